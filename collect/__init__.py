@@ -1,0 +1,1 @@
+"""Getting measurements: import of nccl-tests output, sweeps, runners, telemetry."""

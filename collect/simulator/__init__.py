@@ -1,0 +1,1 @@
+"""The embedded simulator: a runner for machines without a GPU."""

@@ -1,0 +1,75 @@
+"""From Python rows to the measurements table: defaults, trial ids, Arrow columns.
+
+Collecting code fills a `dict` with the columns it knows; everything else is null or the column's
+neutral value. This is the one place where a row gets its trial id.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+
+from dynamiccl.datasets.schema import (
+    DEFAULT_PROFILE,
+    MEASUREMENTS,
+    QUIET,
+    REQUESTED_COLUMNS,
+    DefaultScope,
+    Statistic,
+    Status,
+)
+
+_TRIAL_COLUMNS: Final = (
+    "system",
+    "gpu",
+    "nccl_version",
+    "collective",
+    "size_bytes",
+    "datatype",
+    "num_nodes",
+    "num_ranks",
+    "in_place",
+    "launch_profile",
+    "interference_kind",
+    "interference_level",
+    "is_default",
+    *REQUESTED_COLUMNS,
+)
+_NEUTRAL: Final[Mapping[str, Any]] = {
+    "run": "single",
+    "repeat": 0,
+    "launch_profile": DEFAULT_PROFILE,
+    "interference_kind": QUIET,
+    "is_default": False,
+    "verified": False,
+    "default_scope": DefaultScope.UNTOUCHED.value,
+    "status": Status.OK.value,
+    "statistic": Statistic.MEAN.value,
+    "time_derived": False,
+}
+
+
+def trial_id(row: Mapping[str, Any]) -> str:
+    """Stable id of what a row measured: workload, conditions and requested config."""
+    text = "|".join(str(row.get(name)) for name in _TRIAL_COLUMNS)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def measurements_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+    """Build a measurements table; a missing column is neutral or null.
+
+    Raises KeyError for a column that the schema does not have (a mistake of ours).
+    """
+    names = {field.name for field in MEASUREMENTS}
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    for row in rows:
+        unknown = row.keys() - names
+        if unknown:
+            raise KeyError(f"no such measurement column: {sorted(unknown)}")
+        full = {**_NEUTRAL, **row}
+        full.setdefault("trial", trial_id(full))
+        for name, values in columns.items():
+            values.append(full.get(name))
+    arrays = [pa.array(columns[field.name], type=field.type) for field in MEASUREMENTS]
+    return pa.Table.from_arrays(arrays, schema=MEASUREMENTS)

@@ -1,0 +1,259 @@
+"""THE column tables: name, Arrow type, unit and meaning of every column that is written.
+
+Format history
+    1 (0.1.0)  first: `measurements` and `telemetry`.
+
+A file carries `dynamiccl.schema` and `dynamiccl.schema_version` in its Arrow metadata; a file with
+another version is refused (SchemaMismatch), never reinterpreted.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import pyarrow as pa
+
+from dynamiccl.errors import SchemaMismatch
+
+SCHEMA_VERSION: Final = 1
+#: Keys of the Arrow schema metadata.
+META_SCHEMA: Final = b"dynamiccl.schema"
+META_VERSION: Final = b"dynamiccl.schema_version"
+META_PROVENANCE: Final = b"dynamiccl.provenance"
+#: Columns that are directories of the hive layout and not inside the files.
+PARTITION_COLUMNS: Final = ("system", "sweep")
+#: The launch profile of the user's untouched environment.
+DEFAULT_PROFILE: Final = "default"
+#: `interference_kind` of a collective measured alone.
+QUIET: Final = "none"
+
+
+class Status(StrEnum):
+    """What became of a trial; every attempt is a row, never a gap."""
+
+    OK = "ok"
+    INFEASIBLE = "infeasible"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    WRONG_VALUES = "wrong_values"
+
+
+class Source(StrEnum):
+    """Where a row comes from, so that a simulated one cannot be mistaken for a measured one."""
+
+    NCCL_TESTS_TEXT = "nccl-tests-text"
+    NCCL_TESTS_JSON = "nccl-tests-json"
+    TIDY_CSV = "tidy-csv"
+    SIMULATOR = "simulator"
+
+
+class Statistic(StrEnum):
+    """What `time_us` is over the calls of one launch."""
+
+    MEAN = "mean"
+    MEDIAN = "median"
+    P50 = "p50"
+    SINGLE = "single"
+    MEAN_OF_RUNS = "mean_of_runs"
+    MAX_OF_HALVES = "max_of_oop_ip"
+    TARGET = "target"
+    NONE = "none"
+
+
+class DefaultScope(StrEnum):
+    """Which default a row is to be compared with."""
+
+    #: The default of the user's untouched environment.
+    UNTOUCHED = "untouched"
+    #: The default measured inside the row's own launch profile.
+    PROFILE = "profile"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: Arrow type, unit ('' when it has none), meaning, and whether it may be null."""
+
+    name: str
+    type: pa.DataType
+    unit: str
+    meaning: str
+    nullable: bool = True
+
+
+def _text(name: str, meaning: str, *, nullable: bool = True) -> Column:
+    return Column(name, pa.string(), "", meaning, nullable)
+
+
+def _count(name: str, meaning: str, *, nullable: bool = True, unit: str = "") -> Column:
+    return Column(name, pa.int64(), unit, meaning, nullable)
+
+
+def _number(name: str, unit: str, meaning: str) -> Column:
+    return Column(name, pa.float64(), unit, meaning)
+
+
+def _flag(name: str, meaning: str, *, nullable: bool = True) -> Column:
+    return Column(name, pa.bool_(), "", meaning, nullable)
+
+
+_TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+
+_IDENTITY: Final = (
+    _text("system", "short name of the cluster or machine (hive directory)", nullable=False),
+    _text("sweep", "short name of the sweep or import (hive directory)", nullable=False),
+    _text("trial", "stable id of workload, requested config and profile", nullable=False),
+    _text(
+        "run", "group of measurements made together; noise within it is correlated", nullable=False
+    ),
+    _count("repeat", "number of the independent repeat within the run", nullable=False),
+    Column("timestamp", _TIMESTAMP, "", "when the measurement began"),
+    _text("source", "one of Source", nullable=False),
+    _text("source_file", "file that the row was read from"),
+    _count("source_line", "line in that file, counted from 1"),
+)
+
+_ENVIRONMENT: Final = (
+    _text("system_description", "the system in the words of whoever measured it"),
+    _text("gpu", "GPU model as the driver or the source names it"),
+    _text("nccl_version", "dotted NCCL release"),
+    _text("nccl_tests_version", "dotted nccl-tests release"),
+    _text("driver_version", "NVIDIA driver"),
+    _text("cuda_version", "CUDA runtime"),
+    _count("num_hosts", "hosts by name; NCCL's own num_nodes may differ (NVL72)"),
+    _number("compute_capability", "", "of the GPU, e.g. 9.0"),
+    _count("nvlink_generation", "0 = no NVLink; null = unknown"),
+    _count("nvlinks_per_gpu", "links from one GPU"),
+    _flag("nvswitch", "an NVSwitch joins the GPUs of a node (NVLS needs it)"),
+    _text("nic_kind", "infiniband, roce, efa, socket or none"),
+    _number("nic_gbits_per_s", "Gbit/s", "line rate of one NIC"),
+    _count("nics_per_node", "NICs that NCCL uses on one node"),
+    _text("cpu_vendor", "intel, amd or arm"),
+    _flag("exclusive_node", "nobody else ran on the nodes"),
+)
+
+_WORKLOAD: Final = (
+    _text("collective", "NCCL's spelling, e.g. AllReduce", nullable=False),
+    _count("size_bytes", "NCCL's nBytes = the size column of nccl-tests", nullable=False, unit="B"),
+    _text("datatype", "as nccl-tests prints it"),
+    _text("reduction_op", "as nccl-tests prints it"),
+    _count("root", "root rank; -1 where the collective has none"),
+    _count("num_ranks", "ranks of the communicator"),
+    _count("num_nodes", "NCCL's nNodes"),
+    _count("ranks_per_node", "num_ranks / num_nodes"),
+    _flag("in_place", "send and receive buffer are one"),
+    _text("launch_profile", "named set of launch-time settings", nullable=False),
+    _text("interference_kind", "what ran beside the collective; 'none' = alone", nullable=False),
+    _number("interference_level", "", "strength of it; 0 = none, 1 = the network half as fast"),
+)
+
+_CONFIG: Final = (
+    _flag("is_default", "nothing was requested: NCCL's own choice", nullable=False),
+    _text("requested_algorithm", "null = AUTO"),
+    _text("requested_protocol", "null = AUTO"),
+    _count("requested_num_channels", "null = AUTO"),
+    _count("requested_chunk_bytes", "null = AUTO", unit="B"),
+    _text("actual_algorithm", "read back from NCCL's log; null = not read back"),
+    _text("actual_protocol", "read back from NCCL's log; null = not read back"),
+    _count("actual_num_channels", "read back from NCCL's log; null = not read back"),
+    _flag("verified", "the actual config was read back in this very launch", nullable=False),
+    _text("default_scope", "one of DefaultScope", nullable=False),
+    _number("behaviour_probability", "", "P(config | workload, history) of the sampling strategy"),
+)
+
+_RESULT: Final = (
+    _text("status", "one of Status", nullable=False),
+    _text("reason", "why the status is not ok, or a remark of the source"),
+    _text("statistic", "one of Statistic", nullable=False),
+    _number("time_us", "us", "time of one call"),
+    _flag(
+        "time_derived",
+        "computed from the bandwidth, since the source gives no time",
+        nullable=False,
+    ),
+    _number("algbw_gbytes_per_s", "GB/s", "size_bytes / time, as nccl-tests defines it"),
+    _number("busbw_gbytes_per_s", "GB/s", "algbw times the collective's bus factor"),
+    _count("wrong_values", "wrong results counted; null = not checked"),
+    _number("time_min_us", "us", "per-iteration minimum (nccl-tests -I)"),
+    _number("time_max_us", "us", "per-iteration maximum (nccl-tests -I)"),
+    _number("time_p99_us", "us", "per-iteration 99th percentile (nccl-tests -I)"),
+    _number("time_cv_percent", "%", "per-iteration coefficient of variation (nccl-tests -I)"),
+    Column("iteration_times_us", pa.list_(pa.float64()), "us", "each iteration (nccl-tests -J -I)"),
+)
+
+MEASUREMENT_COLUMNS: Final = (*_IDENTITY, *_ENVIRONMENT, *_WORKLOAD, *_CONFIG, *_RESULT)
+
+TELEMETRY_COLUMNS: Final = (
+    _text("system", "short name of the cluster or machine (hive directory)", nullable=False),
+    _text("sweep", "short name of the sweep (hive directory)", nullable=False),
+    _text("trial", "the trial around which the reading was taken", nullable=False),
+    _text("run", "the run of that trial", nullable=False),
+    Column("timestamp", _TIMESTAMP, "", "when the reading was taken", nullable=False),
+    _text("host", "host name", nullable=False),
+    _text("device", "gpu0, mlx5_0, ...", nullable=False),
+    _text("counter", "what was read, unit as suffix: sm_clock_mhz, power_w, ...", nullable=False),
+    Column("value", pa.float64(), "", "the reading, in the counter's unit", nullable=False),
+)
+
+
+def _schema(name: str, columns: tuple[Column, ...]) -> pa.Schema:
+    fields = [
+        pa.field(
+            c.name, c.type, nullable=c.nullable, metadata={"unit": c.unit, "meaning": c.meaning}
+        )
+        for c in columns
+    ]
+    return pa.schema(fields, metadata={META_SCHEMA: name, META_VERSION: str(SCHEMA_VERSION)})
+
+
+MEASUREMENTS: Final = _schema("measurements", MEASUREMENT_COLUMNS)
+TELEMETRY: Final = _schema("telemetry", TELEMETRY_COLUMNS)
+
+#: Columns that make two rows the same task: what the job asked, where, and under which conditions.
+TASK_COLUMNS: Final = (
+    "system",
+    "nccl_version",
+    "gpu",
+    "num_nodes",
+    "ranks_per_node",
+    "collective",
+    "datatype",
+    "size_bytes",
+    "launch_profile",
+    "in_place",
+    "interference_kind",
+    "interference_level",
+)
+#: Columns that make two rows the same requested config.
+REQUESTED_COLUMNS: Final = (
+    "requested_algorithm",
+    "requested_protocol",
+    "requested_num_channels",
+    "requested_chunk_bytes",
+)
+
+
+def check_schema(found: pa.Schema, wanted: pa.Schema, *, where: str) -> None:
+    """Refuse a file whose schema name, version or columns are not those of this release.
+
+    Partition columns need not be inside the file. Raises SchemaMismatch.
+    """
+    meta = found.metadata or {}
+    wanted_meta = wanted.metadata or {}
+    name, version = meta.get(META_SCHEMA), meta.get(META_VERSION)
+    if name != wanted_meta[META_SCHEMA] or version != wanted_meta[META_VERSION]:
+        got = f"{(name or b'none').decode()} version {(version or b'none').decode()}"
+        want = f"{wanted_meta[META_SCHEMA].decode()} version {wanted_meta[META_VERSION].decode()}"
+        raise SchemaMismatch(
+            f"{where} holds schema {got}, this release reads {want}; "
+            "convert it with the release that wrote it, or import the raw output again"
+        )
+    for field in wanted:
+        if field.name in PARTITION_COLUMNS:
+            continue
+        index = found.get_field_index(field.name)
+        if index < 0:
+            raise SchemaMismatch(f"{where} has no column '{field.name}' ({field.type})")
+        if found.field(index).type != field.type:
+            raise SchemaMismatch(
+                f"{where} has column '{field.name}' as {found.field(index).type}, not {field.type}"
+            )

@@ -1,0 +1,159 @@
+"""The store: Parquet parts on disk, hive-partitioned by system and sweep, written atomically.
+
+    DIR/measurements/system=NAME/sweep=NAME/part-<id>.parquet
+    DIR/telemetry/system=NAME/sweep=NAME/part-<id>.parquet
+
+A part is written to a hidden name beside its place and renamed, so a reader never sees half a file
+and a crash loses nothing that was finished. A part's id is a hash of its content: the same part
+written twice is one file.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dynamiccl.datasets.schema import (
+    MEASUREMENTS,
+    META_PROVENANCE,
+    PARTITION_COLUMNS,
+    TELEMETRY,
+    check_schema,
+)
+from dynamiccl.errors import CorruptFile, MissingPath, NotEnoughData, UserError
+
+SCHEMAS: Final[Mapping[str, pa.Schema]] = {"measurements": MEASUREMENTS, "telemetry": TELEMETRY}
+_SLUG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
+
+
+def slug(text: str) -> str:
+    """A name fit for a directory: lower case, everything else than letters and digits a dash.
+
+    >>> slug("One node, NVLink 5 (NV18)")
+    'one-node-nvlink-5-nv18'
+    """
+    return re.sub(r"[^a-z0-9._]+", "-", text.lower()).strip("-._")[:120] or "unnamed"
+
+
+def check_slug(name: str, what: str) -> str:
+    """Return `name` when it can be a directory name; raise UserError when it cannot."""
+    if not _SLUG.fullmatch(name):
+        raise UserError(
+            f"{what} name '{name}' cannot be a directory name; use letters, digits, '.', '_' and "
+            f"'-', for example '{slug(name)}'"
+        )
+    return name
+
+
+def write_part(
+    directory: Path, table: pa.Table, *, kind: str = "measurements", provenance: Mapping[str, Any]
+) -> list[Path]:
+    """Write `table` (the full schema of `kind`) as one part per (system, sweep); return the paths.
+
+    Raises SchemaMismatch when the columns are not the schema's.
+    """
+    schema = SCHEMAS[kind]
+    check_schema(table.schema, schema, where=f"the {kind} table to be written")
+    paths = []
+    frame_keys = (
+        table.select(list(PARTITION_COLUMNS)).group_by(list(PARTITION_COLUMNS)).aggregate([])
+    )
+    for key in frame_keys.to_pylist():
+        system = check_slug(key["system"], "system")
+        sweep = check_slug(key["sweep"], "sweep")
+        part = table.filter(
+            (pa.compute.field("system") == system) & (pa.compute.field("sweep") == sweep)
+        ).drop_columns(list(PARTITION_COLUMNS))
+        meta = dict(schema.metadata or {})
+        meta[META_PROVENANCE] = json.dumps(dict(provenance), sort_keys=True).encode()
+        folder = directory / kind / f"system={system}" / f"sweep={sweep}"
+        paths.append(_write_atomically(part.replace_schema_metadata(meta), folder))
+    return paths
+
+
+def _write_atomically(part: pa.Table, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    hidden = folder / f".writing-{os.getpid()}.parquet"
+    pq.write_table(part, hidden, compression="zstd")
+    digest = hashlib.sha256(hidden.read_bytes()).hexdigest()[:16]
+    final = folder / f"part-{digest}.parquet"
+    with hidden.open("rb") as file:
+        os.fsync(file.fileno())
+    hidden.replace(final)
+    return final
+
+
+def part_paths(directory: Path, kind: str = "measurements") -> list[Path]:
+    """All parts of `kind` under `directory`, sorted; empty when there are none.
+
+    Raises MissingPath when the directory itself is not there.
+    """
+    if not directory.is_dir():
+        raise MissingPath(
+            "data directory", directory, "make one with 'dynamiccl-collect import' or 'run'"
+        )
+    return sorted((directory / kind).glob("system=*/sweep=*/part-*.parquet"))
+
+
+def scan(directory: Path, kind: str = "measurements") -> pl.LazyFrame:
+    """Read all parts of `kind` lazily, partition columns included.
+
+    Raises MissingPath, NotEnoughData (no part), CorruptFile and SchemaMismatch, with the path.
+    """
+    paths = part_paths(directory, kind)
+    if not paths:
+        raise NotEnoughData(
+            f"{directory} holds no {kind}; fill it with 'dynamiccl-collect import' or 'run'"
+        )
+    _check_parts(paths, SCHEMAS[kind])
+    names = [field.name for field in SCHEMAS[kind]]
+    lazy = pl.scan_parquet(
+        paths, hive_partitioning=True, hive_schema=dict.fromkeys(PARTITION_COLUMNS, pl.String)
+    )
+    return lazy.select(names)
+
+
+def _check_parts(paths: Iterable[Path], schema: pa.Schema) -> None:
+    for path in paths:
+        try:
+            found = pq.read_schema(path)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise CorruptFile(
+                f"{path} is not a Parquet file: {error}; remove it or restore it"
+            ) from error
+        check_schema(found, schema, where=str(path))
+
+
+def read(directory: Path, kind: str = "measurements") -> pl.DataFrame:
+    """Read all parts of `kind` into memory; raises what `scan` raises, and CorruptFile."""
+    lazy = scan(directory, kind)
+    try:
+        return lazy.collect()
+    except (pl.exceptions.ComputeError, OSError) as error:
+        raise CorruptFile(f"a Parquet part under {directory} does not decode: {error}") from error
+
+
+def content_hash(directory: Path) -> str:
+    """SHA-256 over the names and bytes of all parts: the identity of a data set."""
+    digest = hashlib.sha256()
+    for kind in SCHEMAS:
+        for path in part_paths(directory, kind):
+            digest.update(str(path.relative_to(directory)).encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def provenance_of(directory: Path) -> list[dict[str, Any]]:
+    """The distinct provenance records of a data set's parts."""
+    seen: dict[str, dict[str, Any]] = {}
+    for path in part_paths(directory):
+        raw = (pq.read_schema(path).metadata or {}).get(META_PROVENANCE, b"{}").decode()
+        seen.setdefault(raw, json.loads(raw))
+    return list(seen.values())

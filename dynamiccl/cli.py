@@ -1,0 +1,42 @@
+"""The shell around each command: logging, one-line errors, exit codes.
+
+Exit codes: 0 done, 2 wrong usage or input file, 3 bad data, 4 the machine failed us. Results go to
+stdout; progress, logs and errors go to stderr.
+"""
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from dynamiccl.errors import DynamicclError
+
+_log = logging.getLogger(__name__)
+
+
+def run(app: Callable[[], Any]) -> None:
+    """Run a command-line application; end the process with our exit code on our own errors."""
+    try:
+        app()
+    except DynamicclError as error:
+        print(f"error: {error}", file=sys.stderr)
+        _log.debug("raised here", exc_info=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader (head, less) went away: not a failure of ours.
+        sys.stderr.close()
+        sys.exit(0)
+
+
+def configure_logging(*, verbose: bool) -> None:
+    """Send our log lines to stderr; `verbose` adds debug lines and tracebacks."""
+    logging.basicConfig(
+        level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    logging.getLogger("dynamiccl").setLevel(logging.DEBUG if verbose else logging.INFO)
+
+
+def print_json(document: object) -> None:
+    """Write one JSON document to stdout, for machines."""
+    print(json.dumps(document, indent=2, sort_keys=False, allow_nan=False))

@@ -1,0 +1,97 @@
+"""Every error that DynamICCL raises on purpose, and the exit code it ends a command with.
+
+    DynamicclError
+      UserError                exit 2: the command line, recipe or sweep file is wrong
+        UnknownName            a name that is in no list; the message lists what exists
+        InvalidSweep           a sweep file that does not describe a grid
+        MissingPath            a file or directory that is not there
+      DataError                exit 3: a file is not what it says it is
+        OutputError            benchmark output without a usable row; carries path and line
+        SchemaMismatch         columns or schema version that this release does not read
+        CorruptFile            bytes that do not decode (Parquet, JSON, table)
+        ArtifactMismatch       an artifact that differs from its manifest
+        NotEnoughData          a data set too small for what was asked of it
+      MachineError             exit 4: the machine failed us
+        PluginError            the built plugin cannot be loaded or called
+
+A message says what was wrong, the value, the choices and the fix, on one line.
+"""
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class DynamicclError(Exception):
+    """Base of every error raised on purpose; `exit_code` is what a command ends with."""
+
+    exit_code = 1
+
+
+class UserError(DynamicclError):
+    """Raised when the command line, a recipe or a file that a person wrote is wrong."""
+
+    exit_code = 2
+
+
+class UnknownName(UserError):
+    """Raised when a name is not one of the known choices."""
+
+    def __init__(
+        self, kind: str, value: object, choices: Iterable[str], *, where: str = ""
+    ) -> None:
+        """Say `kind`, the value, where it stood, the choices and the nearest of them."""
+        names = list(choices)
+        near = difflib.get_close_matches(str(value).lower(), [name.lower() for name in names], n=1)
+        hint = next((f" (did you mean '{n}'?)" for n in names if near and n.lower() == near[0]), "")
+        place = f" in {where}" if where else ""
+        listed = ", ".join(names) if names else "none exist"
+        super().__init__(f"unknown {kind} '{value}'{place}; choose from {listed}{hint}")
+
+
+class InvalidSweep(UserError):
+    """Raised when a sweep file does not describe a grid that can be run."""
+
+
+class MissingPath(UserError):
+    """Raised when a file or directory that was named does not exist."""
+
+    def __init__(self, what: str, path: Path, fix: str) -> None:
+        """Say what was looked for, where, and how to get it."""
+        super().__init__(f"no {what} at {path}; {fix}")
+
+
+class DataError(DynamicclError):
+    """Raised when a file is not what it says it is, or holds nothing usable."""
+
+    exit_code = 3
+
+
+class OutputError(DataError):
+    """Raised when benchmark output holds no usable row."""
+
+
+class SchemaMismatch(DataError):
+    """Raised when columns or schema version are not those that this release reads."""
+
+
+class CorruptFile(DataError):
+    """Raised when a file's bytes do not decode."""
+
+
+class ArtifactMismatch(DataError):
+    """Raised when an artifact differs from its manifest."""
+
+
+class NotEnoughData(DataError):
+    """Raised when a data set holds too little for what was asked of it."""
+
+
+class MachineError(DynamicclError):
+    """Raised when the machine, not the user or the data, is at fault."""
+
+    exit_code = 4
+
+
+class PluginError(MachineError):
+    """Raised when the built tuner plugin cannot be loaded or called."""

@@ -1,0 +1,275 @@
+"""NCCL's vocabulary: names, numbers and validity rules, by NCCL version.
+
+This module is the one table: Python reads it directly, and `serve/plugin/vocabulary.h` is generated
+from it (`python -m dynamiccl.serve.vocabulary`), so that the two languages cannot drift apart.
+Paths such as `src/enqueue.cc` are in NVIDIA/nccl at v2.30.7-1 unless a tag is given.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import Final, Self
+
+from dynamiccl.errors import UnknownName
+
+
+class _Named(IntEnum):
+    """A number of NCCL's with the spelling that NCCL's own log uses."""
+
+    @property
+    def wire(self) -> str:
+        """NCCL's spelling, e.g. `NVLSTree`, `LL128`, `AllReduce`."""
+        return self.name
+
+    @classmethod
+    def parse(cls, text: str, *, where: str = "") -> Self:
+        """Read any common spelling: `NVLS_TREE`, `nvlstree` and `NVLSTree` are one algorithm.
+
+        Raises UnknownName with the choices; a name that does not parse never gets a default.
+
+        >>> Algorithm.parse("NVLS_TREE").wire
+        'NVLSTree'
+        """
+        key = _squash(text)
+        for member in cls:
+            if _squash(member.name) == key:
+                return member
+        raise UnknownName(cls.__name__.lower(), text, [m.wire for m in cls], where=where)
+
+
+def _squash(text: str) -> str:
+    return re.sub(r"[\s_-]", "", text).lower()
+
+
+class Collective(_Named):
+    """`ncclFunc_t` of the calls that nccl-tests runs (`src/include/nccl_common.h`)."""
+
+    Broadcast = 0
+    Reduce = 1
+    AllGather = 2
+    ReduceScatter = 3
+    AllReduce = 4
+    SendRecv = 5
+    AlltoAll = 8
+    Scatter = 9
+    Gather = 10
+
+    @property
+    def tunable(self) -> bool:
+        """Whether NCCL asks a tuner about it (only five ever reach getCollInfo)."""
+        return self.value < NUM_TUNED_COLLECTIVES
+
+    def bus_factor(self, num_ranks: int) -> float:
+        """Busbw over algbw for `num_ranks` ranks, as nccl-tests defines it (PERFORMANCE.md).
+
+        >>> Collective.AllReduce.bus_factor(8)
+        1.75
+        """
+        share = (num_ranks - 1) / num_ranks
+        if self is Collective.AllReduce:
+            return 2 * share
+        if self in {Collective.Broadcast, Collective.Reduce, Collective.SendRecv}:
+            return 1.0
+        return share
+
+
+class Algorithm(_Named):
+    """Index of NCCL's cost table rows; the order never changed from 2.19 to 2.30.7."""
+
+    Tree = 0
+    Ring = 1
+    CollNetDirect = 2
+    CollNetChain = 3
+    NVLS = 4
+    NVLSTree = 5
+    PAT = 6
+
+
+class Protocol(_Named):
+    """Index of NCCL's cost table columns."""
+
+    LL = 0
+    LL128 = 1
+    Simple = 2
+
+
+class Transport(StrEnum):
+    """What carries the bytes; fixed when a communicator connects, so part of a launch profile."""
+
+    P2P = "P2P"
+    SHM = "SHM"
+    NET = "NET"
+
+
+NUM_TUNED_COLLECTIVES: Final = 5
+NUM_ALGORITHMS: Final = len(Algorithm)
+NUM_PROTOCOLS: Final = len(Protocol)
+#: A cost cell with this value is not available and is never written (`src/include/nccl_tuner.h`).
+COST_IGNORE: Final = -1.0
+#: MAXCHANNELS since 2.25; it was 32 before (`src/include/device.h`).
+MAX_CHANNELS: Final = 64
+#: A Ring row this much dearer than the cheapest other cell was relegated by NCCL on purpose
+#: (x1024 for fp8 on more than 8 ranks, `src/enqueue.cc:2017`): it counts as unavailable.
+RELEGATED_COST_RATIO: Final = 100.0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class NcclVersion:
+    """A NCCL release, comparable; `code` is the number that NCCL's header and nccl-tests print."""
+
+    major: int
+    minor: int
+    patch: int = 0
+
+    @classmethod
+    def parse(cls, text: str | int) -> Self:
+        """Read `2.29.7`, `2.29.7+cuda12.9`, or a code such as 22907 (2708 before 2.9).
+
+        Raises UnknownName when it is neither.
+
+        >>> [str(NcclVersion.parse(text)) for text in (22907, "2.8.4", 2804)]
+        ['2.29.7', '2.8.4', '2.8.4']
+        """
+        match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", str(text))
+        if match:
+            major, minor, patch = match.groups(default="0")
+            return cls(int(major), int(minor), int(patch))
+        if re.fullmatch(r"\d{4,6}", str(text)):
+            code = int(text)
+            base = 1000 if code < 10_000 else 10_000  # NCCL_VERSION in nccl.h
+            return cls(code // base, code % base // 100, code % 100)
+        raise UnknownName("NCCL version", text, ["2.21.5", "2.29.7", "22907"])
+
+    @property
+    def code(self) -> int:
+        """The number in `NCCL_VERSION_CODE` (`src/nccl.h.in`)."""
+        base = 1000 if (self.major, self.minor) < (2, 9) else 10_000
+        return self.major * base + self.minor * 100 + self.patch
+
+    def __str__(self) -> str:
+        """Dotted, as people write it."""
+        return f"{self.major}.{self.minor}.{self.patch}"
+
+
+#: First NCCL release that takes each tuner ABI (`src/misc/tuner.cc`, later `src/plugin/tuner.cc`).
+TUNER_ABI_SINCE: Final[Mapping[int, NcclVersion]] = {
+    2: NcclVersion(2, 21),
+    3: NcclVersion(2, 22),
+    4: NcclVersion(2, 24),
+    5: NcclVersion(2, 28),
+    6: NcclVersion(2, 30),
+}
+
+_ALL_PROTOCOLS: Final = frozenset(Protocol)
+_SIMPLE_ONLY: Final = frozenset({Protocol.Simple})
+_COLLNET_GATHER: Final = {
+    Algorithm.Ring: _ALL_PROTOCOLS,
+    Algorithm.CollNetDirect: _SIMPLE_ONLY,
+    Algorithm.NVLS: _SIMPLE_ONLY,
+    Algorithm.PAT: _SIMPLE_ONLY,
+}
+#: Which protocols each (collective, algorithm) can run (`src/graph/tuning.cc`, ncclTopoTuneModel).
+VALID_PROTOCOLS: Final[Mapping[Collective, Mapping[Algorithm, frozenset[Protocol]]]] = {
+    Collective.Broadcast: {Algorithm.Ring: _ALL_PROTOCOLS},
+    Collective.Reduce: {Algorithm.Ring: _ALL_PROTOCOLS},
+    Collective.AllGather: _COLLNET_GATHER,
+    Collective.ReduceScatter: _COLLNET_GATHER,
+    Collective.AllReduce: {
+        Algorithm.Tree: _ALL_PROTOCOLS,
+        Algorithm.Ring: _ALL_PROTOCOLS,
+        Algorithm.CollNetDirect: _SIMPLE_ONLY,
+        Algorithm.CollNetChain: _SIMPLE_ONLY,
+        Algorithm.NVLS: _SIMPLE_ONLY,
+        Algorithm.NVLSTree: _SIMPLE_ONLY,
+    },
+}
+#: First release of an algorithm, where it is later than the oldest that takes our plugin.
+ALGORITHM_SINCE: Final[Mapping[Algorithm, NcclVersion]] = {Algorithm.PAT: NcclVersion(2, 23)}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Config:
+    """What NCCL is told for one call. `None` means AUTO: NCCL decides that knob itself.
+
+    The all-AUTO config is `ABSTAIN`. Transport, threads and buffers are not here: NCCL fixes them
+    per process, so they belong to a launch profile.
+    """
+
+    algorithm: Algorithm | None = None
+    protocol: Protocol | None = None
+    num_channels: int | None = None
+    #: Chunk size in bytes, settable per call from NCCL 2.30 (tuner v6).
+    chunk_bytes: int | None = None
+
+    @property
+    def key(self) -> str:
+        """A stable, readable name.
+
+        >>> Config(Algorithm.Ring, Protocol.LL128, 8).key, Config(Algorithm.Ring).key, ABSTAIN.key
+        ('Ring/LL128/8ch', 'Ring/auto', 'ABSTAIN')
+        """
+        if self == ABSTAIN:
+            return "ABSTAIN"
+        parts = [
+            self.algorithm.wire if self.algorithm is not None else "auto",
+            self.protocol.wire if self.protocol is not None else "auto",
+        ]
+        if self.num_channels is not None:
+            parts.append(f"{self.num_channels}ch")
+        if self.chunk_bytes is not None:
+            parts.append(f"{self.chunk_bytes}B")
+        return "/".join(parts)
+
+
+ABSTAIN: Final = Config()
+
+
+def invalid_reason(
+    config: Config,
+    collective: Collective,
+    *,
+    version: NcclVersion | None = None,
+    num_nodes: int | None = None,
+) -> str | None:
+    """Why NCCL cannot run `config` for `collective`, or None when it can.
+
+    `version` and `num_nodes` may be unknown; then the rules that need them are not applied.
+    Hardware conditions (NVSwitch for NVLS, NVLink for LL128) show in the cost table, not here.
+
+    >>> invalid_reason(Config(Algorithm.PAT, Protocol.LL128), Collective.AllReduce)
+    'AllReduce has no PAT'
+    """
+    if config == ABSTAIN:
+        return None
+    if not collective.tunable:
+        return f"NCCL never asks a tuner about {collective.wire}"
+    if config.num_channels is not None and not 1 <= config.num_channels <= MAX_CHANNELS:
+        return f"{config.num_channels} channels are outside 1..{MAX_CHANNELS}"
+    if config.algorithm is None:
+        return None
+    return _invalid_algorithm(config.algorithm, config.protocol, collective) or _too_early(
+        config.algorithm, version, num_nodes
+    )
+
+
+def _invalid_algorithm(
+    algorithm: Algorithm, protocol: Protocol | None, collective: Collective
+) -> str | None:
+    protocols = VALID_PROTOCOLS[collective].get(algorithm)
+    if protocols is None:
+        return f"{collective.wire} has no {algorithm.wire}"
+    if protocol is not None and protocol not in protocols:
+        return f"{algorithm.wire} has no {protocol.wire} for {collective.wire}"
+    return None
+
+
+def _too_early(
+    algorithm: Algorithm, version: NcclVersion | None, num_nodes: int | None
+) -> str | None:
+    since = ALGORITHM_SINCE.get(algorithm)
+    if version is not None and since is not None and version < since:
+        return f"{algorithm.wire} needs NCCL {since} and this is {version}"
+    if num_nodes == 1 and algorithm is Algorithm.NVLSTree:
+        return "NVLSTree needs more than one node"
+    return None

@@ -1,0 +1,38 @@
+"""Size bins: quarter-octaves of NCCL's nBytes, in integers only.
+
+A bin is the nearest quarter power of two, so that 2^k and what rounding makes of it (2^k - 16) fall
+into one bin. Every rank and both languages must find the same bin, so no floating point is used:
+the mantissa is compared with four fixed-point thresholds, which the C++ header shares.
+"""
+
+import math
+from typing import Final
+
+#: Bins per octave (a factor of two in size).
+BINS_PER_OCTAVE: Final = 4
+#: 2^(1/8), 2^(3/8), 2^(5/8), 2^(7/8) in 1.32 fixed point, rounded up: the edges between bins.
+EDGES_Q32: Final = (4_683_695_048, 5_569_883_476, 6_623_745_059, 7_877_004_752)
+#: Sizes of 2^62 bytes and more have no bin, so that shifts stay inside 64 bits.
+MAX_SIZE_BITS: Final = 62
+
+
+def size_bin(size_bytes: int) -> int:
+    """Bin of a message of `size_bytes` (NCCL's nBytes); -1 for 0 and for absurd sizes.
+
+    >>> [size_bin(n) for n in (1, 2, 3, 4, 1 << 20, (1 << 20) - 16)]
+    [0, 4, 6, 8, 80, 80]
+    """
+    if size_bytes <= 0 or size_bytes >= 1 << MAX_SIZE_BITS:
+        return -1
+    octave = size_bytes.bit_length() - 1
+    mantissa = size_bytes << (32 - octave) if octave <= 32 else size_bytes >> (octave - 32)
+    return BINS_PER_OCTAVE * octave + sum(mantissa >= edge for edge in EDGES_Q32)
+
+
+def bin_center_bytes(index: int) -> int:
+    """The size in bytes that stands for a bin: its quarter power of two, rounded.
+
+    >>> bin_center_bytes(80), bin_center_bytes(6)
+    (1048576, 3)
+    """
+    return round(math.exp2(index / BINS_PER_OCTAVE))

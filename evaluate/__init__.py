@@ -1,0 +1,1 @@
+"""Proving what a policy is worth: baselines, regret, report."""

@@ -1,0 +1,1 @@
+"""Deploying a policy: artifact, decision tables, the NCCL tuner plugin."""

@@ -1,0 +1,1 @@
+"""Learning from measurements: recipes, networks, d3rlpy algorithms, tracking."""
