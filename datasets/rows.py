@@ -73,3 +73,24 @@ def measurements_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
             values.append(full.get(name))
     arrays = [pa.array(columns[field.name], type=field.type) for field in MEASUREMENTS]
     return pa.Table.from_arrays(arrays, schema=MEASUREMENTS)
+
+
+def columns_table(columns: Mapping[str, pa.Array], num_rows: int) -> pa.Table:
+    """Build a measurements table from whole columns; a missing one is neutral or null.
+
+    The trial ids must be among them (`trial_id` of each distinct cell, taken by row).
+    Raises KeyError for a column that the schema does not have (a mistake of ours).
+    """
+    unknown = columns.keys() - {field.name for field in MEASUREMENTS}
+    if unknown:
+        raise KeyError(f"no such measurement column: {sorted(unknown)}")
+    arrays = []
+    for field in MEASUREMENTS:
+        array = columns.get(field.name)
+        if array is not None:
+            arrays.append(array.cast(field.type))
+        elif field.name in _NEUTRAL:
+            arrays.append(pa.repeat(pa.scalar(_NEUTRAL[field.name], field.type), num_rows))
+        else:
+            arrays.append(pa.nulls(num_rows, field.type))
+    return pa.Table.from_arrays(arrays, schema=MEASUREMENTS)

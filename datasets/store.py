@@ -30,7 +30,7 @@ from dynamiccl.datasets.schema import (
 from dynamiccl.errors import CorruptFile, MissingPath, NotEnoughData, UserError
 
 SCHEMAS: Final[Mapping[str, pa.Schema]] = {"measurements": MEASUREMENTS, "telemetry": TELEMETRY}
-_SLUG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
+_SLUG: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,119}")
 
 
 def slug(text: str) -> str:
@@ -46,8 +46,8 @@ def check_slug(name: str, what: str) -> str:
     """Return `name` when it can be a directory name; raise UserError when it cannot."""
     if not _SLUG.fullmatch(name):
         raise UserError(
-            f"{what} name '{name}' cannot be a directory name; use letters, digits, '.', '_' and "
-            f"'-', for example '{slug(name)}'"
+            f"{what} name '{name}' cannot be a directory name; use lower-case letters, digits, "
+            f"'.', '_' and '-', for example '{slug(name)}'"
         )
     return name
 

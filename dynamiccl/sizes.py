@@ -36,3 +36,16 @@ def bin_center_bytes(index: int) -> int:
     (1048576, 3)
     """
     return round(math.exp2(index / BINS_PER_OCTAVE))
+
+
+def bin_first_byte(index: int) -> int:
+    """The smallest size whose bin is `index` or above.
+
+    >>> bin_first_byte(80), size_bin(bin_first_byte(80)), size_bin(bin_first_byte(80) - 1)
+    (961549, 80, 79)
+    """
+    octave, quarter = divmod(index, BINS_PER_OCTAVE)
+    # The edge below quarter 0 is the last edge of the octave before.
+    edge = EDGES_Q32[quarter - 1] if quarter else EDGES_Q32[-1]
+    shift = 32 - (octave if quarter else octave - 1)
+    return -(-edge >> shift) if shift >= 0 else edge << -shift

@@ -1,1 +1,17 @@
-"""Learning from measurements: recipes, networks, d3rlpy algorithms, tracking."""
+"""Learning from measurements: recipes, networks, d3rlpy algorithms, tracking.
+
+Two things must be settled before d3rlpy and MLflow are first imported, wherever in this package
+that happens: MLflow's telemetry is off (nothing phones home), and gym, which d3rlpy still imports,
+does not print its notice of retirement at every start.
+"""
+
+import os
+from importlib.util import find_spec
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+
+if find_spec("gym_notices") is not None:
+    from gym_notices import notices
+
+    notices.notices.clear()

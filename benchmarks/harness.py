@@ -1,0 +1,34 @@
+"""What every benchmark shares: one flat JSON file of figures, and the same figures as a table."""
+
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from dynamiccl.datasets.provenance import git_commit
+
+#: Results land here, one file for each benchmark; not under version control.
+OUT: Final = Path(__file__).resolve().parents[1] / "out" / "bench"
+
+
+def write_result(name: str, figures: dict[str, float | int | str]) -> Path:
+    """Write `figures` and the machine they were taken on to out/bench/NAME.json; print them."""
+    record: dict[str, float | int | str] = {
+        **figures,
+        "commit": git_commit(),
+        "machine": platform.machine(),
+        "cpu_count": os.cpu_count() or 0,
+        "python": platform.python_version(),
+    }
+    OUT.mkdir(parents=True, exist_ok=True)
+    path = OUT / f"{name}.json"
+    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    table = Table("figure", "value", title=name)
+    for key, value in record.items():
+        table.add_row(key, f"{value:,.6g}" if isinstance(value, float) else str(value))
+    Console().print(table)
+    return path

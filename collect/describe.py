@@ -1,0 +1,125 @@
+"""What a data set holds: systems, sizes, configs, repeats, coverage, verified share, noise."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from dynamiccl.datasets.cells import CONFIG_COLUMNS, noise_bands, usable
+from dynamiccl.datasets.schema import TASK_COLUMNS, Source, Status
+from dynamiccl.datasets.store import read
+
+
+@dataclass(frozen=True, slots=True)
+class SystemSummary:
+    """One system of a data set; `noise_*` are unitless spreads between independent repeats."""
+
+    system: str
+    source: str
+    simulated: bool
+    gpu: str
+    shapes: list[str]
+    collectives: list[str]
+    rows: int
+    rows_with_time: int
+    rows_by_status: dict[str, int]
+    min_size_bytes: int
+    max_size_bytes: int
+    num_sizes: int
+    num_configs: int
+    tasks: int
+    tasks_with_default: int
+    tasks_with_two_forced: int
+    tasks_scorable: int
+    cells_repeated: int
+    verified_share: float
+    noise_median: float | None
+    noise_p90: float | None
+
+
+def describe(directory: Path) -> list[SystemSummary]:
+    """Summarise every system of a data set; raises what `datasets.store.read` raises."""
+    frame = read(directory)
+    bands = {system: (band, p90) for system, band, p90 in noise_bands(frame).iter_rows()}
+    return [
+        _summarise(part, bands.get(str(key[0])))
+        for key, part in frame.group_by("system", maintain_order=True)
+    ]
+
+
+def to_json(summaries: list[SystemSummary]) -> list[dict[str, Any]]:
+    """The summaries as plain data."""
+    return [asdict(summary) for summary in summaries]
+
+
+def lines(summary: SystemSummary) -> list[tuple[str, str]]:
+    """One system as (name, text) pairs for people."""
+    band = summary.noise_median
+    by_status = ", ".join(f"{n} {name}" for name, n in summary.rows_by_status.items())
+    return [
+        ("GPU", f"{summary.gpu}; nodes x ranks per node: {', '.join(summary.shapes)}"),
+        ("source", summary.source),
+        ("collectives", ", ".join(summary.collectives)),
+        ("rows", f"{summary.rows} ({by_status}); {summary.rows_with_time} with a time"),
+        (
+            "sizes",
+            f"{summary.num_sizes}, {summary.min_size_bytes} to {summary.max_size_bytes} bytes",
+        ),
+        ("forced configs", str(summary.num_configs)),
+        (
+            "tasks",
+            f"{summary.tasks}; default measured in {summary.tasks_with_default}, two forced "
+            f"configs in {summary.tasks_with_two_forced}, both in {summary.tasks_scorable}",
+        ),
+        ("repeated cells", str(summary.cells_repeated)),
+        ("verified", f"{summary.verified_share:.0%} of the rows that worked"),
+        (
+            "noise band",
+            "unknown: no cell has two independent repeats"
+            if band is None
+            else f"{band:.2%} (median difference of two repeats; 90 % of cells below "
+            f"{summary.noise_p90:.2%})",
+        ),
+    ]
+
+
+def _summarise(part: pl.DataFrame, band: tuple[float, float] | None) -> SystemSummary:
+    timed = usable(part)
+    per_task = timed.group_by(TASK_COLUMNS).agg(
+        forced=pl.struct(CONFIG_COLUMNS).filter(~pl.col("is_default")).n_unique(),
+        default=pl.col("is_default").any(),
+    )
+    two_forced = per_task.filter(pl.col("forced") >= 2)
+    repeats = timed.group_by([*TASK_COLUMNS, *CONFIG_COLUMNS]).agg(
+        pl.struct("run", "repeat").n_unique().alias("n")
+    )
+    sources = sorted(part["source"].unique())
+    shapes = part.select("num_nodes", "ranks_per_node").unique().sort(pl.all())
+    return SystemSummary(
+        system=part["system"][0],
+        source=", ".join(sources),
+        simulated=sources == [Source.SIMULATOR.value],
+        gpu=", ".join(sorted(str(g) for g in part["gpu"].drop_nulls().unique())) or "unknown",
+        shapes=[f"{n or '?'}x{r or '?'}" for n, r in shapes.iter_rows()],
+        collectives=sorted(part["collective"].unique()),
+        rows=part.height,
+        rows_with_time=timed.height,
+        rows_by_status=dict(part["status"].value_counts().sort("status").iter_rows()),
+        min_size_bytes=int(part.select(pl.col("size_bytes").min()).item()),
+        max_size_bytes=int(part.select(pl.col("size_bytes").max()).item()),
+        num_sizes=part["size_bytes"].n_unique(),
+        num_configs=timed.filter(~pl.col("is_default")).select(CONFIG_COLUMNS).n_unique(),
+        tasks=per_task.height,
+        tasks_with_default=int(per_task["default"].sum()),
+        tasks_with_two_forced=two_forced.height,
+        tasks_scorable=int(two_forced["default"].sum()),
+        cells_repeated=repeats.filter(pl.col("n") >= 2).height,
+        verified_share=_share(part.filter(pl.col("status") == Status.OK.value)["verified"]),
+        noise_median=band[0] if band else None,
+        noise_p90=band[1] if band else None,
+    )
+
+
+def _share(flags: pl.Series) -> float:
+    return int(flags.sum()) / len(flags) if len(flags) else 0.0

@@ -1,0 +1,111 @@
+"""Text output of nccl-tests as measurements, for a whole file or for output that is at hand.
+
+text_lines     prefixes of launchers
+text_layout    which column is which
+text_parser    rows and runs of one output, in one pass
+text_facts     what the lines around the rows say
+text_resolve   what is therefore known: collective, ranks, nodes, versions, settings
+text_table     measurement tables
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from dynamiccl.collect.report import FileReport, ImportOptions, Rejected
+from dynamiccl.collect.text_facts import RunFacts
+from dynamiccl.collect.text_parser import parse_lines
+from dynamiccl.collect.text_table import merge_facts, shared_facts, text_tables
+from dynamiccl.errors import OutputError
+from dynamiccl.nccl import Collective
+
+#: NCCL's log of the same run, beside the output: `x.log` and `x.nccl_debug.log`.
+COMPANION_SUFFIX: Final = ".nccl_debug"
+#: Columns that the caller of `parse_text` knows better than the output does.
+_IDENTITY: Final = frozenset({"system", "sweep", "trial", "run", "repeat", "source_file"})
+
+
+@dataclass(frozen=True, slots=True)
+class TextOutput:
+    """Measurements of one output, as columns with a value, and the lines that were refused."""
+
+    rows: list[dict[str, Any]]
+    rejected: tuple[Rejected, ...]
+    remarks: tuple[str, ...]
+
+
+def parse_text(text: str, *, where: str, collective: Collective | None = None) -> TextOutput:
+    """Parse output that is at hand; one dict for each half of a row. Never raises for bad text.
+
+    `where` names the output in reports. `collective` is for output that does not name its own.
+    Identity columns (system, run, trial, ...) are the caller's to fill.
+
+    >>> row = "1024 256 float sum -1 10.0 0.10 0.10 0 N/A N/A N/A N/A"
+    >>> parse_text(row, where="doc", collective=Collective.AllReduce).rows[0]["time_us"]
+    10.0
+    """
+    report = FileReport(path=where, format="nccl-tests-text")
+    options = ImportOptions(collective=None if collective is None else collective.wire)
+    parsed = parse_lines(text.splitlines(), report)
+    base = {"run": "output", "system": "-", "sweep": "-"}
+    tables = text_tables(
+        parsed, shared=shared_facts(parsed), base=base, options=options, report=report
+    )
+    rows = [
+        {name: v for name, v in row.items() if v is not None and name not in _IDENTITY}
+        for table in tables
+        for row in table.to_pylist()
+    ]
+    return TextOutput(rows, tuple(report.rejected), tuple(report.remarks))
+
+
+def companion_of(path: Path) -> Path:
+    """Where NCCL's log of a run would lie: `x.nccl_debug.log` beside `x.log`."""
+    return path.with_name(f"{path.stem}{COMPANION_SUFFIX}{path.suffix}")
+
+
+def main_of(companion: Path) -> Path | None:
+    """The output whose NCCL log a file is by its name, or None when it is none."""
+    stem = companion.stem
+    if not stem.endswith(COMPANION_SUFFIX):
+        return None
+    return companion.resolve().with_name(stem.removesuffix(COMPANION_SUFFIX) + companion.suffix)
+
+
+def text_file_tables(
+    path: Path, *, base: Mapping[str, Any], options: ImportOptions, report: FileReport
+) -> Iterator[pa.Table]:
+    """Yield the measurements of one output file, its companion log read with it.
+
+    Raises OutputError, with the line that says why, when the file holds no row at all.
+    """
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        parsed = parse_lines(lines, report)
+    shared = shared_facts(parsed)
+    if not report.rows_read:
+        raise OutputError(_no_row(path, shared, report))
+    companion = companion_of(path)
+    if companion.is_file():
+        merge_facts(shared, _facts_of(companion))
+        report.remark(f"NCCL's log {companion.name} read with it")
+    yield from text_tables(parsed, shared=shared, base=dict(base), options=options, report=report)
+
+
+def _facts_of(companion: Path) -> RunFacts:
+    with companion.open(encoding="utf-8", errors="replace") as lines:
+        return shared_facts(parse_lines(lines, FileReport(path=str(companion), format="nccl-log")))
+
+
+def _no_row(path: Path, shared: RunFacts, report: FileReport) -> str:
+    if shared.failure is not None:
+        _, number, line = shared.failure
+        return f"{path}:{number}: no benchmark row; the run failed: {line[:300]}"
+    if report.rejected:
+        return f"{path} holds no whole benchmark row; first of the torn ones: {report.rejected[0]}"
+    return (
+        f"{path} holds no row of nccl-tests (size, count, type, ..., time, algbw, busbw); give the "
+        "text that an nccl-tests program prints, its -J JSON, or a tidy CSV file"
+    )

@@ -1,0 +1,283 @@
+"""From what an output says to what is known: collective, ranks, nodes, versions of each run.
+
+The rule is that nothing is guessed. A fact needs one value; where the output gives two, or a
+number that its own bandwidths contradict, the column stays null and the report says why.
+
+The collective comes from, in this order:
+1. the program's name inside the output (header, command line, or tail);
+2. the bandwidths: bus over algorithm bandwidth above 1 exists for AllReduce only (2(n-1)/n);
+3. the option `collective`;
+4. the name of the file, when it contains exactly one collective's name. This is reported.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dynamiccl.collect.names import collective_in_file_name, collective_of_program
+from dynamiccl.collect.report import FileReport, ImportOptions
+from dynamiccl.collect.settings import Requested, requested_by
+from dynamiccl.collect.text_facts import RunFacts
+from dynamiccl.collect.tuning_lines import Choice, TuningLog
+from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
+
+#: Bandwidths below this have too few digits for a ratio.
+_MIN_BANDWIDTH: Final = 1.0
+#: Half of the last printed digit.
+_HALF_DIGIT: Final = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRun:
+    """What is known about one run: the columns that all its rows share."""
+
+    collective: Collective
+    columns: dict[str, Any]
+    #: What NCCL ran, by size, where its log says so without contradiction.
+    choices: dict[int, Choice] = field(default_factory=dict)
+
+
+def resolve_run(
+    run: RunFacts,
+    shared: RunFacts,
+    rows: npt.NDArray[Any],
+    options: ImportOptions,
+    report: FileReport,
+) -> ResolvedRun | None:
+    """Resolve one run with rows; None when its collective cannot be known (reported).
+
+    `shared` holds what was said outside the runs: other streams, lines before the first header, a
+    companion log.
+    """
+    collective = _collective(run, shared, rows, options, report)
+    if collective is None:
+        return None
+    num_ranks = _num_ranks(run, shared, options, report)
+    num_ranks = _checked_ranks(num_ranks, collective, rows, report)
+    num_nodes = _num_nodes(run, shared, num_ranks, options, report)
+    requested = _requested(run, shared, collective, options, report)
+    hosts = {line.host for line in run.ranks}
+    version = _one(run.nccl_versions | shared.nccl_versions, "NCCL version", report)
+    columns: dict[str, Any] = {
+        "gpu": _one({line.gpu for line in run.ranks if line.gpu}, "GPU model", report)
+        or options.gpu,
+        "nccl_version": version or _version(options.nccl_version),
+        "nccl_tests_version": _one(run.tests_versions, "nccl-tests version", report),
+        "cuda_version": _one(run.cuda_versions | shared.cuda_versions, "CUDA version", report),
+        "num_hosts": len(hosts) if hosts and num_ranks is not None else None,
+        "collective": collective.wire,
+        "num_ranks": num_ranks,
+        "num_nodes": num_nodes,
+        "ranks_per_node": per_node(num_ranks, num_nodes),
+        "launch_profile": options.launch_profile or requested.launch_profile,
+        "is_default": requested.is_default,
+        "requested_algorithm": requested.algorithm,
+        "requested_protocol": requested.protocol,
+        "requested_num_channels": requested.num_channels,
+        "reason": f"the run reports {run.out_of_bounds} values out of bounds"
+        if run.out_of_bounds
+        else None,
+    }
+    if run.out_of_bounds:
+        report.remark(f"a run reports {run.out_of_bounds} values out of bounds (FAILED)")
+    return ResolvedRun(collective, columns, _choices(run, shared, collective, num_ranks, report))
+
+
+def per_node(num_ranks: int | None, num_nodes: int | None) -> int | None:
+    """Ranks per node, when they are spread evenly."""
+    if not num_ranks or not num_nodes or num_ranks % num_nodes:
+        return None
+    return num_ranks // num_nodes
+
+
+def _version(text: str | None) -> str | None:
+    return None if text is None else str(NcclVersion.parse(text))
+
+
+def _one(values: set[str], what: str, report: FileReport) -> str | None:
+    if len(values) > 1:
+        listed = ", ".join(sorted(values)[:4])
+        report.remark(f"{what} left out: the output names several ({listed})")
+    return next(iter(values)) if len(values) == 1 else None
+
+
+def _collective(
+    run: RunFacts,
+    shared: RunFacts,
+    rows: npt.NDArray[Any],
+    options: ImportOptions,
+    report: FileReport,
+) -> Collective | None:
+    named = next(iter([*run.programs, *shared.programs]), None)
+    asked = None if options.collective is None else Collective.parse(options.collective)
+    if named is not None:
+        found = collective_of_program(named)
+        if found is None:
+            report.remark(f"'{named}' is no collective of NCCL's that DynamICCL tunes")
+        elif asked not in {None, found}:
+            report.remark(f"the output says {found.wire}; the option's {asked} was not used")
+        return found
+    if _is_all_reduce(rows):
+        report.remark("collective AllReduce follows from bus bandwidth above algorithm bandwidth")
+        return Collective.AllReduce
+    if asked is not None:
+        return asked
+    found = collective_in_file_name(PurePath(report.path).name)
+    if found is not None:
+        report.remark(f"collective {found.wire} taken from the file's name")
+    return found
+
+
+def _is_all_reduce(rows: npt.NDArray[Any]) -> bool:
+    """Whether some row has a bus bandwidth above its algorithm bandwidth beyond rounding."""
+    usable = (rows["algbw"] >= _MIN_BANDWIDTH) & (rows["algbw"] < 1e4)
+    low = rows["busbw"] - 0.05
+    return bool(np.any(usable & (low > 1.02 * rows["algbw"] + 0.05)))
+
+
+def _num_ranks(
+    run: RunFacts, shared: RunFacts, options: ImportOptions, report: FileReport
+) -> int | None:
+    if run.ranks:
+        return _listed_ranks(run, report)
+    nranks = run.nranks | shared.nranks
+    if len(nranks) == 1:
+        return next(iter(nranks))
+    if options.num_ranks is not None:
+        return options.num_ranks
+    per_process = run.per_process or shared.per_process
+    only = next(iter(per_process)) if len(per_process) == 1 else None
+    return only if only is not None and _one_process(run, shared, only) else None
+
+
+def _one_process(run: RunFacts, shared: RunFacts, num_ranks: int) -> bool:
+    """Whether one process drove all ranks: nothing speaks of a launcher, and it had that many."""
+    launched = run.launched or shared.launched or run.stream or run.copies > 1
+    return num_ranks == 1 or (not launched and num_ranks in (run.per_process | shared.per_process))
+
+
+def _listed_ranks(run: RunFacts, report: FileReport) -> int | None:
+    """Ranks of one communicator from the `# Rank` lines, unless a line is missing.
+
+    With NCCL_TESTS_SPLIT there are several groups, each a communicator. Outputs of several
+    processes in one another list every rank more than once.
+    """
+    groups = Counter(line.group for line in set(_identities(run)))
+    sizes = set(groups.values())
+    ranks = {line.rank for line in run.ranks}
+    per_process = next(iter(run.per_process), 1) or 1
+    count = sizes.pop() if len(sizes) == 1 else 0
+    whole = len(groups) > 1 or ranks == set(range(len(ranks)))
+    if count and whole and len(ranks) % per_process == 0:
+        return count
+    report.remark("number of ranks left out: the list of ranks is not complete")
+    return None
+
+
+def _identities(run: RunFacts) -> list[Any]:
+    """Rank lines without what differs between processes that list the same rank."""
+    first: dict[tuple[int, int], Any] = {}
+    for line in run.ranks:
+        first.setdefault((line.group, line.rank), line)
+    return list(first.values())
+
+
+def _checked_ranks(
+    num_ranks: int | None, collective: Collective, rows: npt.NDArray[Any], report: FileReport
+) -> int | None:
+    """The number of ranks, or None when the run's own bandwidths contradict it."""
+    if num_ranks is None or num_ranks < 1 or not len(rows):
+        return None
+    best = rows[int(np.argmax(np.where(rows["algbw"] < 1e4, rows["algbw"], 0.0)))]
+    algbw, busbw = float(best["algbw"]), float(best["busbw"])
+    if algbw < _MIN_BANDWIDTH:
+        return num_ranks
+    expected = algbw * collective.bus_factor(num_ranks)
+    if abs(busbw - expected) <= 2 * _HALF_DIGIT + 0.01 * algbw:
+        return num_ranks
+    report.remark(
+        f"number of ranks left out: {num_ranks} would make busbw {expected:.2f} of algbw {algbw}, "
+        f"and the output says {busbw}"
+    )
+    return None
+
+
+def _num_nodes(
+    run: RunFacts,
+    shared: RunFacts,
+    num_ranks: int | None,
+    options: ImportOptions,
+    report: FileReport,
+) -> int | None:
+    """NCCL's nNodes: from its log, from the caller, or the number of hosts.
+
+    Two ranks on one device of one host exist only by NCCL_HOSTID or several ranks per GPU; then
+    the number of hosts is not what NCCL takes for nodes.
+    """
+    said = run.nnodes | shared.nnodes
+    if len(said) == 1:
+        return next(iter(said))
+    if options.num_nodes is not None:
+        return options.num_nodes
+    if not run.ranks and num_ranks is not None and _one_process(run, shared, num_ranks):
+        return 1
+    if not run.ranks or run.copies > 1 or len({line.group for line in run.ranks}) > 1:
+        return None
+    if max(Counter((line.host, line.device) for line in run.ranks).values()) > 1:
+        report.remark("number of nodes left out: ranks share a GPU, so hosts are not NCCL's nodes")
+        return None
+    return len({line.host for line in run.ranks})
+
+
+def _requested(
+    run: RunFacts,
+    shared: RunFacts,
+    collective: Collective,
+    options: ImportOptions,
+    report: FileReport,
+) -> Requested:
+    settings = {}
+    for name in sorted(run.settings.keys() | shared.settings.keys()):
+        values = run.settings.get(name) or shared.settings.get(name) or set()
+        value = _one(values, name, report)
+        if value is not None:
+            settings[name] = value
+    found = requested_by(settings, collective, sorted(run.words | shared.words))
+    asked = options.algorithm or options.protocol or options.num_channels
+    if found.is_default and asked is None and not settings:
+        report.remark(
+            "the output shows no NCCL_* setting: taken as NCCL's own choice (say what was forced "
+            "with the options algorithm, protocol, num_channels)"
+        )
+    return Requested(
+        algorithm=found.algorithm or requested_name(Algorithm, options.algorithm),
+        protocol=found.protocol or requested_name(Protocol, options.protocol),
+        num_channels=found.num_channels or options.num_channels,
+        launch_profile=found.launch_profile,
+    )
+
+
+def requested_name(kind: type[Algorithm] | type[Protocol], text: str | None) -> str | None:
+    """NCCL's spelling of an option; raises UnknownName."""
+    return None if text is None else kind.parse(text).wire
+
+
+def _choices(
+    run: RunFacts,
+    shared: RunFacts,
+    collective: Collective,
+    num_ranks: int | None,
+    report: FileReport,
+) -> dict[int, Choice]:
+    log = TuningLog()
+    log.merge(shared.tuning)
+    log.merge(run.tuning)
+    choices, disagreeing = log.resolve(collective, num_ranks)
+    if disagreeing:
+        listed = ", ".join(str(size) for size in disagreeing[:4])
+        report.remark(f"actual config left out where NCCL's log disagrees, at sizes {listed}")
+    return choices

@@ -1,0 +1,98 @@
+"""The catalogue: which config each action index stands for. One catalogue for all systems.
+
+Action 0 is ABSTAIN, NCCL's own choice. A config with an AUTO knob is an action of its own and is
+never merged with a resolved one: `Ring` with the protocol left to NCCL is not `Ring/LL128`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import polars as pl
+
+from dynamiccl.datasets.schema import REQUESTED_COLUMNS
+from dynamiccl.errors import DataError
+from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
+
+ABSTAIN_ACTION: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """Configs by action index; `configs[0]` is ABSTAIN."""
+
+    configs: tuple[Config, ...]
+
+    def __post_init__(self) -> None:
+        if not self.configs or self.configs[0] != ABSTAIN:
+            raise DataError("a catalogue must begin with ABSTAIN")
+        if len(set(self.configs)) != len(self.configs):
+            raise DataError("a catalogue must not hold a config twice")
+
+    def __len__(self) -> int:
+        return len(self.configs)
+
+    def index(self, config: Config) -> int:
+        """Action of a config; raises KeyError when the catalogue does not hold it."""
+        try:
+            return self.configs.index(config)
+        except ValueError as error:
+            raise KeyError(config.key) from error
+
+    @classmethod
+    def from_frame(cls, frame: pl.DataFrame) -> Self:
+        """Every config that was requested in a measurements frame, in a stable order."""
+        forced = frame.filter(~pl.col("is_default")).select(REQUESTED_COLUMNS).unique()
+        configs = {config_of(row) for row in forced.iter_rows(named=True)} - {ABSTAIN}
+        return cls((ABSTAIN, *sorted(configs, key=_order)))
+
+    def actions(self, frame: pl.DataFrame) -> pl.Series:
+        """The action of each row; null where the catalogue does not hold the config."""
+        lookup = {_values(config): index for index, config in enumerate(self.configs)}
+        requested = frame.select("is_default", *REQUESTED_COLUMNS).iter_rows()
+        found = [
+            ABSTAIN_ACTION if is_default else lookup.get(tuple(values))
+            for is_default, *values in requested
+        ]
+        return pl.Series("action", found, dtype=pl.Int64)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Plain data for a manifest; null = AUTO."""
+        return [
+            {"action": i, "name": c.key, **dict(zip(REQUESTED_COLUMNS, _values(c), strict=True))}
+            for i, c in enumerate(self.configs)
+        ]
+
+    @classmethod
+    def from_json(cls, rows: Sequence[Mapping[str, Any]]) -> Self:
+        """Read what `to_json` wrote; raises DataError."""
+        return cls(tuple(config_of(row) for row in rows))
+
+
+def config_of(row: Mapping[str, Any]) -> Config:
+    """The requested config of a measurement row."""
+    algorithm, protocol, channels, chunk = (row[name] for name in REQUESTED_COLUMNS)
+    return Config(
+        Algorithm.parse(algorithm) if algorithm is not None else None,
+        Protocol.parse(protocol) if protocol is not None else None,
+        channels,
+        chunk,
+    )
+
+
+def _values(config: Config) -> tuple[Any, ...]:
+    return (
+        config.algorithm.wire if config.algorithm is not None else None,
+        config.protocol.wire if config.protocol is not None else None,
+        config.num_channels,
+        config.chunk_bytes,
+    )
+
+
+def _order(config: Config) -> tuple[int, int, int, int]:
+    return (
+        -1 if config.algorithm is None else int(config.algorithm),
+        -1 if config.protocol is None else int(config.protocol),
+        config.num_channels or 0,
+        config.chunk_bytes or 0,
+    )

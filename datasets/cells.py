@@ -1,0 +1,79 @@
+"""Tasks, cells and noise: the grouping that describe, reward and evaluate share.
+
+The *noise band* is how much two measurements of one and the same config typically differ on a system:
+a difference below it says nothing.
+
+A *task* is what the job asked and where (schema.TASK_COLUMNS). A *cell* is a task and the config
+that was requested for it; the default is the cell with `is_default`. A repeat is an independent
+(run, repeat) of one cell. The time of a cell is the median over its repeats.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from dynamiccl.datasets.schema import REQUESTED_COLUMNS, TASK_COLUMNS, Status
+
+#: What makes two rows of a task the same config.
+CONFIG_COLUMNS: Final = ("is_default", *REQUESTED_COLUMNS)
+CELL_COLUMNS: Final = (*TASK_COLUMNS, *CONFIG_COLUMNS)
+#: What a noise band is estimated for.
+NOISE_KEY: Final = ("system", "collective")
+
+
+def usable(frame: pl.DataFrame) -> pl.DataFrame:
+    """Rows that hold a time of a collective that worked."""
+    return frame.filter(
+        (pl.col("status") == Status.OK.value)
+        & pl.col("time_us").is_not_null()
+        & (pl.col("time_us") > 0)
+    )
+
+
+def cell_times(frame: pl.DataFrame) -> pl.DataFrame:
+    """One row per cell: `time_us` (median over independent repeats), `repeats`, `spread`.
+
+    `spread` = by how much two repeats differ (`pair_spread`; null for a single one). Two rows of
+    one (run, repeat) are one measurement printed twice and count once.
+    """
+    once = usable(frame).unique([*CELL_COLUMNS, "run", "repeat"], keep="first", maintain_order=True)
+    return (
+        once.group_by(CELL_COLUMNS, maintain_order=True)
+        .agg(
+            repeats=pl.len(),
+            spread=pl.col("time_us").implode(),
+            time_us=pl.col("time_us").median(),
+        )
+        .with_columns(pl.col("spread").map_elements(pair_spread, return_dtype=pl.Float64))
+    )
+
+
+def pair_spread(times_us: Sequence[float] | pl.Series) -> float | None:
+    """The typical difference of two repeats: median over all pairs of slower / faster - 1.
+
+    None for fewer than two repeats: their noise is not known. It does not grow with the number of
+    repeats, as the range would.
+
+    >>> round(pair_spread([100.0, 102.0, 104.0]), 4)
+    0.02
+    """
+    times = np.sort(np.asarray(times_us, dtype=np.float64))
+    if len(times) < 2:
+        return None
+    ratios = times[None, :] / times[:, None]
+    return float(np.median(ratios[np.triu_indices(len(times), k=1)]) - 1.0)
+
+
+def noise_bands(frame: pl.DataFrame, by: Sequence[str] = ("system",)) -> pl.DataFrame:
+    """Per `by` the median (`noise_band`) and 90th percentile (`noise_p90`) of the cells' spread.
+
+    Both are unitless. Groups without a repeated cell are absent: their noise is not known.
+    """
+    return (
+        cell_times(frame)
+        .drop_nulls("spread")
+        .group_by(list(by), maintain_order=True)
+        .agg(noise_band=pl.col("spread").median(), noise_p90=pl.col("spread").quantile(0.9))
+    )

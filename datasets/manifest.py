@@ -1,0 +1,161 @@
+"""The manifest of a policy: all that is needed to feed it and to know what it is good for.
+
+A policy directory holds `policy.pt` and `manifest.json`; training writes it. An artifact is a
+policy directory with `tables/` added by `dynamiccl-deploy export`. Every file beside the manifest
+is listed in it with its SHA-256, so that a changed or missing one is found.
+
+Format history
+    1 (0.1.0)  first.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+import polars as pl
+
+from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath, SchemaMismatch
+
+FORMAT_VERSION: Final = 1
+MANIFEST_NAME: Final = "manifest.json"
+POLICY_NAME: Final = "policy.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """Where a policy was trained: one system, group shape and launch profile."""
+
+    system: str
+    num_nodes: int
+    ranks_per_node: int
+    num_ranks: int
+    launch_profile: str
+    nccl_version: str | None
+    gpu: str | None
+    simulated: bool
+    #: Environment columns of the schema, for the policy's features.
+    environment: dict[str, Any]
+    #: Collective -> action -> size bins in which it was measured, ascending.
+    measured: dict[str, dict[str, list[int]]]
+    #: Collective -> 90th percentile of the differences of its training repeats (unitless); absent = unknown.
+    noise_p90: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What `manifest.json` holds."""
+
+    recipe: str
+    catalogue: list[dict[str, Any]]
+    features: list[dict[str, str]]
+    window_features: list[dict[str, str]]
+    window_length: int
+    launch_profiles: list[str]
+    supports: list[Support]
+    min_size_bytes: int
+    max_size_bytes: int
+    nccl_versions: list[str]
+    abstain_margin: float
+    data_hash: str
+    git_commit: str
+    dynamiccl_version: str
+    schema_version: int
+    created: str
+    #: Relative path -> SHA-256 of every other file of the directory.
+    files: dict[str, str] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+    def actions(self) -> Catalogue:
+        """The catalogue as configs."""
+        return Catalogue.from_json(self.catalogue)
+
+    def noise_table(self) -> pl.DataFrame:
+        """Noise by `datasets.cells.NOISE_KEY`, as the policy was trained with."""
+        rows = [
+            {"system": s.system, "collective": collective, "noise_p90": band}
+            for s in self.supports
+            for collective, band in s.noise_p90.items()
+        ]
+        types = {"system": pl.String, "collective": pl.String, "noise_p90": pl.Float64}
+        return pl.DataFrame(rows, schema=types).unique(maintain_order=True)
+
+    def write(self, directory: Path) -> Self:
+        """Write it into `directory`, listing all other files there; return what was written."""
+        files = {
+            str(path.relative_to(directory)): file_hash(path)
+            for path in sorted(directory.rglob("*"))
+            if path.is_file() and path.name != MANIFEST_NAME
+        }
+        final = replace(self, files=files)
+        text = json.dumps(asdict(final), indent=1) + "\n"
+        hidden = directory / f".{MANIFEST_NAME}"
+        hidden.write_text(text, encoding="utf-8")
+        hidden.replace(directory / MANIFEST_NAME)
+        return final
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """Read and verify a policy directory.
+
+        Raises:
+            MissingPath: there is no manifest.
+            CorruptFile: the manifest is not JSON or lacks a field.
+            SchemaMismatch: another format version wrote it.
+            ArtifactMismatch: a listed file is missing or differs, or an unlisted one is there.
+        """
+        path = directory / MANIFEST_NAME
+        if not path.is_file():
+            raise MissingPath(
+                "policy manifest", path, "give a run directory of dynamiccl-train or an artifact"
+            )
+        manifest = cls._decode(path)
+        manifest._check_files(directory)
+        return manifest
+
+    @classmethod
+    def _decode(cls, path: Path) -> Self:
+        try:
+            raw = json.loads(path.read_bytes())
+            version = raw.get("format_version")
+        except (ValueError, AttributeError) as error:
+            raise CorruptFile(f"{path} is not a JSON object: {error}") from error
+        if version != FORMAT_VERSION:
+            raise SchemaMismatch(
+                f"{path} has format version {version!r}, this release reads {FORMAT_VERSION}; "
+                "export the policy again with this release"
+            )
+        known = {f.name for f in fields(cls)}
+        try:
+            supports = [Support(**entry) for entry in raw.pop("supports")]
+            return cls(**{k: v for k, v in raw.items() if k in known}, supports=supports)
+        except (TypeError, KeyError) as error:
+            raise CorruptFile(f"{path} is not a manifest of this format: {error}") from error
+
+    def _check_files(self, directory: Path) -> None:
+        for name, digest in self.files.items():
+            path = directory / name
+            if not path.is_file():
+                raise ArtifactMismatch(f"{directory} lacks {name}, which its manifest lists")
+            if file_hash(path) != digest:
+                raise ArtifactMismatch(
+                    f"{path} is not the file that the manifest lists (SHA-256 differs); "
+                    "export the artifact again"
+                )
+        present = {
+            str(path.relative_to(directory))
+            for path in directory.rglob("*")
+            if path.is_file() and path.name != MANIFEST_NAME
+        }
+        extra = sorted(present - self.files.keys())
+        if extra:
+            raise ArtifactMismatch(
+                f"{directory} holds {extra[0]}, which its manifest does not list"
+            )
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

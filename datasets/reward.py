@@ -1,0 +1,120 @@
+"""Reward: minus the time in units of NCCL's default.
+
+    r = -time / reference - lambda_switch * [config changed] - lambda_congestion * congestion
+
+`reference` is the median of the default's training repeats, quiet, in the user's untouched
+environment (launch profile `default`), of the same run; where that run did not measure it, of all
+runs; where the size was not measured, log-log interpolation between measured default sizes at most
+one octave away on each side. Without any of these a row has no reward. -1 is "as good as default".
+"""
+
+from enum import StrEnum
+from typing import Final
+
+import polars as pl
+
+from dynamiccl.datasets.cells import usable
+from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET, TASK_COLUMNS
+
+#: Where the default was measured for a size: one octave to each side at most.
+MAX_GAP_OCTAVES: Final = 1.0
+#: A task without its conditions of launch: what one default is a reference for.
+_REFERENCE_KEY: Final = tuple(
+    name
+    for name in TASK_COLUMNS
+    if name not in {"launch_profile", "interference_kind", "interference_level"}
+)
+_CURVE_KEY: Final = tuple(name for name in _REFERENCE_KEY if name != "size_bytes")
+
+
+class ReferenceKind(StrEnum):
+    """How a row's reference was found; only the first two are evidence for a gate."""
+
+    SAME_RUN = "same_run"
+    OTHER_RUNS = "other_runs"
+    INTERPOLATED = "interpolated"
+    NONE = "none"
+
+
+def with_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
+    """Add `reference_us`, `reference_kind` and `profile_default_us` to measurement rows.
+
+    Args:
+        frame: measurement rows that need a reference.
+        training: the rows that references may be taken from (training repeats only).
+
+    `profile_default_us` is the default measured inside the row's own launch profile.
+    """
+    defaults = usable(training).filter(
+        pl.col("is_default") & (pl.col("interference_kind") == QUIET)
+    )
+    untouched = defaults.filter(pl.col("launch_profile") == DEFAULT_PROFILE)
+    median = pl.col("time_us").median()
+    same_run = untouched.group_by([*_REFERENCE_KEY, "run"]).agg(_same_us=median)
+    any_run = untouched.group_by(_REFERENCE_KEY).agg(_any_us=median)
+    profile = defaults.group_by([*_REFERENCE_KEY, "launch_profile"]).agg(profile_default_us=median)
+    joined = (
+        frame.join(same_run, on=[*_REFERENCE_KEY, "run"], how="left", nulls_equal=True)
+        .join(any_run, on=_REFERENCE_KEY, how="left", nulls_equal=True)
+        .join(profile, on=[*_REFERENCE_KEY, "launch_profile"], how="left", nulls_equal=True)
+    )
+    joined = _interpolate(joined, any_run)
+    kind = (
+        pl.when(pl.col("_same_us").is_not_null())
+        .then(pl.lit(ReferenceKind.SAME_RUN.value))
+        .when(pl.col("_any_us").is_not_null())
+        .then(pl.lit(ReferenceKind.OTHER_RUNS.value))
+        .when(pl.col("_between_us").is_not_null())
+        .then(pl.lit(ReferenceKind.INTERPOLATED.value))
+        .otherwise(pl.lit(ReferenceKind.NONE.value))
+    )
+    return joined.with_columns(
+        reference_us=pl.coalesce("_same_us", "_any_us", "_between_us"), reference_kind=kind
+    ).drop("_same_us", "_any_us", "_between_us")
+
+
+def _interpolate(frame: pl.DataFrame, points: pl.DataFrame) -> pl.DataFrame:
+    """Add `_between_us`: log-log between the nearest measured sizes below and above."""
+    log = points.with_columns(
+        _log_size=pl.col("size_bytes").log(2.0), _log_us=pl.col("_any_us").log(2.0)
+    )
+    wanted = frame.select(*_CURVE_KEY, "size_bytes").unique()
+    pairs = wanted.join(
+        log.select(*_CURVE_KEY, "_log_size", "_log_us"), on=_CURVE_KEY, nulls_equal=True
+    ).with_columns(_gap=pl.col("_log_size") - pl.col("size_bytes").log(2.0))
+    below, above = pl.col("_gap") <= 0, pl.col("_gap") >= 0
+    near = pairs.filter(pl.col("_gap").abs() <= MAX_GAP_OCTAVES).sort("_gap")
+    ends = near.group_by([*_CURVE_KEY, "size_bytes"], maintain_order=True).agg(
+        _g0=pl.col("_gap").filter(below).last(),
+        _u0=pl.col("_log_us").filter(below).last(),
+        _g1=pl.col("_gap").filter(above).first(),
+        _u1=pl.col("_log_us").filter(above).first(),
+    )
+    span = pl.col("_g1") - pl.col("_g0")
+    share = pl.when(span > 0).then(-pl.col("_g0") / span).otherwise(0.0)
+    ends = ends.with_columns(
+        _between_us=pl.lit(2.0).pow(pl.col("_u0") + share * (pl.col("_u1") - pl.col("_u0")))
+    ).select(*_CURVE_KEY, "size_bytes", "_between_us")
+    return frame.join(ends, on=[*_CURVE_KEY, "size_bytes"], how="left", nulls_equal=True)
+
+
+def reward(
+    time_us: pl.Expr,
+    reference_us: pl.Expr,
+    *,
+    changed: pl.Expr | None = None,
+    congestion: pl.Expr | None = None,
+    lambda_switch: float = 0.0,
+    lambda_congestion: float = 0.0,
+) -> pl.Expr:
+    """The reward of one call, unitless; -1 is as good as NCCL's default.
+
+    >>> pl.select(reward(pl.lit(15.0), pl.lit(10.0))).item()
+    -1.5
+    """
+    value = -time_us / reference_us
+    if changed is not None and lambda_switch:
+        value = value - lambda_switch * changed.cast(pl.Float64)
+    if congestion is not None and lambda_congestion:
+        value = value - lambda_congestion * congestion
+    return value

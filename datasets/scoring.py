@@ -1,0 +1,137 @@
+"""Tasks with the measured time of every action: what a choice is scored against.
+
+Used on validation by training and on test by evaluation, so both mean the same by regret:
+
+    regret = time(chosen) / min over measured actions of time - 1
+
+Times are medians over independent repeats of a cell. ABSTAIN is an action like the others: its time
+is the measured time of NCCL's default. Interfered tasks are left out: a cold observation cannot see
+what disturbed them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
+from dynamiccl.datasets.cells import CELL_COLUMNS, cell_times, usable
+from dynamiccl.datasets.features import TUNED
+from dynamiccl.datasets.schema import QUIET, TASK_COLUMNS
+from dynamiccl.datasets.splits import Split, with_split
+
+#: Columns of the schema that describe where a task ran, besides those that identify it.
+ENVIRONMENT_COLUMNS: Final = (
+    "num_ranks",
+    "compute_capability",
+    "nvlink_generation",
+    "nvlinks_per_gpu",
+    "nvswitch",
+    "nic_kind",
+    "nic_gbits_per_s",
+    "nics_per_node",
+    "cpu_vendor",
+)
+#: A task is scored when at least so many forced configs were measured.
+MIN_FORCED: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TaskGrid:
+    """T scored tasks and A actions."""
+
+    #: (T rows) task, environment, `bin` and `split` columns.
+    tasks: pl.DataFrame
+    #: (T, A) median time in us; NaN where the action was not measured.
+    times_us: npt.NDArray[np.float64]
+    #: (T, A) independent repeats behind each time.
+    repeats: npt.NDArray[np.int64]
+    #: Tasks that are listed and not scored, with the reason in `unscored`.
+    unscored: pl.DataFrame
+
+    @property
+    def mask(self) -> npt.NDArray[np.bool_]:
+        """(T, A) which actions were measured."""
+        return ~np.isnan(self.times_us)
+
+    @property
+    def oracle_us(self) -> npt.NDArray[np.float64]:
+        """(T,) best measured time."""
+        best: npt.NDArray[np.float64] = np.nanmin(self.times_us, axis=1)
+        return best
+
+    @property
+    def default_us(self) -> npt.NDArray[np.float64]:
+        """(T,) measured time of NCCL's own choice."""
+        return self.times_us[:, ABSTAIN_ACTION]
+
+    def chosen_us(self, actions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """(T,) time of each chosen action; raises ValueError when one was not measured."""
+        times = self.times_us[np.arange(len(actions)), actions]
+        if np.isnan(times).any():
+            raise ValueError("a policy chose an action that was not measured: its mask was ignored")
+        return times
+
+    def regret(self, actions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """(T,) regret of each chosen action; 0 is perfect."""
+        return self.chosen_us(actions) / self.oracle_us - 1.0
+
+
+def task_grid(frame: pl.DataFrame, catalogue: Catalogue, splits: Sequence[Split]) -> TaskGrid:
+    """The scored tasks of some splits of a data set, in a stable order."""
+    wanted = [split.value for split in splits]
+    rows = with_split(frame.filter(pl.col("collective").is_in([c.wire for c in TUNED])))
+    rows = rows.filter(pl.col("split").is_in(wanted) & (pl.col("interference_kind") == QUIET))
+    cells = cell_times(rows)
+    cells = cells.with_columns(catalogue.actions(cells)).drop_nulls("action")
+    tasks = _tasks(rows).join(_verdicts(cells), on=TASK_COLUMNS, how="inner", nulls_equal=True)
+    scored = tasks.filter(pl.col("reason").is_null()).drop("reason")
+    scored = scored.sort(TASK_COLUMNS).with_row_index("task")
+    times = np.full((scored.height, len(catalogue)), np.nan)
+    repeats = np.zeros((scored.height, len(catalogue)), dtype=np.int64)
+    placed = cells.join(scored.select("task", *TASK_COLUMNS), on=TASK_COLUMNS, nulls_equal=True)
+    index = placed["task"].to_numpy(), placed["action"].to_numpy()
+    times[index] = placed["time_us"].to_numpy()
+    repeats[index] = placed["repeats"].to_numpy()
+    unscored = tasks.filter(pl.col("reason").is_not_null()).rename({"reason": "unscored"})
+    return TaskGrid(scored.drop("task"), times, repeats, unscored.sort(TASK_COLUMNS))
+
+
+def _tasks(rows: pl.DataFrame) -> pl.DataFrame:
+    facts = [pl.col(name).drop_nulls().first() for name in ENVIRONMENT_COLUMNS]
+    return (
+        usable(rows)
+        .group_by([*TASK_COLUMNS, "bin", "split"], maintain_order=True)
+        .agg(*facts, simulated=(pl.col("source") == "simulator").all())
+    )
+
+
+def _verdicts(cells: pl.DataFrame) -> pl.DataFrame:
+    forced = (pl.col("action") != ABSTAIN_ACTION).sum()
+    default = (pl.col("action") == ABSTAIN_ACTION).any()
+    reason = (
+        pl.when(forced < MIN_FORCED)
+        .then(pl.lit(f"fewer than {MIN_FORCED} forced configs measured"))
+        .when(~default)
+        .then(pl.lit("NCCL's default was not measured"))
+    )
+    return cells.group_by(TASK_COLUMNS, maintain_order=True).agg(reason=reason)
+
+
+def cell_values(
+    frame: pl.DataFrame, catalogue: Catalogue, grid: TaskGrid
+) -> dict[tuple[int, int], npt.NDArray[np.float64]]:
+    """Times in us of the independent repeats behind each measured (task, action), for bootstrap."""
+    rows = usable(frame.filter(pl.col("interference_kind") == QUIET))
+    rows = rows.unique([*CELL_COLUMNS, "run", "repeat"], keep="first", maintain_order=True)
+    rows = rows.with_columns(catalogue.actions(rows)).drop_nulls("action")
+    tasks = grid.tasks.select(TASK_COLUMNS).with_row_index("task")
+    placed = rows.join(tasks, on=TASK_COLUMNS, nulls_equal=True)
+    grouped = placed.group_by("task", "action").agg("time_us")
+    return {
+        (int(task), int(action)): np.asarray(times, dtype=np.float64)
+        for task, action, times in grouped.iter_rows()
+    }

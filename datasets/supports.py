@@ -1,0 +1,64 @@
+"""Where a data set was measured: systems, group shapes, and the size bins of every action there.
+
+Decision tables act only near these bins, and only where NCCL's default was measured too: a config
+is never carried to a size, a collective or a system on which nobody tried it.
+"""
+
+from typing import Any, Final
+
+import polars as pl
+
+from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.cells import usable
+from dynamiccl.datasets.features import TUNED
+from dynamiccl.datasets.manifest import Support
+from dynamiccl.datasets.schema import QUIET
+from dynamiccl.datasets.scoring import ENVIRONMENT_COLUMNS
+from dynamiccl.datasets.splits import with_split
+
+_SHAPE: Final = ("system", "num_nodes", "ranks_per_node", "launch_profile", "nccl_version")
+
+
+def find_supports(
+    frame: pl.DataFrame, catalogue: Catalogue, noise: pl.DataFrame
+) -> list[Support]:
+    """Every (system, shape, launch profile, NCCL version) of a measurements frame.
+
+    `noise` holds `noise_p90` by NOISE_KEY.
+    """
+    rows = usable(frame).filter(
+        (pl.col("interference_kind") == QUIET)
+        & pl.col("collective").is_in([c.wire for c in TUNED])
+        & pl.col("num_nodes").is_not_null()
+        & pl.col("ranks_per_node").is_not_null()
+    )
+    rows = rows.with_columns(catalogue.actions(rows)).drop_nulls("action")
+    rows = with_split(rows).sort(_SHAPE)
+    return [
+        _support(dict(zip(_SHAPE, key, strict=True)), part, noise)
+        for key, part in rows.group_by(_SHAPE, maintain_order=True)
+    ]
+
+
+def _support(key: dict[str, Any], part: pl.DataFrame, noise: pl.DataFrame) -> Support:
+    facts = part.select(pl.col(name).drop_nulls().first() for name in ENVIRONMENT_COLUMNS)
+    environment = facts.row(0, named=True)
+    environment.pop("num_ranks")
+    bins = part.group_by("collective", "action").agg(pl.col("bin").unique().sort())
+    measured: dict[str, dict[str, list[int]]] = {}
+    for collective, action, found in bins.sort("collective", "action").iter_rows():
+        measured.setdefault(collective, {})[str(action)] = found
+    gpus = part["gpu"].drop_nulls().unique().sort().to_list()
+    return Support(
+        **key,
+        num_ranks=key["num_nodes"] * key["ranks_per_node"],
+        gpu=gpus[0] if gpus else None,
+        simulated=bool((part["source"] == "simulator").all()),
+        environment=environment,
+        measured=measured,
+        noise_p90=dict(
+            noise.filter(pl.col("system") == key["system"])
+            .select("collective", "noise_p90")
+            .iter_rows()
+        ),
+    )

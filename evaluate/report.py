@@ -1,0 +1,150 @@
+"""The report: score policies on the test bins, write results.parquet, summary.json and a page."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+
+from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.cells import NOISE_KEY, noise_bands, usable
+from dynamiccl.datasets.features import TUNED
+from dynamiccl.datasets.scoring import TaskGrid, cell_values, task_grid
+from dynamiccl.datasets.splits import Split
+from dynamiccl.datasets.store import content_hash, read
+from dynamiccl.errors import NotEnoughData
+from dynamiccl.evaluate.metrics import Summary, result_rows, summarise, verdicts
+from dynamiccl.evaluate.page import render
+from dynamiccl.evaluate.policies import Actions, make_policies
+from dynamiccl.train.policy import TorchPolicy
+
+#: The name of a policy's own row when only one is compared.
+POLICY_NAME: Final = "policy"
+
+
+@dataclass(frozen=True, slots=True)
+class SystemReport:
+    """Everything that was found on one system."""
+
+    system: str
+    simulated: bool
+    band: float | None
+    summaries: list[Summary]
+    by_collective: dict[str, list[Summary]]
+    verdicts: list[str]
+    unscored: pl.DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A whole report: one entry a system, and where the files lie."""
+
+    systems: list[SystemReport]
+    results: Path
+    page: Path
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: system -> policy -> figures."""
+        return {
+            "systems": {
+                s.system: {
+                    "simulated": s.simulated,
+                    "noise_band": s.band,
+                    "tasks_unscored": s.unscored.height,
+                    "policies": {x.policy: x.to_json() for x in s.summaries},
+                    "by_collective": {
+                        c: {x.policy: x.to_json() for x in part}
+                        for c, part in s.by_collective.items()
+                    },
+                    "verdicts": s.verdicts,
+                }
+                for s in self.systems
+            },
+            "results": str(self.results),
+            "page": str(self.page),
+        }
+
+
+def make_report(data_dir: Path, policies: Sequence[tuple[str, Path]], out: Path) -> Report:
+    """Score `policies` (name, policy directory) and the baselines on the test bins of a data set.
+
+    Raises what reading data and policies raises, and NotEnoughData when no task can be scored.
+    """
+    learned = [(name, TorchPolicy.load(path)) for name, path in policies]
+    frame = read(data_dir).filter(pl.col("collective").is_in([c.wire for c in TUNED]))
+    catalogue = Catalogue.from_frame(usable(frame))
+    test = task_grid(frame, catalogue, [Split.TEST])
+    if test.tasks.is_empty():
+        raise NotEnoughData(
+            f"{data_dir} has no test task to score: none of {test.unscored.height} tasks in test "
+            "bins (octaves 3, 7, 11, ... of the size) has the default and two forced configs "
+            "measured"
+        )
+    training = task_grid(frame, catalogue, [Split.TRAIN])
+    players = make_policies(training, catalogue, learned)
+    choices = {player.name: player.choose(test) for player in players}
+    bands = _bands(frame)
+    out.mkdir(parents=True, exist_ok=True)
+    results = out / "results.parquet"
+    result_rows(test, catalogue, choices, bands).write_parquet(results)
+    values = cell_values(frame, catalogue, test)
+    names = [name for name, _ in policies]
+    systems = [
+        _system_report(system, test, choices, values, bands, names)
+        for system in test.tasks["system"].unique().sort()
+    ]
+    page = out / "report.html"
+    whole = task_grid(frame, catalogue, list(Split))
+    drawn = {player.name: player.choose(whole) for player in players}
+    text = render(
+        systems,
+        grid=whole,
+        choices=drawn,
+        catalogue=catalogue,
+        header={
+            "data": str(data_dir),
+            "data_hash": content_hash(data_dir),
+            "policies": [(name, str(path)) for name, path in policies],
+        },
+    )
+    page.write_text(text, encoding="utf-8")
+    report = Report(systems, results, page)
+    (out / "summary.json").write_text(json.dumps(report.to_json(), indent=1), encoding="utf-8")
+    return report
+
+
+def _bands(frame: pl.DataFrame) -> dict[tuple[str, str | None], float]:
+    """Noise bands by (system, collective), and by (system, None) for all collectives."""
+    whole = noise_bands(frame).select("system", pl.lit(None, pl.String), "noise_band")
+    parts = noise_bands(frame, NOISE_KEY).select(*NOISE_KEY, "noise_band")
+    return {(s, c): band for table in (whole, parts) for s, c, band in table.iter_rows()}
+
+
+def _system_report(
+    system: str,
+    grid: TaskGrid,
+    choices: dict[str, Actions],
+    values: dict[tuple[int, int], Any],
+    bands: Mapping[tuple[str, str | None], float],
+    learned: Sequence[str],
+) -> SystemReport:
+    band = bands.get((system, None))
+    tasks = grid.tasks.with_row_index("row").filter(pl.col("system") == system)
+    rows = tasks["row"].to_numpy().astype(np.int64)
+    summaries = summarise(grid, rows, choices, values, band)
+    by_collective = {
+        str(key[0]): summarise(grid, part["row"].to_numpy().astype(np.int64), choices, values, band)
+        for key, part in tasks.group_by("collective", maintain_order=True)
+    }
+    return SystemReport(
+        system=system,
+        simulated=bool(tasks["simulated"].all()),
+        band=band,
+        summaries=summaries,
+        by_collective=by_collective,
+        verdicts=verdicts(system, summaries, learned, band),
+        unscored=grid.unscored.filter(pl.col("system") == system),
+    )

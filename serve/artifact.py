@@ -1,0 +1,160 @@
+"""The artifact: a policy directory with its decision tables, and the check that it is whole.
+
+policy.pt       TorchScript: window, context, mask -> action, q values
+manifest.json   features, catalogue, supports, hashes (datasets/manifest.py)
+tables/         integer decision tables, one a system and communicator shape
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dynamiccl.datasets.features import WINDOW_LENGTH, feature_table, window_table
+from dynamiccl.datasets.manifest import MANIFEST_NAME, POLICY_NAME, Manifest
+from dynamiccl.errors import ArtifactMismatch, MissingPath, UnknownName, UserError
+from dynamiccl.serve.decide import make_table, table_supports
+from dynamiccl.serve.table import DecisionTable, relative_path
+from dynamiccl.serve.torchscript import ScriptedPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class TableInfo:
+    """One decision table of an artifact."""
+
+    system: str
+    num_nodes: int
+    num_ranks: int
+    path: str
+    entries: int
+    #: Entries that tell NCCL something; the others abstain.
+    acting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A verified artifact."""
+
+    directory: Path
+    manifest: Manifest
+    tables: list[TableInfo]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "artifact": str(self.directory),
+            "recipe": self.manifest.recipe,
+            "data_hash": self.manifest.data_hash,
+            "git_commit": self.manifest.git_commit,
+            "actions": len(self.manifest.catalogue),
+            "tables": [
+                {name: getattr(info, name) for name in TableInfo.__slots__} for info in self.tables
+            ],
+        }
+
+
+def find_policy(run: str, mlruns: Path) -> Path:
+    """The policy folder of a run directory, or of a run id below a local `mlruns` folder.
+
+    Raises MissingPath.
+    """
+    folder = Path(run.removeprefix("file://"))
+    found = [folder, folder / "policy", *mlruns.glob(f"**/{run}/artifacts/policy")]
+    for candidate in found:
+        if (candidate / MANIFEST_NAME).is_file():
+            return candidate
+    raise MissingPath(
+        "policy",
+        folder,
+        f"give a run directory, or a run id whose files lie under {mlruns} (--mlruns); from a "
+        "tracking server fetch it first: mlflow artifacts download -r RUN -a policy -d DIR",
+    )
+
+
+def export_artifact(policy_dir: Path, out: Path) -> Artifact:
+    """Copy a trained policy to `out` and add its decision tables; return the verified artifact.
+
+    Raises UserError when `out` holds something already, and what `Manifest.read` raises.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty; take another --out or remove it")
+    manifest = Manifest.read(policy_dir)
+    _check_features(manifest, policy_dir)
+    supports = table_supports(manifest)
+    if not supports:
+        raise UserError(
+            f"the policy of {policy_dir} knows no communicator shape in launch profile 'default': "
+            "there is nothing to make a table for"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(policy_dir / POLICY_NAME, out / POLICY_NAME)
+    policy = ScriptedPolicy(out / POLICY_NAME)
+    for support in supports:
+        path = out / relative_path(support.system, support.num_nodes, support.num_ranks)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(make_table(policy, manifest, support).to_bytes())
+    manifest.write(out)
+    return verify_artifact(out)
+
+
+def verify_artifact(directory: Path) -> Artifact:
+    """Check hashes, features and tables, and that the policy still gives exactly these tables.
+
+    Raises what `Manifest.read` raises, CorruptFile, and ArtifactMismatch.
+    """
+    manifest = Manifest.read(directory)
+    _check_features(manifest, directory)
+    policy = ScriptedPolicy(directory / POLICY_NAME)
+    infos = []
+    for support in table_supports(manifest):
+        name = relative_path(support.system, support.num_nodes, support.num_ranks)
+        if not (directory / name).is_file():
+            raise ArtifactMismatch(
+                f"{directory} has no {name}; it is a policy, not yet an artifact"
+            )
+        table = DecisionTable.read(directory / name)
+        if table != make_table(policy, manifest, support):
+            raise ArtifactMismatch(
+                f"{directory / name} is not what policy.pt decides on this machine; export again"
+            )
+        acting = int(table.entries["act"].sum())
+        infos.append(
+            TableInfo(
+                support.system,
+                support.num_nodes,
+                support.num_ranks,
+                name,
+                int(table.entries.size),
+                acting,
+            )
+        )
+    return Artifact(directory, manifest, infos)
+
+
+def pick_table(artifact: Artifact, num_nodes: int, num_ranks: int, system: str | None) -> TableInfo:
+    """The table of a communicator shape.
+
+    Raises UnknownName (no such shape or system) and UserError (several systems have that shape).
+    """
+    shaped = [t for t in artifact.tables if (t.num_nodes, t.num_ranks) == (num_nodes, num_ranks)]
+    if not shaped:
+        shapes = [f"--ranks {t.num_ranks} --nodes {t.num_nodes}" for t in artifact.tables]
+        asked = f"--ranks {num_ranks} --nodes {num_nodes}"
+        raise UnknownName("communicator shape", asked, sorted(set(shapes)))
+    systems = [t.system for t in shaped]
+    if system is None and len(shaped) > 1:
+        raise UserError(
+            f"{len(shaped)} systems have this shape; add --system, one of {', '.join(systems)}"
+        )
+    chosen = system or systems[0]
+    if chosen not in systems:
+        raise UnknownName("system", chosen, systems)
+    return shaped[systems.index(chosen)]
+
+
+def _check_features(manifest: Manifest, where: Path) -> None:
+    wanted = (feature_table(manifest.launch_profiles), window_table(), WINDOW_LENGTH)
+    if (manifest.features, manifest.window_features, manifest.window_length) != wanted:
+        raise ArtifactMismatch(
+            f"the features that {where} was trained on are not those of this release; train again"
+        )

@@ -1,0 +1,112 @@
+"""Build the tuner plugin with CMake and Ninja, and find a built one.
+
+The plugin is compiled on the machine that will run it (or one like it) rather than shipped in the
+wheel: it must fit the C library there, and a compiler is at hand wherever NCCL programs are built.
+
+    python -m dynamiccl.serve.build [--sanitize address,undefined|thread] [--tests] [--dir DIR]
+"""
+
+import argparse
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from dynamiccl import cli
+from dynamiccl.errors import MissingPath, PluginError
+
+PLUGIN_NAME: Final = "libnccl-tuner-dynamiccl.so"
+DEFAULT_BUILD_DIR: Final = Path("out/plugin")
+SOURCE_DIR: Final = Path(__file__).resolve().parent / "plugin"
+SANITIZERS: Final = ("", "address,undefined", "thread")
+_SHOWN_LINES: Final = 20
+
+_log = logging.getLogger(__name__)
+
+
+def build_plugin(build_dir: Path, *, sanitize: str = "", tests: bool = False) -> Path:
+    """Configure and build into `build_dir` (incrementally); return the plugin's path.
+
+    `sanitize` is one of SANITIZERS; `tests` adds the C++ tests (ctest) and the benchmark. Raises
+    PluginError when a tool is missing or the compiler fails, with the end of what it said.
+    """
+    if sanitize not in SANITIZERS:
+        raise ValueError(f"sanitize is '{sanitize}' and must be one of {SANITIZERS}")
+    cmake, ninja = find_tool("cmake"), find_tool("ninja")
+    _check_compiler()
+    _log.info("building %s in %s", PLUGIN_NAME, build_dir)
+    _run(
+        [
+            cmake,
+            "-G",
+            "Ninja",
+            f"-DCMAKE_MAKE_PROGRAM={ninja}",
+            f"-DDYNAMICCL_SANITIZE={sanitize}",
+            f"-DDYNAMICCL_TESTS={'ON' if tests else 'OFF'}",
+            "-B",
+            str(build_dir),
+            "-S",
+            str(SOURCE_DIR),
+        ]
+    )
+    _run([cmake, "--build", str(build_dir)])
+    return build_dir / PLUGIN_NAME
+
+
+def find_plugin(path: Path | None = None) -> Path:
+    """The plugin at `path`, or where `make plugin` puts it; raises MissingPath when not there."""
+    found = path if path is not None else DEFAULT_BUILD_DIR / PLUGIN_NAME
+    if not found.is_file():
+        raise MissingPath("tuner plugin", found, "build it with 'make plugin'")
+    return found.resolve()
+
+
+def find_tool(name: str) -> str:
+    """A build tool installed beside this Python, else on PATH; raises PluginError without one."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.is_file() else shutil.which(name)
+    if found is None:
+        raise PluginError(f"no {name} to build the plugin with; pip install 'dynamiccl[plugin]'")
+    return found
+
+
+def _check_compiler() -> None:
+    named = os.environ.get("CXX", "").split()[:1]
+    if not any(shutil.which(name) for name in named or ["c++", "g++", "clang++"]):
+        tried = named[0] if named else "c++, g++ and clang++"
+        raise PluginError(
+            f"no C++ compiler: {tried} not found; install g++ 9 or later (or clang 10), or name "
+            "one in the environment variable CXX"
+        )
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        # Ninja shows the compiler's stderr on its own stdout.
+        lines = (done.stdout + done.stderr).splitlines()[-_SHOWN_LINES:]
+        raise PluginError(
+            f"'{Path(command[0]).name}' failed with exit code {done.returncode} and said:\n"
+            + "\n".join(lines)
+        )
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m dynamiccl.serve.build", description="Build the tuner plugin."
+    )
+    parser.add_argument("--dir", type=Path, default=DEFAULT_BUILD_DIR, help="build directory")
+    parser.add_argument("--sanitize", default="", choices=SANITIZERS, help="sanitizers to add")
+    parser.add_argument("--tests", action="store_true", help="also the C++ tests and benchmark")
+    arguments = parser.parse_args()
+    cli.configure_logging(verbose=False)
+    plugin = build_plugin(arguments.dir, sanitize=arguments.sanitize, tests=arguments.tests)
+    sys.stdout.write(f"{plugin}\n")
+
+
+if __name__ == "__main__":
+    cli.run(_main)

@@ -1,0 +1,117 @@
+"""From a policy to a decision table: one cold observation for each (collective, size bin).
+
+A table acts only where the data set measured both the config and NCCL's default within one octave;
+everywhere else it abstains, and NCCL's own choice stands.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from dynamiccl.datasets.actions import ABSTAIN_ACTION
+from dynamiccl.datasets.features import TUNED, cold_observations
+from dynamiccl.datasets.manifest import Manifest, Support
+from dynamiccl.datasets.schema import DEFAULT_PROFILE, MEASUREMENTS
+from dynamiccl.nccl import Collective, Config, NcclVersion, invalid_reason
+from dynamiccl.serve.table import DecisionTable
+from dynamiccl.serve.torchscript import ScriptedPolicy
+from dynamiccl.sizes import BINS_PER_OCTAVE, bin_center_bytes
+
+#: A config measured at most so many bins away may be chosen.
+REACH_BINS: Final = BINS_PER_OCTAVE
+#: Per-process tables cannot follow a launch profile: they are made for the untouched environment.
+_PROFILE: Final = DEFAULT_PROFILE
+
+
+def table_supports(manifest: Manifest) -> list[Support]:
+    """The supports that get a table: the untouched profile, the newest NCCL of each shape."""
+    newest: dict[tuple[str, int, int], Support] = {}
+    for support in manifest.supports:
+        if support.launch_profile != _PROFILE:
+            continue
+        key = (support.system, support.num_nodes, support.num_ranks)
+        if key not in newest or _version(newest[key]) < _version(support):
+            newest[key] = support
+    return [newest[key] for key in sorted(newest)]
+
+
+def make_table(policy: ScriptedPolicy, manifest: Manifest, support: Support) -> DecisionTable:
+    """Ask the policy about every bin and every tuned collective of one communicator shape."""
+    bins = [b for actions in support.measured.values() for found in actions.values() for b in found]
+    first, last = min(bins), max(bins)
+    rows = [
+        _decide(policy, manifest, support, collective, range(first, last + 1))
+        for collective in TUNED
+    ]
+    return DecisionTable.from_configs(
+        rows, num_nodes=support.num_nodes, num_ranks=support.num_ranks, first_bin=first
+    )
+
+
+def _decide(
+    policy: ScriptedPolicy,
+    manifest: Manifest,
+    support: Support,
+    collective: Collective,
+    bins: Sequence[int],
+) -> list[Config | None]:
+    mask = allowed(manifest, support, collective, bins)
+    tasks = cold_tasks(support, collective, [bin_center_bytes(index) for index in bins])
+    observations = cold_observations(tasks, manifest.launch_profiles)
+    actions = policy.act(observations, mask)
+    configs = manifest.actions().configs
+    # Where the default was not measured, a gain over it was never shown: abstain unasked.
+    return [
+        None if action == ABSTAIN_ACTION or not row[ABSTAIN_ACTION] else configs[action]
+        for action, row in zip(actions, mask, strict=True)
+    ]
+
+
+def allowed(
+    manifest: Manifest, support: Support, collective: Collective, bins: Sequence[int]
+) -> npt.NDArray[np.bool_]:
+    """(bins, A) whether each action is valid and was measured within reach of each bin."""
+    configs = manifest.actions().configs
+    version = NcclVersion.parse(support.nccl_version) if support.nccl_version else None
+    centres = np.asarray(bins)
+    mask = np.zeros((len(centres), len(configs)), dtype=np.bool_)
+    for name, found in support.measured.get(collective.wire, {}).items():
+        action = int(name)
+        reason = invalid_reason(
+            configs[action], collective, version=version, num_nodes=support.num_nodes
+        )
+        if reason is None:
+            distance = np.abs(centres[:, None] - np.asarray(found)[None, :]).min(axis=1)
+            mask[:, action] = distance <= REACH_BINS
+    # With nothing to choose from, the policy still needs one action: abstaining.
+    mask[~mask.any(axis=1), ABSTAIN_ACTION] = True
+    return mask
+
+
+def cold_tasks(support: Support, collective: Collective, sizes: Sequence[int]) -> pl.DataFrame:
+    """Tasks of one support as feature code wants them: workload and environment columns."""
+    shared: dict[str, Any] = {
+        "collective": collective.wire,
+        "num_nodes": support.num_nodes,
+        "ranks_per_node": support.ranks_per_node,
+        "num_ranks": support.num_ranks,
+        "launch_profile": support.launch_profile,
+        "nccl_version": support.nccl_version,
+        **support.environment,
+    }
+    types = {name: _polars_type(name) for name in (*shared, "size_bytes")}
+    types["noise_p90"] = pl.Float64()
+    shared["noise_p90"] = support.noise_p90.get(collective.wire)
+    return pl.DataFrame([{**shared, "size_bytes": size} for size in sizes], schema=types)
+
+
+def _polars_type(name: str) -> pl.DataType:
+    empty = MEASUREMENTS.empty_table().select([name])
+    return pl.DataFrame(empty).schema[name]
+
+
+def _version(support: Support) -> NcclVersion:
+    return NcclVersion.parse(support.nccl_version) if support.nccl_version else NcclVersion(0, 0)

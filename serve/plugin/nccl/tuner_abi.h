@@ -1,0 +1,103 @@
+// NCCL's tuner ABI, versions 2 to 6, declared by us from NVIDIA/nccl's published interface.
+//
+// One plugin exports all five structs; NCCL takes the newest that it knows (`src/misc/tuner.cc` to
+// 2.25, `src/plugin/tuner.cc` from 2.26): v2 in 2.21, v3 in 2.22 and 2.23, v4 in 2.24 to 2.27, v5
+// in 2.28 and 2.29, v6 from 2.30. Only layout and meaning are stated here, with NCCL's own
+// spelling; nothing of NCCL is needed to build or test the plugin.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+extern "C" {
+
+// `src/nccl.h.in`. Any other value fails the collective in every version: the call is wrapped in
+// NCCLCHECK, whatever the header's comment says, so there is nothing else that we may return.
+enum ncclResult_t : int { ncclSuccess = 0 };
+
+// `src/include/nccl_common.h`. An int, not an enum, since NCCL may one day pass a new value.
+typedef int ncclFunc_t;
+
+// `src/include/nccl_common.h`; the levels and subsystem bits that we use.
+enum ncclDebugLogLevel : int { NCCL_LOG_INFO = 3 };
+enum ncclDebugLogSubSys : unsigned long { NCCL_INIT = 0x1, NCCL_TUNING = 0x40 };
+typedef void (*ncclDebugLogger_t)(ncclDebugLogLevel level, unsigned long flags, const char* file,
+                                  int line, const char* format, ...);
+
+// `src/include/plugin/nccl_tuner.h`, from v5 (NCCL 2.28) on.
+struct ncclNvlDomainInfo_v5_t {
+  int nNvlDomains;
+  int minRanksPerNvlDomain;
+  int maxRanksPerNvlDomain;
+};
+
+// The cost model's constants, in and out in v5 and v6. We never look inside: changing one on one
+// rank alone would make the ranks' cost tables differ.
+struct ncclTunerConstants_v5_t;
+
+// Common to all: `collCostTable` is typed float** and is one flat float[numAlgo][numProto] of
+// microseconds, -1.0 where a combination is not available (`src/enqueue.cc`, topoGetAlgoInfo).
+// `nBytes` is count x element size, x ranks for AllGather and ReduceScatter. `*nChannels` is 0
+// before the call, which means that NCCL decides.
+
+// NCCL 2.21 (v2.21.5-1 `src/include/nccl_tuner.h`). No cost table: the choice itself is returned,
+// and a value left at -1 is NCCL's to make.
+struct ncclTuner_v2_t {
+  const char* name;
+  ncclResult_t (*init)(std::size_t nRanks, std::size_t nNodes, ncclDebugLogger_t logFunction,
+                       void** context);
+  ncclResult_t (*getCollInfo)(void* context, ncclFunc_t collType, std::size_t nBytes,
+                              int collNetSupport, int nvlsSupport, int numPipeOps, int* algorithm,
+                              int* protocol, int* nChannels);
+  ncclResult_t (*destroy)(void* context);
+};
+
+// NCCL 2.22 (v2.22.3-1 `src/include/nccl_tuner.h`): the cost table.
+struct ncclTuner_v3_t {
+  const char* name;
+  ncclResult_t (*init)(std::size_t nRanks, std::size_t nNodes, ncclDebugLogger_t logFunction,
+                       void** context);
+  ncclResult_t (*getCollInfo)(void* context, ncclFunc_t collType, std::size_t nBytes,
+                              int numPipeOps, float** collCostTable, int numAlgo, int numProto,
+                              int* nChannels);
+  ncclResult_t (*destroy)(void* context);
+};
+
+// NCCL 2.24 (v2.24.3-1 `src/include/nccl_tuner.h`): `regBuff`, one rank's own view of its buffers.
+struct ncclTuner_v4_t {
+  const char* name;
+  ncclResult_t (*init)(std::size_t nRanks, std::size_t nNodes, ncclDebugLogger_t logFunction,
+                       void** context);
+  ncclResult_t (*getCollInfo)(void* context, ncclFunc_t collType, std::size_t nBytes,
+                              int numPipeOps, float** collCostTable, int numAlgo, int numProto,
+                              int regBuff, int* nChannels);
+  ncclResult_t (*destroy)(void* context);
+};
+
+// NCCL 2.28 (v2.28.3-1 `src/include/plugin/tuner/tuner_v5.h`): the context comes first in init.
+struct ncclTuner_v5_t {
+  const char* name;
+  ncclResult_t (*init)(void** context, std::uint64_t commId, std::size_t nRanks, std::size_t nNodes,
+                       ncclDebugLogger_t logFunction, ncclNvlDomainInfo_v5_t* nvlDomainInfo,
+                       ncclTunerConstants_v5_t* constants);
+  ncclResult_t (*getCollInfo)(void* context, ncclFunc_t collType, std::size_t nBytes,
+                              int numPipeOps, float** collCostTable, int numAlgo, int numProto,
+                              int regBuff, int* nChannels);
+  ncclResult_t (*finalize)(void* context);
+};
+
+// NCCL 2.30 (v2.30.3-1 `src/include/plugin/tuner/tuner_v6.h`): `getChunkSize`, which may be null.
+struct ncclTuner_v6_t {
+  const char* name;
+  ncclResult_t (*init)(void** context, std::uint64_t commId, std::size_t nRanks, std::size_t nNodes,
+                       ncclDebugLogger_t logFunction, ncclNvlDomainInfo_v5_t* nvlDomainInfo,
+                       ncclTunerConstants_v5_t* constants);
+  ncclResult_t (*getCollInfo)(void* context, ncclFunc_t collType, std::size_t nBytes,
+                              int numPipeOps, float** collCostTable, int numAlgo, int numProto,
+                              int regBuff, int* nChannels);
+  ncclResult_t (*finalize)(void* context);
+  ncclResult_t (*getChunkSize)(void* context, ncclFunc_t collType, std::size_t nBytes, int algo,
+                               int proto, int nChannels, std::size_t* chunkSize);
+};
+
+}  // extern "C"

@@ -1,0 +1,89 @@
+// What NCCL sees: one struct per tuner ABI version, each a thin shell over Context.
+//
+// Here, and in nccl/tuner_abi.h, NCCL's own names are used. Every function returns ncclSuccess
+// whatever happens: any other value fails the collective or the communicator.
+#include "nccl/tuner_abi.h"
+#include "tuner.h"
+
+#define DYNAMICCL_EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+// `const` alone would give these internal linkage.
+extern DYNAMICCL_EXPORT const ncclTuner_v2_t ncclTunerPlugin_v2;
+extern DYNAMICCL_EXPORT const ncclTuner_v3_t ncclTunerPlugin_v3;
+extern DYNAMICCL_EXPORT const ncclTuner_v4_t ncclTunerPlugin_v4;
+extern DYNAMICCL_EXPORT const ncclTuner_v5_t ncclTunerPlugin_v5;
+extern DYNAMICCL_EXPORT const ncclTuner_v6_t ncclTunerPlugin_v6;
+}
+
+namespace {
+
+using dynamiccl::Communicator;
+using dynamiccl::Context;
+
+constexpr char kName[] = "DynamICCL";
+
+/// v2, v3, v4: the context comes last.
+template <int version>
+ncclResult_t init(std::size_t nRanks, std::size_t nNodes, ncclDebugLogger_t logFunction,
+                  void** context) noexcept {
+  if (context == nullptr) return ncclSuccess;
+  *context = Context::create(Communicator{version, nRanks, nNodes, logFunction, nullptr});
+  return ncclSuccess;
+}
+
+/// v5, v6: the context comes first; the constants stay as NCCL made them.
+template <int version>
+ncclResult_t initWithDomains(void** context, std::uint64_t /*commId*/, std::size_t nRanks,
+                             std::size_t nNodes, ncclDebugLogger_t logFunction,
+                             ncclNvlDomainInfo_v5_t* nvlDomainInfo,
+                             ncclTunerConstants_v5_t* /*constants*/) noexcept {
+  if (context == nullptr) return ncclSuccess;
+  *context = Context::create(Communicator{version, nRanks, nNodes, logFunction, nvlDomainInfo});
+  return ncclSuccess;
+}
+
+ncclResult_t getCollInfo_v2(void* context, ncclFunc_t collType, std::size_t nBytes,
+                            int /*collNetSupport*/, int nvlsSupport, int /*numPipeOps*/,
+                            int* algorithm, int* protocol, int* nChannels) noexcept {
+  if (context == nullptr || algorithm == nullptr || protocol == nullptr || nChannels == nullptr) {
+    return ncclSuccess;
+  }
+  static_cast<Context*>(context)->answer_v2(collType, nBytes, nvlsSupport, algorithm, protocol,
+                                            nChannels);
+  return ncclSuccess;
+}
+
+ncclResult_t getCollInfo_v3(void* context, ncclFunc_t collType, std::size_t nBytes,
+                            int /*numPipeOps*/, float** collCostTable, int numAlgo, int numProto,
+                            int* nChannels) noexcept {
+  if (context == nullptr || collCostTable == nullptr || nChannels == nullptr) return ncclSuccess;
+  // Typed float**, and yet one flat array.
+  float* cells = reinterpret_cast<float*>(collCostTable);
+  static_cast<Context*>(context)->answer(collType, nBytes, {cells, numAlgo, numProto}, nChannels);
+  return ncclSuccess;
+}
+
+/// v4, v5, v6. `regBuff` can differ between the ranks of one call, so it must not matter.
+ncclResult_t getCollInfo_v4(void* context, ncclFunc_t collType, std::size_t nBytes, int numPipeOps,
+                            float** collCostTable, int numAlgo, int numProto, int /*regBuff*/,
+                            int* nChannels) noexcept {
+  return getCollInfo_v3(context, collType, nBytes, numPipeOps, collCostTable, numAlgo, numProto,
+                        nChannels);
+}
+
+ncclResult_t finalize(void* context) noexcept {
+  Context::retire(static_cast<Context*>(context));
+  return ncclSuccess;
+}
+
+}  // namespace
+
+const ncclTuner_v2_t ncclTunerPlugin_v2 = {kName, init<2>, getCollInfo_v2, finalize};
+const ncclTuner_v3_t ncclTunerPlugin_v3 = {kName, init<3>, getCollInfo_v3, finalize};
+const ncclTuner_v4_t ncclTunerPlugin_v4 = {kName, init<4>, getCollInfo_v4, finalize};
+const ncclTuner_v5_t ncclTunerPlugin_v5 = {kName, initWithDomains<5>, getCollInfo_v4, finalize};
+// No getChunkSize: NCCL then keeps its own chunk. Tables already carry chunk_bytes; using it is a
+// later step, since NCCL asks per part of a collective and not per collective.
+const ncclTuner_v6_t ncclTunerPlugin_v6 = {kName, initWithDomains<6>, getCollInfo_v4, finalize,
+                                           nullptr};

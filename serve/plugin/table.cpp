@@ -1,0 +1,157 @@
+// Every byte of a table file is checked once, at load; the look-up then trusts it.
+#include "table.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstring>
+
+namespace dynamiccl {
+namespace {
+
+/// Little-endian unsigned integer of `size` bytes at `bytes`, on any processor.
+std::uint64_t read_unsigned(const std::uint8_t* bytes, std::size_t size) noexcept {
+  std::uint64_t value = 0;
+  for (std::size_t i = 0; i < size; ++i) value |= std::uint64_t{bytes[i]} << (8 * i);
+  return value;
+}
+
+std::int32_t read_int32(const std::uint8_t* bytes) noexcept {
+  return static_cast<std::int32_t>(read_unsigned(bytes, 4));
+}
+
+std::uint64_t fnv1a(const std::uint8_t* bytes, std::size_t size) noexcept {
+  std::uint64_t digest = kFnvOffset;
+  for (std::size_t i = 0; i < size; ++i) digest = (digest ^ bytes[i]) * kFnvPrime;
+  return digest;
+}
+
+bool shape_is_sound(const DecisionTable& table) noexcept {
+  return table.num_nodes >= 1 && table.ranks_per_node >= 1 &&
+         std::int64_t{table.num_nodes} * table.ranks_per_node == table.num_ranks &&
+         table.first_bin >= 0 && table.num_bins >= 1 &&
+         table.first_bin <= kMaxBins - table.num_bins;
+}
+
+bool combination_exists(int collective, int algorithm, int protocol) noexcept {
+  if (algorithm == kAuto) return true;
+  const bool* protocols = kValid[collective][algorithm];
+  if (protocol != kAuto) return protocols[protocol];
+  return protocols[kLL] || protocols[kLL128] || protocols[kSimple];
+}
+
+bool entry_is_sound(int collective, const Entry& entry) noexcept {
+  const bool in_range = entry.algorithm >= kAuto && entry.algorithm < kNumAlgorithms &&
+                        entry.protocol >= kAuto && entry.protocol < kNumProtocols &&
+                        entry.num_channels >= 0 && entry.num_channels <= kMaxChannels &&
+                        (entry.act == 0 || entry.act == 1) && entry.chunk_bytes >= 0;
+  if (!in_range) return false;
+  const bool sets_a_knob = entry.algorithm != kAuto || entry.protocol != kAuto ||
+                           entry.num_channels != 0 || entry.chunk_bytes != 0;
+  return sets_a_knob == (entry.act == 1) &&
+         combination_exists(collective, entry.algorithm, entry.protocol);
+}
+
+Entry read_entry(const std::uint8_t* bytes) noexcept {
+  return {static_cast<std::int8_t>(bytes[0]), static_cast<std::int8_t>(bytes[1]),
+          static_cast<std::int8_t>(bytes[2]), static_cast<std::int8_t>(bytes[3]),
+          read_int32(bytes + 4)};
+}
+
+const char* read_header(const std::uint8_t* bytes, std::size_t size,
+                        DecisionTable* table) noexcept {
+  if (size < kHeaderBytes + kChecksumBytes) return "it is too short";
+  if (std::memcmp(bytes, kMagic, sizeof kMagic) != 0) return "it is not a DynamICCL table";
+  if (read_unsigned(bytes + 8, 4) != kFormatVersion) return "its format version is another";
+  table->num_nodes = read_int32(bytes + 12);
+  table->num_ranks = read_int32(bytes + 16);
+  table->ranks_per_node = read_int32(bytes + 20);
+  table->first_bin = read_int32(bytes + 24);
+  table->num_bins = read_int32(bytes + 28);
+  if (read_int32(bytes + 32) != kNumCollectives || read_int32(bytes + 36) != kBinsPerOctave ||
+      read_unsigned(bytes + 40, 4) != kEntryBytes) {
+    return "its counts are of another vocabulary";
+  }
+  return shape_is_sound(*table) ? nullptr : "its shape is impossible";
+}
+
+/// Owns a file descriptor. No fstat: it is versioned in glibc, and would tie the plugin to 2.33.
+class File {
+ public:
+  // Without O_NONBLOCK a FIFO that has no writer would block here for ever: a hang.
+  explicit File(const char* path) noexcept
+      : descriptor_(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY)) {}
+  ~File() {
+    if (descriptor_ >= 0) close(descriptor_);
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  bool is_open() const noexcept { return descriptor_ >= 0; }
+
+  /// Reads up to `capacity` bytes; -1 on an error.
+  ssize_t read_all(std::uint8_t* buffer, std::size_t capacity) const noexcept {
+    std::size_t filled = 0;
+    while (filled < capacity) {
+      const ssize_t got = read(descriptor_, buffer + filled, capacity - filled);
+      if (got == 0) break;
+      if (got > 0) filled += static_cast<std::size_t>(got);
+      if (got < 0 && errno != EINTR) return -1;
+    }
+    return static_cast<ssize_t>(filled);
+  }
+
+ private:
+  int descriptor_;
+};
+
+}  // namespace
+
+int size_bin(std::uint64_t size_bytes) noexcept {
+  if (size_bytes == 0 || size_bytes >> kMaxSizeBits != 0) return -1;
+  const int octave = 63 - __builtin_clzll(size_bytes);
+  const std::uint64_t mantissa =
+      octave <= 32 ? size_bytes << (32 - octave) : size_bytes >> (octave - 32);
+  int bin = kBinsPerOctave * octave;
+  for (const std::uint64_t edge : kEdgesQ32) bin += mantissa >= edge ? 1 : 0;
+  return bin;
+}
+
+const char* decode_table(const std::uint8_t* bytes, std::size_t size,
+                         DecisionTable* table) noexcept {
+  if (const char* problem = read_header(bytes, size, table)) return problem;
+  const int num_entries = kNumCollectives * table->num_bins;
+  const std::size_t body_end = kHeaderBytes + kEntryBytes * static_cast<std::size_t>(num_entries);
+  if (size != body_end + kChecksumBytes) return "its length does not fit its header";
+  table->checksum = read_unsigned(bytes + body_end, kChecksumBytes);
+  if (table->checksum != fnv1a(bytes, body_end)) return "its checksum does not match";
+  for (int i = 0; i < num_entries; ++i) {
+    table->entries[i] =
+        read_entry(bytes + kHeaderBytes + kEntryBytes * static_cast<std::size_t>(i));
+    if (!entry_is_sound(i / table->num_bins, table->entries[i])) {
+      return "an entry is outside the vocabulary";
+    }
+  }
+  return nullptr;
+}
+
+const char* load_table(const char* path, DecisionTable* table) noexcept {
+  const File file(path);
+  if (!file.is_open()) return "there is no such file";
+  std::uint8_t bytes[kMaxFileBytes + 1];
+  const ssize_t size = file.read_all(bytes, sizeof bytes);
+  if (size < 0) return "it cannot be read";
+  if (static_cast<std::size_t>(size) > kMaxFileBytes) return "it is too long";
+  return decode_table(bytes, static_cast<std::size_t>(size), table);
+}
+
+const Entry* lookup(const DecisionTable& table, int collective, std::uint64_t size_bytes) noexcept {
+  if (collective < 0 || collective >= kNumCollectives) return nullptr;
+  const int column = size_bin(size_bytes) - table.first_bin;  // negative for sizes without a bin
+  if (column < 0 || column >= table.num_bins) return nullptr;
+  const Entry* entry = &table.entries[collective * table.num_bins + column];
+  return entry->act != 0 ? entry : nullptr;
+}
+
+}  // namespace dynamiccl

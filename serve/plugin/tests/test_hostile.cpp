@@ -1,0 +1,163 @@
+// Whatever lies on disk and in the environment: abstain, say why once, never crash.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/check.h"
+#include "tests/library.h"
+#include "tests/table_file.h"
+
+using namespace dynamiccl;
+
+namespace {
+
+const Entry kGood = {kRing, kLL128, 8, 1, 0};
+
+/// Whether a communicator abstains and its one line says `why`.
+bool abstains(const Library& library, const char* why, std::size_t num_ranks = 8,
+              std::size_t num_nodes = 1, ncclNvlDomainInfo_v5_t* domains = nullptr) {
+  bool all = true;
+  for (const int version : {2, 3, 4, 5, 6}) {
+    if (domains != nullptr && version < 5) continue;
+    t_lines.clear();
+    void* context = library.init(version, num_ranks, num_nodes, domains);
+    const bool said = t_lines.size() == 1 && t_lines[0].find("DYNAMICCL: ") == 0 &&
+                      t_lines[0].find(why) != std::string::npos;
+    if (!said || context != nullptr) {
+      std::fprintf(stderr, "v%d said: %s\n", version, t_lines.empty() ? "-" : t_lines[0].c_str());
+      all = false;
+    }
+    library.finalize(version, context);
+    library.finalize(version, library.init(version, num_ranks, num_nodes, domains, nullptr));
+  }
+  return all;
+}
+
+void good_table_says_so_once(const Library& library, const ArtifactDirectory& artifact) {
+  artifact.write(1, 8, table_of(1, 8, kGood));
+  t_lines.clear();
+  ncclNvlDomainInfo_v5_t even = {1, 8, 8};
+  void* context = library.init(5, 8, 1, &even);
+  CHECK(context != nullptr && t_lines.size() == 1);
+  CHECK(t_lines[0].find("DYNAMICCL: 8 ranks on 1 nodes: decisions from ") == 0);
+  for (int i = 0; i < 100; ++i) library.ask(5, context, Call());
+  CHECK(t_lines.size() == 1);
+  library.finalize(5, context);
+}
+
+void wrong_communicator(const Library& library, const ArtifactDirectory& artifact) {
+  artifact.write(1, 8, table_of(1, 8, kGood));
+  CHECK(abstains(library, "there is no such file", 16, 2));
+  CHECK(abstains(library, "different numbers of ranks", 8, 0));
+  CHECK(abstains(library, "different numbers of ranks", 7, 2));
+  ncclNvlDomainInfo_v5_t uneven = {2, 3, 5};
+  CHECK(abstains(library, "NVLink domains", 8, 1, &uneven));
+  artifact.write(2, 16, table_of(2, 8, kGood));
+  CHECK(abstains(library, "another number of ranks", 16, 2));
+  artifact.write(2, 16, table_of(1, 16, kGood));
+  CHECK(abstains(library, "another number of ranks", 16, 2));
+}
+
+void bad_environment(const Library& library, const std::string& directory) {
+  const std::string artifact = std::getenv("DYNAMICCL_ARTIFACT");
+  for (const char* slug : {"../test", "te/st", ".", "..", "Test", "-x", "a b"}) {
+    setenv("DYNAMICCL_SYSTEM", slug, 1);
+    CHECK(abstains(library, "is not a system's name"));
+  }
+  for (const char* empty : {"", static_cast<const char*>(nullptr)}) {
+    empty != nullptr ? setenv("DYNAMICCL_SYSTEM", empty, 1) : unsetenv("DYNAMICCL_SYSTEM");
+    CHECK(abstains(library, "dynamiccl-deploy env"));
+  }
+  setenv("DYNAMICCL_SYSTEM", "test", 1);
+  setenv("DYNAMICCL_ARTIFACT", std::string(5000, 'a').c_str(), 1);
+  CHECK(abstains(library, "is too long"));
+  setenv("DYNAMICCL_ARTIFACT", (directory + "/nowhere%n%s").c_str(), 1);
+  CHECK(abstains(library, "there is no such file"));
+  unsetenv("DYNAMICCL_ARTIFACT");
+  CHECK(abstains(library, "DYNAMICCL_ARTIFACT is not set"));
+  setenv("DYNAMICCL_ARTIFACT", artifact.c_str(), 1);
+}
+
+void not_a_file(const Library& library, const ArtifactDirectory& artifact) {
+  const std::string path = artifact.path(1, 8);
+  std::remove(path.c_str());
+  CHECK(abstains(library, "there is no such file"));
+  mkdir(path.c_str(), 0777);
+  CHECK(abstains(library, "it cannot be read"));
+  rmdir(path.c_str());
+  mkfifo(path.c_str(), 0666);  // must not block
+  CHECK(abstains(library, "it is too short"));
+  std::remove(path.c_str());
+  CHECK(symlink("/dev/zero", path.c_str()) == 0);
+  CHECK(abstains(library, "it is too long"));
+  std::remove(path.c_str());
+}
+
+void damaged_files(const Library& library, const ArtifactDirectory& artifact) {
+  const Bytes good = table_of(1, 8, kGood, kAllReduce, 80, 2);
+  for (std::size_t size = 0; size < good.size(); ++size) {
+    artifact.write(1, 8, Bytes(good.begin(), good.begin() + static_cast<std::ptrdiff_t>(size)));
+    CHECK(abstains(library, ".dct: it"));
+  }
+  for (std::size_t i = 0; i < good.size(); ++i) {
+    Bytes flipped = good;
+    flipped[i] ^= 0x10;
+    artifact.write(1, 8, flipped);
+    CHECK(abstains(library, ".dct: it"));
+  }
+  Bytes longer = good;
+  longer.push_back(0);
+  artifact.write(1, 8, longer);
+  CHECK(abstains(library, "length"));
+  artifact.write(1, 8, Bytes(2 << 20, 0));
+  CHECK(abstains(library, "too long"));
+}
+
+/// Checksums that match do not make the numbers right: every field is checked on its own.
+void resealed_header(const Library& library, const ArtifactDirectory& artifact) {
+  const Bytes good = table_of(1, 8, kGood, kAllReduce, 80, 2);
+  const int odd_values[] = {-1, 0, 3, 250, 1 << 24, 0x7fffffff, static_cast<int>(0x80000000)};
+  for (std::size_t offset = 8; offset < kHeaderBytes; offset += 4) {
+    for (const int odd : odd_values) {
+      Bytes bad(good.begin(), good.end() - 8);
+      for (std::size_t i = 0; i < 4; ++i) {
+        bad[offset + i] = static_cast<std::uint8_t>(static_cast<std::uint32_t>(odd) >> (8 * i));
+      }
+      artifact.write(1, 8, sealed(bad));
+      const bool fits = offset == 24 && (odd == 0 || odd == 3);  // first_bin may be anything small
+      if (fits) continue;
+      CHECK(abstains(library, ".dct: it"));
+    }
+  }
+}
+
+void entries_outside_the_vocabulary(const Library& library, const ArtifactDirectory& artifact) {
+  const Entry bad_entries[] = {
+      {7, kLL, 8, 1, 0},      {-2, kLL, 8, 1, 0},       {127, kLL, 8, 1, 0},
+      {kRing, 3, 8, 1, 0},    {kRing, -2, 8, 1, 0},     {kRing, kLL, 65, 1, 0},
+      {kRing, kLL, -3, 1, 0}, {kRing, kLL, 127, 1, 0},  {kRing, kLL, 8, 2, 0},
+      {kRing, kLL, 8, -1, 0}, {kRing, kLL, 8, 0, 0},    {kAuto, kAuto, 0, 1, 0},
+      {kRing, kLL, 8, 1, -1}, {kPAT, kSimple, 8, 1, 0},  // AllReduce has no PAT
+      {kPAT, kAuto, 8, 1, 0}, {kNVLS, kLL, 8, 1, 0},    {kCollNetDirect, kLL128, 8, 1, 0},
+  };
+  for (const Entry& bad : bad_entries) {
+    artifact.write(1, 8, table_of(1, 8, bad));
+    CHECK(abstains(library, "outside the vocabulary"));
+  }
+  artifact.write(1, 8, table_of(1, 8, {kTree, kLL, 8, 1, 0}, kBroadcast));
+  CHECK(abstains(library, "outside the vocabulary"));
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+  const Library library(arguments[1]);
+  const ArtifactDirectory artifact(arguments[2], "hostile");
+  good_table_says_so_once(library, artifact);
+  wrong_communicator(library, artifact);
+  bad_environment(library, arguments[2]);
+  not_a_file(library, artifact);
+  damaged_files(library, artifact);
+  resealed_header(library, artifact);
+  entries_outside_the_vocabulary(library, artifact);
+  return g_failures;
+}

@@ -1,0 +1,58 @@
+// ncclCommAbort frees a context from another thread while a call may be inside it: it is not freed
+// under the call. Links the plugin's own objects, to hold such a call open.
+#include <chrono>
+#include <optional>
+#include <thread>
+
+#include "tests/check.h"
+#include "tests/library.h"
+#include "tests/table_file.h"
+#include "tuner.h"
+
+using namespace dynamiccl;
+using std::chrono::milliseconds;
+
+namespace {
+
+Context* g_leaked = nullptr;  // reachable, so that the leak checker sees the leak as meant
+
+Context* create() { return Context::create({5, 8, 1, keep_line, nullptr}); }
+
+void retire_waits_for_the_call() {
+  Context* context = create();
+  std::atomic<bool> freed{false};
+  std::optional<Context::Call> call(std::in_place, context);
+  CHECK(call->entered());
+  std::thread aborter([&] {
+    Context::retire(context);
+    freed = true;
+  });
+  std::this_thread::sleep_for(milliseconds(20));
+  CHECK(!freed);
+  call.reset();
+  aborter.join();
+  CHECK(freed);
+}
+
+void retire_rather_leaks_than_waits_for_ever() {
+  g_leaked = create();
+  const Context::Call call(g_leaked);
+  Context::retire(g_leaked);
+  const Context::Call late(g_leaked);  // still there, and answers no more
+  CHECK(!late.entered());
+  float cells[21] = {};
+  for (float& cell : cells) cell = 10.0F;
+  int num_channels = 0;
+  g_leaked->answer(kAllReduce, 1 << 20, {cells, 7, 3}, &num_channels);
+  CHECK(num_channels == 0 && cells[4] == 10.0F);
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+  const ArtifactDirectory artifact(arguments[2], "retire");
+  artifact.write(1, 8, table_of(1, 8, {kRing, kLL128, 8, 1, 0}));
+  retire_waits_for_the_call();
+  retire_rather_leaks_than_waits_for_ever();
+  return g_failures;
+}

@@ -1,0 +1,304 @@
+r"""The decision table: what the plugin looks up, and the file that carries it.
+
+A network never runs inside a training job. It is asked beforehand, once for each (collective, size
+bin) of one communicator shape, and its answers are written down as integers: every rank that reads
+the same file answers the same, on any processor, in tens of nanoseconds.
+
+One file per shape, `tables/<system>/nodes<N>_ranks<R>.dct`, all numbers little-endian:
+
+    offset  bytes  field
+    0       8      magic "DCTABLE\0"
+    8       4      uint32 format version
+    12      4      int32 num_nodes          NCCL's own nNodes
+    16      4      int32 num_ranks
+    20      4      int32 ranks_per_node     num_ranks = num_nodes x ranks_per_node
+    24      4      int32 first_bin          of dynamiccl.sizes.size_bin
+    28      4      int32 num_bins
+    32      4      int32 num_collectives    5
+    36      4      int32 bins_per_octave    4
+    40      4      uint32 entry_bytes       8
+    44      ...    entries [collective][bin], row-major; see ENTRY
+    end-8   8      uint64 FNV-1a of every byte before it
+
+Format history: 1, the first.
+"""
+
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dynamiccl.errors import CorruptFile, MissingPath, UserError
+from dynamiccl.nccl import (
+    ABSTAIN,
+    MAX_CHANNELS,
+    NUM_ALGORITHMS,
+    NUM_PROTOCOLS,
+    NUM_TUNED_COLLECTIVES,
+    Algorithm,
+    Collective,
+    Config,
+    Protocol,
+    invalid_reason,
+)
+from dynamiccl.sizes import BINS_PER_OCTAVE, MAX_SIZE_BITS, size_bin
+
+MAGIC: Final = b"DCTABLE\0"
+FORMAT_VERSION: Final = 1
+#: Bins run from 0 to one below this: every size that has a bin at all.
+MAX_BINS: Final = size_bin((1 << MAX_SIZE_BITS) - 1) + 1
+#: FNV-1a, 64 bits (draft-eastlake-fnv): not a signature, only a guard against damaged files.
+FNV_OFFSET: Final = 0xCBF29CE484222325
+FNV_PRIME: Final = 0x100000001B3
+#: In an algorithm or protocol column: NCCL decides that knob itself.
+AUTO: Final = -1
+#: One decision. `num_channels` and `chunk_bytes` are 0 where NCCL decides; `act` is 0 to abstain.
+ENTRY: Final = np.dtype(
+    [
+        ("algorithm", "i1"),
+        ("protocol", "i1"),
+        ("num_channels", "i1"),
+        ("act", "i1"),
+        ("chunk_bytes", "<i4"),
+    ]
+)
+_HEADER: Final = struct.Struct("<8sI7iI")
+_CHECKSUM: Final = struct.Struct("<Q")
+HEADER_BYTES: Final = _HEADER.size
+CHECKSUM_BYTES: Final = _CHECKSUM.size
+#: The plugin refuses a longer file unread.
+MAX_FILE_BYTES: Final = (
+    HEADER_BYTES + NUM_TUNED_COLLECTIVES * MAX_BINS * ENTRY.itemsize + CHECKSUM_BYTES
+)
+#: What may stand in DYNAMICCL_SYSTEM: one plain directory name, the same on any file system.
+_SYSTEM: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,119}")
+
+
+def relative_path(system: str, num_nodes: int, num_ranks: int) -> str:
+    """Where an artifact keeps the table of one communicator shape.
+
+    Raises UserError when `system` cannot be the directory's name.
+
+    >>> relative_path("h100-ib", 2, 16)
+    'tables/h100-ib/nodes2_ranks16.dct'
+    """
+    if not _SYSTEM.fullmatch(system):
+        raise UserError(
+            f"system name '{system}' cannot name a table directory; use lower-case letters, "
+            "digits, '.', '_' and '-', and begin with a letter or digit"
+        )
+    return f"tables/{system}/nodes{num_nodes}_ranks{num_ranks}.dct"
+
+
+def fnv1a(data: bytes) -> int:
+    """64-bit FNV-1a hash of `data`.
+
+    >>> hex(fnv1a(b"a"))
+    '0xaf63dc4c8601ec8c'
+    """
+    digest = FNV_OFFSET
+    for byte in data:
+        digest = (digest ^ byte) * FNV_PRIME & 0xFFFF_FFFF_FFFF_FFFF
+    return digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DecisionTable:
+    """Decisions for every size bin of one communicator shape.
+
+    Raises ValueError when built from values that the plugin would refuse.
+    """
+
+    num_nodes: int
+    num_ranks: int
+    ranks_per_node: int
+    #: Sizes in bins outside first_bin .. first_bin + num_bins - 1 abstain.
+    first_bin: int
+    num_bins: int
+    #: ENTRY records of shape [5 collectives][num_bins]; read-only.
+    entries: npt.NDArray[np.void]
+
+    def __post_init__(self) -> None:
+        reason = _shape_problem(self) or _entry_problem(self.entries)
+        if reason:
+            raise ValueError(reason)
+        # A private copy: a table that changes after its checks is not the table that was checked.
+        entries = np.array(self.entries, dtype=ENTRY)
+        entries.setflags(write=False)
+        object.__setattr__(self, "entries", entries)
+
+    @classmethod
+    def from_configs(
+        cls,
+        configs: Sequence[Sequence[Config | None]],
+        *,
+        num_nodes: int,
+        num_ranks: int,
+        first_bin: int = 0,
+    ) -> Self:
+        """Build from one row of Configs per tuned collective; None and ABSTAIN abstain.
+
+        Raises ValueError for rows of unequal length and for what NCCL cannot run.
+        """
+        rows = [[_entry(config) for config in row] for row in configs]
+        try:
+            entries = np.array(rows, dtype=ENTRY)
+        except OverflowError as error:
+            raise ValueError(f"a config does not fit a table entry: {error}") from error
+        return cls(
+            num_nodes=num_nodes,
+            num_ranks=num_ranks,
+            ranks_per_node=num_ranks // max(1, num_nodes),
+            first_bin=first_bin,
+            num_bins=len(rows[0]),
+            entries=entries,
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, where: str = "the table") -> Self:
+        """Read a table file's bytes; raises CorruptFile, which names `where`, for anything odd."""
+        reason = _frame_problem(data)
+        if reason is None:
+            _, _, num_nodes, num_ranks, ranks_per_node, first_bin, num_bins, *_ = _HEADER.unpack(
+                data[:HEADER_BYTES]
+            )
+            body = np.frombuffer(data[HEADER_BYTES:-CHECKSUM_BYTES], dtype=ENTRY)
+            try:
+                return cls(
+                    num_nodes=num_nodes,
+                    num_ranks=num_ranks,
+                    ranks_per_node=ranks_per_node,
+                    first_bin=first_bin,
+                    num_bins=num_bins,
+                    entries=body.reshape(NUM_TUNED_COLLECTIVES, num_bins),
+                )
+            except ValueError as error:
+                reason = str(error)
+        raise CorruptFile(f"{where} is not a usable decision table: {reason}; export it again")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a table file; raises MissingPath, or CorruptFile with its path."""
+        if not path.is_file():
+            raise MissingPath(
+                "decision table", path, "list the artifact's tables directory for the shapes it has"
+            )
+        return cls.from_bytes(path.read_bytes(), where=str(path))
+
+    def to_bytes(self) -> bytes:
+        """The file's bytes; equal tables give equal bytes."""
+        header = _HEADER.pack(
+            MAGIC,
+            FORMAT_VERSION,
+            self.num_nodes,
+            self.num_ranks,
+            self.ranks_per_node,
+            self.first_bin,
+            self.num_bins,
+            NUM_TUNED_COLLECTIVES,
+            BINS_PER_OCTAVE,
+            ENTRY.itemsize,
+        )
+        data = header + self.entries.tobytes()
+        return data + _CHECKSUM.pack(fnv1a(data))
+
+    def lookup(self, collective: Collective, size_bytes: int) -> Config | None:
+        """What NCCL is told for a call of `size_bytes` (NCCL's nBytes); None is to abstain."""
+        column = size_bin(size_bytes) - self.first_bin
+        if not collective.tunable or not 0 <= column < self.num_bins:
+            return None
+        entry = self.entries[collective, column]
+        return _config(entry) if entry["act"] else None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DecisionTable) and self.to_bytes() == other.to_bytes()
+
+    def __hash__(self) -> int:
+        return hash(self.to_bytes())
+
+
+def _entry(config: Config | None) -> tuple[int, int, int, int, int]:
+    if config is None or config == ABSTAIN:
+        return (AUTO, AUTO, 0, 0, 0)
+    return (
+        AUTO if config.algorithm is None else config.algorithm,
+        AUTO if config.protocol is None else config.protocol,
+        config.num_channels or 0,
+        1,
+        config.chunk_bytes or 0,
+    )
+
+
+def _config(entry: Any) -> Config:
+    algorithm, protocol, num_channels, _, chunk_bytes = entry.item()
+    return Config(
+        algorithm=None if algorithm == AUTO else Algorithm(algorithm),
+        protocol=None if protocol == AUTO else Protocol(protocol),
+        num_channels=num_channels or None,
+        chunk_bytes=chunk_bytes or None,
+    )
+
+
+def _frame_problem(data: bytes) -> str | None:
+    """What is wrong with the bytes around the entries, or None."""
+    if len(data) < HEADER_BYTES + CHECKSUM_BYTES:
+        return f"{len(data)} bytes are too few"
+    magic, version, *_, num_bins, collectives, octave, entry_bytes = _HEADER.unpack(
+        data[:HEADER_BYTES]
+    )
+    if (magic, version) != (MAGIC, FORMAT_VERSION):
+        return f"it does not begin with DCTABLE and format version {FORMAT_VERSION}"
+    expected = (NUM_TUNED_COLLECTIVES, BINS_PER_OCTAVE, ENTRY.itemsize)
+    if (collectives, octave, entry_bytes) != expected:
+        return "its counts are of another vocabulary"
+    body_bytes = NUM_TUNED_COLLECTIVES * num_bins * ENTRY.itemsize
+    if num_bins < 1 or len(data) != HEADER_BYTES + body_bytes + CHECKSUM_BYTES:
+        return f"{len(data)} bytes do not fit {num_bins} bins"
+    if _CHECKSUM.unpack(data[-CHECKSUM_BYTES:])[0] != fnv1a(data[:-CHECKSUM_BYTES]):
+        return "its checksum does not match"
+    return None
+
+
+def _shape_problem(table: DecisionTable) -> str | None:
+    nodes, per_node, ranks = table.num_nodes, table.ranks_per_node, table.num_ranks
+    if nodes < 1 or per_node < 1 or nodes * per_node != ranks or ranks >= 1 << 31:
+        return f"{nodes} nodes of {per_node} ranks do not make {ranks} ranks"
+    last = table.first_bin + table.num_bins
+    if table.first_bin < 0 or table.num_bins < 1 or last > MAX_BINS:
+        return f"bins {table.first_bin} .. {last - 1} are outside 0 .. {MAX_BINS - 1}"
+    if table.entries.dtype != ENTRY:
+        return f"entries are {table.entries.dtype} and not {ENTRY}"
+    if table.entries.shape != (NUM_TUNED_COLLECTIVES, table.num_bins):
+        return f"entries of shape {table.entries.shape} do not fit {table.num_bins} bins"
+    return None
+
+
+def _entry_problem(entries: npt.NDArray[np.void]) -> str | None:
+    for collective in range(NUM_TUNED_COLLECTIVES):
+        for entry in np.unique(entries[collective]):
+            reason = _reason_against(Collective(collective), entry)
+            if reason:
+                return f"entry {entry.item()} of {Collective(collective).wire}: {reason}"
+    return None
+
+
+def _reason_against(collective: Collective, entry: Any) -> str | None:
+    algorithm, protocol, num_channels, act, chunk_bytes = entry.item()
+    in_range = (
+        AUTO <= algorithm < NUM_ALGORITHMS
+        and AUTO <= protocol < NUM_PROTOCOLS
+        and 0 <= num_channels <= MAX_CHANNELS
+        and act in {0, 1}
+        and chunk_bytes >= 0
+    )
+    if not in_range:
+        return "a number is outside the vocabulary"
+    config = _config(entry)
+    if (config == ABSTAIN) == bool(act):
+        return "an entry acts if, and only if, it sets a knob"
+    return invalid_reason(config, collective)

@@ -1,0 +1,182 @@
+"""Recorded outputs of nccl-tests, whole: every row is found, and nothing else is.
+
+The rows of each file were counted by hand and with `grep -cE` over the row pattern, before there
+was a parser; the numbers of the data's own README agree. It says two rows of size 0 for all six
+superbenchmark files; three of them have five, since AllGather, ReduceScatter and AlltoAll round the
+size down per rank.
+"""
+
+import re
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from dynamiccl.collect.importer import ImportFailed, ImportOptions, import_files
+from dynamiccl.datasets import store
+from dynamiccl.errors import OutputError
+
+LOGS = Path(__file__).parents[2].parent / "shared" / "data" / "logs"
+pytestmark = pytest.mark.skipif(not LOGS.is_dir(), reason="the measured data is not beside us")
+
+#: Rows, rows of size 0, collective, ranks, nodes.
+WHOLE = {
+    "abci_allreduce_inter_anode_job02.7194279.nccl.log": (24, 0, "AllReduce", 16, 2),
+    "abci_allreduce_inter_anode_job04.7194285.nccl.log": (24, 0, "AllReduce", 32, 4),
+    "abci_allreduce_inter_anode_job08.7194286.nccl.log": (24, 0, "AllReduce", 64, 8),
+    "abci_allreduce_inter_vnode_job02.7194532.nccl.log": (24, 0, "AllReduce", 8, 2),
+    "abci_allreduce_inter_vnode_job04.7194533.nccl.log": (24, 0, "AllReduce", 16, 4),
+    "abci_allreduce_inter_vnode_job08.7194534.nccl.log": (24, 0, "AllReduce", 32, 8),
+    "abci_allreduce_intra_anode_job04.7280520.nccl.log": (24, 0, "AllReduce", 4, 1),
+    "abci_allreduce_intra_anode_job08.7280517.nccl.log": (24, 0, "AllReduce", 8, 1),
+    "abci_allreduce_intra_vnode_job04.7280532.nccl.log": (24, 0, "AllReduce", 4, 1),
+    "aws_efa_eks_p4d_tag_output_info_mixed.log": (30, 0, "AllReduce", 16, 2),
+    "cscs_gh200_2ranks_v2.18.2.log": (8, 0, "AllReduce", 2, 2),
+    # Two ranks on one GPU (a host id for each): how many nodes NCCL saw is not in the output.
+    "ebpf_allgather_ll_large_cut.log": (2, 0, "AllGather", 2, None),
+    "ebpf_allgather_ll_small.log": (3, 0, "AllGather", 2, None),
+    "ebpf_allgather_tag_output_proto_simple.log": (8, 0, "AllGather", 2, None),
+    "ebpf_allgather_three_runs_in_one_file.log": (24, 0, "AllGather", 2, None),
+    "ebpf_allgather_trimmed_header.log": (8, 0, "AllGather", 2, None),
+    "ebpf_allreduce_ll_collapse.log": (4, 0, "AllReduce", 2, None),
+    "ebpf_allreduce_one_row_byte_step.log": (1, 0, "AllReduce", 2, None),
+    "ebpf_allreduce_tag_output_stderr_mixed.log": (8, 0, "AllReduce", 2, None),
+    "ebpf_allreduce_trimmed_header.log": (25, 0, "AllReduce", 2, None),
+    "ebpf_broadcast_default_v2.18.log": (9, 0, "Broadcast", 2, None),
+    "ebpf_broadcast_ll_rep1.log": (18, 0, "Broadcast", 2, None),
+    "ebpf_one_rank_no_header.log": (12, 0, "AllReduce", 1, 1),
+    "ebpf_shm_allreduce_tree_simple_rep1.log": (25, 0, "AllReduce", 2, None),
+    "eks_p5_two_runs_tag_output_info.log": (2, 0, "AllReduce", None, None),
+    "oci_a100_2x8_one_row_10g.log": (1, 0, "AllReduce", 16, 2),
+    "playground_a100_sendrecv.log": (4, 0, "SendRecv", 8, 1),
+    "superbenchmark_allgather.log": (34, 5, "AllGather", 8, 1),
+    "superbenchmark_allreduce.log": (34, 2, "AllReduce", 8, 1),
+    "superbenchmark_alltoall.log": (34, 5, "AlltoAll", 8, 1),
+    "superbenchmark_broadcast.log": (34, 2, "Broadcast", 8, 1),
+    "superbenchmark_reduce.log": (34, 2, "Reduce", 8, 1),
+    "superbenchmark_reducescatter.log": (34, 5, "ReduceScatter", 8, 1),
+}
+#: One half only: size, time, algbw, busbw.
+UNDERSCORES = "ml_engineering_a100_underscore_sizes.log"
+#: File, what the error must say.
+WITHOUT_ROWS = {
+    "a10g_pat_ll128_invalid.log": ":14: no benchmark row; the run failed: Error : no algorithm",
+    "ebpf_nccl_failure_internal.log": ":3: no benchmark row; .* 'internal error'",
+    "ebpf_nccl_failure_only.log": ":2: no benchmark row; .* common.cu:210 'invalid usage'",
+    "ebpf_broadcast_default_v2.18.nccl_debug.log": "no row of nccl-tests",
+    # A table of a torch script, in markdown and with units: not nccl-tests, and not read as it.
+    "ml_engineering_h200_torch_bench_table.log": "no row of nccl-tests",
+}
+OPTIONS = ImportOptions(system="testbed")
+
+
+def load(name: str, out: Path) -> pl.DataFrame:
+    import_files([LOGS / name], out, options=OPTIONS)
+    return store.read(out).sort("source_line", "in_place")
+
+
+def test_every_log_has_an_expectation() -> None:
+    assert {path.name for path in LOGS.iterdir()} == {*WHOLE, UNDERSCORES, *WITHOUT_ROWS}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_output(name: str, tmp_path: Path) -> None:
+    rows, empty, collective, ranks, nodes = WHOLE[name]
+    summary = import_files([LOGS / name], tmp_path, options=OPTIONS)
+    frame = store.read(tmp_path)
+    assert summary.rows_read == rows
+    assert summary.dropped == empty
+    assert summary.rejected == ()
+    assert summary.measurements_written == frame.height == 2 * (rows - empty)
+    assert frame["in_place"].sum() == rows - empty
+    facts = frame.select("collective", "num_ranks", "num_nodes").unique().rows()
+    assert facts == [(collective, ranks, nodes)]
+    assert frame["status"].unique().to_list() == ["ok"]
+    assert frame.select("trial", "run", "repeat").is_unique().all()
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_row_count_agrees_with_a_pattern_of_its_own(name: str) -> None:
+    row = re.compile(
+        r"^(?:\[\d+,\d+\]<stdout>:)? *\d+ +\d+ +float +(?:[a-z]+ +)?(?:-?\d+ +)?[\d.]+ +[\d.]+ ",
+        re.M,
+    )
+    text = (LOGS / name).read_text(encoding="utf-8", errors="replace")
+    assert len(row.findall(text)) == WHOLE[name][0]
+
+
+@pytest.mark.parametrize("name", WITHOUT_ROWS)
+def test_output_without_a_row_is_an_error_that_says_why(name: str, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=WITHOUT_ROWS[name]) as caught:
+        import_files([LOGS / name], tmp_path, options=OPTIONS)
+    assert caught.value.exit_code == 3
+    assert name in str(caught.value)
+
+
+def test_bad_files_do_not_cost_the_good_ones(tmp_path: Path) -> None:
+    paths = sorted(LOGS.iterdir())
+    with pytest.raises(ImportFailed, match="1202 measurements of 34 other files") as caught:
+        import_files(paths, tmp_path, options=OPTIONS)
+    failed = [Path(f.path).name for f in caught.value.summary.files if f.failure]
+    assert set(failed) == WITHOUT_ROWS.keys() - {"ebpf_broadcast_default_v2.18.nccl_debug.log"}
+    expected = sum(2 * (rows - empty) for rows, empty, *_ in WHOLE.values()) + 20
+    assert store.read(tmp_path).height == expected == 1202
+
+
+def test_four_columns_with_underscores(tmp_path: Path) -> None:
+    frame = load(UNDERSCORES, tmp_path)
+    assert frame.height == 20
+    last = frame.row(-1, named=True)
+    assert (last["size_bytes"], last["time_us"]) == (17_179_869_184, 127_997.0)
+    assert (last["algbw_gbytes_per_s"], last["busbw_gbytes_per_s"]) == (134.22, 234.89)
+    assert (last["collective"], last["num_ranks"], last["num_nodes"]) == ("AllReduce", 8, 1)
+    assert (last["in_place"], last["datatype"], last["wrong_values"]) == (None, None, None)
+
+
+def test_values_of_a_row(tmp_path: Path) -> None:
+    frame = load("cscs_gh200_2ranks_v2.18.2.log", tmp_path)
+    out, inside = frame.tail(2).rows(named=True)
+    assert (out["size_bytes"], out["in_place"], inside["in_place"]) == (134_217_728, False, True)
+    assert (out["time_us"], out["algbw_gbytes_per_s"], out["wrong_values"]) == (5871.07, 22.86, 0)
+    assert inside["time_us"] == 5867.43
+    assert (out["nccl_version"], out["nccl_tests_version"]) == ("2.30.7", "2.18.2")
+    assert (out["gpu"], out["num_hosts"]) == ("NVIDIA GH200 120GB", 2)
+    assert (out["datatype"], out["reduction_op"], out["root"]) == ("float", "sum", -1)
+    assert out["source_line"] == 20
+
+
+def test_error_column_is_no_count_of_wrong_values(tmp_path: Path) -> None:
+    frame = load("aws_efa_eks_p4d_tag_output_info_mixed.log", tmp_path)
+    assert frame["wrong_values"].null_count() == 60
+    assert frame["root"].null_count() == 60
+    assert frame["cuda_version"].unique().to_list() == ["11.2"]
+
+
+def test_number_in_exponent_form(tmp_path: Path) -> None:
+    frame = load("ebpf_one_rank_no_header.log", tmp_path)
+    assert frame.row(-1, named=True)["algbw_gbytes_per_s"] == 1e6
+
+
+def test_unchecked_half_keeps_its_time(tmp_path: Path) -> None:
+    frame = load("playground_a100_sendrecv.log", tmp_path)
+    wrong = frame.filter(pl.col("in_place"))["wrong_values"]
+    assert wrong.null_count() == 4
+    assert frame.filter(~pl.col("in_place"))["wrong_values"].to_list() == [0, 0, 0, 0]
+
+
+def test_runs_of_one_file_are_runs(tmp_path: Path) -> None:
+    frame = load("ebpf_allgather_three_runs_in_one_file.log", tmp_path)
+    assert frame["run"].n_unique() == 3
+    assert frame["repeat"].unique().to_list() == [0]
+    first = frame.filter(pl.col("size_bytes") == 1_048_576, ~pl.col("in_place"))["time_us"]
+    assert first.to_list() == [2189.16, 4468.53, 2188.98]
+
+
+def test_companion_log_gives_what_ran(tmp_path: Path) -> None:
+    frame = load("ebpf_broadcast_default_v2.18.log", tmp_path).filter(~pl.col("in_place"))
+    ran = frame.select("actual_algorithm", "actual_protocol", "actual_num_channels").rows()
+    assert ran[:3] == [("Ring", "LL", 1), ("Ring", "LL", 1), ("Ring", "LL", 2)]
+    assert ran[3:] == [("Ring", "Simple", 2), *[("Ring", "Simple", 4)] * 5]
+    assert frame["verified"].all()
+    assert frame["launch_profile"].unique().to_list() == ["p2p_disable=1"]
+    assert frame["default_scope"].unique().to_list() == ["profile"]

@@ -1,0 +1,152 @@
+"""The import as a whole: options, systems, provenance, repetition."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dynamiccl.collect.importer import ImportOptions, import_files
+from dynamiccl.collect.systems import load_systems
+from dynamiccl.datasets import store
+from dynamiccl.errors import MissingPath, UnknownName, UserError
+
+LOG = (
+    "# nThread 1 nGpus 8 minBytes 8 maxBytes 64\n"
+    "1048576  262144  float  sum  -1  100.0  10.49  18.35  0  102.0  10.28  17.99  0\n"
+)
+
+
+@pytest.fixture(name="log")
+def log_fixture(tmp_path: Path) -> Path:
+    path = tmp_path / "nightly runs" / "job7.log"
+    path.parent.mkdir()
+    path.write_text(LOG)
+    return path
+
+
+def test_importing_again_adds_nothing(log: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        import_files([log], tmp_path / "out", options=ImportOptions(system="s"))
+    assert store.read(tmp_path / "out").height == 2
+
+
+def test_same_file_twice_is_taken_once(log: Path, tmp_path: Path) -> None:
+    copy = log.with_name("copy.log")
+    copy.write_text(LOG)
+    summary = import_files([log, copy], tmp_path / "out", options=ImportOptions(system="s"))
+    assert summary.measurements_written == 2
+    assert "the same bytes as" in summary.files[1].remarks[0]
+
+
+def test_sweep_is_the_folder(log: Path, tmp_path: Path) -> None:
+    import_files([log], tmp_path / "out", options=ImportOptions(system="s"))
+    row = store.read(tmp_path / "out").row(0, named=True)
+    assert (row["sweep"], row["source_file"]) == ("nightly-runs", str(log))
+    assert row["run"].startswith("job7-")
+
+
+def test_options_fill_what_the_output_does_not_say(log: Path, tmp_path: Path) -> None:
+    log.write_text(LOG.splitlines()[1] + "\n")
+    options = ImportOptions(
+        system="s",
+        sweep="w",
+        num_ranks=8,
+        num_nodes=2,
+        nccl_version="22907",
+        gpu="H100",
+        launch_profile="tuned",
+        algorithm="ring",
+        protocol="ll128",
+        num_channels=4,
+    )
+    import_files([log], tmp_path / "out", options=options)
+    row = store.read(tmp_path / "out").row(0, named=True)
+    assert (row["num_ranks"], row["num_nodes"], row["ranks_per_node"]) == (8, 2, 4)
+    assert (row["nccl_version"], row["gpu"], row["sweep"]) == ("2.29.7", "H100", "w")
+    assert (row["launch_profile"], row["default_scope"]) == ("tuned", "profile")
+    assert (row["requested_algorithm"], row["requested_protocol"]) == ("Ring", "LL128")
+    assert (row["requested_num_channels"], row["is_default"]) == (4, False)
+
+
+def test_output_needs_a_system(log: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="name it with --system"):
+        import_files([log], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ImportOptions(system="a b"),
+        ImportOptions(system="s", sweep="/"),
+        ImportOptions(system="s", collective="allreduc"),
+        ImportOptions(system="s", algorithm="Rings"),
+        ImportOptions(system="s", protocol="LL12"),
+        ImportOptions(system="s", nccl_version="x"),
+        ImportOptions(system="s", num_nodes=0),
+    ],
+)
+def test_wrong_option_stops_before_anything(
+    options: ImportOptions, log: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError):
+        import_files([log], tmp_path / "out", options=options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_and_no_file(tmp_path: Path) -> None:
+    with pytest.raises(MissingPath, match=r"no file to import at .*gone\.log"):
+        import_files([tmp_path / "gone.log"], tmp_path / "out", options=ImportOptions(system="s"))
+    with pytest.raises(UserError, match="no file to import"):
+        import_files([], tmp_path / "out")
+
+
+def test_provenance_names_file_and_hash(log: Path, tmp_path: Path) -> None:
+    import_files([log], tmp_path / "out", options=ImportOptions(system="s"))
+    (record,) = store.provenance_of(tmp_path / "out")
+    assert record["tool"] == "import"
+    assert len(record["files"]["job7.log"]) == 64
+
+
+def test_summary_is_json(log: Path, tmp_path: Path) -> None:
+    summary = import_files([log], tmp_path / "out", options=ImportOptions(system="s"))
+    document = json.loads(json.dumps(summary.to_json(), allow_nan=False))
+    assert document["measurements_written"] == 2
+    assert document["files"][0]["rejected"] == 0
+
+
+def test_systems_file_sets_topology_and_name(log: Path, tmp_path: Path) -> None:
+    systems = tmp_path / "systems.toml"
+    systems.write_text(
+        '[systems.s]\nname = "short"\ncompute_capability = 9.0\nnvswitch = true\nnic_kind = "efa"\n'
+    )
+    options = ImportOptions(system="s", systems_file=systems)
+    import_files([log], tmp_path / "out", options=options)
+    row = store.read(tmp_path / "out").row(0, named=True)
+    assert (row["system"], row["compute_capability"]) == ("short", 9.0)
+    assert (row["nvswitch"], row["nic_kind"], row["cpu_vendor"]) == (True, "efa", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[systems.s]\nnvlink = 5", "unknown key 'nvlink' in .*choose from name"),
+        ("[machines.s]", "unknown table 'machines'"),
+        ("[systems.s]\nnvswitch = 1", "nvswitch = 1 is wrong"),
+        ('[systems.s]\nnic_kind = "token ring"', "nic_kind = 'token ring' is wrong"),
+        ('[systems.s]\nname = "a b"', "cannot be a directory name"),
+        ("systems = 3", "write tables like"),
+        ("[systems]\ns = 3", "write a table"),
+        ("[systems.s", "is not TOML"),
+    ],
+)
+def test_wrong_systems_file(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "systems.toml"
+    path.write_text(text)
+    with pytest.raises((UserError, UnknownName), match=message):
+        load_systems(path)
+
+
+def test_missing_systems_file(tmp_path: Path) -> None:
+    with pytest.raises(MissingPath, match="no systems file"):
+        load_systems(tmp_path / "gone.toml")

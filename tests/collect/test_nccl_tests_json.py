@@ -1,0 +1,114 @@
+"""`-J` output, versions 1 to 3, from fixtures written by hand (tests/data/README.md)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+
+from dynamiccl.collect.importer import ImportOptions, import_files
+from dynamiccl.collect.report import ImportSummary
+from dynamiccl.datasets import store
+from dynamiccl.errors import CorruptFile, OutputError
+
+SYSTEM = ImportOptions(system="s")
+DATA = Path(__file__).parents[1] / "data"
+
+
+def load(name: str, out: Path) -> tuple[ImportSummary, pl.DataFrame]:
+    summary = import_files([DATA / name], out, options=ImportOptions(system="s"))
+    return summary, store.read(out).sort("size_bytes", "in_place")
+
+
+def changed(tmp_path: Path, **changes: Any) -> Path:
+    content = json.loads((DATA / "nccl_tests_v3.json").read_text())
+    path = tmp_path / "changed.json"
+    path.write_text(json.dumps({**content, **changes}))
+    return path
+
+
+def test_version_1_with_its_misspelt_keys(tmp_path: Path) -> None:
+    summary, frame = load("nccl_tests_v1.json", tmp_path)
+    assert (summary.rows_read, summary.measurements_written) == (2, 4)
+    assert frame["status"].to_list() == ["ok", "ok", "wrong_values", "wrong_values"]
+    assert frame["time_us"].to_list() == [50.0, 55.0, 80.0, 88.0]
+    assert frame["busbw_gbytes_per_s"].null_count() == 1  # "nan"
+    first = frame.row(0, named=True)
+    assert (first["collective"], first["num_ranks"], first["num_nodes"]) == ("AllReduce", 4, 2)
+    assert (first["nccl_version"], first["root"]) == ("2.29.7", -1)
+    assert first["source"] == "nccl-tests-json"
+    assert (first["gpu"], first["statistic"]) == ("NVIDIA H100 80GB HBM3", "mean")
+
+
+def test_environment_gives_config_and_profile_only(tmp_path: Path) -> None:
+    _, frame = load("nccl_tests_v1.json", tmp_path)
+    first = frame.row(0, named=True)
+    assert (first["requested_algorithm"], first["requested_protocol"]) == ("Ring", "Simple")
+    assert (first["requested_num_channels"], first["is_default"]) == (8, False)
+    assert (first["launch_profile"], first["default_scope"]) == ("buffsize=8388608", "profile")
+
+
+@pytest.mark.parametrize("number", range(6))  # a number, since the path holds the test's name
+def test_secrets_are_not_kept(number: int, tmp_path: Path) -> None:
+    secret = ["hush", "AWS_SECRET", "HF_TOKEN", "alice", "agent", "PLUGIN"][number]
+    summary, frame = load("nccl_tests_v1.json", tmp_path)
+    stored = [str(row) for row in frame.rows()] + [json.dumps(summary.to_json())]
+    stored += [str(store.provenance_of(tmp_path))]
+    assert not any(secret in text for text in stored)
+    for part in store.part_paths(tmp_path):
+        assert secret.encode() not in part.read_bytes()
+        assert secret not in str(pq.read_schema(part).metadata)
+
+
+def test_version_2_with_iterations_and_one_listed_device(tmp_path: Path) -> None:
+    summary, frame = load("nccl_tests_v2.json", tmp_path)
+    assert (summary.rows_read, summary.dropped, frame.height) == (2, 1, 2)
+    first = frame.row(0, named=True)
+    assert first["iteration_times_us"] == [49.0, 50.0, 50.5, 52.5]
+    assert (first["time_min_us"], first["time_max_us"], first["time_p99_us"]) == (49.0, 52.5, 52.5)
+    assert (first["time_cv_percent"], first["wrong_values"]) == (2.5, None)
+    assert (first["num_ranks"], first["num_nodes"]) == (2, 1)
+    assert any("NCCL_TESTS_MIN_BW" in remark for remark in summary.files[0].remarks)
+
+
+def test_version_3_with_one_half(tmp_path: Path) -> None:
+    _, frame = load("nccl_tests_v3.json", tmp_path)
+    row = frame.row(0, named=True)
+    assert (frame.height, row["in_place"]) == (1, False)
+    assert row["iteration_times_us"] == [None, 50.0, 50.5, 52.5]
+    assert (row["nccl_version"], row["launch_profile"]) == ("2.30.7", "blocking")
+
+
+def test_cut_off_json_names_the_byte(tmp_path: Path) -> None:
+    path = tmp_path / "crashed.json"
+    path.write_bytes((DATA / "nccl_tests_v3.json").read_bytes()[:700])
+    with pytest.raises(CorruptFile, match=r"not whole JSON: .* at byte \d+ of 700"):
+        import_files([path], tmp_path / "out", options=ImportOptions(system="s"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": 4}, "version 4; known are 1, 2, 3"),
+        ({"version": [1]}, "known are 1, 2, 3"),
+        ({"results": None}, "it has no list 'results'"),
+        ({"results": []}, "holds no usable row"),
+        ({"results": [7, {"size": "x"}]}, "not an object"),
+        ({"results": [{"size": 8, "out_of_place": {"cpu_time": 1.0}}]}, "cost of the launch"),
+        ({"results": [{"size": 8, "root": "9e30"}]}, "is no rank"),
+    ],
+)
+def test_other_json_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=message):
+        import_files(
+            [changed(tmp_path, **changes)], tmp_path / "o", options=ImportOptions(system="s")
+        )
+
+
+def test_deep_nesting_is_corrupt(tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text('{"a":' + "[" * 200_000)
+    with pytest.raises(CorruptFile):
+        import_files([path], tmp_path / "out", options=ImportOptions(system="s"))

@@ -1,0 +1,236 @@
+"""Tidy CSV sweeps: published ones row by row, and what is refused."""
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from dynamiccl.collect.importer import ImportOptions, import_files
+from dynamiccl.collect.tidy_csv import COLUMNS
+from dynamiccl.datasets import store
+from dynamiccl.errors import OutputError
+
+SWEEPS = Path(__file__).parents[2].parent / "shared" / "data" / "sweeps"
+NEEDS_SWEEPS = pytest.mark.skipif(not SWEEPS.is_dir(), reason="the measured data is not beside us")
+#: Data lines, measurements, duplicates, default rows, attempts without a result, derived times.
+FILES = {
+    "a100_channels_overlap.csv": (440, 440, 0, 0, 0, 0),
+    "b300_nvlink_allreduce.csv": (403, 403, 0, 208, 0, 372),
+    "gb10_roce_ring.csv": (145, 136, 9, 6, 10, 0),
+    "h200_b200_a100_one_node.csv": (124, 124, 0, 113, 0, 84),
+    "rtx5090_socket_raw_repeats.csv": (1296, 1296, 0, 600, 0, 0),
+    "rtx5090_socket_tables.csv": (867, 867, 0, 460, 5, 127),
+}
+ROW = {
+    "source": "page",
+    "system": "One node, NVLink",
+    "gpu": "H100",
+    "num_nodes": "1",
+    "ranks_per_node": "8",
+    "nccl_version": "2.29.7",
+    "collective": "allreduce",
+    "size_bytes": "1048576",
+    "algorithm": "RING",
+    "protocol": "LL128",
+    "num_channels": "16",
+    "mode": "isolated",
+    "launch_profile": "default",
+    "in_place": "true",
+    "run": "r1",
+    "repeat": "0",
+    "statistic": "mean",
+    "time_us": "100",
+    "busbw_gbytes_per_s": "18.35",
+    "is_default": "false",
+    "note": "",
+}
+
+
+def write(path: Path, *changes: dict[str, str]) -> Path:
+    lines = [",".join(COLUMNS)]
+    lines += [",".join(f'"{({**ROW, **change})[name]}"' for name in COLUMNS) for change in changes]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def load(tmp_path: Path, *changes: dict[str, str]) -> pl.DataFrame:
+    import_files([write(tmp_path / "sweep one.csv", *changes)], tmp_path / "out")
+    return store.read(tmp_path / "out").sort("source_line")
+
+
+def refusal(tmp_path: Path, change: dict[str, str]) -> str:
+    summary = import_files([write(tmp_path / "s.csv", {}, change)], tmp_path / "out")
+    assert summary.measurements_written == 1
+    assert [(reject.line, Path(reject.path).name) for reject in summary.rejected] == [(3, "s.csv")]
+    return summary.rejected[0].reason
+
+
+@NEEDS_SWEEPS
+@pytest.mark.parametrize("name", FILES)
+def test_published_sweep(name: str, tmp_path: Path) -> None:
+    lines, written, duplicates, defaults, failures, derived = FILES[name]
+    summary = import_files([SWEEPS / name], tmp_path)
+    frame = store.read(tmp_path)
+    assert (summary.rows_read, summary.measurements_written) == (lines, written)
+    assert (summary.duplicates, summary.rejected) == (duplicates, ())
+    assert frame["is_default"].sum() == defaults
+    assert (frame["status"] != "ok").sum() == failures
+    assert frame["time_derived"].sum() == derived
+    assert not frame["verified"].any()
+    assert frame["sweep"].unique().to_list() == [name.removesuffix(".csv")]
+
+
+@NEEDS_SWEEPS
+def test_targets_of_other_libraries_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"mscclpp_targets\.csv:2: statistic 'target'"):
+        import_files([SWEEPS / "mscclpp_targets.csv"], tmp_path)
+
+
+@NEEDS_SWEEPS
+def test_channels_requested_in_a_default_row_are_a_request(tmp_path: Path) -> None:
+    import_files([SWEEPS / "a100_channels_overlap.csv"], tmp_path)
+    frame = store.read(tmp_path).filter(pl.col("requested_algorithm").is_null())
+    assert frame.height == 88
+    assert sorted(frame["requested_num_channels"].unique()) == [1, 2, 4, 8, 12, 16, 24, 32]
+    assert set(frame["interference_kind"]) == {
+        "overlap",
+        "sequential",
+        "compute_medium",
+        "compute_default",
+        "compute_heavy",
+    }
+
+
+@NEEDS_SWEEPS
+def test_read_back_channels_are_actual(tmp_path: Path) -> None:
+    import_files([SWEEPS / "rtx5090_socket_tables.csv"], tmp_path)
+    frame = store.read(tmp_path).filter("is_default", pl.col("actual_num_channels").is_not_null())
+    assert frame.height > 0
+    assert frame["requested_num_channels"].null_count() == frame.height
+
+
+def test_row_of_its_own(tmp_path: Path) -> None:
+    row = load(tmp_path, {"note": "a, b"}).row(0, named=True)
+    assert (row["system"], row["system_description"]) == ("one-node-nvlink", "One node, NVLink")
+    assert (row["sweep"], row["source_line"], row["reason"]) == ("sweep-one", 2, "a, b")
+    assert (row["num_ranks"], row["collective"]) == (8, "AllReduce")
+    assert (row["requested_algorithm"], row["requested_protocol"]) == ("Ring", "LL128")
+    assert (row["requested_num_channels"], row["is_default"]) == (16, False)
+    assert (row["actual_algorithm"], row["verified"]) == (None, False)
+    assert (row["interference_kind"], row["interference_level"]) == ("none", 0.0)
+    assert (row["time_us"], row["algbw_gbytes_per_s"]) == (100.0, 10.48576)
+    assert (row["status"], row["default_scope"], row["in_place"]) == ("ok", "untouched", True)
+
+
+def test_default_row_keeps_what_was_read_back_as_actual(tmp_path: Path) -> None:
+    row = load(tmp_path, {"is_default": "true", "launch_profile": "buff8m"}).row(0, named=True)
+    assert row["requested_algorithm"] is None
+    assert (row["actual_algorithm"], row["actual_num_channels"]) == ("Ring", 16)
+    assert (row["is_default"], row["verified"], row["default_scope"]) == (True, False, "profile")
+
+
+def test_upper_limit_of_channels_is_no_request(tmp_path: Path) -> None:
+    row = load(tmp_path, {"note": "channels = upper limit"}).row(0, named=True)
+    assert (row["requested_num_channels"], row["actual_num_channels"]) == (None, None)
+
+
+def test_time_is_derived_from_bus_bandwidth(tmp_path: Path) -> None:
+    row = load(tmp_path, {"time_us": ""}).row(0, named=True)
+    assert row["time_us"] == pytest.approx(1048576 / (18.35 / 1.75) / 1e3)
+    assert row["time_derived"] is True
+
+
+def test_bandwidth_of_zero_has_no_time(tmp_path: Path) -> None:
+    row = load(tmp_path, {"time_us": "", "busbw_gbytes_per_s": "0"}).row(0, named=True)
+    assert (row["time_us"], row["time_derived"], row["status"]) == (None, False, "ok")
+
+
+def test_broadcast_needs_no_number_of_ranks(tmp_path: Path) -> None:
+    change = {"time_us": "", "collective": "broadcast", "ranks_per_node": ""}
+    row = load(tmp_path, change).row(0, named=True)
+    assert row["time_us"] == pytest.approx(1048576 / 18.35e3)
+
+
+@pytest.mark.parametrize(
+    ("note", "status"),
+    [
+        ("no result: HANG (>30s timeout)", "timed_out"),
+        ("no result: Message truncation crash", "failed"),
+        ("invalid usage", "infeasible"),
+        ("wrong values", "wrong_values"),
+        ("no result: NCCL internal error", "failed"),
+    ],
+)
+def test_attempt_without_a_result(note: str, status: str, tmp_path: Path) -> None:
+    change = {"time_us": "", "busbw_gbytes_per_s": "", "statistic": "none", "note": note}
+    row = load(tmp_path, change).row(0, named=True)
+    assert (row["status"], row["statistic"], row["reason"]) == (status, "none", note)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("algorithm", "mscclpp kernel 1", "unknown algorithm 'mscclpp kernel 1'; choose from Tree"),
+        ("statistic", "target", "no measurement"),
+        ("statistic", "guess", "unknown statistic 'guess'; choose from mean"),
+        ("collective", "alreduce", "did you mean 'AllReduce'"),
+        ("size_bytes", "1e6", "not a whole number"),
+        ("size_bytes", "", "size_bytes is empty"),
+        ("size_bytes", "9" * 25, "not a whole number"),
+        ("num_nodes", "0", "not a whole number from 1 on"),
+        ("time_us", "fast", "time_us is 'fast', not a number"),
+        ("time_us", "-1", "not a number from 0 on"),
+        ("time_us", "nan", "not a number from 0 on"),
+        ("time_us", "0", "time_us is 0"),
+        ("in_place", "maybe", "write true, false or nothing"),
+        ("is_default", "", "is_default is empty"),
+        ("launch_profile", "", "launch_profile is empty"),
+        ("nccl_version", "new", "unknown NCCL version"),
+    ],
+)
+def test_refused_cell(column: str, value: str, message: str, tmp_path: Path) -> None:
+    assert message in refusal(tmp_path, {column: value})
+
+
+def test_mean_of_runs(tmp_path: Path) -> None:
+    frame = load(tmp_path, {"statistic": "mean_of_5_runs"})
+    assert frame["statistic"].to_list() == ["mean_of_runs"]
+
+
+def test_row_printed_twice_counts_once(tmp_path: Path) -> None:
+    path = write(tmp_path / "s.csv", {}, {"time_us": "101"}, {"repeat": "1"})
+    summary = import_files([path], tmp_path / "out")
+    assert (summary.duplicates, summary.measurements_written) == (1, 2)
+
+
+def test_lines_are_right_after_a_quoted_line_break(tmp_path: Path) -> None:
+    frame = load(tmp_path, {"note": "two\nlines"}, {"repeat": "1"})
+    assert frame["source_line"].to_list() == [2, 4]
+
+
+def test_missing_column_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "s.csv"
+    path.write_text(",".join(name for name in COLUMNS if name != "mode") + "\n")
+    with pytest.raises(OutputError, match=r"s\.csv:1: no column mode; a tidy sweep has source"):
+        import_files([path], tmp_path / "out")
+
+
+def test_unknown_column_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "s.csv"
+    path.write_text(",".join([*COLUMNS, "weather"]) + "\n")
+    with pytest.raises(OutputError, match="unknown column 'weather'"):
+        import_files([path], tmp_path / "out")
+
+
+def test_short_line_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "s.csv", {})
+    path.write_text(path.read_text() + "a,b\n")
+    summary = import_files([path], tmp_path / "out")
+    assert summary.rejected[0].reason == f"2 cells where the header names {len(COLUMNS)} columns"
+
+
+def test_option_replaces_the_system(tmp_path: Path) -> None:
+    path = write(tmp_path / "s.csv", {})
+    import_files([path], tmp_path / "out", options=ImportOptions(system="mine"))
+    row = store.read(tmp_path / "out").row(0, named=True)
+    assert (row["system"], row["system_description"]) == ("mine", "One node, NVLink")

@@ -1,0 +1,54 @@
+"""Random decision tables and cost tables for the tests of `serve`."""
+
+import numpy as np
+from numpy.random import Generator
+
+from dynamiccl.nccl import (
+    COST_IGNORE,
+    MAX_CHANNELS,
+    VALID_PROTOCOLS,
+    Collective,
+    Config,
+    Protocol,
+)
+from dynamiccl.serve.abi import CostTable
+from dynamiccl.serve.table import DecisionTable
+
+TUNED = [collective for collective in Collective if collective.tunable]
+
+
+def random_config(random: Generator, collective: Collective) -> Config | None:
+    """Any Config that NCCL can run for `collective`, AUTO knobs included; None is to abstain."""
+    algorithms = [None, *VALID_PROTOCOLS[collective]]
+    algorithm = algorithms[random.integers(len(algorithms))]
+    allowed = Protocol if algorithm is None else VALID_PROTOCOLS[collective][algorithm]
+    protocols = [None, *sorted(allowed)]
+    protocol = protocols[random.integers(len(protocols))]
+    channels = random.integers(MAX_CHANNELS + 1).item() or None
+    chunk_bytes = [None, 1 << 16][random.integers(2)]
+    config = Config(algorithm, protocol, channels, chunk_bytes)
+    return None if random.integers(4) == 0 or config == Config() else config
+
+
+def random_table(
+    random: Generator, *, num_nodes: int = 1, num_ranks: int = 8, first_bin: int, num_bins: int
+) -> DecisionTable:
+    return DecisionTable.from_configs(
+        [[random_config(random, collective) for _ in range(num_bins)] for collective in TUNED],
+        num_nodes=num_nodes,
+        num_ranks=num_ranks,
+        first_bin=first_bin,
+    )
+
+
+def random_costs(random: Generator) -> CostTable:
+    """Costs in us as NCCL and bad luck make them: missing, tied, relegated, free, not numbers."""
+    costs = np.exp(random.uniform(1, 6, size=(random.choice([6, 7]), 3))).astype(np.float32)
+    if random.integers(3) == 0:
+        costs = np.round(costs, -2) + np.float32(1)  # ties
+    if random.integers(4) == 0:
+        costs[1] *= 1024  # fp8 on more than 8 ranks
+    costs[random.random(costs.shape) < random.choice([0.0, 0.3, 0.9])] = COST_IGNORE
+    odd = random.random(costs.shape) < random.choice([0.0, 0.0, 0.1])
+    costs[odd] = random.choice([np.nan, np.inf, -np.inf, -7.0, 0.0, -0.0], size=int(odd.sum()))
+    return costs

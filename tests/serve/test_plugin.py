@@ -1,0 +1,249 @@
+"""The built plugin, called from Python and by its own C++ tests; no NCCL and no GPU."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dynamiccl.errors import PluginError
+from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
+from dynamiccl.serve.abi import TunerPlugin, expected_answer, nccl_choice
+from dynamiccl.serve.build import SANITIZERS, find_tool
+from dynamiccl.serve.table import DecisionTable, relative_path
+from dynamiccl.sizes import BINS_PER_OCTAVE, EDGES_Q32, bin_center_bytes, size_bin
+from tests.serve.tables import TUNED, random_costs, random_table
+
+SYSTEM = "test-system"
+COST_VERSIONS = (3, 4, 5, 6)
+RING = Config(Algorithm.Ring, Protocol.LL128, 8)
+
+
+def deploy(artifact: Path, table: DecisionTable) -> dict[str, str | None]:
+    """Write `table` into `artifact`; return the environment that points the plugin to it."""
+    path = artifact / relative_path(SYSTEM, table.num_nodes, table.num_ranks)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(table.to_bytes())
+    return {"DYNAMICCL_ARTIFACT": str(artifact), "DYNAMICCL_SYSTEM": SYSTEM}
+
+
+def uniform(config: Config) -> DecisionTable:
+    return DecisionTable.from_configs([[config] * 249] * 5, num_nodes=1, num_ranks=8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_cpp_tests_pass(sanitize: str, build_dir: Callable[[str], Path]) -> None:
+    done = subprocess.run(
+        [find_tool("ctest"), "--output-on-failure", "--no-tests=error"],
+        cwd=build_dir(sanitize),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_only_the_five_structs_are_exported(plugin_path: Path) -> None:
+    listed = subprocess.run(
+        ["nm", "-D", "--defined-only", str(plugin_path)], capture_output=True, text=True, check=True
+    ).stdout
+    exported = {line.split()[-1] for line in listed.splitlines()}
+    assert exported == {f"ncclTunerPlugin_v{version}" for version in range(2, 7)}
+
+
+def test_needs_the_c_library_alone(plugin_path: Path) -> None:
+    listed = subprocess.run(
+        ["readelf", "--dynamic", "--wide", str(plugin_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    needed = [line.split("[")[1].rstrip("]") for line in listed.splitlines() if "(NEEDED)" in line]
+    assert set(needed) <= {"libc.so.6", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+    assert "NODELETE" in listed
+    assert "NOW" in listed
+
+
+def test_holds_no_path_of_this_machine(plugin_path: Path) -> None:
+    content = plugin_path.read_bytes()
+    assert str(Path.cwd()).encode() not in content
+    assert b"/serve/plugin" not in content
+
+
+def test_size_bins_agree_with_python_bit_for_bit(build_dir: Callable[[str], Path]) -> None:
+    edges = [
+        (edge << octave >> 32) + step
+        for octave in range(63)
+        for edge in (1 << 32, *EDGES_Q32)
+        for step in (-2, -1, 0, 1, 2)
+    ]
+    centers = [bin_center_bytes(index) for index in range(62 * BINS_PER_OCTAVE)]
+    random = np.random.default_rng(7)
+    drawn = [int(2**power) for power in random.uniform(0, 63.9, size=20_000)]
+    extremes = [0, 1, 2, 3, 2**62 - 1, 2**62, 2**63, 2**64 - 1]
+    sizes = [size for size in (*range(5000), *edges, *centers, *drawn, *extremes) if size >= 0]
+    done = subprocess.run(
+        [str(build_dir("") / "print_bins")],
+        input="\n".join(map(str, sizes)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [int(line) for line in done.stdout.split()] == [size_bin(size) for size in sizes]
+
+
+@pytest.mark.parametrize("version", COST_VERSIONS)
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_answers_are_what_the_law_in_python_says(
+    version: int, num_nodes: int, plugin: TunerPlugin, tmp_path: Path
+) -> None:
+    random = np.random.default_rng(100 * version + num_nodes)
+    table = random_table(
+        random, num_nodes=num_nodes, num_ranks=8 * num_nodes, first_bin=20, num_bins=120
+    )
+    environment = deploy(tmp_path, table)
+    acted = 0
+    with plugin.communicator(
+        table.num_ranks, num_nodes, version=version, environment=environment
+    ) as communicator:
+        for _ in range(3000):
+            collective = TUNED[random.integers(5)]
+            size_bytes = int(2 ** random.uniform(3, 38))
+            costs = random_costs(random)
+            answer = communicator.ask(collective, size_bytes, costs)
+            config = table.lookup(collective, size_bytes)
+            expected = expected_answer(config, costs, num_nodes=num_nodes)
+            assert answer.cost_table_after is not None
+            assert expected.cost_table_after is not None
+            np.testing.assert_array_equal(answer.cost_table_after, expected.cost_table_after)
+            assert answer.num_channels == expected.num_channels
+            assert answer.config == expected.config
+            acted += answer.acted
+    assert acted > 500
+
+
+def test_v2_answers_with_the_concrete_configs_of_the_table(
+    plugin: TunerPlugin, tmp_path: Path
+) -> None:
+    random = np.random.default_rng(2)
+    table = random_table(random, first_bin=0, num_bins=249)
+    with plugin.communicator(8, 1, version=2, environment=deploy(tmp_path, table)) as communicator:
+        for _ in range(2000):
+            collective = TUNED[random.integers(5)]
+            size_bytes = int(2 ** random.uniform(0, 40))
+            config = table.lookup(collective, size_bytes) or Config()
+            answer = communicator.ask_v2(collective, size_bytes, nvls_support=True)
+            runnable = config.protocol is not None and config.algorithm in {
+                Algorithm.Ring,
+                Algorithm.Tree,
+                Algorithm.NVLS,
+            }
+            assert answer.acted == runnable
+            assert answer.config == (
+                Config(config.algorithm, config.protocol, config.num_channels)
+                if runnable
+                else Config()
+            )
+
+
+@pytest.mark.parametrize("version", COST_VERSIONS)
+def test_acting_forces_the_cell_and_the_channels(
+    version: int, plugin: TunerPlugin, tmp_path: Path
+) -> None:
+    environment = deploy(tmp_path, uniform(RING))
+    costs = np.full((7, 3), 10, dtype=np.float32)
+    with plugin.communicator(8, 1, version=version, environment=environment) as communicator:
+        answer = communicator.ask(Collective.AllReduce, 1 << 20, costs)
+    assert (answer.config, answer.acted) == (RING, True)
+    assert (costs == 10).all()  # the caller's table is its own
+
+
+def test_says_once_what_it_acts_from(plugin: TunerPlugin, tmp_path: Path) -> None:
+    environment = deploy(tmp_path, uniform(RING))
+    with plugin.communicator(8, 1, environment=environment) as communicator:
+        for _ in range(5):
+            communicator.ask(Collective.AllReduce, 1 << 20, np.ones((7, 3), dtype=np.float32))
+    (line,) = communicator.lines
+    digest = int.from_bytes(uniform(RING).to_bytes()[-8:], "little")
+    assert line.startswith("DYNAMICCL: 8 ranks on 1 nodes: decisions from ")
+    assert line.endswith(f"(hash {digest:016x}, tuner v5)")
+
+
+@pytest.mark.parametrize(
+    ("changes", "shape", "reason"),
+    [
+        ({"DYNAMICCL_ARTIFACT": None}, (8, 1), "DYNAMICCL_ARTIFACT is not set"),
+        ({"DYNAMICCL_SYSTEM": None}, (8, 1), "'dynamiccl-deploy env ARTIFACT' prints it"),
+        ({"DYNAMICCL_SYSTEM": "../x"}, (8, 1), "is not a system's name"),
+        ({}, (16, 2), "nodes2_ranks16.dct: there is no such file"),
+        ({}, (15, 2), "its nodes hold different numbers of ranks"),
+    ],
+)
+def test_abstains_and_says_why(
+    changes: dict[str, str | None],
+    shape: tuple[int, int],
+    reason: str,
+    plugin: TunerPlugin,
+    tmp_path: Path,
+) -> None:
+    environment = deploy(tmp_path, uniform(RING)) | changes
+    costs = np.full((7, 3), 10, dtype=np.float32)
+    with plugin.communicator(*shape, environment=environment) as communicator:
+        answer = communicator.ask(Collective.AllReduce, 1 << 20, costs)
+    assert not answer.acted
+    assert answer.config == Config(*nccl_choice(costs) or ())
+    (line,) = communicator.lines
+    assert line.startswith("DYNAMICCL: ")
+    assert "NCCL's own choice stands: " in line
+    assert reason in line
+
+
+def test_uneven_nvlink_domains_abstain(plugin: TunerPlugin, tmp_path: Path) -> None:
+    environment = deploy(tmp_path, uniform(RING))
+    costs = np.full((7, 3), 10, dtype=np.float32)
+    for ranks, acts in (((8, 8), True), ((3, 5), False)):
+        with plugin.communicator(
+            8, 1, version=6, environment=environment, ranks_per_domain=ranks
+        ) as communicator:
+            assert communicator.ask(Collective.AllReduce, 1 << 20, costs).acted == acts
+
+
+def test_environment_is_put_back(plugin: TunerPlugin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNAMICCL_SYSTEM", "before")
+    monkeypatch.delenv("DYNAMICCL_ARTIFACT", raising=False)
+    environment = {"DYNAMICCL_ARTIFACT": "/nowhere", "DYNAMICCL_SYSTEM": "x"}
+    with plugin.communicator(8, 1, environment=environment) as first:
+        pass
+    with plugin.communicator(8, 1) as second:
+        pass
+    assert "/nowhere/tables/x/" in first.lines[0]
+    assert "DYNAMICCL_ARTIFACT is not set" in second.lines[0]
+
+
+def test_wrong_questions_are_refused(plugin: TunerPlugin) -> None:
+    with plugin.communicator(8, 1, version=2) as communicator:
+        with pytest.raises(ValueError, match="use ask_v2"):
+            communicator.ask(Collective.AllReduce, 8, np.ones((7, 3), dtype=np.float32))
+        assert not communicator.ask_v2(Collective.AllReduce, 8).acted
+    with plugin.communicator(8, 1, version=5) as communicator:
+        with pytest.raises(ValueError, match="use ask"):
+            communicator.ask_v2(Collective.AllReduce, 8)
+        with pytest.raises(ValueError, match=r"shape \(3, 7\)"):
+            communicator.ask(Collective.AllReduce, 8, np.ones((3, 7), dtype=np.float32))
+
+
+def test_no_available_cell_is_no_choice() -> None:
+    assert nccl_choice(np.full((7, 3), -1, dtype=np.float32)) is None
+
+
+def test_what_is_not_a_plugin_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "libother.so"
+    path.write_bytes(b"not a library")
+    with pytest.raises(PluginError, match="make plugin"):
+        TunerPlugin(path)
+
+
+def test_name_is_what_the_log_shows(plugin: TunerPlugin) -> None:
+    assert plugin.name == "DynamICCL"

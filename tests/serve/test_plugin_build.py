@@ -1,0 +1,70 @@
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dynamiccl.errors import MissingPath, PluginError
+from dynamiccl.serve import build
+
+
+@pytest.fixture
+def own_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the plugin's sources that a test may break."""
+    source = tmp_path / "plugin"
+    shutil.copytree(build.SOURCE_DIR, source, ignore=shutil.ignore_patterns("tests", "bench"))
+    monkeypatch.setattr(build, "SOURCE_DIR", source)
+    return source
+
+
+def test_builds_without_the_tests_folder(own_source: Path, tmp_path: Path) -> None:
+    assert not (own_source / "tests").exists()  # as in the wheel
+    plugin = build.build_plugin(tmp_path / "build")
+    assert build.find_plugin(plugin) == plugin
+
+
+def test_command_prints_the_plugin(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dynamiccl.serve.build", "--dir", str(tmp_path / "build")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{tmp_path / 'build' / build.PLUGIN_NAME}\n"
+
+
+def test_compiler_error_is_shown(own_source: Path, tmp_path: Path) -> None:
+    (own_source / "table.cpp").write_text("int broken = not_declared;\n")
+    with pytest.raises(PluginError, match="not_declared") as caught:
+        build.build_plugin(tmp_path / "build")
+    assert caught.value.exit_code == 4
+
+
+def test_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler -O3")
+    with pytest.raises(PluginError, match="no C\\+\\+ compiler: no-such-compiler not found"):
+        build.build_plugin(tmp_path / "build")
+
+
+def test_missing_tool_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(PluginError, match=r"no cmake .*pip install 'dynamiccl\[plugin\]'"):
+        build.build_plugin(tmp_path / "build")
+
+
+def test_unknown_sanitizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="memory"):
+        build.build_plugin(tmp_path / "build", sanitize="memory")
+
+
+def test_missing_plugin_says_how_to_build_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MissingPath, match="make plugin"):
+        build.find_plugin()
+    with pytest.raises(MissingPath, match=r"elsewhere\.so"):
+        build.find_plugin(tmp_path / "elsewhere.so")

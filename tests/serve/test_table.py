@@ -1,0 +1,214 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamiccl.errors import CorruptFile, MissingPath, UserError
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
+from dynamiccl.serve.table import (
+    ENTRY,
+    HEADER_BYTES,
+    MAX_BINS,
+    MAX_FILE_BYTES,
+    DecisionTable,
+    fnv1a,
+    relative_path,
+)
+from dynamiccl.sizes import bin_center_bytes, size_bin
+from tests.serve.tables import random_table
+
+RING = Config(Algorithm.Ring, Protocol.LL128, 8)
+
+
+def table_of(config: Config | None, *, first_bin: int = 80, num_bins: int = 3) -> DecisionTable:
+    return DecisionTable.from_configs(
+        [[config] * num_bins] * 5, num_nodes=1, num_ranks=8, first_bin=first_bin
+    )
+
+
+def resealed(data: bytes) -> bytes:
+    return data[:-8] + fnv1a(data[:-8]).to_bytes(8, "little")
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    first_bin=st.integers(0, 200),
+    num_bins=st.integers(1, 49),
+    num_nodes=st.integers(1, 1000),
+    ranks_per_node=st.integers(1, 72),
+)
+def test_round_trip(
+    seed: int, first_bin: int, num_bins: int, num_nodes: int, ranks_per_node: int
+) -> None:
+    table = random_table(
+        np.random.default_rng(seed),
+        num_nodes=num_nodes,
+        num_ranks=num_nodes * ranks_per_node,
+        first_bin=first_bin,
+        num_bins=num_bins,
+    )
+    again = DecisionTable.from_bytes(table.to_bytes())
+    assert again == table
+    assert hash(again) == hash(table)
+    assert again.to_bytes() == table.to_bytes()
+
+
+@given(byte=st.integers(0), bit=st.integers(0, 7))
+def test_flipped_bit_is_found(byte: int, bit: int) -> None:
+    data = bytearray(table_of(RING).to_bytes())
+    data[byte % len(data)] ^= 1 << bit
+    with pytest.raises(CorruptFile, match=r"nodes1_ranks8\.dct is not a usable decision table"):
+        DecisionTable.from_bytes(bytes(data), where="nodes1_ranks8.dct")
+
+
+def test_every_truncation_is_found() -> None:
+    data = table_of(RING).to_bytes()
+    for size in range(len(data)):
+        with pytest.raises(CorruptFile):
+            DecisionTable.from_bytes(data[:size])
+    with pytest.raises(CorruptFile):
+        DecisionTable.from_bytes(data + b"\0")
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [(0, 7), (0, 254), (1, 3), (1, 254), (2, 65), (2, 200), (3, 2), (3, 255)]
+)
+def test_entry_outside_the_vocabulary_is_found_under_a_good_checksum(
+    column: int, value: int
+) -> None:
+    data = bytearray(table_of(RING).to_bytes())
+    data[HEADER_BYTES + column] = value
+    with pytest.raises(CorruptFile, match="outside the vocabulary"):
+        DecisionTable.from_bytes(resealed(bytes(data)))
+
+
+@pytest.mark.parametrize(
+    ("config", "act"), [(RING, 0), (None, 1)], ids=["knobs without act", "act without knobs"]
+)
+def test_entry_that_contradicts_itself_is_found(config: Config | None, act: int) -> None:
+    data = bytearray(table_of(config).to_bytes())
+    data[HEADER_BYTES + 3] = act
+    with pytest.raises(CorruptFile, match="if, and only if"):
+        DecisionTable.from_bytes(resealed(bytes(data)))
+
+
+def test_full_table_is_the_longest_file() -> None:
+    table = table_of(RING, first_bin=0, num_bins=MAX_BINS)
+    assert len(table.to_bytes()) == MAX_FILE_BYTES
+
+
+def test_lookup_inside_and_outside_the_bins() -> None:
+    table = table_of(RING)
+    sizes = [bin_center_bytes(index) for index in (79, 80, 82, 83)]
+    assert [table.lookup(Collective.AllReduce, size) for size in sizes] == [None, RING, RING, None]
+    assert table.lookup(Collective.AllReduce, 0) is None
+    assert table.lookup(Collective.AllReduce, 1 << 70) is None
+    assert table.lookup(Collective.AlltoAll, sizes[1]) is None
+
+
+def test_size_zero_abstains_in_a_table_that_begins_at_bin_zero() -> None:
+    table = table_of(RING, first_bin=0)
+    assert size_bin(0) == -1
+    assert table.lookup(Collective.AllReduce, 0) is None
+    assert table.lookup(Collective.AllReduce, 1) == RING
+
+
+@pytest.mark.parametrize("config", [None, ABSTAIN])
+def test_abstaining_entries(config: Config | None) -> None:
+    assert table_of(config).lookup(Collective.AllReduce, 1 << 20) is None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(protocol=Protocol.LL),
+        Config(algorithm=Algorithm.Ring),
+        Config(num_channels=64),
+        Config(chunk_bytes=1 << 19),
+        Config(Algorithm.Ring, Protocol.Simple, 1, 1 << 19),
+    ],
+)
+def test_auto_knobs_survive(config: Config) -> None:
+    assert table_of(config).lookup(Collective.Broadcast, 1 << 20) == config
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        (Config(Algorithm.Tree, Protocol.LL), "Broadcast has no Tree"),
+        (Config(num_channels=65), "outside the vocabulary"),
+        (Config(num_channels=300), "does not fit"),
+        (Config(chunk_bytes=1 << 31), "does not fit"),
+        (Config(chunk_bytes=-1), "outside the vocabulary"),
+    ],
+)
+def test_what_nccl_cannot_run_is_never_written(config: Config, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        table_of(config)
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "num_ranks", "first_bin", "num_bins"),
+    [(2, 7, 0, 1), (0, 0, 0, 1), (1, 8, -1, 1), (1, 8, 0, 0), (1, 8, 248, 2), (1, 8, 0, 2)],
+)
+def test_impossible_shapes_are_refused(
+    num_nodes: int, num_ranks: int, first_bin: int, num_bins: int
+) -> None:
+    with pytest.raises(ValueError, match=r"do not make|are outside|do not fit"):
+        DecisionTable(
+            num_nodes=num_nodes,
+            num_ranks=num_ranks,
+            ranks_per_node=num_ranks // max(1, num_nodes),
+            first_bin=first_bin,
+            num_bins=num_bins,
+            entries=np.zeros((5, 1), dtype=ENTRY),
+        )
+
+
+def test_no_nodes_are_refused_and_not_divided_by() -> None:
+    with pytest.raises(ValueError, match="do not make"):
+        DecisionTable.from_configs([[RING]] * 5, num_nodes=0, num_ranks=8)
+
+
+def test_entries_of_another_type_are_refused() -> None:
+    with pytest.raises(ValueError, match="entries are int64"):
+        DecisionTable(
+            num_nodes=1,
+            num_ranks=8,
+            ranks_per_node=8,
+            first_bin=0,
+            num_bins=1,
+            entries=np.zeros((5, 1), dtype=np.int64),
+        )
+
+
+def test_checked_entries_cannot_be_changed() -> None:
+    table = table_of(RING)
+    with pytest.raises(ValueError, match="read-only"):
+        table.entries["algorithm"] = 99
+
+
+def test_read_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / relative_path("h100", 1, 8)
+    with pytest.raises(MissingPath, match="nodes1_ranks8"):
+        DecisionTable.read(path)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(table_of(RING).to_bytes())
+    assert DecisionTable.read(path) == table_of(RING)
+    path.write_bytes(b"not a table")
+    with pytest.raises(CorruptFile, match="nodes1_ranks8"):
+        DecisionTable.read(path)
+
+
+@pytest.mark.parametrize("system", ["", "..", "a/b", "H100", "a b", "-x"])
+def test_system_must_be_a_plain_directory_name(system: str) -> None:
+    with pytest.raises(UserError, match="cannot name a table directory"):
+        relative_path(system, 1, 8)
+
+
+def test_fnv1a_of_known_strings() -> None:
+    # Published test vectors of the FNV reference (draft-eastlake-fnv, appendix C).
+    assert fnv1a(b"") == 0xCBF29CE484222325
+    assert fnv1a(b"foobar") == 0x85944171F73967E8

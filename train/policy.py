@@ -1,0 +1,52 @@
+"""A trained policy, loaded from its directory: what evaluation asks."""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dynamiccl.datasets.features import Observations
+from dynamiccl.datasets.manifest import POLICY_NAME, Manifest
+from dynamiccl.errors import CorruptFile
+
+
+class TorchPolicy:
+    """The TorchScript policy of a run or an artifact, with its manifest."""
+
+    def __init__(self, module: torch.nn.Module, manifest: Manifest) -> None:
+        """Wrap a loaded module."""
+        self._module = module
+        self.manifest = manifest
+
+    @classmethod
+    def load(cls, directory: Path) -> "TorchPolicy":
+        """Read and verify a policy directory; raises as `Manifest.read`, and CorruptFile."""
+        manifest = Manifest.read(directory)
+        path = directory / POLICY_NAME
+        with warnings.catch_warnings():
+            # TorchScript is deprecated from torch 2.13 on and is still what libtorch loads.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            try:
+                module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
+            except RuntimeError as error:
+                raise CorruptFile(f"{path} is not a TorchScript file: {error}") from error
+        return cls(module.eval(), manifest)
+
+    def act(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+        """(N,) the chosen action of each observation, among those that `mask` (N, A) allows."""
+        return forward(self._module, observations, mask)[0]
+
+
+def forward(
+    module: torch.nn.Module, observations: Observations, mask: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Actions (N,) and Q values (N, A) of a policy module."""
+    with torch.no_grad():
+        action, q = module(
+            torch.from_numpy(observations.window),
+            torch.from_numpy(observations.context),
+            torch.from_numpy(mask.astype(np.float32)),
+        )
+    return action.numpy(), q.numpy()

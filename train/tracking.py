@@ -1,0 +1,134 @@
+"""MLflow: the only place that imports it.
+
+The default store is an SQLite file beside the working directory's `mlruns`. Metrics are logged once
+an epoch: a call costs tens of milliseconds.
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlparse
+
+import mlflow
+from mlflow.entities import RunStatus
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from dynamiccl.errors import MissingPath, UserError
+
+DEFAULT_URI: Final = "sqlite:///mlflow.db"
+#: Where the policy lies inside a run's artifacts.
+POLICY_FOLDER: Final = "policy"
+
+
+class Run:
+    """One tracked run."""
+
+    def __init__(self, client: MlflowClient, run_id: str, artifact_uri: str) -> None:
+        """Wrap an MLflow run that has been started."""
+        self._client = client
+        self.run_id = run_id
+        self.artifact_uri = artifact_uri
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Log parameters, as text."""
+        for name, value in params.items():
+            self._client.log_param(self.run_id, name, str(value)[:500])
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log metrics of one step."""
+        mlflow.log_metrics(dict(metrics), step=step, run_id=self.run_id)
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags."""
+        for name, value in tags.items():
+            self._client.set_tag(self.run_id, name, value)
+
+    def log_folder(self, folder: Path, name: str) -> None:
+        """Copy a folder into the run's artifacts."""
+        self._client.log_artifacts(self.run_id, str(folder), name)
+
+    @property
+    def directory(self) -> Path | None:
+        """The artifacts as a local folder; None when the store is elsewhere."""
+        return _local(self.artifact_uri)
+
+
+@contextmanager
+def start_run(tracking_uri: str, experiment: str, run_name: str) -> Iterator[Run]:
+    """Start a run and end it as FINISHED, or as FAILED when the body raises.
+
+    Raises UserError when the tracking URI cannot be used.
+    """
+    _quiet()
+    try:
+        mlflow.set_tracking_uri(tracking_uri)
+        client = MlflowClient(tracking_uri)
+        experiment_id = _experiment(client, tracking_uri, experiment)
+        run = client.create_run(experiment_id, run_name=run_name)
+    except MlflowException as error:
+        raise UserError(
+            f"cannot track in '{tracking_uri}': {error.message}; use {DEFAULT_URI} or the http "
+            "address of an MLflow server"
+        ) from error
+    tracked = Run(client, run.info.run_id, run.info.artifact_uri)
+    status = RunStatus.to_string(RunStatus.FAILED)
+    try:
+        yield tracked
+        status = RunStatus.to_string(RunStatus.FINISHED)
+    finally:
+        client.set_terminated(tracked.run_id, status)
+
+
+def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
+    """The local policy folder of a run id, a run's artifact folder, or a policy folder itself.
+
+    Raises MissingPath when it is none of them.
+    """
+    folder = Path(run_or_folder)
+    for candidate in (folder, folder / POLICY_FOLDER):
+        if (candidate / "manifest.json").is_file():
+            return candidate
+    if folder.exists():
+        raise MissingPath("policy", folder, "give an MLflow run id, a run directory or an artifact")
+    _quiet()
+    try:
+        local = mlflow.artifacts.download_artifacts(
+            run_id=run_or_folder, artifact_path=POLICY_FOLDER, tracking_uri=tracking_uri
+        )
+    except MlflowException as error:
+        raise MissingPath(
+            f"policy of run '{run_or_folder}'",
+            folder,
+            f"'{tracking_uri}' does not hold it either; list the runs with 'mlflow ui'",
+        ) from error
+    return Path(local)
+
+
+def _experiment(client: MlflowClient, tracking_uri: str, name: str) -> str:
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return str(found.experiment_id)
+    database = tracking_uri.removeprefix("sqlite:///")
+    if database == tracking_uri:
+        return str(client.create_experiment(name))
+    # Beside the database, wherever the command was started: runs and their files stay together.
+    root = Path(database).resolve().parent / "mlruns"
+    return str(client.create_experiment(name, artifact_location=root.as_uri()))
+
+
+def _local(uri: str) -> Path | None:
+    parsed = urlparse(uri)
+    if parsed.scheme not in {"", "file"}:
+        return None
+    return Path(unquote(parsed.path))
+
+
+def _quiet() -> None:
+    # Database migrations of the first use are logged line by line otherwise.
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
