@@ -34,14 +34,14 @@ class SystemSummary:
     tasks_scorable: int
     cells_repeated: int
     verified_share: float
+    noise_band: float | None
     noise_median: float | None
-    noise_p90: float | None
 
 
 def describe(directory: Path) -> list[SystemSummary]:
     """Summarise every system of a data set; raises what `datasets.store.read` raises."""
     frame = read(directory)
-    bands = {system: (band, p90) for system, band, p90 in noise_bands(frame).iter_rows()}
+    bands = {name: (band, median) for name, band, median in noise_bands(frame).iter_rows()}
     return [
         _summarise(part, bands.get(str(key[0])))
         for key, part in frame.group_by("system", maintain_order=True)
@@ -55,7 +55,7 @@ def to_json(summaries: list[SystemSummary]) -> list[dict[str, Any]]:
 
 def lines(summary: SystemSummary) -> list[tuple[str, str]]:
     """One system as (name, text) pairs for people."""
-    band = summary.noise_median
+    band = summary.noise_band
     by_status = ", ".join(f"{n} {name}" for name, n in summary.rows_by_status.items())
     return [
         ("GPU", f"{summary.gpu}; nodes x ranks per node: {', '.join(summary.shapes)}"),
@@ -78,8 +78,8 @@ def lines(summary: SystemSummary) -> list[tuple[str, str]]:
             "noise band",
             "unknown: no cell has two independent repeats"
             if band is None
-            else f"{band:.2%} (median difference of two repeats; 90 % of cells below "
-            f"{summary.noise_p90:.2%})",
+            else f"{band:.2%} (nine in ten configs repeat within it; half within "
+            f"{summary.noise_median:.2%})",
         ),
     ]
 
@@ -116,8 +116,8 @@ def _summarise(part: pl.DataFrame, band: tuple[float, float] | None) -> SystemSu
         tasks_scorable=int(two_forced["default"].sum()),
         cells_repeated=repeats.filter(pl.col("n") >= 2).height,
         verified_share=_share(part.filter(pl.col("status") == Status.OK.value)["verified"]),
-        noise_median=band[0] if band else None,
-        noise_p90=band[1] if band else None,
+        noise_band=band[0] if band else None,
+        noise_median=band[1] if band else None,
     )
 
 

@@ -1,7 +1,8 @@
 """Import of measurements that exist: nccl-tests text and JSON, tidy CSV -> the Parquet store.
 
-Each file becomes parts of its own, which depend on nothing but the file and the options: a file
-imported twice is there once, and a bad file among good ones costs nothing but itself.
+Each file becomes parts of its own, which depend on nothing but the file, the options and this
+program: a file imported twice by one release is there once, and a bad file among good ones costs
+nothing but itself.
 """
 
 import json
@@ -72,18 +73,16 @@ def import_files(
         elif main_of(item.path) in named:
             report.remark("NCCL's log of another file; read with that one")
         else:
-            record = import_record(commit, {item.path.name: item.sha256})
             try:
-                _import_one(item, out_dir, options, systems, record, report)
+                _import_one(item, out_dir, options, systems, commit, report)
             except DataError as error:
                 report.failure = str(error)
                 errors.append(error)
     if errors and len(inputs) == 1:
         raise errors[0]
-    summary = ImportSummary.of(reports)
     if errors:
-        raise ImportFailed(errors, summary)
-    return summary
+        raise ImportFailed(errors, ImportSummary.of(reports))
+    return ImportSummary.of(reports)
 
 
 class ImportFailed(OutputError):
@@ -159,9 +158,10 @@ def _import_one(
     out_dir: Path,
     options: ImportOptions,
     systems: KnownSystems,
-    record: dict[str, Any],
+    commit: str,
     report: FileReport,
 ) -> None:
+    record = import_record(commit, {item.path.name: item.sha256})
     for table in _tables(item, options, systems, report):
         report.parts += [str(p) for p in write_part(out_dir, table, provenance=record)]
         report.measurements_written += table.num_rows

@@ -186,9 +186,10 @@ class TextParser:
         self._report.reject(number, f"torn row: {len(tokens)} columns, {wanted}", line)
 
     def _row(self, stream: _Stream, layout: Layout, tokens: list[str], number: int) -> None:
+        if stream.refusal:
+            self._report.reject(number, stream.refusal, " ".join(tokens))
+            return
         try:
-            if stream.refusal:
-                raise _Unreadable(stream.refusal)
             self._take(stream.run, layout, tokens, number)
         except _Unreadable as error:
             self._report.reject(number, str(error), " ".join(tokens))

@@ -59,32 +59,49 @@ def resolve_run(
     num_ranks = _num_ranks(run, shared, options, report)
     num_ranks = _checked_ranks(num_ranks, collective, rows, report)
     num_nodes = _num_nodes(run, shared, num_ranks, options, report)
-    requested = _requested(run, shared, collective, options, report)
-    hosts = {line.host for line in run.ranks}
+    columns = {
+        **_environment(run, shared, options, report),
+        **_request_columns(run, shared, collective, options, report),
+        "collective": collective.wire,
+        "num_ranks": num_ranks,
+        "num_hosts": None if num_ranks is None else _num_hosts(run),
+        "num_nodes": num_nodes,
+        "ranks_per_node": per_node(num_ranks, num_nodes),
+    }
+    if run.out_of_bounds:
+        columns["reason"] = f"the run reports {run.out_of_bounds} values out of bounds"
+        report.remark(f"a run reports {run.out_of_bounds} values out of bounds (FAILED)")
+    return ResolvedRun(collective, columns, _choices(run, shared, collective, num_ranks, report))
+
+
+def _environment(
+    run: RunFacts, shared: RunFacts, options: ImportOptions, report: FileReport
+) -> dict[str, Any]:
+    gpus = {line.gpu for line in run.ranks if line.gpu}
     version = _one(run.nccl_versions | shared.nccl_versions, "NCCL version", report)
-    columns: dict[str, Any] = {
-        "gpu": _one({line.gpu for line in run.ranks if line.gpu}, "GPU model", report)
-        or options.gpu,
+    return {
+        "gpu": _one(gpus, "GPU model", report) or options.gpu,
         "nccl_version": version or _version(options.nccl_version),
         "nccl_tests_version": _one(run.tests_versions, "nccl-tests version", report),
         "cuda_version": _one(run.cuda_versions | shared.cuda_versions, "CUDA version", report),
-        "num_hosts": len(hosts) if hosts and num_ranks is not None else None,
-        "collective": collective.wire,
-        "num_ranks": num_ranks,
-        "num_nodes": num_nodes,
-        "ranks_per_node": per_node(num_ranks, num_nodes),
+    }
+
+
+def _request_columns(
+    run: RunFacts,
+    shared: RunFacts,
+    collective: Collective,
+    options: ImportOptions,
+    report: FileReport,
+) -> dict[str, Any]:
+    requested = _requested(run, shared, collective, options, report)
+    return {
         "launch_profile": options.launch_profile or requested.launch_profile,
         "is_default": requested.is_default,
         "requested_algorithm": requested.algorithm,
         "requested_protocol": requested.protocol,
         "requested_num_channels": requested.num_channels,
-        "reason": f"the run reports {run.out_of_bounds} values out of bounds"
-        if run.out_of_bounds
-        else None,
     }
-    if run.out_of_bounds:
-        report.remark(f"a run reports {run.out_of_bounds} values out of bounds (FAILED)")
-    return ResolvedRun(collective, columns, _choices(run, shared, collective, num_ranks, report))
 
 
 def per_node(num_ranks: int | None, num_nodes: int | None) -> int | None:
@@ -225,10 +242,18 @@ def _num_nodes(
         return options.num_nodes
     if not run.ranks and num_ranks is not None and _one_process(run, shared, num_ranks):
         return 1
-    if not run.ranks or run.copies > 1 or len({line.group for line in run.ranks}) > 1:
+    hosts = None if num_ranks is None else _num_hosts(run)
+    if hosts is None:
         return None
     if max(Counter((line.host, line.device) for line in run.ranks).values()) > 1:
         report.remark("number of nodes left out: ranks share a GPU, so hosts are not NCCL's nodes")
+        return None
+    return hosts
+
+
+def _num_hosts(run: RunFacts) -> int | None:
+    """Hosts of the communicator; unknown where several communicators are listed together."""
+    if not run.ranks or run.copies > 1 or len({line.group for line in run.ranks}) > 1:
         return None
     return len({line.host for line in run.ranks})
 

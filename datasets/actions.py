@@ -47,8 +47,12 @@ class Catalogue:
         return cls((ABSTAIN, *sorted(configs, key=_order)))
 
     def actions(self, frame: pl.DataFrame) -> pl.Series:
-        """The action of each row; null where the catalogue does not hold the config."""
-        lookup = {_values(config): index for index, config in enumerate(self.configs)}
+        """The action of each row; null where the catalogue does not hold the config.
+
+        A row that is no default and yet names no knob (a policy of somebody else's chose, and what
+        it chose is not known) is no action: it must not pass for ABSTAIN.
+        """
+        lookup = {_values(config): i for i, config in enumerate(self.configs) if config != ABSTAIN}
         requested = frame.select("is_default", *REQUESTED_COLUMNS).iter_rows()
         found = [
             ABSTAIN_ACTION if is_default else lookup.get(tuple(values))

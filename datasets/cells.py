@@ -1,7 +1,7 @@
 """Tasks, cells and noise: the grouping that describe, reward and evaluate share.
 
-The *noise band* is how much two measurements of one and the same config typically differ on a system:
-a difference below it says nothing.
+The *noise band* of a system is what nine in ten of its configs repeat within: two measurements of
+one config differ by less, so a smaller difference between two configs says nothing.
 
 A *task* is what the job asked and where (schema.TASK_COLUMNS). A *cell* is a task and the config
 that was requested for it; the default is the cell with `is_default`. A repeat is an independent
@@ -67,7 +67,7 @@ def pair_spread(times_us: Sequence[float] | pl.Series) -> float | None:
 
 
 def noise_bands(frame: pl.DataFrame, by: Sequence[str] = ("system",)) -> pl.DataFrame:
-    """Per `by` the median (`noise_band`) and 90th percentile (`noise_p90`) of the cells' spread.
+    """Per `by` the `noise_band` (90th percentile of the cells' spread) and the `noise_median`.
 
     Both are unitless. Groups without a repeated cell are absent: their noise is not known.
     """
@@ -75,5 +75,5 @@ def noise_bands(frame: pl.DataFrame, by: Sequence[str] = ("system",)) -> pl.Data
         cell_times(frame)
         .drop_nulls("spread")
         .group_by(list(by), maintain_order=True)
-        .agg(noise_band=pl.col("spread").median(), noise_p90=pl.col("spread").quantile(0.9))
+        .agg(noise_band=pl.col("spread").quantile(0.9), noise_median=pl.col("spread").median())
     )

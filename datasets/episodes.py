@@ -57,6 +57,7 @@ class Counts:
     interfered: int
     not_tuned: int
     held_out: int
+    without_action: int
     without_reward: int
     reference_interpolated: int
     cold: int
@@ -88,13 +89,13 @@ def training_transitions(
     `seed` fixes which other measurements fill a warm window. Raises NotEnoughData when no row is
     left, with the counts that say why.
     """
-    rows, counts = _training_rows(frame)
+    rows, counts = _training_rows(frame, catalogue)
     if rows.is_empty():
         raise NotEnoughData(
             f"no row to train on: {counts}; measure NCCL's default (quiet, launch profile "
             "'default') at sizes in even octaves, beside the forced configs"
         )
-    rows = rows.with_columns(catalogue.actions(rows)).with_row_index("row")
+    rows = rows.with_row_index("row")
     rows = with_noise(rows, training_noise(frame))
     mask = _masks(frame, rows, catalogue)
     cold = cold_observations(rows, profiles)
@@ -117,24 +118,27 @@ def training_transitions(
 
 
 def training_noise(frame: pl.DataFrame) -> pl.DataFrame:
-    """`noise_p90` by NOISE_KEY from the quiet repeats of training bins alone."""
+    """`noise_band` by NOISE_KEY from the quiet repeats of training bins alone."""
     quiet = frame.filter(pl.col("interference_kind") == QUIET)
     train = with_split(quiet).filter(pl.col("split") == Split.TRAIN.value)
-    return noise_bands(train, NOISE_KEY).select(*NOISE_KEY, "noise_p90")
+    return noise_bands(train, NOISE_KEY).select(*NOISE_KEY, "noise_band")
 
 
 def with_noise(tasks: pl.DataFrame, noise: pl.DataFrame) -> pl.DataFrame:
-    """Add the `noise_p90` column that observations need; null where it is unknown."""
+    """Add the `noise_band` column that observations need; null where it is unknown."""
     return tasks.join(noise, on=NOISE_KEY, how="left", maintain_order="left")
 
 
-def _training_rows(frame: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
+def _training_rows(
+    frame: pl.DataFrame, catalogue: Catalogue
+) -> tuple[pl.DataFrame, dict[str, int]]:
     timed = usable(frame)
     quiet = timed.filter(pl.col("interference_kind") == QUIET)
     tuned = quiet.filter(pl.col("collective").is_in([c.wire for c in TUNED]))
     split = with_split(tuned)
     train = split.filter(pl.col("split") == Split.TRAIN.value)
-    referenced = with_reference(train, train)
+    acted = train.with_columns(catalogue.actions(train)).drop_nulls("action")
+    referenced = with_reference(acted, train)
     kept = referenced.filter(pl.col("reference_us").is_not_null())
     between = kept.filter(pl.col("reference_kind") == ReferenceKind.INTERPOLATED.value)
     return kept, {
@@ -143,6 +147,7 @@ def _training_rows(frame: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
         "interfered": timed.height - quiet.height,
         "not_tuned": quiet.height - tuned.height,
         "held_out": tuned.height - train.height,
+        "without_action": train.height - acted.height,
         "without_reward": referenced.height - kept.height,
         "reference_interpolated": between.height,
     }

@@ -79,9 +79,9 @@ STATIC_FEATURES: Final = (
     Feature("nccl_known", "0/1", "the NCCL release is known"),
     Feature("nccl_minor", "", "(minor + patch/100) of NCCL 2.x, over 10; 0 when unknown"),
     Feature("noise_known", "0/1", "repeats were measured, so the noise band is known"),
-    Feature("noise_p90", "", "log(1 + noise_p90) of the collective on the system; 0 = unknown"),
+    Feature("noise_band", "", "log(1 + noise_band) of the collective on the system; 0 = unknown"),
 )
-#: Column of `noise_p90` in the context: a policy abstains from gains that do not exceed it.
+#: Column of `noise_band` in the context: a policy abstains from gains that do not exceed it.
 NOISE_FEATURE: Final = len(STATIC_FEATURES) - 1
 
 #: Known from history: all zero in a cold observation.
@@ -127,7 +127,7 @@ def cold_observations(tasks: pl.DataFrame, profiles: Sequence[str]) -> Observati
     """Observations of tasks about which nothing but the job, the system and the launch is known.
 
     Args:
-        tasks: rows with the workload and environment columns of the schema, and `noise_p90`
+        tasks: rows with the workload and environment columns of the schema, and `noise_band`
             (unitless, of the training repeats; null = unknown).
         profiles: the launch profiles that the policy knows, in its order.
     """
@@ -161,8 +161,8 @@ def _static(tasks: pl.DataFrame) -> Float32Array:
         **{f"cpu_{vendor}": _equals("cpu_vendor", vendor) for vendor in CPU_VENDORS},
         "nccl_known": _known("nccl_version"),
         "nccl_minor": pl.col("nccl_version").map_elements(_nccl_minor, return_dtype=pl.Float64),
-        "noise_known": _known("noise_p90"),
-        "noise_p90": pl.col("noise_p90").cast(pl.Float64).log1p(),
+        "noise_known": _known("noise_band"),
+        "noise_band": pl.col("noise_band").cast(pl.Float64).log1p(),
     }
     ordered = [
         columns[f.name].cast(pl.Float32).fill_null(0.0).alias(f.name) for f in STATIC_FEATURES

@@ -40,8 +40,8 @@ class Support:
     environment: dict[str, Any]
     #: Collective -> action -> size bins in which it was measured, ascending.
     measured: dict[str, dict[str, list[int]]]
-    #: Collective -> 90th percentile of the differences of its training repeats (unitless); absent = unknown.
-    noise_p90: dict[str, float]
+    #: Collective -> noise band of its training repeats (unitless); absent = unknown.
+    noise_bands: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +75,11 @@ class Manifest:
     def noise_table(self) -> pl.DataFrame:
         """Noise by `datasets.cells.NOISE_KEY`, as the policy was trained with."""
         rows = [
-            {"system": s.system, "collective": collective, "noise_p90": band}
+            {"system": s.system, "collective": collective, "noise_band": band}
             for s in self.supports
-            for collective, band in s.noise_p90.items()
+            for collective, band in s.noise_bands.items()
         ]
-        types = {"system": pl.String, "collective": pl.String, "noise_p90": pl.Float64}
+        types = {"system": pl.String, "collective": pl.String, "noise_band": pl.Float64}
         return pl.DataFrame(rows, schema=types).unique(maintain_order=True)
 
     def write(self, directory: Path) -> Self:

@@ -19,12 +19,10 @@ from dynamiccl.datasets.splits import with_split
 _SHAPE: Final = ("system", "num_nodes", "ranks_per_node", "launch_profile", "nccl_version")
 
 
-def find_supports(
-    frame: pl.DataFrame, catalogue: Catalogue, noise: pl.DataFrame
-) -> list[Support]:
+def find_supports(frame: pl.DataFrame, catalogue: Catalogue, noise: pl.DataFrame) -> list[Support]:
     """Every (system, shape, launch profile, NCCL version) of a measurements frame.
 
-    `noise` holds `noise_p90` by NOISE_KEY.
+    `noise` holds `noise_band` by NOISE_KEY.
     """
     rows = usable(frame).filter(
         (pl.col("interference_kind") == QUIET)
@@ -56,9 +54,9 @@ def _support(key: dict[str, Any], part: pl.DataFrame, noise: pl.DataFrame) -> Su
         simulated=bool((part["source"] == "simulator").all()),
         environment=environment,
         measured=measured,
-        noise_p90=dict(
+        noise_bands=dict(
             noise.filter(pl.col("system") == key["system"])
-            .select("collective", "noise_p90")
+            .select("collective", "noise_band")
             .iter_rows()
         ),
     )

@@ -188,6 +188,8 @@ def verdicts(
 
 def _against_default(name: str, ours: Summary, default: Summary, band: float | None) -> str:
     figures = f"mean regret {ours.mean:.2%} against the default's {default.mean:.2%}"
+    if ours.abstained == 1.0:
+        return f"{name} abstains on every task: NCCL's own choice stands ({figures})."
     if band is None:
         return f"{name} has {figures}; the noise is unknown (no repeats), so this proves nothing."
     if default.mean <= band:

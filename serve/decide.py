@@ -103,8 +103,8 @@ def cold_tasks(support: Support, collective: Collective, sizes: Sequence[int]) -
         **support.environment,
     }
     types = {name: _polars_type(name) for name in (*shared, "size_bytes")}
-    types["noise_p90"] = pl.Float64()
-    shared["noise_p90"] = support.noise_p90.get(collective.wire)
+    types["noise_band"] = pl.Float64()
+    shared["noise_band"] = support.noise_bands.get(collective.wire)
     return pl.DataFrame([{**shared, "size_bytes": size} for size in sizes], schema=types)
 
 

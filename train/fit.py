@@ -9,16 +9,18 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import d3rlpy
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import torch
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import dynamiccl
-from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import usable
+from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
+from dynamiccl.datasets.cells import NOISE_KEY, usable
 from dynamiccl.datasets.episodes import (
     Transitions,
     training_noise,
@@ -43,6 +45,7 @@ from dynamiccl.datasets.supports import find_supports
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.train import tracking
 from dynamiccl.train.algorithms import BatchSampler, make_algorithm, q_function
+from dynamiccl.train.networks import LogTimeDuelingQFunction
 from dynamiccl.train.plots import training_curves
 from dynamiccl.train.policy import forward
 from dynamiccl.train.policy_module import PolicyModule
@@ -151,7 +154,8 @@ def _train(
     manifest = _export(_made(scratch / "policy"), algorithm, data, recipe, margin)
     training_curves(_made(scratch / "plots") / "training.png", **curves)
     (scratch / "recipe.json").write_text(json.dumps(recipe.to_json(), indent=1), encoding="utf-8")
-    default = float(data.validation.regret(np.zeros(data.validation.tasks.height, np.int64)).mean())
+    abstaining = np.full(data.validation.tasks.height, ABSTAIN_ACTION, dtype=np.int64)
+    default = _mean_over_groups(data.validation, abstaining)
     final = {
         "best_validation_regret": regret,
         "default_validation_regret": default,
@@ -181,6 +185,8 @@ def _made(folder: Path) -> Path:
     return folder
 
 
+# Checkpoints count from half-way on: before, the learning rate is high and a low validation regret
+# is luck. Of equal ones the later is kept.
 def _loop(
     algorithm: Any,
     data: _Data,
@@ -189,38 +195,49 @@ def _loop(
     run: tracking.Run,
     progress: Progress,
 ) -> tuple[_Best, dict[str, list[Any]]]:
-    sampler = BatchSampler(
-        data.transitions, recipe.batch_size, balance=recipe.balance, seed=seed
-    )
+    sampler = BatchSampler(data.transitions, recipe.batch_size, balance=recipe.balance, seed=seed)
     best = _Best(float("inf"), 0, {})
     curves: dict[str, list[Any]] = {"steps": [], "losses": [], "regrets": []}
     losses: list[float] = []
+    decay = get_ema_multi_avg_fn(recipe.average_decay)  # type: ignore[no-untyped-call]
+    averaged = AveragedModel(q_function(algorithm), multi_avg_fn=decay)
     for step in range(1, recipe.steps + 1):
         losses.append(float(algorithm.update(sampler.sample())["loss"]))
+        averaged.update_parameters(q_function(algorithm))
         if step % recipe.steps_per_epoch and step != recipe.steps:
             continue
-        regret = _validation_regret(algorithm, data, recipe.abstain_margins[0])
+        q_func = cast(LogTimeDuelingQFunction, averaged.module)
+        regret = _validation_regret(q_func, data, recipe.abstain_margins[0])
         metrics = {"loss": float(np.mean(losses)), "validation_regret": regret}
         run.log_metrics(metrics, step=step)
         progress(step, metrics)
         for name, value in zip(curves, (step, metrics["loss"], regret), strict=True):
             curves[name].append(value)
         losses.clear()
-        if regret < best.regret:
-            weights = {k: v.clone() for k, v in q_function(algorithm).state_dict().items()}
+        if step * 2 > recipe.steps and regret <= best.regret:
+            weights = {k: v.clone() for k, v in averaged.module.state_dict().items()}
             best = _Best(regret, step, weights)
     return best, curves
 
 
-def _validation_regret(algorithm: Any, data: _Data, margin: float) -> float:
-    module = PolicyModule(q_function(algorithm), margin).eval()
-    actions, _ = forward(module, data.observations, data.validation.mask)
-    return float(data.validation.regret(actions).mean())
+def _validation_regret(q_func: LogTimeDuelingQFunction, data: _Data, margin: float) -> float:
+    """Mean regret on validation bins, every (system, collective) counting alike."""
+    actions, _ = forward(
+        PolicyModule(q_func, margin).eval(), data.observations, data.validation.mask
+    )
+    return _mean_over_groups(data.validation, actions)
+
+
+def _mean_over_groups(grid: TaskGrid, actions: npt.NDArray[np.int64]) -> float:
+    regrets = grid.tasks.select(NOISE_KEY).with_columns(regret=pl.Series(grid.regret(actions)))
+    groups = regrets.group_by(NOISE_KEY).agg(pl.col("regret").mean())
+    return float(np.mean(groups["regret"].to_numpy()))
 
 
 def _choose_margin(algorithm: Any, data: _Data, recipe: Recipe) -> tuple[float, float]:
     """The margin with the least validation regret; of equal ones the largest, which acts least."""
-    scored = [(_validation_regret(algorithm, data, m), -m) for m in recipe.abstain_margins]
+    q_func = q_function(algorithm)
+    scored = [(_validation_regret(q_func, data, m), -m) for m in recipe.abstain_margins]
     regret, negative_margin = min(scored)
     return -negative_margin, regret
 

@@ -29,6 +29,9 @@ class Recipe:
     #: How strongly rare (system, collective) groups are sampled more often: 0 = as they come,
     #: 1 = every group equally often.
     balance: float
+    #: Decay a step of the running average of the weights, which is what is validated and exported:
+    #: single weights swing from epoch to epoch by more than the configs differ.
+    average_decay: float
     #: Gradient steps between two copies of the weights to the target network.
     target_update_interval: int
     #: Margins in log time to choose from on validation: a config must be predicted to be this much
@@ -55,8 +58,9 @@ def ddqn_dueling() -> Recipe:
         steps_per_epoch=200,
         hidden_sizes=(256, 256),
         balance=1.0,
+        average_decay=0.995,
         target_update_interval=500,
-        abstain_margins=(0.01, 0.02, 0.03, 0.05),
+        abstain_margins=(0.02, 0.03, 0.05),
     )
 
 

@@ -1,0 +1,182 @@
+"""The whole pipeline in one go: `make demo`.
+
+Measured data in, a simulated sweep beside it, a policy trained, scored and exported, the plugin
+built and asked through NCCL's tuner ABI. Every step is the command that a user would type; only the last
+one, which plays NCCL's part, is a call from here.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from dynamiccl.collect.simulator import h100
+from dynamiccl.nccl import Collective
+from dynamiccl.serve.abi import TunerPlugin
+from dynamiccl.sizes import bin_center_bytes
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+SYSTEM: Final = "h100-ib-simulated"
+GROUP: Final = h100.Group(num_nodes=4, ranks_per_node=8)
+#: 20 sizes over the range in which NCCL's choices change, test bins among them.
+SIZES: Final = [bin_center_bytes(4 * octave) for octave in range(12, 32)]
+console = Console(width=110)
+
+
+def command(program: str, *arguments: str, parse: bool = False) -> Any:
+    """Run one of our commands, showing it; return its JSON when `parse`."""
+    words = [f"dynamiccl-{program}", *arguments]
+    console.print(f"$ {' '.join(words)}", style="bold", soft_wrap=True, highlight=False)
+    executable = str(Path(sys.executable).parent / words[0])
+    if not parse:
+        subprocess.run([executable, *arguments], check=True)
+        return None
+    words = [executable, *arguments, "--json"]
+    return json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout)
+
+
+def main() -> None:
+    """Run the demo."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "out" / "demo")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    out: Path = arguments.out
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    started = time.monotonic()
+    data, tracking = out / "data", f"sqlite:///{out / 'mlflow.db'}"
+
+    sample = ROOT / "datasets" / "sample"
+    files = [str(path) for path in sorted(sample.glob("*.csv"))]
+    systems = ("--systems", str(sample / "systems.toml"))
+    imported = command("collect", "import", *files, "--out", str(data), *systems, parse=True)
+    sweep = str(ROOT / "examples" / "h100_4x8.toml")
+    simulated = command(
+        "collect", "run", sweep, "--runner", "simulator", "--out", str(data), parse=True
+    )
+    command("collect", "describe", str(data))
+    seed = str(arguments.seed)
+    fitted = command(
+        "train", "fit", "--data", str(data), "--seed", seed, "--tracking-uri", tracking, parse=True
+    )
+    run = fitted["run_directory"]
+    report = command(
+        "evaluate", "report", "--data", str(data), "--policy", run, "--out", str(out / "report"),
+        parse=True,
+    )  # fmt: skip
+    artifact = out / "artifact"
+    command("deploy", "export", run, "--out", str(artifact))
+    console.print("$ python -m dynamiccl.serve.build", style="bold")
+    plugin = ROOT / "out" / "plugin" / "libnccl-tuner-dynamiccl.so"
+    build = [sys.executable, "-m", "dynamiccl.serve.build", "--dir", str(plugin.parent)]
+    subprocess.run(build, check=True, cwd=ROOT)
+    command("deploy", "env", str(artifact), "--system", SYSTEM, "--plugin", str(plugin))
+
+    answers = ask(plugin, artifact)
+    show_regret(report)
+    show_answers(answers)
+    summary = {
+        "rows_imported": imported["measurements_written"],
+        "rows_simulated": simulated["rows_written"],
+        "training": {key: fitted[key] for key in ("recipe", "steps", "seconds")},
+        "regret": regrets(report),
+        "artifact": str(artifact),
+        "plugin_answers": answers,
+        "report": report["page"],
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    path = out / "summary.json"
+    path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    console.print(
+        f"\nreport   {report['page']}\nfigures  {path}\nruns     mlflow ui --backend-store-uri "
+        f"{tracking}\ndone in {summary['seconds']} s",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def ask(plugin: Path, artifact: Path) -> list[dict[str, Any]]:
+    """Play NCCL: hand the plugin NCCL's own cost table for each size, and take its argmin after."""
+    environment = {"DYNAMICCL_ARTIFACT": str(artifact), "DYNAMICCL_SYSTEM": SYSTEM}
+    answers = []
+    tuner = TunerPlugin(plugin)
+    with tuner.communicator(
+        GROUP.num_ranks, GROUP.num_nodes, version=5, environment=environment
+    ) as communicator:
+        for size in SIZES:
+            table = h100.cost_table(GROUP, Collective.AllReduce, size)
+            answer = communicator.ask(Collective.AllReduce, size, table)
+            default = h100.default_config(GROUP, Collective.AllReduce, size)
+            ours = answer.config
+            times = [
+                h100.true_us(GROUP, Collective.AllReduce, c.algorithm, c.protocol, size)
+                for c in (default, ours)
+                if c.algorithm is not None and c.protocol is not None
+            ]
+            answers.append(
+                {
+                    "size_bytes": size,
+                    "nccl_config": default.key,
+                    "config": ours.key,
+                    "acted": answer.acted,
+                    "nccl_time_us": round(times[0], 1),
+                    "time_us": round(times[1], 1),
+                }
+            )
+    return answers
+
+
+def regrets(report: dict[str, Any]) -> dict[str, Any]:
+    """System -> policy -> the three figures of the summary, as fractions."""
+    keys = ("mean", "p95", "ratio_to_default")
+    return {
+        system: {
+            name: {key: figures[key] for key in keys} for name, figures in found["policies"].items()
+        }
+        for system, found in report["systems"].items()
+    }
+
+
+def show_regret(report: dict[str, Any]) -> None:
+    """Print mean regret by system and policy, and the verdicts in words."""
+    names = list(next(iter(report["systems"].values()))["policies"])
+    table = Table("mean regret on held-out sizes", *names, "noise band", title="What it is worth")
+    for system, found in report["systems"].items():
+        band = "unknown" if found["noise_band"] is None else f"{found['noise_band']:.2%}"
+        figures = [f"{found['policies'][name]['mean']:.2%}" for name in names]
+        table.add_row(f"{system}{' (simulated)' if found['simulated'] else ''}", *figures, band)
+    console.print(table)
+    for found in report["systems"].values():
+        for verdict in found["verdicts"]:
+            console.print(f"- {verdict}", highlight=False)
+
+
+def show_answers(answers: list[dict[str, Any]]) -> None:
+    """Print what NCCL and what the plugin chose, with the simulated time of both."""
+    title = (
+        f"AllReduce, {GROUP.num_nodes} x {GROUP.ranks_per_node} H100 (simulated), asked by v5 ABI"
+    )
+    table = Table("size", "NCCL's choice", "us", "through the plugin", "us", "gain", title=title)
+    for answer in answers:
+        gain = answer["nccl_time_us"] / answer["time_us"] - 1.0
+        table.add_row(
+            f"{answer['size_bytes']}",
+            answer["nccl_config"],
+            f"{answer['nccl_time_us']:.1f}",
+            answer["config"] if answer["acted"] else f"{answer['config']} (left to NCCL)",
+            f"{answer['time_us']:.1f}",
+            f"{gain:+.1%}" if answer["config"] != answer["nccl_config"] else "",
+        )
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
