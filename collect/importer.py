@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from dynamiccl.collect.nccl_tests_json import json_tables
-from dynamiccl.collect.nccl_tests_text import main_of, text_file_tables
-from dynamiccl.collect.provenance import file_sha256, import_record
+from dynamiccl.collect.import_record import file_sha256, import_record
+from dynamiccl.collect.nccl_tests.json_output import json_tables
+from dynamiccl.collect.nccl_tests.text import main_of, text_file_tables
 from dynamiccl.collect.report import FileReport, ImportOptions, ImportSummary
 from dynamiccl.collect.systems import KnownSystems, load_systems
 from dynamiccl.collect.tidy_csv import csv_tables, is_tidy_csv

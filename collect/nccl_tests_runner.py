@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from dynamiccl.collect.nccl_tests_text import parse_text
+from dynamiccl.collect.nccl_tests.text import parse_text
 from dynamiccl.collect.runner import Row
 from dynamiccl.collect.sweep import SweepFile, Trial
 from dynamiccl.collect.trial_rows import infeasible_row, trial_row

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from dynamiccl.collect.nccl_tests.settings import default_scope
 from dynamiccl.collect.report import FileReport, ImportOptions
-from dynamiccl.collect.settings import default_scope
 from dynamiccl.collect.systems import KnownSystems
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.schema import QUIET, Source, Statistic, Status

@@ -1,8 +1,8 @@
 """The whole pipeline in one go: `make demo`.
 
 Measured data in, a simulated sweep beside it, a policy trained, scored and exported, the plugin
-built and asked through NCCL's tuner ABI. Every step is the command that a user would type; only the last
-one, which plays NCCL's part, is a call from here.
+built and asked through NCCL's tuner ABI. Every step is the command that a user would type; only the
+last one, which plays NCCL's part, is a call from here.
 """
 
 import argparse

@@ -20,8 +20,8 @@ class PolicyModule(nn.Module):
     """(window_BKW, context_BF, mask_BA) -> (action_B int64, q_BA).
 
     The best allowed action is taken only when its predicted log time undercuts that of ABSTAIN by
-    more than `margin`, and by more than the noise band of the collective on the system (a feature of
-    the context): where the policy cannot be sure, NCCL's own choice stands.
+    more than `margin`, and by more than the noise band of the collective on the system (a feature
+    of the context): where the policy cannot be sure, NCCL's own choice stands.
     """
 
     context_mean: torch.Tensor

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.collect.importer import ImportOptions, import_files
-from dynamiccl.collect.nccl_tests_text import parse_text
+from dynamiccl.collect.nccl_tests.text import parse_text
 from dynamiccl.errors import DynamicclError
 
 LOGS = Path(__file__).parents[2].parent / "shared" / "data" / "logs"

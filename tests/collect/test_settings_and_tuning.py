@@ -2,8 +2,8 @@
 
 import pytest
 
-from dynamiccl.collect.settings import KEPT_NAMES, requested_by, settings_in
-from dynamiccl.collect.tuning_lines import Choice, TuningLog
+from dynamiccl.collect.nccl_tests.settings import KEPT_NAMES, requested_by, settings_in
+from dynamiccl.collect.nccl_tests.tuning import Choice, TuningLog
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 
 TREE_LL = (Algorithm.Tree, Protocol.LL)

@@ -9,9 +9,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from dynamiccl.collect.names import program_in
-from dynamiccl.collect.settings import settings_in
-from dynamiccl.collect.tuning_lines import TuningLog
+from dynamiccl.collect.nccl_tests.names import program_in
+from dynamiccl.collect.nccl_tests.settings import settings_in
+from dynamiccl.collect.nccl_tests.tuning import TuningLog
 from dynamiccl.errors import UnknownName
 from dynamiccl.nccl import NcclVersion
 

@@ -1,11 +1,11 @@
 """Text output of nccl-tests as measurements, for a whole file or for output that is at hand.
 
-text_lines     prefixes of launchers
-text_layout    which column is which
-text_parser    rows and runs of one output, in one pass
-text_facts     what the lines around the rows say
-text_resolve   what is therefore known: collective, ranks, nodes, versions, settings
-text_table     measurement tables
+lines     prefixes of launchers
+layout    which column is which
+parser    rows and runs of one output, in one pass
+facts     what the lines around the rows say
+resolve   what is therefore known: collective, ranks, nodes, versions, settings
+tables    measurement tables
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from dynamiccl.collect.nccl_tests.facts import RunFacts
+from dynamiccl.collect.nccl_tests.parser import parse_lines
+from dynamiccl.collect.nccl_tests.tables import merge_facts, shared_facts, text_tables
 from dynamiccl.collect.report import FileReport, ImportOptions, Rejected
-from dynamiccl.collect.text_facts import RunFacts
-from dynamiccl.collect.text_parser import parse_lines
-from dynamiccl.collect.text_table import merge_facts, shared_facts, text_tables
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Collective
 

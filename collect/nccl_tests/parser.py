@@ -14,9 +14,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.collect.report import FileReport
-from dynamiccl.collect.text_facts import RunFacts, header_kind, is_command
-from dynamiccl.collect.text_layout import (
+from dynamiccl.collect.nccl_tests.facts import RunFacts, header_kind, is_command
+from dynamiccl.collect.nccl_tests.layout import (
     Half,
     Layout,
     ends_like_row,
@@ -26,7 +25,8 @@ from dynamiccl.collect.text_layout import (
     plausible,
     split_touching,
 )
-from dynamiccl.collect.text_lines import may_have_prefix, strip_prefix
+from dynamiccl.collect.nccl_tests.lines import may_have_prefix, strip_prefix
+from dynamiccl.collect.report import FileReport
 from dynamiccl.sizes import MAX_SIZE_BITS
 
 #: Stands for null in integer fields of a row; no root and no count is negative like this.

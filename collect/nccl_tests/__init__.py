@@ -1,0 +1,1 @@
+"""Readers of what nccl-tests and NCCL's log print."""
