@@ -162,4 +162,8 @@ def _execute(argv: list[str], forced: Mapping[str, str], timeout_s: float) -> _F
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
         return _Finished(None, output)
+    except BaseException:
+        # Ctrl-C reaches us alone; without this the benchmark would go on and hold the GPUs.
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     return _Finished(process.returncode, output)

@@ -8,11 +8,20 @@ run are trials too, with the reason, so that nothing is a silent gap.
 
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.datasets.store import check_slug
@@ -26,7 +35,7 @@ from dynamiccl.nccl import (
     Protocol,
     invalid_reason,
 )
-from dynamiccl.sizes import bin_center_bytes, size_bin
+from dynamiccl.sizes import BINS_PER_OCTAVE, bin_center_bytes, size_bin
 
 _SIZE: Final = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -38,7 +47,7 @@ def parse_size(value: object) -> int:
     >>> parse_size("64K"), parse_size(12)
     (65536, 12)
     """
-    if isinstance(value, int) and value > 0:
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     match = _SIZE.fullmatch(str(value).strip())
     if not match or int(match[1]) == 0:
@@ -50,7 +59,7 @@ _Size = Annotated[int, BeforeValidator(parse_size)]
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Sizes(_Table):
@@ -58,11 +67,20 @@ class Sizes(_Table):
 
     min: _Size
     max: _Size
-    steps_per_octave: int = Field(default=1, ge=1, le=4)
+    steps_per_octave: Literal[1, 2, 4] = 1
+
+    @model_validator(mode="after")
+    def _holds_a_size(self) -> Self:
+        if not self.ladder():
+            raise ValueError(
+                f"no size of the ladder lies from {self.min} to {self.max} bytes; give a min below "
+                "the max, less than 2^62 bytes, with a power of two between them"
+            )
+        return self
 
     def ladder(self) -> tuple[int, ...]:
         """Sizes in bytes, ascending, each the centre of a size bin rounded to 16 bytes."""
-        stride = 4 // self.steps_per_octave if self.steps_per_octave != 3 else 1
+        stride = BINS_PER_OCTAVE // self.steps_per_octave
         bins = range(size_bin(self.min), size_bin(self.max) + 1)
         centres = [bin_center_bytes(index) for index in bins if index % stride == 0]
         return tuple(sorted({max(16, size // 16 * 16) for size in centres}))
@@ -97,8 +115,8 @@ class SweepFile(_Table):
 
     name: str
     system: str
-    collectives: tuple[str, ...]
-    groups: tuple[GroupShape, ...]
+    collectives: tuple[str, ...] = Field(min_length=1)
+    groups: tuple[GroupShape, ...] = Field(min_length=1)
     sizes: Sizes
     algorithms: tuple[str, ...] = tuple(a.wire for a in Algorithm)
     protocols: tuple[str, ...] = tuple(p.wire for p in Protocol)
@@ -111,6 +129,14 @@ class SweepFile(_Table):
     iterations: int = Field(default=20, ge=1)
     warmup_iterations: int = Field(default=5, ge=1)
     simulator: SimulatorSettings = SimulatorSettings()
+
+
+#: Models of the tables inside a sweep file, by key.
+_TABLES: Final[Mapping[str, type[_Table]]] = {
+    "groups": GroupShape,
+    "sizes": Sizes,
+    "simulator": SimulatorSettings,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +173,11 @@ def load_sweep(path: Path) -> Sweep:
     """Read and check a sweep file. Raises MissingPath and InvalidSweep."""
     if not path.is_file():
         raise MissingPath("sweep file", path, "examples/ holds some to start from")
-    return parse_sweep(path.read_text(encoding="utf-8"), where=path.name)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidSweep(f"{path.name} is not TOML: {error}") from error
+    return parse_sweep(text, where=path.name)
 
 
 def parse_sweep(text: str, *, where: str) -> Sweep:
@@ -170,11 +200,14 @@ def parse_sweep(text: str, *, where: str) -> Sweep:
 
 
 def _explain(error: ValidationError, where: str) -> str:
-    first = error.errors()[0]
+    errors = error.errors()
+    # A misspelt key is why its right spelling is missing: say the cause.
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     key = ".".join(str(part) for part in first["loc"]) or "the file"
     message = f"{where}: {key}: {first['msg']}"
     if first["type"] == "extra_forbidden":
-        return f"{message}; known keys are {', '.join(SweepFile.model_fields)}"
+        table = _TABLES[str(first["loc"][0])] if len(first["loc"]) > 1 else SweepFile
+        return f"{message}; known keys are {', '.join(table.model_fields)}"
     if first["type"] == "missing":
         return f"{message}; add it"
     return f"{message} (got {first['input']!r})"
@@ -184,7 +217,7 @@ def _trials(file: SweepFile, where: str) -> tuple[Trial, ...]:
     collectives = [Collective.parse(c, where=f"{where}: collectives") for c in file.collectives]
     configs = _configs(file, where)
     version = NcclVersion.parse(file.nccl_version) if file.nccl_version else None
-    return tuple(
+    trials = tuple(
         Trial(
             collective,
             group.num_nodes,
@@ -200,6 +233,15 @@ def _trials(file: SweepFile, where: str) -> tuple[Trial, ...]:
         for size in file.sizes.ladder()
         for config in configs
     )
+    seen: set[str] = set()
+    for trial in trials:
+        if trial.key in seen:
+            raise InvalidSweep(
+                f"{where}: trial {trial.key} is declared twice; name every collective, group, "
+                "algorithm, protocol, channel count and congestion level once"
+            )
+        seen.add(trial.key)
+    return trials
 
 
 def _configs(file: SweepFile, where: str) -> list[Config]:

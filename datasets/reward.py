@@ -18,6 +18,8 @@ from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET, TASK_COLUMNS
 
 #: Where the default was measured for a size: one octave to each side at most.
 MAX_GAP_OCTAVES: Final = 1.0
+#: log2(2^29) is not exactly 29 in floating point; no two sizes lie so close to one another.
+_LOG_TOLERANCE: Final = 1e-9
 #: A task without its conditions of launch: what one default is a reference for.
 _REFERENCE_KEY: Final = tuple(
     name
@@ -83,7 +85,7 @@ def _interpolate(frame: pl.DataFrame, points: pl.DataFrame) -> pl.DataFrame:
         log.select(*_CURVE_KEY, "_log_size", "_log_us"), on=_CURVE_KEY, nulls_equal=True
     ).with_columns(_gap=pl.col("_log_size") - pl.col("size_bytes").log(2.0))
     below, above = pl.col("_gap") <= 0, pl.col("_gap") >= 0
-    near = pairs.filter(pl.col("_gap").abs() <= MAX_GAP_OCTAVES).sort("_gap")
+    near = pairs.filter(pl.col("_gap").abs() <= MAX_GAP_OCTAVES + _LOG_TOLERANCE).sort("_gap")
     ends = near.group_by([*_CURVE_KEY, "size_bytes"], maintain_order=True).agg(
         _g0=pl.col("_gap").filter(below).last(),
         _u0=pl.col("_log_us").filter(below).last(),

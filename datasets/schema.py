@@ -241,7 +241,8 @@ def check_schema(found: pa.Schema, wanted: pa.Schema, *, where: str) -> None:
     wanted_meta = wanted.metadata or {}
     name, version = meta.get(META_SCHEMA), meta.get(META_VERSION)
     if name != wanted_meta[META_SCHEMA] or version != wanted_meta[META_VERSION]:
-        got = f"{(name or b'none').decode()} version {(version or b'none').decode()}"
+        told = [(raw or b"none").decode(errors="replace") for raw in (name, version)]
+        got = f"{told[0]} version {told[1]}"
         want = f"{wanted_meta[META_SCHEMA].decode()} version {wanted_meta[META_VERSION].decode()}"
         raise SchemaMismatch(
             f"{where} holds schema {got}, this release reads {want}; "

@@ -82,12 +82,15 @@ def _write_atomically(part: pa.Table, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     hidden = folder / f".writing-{os.getpid()}.parquet"
     pq.write_table(part, hidden, compression="zstd")
-    digest = hashlib.sha256(hidden.read_bytes()).hexdigest()[:16]
-    final = folder / f"part-{digest}.parquet"
+    final = folder / _part_name(hidden.read_bytes())
     with hidden.open("rb") as file:
         os.fsync(file.fileno())
     hidden.replace(final)
     return final
+
+
+def _part_name(content: bytes) -> str:
+    return f"part-{hashlib.sha256(content).hexdigest()[:16]}.parquet"
 
 
 def part_paths(directory: Path, kind: str = "measurements") -> list[Path]:
@@ -114,21 +117,32 @@ def scan(directory: Path, kind: str = "measurements") -> pl.LazyFrame:
         )
     _check_parts(paths, SCHEMAS[kind])
     names = [field.name for field in SCHEMAS[kind]]
-    lazy = pl.scan_parquet(
-        paths, hive_partitioning=True, hive_schema=dict.fromkeys(PARTITION_COLUMNS, pl.String)
-    )
-    return lazy.select(names)
+    return pl.concat([_scan_part(path).select(names) for path in paths])
+
+
+def _scan_part(path: Path) -> pl.LazyFrame:
+    # Polars' own hive reading would also take a `name=value` folder above DIR for a partition, and
+    # its globbing a bracket in a name for a pattern.
+    partition = dict(folder.name.split("=", 1) for folder in list(path.parents)[:2])
+    lazy = pl.scan_parquet(path, glob=False, hive_partitioning=False)
+    return lazy.with_columns(pl.lit(partition[name]).alias(name) for name in PARTITION_COLUMNS)
 
 
 def _check_parts(paths: Iterable[Path], schema: pa.Schema) -> None:
     for path in paths:
         try:
             found = pq.read_schema(path)
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise CorruptFile(
                 f"{path} is not a Parquet file: {error}; remove it or restore it"
             ) from error
         check_schema(found, schema, where=str(path))
+        # Damaged pages can make a Parquet reader abort the whole process, so none is decoded.
+        if path.name != _part_name(path.read_bytes()):
+            raise CorruptFile(
+                f"{path} is damaged: its bytes do not give the hash in its name; remove it or "
+                "restore it"
+            )
 
 
 def read(directory: Path, kind: str = "measurements") -> pl.DataFrame:

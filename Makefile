@@ -1,0 +1,54 @@
+# The project's commands. Everything happens in .venv, made from pyproject.toml and constraints.txt.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+CPP := $(wildcard serve/plugin/*.cpp serve/plugin/*.h serve/plugin/nccl/*.h serve/plugin/tests/* serve/plugin/bench/*)
+# Two threads on a busy machine spin against each other: one each is faster and repeatable.
+export OMP_NUM_THREADS := 1
+export MLFLOW_DISABLE_TELEMETRY := true
+
+.PHONY: demo test check format tree bench plugin install constraints clean
+
+demo: install ## the whole pipeline, from measured data to the plugin's answers
+	$(BIN)/python -P examples/demo.py
+
+test: install ## all tests: Python, C++, sanitizers
+	$(BIN)/pytest
+
+check: install ## format, lint, types, layout, generated files; C++ format and warnings as errors
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
+	$(BIN)/python -m dynamiccl.serve.vocabulary --check
+	$(BIN)/python -m dynamiccl.serve.build --tests --dir out/test-plugin/plain > /dev/null
+	$(BIN)/pytest -p no:randomly tests/test_layout.py tests/test_docs.py
+
+format: install ## write the format that `check` wants
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(CPP)
+
+tree: install ## write the file tree into the README
+	$(BIN)/python -m tests.tree --write
+
+bench: install ## figures into out/bench/*.json
+	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+plugin: install ## out/plugin/libnccl-tuner-dynamiccl.so
+	$(BIN)/python -m dynamiccl.serve.build --dir out/plugin
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group dev -e ".[all]"
+	touch $@
+
+constraints: ## pin what is installed now
+	(head -1 constraints.txt; $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//') > constraints.new
+	mv constraints.new constraints.txt
+
+clean:
+	rm -rf out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,144 @@
+"""The house rules that a machine can check: links, import direction, file sizes, wheel contents."""
+
+import ast
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = ("collect", "datasets", "train", "evaluate", "serve")
+KERNEL = {"dynamiccl", "dynamiccl.cli", "dynamiccl.errors", "dynamiccl.nccl", "dynamiccl.sizes"}
+#: Which parts each part may import, besides the kernel and itself.
+ALLOWED = {
+    "kernel": set[str](),
+    "datasets": set[str](),
+    "collect": {"datasets"},
+    "train": {"datasets"},
+    "evaluate": {"datasets", "train"},
+    "serve": {"datasets"},
+}
+#: What collect may use of datasets: the tables, never what learning makes of them.
+COLLECT_USES = {"schema", "store", "rows", "provenance", "cells"}
+#: Heavy or optional packages, and the one part that imports each (modules for mlflow).
+OWNERS = {
+    "torch": {"train", "serve/torchscript.py"},
+    "d3rlpy": {"train"},
+    "mlflow": {"train/tracking.py"},
+    "pynvml": {"collect"},
+    "matplotlib": {"train", "evaluate"},
+    "pydantic": {"collect"},
+}
+MAX_LINES = 400
+
+
+def sources() -> list[Path]:
+    folders = [ROOT / "dynamiccl", *(ROOT / part for part in PARTS)]
+    found = [p for f in folders for p in f.rglob("*.py") if not p.is_symlink()]
+    # rglob does not follow the links, so every file is seen once.
+    return sorted(p for p in found if "dynamiccl/dynamiccl" not in str(p))
+
+
+def imports(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports between modules are absolute"
+            names.add(node.module or "")
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def part_of(path: Path) -> str:
+    top = path.relative_to(ROOT).parts[0]
+    return "kernel" if top == "dynamiccl" else top
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_part_is_a_relative_link_to_its_folder(part: str) -> None:
+    link = ROOT / "dynamiccl" / part
+    assert link.is_symlink()
+    assert str(link.readlink()) == f"../{part}"
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_import_direction_holds(path: Path) -> None:
+    part = part_of(path)
+    for name in imports(path):
+        pieces = name.split(".")
+        if pieces[0] != "dynamiccl" or len(pieces) < 2 or pieces[1] not in PARTS:
+            continue
+        assert pieces[1] in ALLOWED[part] | {part}, f"{part} must not import {name}"
+        if part == "collect" and pieces[1] == "datasets" and len(pieces) > 2:
+            assert pieces[2] in COLLECT_USES, f"collect must not import {name}"
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_heavy_packages_are_imported_by_their_owner_only(path: Path) -> None:
+    place = str(path.relative_to(ROOT))
+    for name in imports(path):
+        owners = OWNERS.get(name.split(".")[0])
+        if owners is not None:
+            assert any(place == o or place.startswith(f"{o}/") for o in owners), f"{place}: {name}"
+
+
+def test_kernel_imports_the_standard_library_only() -> None:
+    for path in sources():
+        if part_of(path) == "kernel":
+            tops = {name.split(".")[0] for name in imports(path)} - {"dynamiccl"}
+            assert tops <= set(sys.stdlib_module_names), path
+
+
+def test_no_file_is_longer_than_the_limit() -> None:
+    folders = [*sources(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+    plugin = [p for p in (ROOT / "serve" / "plugin").rglob("*") if p.suffix in {".cpp", ".h"}]
+    long = {
+        str(p.relative_to(ROOT)): n
+        for p in [*folders, *plugin]
+        if (n := len(p.read_text(encoding="utf-8").splitlines())) > MAX_LINES
+    }
+    assert not long
+
+
+def test_parts_import_from_another_directory_without_the_root_on_the_path(tmp_path: Path) -> None:
+    code = "import dynamiccl.collect, dynamiccl.datasets, dynamiccl.serve; print('ok')"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "ok\n", done.stderr
+
+
+@pytest.mark.parametrize("module", ["dynamiccl.collect.cli", "dynamiccl.serve.cli"])
+def test_commands_for_clusters_load_without_torch(module: str) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.modules['d3rlpy'] = None; "
+        f"sys.modules['mlflow'] = None; import {module}"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
+
+
+def test_wheel_holds_the_parts_under_our_name_only(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "-w", str(tmp_path), str(ROOT)], check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
+    assert tops == {"dynamiccl"}
+    for wanted in (
+        "dynamiccl/collect/nccl_tests/text.py",
+        "dynamiccl/collect/simulator/h100_ib_nccl2.27.5.csv",
+        "dynamiccl/datasets/sample/b300_nvlink_allreduce.csv",
+        "dynamiccl/evaluate/report.html.jinja",
+        "dynamiccl/serve/plugin/plugin.cpp",
+        "dynamiccl/serve/plugin/nccl/tuner_abi.h",
+        "dynamiccl/py.typed",
+    ):
+        assert wanted in names
