@@ -106,17 +106,18 @@ class Manifest:
             SchemaMismatch: another format version wrote it.
             ArtifactMismatch: a listed file is missing or differs, or an unlisted one is there.
         """
+        manifest = cls.read_unchecked(directory)
+        manifest._check_files(directory)
+        return manifest
+
+    @classmethod
+    def read_unchecked(cls, directory: Path) -> Self:
+        """Read a manifest without looking at the files it lists; raises as `read` does."""
         path = directory / MANIFEST_NAME
         if not path.is_file():
             raise MissingPath(
                 "policy manifest", path, "give a run directory of dynamiccl-train or an artifact"
             )
-        manifest = cls._decode(path)
-        manifest._check_files(directory)
-        return manifest
-
-    @classmethod
-    def _decode(cls, path: Path) -> Self:
         try:
             raw = json.loads(path.read_bytes())
             version = raw.get("format_version")

@@ -1,0 +1,34 @@
+"""Small data sets for the tests of training, evaluation and deployment, all from the simulator."""
+
+from pathlib import Path
+
+import pytest
+
+from dynamiccl.collect.run import run_sweep
+from dynamiccl.collect.simulator.runner import SimulatorRunner
+from dynamiccl.collect.sweep import parse_sweep
+
+SWEEP = """
+name = "tiny"
+system = "sim-4x8"
+collectives = ["AllReduce", "AllGather"]
+algorithms = ["Ring", "Tree", "NVLSTree"]
+groups = [{ num_nodes = 4, ranks_per_node = 8 }]
+sizes = { min = "64K", max = "1G" }
+nccl_version = "2.27.5"
+cycles = 3
+[simulator]
+seed = 3
+"""
+SYSTEM = "sim-4x8"
+
+
+def make_data(out: Path, text: str = SWEEP) -> Path:
+    sweep = parse_sweep(text, where="test")
+    run_sweep(sweep, SimulatorRunner(sweep.file), out, resume=False)
+    return out
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data(tmp_path_factory.mktemp("data") / "store")

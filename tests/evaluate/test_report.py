@@ -1,0 +1,62 @@
+"""A whole report on simulated data."""
+
+import json
+import re
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from dynamiccl.datasets.splits import split_of
+from dynamiccl.errors import NotEnoughData
+from dynamiccl.evaluate.report import make_report
+from tests.conftest import Trained
+from tests.data_sets import SWEEP, SYSTEM, make_data
+
+
+@pytest.fixture(scope="module")
+def report_dir(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("report")
+    make_report(trained.data, [("policy", trained.policy)], out)
+    return out
+
+
+def test_results_hold_every_policy_on_test_sizes_only(report_dir: Path) -> None:
+    results = pl.read_parquet(report_dir / "results.parquet")
+    assert set(results["policy"]) == {"policy", "nccl-default", "best-fixed", "nearest-size"}
+    assert {split_of(size) for size in results["size_bytes"]} == {"test"}
+    assert (results["regret"] >= 0).all()
+    default = results.filter(policy="nccl-default")
+    assert (default["chosen_us"] == default["default_us"]).all()
+
+
+def test_policy_beats_the_default_on_simulated_all_reduce(report_dir: Path) -> None:
+    summary = json.loads((report_dir / "summary.json").read_text())
+    policies = summary["systems"][SYSTEM]["by_collective"]["AllReduce"]
+    assert policies["nccl-default"]["mean"] > summary["systems"][SYSTEM]["noise_band"]
+    assert policies["policy"]["mean"] < policies["nccl-default"]["mean"] / 2
+    assert policies["policy"]["mean"] < 0.05
+
+
+def test_page_is_self_contained_and_says_simulated(report_dir: Path) -> None:
+    page = (report_dir / "report.html").read_text(encoding="utf-8")
+    assert page.count("<svg") >= 4  # two families, each a heat map and curves
+    assert not re.search(r"<script|<link|src=[\"']http|href=[\"']http|url\(http", page)
+    assert ">simulated<" in page
+    for name in ("policy", "nccl-default", "best-fixed", "nearest-size"):
+        assert f"<td>{name}</td>" in page
+
+
+def test_two_policies_are_told_apart(trained: Trained, tmp_path: Path) -> None:
+    policies = [("policy-1", trained.policy), ("policy-2", trained.policy)]
+    report = make_report(trained.data, policies, tmp_path)
+    names = [summary.policy for summary in report.systems[0].summaries]
+    assert names == ["policy-1", "policy-2", "nccl-default", "best-fixed", "nearest-size"]
+
+
+def test_data_without_a_test_size_says_which_to_measure(trained: Trained, tmp_path: Path) -> None:
+    data = make_data(
+        tmp_path / "store", SWEEP.replace('min = "64K", max = "1G"', 'min = "1M", max = "2M"')
+    )
+    with pytest.raises(NotEnoughData, match="no test task"):
+        make_report(data, [("policy", trained.policy)], tmp_path / "out")

@@ -1,0 +1,113 @@
+"""A real training run on simulated data: tracking, checkpoints, export, and what was learned."""
+
+import json
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import polars as pl
+import pytest
+
+from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.cells import usable
+from dynamiccl.datasets.episodes import training_transitions
+from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.store import content_hash, read
+from dynamiccl.errors import MissingPath, NotEnoughData, UserError
+from dynamiccl.train.algorithms import BatchSampler
+from dynamiccl.train.fit import fit
+from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.tracking import policy_directory
+from tests.conftest import Trained
+from tests.data_sets import SWEEP, make_data
+
+
+def test_run_is_tracked_with_what_made_it(trained: Trained) -> None:
+    mlflow.set_tracking_uri(trained.tracking_uri)
+    run = mlflow.get_run(trained.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["name"] == "ddqn-dueling"
+    assert run.data.params["seed"] == "0"
+    assert run.data.tags["data_hash"] == content_hash(trained.data)
+    assert len(run.data.tags["git_commit"].removesuffix("+dirty")) in {40, len("unknown")}
+    client = mlflow.MlflowClient(trained.tracking_uri)
+    history = client.get_metric_history(trained.run_id, "validation_regret")
+    assert [m.step for m in history] == list(range(150, 1201, 150))
+    losses = [m.value for m in client.get_metric_history(trained.run_id, "loss")]
+    assert losses[-1] < losses[0] / 2
+
+
+def test_run_directory_holds_checkpoints_plots_and_policy(trained: Trained) -> None:
+    names = {str(p.relative_to(trained.run_directory)) for p in trained.run_directory.rglob("*")}
+    wanted = {"checkpoints/best.d3", "checkpoints/last.d3", "plots/training.png", "recipe.json"}
+    assert wanted | {"policy/policy.pt", "policy/manifest.json"} <= names
+    recipe = json.loads((trained.run_directory / "recipe.json").read_text())
+    assert recipe["steps"] == 1200
+
+
+def test_learned_policy_beats_the_default_on_validation(trained: Trained) -> None:
+    mlflow.set_tracking_uri(trained.tracking_uri)
+    metrics = mlflow.get_run(trained.run_id).data.metrics
+    assert metrics["best_validation_regret"] < metrics["default_validation_regret"] / 2
+
+
+def test_manifest_says_where_the_policy_was_trained(trained: Trained) -> None:
+    manifest = Manifest.read(trained.policy)
+    (support,) = manifest.supports
+    assert (support.system, support.num_nodes, support.num_ranks) == ("sim-4x8", 4, 32)
+    assert support.simulated
+    assert set(support.measured) == {"AllReduce", "AllGather"}
+    assert set(support.noise_bands) == {"AllReduce", "AllGather"}
+    assert manifest.min_size_bytes == 1 << 16
+    assert manifest.max_size_bytes == 1 << 30
+    assert manifest.nccl_versions == ["2.27.5"]
+
+
+def test_same_seed_gives_the_same_weights(data_dir: Path, tmp_path: Path) -> None:
+    recipe = make_recipe("ddqn-dueling", ["steps=40", "steps_per_epoch=20", "hidden_sizes=16"])
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    runs = [fit(data_dir, recipe, experiment="x", tracking_uri=uri, seed=s) for s in (1, 1, 2)]
+    policies = [Manifest.read(Path(run.run_directory) / "policy") for run in runs]
+    same, again, other = [run.validation_regret for run in runs]
+    assert same == again
+    assert policies[0].abstain_margin == policies[1].abstain_margin
+    assert other != same or policies[2].files != policies[0].files
+
+
+def test_run_is_found_by_id_by_run_directory_and_by_policy_directory(trained: Trained) -> None:
+    for name in (trained.run_id, str(trained.run_directory), str(trained.policy)):
+        found = policy_directory(name, trained.tracking_uri)
+        assert Manifest.read(found).recipe == "ddqn-dueling"
+
+
+def test_unknown_run_says_where_it_looked(trained: Trained, tmp_path: Path) -> None:
+    with pytest.raises(MissingPath, match="mlflow ui"):
+        policy_directory("0123456789abcdef", trained.tracking_uri)
+    with pytest.raises(MissingPath, match="run directory"):
+        policy_directory(str(tmp_path), trained.tracking_uri)
+
+
+def test_unusable_tracking_uri_is_the_users_error(data_dir: Path, tmp_path: Path) -> None:
+    recipe = make_recipe("ddqn-dueling", ["steps=1"])
+    with pytest.raises(UserError, match="cannot track"):
+        fit(data_dir, recipe, experiment="x", tracking_uri=str(tmp_path / "files"), seed=0)
+
+
+def test_data_without_validation_sizes_says_which_to_measure(tmp_path: Path) -> None:
+    text = SWEEP.replace('min = "64K", max = "1G"', 'min = "64K", max = "64K"')
+    data = make_data(tmp_path / "store", text)
+    recipe = make_recipe("ddqn-dueling", ["steps=1"])
+    with pytest.raises(NotEnoughData, match="no validation task"):
+        fit(data, recipe, experiment="x", tracking_uri=f"sqlite:///{tmp_path}/m.db", seed=0)
+
+
+def test_balanced_batches_hold_every_group_equally_often(data_dir: Path) -> None:
+    frame = read(data_dir)
+    catalogue = Catalogue.from_frame(usable(frame))
+    rows = training_transitions(frame, catalogue, ["default"], seed=0)
+    gathers = frame.filter(pl.col("collective") == "AllGather").height
+    assert gathers != frame.filter(pl.col("status") == "ok").height / 2
+    sampler = BatchSampler(rows, 4000, balance=1.0, seed=0)
+    context = sampler.sample().observations[1]
+    share = float(np.asarray(context)[:, 4].mean())  # collective_AllGather, third one-hot
+    assert 0.45 < share < 0.55

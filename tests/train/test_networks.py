@@ -1,0 +1,118 @@
+"""The dueling head in log time, its loss, and the exported module."""
+
+import numpy as np
+import torch
+
+from dynamiccl.datasets.features import NOISE_FEATURE
+from dynamiccl.train.networks import (
+    MASKED_Q,
+    LogTimeDuelingQFunction,
+    LogTimeForwarder,
+    ObservationEncoder,
+)
+from dynamiccl.train.policy_module import PolicyModule
+
+BATCH, CALLS, WIDTH, FEATURES, ACTIONS = 6, 8, 3, NOISE_FEATURE + 5, 4
+
+
+def make_q_function(seed: int = 0) -> LogTimeDuelingQFunction:
+    torch.manual_seed(seed)
+    encoder = ObservationEncoder((CALLS, WIDTH), FEATURES, [16])
+    return LogTimeDuelingQFunction(encoder, 16, ACTIONS)
+
+
+def observation(mask: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(1)
+    window = torch.randn(BATCH, CALLS, WIDTH, generator=generator)
+    context = torch.randn(BATCH, FEATURES, generator=generator)
+    context[:, NOISE_FEATURE] = 0.0
+    return window, context, torch.ones(BATCH, ACTIONS) if mask is None else mask
+
+
+def test_q_values_are_negative_and_masked_ones_are_out_of_reach() -> None:
+    mask = torch.ones(BATCH, ACTIONS)
+    mask[:, 2] = 0.0
+    q = make_q_function()(observation(mask)).q_value
+    assert (q < 0).all()
+    assert (q[:, 2] == MASKED_Q).all()
+    assert (q[:, [0, 1, 3]] > MASKED_Q).all()
+
+
+def test_q_of_an_action_does_not_depend_on_which_others_are_allowed() -> None:
+    q_func = make_q_function()
+    mask = torch.ones(BATCH, ACTIONS)
+    mask[:, 3] = 0.0
+    torch.testing.assert_close(
+        q_func(observation()).q_value[:, :3], q_func(observation(mask)).q_value[:, :3]
+    )
+
+
+def test_value_head_is_the_value_of_abstaining() -> None:
+    q_func = make_q_function()
+    z = q_func.log_time(observation())
+    hidden = q_func.encoder(observation())
+    torch.testing.assert_close(z[:, :1], q_func.value(hidden))
+
+
+def test_all_zero_mask_of_a_terminal_row_gives_finite_loss_and_gradient() -> None:
+    q_func = make_q_function()
+    forwarder = LogTimeForwarder(q_func, ACTIONS)
+    ones = torch.ones(BATCH, 1)
+    next_observation = (*observation()[:2], torch.zeros(BATCH, ACTIONS))
+    target = forwarder.compute_target(next_observation, torch.zeros(BATCH, 1))
+    loss = forwarder.compute_error(
+        observation(), torch.zeros(BATCH, 1), -ones, target, terminals=ones, gamma=0.9
+    )
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert torch.isfinite(loss)
+    assert all(torch.isfinite(p.grad).all() for p in q_func.parameters() if p.grad is not None)
+
+
+def test_loss_is_zero_exactly_where_q_equals_the_reward() -> None:
+    q_func = make_q_function()
+    forwarder = LogTimeForwarder(q_func, ACTIONS)
+    actions = torch.arange(BATCH).view(-1, 1) % ACTIONS
+    rewards = q_func(observation()).q_value.gather(1, actions).detach()
+    ones, zeros = torch.ones(BATCH, 1), torch.zeros(BATCH, 1)
+    exact = forwarder.compute_error(observation(), actions, rewards, zeros, ones)
+    off = forwarder.compute_error(observation(), actions, 2 * rewards, zeros, ones)
+    assert exact.item() < 1e-10
+    assert off.item() > 0.01
+
+
+def test_module_agrees_with_the_q_function_and_survives_scripting() -> None:
+    q_func = make_q_function()
+    module = PolicyModule(q_func, margin=0.0).eval()
+    scripted = torch.jit.script(module)
+    action, q = scripted(*observation())
+    torch.testing.assert_close(q, q_func(observation()).q_value)
+    assert action.tolist() == module(*observation())[0].tolist()
+    assert action.tolist() == q.argmax(dim=1).tolist()
+
+
+def test_policy_abstains_unless_the_gain_exceeds_the_margin() -> None:
+    q_func = make_q_function()
+    z = q_func.log_time(observation())
+    gain = (z[:, 0] - z.min(dim=1).values).detach().numpy()
+    middle = float(np.sort(gain)[BATCH // 2])
+    action, _ = PolicyModule(q_func, margin=middle)(*observation())
+    np.testing.assert_array_equal(action.numpy() != 0, gain > middle)
+    assert 0 < (action != 0).sum() < BATCH
+
+
+def test_policy_abstains_unless_the_gain_exceeds_the_noise_band() -> None:
+    q_func = make_q_function()
+    window, context, mask = observation()
+    context[:, NOISE_FEATURE] = 100.0
+    action, _ = PolicyModule(q_func, margin=0.0)(window, context, mask)
+    assert (action == 0).all()
+
+
+def test_policy_never_chooses_a_masked_action() -> None:
+    module = PolicyModule(make_q_function(), margin=0.0)
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(20):
+        mask = (torch.rand(BATCH, ACTIONS, generator=generator) < 0.5).float()
+        mask[:, 0] = 1.0
+        action, _ = module(*observation(mask))
+        assert mask.gather(1, action.view(-1, 1)).all()
