@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from dynamiccl.datasets.cells import CONFIG_COLUMNS, noise_bands, usable
+from dynamiccl.datasets.cells import CONFIG_COLUMNS, REPEAT_COLUMNS, noise_bands, usable
 from dynamiccl.datasets.schema import TASK_COLUMNS, Source, Status
 from dynamiccl.datasets.store import read
 
@@ -92,7 +92,7 @@ def _summarise(part: pl.DataFrame, band: tuple[float, float] | None) -> SystemSu
     )
     two_forced = per_task.filter(pl.col("forced") >= 2)
     repeats = timed.group_by([*TASK_COLUMNS, *CONFIG_COLUMNS]).agg(
-        pl.struct("run", "repeat").n_unique().alias("n")
+        pl.struct(REPEAT_COLUMNS).n_unique().alias("n")
     )
     sources = sorted(part["source"].unique())
     shapes = part.select("num_nodes", "ranks_per_node").unique().sort(pl.all())

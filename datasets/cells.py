@@ -5,7 +5,7 @@ one config differ by less, so a smaller difference between two configs says noth
 
 A *task* is what the job asked and where (schema.TASK_COLUMNS). A *cell* is a task and the config
 that was requested for it; the default is the cell with `is_default`. A repeat is an independent
-(run, repeat) of one cell. The time of a cell is the median over its repeats.
+measurement of one cell (REPEAT_COLUMNS). The time of a cell is the median over its repeats.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,10 @@ from dynamiccl.datasets.schema import REQUESTED_COLUMNS, TASK_COLUMNS, Status
 #: What makes two rows of a task the same config.
 CONFIG_COLUMNS: Final = ("is_default", *REQUESTED_COLUMNS)
 CELL_COLUMNS: Final = (*TASK_COLUMNS, *CONFIG_COLUMNS)
+#: What makes two measurements of a cell independent of each other. Sweeps name their runs alike.
+REPEAT_COLUMNS: Final = ("sweep", "run", "repeat")
+#: Above so many repeats the spread is taken from so many quantiles: pairs grow with the square.
+_MAX_PAIRED: Final = 256
 #: What a noise band is estimated for.
 NOISE_KEY: Final = ("system", "collective")
 
@@ -32,13 +36,21 @@ def usable(frame: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def independent(frame: pl.DataFrame) -> pl.DataFrame:
+    """Usable rows, one for each independent repeat of a cell.
+
+    Two rows of one repeat are one measurement printed twice and count once.
+    """
+    key = [*CELL_COLUMNS, *REPEAT_COLUMNS]
+    return usable(frame).unique(key, keep="first", maintain_order=True)
+
+
 def cell_times(frame: pl.DataFrame) -> pl.DataFrame:
     """One row per cell: `time_us` (median over independent repeats), `repeats`, `spread`.
 
-    `spread` = by how much two repeats differ (`pair_spread`; null for a single one). Two rows of
-    one (run, repeat) are one measurement printed twice and count once.
+    `spread` = by how much two repeats differ (`pair_spread`; null for a single one).
     """
-    once = usable(frame).unique([*CELL_COLUMNS, "run", "repeat"], keep="first", maintain_order=True)
+    once = independent(frame)
     return (
         once.group_by(CELL_COLUMNS, maintain_order=True)
         .agg(
@@ -62,6 +74,8 @@ def pair_spread(times_us: Sequence[float] | pl.Series) -> float | None:
     times = np.sort(np.asarray(times_us, dtype=np.float64))
     if len(times) < 2:
         return None
+    if len(times) > _MAX_PAIRED:
+        times = np.quantile(times, np.linspace(0.0, 1.0, _MAX_PAIRED))
     ratios = times[None, :] / times[:, None]
     return float(np.median(ratios[np.triu_indices(len(times), k=1)]) - 1.0)
 

@@ -26,6 +26,8 @@ _REFERENCE_KEY: Final = tuple(
     for name in TASK_COLUMNS
     if name not in {"launch_profile", "interference_kind", "interference_level"}
 )
+#: A run, whose name is unique within its sweep only.
+_RUN: Final = ("sweep", "run")
 _CURVE_KEY: Final = tuple(name for name in _REFERENCE_KEY if name != "size_bytes")
 
 
@@ -52,11 +54,11 @@ def with_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
     )
     untouched = defaults.filter(pl.col("launch_profile") == DEFAULT_PROFILE)
     median = pl.col("time_us").median()
-    same_run = untouched.group_by([*_REFERENCE_KEY, "run"]).agg(_same_us=median)
+    same_run = untouched.group_by([*_REFERENCE_KEY, *_RUN]).agg(_same_us=median)
     any_run = untouched.group_by(_REFERENCE_KEY).agg(_any_us=median)
     profile = defaults.group_by([*_REFERENCE_KEY, "launch_profile"]).agg(profile_default_us=median)
     joined = (
-        frame.join(same_run, on=[*_REFERENCE_KEY, "run"], how="left", nulls_equal=True)
+        frame.join(same_run, on=[*_REFERENCE_KEY, *_RUN], how="left", nulls_equal=True)
         .join(any_run, on=_REFERENCE_KEY, how="left", nulls_equal=True)
         .join(profile, on=[*_REFERENCE_KEY, "launch_profile"], how="left", nulls_equal=True)
     )

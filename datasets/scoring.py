@@ -18,7 +18,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.cells import CELL_COLUMNS, cell_times, usable
+from dynamiccl.datasets.cells import cell_times, independent, usable
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.datasets.schema import QUIET, TASK_COLUMNS
 from dynamiccl.datasets.splits import Split, with_split
@@ -125,8 +125,7 @@ def cell_values(
     frame: pl.DataFrame, catalogue: Catalogue, grid: TaskGrid
 ) -> dict[tuple[int, int], npt.NDArray[np.float64]]:
     """Times in us of the independent repeats behind each measured (task, action), for bootstrap."""
-    rows = usable(frame.filter(pl.col("interference_kind") == QUIET))
-    rows = rows.unique([*CELL_COLUMNS, "run", "repeat"], keep="first", maintain_order=True)
+    rows = independent(frame.filter(pl.col("interference_kind") == QUIET))
     rows = rows.with_columns(catalogue.actions(rows)).drop_nulls("action")
     tasks = grid.tasks.select(TASK_COLUMNS).with_row_index("task")
     placed = rows.join(tasks, on=TASK_COLUMNS, nulls_equal=True)

@@ -123,7 +123,7 @@ def ask(plugin: Path, artifact: Path) -> list[dict[str, Any]]:
             ]
             answers.append(
                 {
-                    "size_bytes": size,
+                    "size": size,
                     "nccl_config": default.key,
                     "config": ours.key,
                     "acted": answer.acted,
@@ -168,7 +168,7 @@ def show_answers(answers: list[dict[str, Any]]) -> None:
     for answer in answers:
         gain = answer["nccl_time_us"] / answer["time_us"] - 1.0
         table.add_row(
-            f"{answer['size_bytes']}",
+            f"{answer['size']}",
             answer["nccl_config"],
             f"{answer['nccl_time_us']:.1f}",
             answer["config"] if answer["acted"] else f"{answer['config']} (left to NCCL)",

@@ -17,8 +17,8 @@ from dynamiccl.serve.decide import make_table, table_supports
 from dynamiccl.serve.table import DecisionTable, relative_path
 from dynamiccl.serve.torchscript import ScriptedPolicy
 
-#: Share of a table's entries that may come out otherwise on another processor, where two configs are
-#: predicted to be equally fast and floats round differently. The table in the artifact is what counts.
+#: Share of a table's entries that may come out otherwise on another processor, where two configs
+#: are predicted to be equally fast and floats round differently. The artifact's table counts.
 _NEAR_TIES: Final = 0.01
 
 

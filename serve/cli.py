@@ -1,5 +1,6 @@
 """`dynamiccl-deploy`: from a trained run to what a job loads."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -158,7 +159,12 @@ def env_command(
         cli.print_json(variables)
         return
     for name, value in variables.items():
-        print(f"export {name}='{value}'")
+        print(f"export {name}={shlex.quote(value)}")
+    print(
+        "warning: the ranks do not yet compare their tables: every node must read this artifact "
+        "from the same file system, or a job can hang. Not for production jobs.",
+        file=sys.stderr,
+    )
 
 
 if __name__ == "__main__":

@@ -37,8 +37,6 @@ class Recipe:
     #: Margins in log time to choose from on validation: a config must be predicted to be this much
     #: faster than NCCL's own choice, else the policy abstains.
     abstain_margins: tuple[float, ...]
-    lambda_switch: float = 0.0
-    lambda_congestion: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for logs and manifests."""
