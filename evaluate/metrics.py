@@ -161,16 +161,23 @@ def _resampled_medians(
     return medians
 
 
-def verdicts(
-    system: str, summaries: Sequence[Summary], learned: Sequence[str], band: float | None
+def default_verdicts(
+    where: str, summaries: Sequence[Summary], learned: Sequence[str], band: float | None
 ) -> list[str]:
-    """Plain words: does a policy beat NCCL's default, and does something simpler beat it?"""
+    """Plain words, one line a policy: does it beat NCCL's default beyond the noise?"""
     by_name = {summary.policy: summary for summary in summaries}
     default = by_name["nccl-default"]
+    return [f"{where}: {_against_default(n, by_name[n], default, band)}" for n in learned]
+
+
+def baseline_verdicts(
+    where: str, summaries: Sequence[Summary], learned: Sequence[str], band: float | None
+) -> list[str]:
+    """Plain words: does something simpler beat a policy?"""
+    by_name = {summary.policy: summary for summary in summaries}
     lines = []
     for name in learned:
         ours = by_name[name]
-        lines.append(f"{system}: {_against_default(name, ours, default, band)}")
         simple = [s for s in summaries if s.policy not in {*learned, "nccl-default"}]
         better = [s for s in simple if s.mean < ours.mean]
         for other in better:
@@ -178,11 +185,11 @@ def verdicts(
                 "beats" if other.mean < ours.mean - (band or 0.0) else "is level with or ahead of"
             )
             lines.append(
-                f"{system}: the simple baseline {other.policy} {word} {name}: mean regret "
+                f"{where}: the simple baseline {other.policy} {word} {name}: mean regret "
                 f"{other.mean:.2%} against {ours.mean:.2%}."
             )
         if not better:
-            lines.append(f"{system}: no simple baseline has a lower mean regret than {name}.")
+            lines.append(f"{where}: no simple baseline has a lower mean regret than {name}.")
     return lines
 
 

@@ -16,7 +16,13 @@ from dynamiccl.datasets.scoring import TaskGrid, cell_values, task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import content_hash, read
 from dynamiccl.errors import NotEnoughData
-from dynamiccl.evaluate.metrics import Summary, result_rows, summarise, verdicts
+from dynamiccl.evaluate.metrics import (
+    Summary,
+    baseline_verdicts,
+    default_verdicts,
+    result_rows,
+    summarise,
+)
 from dynamiccl.evaluate.page import render
 from dynamiccl.evaluate.policies import Actions, make_policies
 from dynamiccl.train.policy import TorchPolicy
@@ -139,12 +145,18 @@ def _system_report(
         str(key[0]): summarise(grid, part["row"].to_numpy().astype(np.int64), choices, values, band)
         for key, part in tasks.group_by("collective", maintain_order=True)
     }
+    # One line a collective: all-gather may tie where all-reduce gains, and a mean would hide both.
+    against_default = [
+        line
+        for name, part in by_collective.items()
+        for line in default_verdicts(f"{system} {name}", part, learned, bands.get((system, name)))
+    ]
     return SystemReport(
         system=system,
         simulated=bool(tasks["simulated"].all()),
         band=band,
         summaries=summaries,
         by_collective=by_collective,
-        verdicts=verdicts(system, summaries, learned, band),
+        verdicts=[*against_default, *baseline_verdicts(system, summaries, learned, band)],
         unscored=grid.unscored.filter(pl.col("system") == system),
     )

@@ -152,10 +152,15 @@ def _train(
     algorithm.save(str(scratch / "checkpoints" / "best.d3"))
     margin, regret = _choose_margin(algorithm, data, recipe)
     manifest = _export(_made(scratch / "policy"), algorithm, data, recipe, margin)
-    training_curves(_made(scratch / "plots") / "training.png", **curves)
     (scratch / "recipe.json").write_text(json.dumps(recipe.to_json(), indent=1), encoding="utf-8")
     abstaining = np.full(data.validation.tasks.height, ABSTAIN_ACTION, dtype=np.int64)
     default = _mean_over_groups(data.validation, abstaining)
+    training_curves(
+        _made(scratch / "plots") / "training.png",
+        curves,
+        best_step=best.step,
+        default_regret=default,
+    )
     final = {
         "best_validation_regret": regret,
         "default_validation_regret": default,

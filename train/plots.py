@@ -1,6 +1,6 @@
 """The plots of a training run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -10,14 +10,25 @@ mpl.use("Agg")
 
 
 def training_curves(
-    path: Path, steps: Sequence[int], losses: Sequence[float], regrets: Sequence[float]
+    path: Path,
+    curves: Mapping[str, Sequence[float]],
+    *,
+    best_step: int,
+    default_regret: float,
 ) -> None:
-    """Loss and validation regret by gradient step, as a PNG."""
+    """Loss and validation regret by gradient step, the chosen checkpoint marked, as a PNG.
+
+    `curves` holds `steps`, `losses` and `regrets`, of equal length; regrets are fractions.
+    """
+    steps, losses, regrets = curves["steps"], curves["losses"], curves["regrets"]
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.plot(steps, losses, color="tab:blue")
     left.set(xlabel="gradient step", ylabel="loss (Huber in log time)", yscale="log")
     right.plot(steps, [100 * value for value in regrets], color="tab:red")
+    right.axhline(100 * default_regret, color="grey", linestyle="--", label="NCCL's default")
+    right.axvline(best_step, color="tab:red", alpha=0.4, linestyle=":", label="chosen checkpoint")
+    right.legend(fontsize=8)
     right.set(xlabel="gradient step", ylabel="mean regret on validation bins (%)")
     right.set_ylim(bottom=0)
     for axes in (left, right):

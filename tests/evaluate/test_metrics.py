@@ -8,9 +8,10 @@ from dynamiccl.evaluate.metrics import (
     INDEPENDENT,
     OPTIMISTIC,
     Summary,
+    baseline_verdicts,
+    default_verdicts,
     result_rows,
     summarise,
-    verdicts,
 )
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from tests.evaluate.test_policies import grid
@@ -83,17 +84,17 @@ def test_verdict_says_that_a_simple_baseline_beats_the_policy() -> None:
         found["nccl-default"],
         Summary(**{**found["policy"].to_json(), "policy": "best-fixed"}),
     ]
-    text = "\n".join(verdicts("s", swapped, ["policy"], 0.05))
-    assert "DOES NOT BEAT" in text
+    assert "DOES NOT BEAT" in default_verdicts("s", swapped, ["policy"], 0.05)[0]
+    text = "\n".join(baseline_verdicts("s", swapped, ["policy"], 0.05))
     assert "the simple baseline best-fixed beats policy" in text
 
 
 def test_verdict_on_a_default_within_the_noise() -> None:
-    text = verdicts("s", list(summaries().values()), ["policy"], 0.5)[0]
+    text = default_verdicts("s", list(summaries().values()), ["policy"], 0.5)[0]
     assert "within the noise band" in text
     assert "no worse beyond" in text
 
 
 def test_verdict_without_repeats_claims_nothing() -> None:
-    text = verdicts("s", list(summaries(None).values()), ["policy"], None)[0]
+    text = default_verdicts("s", list(summaries(None).values()), ["policy"], None)[0]
     assert "proves nothing" in text
