@@ -8,10 +8,19 @@ import json
 import logging
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-from dynamiccl.errors import DynamicclError
+from dynamiccl.errors import DynamicclError, MachineError
 
+#: Packages that only some commands need -> the extra that brings them.
+_EXTRAS: Final = {
+    "d3rlpy": "train",
+    "gym_notices": "train",
+    "jinja2": "evaluate",
+    "matplotlib": "train",
+    "mlflow": "train",
+    "torch": "train",
+}
 _log = logging.getLogger(__name__)
 
 
@@ -23,6 +32,16 @@ def run(app: Callable[[], Any]) -> None:
         print(f"error: {error}", file=sys.stderr)
         _log.debug("raised here", exc_info=True)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get((error.name or "").split(".")[0])
+        if extra is None:
+            raise
+        print(
+            f"error: this command needs the package '{error.name}', which is not installed; "
+            f"install it with: pip install 'dynamiccl[{extra}]'",
+            file=sys.stderr,
+        )
+        sys.exit(MachineError.exit_code)
     except BrokenPipeError:
         # The reader (head, less) went away: not a failure of ours.
         sys.stderr.close()

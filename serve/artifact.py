@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dynamiccl.datasets.features import WINDOW_LENGTH, feature_table, window_table
-from dynamiccl.datasets.manifest import MANIFEST_NAME, POLICY_NAME, Manifest
+from dynamiccl.datasets.manifest import MANIFEST_NAME, POLICY_NAME, Manifest, Support
 from dynamiccl.errors import ArtifactMismatch, MissingPath, UnknownName, UserError
 from dynamiccl.serve.decide import make_table, table_supports
 from dynamiccl.serve.table import DecisionTable, relative_path
@@ -101,35 +101,40 @@ def export_artifact(policy_dir: Path, out: Path) -> Artifact:
     return verify_artifact(out)
 
 
-def verify_artifact(directory: Path) -> Artifact:
-    """Check hashes, features and tables, and that the policy still gives exactly these tables.
+def open_artifact(directory: Path) -> Artifact:
+    """Check hashes, features and tables; needs no torch.
 
     Raises what `Manifest.read` raises, CorruptFile, and ArtifactMismatch.
     """
     manifest = Manifest.read(directory)
     _check_features(manifest, directory)
+    return Artifact(directory, manifest, [_info(directory, s) for s in table_supports(manifest)])
+
+
+def verify_artifact(directory: Path) -> Artifact:
+    """`open_artifact`, and check that the policy still decides what the tables say."""
+    artifact = open_artifact(directory)
     policy = ScriptedPolicy(directory / POLICY_NAME)
-    infos = []
-    for support in table_supports(manifest):
-        name = relative_path(support.system, support.num_nodes, support.num_ranks)
-        if not (directory / name).is_file():
-            raise ArtifactMismatch(
-                f"{directory} has no {name}; it is a policy, not yet an artifact"
-            )
-        table = DecisionTable.read(directory / name)
-        _check_decisions(table, make_table(policy, manifest, support), directory / name)
-        acting = int(table.entries["act"].sum())
-        infos.append(
-            TableInfo(
-                support.system,
-                support.num_nodes,
-                support.num_ranks,
-                name,
-                int(table.entries.size),
-                acting,
-            )
-        )
-    return Artifact(directory, manifest, infos)
+    for support, info in zip(table_supports(artifact.manifest), artifact.tables, strict=True):
+        path = directory / info.path
+        decided = make_table(policy, artifact.manifest, support)
+        _check_decisions(DecisionTable.read(path), decided, path)
+    return artifact
+
+
+def _info(directory: Path, support: Support) -> TableInfo:
+    name = relative_path(support.system, support.num_nodes, support.num_ranks)
+    if not (directory / name).is_file():
+        raise ArtifactMismatch(f"{directory} has no {name}; it is a policy, not yet an artifact")
+    table = DecisionTable.read(directory / name)
+    return TableInfo(
+        support.system,
+        support.num_nodes,
+        support.num_ranks,
+        name,
+        int(table.entries.size),
+        int(table.entries["act"].sum()),
+    )
 
 
 def _check_decisions(table: DecisionTable, decided: DecisionTable, path: Path) -> None:

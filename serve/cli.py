@@ -17,6 +17,7 @@ from dynamiccl.serve.artifact import (
     TableInfo,
     export_artifact,
     find_policy,
+    open_artifact,
     pick_table,
     verify_artifact,
 )
@@ -94,8 +95,8 @@ def table_command(
     """
     if format_ not in _FORMATS:
         raise UnknownName("format", format_, _FORMATS)
-    verified = verify_artifact(artifact)
-    info = pick_table(verified, nodes, ranks, system)
+    opened = open_artifact(artifact)
+    info = pick_table(opened, nodes, ranks, system)
     table = DecisionTable.read(artifact / info.path)
     if format_ == "json":
         cli.print_json(_table_json(info, table))
@@ -145,8 +146,7 @@ def env_command(
 
     Example: eval "$(dynamiccl-deploy env out/artifact --system h100-ib-simulated)"
     """
-    verified = verify_artifact(artifact)
-    systems = sorted({info.system for info in verified.tables})
+    systems = sorted({info.system for info in open_artifact(artifact).tables})
     chosen = system or (systems[0] if len(systems) == 1 else "")
     if chosen not in systems:
         raise UnknownName("system", chosen or "(none given)", systems, where="--system")

@@ -30,6 +30,7 @@ def make_algorithm(recipe: Recipe, transitions: Transitions) -> Any:
         batch_size=recipe.batch_size,
         gamma=recipe.gamma,
         learning_rate=recipe.learning_rate,
+        n_critics=recipe.num_members,
         target_update_interval=recipe.target_update_interval,
         optim_factory=AdamFactory(
             lr_scheduler_factory=CosineAnnealingLRFactory(T_max=recipe.steps)
@@ -48,9 +49,9 @@ def make_algorithm(recipe: Recipe, transitions: Transitions) -> Any:
     return algorithm
 
 
-def q_function(algorithm: Any) -> LogTimeDuelingQFunction:
-    """The online Q function of a built algorithm."""
-    return cast(LogTimeDuelingQFunction, algorithm.impl.q_function[0])
+def q_functions(algorithm: Any) -> list[LogTimeDuelingQFunction]:
+    """The online Q functions of a built algorithm, one a member of the ensemble."""
+    return [cast(LogTimeDuelingQFunction, q_func) for q_func in algorithm.impl.q_function]
 
 
 def _set_scaling(algorithm: Any, transitions: Transitions) -> None:
@@ -59,7 +60,8 @@ def _set_scaling(algorithm: Any, transitions: Transitions) -> None:
     # A feature that never varies says nothing, and must not explode where it does at last.
     scale = torch.from_numpy(np.where(spread > 1e-6, spread, 1.0).astype(np.float32))
     for ensemble in (algorithm.impl.q_function, algorithm.impl.modules.targ_q_funcs):
-        ensemble[0].encoder.set_scaling(mean, scale)
+        for q_func in ensemble:
+            q_func.encoder.set_scaling(mean, scale)
 
 
 class BatchSampler:

@@ -5,7 +5,7 @@ import random
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,7 +44,7 @@ from dynamiccl.datasets.store import content_hash, read
 from dynamiccl.datasets.supports import find_supports
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.train import tracking
-from dynamiccl.train.algorithms import BatchSampler, make_algorithm, q_function
+from dynamiccl.train.algorithms import BatchSampler, make_algorithm, q_functions
 from dynamiccl.train.networks import LogTimeDuelingQFunction
 from dynamiccl.train.plots import training_curves
 from dynamiccl.train.policy import forward
@@ -84,10 +84,10 @@ class _Data:
     digest: str
 
 
-@dataclass(slots=True)
-class _Best:
-    regret: float
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
     step: int
+    regret: float
     weights: dict[str, Any]
 
 
@@ -148,7 +148,7 @@ def _train(
     best, curves = _loop(algorithm, data, recipe, seed, run, progress)
     seconds = time.monotonic() - started
     algorithm.save(str(_made(scratch / "checkpoints") / "last.d3"))
-    q_function(algorithm).load_state_dict(best.weights)
+    algorithm.impl.q_function.load_state_dict(best.weights)
     algorithm.save(str(scratch / "checkpoints" / "best.d3"))
     margin, regret = _choose_margin(algorithm, data, recipe)
     manifest = _export(_made(scratch / "policy"), algorithm, data, recipe, margin)
@@ -190,8 +190,6 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-# Checkpoints count from half-way on: before, the learning rate is high and a low validation regret
-# is luck. Of equal ones the later is kept.
 def _loop(
     algorithm: Any,
     data: _Data,
@@ -199,36 +197,49 @@ def _loop(
     seed: int,
     run: tracking.Run,
     progress: Progress,
-) -> tuple[_Best, dict[str, list[Any]]]:
+) -> tuple[_Checkpoint, dict[str, list[Any]]]:
     sampler = BatchSampler(data.transitions, recipe.batch_size, balance=recipe.balance, seed=seed)
-    best = _Best(float("inf"), 0, {})
+    checkpoints: list[_Checkpoint] = []
     curves: dict[str, list[Any]] = {"steps": [], "losses": [], "regrets": []}
     losses: list[float] = []
     decay = get_ema_multi_avg_fn(recipe.average_decay)  # type: ignore[no-untyped-call]
-    averaged = AveragedModel(q_function(algorithm), multi_avg_fn=decay)
+    averaged = AveragedModel(algorithm.impl.q_function, multi_avg_fn=decay)
     for step in range(1, recipe.steps + 1):
         losses.append(float(algorithm.update(sampler.sample())["loss"]))
-        averaged.update_parameters(q_function(algorithm))
+        averaged.update_parameters(algorithm.impl.q_function)
         if step % recipe.steps_per_epoch and step != recipe.steps:
             continue
-        q_func = cast(LogTimeDuelingQFunction, averaged.module)
-        regret = _validation_regret(q_func, data, recipe.abstain_margins[0])
+        members = cast(Iterable[LogTimeDuelingQFunction], averaged.module)
+        regret = _validation_regret(members, data, recipe.abstain_margins[0])
         metrics = {"loss": float(np.mean(losses)), "validation_regret": regret}
         run.log_metrics(metrics, step=step)
         progress(step, metrics)
         for name, value in zip(curves, (step, metrics["loss"], regret), strict=True):
             curves[name].append(value)
         losses.clear()
-        if step * 2 > recipe.steps and regret <= best.regret:
+        if step * 2 > recipe.steps:
             weights = {k: v.clone() for k, v in averaged.module.state_dict().items()}
-            best = _Best(regret, step, weights)
-    return best, curves
+            checkpoints.append(_Checkpoint(step, regret, weights))
+    return _choose(checkpoints, recipe), curves
 
 
-def _validation_regret(q_func: LogTimeDuelingQFunction, data: _Data, margin: float) -> float:
+def _choose(checkpoints: Sequence[_Checkpoint], recipe: Recipe) -> _Checkpoint:
+    """The latest checkpoint whose validation regret is as good as the best one's, within tolerance.
+
+    There are few validation tasks, so the very best is partly luck; later weights are better
+    trained. Only those of the second half are here, when the learning rate has come down.
+    """
+    best = min(checkpoint.regret for checkpoint in checkpoints)
+    good = [c for c in checkpoints if c.regret <= best + recipe.checkpoint_tolerance]
+    return good[-1]
+
+
+def _validation_regret(
+    members: Iterable[LogTimeDuelingQFunction], data: _Data, margin: float
+) -> float:
     """Mean regret on validation bins, every (system, collective) counting alike."""
     actions, _ = forward(
-        PolicyModule(q_func, margin).eval(), data.observations, data.validation.mask
+        PolicyModule(members, margin).eval(), data.observations, data.validation.mask
     )
     return _mean_over_groups(data.validation, actions)
 
@@ -241,14 +252,14 @@ def _mean_over_groups(grid: TaskGrid, actions: npt.NDArray[np.int64]) -> float:
 
 def _choose_margin(algorithm: Any, data: _Data, recipe: Recipe) -> tuple[float, float]:
     """The margin with the least validation regret; of equal ones the largest, which acts least."""
-    q_func = q_function(algorithm)
-    scored = [(_validation_regret(q_func, data, m), -m) for m in recipe.abstain_margins]
+    members = q_functions(algorithm)
+    scored = [(_validation_regret(members, data, m), -m) for m in recipe.abstain_margins]
     regret, negative_margin = min(scored)
     return -negative_margin, regret
 
 
 def _export(folder: Path, algorithm: Any, data: _Data, recipe: Recipe, margin: float) -> Manifest:
-    module = PolicyModule(q_function(algorithm), margin).eval()
+    module = PolicyModule(q_functions(algorithm), margin).eval()
     with warnings.catch_warnings():
         # TorchScript is deprecated from torch 2.13 on and is still what libtorch loads.
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -25,11 +25,34 @@ from d3rlpy.models.torch.q_functions.utility import compute_reduce
 from torch import nn
 from torch.nn import functional
 
+#: Wavelengths of `SizeWaves`, in octaves of message size.
+WAVE_OCTAVES: Final = (8.0, 16.0, 32.0)
 #: Q of a masked action. Finite: a terminal row's mask is all zero, and inf * 0 would be NaN.
 MASKED_Q: Final = -1e6
 #: Bounds of z: time between 1/400 and 3000 times the reference.
 Z_MIN: Final = -6.0
 Z_MAX: Final = 8.0
+
+
+class SizeWaves(nn.Module):
+    """Sines and cosines of log2 size, so that the network can bend where NCCL's choice jumps.
+
+    NCCL's default switches configs from one size to the next; the time over it jumps there, and an
+    MLP over log2 size alone smooths the jump away (Tancik et al. 2020, "Fourier Features"). The
+    shortest wave spans held-out octaves, so that it interpolates between training sizes.
+    """
+
+    angular: torch.Tensor
+
+    def __init__(self) -> None:
+        """Make the frequencies; they are constants, not weights."""
+        super().__init__()
+        self.register_buffer("angular", 2.0 * torch.pi / torch.tensor(WAVE_OCTAVES))
+
+    def forward(self, context_BF: torch.Tensor) -> torch.Tensor:
+        """Waves (B, 2 x len(WAVE_OCTAVES)) of the first context feature."""
+        angle_BN = context_BF[:, 0:1] * self.angular
+        return torch.cat([torch.sin(angle_BN), torch.cos(angle_BN)], dim=1)
 
 
 class ObservationEncoder(Encoder):
@@ -42,7 +65,8 @@ class ObservationEncoder(Encoder):
         super().__init__()
         self.register_buffer("context_mean", torch.zeros(context_size))
         self.register_buffer("context_scale", torch.ones(context_size))
-        width = int(window_shape[0] * window_shape[1]) + context_size
+        self.waves = SizeWaves()
+        width = int(window_shape[0] * window_shape[1]) + context_size + 2 * len(WAVE_OCTAVES)
         layers: list[nn.Module] = []
         for hidden in hidden_sizes:
             layers += [nn.Linear(width, hidden), nn.SiLU()]
@@ -60,7 +84,8 @@ class ObservationEncoder(Encoder):
         mean = cast(torch.Tensor, self.context_mean)
         scale = cast(torch.Tensor, self.context_scale)
         scaled_BF = (context_BF - mean) / scale
-        return cast(torch.Tensor, self.layers(torch.cat([window_BKW.flatten(1), scaled_BF], dim=1)))
+        parts = [window_BKW.flatten(1), scaled_BF, self.waves(context_BF)]
+        return cast(torch.Tensor, self.layers(torch.cat(parts, dim=1)))
 
 
 @dataclass()

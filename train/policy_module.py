@@ -1,7 +1,10 @@
 """The policy as it is exported: one TorchScript module from observation to action and Q values.
 
-B batch, K calls in the window, W features of a call, F features of the context, A actions
+E members of the ensemble, B batch, K calls in the window, W features of a call, F features of
+the context, A actions
 """
+
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -16,48 +19,68 @@ from dynamiccl.train.networks import (
 )
 
 
-class PolicyModule(nn.Module):
-    """(window_BKW, context_BF, mask_BA) -> (action_B int64, q_BA).
-
-    The best allowed action is taken only when its predicted log time undercuts that of ABSTAIN by
-    more than `margin`, and by more than the noise band of the collective on the system (a feature
-    of the context): where the policy cannot be sure, NCCL's own choice stands.
-    """
+class PolicyMember(nn.Module):
+    """One Q function of the ensemble as TorchScript takes it: (window, context) -> z (B, A)."""
 
     context_mean: torch.Tensor
     context_scale: torch.Tensor
 
-    def __init__(self, q_func: LogTimeDuelingQFunction, margin: float) -> None:
+    def __init__(self, q_func: LogTimeDuelingQFunction) -> None:
         """Take over the weights and scaling of a trained Q function (not a copy)."""
         super().__init__()
         encoder = q_func.encoder
         if not isinstance(encoder, ObservationEncoder):
             raise TypeError(f"cannot export an encoder of type {type(encoder).__name__}")
         self.layers = encoder.layers
+        self.waves = encoder.waves
         self.value = q_func.value
         self.advantage = q_func.advantage
+        self.register_buffer("context_mean", encoder.context_mean)
+        self.register_buffer("context_scale", encoder.context_scale)
+
+    def forward(self, window_BKW: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:
+        """Predicted log of time over reference."""
+        scaled_BF = (context_BF - self.context_mean) / self.context_scale
+        parts = [window_BKW.flatten(1), scaled_BF, self.waves(context_BF)]
+        hidden_BH = self.layers(torch.cat(parts, dim=1))
+        advantage_BA = self.advantage(hidden_BH)
+        return self.value(hidden_BH) + advantage_BA - advantage_BA[:, 0:1]  # type: ignore[no-any-return]
+
+
+class PolicyModule(nn.Module):
+    """(window_BKW, context_BF, mask_BA) -> (action_B int64, q_BA).
+
+    The members' mean picks the best allowed action. It is taken only when *every* member predicts
+    that it undercuts ABSTAIN in log time by more than `margin`, and by more than the noise band of
+    the collective on the system (a feature of the context): where the members disagree or the gain
+    could be noise, the policy is not sure, and NCCL's own choice stands.
+    """
+
+    def __init__(self, q_funcs: Iterable[LogTimeDuelingQFunction], margin: float) -> None:
+        """Make the policy of an ensemble of trained Q functions."""
+        super().__init__()
+        self.members = nn.ModuleList([PolicyMember(q_func) for q_func in q_funcs])
         self.margin = float(margin)
         self.noise_feature = NOISE_FEATURE
         self.masked_q = MASKED_Q
         self.z_min = Z_MIN
         self.z_max = Z_MAX
-        self.register_buffer("context_mean", encoder.context_mean)
-        self.register_buffer("context_scale", encoder.context_scale)
 
     def forward(
         self, window_BKW: torch.Tensor, context_BF: torch.Tensor, mask_BA: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Choose; see the class."""
-        scaled_BF = (context_BF - self.context_mean) / self.context_scale
-        hidden_BH = self.layers(torch.cat([window_BKW.flatten(1), scaled_BF], dim=1))
-        advantage_BA = self.advantage(hidden_BH)
-        z_BA = self.value(hidden_BH) + advantage_BA - advantage_BA[:, 0:1]
+        z_list = [member(window_BKW, context_BF) for member in self.members]
+        z_EBA = torch.stack(z_list)
+        z_BA = z_EBA.mean(dim=0)
         q_BA = (-torch.exp(z_BA.clamp(self.z_min, self.z_max))).masked_fill(
             mask_BA < 0.5, self.masked_q
         )
-        allowed_z_BA = z_BA.masked_fill(mask_BA < 0.5, float("inf"))
-        best_z_B, best_B = allowed_z_BA.min(dim=1)
+        best_B = z_BA.masked_fill(mask_BA < 0.5, float("inf")).argmin(dim=1)
+        index_EB1 = best_B.view(1, -1, 1).expand(z_EBA.size(0), -1, 1)
+        gain_EB = z_EBA[:, :, 0] - z_EBA.gather(2, index_EB1).squeeze(2)
         threshold_B = context_BF[:, self.noise_feature].clamp(min=self.margin)
-        abstain_B = (allowed_z_BA[:, 0] - best_z_B) <= threshold_B
+        # Where ABSTAIN itself is not allowed there is nothing to fall back on.
+        abstain_B = (gain_EB.min(dim=0)[0] <= threshold_B) & (mask_BA[:, 0] > 0.5)
         action_B = torch.where(abstain_B, torch.zeros_like(best_B), best_B)
         return action_B, q_BA

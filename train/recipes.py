@@ -26,12 +26,16 @@ class Recipe:
     steps: int
     steps_per_epoch: int
     hidden_sizes: tuple[int, ...]
+    #: Q functions trained side by side; the policy acts only where all of them agree.
+    num_members: int
     #: How strongly rare (system, collective) groups are sampled more often: 0 = as they come,
     #: 1 = every group equally often.
     balance: float
     #: Decay a step of the running average of the weights, which is what is validated and exported:
     #: single weights swing from epoch to epoch by more than the configs differ.
     average_decay: float
+    #: Validation regrets (fractions) that differ by less count as equal; the later checkpoint wins.
+    checkpoint_tolerance: float
     #: Gradient steps between two copies of the weights to the target network.
     target_update_interval: int
     #: Margins in log time to choose from on validation: a config must be predicted to be this much
@@ -54,9 +58,11 @@ def ddqn_dueling() -> Recipe:
         batch_size=256,
         steps=4_000,
         steps_per_epoch=200,
-        hidden_sizes=(256, 256),
+        hidden_sizes=(128, 128),
+        num_members=3,
         balance=1.0,
         average_decay=0.995,
+        checkpoint_tolerance=0.002,
         target_update_interval=500,
         abstain_margins=(0.02, 0.03, 0.05),
     )

@@ -82,7 +82,7 @@ def test_loss_is_zero_exactly_where_q_equals_the_reward() -> None:
 
 def test_module_agrees_with_the_q_function_and_survives_scripting() -> None:
     q_func = make_q_function()
-    module = PolicyModule(q_func, margin=0.0).eval()
+    module = PolicyModule([q_func], margin=0.0).eval()
     scripted = torch.jit.script(module)
     action, q = scripted(*observation())
     torch.testing.assert_close(q, q_func(observation()).q_value)
@@ -95,7 +95,7 @@ def test_policy_abstains_unless_the_gain_exceeds_the_margin() -> None:
     z = q_func.log_time(observation())
     gain = (z[:, 0] - z.min(dim=1).values).detach().numpy()
     middle = float(np.sort(gain)[BATCH // 2])
-    action, _ = PolicyModule(q_func, margin=middle)(*observation())
+    action, _ = PolicyModule([q_func], margin=middle)(*observation())
     np.testing.assert_array_equal(action.numpy() != 0, gain > middle)
     assert 0 < (action != 0).sum() < BATCH
 
@@ -104,12 +104,26 @@ def test_policy_abstains_unless_the_gain_exceeds_the_noise_band() -> None:
     q_func = make_q_function()
     window, context, mask = observation()
     context[:, NOISE_FEATURE] = 100.0
-    action, _ = PolicyModule(q_func, margin=0.0)(window, context, mask)
+    action, _ = PolicyModule([q_func], margin=0.0)(window, context, mask)
     assert (action == 0).all()
 
 
+def test_policy_acts_only_where_every_member_predicts_the_gain() -> None:
+    members = [make_q_function(seed) for seed in range(3)]
+    z_EBA = torch.stack([member.log_time(observation()) for member in members])
+    best = z_EBA.mean(dim=0).argmin(dim=1)
+    gains = torch.stack([z[:, 0] - z.gather(1, best.view(-1, 1)).squeeze(1) for z in z_EBA])
+    agreed = (gains > 0.0).all(dim=0)
+    action, q = PolicyModule(members, margin=0.0)(*observation())
+    torch.testing.assert_close(q, -torch.exp(z_EBA.mean(dim=0)))
+    np.testing.assert_array_equal((action != 0).numpy(), (agreed & (best != 0)).numpy())
+    assert action[agreed].tolist() == best[agreed].tolist()
+    assert (agreed & (best != 0)).any()
+    assert (~agreed & (best != 0)).any()
+
+
 def test_policy_never_chooses_a_masked_action() -> None:
-    module = PolicyModule(make_q_function(), margin=0.0)
+    module = PolicyModule([make_q_function()], margin=0.0)
     generator = torch.Generator().manual_seed(5)
     for _ in range(20):
         mask = (torch.rand(BATCH, ACTIONS, generator=generator) < 0.5).float()
