@@ -100,7 +100,9 @@ def run_command(
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=_stderr, transient=True) as bar:
+    with Progress(
+        *columns, console=_stderr, transient=True, disable=not _stderr.is_terminal
+    ) as bar:
         task = bar.add_task(sweep.file.name, total=len(sweep.trials) * sweep.file.cycles)
         summary = run_sweep(
             sweep, measured_by, out, resume=resume, progress=lambda: bar.advance(task)

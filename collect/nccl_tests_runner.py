@@ -127,7 +127,15 @@ class NcclTestsRunner:
 
 
 def _result(half: Row) -> dict[str, Any]:
-    kept = ("in_place", "time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s", "wrong_values")
+    # The size that ran, not the one asked: nccl-tests rounds it to whole elements a rank.
+    kept = (
+        "size_bytes",
+        "in_place",
+        "time_us",
+        "algbw_gbytes_per_s",
+        "busbw_gbytes_per_s",
+        "wrong_values",
+    )
     return {name: half.get(name) for name in (*kept, "status", "statistic")}
 
 

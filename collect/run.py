@@ -5,6 +5,7 @@ default is interleaved with what is compared with it. A cycle is a run: its meas
 correlated, those of different cycles are independent.
 """
 
+import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from dynamiccl.collect.sweep import Sweep, Trial
 from dynamiccl.datasets.provenance import provenance
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.schema import Status
-from dynamiccl.datasets.store import part_paths, scan, write_part
+from dynamiccl.datasets.store import part_paths, part_provenance, scan, write_part
 from dynamiccl.errors import UserError
 
 
@@ -55,7 +56,7 @@ def run_sweep(
         progress: called after every trial.
 
     Raises:
-        UserError: the sweep is in `out` already and `resume` is False.
+        UserError: the sweep is in `out` already and `resume` is False, or with other trials.
     """
     runner.check(sweep.trials)
     out.mkdir(parents=True, exist_ok=True)
@@ -65,6 +66,8 @@ def run_sweep(
             f"{out} already holds {len(done)} cycles of sweep '{sweep.file.name}' on "
             f"'{sweep.file.system}'; go on with --resume, or take another --out or name"
         )
+    if done:
+        _check_same_trials(sweep, out)
     rows_written = 0
     by_status: dict[str, int] = {}
     todo = [cycle for cycle in range(sweep.file.cycles) if run_name(cycle) not in done]
@@ -73,7 +76,12 @@ def run_sweep(
         write_part(
             out,
             measurements_table(rows),
-            provenance=provenance("run", sweep_file=sweep.text, runner=type(runner).__name__),
+            provenance=provenance(
+                "run",
+                sweep_file=sweep.text,
+                trials=_trials_hash(sweep),
+                runner=type(runner).__name__,
+            ),
         )
         rows_written += len(rows)
         for row in rows:
@@ -91,6 +99,23 @@ def _one_cycle(sweep: Sweep, runner: Runner, cycle: int, progress: Callable[[], 
         rows.extend(runner.measure(trial, run=run_name(cycle), repeat=cycle))
         progress()
     return rows
+
+
+def _trials_hash(sweep: Sweep) -> str:
+    keys = "\n".join(trial.key for trial in sweep.trials)
+    return hashlib.sha256(keys.encode()).hexdigest()
+
+
+def _check_same_trials(sweep: Sweep, out: Path) -> None:
+    """Refuse to go on with another grid under the same name: its gaps would never be filled."""
+    folder = out / "measurements" / f"system={sweep.file.system}" / f"sweep={sweep.file.name}"
+    for path in sorted(folder.glob("part-*.parquet")):
+        found = part_provenance(path).get("trials")
+        if found != _trials_hash(sweep):
+            raise UserError(
+                f"{path} was made by a sweep '{sweep.file.name}' with other trials (the file was "
+                "edited, or --limit differs); give the new grid another name, or take another --out"
+            )
 
 
 def _finished_runs(sweep: Sweep, out: Path) -> set[str]:

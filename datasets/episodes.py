@@ -15,7 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import NOISE_KEY, noise_bands, usable
+from dynamiccl.datasets.cells import NOISE_KEY, independent, noise_bands, usable
 from dynamiccl.datasets.features import (
     HISTORY_FEATURES,
     STATIC_FEATURES,
@@ -132,7 +132,7 @@ def with_noise(tasks: pl.DataFrame, noise: pl.DataFrame) -> pl.DataFrame:
 def _training_rows(
     frame: pl.DataFrame, catalogue: Catalogue
 ) -> tuple[pl.DataFrame, dict[str, int]]:
-    timed = usable(frame)
+    timed = independent(frame)
     quiet = timed.filter(pl.col("interference_kind") == QUIET)
     tuned = quiet.filter(pl.col("collective").is_in([c.wire for c in TUNED]))
     split = with_split(tuned)

@@ -10,14 +10,21 @@ Format history
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
 import polars as pl
+from pydantic import TypeAdapter, ValidationError
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath, SchemaMismatch
+from dynamiccl.errors import (
+    ArtifactMismatch,
+    CorruptFile,
+    MissingPath,
+    SchemaMismatch,
+    UnknownName,
+)
 
 FORMAT_VERSION: Final = 1
 MANIFEST_NAME: Final = "manifest.json"
@@ -87,7 +94,7 @@ class Manifest:
         files = {
             str(path.relative_to(directory)): file_hash(path)
             for path in sorted(directory.rglob("*"))
-            if path.is_file() and path.name != MANIFEST_NAME
+            if path.is_file() and path != directory / MANIFEST_NAME
         }
         final = replace(self, files=files)
         text = json.dumps(asdict(final), indent=1) + "\n"
@@ -128,12 +135,18 @@ class Manifest:
                 f"{path} has format version {version!r}, this release reads {FORMAT_VERSION}; "
                 "export the policy again with this release"
             )
-        known = {f.name for f in fields(cls)}
         try:
-            supports = [Support(**entry) for entry in raw.pop("supports")]
-            return cls(**{k: v for k, v in raw.items() if k in known}, supports=supports)
-        except (TypeError, KeyError) as error:
-            raise CorruptFile(f"{path} is not a manifest of this format: {error}") from error
+            manifest = TypeAdapter(cls).validate_python(raw)
+            manifest.actions()
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"])
+            raise CorruptFile(f"{path}: {key}: {first['msg']}; export the policy again") from error
+        except (KeyError, TypeError, UnknownName) as error:
+            raise CorruptFile(
+                f"{path}: its catalogue is not one of configs: {error}; export the policy again"
+            ) from error
+        return manifest
 
     def _check_files(self, directory: Path) -> None:
         for name, digest in self.files.items():
@@ -148,7 +161,7 @@ class Manifest:
         present = {
             str(path.relative_to(directory))
             for path in directory.rglob("*")
-            if path.is_file() and path.name != MANIFEST_NAME
+            if path.is_file() and path != directory / MANIFEST_NAME
         }
         extra = sorted(present - self.files.keys())
         if extra:

@@ -164,10 +164,14 @@ def content_hash(directory: Path) -> str:
     return digest.hexdigest()
 
 
+def part_provenance(path: Path) -> dict[str, Any]:
+    """The provenance record of one part; empty when it holds none."""
+    raw = (pq.read_schema(path).metadata or {}).get(META_PROVENANCE, b"{}")
+    record: dict[str, Any] = json.loads(raw)
+    return record
+
+
 def provenance_of(directory: Path) -> list[dict[str, Any]]:
     """The distinct provenance records of a data set's parts."""
-    seen: dict[str, dict[str, Any]] = {}
-    for path in part_paths(directory):
-        raw = (pq.read_schema(path).metadata or {}).get(META_PROVENANCE, b"{}").decode()
-        seen.setdefault(raw, json.loads(raw))
-    return list(seen.values())
+    records = [part_provenance(path) for path in part_paths(directory)]
+    return [record for i, record in enumerate(records) if record not in records[:i]]

@@ -46,6 +46,11 @@ def run(app: Callable[[], Any]) -> None:
         # The reader (head, less) went away: not a failure of ours.
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        # A full disk, a file where a directory should be, a missing permission.
+        print(f"error: {error}", file=sys.stderr)
+        _log.debug("raised here", exc_info=True)
+        sys.exit(MachineError.exit_code)
 
 
 def configure_logging(*, verbose: bool) -> None:

@@ -109,6 +109,7 @@ NUM_PROTOCOLS: Final = len(Protocol)
 COST_IGNORE: Final = -1.0
 #: MAXCHANNELS since 2.25; it was 32 before (`src/include/device.h`).
 MAX_CHANNELS: Final = 64
+MAX_CHANNELS_BEFORE_2_25: Final = 32
 #: A Ring row this much dearer than the cheapest other cell was relegated by NCCL on purpose
 #: (x1024 for fp8 on more than 8 ranks, `src/enqueue.cc:2017`): it counts as unavailable.
 RELEGATED_COST_RATIO: Final = 100.0
@@ -244,13 +245,23 @@ def invalid_reason(
         return None
     if not collective.tunable:
         return f"NCCL never asks a tuner about {collective.wire}"
-    if config.num_channels is not None and not 1 <= config.num_channels <= MAX_CHANNELS:
-        return f"{config.num_channels} channels are outside 1..{MAX_CHANNELS}"
-    if config.algorithm is None:
-        return None
+    reason = _invalid_number(config, version)
+    if reason is not None or config.algorithm is None:
+        return reason
     return _invalid_algorithm(config.algorithm, config.protocol, collective) or _too_early(
         config.algorithm, version, num_nodes
     )
+
+
+def _invalid_number(config: Config, version: NcclVersion | None) -> str | None:
+    old = version is not None and version < NcclVersion(2, 25)
+    limit = MAX_CHANNELS_BEFORE_2_25 if old else MAX_CHANNELS
+    if config.num_channels is not None and not 1 <= config.num_channels <= limit:
+        return f"{config.num_channels} channels are outside 1..{limit}"
+    since = TUNER_ABI_SINCE[6]
+    if config.chunk_bytes is not None and version is not None and version < since:
+        return f"a chunk size needs NCCL {since} and this is {version}"
+    return None
 
 
 def _invalid_algorithm(

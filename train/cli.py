@@ -80,7 +80,9 @@ def fit_command(
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    with Progress(*columns, console=_stderr, transient=True) as bar:
+    with Progress(
+        *columns, console=_stderr, transient=True, disable=not _stderr.is_terminal
+    ) as bar:
         task = bar.add_task(chosen.name, total=chosen.steps, note="")
 
         def show(step: int, metrics: dict[str, float]) -> None:

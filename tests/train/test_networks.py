@@ -110,12 +110,12 @@ def test_policy_abstains_unless_the_gain_exceeds_the_noise_band() -> None:
 
 def test_policy_acts_only_where_every_member_predicts_the_gain() -> None:
     members = [make_q_function(seed) for seed in range(3)]
-    z_EBA = torch.stack([member.log_time(observation()) for member in members])
-    best = z_EBA.mean(dim=0).argmin(dim=1)
-    gains = torch.stack([z[:, 0] - z.gather(1, best.view(-1, 1)).squeeze(1) for z in z_EBA])
+    all_z = torch.stack([member.log_time(observation()) for member in members])
+    best = all_z.mean(dim=0).argmin(dim=1)
+    gains = torch.stack([z[:, 0] - z.gather(1, best.view(-1, 1)).squeeze(1) for z in all_z])
     agreed = (gains > 0.0).all(dim=0)
     action, q = PolicyModule(members, margin=0.0)(*observation())
-    torch.testing.assert_close(q, -torch.exp(z_EBA.mean(dim=0)))
+    torch.testing.assert_close(q, -torch.exp(all_z.mean(dim=0)))
     np.testing.assert_array_equal((action != 0).numpy(), (agreed & (best != 0)).numpy())
     assert action[agreed].tolist() == best[agreed].tolist()
     assert (agreed & (best != 0)).any()

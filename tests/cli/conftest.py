@@ -1,0 +1,180 @@
+"""The shell in which the commands are tried, and the data, policy and artifact they are given.
+
+The policy is a hand-made one of a few bytes: what training makes is tested there.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from dynamiccl.datasets import store
+from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.features import feature_table, window_table
+from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.rows import measurements_table
+from dynamiccl.datasets.schema import META_VERSION
+from dynamiccl.datasets.supports import find_supports
+from tests.rows import default, forced, frame
+
+ROOT = Path(__file__).parents[2]
+MODULES = {
+    "dynamiccl-collect": "dynamiccl.collect.cli",
+    "dynamiccl-train": "dynamiccl.train.cli",
+    "dynamiccl-evaluate": "dynamiccl.evaluate.cli",
+    "dynamiccl-deploy": "dynamiccl.serve.cli",
+}
+COMMANDS = [
+    ("dynamiccl-collect", ("plan", "run", "import", "describe")),
+    ("dynamiccl-train", ("list", "fit")),
+    ("dynamiccl-evaluate", ("report",)),
+    ("dynamiccl-deploy", ("export", "verify", "table", "env")),
+]
+SWEEP = """
+name = "grid"
+system = "sim"
+collectives = ["AllReduce"]
+algorithms = ["Ring", "NVLSTree"]
+groups = [{ num_nodes = 2, ranks_per_node = 8 }]
+sizes = { min = "1M", max = "2M" }
+cycles = 2
+"""
+LOG_ROW = "1048576 262144 float sum -1 100.0 10.49 18.35 0 102.0 10.28 17.99 0\n"
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    code: object
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        assert (self.code, self.err) == (0, "")
+        return json.loads(self.out)
+
+
+Shell = Callable[..., Done]
+
+
+@pytest.fixture(name="shell")
+def shell_fixture(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Shell:
+    """Run a command line in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(command: str, *arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", [command, *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            import_module(MODULES[command]).main()
+        return Done(ended.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+def refused(done: Done, code: int) -> str:
+    """Check that a command ended in one line on stderr, and return it."""
+    assert (done.code, done.out) == (code, ""), done
+    [line] = done.err.removesuffix("\n").split("\n")
+    assert line.startswith("error: ")
+    return line
+
+
+@pytest.fixture(name="sweep")
+def sweep_fixture(tmp_path: Path) -> Path:
+    path = tmp_path / "s.toml"
+    path.write_text(SWEEP)
+    return path
+
+
+@pytest.fixture(name="data")
+def data_fixture(tmp_path: Path) -> Path:
+    rows = [
+        row
+        for size in (1 << 20, 1 << 21, 1 << 22, 1 << 23)
+        for row in (
+            default(100.0, size_bytes=size),
+            forced("Ring", "LL", 80.0, size_bytes=size),
+            forced("Tree", "LL", 90.0, size_bytes=size),
+        )
+    ]
+    store.write_part(tmp_path / "data", measurements_table(rows), provenance={})
+    return tmp_path / "data"
+
+
+def only_part(data: Path) -> Path:
+    [part] = store.part_paths(data)
+    return part
+
+
+def damage(data: Path) -> None:
+    part = only_part(data)
+    content = bytearray(part.read_bytes())
+    content[20] ^= 0x10  # in the first page: only the hash tells
+    part.write_bytes(bytes(content))
+
+
+def age(data: Path) -> None:
+    part = only_part(data)
+    table = pq.read_table(part, partitioning=None)
+    pq.write_table(
+        table.replace_schema_metadata({**table.schema.metadata, META_VERSION: b"99"}), part
+    )
+
+
+@pytest.fixture(name="policy", scope="module")
+def policy_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy that takes the highest action that its mask allows."""
+    import torch
+
+    class Highest(torch.nn.Module):
+        def forward(
+            self, window: torch.Tensor, context: torch.Tensor, mask: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            scores = mask * torch.arange(1, mask.shape[1] + 1) + 0.0 * window.sum() + context.sum()
+            return scores.argmax(dim=1), scores
+
+    folder = tmp_path_factory.mktemp("policy")
+    torch.jit.script(Highest()).save(str(folder / "policy.pt"))  # type: ignore[no-untyped-call]
+    rows = frame(
+        *(default(size_bytes=1 << k) for k in (20, 22)),
+        *(forced(a, "LL", size_bytes=1 << k) for a in ("Ring", "Tree") for k in (20, 22)),
+    )
+    catalogue = Catalogue.from_frame(rows)
+    noise = frame().select("system", "collective", noise_band="time_us")
+    Manifest(
+        recipe="hand-made",
+        catalogue=catalogue.to_json(),
+        features=feature_table(["default"]),
+        window_features=window_table(),
+        window_length=8,
+        launch_profiles=["default"],
+        supports=find_supports(rows, catalogue, noise),
+        min_size_bytes=1 << 20,
+        max_size_bytes=1 << 22,
+        nccl_versions=["2.27.5"],
+        abstain_margin=0.02,
+        data_hash="0",
+        git_commit="unknown",
+        dynamiccl_version="0.1.0",
+        schema_version=1,
+        created="2026-01-01",
+    ).write(folder)
+    return folder
+
+
+@pytest.fixture(name="artifact")
+def artifact_fixture(policy: Path, shell: Shell, tmp_path: Path) -> Path:
+    assert shell("dynamiccl-deploy", "export", policy, "--out", "artifact").code == 0
+    return tmp_path / "artifact"

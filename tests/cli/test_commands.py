@@ -1,0 +1,259 @@
+"""The four commands as people type them: help, results, one-line errors and exit codes.
+
+They run in this process, through the entry points of the console scripts, but for one start of each
+as a program.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import (
+    COMMANDS,
+    LOG_ROW,
+    MODULES,
+    ROOT,
+    SWEEP,
+    Done,
+    Shell,
+    age,
+    damage,
+    only_part,
+    refused,
+)
+
+
+@pytest.mark.parametrize("module", MODULES.values())
+def test_command_starts_as_a_program(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", module, "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Usage" in done.stdout
+
+
+def test_light_commands_load_no_heavy_package() -> None:
+    """`dynamiccl-collect` runs on a login node, and --help at once."""
+    heavy = {"torch", "d3rlpy", "mlflow", "matplotlib", "jinja2"}
+    code = f"import sys, {', '.join(MODULES.values())}; print({heavy} & sys.modules.keys())"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "subcommand"), [(name, sub) for name, subs in COMMANDS for sub in subs]
+)
+def test_help_has_an_example(command: str, subcommand: str, shell: Shell) -> None:
+    done = shell(command, subcommand, "--help")
+    assert (done.code, done.err) == (0, "")
+    assert f"Example: {command} {subcommand}" in done.out.replace('eval "$(', "")
+
+
+@pytest.mark.parametrize(("command", "subcommands"), COMMANDS)
+def test_every_subcommand_is_known_here(
+    command: str, subcommands: tuple[str, ...], shell: Shell
+) -> None:
+    registered = {info.name for info in import_module(MODULES[command]).app.registered_commands}
+    assert registered == set(subcommands)
+    assert all(name in shell(command, "--help").out for name in subcommands)
+
+
+@pytest.mark.parametrize("command", MODULES)
+def test_unknown_subcommand_is_wrong_usage(command: str, shell: Shell) -> None:
+    done = shell(command, "nonsense")
+    assert (done.code, done.out) == (2, "")
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "said"),
+    [
+        ("dynamiccl-collect", ("plan", "gone.toml"), "no sweep file at gone.toml"),
+        ("dynamiccl-collect", ("run", "gone.toml", "--out", "o"), "no sweep file at gone.toml"),
+        ("dynamiccl-collect", ("describe", "gone"), "no data directory at gone; make one with"),
+        ("dynamiccl-collect", ("import", "gone.log", "--out", "o"), "no file to import at gone"),
+        ("dynamiccl-train", ("fit", "--data", "gone"), "no data directory at gone"),
+        ("dynamiccl-train", ("fit", "--data", ".", "--recipe", "dqn"), "choose from ddqn-dueling"),
+        (
+            "dynamiccl-train",
+            ("fit", "--data", ".", "--set", "lerning_rate=1"),
+            "unknown recipe setting 'lerning_rate' in --set lerning_rate=1; choose from",
+        ),
+        ("dynamiccl-train", ("fit", "--data", ".", "--set", "steps=many"), "'many' is not int"),
+        (
+            "dynamiccl-evaluate",
+            ("report", "--data", "gone", "--policy", "p", "--out", "o"),
+            "no data directory at gone",
+        ),
+        (
+            "dynamiccl-evaluate",
+            ("report", "--data", ".", "--policy", ".", "--out", "o"),
+            "no policy at .; give an MLflow run id",
+        ),
+        ("dynamiccl-deploy", ("export", "gone", "--out", "o"), "no policy at gone"),
+        ("dynamiccl-deploy", ("verify", "gone"), "no policy manifest at gone/manifest.json"),
+        (
+            "dynamiccl-deploy",
+            ("table", "gone", "--ranks", "8", "--nodes", "1"),
+            "no policy manifest at gone/manifest.json",
+        ),
+        (
+            "dynamiccl-deploy",
+            ("table", "gone", "--ranks", "8", "--nodes", "1", "--format", "xml"),
+            "unknown format 'xml'; choose from nccl-csv, json",
+        ),
+        ("dynamiccl-deploy", ("env", "gone"), "no policy manifest at gone/manifest.json"),
+    ],
+)  # fmt: skip
+def test_wrong_input_ends_in_one_line(
+    command: str, arguments: tuple[str, ...], said: str, shell: Shell
+) -> None:
+    assert said in refused(shell(command, *arguments), 2)
+
+
+def test_unknown_runner_lists_runners(sweep: Path, shell: Shell) -> None:
+    done = shell("dynamiccl-collect", "run", sweep, "--out", "o", "--runner", "simulater")
+    assert "unknown runner 'simulater'; choose from nccl-tests, simulator (did you mean" in refused(
+        done, 2
+    )
+
+
+def test_wrong_sweep_names_the_key(sweep: Path, shell: Shell) -> None:
+    sweep.write_text(SWEEP + "cycels = 3\n")
+    said = refused(shell("dynamiccl-collect", "plan", sweep), 2)
+    assert said.startswith("error: s.toml: cycels: Extra inputs are not permitted; known keys are")
+
+
+def test_machine_without_nccl_tests_is_exit_4(sweep: Path, shell: Shell, tmp_path: Path) -> None:
+    sweep.write_text(SWEEP.replace("num_nodes = 2", "num_nodes = 1"))
+    done = shell("dynamiccl-collect", "run", sweep, "--out", "o", "--nccl-tests-dir", tmp_path)
+    assert "no executable all_reduce_perf" in refused(done, 4)
+
+
+@pytest.mark.parametrize("content", ["", "hello\n", "# nThread 1 nGpus 8\n#\n"])
+def test_log_without_rows_is_bad_data(content: str, shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(content)
+    done = shell("dynamiccl-collect", "import", "a.log", "--out", "o", "--system", "box")
+    assert "a.log" in refused(done, 3)
+
+
+def test_import_needs_a_system(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "all_reduce.log").write_text(LOG_ROW)
+    done = shell("dynamiccl-collect", "import", "all_reduce.log", "--out", "o")
+    assert "--system" in refused(done, 2)
+
+
+@pytest.fixture(name="reading", params=["describe", "fit", "report"])
+def reading_fixture(
+    request: pytest.FixtureRequest, shell: Shell, policy: Path, tmp_path: Path
+) -> Callable[[Path], Done]:
+    """Each command that reads a data directory."""
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+
+    def read(data: Path) -> Done:
+        commands: dict[str, tuple[object, ...]] = {
+            "describe": ("dynamiccl-collect", "describe", data),
+            "fit": ("dynamiccl-train", "fit", "--data", data, "--tracking-uri", uri),
+            "report": ("dynamiccl-evaluate", "report", "--data", data, "--policy", policy),
+        }
+        out = ("--out", tmp_path / "report") if request.param == "report" else ()
+        return shell(*commands[request.param], *out)
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"), [(damage, "is damaged"), (age, "holds schema measurements version 99")]
+)
+def test_bad_parquet_is_exit_3_everywhere(
+    harm: Callable[[Path], None], said: str, data: Path, reading: Callable[[Path], Done]
+) -> None:
+    harm(data)
+    line = refused(reading(data), 3)
+    assert said in line
+    assert str(only_part(data)) in line
+
+
+def test_empty_data_directory_is_exit_3_everywhere(
+    reading: Callable[[Path], Done], tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "holds no measurements" in refused(reading(tmp_path / "empty"), 3)
+
+
+def test_plan_counts_what_would_run(sweep: Path, shell: Shell) -> None:
+    plan = shell("dynamiccl-collect", "plan", sweep, "--json").json
+    # 2 sizes x (default + 2 algorithms x 3 protocols); NVLSTree has Simple only.
+    assert (plan["trials"], plan["feasible"], plan["measurements"]) == (14, 10, 20)
+    assert plan["infeasible"] == {
+        "NVLSTree has no LL for AllReduce": 2,
+        "NVLSTree has no LL128 for AllReduce": 2,
+    }
+    said = shell("dynamiccl-collect", "plan", sweep).out
+    assert "10 feasible trials x 2 cycles = 20 measurements" in said
+
+
+def test_run_describe_and_resume(sweep: Path, shell: Shell) -> None:
+    command = ("dynamiccl-collect", "run", sweep, "--out", "o", "--runner", "simulator")
+    done = shell(*command, "--json")
+    assert done.code == 0
+    assert json.loads(done.out)["rows_written"] == 28
+    [system] = shell("dynamiccl-collect", "describe", "o", "--json").json
+    assert (system["system"], system["rows"], system["simulated"]) == ("sim", 28, True)
+    assert "sim (simulated)" in shell("dynamiccl-collect", "describe", "o").out
+    assert "go on with --resume" in refused(shell(*command), 2)
+    again = json.loads(shell(*command, "--resume", "--json").out)
+    assert (again["rows_written"], again["cycles_skipped"]) == (0, 2)
+
+
+def test_limit_takes_the_first_trials(sweep: Path, shell: Shell) -> None:
+    options = ("--out", "o", "--runner", "simulator", "--limit", 3, "--json")
+    done = shell("dynamiccl-collect", "run", sweep, *options)
+    assert json.loads(done.out)["rows_written"] == 6
+
+
+def test_import_and_describe(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "all_reduce.log").write_text(LOG_ROW)
+    done = shell(
+        "dynamiccl-collect", "import", "all_reduce.log", "--out", "o", "--system", "box", "--json"
+    )
+    assert json.loads(done.out)["measurements_written"] == 2
+    [system] = shell("dynamiccl-collect", "describe", "o", "--json").json
+    assert (system["rows"], system["min_size_bytes"]) == (2, 1 << 20)
+
+
+def test_recipes_are_listed(shell: Shell) -> None:
+    recipes = shell("dynamiccl-train", "list", "--json").json
+    assert [recipe["name"] for recipe in recipes] == ["ddqn-dueling"]
+    assert "ddqn-dueling" in shell("dynamiccl-train", "list").out
+
+
+@pytest.mark.parametrize("command", ["run", "import"])
+def test_out_that_is_a_file_is_one_line(
+    command: str, sweep: Path, shell: Shell, tmp_path: Path
+) -> None:
+    (tmp_path / "taken").write_text("x")
+    (tmp_path / "x.log").write_text(LOG_ROW)
+    arguments: dict[str, list[object]] = {
+        "run": [sweep, "--runner", "simulator"],
+        "import": [tmp_path / "x.log", "--system", "s", "--collective", "AllReduce"],
+    }
+    done = shell("dynamiccl-collect", command, *arguments[command], "--out", tmp_path / "taken")
+    assert done.code in {2, 4}
+    assert "taken" in refused(done, int(str(done.code)))

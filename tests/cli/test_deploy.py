@@ -1,0 +1,106 @@
+"""`dynamiccl-deploy` on an artifact: what it prints, and how it refuses a damaged one."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dynamiccl.datasets.manifest import Manifest
+from tests.cli.conftest import (
+    Shell,
+    refused,
+)
+
+
+def test_export_and_verify_describe_the_artifact(
+    artifact: Path, policy: Path, shell: Shell
+) -> None:
+    exported = shell("dynamiccl-deploy", "export", policy, "--out", "again", "--json").json
+    verified = shell("dynamiccl-deploy", "verify", artifact, "--json").json
+    assert exported["tables"] == verified["tables"]
+    [table] = verified["tables"]
+    assert (table["system"], table["num_nodes"], table["num_ranks"]) == ("box", 1, 8)
+    assert table["acting"] > 0
+
+
+def test_export_adds_to_nothing(artifact: Path, policy: Path, shell: Shell) -> None:
+    done = shell("dynamiccl-deploy", "export", policy, "--out", artifact)
+    assert "is not empty" in refused(done, 2)
+
+
+def test_table_says_what_the_policy_decides(artifact: Path, shell: Shell) -> None:
+    table = ("dynamiccl-deploy", "table", artifact, "--ranks", 8, "--nodes", 1)
+    decisions = shell(*table).json["decisions"]
+    at = {row["size_bytes"]: row["config"] for row in decisions["AllReduce"]}
+    # The catalogue is ABSTAIN, Tree/LL, Ring/LL: the policy takes the last one.
+    assert at[1 << 20] == at[1 << 22] == "Ring/LL"
+    assert {row["config"] for row in decisions["Broadcast"]} == {None}
+    written = shell(*table, "--format", "nccl-csv")
+    assert written.code == 0
+    assert "allreduce" in written.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("table", "--ranks", 16, "--nodes", 2), "choose from --ranks 8 --nodes 1"),
+        (("table", "--ranks", 8, "--nodes", 1, "--system", "bix"), "did you mean 'box'?"),
+        (("env", "--system", "bix"), "did you mean 'box'?"),
+        (("env", "--plugin", "gone.so"), "no tuner plugin at gone.so; build it with 'make plugin'"),
+    ],
+)
+def test_wrong_choice_lists_what_the_artifact_has(
+    arguments: tuple[object, ...], said: str, artifact: Path, shell: Shell
+) -> None:
+    subcommand, *options = arguments
+    assert said in refused(shell("dynamiccl-deploy", subcommand, artifact, *options), 2)
+
+
+def test_env_is_what_a_shell_can_read(artifact: Path, shell: Shell, tmp_path: Path) -> None:
+    plugin = tmp_path / "libnccl-tuner-x.so"
+    plugin.touch()
+    command = ("dynamiccl-deploy", "env", artifact, "--plugin", plugin)
+    variables = shell(*command, "--json").json
+    assert variables == {
+        "NCCL_TUNER_PLUGIN": str(plugin),
+        "DYNAMICCL_ARTIFACT": str(artifact),
+        "DYNAMICCL_SYSTEM": "box",
+    }
+    script = shell(*command).out + "env"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert {f"{name}={value}" for name, value in variables.items()} <= set(done.stdout.split("\n"))
+
+
+@pytest.mark.parametrize("name", ["policy.pt", "manifest.json", "tables/box/nodes1_ranks8.dct"])
+@pytest.mark.parametrize(
+    "arguments", [("verify",), ("table", "--ranks", 8, "--nodes", 1), ("env",)], ids=str
+)
+def test_artifact_with_a_damaged_file_is_exit_3(
+    name: str, arguments: tuple[object, ...], artifact: Path, shell: Shell
+) -> None:
+    content = bytearray((artifact / name).read_bytes())
+    content[len(content) // 2 if name != "manifest.json" else 0] ^= 0x01
+    (artifact / name).write_bytes(bytes(content))
+    subcommand, *options = arguments
+    line = refused(shell("dynamiccl-deploy", subcommand, artifact, *options), 3)
+    assert str(artifact / name) in line
+
+
+def test_missing_and_additional_files_of_an_artifact_are_exit_3(
+    artifact: Path, shell: Shell
+) -> None:
+    (artifact / "note.txt").touch()
+    assert "holds note.txt" in refused(shell("dynamiccl-deploy", "verify", artifact), 3)
+    (artifact / "note.txt").unlink()
+    (artifact / "policy.pt").unlink()
+    assert "lacks policy.pt" in refused(shell("dynamiccl-deploy", "verify", artifact), 3)
+
+
+def test_policy_that_is_no_torchscript_is_exit_3(
+    policy: Path, shell: Shell, tmp_path: Path
+) -> None:
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "policy.pt").write_bytes(b"not a network")
+    Manifest.read(policy).write(tmp_path / "bad")
+    line = refused(shell("dynamiccl-deploy", "export", "bad", "--out", "o"), 3)
+    assert "policy.pt is not a TorchScript file" in line

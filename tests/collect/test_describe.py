@@ -1,0 +1,103 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynamiccl.collect.describe import SystemSummary, describe, lines, to_json
+from dynamiccl.datasets.rows import measurements_table
+from dynamiccl.datasets.store import write_part
+from dynamiccl.errors import MissingPath, NotEnoughData
+from tests.rows import default, forced
+
+
+def summaries(directory: Path, *rows: dict[str, Any]) -> dict[str, SystemSummary]:
+    write_part(directory, measurements_table(rows), provenance={})
+    return {summary.system: summary for summary in describe(directory)}
+
+
+def test_counts_by_hand(tmp_path: Path) -> None:
+    big = {"size_bytes": 1 << 22}
+    rows = [
+        # 1 MiB: default twice, two forced configs: scorable.
+        default(100.0, verified=True),
+        default(102.0, repeat=1, verified=True),
+        forced("Ring", "LL", 90.0),
+        forced("Tree", "LL", 95.0),
+        # 4 MiB: two forced configs, no default.
+        forced("Ring", "LL", 90.0, **big),
+        forced("Ring", None, 95.0, **big),
+        # 64 B: default alone.
+        default(5.0, size_bytes=64),
+        # Nothing was measured.
+        forced("NVLS", "LL", None, status="infeasible"),
+        forced("NVLS", "Simple", None, status="failed", num_nodes=2, num_ranks=16),
+    ]
+    found = summaries(tmp_path, *rows)["box"]
+    assert (found.rows, found.rows_with_time) == (9, 7)
+    assert found.rows_by_status == {"failed": 1, "infeasible": 1, "ok": 7}
+    assert (found.min_size_bytes, found.max_size_bytes, found.num_sizes) == (64, 1 << 22, 3)
+    assert found.num_configs == 3
+    assert (found.tasks, found.tasks_with_default, found.tasks_with_two_forced) == (3, 2, 2)
+    assert found.tasks_scorable == 1
+    assert found.cells_repeated == 1
+    assert found.verified_share == pytest.approx(2 / 7)
+    assert found.shapes == ["1x8", "2x8"]
+    assert found.noise_median == pytest.approx(0.02)
+    assert (found.gpu, found.source, found.simulated) == ("H100", "nccl-tests-text", False)
+
+
+def test_each_system_is_described_apart(tmp_path: Path) -> None:
+    found = summaries(
+        tmp_path,
+        default(),
+        default(system="sim", source="simulator", gpu=None, num_nodes=None, ranks_per_node=None),
+    )
+    assert sorted(found) == ["box", "sim"]
+    assert (found["sim"].simulated, found["sim"].gpu) == (True, "unknown")
+    assert found["sim"].shapes == ["?x?"]
+    assert found["box"].rows == found["sim"].rows == 1
+
+
+def test_measured_and_simulated_rows_of_one_system_are_not_called_simulated(
+    tmp_path: Path,
+) -> None:
+    found = summaries(tmp_path, default(), default(source="simulator", repeat=1))["box"]
+    assert (found.simulated, found.source) == (False, "nccl-tests-text, simulator")
+
+
+def test_noise_without_repeats_is_unknown(tmp_path: Path) -> None:
+    found = summaries(tmp_path, default(), forced("Ring"))["box"]
+    assert found.noise_median is None
+    assert dict(lines(found))["noise band"].startswith("unknown: no cell has two independent")
+
+
+def test_one_measurement_printed_twice_is_no_repeat(tmp_path: Path) -> None:
+    found = summaries(tmp_path, default(1.0), default(2.0))["box"]
+    assert (found.cells_repeated, found.noise_median) == (0, None)
+
+
+def test_system_where_nothing_worked_is_described(tmp_path: Path) -> None:
+    found = summaries(tmp_path, default(None, status="failed"))["box"]
+    assert (found.rows, found.rows_with_time, found.tasks, found.num_configs) == (1, 0, 0, 0)
+    assert (found.verified_share, found.tasks_scorable) == (0.0, 0)
+
+
+def test_summaries_are_json(tmp_path: Path) -> None:
+    found = summaries(tmp_path, default(), forced("Ring"))
+    document = json.loads(json.dumps(to_json(list(found.values())), allow_nan=False))
+    assert document[0]["rows_by_status"] == {"ok": 2}
+
+
+def test_lines_name_what_people_ask_for(tmp_path: Path) -> None:
+    text = dict(lines(summaries(tmp_path, default(), default(repeat=1), forced("Ring"))["box"]))
+    assert text["GPU"] == "H100; nodes x ranks per node: 1x8"
+    assert text["rows"] == "3 (3 ok); 3 with a time"
+    assert text["verified"] == "0% of the rows that worked"
+
+
+def test_no_data_is_said(tmp_path: Path) -> None:
+    with pytest.raises(MissingPath):
+        describe(tmp_path / "gone")
+    with pytest.raises(NotEnoughData):
+        describe(tmp_path)

@@ -1,0 +1,223 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynamiccl.collect.sweep import Sizes, Sweep, load_sweep, parse_size, parse_sweep
+from dynamiccl.errors import InvalidSweep, MissingPath
+from dynamiccl.nccl import ABSTAIN
+from dynamiccl.sizes import size_bin
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+HEAD = """
+name = "grid"
+system = "box"
+collectives = ["AllReduce"]
+groups = [{ num_nodes = 4, ranks_per_node = 8 }]
+sizes = { min = "1M", max = "4M" }
+"""
+
+
+def parse(*changes: str) -> Sweep:
+    """Parse the plain sweep with some keys written anew, and new ones added."""
+    lines = HEAD.strip().splitlines()
+    for change in changes:
+        key = change.partition(" = ")[0]
+        lines = [line for line in lines if line.partition(" = ")[0] != key]
+        lines.append(change)
+    return parse_sweep(
+        "\n".join(sorted(lines, key=lambda line: line.startswith("["))), where="s.toml"
+    )
+
+
+def refused(*changes: str) -> str:
+    with pytest.raises(InvalidSweep) as caught:
+        parse(*changes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_plain_sweep_is_the_default_and_every_algorithm_and_protocol() -> None:
+    sweep = parse()
+    assert len(sweep.trials) == 3 * (1 + 7 * 3)
+    assert [t.size_bytes for t in sweep.trials if t.config == ABSTAIN] == [
+        1 << k for k in (20, 21, 22)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ('name = "A b"', "sweep name 'A b' cannot be a directory name"),
+        ('system = "/"', "system name '/' cannot be a directory name"),
+        ("name = 3", "name: Input should be a valid string (got 3)"),
+        ('collectives = ["AllReduc"]', "unknown collective 'AllReduc' in s.toml: collectives"),
+        ('collectives = "AllReduce"', "collectives: Input should be a valid tuple"),
+        ("collectives = []", "collectives: Tuple should have at least 1 item"),
+        ("groups = []", "groups: Tuple should have at least 1 item"),
+        ("groups = [{ num_nodes = 0, ranks_per_node = 8 }]", "groups.0.num_nodes: Input should be"),
+        ("groups = [{ nodes = 1, ranks_per_node = 8 }]", "groups.0.nodes: Extra inputs"),
+        ('algorithms = ["Rign"]', "did you mean 'Ring'?"),
+        ('protocols = ["LL127"]', "choose from LL, LL128, Simple"),
+        ('num_channels = ["x"]', "num_channels.0: Input should be a valid integer"),
+        ('sizes = { min = "1.5M", max = "4M" }', "'1.5M' is no size; write 4096, '64K', '16M'"),
+        ('sizes = { min = 0, max = "4M" }', "sizes.min: Value error, '0' is no size"),
+        ('sizes = { min = -8, max = "4M" }', "sizes.min: Value error, '-8' is no size"),
+        ('sizes = { min = true, max = "4M" }', "sizes.min: Value error, 'True' is no size"),
+        ('sizes = { min = "8M", max = "4M" }', "ladder lies from 8388608 to 4194304 bytes"),
+        ('sizes = { min = "1M", max = "9999999T" }', "less than 2^62 bytes"),
+        ('sizes = { min = "1M" }', "sizes.max: Field required; add it"),
+        ('sizes = { min = 1, max = 8, steps_per_octave = 3 }', "Input should be 1, 2 or 4 (got 3)"),
+        ("cycles = 0", "cycles: Input should be greater than or equal to 1 (got 0)"),
+        ("iterations = 1.5", "iterations: Input should be a valid integer"),
+        ('nccl_version = "new"', "unknown NCCL version 'new'"),
+        ("cycels = 5", "cycels: Extra inputs are not permitted; known keys are name, system"),
+        ("[simulator]\nsead = 1", "sead: Extra inputs are not permitted; known keys are seed,"),
+        ("[simulator]\nnoise_sigma = 2", "noise_sigma: Input should be less than or equal to 1"),
+        ("[simulator]\nnoise_sigma = nan", "noise_sigma: Input should be a finite number"),
+        ("[simulator]\ncongestion_levels = []", "give at least one level, 0.0 (quiet) or more"),
+        ("[simulator]\ncongestion_levels = [-1]", "give at least one level, 0.0 (quiet) or more"),
+        ("[simulator]\ncongestion_levels = [nan]", "congestion_levels.0: Input should be a finite"),
+        ("[simulator]\ncongestion_levels = [inf]", "congestion_levels.0: Input should be a finite"),
+        ("num_channels = [0, 0]", "trial AllReduce:4x8:1048576:Tree/LL is declared twice"),
+        ('collectives = ["AllReduce", "all_reduce"]', "1048576:ABSTAIN is declared twice"),
+        ("name =", "s.toml is not TOML: Invalid value"),
+    ],
+)  # fmt: skip
+def test_mistake_names_key_value_and_choices(change: str, said: str) -> None:
+    assert said in refused(change)
+
+
+@pytest.mark.parametrize("key", ["name", "system", "collectives", "groups", "sizes"])
+def test_missing_key_is_named(key: str) -> None:
+    lines = [line for line in HEAD.splitlines() if not line.startswith(key)]
+    with pytest.raises(InvalidSweep, match=rf"^s\.toml: {key}: Field required; add it$"):
+        parse_sweep("\n".join(lines), where="s.toml")
+
+
+def test_misspelt_key_of_a_group_lists_the_keys_of_a_group() -> None:
+    said = refused("groups = [{ nodes = 1, ranks_per_node = 8 }]")
+    assert said.endswith("known keys are num_nodes, ranks_per_node")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"name = '\x80'", b"\x00", b""])
+def test_file_that_is_no_text_is_no_sweep(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_bytes(content)
+    with pytest.raises(InvalidSweep, match=r"s\.toml"):
+        load_sweep(tmp_path / "s.toml")
+
+
+def test_missing_file_and_folder_say_where_examples_are(tmp_path: Path) -> None:
+    for path in (tmp_path / "s.toml", tmp_path):
+        with pytest.raises(MissingPath, match="examples/ holds some"):
+            load_sweep(path)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.name)
+def test_shipped_example_is_a_sweep(path: Path) -> None:
+    sweep = load_sweep(path)
+    assert any(trial.infeasible is None and trial.config != ABSTAIN for trial in sweep.trials)
+    assert sweep.text == path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4096", 4096),
+        ("64K", 65536),
+        ("64k", 65536),
+        ("16M", 16 << 20),
+        ("1GiB", 1 << 30),
+        ("2 TB", 2 << 40),
+        (7, 7),
+    ],
+)
+def test_size_is_read_with_binary_units(text: object, size: int) -> None:
+    assert parse_size(text) == size
+
+
+def test_ladder_has_the_asked_steps_in_an_octave() -> None:
+    ladders = {n: Sizes(min=1 << 20, max=1 << 21, steps_per_octave=n).ladder() for n in (1, 2, 4)}
+    assert ladders[1] == (1 << 20, 1 << 21)
+    assert ladders[2] == (1 << 20, 1482896, 1 << 21)
+    assert ladders[4] == (1 << 20, 1246960, 1482896, 1763488, 1 << 21)
+
+
+def test_ladder_has_no_size_below_16_bytes() -> None:
+    assert Sizes(min=1, max=64).ladder() == (16, 32, 64)
+
+
+@given(low=st.integers(9, 46), octaves=st.integers(0, 10), steps=st.sampled_from([1, 2, 4]))
+@settings(deadline=None, max_examples=60)
+def test_ladder_is_one_size_for_each_of_its_bins(low: int, octaves: int, steps: int) -> None:
+    sizes = {"min": 1 << low, "max": 1 << (low + octaves), "steps_per_octave": steps}
+    ladder = Sizes.model_validate(sizes).ladder()
+    bins = range(4 * low, 4 * (low + octaves) + 1, 4 // steps)
+    assert [size_bin(size) for size in ladder] == list(bins)
+    assert (ladder[0], ladder[-1]) == (1 << low, 1 << (low + octaves))
+
+
+@given(low=st.integers(1, 5000), factor=st.integers(2, 50), steps=st.sampled_from([1, 2, 4]))
+@settings(deadline=None, max_examples=60)
+def test_small_ladder_ascends_in_multiples_of_16(low: int, factor: int, steps: int) -> None:
+    sizes = {"min": low, "max": low * factor, "steps_per_octave": steps}
+    ladder = Sizes.model_validate(sizes).ladder()
+    assert list(ladder) == sorted(set(ladder))
+    assert all(size % 16 == 0 for size in ladder)
+
+
+@given(
+    channels=st.sets(st.integers(0, 64), min_size=1, max_size=3),
+    algorithms=st.sets(st.sampled_from(["Ring", "Tree", "PAT"]), min_size=1),
+    nodes=st.sets(st.integers(1, 9), min_size=1, max_size=2),
+    congestion=st.sets(st.sampled_from([0.0, 0.5, 1.0]), min_size=1),
+)
+@settings(deadline=None, max_examples=30)
+def test_trial_keys_are_unique(
+    channels: set[int], algorithms: set[str], nodes: set[int], congestion: set[float]
+) -> None:
+    groups = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = 2 }}" for n in nodes)
+    trials = parse(
+        f"num_channels = {list(channels)}",
+        f"algorithms = {sorted(algorithms)}",
+        f"groups = [{groups}]",
+        f"[simulator]\ncongestion_levels = {sorted(congestion)}",
+    ).trials
+    configs = 1 + len(algorithms) * 3 * len(channels)
+    assert len(trials) == 3 * len(nodes) * len(congestion) * configs
+    assert len({trial.key for trial in trials}) == len(trials)
+
+
+def reasons(*changes: str) -> dict[str, str | None]:
+    trials = parse(*changes, 'sizes = { min = "1M", max = "1M" }').trials
+    return {trial.config.key: trial.infeasible for trial in trials}
+
+
+def test_what_nccl_cannot_run_is_a_trial_with_the_reason() -> None:
+    found = reasons('collectives = ["AllGather"]')
+    assert len(found) == 1 + 7 * 3
+    assert found["ABSTAIN"] is None
+    assert found["Ring/LL128"] is None
+    assert found["Tree/Simple"] == "AllGather has no Tree"
+    assert found["NVLS/LL"] == "NVLS has no LL for AllGather"
+
+
+def test_nccl_version_and_nodes_decide_what_can_run() -> None:
+    gather = 'collectives = ["AllGather"]'
+    assert reasons(gather, 'nccl_version = "2.22.3"')["PAT/Simple"] == (
+        "PAT needs NCCL 2.23.0 and this is 2.22.3"
+    )
+    assert reasons(gather, 'nccl_version = "2.23.4"')["PAT/Simple"] is None
+    one_node = "groups = [{ num_nodes = 1, ranks_per_node = 8 }]"
+    assert reasons(one_node)["NVLSTree/Simple"] == "NVLSTree needs more than one node"
+
+
+def test_channel_count_0_is_auto() -> None:
+    found = reasons("num_channels = [0, 8, 65]", 'algorithms = ["Ring"]', 'protocols = ["LL"]')
+    assert found == {
+        "ABSTAIN": None,
+        "Ring/LL": None,
+        "Ring/LL/8ch": None,
+        "Ring/LL/65ch": "65 channels are outside 1..64",
+    }

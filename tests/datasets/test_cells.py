@@ -1,0 +1,130 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynamiccl.datasets.cells import cell_times, noise_bands, pair_spread, usable
+from tests.rows import default, forced, frame
+
+TIMES = st.lists(st.floats(1.0, 1e6), min_size=2, max_size=12)
+
+
+def repeats(*times: float, **columns: Any) -> list[dict[str, Any]]:
+    return [forced("Ring", "LL", t, repeat=i, **columns) for i, t in enumerate(times)]
+
+
+def test_time_of_a_cell_is_the_median_of_its_repeats() -> None:
+    [cell] = cell_times(frame(*repeats(1.0, 100.0, 3.0, 4.0))).to_dicts()
+    assert (cell["time_us"], cell["repeats"]) == (3.5, 4)
+
+
+def test_one_measurement_printed_twice_counts_once() -> None:
+    rows = [*repeats(1.0, 5.0), forced("Ring", "LL", 9.0, repeat=1)]
+    [cell] = cell_times(frame(*rows)).to_dicts()
+    assert (cell["time_us"], cell["repeats"]) == (3.0, 2)
+
+
+@pytest.mark.parametrize("column", ["run", "sweep"])
+def test_the_same_repeat_of_another_run_or_sweep_is_independent(column: str) -> None:
+    rows = [{**forced("Ring", "LL", t), column: name} for name, t in (("a", 1.0), ("b", 3.0))]
+    [cell] = cell_times(frame(*rows)).to_dicts()
+    assert (cell["time_us"], cell["repeats"], cell["spread"]) == (2.0, 2, 2.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"requested_num_channels": 2},
+        {"requested_protocol": None},
+        {"is_default": True, "requested_algorithm": None, "requested_protocol": None},
+        {"size_bytes": 64},
+        {"in_place": True},
+        {"launch_profile": "tuned"},
+        {"nccl_version": None},
+        {"interference_kind": "congestion"},
+    ],
+)
+def test_other_task_or_request_is_another_cell(change: dict[str, object]) -> None:
+    row = forced("Ring", "LL", 1.0)
+    assert cell_times(frame(row, {**row, **change, "time_us": 2.0})).height == 2
+
+
+@pytest.mark.parametrize("change", [{"driver_version": "1"}, {"actual_algorithm": "Tree"}])
+def test_what_was_read_back_makes_no_cell(change: dict[str, object]) -> None:
+    row = default(1.0)
+    assert cell_times(frame(row, {**row, **change, "repeat": 1})).height == 1
+
+
+def test_rows_that_did_not_work_are_not_usable() -> None:
+    rows = [
+        default(1.0),
+        default(None),
+        default(0.0),
+        *(default(1.0, status=s) for s in ("failed", "infeasible", "timed_out", "wrong_values")),
+    ]
+    assert usable(frame(*rows))["time_us"].to_list() == [1.0]
+
+
+def test_a_frame_without_a_usable_row_has_no_cell() -> None:
+    assert cell_times(frame(default(None))).height == 0
+    assert noise_bands(frame(default(None))).height == 0
+
+
+def test_single_measurement_has_no_spread() -> None:
+    assert cell_times(frame(default(1.0)))["spread"].to_list() == [None]
+    assert pair_spread([5.0]) is None
+    assert pair_spread([]) is None
+
+
+def test_spread_is_the_median_over_all_pairs() -> None:
+    # Pairs 1.1, 1.2, 1.2/1.1: their median is 1.1.
+    assert pair_spread([120.0, 100.0, 110.0]) == pytest.approx(0.1)
+
+
+@given(times=TIMES, factor=st.floats(1e-3, 1e3))
+@settings(deadline=None, max_examples=100)
+def test_spread_has_no_unit(times: list[float], factor: float) -> None:
+    scaled = pair_spread([time * factor for time in times])
+    assert scaled == pytest.approx(pair_spread(times), rel=1e-6, abs=1e-9)
+
+
+@given(times=TIMES, seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=100)
+def test_spread_lies_between_nothing_and_the_range(times: list[float], seed: int) -> None:
+    spread = pair_spread(times)
+    assert spread is not None
+    assert 0.0 <= spread <= max(times) / min(times) - 1.0 + 1e-9
+    assert pair_spread(np.random.default_rng(seed).permutation(times).tolist()) == spread
+
+
+@given(time=st.floats(1.0, 1e6), count=st.integers(2, 8))
+@settings(deadline=None, max_examples=30)
+def test_equal_repeats_have_no_spread(time: float, count: int) -> None:
+    assert pair_spread([time] * count) == 0.0
+
+
+def test_noise_band_holds_nine_cells_of_ten() -> None:
+    rows = [
+        row
+        for cell in range(11)
+        for row in repeats(100.0, 100.0 + cell, size_bytes=1 << (10 + cell))
+    ]
+    [band] = noise_bands(frame(*rows, default(1.0))).to_dicts()
+    assert band["noise_median"] == pytest.approx(0.05)
+    assert band["noise_band"] == pytest.approx(0.09)
+
+
+def test_noise_is_unknown_where_nothing_was_repeated() -> None:
+    rows = [*repeats(1.0, 2.0, system="known"), default(1.0, system="unknown")]
+    assert noise_bands(frame(*rows))["system"].to_list() == ["known"]
+
+
+def test_spread_of_very_many_repeats_is_that_of_their_distribution() -> None:
+    random = np.random.default_rng(0)
+    few, many = (np.exp(random.normal(0.0, 0.02, size=n)) for n in (200, 20_000))
+    spread = pair_spread(many.tolist())
+    assert spread == pytest.approx(pair_spread(few.tolist()), rel=0.15)
+    # The median of |x - y| of two normal draws is 0.6745 * sqrt(2) standard deviations.
+    assert spread == pytest.approx(0.02 * 0.6745 * 2**0.5, rel=0.03)

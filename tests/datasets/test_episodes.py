@@ -1,0 +1,272 @@
+"""Every time in these data sets is unique, so that a time found in a window says whose it is."""
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.episodes import Transitions, training_noise, training_transitions
+from dynamiccl.datasets.features import (
+    HISTORY_FEATURES,
+    STATIC_FEATURES,
+    WINDOW_FEATURES,
+    WINDOW_LENGTH,
+)
+from dynamiccl.datasets.splits import Split, split_of
+from dynamiccl.errors import NotEnoughData
+from tests.rows import default, forced, frame
+
+PROFILES = ("default",)
+TIME = [feature.name for feature in WINDOW_FEATURES].index("log2_time")
+VALID = [feature.name for feature in WINDOW_FEATURES].index("valid")
+SIZES = [1 << k for k in range(18, 26)]
+CONFIGS = [("Ring", "LL"), ("Ring", "Simple"), ("Tree", "LL")]
+
+
+def grid(runs: int = 3, **columns: Any) -> list[dict[str, Any]]:
+    """Sizes of all splits x (default + 3 configs) x runs; every time is another one."""
+    rows = []
+    for size in SIZES:
+        for run in range(runs):
+            where = {"size_bytes": size, "run": f"cycle-{run}", "repeat": run, **columns}
+            rows.append(default(0.0, **where))
+            rows.extend(forced(*config, 0.0, **where) for config in CONFIGS)
+    for number, row in enumerate(rows):
+        row["time_us"] = 100.0 * 1.01**number
+    return rows
+
+
+def build(rows: list[dict[str, Any]], seed: int = 0) -> Transitions:
+    made = frame(*rows)
+    return training_transitions(made, Catalogue.from_frame(made), PROFILES, seed=seed)
+
+
+def trained(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if split_of(row["size_bytes"]) is Split.TRAIN]
+
+
+def window_times(window: np.ndarray[Any, Any]) -> set[float]:
+    """Times in a window, to the digits that float32 logarithms keep."""
+    return {round(float(row[TIME]), 3) for row in window if row[VALID]}
+
+
+def tag(row: dict[str, Any]) -> float:
+    return round(math.log2(row["time_us"]), 3)
+
+
+def test_tags_tell_all_measurements_apart() -> None:
+    rows = grid()
+    assert len({tag(row) for row in rows}) == len(rows)
+
+
+def test_cold_rows_are_the_training_measurements_in_order() -> None:
+    rows = grid()
+    found = build(rows)
+    cold = found.is_cold
+    assert found.counts.cold == int(cold.sum()) == len(trained(rows))
+    sizes = [round(2 ** float(context[0])) for context in found.context[cold]]
+    assert sizes == [row["size_bytes"] for row in trained(rows)]
+
+
+def test_at_least_half_is_cold_and_cold_sees_nothing() -> None:
+    found = build(grid())
+    assert found.counts.cold >= found.counts.warm > 0
+    start = len(STATIC_FEATURES)
+    history = found.context[:, start : start + len(HISTORY_FEATURES)]
+    assert not found.window[found.is_cold].any()
+    assert not history[found.is_cold].any()
+    assert history[~found.is_cold][:, 0].all()
+    assert found.window[~found.is_cold][:, -1, VALID].all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_warm_window_holds_other_training_times_of_the_same_task_and_run_only(seed: int) -> None:
+    rows = grid()
+    members = trained(rows)
+    found = build(rows, seed)
+    warm = np.flatnonzero(~found.is_cold)
+    # Every training row is in a group of four, so each owns one warm row, in group order.
+    owners = sorted(range(len(members)), key=lambda i: (members[i]["size_bytes"], i))
+    by_task: dict[tuple[int, str], set[float]] = {}
+    for row in members:
+        by_task.setdefault((row["size_bytes"], row["run"]), set()).add(tag(row))
+    assert len(warm) == len(owners)
+    for index, owner in zip(warm, owners, strict=True):
+        own = members[owner]
+        assert round(2 ** float(found.context[index, 0])) == own["size_bytes"]
+        seen = window_times(found.window[index])
+        assert seen
+        assert seen <= by_task[own["size_bytes"], own["run"]] - {tag(own)}
+        assert found.reward[index] == found.reward[np.flatnonzero(found.is_cold)[owner]]
+
+
+def test_no_held_out_time_is_anywhere() -> None:
+    """Changing every held-out time changes nothing that is trained on."""
+    rows = grid()
+    other = [
+        row if split_of(row["size_bytes"]) is Split.TRAIN else {**row, "time_us": 7.0}
+        for row in rows
+    ]
+    first, second = build(rows), build(other)
+    for name in ("window", "context", "mask", "action", "reward"):
+        np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
+
+
+def test_windows_do_not_cross_conditions() -> None:
+    """Two systems, or placements of the buffer, measured in runs of one name."""
+    rows = [*grid(1), *grid(1, system="other"), *grid(1, in_place=True)]
+    for number, row in enumerate(rows):
+        row["time_us"] = 100.0 * 1.01**number
+    found = build(rows)
+    members = trained(rows)
+    sets = {
+        (row["system"], row["in_place"], row["size_bytes"]): {
+            tag(r)
+            for r in members
+            if all(r[k] == row[k] for k in ("system", "in_place", "size_bytes"))
+        }
+        for row in members
+    }
+    for index in np.flatnonzero(~found.is_cold):
+        assert any(window_times(found.window[index]) <= group for group in sets.values())
+
+
+def test_window_never_holds_more_than_its_length() -> None:
+    rows = [forced("Ring", "LL", 100.0 * 1.01**i, repeat=i) for i in range(30)]
+    found = build([default(50.0), *rows])
+    counts = found.window[~found.is_cold][:, :, VALID].sum(axis=1)
+    assert counts.min() >= 1
+    assert counts.max() <= WINDOW_LENGTH
+    assert len(set(counts.tolist())) > 3
+
+
+def test_rewards_are_times_over_the_default_of_the_run() -> None:
+    rows = grid()
+    found = build(rows)
+    reference = {
+        (row["size_bytes"], row["run"]): row["time_us"] for row in rows if row["is_default"]
+    }
+    expected = [-r["time_us"] / reference[r["size_bytes"], r["run"]] for r in trained(rows)]
+    np.testing.assert_allclose(found.reward[found.is_cold], expected, rtol=1e-6)
+    defaults = [i for i, row in enumerate(trained(rows)) if row["is_default"]]
+    assert found.reward[defaults].tolist() == [-1.0] * len(defaults)
+
+
+def test_mask_allows_what_was_taken_and_abstaining() -> None:
+    found = build(
+        [*grid(), forced("NVLS", None, 5.0, system="other"), default(9.0, system="other")]
+    )
+    assert set(np.unique(found.mask)) == {0.0, 1.0}
+    assert found.mask[np.arange(len(found)), found.action].all()
+    assert found.mask[:, 0].all()
+
+
+def test_mask_refuses_what_the_system_never_ran() -> None:
+    rows = [*grid(1), forced("NVLS", None, 5.0, system="other"), default(9.0, system="other")]
+    made = frame(*rows)
+    catalogue = Catalogue.from_frame(made)
+    found = training_transitions(made, catalogue, PROFILES, seed=0)
+    nvls = [c.key for c in catalogue.configs].index("NVLS/auto")
+    elsewhere = found.mask[found.group == 0]
+    assert not elsewhere[:, nvls].any()
+    assert found.mask[found.group == 1, nvls].all()
+    assert found.mask[found.group == 1].sum(axis=1).tolist() == [2.0] * (found.group == 1).sum()
+
+
+def test_every_row_is_accounted_for() -> None:
+    rows = [
+        *grid(),
+        default(None),
+        default(1.0, status="failed"),
+        default(3.0, interference_kind="congestion", interference_level=1.0),
+        default(3.0, collective="AlltoAll"),
+        default(3.0, size_bytes=0),
+        forced(None, None, 3.0),
+        forced("Ring", "LL", 3.0, system="nobody measured the default"),
+    ]
+    counts = asdict(build(rows).counts)
+    assert counts["rows"] == len(rows)
+    assert (counts["unusable"], counts["interfered"], counts["not_tuned"]) == (2, 1, 1)
+    assert (counts["without_action"], counts["without_reward"]) == (1, 1)
+    assert counts["held_out"] == len(grid()) - len(trained(grid())) + 1
+    parts = ("unusable", "interfered", "not_tuned", "held_out", "without_action", "without_reward")
+    assert sum(counts[part] for part in parts) + counts["cold"] == counts["rows"]
+
+
+def test_interpolated_references_are_counted() -> None:
+    low, mid, high = 1 << 20, 1246960, 1482896
+    rows = [default(10.0, size_bytes=low), default(20.0, size_bytes=high)]
+    found = build([*rows, forced("Ring", None, 30.0, size_bytes=mid)])
+    assert (found.counts.reference_interpolated, found.counts.without_reward) == (1, 0)
+
+
+def test_seed_decides_the_windows_and_nothing_else() -> None:
+    rows = grid()
+    first, again, other = build(rows, 1), build(rows, 1), build(rows, 2)
+    np.testing.assert_array_equal(first.window, again.window)
+    assert not np.array_equal(first.window, other.window)
+    np.testing.assert_array_equal(first.reward, other.reward)
+    np.testing.assert_array_equal(first.action, other.action)
+
+
+def test_single_measurements_give_cold_rows_only() -> None:
+    rows = [default(10.0, run="a"), forced("Ring", None, 9.0, run="b")]
+    found = build(rows)
+    assert (found.counts.cold, found.counts.warm) == (2, 0)
+    assert len(found) == 2
+
+
+def test_groups_number_system_and_collective() -> None:
+    rows = [*grid(1), *grid(1, collective="AllGather"), *grid(1, system="a")]
+    found = build(rows)
+    names = [(row["system"], row["collective"]) for row in trained(rows)]
+    pairs = set(zip(found.group[found.is_cold].tolist(), names, strict=True))
+    assert sorted(number for number, _ in pairs) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        forced("Ring"),
+        default(launch_profile="tuned"),
+        default(None),
+        default(size_bytes=1 << 21),
+        default(interference_kind="congestion"),
+    ],
+)
+def test_without_a_quiet_default_at_training_sizes_there_is_nothing_to_train_on(
+    row: dict[str, Any],
+) -> None:
+    with pytest.raises(NotEnoughData, match="measure NCCL's default"):
+        build([row, {**row, "repeat": 1}])
+
+
+def test_noise_is_of_quiet_training_repeats() -> None:
+    rows = [
+        default(100.0, size_bytes=1 << 20),
+        default(101.0, size_bytes=1 << 20, repeat=1),
+        default(100.0, size_bytes=1 << 21),
+        default(900.0, size_bytes=1 << 21, repeat=1),
+        default(100.0, interference_kind="congestion", size_bytes=1 << 22),
+        default(900.0, interference_kind="congestion", size_bytes=1 << 22, repeat=1),
+    ]
+    [noise] = training_noise(frame(*rows)).to_dicts()
+    assert noise == {
+        "system": "box",
+        "collective": "AllReduce",
+        "noise_band": pytest.approx(0.01),
+    }
+
+
+def test_noise_is_a_feature_of_every_row() -> None:
+    found = build(grid())
+    column = [feature.name for feature in STATIC_FEATURES].index("noise_band")
+    assert isinstance(found.context, np.ndarray)
+    band = training_noise(frame(*grid()))["noise_band"][0]
+    assert isinstance(band, float)
+    np.testing.assert_allclose(found.context[:, column], np.log1p(band), rtol=1e-6)
+    assert not pl.Series(found.context[:, column - 1]).eq(0.0).any()

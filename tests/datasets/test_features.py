@@ -1,0 +1,279 @@
+import math
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynamiccl.datasets.features import (
+    FEATURES,
+    HISTORY_FEATURES,
+    NOISE_FEATURE,
+    STATIC_FEATURES,
+    WINDOW_FEATURES,
+    WINDOW_LENGTH,
+    Call,
+    Float32Array,
+    cold_observations,
+    feature_table,
+    history_arrays,
+    window_table,
+)
+from dynamiccl.nccl import Algorithm, Protocol
+from tests.rows import default, frame
+
+PROFILES = ("default", "tuned")
+COLUMN = {feature.name: i for i, feature in enumerate(WINDOW_FEATURES)}
+FACTS: dict[str, Any] = {
+    "compute_capability": 9.0,
+    "nvlink_generation": 4,
+    "nvlinks_per_gpu": 18,
+    "nvswitch": True,
+    "nic_kind": "infiniband",
+    "nic_gbits_per_s": 400.0,
+    "nics_per_node": 8,
+    "cpu_vendor": "intel",
+}
+UNKNOWN: dict[str, Any] = {
+    **dict.fromkeys(FACTS),
+    "nccl_version": None,
+    "num_ranks": None,
+    "num_nodes": None,
+    "ranks_per_node": None,
+    "gpu": None,
+}
+
+
+def tasks(*rows: dict[str, Any], noise: float | None = 0.02) -> pl.DataFrame:
+    return frame(*rows).with_columns(noise_band=pl.lit(noise, dtype=pl.Float64))
+
+
+def cold(row: dict[str, Any], noise: float | None = 0.02) -> dict[str, float]:
+    [values] = cold_observations(tasks(row, noise=noise), PROFILES).context
+    names = [entry["name"] for entry in feature_table(PROFILES)]
+    return dict(zip(names, map(float, values), strict=True))
+
+
+def call(time_us: float = 8.0, **changes: Any) -> Call:
+    plain: dict[str, Any] = {
+        "size_bytes": 16_000,
+        "algorithm": Algorithm.Ring,
+        "protocol": Protocol.LL,
+        "num_channels": 4,
+    }
+    return Call(time_us=time_us, **{**plain, **changes})
+
+
+def history(*calls: Call) -> tuple[Float32Array, dict[str, float]]:
+    window, values = history_arrays(calls)
+    return window, {f.name: float(v) for f, v in zip(HISTORY_FEATURES, values, strict=True)}
+
+
+def test_names_are_unique() -> None:
+    for table in (feature_table(PROFILES), window_table()):
+        assert len({entry["name"] for entry in table}) == len(table)
+
+
+def test_table_of_the_manifest_is_the_order_of_the_columns() -> None:
+    observed = cold_observations(tasks(default()), PROFILES)
+    assert observed.context.shape == (1, len(feature_table(PROFILES)))
+    assert observed.window.shape == (1, WINDOW_LENGTH, len(window_table()))
+    assert [entry["name"] for entry in feature_table(PROFILES)] == [
+        *(feature.name for feature in FEATURES),
+        "profile:default",
+        "profile:tuned",
+    ]
+    assert feature_table(())[NOISE_FEATURE]["name"] == "noise_band"
+
+
+def test_one_row_by_hand() -> None:
+    row = default(
+        collective="AllGather",
+        size_bytes=1 << 20,
+        num_ranks=32,
+        num_nodes=4,
+        ranks_per_node=8,
+        nccl_version="2.27.5",
+        launch_profile="tuned",
+        **FACTS,
+    )
+    expected = {
+        "log2_size": 20.0,
+        "log2_bytes_per_rank": 15.0,
+        "collective_AllGather": 1.0,
+        "log2_ranks": 5.0,
+        "log2_nodes": 2.0,
+        "log2_ranks_per_node": 3.0,
+        "gpu_known": 1.0,
+        "compute_capability": 9.0,
+        "nvlink_known": 1.0,
+        "nvlink_generation": 4.0,
+        "log2_nvlinks": math.log2(19),
+        "nvswitch": 1.0,
+        "nic_infiniband": 1.0,
+        "log2_nic_speed": math.log2(401),
+        "log2_nics": math.log2(9),
+        "cpu_intel": 1.0,
+        "nccl_known": 1.0,
+        "nccl_minor": 2.705,
+        "noise_known": 1.0,
+        "noise_band": math.log(1.02),
+        "profile:tuned": 1.0,
+    }
+    found = {name: value for name, value in cold(row).items() if value != 0.0}
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_cold_knows_no_history() -> None:
+    observed = cold_observations(tasks(default(), default(size_bytes=8)), PROFILES)
+    assert not observed.window.any()
+    start = len(STATIC_FEATURES)
+    assert not observed.context[:, start : start + len(HISTORY_FEATURES)].any()
+
+
+def test_unknown_facts_are_zero_and_say_so() -> None:
+    values = cold(default(**UNKNOWN), noise=None)
+    known = [name for name in values if name.endswith("_known")]
+    assert len(known) == 8
+    assert all(values[name] == 0.0 for name in known)
+    found = {name for name, value in values.items() if value != 0.0}
+    assert found == {"log2_size", "collective_AllReduce", "profile:default"}
+
+
+def test_no_nvlink_differs_from_an_unknown_one() -> None:
+    values = cold(default(nvlink_generation=0, nvlinks_per_gpu=0, nvswitch=False))
+    assert (values["nvlink_known"], values["nvlink_generation"]) == (1.0, 0.0)
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_features_are_finite_whatever_is_null(data: st.DataObject) -> None:
+    facts = {**FACTS, "nccl_version": "2.18.1", "num_ranks": 8, "num_nodes": 1, "ranks_per_node": 8}
+    rows = [
+        default(
+            size_bytes=data.draw(st.integers(1, 1 << 50)),
+            **{name: data.draw(st.sampled_from([None, value])) for name, value in facts.items()},
+        )
+        for _ in range(data.draw(st.integers(1, 3)))
+    ]
+    noise = data.draw(st.sampled_from([None, 0.0, 30.0]))
+    assert np.isfinite(cold_observations(tasks(*rows, noise=noise), PROFILES).context).all()
+
+
+def test_unknown_profile_lights_no_flag() -> None:
+    values = cold(default(launch_profile="never seen"))
+    assert (values["profile:default"], values["profile:tuned"]) == (0.0, 0.0)
+
+
+def test_policy_without_profiles_has_no_flag() -> None:
+    observed = cold_observations(tasks(default(), default()), ())
+    assert observed.context.shape == (2, len(FEATURES))
+
+
+def test_other_nic_and_cpu_light_no_flag() -> None:
+    values = cold(default(nic_kind="slingshot", cpu_vendor="power"))
+    assert not any(v for name, v in values.items() if name.startswith(("nic_", "cpu_")))
+
+
+def test_collective_without_a_tuner_is_refused() -> None:
+    with pytest.raises(KeyError, match="AlltoAll"):
+        cold_observations(tasks(default(collective="AlltoAll")), PROFILES)
+
+
+def test_order_of_rows_stays() -> None:
+    sizes = [1 << 20, 8, 1 << 30, 64]
+    observed = cold_observations(tasks(*(default(size_bytes=n) for n in sizes)), PROFILES)
+    assert observed.context[:, 0].tolist() == [20.0, 3.0, 30.0, 6.0]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, WINDOW_LENGTH, WINDOW_LENGTH + 4])
+def test_window_holds_the_last_calls_oldest_first(count: int) -> None:
+    window, _ = history(*(call(2.0 ** (i + 1)) for i in range(count)))
+    kept = min(count, WINDOW_LENGTH)
+    valid = window[:, COLUMN["valid"]].tolist()
+    assert valid == [0.0] * (WINDOW_LENGTH - kept) + [1.0] * kept
+    assert not window[: WINDOW_LENGTH - kept].any()
+    times = window[WINDOW_LENGTH - kept :, COLUMN["log2_time"]].tolist()
+    assert times == [float(i + 1) for i in range(count - kept, count)]
+
+
+def test_window_row_by_hand() -> None:
+    window, _ = history(call(8.0), call(16.0, protocol=Protocol.Simple, interference=0.5))
+    newest = dict(zip(COLUMN, map(float, window[-1]), strict=True))
+    # 16000 B in 16 us are 1 GB/s; over 4 channels 2^-2.
+    expected = {
+        "valid": 1.0,
+        "log2_time": 4.0,
+        "log2_channel_throughput": -2.0,
+        "algorithm_Ring": 1.0,
+        "protocol_Simple": 1.0,
+        "log2_channels": 2.0,
+        "changed": 1.0,
+        "interference": 0.5,
+    }
+    assert {name: value for name, value in newest.items() if value} == pytest.approx(expected)
+
+
+def test_first_call_and_equal_configs_have_not_changed() -> None:
+    window, _ = history(call(), call(9.0), call(9.0, num_channels=8), call(9.0, num_channels=8))
+    assert window[-4:, COLUMN["changed"]].tolist() == [0.0, 0.0, 1.0, 0.0]
+
+
+def test_change_from_a_call_that_fell_out_of_the_window_is_not_seen() -> None:
+    calls = [call(num_channels=1), *(call() for _ in range(WINDOW_LENGTH))]
+    window, _ = history(*calls)
+    assert not window[:, COLUMN["changed"]].any()
+
+
+def test_network_sense_by_hand() -> None:
+    # 16000 B: in 8 us 2 GB/s, in 16 us 1 GB/s, in 4 us 4 GB/s.
+    _, values = history(call(8.0), call(4.0), call(16.0, skew_us=3.0))
+    assert (values["log2_ebb"], values["log2_btlbw"], values["log2_rtprop"]) == (0.0, 2.0, 2.0)
+    assert values["inflight_over_bdp"] == pytest.approx(1.0)
+    assert (values["skew_known"], values["log2_skew"]) == (1.0, 2.0)
+    assert (values["last_known"], values["sense_known"]) == (1.0, 1.0)
+    assert (values["last_algorithm_Ring"], values["last_log2_channels"]) == (1.0, 2.0)
+
+
+def test_interference_of_nothing_is_not_unknown_interference() -> None:
+    _, known = history(call(interference=0.0))
+    _, unknown = history(call())
+    assert (known["interference_known"], unknown["interference_known"]) == (1.0, 0.0)
+
+
+def test_bytes_in_flight_are_bounded() -> None:
+    _, values = history(call(8.0, size_bytes=16), call(8.0, size_bytes=16_000))
+    assert values["inflight_over_bdp"] <= 8.0
+
+
+def test_unknown_config_of_a_call_is_all_zero() -> None:
+    window, values = history(call(algorithm=None, protocol=None, num_channels=None))
+    used = [COLUMN[name] for name in COLUMN if name.startswith(("algorithm", "protocol"))]
+    assert not window[-1, [*used, COLUMN["log2_channels"]]].any()
+    assert window[-1, COLUMN["log2_channel_throughput"]] == 0.0
+    assert values["last_algorithm_Tree"] == 0.0
+    assert values["last_known"] == 1.0
+
+
+@given(
+    calls=st.lists(
+        st.builds(
+            Call,
+            size_bytes=st.integers(1, 1 << 40),
+            time_us=st.floats(1e-2, 1e8),
+            algorithm=st.sampled_from([None, *Algorithm]),
+            protocol=st.sampled_from([None, *Protocol]),
+            num_channels=st.sampled_from([None, 1, 64]),
+            interference=st.sampled_from([None, 0.0, 2.0]),
+            skew_us=st.sampled_from([None, 0.0, 1e5]),
+        ),
+        max_size=12,
+    )
+)
+@settings(deadline=None, max_examples=100)
+def test_history_is_finite(calls: list[Call]) -> None:
+    window, values = history_arrays(calls)
+    assert np.isfinite(window).all()
+    assert np.isfinite(values).all()

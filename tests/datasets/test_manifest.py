@@ -1,0 +1,236 @@
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.features import feature_table, window_table
+from dynamiccl.datasets.manifest import MANIFEST_NAME, Manifest, Support
+from dynamiccl.datasets.supports import find_supports
+from dynamiccl.errors import (
+    ArtifactMismatch,
+    CorruptFile,
+    DynamicclError,
+    MissingPath,
+    SchemaMismatch,
+)
+from dynamiccl.sizes import size_bin
+from tests.rows import default, forced, frame
+
+NOISE = pl.DataFrame(
+    {"system": ["box", "box", "far"], "collective": ["AllReduce", "AllGather", "AllReduce"]}
+).with_columns(noise_band=pl.Series([0.01, 0.02, 0.9]))
+
+
+def supports(*rows: dict[str, Any]) -> list[Support]:
+    made = frame(*rows)
+    return find_supports(made, Catalogue.from_frame(made), NOISE)
+
+
+def manifest() -> Manifest:
+    rows = frame(default(), forced("Ring", "LL"))
+    catalogue = Catalogue.from_frame(rows)
+    return Manifest(
+        recipe="hand-made",
+        catalogue=catalogue.to_json(),
+        features=feature_table(["default"]),
+        window_features=window_table(),
+        window_length=8,
+        launch_profiles=["default"],
+        supports=find_supports(rows, catalogue, NOISE),
+        min_size_bytes=1,
+        max_size_bytes=2,
+        nccl_versions=["2.27.5"],
+        abstain_margin=0.02,
+        data_hash="0",
+        git_commit="unknown",
+        dynamiccl_version="0.1.0",
+        schema_version=1,
+        created="2026-01-01",
+    )
+
+
+@pytest.fixture(name="policy")
+def policy_fixture(tmp_path: Path) -> Path:
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "policy.pt").write_bytes(b"weights")
+    (tmp_path / "tables" / "one.dcct").write_bytes(b"table")
+    manifest().write(tmp_path)
+    return tmp_path
+
+
+def test_support_holds_the_bins_of_every_action() -> None:
+    sizes = [1 << 20, 1 << 22, 1 << 20]
+    [support] = supports(
+        *(default(size_bytes=size, repeat=i) for i, size in enumerate(sizes)),
+        forced("Ring", "LL", size_bytes=1 << 30),
+        forced("Ring", "LL", collective="AllGather"),
+    )
+    assert support.measured == {
+        "AllReduce": {"0": [size_bin(1 << 20), size_bin(1 << 22)], "1": [size_bin(1 << 30)]},
+        "AllGather": {"1": [size_bin(1 << 20)]},
+    }
+    assert (support.system, support.num_nodes, support.ranks_per_node) == ("box", 1, 8)
+    assert support.noise_bands == {"AllReduce": 0.01, "AllGather": 0.02}
+    assert support.simulated is False
+
+
+def test_rows_that_prove_nothing_support_nothing() -> None:
+    assert (
+        supports(
+            default(None),
+            default(status="failed"),
+            default(interference_kind="congestion"),
+            default(collective="AlltoAll"),
+            default(num_nodes=None),
+            default(size_bytes=0),
+            forced(None),
+        )
+        == []
+    )
+
+
+def test_shape_profile_and_version_are_supports_of_their_own() -> None:
+    found = supports(
+        default(),
+        default(num_nodes=2, num_ranks=16),
+        default(launch_profile="tuned"),
+        default(nccl_version="2.28.9"),
+        default(nccl_version=None),
+    )
+    assert len(found) == 5
+    assert {s.num_ranks for s in found} == {8, 16}
+
+
+def test_environment_is_what_any_row_knows() -> None:
+    [support] = supports(default(nic_kind=None), default(nic_kind="efa", repeat=1))
+    assert support.environment["nic_kind"] == "efa"
+    assert support.environment["cpu_vendor"] is None
+
+
+def test_manifest_round_trip(policy: Path) -> None:
+    read = Manifest.read(policy)
+    assert replace(read, files={}) == manifest()
+    assert sorted(read.files) == ["policy.pt", "tables/one.dcct"]
+    assert read.actions() == Catalogue.from_json(read.catalogue)
+    assert read.noise_table().rows() == [
+        ("box", "AllReduce", 0.01),
+        ("box", "AllGather", 0.02),
+    ]
+
+
+def test_writing_leaves_no_hidden_file(policy: Path) -> None:
+    assert list(policy.rglob(".*")) == []
+
+
+def test_writing_again_lists_what_is_there_now(policy: Path) -> None:
+    (policy / "tables" / "one.dcct").unlink()
+    written = Manifest.read_unchecked(policy).write(policy)
+    assert list(Manifest.read(policy).files) == list(written.files) == ["policy.pt"]
+
+
+@pytest.mark.parametrize("name", ["policy.pt", "tables/one.dcct"])
+def test_flipped_byte_in_a_listed_file_is_found(name: str, policy: Path) -> None:
+    content = bytearray((policy / name).read_bytes())
+    content[2] ^= 1
+    (policy / name).write_bytes(bytes(content))
+    with pytest.raises(ArtifactMismatch, match=rf"{name} is not the file .*SHA-256 differs"):
+        Manifest.read(policy)
+
+
+def test_missing_file_is_named(policy: Path) -> None:
+    (policy / "tables" / "one.dcct").unlink()
+    with pytest.raises(ArtifactMismatch, match=r"lacks tables/one\.dcct"):
+        Manifest.read(policy)
+
+
+@pytest.mark.parametrize("name", ["more.bin", "tables/two.dcct", ".hidden"])
+def test_extra_file_is_named(name: str, policy: Path) -> None:
+    (policy / name).write_bytes(b"")
+    with pytest.raises(ArtifactMismatch, match=rf"holds {name}, which its manifest does not list"):
+        Manifest.read(policy)
+
+
+def test_no_manifest_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(MissingPath, match="give a run directory"):
+        Manifest.read(tmp_path)
+
+
+def change(policy: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
+    path = policy / MANIFEST_NAME
+    raw = json.loads(path.read_text())
+    edit(raw)
+    path.write_text(json.dumps(raw))
+
+
+def test_another_format_version_is_refused(policy: Path) -> None:
+    change(policy, lambda raw: raw.update(format_version=2))
+    with pytest.raises(SchemaMismatch, match="format version 2, this release reads 1"):
+        Manifest.read(policy)
+
+
+@pytest.mark.parametrize(
+    "field", [f for f in asdict(manifest()) if f not in {"files", "format_version"}]
+)
+def test_missing_field_is_corrupt(field: str, policy: Path) -> None:
+    change(policy, lambda raw: raw.pop(field))
+    with pytest.raises(CorruptFile, match=f"{field}: Field required"):
+        Manifest.read(policy)
+
+
+def test_field_of_a_support_is_needed(policy: Path) -> None:
+    change(policy, lambda raw: raw["supports"][0].pop("measured"))
+    with pytest.raises(CorruptFile, match="measured"):
+        Manifest.read(policy)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"1", b"\xff\xfe", b'"x"', b"null"])
+def test_what_is_no_json_object_is_corrupt(content: bytes, policy: Path) -> None:
+    (policy / MANIFEST_NAME).write_bytes(content)
+    with pytest.raises(CorruptFile, match="not a JSON object"):
+        Manifest.read(policy)
+
+
+@pytest.mark.parametrize("at", range(0, 100, 7))
+def test_cut_manifest_is_never_a_crash(at: int, policy: Path) -> None:
+    path = policy / MANIFEST_NAME
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) * at // 100])
+    with pytest.raises(DynamicclError):
+        Manifest.read(policy)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("files", []),
+        ("catalogue", "x"),
+        ("catalogue", [{"action": 0}]),
+        ("supports", [1]),
+        ("abstain_margin", "much"),
+    ],
+)
+def test_field_of_another_type_is_corrupt(field: str, value: object, policy: Path) -> None:
+    change(policy, lambda raw: raw.update({field: value}))
+    with pytest.raises(CorruptFile, match=r"manifest\.json: .*export the policy again"):
+        Manifest.read(policy)
+
+
+def test_catalogue_with_an_unknown_algorithm_is_corrupt(policy: Path) -> None:
+    def rename(raw: dict[str, Any]) -> None:
+        raw["catalogue"][1]["requested_algorithm"] = "Rign"
+
+    change(policy, rename)
+    with pytest.raises(CorruptFile, match="Rign"):
+        Manifest.read(policy)
+
+
+def test_manifest_in_a_folder_below_is_a_foreign_file(policy: Path) -> None:
+    (policy / "tables").mkdir(exist_ok=True)
+    (policy / "tables" / "manifest.json").write_text("{}")
+    with pytest.raises(ArtifactMismatch, match=r"tables/manifest\.json"):
+        Manifest.read(policy)

@@ -1,0 +1,204 @@
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dynamiccl.datasets import store
+from dynamiccl.datasets.rows import measurements_table
+from dynamiccl.datasets.schema import META_VERSION, TELEMETRY
+from dynamiccl.errors import CorruptFile, MissingPath, NotEnoughData, SchemaMismatch, UserError
+from tests.rows import default, forced
+
+ROWS = [default(10.0), forced("Ring", "LL", 12.5, channels=4), forced("Tree", None, None)]
+
+
+def write(directory: Path, *rows: dict[str, object], **provenance: object) -> list[Path]:
+    return store.write_part(
+        directory, measurements_table(rows or ROWS), provenance={"tool": "test", **provenance}
+    )
+
+
+def files_below(directory: Path) -> list[str]:
+    return sorted(str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file())
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    write(tmp_path)
+    read = store.read(tmp_path)
+    assert read.to_arrow().cast(measurements_table(ROWS).schema) == measurements_table(ROWS)
+
+
+def test_one_part_lies_in_its_partition_and_nothing_else(tmp_path: Path) -> None:
+    [path] = write(tmp_path)
+    [name] = files_below(tmp_path)
+    assert name == f"measurements/system=box/sweep=grid/{path.name}"
+    assert path.name.startswith("part-")
+
+
+def test_the_same_part_twice_is_one_file(tmp_path: Path) -> None:
+    assert write(tmp_path) == write(tmp_path)
+    assert store.read(tmp_path).height == len(ROWS)
+
+
+def test_other_content_is_another_part(tmp_path: Path) -> None:
+    write(tmp_path)
+    write(tmp_path, default(11.0))
+    assert store.read(tmp_path)["time_us"].drop_nulls().sort().to_list() == [10.0, 11.0, 12.5]
+
+
+def test_systems_and_sweeps_become_folders(tmp_path: Path) -> None:
+    keys = [("a", "s"), ("a", "t"), ("007", "s")]
+    paths = write(
+        tmp_path,
+        *(default(float(i + 1), system=a, sweep=s) for i, (a, s) in enumerate(keys)),
+    )
+    assert len(paths) == len(files_below(tmp_path)) == 3
+    read = store.read(tmp_path).select("system", "sweep", "time_us").rows()
+    assert sorted(read) == [("007", "s", 3.0), ("a", "s", 1.0), ("a", "t", 2.0)]
+
+
+@pytest.mark.parametrize("name", ["run=3/system=x/sweep=y", "data[1]", "a*b?", "with space"])
+def test_data_directory_may_have_any_name(name: str, tmp_path: Path) -> None:
+    write(tmp_path / name)
+    read = store.read(tmp_path / name)
+    assert set(read.select("system", "sweep", "run").rows()) == {("box", "grid", "cycle-0")}
+
+
+@pytest.mark.parametrize("column", ["system", "sweep"])
+def test_name_that_is_no_folder_is_refused(column: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"{column} name '\.\./x' .* example 'x'"):
+        write(tmp_path, {**default(), column: "../x"})
+    assert files_below(tmp_path) == []
+
+
+def test_table_of_another_schema_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(SchemaMismatch, match="table to be written"):
+        store.write_part(tmp_path, measurements_table(ROWS).drop_columns(["run"]), provenance={})
+    with pytest.raises(SchemaMismatch):
+        store.write_part(tmp_path, TELEMETRY.empty_table(), provenance={})
+    assert files_below(tmp_path) == []
+
+
+def test_telemetry_is_a_table_of_its_own(tmp_path: Path) -> None:
+    reading = {
+        "system": "box",
+        "sweep": "grid",
+        "trial": "t",
+        "run": "r",
+        "timestamp": 0,
+        "host": "h",
+        "device": "gpu0",
+        "counter": "power_w",
+        "value": 1.5,
+    }
+    table = pa.Table.from_pylist([reading], schema=TELEMETRY)
+    store.write_part(tmp_path, table, kind="telemetry", provenance={})
+    assert store.read(tmp_path, "telemetry")["value"].to_list() == [1.5]
+    with pytest.raises(NotEnoughData, match="holds no measurements"):
+        store.read(tmp_path)
+
+
+def test_missing_directory_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(MissingPath, match=r"no data directory at .*gone; make one with"):
+        store.read(tmp_path / "gone")
+
+
+def test_a_file_is_no_data_directory(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("x")
+    with pytest.raises(MissingPath):
+        store.read(tmp_path / "f")
+
+
+def test_empty_directory_is_too_little(tmp_path: Path) -> None:
+    with pytest.raises(NotEnoughData, match="fill it with"):
+        store.read(tmp_path)
+
+
+def test_half_written_part_is_not_seen(tmp_path: Path) -> None:
+    [path] = write(tmp_path)
+    path.with_name(".writing-1.parquet").write_bytes(path.read_bytes()[:100])
+    assert store.read(tmp_path).height == len(ROWS)
+
+
+def rewrite(path: Path, table: pa.Table) -> None:
+    """Put `table` where `path` was, under the name that its own bytes give."""
+    pq.write_table(table, path)
+    path.replace(path.with_name(store._part_name(path.read_bytes())))
+
+
+def test_another_schema_version_is_refused_by_name(tmp_path: Path) -> None:
+    [path] = write(tmp_path)
+    table = pq.read_table(path, partitioning=None)
+    rewrite(path, table.replace_schema_metadata({**table.schema.metadata, META_VERSION: b"2"}))
+    with pytest.raises(SchemaMismatch, match=r"part-\w+\.parquet holds schema measurements vers"):
+        store.read(tmp_path)
+
+
+def test_missing_column_is_refused_by_name(tmp_path: Path) -> None:
+    [path] = write(tmp_path)
+    rewrite(path, pq.read_table(path, partitioning=None).drop_columns(["status"]))
+    with pytest.raises(SchemaMismatch, match="no column 'status'"):
+        store.scan(tmp_path)
+
+
+def test_parquet_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    [path] = write(tmp_path)
+    rewrite(path, pa.table({"x": [1]}))
+    with pytest.raises(SchemaMismatch, match="schema none version none"):
+        store.read(tmp_path)
+
+
+@given(data=st.data())
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_damage_anywhere_is_found(data: st.DataObject, tmp_path: Path) -> None:
+    """A flipped bit in a page makes Polars abort the process, so no page of it may be decoded."""
+    [path] = write(tmp_path)
+    whole = path.read_bytes()
+    at = data.draw(st.integers(0, len(whole) - 1))
+    bad = data.draw(st.sampled_from(["flip", "cut", "empty", "noise"]))
+    damaged = {
+        "flip": whole[:at]
+        + bytes([whole[at] ^ (1 << data.draw(st.integers(0, 7)))])
+        + whole[at + 1 :],
+        "cut": whole[:at],
+        "empty": b"",
+        "noise": random.Random(at).randbytes(at + 1),
+    }[bad]
+    path.write_bytes(damaged)
+    with pytest.raises((CorruptFile, SchemaMismatch), match=path.name):
+        store.read(tmp_path)
+
+
+def test_provenance_travels_with_the_part(tmp_path: Path) -> None:
+    write(tmp_path, note="a")
+    write(tmp_path, default(3.0), note="b")
+    write(tmp_path, default(4.0), note="b")
+    records = store.provenance_of(tmp_path)
+    assert sorted(record["note"] for record in records) == ["a", "b"]
+    assert {record["tool"] for record in records} == {"test"}
+
+
+def test_content_hash_follows_content_only(tmp_path: Path) -> None:
+    first, second, third = default(1.0), default(2.0), default(3.0)
+    write(tmp_path / "a", first)
+    alone = store.content_hash(tmp_path / "a")
+    write(tmp_path / "a", second)
+    write(tmp_path / "b", second)
+    write(tmp_path / "b", first)
+    assert store.content_hash(tmp_path / "a") == store.content_hash(tmp_path / "b") != alone
+    write(tmp_path / "c", first)
+    write(tmp_path / "c", third)
+    assert store.content_hash(tmp_path / "c") != store.content_hash(tmp_path / "a")
+
+
+@given(text=st.text(max_size=150))
+@settings(deadline=None, max_examples=150)
+def test_a_slug_is_a_directory_name(text: str) -> None:
+    made = store.slug(text)
+    assert store.check_slug(made, "system") == made

@@ -1,0 +1,81 @@
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from dynamiccl import cli, errors
+from dynamiccl.errors import DataError, DynamicclError, MachineError, UnknownName, UserError
+
+FAMILIES = {UserError: 2, DataError: 3, MachineError: 4}
+
+
+def below(kind: type[DynamicclError]) -> list[type[DynamicclError]]:
+    return [one for sub in kind.__subclasses__() for one in (sub, *below(sub))]
+
+
+def test_every_error_has_the_exit_code_of_its_family() -> None:
+    assert len(below(DynamicclError)) >= 12
+    for kind in below(DynamicclError):
+        codes = [code for family, code in FAMILIES.items() if family in kind.__mro__]
+        assert codes == [kind.exit_code], kind
+
+
+def test_unknown_name_without_a_near_one_gives_no_hint() -> None:
+    error = UnknownName("recipe", "zzz", ["ddqn", "iql"])
+    assert str(error) == "unknown recipe 'zzz'; choose from ddqn, iql"
+
+
+def test_unknown_name_among_nothing_says_so() -> None:
+    assert str(UnknownName("system", "a", [])) == "unknown system 'a'; choose from none exist"
+
+
+def test_missing_path_says_what_where_and_how() -> None:
+    error = errors.MissingPath("sweep file", Path("x.toml"), "write one")
+    assert str(error) == "no sweep file at x.toml; write one"
+
+
+@pytest.mark.parametrize(("kind", "code"), list(FAMILIES.items()))
+def test_an_error_ends_a_command_in_one_line(
+    kind: type[DynamicclError], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def app() -> None:
+        raise kind("what was wrong")
+
+    with pytest.raises(SystemExit) as caught:
+        cli.run(app)
+    out, err = capsys.readouterr()
+    assert (caught.value.code, out, err) == (code, "", "error: what was wrong\n")
+
+
+def test_a_command_that_works_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.run(lambda: None)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_mistake_of_ours_is_not_hidden() -> None:
+    def app() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        cli.run(app)
+
+
+def test_json_refuses_what_machines_cannot_read(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.print_json({"b": [1, None], "a": "x"})
+    assert json.loads(capsys.readouterr().out) == {"b": [1, None], "a": "x"}
+    with pytest.raises(ValueError, match="JSON compliant"):
+        cli.print_json({"a": float("nan")})
+
+
+def test_verbose_shows_debug_lines_of_ours() -> None:
+    log = logging.getLogger("dynamiccl")
+    before = log.level
+    try:
+        cli.configure_logging(verbose=True)
+        assert log.isEnabledFor(logging.DEBUG)
+        cli.configure_logging(verbose=False)
+        assert not log.isEnabledFor(logging.DEBUG)
+        assert log.isEnabledFor(logging.INFO)
+    finally:
+        log.setLevel(before)

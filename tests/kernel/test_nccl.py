@@ -1,0 +1,253 @@
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynamiccl.errors import UnknownName
+from dynamiccl.nccl import (
+    ABSTAIN,
+    MAX_CHANNELS,
+    Algorithm,
+    Collective,
+    Config,
+    NcclVersion,
+    Protocol,
+    invalid_reason,
+)
+
+#: What NCCL can run, by hand (src/graph/tuning.cc, v2.30.7-1): L = LL, 8 = LL128, S = Simple.
+VALID = {
+    "AllReduce": {
+        "Ring": "L8S",
+        "Tree": "L8S",
+        "CollNetDirect": "S",
+        "CollNetChain": "S",
+        "NVLS": "S",
+        "NVLSTree": "S",
+    },
+    "AllGather": {"Ring": "L8S", "CollNetDirect": "S", "NVLS": "S", "PAT": "S"},
+    "ReduceScatter": {"Ring": "L8S", "CollNetDirect": "S", "NVLS": "S", "PAT": "S"},
+    "Broadcast": {"Ring": "L8S"},
+    "Reduce": {"Ring": "L8S"},
+}
+LETTER = {Protocol.LL: "L", Protocol.LL128: "8", Protocol.Simple: "S"}
+
+
+@pytest.mark.parametrize(
+    ("text", "algorithm"),
+    [
+        ("RING", Algorithm.Ring),
+        ("ring", Algorithm.Ring),
+        ("NVLS_TREE", Algorithm.NVLSTree),
+        ("nvls-tree", Algorithm.NVLSTree),
+        ("NVLSTree", Algorithm.NVLSTree),
+        ("Coll Net Direct", Algorithm.CollNetDirect),
+        ("COLLNET_CHAIN", Algorithm.CollNetChain),
+        ("NVLS", Algorithm.NVLS),
+        ("pat", Algorithm.PAT),
+        ("Tree", Algorithm.Tree),
+    ],
+)
+def test_every_spelling_of_an_algorithm_is_read(text: str, algorithm: Algorithm) -> None:
+    assert Algorithm.parse(text) is algorithm
+
+
+@pytest.mark.parametrize(
+    ("text", "collective"),
+    [
+        ("allreduce", Collective.AllReduce),
+        ("all_reduce", Collective.AllReduce),
+        ("All-Gather", Collective.AllGather),
+        ("REDUCE_SCATTER", Collective.ReduceScatter),
+        ("alltoall", Collective.AlltoAll),
+        ("sendrecv", Collective.SendRecv),
+        ("reduce", Collective.Reduce),
+    ],
+)
+def test_every_spelling_of_a_collective_is_read(text: str, collective: Collective) -> None:
+    assert Collective.parse(text) is collective
+
+
+@pytest.mark.parametrize("kind", [Algorithm, Collective, Protocol])
+def test_wire_names_parse_to_themselves(
+    kind: type[Algorithm] | type[Collective] | type[Protocol],
+) -> None:
+    for member in kind:
+        assert kind.parse(member.wire) is member
+        assert kind.parse(member.wire.upper()) is member
+
+
+def test_indices_are_those_of_the_cost_table() -> None:
+    assert [a.wire for a in sorted(Algorithm)] == [
+        "Tree",
+        "Ring",
+        "CollNetDirect",
+        "CollNetChain",
+        "NVLS",
+        "NVLSTree",
+        "PAT",
+    ]
+    assert [p.wire for p in sorted(Protocol)] == ["LL", "LL128", "Simple"]
+
+
+def test_tuned_collectives_are_five() -> None:
+    tuned = {c.wire for c in Collective if c.tunable}
+    assert tuned == {"Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce"}
+
+
+def test_unknown_protocol_lists_choices() -> None:
+    with pytest.raises(UnknownName) as caught:
+        Protocol.parse("LL127", where="row 3")
+    assert str(caught.value) == (
+        "unknown protocol 'LL127' in row 3; choose from LL, LL128, Simple (did you mean 'LL128'?)"
+    )
+
+
+@given(text=st.text(max_size=12))
+@settings(deadline=None, max_examples=100)
+def test_a_name_is_read_only_when_its_letters_are_a_member(text: str) -> None:
+    squashed = re.sub(r"[\s_-]", "", text).lower()
+    known = {member.name.lower() for member in Algorithm}
+    if squashed in known:
+        assert Algorithm.parse(text).name.lower() == squashed
+    else:
+        with pytest.raises(UnknownName, match="choose from Tree, Ring"):
+            Algorithm.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("collective", "factor"),
+    [
+        # nccl-tests doc/PERFORMANCE.md, 4 ranks.
+        (Collective.AllReduce, 2 * 3 / 4),
+        (Collective.AllGather, 3 / 4),
+        (Collective.ReduceScatter, 3 / 4),
+        (Collective.AlltoAll, 3 / 4),
+        (Collective.Gather, 3 / 4),
+        (Collective.Scatter, 3 / 4),
+        (Collective.Broadcast, 1.0),
+        (Collective.Reduce, 1.0),
+        (Collective.SendRecv, 1.0),
+    ],
+)
+def test_bus_factor_is_that_of_nccl_tests(collective: Collective, factor: float) -> None:
+    assert collective.bus_factor(4) == factor
+
+
+def test_one_rank_moves_nothing_over_the_bus() -> None:
+    assert Collective.AllReduce.bus_factor(1) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("2.29.7", NcclVersion(2, 29, 7)),
+        ("2.29.7+cuda12.9", NcclVersion(2, 29, 7)),
+        ("2.30", NcclVersion(2, 30, 0)),
+        (22907, NcclVersion(2, 29, 7)),
+        ("22907", NcclVersion(2, 29, 7)),
+        (2708, NcclVersion(2, 7, 8)),
+        ("2804", NcclVersion(2, 8, 4)),
+        (20906, NcclVersion(2, 9, 6)),
+    ],
+)
+def test_version_is_read_from_text_and_code(text: str | int, version: NcclVersion) -> None:
+    assert NcclVersion.parse(text) == version
+
+
+@given(minor=st.integers(0, 99), patch=st.integers(0, 99))
+@settings(deadline=None, max_examples=200)
+def test_version_code_and_text_round_trip(minor: int, patch: int) -> None:
+    version = NcclVersion(2, minor, patch)
+    assert NcclVersion.parse(version.code) == version
+    assert NcclVersion.parse(str(version)) == version
+
+
+def test_version_codes_are_those_of_nccl_h() -> None:
+    assert (NcclVersion(2, 8, 4).code, NcclVersion(2, 9, 0).code) == (2804, 20900)
+
+
+def test_versions_compare_by_number() -> None:
+    assert NcclVersion(2, 9, 9) < NcclVersion(2, 21, 0) < NcclVersion(2, 21, 5)
+
+
+@pytest.mark.parametrize("text", ["", "two", "2", "v2.29.7", "2290700", "229"])
+def test_what_is_no_version_is_refused(text: str) -> None:
+    with pytest.raises(UnknownName, match="NCCL version"):
+        NcclVersion.parse(text)
+
+
+@pytest.mark.parametrize("collective", [c for c in Collective if c.tunable])
+def test_validity_is_nccl_s_table(collective: Collective) -> None:
+    for algorithm in Algorithm:
+        allowed = VALID[collective.wire].get(algorithm.wire, "")
+        for protocol in Protocol:
+            reason = invalid_reason(Config(algorithm, protocol), collective)
+            assert (reason is None) == (LETTER[protocol] in allowed), (algorithm, protocol, reason)
+        # With the protocol left to NCCL, an algorithm is valid when any protocol is.
+        assert (invalid_reason(Config(algorithm), collective) is None) == bool(allowed)
+
+
+def test_reason_names_what_does_not_fit() -> None:
+    assert invalid_reason(Config(Algorithm.NVLS, Protocol.LL), Collective.AllReduce) == (
+        "NVLS has no LL for AllReduce"
+    )
+    assert invalid_reason(Config(Algorithm.Tree), Collective.Broadcast) == "Broadcast has no Tree"
+
+
+def test_pat_needs_nccl_2_23() -> None:
+    config = Config(Algorithm.PAT, Protocol.Simple)
+    old, new = NcclVersion(2, 22, 99), NcclVersion(2, 23)
+    assert invalid_reason(config, Collective.AllGather, version=old) == (
+        "PAT needs NCCL 2.23.0 and this is 2.22.99"
+    )
+    assert invalid_reason(config, Collective.AllGather, version=new) is None
+
+
+def test_nvls_tree_needs_two_nodes() -> None:
+    config = Config(Algorithm.NVLSTree, Protocol.Simple)
+    reasons = [invalid_reason(config, Collective.AllReduce, num_nodes=n) for n in (1, 2)]
+    assert reasons == ["NVLSTree needs more than one node", None]
+
+
+@pytest.mark.parametrize("count", [-1, 0, MAX_CHANNELS + 1])
+def test_channel_count_has_bounds(count: int) -> None:
+    reason = invalid_reason(Config(Algorithm.Ring, None, count), Collective.AllReduce)
+    assert reason == f"{count} channels are outside 1..64"
+
+
+@pytest.mark.parametrize("count", [1, MAX_CHANNELS])
+def test_channel_bounds_are_inside(count: int) -> None:
+    assert invalid_reason(Config(None, None, count), Collective.AllReduce) is None
+
+
+@pytest.mark.parametrize("collective", list(Collective))
+def test_abstaining_is_always_valid(collective: Collective) -> None:
+    assert invalid_reason(ABSTAIN, collective, version=NcclVersion(2, 18), num_nodes=1) is None
+
+
+def test_nothing_else_is_valid_for_what_no_tuner_is_asked() -> None:
+    reason = invalid_reason(Config(Algorithm.Ring), Collective.AlltoAll)
+    assert reason == "NCCL never asks a tuner about AlltoAll"
+
+
+def test_config_names_are_unique() -> None:
+    configs = [
+        Config(a, p, n, b)
+        for a in (None, *Algorithm)
+        for p in (None, *Protocol)
+        for n in (None, 1, 16)
+        for b in (None, 4096)
+    ]
+    assert len({config.key for config in configs}) == len(configs)
+
+
+def test_channels_and_chunks_follow_the_release() -> None:
+    many = Config(Algorithm.Ring, Protocol.LL, 64)
+    assert invalid_reason(many, Collective.AllReduce, version=NcclVersion(2, 25)) is None
+    reason = invalid_reason(many, Collective.AllReduce, version=NcclVersion(2, 24, 3))
+    assert reason == "64 channels are outside 1..32"
+    chunk = Config(Algorithm.Ring, Protocol.Simple, None, 1 << 20)
+    assert invalid_reason(chunk, Collective.AllReduce, version=NcclVersion(2, 30, 3)) is None
+    assert "2.30" in str(invalid_reason(chunk, Collective.AllReduce, version=NcclVersion(2, 29)))

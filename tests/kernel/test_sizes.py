@@ -1,0 +1,76 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynamiccl.sizes import (
+    EDGES_Q32,
+    MAX_SIZE_BITS,
+    bin_center_bytes,
+    bin_first_byte,
+    size_bin,
+)
+
+TOP = (1 << MAX_SIZE_BITS) - 1
+LAST_BIN = size_bin(TOP)
+
+
+def in_bin(size: int, index: int) -> bool:
+    """Whether 2^((index-1/2)/4) <= size < 2^((index+1/2)/4), in whole numbers only."""
+    if index == 0:
+        return size**8 < 2
+    return 1 << (2 * index - 1) <= size**8 < 1 << (2 * index + 1)
+
+
+@given(size=st.integers(1, (1 << 33) - 1))
+@settings(deadline=None, max_examples=300)
+def test_bin_is_the_nearest_quarter_power_of_two(size: int) -> None:
+    assert in_bin(size, size_bin(size))
+
+
+def test_small_sizes_are_exact_one_by_one() -> None:
+    assert all(in_bin(size, size_bin(size)) for size in range(1, 5000))
+
+
+@given(index=st.integers(1, 4 * 33 - 1), step=st.integers(-2, 2))
+@settings(deadline=None, max_examples=300)
+def test_edges_are_exact_up_to_8_gib(index: int, step: int) -> None:
+    size = bin_first_byte(index) + step
+    assert size < 1 or in_bin(size, size_bin(size))
+
+
+def test_thresholds_are_the_eighth_roots_rounded_up() -> None:
+    for power, edge in zip((1, 3, 5, 7), EDGES_Q32, strict=True):
+        assert (edge - 1) ** 8 < 1 << (32 * 8 + power) <= edge**8
+
+
+@given(size=st.integers(1, TOP - 1), step=st.integers(1, 1 << 40))
+@settings(deadline=None, max_examples=200)
+def test_bins_never_fall_as_sizes_grow(size: int, step: int) -> None:
+    assert size_bin(size) <= size_bin(min(size + step, TOP))
+
+
+@given(index=st.integers(1, LAST_BIN))
+@settings(deadline=None, max_examples=250)
+def test_first_byte_is_where_a_bin_begins(index: int) -> None:
+    first = bin_first_byte(index)
+    assert size_bin(first) >= index
+    assert size_bin(first - 1) < index or first == 1
+
+
+@pytest.mark.parametrize("index", range(8, LAST_BIN))
+def test_centre_lies_in_its_bin(index: int) -> None:
+    assert size_bin(bin_center_bytes(index)) == index
+
+
+def test_powers_of_two_are_every_fourth_bin() -> None:
+    assert [size_bin(1 << k) for k in range(MAX_SIZE_BITS)] == list(range(0, 4 * MAX_SIZE_BITS, 4))
+
+
+@pytest.mark.parametrize("power", range(8, 33))
+def test_rounding_to_16_bytes_keeps_the_bin(power: int) -> None:
+    assert size_bin((1 << power) - 16) == 4 * power
+
+
+@pytest.mark.parametrize("size", [0, -1, -(1 << 70), 1 << 62, 1 << 80])
+def test_absurd_sizes_have_no_bin(size: int) -> None:
+    assert size_bin(size) == -1
