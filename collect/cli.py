@@ -117,7 +117,10 @@ def _show_run(summary: RunSummary, out: Path, *, as_json: bool) -> None:
     by_status = ", ".join(f"{count} {name}" for name, count in summary.rows_by_status.items())
     _stdout.print(
         f"{summary.rows_written} rows ({by_status or 'nothing new'}) of {summary.trials} trials in "
-        f"{summary.cycles_done} cycles; {summary.cycles_skipped} cycles were there already -> {out}"
+        f"{summary.cycles_done} cycles; {summary.cycles_skipped} cycles were there already "
+        f"-> {out}",
+        soft_wrap=True,
+        highlight=False,
     )
 
 
@@ -182,7 +185,9 @@ def _show_import(summary: ImportSummary, out: Path, *, as_json: bool) -> None:
     _stdout.print(
         f"{summary.rows_read} rows read, {summary.measurements_written} measurements written, "
         f"{summary.dropped} dropped, {summary.duplicates} duplicates, "
-        f"{len(summary.rejected)} rejected -> {out}"
+        f"{len(summary.rejected)} rejected -> {out}",
+        soft_wrap=True,
+        highlight=False,
     )
 
 

@@ -5,9 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.data_sets import data_dir as data_dir  # noqa: PLC0414 - a fixture, for every test
 
+# CI repeats one set of examples, so that a run says something about the change; by hand they vary.
+settings.register_profile("ci", derandomize=True, deadline=None)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
