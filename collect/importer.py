@@ -15,13 +15,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from dynamiccl.collect.import_record import file_sha256, import_record
 from dynamiccl.collect.nccl_tests.json_output import json_tables
 from dynamiccl.collect.nccl_tests.text import main_of, text_file_tables
 from dynamiccl.collect.report import FileReport, ImportOptions, ImportSummary
 from dynamiccl.collect.systems import KnownSystems, load_systems
 from dynamiccl.collect.tidy_csv import csv_tables, is_tidy_csv
-from dynamiccl.datasets.provenance import git_commit
+from dynamiccl.datasets.provenance import file_sha256, program_record
 from dynamiccl.datasets.store import check_slug, slug, write_part
 from dynamiccl.errors import DataError, MissingPath, OutputError, UserError
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
@@ -59,7 +58,6 @@ def import_files(
     if not inputs:
         raise UserError("no file to import; name at least one")
     _need_system(inputs, options)
-    commit = git_commit()
     reports: list[FileReport] = []
     errors: list[DataError] = []
     seen: dict[str, Path] = {}
@@ -74,7 +72,7 @@ def import_files(
             report.remark("NCCL's log of another file; read with that one")
         else:
             try:
-                _import_one(item, out_dir, options, systems, commit, report)
+                _import_one(item, out_dir, options, systems, report)
             except DataError as error:
                 report.failure = str(error)
                 errors.append(error)
@@ -158,10 +156,10 @@ def _import_one(
     out_dir: Path,
     options: ImportOptions,
     systems: KnownSystems,
-    commit: str,
     report: FileReport,
 ) -> None:
-    record = import_record(commit, {item.path.name: item.sha256})
+    # No command line and no host: importing a file again writes the same part, not a second one.
+    record = program_record("import", files={item.path.name: item.sha256})
     for table in _tables(item, options, systems, report):
         report.parts += [str(p) for p in write_part(out_dir, table, provenance=record)]
         report.measurements_written += table.num_rows

@@ -15,10 +15,16 @@ import polars as pl
 
 from dynamiccl.collect.runner import Row, Runner
 from dynamiccl.collect.sweep import Sweep, Trial
-from dynamiccl.datasets.provenance import provenance
+from dynamiccl.datasets.provenance import run_record
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.schema import Status
-from dynamiccl.datasets.store import part_paths, part_provenance, scan, write_part
+from dynamiccl.datasets.store import (
+    part_paths,
+    part_provenance,
+    scan,
+    sweep_folder,
+    write_part,
+)
 from dynamiccl.errors import UserError
 
 
@@ -76,7 +82,7 @@ def run_sweep(
         write_part(
             out,
             measurements_table(rows),
-            provenance=provenance(
+            provenance=run_record(
                 "run",
                 sweep_file=sweep.text,
                 trials=_trials_hash(sweep),
@@ -108,8 +114,8 @@ def _trials_hash(sweep: Sweep) -> str:
 
 def _check_same_trials(sweep: Sweep, out: Path) -> None:
     """Refuse to go on with another grid under the same name: its gaps would never be filled."""
-    folder = out / "measurements" / f"system={sweep.file.system}" / f"sweep={sweep.file.name}"
-    for path in sorted(folder.glob("part-*.parquet")):
+    folder = sweep_folder(out, sweep.file.system, sweep.file.name)
+    for path in (path for path in part_paths(out) if path.parent == folder):
         found = part_provenance(path).get("trials")
         if found != _trials_hash(sweep):
             raise UserError(

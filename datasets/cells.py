@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from dynamiccl.datasets.schema import REQUESTED_COLUMNS, TASK_COLUMNS, Status
+from dynamiccl.datasets.features import TUNED
+from dynamiccl.datasets.schema import QUIET, REQUESTED_COLUMNS, TASK_COLUMNS, Status
 
 #: What makes two rows of a task the same config.
 CONFIG_COLUMNS: Final = ("is_default", *REQUESTED_COLUMNS)
@@ -34,6 +35,16 @@ def usable(frame: pl.DataFrame) -> pl.DataFrame:
         & pl.col("time_us").is_not_null()
         & (pl.col("time_us") > 0)
     )
+
+
+def tuned(frame: pl.DataFrame) -> pl.DataFrame:
+    """Rows of collectives that NCCL asks a tuner about."""
+    return frame.filter(pl.col("collective").is_in([c.wire for c in TUNED]))
+
+
+def quiet(frame: pl.DataFrame) -> pl.DataFrame:
+    """Rows of collectives that ran alone: a cold observation cannot see what disturbs one."""
+    return frame.filter(pl.col("interference_kind") == QUIET)
 
 
 def independent(frame: pl.DataFrame) -> pl.DataFrame:

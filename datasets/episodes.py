@@ -15,11 +15,10 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import NOISE_KEY, independent, noise_bands, usable
+from dynamiccl.datasets.cells import NOISE_KEY, independent, noise_bands, quiet, tuned, usable
 from dynamiccl.datasets.features import (
     HISTORY_FEATURES,
     STATIC_FEATURES,
-    TUNED,
     WINDOW_LENGTH,
     Call,
     Float32Array,
@@ -27,7 +26,6 @@ from dynamiccl.datasets.features import (
     history_arrays,
 )
 from dynamiccl.datasets.reward import ReferenceKind, reward, with_reference
-from dynamiccl.datasets.schema import QUIET
 from dynamiccl.datasets.splits import Split, with_split
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.nccl import Algorithm, Protocol
@@ -75,6 +73,7 @@ class Transitions:
     reward: Float32Array  # (N,)
     is_cold: npt.NDArray[np.bool_]  # (N,)
     group: npt.NDArray[np.int64]  # (N,), number of the row's (system, collective)
+    noise: pl.DataFrame  # `noise_band` by NOISE_KEY, of the training bins
     counts: Counts
 
     def __len__(self) -> int:
@@ -96,7 +95,8 @@ def training_transitions(
             "'default') at sizes in even octaves, beside the forced configs"
         )
     rows = rows.with_row_index("row")
-    rows = with_noise(rows, training_noise(frame))
+    noise = training_noise(frame)
+    rows = with_noise(rows, noise)
     mask = _masks(frame, rows, catalogue)
     cold = cold_observations(rows, profiles)
     values = rows.select(reward(pl.col("time_us"), pl.col("reference_us"))).to_series().to_numpy()
@@ -113,14 +113,14 @@ def training_transitions(
         reward=values.astype(np.float32)[index],
         group=rows.select(pl.struct(NOISE_KEY).rank("dense")).to_series().to_numpy()[index] - 1,
         is_cold=np.arange(len(index)) < rows.height,
+        noise=noise,
         counts=Counts(**{**counts, "cold": rows.height, "warm": len(warm_rows)}),
     )
 
 
 def training_noise(frame: pl.DataFrame) -> pl.DataFrame:
     """`noise_band` by NOISE_KEY from the quiet repeats of training bins alone."""
-    quiet = frame.filter(pl.col("interference_kind") == QUIET)
-    train = with_split(quiet).filter(pl.col("split") == Split.TRAIN.value)
+    train = with_split(quiet(tuned(frame))).filter(pl.col("split") == Split.TRAIN.value)
     return noise_bands(train, NOISE_KEY).select(*NOISE_KEY, "noise_band")
 
 
@@ -133,10 +133,9 @@ def _training_rows(
     frame: pl.DataFrame, catalogue: Catalogue
 ) -> tuple[pl.DataFrame, dict[str, int]]:
     timed = independent(frame)
-    quiet = timed.filter(pl.col("interference_kind") == QUIET)
-    tuned = quiet.filter(pl.col("collective").is_in([c.wire for c in TUNED]))
-    split = with_split(tuned)
-    train = split.filter(pl.col("split") == Split.TRAIN.value)
+    alone = quiet(timed)
+    asked = tuned(alone)
+    train = with_split(asked).filter(pl.col("split") == Split.TRAIN.value)
     acted = train.with_columns(catalogue.actions(train)).drop_nulls("action")
     referenced = with_reference(acted, train)
     kept = referenced.filter(pl.col("reference_us").is_not_null())
@@ -144,9 +143,9 @@ def _training_rows(
     return kept, {
         "rows": frame.height,
         "unusable": frame.height - timed.height,
-        "interfered": timed.height - quiet.height,
-        "not_tuned": quiet.height - tuned.height,
-        "held_out": tuned.height - train.height,
+        "interfered": timed.height - alone.height,
+        "not_tuned": alone.height - asked.height,
+        "held_out": asked.height - train.height,
         "without_action": train.height - acted.height,
         "without_reward": referenced.height - kept.height,
         "reference_interpolated": between.height,

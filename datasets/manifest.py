@@ -8,7 +8,6 @@ Format history
     1 (0.1.0)  first.
 """
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ import polars as pl
 from pydantic import TypeAdapter, ValidationError
 
 from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.provenance import file_sha256
 from dynamiccl.errors import (
     ArtifactMismatch,
     CorruptFile,
@@ -29,6 +29,8 @@ from dynamiccl.errors import (
 FORMAT_VERSION: Final = 1
 MANIFEST_NAME: Final = "manifest.json"
 POLICY_NAME: Final = "policy.pt"
+#: Where the policy directory lies inside a run's artifacts.
+POLICY_FOLDER: Final = "policy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class Manifest:
     def write(self, directory: Path) -> Self:
         """Write it into `directory`, listing all other files there; return what was written."""
         files = {
-            str(path.relative_to(directory)): file_hash(path)
+            str(path.relative_to(directory)): file_sha256(path)
             for path in sorted(directory.rglob("*"))
             if path.is_file() and path != directory / MANIFEST_NAME
         }
@@ -153,7 +155,7 @@ class Manifest:
             path = directory / name
             if not path.is_file():
                 raise ArtifactMismatch(f"{directory} lacks {name}, which its manifest lists")
-            if file_hash(path) != digest:
+            if file_sha256(path) != digest:
                 raise ArtifactMismatch(
                     f"{path} is not the file that the manifest lists (SHA-256 differs); "
                     "export the artifact again"
@@ -170,6 +172,9 @@ class Manifest:
             )
 
 
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def find_policy_in(folder: Path) -> Path | None:
+    """The policy directory that `folder` is, or that lies in it as a run's; None when neither."""
+    for candidate in (folder, folder / POLICY_FOLDER):
+        if (candidate / MANIFEST_NAME).is_file():
+            return candidate
+    return None

@@ -1,16 +1,22 @@
 """Where a file comes from: commit, versions, host. It travels inside every file that we write."""
 
+import hashlib
 import platform
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import dynamiccl
 
 
+@cache
 def git_commit(folder: Path | None = None) -> str:
-    """Commit of the running source, '+dirty' when it was changed; 'unknown' outside git."""
+    """Commit of the running source, '+dirty' when it was changed; 'unknown' outside git.
+
+    Asked once a process: what runs was read when it started.
+    """
     root = folder or Path(dynamiccl.__file__).resolve().parent
     try:
         head = _git(root, "rev-parse", "HEAD")
@@ -27,15 +33,27 @@ def _git(root: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def provenance(tool: str, **facts: Any) -> dict[str, Any]:
-    """The record that is stored with a part: our version and commit, the host, and `facts`."""
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def program_record(tool: str, **facts: Any) -> dict[str, Any]:
+    """The record of what made a part: our version and commit, Python, platform, and `facts`.
+
+    It is the same wherever and however often the same program is run.
+    """
     return {
         "tool": tool,
         "dynamiccl_version": dynamiccl.__version__,
         "git_commit": git_commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "host": platform.node(),
-        "argv": sys.argv,
         **facts,
     }
+
+
+def run_record(tool: str, **facts: Any) -> dict[str, Any]:
+    """`program_record`, and where and how it was started."""
+    return program_record(tool, host=platform.node(), argv=sys.argv, **facts)

@@ -13,8 +13,8 @@ from typing import Final
 
 import polars as pl
 
-from dynamiccl.datasets.cells import usable
-from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET, TASK_COLUMNS
+from dynamiccl.datasets.cells import quiet, usable
+from dynamiccl.datasets.schema import DEFAULT_PROFILE, TASK_COLUMNS
 
 #: Where the default was measured for a size: one octave to each side at most.
 MAX_GAP_OCTAVES: Final = 1.0
@@ -49,9 +49,7 @@ def with_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
 
     `profile_default_us` is the default measured inside the row's own launch profile.
     """
-    defaults = usable(training).filter(
-        pl.col("is_default") & (pl.col("interference_kind") == QUIET)
-    )
+    defaults = quiet(usable(training)).filter(pl.col("is_default"))
     untouched = defaults.filter(pl.col("launch_profile") == DEFAULT_PROFILE)
     median = pl.col("time_us").median()
     same_run = untouched.group_by([*_REFERENCE_KEY, *_RUN]).agg(_same_us=median)

@@ -18,9 +18,8 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.cells import cell_times, independent, usable
-from dynamiccl.datasets.features import TUNED
-from dynamiccl.datasets.schema import QUIET, TASK_COLUMNS
+from dynamiccl.datasets.cells import cell_times, independent, quiet, tuned, usable
+from dynamiccl.datasets.schema import TASK_COLUMNS
 from dynamiccl.datasets.splits import Split, with_split
 
 #: Columns of the schema that describe where a task ran, besides those that identify it.
@@ -83,8 +82,7 @@ class TaskGrid:
 def task_grid(frame: pl.DataFrame, catalogue: Catalogue, splits: Sequence[Split]) -> TaskGrid:
     """The scored tasks of some splits of a data set, in a stable order."""
     wanted = [split.value for split in splits]
-    rows = with_split(frame.filter(pl.col("collective").is_in([c.wire for c in TUNED])))
-    rows = rows.filter(pl.col("split").is_in(wanted) & (pl.col("interference_kind") == QUIET))
+    rows = with_split(quiet(tuned(frame))).filter(pl.col("split").is_in(wanted))
     cells = cell_times(rows)
     cells = cells.with_columns(catalogue.actions(cells)).drop_nulls("action")
     tasks = _tasks(rows).join(_verdicts(cells), on=TASK_COLUMNS, how="inner", nulls_equal=True)
@@ -125,7 +123,7 @@ def cell_values(
     frame: pl.DataFrame, catalogue: Catalogue, grid: TaskGrid
 ) -> dict[tuple[int, int], npt.NDArray[np.float64]]:
     """Times in us of the independent repeats behind each measured (task, action), for bootstrap."""
-    rows = independent(frame.filter(pl.col("interference_kind") == QUIET))
+    rows = independent(quiet(frame))
     rows = rows.with_columns(catalogue.actions(rows)).drop_nulls("action")
     tasks = grid.tasks.select(TASK_COLUMNS).with_row_index("task")
     placed = rows.join(tasks, on=TASK_COLUMNS, nulls_equal=True)

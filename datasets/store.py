@@ -73,7 +73,7 @@ def write_part(
         ).drop_columns(list(PARTITION_COLUMNS))
         meta = dict(schema.metadata or {})
         meta[META_PROVENANCE] = json.dumps(dict(provenance), sort_keys=True).encode()
-        folder = directory / kind / f"system={system}" / f"sweep={sweep}"
+        folder = sweep_folder(directory, system, sweep, kind)
         paths.append(_write_atomically(part.replace_schema_metadata(meta), folder))
     return paths
 
@@ -91,6 +91,11 @@ def _write_atomically(part: pa.Table, folder: Path) -> Path:
 
 def _part_name(content: bytes) -> str:
     return f"part-{hashlib.sha256(content).hexdigest()[:16]}.parquet"
+
+
+def sweep_folder(directory: Path, system: str, sweep: str, kind: str = "measurements") -> Path:
+    """Where the parts of one sweep on one system lie."""
+    return directory / kind / f"system={system}" / f"sweep={sweep}"
 
 
 def part_paths(directory: Path, kind: str = "measurements") -> list[Path]:

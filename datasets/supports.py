@@ -9,10 +9,8 @@ from typing import Any, Final
 import polars as pl
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import usable
-from dynamiccl.datasets.features import TUNED
+from dynamiccl.datasets.cells import quiet, tuned, usable
 from dynamiccl.datasets.manifest import Support
-from dynamiccl.datasets.schema import QUIET
 from dynamiccl.datasets.scoring import ENVIRONMENT_COLUMNS
 from dynamiccl.datasets.splits import with_split
 
@@ -24,12 +22,7 @@ def find_supports(frame: pl.DataFrame, catalogue: Catalogue, noise: pl.DataFrame
 
     `noise` holds `noise_band` by NOISE_KEY.
     """
-    rows = usable(frame).filter(
-        (pl.col("interference_kind") == QUIET)
-        & pl.col("collective").is_in([c.wire for c in TUNED])
-        & pl.col("num_nodes").is_not_null()
-        & pl.col("ranks_per_node").is_not_null()
-    )
+    rows = tuned(quiet(usable(frame))).drop_nulls(["num_nodes", "ranks_per_node"])
     rows = rows.with_columns(catalogue.actions(rows)).drop_nulls("action")
     rows = with_split(rows).sort(_SHAPE)
     return [

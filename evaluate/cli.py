@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dynamiccl import cli
+from dynamiccl.train import DEFAULT_TRACKING_URI
 
 app = typer.Typer(
     help="Score policies against NCCL's default and simple baselines on held-out sizes.",
@@ -37,7 +38,7 @@ def report_command(
     out: Annotated[Path, typer.Option(help="Where results.parquet and report.html go.")],
     tracking_uri: Annotated[
         str, typer.Option(help="MLflow store that holds the run ids.")
-    ] = "sqlite:///mlflow.db",
+    ] = DEFAULT_TRACKING_URI,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON to stdout.")] = False,
 ) -> None:
     """Score policies on the test size bins, cold, against the measured oracle.

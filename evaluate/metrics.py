@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import NOISE_KEY
 from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.policies import Actions
@@ -61,13 +61,12 @@ def result_rows(
 ) -> pl.DataFrame:
     """One row per (task, policy): what was chosen, its time, regret, and the evidence behind it."""
     names = np.array([config.key for config in catalogue.configs])
-    best = np.nanargmin(grid.times_us, axis=1) if grid.tasks.height else np.zeros(0, np.int64)
-    repeated = _repeated(grid)
+    best = np.nanargmin(grid.times_us, axis=1)
     base = grid.tasks.with_columns(
         oracle_config=pl.Series(names[best]),
-        oracle_us=pl.Series(grid.oracle_us if grid.tasks.height else np.zeros(0)),
+        oracle_us=pl.Series(grid.oracle_us),
         default_us=pl.Series(grid.default_us),
-        evidence=pl.Series(np.where(repeated, INDEPENDENT, OPTIMISTIC)),
+        evidence=pl.Series(np.where(_repeated(grid), INDEPENDENT, OPTIMISTIC)),
         noise_band=pl.Series(
             [bands.get(key) for key in grid.tasks.select(NOISE_KEY).iter_rows()], dtype=pl.Float64
         ),
@@ -93,10 +92,10 @@ def summarise(
     band: float | None,
 ) -> list[Summary]:
     """Summaries of every policy on the tasks `rows` of a grid."""
-    intervals = _intervals(grid, rows, choices, values)
-    repeated = int(_repeated(grid)[rows].sum())
+    repeated = rows[_repeated(grid)[rows]]
+    intervals = _intervals(grid, repeated, choices, values)
     return [
-        _summary(grid, rows, name, actions, (intervals[name], repeated), band)
+        _summary(grid, rows, name, actions, (intervals[name], len(repeated)), band)
         for name, actions in choices.items()
     ]
 
@@ -122,7 +121,7 @@ def _summary(
         time_weighted=float(chosen.sum() / oracle.sum() - 1.0),
         interval=interval[0],
         tasks_with_interval=interval[1],
-        abstained=float((actions[rows] == 0).mean()),
+        abstained=float((actions[rows] == ABSTAIN_ACTION).mean()),
         slower_than_default=None if band is None else float((ratio > 1.0 + band).mean()),
     )
 
@@ -138,18 +137,18 @@ def _intervals(
     choices: Mapping[str, Actions],
     values: CellValues,
 ) -> dict[str, tuple[float, float] | None]:
-    usable = [int(row) for row in rows if _repeated(grid)[row]]
-    if not usable:
+    """Intervals over `rows`, tasks all of whose cells were repeated; None without any."""
+    if not len(rows):
         return dict.fromkeys(choices)
     random = np.random.default_rng(0)
     means: dict[str, npt.NDArray[np.float64]] = {n: np.zeros(_RESAMPLES) for n in choices}
-    for row in usable:
+    for row in map(int, rows):
         best = int(np.nanargmin(grid.times_us[row]))
         wanted = {best, *(int(actions[row]) for actions in choices.values())}
         medians = {action: _resampled_medians(values[row, action], random) for action in wanted}
         for name, actions in choices.items():
             means[name] += medians[int(actions[row])] / medians[best] - 1.0
-    low_high = {n: np.quantile(m / len(usable), [0.025, 0.975]) for n, m in means.items()}
+    low_high = {n: np.quantile(m / len(rows), [0.025, 0.975]) for n, m in means.items()}
     return {name: (float(ends[0]), float(ends[1])) for name, ends in low_high.items()}
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import polars as pl
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import NOISE_KEY, noise_bands, usable
-from dynamiccl.datasets.features import TUNED
+from dynamiccl.datasets.cells import NOISE_KEY, noise_bands, tuned, usable
 from dynamiccl.datasets.scoring import TaskGrid, cell_values, task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import content_hash, read
@@ -80,7 +79,7 @@ def make_report(data_dir: Path, policies: Sequence[tuple[str, Path]], out: Path)
     Raises what reading data and policies raises, and NotEnoughData when no task can be scored.
     """
     learned = [(name, TorchPolicy.load(path)) for name, path in policies]
-    frame = read(data_dir).filter(pl.col("collective").is_in([c.wire for c in TUNED]))
+    frame = tuned(read(data_dir))
     catalogue = Catalogue.from_frame(usable(frame))
     test = task_grid(frame, catalogue, [Split.TEST])
     if test.tasks.is_empty():

@@ -7,11 +7,12 @@ tables/         integer decision tables, one a system and communicator shape
 
 import shutil
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 from dynamiccl.datasets.features import WINDOW_LENGTH, feature_table, window_table
-from dynamiccl.datasets.manifest import MANIFEST_NAME, POLICY_NAME, Manifest, Support
+from dynamiccl.datasets.manifest import POLICY_NAME, Manifest, Support, find_policy_in
 from dynamiccl.errors import ArtifactMismatch, MissingPath, UnknownName, UserError
 from dynamiccl.serve.decide import make_table, table_supports
 from dynamiccl.serve.table import DecisionTable, relative_path
@@ -63,10 +64,9 @@ def find_policy(run: str, mlruns: Path) -> Path:
     Raises MissingPath.
     """
     folder = Path(run.removeprefix("file://"))
-    found = [folder, folder / "policy", *mlruns.glob(f"**/{run}/artifacts/policy")]
-    for candidate in found:
-        if (candidate / MANIFEST_NAME).is_file():
-            return candidate
+    candidates = chain([folder], mlruns.glob(f"**/{run}/artifacts"))
+    for found in filter(None, map(find_policy_in, candidates)):
+        return found
     raise MissingPath(
         "policy",
         folder,

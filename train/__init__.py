@@ -7,6 +7,10 @@ does not print its notice of retirement at every start.
 
 import os
 from importlib.util import find_spec
+from typing import Final
+
+#: MLflow's store where none is named; here, so that a command line need not import MLflow for it.
+DEFAULT_TRACKING_URI: Final = "sqlite:///mlflow.db"
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")

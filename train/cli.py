@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from dynamiccl import cli
+from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.recipes import RECIPES, make_recipe
 
 app = typer.Typer(
@@ -56,7 +57,7 @@ def fit_command(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting.")
     ] = None,
     experiment: Annotated[str, typer.Option(help="MLflow experiment.")] = "dynamiccl",
-    tracking_uri: Annotated[str, typer.Option(help="MLflow store.")] = "sqlite:///mlflow.db",
+    tracking_uri: Annotated[str, typer.Option(help="MLflow store.")] = DEFAULT_TRACKING_URI,
     seed: Annotated[int, typer.Option(help="Seed of weights and batches.", min=0)] = 0,
     as_json: _Json = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,

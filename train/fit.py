@@ -20,22 +20,20 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import dynamiccl
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.cells import NOISE_KEY, usable
+from dynamiccl.datasets.cells import NOISE_KEY, tuned, usable
 from dynamiccl.datasets.episodes import (
     Transitions,
-    training_noise,
     training_transitions,
     with_noise,
 )
 from dynamiccl.datasets.features import (
-    TUNED,
     WINDOW_LENGTH,
     Observations,
     cold_observations,
     feature_table,
     window_table,
 )
-from dynamiccl.datasets.manifest import POLICY_NAME, Manifest
+from dynamiccl.datasets.manifest import POLICY_FOLDER, POLICY_NAME, Manifest
 from dynamiccl.datasets.provenance import git_commit
 from dynamiccl.datasets.schema import SCHEMA_VERSION
 from dynamiccl.datasets.scoring import TaskGrid, task_grid
@@ -77,7 +75,6 @@ class _Data:
     frame: pl.DataFrame
     catalogue: Catalogue
     profiles: list[str]
-    noise: pl.DataFrame
     transitions: Transitions
     validation: TaskGrid
     observations: Observations
@@ -116,11 +113,12 @@ def fit(
 
 
 def _load(data_dir: Path, seed: int) -> _Data:
-    frame = read(data_dir).filter(pl.col("collective").is_in([c.wire for c in TUNED]))
+    everything = read(data_dir)
+    frame = tuned(everything)
     timed = usable(frame)
     catalogue = Catalogue.from_frame(timed)
     profiles = sorted(timed["launch_profile"].unique())
-    transitions = training_transitions(frame, catalogue, profiles, seed=seed)
+    transitions = training_transitions(everything, catalogue, profiles, seed=seed)
     validation = task_grid(frame, catalogue, [Split.VALIDATION])
     if validation.tasks.is_empty():
         raise NotEnoughData(
@@ -128,10 +126,10 @@ def _load(data_dir: Path, seed: int) -> _Data:
             "has the default and two forced configs measured; measure sizes in octaves 1, 5, 9, "
             "13, 17, 21, 25, 29 too (a sweep over all powers of two does)"
         )
-    noise = training_noise(frame)
-    observations = cold_observations(with_noise(validation.tasks, noise), profiles)
+    tasks = with_noise(validation.tasks, transitions.noise)
+    observations = cold_observations(tasks, profiles)
     digest = content_hash(data_dir)
-    return _Data(frame, catalogue, profiles, noise, transitions, validation, observations, digest)
+    return _Data(frame, catalogue, profiles, transitions, validation, observations, digest)
 
 
 def _seed_everything(seed: int) -> None:
@@ -151,7 +149,7 @@ def _train(
     algorithm.impl.q_function.load_state_dict(best.weights)
     algorithm.save(str(scratch / "checkpoints" / "best.d3"))
     margin, regret = _choose_margin(algorithm, data, recipe)
-    manifest = _export(_made(scratch / "policy"), algorithm, data, recipe, margin)
+    manifest = _export(_made(scratch / POLICY_FOLDER), algorithm, data, recipe, margin)
     (scratch / "recipe.json").write_text(json.dumps(recipe.to_json(), indent=1), encoding="utf-8")
     abstaining = np.full(data.validation.tasks.height, ABSTAIN_ACTION, dtype=np.int64)
     default = _mean_over_groups(data.validation, abstaining)
@@ -168,7 +166,7 @@ def _train(
         "train_seconds": seconds,
     }
     run.log_metrics(final, step=recipe.steps)
-    run.log_folder(scratch, "")
+    run.log_folder(scratch)
     return FitSummary(
         run_id=run.run_id,
         run_directory=str(run.directory or run.artifact_uri),
@@ -273,7 +271,7 @@ def _export(folder: Path, algorithm: Any, data: _Data, recipe: Recipe, margin: f
         window_features=window_table(),
         window_length=WINDOW_LENGTH,
         launch_profiles=data.profiles,
-        supports=find_supports(data.frame, data.catalogue, data.noise),
+        supports=find_supports(data.frame, data.catalogue, data.transitions.noise),
         min_size_bytes=int(timed["size_bytes"].min() or 0),  # type: ignore[arg-type]
         max_size_bytes=int(timed["size_bytes"].max() or 0),  # type: ignore[arg-type]
         nccl_versions=sorted(timed["nccl_version"].drop_nulls().unique()),

@@ -55,8 +55,14 @@ class SizeWaves(nn.Module):
         return torch.cat([torch.sin(angle_BN), torch.cos(angle_BN)], dim=1)
 
 
-class ObservationEncoder(Encoder):
-    """Standardise the context, flatten the window, and run both through one MLP."""
+class Trunk(nn.Module):
+    """Standardise the context, flatten the window, and run both through one MLP.
+
+    d3rlpy trains it inside `ObservationEncoder`; the exported policy holds it as it is.
+    """
+
+    context_mean: torch.Tensor
+    context_scale: torch.Tensor
 
     def __init__(
         self, window_shape: Sequence[int], context_size: int, hidden_sizes: Sequence[int]
@@ -73,19 +79,30 @@ class ObservationEncoder(Encoder):
             width = hidden
         self.layers = nn.Sequential(*layers)
 
+    def forward(self, window_BKW: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:
+        """Hidden features (B, H)."""
+        scaled_BF = (context_BF - self.context_mean) / self.context_scale
+        parts = [window_BKW.flatten(1), scaled_BF, self.waves(context_BF)]
+        return self.layers(torch.cat(parts, dim=1))  # type: ignore[no-any-return]
+
+
+class ObservationEncoder(Encoder):
+    """A trunk as d3rlpy wants it: one argument, the tuple (window_BKW, context_BF, mask_BA)."""
+
+    def __init__(self, trunk: Trunk) -> None:
+        """Wrap a trunk."""
+        super().__init__()
+        self.trunk = trunk
+
     def set_scaling(self, mean: torch.Tensor, scale: torch.Tensor) -> None:
         """Set the statistics (F,) of the training contexts; they travel with the weights."""
-        cast(torch.Tensor, self.context_mean).copy_(mean)
-        cast(torch.Tensor, self.context_scale).copy_(scale)
+        self.trunk.context_mean.copy_(mean)
+        self.trunk.context_scale.copy_(scale)
 
     def forward(self, observation: Any) -> torch.Tensor:
-        """Features (B, H) of a tuple (window_BKW, context_BF, mask_BA)."""
+        """Features (B, H); the mask is not looked at."""
         window_BKW, context_BF, _ = observation
-        mean = cast(torch.Tensor, self.context_mean)
-        scale = cast(torch.Tensor, self.context_scale)
-        scaled_BF = (context_BF - mean) / scale
-        parts = [window_BKW.flatten(1), scaled_BF, self.waves(context_BF)]
-        return cast(torch.Tensor, self.layers(torch.cat(parts, dim=1)))
+        return cast(torch.Tensor, self.trunk(window_BKW, context_BF))
 
 
 @dataclass()
@@ -97,7 +114,7 @@ class ObservationEncoderFactory(EncoderFactory):
     def create(self, observation_shape: Any) -> ObservationEncoder:
         """An encoder for the tuple observation [(K, W), (F,), (A,)]."""
         window_shape, context_shape, _ = observation_shape
-        return ObservationEncoder(window_shape, int(context_shape[0]), self.hidden_sizes)
+        return ObservationEncoder(Trunk(window_shape, int(context_shape[0]), self.hidden_sizes))
 
     @staticmethod
     def get_type() -> str:
@@ -105,22 +122,33 @@ class ObservationEncoderFactory(EncoderFactory):
         return "dynamiccl_observation"
 
 
+class LogTimeHead(nn.Module):
+    """Value and advantage heads; see the module's docstring."""
+
+    def __init__(self, hidden_size: int, action_size: int) -> None:
+        """Lay out both heads."""
+        super().__init__()
+        self.value = nn.Linear(hidden_size, 1)
+        self.advantage = nn.Linear(hidden_size, action_size)
+
+    def forward(self, hidden_BH: torch.Tensor) -> torch.Tensor:
+        """Z (B, A): predicted log of time over reference."""
+        advantage_BA = self.advantage(hidden_BH)
+        return self.value(hidden_BH) + advantage_BA - advantage_BA[:, 0:1]  # type: ignore[no-any-return]
+
+
 class LogTimeDuelingQFunction(DiscreteQFunction):
     """Dueling Q function whose heads predict log time; see the module's docstring."""
 
     def __init__(self, encoder: Encoder, hidden_size: int, action_size: int) -> None:
-        """Put a value and an advantage head on `encoder`."""
+        """Put a head on `encoder`."""
         super().__init__()
         self._encoder = encoder
-        self.value = nn.Linear(hidden_size, 1)
-        self.advantage = nn.Linear(hidden_size, action_size)
+        self.head = LogTimeHead(hidden_size, action_size)
 
     def log_time(self, observation: Any) -> torch.Tensor:
         """Z (B, A): predicted log of time over reference, mask not applied."""
-        hidden_BH = self._encoder(observation)
-        advantage_BA = self.advantage(hidden_BH)
-        z_BA = self.value(hidden_BH) + advantage_BA - advantage_BA[:, :1]
-        return cast(torch.Tensor, z_BA)
+        return cast(torch.Tensor, self.head(self._encoder(observation)))
 
     def forward(self, x: Any) -> QFunctionOutput:
         """Q values (B, A), masked actions at MASKED_Q."""

@@ -22,29 +22,18 @@ from dynamiccl.train.networks import (
 class PolicyMember(nn.Module):
     """One Q function of the ensemble as TorchScript takes it: (window, context) -> z (B, A)."""
 
-    context_mean: torch.Tensor
-    context_scale: torch.Tensor
-
     def __init__(self, q_func: LogTimeDuelingQFunction) -> None:
-        """Take over the weights and scaling of a trained Q function (not a copy)."""
+        """Take over trunk and head of a trained Q function (not a copy)."""
         super().__init__()
         encoder = q_func.encoder
         if not isinstance(encoder, ObservationEncoder):
             raise TypeError(f"cannot export an encoder of type {type(encoder).__name__}")
-        self.layers = encoder.layers
-        self.waves = encoder.waves
-        self.value = q_func.value
-        self.advantage = q_func.advantage
-        self.register_buffer("context_mean", encoder.context_mean)
-        self.register_buffer("context_scale", encoder.context_scale)
+        self.trunk = encoder.trunk
+        self.head = q_func.head
 
     def forward(self, window_BKW: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:
         """Predicted log of time over reference."""
-        scaled_BF = (context_BF - self.context_mean) / self.context_scale
-        parts = [window_BKW.flatten(1), scaled_BF, self.waves(context_BF)]
-        hidden_BH = self.layers(torch.cat(parts, dim=1))
-        advantage_BA = self.advantage(hidden_BH)
-        return self.value(hidden_BH) + advantage_BA - advantage_BA[:, 0:1]  # type: ignore[no-any-return]
+        return self.head(self.trunk(window_BKW, context_BF))  # type: ignore[no-any-return]
 
 
 class PolicyModule(nn.Module):

@@ -9,19 +9,17 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from urllib.parse import unquote, urlparse
 
 import mlflow
-from mlflow.entities import RunStatus
+from mlflow.entities import Param, RunStatus
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from dynamiccl.datasets.manifest import POLICY_FOLDER, find_policy_in
 from dynamiccl.errors import MissingPath, UserError
-
-DEFAULT_URI: Final = "sqlite:///mlflow.db"
-#: Where the policy lies inside a run's artifacts.
-POLICY_FOLDER: Final = "policy"
+from dynamiccl.train import DEFAULT_TRACKING_URI
 
 
 class Run:
@@ -35,8 +33,8 @@ class Run:
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Log parameters, as text."""
-        for name, value in params.items():
-            self._client.log_param(self.run_id, name, str(value)[:500])
+        entries = [Param(name, str(value)[:500]) for name, value in params.items()]
+        self._client.log_batch(self.run_id, params=entries)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Log metrics of one step."""
@@ -47,9 +45,9 @@ class Run:
         for name, value in tags.items():
             self._client.set_tag(self.run_id, name, value)
 
-    def log_folder(self, folder: Path, name: str) -> None:
-        """Copy a folder into the run's artifacts."""
-        self._client.log_artifacts(self.run_id, str(folder), name)
+    def log_folder(self, folder: Path) -> None:
+        """Copy what a folder holds into the run's artifacts."""
+        self._client.log_artifacts(self.run_id, str(folder))
 
     @property
     def directory(self) -> Path | None:
@@ -71,8 +69,8 @@ def start_run(tracking_uri: str, experiment: str, run_name: str) -> Iterator[Run
         run = client.create_run(experiment_id, run_name=run_name)
     except MlflowException as error:
         raise UserError(
-            f"cannot track in '{tracking_uri}': {error.message}; use {DEFAULT_URI} or the http "
-            "address of an MLflow server"
+            f"cannot track in '{tracking_uri}': {error.message}; use {DEFAULT_TRACKING_URI} or the "
+            "http address of an MLflow server"
         ) from error
     tracked = Run(client, run.info.run_id, run.info.artifact_uri)
     status = RunStatus.to_string(RunStatus.FAILED)
@@ -89,9 +87,9 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
     Raises MissingPath when it is none of them.
     """
     folder = Path(run_or_folder)
-    for candidate in (folder, folder / POLICY_FOLDER):
-        if (candidate / "manifest.json").is_file():
-            return candidate
+    found = find_policy_in(folder)
+    if found is not None:
+        return found
     if folder.exists():
         raise MissingPath("policy", folder, "give an MLflow run id, a run directory or an artifact")
     _quiet()

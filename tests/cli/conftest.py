@@ -15,12 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from dynamiccl.datasets import store
-from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.features import feature_table, window_table
-from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.schema import META_VERSION
-from dynamiccl.datasets.supports import find_supports
+from tests.policies import hand_made_manifest
 from tests.rows import default, forced, frame
 
 ROOT = Path(__file__).parents[2]
@@ -151,26 +148,8 @@ def policy_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *(default(size_bytes=1 << k) for k in (20, 22)),
         *(forced(a, "LL", size_bytes=1 << k) for a in ("Ring", "Tree") for k in (20, 22)),
     )
-    catalogue = Catalogue.from_frame(rows)
     noise = frame().select("system", "collective", noise_band="time_us")
-    Manifest(
-        recipe="hand-made",
-        catalogue=catalogue.to_json(),
-        features=feature_table(["default"]),
-        window_features=window_table(),
-        window_length=8,
-        launch_profiles=["default"],
-        supports=find_supports(rows, catalogue, noise),
-        min_size_bytes=1 << 20,
-        max_size_bytes=1 << 22,
-        nccl_versions=["2.27.5"],
-        abstain_margin=0.02,
-        data_hash="0",
-        git_commit="unknown",
-        dynamiccl_version="0.1.0",
-        schema_version=1,
-        created="2026-01-01",
-    ).write(folder)
+    hand_made_manifest(rows, noise).write(folder)
     return folder
 
 

@@ -8,7 +8,6 @@ import polars as pl
 import pytest
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.features import feature_table, window_table
 from dynamiccl.datasets.manifest import MANIFEST_NAME, Manifest, Support
 from dynamiccl.datasets.supports import find_supports
 from dynamiccl.errors import (
@@ -19,6 +18,7 @@ from dynamiccl.errors import (
     SchemaMismatch,
 )
 from dynamiccl.sizes import size_bin
+from tests.policies import hand_made_manifest
 from tests.rows import default, forced, frame
 
 NOISE = pl.DataFrame(
@@ -32,26 +32,7 @@ def supports(*rows: dict[str, Any]) -> list[Support]:
 
 
 def manifest() -> Manifest:
-    rows = frame(default(), forced("Ring", "LL"))
-    catalogue = Catalogue.from_frame(rows)
-    return Manifest(
-        recipe="hand-made",
-        catalogue=catalogue.to_json(),
-        features=feature_table(["default"]),
-        window_features=window_table(),
-        window_length=8,
-        launch_profiles=["default"],
-        supports=find_supports(rows, catalogue, NOISE),
-        min_size_bytes=1,
-        max_size_bytes=2,
-        nccl_versions=["2.27.5"],
-        abstain_margin=0.02,
-        data_hash="0",
-        git_commit="unknown",
-        dynamiccl_version="0.1.0",
-        schema_version=1,
-        created="2026-01-01",
-    )
+    return hand_made_manifest(frame(default(), forced("Ring", "LL")), NOISE)
 
 
 @pytest.fixture(name="policy")

@@ -9,6 +9,7 @@ from dynamiccl.train.networks import (
     LogTimeDuelingQFunction,
     LogTimeForwarder,
     ObservationEncoder,
+    Trunk,
 )
 from dynamiccl.train.policy_module import PolicyModule
 
@@ -17,7 +18,7 @@ BATCH, CALLS, WIDTH, FEATURES, ACTIONS = 6, 8, 3, NOISE_FEATURE + 5, 4
 
 def make_q_function(seed: int = 0) -> LogTimeDuelingQFunction:
     torch.manual_seed(seed)
-    encoder = ObservationEncoder((CALLS, WIDTH), FEATURES, [16])
+    encoder = ObservationEncoder(Trunk((CALLS, WIDTH), FEATURES, [16]))
     return LogTimeDuelingQFunction(encoder, 16, ACTIONS)
 
 
@@ -51,7 +52,7 @@ def test_value_head_is_the_value_of_abstaining() -> None:
     q_func = make_q_function()
     z = q_func.log_time(observation())
     hidden = q_func.encoder(observation())
-    torch.testing.assert_close(z[:, :1], q_func.value(hidden))
+    torch.testing.assert_close(z[:, :1], q_func.head.value(hidden))
 
 
 def test_all_zero_mask_of_a_terminal_row_gives_finite_loss_and_gradient() -> None:

@@ -1,0 +1,31 @@
+"""The manifest of a hand-made policy, for tests that need no trained one."""
+
+import polars as pl
+
+from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.features import feature_table, window_table
+from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.supports import find_supports
+
+
+def hand_made_manifest(rows: pl.DataFrame, noise: pl.DataFrame) -> Manifest:
+    """What training would write for measurement `rows`, noise bands by NOISE_KEY in `noise`."""
+    catalogue = Catalogue.from_frame(rows)
+    return Manifest(
+        recipe="hand-made",
+        catalogue=catalogue.to_json(),
+        features=feature_table(["default"]),
+        window_features=window_table(),
+        window_length=8,
+        launch_profiles=["default"],
+        supports=find_supports(rows, catalogue, noise),
+        min_size_bytes=1 << 20,
+        max_size_bytes=1 << 22,
+        nccl_versions=["2.27.5"],
+        abstain_margin=0.02,
+        data_hash="0",
+        git_commit="unknown",
+        dynamiccl_version="0.1.0",
+        schema_version=1,
+        created="2026-01-01",
+    )
