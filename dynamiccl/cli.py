@@ -21,6 +21,8 @@ _EXTRAS: Final = {
     "mlflow": "train",
     "torch": "train",
 }
+#: As shells count a program that SIGINT ended.
+_INTERRUPTED: Final = 130
 _log = logging.getLogger(__name__)
 
 
@@ -42,6 +44,9 @@ def run(app: Callable[[], Any]) -> None:
             file=sys.stderr,
         )
         sys.exit(MachineError.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(_INTERRUPTED)
     except BrokenPipeError:
         # The reader (head, less) went away: not a failure of ours.
         sys.stderr.close()

@@ -38,6 +38,7 @@ _UNDEFINED: Final = -1
 _COLLNET: Final = frozenset({Algorithm.CollNetDirect, Algorithm.CollNetChain})
 _NVLS: Final = frozenset({Algorithm.NVLS, Algorithm.NVLSTree})
 _INT_OUT: Final = ctypes.POINTER(ctypes.c_int)
+_SIZE_OUT: Final = ctypes.POINTER(ctypes.c_size_t)
 _LOGGER: Final = ctypes.CFUNCTYPE(
     None,
     ctypes.c_int,
@@ -78,7 +79,8 @@ def _struct_of(version: int) -> type[ctypes.Structure]:
         ("finalize", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)),
     ]
     if version >= 6:
-        fields.append(("get_chunk_size", ctypes.c_void_p))
+        part = (*ask[:3], ctypes.c_int, ctypes.c_int, ctypes.c_int, _SIZE_OUT)
+        fields.append(("get_chunk_size", ctypes.CFUNCTYPE(ctypes.c_int, *part)))
     return type(f"TunerV{version}", (ctypes.Structure,), {"_fields_": fields})
 
 
@@ -117,8 +119,8 @@ def nccl_choice(cost_table: CostTable) -> tuple[Algorithm, Protocol] | None:
 def expected_answer(config: Config | None, cost_table: CostTable, *, num_nodes: int) -> Answer:
     """What the plugin must answer (v3 to v6) when its table holds `config`: the law, in Python.
 
-    The same rules as `choose_cell` and `channels_for` in `serve/plugin/tuner.cpp`, written a second
-    time on purpose: the parity check compares the two.
+    The same rules as `choose_cell` and `channels_for` in `serve/plugin/choice.cpp`, written a
+    second time on purpose: the parity check compares the two.
     """
     untouched = _answer(cost_table, cost_table, 0)
     if config is None:
@@ -190,6 +192,7 @@ class Communicator:
             (0, ctypes.byref(num_channels)) if self._version >= 4 else (ctypes.byref(num_channels),)
         )
         self._check(
+            "getCollInfo",
             self._struct.ask(
                 self._context,
                 int(collective),
@@ -198,7 +201,7 @@ class Communicator:
                 after.ctypes.data,
                 *after.shape,
                 *tail,
-            )
+            ),
         )
         return _answer(before, after, num_channels.value)
 
@@ -215,9 +218,10 @@ class Communicator:
         num_channels = ctypes.c_int(0)
         outputs = [ctypes.byref(out) for out in (algorithm, protocol, num_channels)]
         self._check(
+            "getCollInfo",
             self._struct.ask(
                 self._context, int(collective), size_bytes, 0, int(nvls_support), 1, *outputs
-            )
+            ),
         )
         acted = (algorithm.value, protocol.value, num_channels.value) != (_UNDEFINED,) * 2 + (0,)
         return Answer(
@@ -228,10 +232,34 @@ class Communicator:
             None,
         )
 
+    def chunk_size(
+        self,
+        collective: Collective,
+        cell: tuple[Algorithm, Protocol],
+        own_bytes: int,
+        *,
+        part_bytes: int = 1 << 20,
+    ) -> int:
+        """One getChunkSize of v6, about a part of `part_bytes`; returns the chunk size in bytes.
+
+        `own_bytes` is NCCL's own. Raises ValueError on another version and PluginError when the
+        plugin returns an error.
+        """
+        if self._version < 6:
+            raise ValueError(f"tuner v{self._version} has no getChunkSize; use version 6")
+        chunk = ctypes.c_size_t(own_bytes)
+        self._check(
+            "getChunkSize",
+            self._struct.get_chunk_size(
+                self._context, int(collective), part_bytes, *map(int, cell), 1, ctypes.byref(chunk)
+            ),
+        )
+        return chunk.value
+
     @staticmethod
-    def _check(result: int) -> None:
+    def _check(function: str, result: int) -> None:
         if result != 0:
-            raise PluginError(f"the plugin's getCollInfo returned {result}; it may only return 0")
+            raise PluginError(f"the plugin's {function} returned {result}; it may only return 0")
 
 
 class TunerPlugin:
@@ -267,7 +295,8 @@ class TunerPlugin:
 
         `environment` is set around `init` only, the one time that the plugin reads it; None unsets.
         `ranks_per_domain` is (fewest, most) ranks in an NVLink domain, as v5 and v6 are told.
-        Raises PluginError when `init` returns an error.
+        Raises PluginError when `init` returns an error, with the lines that it logged: in sweep
+        mode alone it may (`serve/plugin/sweep.h`).
         """
         struct = self._structs[version]
         context = ctypes.c_void_p()
@@ -286,7 +315,8 @@ class TunerPlugin:
                 else struct.init(*shape, ctypes.byref(context))
             )
         if result != 0:
-            raise PluginError(f"the plugin's init returned {result}; it may only return 0")
+            said = "; ".join(communicator.lines) or "nothing"
+            raise PluginError(f"the plugin's init returned {result} and said: {said}")
         try:
             yield communicator
         finally:

@@ -46,15 +46,13 @@ from dynamiccl.nccl import (
     Protocol,
     invalid_reason,
 )
+from dynamiccl.schedule import fnv1a
 from dynamiccl.sizes import BINS_PER_OCTAVE, MAX_SIZE_BITS, size_bin
 
 MAGIC: Final = b"DCTABLE\0"
 FORMAT_VERSION: Final = 1
 #: Bins run from 0 to one below this: every size that has a bin at all.
 MAX_BINS: Final = size_bin((1 << MAX_SIZE_BITS) - 1) + 1
-#: FNV-1a, 64 bits (draft-eastlake-fnv): not a signature, only a guard against damaged files.
-FNV_OFFSET: Final = 0xCBF29CE484222325
-FNV_PRIME: Final = 0x100000001B3
 #: In an algorithm or protocol column: NCCL decides that knob itself.
 AUTO: Final = -1
 #: One decision. `num_channels` and `chunk_bytes` are 0 where NCCL decides; `act` is 0 to abstain.
@@ -93,18 +91,6 @@ def relative_path(system: str, num_nodes: int, num_ranks: int) -> str:
             "digits, '.', '_' and '-', and begin with a letter or digit"
         )
     return f"tables/{system}/nodes{num_nodes}_ranks{num_ranks}.dct"
-
-
-def fnv1a(data: bytes) -> int:
-    """64-bit FNV-1a hash of `data`.
-
-    >>> hex(fnv1a(b"a"))
-    '0xaf63dc4c8601ec8c'
-    """
-    digest = FNV_OFFSET
-    for byte in data:
-        digest = (digest ^ byte) * FNV_PRIME & 0xFFFF_FFFF_FFFF_FFFF
-    return digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

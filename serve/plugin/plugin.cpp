@@ -1,7 +1,8 @@
 // What NCCL sees: one struct per tuner ABI version, each a thin shell over Context.
 //
 // Here, and in nccl/tuner_abi.h, NCCL's own names are used. Every function returns ncclSuccess
-// whatever happens: any other value fails the collective or the communicator.
+// whatever happens: any other value fails the collective or the communicator. The one exception is
+// `init` in sweep mode, which means to fail a benchmark that could only hang or mislead.
 #include "nccl/tuner_abi.h"
 #include "tuner.h"
 
@@ -23,13 +24,19 @@ using dynamiccl::Context;
 
 constexpr char kName[] = "DynamICCL";
 
+ncclResult_t create(const Communicator& communicator, void** context) noexcept {
+  if (context == nullptr) return ncclSuccess;
+  Context* made = nullptr;
+  const ncclResult_t result = Context::create(communicator, &made);
+  *context = made;
+  return result;
+}
+
 /// v2, v3, v4: the context comes last.
 template <int version>
 ncclResult_t init(std::size_t nRanks, std::size_t nNodes, ncclDebugLogger_t logFunction,
                   void** context) noexcept {
-  if (context == nullptr) return ncclSuccess;
-  *context = Context::create(Communicator{version, nRanks, nNodes, logFunction, nullptr});
-  return ncclSuccess;
+  return create({version, nRanks, nNodes, logFunction, nullptr}, context);
 }
 
 /// v5, v6: the context comes first; the constants stay as NCCL made them.
@@ -38,9 +45,7 @@ ncclResult_t initWithDomains(void** context, std::uint64_t /*commId*/, std::size
                              std::size_t nNodes, ncclDebugLogger_t logFunction,
                              ncclNvlDomainInfo_v5_t* nvlDomainInfo,
                              ncclTunerConstants_v5_t* /*constants*/) noexcept {
-  if (context == nullptr) return ncclSuccess;
-  *context = Context::create(Communicator{version, nRanks, nNodes, logFunction, nvlDomainInfo});
-  return ncclSuccess;
+  return create({version, nRanks, nNodes, logFunction, nvlDomainInfo}, context);
 }
 
 ncclResult_t getCollInfo_v2(void* context, ncclFunc_t collType, std::size_t nBytes,
@@ -72,6 +77,14 @@ ncclResult_t getCollInfo_v4(void* context, ncclFunc_t collType, std::size_t nByt
                         nChannels);
 }
 
+/// v6. `nBytes` and `nChannels` are of one part of a collective: nothing to find the whole by.
+ncclResult_t getChunkSize(void* context, ncclFunc_t collType, std::size_t /*nBytes*/, int algo,
+                          int proto, int /*nChannels*/, std::size_t* chunkSize) noexcept {
+  if (context == nullptr || chunkSize == nullptr) return ncclSuccess;
+  static_cast<Context*>(context)->answer_chunk(collType, algo, proto, chunkSize);
+  return ncclSuccess;
+}
+
 ncclResult_t finalize(void* context) noexcept {
   Context::retire(static_cast<Context*>(context));
   return ncclSuccess;
@@ -83,7 +96,5 @@ const ncclTuner_v2_t ncclTunerPlugin_v2 = {kName, init<2>, getCollInfo_v2, final
 const ncclTuner_v3_t ncclTunerPlugin_v3 = {kName, init<3>, getCollInfo_v3, finalize};
 const ncclTuner_v4_t ncclTunerPlugin_v4 = {kName, init<4>, getCollInfo_v4, finalize};
 const ncclTuner_v5_t ncclTunerPlugin_v5 = {kName, initWithDomains<5>, getCollInfo_v4, finalize};
-// No getChunkSize: NCCL then keeps its own chunk. Tables already carry chunk_bytes; using it is a
-// later step, since NCCL asks per part of a collective and not per collective.
 const ncclTuner_v6_t ncclTunerPlugin_v6 = {kName, initWithDomains<6>, getCollInfo_v4, finalize,
-                                           nullptr};
+                                           getChunkSize};

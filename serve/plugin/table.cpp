@@ -1,31 +1,12 @@
 // Every byte of a table file is checked once, at load; the look-up then trusts it.
 #include "table.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <cstring>
+
+#include "file.h"
 
 namespace dynamiccl {
 namespace {
-
-/// Little-endian unsigned integer of `size` bytes at `bytes`, on any processor.
-std::uint64_t read_unsigned(const std::uint8_t* bytes, std::size_t size) noexcept {
-  std::uint64_t value = 0;
-  for (std::size_t i = 0; i < size; ++i) value |= std::uint64_t{bytes[i]} << (8 * i);
-  return value;
-}
-
-std::int32_t read_int32(const std::uint8_t* bytes) noexcept {
-  return static_cast<std::int32_t>(read_unsigned(bytes, 4));
-}
-
-std::uint64_t fnv1a(const std::uint8_t* bytes, std::size_t size) noexcept {
-  std::uint64_t digest = kFnvOffset;
-  for (std::size_t i = 0; i < size; ++i) digest = (digest ^ bytes[i]) * kFnvPrime;
-  return digest;
-}
 
 bool shape_is_sound(const DecisionTable& table) noexcept {
   return table.num_nodes >= 1 && table.ranks_per_node >= 1 &&
@@ -39,18 +20,6 @@ bool combination_exists(int collective, int algorithm, int protocol) noexcept {
   const bool* protocols = kValid[collective][algorithm];
   if (protocol != kAuto) return protocols[protocol];
   return protocols[kLL] || protocols[kLL128] || protocols[kSimple];
-}
-
-bool entry_is_sound(int collective, const Entry& entry) noexcept {
-  const bool in_range = entry.algorithm >= kAuto && entry.algorithm < kNumAlgorithms &&
-                        entry.protocol >= kAuto && entry.protocol < kNumProtocols &&
-                        entry.num_channels >= 0 && entry.num_channels <= kMaxChannels &&
-                        (entry.act == 0 || entry.act == 1) && entry.chunk_bytes >= 0;
-  if (!in_range) return false;
-  const bool sets_a_knob = entry.algorithm != kAuto || entry.protocol != kAuto ||
-                           entry.num_channels != 0 || entry.chunk_bytes != 0;
-  return sets_a_knob == (entry.act == 1) &&
-         combination_exists(collective, entry.algorithm, entry.protocol);
 }
 
 Entry read_entry(const std::uint8_t* bytes) noexcept {
@@ -76,37 +45,19 @@ const char* read_header(const std::uint8_t* bytes, std::size_t size,
   return shape_is_sound(*table) ? nullptr : "its shape is impossible";
 }
 
-/// Owns a file descriptor. No fstat: it is versioned in glibc, and would tie the plugin to 2.33.
-class File {
- public:
-  // Without O_NONBLOCK a FIFO that has no writer would block here for ever: a hang.
-  explicit File(const char* path) noexcept
-      : descriptor_(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY)) {}
-  ~File() {
-    if (descriptor_ >= 0) close(descriptor_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-
-  bool is_open() const noexcept { return descriptor_ >= 0; }
-
-  /// Reads up to `capacity` bytes; -1 on an error.
-  ssize_t read_all(std::uint8_t* buffer, std::size_t capacity) const noexcept {
-    std::size_t filled = 0;
-    while (filled < capacity) {
-      const ssize_t got = read(descriptor_, buffer + filled, capacity - filled);
-      if (got == 0) break;
-      if (got > 0) filled += static_cast<std::size_t>(got);
-      if (got < 0 && errno != EINTR) return -1;
-    }
-    return static_cast<ssize_t>(filled);
-  }
-
- private:
-  int descriptor_;
-};
-
 }  // namespace
+
+bool entry_is_sound(int collective, const Entry& entry) noexcept {
+  const bool in_range = entry.algorithm >= kAuto && entry.algorithm < kNumAlgorithms &&
+                        entry.protocol >= kAuto && entry.protocol < kNumProtocols &&
+                        entry.num_channels >= 0 && entry.num_channels <= kMaxChannels &&
+                        (entry.act == 0 || entry.act == 1) && entry.chunk_bytes >= 0;
+  if (!in_range) return false;
+  const bool sets_a_knob = entry.algorithm != kAuto || entry.protocol != kAuto ||
+                           entry.num_channels != 0 || entry.chunk_bytes != 0;
+  return sets_a_knob == (entry.act == 1) &&
+         combination_exists(collective, entry.algorithm, entry.protocol);
+}
 
 int size_bin(std::uint64_t size_bytes) noexcept {
   if (size_bytes == 0 || size_bytes >> kMaxSizeBits != 0) return -1;

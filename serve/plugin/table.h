@@ -14,7 +14,7 @@ struct Entry {
   std::int8_t protocol;      // kAuto: NCCL decides
   std::int8_t num_channels;  // 0: NCCL decides
   std::int8_t act;           // 0: abstain
-  std::int32_t chunk_bytes;  // 0: NCCL decides; not used yet, see plugin.cpp
+  std::int32_t chunk_bytes;  // 0: NCCL decides; used in sweep mode alone
 };
 
 /// About 10 KiB of plain numbers, without pointers, read-only once loaded.
@@ -27,6 +27,9 @@ struct DecisionTable {
   std::uint64_t checksum;
   Entry entries[kNumCollectives * kMaxBins];  // [collective][num_bins], row-major
 };
+
+/// Whether every number of `entry` is in the vocabulary, and NCCL has a kernel for it.
+bool entry_is_sound(int collective, const Entry& entry) noexcept;
 
 /// Quarter-octave bin of a size, bit for bit dynamiccl.sizes.size_bin; -1 where there is none.
 int size_bin(std::uint64_t size_bytes) noexcept;

@@ -3,7 +3,6 @@
 
 #include <time.h>
 
-#include <algorithm>
 #include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
@@ -19,19 +18,20 @@ constexpr std::size_t kMaxLineBytes = kMaxPathBytes + 512;
 constexpr std::uint32_t kClosing = 1U << 31;  // in Context::calls_; the other bits count calls
 constexpr int kRetireTries = 200;
 constexpr long kRetirePauseNs = 1'000'000;
-constexpr int kMostAlgorithms = 16;  // NCCL has 7; anything above this is not a cost table
 
-/// Formats a line and hands it to NCCL as one %s, so that no other varargs cross the boundary.
-__attribute__((format(printf, 2, 3))) void say(ncclDebugLogger_t logger, const char* format,
+/// Formats a line and hands it to NCCL as one %s, so that no other varargs cross the boundary. NCCL
+/// repeats the latest warning in its error report.
+__attribute__((format(printf, 3, 4))) void say(const Communicator& communicator,
+                                               ncclDebugLogLevel level, const char* format,
                                                ...) noexcept {
-  if (logger == nullptr) return;
+  if (communicator.logger == nullptr) return;
   char line[kMaxLineBytes];
   va_list arguments;
   va_start(arguments, format);
   const int length = std::vsnprintf(line, sizeof line, format, arguments);
   va_end(arguments);
   if (length >= 0) {
-    logger(NCCL_LOG_INFO, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__, "%s", line);
+    communicator.logger(level, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__, "%s", line);
   }
 }
 
@@ -90,39 +90,19 @@ const char* load_for(const Communicator& communicator, char (&path)[kMaxPathByte
   return nullptr;
 }
 
-bool is_collnet(int algorithm) noexcept {
-  return algorithm == kCollNetDirect || algorithm == kCollNetChain;
-}
-
-bool is_nvls(int algorithm) noexcept { return algorithm == kNVLS || algorithm == kNVLSTree; }
-
-/// The knob's values to try: all `count` of them, or one.
-struct Range {
-  int first;
-  int last;
-};
-
-Range range_of(int knob, int count) noexcept {
-  return knob == kAuto ? Range{0, count - 1} : Range{knob, knob};
-}
-
-/// A cost's order as an integer: the bits of floats from 0.0 up sort as the floats do, and those of
-/// infinities, NaNs and negative numbers (-1.0: not available) all lie at kNoPrice and above. So
-/// one comparison does for "available" and "cheaper", without a branch to mispredict.
-using Price = std::uint32_t;
-constexpr Price kNoPrice = 0x7f800000;  // infinity
-static_assert(kCostIgnore < 0.0F && sizeof(float) == sizeof(Price), "see above");
-
-Price price_of(float cost) noexcept {
-  Price bits;
-  std::memcpy(&bits, &cost, sizeof bits);
-  return bits == 0x80000000 ? 0 : bits;  // -0.0
-}
-
-float cost_of(Price price) noexcept {
-  float cost;
-  std::memcpy(&cost, &price, sizeof cost);
-  return cost;
+/// Loads what a sweep is to play; null on success, else why the communicator must not come to be.
+/// What fails here on one rank alone would hang all of them later.
+const char* load_sweep(const Communicator& communicator, const char* path,
+                       Player* player) noexcept {
+  if (communicator.abi_version == 2) return "sweep mode needs NCCL 2.22 or later";
+  if (path == nullptr) return "DYNAMICCL_SCHEDULE is not set";
+  const char* hash = value_of("DYNAMICCL_SCHEDULE_HASH");
+  if (hash == nullptr) return "DYNAMICCL_SCHEDULE_HASH is not set";
+  const char* reason = player->load(path, hash, communicator.num_ranks, communicator.num_nodes);
+  if (reason != nullptr) return reason;
+  // Played without them, its measurements would be of something else than they say.
+  const bool chunks_are_lost = player->schedule().sets_chunks && communicator.abi_version < 6;
+  return chunks_are_lost ? "its chunk sizes need NCCL 2.30 or later" : nullptr;
 }
 
 /// Whether 2.21, which checks nothing, can run this everywhere that its table was measured.
@@ -137,24 +117,82 @@ bool runs_without_cost_table(const Entry& entry, int num_nodes, int nvls_support
 
 }  // namespace
 
-Context* Context::create(const Communicator& communicator) noexcept {
-  // malloc and placement: plain `new` would need the C++ runtime, and can throw.
-  void* memory = std::malloc(sizeof(Context));
-  Context* context = memory != nullptr ? new (memory) Context : nullptr;
+ncclResult_t Context::create(const Communicator& communicator, Context** context) noexcept {
+  *context = nullptr;
+  const char* mode = value_of("DYNAMICCL_MODE");
+  if (mode == nullptr || std::strcmp(mode, "table") == 0) {
+    *context = create_for_table(communicator);
+    return ncclSuccess;
+  }
+  if (std::strcmp(mode, "sweep") == 0) {
+    *context = create_for_sweep(communicator);
+    return *context != nullptr ? ncclSuccess : ncclInvalidUsage;
+  }
+  say(communicator, NCCL_LOG_INFO,
+      "DYNAMICCL: %zu ranks on %zu nodes: NCCL's own choice stands: DYNAMICCL_MODE is '%s'; choose "
+      "from table, sweep",
+      communicator.num_ranks, communicator.num_nodes, mode);
+  return ncclSuccess;
+}
+
+Context* Context::create_for_table(const Communicator& communicator) noexcept {
+  Context* context = allocate();
   char path[kMaxPathBytes] = "";
   const char* reason =
       context != nullptr ? load_for(communicator, path, &context->table_) : "memory is short";
   if (reason == nullptr) {
-    say(communicator.logger,
+    say(communicator, NCCL_LOG_INFO,
         "DYNAMICCL: %zu ranks on %zu nodes: decisions from %s (hash %016" PRIx64 ", tuner v%d)",
         communicator.num_ranks, communicator.num_nodes, path, context->table_.checksum,
         communicator.abi_version);
     return context;
   }
-  std::free(memory);
-  say(communicator.logger, "DYNAMICCL: %zu ranks on %zu nodes: NCCL's own choice stands: %s%s%s",
-      communicator.num_ranks, communicator.num_nodes, path, path[0] != '\0' ? ": " : "", reason);
+  destroy(context);
+  say(communicator, NCCL_LOG_INFO,
+      "DYNAMICCL: %zu ranks on %zu nodes: NCCL's own choice stands: %s%s%s", communicator.num_ranks,
+      communicator.num_nodes, path, path[0] != '\0' ? ": " : "", reason);
   return nullptr;
+}
+
+Context* Context::create_for_sweep(const Communicator& communicator) noexcept {
+  Context* context = allocate();
+  const char* path = value_of("DYNAMICCL_SCHEDULE");
+  const char* reason =
+      context != nullptr ? load_sweep(communicator, path, &context->player_) : "memory is short";
+  if (reason != nullptr) {
+    destroy(context);
+    say(communicator, NCCL_LOG_WARN, "DYNAMICCL: %zu ranks on %zu nodes: cannot sweep: %s%s%s",
+        communicator.num_ranks, communicator.num_nodes, path != nullptr ? path : "",
+        path != nullptr ? ": " : "", reason);
+    return nullptr;
+  }
+  Player& player = context->player_;
+  const char* report = value_of("DYNAMICCL_SWEEP_REPORT");
+  if (report != nullptr) {
+    if (const char* problem = player.report_to(report)) {
+      say(communicator, NCCL_LOG_WARN, "DYNAMICCL: %zu ranks on %zu nodes: no sweep report: %s: %s",
+          communicator.num_ranks, communicator.num_nodes, report, problem);
+    }
+  }
+  say(communicator, NCCL_LOG_INFO,
+      "DYNAMICCL: %zu ranks on %zu nodes: plays %d blocks from %s (hash %016" PRIx64
+      ", tuner v%d)%s%s",
+      communicator.num_ranks, communicator.num_nodes, player.schedule().num_blocks, path,
+      player.schedule().checksum, communicator.abi_version, player.reports() ? ", reports to " : "",
+      player.reports() ? report : "");
+  return context;
+}
+
+Context* Context::allocate() noexcept {
+  // malloc and placement: plain `new` would need the C++ runtime, and can throw.
+  void* memory = std::malloc(sizeof(Context));
+  return memory != nullptr ? new (memory) Context : nullptr;
+}
+
+void Context::destroy(Context* context) noexcept {
+  if (context == nullptr) return;
+  context->~Context();
+  std::free(context);
 }
 
 void Context::retire(Context* context) noexcept {
@@ -162,8 +200,7 @@ void Context::retire(Context* context) noexcept {
   context->calls_.fetch_or(kClosing, std::memory_order_acq_rel);
   for (int i = 0; i < kRetireTries; ++i) {
     if (context->calls_.load(std::memory_order_acquire) == kClosing) {
-      context->~Context();
-      std::free(context);
+      destroy(context);
       return;
     }
     const timespec pause = {0, kRetirePauseNs};
@@ -172,59 +209,26 @@ void Context::retire(Context* context) noexcept {
 }
 
 Context::Call::Call(Context* context) noexcept
+    : Call(context, context->calls_.fetch_add(1, std::memory_order_acquire)) {}
+
+Context::Call::Call(Context* context, std::uint32_t calls_before) noexcept
     : calls_(context->calls_),
-      entered_((calls_.fetch_add(1, std::memory_order_acquire) & kClosing) == 0) {}
+      entered_((calls_before & kClosing) == 0),
+      alone_(calls_before == 0) {}
 
 Context::Call::~Call() { calls_.fetch_sub(1, std::memory_order_release); }
 
-int choose_cell(const Entry& entry, const CostTable& costs) noexcept {
-  if (entry.algorithm >= costs.num_algorithms) return -1;
-  Price prices[kMostAlgorithms * kNumProtocols];
-  Price cheapest_ring = kNoPrice, cheapest_other = kNoPrice;
-  for (int a = 0; a < costs.num_algorithms; ++a) {
-    Price& cheapest = a == kRing ? cheapest_ring : cheapest_other;
-    for (int cell = a * kNumProtocols; cell < (a + 1) * kNumProtocols; ++cell) {
-      prices[cell] = price_of(costs.cells[cell]);
-      cheapest = std::min(cheapest, prices[cell]);
-    }
-  }
-  const bool ring_is_relegated =
-      cost_of(cheapest_ring) >= kRelegatedCostRatio * cost_of(cheapest_other);
-
-  const Range algorithms = range_of(entry.algorithm, costs.num_algorithms);
-  const Range protocols = range_of(entry.protocol, kNumProtocols);
-  int chosen = -1;
-  Price price = kNoPrice;
-  for (int a = algorithms.first; a <= algorithms.last; ++a) {
-    if (a == kRing && ring_is_relegated) continue;
-    for (int p = protocols.first; p <= protocols.last; ++p) {
-      const int cell = a * kNumProtocols + p;
-      if (prices[cell] < price) {
-        chosen = cell;
-        price = prices[cell];
-      }
-    }
-  }
-  // A free cell before ours would win NCCL's tie, and the channels would then be another's.
-  bool loses_the_tie = false;
-  for (int cell = 0; cell < chosen; ++cell) loses_the_tie |= prices[cell] == 0;
-  return loses_the_tie ? -1 : chosen;
-}
-
 void Context::answer(int collective, std::size_t size_bytes, const CostTable& costs,
                      int* num_channels) noexcept {
-  if (costs.num_protocols != kNumProtocols || costs.num_algorithms < 1 ||
-      costs.num_algorithms > kMostAlgorithms) {
-    return;
-  }
   const Call call(this);
-  const Entry* entry = call.entered() ? lookup(table_, collective, size_bytes) : nullptr;
-  if (entry == nullptr) return;
-  const int cell = choose_cell(*entry, costs);
-  if (cell < 0) return;
-  costs.cells[cell] = 0.0F;
-  const int channels = channels_for(*entry, cell / costs.num_protocols);
-  if (channels > 0) *num_channels = channels;
+  if (!call.entered()) return;
+  if (player_.is_loaded()) {
+    // NCCL uses a communicator from one thread at a time. Were it not so, nobody could count.
+    if (!call.alone()) return player_.stop();
+    return player_.answer(collective, size_bytes, costs, num_channels);
+  }
+  const Entry* entry = lookup(table_, collective, size_bytes);
+  if (entry != nullptr && is_sound(costs)) force(*entry, table_.num_nodes, costs, num_channels);
 }
 
 void Context::answer_v2(int collective, std::size_t size_bytes, int nvls_support, int* algorithm,
@@ -234,16 +238,16 @@ void Context::answer_v2(int collective, std::size_t size_bytes, int nvls_support
   if (entry == nullptr || !runs_without_cost_table(*entry, table_.num_nodes, nvls_support)) return;
   *algorithm = entry->algorithm;
   *protocol = entry->protocol;
-  const int channels = channels_for(*entry, entry->algorithm);
+  const int channels = channels_for(*entry, entry->algorithm, table_.num_nodes);
   if (channels > 0) *num_channels = channels;
 }
 
-int Context::channels_for(const Entry& entry, int algorithm) const noexcept {
-  // These use the number unclamped, and more than the communicator has is out of range
-  // (`src/enqueue.cc`, scheduleCollTasksToPlan). An algorithm newer than we are is not risked.
-  const bool unclamped = is_collnet(algorithm) || algorithm >= kNumAlgorithms ||
-                         (is_nvls(algorithm) && table_.num_nodes > 1);
-  return unclamped ? 0 : entry.num_channels;
+void Context::answer_chunk(int collective, int algorithm, int protocol,
+                           std::size_t* chunk_bytes) noexcept {
+  const Call call(this);
+  if (!call.entered() || !player_.is_loaded()) return;
+  if (!call.alone()) return player_.stop();
+  player_.answer_chunk(collective, algorithm, protocol, chunk_bytes);
 }
 
 }  // namespace dynamiccl

@@ -5,7 +5,13 @@
 // answers, so all ranks must answer alike: a decision depends on the call's arguments, the table
 // and which cells are available, and never on time, on a rank's own state or on chance.
 //
+// That is table mode. Sweep mode (sweep.h) is for benchmarks alone, and there the first sentence
+// does not hold: a schedule that cannot be played fails the communicator at once, on purpose, since
+// ranks that disagree would hang it later.
+//
 // Environment (read once per communicator, at its creation):
+//   DYNAMICCL_MODE      `table`, or `sweep`, which reads the variables in sweep.h and none of those
+//                       below. Default: table. Anything else: abstain.
 //   DYNAMICCL_ARTIFACT  directory of the deployed artifact. Default: none, abstain.
 //   DYNAMICCL_SYSTEM    the system's name, [a-z0-9._-]: which tables in it are for this machine.
 //                       Default: none, abstain. `dynamiccl-deploy env ARTIFACT` prints it.
@@ -17,7 +23,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "choice.h"
 #include "nccl/tuner_abi.h"
+#include "sweep.h"
 #include "table.h"
 
 namespace dynamiccl {
@@ -31,18 +39,6 @@ struct Communicator {
   const ncclNvlDomainInfo_v5_t* domains;  // null before v5
 };
 
-/// NCCL's cost table: flat float[num_algorithms][num_protocols], microseconds, -1.0 = unavailable.
-struct CostTable {
-  float* cells;
-  int num_algorithms;
-  int num_protocols;
-};
-
-/// The cell that `entry` asks for, as algorithm x num_protocols + protocol, or -1 to abstain. An
-/// AUTO knob takes NCCL's own cheapest among the cells that match. If the cell returned is set to
-/// 0.0, NCCL's argmin is that cell.
-int choose_cell(const Entry& entry, const CostTable& costs) noexcept;
-
 /// Opaque to NCCL, which holds it as `void*`; a null one is a communicator that abstains.
 class Context {
  public:
@@ -55,14 +51,19 @@ class Context {
     Call& operator=(const Call&) = delete;
     /// False when the context is being retired: then nothing may be answered.
     bool entered() const noexcept { return entered_; }
+    /// Whether no other call was inside when this one came.
+    bool alone() const noexcept { return alone_; }
 
    private:
+    Call(Context* context, std::uint32_t calls_before) noexcept;
     std::atomic<std::uint32_t>& calls_;
     const bool entered_;
+    const bool alone_;
   };
 
-  /// Load the table of a communicator. Null when it abstains; either way one line says why.
-  static Context* create(const Communicator& communicator) noexcept;
+  /// Make the context of a communicator, null when it abstains; either way one line says why.
+  /// Returns an error in sweep mode alone.
+  static ncclResult_t create(const Communicator& communicator, Context** context) noexcept;
 
   /// Give a context back. ncclCommAbort calls this from another thread while a call may be inside
   /// `answer` (`src/init.cc`): it waits for such calls, and rather leaks than frees under one.
@@ -77,13 +78,19 @@ class Context {
   void answer_v2(int collective, std::size_t size_bytes, int nvls_support, int* algorithm,
                  int* protocol, int* num_channels) noexcept;
 
+  /// v6: lower the chunk size of a part of a collective; or touch nothing. Sweep mode alone does.
+  void answer_chunk(int collective, int algorithm, int protocol, std::size_t* chunk_bytes) noexcept;
+
  private:
   Context() = default;
-  /// The channels to ask for with `algorithm`; 0 leaves them to NCCL.
-  int channels_for(const Entry& entry, int algorithm) const noexcept;
+  static Context* allocate() noexcept;
+  static void destroy(Context* context) noexcept;
+  static Context* create_for_table(const Communicator& communicator) noexcept;
+  static Context* create_for_sweep(const Communicator& communicator) noexcept;
 
-  DecisionTable table_;
   std::atomic<std::uint32_t> calls_{0};
+  Player player_;        // loaded in sweep mode only
+  DecisionTable table_;  // loaded in table mode only
 };
 
 }  // namespace dynamiccl

@@ -1,5 +1,6 @@
 """The built plugin, called from Python and by its own C++ tests; no NCCL and no GPU."""
 
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,18 @@ def test_needs_the_c_library_alone(plugin_path: Path) -> None:
     assert set(needed) <= {"libc.so.6", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
     assert "NODELETE" in listed
     assert "NOW" in listed
+
+
+def test_needs_no_symbol_newer_than_glibc_2_28(plugin_path: Path) -> None:
+    listed = subprocess.run(
+        ["readelf", "--version-info", "--wide", str(plugin_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    needed = re.findall(r"Name: GLIBC_(\d+)\.(\d+)", listed)
+    assert needed
+    assert max((int(major), int(minor)) for major, minor in needed) <= (2, 28)
 
 
 def test_holds_no_path_of_this_machine(plugin_path: Path) -> None:

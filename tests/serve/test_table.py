@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from dynamiccl.errors import CorruptFile, MissingPath, UserError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
+from dynamiccl.schedule import fnv1a
 from dynamiccl.serve.table import (
     ENTRY,
     HEADER_BYTES,
     MAX_BINS,
     MAX_FILE_BYTES,
     DecisionTable,
-    fnv1a,
     relative_path,
 )
 from dynamiccl.sizes import bin_center_bytes, size_bin

@@ -11,15 +11,15 @@
 
 extern "C" {
 
-// `src/nccl.h.in`. Any other value fails the collective in every version: the call is wrapped in
-// NCCLCHECK, whatever the header's comment says, so there is nothing else that we may return.
-enum ncclResult_t : int { ncclSuccess = 0 };
+// `src/nccl.h.in`. Any other value than success fails the collective in every version, or, from
+// `init`, the communicator: the calls are wrapped in NCCLCHECK, whatever the header's comment says.
+enum ncclResult_t : int { ncclSuccess = 0, ncclInvalidUsage = 5 };
 
 // `src/include/nccl_common.h`. An int, not an enum, since NCCL may one day pass a new value.
 typedef int ncclFunc_t;
 
 // `src/include/nccl_common.h`; the levels and subsystem bits that we use.
-enum ncclDebugLogLevel : int { NCCL_LOG_INFO = 3 };
+enum ncclDebugLogLevel : int { NCCL_LOG_WARN = 2, NCCL_LOG_INFO = 3 };
 enum ncclDebugLogSubSys : unsigned long { NCCL_INIT = 0x1, NCCL_TUNING = 0x40 };
 typedef void (*ncclDebugLogger_t)(ncclDebugLogLevel level, unsigned long flags, const char* file,
                                   int line, const char* format, ...);

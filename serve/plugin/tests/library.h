@@ -16,6 +16,9 @@
 /// Logger of the tests: keeps the lines of the calling thread.
 inline thread_local std::vector<std::string> t_lines;
 
+/// What the calling thread's latest `init` returned.
+inline thread_local ncclResult_t t_init_result = ncclSuccess;
+
 inline void keep_line(ncclDebugLogLevel, unsigned long, const char*, int, const char* format, ...) {
   char line[8192];
   va_list arguments;
@@ -62,16 +65,28 @@ class Library {
              ncclNvlDomainInfo_v5_t* domains = nullptr,
              ncclDebugLogger_t logger = keep_line) const {
     void* context = nullptr;
-    if (version == 2) at<ncclTuner_v2_t>(2)->init(num_ranks, num_nodes, logger, &context);
-    if (version == 3) at<ncclTuner_v3_t>(3)->init(num_ranks, num_nodes, logger, &context);
-    if (version == 4) at<ncclTuner_v4_t>(4)->init(num_ranks, num_nodes, logger, &context);
+    ncclResult_t& result = t_init_result;
+    if (version == 2) result = at<ncclTuner_v2_t>(2)->init(num_ranks, num_nodes, logger, &context);
+    if (version == 3) result = at<ncclTuner_v3_t>(3)->init(num_ranks, num_nodes, logger, &context);
+    if (version == 4) result = at<ncclTuner_v4_t>(4)->init(num_ranks, num_nodes, logger, &context);
     if (version == 5) {
-      at<ncclTuner_v5_t>(5)->init(&context, 7, num_ranks, num_nodes, logger, domains, nullptr);
+      result =
+          at<ncclTuner_v5_t>(5)->init(&context, 7, num_ranks, num_nodes, logger, domains, nullptr);
     }
     if (version == 6) {
-      at<ncclTuner_v6_t>(6)->init(&context, 7, num_ranks, num_nodes, logger, domains, nullptr);
+      result =
+          at<ncclTuner_v6_t>(6)->init(&context, 7, num_ranks, num_nodes, logger, domains, nullptr);
     }
     return context;
+  }
+
+  /// v6's getChunkSize for one part of a collective; `own` is NCCL's chunk in bytes.
+  std::size_t chunk(void* context, int collective, int algorithm, int protocol,
+                    std::size_t own) const {
+    const auto* tuner = at<ncclTuner_v6_t>(6);
+    const ncclResult_t result =
+        tuner->getChunkSize(context, collective, 1 << 18, algorithm, protocol, 1, &own);
+    return result == ncclSuccess ? own : 0;
   }
 
   Call ask(int version, void* context, Call call) const {

@@ -52,6 +52,7 @@ class ArtifactDirectory {
     std::filesystem::create_directories(root_ + "/tables/test");
     setenv("DYNAMICCL_ARTIFACT", root_.c_str(), 1);
     setenv("DYNAMICCL_SYSTEM", "test", 1);
+    unsetenv("DYNAMICCL_MODE");
     unsetenv("NCCL_ALGO");
     unsetenv("NCCL_PROTO");
   }

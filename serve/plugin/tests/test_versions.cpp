@@ -190,9 +190,38 @@ void null_pointers(const Library& library) {
   CHECK(v2->getCollInfo(context, 4, 1 << 20, 0, 0, 1, nullptr, nullptr, nullptr) == ncclSuccess);
   CHECK(v2->init(8, 1, keep_line, nullptr) == ncclSuccess);
   CHECK(v6->init(nullptr, 7, 8, 1, keep_line, nullptr, nullptr) == ncclSuccess);
-  CHECK(v6->getChunkSize == nullptr);
+  CHECK(v6->getChunkSize(context, 4, 1 << 20, 1, 2, 1, nullptr) == ncclSuccess);
   CHECK(number == 0);
   library.finalize(6, context);
+}
+
+/// Tables carry chunk sizes, and table mode does not use them.
+void chunk_sizes(const Library& library, const ArtifactDirectory& artifact) {
+  artifact.write(1, 8, table_of(1, 8, {kRing, kSimple, 8, 1, 1 << 16}));
+  void* context = library.init(6, 8, 1);
+  CHECK(forced(Call(), library.ask(6, context, Call()), 5, 8));
+  CHECK(library.chunk(context, kAllReduce, kRing, kSimple, 1 << 19) == 1 << 19);
+  CHECK(library.chunk(nullptr, kAllReduce, kRing, kSimple, 1 << 19) == 1 << 19);
+  library.finalize(6, context);
+}
+
+void modes(const Library& library, const ArtifactDirectory& artifact) {
+  artifact.write(1, 8, table_of(1, 8, {kRing, kSimple, 8, 1, 0}));
+  for (const int version : {2, 3, 4, 5, 6}) {
+    for (const char* mode : {"", "table"}) {
+      setenv("DYNAMICCL_MODE", mode, 1);
+      void* context = library.init(version, 8, 1);
+      CHECK(context != nullptr && t_init_result == ncclSuccess);
+      library.finalize(version, context);
+    }
+    setenv("DYNAMICCL_MODE", "Sweep", 1);
+    t_lines.clear();
+    CHECK(library.init(version, 8, 1) == nullptr && t_init_result == ncclSuccess);
+    CHECK(t_lines.size() == 1);
+    CHECK(t_lines[0].find("DYNAMICCL_MODE is 'Sweep'; choose from table, sweep") !=
+          std::string::npos);
+    unsetenv("DYNAMICCL_MODE");
+  }
 }
 
 bool chose(const Call& after, int algorithm, int protocol, int num_channels) {
@@ -247,6 +276,8 @@ int main(int, char** arguments) {
   channels_left_to_nccl(library, artifact);
   strange_arguments(library, artifact);
   null_pointers(library);
+  chunk_sizes(library, artifact);
+  modes(library, artifact);
   version_2(library, artifact);
   version_2_respects_the_user(library, artifact);
   return g_failures;

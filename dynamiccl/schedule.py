@@ -1,0 +1,390 @@
+r"""The schedule that the tuner plugin plays in sweep mode, and its report of what it played.
+
+One nccl-tests process measures a whole grid. Per communicator it makes, in this order (nccl-tests
+2.16 and later, `src/common.cu`): the warm-up, a few calls of some sizes each; then for each cycle
+of `-N`, for each size, out-of-place and then in-place: one synchronising call, n timed calls, c
+check calls. A *block* is one (cycle, size): all its calls get one Config, and the warm-up gets
+NCCL's own choice. Every rank plays the same file, so every rank answers alike.
+
+Schedule file, all numbers little-endian, packed:
+
+    offset  bytes  field
+    0       8      magic "DCSCHED\0"
+    8       4      uint32 format version
+    12      4      int32 num_nodes          NCCL's own nNodes
+    16      4      int32 num_ranks
+    20      4      int32 collective         dynamiccl.nccl.Collective
+    24      4      int32 halves
+    28      4      int32 calls_per_half
+    32      4      int32 number of warm-up runs
+    36      4      int32 number of sizes
+    40      4      int32 number of cycles
+    44      4      int32 number of configs
+    48      ...    warm-up runs: uint64 nBytes, uint64 calls
+    ...     ...    sizes: uint64 nBytes
+    ...     ...    configs, each once: int8 algorithm, protocol (-1: AUTO), num_channels, act,
+                   int32 chunk_bytes (0: NCCL decides); act is 0 for ABSTAIN alone
+    ...     ...    blocks [cycle][size]: uint16 index of a config
+    end-8   8      uint64 FNV-1a of every byte before it
+
+Report file, which one rank of a launch writes while it plays (`serve/plugin/report.h`):
+
+    0       8      magic "DCPLAYS\0"
+    8       4      uint32 format version
+    12      4      int32 number of blocks
+    16      8      uint64 checksum of the schedule
+    24      8      uint64 calls counted
+    32      8      uint64 the call that did not fit, from 1; 0 when all did
+    40      8      uint64 nBytes expected there
+    48      8      uint64 nBytes found there
+    56      4      int32 collective found there
+    60      4      zero
+    64      ...    chunk sizes [block]: uint32
+    ...     ...    states [block]: uint8, see BlockState
+
+Format history of both: 1, the first.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import chain
+from typing import Final, Self
+
+from dynamiccl.errors import CorruptFile, InvalidSweep
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol, invalid_reason
+from dynamiccl.sizes import MAX_SIZE_BITS
+
+SCHEDULE_MAGIC: Final = b"DCSCHED\0"
+SCHEDULE_VERSION: Final = 1
+REPORT_MAGIC: Final = b"DCPLAYS\0"
+REPORT_VERSION: Final = 1
+#: The plugin refuses a schedule with more. 2^20 blocks are 512 configs x 40 sizes x 51 repeats.
+MAX_BLOCKS: Final = 1 << 20
+MAX_CONFIGS: Final = 1 << 12
+MAX_SIZES: Final = 1 << 12
+MAX_WARMUP_RUNS: Final = 1 << 12
+#: Of one half of a block, or of one warm-up run.
+MAX_CALLS: Final = 1 << 24
+#: FNV-1a, 64 bits (draft-eastlake-fnv): not a signature, only a guard against damaged files.
+FNV_OFFSET: Final = 0xCBF29CE484222325
+FNV_PRIME: Final = 0x100000001B3
+_AUTO: Final = -1
+_INT32_MAX: Final = (1 << 31) - 1
+_HEADER: Final = struct.Struct("<8sI9i")
+_RUN: Final = struct.Struct("<QQ")
+_SIZE: Final = struct.Struct("<Q")
+_CONFIG: Final = struct.Struct("<4bi")
+_BLOCK: Final = struct.Struct("<H")
+_CHECKSUM: Final = struct.Struct("<Q")
+_REPORT: Final = struct.Struct("<8sIi5Qi4x")
+_CHUNK: Final = struct.Struct("<I")
+SCHEDULE_HEADER_BYTES: Final = _HEADER.size
+REPORT_HEADER_BYTES: Final = _REPORT.size
+MAX_SCHEDULE_BYTES: Final = (
+    _HEADER.size
+    + MAX_WARMUP_RUNS * _RUN.size
+    + MAX_SIZES * _SIZE.size
+    + MAX_CONFIGS * _CONFIG.size
+    + MAX_BLOCKS * _BLOCK.size
+    + _CHECKSUM.size
+)
+
+
+class BlockState(IntEnum):
+    """What became of one block."""
+
+    NOT_REACHED = 0
+    #: The schedule asks for NCCL's own choice.
+    ABSTAINED = 1
+    #: Every call so far got the block's config.
+    PLAYED = 2
+    #: NCCL's cost table has no cell that the config could win; NCCL's own choice ran.
+    UNAVAILABLE = 3
+    #: Some calls got the config and some did not.
+    MIXED = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Which Config each call of one nccl-tests process gets.
+
+    Sizes are NCCL's nBytes: element size x count, x ranks for AllGather and ReduceScatter, which is
+    nccl-tests' size column. Raises InvalidSweep when built from what the plugin would refuse.
+    """
+
+    collective: Collective
+    num_ranks: int
+    num_nodes: int
+    #: (nBytes, calls) of each run of equal calls before the first block; NCCL's own choice.
+    warmup: tuple[tuple[int, int], ...]
+    #: 2: out-of-place and in-place; 1 where a benchmark has no in-place half.
+    halves: int = 2
+    #: 1 synchronising + n timed + c check calls.
+    calls_per_half: int
+    sizes: tuple[int, ...]
+    #: Shape [cycle][size]; ABSTAIN is NCCL's own choice.
+    cycles: tuple[tuple[Config, ...], ...]
+
+    def __post_init__(self) -> None:
+        problems = _count_problems(self) + _grid_problems(self) + _config_problems(self)
+        if problems:
+            raise InvalidSweep(problems[0])
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the order of nccl-tests' rows: cycle by cycle, each through all sizes."""
+        return len(self.cycles) * len(self.sizes)
+
+    @property
+    def num_calls(self) -> int:
+        """Calls of the warm-up and of all blocks: what a communicator makes from start to end."""
+        warmup = sum(calls for _, calls in self.warmup)
+        return warmup + self.num_blocks * self.halves * self.calls_per_half
+
+    @property
+    def content_hash(self) -> str:
+        """What DYNAMICCL_SCHEDULE_HASH must say: the file's checksum, 16 hexadecimal digits."""
+        return f"{_CHECKSUM.unpack(self.to_bytes()[-_CHECKSUM.size :])[0]:016x}"
+
+    def to_bytes(self) -> bytes:
+        """The file's bytes; equal schedules give equal bytes."""
+        blocks = list(chain.from_iterable(self.cycles))
+        index = {config: number for number, config in enumerate(dict.fromkeys(blocks))}
+        counts = (len(self.warmup), len(self.sizes), len(self.cycles), len(index))
+        shape = (self.num_nodes, self.num_ranks, self.collective, self.halves, self.calls_per_half)
+        data = b"".join(
+            (
+                _HEADER.pack(SCHEDULE_MAGIC, SCHEDULE_VERSION, *shape, *counts),
+                *(_RUN.pack(*run) for run in self.warmup),
+                struct.pack(f"<{len(self.sizes)}Q", *self.sizes),
+                *map(_packed, index),
+                struct.pack(f"<{len(blocks)}H", *map(index.__getitem__, blocks)),
+            )
+        )
+        return data + _CHECKSUM.pack(fnv1a(data))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, where: str = "the schedule") -> Self:
+        """Read a schedule file's bytes; raises CorruptFile, naming `where`, for anything odd."""
+        reason = _frame_problem(data)
+        if reason is None:
+            try:
+                schedule = cls._decoded(data)
+            except (InvalidSweep, ValueError, IndexError) as error:
+                reason = str(error)
+            else:
+                if schedule.to_bytes() == data:
+                    return schedule
+                reason = "its configs are not in the order in which they are first played"
+        raise CorruptFile(f"{where} is not a usable schedule: {reason}; write it again")
+
+    @classmethod
+    def _decoded(cls, data: bytes) -> Self:
+        _, _, num_nodes, num_ranks, collective, halves, calls, *counts = _HEADER.unpack_from(data)
+        num_runs, num_sizes, num_cycles, num_configs = counts
+        parts, offset = [], _HEADER.size
+        for count, item in zip(
+            (num_runs, num_sizes, num_configs, num_sizes * num_cycles),
+            (_RUN, _SIZE, _CONFIG, _BLOCK),
+            strict=True,
+        ):
+            end = offset + count * item.size
+            parts.append(tuple(item.iter_unpack(data[offset:end])))
+            offset = end
+        runs, sizes, configs, blocks = parts
+        catalogue = [_unpacked(*fields) for fields in configs]
+        played = [catalogue[block[0]] for block in blocks]
+        return cls(
+            collective=Collective(collective),
+            num_ranks=num_ranks,
+            num_nodes=num_nodes,
+            warmup=runs,
+            halves=halves,
+            calls_per_half=calls,
+            sizes=tuple(size for (size,) in sizes),
+            cycles=tuple(
+                tuple(played[first : first + num_sizes])
+                for first in range(0, len(played), num_sizes)
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayReport:
+    """What the plugin played, as one rank saw it; written while it plays, so a kill leaves it.
+
+    A copy of the ranks' common course: all see the same sizes and the same available cells.
+    """
+
+    #: As `Schedule.content_hash`.
+    schedule_hash: str
+    #: Exact once the communicator was freed; before that as of the last call that is not timed.
+    calls: int
+    #: One for each block, in block order.
+    states: tuple[BlockState, ...]
+    #: Smallest chunk size in bytes that NCCL was given in each block; 0: NCCL kept its own.
+    chunk_bytes: tuple[int, ...]
+    #: The call, counted from 1, that was not the one expected: from it on nothing was played.
+    stopped_at_call: int | None = None
+    expected_bytes: int | None = None
+    found_bytes: int | None = None
+    #: `ncclFunc_t` of that call.
+    found_collective: int | None = None
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, where: str = "the sweep report") -> Self:
+        """Read a report file's bytes; raises CorruptFile, naming `where`, for anything odd."""
+        reason = _report_problem(data)
+        if reason is not None:
+            raise CorruptFile(
+                f"{where} is not a usable sweep report: {reason}; run the launch again"
+            )
+        _, _, num_blocks, digest, calls, stopped, expected, found, collective = _REPORT.unpack_from(
+            data
+        )
+        states_at = _REPORT.size + num_blocks * _CHUNK.size
+        return cls(
+            schedule_hash=f"{digest:016x}",
+            calls=calls,
+            states=tuple(map(BlockState, data[states_at:])),
+            chunk_bytes=struct.unpack(f"<{num_blocks}I", data[_REPORT.size : states_at]),
+            stopped_at_call=stopped or None,
+            expected_bytes=expected if stopped else None,
+            found_bytes=found if stopped else None,
+            found_collective=collective if stopped else None,
+        )
+
+
+def fnv1a(data: bytes) -> int:
+    """64-bit FNV-1a hash of `data`.
+
+    >>> hex(fnv1a(b"a"))
+    '0xaf63dc4c8601ec8c'
+    """
+    digest = FNV_OFFSET
+    for byte in data:
+        digest = (digest ^ byte) * FNV_PRIME & 0xFFFF_FFFF_FFFF_FFFF
+    return digest
+
+
+def _packed(config: Config) -> bytes:
+    return _CONFIG.pack(
+        _AUTO if config.algorithm is None else config.algorithm,
+        _AUTO if config.protocol is None else config.protocol,
+        config.num_channels or 0,
+        config != ABSTAIN,
+        config.chunk_bytes or 0,
+    )
+
+
+def _unpacked(algorithm: int, protocol: int, channels: int, act: int, chunk_bytes: int) -> Config:
+    """Raises ValueError for numbers that are in no vocabulary."""
+    config = Config(
+        None if algorithm == _AUTO else Algorithm(algorithm),
+        None if protocol == _AUTO else Protocol(protocol),
+        channels or None,
+        chunk_bytes or None,
+    )
+    if act != (config != ABSTAIN):
+        raise ValueError("a config acts if, and only if, it sets a knob")
+    return config
+
+
+def _frame_problem(data: bytes) -> str | None:
+    """What is wrong with the bytes around the numbers, or None."""
+    if len(data) < _HEADER.size + _CHECKSUM.size:
+        return f"{len(data)} bytes are too few"
+    magic, version, *_, num_runs, num_sizes, num_cycles, num_configs = _HEADER.unpack_from(data)
+    if (magic, version) != (SCHEDULE_MAGIC, SCHEDULE_VERSION):
+        return f"it does not begin with DCSCHED and format version {SCHEDULE_VERSION}"
+    length = (
+        _HEADER.size
+        + num_runs * _RUN.size
+        + num_sizes * (_SIZE.size + num_cycles * _BLOCK.size)
+        + num_configs * _CONFIG.size
+        + _CHECKSUM.size
+    )
+    if min(num_runs, num_sizes - 1, num_cycles - 1, num_configs - 1) < 0 or len(data) != length:
+        return f"{len(data)} bytes do not fit its header"
+    if _CHECKSUM.unpack(data[-_CHECKSUM.size :])[0] != fnv1a(data[: -_CHECKSUM.size]):
+        return "its checksum does not match"
+    return None
+
+
+def _report_problem(data: bytes) -> str | None:
+    if len(data) < _REPORT.size:
+        return f"{len(data)} bytes are too few"
+    magic, version, num_blocks, *_ = _REPORT.unpack_from(data)
+    if not any(magic):
+        return "the plugin had only begun it"
+    if (magic, version) != (REPORT_MAGIC, REPORT_VERSION):
+        return f"it does not begin with DCPLAYS and format version {REPORT_VERSION}"
+    if num_blocks < 1 or len(data) != _REPORT.size + num_blocks * (_CHUNK.size + 1):
+        return f"{len(data)} bytes do not fit {num_blocks} blocks"
+    states = data[_REPORT.size + num_blocks * _CHUNK.size :]
+    return f"{max(states)} is no block state" if max(states) > max(BlockState) else None
+
+
+def _count_problems(schedule: Schedule) -> list[str]:
+    nodes, ranks = schedule.num_nodes, schedule.num_ranks
+    bounds = (
+        ("num_ranks", ranks, 1, _INT32_MAX),
+        ("num_nodes", nodes, 1, max(1, ranks)),
+        ("halves", schedule.halves, 1, 2),
+        ("calls_per_half", schedule.calls_per_half, 1, MAX_CALLS),
+        ("the number of warm-up runs", len(schedule.warmup), 0, MAX_WARMUP_RUNS),
+        ("the number of sizes", len(schedule.sizes), 1, MAX_SIZES),
+        ("the number of cycles", len(schedule.cycles), 1, MAX_BLOCKS),
+        *(("the calls of a warm-up run", calls, 1, MAX_CALLS) for _, calls in schedule.warmup),
+        *(
+            ("a size in bytes", size, 1, (1 << MAX_SIZE_BITS) - 1)
+            for size in (*schedule.sizes, *(size for size, _ in schedule.warmup))
+        ),
+    )
+    return [
+        f"a schedule with {name} {value} cannot be played; choose from {low} to {high}"
+        for name, value, low, high in bounds
+        if not low <= value <= high
+    ]
+
+
+def _grid_problems(schedule: Schedule) -> list[str]:
+    num_sizes = len(schedule.sizes)
+    problems = [
+        f"cycle {number} of a schedule has {len(cycle)} configs for {num_sizes} sizes; give each "
+        "cycle one config for each size, ABSTAIN where NCCL is to choose"
+        for number, cycle in enumerate(schedule.cycles)
+        if len(cycle) != num_sizes
+    ]
+    if schedule.num_blocks > MAX_BLOCKS:
+        problems.append(
+            f"a schedule of {schedule.num_blocks} blocks cannot be played; cut its cycles into "
+            f"launches of at most {MAX_BLOCKS} blocks"
+        )
+    return problems
+
+
+def _config_problems(schedule: Schedule) -> list[str]:
+    configs = set(chain.from_iterable(schedule.cycles))
+    collective = schedule.collective
+    problems = []
+    if not collective.tunable:
+        tuned = ", ".join(one.wire for one in Collective if one.tunable)
+        problems.append(f"NCCL asks no tuner about {collective.wire}; choose from {tuned}")
+    if len(configs) > MAX_CONFIGS:
+        problems.append(
+            f"a schedule of {len(configs)} distinct configs cannot be played; spread them over "
+            f"launches of at most {MAX_CONFIGS}"
+        )
+    for config in sorted(configs, key=lambda one: one.key):
+        reason = _config_reason(config, schedule)
+        if reason is not None:
+            problems.append(f"config {config.key} cannot be played: {reason}; take it out")
+    return problems
+
+
+def _config_reason(config: Config, schedule: Schedule) -> str | None:
+    if config.chunk_bytes is not None and not 1 <= config.chunk_bytes <= _INT32_MAX:
+        return f"a chunk of {config.chunk_bytes} bytes is outside 1..{_INT32_MAX}"
+    return invalid_reason(config, schedule.collective, num_nodes=schedule.num_nodes)

@@ -1,0 +1,64 @@
+// What loaders of small binary files share: read whole, little-endian, checksummed.
+#pragma once
+
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "vocabulary.h"
+
+namespace dynamiccl {
+
+/// Little-endian unsigned integer of `size` bytes at `bytes`, on any processor.
+inline std::uint64_t read_unsigned(const std::uint8_t* bytes, std::size_t size) noexcept {
+  std::uint64_t value = 0;
+  for (std::size_t i = 0; i < size; ++i) value |= std::uint64_t{bytes[i]} << (8 * i);
+  return value;
+}
+
+inline std::int32_t read_int32(const std::uint8_t* bytes) noexcept {
+  return static_cast<std::int32_t>(read_unsigned(bytes, 4));
+}
+
+/// 64-bit FNV-1a.
+inline std::uint64_t fnv1a(const std::uint8_t* bytes, std::size_t size) noexcept {
+  std::uint64_t digest = kFnvOffset;
+  for (std::size_t i = 0; i < size; ++i) digest = (digest ^ bytes[i]) * kFnvPrime;
+  return digest;
+}
+
+/// Owns a file descriptor. No fstat: it is versioned in glibc, and would tie the plugin to 2.33.
+class File {
+ public:
+  // Without O_NONBLOCK a FIFO that has no writer would block here for ever: a hang.
+  explicit File(const char* path, int flags = O_RDONLY | O_NONBLOCK) noexcept
+      : descriptor_(open(path, flags | O_CLOEXEC | O_NOCTTY, 0644)) {}
+  ~File() {
+    if (descriptor_ >= 0) close(descriptor_);
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  bool is_open() const noexcept { return descriptor_ >= 0; }
+  int descriptor() const noexcept { return descriptor_; }
+
+  /// Reads up to `capacity` bytes; -1 on an error.
+  ssize_t read_all(std::uint8_t* buffer, std::size_t capacity) const noexcept {
+    std::size_t filled = 0;
+    while (filled < capacity) {
+      const ssize_t got = read(descriptor_, buffer + filled, capacity - filled);
+      if (got == 0) break;
+      if (got > 0) filled += static_cast<std::size_t>(got);
+      if (got < 0 && errno != EINTR) return -1;
+    }
+    return static_cast<ssize_t>(filled);
+  }
+
+ private:
+  int descriptor_;
+};
+
+}  // namespace dynamiccl

@@ -1,0 +1,90 @@
+// Sweep mode: play a schedule, call by call, inside one benchmark process.
+//
+// This is for benchmarks, whose calls are known beforehand, and never for a job. All ranks hold the
+// same schedule and see the same calls, so counting them is enough to agree; should a call not be
+// the one expected, every rank sees that at the same call, and every rank stops playing for good.
+//
+// Environment (read once per communicator, at its creation; DYNAMICCL_MODE is in tuner.h):
+//   DYNAMICCL_SCHEDULE       path of the schedule (dynamiccl/schedule.py writes it).
+//   DYNAMICCL_SCHEDULE_HASH  its hash, 16 hexadecimal digits, from the launcher: a stale copy on
+//   one
+//                            node would make that node's ranks play something else.
+//   DYNAMICCL_SWEEP_REPORT   path of the report, which must not exist yet; of all ranks that see
+//   the
+//                            path, the one that creates it reports. Default: none.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "choice.h"
+#include "report.h"
+#include "schedule.h"
+
+namespace dynamiccl {
+
+/// One communicator's way through a schedule. Calls must not overlap.
+class Player {
+ public:
+  Player() = default;
+  ~Player() { report_.set_calls(calls_); }
+  Player(const Player&) = delete;
+  Player& operator=(const Player&) = delete;
+
+  /// Load the schedule at `path` for a communicator. Null on success, else why it must not be
+  /// played. `hash` is what the launcher says that the file's checksum is.
+  const char* load(const char* path, const char* hash, std::size_t num_ranks,
+                   std::size_t num_nodes) noexcept;
+
+  /// Report to the file at `path`, unless another rank does. Null on success, else why not.
+  const char* report_to(const char* path) noexcept {
+    return report_.create(path, schedule_.num_blocks, schedule_.checksum);
+  }
+
+  bool is_loaded() const noexcept { return schedule_.num_blocks > 0; }
+  bool reports() const noexcept { return report_.is_open(); }
+  const Schedule& schedule() const noexcept { return schedule_; }
+
+  /// Count a getCollInfo and give it what its block is to run, or touch nothing.
+  void answer(int collective, std::size_t size_bytes, const CostTable& costs,
+              int* num_channels) noexcept;
+
+  /// A getChunkSize: give the block's chunk size when the question surely is about its call.
+  void answer_chunk(int collective, int algorithm, int protocol, std::size_t* chunk_bytes) noexcept;
+
+  /// Never play again. The one function that may be called during another.
+  void stop() noexcept { playing_.store(false, std::memory_order_relaxed); }
+
+ private:
+  bool begin_call() noexcept;
+  bool begin_segment() noexcept;
+  void stop_at(int collective, std::size_t size_bytes) noexcept;
+  BlockState play(const CostTable& costs, int* num_channels) noexcept;
+  void note(BlockState state) noexcept;
+
+  Schedule schedule_;
+  Report report_;
+  std::atomic<bool> playing_{false};
+  std::uint64_t calls_ = 0;
+
+  // The warm-up run or block in which the next call is.
+  std::uint64_t calls_left_ = 0;
+  std::uint64_t expected_bytes_ = 0;
+  std::int32_t warmup_run_ = 0;  // the next one
+  std::int32_t block_ = -1;      // -1: in the warm-up
+  std::int32_t size_ = 0;        // of block_, an index
+  const Entry* config_ = nullptr;
+  BlockState state_ = kNotReached;
+  // The block before.
+  std::uint64_t previous_bytes_ = 0;
+  BlockState previous_state_ = kNotReached;
+
+  // The latest call, for the getChunkSize calls that may follow it.
+  std::uint32_t questions_ = 0;  // getCollInfo calls since the last run of getChunkSize calls
+  bool chunks_asked_ = false;    // such a run has begun
+  std::int32_t cell_ = -1;
+  std::int32_t chunk_bytes_ = 0;
+};
+
+}  // namespace dynamiccl

@@ -1,0 +1,236 @@
+import dataclasses
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamiccl.errors import CorruptFile, InvalidSweep
+from dynamiccl.nccl import (
+    ABSTAIN,
+    MAX_CHANNELS,
+    VALID_PROTOCOLS,
+    Algorithm,
+    Collective,
+    Config,
+    Protocol,
+)
+from dynamiccl.schedule import (
+    MAX_BLOCKS,
+    MAX_CONFIGS,
+    MAX_SCHEDULE_BYTES,
+    MAX_SIZES,
+    REPORT_HEADER_BYTES,
+    REPORT_MAGIC,
+    BlockState,
+    PlayReport,
+    Schedule,
+    fnv1a,
+)
+
+RING = Config(Algorithm.Ring, Protocol.LL128, 8)
+TREE = Config(Algorithm.Tree, Protocol.Simple, 4, 1 << 16)
+GOOD = Schedule(
+    collective=Collective.AllReduce,
+    num_ranks=16,
+    num_nodes=2,
+    warmup=((1024, 5), (2048, 5)),
+    calls_per_half=22,
+    sizes=(1024, 4096),
+    cycles=((RING, ABSTAIN), (TREE, RING), (ABSTAIN, TREE)),
+)
+
+
+@st.composite
+def configs(draw: st.DrawFn, collective: Collective, num_nodes: int) -> Config:
+    existing = [a for a in VALID_PROTOCOLS[collective] if a != Algorithm.NVLSTree or num_nodes > 1]
+    algorithm = draw(st.sampled_from([None, *existing]))
+    protocols = Protocol if algorithm is None else sorted(VALID_PROTOCOLS[collective][algorithm])
+    return Config(
+        algorithm,
+        draw(st.sampled_from([None, *protocols])),
+        draw(st.none() | st.integers(1, MAX_CHANNELS)),
+        draw(st.none() | st.integers(1, (1 << 31) - 1)),
+    )
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    collective = draw(st.sampled_from([one for one in Collective if one.tunable]))
+    num_nodes = draw(st.integers(1, 600))
+    size = st.integers(1, (1 << 62) - 1)
+    sizes = draw(st.lists(size, min_size=1, max_size=6))
+    some = draw(st.lists(configs(collective, num_nodes), min_size=1, max_size=8))
+    cycle = st.tuples(*[st.sampled_from(some)] * len(sizes))
+    return Schedule(
+        collective=collective,
+        num_ranks=num_nodes * draw(st.integers(1, 72)),
+        num_nodes=num_nodes,
+        warmup=tuple(draw(st.lists(st.tuples(size, st.integers(1, 1 << 24)), max_size=6))),
+        halves=draw(st.integers(1, 2)),
+        calls_per_half=draw(st.integers(1, 1 << 24)),
+        sizes=tuple(sizes),
+        cycles=tuple(draw(st.lists(cycle, min_size=1, max_size=9))),
+    )
+
+
+@given(schedule=schedules())
+def test_round_trip(schedule: Schedule) -> None:
+    data = schedule.to_bytes()
+    again = Schedule.from_bytes(data)
+    assert again == schedule
+    assert again.to_bytes() == data
+    assert again.content_hash == schedule.content_hash
+
+
+def test_layout_is_what_is_written_down() -> None:
+    data = GOOD.to_bytes()
+    assert data[:8] == b"DCSCHED\0"
+    assert struct.unpack_from("<10i", data, 8) == (1, 2, 16, 4, 2, 22, 2, 2, 3, 3)
+    assert struct.unpack_from("<6Q", data, 48) == (1024, 5, 2048, 5, 1024, 4096)
+    catalogue = [struct.unpack_from("<4bi", data, 96 + 8 * i) for i in range(3)]
+    assert catalogue == [(1, 1, 8, 1, 0), (-1, -1, 0, 0, 0), (0, 2, 4, 1, 1 << 16)]
+    assert struct.unpack_from("<6H", data, 120) == (0, 1, 2, 0, 1, 2)
+    assert struct.unpack_from("<Q", data, 132) == (fnv1a(data[:132]),)
+    assert len(data) == 140
+    assert f"{fnv1a(data[:132]):016x}" == GOOD.content_hash
+
+
+def test_counts_follow_the_benchmark() -> None:
+    assert GOOD.num_blocks == 6
+    assert GOOD.num_calls == 10 + 6 * 2 * 22
+
+
+def test_a_large_grid_stays_small() -> None:
+    many = [
+        Config(Algorithm.Ring, protocol, channels, chunk)
+        for protocol in Protocol
+        for channels in range(1, 65)
+        for chunk in (None, 1 << 17, 1 << 18)
+    ][:512]
+    cycles = tuple(tuple(many[(c * 40 + s) % 512] for s in range(40)) for c in range(100))
+    schedule = dataclasses.replace(GOOD, sizes=tuple(range(1, 41)), cycles=cycles)
+    assert len(schedule.to_bytes()) < 16_000
+
+
+def test_limits_are_within_what_the_plugin_reads() -> None:
+    cycles = ((ABSTAIN,) * MAX_SIZES,) * (MAX_BLOCKS // MAX_SIZES)
+    schedule = dataclasses.replace(GOOD, sizes=(1,) * MAX_SIZES, cycles=cycles)
+    assert schedule.num_blocks == MAX_BLOCKS
+    assert len(schedule.to_bytes()) <= MAX_SCHEDULE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_ranks": 0}, "num_ranks 0 cannot be played; choose from 1"),
+        ({"num_nodes": 17}, "num_nodes 17 cannot be played; choose from 1 to 16"),
+        ({"halves": 3}, "halves 3 cannot be played; choose from 1 to 2"),
+        ({"calls_per_half": 0}, "calls_per_half 0 cannot"),
+        ({"warmup": ((1024, 0),)}, "calls of a warm-up run 0 cannot"),
+        ({"warmup": ((0, 1),)}, "a size in bytes 0 cannot"),
+        ({"sizes": (0, 4096)}, "a size in bytes 0 cannot"),
+        ({"sizes": (1 << 62, 1)}, "a size in bytes 4611686018427387904 cannot"),
+        ({"sizes": (), "cycles": ((),)}, "number of sizes 0 cannot"),
+        ({"cycles": ()}, "number of cycles 0 cannot"),
+        ({"cycles": ((RING, RING), (RING,))}, "cycle 1 of a schedule has 1 configs for 2 sizes"),
+        ({"sizes": (8,), "cycles": ((RING,),) * (MAX_BLOCKS + 1)}, "cycles 1048577 cannot"),
+        ({"cycles": ((RING, RING),) * (MAX_BLOCKS // 2 + 1)}, "launches of at most 1048576 blocks"),
+        ({"collective": Collective.SendRecv}, "no tuner about SendRecv; choose from Broadcast"),
+        ({"collective": Collective.Broadcast}, "Tree/Simple/4ch/65536B .*Broadcast has no Tree"),
+        ({"cycles": ((Config(Algorithm.PAT), RING),)}, "AllReduce has no PAT; take it out"),
+        ({"cycles": ((Config(num_channels=65), RING),)}, "65 channels are outside 1..64"),
+        ({"cycles": ((Config(num_channels=0), RING),)}, "0 channels are outside 1..64"),
+        ({"cycles": ((Config(chunk_bytes=0), RING),)}, "a chunk of 0 bytes is outside"),
+        ({"cycles": ((Config(chunk_bytes=1 << 31), RING),)}, "a chunk of 2147483648 bytes"),
+        (
+            {"num_nodes": 1, "cycles": ((Config(Algorithm.NVLSTree), RING),)},
+            "NVLSTree needs more than one node",
+        ),
+        (
+            {"cycles": tuple((Config(chunk_bytes=i), RING) for i in range(1, MAX_CONFIGS + 1))},
+            "4097 distinct configs .* at most 4096",
+        ),
+    ],
+)
+def test_what_cannot_be_played_is_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidSweep, match=reason):
+        dataclasses.replace(GOOD, **changes)
+
+
+@given(byte=st.integers(0), bit=st.integers(0, 7))
+def test_flipped_bit_is_found(byte: int, bit: int) -> None:
+    data = bytearray(GOOD.to_bytes())
+    data[byte % len(data)] ^= 1 << bit
+    with pytest.raises(CorruptFile, match="write it again"):
+        Schedule.from_bytes(bytes(data))
+
+
+def test_every_truncation_is_found() -> None:
+    data = GOOD.to_bytes()
+    for size in range(len(data)):
+        with pytest.raises(CorruptFile, match=r"x/schedule is not a usable schedule"):
+            Schedule.from_bytes(data[:size], where="x/schedule")
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "reason"),
+    [
+        (8, 2, "format version 1"),
+        (20, 99, "99 is not a valid Collective"),
+        (20, 5, "no tuner about SendRecv"),
+        (24, 0, "halves 0"),
+        (32, -1, "do not fit its header"),
+        (36, 0, "do not fit its header"),
+        (44, 1 << 30, "do not fit its header"),
+        (96, 9, "9 is not a valid Algorithm"),
+        (104, 0x0100FFFF, "a config acts"),
+        (120, 1, "not in the order"),
+        (120, 7, "out of range"),
+    ],
+)
+def test_numbers_outside_the_vocabulary_are_found(offset: int, value: int, reason: str) -> None:
+    data = bytearray(GOOD.to_bytes())
+    struct.pack_into("<i", data, offset, value)
+    sealed = bytes(data[:-8]) + struct.pack("<Q", fnv1a(bytes(data[:-8])))
+    with pytest.raises(CorruptFile, match=reason):
+        Schedule.from_bytes(sealed)
+
+
+def report_bytes(*, states: bytes = b"\1\2", stopped: int = 0, blocks: int = 2) -> bytes:
+    header = struct.pack("<8sIi5Qi4x", REPORT_MAGIC, 1, blocks, 0xAB, 77, stopped, 1024, 512, 2)
+    assert len(header) == REPORT_HEADER_BYTES
+    return header + struct.pack("<2I", 0, 65024) + states
+
+
+def test_report_of_an_orderly_end() -> None:
+    report = PlayReport.from_bytes(report_bytes())
+    assert report.states == (BlockState.ABSTAINED, BlockState.PLAYED)
+    assert report.chunk_bytes == (0, 65024)
+    assert report.schedule_hash == "00000000000000ab"
+    assert report.calls == 77
+    assert report.stopped_at_call is None
+    assert report.expected_bytes is None
+
+
+def test_report_of_a_mismatch() -> None:
+    report = PlayReport.from_bytes(report_bytes(stopped=77))
+    assert report.stopped_at_call == 77
+    assert (report.expected_bytes, report.found_bytes, report.found_collective) == (1024, 512, 2)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "0 bytes are too few"),
+        (bytes(REPORT_HEADER_BYTES + 10), "had only begun it"),
+        (b"x" + report_bytes()[1:], "does not begin with DCPLAYS"),
+        (report_bytes(states=b"\0"), "do not fit 2 blocks"),
+        (report_bytes(blocks=0), "do not fit 0 blocks"),
+        (report_bytes(states=b"\0\5"), "5 is no block state"),
+    ],
+)
+def test_what_is_not_a_report_is_refused(data: bytes, reason: str) -> None:
+    with pytest.raises(CorruptFile, match=reason):
+        PlayReport.from_bytes(data)

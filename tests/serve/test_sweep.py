@@ -1,0 +1,354 @@
+"""Sweep mode of the built plugin: schedules written here, played there, reports read here."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dynamiccl.errors import PluginError
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
+from dynamiccl.schedule import MAX_BLOCKS, BlockState, PlayReport, Schedule
+from dynamiccl.serve.abi import Answer, Communicator, CostTable, TunerPlugin, expected_answer
+from tests.serve.benchmark_calls import benchmark_calls, random_schedule, stage
+from tests.serve.tables import TUNED, random_costs
+
+COST_VERSIONS = (3, 4, 5, 6)
+RING = Config(Algorithm.Ring, Protocol.LL128, 8)
+TREE = Config(Algorithm.Tree, Protocol.Simple, 4)
+#: Costs of a machine that can run everything, in us.
+ALL: CostTable = np.full((7, 3), 10, dtype=np.float32)
+SMALL = Schedule(
+    collective=Collective.AllReduce,
+    num_ranks=8,
+    num_nodes=1,
+    warmup=((1024, 1), (2048, 1)),
+    calls_per_half=3,
+    sizes=(1024, 2048),
+    cycles=((RING, TREE), (ABSTAIN, RING)),
+)
+
+#: Plays some calls of a schedule in a process of its own: PLUGIN, number of calls, and how: `end`,
+#: `kill`, or the largest file in bytes that the process may write.
+CHILD = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from dynamiccl.schedule import Schedule
+from dynamiccl.serve.abi import TunerPlugin
+plugin, calls, how = sys.argv[1:]
+schedule = Schedule.from_bytes(Path(os.environ["DYNAMICCL_SCHEDULE"]).read_bytes())
+sizes = [size for size, count in schedule.warmup for _ in range(count)]
+per_block = schedule.halves * schedule.calls_per_half
+sizes += [size for _ in schedule.cycles for size in schedule.sizes for _ in range(per_block)]
+if how.isdigit():
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(how), int(how)))
+library = TunerPlugin(Path(plugin))
+with library.communicator(schedule.num_ranks, schedule.num_nodes) as communicator:
+    for size in sizes[: int(calls)]:
+        communicator.ask(schedule.collective, size, np.full((7, 3), 10, dtype=np.float32))
+    if how == "kill":
+        os.kill(os.getpid(), 9)
+print(*communicator.lines, sep="\\n")
+"""
+
+
+def read_report(environment: dict[str, str | None]) -> PlayReport:
+    return PlayReport.from_bytes(Path(environment["DYNAMICCL_SWEEP_REPORT"] or "").read_bytes())
+
+
+def same(answer: Answer, expected: Answer) -> bool:
+    assert answer.cost_table_after is not None
+    assert expected.cost_table_after is not None
+    tables_agree = np.array_equal(
+        answer.cost_table_after, expected.cost_table_after, equal_nan=True
+    )
+    return tables_agree and answer.num_channels == expected.num_channels
+
+
+def play(communicator: Communicator, schedule: Schedule, costs: CostTable = ALL) -> None:
+    for call in benchmark_calls(schedule):
+        communicator.ask(schedule.collective, call.size_bytes, costs)
+
+
+def in_child(
+    plugin_path: Path, environment: dict[str, str | None], *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", CHILD, str(plugin_path), *arguments],
+        env=os.environ | {name: value for name, value in environment.items() if value},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("version", COST_VERSIONS)
+@pytest.mark.parametrize("collective", TUNED, ids=lambda c: c.wire)
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_every_call_of_a_block_gets_its_config(
+    version: int, collective: Collective, num_nodes: int, plugin: TunerPlugin, tmp_path: Path
+) -> None:
+    random = np.random.default_rng([version, collective, num_nodes])
+    schedule = random_schedule(random, collective, num_nodes=num_nodes, chunks=version >= 6)
+    environment = stage(tmp_path, schedule)
+    forced: list[set[bool]] = [set() for _ in range(schedule.num_blocks)]
+    with plugin.communicator(
+        schedule.num_ranks, num_nodes, version=version, environment=environment
+    ) as communicator:
+        for call in benchmark_calls(schedule):
+            costs = random_costs(random)
+            costs[costs == 0] = 1  # so that setting a cell to 0.0 shows
+            answer = communicator.ask(collective, call.size_bytes, costs)
+            wanted = None if call.config == ABSTAIN else call.config
+            expected = expected_answer(wanted, costs, num_nodes=num_nodes)
+            assert same(answer, expected)
+            if call.block is not None:
+                forced[call.block].add(expected.acted)
+        assert not communicator.ask(collective, schedule.sizes[0], ALL).acted  # after the last
+    report = read_report(environment)
+    assert report.schedule_hash == schedule.content_hash
+    assert report.calls == schedule.num_calls + 1
+    assert report.stopped_at_call is None
+    configs = [config for cycle in schedule.cycles for config in cycle]
+    assert report.states == tuple(map(state_of, configs, forced))
+    assert {BlockState.ABSTAINED, BlockState.MIXED} <= set(report.states)
+
+
+def state_of(config: Config, forced: set[bool]) -> BlockState:
+    if config == ABSTAIN:
+        return BlockState.ABSTAINED
+    if len(forced) > 1:
+        return BlockState.MIXED
+    return BlockState.PLAYED if forced == {True} else BlockState.UNAVAILABLE
+
+
+@pytest.mark.parametrize("version", COST_VERSIONS)
+def test_what_the_machine_has_not_is_recorded(
+    version: int, plugin: TunerPlugin, tmp_path: Path
+) -> None:
+    environment = stage(tmp_path, SMALL)
+    costs = ALL.copy()
+    costs[Algorithm.Tree] = -1
+    with plugin.communicator(8, 1, version=version, environment=environment) as communicator:
+        play(communicator, SMALL, costs)
+    assert read_report(environment).states == (
+        BlockState.PLAYED,
+        BlockState.UNAVAILABLE,
+        BlockState.ABSTAINED,
+        BlockState.PLAYED,
+    )
+
+
+@pytest.mark.parametrize("version", COST_VERSIONS)
+def test_an_unexpected_call_stops_it_for_good(
+    version: int, plugin: TunerPlugin, tmp_path: Path
+) -> None:
+    environment = stage(tmp_path, SMALL)
+    with plugin.communicator(8, 1, version=version, environment=environment) as communicator:
+        for number, call in enumerate(benchmark_calls(SMALL), start=1):
+            size_bytes = 4096 if number == 10 else call.size_bytes
+            answer = communicator.ask(SMALL.collective, size_bytes, ALL)
+            assert answer.acted == (2 < number < 10)
+    report = read_report(environment)
+    assert report.stopped_at_call == 10
+    assert (report.expected_bytes, report.found_bytes) == (2048, 4096)
+    assert report.found_collective == Collective.AllReduce
+    not_reached = BlockState.NOT_REACHED
+    assert report.states == (BlockState.PLAYED, BlockState.MIXED, not_reached, not_reached)
+
+
+@pytest.mark.parametrize("version", COST_VERSIONS)
+@pytest.mark.parametrize(
+    ("shape", "changes", "reason"),
+    [
+        ((16, 2), {}, "made for another number of ranks or nodes"),
+        ((8, 1), {"DYNAMICCL_SCHEDULE_HASH": "0" * 16}, "hash is not DYNAMICCL_SCHEDULE_HASH"),
+        ((8, 1), {"DYNAMICCL_SCHEDULE_HASH": None}, "DYNAMICCL_SCHEDULE_HASH is not set"),
+        ((8, 1), {"DYNAMICCL_SCHEDULE": None}, "DYNAMICCL_SCHEDULE is not set"),
+        ((8, 1), {"DYNAMICCL_SCHEDULE": "/nowhere"}, "/nowhere: it cannot be opened"),
+    ],
+)
+def test_what_cannot_be_played_fails_the_communicator(
+    version: int,
+    shape: tuple[int, int],
+    changes: dict[str, str | None],
+    reason: str,
+    plugin: TunerPlugin,
+    tmp_path: Path,
+) -> None:
+    environment = stage(tmp_path, SMALL) | changes
+    with (
+        pytest.raises(PluginError, match=f"init returned 5 and said: DYNAMICCL: .*{reason}"),
+        plugin.communicator(*shape, version=version, environment=environment),
+    ):
+        pass
+    assert not (tmp_path / "report").exists()
+
+
+def test_needs_a_cost_table(plugin: TunerPlugin, tmp_path: Path) -> None:
+    with (
+        pytest.raises(PluginError, match=r"sweep mode needs NCCL 2\.22"),
+        plugin.communicator(8, 1, version=2, environment=stage(tmp_path, SMALL)),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("version", [2, *COST_VERSIONS])
+def test_unknown_mode_abstains_and_names_the_choices(
+    version: int, plugin: TunerPlugin, tmp_path: Path
+) -> None:
+    environment = stage(tmp_path, SMALL) | {"DYNAMICCL_MODE": "play"}
+    with plugin.communicator(8, 1, version=version, environment=environment) as communicator:
+        if version > 2:
+            assert not communicator.ask(Collective.AllReduce, 1024, ALL).acted
+    (line,) = communicator.lines
+    assert line.endswith("DYNAMICCL_MODE is 'play'; choose from table, sweep")
+
+
+def test_largest_schedule_is_played(plugin: TunerPlugin, tmp_path: Path) -> None:
+    largest = Schedule(
+        collective=Collective.AllReduce,
+        num_ranks=8,
+        num_nodes=1,
+        warmup=(),
+        calls_per_half=1,
+        sizes=(1024,),
+        cycles=((RING,),) * MAX_BLOCKS,
+    )
+    environment = stage(tmp_path, largest)
+    with plugin.communicator(8, 1, environment=environment) as communicator:
+        assert communicator.ask(Collective.AllReduce, 1024, ALL).config == RING
+    report = read_report(environment)
+    assert report.states[:2] == (BlockState.PLAYED, BlockState.NOT_REACHED)
+    assert len(report.states) == MAX_BLOCKS
+
+
+def test_chunk_sizes_are_given_and_reported(plugin: TunerPlugin, tmp_path: Path) -> None:
+    chunked = Config(Algorithm.Ring, Protocol.Simple, 8, 100_000)
+    schedule = Schedule(
+        collective=Collective.AllReduce,
+        num_ranks=8,
+        num_nodes=1,
+        warmup=((1024, 1),),
+        calls_per_half=2,
+        sizes=(1024, 2048),
+        cycles=((chunked, RING),),
+    )
+    environment = stage(tmp_path, schedule)
+    cell, own = (Algorithm.Ring, Protocol.Simple), 1 << 21
+    with plugin.communicator(8, 1, version=6, environment=environment) as communicator:
+        for call in benchmark_calls(schedule):
+            communicator.ask(schedule.collective, call.size_bytes, ALL)
+            given = [communicator.chunk_size(schedule.collective, cell, own) for _ in range(3)]
+            assert given == [99_840 if call.config == chunked else own] * 3
+    assert read_report(environment).chunk_bytes == (99_840, 0)
+    with (
+        pytest.raises(PluginError, match=r"chunk sizes need NCCL 2\.30"),
+        plugin.communicator(8, 1, version=5, environment=environment),
+    ):
+        pass
+
+
+def test_chunk_size_is_a_question_of_v6(plugin: TunerPlugin) -> None:
+    cell = (Algorithm.Ring, Protocol.Simple)
+    with (
+        plugin.communicator(8, 1, version=5) as communicator,
+        pytest.raises(ValueError, match="use version 6"),
+    ):
+        communicator.chunk_size(Collective.AllReduce, cell, 512)
+    with plugin.communicator(8, 1, version=6) as communicator:  # abstains: NCCL's own
+        assert communicator.chunk_size(Collective.AllReduce, cell, 512) == 512
+
+
+def test_second_communicator_plays_and_leaves_the_report_alone(
+    plugin: TunerPlugin, tmp_path: Path
+) -> None:
+    environment = stage(tmp_path, SMALL)
+    with (
+        plugin.communicator(8, 1, environment=environment) as first,
+        plugin.communicator(8, 1, version=3, environment=environment) as second,
+    ):
+        play(second, SMALL)
+        assert set(read_report(environment).states) == {BlockState.NOT_REACHED}
+        first.ask(SMALL.collective, 1024, ALL)
+    assert read_report(environment).calls == 1
+    assert first.lines[0].endswith(f", reports to {tmp_path / 'report'}")
+    assert "report" not in second.lines[0].removeprefix(str(tmp_path))
+
+
+def test_existing_file_is_not_overwritten(plugin: TunerPlugin, tmp_path: Path) -> None:
+    environment = stage(tmp_path, SMALL)
+    (tmp_path / "report").write_text("of an earlier launch")
+    with plugin.communicator(8, 1, environment=environment) as communicator:
+        play(communicator, SMALL)
+    assert (tmp_path / "report").read_text() == "of an earlier launch"
+
+
+def test_report_that_cannot_be_written_is_one_line(plugin: TunerPlugin, tmp_path: Path) -> None:
+    report = str(tmp_path / "nowhere" / "report")
+    environment = stage(tmp_path, SMALL) | {"DYNAMICCL_SWEEP_REPORT": report}
+    with plugin.communicator(8, 1, environment=environment) as communicator:
+        assert not communicator.ask(SMALL.collective, 1024, ALL).acted
+        communicator.ask(SMALL.collective, 2048, ALL)
+        assert communicator.ask(SMALL.collective, 1024, ALL).config == RING
+    complaint, _ = communicator.lines
+    assert complaint.endswith(f"no sweep report: {report}: it cannot be created")
+
+
+@pytest.mark.parametrize(("calls", "reached"), [(0, 0), (1, 0), (3, 1), (8, 1), (9, 2), (26, 4)])
+def test_report_outlives_a_kill(
+    calls: int, reached: int, plugin_path: Path, tmp_path: Path
+) -> None:
+    environment = stage(tmp_path, SMALL)
+    done = in_child(plugin_path, environment, str(calls), "kill")
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    report = read_report(environment)
+    played = (BlockState.PLAYED, BlockState.PLAYED, BlockState.ABSTAINED, BlockState.PLAYED)
+    assert report.states == (*played[:reached], *[BlockState.NOT_REACHED] * (4 - reached))
+    assert calls - SMALL.calls_per_half < report.calls <= calls
+
+
+def test_file_size_limit_means_no_report_and_no_signal(plugin_path: Path, tmp_path: Path) -> None:
+    environment = stage(tmp_path, SMALL)
+    done = in_child(plugin_path, environment, "26", "64")
+    assert done.returncode == 0, done.stderr
+    assert "report: files may not grow that long here" in done.stdout
+    assert not (tmp_path / "report").exists()
+
+
+def test_full_disk_means_no_report(plugin_path: Path, tmp_path: Path) -> None:
+    many = Schedule(
+        collective=Collective.AllReduce,
+        num_ranks=8,
+        num_nodes=1,
+        warmup=(),
+        calls_per_half=1,
+        sizes=(1024,),
+        cycles=((RING,),) * 20_000,
+    )
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    environment = stage(tmp_path, many) | {"DYNAMICCL_SWEEP_REPORT": str(disk / "report")}
+    unshare = shutil.which("unshare")
+    mount = f"mount -t tmpfs -o size=16k tmpfs {disk}"
+    spaces = [str(unshare), "--user", "--map-root-user", "--mount", "sh", "-c"]
+    if unshare is None or subprocess.run([*spaces, mount], check=False).returncode != 0:
+        pytest.skip("no mount namespaces for an ordinary user here")
+    command = [sys.executable, "-c", CHILD, str(plugin_path), "40000", "end"]
+    done = subprocess.run(
+        [*spaces, f'{mount} && "$@" && ls {disk}', "sh", *command],
+        env=os.environ | {name: value for name, value in environment.items() if value},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    complaint, plays = done.stdout.splitlines()  # and `ls` shows an empty directory
+    assert complaint.endswith("report: its space cannot be reserved")
+    assert "plays 20000 blocks" in plays
