@@ -15,26 +15,34 @@ import numpy as np
 import polars as pl
 
 from dynamiccl.datasets.features import TUNED
-from dynamiccl.datasets.schema import QUIET, REQUESTED_COLUMNS, TASK_COLUMNS, Status
+from dynamiccl.datasets.schema import (
+    QUIET,
+    REQUESTED_COLUMNS,
+    TASK_COLUMNS,
+    DefaultScope,
+    Status,
+)
 
 #: What makes two rows of a task the same config.
 CONFIG_COLUMNS: Final = ("is_default", *REQUESTED_COLUMNS)
 CELL_COLUMNS: Final = (*TASK_COLUMNS, *CONFIG_COLUMNS)
-#: What makes two measurements of a cell independent of each other. Sweeps name their runs alike.
-REPEAT_COLUMNS: Final = ("sweep", "run", "repeat")
+#: What makes two measurements of a cell independent. Sweeps name their runs alike, and a run counts
+#: the default's repeats from 0 twice: untouched, and under our plugin.
+REPEAT_COLUMNS: Final = ("sweep", "run", "repeat", "default_scope")
 #: Above so many repeats the spread is taken from so many quantiles: pairs grow with the square.
 _MAX_PAIRED: Final = 256
 #: What a noise band is estimated for.
 NOISE_KEY: Final = ("system", "collective")
+_IS_USABLE: Final = (
+    (pl.col("status") == Status.OK.value)
+    & pl.col("time_us").is_not_null()
+    & (pl.col("time_us") > 0)
+)
 
 
 def usable(frame: pl.DataFrame) -> pl.DataFrame:
     """Rows that hold a time of a collective that worked."""
-    return frame.filter(
-        (pl.col("status") == Status.OK.value)
-        & pl.col("time_us").is_not_null()
-        & (pl.col("time_us") > 0)
-    )
+    return frame.filter(_IS_USABLE)
 
 
 def tuned(frame: pl.DataFrame) -> pl.DataFrame:
@@ -45,6 +53,27 @@ def tuned(frame: pl.DataFrame) -> pl.DataFrame:
 def quiet(frame: pl.DataFrame) -> pl.DataFrame:
     """Rows of collectives that ran alone: a cold observation cannot see what disturbs one."""
     return frame.filter(pl.col("interference_kind") == QUIET)
+
+
+def comparable(frame: pl.DataFrame) -> pl.DataFrame:
+    """Rows that may stand in a verdict of NCCL's default against a forced config.
+
+    Left out: nodes that others used too and MIG instances (their times are not the machine's), and
+    the default as measured under our plugin where the untouched one was measured as well.
+    """
+    return _one_default(
+        frame.filter(
+            pl.col("exclusive_node").fill_null(value=True) & ~pl.col("mig").fill_null(value=False)
+        )
+    )
+
+
+def _one_default(frame: pl.DataFrame) -> pl.DataFrame:
+    """Without the default under our plugin, for tasks with a usable untouched one."""
+    is_default = pl.col("is_default")
+    untouched = pl.col("default_scope") == DefaultScope.UNTOUCHED.value
+    known = (is_default & untouched & _IS_USABLE).any().over(TASK_COLUMNS)
+    return frame.filter(~(is_default & ~untouched & known))
 
 
 def independent(frame: pl.DataFrame) -> pl.DataFrame:
@@ -97,7 +126,8 @@ def noise_bands(frame: pl.DataFrame, by: Sequence[str] = ("system",)) -> pl.Data
     Both are unitless. Groups without a repeated cell are absent: their noise is not known.
     """
     return (
-        cell_times(frame)
+        # Two defaults differ by more than noise.
+        cell_times(_one_default(frame))
         .drop_nulls("spread")
         .group_by(list(by), maintain_order=True)
         .agg(noise_band=pl.col("spread").quantile(0.9), noise_median=pl.col("spread").median())

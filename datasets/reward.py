@@ -14,7 +14,7 @@ from typing import Final
 import polars as pl
 
 from dynamiccl.datasets.cells import quiet, usable
-from dynamiccl.datasets.schema import DEFAULT_PROFILE, TASK_COLUMNS
+from dynamiccl.datasets.schema import DEFAULT_PROFILE, TASK_COLUMNS, DefaultScope
 
 #: Where the default was measured for a size: one octave to each side at most.
 MAX_GAP_OCTAVES: Final = 1.0
@@ -50,11 +50,16 @@ def with_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
     `profile_default_us` is the default measured inside the row's own launch profile.
     """
     defaults = quiet(usable(training)).filter(pl.col("is_default"))
-    untouched = defaults.filter(pl.col("launch_profile") == DEFAULT_PROFILE)
+    is_untouched = pl.col("default_scope") == DefaultScope.UNTOUCHED.value
+    untouched = defaults.filter((pl.col("launch_profile") == DEFAULT_PROFILE) & is_untouched)
+    # Inside a profile: as measured under our plugin, or without it where it plays no schedule.
+    inside = defaults.filter(
+        ~is_untouched | ~(~is_untouched).any().over([*_REFERENCE_KEY, "launch_profile"])
+    )
     median = pl.col("time_us").median()
     same_run = untouched.group_by([*_REFERENCE_KEY, *_RUN]).agg(_same_us=median)
     any_run = untouched.group_by(_REFERENCE_KEY).agg(_any_us=median)
-    profile = defaults.group_by([*_REFERENCE_KEY, "launch_profile"]).agg(profile_default_us=median)
+    profile = inside.group_by([*_REFERENCE_KEY, "launch_profile"]).agg(profile_default_us=median)
     joined = (
         frame.join(same_run, on=[*_REFERENCE_KEY, *_RUN], how="left", nulls_equal=True)
         .join(any_run, on=_REFERENCE_KEY, how="left", nulls_equal=True)

@@ -2,6 +2,8 @@
 
 Format history
     1 (0.1.0)  first: `measurements` and `telemetry`.
+    2 (0.2.0)  round, launch, aa_noise_band, mig, throttled, ecc_errors,
+                 actual_chunk_bytes; telemetry: launch.
 
 A file carries `dynamiccl.schema` and `dynamiccl.schema_version` in its Arrow metadata; a file with
 another version is refused (SchemaMismatch), never reinterpreted.
@@ -15,7 +17,7 @@ import pyarrow as pa
 
 from dynamiccl.errors import SchemaMismatch
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 #: Keys of the Arrow schema metadata.
 META_SCHEMA: Final = b"dynamiccl.schema"
 META_VERSION: Final = b"dynamiccl.schema_version"
@@ -106,6 +108,8 @@ _IDENTITY: Final = (
         "run", "group of measurements made together; noise within it is correlated", nullable=False
     ),
     _count("repeat", "number of the independent repeat within the run", nullable=False),
+    _count("round", "round of the sampling strategy; a cycle of an exhaustive sweep is one"),
+    _text("launch", "id of the process that measured it, within the sweep"),
     Column("timestamp", _TIMESTAMP, "", "when the measurement began"),
     _text("source", "one of Source", nullable=False),
     _text("source_file", "file that the row was read from"),
@@ -129,6 +133,9 @@ _ENVIRONMENT: Final = (
     _count("nics_per_node", "NICs that NCCL uses on one node"),
     _text("cpu_vendor", "intel, amd or arm"),
     _flag("exclusive_node", "nobody else ran on the nodes"),
+    _flag("mig", "the ranks ran on MIG instances, parts of a GPU"),
+    _flag("throttled", "a GPU was slowed by heat or power meanwhile (telemetry)"),
+    _count("ecc_errors", "uncorrected memory errors counted meanwhile (telemetry)"),
 )
 
 _WORKLOAD: Final = (
@@ -155,9 +162,23 @@ _CONFIG: Final = (
     _text("actual_algorithm", "read back from NCCL's log; null = not read back"),
     _text("actual_protocol", "read back from NCCL's log; null = not read back"),
     _count("actual_num_channels", "read back from NCCL's log; null = not read back"),
-    _flag("verified", "the actual config was read back in this very launch", nullable=False),
+    _count(
+        "actual_chunk_bytes",
+        "smallest chunk that NCCL was given by the plugin; null = its own",
+        unit="B",
+    ),
+    _flag(
+        "verified",
+        "NCCL's log said what ran: in this launch, or in an untimed one of the same setting",
+        nullable=False,
+    ),
     _text("default_scope", "one of DefaultScope", nullable=False),
     _number("behaviour_probability", "", "P(config | workload, history) of the sampling strategy"),
+    _number(
+        "aa_noise_band",
+        "",
+        "A/A: by how much nine in ten pairs of NCCL's default differed in this setting and round",
+    ),
 )
 
 _RESULT: Final = (
@@ -185,8 +206,13 @@ MEASUREMENT_COLUMNS: Final = (*_IDENTITY, *_ENVIRONMENT, *_WORKLOAD, *_CONFIG, *
 TELEMETRY_COLUMNS: Final = (
     _text("system", "short name of the cluster or machine (hive directory)", nullable=False),
     _text("sweep", "short name of the sweep (hive directory)", nullable=False),
-    _text("trial", "the trial around which the reading was taken", nullable=False),
+    _text(
+        "trial",
+        "the setting (collective, group, profile) that was measured around the reading",
+        nullable=False,
+    ),
     _text("run", "the run of that trial", nullable=False),
+    _text("launch", "id of the process that measured it, within the sweep"),
     Column("timestamp", _TIMESTAMP, "", "when the reading was taken", nullable=False),
     _text("host", "host name", nullable=False),
     _text("device", "gpu0, mlx5_0, ...", nullable=False),

@@ -18,7 +18,14 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.cells import cell_times, independent, quiet, tuned, usable
+from dynamiccl.datasets.cells import (
+    cell_times,
+    comparable,
+    independent,
+    quiet,
+    tuned,
+    usable,
+)
 from dynamiccl.datasets.schema import TASK_COLUMNS
 from dynamiccl.datasets.splits import Split, with_split
 
@@ -82,7 +89,7 @@ class TaskGrid:
 def task_grid(frame: pl.DataFrame, catalogue: Catalogue, splits: Sequence[Split]) -> TaskGrid:
     """The scored tasks of some splits of a data set, in a stable order."""
     wanted = [split.value for split in splits]
-    rows = with_split(quiet(tuned(frame))).filter(pl.col("split").is_in(wanted))
+    rows = with_split(comparable(quiet(tuned(frame)))).filter(pl.col("split").is_in(wanted))
     cells = cell_times(rows)
     cells = cells.with_columns(catalogue.actions(cells)).drop_nulls("action")
     tasks = _tasks(rows).join(_verdicts(cells), on=TASK_COLUMNS, how="inner", nulls_equal=True)
@@ -123,7 +130,7 @@ def cell_values(
     frame: pl.DataFrame, catalogue: Catalogue, grid: TaskGrid
 ) -> dict[tuple[int, int], npt.NDArray[np.float64]]:
     """Times in us of the independent repeats behind each measured (task, action), for bootstrap."""
-    rows = independent(quiet(frame))
+    rows = independent(comparable(quiet(frame)))
     rows = rows.with_columns(catalogue.actions(rows)).drop_nulls("action")
     tasks = grid.tasks.select(TASK_COLUMNS).with_row_index("task")
     placed = rows.join(tasks, on=TASK_COLUMNS, nulls_equal=True)

@@ -81,11 +81,16 @@ def write_part(
 def _write_atomically(part: pa.Table, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     hidden = folder / f".writing-{os.getpid()}.parquet"
-    pq.write_table(part, hidden, compression="zstd")
-    final = folder / _part_name(hidden.read_bytes())
-    with hidden.open("rb") as file:
-        os.fsync(file.fileno())
-    hidden.replace(final)
+    try:
+        pq.write_table(part, hidden, compression="zstd")
+        final = folder / _part_name(hidden.read_bytes())
+        with hidden.open("rb") as file:
+            os.fsync(file.fileno())
+        hidden.replace(final)
+    except BaseException:
+        # On a full disk half a part would only take the room that the next try needs.
+        hidden.unlink(missing_ok=True)
+        raise
     return final
 
 

@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.datasets.cells import cell_times, noise_bands, pair_spread, usable
+from dynamiccl.datasets.cells import (
+    cell_times,
+    comparable,
+    independent,
+    noise_bands,
+    pair_spread,
+    usable,
+)
 from tests.rows import default, forced, frame
 
 TIMES = st.lists(st.floats(1.0, 1e6), min_size=2, max_size=12)
@@ -128,3 +135,83 @@ def test_spread_of_very_many_repeats_is_that_of_their_distribution() -> None:
     assert spread == pytest.approx(pair_spread(few.tolist()), rel=0.15)
     # The median of |x - y| of two normal draws is 0.6745 * sqrt(2) standard deviations.
     assert spread == pytest.approx(0.02 * 0.6745 * 2**0.5, rel=0.03)
+
+
+def inside(time_us: float | None, **columns: Any) -> dict[str, Any]:
+    """NCCL's default as measured under our plugin."""
+    return default(time_us, default_scope="profile", **columns)
+
+
+def times(*rows: dict[str, Any]) -> list[float]:
+    found: list[float] = comparable(frame(*rows))["time_us"].to_list()
+    return found
+
+
+@pytest.mark.parametrize("make", [default, lambda t, **c: forced("Ring", "LL", t, **c)])
+def test_shared_nodes_and_mig_instances_are_not_compared(make: Any) -> None:
+    rows = [
+        make(1.0),
+        make(2.0, exclusive_node=True, mig=False),
+        make(3.0, exclusive_node=False),
+        make(4.0, mig=True),
+        make(5.0, exclusive_node=False, mig=True),
+    ]
+    assert times(*rows) == [1.0, 2.0]
+
+
+def test_default_under_our_plugin_gives_way_to_the_untouched_one() -> None:
+    assert times(inside(1.0), default(2.0), forced("Ring", "LL", 3.0)) == [2.0, 3.0]
+    assert times(inside(1.0), forced("Ring", "LL", 3.0)) == [1.0, 3.0]
+
+
+def test_forced_configs_of_any_scope_stay() -> None:
+    row = forced("Ring", "LL", 3.0, default_scope="profile")
+    assert times(default(2.0), row) == [2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        {"time_us": None, "status": "failed"},
+        {"status": "wrong_values"},
+        {"time_us": 0.0},
+        {"exclusive_node": False},
+        {"mig": True},
+        {"is_default": False, "requested_algorithm": "Ring"},
+    ],
+)
+def test_only_a_usable_untouched_default_displaces_the_other(out: dict[str, Any]) -> None:
+    assert 1.0 in times(inside(1.0), {**default(2.0), **out})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"size_bytes": 64},
+        {"launch_profile": "net"},
+        {"in_place": True},
+        {"datatype": "half"},
+        {"system": "other"},
+        {"interference_kind": "cpu", "interference_level": 0.5},
+    ],
+)
+def test_untouched_default_of_another_task_displaces_nothing(other: dict[str, Any]) -> None:
+    assert times(inside(1.0), default(2.0, **other)) == [1.0, 2.0]
+
+
+def test_untouched_default_of_unknown_conditions_displaces_that_of_the_same() -> None:
+    unknown = {"nccl_version": None, "num_nodes": None, "in_place": None}
+    assert times(inside(1.0, **unknown), default(2.0, **unknown)) == [2.0]
+
+
+def test_both_defaults_of_one_run_are_measurements_of_their_own() -> None:
+    rows = [inside(1.0), inside(2.0, repeat=1), default(3.0), default(4.0, repeat=1)]
+    for ordered in (rows, rows[::-1]):
+        assert sorted(independent(frame(*ordered))["time_us"]) == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_noise_is_not_what_the_two_defaults_differ_by() -> None:
+    rows = [inside(10.0), inside(10.0, repeat=1), default(20.0), default(22.0, repeat=1)]
+    for ordered in (rows, rows[::-1]):
+        [band] = noise_bands(frame(*ordered)).to_dicts()
+        assert band["noise_band"] == pytest.approx(0.1)
