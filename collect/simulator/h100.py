@@ -1,24 +1,27 @@
-"""H100 + InfiniBand, several nodes: NCCL's model of it, and what was measured of it.
+"""H100 nodes, one or several on InfiniBand: NCCL's model of them, and what was measured of them.
 
-`predicted_us` is NCCL 2.27.5's own cost model, the one by which the *default* decides. `true_us` is
-the same model times published factors that were fitted to nccl-tests runs; nothing else is added,
-so the gap between the default and the best config is the gap that those measurements show.
-ORIGIN.md says where both come from.
+`predicted_us` is NCCL 2.27's own cost model, the one by which the *default* decides. `true_us` is
+the same model times published factors that were fitted to nccl-tests runs; where neither channels
+nor a chunk are asked for nothing else is added, so the gap between the default and the best
+algorithm and protocol is the gap that those measurements show. What a number of channels or a chunk
+does is ours (channels.py, chunks.py). ORIGIN.md says where the figures come from.
 
 time_us = latency_us + bytes / (1000 x algbw_gbytes_per_s)
 """
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from dynamiccl.collect.simulator.channels import channel_factor
+from dynamiccl.collect.simulator.chunks import chunk_factor
+from dynamiccl.collect.simulator.group import GPUS_PER_NODE, Group, Line
+from dynamiccl.collect.simulator.one_node import correction
+from dynamiccl.collect.simulator.tables import lines, read_csv
 from dynamiccl.nccl import (
     COST_IGNORE,
     NUM_ALGORITHMS,
@@ -29,6 +32,20 @@ from dynamiccl.nccl import (
     NcclVersion,
     Protocol,
 )
+
+__all__ = [
+    "ENVIRONMENT",
+    "GPUS_PER_NODE",
+    "NCCL_VERSION",
+    "Group",
+    "cells",
+    "collectives",
+    "cost_table",
+    "default_config",
+    "groups",
+    "predicted_us",
+    "true_us",
+]
 
 NCCL_VERSION: Final = NcclVersion(2, 27, 5)
 #: Facts of the nodes that the tables describe (DGX H100 class), as measurement columns.
@@ -46,8 +63,6 @@ ENVIRONMENT: Final[Mapping[str, Any]] = {
     "nics_per_node": 8,
     "cpu_vendor": "intel",
 }
-#: GPUs in one node: with all of them in the group, the full-mesh factor of Ring applies.
-GPUS_PER_NODE: Final = 8
 #: Channels in the plateau rule below, NCCL's default on Hopper in the source.
 _CHANNELS: Final = 16
 #: NCCL multiplies Ring/Simple's all-reduce latency by 1.4 from 64 bytes per channel and rank on
@@ -72,82 +87,41 @@ _TREE_CORRECTION: Final[Mapping[Protocol, Sequence[float]]] = {
 #: NCCL applies the tree correction below this index (`logSize < 23`).
 _TREE_CORRECTION_END: Final = 23
 
-_Cell = tuple[Collective, Algorithm, Protocol]
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The shape of a communicator."""
-
-    num_nodes: int
-    ranks_per_node: int
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks of the communicator."""
-        return self.num_nodes * self.ranks_per_node
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    latency_us: float
-    algbw_gbytes_per_s: float
-
-
-def _read_csv(name: str) -> list[dict[str, str]]:
-    text = resources.files("dynamiccl.collect.simulator").joinpath(name).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
-
-
-@cache
-def _lines() -> Mapping[Group, Mapping[_Cell, _Line]]:
-    lines: dict[Group, dict[_Cell, _Line]] = {}
-    for row in _read_csv("h100_ib_nccl2.27.5.csv"):
-        group = Group(int(row["nodes"]), int(row["ranks_per_node"]))
-        cell = (
-            Collective.parse(row["collective"]),
-            Algorithm.parse(row["algorithm"]),
-            Protocol.parse(row["protocol"]),
-        )
-        line = _Line(float(row["latency_us"]), float(row["algbw_gbytes_per_s"]))
-        lines.setdefault(group, {})[cell] = line
-    return lines
-
 
 @cache
 def _ramp(table: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    rows = [row for row in _read_csv("h100_corrections.csv") if row["table"] == table]
+    rows = [row for row in read_csv("h100_corrections.csv") if row["table"] == table]
     log2_bytes = np.log2([float(row["index_value"]) for row in rows])
     return log2_bytes, np.array([float(row["factor_or_value"]) for row in rows])
 
 
 def groups() -> list[Group]:
     """Every group shape that the tables hold, smallest first."""
-    return sorted(_lines(), key=lambda group: (group.num_nodes, group.ranks_per_node))
+    return sorted(lines(), key=lambda group: (group.num_nodes, group.ranks_per_node))
 
 
 def collectives() -> list[Collective]:
     """Every collective that the tables hold."""
-    return sorted({cell[0] for cells in _lines().values() for cell in cells})
+    return sorted({cell[0] for cells in lines().values() for cell in cells})
 
 
 def cells(group: Group, collective: Collective) -> list[tuple[Algorithm, Protocol]]:
     """The (algorithm, protocol) pairs that NCCL has for this group, in cost-table order."""
-    return sorted((a, p) for c, a, p in _lines()[group] if c is collective)
+    return sorted((a, p) for c, a, p in lines()[group] if c is collective)
 
 
 def predicted_us(
     group: Group, collective: Collective, algorithm: Algorithm, protocol: Protocol, size_bytes: int
 ) -> float:
     """What NCCL 2.27.5 thinks one call takes, in us; it decides by this. KeyError: no such cell."""
-    line = _lines()[group][collective, algorithm, protocol]
+    line = lines()[group][collective, algorithm, protocol]
     algbw = line.algbw_gbytes_per_s * _tree_correction(collective, algorithm, protocol, size_bytes)
     return _latency_us(line, group, collective, algorithm, protocol, size_bytes) + size_bytes / (
         1000.0 * algbw
     )
 
 
-def true_us(
+def true_us(  # noqa: PLR0913 - a call, and everything that can be set about it
     group: Group,
     collective: Collective,
     algorithm: Algorithm,
@@ -155,16 +129,25 @@ def true_us(
     size_bytes: int,
     *,
     congestion: float = 0.0,
+    num_channels: int | None = None,
+    chunk_bytes: int | None = None,
+    max_channels: int | None = None,
 ) -> float:
     """Noise-free time of one call in us: NCCL's model times the measured factors.
 
-    `congestion` slows the bandwidth term: 1.0 makes it last twice as long. KeyError: no such cell.
+    `congestion` slows the bandwidth term: 1.0 makes it last twice as long. `num_channels` and
+    `chunk_bytes` are what a tuner asks for, None for NCCL's own; `max_channels` is what the
+    communicator was made with, None for what NCCL opens. KeyError: no such cell.
     """
-    line = _lines()[group][collective, algorithm, protocol]
+    line = lines()[group][collective, algorithm, protocol]
     algbw = line.algbw_gbytes_per_s * _tree_correction(collective, algorithm, protocol, size_bytes)
-    algbw *= _measured_factor(group, algorithm, size_bytes)
+    algbw *= _measured_factor(group, collective, algorithm, size_bytes)
     transfer_us = size_bytes / (1000.0 * algbw) * (1.0 + congestion)
-    return _latency_us(line, group, collective, algorithm, protocol, size_bytes) + transfer_us
+    call = (group, collective, algorithm, protocol, size_bytes)
+    if num_channels is not None or max_channels is not None:
+        transfer_us *= channel_factor(*call, num_channels, max_channels=max_channels)
+    transfer_us *= chunk_factor(*call, chunk_bytes)
+    return _latency_us(line, *call) + _extra_latency_us(group, collective) + transfer_us
 
 
 def default_config(group: Group, collective: Collective, size_bytes: int) -> Config:
@@ -188,7 +171,7 @@ def cost_table(group: Group, collective: Collective, size_bytes: int) -> npt.NDA
 
 
 def _latency_us(
-    line: _Line,
+    line: Line,
     group: Group,
     collective: Collective,
     algorithm: Algorithm,
@@ -197,7 +180,7 @@ def _latency_us(
 ) -> float:
     ring_simple = algorithm is Algorithm.Ring and protocol is Protocol.Simple
     plateau = size_bytes / (_CHANNELS * group.num_ranks) >= _PLATEAU_BYTES
-    if collective is Collective.AllReduce and ring_simple and plateau:
+    if collective is Collective.AllReduce and ring_simple and plateau and group.num_nodes > 1:
         return line.latency_us * _PLATEAU_FACTOR
     return line.latency_us
 
@@ -211,8 +194,16 @@ def _tree_correction(
     return _TREE_CORRECTION[protocol][index] if 0 <= index < _TREE_CORRECTION_END else 1.0
 
 
-def _measured_factor(group: Group, algorithm: Algorithm, size_bytes: int) -> float:
+def _extra_latency_us(group: Group, collective: Collective) -> float:
+    return correction(collective, group.num_ranks).extra_latency_us if group.num_nodes == 1 else 0.0
+
+
+def _measured_factor(
+    group: Group, collective: Collective, algorithm: Algorithm, size_bytes: int
+) -> float:
     """Share of the model's bandwidth that was measured, linear between the fitted sizes."""
+    if group.num_nodes == 1:
+        return correction(collective, group.num_ranks).bandwidth_factor
     if algorithm is Algorithm.NVLSTree:
         table = "nvls_tree_ramp"
     elif algorithm is Algorithm.Ring and group.ranks_per_node == GPUS_PER_NODE:
