@@ -1,0 +1,1 @@
+"""What disturbs a collective on purpose, since tuning in isolation misleads."""

@@ -1,0 +1,1 @@
+"""Readings of GPUs and NICs while trials run."""

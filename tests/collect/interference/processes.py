@@ -1,0 +1,38 @@
+"""What the kernel knows of processes."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+PATIENCE_S = 20.0
+
+
+def children(pid: int) -> list[int]:
+    """Living children of a process's main thread."""
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process runs; one that waits to be reaped does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat[stat.rindex(")") + 2] not in "ZX"
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of all threads of a process."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def await_true(what: Callable[[], bool]) -> None:
+    """Wait for something, for a while."""
+    until = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.01)

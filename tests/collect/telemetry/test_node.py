@@ -1,0 +1,117 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dynamiccl.collect.telemetry.node import NodeFacts, node_argv, node_facts
+from dynamiccl.datasets.schema import MEASUREMENTS
+from dynamiccl.errors import CorruptFile
+from tests.collect.telemetry import sysfs
+from tests.fakes.nvml.build import fake_nvml_env
+
+
+def ask(folder: Path, **settings: object) -> NodeFacts:
+    done = subprocess.run(
+        node_argv(), env=fake_nvml_env(folder, **settings), capture_output=True, check=True
+    )
+    return NodeFacts.from_json(done.stdout.decode())
+
+
+def test_nvml_says_what_the_gpus_are(fake_nvml: Path) -> None:
+    facts = ask(fake_nvml, gpus=8)
+    assert facts.nvml_error is None
+    assert (facts.num_gpus, facts.gpu_names) == (8, ("FAKE H100",))
+    assert (facts.driver_version, facts.cuda_driver_version) == ("999.10.fake", "13.0")
+    assert facts.compute_capability == 9.0
+    assert (facts.nvlink_generation, facts.nvlinks_per_gpu, facts.nvswitch) == (4, 18, True)
+    assert (facts.mig, facts.persistence_mode, facts.ecc_mode) == (False, True, True)
+
+
+def test_a_gpu_in_mig_mode_shows(fake_nvml: Path) -> None:
+    assert ask(fake_nvml, mig=1).mig is True
+
+
+def test_what_is_denied_is_not_known_and_what_is_not_supported_is_not_there(
+    fake_nvml: Path,
+) -> None:
+    facts = ask(fake_nvml, deny="nvmlDeviceGetMigMode=4,nvmlDeviceGetName=4")
+    assert (facts.mig, facts.gpu_names) == (None, ())
+    facts = ask(fake_nvml, deny="nvmlDeviceGetMigMode=3,nvmlDeviceGetNvLinkState=3")
+    assert facts.mig is False
+    assert (facts.nvlink_generation, facts.nvlinks_per_gpu, facts.nvswitch) == (0, 0, False)
+
+
+def test_without_the_right_to_ask_the_kernel_is_asked(fake_nvml: Path) -> None:
+    facts = ask(fake_nvml, deny="nvmlInitWithFlags=4")
+    assert facts.nvml_error is not None
+    assert "Insufficient Permissions" in facts.nvml_error
+    assert facts.gpu_names == ()
+
+
+def test_facts_fill_only_columns_that_a_measurement_has(fake_nvml: Path) -> None:
+    columns = ask(fake_nvml).row_columns()
+    assert columns.keys() <= set(MEASUREMENTS.names)
+    assert columns["gpu"] == "FAKE H100"
+    assert columns["nvlinks_per_gpu"] == 18
+    assert None not in columns.values()
+
+
+PROC_VERSION = """\
+NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs-builder)
+GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)
+"""
+
+
+def test_without_nvml_the_kernel_still_says_a_little(tmp_path: Path) -> None:
+    """In a process whose NVML cannot be loaded, as on a machine without a driver."""
+    proc, sys_folder = tmp_path / "proc", tmp_path / "sys"
+    (proc / "driver" / "nvidia" / "gpus" / "0000:01:00.0").mkdir(parents=True)
+    (proc / "driver" / "nvidia" / "version").write_text(PROC_VERSION)
+    (proc / "cpuinfo").write_text("processor\t: 0\nvendor_id\t: GenuineIntel\n")
+    sysfs.infiniband(sys_folder, "mlx5_0")
+    sysfs.infiniband(sys_folder, "mlx5_1")
+    sysfs.infiniband(sys_folder, "mlx5_2", state="1: DOWN")
+    code = (
+        "import sys; sys.modules['pynvml'] = None; from pathlib import Path; "
+        "from dynamiccl.collect.telemetry.node import node_facts; "
+        f"print(node_facts(Path({str(sys_folder)!r}), Path({str(proc)!r})).to_json())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    facts = NodeFacts.from_json(done.stdout.decode())
+    assert facts.nvml_error == "no package nvidia-ml-py; pip install 'dynamiccl[telemetry]'"
+    assert (facts.num_gpus, facts.driver_version) == (1, "580.65.06")
+    assert facts.cpu_vendor == "intel"
+    assert (facts.nic_kind, facts.nic_gbits_per_s, facts.nics_per_node) == ("infiniband", 400.0, 2)
+    assert (facts.mig, facts.compute_capability) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "vendor"),
+    [
+        ("vendor_id\t: AuthenticAMD\n", "amd"),
+        ("processor\t: 0\nCPU implementer\t: 0x41\n", "arm"),
+        ("vendor_id\t: CentaurHauls\n", None),
+        ("", None),
+    ],
+)
+def test_cpu_vendors(tmp_path: Path, cpuinfo: str, vendor: str | None) -> None:
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    assert node_facts(tmp_path / "sys", tmp_path).cpu_vendor == vendor
+
+
+def test_sockets_are_the_nics_of_a_node_without_rdma(tmp_path: Path) -> None:
+    sysfs.ethernet(tmp_path, "eth0", speed=25000, hardware=True)
+    sysfs.ethernet(tmp_path, "eth1", speed=100000, hardware=True)
+    sysfs.ethernet(tmp_path, "eth2", speed=-1, hardware=True)
+    facts = node_facts(tmp_path, tmp_path)
+    assert (facts.nic_kind, facts.nic_gbits_per_s, facts.nics_per_node) == ("socket", 100.0, 1)
+    none = node_facts(tmp_path / "empty", tmp_path)
+    assert (none.nic_kind, none.nics_per_node) == (None, None)
+
+
+@pytest.mark.parametrize("line", ["", "no json", "[]", json.dumps({"host": "n1"})])
+def test_what_is_no_facts_is_refused(line: str) -> None:
+    with pytest.raises(CorruptFile, match="no facts about a node"):
+        NodeFacts.from_json(line)
