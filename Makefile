@@ -2,7 +2,9 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
-CPP := $(wildcard serve/plugin/*.cpp serve/plugin/*.h serve/plugin/nccl/*.h serve/plugin/tests/* serve/plugin/bench/*)
+CPP := $(wildcard tests/fakes/*.cpp tests/fakes/*/*.c serve/plugin/*.cpp serve/plugin/*.h serve/plugin/nccl/*.h serve/plugin/tests/* serve/plugin/bench/*)
+# bench_collect takes figures of the others, so it comes last.
+BENCHMARKS := $(filter-out %/bench_collect.py,$(wildcard benchmarks/bench_*.py)) benchmarks/bench_collect.py
 # Two threads on a busy machine spin against each other: one each is faster and repeatable.
 export OMP_NUM_THREADS := 1
 export MLFLOW_DISABLE_TELEMETRY := true
@@ -19,7 +21,7 @@ check: install ## format, lint, types, layout, generated files; C++ format and w
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $(CPP)
+	$(BIN)/clang-format --style=file:serve/plugin/.clang-format --dry-run --Werror $(CPP)
 	$(BIN)/python -m dynamiccl.serve.vocabulary --check
 	$(BIN)/python -m dynamiccl.serve.build --tests --dir out/test-plugin/plain > /dev/null
 	$(BIN)/pytest -p no:randomly tests/test_layout.py tests/test_docs.py
@@ -27,13 +29,13 @@ check: install ## format, lint, types, layout, generated files; C++ format and w
 format: install ## write the format that `check` wants
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-	$(BIN)/clang-format -i $(CPP)
+	$(BIN)/clang-format --style=file:serve/plugin/.clang-format -i $(CPP)
 
 tree: install ## write the file tree into the README
 	$(BIN)/python -m tests.tree --write
 
 bench: install ## figures into out/bench/*.json
-	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+	for file in $(BENCHMARKS); do $(BIN)/python $$file || exit 1; done
 
 plugin: install ## out/plugin/libnccl-tuner-dynamiccl.so
 	$(BIN)/python -m dynamiccl.serve.build --dir out/plugin

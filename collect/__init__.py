@@ -1,1 +1,1 @@
-"""Getting measurements: import of nccl-tests output, sweeps, runners, telemetry."""
+"""Getting measurements: sweeps of nccl-tests on a cluster, and import of what others measured."""

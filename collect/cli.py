@@ -6,16 +6,24 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from dynamiccl import cli
-from dynamiccl.collect import describe as describing
-from dynamiccl.collect.importer import import_files
-from dynamiccl.collect.report import ImportOptions, ImportSummary
-from dynamiccl.collect.run import RunSummary, run_sweep
-from dynamiccl.collect.runners import RUNNERS, make_runner
-from dynamiccl.collect.sweep import Sweep, load_sweep
+from dynamiccl.collect.doctor.check import exit_code, render
+from dynamiccl.collect.doctor.context import context_of
+from dynamiccl.collect.doctor.examine import run_checks
+from dynamiccl.collect.doctor.inside import check_inside
+from dynamiccl.collect.doctor.machine import ThisMachine
+from dynamiccl.collect.findings import describe as describing
+from dynamiccl.collect.findings.plots import plot_systems
+from dynamiccl.collect.importing.importer import import_files
+from dynamiccl.collect.importing.report import ImportOptions, ImportSummary
+from dynamiccl.collect.runners import LAUNCHERS, RUNNERS
+from dynamiccl.collect.runs.carry_out import RunOrder, carry_out
+from dynamiccl.collect.runs.plan import make_plan, plan_lines
+from dynamiccl.collect.runs.run import RunSummary
+from dynamiccl.collect.sweep.load import Sweep, load_sweep
+from dynamiccl.datasets import store
 
 app = typer.Typer(
     help="Sweep nccl-tests over NCCL's configs, or import what others measured, into Parquet.",
@@ -39,36 +47,20 @@ def main() -> None:
 
 @app.command("plan")
 def plan_command(sweep_file: _SweepFile, as_json: _Json = False) -> None:
-    """Say what a sweep would run, and what NCCL cannot run and why.
+    """Say what a sweep would run, what is left out and why, how many processes, and how long.
 
     Example: dynamiccl-collect plan examples/h100_4x8.toml
     """
-    sweep = load_sweep(sweep_file)
-    reasons: dict[str, int] = {}
-    for trial in sweep.trials:
-        if trial.infeasible is not None:
-            reasons[trial.infeasible] = reasons.get(trial.infeasible, 0) + 1
-    feasible = len(sweep.trials) - sum(reasons.values())
-    document = {
-        "sweep": sweep.file.name,
-        "system": sweep.file.system,
-        "trials": len(sweep.trials),
-        "feasible": feasible,
-        "cycles": sweep.file.cycles,
-        "measurements": feasible * sweep.file.cycles,
-        "infeasible": reasons,
-    }
+    plan = make_plan(load_sweep(sweep_file))
     if as_json:
-        cli.print_json(document)
+        cli.print_json(plan.to_json())
         return
-    _stdout.print(
-        f"sweep {sweep.file.name} on {sweep.file.system}: {feasible} feasible trials x "
-        f"{sweep.file.cycles} cycles = {feasible * sweep.file.cycles} measurements"
-    )
+    for line in plan_lines(plan):
+        _stdout.print(line, soft_wrap=True, highlight=False)
     table = Table("left out because", "trials")
-    for reason, count in sorted(reasons.items()):
+    for reason, count in plan.infeasible.items():
         table.add_row(reason, str(count))
-    if reasons:
+    if plan.infeasible:
         _stdout.print(table)
 
 
@@ -77,15 +69,25 @@ def run_command(
     sweep_file: _SweepFile,
     out: _Out,
     runner: Annotated[str, typer.Option(help=f"One of {', '.join(RUNNERS)}.")] = "nccl-tests",
+    launcher: Annotated[
+        str | None,
+        typer.Option(help=f"One of {', '.join(LAUNCHERS)}; default: the sweep file's."),
+    ] = None,
     nccl_tests_dir: Annotated[
         Path | None, typer.Option(help="Where the nccl-tests binaries are; default PATH.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Skip finished cycles.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in --out.")] = False,
     limit: Annotated[int | None, typer.Option(help="Only the first N trials.", min=1)] = None,
+    shard: Annotated[
+        str | None, typer.Option(metavar="I/N", help="Only this share of the launches.")
+    ] = None,
     as_json: _Json = False,
     verbose: _Verbose = False,
 ) -> None:
-    """Run a sweep and write one Parquet part for each finished cycle.
+    """Run a sweep and write a Parquet part for each finished round.
+
+    Ctrl-C finishes the running trial and stops; a second one stops at once. Nothing that was
+    measured is lost: --resume goes on.
 
     Example: dynamiccl-collect run examples/h100_4x8.toml --runner simulator --out out/data
     """
@@ -93,20 +95,17 @@ def run_command(
     sweep = load_sweep(sweep_file)
     if limit is not None:
         sweep = Sweep(sweep.file, sweep.text, sweep.trials[:limit])
-    measured_by = make_runner(runner, sweep.file, nccl_tests_dir=nccl_tests_dir)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
+    order = RunOrder(
+        sweep_file=sweep_file,
+        out=out,
+        runner=runner,
+        launcher=launcher,
+        nccl_tests_dir=nccl_tests_dir,
+        resume=resume,
+        limit=limit,
+        shard=shard,
     )
-    with Progress(
-        *columns, console=_stderr, transient=True, disable=not _stderr.is_terminal
-    ) as bar:
-        task = bar.add_task(sweep.file.name, total=len(sweep.trials) * sweep.file.cycles)
-        summary = run_sweep(
-            sweep, measured_by, out, resume=resume, progress=lambda: bar.advance(task)
-        )
+    summary = carry_out(sweep, order, console=_stderr)
     _show_run(summary, out, as_json=as_json)
 
 
@@ -115,13 +114,51 @@ def _show_run(summary: RunSummary, out: Path, *, as_json: bool) -> None:
         cli.print_json({**asdict(summary), "out": str(out)})
         return
     by_status = ", ".join(f"{count} {name}" for name, count in summary.rows_by_status.items())
+    endings = {
+        "done": "done",
+        "budget": "the budget is spent",
+        "interrupted": "stopped; go on with --resume",
+        "detached": "the batch job goes on; watch it again with --resume",
+    }
     _stdout.print(
         f"{summary.rows_written} rows ({by_status or 'nothing new'}) of {summary.trials} trials in "
-        f"{summary.cycles_done} cycles; {summary.cycles_skipped} cycles were there already "
-        f"-> {out}",
+        f"{summary.launches_run} launches; {summary.launches_skipped} were there already; "
+        f"{endings[summary.ended]} -> {out}",
         soft_wrap=True,
         highlight=False,
     )
+
+
+@app.command("doctor")
+def doctor_command(
+    sweep_file: Annotated[
+        Path | None, typer.Argument(metavar="[SWEEP.toml]", help="The sweep that is to run.")
+    ] = None,
+    nccl_tests_dir: Annotated[
+        Path | None, typer.Option(help="Where the nccl-tests binaries are; default PATH.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Data directory that will be written.")] = Path(),
+    inside: Annotated[bool, typer.Option("--inside", hidden=True)] = False,
+    as_json: _Json = False,
+) -> None:
+    """Look at this machine before a sweep: what would fail, mislead or cost, and what to do.
+
+    With a container in the sweep's launcher it looks inside the container too. Exit code 4 when a
+    check failed.
+
+    Example: dynamiccl-collect doctor examples/slurm_h100.toml --nccl-tests-dir nccl-tests/build
+    """
+    file = None if sweep_file is None else load_sweep(sweep_file).file
+    context = context_of(file, nccl_tests_dir=nccl_tests_dir, out=out, inside=inside)
+    checks = run_checks(ThisMachine(), context)
+    if file is not None and sweep_file is not None and file.launcher.container and not inside:
+        options = () if nccl_tests_dir is None else ("--nccl-tests-dir", str(nccl_tests_dir))
+        checks += check_inside(sweep_file, file.launcher, options)
+    if as_json:
+        cli.print_json([asdict(check) for check in checks])
+    else:
+        _stdout.print(render(checks), soft_wrap=True, highlight=False, markup=False)
+    raise typer.Exit(exit_code(checks))
 
 
 @app.command("import")
@@ -194,16 +231,29 @@ def _show_import(summary: ImportSummary, out: Path, *, as_json: bool) -> None:
 @app.command("describe")
 def describe_command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A data directory.")],
+    plots: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Draw a PNG for each system into DIR.")
+    ] = None,
     as_json: _Json = False,
 ) -> None:
     """Say what a data set holds: systems, sizes, configs, repeats, coverage, noise.
 
-    Example: dynamiccl-collect describe out/data
+    With --plots also the best config by size and its gain over NCCL's default.
+
+    Example: dynamiccl-collect describe out/data --plots out/plots
     """
     summaries = describing.describe(directory)
+    drawn = [] if plots is None else plot_systems(store.read(directory), plots)
     if as_json:
-        cli.print_json(describing.to_json(summaries))
+        documents = describing.to_json(summaries)
+        cli.print_json(
+            documents
+            if plots is None
+            else {"systems": documents, "plots": [str(path) for path in drawn]}
+        )
         return
+    for path in drawn:
+        _stderr.print(f"drawn: {path}", soft_wrap=True, highlight=False)
     for summary in summaries:
         mark = " (simulated)" if summary.simulated else ""
         table = Table(title=f"{summary.system}{mark}", show_header=False, title_justify="left")

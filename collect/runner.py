@@ -1,16 +1,113 @@
-"""The seam between a sweep and what measures it."""
+"""The seam between a sweep and what measures it: picks in, rows out.
 
-from collections.abc import Mapping, Sequence
+A *strategy* picks trials round by round. A *runner* says which processes measure a round (its
+launches, a pure function of the round and of what was learnt before) and runs them one after the
+other. A launch is the unit that is committed: its rows are on disk together or not at all.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Protocol
 
-from dynamiccl.collect.sweep import Trial
+from dynamiccl.collect.sweep.trial import Setting, Trial
 
 #: A measurement as column -> value; columns that are missing take the schema's neutral value.
 Row = Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A trial that is to be measured once."""
+
+    trial: Trial
+    #: Number of the repeat within its round.
+    repeat: int = 0
+    #: P(config | task, history) with which the strategy picked it; None = it had no choice.
+    probability: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a strategy wants next; a cycle of an exhaustive sweep is a round."""
+
+    number: int
+    picks: tuple[Pick, ...]
+
+    @property
+    def run(self) -> str:
+        """Name of the run that this round makes: noise within it is correlated."""
+        return f"cycle-{self.number}"
+
+
+class LaunchMode(StrEnum):
+    """How a launch tells NCCL what to do."""
+
+    #: The user's untouched environment, nothing of ours loaded: the reference default.
+    REFERENCE = "reference"
+    #: The plugin plays a schedule: many configs in one process.
+    SWEEP = "sweep"
+    #: One config, forced by environment.
+    FORCED = "forced"
+    #: As SWEEP or FORCED, untimed: NCCL's log says what really runs.
+    READ_BACK = "read-back"
+    #: No process at all.
+    SIMULATED = "simulated"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One process (or its simulation) and what it measures, in this order."""
+
+    #: Unique within the sweep, and the same whenever the same round is laid out again.
+    id: str
+    round: int
+    setting: Setting
+    mode: LaunchMode
+    picks: tuple[Pick, ...]
+    #: Whether the plugin plays its configs; else the one config is forced by environment.
+    is_scheduled: bool = False
+
+    @property
+    def run(self) -> str:
+        """Name of the run that its round makes."""
+        return f"cycle-{self.round}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What became of one pick: a row for each buffer placement, or one with the reason."""
+
+    pick: Pick
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A trial that hung or crashed; its config is not tried again from its size on."""
+
+    trial: Trial
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchResult:
+    """What became of a launch."""
+
+    measured: tuple[Measured, ...]
+    #: Picks that were not reached: a config hung or crashed before them, or we were told to stop.
+    unfinished: tuple[Pick, ...] = ()
+    quarantined: tuple[Quarantined, ...] = ()
+    #: What was learnt about the setting, as plain data (the read-back pass, the environment).
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Runner(Protocol):
-    """Measures trials. An attempt that fails is a row with a status and a reason, never a gap."""
+    """Measures picks. An attempt that fails is a row with a status and a reason, never a gap."""
+
+    @property
+    def name(self) -> str:
+        """As on the command line; a sweep is not begun with one runner and ended with another."""
 
     def check(self, trials: Sequence[Trial]) -> None:
         """Refuse, before anything runs, a sweep that this runner cannot measure at all.
@@ -18,5 +115,14 @@ class Runner(Protocol):
         Raises UserError or MachineError with the fix.
         """
 
-    def measure(self, trial: Trial, *, run: str, repeat: int) -> list[Row]:
-        """Measure one trial once; one row for each buffer placement measured."""
+    def launches(self, round_: Round) -> tuple[Launch, ...]:
+        """The launches that measure a round, in the order in which they run."""
+
+    def run(self, launch: Launch, progress: Callable[[int], None]) -> LaunchResult:
+        """Run one launch; `progress` is told how many picks were done since it was last called."""
+
+    def learn(self, launch: str, facts: Mapping[str, Any]) -> None:
+        """Take in what a launch of this sweep found out, now or before a resume."""
+
+    def environment(self, setting: Setting) -> Row:
+        """Environment columns known of a setting, for attempts that start no process."""

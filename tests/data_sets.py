@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.run import run_sweep
+from dynamiccl.collect.runs.run import run_sweep
 from dynamiccl.collect.simulator.runner import SimulatorRunner
-from dynamiccl.collect.sweep import parse_sweep
+from dynamiccl.collect.sweep.load import parse_sweep
 
 SWEEP = """
 name = "tiny"
@@ -25,7 +25,10 @@ SYSTEM = "sim-4x8"
 
 def make_data(out: Path, text: str = SWEEP) -> Path:
     sweep = parse_sweep(text, where="test")
-    run_sweep(sweep, SimulatorRunner(sweep.file), out, resume=False)
+    from dynamiccl.collect.strategies import make_strategy
+
+    strategy = make_strategy(sweep.file, sweep.trials)
+    run_sweep(sweep, strategy, SimulatorRunner(sweep.file), out, resume=False)
     return out
 
 

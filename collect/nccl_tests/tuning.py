@@ -9,6 +9,7 @@ Symmetric kernels and the copy engine print another tail; they are none of the c
 """
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -34,6 +35,44 @@ class Choice:
     num_channels: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class LoggedCall:
+    """One line: a call, its bytes as printed, what NCCL ran (None: nothing that we can name)."""
+
+    collective: Collective | None
+    printed_bytes: int
+    per_rank: bool
+    choice: Choice | None
+
+    def whole_bytes(self, num_ranks: int) -> int:
+        """NCCL's nBytes: of all ranks together."""
+        return self.printed_bytes * num_ranks if self.per_rank else self.printed_bytes
+
+
+def logged_calls(lines: Iterable[str]) -> Iterator[LoggedCall]:
+    """The calls that a log tells of, in its order."""
+    for line in lines:
+        call = _call(line)
+        if call is not None:
+            yield call
+
+
+def _call(line: str) -> LoggedCall | None:
+    if " Bytes -> " not in line:
+        return None
+    match = _LINE.search(line)
+    if match is None:
+        return None
+    collective = None
+    if match["func"]:
+        try:
+            collective = Collective.parse(match["func"])
+        except UnknownName:
+            return None
+    per_rank = match["low"] is not None and collective in _PER_RANK
+    return LoggedCall(collective, int(match["size"]), per_rank, _choice(match))
+
+
 @dataclass(slots=True)
 class TuningLog:
     """All choices seen, by (collective, bytes as printed, whether these are per rank).
@@ -47,20 +86,11 @@ class TuningLog:
 
     def add(self, line: str) -> bool:
         """Take a line when it is one of these; say whether it was."""
-        if " Bytes -> " not in line:
+        call = _call(line)
+        if call is None:
             return False
-        match = _LINE.search(line)
-        if match is None:
-            return False
-        collective = None
-        if match["func"]:
-            try:
-                collective = Collective.parse(match["func"])
-            except UnknownName:
-                return False
-        per_rank = match["low"] is not None and collective in _PER_RANK
-        key = (collective, int(match["size"]), per_rank)
-        self.seen.setdefault(key, set()).add(_choice(match))
+        key = (call.collective, call.printed_bytes, call.per_rank)
+        self.seen.setdefault(key, set()).add(call.choice)
         return True
 
     def merge(self, other: "TuningLog") -> None:

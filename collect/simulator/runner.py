@@ -1,20 +1,26 @@
 """The simulator as a runner: the same rows as a real sweep, marked `source = simulator`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import groupby
+from typing import Any
 
-from dynamiccl.collect.runner import Row
+from dynamiccl.collect.runner import Launch, LaunchMode, LaunchResult, Measured, Pick, Round, Row
 from dynamiccl.collect.simulator import h100
+from dynamiccl.collect.simulator.channels import actual_channels
 from dynamiccl.collect.simulator.noise import Noise
-from dynamiccl.collect.sweep import SweepFile, Trial
-from dynamiccl.collect.trial_rows import infeasible_row, trial_row
-from dynamiccl.datasets.schema import Source, Statistic
+from dynamiccl.collect.sweep.settings import SweepFile
+from dynamiccl.collect.sweep.trial import Setting, Trial
+from dynamiccl.collect.trial_rows import lost_row, pick_row
+from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET, Source, Statistic, Status
 from dynamiccl.errors import InvalidSweep
-from dynamiccl.nccl import ABSTAIN, Algorithm, Protocol
+from dynamiccl.nccl import ABSTAIN
 
 
 class SimulatorRunner:
     """Measures in the H100 + InfiniBand model; needs no GPU, no NCCL and no network."""
+
+    name = "simulator"
 
     def __init__(self, file: SweepFile) -> None:
         """Take the sweep's simulator settings."""
@@ -28,69 +34,104 @@ class SimulatorRunner:
         )
 
     def check(self, trials: Sequence[Trial]) -> None:
-        """Refuse groups, collectives and channel counts that the model does not hold."""
-        known = h100.groups()
-        for trial in trials:
-            group = h100.Group(trial.num_nodes, trial.ranks_per_node)
-            if group not in known:
-                shapes = ", ".join(f"{g.num_nodes}x{g.ranks_per_node}" for g in known)
-                raise InvalidSweep(
-                    f"the simulator has no group of {trial.num_nodes} nodes x "
-                    f"{trial.ranks_per_node} ranks; choose from {shapes}"
-                )
-            if trial.collective not in h100.collectives():
-                names = ", ".join(c.wire for c in h100.collectives())
-                raise InvalidSweep(
-                    f"the simulator has no {trial.collective.wire}; choose from {names}"
-                )
-            if trial.config.num_channels is not None:
-                raise InvalidSweep(
-                    "the simulator has no channel counts yet: num_channels must be [0] (AUTO), "
-                    f"not {trial.config.num_channels}"
-                )
+        """Refuse groups, collectives, profiles and interference that the model does not hold."""
+        for setting in dict.fromkeys(trial.setting for trial in trials):
+            _check(setting)
 
-    def measure(self, trial: Trial, *, run: str, repeat: int) -> list[Row]:
-        """Simulate one call; out-of-place only."""
-        row = trial_row(self._file, trial, run=run, repeat=repeat)
-        row |= h100.ENVIRONMENT
-        row |= {
+    def launches(self, round_: Round) -> tuple[Launch, ...]:
+        """One launch for each setting of the round."""
+
+        def key(pick: Pick) -> Setting:
+            return pick.trial.setting
+
+        grouped = groupby(sorted(round_.picks, key=key), key=key)
+        return tuple(
+            Launch(
+                f"{round_.number}:{setting.key}",
+                round_.number,
+                setting,
+                LaunchMode.SIMULATED,
+                tuple(picks),
+            )
+            for setting, picks in grouped
+        )
+
+    def run(self, launch: Launch, progress: Callable[[int], None]) -> LaunchResult:
+        """Simulate one call for each pick; out-of-place only."""
+        measured = []
+        for pick in launch.picks:
+            measured.append(Measured(pick, (self._measure(launch, pick),)))
+            progress(1)
+        return LaunchResult(tuple(measured))
+
+    def learn(self, launch: str, facts: Mapping[str, Any]) -> None:
+        """Nothing is learnt in a world that is known."""
+
+    def environment(self, setting: Setting) -> Row:  # noqa: ARG002
+        """The simulated system's facts."""
+        return {
+            **h100.ENVIRONMENT,
             "source": Source.SIMULATOR.value,
             "timestamp": datetime.now(UTC),
             "in_place": False,
             "exclusive_node": True,
+            "mig": False,
         }
-        group = h100.Group(trial.num_nodes, trial.ranks_per_node)
-        if trial.infeasible is not None:
-            return [infeasible_row(row, trial.infeasible)]
+
+    def _measure(self, launch: Launch, pick: Pick) -> Row:
+        trial, setting = pick.trial, launch.setting
+        row = {**pick_row(self._file, launch, pick), **self.environment(setting)}
+        group = h100.Group(setting.num_nodes, setting.ranks_per_node)
         config = trial.config
         if config == ABSTAIN:
-            config = h100.default_config(group, trial.collective, trial.size_bytes)
+            config = h100.default_config(group, setting.collective, trial.size_bytes)
         if config.algorithm is None or config.protocol is None:
-            return [infeasible_row(row, "the simulator needs both algorithm and protocol")]
+            reason = "the simulator needs both algorithm and protocol"
+            return lost_row(row, Status.INFEASIBLE, reason)
         cell = (config.algorithm, config.protocol)
-        if cell not in h100.cells(group, trial.collective):
-            return [infeasible_row(row, f"NCCL has no {config.key} for this group")]
-        return [{**row, **self._result(trial, group, cell, run)}]
-
-    def _result(
-        self,
-        trial: Trial,
-        group: h100.Group,
-        cell: tuple[Algorithm, Protocol],
-        run: str,
-    ) -> Row:
+        if cell not in h100.cells(group, setting.collective):
+            return lost_row(row, Status.INFEASIBLE, f"NCCL has no {config.key} for this group")
+        call = (group, setting.collective, *cell, trial.size_bytes)
         quiet_us = h100.true_us(
-            group, trial.collective, *cell, trial.size_bytes, congestion=trial.congestion
+            *call,
+            congestion=setting.interference.level,
+            num_channels=config.num_channels,
+            chunk_bytes=config.chunk_bytes,
         )
-        time_us = quiet_us * self._noise.factor(run, trial.key)
+        repeat = f"#{pick.repeat}" if pick.repeat else ""
+        time_us = quiet_us * self._noise.factor(launch.run, trial.key + repeat)
         algbw = trial.size_bytes / (1000.0 * time_us)
         return {
+            **row,
             "actual_algorithm": cell[0].wire,
             "actual_protocol": cell[1].wire,
+            "actual_num_channels": actual_channels(*call, config.num_channels),
             "verified": True,
             "statistic": Statistic.MEAN.value,
             "time_us": time_us,
             "algbw_gbytes_per_s": algbw,
-            "busbw_gbytes_per_s": algbw * trial.collective.bus_factor(group.num_ranks),
+            "busbw_gbytes_per_s": algbw * setting.collective.bus_factor(group.num_ranks),
             "wrong_values": 0,
         }
+
+
+def _check(setting: Setting) -> None:
+    known = h100.groups()
+    if h100.Group(setting.num_nodes, setting.ranks_per_node) not in known:
+        shapes = ", ".join(f"{g.num_nodes}x{g.ranks_per_node}" for g in known)
+        raise InvalidSweep(
+            f"the simulator has no group of {setting.num_nodes} nodes x "
+            f"{setting.ranks_per_node} ranks; choose from {shapes}"
+        )
+    if setting.collective not in h100.collectives():
+        names = ", ".join(c.wire for c in h100.collectives())
+        raise InvalidSweep(f"the simulator has no {setting.collective.wire}; choose from {names}")
+    if setting.profile.name != DEFAULT_PROFILE:
+        raise InvalidSweep(
+            f"the simulator knows no launch profiles: remove '{setting.profile.name}'"
+        )
+    if setting.interference.kind not in {QUIET, "congestion"}:
+        raise InvalidSweep(
+            f"the simulator has no interference '{setting.interference.kind}'; choose from "
+            f"{QUIET}, congestion"
+        )

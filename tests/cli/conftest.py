@@ -28,7 +28,7 @@ MODULES = {
     "dynamiccl-deploy": "dynamiccl.serve.cli",
 }
 COMMANDS = [
-    ("dynamiccl-collect", ("plan", "run", "import", "describe")),
+    ("dynamiccl-collect", ("plan", "run", "import", "describe", "doctor")),
     ("dynamiccl-train", ("list", "fit")),
     ("dynamiccl-evaluate", ("report",)),
     ("dynamiccl-deploy", ("export", "verify", "table", "env")),

@@ -199,14 +199,15 @@ def test_empty_data_directory_is_exit_3_everywhere(
 
 def test_plan_counts_what_would_run(sweep: Path, shell: Shell) -> None:
     plan = shell("dynamiccl-collect", "plan", sweep, "--json").json
-    # 2 sizes x (default + 2 algorithms x 3 protocols); NVLSTree has Simple only.
-    assert (plan["trials"], plan["feasible"], plan["measurements"]) == (14, 10, 20)
+    # 2 sizes x (default + 2 algorithms x 3 protocols); NVLSTree has Simple only; the default twice.
+    assert (plan["trials"], plan["feasible"], plan["measurements"]) == (14, 10, 24)
     assert plan["infeasible"] == {
         "NVLSTree has no LL for AllReduce": 2,
         "NVLSTree has no LL128 for AllReduce": 2,
     }
     said = shell("dynamiccl-collect", "plan", sweep).out
-    assert "10 feasible trials x 2 cycles = 20 measurements" in said
+    assert "10 feasible trials of 14, exhaustive, 2 rounds, about 24 measurements" in said
+    assert "one process for each config would be" in said
 
 
 def test_run_describe_and_resume(sweep: Path, shell: Shell) -> None:
@@ -219,13 +220,13 @@ def test_run_describe_and_resume(sweep: Path, shell: Shell) -> None:
     assert "sim (simulated)" in shell("dynamiccl-collect", "describe", "o").out
     assert "go on with --resume" in refused(shell(*command), 2)
     again = json.loads(shell(*command, "--resume", "--json").out)
-    assert (again["rows_written"], again["cycles_skipped"]) == (0, 2)
+    assert (again["rows_written"], again["launches_run"], again["ended"]) == (0, 0, "done")
 
 
 def test_limit_takes_the_first_trials(sweep: Path, shell: Shell) -> None:
     options = ("--out", "o", "--runner", "simulator", "--limit", 3, "--json")
     done = shell("dynamiccl-collect", "run", sweep, *options)
-    assert json.loads(done.out)["rows_written"] == 6
+    assert json.loads(done.out)["rows_written"] == 2 * 4  # two configs, and the default twice
 
 
 def test_import_and_describe(shell: Shell, tmp_path: Path) -> None:
@@ -257,3 +258,32 @@ def test_out_that_is_a_file_is_one_line(
     done = shell("dynamiccl-collect", command, *arguments[command], "--out", tmp_path / "taken")
     assert done.code in {2, 4}
     assert "taken" in refused(done, int(str(done.code)))
+
+
+def test_describe_draws_its_plots(sweep: Path, shell: Shell) -> None:
+    assert shell("dynamiccl-collect", "run", sweep, "--out", "o", "--runner", "simulator").code == 0
+    found = shell("dynamiccl-collect", "describe", "o", "--plots", "p", "--json").json
+    assert [Path(plot).name for plot in found["plots"]] == ["sim.png"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--launcher", "pbs"), "unknown launcher 'pbs'; choose from local, mpirun, srun, sbatch"),
+        (("--shard", "2/2"), "--shard '2/2' is no share; write I/N"),
+        (("--runner", "nccl"), "unknown runner 'nccl'; choose from nccl-tests, simulator"),
+    ],
+)
+def test_wrong_option_of_run_names_the_choices(
+    options: tuple[str, ...], said: str, sweep: Path, shell: Shell
+) -> None:
+    assert said in refused(shell("dynamiccl-collect", "run", sweep, "--out", "o", *options), 2)
+
+
+def test_doctor_tells_what_is_missing_and_what_to_do(sweep: Path, shell: Shell) -> None:
+    done = shell("dynamiccl-collect", "doctor", sweep, "--json")
+    checks = {check["name"]: check for check in json.loads(done.out)}
+    assert "nccl-tests" in checks
+    assert all(check["advice"] for check in checks.values() if check["status"] == "fail")
+    failed = any(check["status"] == "fail" for check in checks.values())
+    assert done.code == (4 if failed else 0)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dynamiccl.collect.describe import SystemSummary, describe, lines, to_json
+from dynamiccl.collect.findings.describe import SystemSummary, describe, lines, to_json
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.store import write_part
 from dynamiccl.errors import MissingPath, NotEnoughData

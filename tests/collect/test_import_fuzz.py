@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.collect.importer import ImportOptions, import_files
+from dynamiccl.collect.importing.importer import ImportOptions, import_files
 from dynamiccl.collect.nccl_tests.text import parse_text
 from dynamiccl.errors import DynamicclError
 

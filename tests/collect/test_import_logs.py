@@ -12,7 +12,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dynamiccl.collect.importer import ImportFailed, ImportOptions, import_files
+from dynamiccl.collect.importing.importer import ImportFailed, ImportOptions, import_files
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 

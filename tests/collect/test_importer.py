@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.importer import ImportOptions, import_files
-from dynamiccl.collect.systems import load_systems
+from dynamiccl.collect.importing.importer import ImportOptions, import_files
+from dynamiccl.collect.importing.systems import load_systems
 from dynamiccl.datasets import store
 from dynamiccl.errors import MissingPath, UnknownName, UserError
 

@@ -8,8 +8,8 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
-from dynamiccl.collect.importer import ImportOptions, import_files
-from dynamiccl.collect.report import ImportSummary
+from dynamiccl.collect.importing.importer import ImportOptions, import_files
+from dynamiccl.collect.importing.report import ImportSummary
 from dynamiccl.datasets import store
 from dynamiccl.errors import CorruptFile, OutputError
 

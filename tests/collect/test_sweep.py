@@ -3,10 +3,19 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from dynamiccl.collect.sweep import Sizes, Sweep, load_sweep, parse_size, parse_sweep
+from dynamiccl.collect.sweep.load import Sweep, load_sweep, parse_sweep
+from dynamiccl.collect.sweep.settings import Sizes
+from dynamiccl.collect.sweep.sizes import (
+    DATATYPE_BYTES,
+    benchmark_bytes,
+    chains,
+    factor_ladder,
+    parse_size,
+)
 from dynamiccl.errors import InvalidSweep, MissingPath
-from dynamiccl.nccl import ABSTAIN
+from dynamiccl.nccl import ABSTAIN, Collective
 from dynamiccl.sizes import size_bin
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -67,7 +76,33 @@ def test_plain_sweep_is_the_default_and_every_algorithm_and_protocol() -> None:
         ('sizes = { min = true, max = "4M" }', "sizes.min: Value error, 'True' is no size"),
         ('sizes = { min = "8M", max = "4M" }', "ladder lies from 8388608 to 4194304 bytes"),
         ('sizes = { min = "1M", max = "9999999T" }', "less than 2^62 bytes"),
-        ('sizes = { min = "1M" }', "sizes.max: Field required; add it"),
+        ('sizes = { min = "1M" }', "sizes: Value error, max is missing; add it"),
+        ("sizes = {}", "give either min and max, or list = [sizes]"),
+        ("sizes = { list = [] }", "give either min and max, or list = [sizes]"),
+        ("sizes = { list = [64], min = 1, max = 2 }", "give either min and max, or list"),
+        ("sizes = { min = 1, max = 8, factor = 2, steps_per_octave = 1 }", "give one of factor"),
+        ("sizes = { min = 1, max = 8, factor = 1 }", "sizes.factor: Input should be greater"),
+        ('datatypes = ["flot"]', "unknown datatype 'flot'; choose from int8, uint8"),
+        ('[[profiles]]\nname = "x y"', "profile name 'x y' cannot be a directory name"),
+        ('[[profiles]]\nname = "shm"\ntransport = "SMH"', "transport: Input should be 'P2P'"),
+        ('[[profiles]]\nname = "a"\nthreads = 65', "threads: Input should be 64, 128, 256 or 512"),
+        ('[[profiles]]\nname = "a"\nenv = { FOO = "1" }', "'FOO' is no NCCL_* variable"),
+        ('[[profiles]]\nname = "a"\nenv = { NCCL_ALGO = "Ring" }', "use algorithms and protocols"),
+        ('[[profiles]]\nname = "default"\nthreads = 64', "is the user's untouched environment"),
+        ('[[interference]]\nkind = "cpu"', "every other kind a level above 0"),
+        ('[[interference]]\nkind = "cpu"\nlevel = 2', "the level of 'cpu' is a share"),
+        ('[[interference]]\nkind = "noise"', "kind: Input should be 'none', 'gemm', 'cpu'"),
+        ('[strategy]\nkind = "clever"', "kind: Input should be 'exhaustive', 'random'"),
+        ('[runner]\narguments = ["-m", "4"]', "'-m' makes one call of many"),
+        ('[runner]\narguments = ["--cudagraph=2"]', "'--cudagraph=2' asks for configs while a"),
+        ('[runner]\narguments = ["-z", "3", "-n50"]', "'-n50' is set by the sweep; change the"),
+        ("[budget]\nmax_hours = 0", "max_hours: Input should be greater than 0"),
+        ('[launcher]\nkind = "pbs"', "kind: Input should be 'local', 'mpirun', 'srun' or 'sbatch'"),
+        ('[launcher]\ncontainer = { image = "x" }', "launcher.container.runtime: Field required"),
+        (
+            '[launcher]\ncontainer = { runtime = "pyxis", image = "x", mount = [] }',
+            "launcher.container.mount: Extra inputs are not permitted; known keys are runtime,",
+        ),
         ('sizes = { min = 1, max = 8, steps_per_octave = 3 }', "Input should be 1, 2 or 4 (got 3)"),
         ("cycles = 0", "cycles: Input should be greater than or equal to 1 (got 0)"),
         ("iterations = 1.5", "iterations: Input should be a valid integer"),
@@ -76,10 +111,8 @@ def test_plain_sweep_is_the_default_and_every_algorithm_and_protocol() -> None:
         ("[simulator]\nsead = 1", "sead: Extra inputs are not permitted; known keys are seed,"),
         ("[simulator]\nnoise_sigma = 2", "noise_sigma: Input should be less than or equal to 1"),
         ("[simulator]\nnoise_sigma = nan", "noise_sigma: Input should be a finite number"),
-        ("[simulator]\ncongestion_levels = []", "give at least one level, 0.0 (quiet) or more"),
-        ("[simulator]\ncongestion_levels = [-1]", "give at least one level, 0.0 (quiet) or more"),
-        ("[simulator]\ncongestion_levels = [nan]", "congestion_levels.0: Input should be a finite"),
-        ("[simulator]\ncongestion_levels = [inf]", "congestion_levels.0: Input should be a finite"),
+        ('[[interference]]\nkind = "cpu"\nlevel = -1', "level: Input should be greater than"),
+        ('[[interference]]\nkind = "cpu"\nlevel = nan', "level: Input should be a finite number"),
         ("num_channels = [0, 0]", "trial AllReduce:4x8:1048576:Tree/LL is declared twice"),
         ('collectives = ["AllReduce", "all_reduce"]', "1048576:ABSTAIN is declared twice"),
         ("name =", "s.toml is not TOML: Invalid value"),
@@ -98,7 +131,7 @@ def test_missing_key_is_named(key: str) -> None:
 
 def test_misspelt_key_of_a_group_lists_the_keys_of_a_group() -> None:
     said = refused("groups = [{ nodes = 1, ranks_per_node = 8 }]")
-    assert said.endswith("known keys are num_nodes, ranks_per_node")
+    assert said.endswith("known keys are num_nodes, ranks_per_node, num_hosts")
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"name = '\x80'", b"\x00", b""])
@@ -140,8 +173,8 @@ def test_size_is_read_with_binary_units(text: object, size: int) -> None:
 def test_ladder_has_the_asked_steps_in_an_octave() -> None:
     ladders = {n: Sizes(min=1 << 20, max=1 << 21, steps_per_octave=n).ladder() for n in (1, 2, 4)}
     assert ladders[1] == (1 << 20, 1 << 21)
-    assert ladders[2] == (1 << 20, 1482896, 1 << 21)
-    assert ladders[4] == (1 << 20, 1246960, 1482896, 1763488, 1 << 21)
+    assert ladders[2] == (1 << 20, 23 << 16, 1 << 21)
+    assert ladders[4] == (1 << 20, 19 << 16, 23 << 16, 27 << 16, 1 << 21)
 
 
 def test_ladder_has_no_size_below_16_bytes() -> None:
@@ -162,7 +195,10 @@ def test_ladder_is_one_size_for_each_of_its_bins(low: int, octaves: int, steps: 
 @settings(deadline=None, max_examples=60)
 def test_small_ladder_ascends_in_multiples_of_16(low: int, factor: int, steps: int) -> None:
     sizes = {"min": low, "max": low * factor, "steps_per_octave": steps}
-    ladder = Sizes.model_validate(sizes).ladder()
+    try:
+        ladder = Sizes.model_validate(sizes).ladder()
+    except ValidationError:
+        return  # no multiple of 16 lies between the two
     assert list(ladder) == sorted(set(ladder))
     assert all(size % 16 == 0 for size in ladder)
 
@@ -178,11 +214,15 @@ def test_trial_keys_are_unique(
     channels: set[int], algorithms: set[str], nodes: set[int], congestion: set[float]
 ) -> None:
     groups = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = 2 }}" for n in nodes)
+    beside = ", ".join(
+        f'{{ kind = "{"congestion" if level else "none"}", level = {level} }}'
+        for level in congestion
+    )
     trials = parse(
         f"num_channels = {list(channels)}",
         f"algorithms = {sorted(algorithms)}",
         f"groups = [{groups}]",
-        f"[simulator]\ncongestion_levels = {sorted(congestion)}",
+        f"interference = [{beside}]",
     ).trials
     configs = 1 + len(algorithms) * 3 * len(channels)
     assert len(trials) == 3 * len(nodes) * len(congestion) * configs
@@ -221,3 +261,97 @@ def test_channel_count_0_is_auto() -> None:
         "Ring/LL/8ch": None,
         "Ring/LL/65ch": "65 channels are outside 1..64",
     }
+
+
+def test_range_by_a_factor_and_a_list_are_taken_as_written() -> None:
+    assert Sizes(min=1000, max=27000, factor=3).ladder() == (1000, 3000, 9000, 27000)
+    assert Sizes.model_validate({"list": ["1M", 12, 100, 12]}).ladder() == (12, 100, 1 << 20)
+
+
+@given(sizes=st.sets(st.integers(1, 4096), min_size=1, max_size=40))
+@settings(deadline=None, max_examples=100)
+def test_chains_hold_every_size_once_and_walk_as_nccl_tests_does(sizes: set[int]) -> None:
+    cut = chains(sizes)
+    assert sorted(size for chain in cut for size in chain.sizes) == sorted(sizes)
+    for chain in cut:
+        assert chain.sizes == factor_ladder(chain.sizes[0], chain.sizes[-1], chain.factor)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_ladder_needs_one_process_for_each_of_its_steps(steps: int) -> None:
+    ladder = Sizes.model_validate({"min": "1K", "max": "4G", "steps_per_octave": steps}).ladder()
+    assert len(chains(ladder)) == steps
+
+
+def test_walk_of_a_chain_as_arguments() -> None:
+    [long] = chains([8, 24, 72])
+    assert long.arguments == ("-b", "8", "-e", "72", "-f", "3")
+    [single] = chains([100])
+    assert single.arguments == ("-b", "100", "-e", "100")
+
+
+@given(
+    size=st.integers(1, 1 << 40),
+    ranks=st.integers(1, 4096),
+    datatype=st.sampled_from(sorted(DATATYPE_BYTES)),
+)
+def test_benchmark_rounds_down_to_whole_shares(size: int, ranks: int, datatype: str) -> None:
+    gather = benchmark_bytes(Collective.AllGather, size, ranks, datatype)
+    assert 0 <= size - gather < 16 * ranks
+    assert gather % (16 * ranks) == 0
+    reduce = benchmark_bytes(Collective.AllReduce, size, ranks, datatype)
+    assert 0 <= size - reduce < DATATYPE_BYTES[datatype]
+
+
+def test_profile_is_its_settings_and_part_of_the_trial() -> None:
+    trials = parse(
+        'profiles = [{ name = "default" }, { name = "net", transport = "NET", threads = 256, '
+        'buffer_bytes = "1M", env = { NCCL_NET = "Socket" } }]',
+    ).trials
+    profiles = {trial.setting.profile.name: trial.setting.profile for trial in trials}
+    assert profiles["default"].environment == ()
+    assert dict(profiles["net"].environment) == {
+        "NCCL_P2P_DISABLE": "1",
+        "NCCL_SHM_DISABLE": "1",
+        "NCCL_NTHREADS": "256",
+        "NCCL_BUFFSIZE": "1048576",
+        "NCCL_NET": "Socket",
+    }
+    assert len({trial.key for trial in trials}) == len(trials) == 2 * 3 * 22
+
+
+def test_collective_that_nobody_tunes_has_its_default_only() -> None:
+    trials = parse('collectives = ["AlltoAll", "SendRecv"]').trials
+    assert {trial.config for trial in trials} == {ABSTAIN}
+    assert len(trials) == 2 * 3
+
+
+def test_size_that_leaves_nothing_to_a_rank_is_infeasible() -> None:
+    small = parse('collectives = ["AllGather"]', "sizes = { list = [256, 512] }").trials
+    found = {trial.size_bytes: trial.infeasible for trial in small if trial.config == ABSTAIN}
+    assert found == {256: "256 bytes leave nothing to each of 32 ranks", 512: None}
+
+
+def test_chunk_size_needs_a_new_nccl() -> None:
+    found = reasons(
+        'chunk_sizes = [0, "512K"]',
+        'algorithms = ["Ring"]',
+        'protocols = ["Simple"]',
+        'nccl_version = "2.29.7"',
+    )
+    assert found["Ring/Simple"] is None
+    assert found["Ring/Simple/524288B"] == "a chunk size needs NCCL 2.30.0 and this is 2.29.7"
+
+
+def test_hosts_may_differ_from_what_nccl_counts_as_nodes() -> None:
+    [setting] = {
+        trial.setting
+        for trial in parse(
+            "groups = [{ num_nodes = 1, ranks_per_node = 72, num_hosts = 18 }]"
+        ).trials
+    }
+    assert (setting.hosts, setting.ranks_per_host, setting.num_ranks) == (18, 4, 72)
+    assert setting.key == "AllReduce:1x72:18hosts"
+    assert "8 ranks cannot be shared out evenly to 3 hosts" in refused(
+        "groups = [{ num_nodes = 1, ranks_per_node = 8, num_hosts = 3 }]"
+    )

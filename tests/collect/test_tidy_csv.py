@@ -5,8 +5,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dynamiccl.collect.importer import ImportOptions, import_files
-from dynamiccl.collect.tidy_csv import COLUMNS
+from dynamiccl.collect.importing.importer import ImportOptions, import_files
+from dynamiccl.collect.importing.tidy_csv import COLUMNS
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 

@@ -1,0 +1,304 @@
+"""How many measurements the adaptive strategy saves for the same table.
+
+    python benchmarks/bench_strategies.py [FOLDER_OF_TIDY_CSV]
+
+*Simulated*: AllReduce, AllGather and ReduceScatter on 4 x 8 simulated H100, 4 KiB to 4 GiB in two
+steps per octave, every (algorithm, protocol) of the model with AUTO and 10 channel counts: 33 to 77
+configs a task. The exhaustive sweep measures each three times and the default twice as often; all
+of it counts, for every strategy. Regret is of the noise-free times: that of the config in the table
+over that of the best config (the default included), minus one, mean over tasks. Six seeds, each
+with noise and draws of its own; intervals are Student's t, 95 %. `measurements_saved_ratio_at_2pct`
+is exhaustive over adaptive measurements for the smallest budget tried whose interval ends below
+2 %.
+
+*Replayed*: published sweeps, each cell's median taken as its true time, its repeats drawn again at
+random (where there is one only, with the scatter of the system's other cells). Tasks with a default
+and two forced configs or more; these grids are small, so there is little to save.
+
+Writes out/bench/strategies.json.
+"""
+
+import math
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from harness import write_result
+
+from dynamiccl.collect.importing.importer import import_files
+from dynamiccl.collect.runner import Pick
+from dynamiccl.collect.runs.outcomes import Outcome
+from dynamiccl.collect.simulator import h100
+from dynamiccl.collect.simulator.noise import Noise
+from dynamiccl.collect.strategies import Strategy, choose
+from dynamiccl.collect.strategies.adaptive import Adaptive
+from dynamiccl.collect.strategies.exhaustive import Exhaustive
+from dynamiccl.collect.strategies.random_share import RandomShare
+from dynamiccl.collect.sweep.load import parse_sweep
+from dynamiccl.collect.sweep.settings import StrategySettings
+from dynamiccl.collect.sweep.trial import LaunchProfile, Setting, Trial
+from dynamiccl.datasets.cells import independent, quiet
+from dynamiccl.datasets.schema import TASK_COLUMNS
+from dynamiccl.datasets.store import read
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
+
+CYCLES: Final = 3
+SEEDS: Final = range(6)
+#: Student's t for 95 % and len(SEEDS) - 1 = 5 degrees of freedom.
+T_95: Final = 2.571
+#: Budgets that are tried, as shares 1 / n of the exhaustive sweep.
+SHARES: Final = (8, 10, 12, 14, 16, 20)
+BAR_REGRET: Final = 0.02
+ROOT: Final = Path(__file__).resolve().parents[1]
+#: Where published sweeps are looked for; the second is shipped.
+DATA: Final = (ROOT.parent / "shared" / "data" / "sweeps", ROOT / "datasets" / "sample")
+SWEEP: Final = """
+name = "strategies"
+system = "h100-ib-simulated"
+collectives = ["AllReduce", "AllGather", "ReduceScatter"]
+algorithms = ["Ring", "Tree", "NVLSTree"]
+num_channels = [0, 1, 2, 3, 4, 6, 8, 10, 12, 14, 16]
+groups = [{ num_nodes = 4, ranks_per_node = 8 }]
+sizes = { min = "4K", max = "4G", steps_per_octave = 2 }
+nccl_version = "2.27.5"
+"""
+
+
+@dataclass(frozen=True)
+class World:
+    """Trials, their true times in us, and what scatters around these (factors, by trial key)."""
+
+    trials: tuple[Trial, ...]
+    truth: Mapping[str, float]
+    #: None: the simulator's noise.
+    scatter: Mapping[str, Sequence[float]] | None = None
+
+    def history(self, strategy: Strategy, seed: int) -> list[Outcome]:
+        """Measure what a strategy picks until it is done."""
+        defaults = parse_sweep(SWEEP, where="benchmark").file.simulator
+        noise = Noise(seed, defaults.noise_sigma, defaults.tail_probability, defaults.drift_sigma)
+        random = np.random.default_rng(seed)
+        history: list[Outcome] = []
+        number = 0
+        while (picks := strategy.next_picks(number, history)) is not None:
+            for pick in picks:
+                key = pick.trial.key
+                if self.scatter is None:
+                    factor = noise.factor(f"cycle-{number}", f"{key}#{pick.repeat}")
+                else:
+                    factor = float(random.choice(self.scatter[key]))
+                history.append(Outcome(key, number, self.truth[key] * factor, ok=True))
+            number += 1
+        return history
+
+    def regret(self, history: Sequence[Outcome]) -> np.ndarray:
+        """True regret of the table that follows from a history, by task."""
+        best: dict[tuple[Setting, int], float] = {}
+        keys = {}
+        for trial in self.trials:
+            best[trial.task] = min(best.get(trial.task, math.inf), self.truth[trial.key])
+            keys[trial.task, trial.config] = trial.key
+        table = choose(self.trials, history)
+        return np.array([self.truth[keys[t, c]] / best[t] - 1.0 for t, c in table.items()])
+
+
+def simulated_world() -> World:
+    """The grid of SWEEP in the H100 simulator, without what it cannot run."""
+    truth = {}
+    for trial in parse_sweep(SWEEP, where="benchmark").trials:
+        setting, config = trial.setting, trial.config
+        group = h100.Group(setting.num_nodes, setting.ranks_per_node)
+        if config == ABSTAIN:
+            config = h100.default_config(group, setting.collective, trial.size_bytes)
+        algorithm, protocol = config.algorithm, config.protocol
+        if (algorithm, protocol) not in h100.cells(group, setting.collective):
+            continue
+        assert algorithm is not None
+        assert protocol is not None
+        call = (group, setting.collective, algorithm, protocol, trial.size_bytes)
+        truth[trial] = h100.true_us(*call, num_channels=config.num_channels)
+    return World(tuple(truth), {trial.key: time_us for trial, time_us in truth.items()})
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean over seeds and half the width of its 95 % interval."""
+    half = T_95 * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return float(np.mean(values)), half
+
+
+def simulated_figures() -> dict[str, float | int | str]:
+    """Everything about the simulated grid."""
+    world = simulated_world()
+    tasks = {trial.task for trial in world.trials}
+    full = CYCLES * (len(world.trials) + len(tasks))
+    figures: dict[str, float | int | str] = {
+        "tasks": len(tasks),
+        "configs_per_task_mean": len(world.trials) / len(tasks) - 1,
+        "exhaustive_measurements": full,
+    }
+    saved = 0.0
+    for share in SHARES:
+        runs = [adaptive_run(world, seed, full // share) for seed in SEEDS]
+        mean, half = interval([regret for _, regret in runs])
+        used = max(count for count, _ in runs)
+        figures[f"adaptive_regret_at_1_{share}"] = mean
+        figures[f"adaptive_regret_at_1_{share}_half_ci95"] = half
+        random_mean, random_half = interval([random_run(world, s, full // share) for s in SEEDS])
+        figures[f"random_regret_at_1_{share}"] = random_mean
+        figures[f"random_regret_at_1_{share}_half_ci95"] = random_half
+        if mean + half <= BAR_REGRET:
+            saved = max(saved, full / used)
+    figures["measurements_saved_ratio_at_2pct"] = saved
+    runs = [adaptive_run(world, seed, None) for seed in SEEDS]
+    figures["adaptive_saved_ratio_when_sure"] = full / float(np.mean([n for n, _ in runs]))
+    figures["adaptive_regret_when_sure"] = interval([regret for _, regret in runs])[0]
+    strategies = [Exhaustive("bench", world.trials, cycles=CYCLES, seed=s) for s in SEEDS]
+    regrets = [
+        float(world.regret(world.history(one, s)).mean())
+        for s, one in zip(SEEDS, strategies, strict=True)
+    ]
+    figures["exhaustive_regret"], figures["exhaustive_regret_half_ci95"] = interval(regrets)
+    figures["abstain_regret"] = float(world.regret(()).mean())
+    return figures
+
+
+def adaptive_run(world: World, seed: int, budget: int | None) -> tuple[int, float]:
+    """Measurements taken and mean true regret."""
+    settings = StrategySettings(kind="adaptive", seed=seed)
+    strategy = Adaptive("bench", world.trials, settings, max_measurements=budget)
+    history = world.history(strategy, seed)
+    return len(history), float(world.regret(history).mean())
+
+
+def random_run(world: World, seed: int, budget: int) -> float:
+    """Mean true regret of a random share that costs at most about as much; defaults included."""
+    tasks = len({trial.task for trial in world.trials})
+    candidates = len(world.trials) - tasks
+    share = (budget / CYCLES - 2 * tasks) / candidates
+    strategy = RandomShare("bench", world.trials, cycles=CYCLES, share=share, seed=seed)
+    return float(world.regret(world.history(strategy, seed)).mean())
+
+
+def slowest_round_s() -> float:
+    """The longest `next_picks` of one sweep over the simulated grid, in seconds."""
+    world = simulated_world()
+    strategy = Adaptive("bench", world.trials, StrategySettings(kind="adaptive"))
+    slowest = 0.0
+
+    class Timed:
+        def next_picks(self, number: int, history: Sequence[Outcome]) -> tuple[Pick, ...] | None:
+            nonlocal slowest
+            began = time.perf_counter()
+            picks = strategy.next_picks(number, history)
+            slowest = max(slowest, time.perf_counter() - began)
+            return picks
+
+        expected_picks = strategy.expected_picks
+
+    world.history(Timed(), 0)
+    return slowest
+
+
+def replayed_world(files: Sequence[Path]) -> World:
+    """Published sweeps: cell medians as the truth, their repeats as the scatter."""
+    with tempfile.TemporaryDirectory() as folder:
+        import_files(files, Path(folder))
+        frame = independent(quiet(read(Path(folder))))
+    times: dict[Trial, list[float]] = defaultdict(list)
+    system = {}
+    for row in frame.iter_rows(named=True):
+        trial = _trial_of(row)
+        times[trial].append(row["time_us"])
+        system[trial] = row["system"]
+    forced: dict[tuple[Setting, int], int] = defaultdict(int)
+    has_default = {trial.task for trial in times if trial.config == ABSTAIN}
+    for trial in times:
+        forced[trial.task] += trial.config != ABSTAIN
+    kept = [t for t in times if forced[t.task] >= 2 and t.task in has_default]
+    truth = {trial: float(np.median(times[trial])) for trial in kept}
+    ratios = {trial: [value / truth[trial] for value in times[trial]] for trial in kept}
+    pooled: dict[str, list[float]] = defaultdict(list)
+    for trial in kept:
+        if len(ratios[trial]) > 1:
+            pooled[system[trial]] += ratios[trial]
+    scatter = {
+        trial.key: ratios[trial] if len(ratios[trial]) > 1 else pooled[system[trial]] or [1.0]
+        for trial in kept
+    }
+    return World(tuple(kept), {trial.key: truth[trial] for trial in kept}, scatter)
+
+
+def _trial_of(row: Mapping[str, object]) -> Trial:
+    # What a setting has no field for goes into the profile's name: it only has to be told apart.
+    rest = [c for c in TASK_COLUMNS if c not in {"collective", "size_bytes", "datatype"}]
+    name = "|".join(str(row[column]) for column in rest)
+    setting = Setting(
+        Collective.parse(str(row["collective"])),
+        int(str(row["num_nodes"])),
+        int(str(row["ranks_per_node"])),
+        str(row["datatype"]),
+        LaunchProfile(name),
+    )
+    if row["is_default"]:
+        return Trial(setting, int(str(row["size_bytes"])), ABSTAIN)
+    algorithm, protocol = row["requested_algorithm"], row["requested_protocol"]
+    channels = row["requested_num_channels"]
+    config = Config(
+        Algorithm.parse(str(algorithm)) if algorithm else None,
+        Protocol.parse(str(protocol)) if protocol else None,
+        int(str(channels)) if channels else None,
+    )
+    return Trial(setting, int(str(row["size_bytes"])), config)
+
+
+def replayed_figures(folder: Path) -> dict[str, float | int | str]:
+    """What adaptive saves on published sweeps, and what both tables lose."""
+    # The targets there are not NCCL's.
+    files = [p for p in sorted(folder.glob("*.csv")) if "targets" not in p.name]
+    world = replayed_world(files)
+    tasks = len({trial.task for trial in world.trials})
+    full = CYCLES * (len(world.trials) + tasks)
+    runs = [adaptive_run(world, seed, None) for seed in SEEDS]
+    exhaustive = [
+        float(
+            world.regret(
+                world.history(Exhaustive("bench", world.trials, cycles=CYCLES, seed=s), s)
+            ).mean()
+        )
+        for s in SEEDS
+    ]
+    mean, half = interval([regret for _, regret in runs])
+    return {
+        "replay_files": len(files),
+        "replay_tasks": tasks,
+        "replay_configs_per_task_mean": len(world.trials) / tasks - 1,
+        "replay_exhaustive_measurements": full,
+        "replay_saved_ratio": full / float(np.mean([count for count, _ in runs])),
+        "replay_adaptive_regret": mean,
+        "replay_adaptive_regret_half_ci95": half,
+        "replay_exhaustive_regret": float(np.mean(exhaustive)),
+        "replay_abstain_regret": float(world.regret(()).mean()),
+    }
+
+
+def main() -> None:
+    """Simulate, replay, report."""
+    given = [Path(argument) for argument in sys.argv[1:]]
+    folder = next((path for path in (*given, *DATA) if path.is_dir()), None)
+    figures = simulated_figures()
+    figures["slowest_next_picks_s"] = slowest_round_s()
+    if folder is None:
+        figures["replay_skipped"] = f"no such folder: {', '.join(map(str, (*given, *DATA)))}"
+    else:
+        figures |= replayed_figures(folder)
+    write_result("strategies", figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Whether the plugin really played what each block was to measure."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dynamiccl.collect.runner import Launch
+from dynamiccl.datasets.schema import Status
+from dynamiccl.errors import DataError
+from dynamiccl.schedule import BlockState, PlayReport, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a block's times stand for; not `ok` = not for its config, with the reason."""
+
+    status: Status
+    reason: str = ""
+    #: The smallest chunk that NCCL was given; None = its own.
+    chunk_bytes: int | None = None
+
+
+#: Files of a launch in its folder.
+SCHEDULE_NAME: Final = "schedule"
+REPORT_NAME: Final = "report"
+_FINE: Final = Verdict(Status.OK)
+
+
+def judge_blocks(launch: Launch, folder: Path, num_rows: int) -> list[Verdict]:
+    """A verdict for each of the first `num_rows` blocks of a launch that worked in `folder`.
+
+    Without a schedule NCCL itself obeys or fails. With one, the plugin's report says what was
+    played: times of a block that it does not vouch for are not its config's.
+    """
+    if not launch.is_scheduled:
+        return [_FINE] * num_rows
+    played = read_report(folder)
+    if isinstance(played, str):
+        reason = f"the plugin left no report, so nobody knows what was played: {played}"
+        return [Verdict(Status.FAILED, reason)] * num_rows
+    return [_verdict(played, number) for number in range(num_rows)]
+
+
+def has_begun(launch: Launch, folder: Path) -> bool:
+    """Whether the plugin reached the first block: then a failure is that of a config."""
+    played = read_report(folder) if launch.is_scheduled else ""
+    return not isinstance(played, str) and played.states[0] is not BlockState.NOT_REACHED
+
+
+def read_report(folder: Path) -> PlayReport | str:
+    """The plugin's report on the schedule that lies beside it, or why there is none."""
+    try:
+        schedule = Schedule.from_bytes((folder / SCHEDULE_NAME).read_bytes())
+        played = PlayReport.from_bytes((folder / REPORT_NAME).read_bytes())
+    except (OSError, DataError) as error:
+        return str(error)
+    if played.schedule_hash != schedule.content_hash:
+        return f"it is about the schedule {played.schedule_hash}, not {schedule.content_hash}"
+    if played.calls > schedule.num_calls:
+        # With one size only, a block more or less cannot be noticed while playing.
+        return f"the benchmark made {played.calls} calls and not {schedule.num_calls}"
+    return played
+
+
+def _verdict(played: PlayReport, number: int) -> Verdict:
+    state = played.states[number]
+    if state in {BlockState.PLAYED, BlockState.ABSTAINED}:
+        return Verdict(Status.OK, chunk_bytes=played.chunk_bytes[number] or None)
+    if state is BlockState.UNAVAILABLE:
+        return Verdict(Status.INFEASIBLE, "NCCL's cost table has no such cell here")
+    if state is BlockState.MIXED:
+        return Verdict(Status.FAILED, "the plugin could play it in some of its calls only")
+    where = (
+        "" if played.stopped_at_call is None else f" (it stopped at call {played.stopped_at_call})"
+    )
+    return Verdict(Status.FAILED, f"the plugin did not play this block{where}")

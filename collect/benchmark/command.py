@@ -1,0 +1,153 @@
+"""What is started for a launch: arguments of the benchmark and its environment. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from dynamiccl.collect.benchmark.blocks import REPORT_NAME, SCHEDULE_NAME
+from dynamiccl.collect.benchmark.grid import Grid
+from dynamiccl.collect.benchmark.programs import Program
+from dynamiccl.collect.runner import Launch, LaunchMode
+from dynamiccl.collect.sweep.settings import SweepFile
+from dynamiccl.nccl import Config
+
+#: What would beat the config that a launch asks for (`src/graph/tuning.cc` reads them first).
+CONFIG_VARIABLES: Final = ("NCCL_ALGO", "NCCL_PROTO")
+#: What only a launch of ours may set.
+PLUGIN_VARIABLES: Final = (
+    "DYNAMICCL_MODE",
+    "DYNAMICCL_SCHEDULE",
+    "DYNAMICCL_SCHEDULE_HASH",
+    "DYNAMICCL_SWEEP_REPORT",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """How often a benchmark calls: `-n`, `-w` and `-c`."""
+
+    iterations: int
+    warmup: int
+    checks: int
+
+    @property
+    def per_half(self) -> int:
+        """Calls in one half of a block: synchronising, timed, checked."""
+        return 1 + self.iterations + self.checks
+
+
+def calls_of(launch: Launch, program: Program, file: SweepFile) -> Calls:
+    """How often the benchmark calls in this launch.
+
+    What a warm-up calls differs between releases before 2.16.9, which their help text does not
+    tell; where calls are counted there is none then, and the synchronising calls connect.
+    """
+    read_back = launch.mode is LaunchMode.READ_BACK
+    calls = Calls(1, 1, 0) if read_back else Calls(file.iterations, file.warmup_iterations, 1)
+    counted = read_back or launch.is_scheduled
+    return calls if program.warms_up_each_size or not counted else replace(calls, warmup=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Files of one launch, as the ranks see them."""
+
+    json: str
+    schedule: str
+    report: str
+    log: str
+    topology: str
+    graph: str
+
+    @classmethod
+    def under(cls, folder: Path) -> "Places":
+        """The files of a launch that works in `folder`."""
+        names = (
+            "rows.json",
+            SCHEDULE_NAME,
+            REPORT_NAME,
+            "nccl.%h.%p.log",
+            "topology.xml",
+            "graph.xml",
+        )
+        return cls(*(str(folder / name) for name in names))
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Variables that are set on every rank, and that must be absent there."""
+
+    set: Mapping[str, str]
+    unset: tuple[str, ...] = ()
+
+
+def arguments(
+    program: Program, launch: Launch, grid: Grid, file: SweepFile, *, gpus: int, json: str
+) -> tuple[str, ...]:
+    """The benchmark's argument vector: `gpus` of each process, rows to `json` where it can."""
+    calls = calls_of(launch, program, file)
+    timed = launch.mode is not LaunchMode.READ_BACK
+    argv = [program.path, *grid.chain.arguments, "-g", str(gpus)]
+    argv += ["-n", str(calls.iterations), "-w", str(calls.warmup), "-c", str(calls.checks)]
+    argv += ["-d", launch.setting.datatype]
+    argv += file.runner.arguments
+    if len(grid.cycles) > 1:
+        argv += ["-N", str(len(grid.cycles))]
+    if timed and program.has_iteration_times and file.runner.per_iteration:
+        argv += ["-I", "1"]
+    if timed and program.has_json:
+        argv += ["-J", json]
+    return tuple(argv)
+
+
+def environment(launch: Launch, places: Places, plugin: str, schedule_hash: str) -> Environment:
+    """What a launch sets and unsets, by its mode.
+
+    A reference launch is the user's own environment and nothing else. `schedule_hash` is empty for
+    a read-back launch that forces its one config by environment.
+    """
+    if launch.mode is LaunchMode.REFERENCE:
+        return Environment({}, PLUGIN_VARIABLES)
+    # Without it a failure says no more than its kind.
+    found = {"NCCL_DEBUG": "WARN", **dict(launch.setting.profile.environment)}
+    unset: tuple[str, ...] = ()
+    if schedule_hash:
+        found |= {
+            "NCCL_TUNER_PLUGIN": plugin,
+            "DYNAMICCL_MODE": "sweep",
+            "DYNAMICCL_SCHEDULE": places.schedule,
+            "DYNAMICCL_SCHEDULE_HASH": schedule_hash,
+            "DYNAMICCL_SWEEP_REPORT": places.report,
+        }
+        unset = CONFIG_VARIABLES
+    else:
+        forced = forced_config(launch.picks[0].trial.config)
+        found |= forced
+        unset = PLUGIN_VARIABLES
+        if forced:
+            unset += tuple(name for name in CONFIG_VARIABLES if name not in forced)
+    if launch.mode is LaunchMode.READ_BACK:
+        found |= {
+            "NCCL_DEBUG": "INFO",
+            "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING",
+            "NCCL_DEBUG_FILE": places.log,
+            "NCCL_TOPO_DUMP_FILE": places.topology,
+            "NCCL_GRAPH_DUMP_FILE": places.graph,
+        }
+    return Environment(found, unset)
+
+
+def forced_config(config: Config) -> dict[str, str]:
+    """The variables that force a config on a process; none for NCCL's default.
+
+    NCCL user guide (`env.rst`, v2.30.7): NCCL_ALGO, NCCL_PROTO; NCCL_MIN_CTAS = NCCL_MAX_CTAS.
+    """
+    forced: dict[str, str] = {}
+    if config.algorithm is not None:
+        forced["NCCL_ALGO"] = config.algorithm.wire
+    if config.protocol is not None:
+        forced["NCCL_PROTO"] = config.protocol.wire
+    if config.num_channels is not None:
+        forced["NCCL_MIN_CTAS"] = forced["NCCL_MAX_CTAS"] = str(config.num_channels)
+    return forced

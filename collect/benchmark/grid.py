@@ -1,0 +1,87 @@
+"""In which order one process walks its picks: cycles over sizes, one block for each.
+
+nccl-tests walks all sizes once in each cycle of `-N`. A *block* is one (cycle, size): the picks of
+a size are shuffled and dealt to the cycles; sizes with fewer picks than others get NCCL's default
+once more, which sharpens the noise band.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from dynamiccl.collect.runner import Launch, Pick
+from dynamiccl.collect.sweep.sizes import Chain, benchmark_bytes, chains
+from dynamiccl.collect.sweep.trial import Trial
+from dynamiccl.nccl import ABSTAIN, Config
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The blocks of one process: `cycles[c][s]` is measured in cycle c at `chain.sizes[s]`."""
+
+    chain: Chain
+    #: What nccl-tests prints as size, and NCCL's nBytes; shape as `chain.sizes`.
+    benchmark_bytes: tuple[int, ...]
+    cycles: tuple[tuple[Pick, ...], ...]
+    #: Picks of the launch that are not in it (another walk, or too many blocks).
+    left_over: tuple[Pick, ...]
+
+    @property
+    def blocks(self) -> tuple[Pick, ...]:
+        """All blocks in the order in which nccl-tests prints their rows."""
+        return tuple(pick for cycle in self.cycles for pick in cycle)
+
+    @property
+    def configs(self) -> tuple[tuple[Config, ...], ...]:
+        """The schedule of configs; shape [cycle][size]."""
+        return tuple(tuple(pick.trial.config for pick in cycle) for cycle in self.cycles)
+
+
+def deal(launch: Launch, *, max_blocks: int) -> Grid:
+    """Deal the picks of a launch to cycles; the order within a size is drawn from its id (pure)."""
+    chain = max(chains(pick.trial.size_bytes for pick in launch.picks), key=lambda c: len(c.sizes))
+    hands = [_hand(launch, size) for size in chain.sizes]
+    depth = min(max(map(len, hands)), max(1, max_blocks // len(chain.sizes)))
+    filler = _fillers(launch, chain)
+    dealt = [
+        [hand[c] if c < len(hand) else next(filler[s]) for s, hand in enumerate(hands)]
+        for c in range(depth)
+    ]
+    used = {id(pick) for cycle in dealt for pick in cycle}
+    setting = launch.setting
+    return Grid(
+        chain,
+        tuple(
+            benchmark_bytes(setting.collective, size, setting.num_ranks, setting.datatype)
+            for size in chain.sizes
+        ),
+        tuple(map(tuple, dealt)),
+        tuple(pick for pick in launch.picks if id(pick) not in used),
+    )
+
+
+def _hand(launch: Launch, size_bytes: int) -> list[Pick]:
+    hand = [pick for pick in launch.picks if pick.trial.size_bytes == size_bytes]
+    random.Random(f"{launch.id}:{size_bytes}").shuffle(hand)
+    return hand
+
+
+#: Fillers of a launch that continues another one are numbered above all of that one's.
+_FILLERS_OF_A_LAUNCH: Final = 1_000_000
+
+
+def _fillers(launch: Launch, chain: Chain) -> list[Iterator[Pick]]:
+    """Endless repeats of what fills a gap: the launch's one config when it is forced."""
+    configs = {pick.trial.config for pick in launch.picks}
+    config = next(iter(configs)) if len(configs) == 1 else ABSTAIN
+    known = (p.repeat for p in launch.picks if p.trial.config == config)
+    first = max(known, default=-1) + 1 + launch.id.count("~") * _FILLERS_OF_A_LAUNCH
+    return [_repeats(Trial(launch.setting, size, config), first) for size in chain.sizes]
+
+
+def _repeats(trial: Trial, first: int) -> Iterator[Pick]:
+    repeat = first
+    while True:
+        yield Pick(trial, repeat)
+        repeat += 1

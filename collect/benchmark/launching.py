@@ -1,0 +1,173 @@
+"""Start one launch: write its schedule, build its command, follow it row by row."""
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from dynamiccl.collect.benchmark import command as commands
+from dynamiccl.collect.benchmark.blocks import SCHEDULE_NAME
+from dynamiccl.collect.benchmark.grid import Grid
+from dynamiccl.collect.benchmark.output import is_row
+from dynamiccl.collect.benchmark.programs import Program
+from dynamiccl.collect.benchmark.schedules import schedule_of
+from dynamiccl.collect.launchers import Job, command, map_into_container, needs_mpi
+from dynamiccl.collect.processes.interrupt import Interrupt
+from dynamiccl.collect.processes.output_lines import Line
+from dynamiccl.collect.processes.process import Finished, Limits, run_process
+from dynamiccl.collect.runner import Launch
+from dynamiccl.collect.sweep.settings import LauncherSettings, SweepFile
+from dynamiccl.collect.sweep.trial import Setting
+
+_log = logging.getLogger(__name__)
+
+
+#: What nccl-tests prints below its rows (v2.13 to v2.19.6, `src/common.cu`), and how near the end.
+_FOOTER: Final = "# Avg bus bandwidth"
+_FOOTER_LINES: Final = 50
+#: Exit codes of what SIGTERM or SIGKILL ended, as we see it and as a launcher reports it.
+_ENDED_FROM_OUTSIDE: Final = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + 15, 128 + 9})
+#: How long the same end may take to reach us.
+_HEARING_S: Final = 2.0
+
+
+class _Enough(Exception):
+    """Raised inside a running launch when we were asked to stop and a block is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where and with what nccl-tests is run."""
+
+    #: Data directory; dumps are kept in it.
+    out: Path
+    #: Folder for the files of launches, seen by all nodes.
+    work: Path
+    #: Where the binaries are; None = PATH.
+    nccl_tests_dir: Path | None
+    #: The tuner plugin that plays schedules; None = there is none.
+    plugin: Path | None
+    launcher: LauncherSettings
+
+
+@dataclass(slots=True)
+class Ran:
+    """What one process left."""
+
+    #: When it was started, seconds since the epoch.
+    began_s: float
+    lines: list[Line] = field(default_factory=list)
+    #: When each row arrived, seconds since the epoch.
+    row_times: list[float] = field(default_factory=list)
+    #: How it ended; None when we were asked to stop it.
+    finished: Finished | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """Everything printed, line by line."""
+        return [line.text for line in self.lines]
+
+    def stretches_of(self, num_rows: int) -> list[tuple[float, float]]:
+        """From when to when each of the first rows was measured: since the row before it.
+
+        A row that was not seen to arrive (another rank spoke on its line) takes the last one's.
+        """
+        seen = list(pairwise([self.began_s, *self.row_times]))[:num_rows]
+        last = seen[-1] if seen else (self.began_s, self.began_s)
+        return seen + [last] * (num_rows - len(seen))
+
+    @property
+    def came_to_its_end(self) -> bool:
+        """Whether it printed what comes after the last row."""
+        return any(line.text.startswith(_FOOTER) for line in self.lines[-_FOOTER_LINES:])
+
+    @property
+    def told_to_stop(self) -> bool:
+        """Whether it ended early because the user wants to stop."""
+        return self.finished is None
+
+
+class Starter:
+    """Starts launches at one site."""
+
+    def __init__(self, file: SweepFile, site: Site, interrupt: Interrupt | None) -> None:
+        """Take the sweep's settings, the site, and what tells when to stop."""
+        self._file = file
+        self._site = site
+        self._interrupt = interrupt
+
+    def check(self, setting: Setting) -> None:
+        """Refuse, before anything runs, what the launcher cannot start. Raises InvalidSweep."""
+        job = self._job(setting, ("true",), commands.Environment({}))
+        command(job, self._site.launcher, uid=os.getuid())
+        map_into_container(str(self._site.work.resolve()), self._site.launcher.container)
+
+    def start(
+        self,
+        launch: Launch,
+        grid: Grid,
+        program: Program,
+        folder: Path,
+        progress: Callable[[int], None],
+    ) -> Ran:
+        """Run a launch in `folder`; `progress` is told of every row."""
+        container = self._site.launcher.container
+        inside = Path(map_into_container(str(folder.resolve()), container))
+        places = commands.Places.under(inside)
+        digest = ""
+        if launch.is_scheduled:
+            calls = commands.calls_of(launch, program, self._file)
+            schedule = schedule_of(launch.setting, grid, calls)
+            (folder / SCHEDULE_NAME).write_bytes(schedule.to_bytes())
+            digest = schedule.content_hash
+        plugin = map_into_container(str(self._site.plugin), container) if digest else ""
+        environment = commands.environment(launch, places, plugin, digest)
+        gpus = 1 if needs_mpi(self._site.launcher.kind) else launch.setting.ranks_per_host
+        argv = commands.arguments(program, launch, grid, self._file, gpus=gpus, json=places.json)
+        return self._follow(self._job(launch.setting, argv, environment), progress)
+
+    def _job(self, setting: Setting, argv: tuple[str, ...], env: commands.Environment) -> Job:
+        shape = (setting.hosts, setting.ranks_per_host)
+        return Job(argv, env.set, *shape, unset=env.unset)
+
+    def _follow(self, job: Job, progress: Callable[[int], None]) -> Ran:
+        ran = Ran(time.time())
+
+        def take(line: Line) -> bool:
+            ran.lines.append(line)
+            if not is_row(line.text):
+                return False
+            ran.row_times.append(line.arrived_s)
+            progress(1)
+            if self._interrupt is not None and self._interrupt.requested:
+                raise _Enough
+            return True
+
+        limits = Limits(self._file.runner.startup_timeout_s, self._file.runner.stall_timeout_s)
+        started = command(job, self._site.launcher, uid=os.getuid())
+        _log.debug("%s", started.text)
+        try:
+            ran.finished = run_process(started, limits, take, self._interrupt)
+        except _Enough:
+            return ran
+        if self._was_cancelled(ran.finished):
+            ran.finished = None
+        return ran
+
+    def _was_cancelled(self, finished: Finished) -> bool:
+        """Whether the batch system ended it together with us: no config is to blame.
+
+        Slurm signals the steps of a job and its batch script at once, and we hear of it when the
+        step may be gone already.
+        """
+        if self._interrupt is None or finished.returncode not in _ENDED_FROM_OUTSIDE:
+            return False
+        deadline = time.monotonic() + _HEARING_S
+        while not self._interrupt.requested and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return self._interrupt.requested

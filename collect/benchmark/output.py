@@ -1,0 +1,160 @@
+"""From what a benchmark printed to the rows of its blocks.
+
+Text is what survives a crash, JSON has the digits: JSON is taken when it is whole and holds every
+row of the text, the text otherwise. A row that cannot be read, or of a size that is not the next of
+the walk, ends what is believed: the blocks from there on count as not reached, and run again.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dynamiccl.collect.importing.report import FileReport, ImportOptions
+from dynamiccl.collect.nccl_tests.json_output import json_tables
+from dynamiccl.collect.nccl_tests.text import parse_text
+from dynamiccl.collect.sweep.sizes import DATATYPE_BYTES
+from dynamiccl.errors import DataError
+from dynamiccl.nccl import Collective
+
+#: A row: size, count, type, redop, root, and then times.
+_ROW: Final = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w+\s+\w+\s+-?\d+\s+[\d.]")
+#: From the type on: what is left of a row whose head another rank's words cut off.
+_TAIL: Final = re.compile(rf"(?:^|\s)(?:{'|'.join(DATATYPE_BYTES)})\s+\w+\s+-?\d+\s+[\d.]")
+#: What a half of a row says of itself; everything else is the harness's to know.
+_KEPT: Final = (
+    "source",
+    "gpu",
+    "nccl_version",
+    "nccl_tests_version",
+    "size_bytes",
+    "in_place",
+    "time_us",
+    "algbw_gbytes_per_s",
+    "busbw_gbytes_per_s",
+    "wrong_values",
+    "status",
+    "statistic",
+    "time_min_us",
+    "time_max_us",
+    "time_p99_us",
+    "time_cv_percent",
+    "iteration_times_us",
+)
+_IMPOSSIBLE: Final = re.compile(r"no algorithm/protocol available", re.IGNORECASE)
+_FAILURE: Final = re.compile(
+    r"(Test \w+ failure|error|NCCL WARN|DYNAMICCL:|invalid)", re.IGNORECASE
+)
+
+#: The halves of one row: out-of-place, and in-place where there is one.
+Block = list[dict[str, Any]]
+
+
+def is_row(line: str) -> bool:
+    """Whether a line is a row of the table: progress of the benchmark."""
+    return _ROW.match(line) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The rows of the blocks that were measured, in the order of the blocks."""
+
+    blocks: tuple[Block, ...]
+    #: Environment columns that the output names.
+    environment: dict[str, Any]
+
+
+def read_output(
+    lines: Sequence[str],
+    json: Path,
+    *,
+    collective: Collective,
+    sizes: Sequence[int],
+    num_blocks: int,
+) -> Output:
+    """Read the blocks of a launch.
+
+    Args:
+        lines: everything printed.
+        json: where JSON was asked for; it need not be there.
+        collective: which one it is.
+        sizes: sizes of one walk in bytes, as printed.
+        num_blocks: how many blocks there should be.
+    """
+    blocks = _believed(_text_blocks(lines, collective), sizes)
+    # JSON names no release of nccl-tests.
+    release = blocks[0][0].get("nccl_tests_version") if blocks else None
+    from_json = _believed(_json_blocks(json, collective), sizes)
+    if len(from_json) >= len(blocks) and from_json:
+        blocks = from_json
+    blocks = blocks[:num_blocks]
+    facts = ("gpu", "nccl_version", "nccl_tests_version")
+    known = blocks[0][0] if blocks else {}
+    known = {"nccl_tests_version": release, **known}
+    return Output(tuple(blocks), {name: known[name] for name in facts if known.get(name)})
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """What a failed benchmark said: lines that speak of a failure, else the last ones."""
+    told = [line.strip() for line in lines if line.strip() and not is_row(line)]
+    failures = [line for line in told if _FAILURE.search(line)]
+    # Comments are the head of the table: what a killed benchmark had said says nothing of why.
+    plain = [line for line in told if not line.startswith("#")]
+    return " | ".join((failures or plain)[-3:])[:600] or "it said nothing"
+
+
+def is_impossible(lines: Sequence[str]) -> bool:
+    """Whether NCCL said that it has no such combination (2.24 and later, `src/enqueue.cc`)."""
+    return any(_IMPOSSIBLE.search(line) for line in lines)
+
+
+def _text_blocks(lines: Sequence[str], collective: Collective) -> list[Block | None]:
+    text = "\n".join(lines)
+    parsed = parse_text(text, where="output", collective=collective)
+    # A row of which nothing can be taken (torn, or without a time) still has its place in the walk.
+    by_line: dict[int, Block | None] = {
+        number: []
+        for number, line in enumerate(text.splitlines(), 1)
+        if is_row(line) or _TAIL.search(line)
+    }
+    for half in parsed.rows:
+        block = by_line.setdefault(half["source_line"], [])
+        if block is not None:
+            block.append(_kept(half))
+    for reject in parsed.rejected:
+        by_line[reject.line] = None
+    return [by_line[number] for number in sorted(by_line)]
+
+
+def _json_blocks(path: Path, collective: Collective) -> list[Block | None]:
+    if not path.is_file():
+        return []
+    report = FileReport(path=str(path), format="nccl-tests-json")
+    options = ImportOptions(collective=collective.wire)
+    base = {"run": "output", "system": "-", "sweep": "-"}
+    try:
+        tables = list(json_tables(path, base=base, options=options, report=report))
+    except DataError:
+        return []  # cut off by a crash: the text has what was measured
+    blocks: list[Block | None] = []
+    for half in (row for table in tables for row in table.to_pylist()):
+        if not half["in_place"]:
+            blocks.append([])
+        if blocks and blocks[-1] is not None:
+            blocks[-1].append(_kept(half))
+    return [] if report.rejected else blocks
+
+
+def _kept(half: dict[str, Any]) -> dict[str, Any]:
+    return {name: half[name] for name in _KEPT if half.get(name) is not None}
+
+
+def _believed(blocks: Sequence[Block | None], sizes: Sequence[int]) -> list[Block]:
+    """The blocks up to the first that is torn or not of the size that comes next."""
+    good: list[Block] = []
+    for number, block in enumerate(blocks):
+        if not block or block[0]["size_bytes"] != sizes[number % len(sizes)]:
+            break
+        good.append(block)
+    return good

@@ -1,0 +1,333 @@
+"""Runs nccl-tests, process by process, and makes rows of what it measured.
+
+A launch works in a folder of its own under the journal, on a file system that all nodes see. Timed
+launches print nothing but their table; what NCCL really ran is read back once for each trial, in an
+untimed launch whose log goes to a file.
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dynamiccl.collect.benchmark.blocks import Verdict, has_begun, judge_blocks
+from dynamiccl.collect.benchmark.command import calls_of
+from dynamiccl.collect.benchmark.grid import Grid, deal
+from dynamiccl.collect.benchmark.launching import Ran, Site, Starter
+from dynamiccl.collect.benchmark.layout import lay_out
+from dynamiccl.collect.benchmark.output import (
+    Output,
+    is_impossible,
+    last_words,
+    read_output,
+)
+from dynamiccl.collect.benchmark.programs import Program, find_program
+from dynamiccl.collect.benchmark.read_back import PlainChoice, choices_by_block
+from dynamiccl.collect.benchmark.schedules import warmup_of
+from dynamiccl.collect.benchmark.topology import keep_dumps, topology_features
+from dynamiccl.collect.companions.disturber import Disturber
+from dynamiccl.collect.companions.facts import SiteFacts
+from dynamiccl.collect.companions.nodes import Nodes
+from dynamiccl.collect.companions.watch import NoWatch, Watch
+from dynamiccl.collect.launchers import needs_mpi
+from dynamiccl.collect.processes.interrupt import Interrupt
+from dynamiccl.collect.runner import (
+    Launch,
+    LaunchMode,
+    LaunchResult,
+    Measured,
+    Pick,
+    Quarantined,
+    Round,
+    Row,
+)
+from dynamiccl.collect.sweep.settings import SweepFile
+from dynamiccl.collect.sweep.trial import Setting, Trial
+from dynamiccl.collect.telemetry.windows import Health
+from dynamiccl.collect.trial_rows import lost_row, pick_row
+from dynamiccl.datasets.schema import Source, Status
+from dynamiccl.errors import InvalidSweep, MachineError
+from dynamiccl.nccl import TUNER_ABI_SINCE, Collective, NcclVersion
+
+_log = logging.getLogger(__name__)
+
+
+class NcclTestsRunner:
+    """Runs nccl-tests through a launcher."""
+
+    name = "nccl-tests"
+
+    def __init__(
+        self,
+        file: SweepFile,
+        site: Site,
+        interrupt: Interrupt | None = None,
+        *,
+        watch: Watch | None = None,
+        facts: SiteFacts | None = None,
+    ) -> None:
+        """Take the sweep's settings and the site.
+
+        `interrupt` tells when to stop, `watch` how the nodes were meanwhile, `facts` what they are.
+        """
+        self._file = file
+        self._site = site
+        self._starter = Starter(file, site, interrupt)
+        self._programs: dict[Collective, Program] = {}
+        self._plays = False
+        self._choices: dict[str, PlainChoice | None] = {}
+        self._watch = watch or NoWatch()
+        self._facts = facts or SiteFacts({}, None)
+        self._environment: dict[str, Any] = dict(self._facts.columns)
+        self._disturber = Disturber(Nodes(site.launcher), self._facts.num_gpus)
+
+    def check(self, trials: Sequence[Trial]) -> None:
+        """Find the binaries and settle the mode; refuse what cannot be measured here."""
+        mpi = needs_mpi(self._site.launcher.kind)
+        for setting in dict.fromkeys(trial.setting for trial in trials):
+            if setting.interference.kind == "congestion":
+                raise InvalidSweep(
+                    "interference kind 'congestion' is for the simulator; here the network is "
+                    "measured as it is: choose from none, cpu, gemm, traffic"
+                )
+            if setting.collective not in self._programs:
+                program = find_program(setting.collective, self._site.nccl_tests_dir, mpi=mpi)
+                self._programs[setting.collective] = program
+            self._starter.check(setting)
+        self._plays = self._can_play()
+        if not self._plays and any(trial.config.chunk_bytes for trial in trials):
+            raise InvalidSweep("chunk_sizes need the sweep mode: NCCL has no variable for them")
+
+    def launches(self, round_: Round) -> tuple[Launch, ...]:
+        """The launches of a round."""
+        return lay_out(round_, plays_schedules=self._plays, must_read_back=self._must_read_back)
+
+    def run(self, launch: Launch, progress: Callable[[int], None]) -> LaunchResult:
+        """Run one launch; what hangs or crashes becomes rows, and the rest is left over."""
+        folder = self._site.work / f"launch-{os.getpid()}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        try:
+            grid = deal(launch, max_blocks=self._file.runner.max_blocks)
+            if launch.mode is LaunchMode.READ_BACK:
+                return self._read_back(launch, grid, folder)
+            return self._timed(launch, grid, folder, progress)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def learn(self, launch: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """Take in what a read-back or a header said."""
+        self._choices.update(facts.get("read_back", {}))
+        self._environment.update(facts.get("environment", {}))
+
+    def environment(self, setting: Setting) -> Row:  # noqa: ARG002
+        """What is known of the machine so far."""
+        known = {
+            "source": Source.NCCL_TESTS_TEXT.value,
+            "timestamp": datetime.now(UTC),
+            "nccl_version": self._file.nccl_version,
+        }
+        return {**known, **self._environment}
+
+    def _timed(
+        self, launch: Launch, grid: Grid, folder: Path, progress: Callable[[int], None]
+    ) -> LaunchResult:
+        program = self._program(launch)
+        with self._disturber.disturb(launch.setting, program) as disturbance:
+            ran = self._starter.start(launch, grid, program, folder, progress)
+            alone = disturbance.lost
+        output = self._output(launch, grid, folder, ran)
+        self._environment.update(output.environment)
+        verdicts = judge_blocks(launch, folder, len(output.blocks))
+        if alone is not None:
+            verdicts = [Verdict(Status.FAILED, alone)] * len(verdicts)
+        stretches = ran.stretches_of(len(output.blocks))
+        healths = self._watch.health(stretches)
+        measured = [
+            Measured(pick, self._rows(launch, pick, block, verdict, began_s, state))
+            for pick, block, verdict, (began_s, _), state in zip(
+                grid.blocks, output.blocks, verdicts, stretches, healths, strict=False
+            )
+        ]
+        # A launch's own padding is not asked for: only what was picked can be left to do.
+        reached = len(output.blocks)
+        asked = {id(pick) for pick in launch.picks}
+        rest = [pick for pick in grid.blocks[reached:] if id(pick) in asked]
+        facts = {"environment": output.environment} if output.environment else {}
+        if not rest or ran.told_to_stop:
+            return LaunchResult(tuple(measured), (*rest, *grid.left_over), facts=facts)
+        if measured and ran.came_to_its_end:
+            # All rows came; one of them was torn by another rank's words. Those after it run again.
+            return LaunchResult(tuple(measured), (*rest, *grid.left_over), facts=facts)
+        lost, quarantined, rest = self._blame(
+            launch, grid.blocks[reached], rest, ran, begun=reached > 0 or has_begun(launch, folder)
+        )
+        return LaunchResult((*measured, *lost), (*rest, *grid.left_over), quarantined, facts=facts)
+
+    def _blame(
+        self, launch: Launch, culprit: Pick, rest: Sequence[Pick], ran: Ran, *, begun: bool
+    ) -> tuple[list[Measured], tuple[Quarantined, ...], list[Pick]]:
+        """The block in which a process ended too early is lost; whatever follows runs again."""
+        status, reason = self._what_happened(ran)
+        row = self._base(launch, culprit)
+        lost = [Measured(culprit, (lost_row(row, status, reason),))]
+        left = [pick for pick in rest if pick is not culprit]
+        if begun and launch.is_scheduled:
+            return lost, (self._suspect(launch, culprit, ran),), left
+        # It never got going, or it has one config only: trying again will not help.
+        for pick in left:
+            row = self._base(launch, pick)
+            lost.append(Measured(pick, (lost_row(row, status, reason),)))
+        return lost, (), []
+
+    def _what_happened(self, ran: Ran) -> tuple[Status, str]:
+        finished = ran.finished
+        assert finished is not None, "a launch that was told to stop is not blamed"
+        if finished.reason is not None:
+            limits = self._file.runner
+            if ran.row_times:
+                return Status.TIMED_OUT, f"no new row for {limits.stall_timeout_s:g} s"
+            words = last_words(ran.texts)
+            return Status.TIMED_OUT, f"no row within {limits.startup_timeout_s:g} s: {words}"
+        words = last_words(ran.texts)
+        status = Status.INFEASIBLE if is_impossible(ran.texts) else Status.FAILED
+        return status, f"exit code {finished.returncode}: {words}"
+
+    def _rows(
+        self,
+        launch: Launch,
+        pick: Pick,
+        block: Sequence[Mapping[str, Any]],
+        verdict: Verdict,
+        began_s: float,
+        state: Health,
+    ) -> tuple[Row, ...]:
+        base = self._base(launch, pick)
+        base["timestamp"] = datetime.fromtimestamp(began_s, UTC)
+        base |= {"throttled": state.throttled, "ecc_errors": state.ecc_errors}
+        base["actual_chunk_bytes"] = verdict.chunk_bytes
+        if state.mig is not None:
+            base["mig"] = state.mig
+        if verdict.status is not Status.OK:
+            return (lost_row(base, verdict.status, verdict.reason),)
+        return tuple(base | self._actual(pick) | _result(half) for half in block)
+
+    def _base(self, launch: Launch, pick: Pick) -> dict[str, Any]:
+        return {**pick_row(self._file, launch, pick), **self.environment(launch.setting)}
+
+    def _actual(self, pick: Pick) -> dict[str, Any]:
+        choice = self._choices.get(pick.trial.key)
+        if choice is None:
+            return {"verified": False}
+        algorithm, protocol, channels = choice
+        return {
+            "actual_algorithm": algorithm,
+            "actual_protocol": protocol,
+            "actual_num_channels": channels,
+            "verified": True,
+        }
+
+    def _read_back(self, launch: Launch, grid: Grid, folder: Path) -> LaunchResult:
+        ran = self._starter.start(launch, grid, self._program(launch), folder, lambda _: None)
+        logs = sorted(folder.glob("nccl.*.log"))
+        log = [line for path in logs for line in path.read_text(errors="replace").splitlines()]
+        program = self._program(launch)
+        calls = calls_of(launch, program, self._file)
+        found = choices_by_block(
+            log,
+            grid,
+            num_ranks=launch.setting.num_ranks,
+            warmup_calls=sum(count for _, count in warmup_of(launch.setting, grid, calls)),
+            calls_per_block=2 * calls.per_half,
+        )
+        keep_dumps(self._site.out, self._file.system, launch.setting, folder, log)
+        if ran.told_to_stop:
+            return LaunchResult((), launch.picks)
+        reached = len(found)
+        asked = {id(pick) for pick in launch.picks}
+        rest = [pick for pick in grid.blocks[reached:] if id(pick) in asked]
+        quarantined: tuple[Quarantined, ...] = ()
+        failed = ran.finished is not None and ran.finished.returncode != 0
+        if rest and failed and has_begun(launch, folder):
+            quarantined = (self._suspect(launch, rest.pop(0), ran),)
+        elif rest:
+            # The log is not what we think, or nothing ran: asking again would not help.
+            _log.warning(
+                "%s: NCCL's log does not name what ran from block %d of %d on (%s); those rows "
+                "stay unverified",
+                launch.id,
+                reached,
+                len(grid.blocks),
+                last_words(ran.texts),
+            )
+            rest = []
+        verdicts = judge_blocks(launch, folder, reached)
+        again = {id(pick) for pick in (*rest, *grid.left_over)}
+        tried = (pick.trial.key for pick in launch.picks if id(pick) not in again)
+        choices: dict[str, PlainChoice | None] = dict.fromkeys(tried)
+        choices |= {
+            pick.trial.key: choice
+            for pick, choice, verdict in zip(grid.blocks, found, verdicts, strict=False)
+            if verdict.status is Status.OK
+        }
+        dump = folder / "topology.xml"
+        features = topology_features(dump.read_text(errors="replace")) if dump.is_file() else {}
+        return LaunchResult(
+            (),
+            (*rest, *grid.left_over),
+            quarantined,
+            {"read_back": choices, "environment": features},
+        )
+
+    def _suspect(self, launch: Launch, culprit: Pick, ran: Ran) -> Quarantined:
+        status, reason = self._what_happened(ran)
+        hung = "hung" if status is Status.TIMED_OUT else "crashed"
+        _log.warning("%s: %s in %s (%s)", launch.id, hung, culprit.trial.config.key, reason)
+        return Quarantined(culprit.trial, f"{hung} ({reason[:200]})")
+
+    def _output(self, launch: Launch, grid: Grid, folder: Path, ran: Ran) -> Output:
+        return read_output(
+            ran.texts,
+            folder / "rows.json",
+            collective=launch.setting.collective,
+            sizes=grid.benchmark_bytes,
+            num_blocks=len(grid.blocks),
+        )
+
+    def _program(self, launch: Launch) -> Program:
+        return self._programs[launch.setting.collective]
+
+    def _must_read_back(self, trial: Trial) -> bool:
+        return self._file.runner.read_back and trial.key not in self._choices
+
+    def _can_play(self) -> bool:
+        """Whether one process measures many configs; a wish that cannot be met is an error."""
+        wish = self._file.runner.mode
+        if wish == "processes":
+            return False
+        obstacle = self._obstacle()
+        if obstacle is None:
+            return True
+        if wish == "sweep":
+            raise MachineError(f"runner mode 'sweep' cannot work: {obstacle}")
+        _log.warning("one process for each config, since the sweep mode cannot work: %s", obstacle)
+        return False
+
+    def _obstacle(self) -> str | None:
+        if self._site.plugin is None:
+            return "there is no tuner plugin; build it with 'make plugin', or set runner.plugin"
+        version = self._file.nccl_version
+        if version is not None and NcclVersion.parse(version) < TUNER_ABI_SINCE[3]:
+            return f"it needs NCCL {TUNER_ABI_SINCE[3]} and this is {version}"
+        without = [p.path for p in self._programs.values() if not p.has_cycles]
+        return f"{without[0]} has no option -N; build nccl-tests 2.13 or later" if without else None
+
+
+def _result(half: Mapping[str, Any]) -> dict[str, Any]:
+    """What a half of a block measured; wrong values say so."""
+    if half.get("status") != Status.WRONG_VALUES.value:
+        return dict(half)
+    return {**half, "reason": f"{half.get('wrong_values')} wrong values"}

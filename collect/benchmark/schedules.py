@@ -1,0 +1,40 @@
+"""The schedule that the plugin plays in a launch, from the launch's grid."""
+
+from dynamiccl.collect.benchmark.command import Calls
+from dynamiccl.collect.benchmark.grid import Grid
+from dynamiccl.collect.sweep.sizes import benchmark_bytes
+from dynamiccl.collect.sweep.trial import Setting
+from dynamiccl.schedule import Schedule
+
+#: Out-of-place and in-place: every benchmark that NCCL asks a tuner about runs both.
+_HALVES = 2
+
+
+def schedule_of(setting: Setting, grid: Grid, calls: Calls) -> Schedule:
+    """What the plugin is to play, call by call (pure)."""
+    return Schedule(
+        collective=setting.collective,
+        num_ranks=setting.num_ranks,
+        num_nodes=setting.num_nodes,
+        warmup=warmup_of(setting, grid, calls),
+        halves=_HALVES,
+        calls_per_half=calls.per_half,
+        sizes=grid.benchmark_bytes,
+        cycles=grid.configs,
+    )
+
+
+def warmup_of(setting: Setting, grid: Grid, calls: Calls) -> tuple[tuple[int, int], ...]:
+    """The warm-up as (nBytes, calls) runs: every doubling from the first size to the last.
+
+    nccl-tests v2.16.9 to v2.19.6 `src/common.cu`, TimeTest: whatever the factor of the walk is.
+    """
+    if calls.warmup == 0:
+        return ()
+    runs = []
+    size = grid.chain.sizes[0]
+    while size <= grid.chain.sizes[-1]:
+        run = benchmark_bytes(setting.collective, size, setting.num_ranks, setting.datatype)
+        runs.append((run, calls.warmup))
+        size *= 2
+    return tuple(runs)

@@ -1,0 +1,76 @@
+"""Start and end a program on each node of a launch, through the launcher."""
+
+import os
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from dynamiccl.collect.launchers import Job, command, needs_mpi, per_node_command
+from dynamiccl.collect.processes import process_group
+from dynamiccl.collect.processes.process import Limits, run_process
+from dynamiccl.collect.sweep.settings import LauncherSettings
+from dynamiccl.errors import MachineError
+
+#: Seconds for srun or mpirun to end ranks elsewhere before they are killed here.
+_GRACE_S: Final = 5.0
+#: A question to all nodes takes as long as a step takes to start.
+_ANSWER_S: Final = 120.0
+
+
+class Nodes:
+    """The nodes that a launcher reaches; our own programs run outside of any container."""
+
+    def __init__(self, launcher: LauncherSettings) -> None:
+        """Take the sweep's launcher."""
+        self._launcher = launcher.model_copy(update={"container": None, "prefix": ()})
+
+    @property
+    def one_process(self) -> bool:
+        """Whether all ranks of a node are one process."""
+        return not needs_mpi(self._launcher.kind)
+
+    def ask(self, argv: Sequence[str], num_nodes: int) -> list[str]:
+        """Run a program once on each node; what they printed, line by line, in any order.
+
+        Raises MachineError when it fails or does not end.
+        """
+        job = Job(tuple(argv), num_nodes=num_nodes)
+        started = per_node_command(job, self._launcher, uid=os.getuid())
+        done = run_process(started, Limits(_ANSWER_S, _ANSWER_S))
+        if done.returncode != 0:
+            raise MachineError(
+                f"the nodes do not answer: '{started.text}' ended with {done.returncode} and said: "
+                f"{' | '.join(line.text for line in done.lines[-3:]) or 'nothing'}"
+            )
+        return [line.text for line in done.lines]
+
+    def start(
+        self,
+        argv: Sequence[str],
+        num_nodes: int,
+        *,
+        ranks_per_node: int = 1,
+        log: Path | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start a program beside what runs: one process on each node, or ranks of its own.
+
+        Its standard input is a pipe, so that it can see us die; its output goes to `log`, or to a
+        pipe that the caller closes. End it with `end`.
+        """
+        job = Job(tuple(argv), num_nodes=num_nodes, ranks_per_node=ranks_per_node, overlap=True)
+        started = command(job, self._launcher, uid=os.getuid())
+        if log is None:
+            return process_group.start(started, subprocess.PIPE, stdin=subprocess.PIPE)
+        with log.open("wb") as file:
+            return process_group.start(started, file, stdin=subprocess.PIPE)
+
+    @staticmethod
+    def end(process: subprocess.Popen[bytes]) -> None:
+        """End a started program with all its processes; its output is left to whoever reads it."""
+        process_group.end(process, _GRACE_S)
+        if process.stdin is not None:
+            # What was written to one that had ended already is still in the buffer.
+            with suppress(BrokenPipeError):
+                process.stdin.close()

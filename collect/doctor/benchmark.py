@@ -1,0 +1,94 @@
+"""nccl-tests: are the binaries there, do they start, and what can this release do?"""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from dynamiccl.collect.benchmark.programs import BINARIES, Program
+from dynamiccl.collect.doctor.check import Check, fail, ok, warn
+from dynamiccl.collect.doctor.context import Context
+from dynamiccl.collect.doctor.machine import Machine, Ran
+from dynamiccl.nccl import Collective
+
+_OPTION: Final = re.compile(r"\[-(\w),--\w+")
+
+
+def find_binary(machine: Machine, context: Context, collective: Collective) -> str | None:
+    """The binary that a runner would take; built with MPI first where ranks are processes."""
+    name = BINARIES.get(collective)
+    if name is None:
+        return None
+    names = (f"{name}_mpi", name) if context.is_distributed else (name, f"{name}_mpi")
+    found = (machine.which(name, context.nccl_tests_dir) for name in names)
+    return next((path for path in found if path), None)
+
+
+def first_binary(machine: Machine, context: Context) -> str | None:
+    """A binary that stands for all: they are built together."""
+    found = (find_binary(machine, context, collective) for collective in context.collectives)
+    return next((path for path in found if path), None)
+
+
+def check_benchmark(machine: Machine, context: Context) -> Iterator[Check]:
+    """The binaries of the sweep's collectives, their options, and whether they have MPI."""
+    missing = [
+        collective.wire
+        for collective in context.collectives
+        if find_binary(machine, context, collective) is None
+    ]
+    place = context.nccl_tests_dir or "PATH"
+    if missing:
+        yield fail(
+            "nccl-tests",
+            f"no binary for {', '.join(missing)} in {place}",
+            "build nccl-tests (make MPI=1 for several nodes) and give its build directory with "
+            "--nccl-tests-dir",
+        )
+    path = first_binary(machine, context)
+    if path is None:
+        return
+    if not missing:
+        yield ok("nccl-tests", path)
+    yield _options(machine.run(path, "-h"), path, context)
+    if context.is_distributed:
+        yield _mpi(machine.run("ldd", path), path)
+
+
+def _options(ran: Ran, path: str, context: Context) -> Check:
+    name = "nccl-tests options"
+    program = Program(path, frozenset(_OPTION.findall(ran.output)))
+    if not program.options >= {"b", "e", "n", "w"}:
+        return fail(
+            name,
+            f"{path} -h lists none (exit status {ran.returncode}): {ran.first_line or 'no output'}",
+            "run it by hand; 'error while loading shared libraries' wants LD_LIBRARY_PATH",
+        )
+    has = {
+        "cycles (-N)": program.has_cycles,
+        "JSON (-J)": program.has_json,
+        "per-iteration times (-I)": program.has_iteration_times,
+    }
+    found = ", ".join(f"{what}: {'yes' if there else 'no'}" for what, there in has.items())
+    if context.wants_sweep_mode and not program.has_cycles:
+        advice = "the sweep mode needs -N: build nccl-tests 2.13 or later"
+        if context.mode == "sweep":
+            return fail(name, found, advice)
+        return warn(name, found, f"one process for each config: {advice}")
+    if not program.has_json:
+        return warn(name, found, "times have two decimals; nccl-tests 2.17.3 has JSON with six")
+    if context.wants_iteration_times and not program.has_iteration_times:
+        return warn(name, found, "no spread of single calls; nccl-tests 2.19.2 has -I")
+    return ok(name, found)
+
+
+def _mpi(ran: Ran, path: str) -> Check:
+    name = "nccl-tests with MPI"
+    linked = re.search(r"libmpi\w*\.so\S*", ran.output)
+    if linked:
+        return ok(name, f"{path} is linked to {linked.group()}")
+    return fail(
+        name,
+        f"{path} is not linked to an MPI library",
+        "without MPI each process is a group of its own: build nccl-tests with MPI=1, or set "
+        "launcher.kind = 'local'",
+    )

@@ -1,0 +1,83 @@
+"""What a check says, and how it is shown."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from dynamiccl.errors import MachineError
+
+
+class Verdict(StrEnum):
+    """How a check came out."""
+
+    OK = "ok"
+    #: Measuring works, and the figures may mislead or lack something.
+    WARN = "warn"
+    #: The sweep cannot run like this, or its figures would be wrong.
+    FAIL = "fail"
+    #: It could not be found out here.
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding: what was looked at, what was found, and what to do about it."""
+
+    name: str
+    status: Verdict
+    found: str
+    #: What to do; empty when there is nothing to do.
+    advice: str = ""
+
+
+def ok(name: str, found: str) -> Check:
+    """Nothing to do."""
+    return Check(name, Verdict.OK, found)
+
+
+def warn(name: str, found: str, advice: str) -> Check:
+    """The figures may mislead."""
+    return Check(name, Verdict.WARN, found, advice)
+
+
+def fail(name: str, found: str, advice: str) -> Check:
+    """The sweep cannot run, or would measure something else."""
+    return Check(name, Verdict.FAIL, found, advice)
+
+
+def unknown(name: str, found: str, advice: str = "") -> Check:
+    """It could not be found out."""
+    return Check(name, Verdict.UNKNOWN, found, advice)
+
+
+_MARKS: Final = {Verdict.OK: "ok", Verdict.WARN: "WARN", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "?"}
+
+
+def render(checks: Iterable[Check]) -> str:
+    """The findings as lines of text, advice under its finding, and a count at the end.
+
+    >>> print(render([ok("/dev/shm", "23.5 GiB free"), fail("libnccl", "none", "install NCCL")]))
+    ok    /dev/shm: 23.5 GiB free
+    FAIL  libnccl: none
+          -> install NCCL
+    1 ok, 0 warnings, 1 failed, 0 unknown
+    """
+    every = list(checks)
+    lines = []
+    for check in every:
+        lines.append(f"{_MARKS[check.status]:<4}  {check.name}: {check.found}")
+        if check.advice:
+            lines.append(f"      -> {check.advice}")
+    count = {verdict: sum(c.status is verdict for c in every) for verdict in Verdict}
+    lines.append(
+        f"{count[Verdict.OK]} ok, {count[Verdict.WARN]} warnings, {count[Verdict.FAIL]} failed, "
+        f"{count[Verdict.UNKNOWN]} unknown"
+    )
+    return "\n".join(lines)
+
+
+def exit_code(checks: Iterable[Check]) -> int:
+    """What `doctor` ends with: 0 when no check failed, else that of a MachineError."""
+    failed = any(check.status is Verdict.FAIL for check in checks)
+    return MachineError.exit_code if failed else 0

@@ -1,0 +1,48 @@
+"""The same checks inside the sweep's container, where the benchmark will run."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from dynamiccl.collect.doctor.check import Check, Verdict
+from dynamiccl.collect.launchers import Job, command, map_into_container
+from dynamiccl.collect.processes.process import Limits, run_process
+from dynamiccl.collect.sweep.settings import LauncherSettings
+from dynamiccl.errors import InvalidSweep, MachineError
+
+#: A first start pulls the image.
+_START_S: Final = 900.0
+_NAME: Final = "inside the container"
+
+
+def check_inside(
+    sweep_file: Path, launcher: LauncherSettings, options: tuple[str, ...]
+) -> list[Check]:
+    """Run `doctor` in the container on one node, and take over what it found.
+
+    Args:
+        sweep_file: the sweep; it must lie under a mount, as our Python must.
+        launcher: how a rank is started.
+        options: further options of `doctor`, as the container sees their paths.
+    """
+    container = launcher.container
+    try:
+        python = map_into_container(sys.executable, container)
+        sweep = map_into_container(str(sweep_file.resolve()), container)
+        argv = (python, "-P", "-m", "dynamiccl.collect.cli", "doctor", sweep, *options)
+        started = command(Job((*argv, "--inside", "--json")), launcher, uid=os.getuid())
+        done = run_process(started, Limits(_START_S, _START_S))
+    except InvalidSweep as error:
+        return [Check(_NAME, Verdict.UNKNOWN, str(error), "mount our virtual environment too")]
+    except MachineError as error:
+        return [Check(_NAME, Verdict.FAIL, str(error), "start the container by hand")]
+    text = done.output
+    begin, end = text.find("["), text.rfind("]")
+    try:
+        found = json.loads(text[begin : end + 1])
+        return [Check(**{**one, "name": f"{_NAME}: {one['name']}"}) for one in found]
+    except (ValueError, TypeError, KeyError):
+        said = " | ".join(text.strip().splitlines()[-3:]) or "nothing"
+        return [Check(_NAME, Verdict.FAIL, f"doctor said: {said}", f"try: {started.text}")]

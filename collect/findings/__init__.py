@@ -1,0 +1,1 @@
+"""What a data set holds: summaries, the best configs by size, pictures."""

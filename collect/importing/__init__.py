@@ -1,0 +1,1 @@
+"""Taking in what others measured: nccl-tests output and tidy CSV, with facts of known systems."""

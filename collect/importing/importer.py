@@ -1,0 +1,196 @@
+"""Import of measurements that exist: nccl-tests text and JSON, tidy CSV -> the Parquet store.
+
+Each file becomes parts of its own, which depend on nothing but the file, the options and this
+program: a file imported twice by one release is there once, and a bad file among good ones costs
+nothing but itself.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from dynamiccl.collect.importing.report import FileReport, ImportOptions, ImportSummary
+from dynamiccl.collect.importing.systems import KnownSystems, load_systems
+from dynamiccl.collect.importing.tidy_csv import csv_tables, is_tidy_csv
+from dynamiccl.collect.nccl_tests.json_output import json_tables
+from dynamiccl.collect.nccl_tests.text import main_of, text_file_tables
+from dynamiccl.datasets.provenance import file_sha256, program_record
+from dynamiccl.datasets.store import check_slug, slug, write_part
+from dynamiccl.errors import DataError, MissingPath, OutputError, UserError
+from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
+
+__all__ = ["ImportFailed", "ImportOptions", "ImportSummary", "detect_format", "import_files"]
+
+_LOG: Final = logging.getLogger(__name__)
+_SNIFF_BYTES: Final = 65_536
+
+TEXT: Final = "nccl-tests-text"
+JSON: Final = "nccl-tests-json"
+CSV: Final = "tidy-csv"
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    path: Path
+    format: str
+    sha256: str
+
+
+def import_files(
+    paths: Sequence[Path], out_dir: Path, *, options: ImportOptions | None = None
+) -> ImportSummary:
+    """Read `paths`, write what they hold under `out_dir`, and say what became of every row.
+
+    Raises UserError before anything is read when the options cannot work; OutputError after all
+    files are written when some gave no row, naming these. A single file raises its own error,
+    which may be a CorruptFile.
+    """
+    options = options or ImportOptions()
+    _check_options(options)
+    systems = load_systems(options.systems_file)
+    inputs = [_input(path) for path in paths]
+    if not inputs:
+        raise UserError("no file to import; name at least one")
+    _need_system(inputs, options)
+    reports: list[FileReport] = []
+    errors: list[DataError] = []
+    seen: dict[str, Path] = {}
+    named = {item.path.resolve() for item in inputs}
+    for item in inputs:
+        report = FileReport(path=str(item.path), format=item.format)
+        reports.append(report)
+        first = seen.setdefault(item.sha256, item.path)
+        if first is not item.path:
+            report.remark(f"the same bytes as {first}; not taken twice")
+        elif main_of(item.path) in named:
+            report.remark("NCCL's log of another file; read with that one")
+        else:
+            try:
+                _import_one(item, out_dir, options, systems, report)
+            except DataError as error:
+                report.failure = str(error)
+                errors.append(error)
+    if errors and len(inputs) == 1:
+        raise errors[0]
+    if errors:
+        raise ImportFailed(errors, ImportSummary.of(reports))
+    return ImportSummary.of(reports)
+
+
+class ImportFailed(OutputError):
+    """Raised when files gave no row; what the others gave is written, and in `summary`."""
+
+    def __init__(self, errors: list[DataError], summary: ImportSummary) -> None:
+        """List every failure on a line of its own, and say what was written all the same."""
+        written = sum(1 for report in summary.files if report.measurements_written)
+        tail = (
+            f"; {summary.measurements_written} measurements of {written} other files are written"
+            if written
+            else ""
+        )
+        super().__init__("; ".join(map(str, errors)) + tail)
+        self.summary = summary
+
+
+def _check_options(options: ImportOptions) -> None:
+    """Refuse names that do not parse, before any file is read."""
+    checks: tuple[tuple[str, Callable[[Any], object]], ...] = (
+        ("system", partial(check_slug, what="system")),
+        ("sweep", partial(check_slug, what="sweep")),
+        ("collective", partial(Collective.parse, where="option collective")),
+        ("algorithm", partial(Algorithm.parse, where="option algorithm")),
+        ("protocol", partial(Protocol.parse, where="option protocol")),
+        ("nccl_version", NcclVersion.parse),
+    )
+    for name, check in checks:
+        value = getattr(options, name)
+        if value is not None:
+            check(value)
+    for name in ("num_ranks", "num_nodes", "num_channels"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise UserError(f"option {name} is {value}; give a whole number from 1 on")
+
+
+def _input(path: Path) -> _Input:
+    if not path.is_file():
+        raise MissingPath("file to import", path, "check the name; folders are not read")
+    try:
+        with path.open("rb") as file:
+            head = file.read(_SNIFF_BYTES).decode("utf-8", errors="replace")
+        return _Input(path, detect_format(head), file_sha256(path))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; check its permissions") from error
+
+
+def detect_format(head: str) -> str:
+    """Format of a file by its beginning, never by its name.
+
+    >>> detect_format('{"version":3,"args":[]}'), detect_format("# nThread 1 nGpus 8")
+    ('nccl-tests-json', 'nccl-tests-text')
+    """
+    text = head.lstrip("\ufeff \t\r\n")
+    if text.startswith("{"):
+        return JSON
+    return CSV if is_tidy_csv(text.split("\n", 1)[0]) else TEXT
+
+
+def _need_system(inputs: list[_Input], options: ImportOptions) -> None:
+    if options.system is not None:
+        return
+    for item in inputs:
+        if item.format != CSV:
+            raise UserError(
+                f"{item.path} does not say on which system it was measured; name it with --system"
+            )
+
+
+def _import_one(
+    item: _Input,
+    out_dir: Path,
+    options: ImportOptions,
+    systems: KnownSystems,
+    report: FileReport,
+) -> None:
+    # No command line and no host: importing a file again writes the same part, not a second one.
+    record = program_record("import", files={item.path.name: item.sha256})
+    for table in _tables(item, options, systems, report):
+        report.parts += [str(p) for p in write_part(out_dir, table, provenance=record)]
+        report.measurements_written += table.num_rows
+    if not report.measurements_written:
+        raise OutputError(_nothing_usable(report))
+    _LOG.info("%s: %d measurements", item.path, report.measurements_written)
+
+
+def _nothing_usable(report: FileReport) -> str:
+    if "collective not known" in report.dropped:
+        return (
+            f"{report.path} does not say which collective it measured; name it with --collective "
+            f"(one of {', '.join(c.wire for c in Collective)})"
+        )
+    if report.rejected:
+        return f"{report.path} holds no usable row; {report.rejected[0]}"
+    return f"{report.path} holds no usable row; dropped: {json.dumps(report.dropped)}"
+
+
+def _tables(
+    item: _Input, options: ImportOptions, systems: KnownSystems, report: FileReport
+) -> Iterator[pa.Table]:
+    if item.format == CSV:
+        sweep = options.sweep or slug(item.path.stem)
+        return csv_tables(item.path, sweep, options=options, systems=systems, report=report)
+    base: dict[str, Any] = {
+        **systems.columns_of(options.system or ""),
+        "sweep": options.sweep or slug(item.path.resolve().parent.name),
+        "run": f"{slug(item.path.stem)[:80]}-{item.sha256[:8]}",
+        "source_file": str(item.path),
+    }
+    if item.format == JSON:
+        return json_tables(item.path, base=base, options=options, report=report)
+    return text_file_tables(item.path, base=base, options=options, report=report)

@@ -1,0 +1,137 @@
+"""What an import was told, what it found, and what it refused: options, report, summary.
+
+Nothing is lost silently: a row that was read is written, dropped with a reason, counted as a
+duplicate, or listed as rejected with its file, line and text.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+#: Rejected lines kept per file; a file of noise would otherwise fill memory with its own report.
+MAX_REJECTED_PER_FILE: Final = 10_000
+_EXCERPT_CHARS: Final = 160
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportOptions:
+    """What the caller knows about the files. What a file itself says wins, except where noted."""
+
+    #: Hive directory. Benchmark output does not name its system, so it is required for it;
+    #: for tidy CSV it replaces the file's own `system` column.
+    system: str | None = None
+    #: Hive directory; None = the folder of a benchmark output, the stem of a CSV file.
+    sweep: str | None = None
+    #: For output that does not name its collective. Used before the name of the file is.
+    collective: str | None = None
+    num_ranks: int | None = None
+    #: NCCL's nNodes. Wins over the number of host names (NVL72, NCCL_HOSTID), not over NCCL's log.
+    num_nodes: int | None = None
+    nccl_version: str | None = None
+    gpu: str | None = None
+    #: Replaces the profile that is derived from NCCL_* settings shown in the output.
+    launch_profile: str | None = None
+    #: What was requested of NCCL, for output that does not show it.
+    algorithm: str | None = None
+    protocol: str | None = None
+    num_channels: int | None = None
+    #: TOML file with facts of known systems (`collect/importing/systems.py`).
+    systems_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """One line that looked like a measurement and could not be taken."""
+
+    path: str
+    line: int
+    reason: str
+    excerpt: str
+
+    @classmethod
+    def of(cls, path: str, line: int, reason: str, text: str) -> "Rejected":
+        """Cut `text` to an excerpt that prints on one line."""
+        printable = "".join(c if c.isprintable() else " " for c in text.strip())
+        return cls(path, line, reason, printable[:_EXCERPT_CHARS])
+
+    def __str__(self) -> str:
+        """`file:line: reason: 'text'`, as compilers say it."""
+        return f"{self.path}:{self.line}: {self.reason}: '{self.excerpt}'"
+
+
+@dataclass(slots=True, kw_only=True)
+class FileReport:
+    """What became of one file; filled while it is read."""
+
+    path: str
+    format: str
+    #: Complete rows found, dropped ones and duplicates included. A torn line is not a row.
+    rows_read: int = 0
+    measurements_written: int = 0
+    #: Rows read and left out on purpose, by reason (`size 0`).
+    dropped: dict[str, int] = field(default_factory=dict)
+    #: Measurements that had been read before (printed twice).
+    duplicates: int = 0
+    rejected: list[Rejected] = field(default_factory=list)
+    #: Rejected lines beyond the limit on those that are kept.
+    rejected_more: int = 0
+    #: What the reader of the summary should know: conflicts, inferences, failed checks.
+    remarks: list[str] = field(default_factory=list)
+    #: Why the file gave nothing, when it gave nothing.
+    failure: str | None = None
+    parts: list[str] = field(default_factory=list)
+
+    def reject(self, line: int, reason: str, text: str) -> None:
+        """List a line as rejected."""
+        if len(self.rejected) < MAX_REJECTED_PER_FILE:
+            self.rejected.append(Rejected.of(self.path, line, reason, text))
+        else:
+            self.rejected_more += 1
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        """Count rows that are left out on purpose."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + count
+
+    def remark(self, text: str) -> None:
+        """Note something once."""
+        if text not in self.remarks:
+            self.remarks.append(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportSummary:
+    """The whole import: totals over the files, and each file's own report."""
+
+    rows_read: int
+    measurements_written: int
+    dropped: int
+    duplicates: int
+    rejected: tuple[Rejected, ...]
+    files: tuple[FileReport, ...]
+
+    @classmethod
+    def of(cls, files: list[FileReport]) -> "ImportSummary":
+        """Add up the reports of all files."""
+        return cls(
+            rows_read=sum(f.rows_read for f in files),
+            measurements_written=sum(f.measurements_written for f in files),
+            dropped=sum(sum(f.dropped.values()) for f in files),
+            duplicates=sum(f.duplicates for f in files),
+            rejected=tuple(r for f in files for r in f.rejected),
+            files=tuple(files),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The summary as plain values, ready for `json.dumps`; rejected lines stand once."""
+        files = [dataclasses.asdict(report) for report in self.files]
+        for report in files:
+            report["rejected"] = len(report["rejected"]) + report.pop("rejected_more")
+        return {
+            "rows_read": self.rows_read,
+            "measurements_written": self.measurements_written,
+            "dropped": self.dropped,
+            "duplicates": self.duplicates,
+            "rejected": [dataclasses.asdict(line) for line in self.rejected],
+            "files": files,
+        }

@@ -1,0 +1,37 @@
+"""What every rank runs, whatever starts it: the job with the user's additions, in its container."""
+
+from collections.abc import Mapping
+
+from dynamiccl.collect.launchers.container import Wrapped, wrap
+from dynamiccl.collect.launchers.job import Job
+from dynamiccl.collect.sweep.settings import LauncherSettings
+
+
+def rank_command(job: Job, settings: LauncherSettings, *, launcher: str, unset: bool) -> Wrapped:
+    """A rank's command and environment (pure).
+
+    Args:
+        job: what is to run.
+        settings: the sweep's `[launcher]`.
+        launcher: what starts the rank.
+        unset: whether the rank itself must drop the job's unset variables, since the launcher hands
+            it another environment than our own. An image's variables always need it.
+    """
+    drop: tuple[str, ...] = ()
+    if job.unset and (unset or settings.container is not None):
+        drop = ("env", *(word for name in job.unset for word in ("-u", name)))
+    argv = (*drop, *settings.prefix, *job.argv)
+    return wrap(argv, environment(job, settings), settings.container, launcher=launcher)
+
+
+def environment(job: Job, settings: LauncherSettings) -> Mapping[str, str]:
+    """The user's variables and the job's, which win; without those that must be absent.
+
+    Raises:
+        ValueError: the job wants one variable set and absent.
+    """
+    both = sorted(set(job.env) & set(job.unset))
+    if both:
+        raise ValueError(f"a job cannot set and unset {', '.join(both)}")
+    merged = {**settings.env, **job.env}
+    return {name: value for name, value in merged.items() if name not in job.unset}

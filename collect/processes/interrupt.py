@@ -1,0 +1,62 @@
+"""Ctrl-C in two levels: first finish the running trial, then stop at once.
+
+A benchmark runs in a session of its own, so that a terminal's Ctrl-C reaches us alone and we
+decide. What Slurm sends before a time limit or preemption (SIGUSR1, SIGTERM) is the first level.
+"""
+
+import logging
+import signal
+from types import FrameType, TracebackType
+from typing import Any, Final, Self
+
+_log = logging.getLogger(__name__)
+
+#: Signals that ask for an end; SIGUSR1 is what our batch script has Slurm send before the limit.
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+class Interrupt:
+    """Takes over the signals that end a run, as a context manager; of the main thread only.
+
+    The first signal sets `requested`: finish what runs, start nothing more. A second Ctrl-C sets
+    `forced`: whoever waits calls `check`, and a running process is killed. A third raises on the
+    spot, wherever the program is.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.forced = False
+        #: Name of the first signal; empty before it.
+        self.cause = ""
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in SIGNALS:
+            self._before[number] = signal.signal(number, self._received)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt when the user wants to stop at once."""
+        if self.forced:
+            raise KeyboardInterrupt
+
+    def _received(self, number: int, _frame: FrameType | None) -> None:
+        if self.forced and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.requested:
+            # A batch job gets SIGUSR1 and then SIGTERM, at times twice: only a person insists.
+            self.forced |= number == signal.SIGINT
+            return
+        self.requested = True
+        self.cause = signal.Signals(number).name
+        _log.warning("%s: stopping after the running trial; Ctrl-C to stop at once", self.cause)

@@ -1,0 +1,157 @@
+"""Carry out `dynamiccl-collect run`: strategy, runner, launcher and what runs beside, together."""
+
+import re
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from dynamiccl.collect.benchmark.launching import Site
+from dynamiccl.collect.companions.facts import SiteFacts, ask_nodes, environment
+from dynamiccl.collect.companions.nodes import Nodes
+from dynamiccl.collect.companions.watch import NodeWatch, NoWatch, Watch
+from dynamiccl.collect.processes.interrupt import Interrupt
+from dynamiccl.collect.runners import LAUNCHERS, find_plugin, make_runner
+from dynamiccl.collect.runs.journal import commits_on_disk, is_complete
+from dynamiccl.collect.runs.progress import SweepProgress
+from dynamiccl.collect.runs.run import RunSummary, Shard, journal_folder, run_sweep
+from dynamiccl.collect.sbatch import BatchJob, Outcome, SlurmQueue, Work, run_as_batch, run_command
+from dynamiccl.collect.strategies import make_strategy
+from dynamiccl.collect.sweep.load import Sweep
+from dynamiccl.collect.sweep.settings import LauncherSettings, SweepFile
+from dynamiccl.errors import UnknownName, UserError
+
+_SHARD: Final = re.compile(r"(\d+)/([1-9]\d*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOrder:
+    """What the command line says about a run."""
+
+    sweep_file: Path
+    out: Path
+    runner: str = "nccl-tests"
+    #: None = the sweep file's.
+    launcher: str | None = None
+    nccl_tests_dir: Path | None = None
+    resume: bool = False
+    limit: int | None = None
+    shard: str | None = None
+
+
+def carry_out(sweep: Sweep, order: RunOrder, *, console: Console) -> RunSummary:
+    """Run a sweep as ordered; raises what `run_sweep` and the parts it is made of raise."""
+    shard = parse_shard(order.shard)
+    launcher = launcher_of(sweep.file, order.launcher)
+    shards = max(shard.count, launcher.array if launcher.kind == "sbatch" else 1)
+    if shards > 1 and sweep.file.strategy.kind == "adaptive":
+        raise UserError(
+            "an adaptive sweep cannot be cut into shards: each would know a part of the history "
+            "only; take strategy.kind = 'exhaustive' or 'random', or launcher.array = 1"
+        )
+    if launcher.kind == "sbatch":
+        return submit(sweep, order, launcher)
+    with Interrupt() as interrupt, ExitStack() as stack:
+        watch: Watch = NoWatch()
+        facts = SiteFacts({}, None)
+        site = site_of(sweep, order, shard, launcher)
+        if order.runner == "nccl-tests":
+            nodes = Nodes(launcher)
+            num_nodes = max(group.hosts for group in sweep.file.groups)
+            facts = ask_nodes(nodes, num_nodes, environment())
+            if sweep.file.telemetry.enabled:
+                folder = journal_folder(sweep, order.out, shard) / "telemetry"
+                rate_hz = sweep.file.telemetry.rate_hz
+                watch = stack.enter_context(NodeWatch(nodes, num_nodes, rate_hz, folder))
+        runner = make_runner(order.runner, sweep.file, site, interrupt, watch=watch, facts=facts)
+        progress = SweepProgress(sweep.file.name, console, lambda: interrupt.requested)
+        return run_sweep(
+            sweep,
+            make_strategy(sweep.file, sweep.trials),
+            runner,
+            order.out,
+            resume=order.resume,
+            watcher=stack.enter_context(progress),
+            shard=shard,
+            watch=watch,
+        )
+
+
+def submit(sweep: Sweep, order: RunOrder, launcher: LauncherSettings) -> RunSummary:
+    """Run the sweep inside a Slurm batch job, and watch it until it is done."""
+    shards = [Shard(index, launcher.array) for index in range(launcher.array)]
+    folders = [journal_folder(sweep, order.out, shard) for shard in shards]
+    if any(folder.is_dir() for folder in folders) and not order.resume:
+        raise UserError(
+            f"{folders[0].parent} says that this sweep was begun here; go on with --resume, or "
+            "take another --out or name"
+        )
+    options = ["--runner", order.runner]
+    if order.nccl_tests_dir is not None:
+        options += ["--nccl-tests-dir", str(order.nccl_tests_dir.absolute())]
+    if order.limit is not None:
+        options += ["--limit", str(order.limit)]
+    job = BatchJob(
+        name=sweep.file.name,
+        out=order.out.absolute(),
+        command=run_command(order.sweep_file, order.out, *options),
+        num_nodes=max(group.hosts for group in sweep.file.groups),
+        ranks_per_node=max(group.ranks_per_host for group in sweep.file.groups),
+        header=launcher.sbatch_header,
+        array=launcher.array,
+    )
+    work = Work(
+        is_complete=lambda: all(is_complete(folder, sweep.text) for folder in folders),
+        progress=lambda: sum(commits_on_disk(folder) for folder in folders),
+    )
+    began = work.progress()
+    with Interrupt() as interrupt:
+        outcome = run_as_batch(job, work, SlurmQueue(), interrupt)
+    return RunSummary(
+        trials=len(sweep.trials),
+        rounds_done=0,
+        launches_run=work.progress() - began,
+        launches_skipped=began,
+        rows_written=0,
+        rows_by_status={},
+        ended="done" if outcome is Outcome.COMPLETE else "detached",
+    )
+
+
+def launcher_of(file: SweepFile, name: str | None) -> LauncherSettings:
+    """The sweep's launcher, of another kind when the command line names one.
+
+    Raises UnknownName with the choices.
+    """
+    if name is None:
+        return file.launcher
+    if name not in LAUNCHERS:
+        raise UnknownName("launcher", name, LAUNCHERS)
+    return file.launcher.model_copy(update={"kind": name})
+
+
+def site_of(sweep: Sweep, order: RunOrder, shard: Shard, launcher: LauncherSettings) -> Site:
+    """Where and with what the sweep runs."""
+    return Site(
+        out=order.out,
+        work=journal_folder(sweep, order.out, shard) / "work",
+        nccl_tests_dir=order.nccl_tests_dir,
+        plugin=find_plugin(sweep.file),
+        launcher=launcher,
+    )
+
+
+def parse_shard(text: str | None) -> Shard:
+    """Read `I/N`, the share I of N counted from 0. Raises UserError.
+
+    >>> parse_shard("1/4")
+    Shard(index=1, count=4)
+    """
+    if text is None:
+        return Shard()
+    match = _SHARD.fullmatch(text)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise UserError(f"--shard '{text}' is no share; write I/N with I from 0 to N-1, like 0/4")
+    return Shard(int(match[1]), int(match[2]))

@@ -1,0 +1,59 @@
+"""The table that follows from what a sweep measured: one config for each task, as a CSV file.
+
+    OUT/choices/system=NAME/sweep=NAME.csv
+
+ABSTAIN stands where no config is surely better than NCCL's own choice. It is made of the sweep's
+own outcomes, with the surrogate that the adaptive strategy believes in: sizes help each other.
+"""
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from dynamiccl.collect.sweep.settings import SweepFile
+from dynamiccl.collect.sweep.trial import Setting
+from dynamiccl.nccl import Config
+
+COLUMNS: Final = (
+    "collective",
+    "num_nodes",
+    "ranks_per_node",
+    "datatype",
+    "launch_profile",
+    "interference_kind",
+    "interference_level",
+    "size_bytes",
+    "config",
+)
+
+
+def choices_path(out: Path, file: SweepFile, suffix: str = "") -> Path:
+    """Where the table of a sweep lies."""
+    return out / "choices" / f"system={file.system}" / f"sweep={file.name}{suffix}.csv"
+
+
+def write_choices(path: Path, choices: Mapping[tuple[Setting, int], Config]) -> None:
+    """Write the table, sorted by setting and size; an older one is replaced at once."""
+    text = io.StringIO(newline="")
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for (setting, size_bytes), config in sorted(choices.items(), key=lambda item: item[0]):
+        table.writerow(
+            [
+                setting.collective.wire,
+                setting.num_nodes,
+                setting.ranks_per_node,
+                setting.datatype,
+                setting.profile.name,
+                setting.interference.kind,
+                f"{setting.interference.level:g}",
+                size_bytes,
+                config.key,
+            ]
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    hidden = path.with_name(f".writing-{path.name}")
+    hidden.write_text(text.getvalue(), encoding="utf-8")
+    hidden.replace(path)

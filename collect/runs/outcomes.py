@@ -1,0 +1,42 @@
+"""What became of a pick, in the three figures that a strategy and a progress bar need."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dynamiccl.collect.runner import Launch, LaunchMode, LaunchResult, Measured
+from dynamiccl.datasets.schema import Status
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One pick: its trial, the round, and its time (None when there is none)."""
+
+    trial_key: str
+    round: int
+    time_us: float | None
+    ok: bool
+
+
+def encode_outcomes(launch: Launch, result: LaunchResult) -> list[list[Any]]:
+    """The outcomes of a launch as plain data. The reference default is none: nobody picked it."""
+    if launch.mode in {LaunchMode.REFERENCE, LaunchMode.READ_BACK}:
+        return []
+    return [
+        [measured.pick.trial.key, launch.round, *_time_and_status(measured)]
+        for measured in result.measured
+    ]
+
+
+def decode_outcomes(record: Mapping[str, Any]) -> Iterator[Outcome]:
+    """The outcomes in a journal's record."""
+    for key, number, time_us, ok in record["outcomes"]:
+        yield Outcome(key, number, time_us, ok)
+
+
+def _time_and_status(measured: Measured) -> tuple[float | None, bool]:
+    """Out-of-place counts; a wrong value in any half is a failure."""
+    rows = measured.rows
+    ok = all(row.get("status", Status.OK.value) == Status.OK.value for row in rows)
+    first = next((row for row in rows if not row.get("in_place")), rows[0])
+    return first.get("time_us") if ok else None, ok

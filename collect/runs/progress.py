@@ -1,0 +1,97 @@
+"""What a person sees of a running sweep: done, failed, left, time left, best so far."""
+
+import math
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dynamiccl.collect.runs.outcomes import Outcome
+from dynamiccl.collect.sweep.trial import Setting, Trial
+from dynamiccl.nccl import ABSTAIN
+
+_COLUMNS: Final = (
+    TextColumn("{task.description}"),
+    BarColumn(),
+    MofNCompleteColumn(),
+    TextColumn("{task.fields[failed]} failed"),
+    TimeRemainingColumn(),
+    TextColumn("{task.fields[best]}"),
+)
+
+
+class BestSoFar:
+    """The largest gain over NCCL's default that was seen in one task."""
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self._default: dict[tuple[Setting, int], float] = {}
+        self._best: dict[tuple[Setting, int], tuple[float, Trial]] = {}
+
+    def add(self, trial: Trial, time_us: float) -> None:
+        """Take in a time; of a config the smallest counts."""
+        task = trial.task
+        if trial.config == ABSTAIN:
+            self._default[task] = min(time_us, self._default.get(task, math.inf))
+        elif time_us < self._best.get(task, (math.inf, trial))[0]:
+            self._best[task] = (time_us, trial)
+
+    def text(self) -> str:
+        """One line: the task with the largest gain; empty before there is one."""
+        gains = [
+            (self._default[task] / best_us, trial)
+            for task, (best_us, trial) in self._best.items()
+            if task in self._default
+        ]
+        if not gains:
+            return ""
+        gain, trial = max(gains, key=lambda found: found[0])
+        return f"best {gain:.2f}x: {trial.key}" if gain > 1 else "default is best so far"
+
+
+class SweepProgress:
+    """A progress bar on a terminal, silent elsewhere; a context manager."""
+
+    def __init__(self, name: str, console: Console, stopping: Callable[[], bool]) -> None:
+        """Name the bar, where it is drawn, and what tells whether to stop."""
+        self._bar = Progress(
+            *_COLUMNS, console=console, transient=True, disable=not console.is_terminal
+        )
+        self._task = self._bar.add_task(name, total=None, failed=0, best="")
+        self._stopping = stopping
+        self._failed = 0
+        self._best = BestSoFar()
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def expect(self, picks: int) -> None:
+        """How many picks there will be in all, as far as is known."""
+        self._bar.update(self._task, total=picks)
+
+    def advance(self, picks: int) -> None:
+        """So many more are done."""
+        self._bar.advance(self._task, picks)
+
+    def outcome(self, trial: Trial, outcome: Outcome) -> None:
+        """Count a failure, or take a time into the best so far."""
+        if outcome.time_us is not None:
+            self._best.add(trial, outcome.time_us)
+        elif trial.infeasible is None:
+            self._failed += 1
+        self._bar.update(self._task, failed=self._failed, best=self._best.text())
+
+    def stopping(self) -> bool:
+        """Whether to stop after the launch that is running."""
+        return self._stopping()

@@ -1,0 +1,377 @@
+"""Run a sweep: rounds of launches, each committed to the journal, each round a part on disk.
+
+The strategy picks trials, round by round; the runner lays out the launches that measure a round and
+runs them in random order, so that slow drift of the machine is shared by all configs and the
+default is interleaved with what is compared with it. A round is a run: its measurements are
+correlated, those of different rounds are independent.
+"""
+
+import hashlib
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from dynamiccl.collect.companions.watch import NoWatch, Watch
+from dynamiccl.collect.runner import Launch, LaunchMode, LaunchResult, Measured, Pick, Round, Runner
+from dynamiccl.collect.runs.choices import choices_path, write_choices
+from dynamiccl.collect.runs.journal import Journal, Record, Sealing
+from dynamiccl.collect.runs.outcomes import Outcome, decode_outcomes, encode_outcomes
+from dynamiccl.collect.runs.parts import Scribe
+from dynamiccl.collect.runs.quarantine import Quarantine
+from dynamiccl.collect.strategies import choose
+from dynamiccl.collect.strategies.strategy import Strategy
+from dynamiccl.collect.sweep.load import Sweep
+from dynamiccl.collect.sweep.trial import LaunchProfile, Setting, Trial
+from dynamiccl.collect.trial_rows import lost_row, pick_row
+from dynamiccl.datasets.schema import Status
+from dynamiccl.datasets.store import part_paths, sweep_folder
+from dynamiccl.errors import UserError
+from dynamiccl.nccl import ABSTAIN, Config
+
+_JOURNAL: Final = ".journal"
+
+
+class Watcher(Protocol):
+    """Is told what happens, for a progress bar; and may say when to stop."""
+
+    def expect(self, picks: int) -> None:
+        """How many picks the sweep will have measured in all, as far as is known."""
+
+    def advance(self, picks: int) -> None:
+        """So many more picks are done."""
+
+    def outcome(self, trial: Trial, outcome: Outcome) -> None:
+        """One pick's outcome."""
+
+    def stopping(self) -> bool:
+        """Whether to stop after the launch that is running."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What a sweep left on disk."""
+
+    trials: int
+    rounds_done: int
+    launches_run: int
+    launches_skipped: int
+    rows_written: int
+    rows_by_status: dict[str, int]
+    #: Why the run ended: done, budget, interrupted.
+    ended: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """This process's share of the launches: those whose number is `index` modulo `count`."""
+
+    index: int = 0
+    count: int = 1
+
+    def holds(self, launch: Launch) -> bool:
+        """Whether a launch is ours; by its name, so that a resume agrees."""
+        digest = hashlib.sha256(launch.setting.key.encode()).digest()
+        return int.from_bytes(digest[:8], "little") % self.count == self.index
+
+    @property
+    def suffix(self) -> str:
+        """Ending of the journal's folder."""
+        return "" if self.count == 1 else f".shard-{self.index}-of-{self.count}"
+
+
+def journal_folder(sweep: Sweep, out: Path, shard: Shard) -> Path:
+    """Where the journal of a sweep, or of one shard of it, lies."""
+    name = f"sweep={sweep.file.name}{shard.suffix}"
+    return out / _JOURNAL / f"system={sweep.file.system}" / name
+
+
+def run_sweep(  # noqa: PLR0913 - the one place that puts a run together
+    sweep: Sweep,
+    strategy: Strategy,
+    runner: Runner,
+    out: Path,
+    *,
+    resume: bool,
+    watcher: Watcher | None = None,
+    shard: Shard | None = None,
+    watch: Watch | None = None,
+) -> RunSummary:
+    """Measure what the strategy picks, and write a part after each round.
+
+    Args:
+        sweep: the grid.
+        strategy: what picks from it.
+        runner: what measures.
+        out: data directory; made when missing.
+        resume: go on with what is in `out`, instead of refusing to add to it.
+        watcher: is told of progress and asked whether to stop.
+        shard: this process's share of the launches.
+        watch: knows how the nodes were meanwhile; its readings are written with each part.
+
+    Raises:
+        UserError: the sweep is in `out` already and `resume` is False, or with other trials, or
+            another run of it lives.
+        MachineError: the disk is full, or a launch could not be started at all.
+    """
+    shard = shard or Shard()
+    runner.check(sweep.trials)
+    out.mkdir(parents=True, exist_ok=True)
+    folder = journal_folder(sweep, out, shard)
+    _refuse_orphans(sweep, out, folder)
+    grid = {"trials": _trials_hash(sweep), "runner": runner.name}
+    with Journal(folder, grid, resume=resume) as journal:
+        scribe = Scribe(sweep, out, journal.identity, runner.name, watch or NoWatch())
+        journal.settle(scribe.segments(), scribe.write)
+        run = _Run(sweep, strategy, runner, journal, watcher or _Silent(), shard)
+        summary = run.go(scribe.write)
+        if summary.ended == "done":
+            if summary.launches_run:
+                write_choices(choices_path(out, sweep.file, shard.suffix), run.choices())
+            journal.complete(sweep.text)
+        return summary
+
+
+class _Silent:
+    """The watcher of a run that nobody watches."""
+
+    def expect(self, picks: int) -> None:
+        pass
+
+    def advance(self, picks: int) -> None:
+        pass
+
+    def outcome(self, trial: Trial, outcome: Outcome) -> None:
+        pass
+
+    def stopping(self) -> bool:
+        return False
+
+
+class _AtMost:
+    """Passes progress on up to what was asked for: a launch may measure more, to fill its gaps."""
+
+    def __init__(self, left: int, advance: Callable[[int], None]) -> None:
+        self._left = left
+        self._advance = advance
+
+    def advance(self, picks: int) -> None:
+        told = min(picks, self._left)
+        self._left -= told
+        if told:
+            self._advance(told)
+
+
+class _Run:
+    """The state of one run."""
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        strategy: Strategy,
+        runner: Runner,
+        journal: Journal,
+        watcher: Watcher,
+        shard: Shard,
+    ) -> None:
+        self._sweep = sweep
+        self._strategy = strategy
+        self._runner = runner
+        self._journal = journal
+        self._watcher = watcher
+        self._shard = shard
+        self._by_key = {trial.key: trial for trial in (*_references(sweep), *sweep.trials)}
+        self._quarantine = Quarantine()
+        self._statuses: Counter[str] = Counter()
+        self._skipped = self._launched = 0
+        self._measured = 0
+        self._records: dict[str, Record] = {}
+
+    def go(self, write_part: Callable[[Sealing], None]) -> RunSummary:
+        for record in self._journal.commits:
+            self._remember(record)
+        self._watcher.expect(self._strategy.expected_picks())
+        self._watcher.advance(sum(len(c["outcomes"]) for c in self._journal.commits))
+        began = time.monotonic()
+        ended, number = "done", 0
+        while ended == "done" and (round_ := self._round(number)) is not None:
+            for launch in self._layout(round_):
+                ended = self._reason_to_stop(began)
+                if ended != "done":
+                    break
+                self._measure(launch)
+            self._journal.seal(write_part)
+            number += ended == "done"
+        return RunSummary(
+            len(self._sweep.trials),
+            number,
+            self._launched,
+            self._skipped,
+            self._statuses.total(),
+            dict(self._statuses),
+            ended,
+        )
+
+    def choices(self) -> dict[tuple[Setting, int], Config]:
+        """One config for each task, by everything that was measured."""
+        confidence = self._sweep.file.strategy.confidence
+        return choose(self._sweep.trials, self._history(), confidence=confidence)
+
+    def _reason_to_stop(self, began: float) -> str:
+        if self._watcher.stopping():
+            return "interrupted"
+        budget = self._sweep.file.budget
+        spent = budget.max_measurements is not None and self._measured >= budget.max_measurements
+        return "budget" if spent or time.monotonic() - began > budget.max_seconds else "done"
+
+    def _round(self, number: int) -> Round | None:
+        """The picks of a round: as they were written down, or else as the strategy picks now."""
+        if number < len(self._journal.rounds):
+            record = self._journal.rounds[number]
+            picks = [self._pick(entry) for entry in record["picks"]]
+            return Round(number, tuple(picks))
+        found = self._strategy.next_picks(number, self._history())
+        if found is None:
+            return None
+        entries = [[p.trial.key, p.repeat, p.probability] for p in found]
+        self._journal.begin_round({"round": number, "picks": entries})
+        return Round(number, tuple(found))
+
+    def _pick(self, entry: Sequence[Any]) -> Pick:
+        key, repeat, probability = entry
+        return Pick(self._by_key[key], repeat, probability)
+
+    def _history(self) -> list[Outcome]:
+        return [outcome for record in self._journal.commits for outcome in decode_outcomes(record)]
+
+    def _layout(self, round_: Round) -> Iterator[Launch]:
+        """The launches of a round that are ours and not done, in an order drawn from its number."""
+        infeasible = [p for p in round_.picks if p.trial.infeasible is not None]
+        feasible = tuple(p for p in round_.picks if p.trial.infeasible is None)
+        launches = list(self._runner.launches(Round(round_.number, feasible)))
+        random.Random(f"{self._sweep.file.name}:{round_.number}").shuffle(launches)
+        # What must be known before rows are written comes first, whatever the order.
+        launches.sort(key=lambda launch: launch.mode is not LaunchMode.READ_BACK)
+        for launch in (*self._not_run(round_, infeasible), *launches):
+            if self._shard.holds(launch):
+                yield from self._until_done(launch)
+
+    def _not_run(self, round_: Round, picks: Sequence[Pick]) -> Iterator[Launch]:
+        settings = dict.fromkeys(pick.trial.setting for pick in picks)
+        for setting in settings:
+            ours = tuple(pick for pick in picks if pick.trial.setting == setting)
+            yield Launch(
+                f"{round_.number}:{setting.key}:infeasible",
+                round_.number,
+                setting,
+                LaunchMode.SIMULATED,
+                ours,
+            )
+
+    def _until_done(self, launch: Launch) -> Iterator[Launch]:
+        """A launch, and then what it left over, as new launches of the same kind."""
+        while True:
+            if launch.id in self._records:
+                self._skipped += 1
+            else:
+                yield launch
+            record = self._records.get(launch.id)
+            if record is None or not record["unfinished"]:
+                return
+            left = tuple(self._pick(entry) for entry in record["unfinished"])
+            launch = replace(launch, id=f"{launch.id}~", picks=left)
+
+    def _measure(self, launch: Launch) -> None:
+        kept: list[Pick] = []
+        lost: list[Measured] = []
+        for pick in launch.picks:
+            reason = pick.trial.infeasible or self._quarantine.reason(pick.trial)
+            if reason is None:
+                kept.append(pick)
+                continue
+            if launch.mode is LaunchMode.READ_BACK:
+                continue  # its row comes from the launch that would have timed it
+            status = Status.INFEASIBLE if pick.trial.infeasible else Status.FAILED
+            base = {**pick_row(self._sweep.file, launch, pick)}
+            base |= self._runner.environment(launch.setting)
+            lost.append(Measured(pick, (lost_row(base, status, reason),)))
+        self._watcher.advance(len(lost))
+        result = LaunchResult(())
+        began_s = time.time()
+        if kept:
+            self._launched += 1
+            # Nobody picked the reference default: it is not in what the bar expects.
+            asked = 0 if launch.mode is LaunchMode.REFERENCE else len(kept)
+            progress = _AtMost(asked, self._watcher.advance)
+            result = self._runner.run(replace(launch, picks=tuple(kept)), progress.advance)
+        self._commit(launch, replace(result, measured=(*lost, *result.measured)), began_s)
+
+    def _commit(self, launch: Launch, result: LaunchResult, began_s: float) -> None:
+        rows = [row for measured in result.measured for row in measured.rows]
+        record: Record = {
+            "launch": launch.id,
+            "round": launch.round,
+            "setting": launch.setting.key,
+            "mode": launch.mode.value,
+            "began_s": began_s,
+            "ended_s": time.time(),
+            "unfinished": [[p.trial.key, p.repeat, p.probability] for p in result.unfinished],
+            "quarantined": [[q.trial.key, q.reason] for q in result.quarantined],
+            "facts": dict(result.facts),
+            "outcomes": encode_outcomes(launch, result),
+            "rows": [_plain(row) for row in rows],
+        }
+        self._journal.commit(record)
+        self._remember(record)
+        self._statuses.update(str(row.get("status", Status.OK.value)) for row in rows)
+        for outcome in decode_outcomes(record):
+            if outcome.trial_key in self._by_key:
+                self._watcher.outcome(self._by_key[outcome.trial_key], outcome)
+
+    def _remember(self, record: Record) -> None:
+        self._records[record["launch"]] = record
+        self._measured += sum(
+            self._by_key[outcome.trial_key].infeasible is None
+            for outcome in decode_outcomes(record)
+        )
+        for key, reason in record["quarantined"]:
+            self._quarantine.add(self._by_key[key], reason)
+        if record["facts"]:
+            self._runner.learn(record["launch"], record["facts"])
+
+
+def _references(sweep: Sweep) -> Iterator[Trial]:
+    """NCCL's default in the untouched environment, for every task of the sweep."""
+    for trial in sweep.trials:
+        if trial.config == ABSTAIN:
+            yield replace(trial, setting=replace(trial.setting, profile=LaunchProfile()))
+
+
+def _plain(row: Any) -> dict[str, Any]:
+    return {
+        name: value.isoformat() if name == "timestamp" else value
+        for name, value in row.items()
+        if value is not None
+    }
+
+
+def _trials_hash(sweep: Sweep) -> str:
+    keys = "\n".join(trial.key for trial in sweep.trials)
+    return hashlib.sha256(keys.encode()).hexdigest()
+
+
+def _refuse_orphans(sweep: Sweep, out: Path, journal: Path) -> None:
+    """Refuse to add to parts of this name that no journal accounts for."""
+    folder = sweep_folder(out, sweep.file.system, sweep.file.name)
+    orphans = [path for path in part_paths(out) if path.parent == folder]
+    name = f"sweep={sweep.file.name}"
+    shards = journal.parent.glob(f"{name}.shard-*/sweep.json")
+    known = [journal.parent / name / "sweep.json", *shards]
+    if orphans and not any(path.is_file() for path in known):
+        raise UserError(
+            f"{folder} already holds {len(orphans)} parts of sweep '{sweep.file.name}' and no "
+            "journal says what they are; take another --out or name"
+        )

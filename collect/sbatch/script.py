@@ -1,0 +1,136 @@
+"""The batch script: our options where the user gave none, and a body that resumes the sweep.
+
+Slurm sends SIGUSR1 to the batch shell before the time limit (`--signal=B:USR1@120`) and SIGTERM on
+preemption and scancel. The shell becomes the sweep (`exec`), which so gets them itself, finishes
+its trial and stops. A shell that waits and forwards by `trap` loses a signal now and then: bash may
+be about to wait when it comes.
+"""
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dynamiccl.errors import InvalidSweep
+
+#: Long names of sbatch's one-letter options (sbatch(1), Slurm 22.05 to 25.05) that matter to us.
+_SHORT: Final = {"J": "job-name", "N": "nodes", "o": "output", "a": "array"}
+#: Options of which one replaces the other.
+_SAME: Final = {"no-requeue": "requeue"}
+
+_BODY: Final = """\
+# Written by dynamiccl-collect. It resumes the sweep, so it may run any number of times.
+exec COMMAND
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchJob:
+    """A sweep that runs inside a batch job."""
+
+    #: The sweep's name.
+    name: str
+    #: Absolute data directory, on a file system that all nodes share.
+    out: Path
+    #: What an element of the job runs; see `run_command`.
+    command: tuple[str, ...]
+    #: Nodes, and ranks on each, of the largest group.
+    num_nodes: int
+    ranks_per_node: int
+    #: The user's lines, e.g. "--time=02:00:00".
+    header: tuple[str, ...] = ()
+    #: Elements of the job array that share the sweep.
+    array: int = 1
+
+    @property
+    def word(self) -> str:
+        """The sweep's name as a file or job name."""
+        return re.sub(r"[^A-Za-z0-9._-]", "-", self.name)
+
+    @property
+    def folder(self) -> Path:
+        """Where the script, its log and the job's number are."""
+        return self.out / ".slurm"
+
+    @property
+    def script(self) -> Path:
+        """The batch script."""
+        return self.folder / f"{self.word}.sbatch"
+
+    @property
+    def number_file(self) -> Path:
+        """Holds the number of the job that was submitted last."""
+        return self.folder / f"{self.word}.job"
+
+
+def run_command(
+    sweep: Path,
+    out: Path,
+    *options: str,
+    program: tuple[str, ...] = (sys.executable, "-P", "-m", "dynamiccl.collect.cli"),
+) -> tuple[str, ...]:
+    """The command that goes on with a sweep from inside a job, with further options of `run`."""
+    paths = (str(sweep.absolute()), "--out", str(out.absolute()))
+    return (*program, "run", *paths, "--launcher", "srun", "--resume", *options)
+
+
+def batch_script(job: BatchJob) -> str:
+    """The text of the batch script (pure).
+
+    Raises:
+        InvalidSweep: a header line that is no option, or that sets the array.
+    """
+    given = {_option(line) for line in job.header}
+    if "array" in given:
+        raise InvalidSweep(
+            "sbatch_header sets --array, which the sweep's shards depend on; set launcher.array"
+        )
+    lines = ["#!/bin/bash"]
+    for name, value in _options(job):
+        if name not in given:
+            lines.append(f"#SBATCH --{name}" + (f"={value}" if value else ""))
+    lines += [f"#SBATCH {_bare(line)}" for line in job.header]
+    command = shlex.join(job.command)
+    if job.array > 1:
+        command += f' --shard "$SLURM_ARRAY_TASK_ID/{job.array}"'
+    return "\n".join([*lines, "", _BODY.replace("COMMAND", command)])
+
+
+def _options(job: BatchJob) -> Iterator[tuple[str, str]]:
+    number = "%A_%a" if job.array > 1 else "%j"
+    # sbatch reads a percent sign in a file name as a pattern.
+    folder = str(job.folder).replace("%", "%%")
+    yield "job-name", job.word
+    yield "nodes", str(job.num_nodes)
+    yield "ntasks-per-node", str(job.ranks_per_node)
+    yield "output", _quoted(f"{folder}/{job.word}-{number}.out")
+    # A requeued job keeps its number, and its log goes on.
+    yield "open-mode", "append"
+    yield "signal", "B:USR1@120"
+    yield "requeue", ""
+    if job.array > 1:
+        yield "array", f"0-{job.array - 1}"
+
+
+def _bare(line: str) -> str:
+    return line.strip().removeprefix("#SBATCH").strip()
+
+
+def _option(line: str) -> str:
+    """The long name of the option that a header line sets."""
+    found = re.match(r"--([a-z0-9-]+)(?:[= ]|$)|-([A-Za-z])", _bare(line))
+    if found is None or "\n" in line:
+        raise InvalidSweep(
+            f"sbatch_header line '{line}' is no option of sbatch; write one option a line, "
+            'e.g. "--time=02:00:00"'
+        )
+    name = found[1] or _SHORT.get(found[2], found[2])
+    return _SAME.get(name, name)
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

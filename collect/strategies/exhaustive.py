@@ -1,0 +1,41 @@
+"""Exhaustive: every feasible trial once in each cycle, NCCL's default twice."""
+
+import random
+from collections.abc import Sequence
+
+from dynamiccl.collect.runner import Pick
+from dynamiccl.collect.runs.outcomes import Outcome
+from dynamiccl.collect.strategies.strategy import group_by_task, infeasible_picks, seed_of
+from dynamiccl.collect.sweep.trial import Trial
+
+
+class Exhaustive:
+    """Measures the whole grid `cycles` times, each time in another order."""
+
+    def __init__(self, name: str, trials: Sequence[Trial], *, cycles: int, seed: int = 0) -> None:
+        """Take the sweep's name and trials; the order is drawn from name, seed and round."""
+        self._name = name
+        self._seed = seed
+        self._cycles = cycles
+        self._infeasible = infeasible_picks(trials)
+        self._picks = tuple(
+            pick
+            for task in group_by_task(trials)
+            for pick in (*task.default_pair(), *(Pick(trial) for trial in task.candidates))
+        )
+
+    def next_picks(
+        self,
+        number: int,
+        history: Sequence[Outcome],  # noqa: ARG002 - what is measured does not depend on it
+    ) -> tuple[Pick, ...] | None:
+        """The whole grid in this round's order; None after the last cycle."""
+        if number >= self._cycles:
+            return None
+        picks = list(self._picks)
+        random.Random(seed_of(self._name, self._seed, number)).shuffle(picks)
+        return (*self._infeasible, *picks) if number == 0 else tuple(picks)
+
+    def expected_picks(self) -> int:
+        """Exact."""
+        return len(self._infeasible) + self._cycles * len(self._picks)

@@ -1,0 +1,87 @@
+"""What a sampling strategy is, and the tasks that it samples from."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dynamiccl.collect.runner import Pick
+from dynamiccl.collect.runs.outcomes import Outcome
+from dynamiccl.collect.sweep.trial import Setting, Trial
+from dynamiccl.nccl import ABSTAIN, Algorithm
+from dynamiccl.nccl import Protocol as NcclProtocol
+
+Subspace = tuple[Algorithm | None, NcclProtocol | None]
+
+
+class Strategy(Protocol):
+    """Picks trials, round by round.
+
+    `next_picks` is a pure function of how the strategy was made, the round's number and what the
+    rounds before it brought, whatever their order: an interrupted sweep continues exactly.
+    """
+
+    def next_picks(self, number: int, history: Sequence[Outcome]) -> tuple[Pick, ...] | None:
+        """The picks of round `number`, or None when the strategy is done.
+
+        Outcomes of this round and of later ones are not looked at.
+        """
+
+    def expected_picks(self) -> int:
+        """How many picks all rounds have together, or the most that they may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTrials:
+    """What competes for one task: NCCL's own choice, and the configs that can be forced."""
+
+    setting: Setting
+    size_bytes: int
+    #: None where the sweep has no default that can run.
+    default: Trial | None
+    #: Feasible forced configs, in declaration order.
+    candidates: tuple[Trial, ...]
+
+    @property
+    def key(self) -> str:
+        """A stable, readable name."""
+        return f"{self.setting.key}:{self.size_bytes}"
+
+    def default_pair(self) -> tuple[Pick, ...]:
+        """The default twice: an A/A pair, from which the noise is known."""
+        if self.default is None:
+            return ()
+        return Pick(self.default, 0), Pick(self.default, 1)
+
+
+def group_by_task(trials: Sequence[Trial]) -> tuple[TaskTrials, ...]:
+    """The tasks of a sweep in declaration order; those that have no feasible trial are left out."""
+    feasible: dict[tuple[Setting, int], list[Trial]] = {}
+    for trial in trials:
+        if trial.infeasible is None:
+            feasible.setdefault(trial.task, []).append(trial)
+    return tuple(
+        TaskTrials(
+            setting,
+            size_bytes,
+            next((trial for trial in found if trial.config == ABSTAIN), None),
+            tuple(trial for trial in found if trial.config != ABSTAIN),
+        )
+        for (setting, size_bytes), found in feasible.items()
+    )
+
+
+def subspace(trial: Trial) -> Subspace:
+    """What a trial shares its curve over size, channels and chunk with."""
+    return trial.config.algorithm, trial.config.protocol
+
+
+def infeasible_picks(trials: Sequence[Trial]) -> tuple[Pick, ...]:
+    """The trials that NCCL cannot run, once each: they become rows with a reason, not gaps."""
+    return tuple(Pick(trial) for trial in trials if trial.infeasible is not None)
+
+
+def seed_of(*words: str | int) -> int:
+    """A seed of 64 bits from what a draw is for, the same on every machine."""
+    digest = hashlib.sha256("|".join(map(str, words)).encode()).digest()
+    return int.from_bytes(digest[:8], "little")

@@ -1,0 +1,327 @@
+"""What a sweep file may hold, table by table, checked by Pydantic."""
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from dynamiccl.collect.sweep.sizes import (
+    DATATYPE_BYTES,
+    factor_ladder,
+    octave_ladder,
+    parse_size,
+)
+from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
+from dynamiccl.nccl import Algorithm, Protocol
+from dynamiccl.sizes import MAX_SIZE_BITS
+
+_Size = Annotated[int, BeforeValidator(parse_size)]
+#: What a launch profile's `transport` sets (NCCL user guide, `env.rst` at v2.30.7).
+TRANSPORT_SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
+    "P2P": {},
+    "SHM": {"NCCL_P2P_DISABLE": "1"},
+    "NET": {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
+}
+
+
+#: Options of nccl-tests (v2.19.6) that `runner.arguments` must leave alone, and why.
+_SET_BY_THE_SWEEP: Final = "is set by the sweep; change the sweep file's own keys"
+_SWEEPS_OWN: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("-b", "-e", "-f", "-i", "-g", "-t", "-n", "-w", "-c", "-d"), _SET_BY_THE_SWEEP
+    ),
+    **dict.fromkeys(("-N", "-J", "-I", "-K", "-S"), _SET_BY_THE_SWEEP),
+    "-m": "makes one call of many: a row would no longer be calls of one size and config",
+    "-G": "asks for configs while a graph is captured only: no block would have its own",
+}
+_LONG_OPTIONS: Final = {
+    "--minbytes": "-b",
+    "--maxbytes": "-e",
+    "--stepfactor": "-f",
+    "--stepbytes": "-i",
+    "--ngpus": "-g",
+    "--nthreads": "-t",
+    "--iters": "-n",
+    "--warmup_iters": "-w",
+    "--check": "-c",
+    "--datatype": "-d",
+    "--run_cycles": "-N",
+    "--output_file": "-J",
+    "--per_iter_timing": "-I",
+    "--per_iter_skip": "-K",
+    "--report_timestamps": "-S",
+    "--agg_iters": "-m",
+    "--cudagraph": "-G",
+}
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Sizes(_Table):
+    """Message sizes: from `min` to `max` by `factor` or in steps of an octave, or a `list`."""
+
+    min: _Size | None = None
+    max: _Size | None = None
+    steps_per_octave: Literal[1, 2, 4] | None = None
+    factor: int | None = Field(default=None, ge=2)
+    list: tuple[_Size, ...] = ()
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> Self:
+        ranged = self.min is not None or self.max is not None
+        if ranged == bool(self.list):
+            raise ValueError("give either min and max, or list = [sizes]")
+        if ranged and (self.min is None or self.max is None):
+            raise ValueError(f"{'min' if self.min is None else 'max'} is missing; add it")
+        if (self.factor is not None) + (self.steps_per_octave is not None) + bool(self.list) > 1:
+            raise ValueError("give one of factor, steps_per_octave and list")
+        if max(self.list, default=self.max or 0) >> MAX_SIZE_BITS or not self.ladder():
+            raise ValueError(
+                f"no size of the ladder lies from {self.min} to {self.max} bytes; give a min below "
+                f"the max, less than 2^{MAX_SIZE_BITS} bytes, with a power of two between them"
+            )
+        return self
+
+    def ladder(self) -> tuple[int, ...]:
+        """Sizes in bytes, ascending, each once."""
+        if self.min is None or self.max is None:
+            return tuple(sorted(set(self.list)))
+        if self.factor is not None:
+            return factor_ladder(self.min, self.max, self.factor) if self.min <= self.max else ()
+        return octave_ladder(self.min, self.max, self.steps_per_octave or 1)
+
+
+class GroupShape(_Table):
+    """Nodes and ranks per node of a communicator, as NCCL counts them."""
+
+    num_nodes: int = Field(ge=1)
+    ranks_per_node: int = Field(ge=1)
+    #: Hosts that it is started on, where NCCL counts others: a whole NVL72 is one node to it.
+    num_hosts: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _hosts_share_the_ranks(self) -> Self:
+        ranks = self.num_nodes * self.ranks_per_node
+        if self.num_hosts is not None and ranks % self.num_hosts:
+            raise ValueError(f"{ranks} ranks cannot be shared out evenly to {self.num_hosts} hosts")
+        return self
+
+    @property
+    def hosts(self) -> int:
+        """Hosts that it is started on."""
+        return self.num_hosts or self.num_nodes
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Ranks on each of these."""
+        return self.num_nodes * self.ranks_per_node // self.hosts
+
+
+class ProfileSettings(_Table):
+    """A launch profile: settings that NCCL reads once per process."""
+
+    name: str
+    transport: Literal["P2P", "SHM", "NET"] | None = None
+    threads: Literal[64, 128, 256, 512] | None = None
+    buffer_bytes: _Size | None = None
+    env: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("env")
+    @classmethod
+    def _is_nccls(cls, env: dict[str, str]) -> dict[str, str]:
+        for name in env:
+            if not name.startswith("NCCL_"):
+                raise ValueError(f"'{name}' is no NCCL_* variable; [launcher] env takes others")
+            if name in {"NCCL_ALGO", "NCCL_PROTO", "NCCL_TUNER_PLUGIN", "NCCL_DEBUG"}:
+                raise ValueError(f"'{name}' is the sweep's own; use algorithms and protocols")
+        return env
+
+    @model_validator(mode="after")
+    def _default_is_untouched(self) -> Self:
+        if self.name == DEFAULT_PROFILE and self.environment():
+            raise ValueError(
+                f"the profile '{DEFAULT_PROFILE}' is the user's untouched environment; give a "
+                "profile with settings another name"
+            )
+        return self
+
+    def environment(self) -> dict[str, str]:
+        """The variables that the profile sets."""
+        found = dict(TRANSPORT_SETTINGS[self.transport]) if self.transport else {}
+        if self.threads is not None:
+            found["NCCL_NTHREADS"] = str(self.threads)
+        if self.buffer_bytes is not None:
+            found["NCCL_BUFFSIZE"] = str(self.buffer_bytes)
+        return found | self.env
+
+
+class InterferenceSettings(_Table):
+    """What runs beside the collective; `level` is 0..1, for `congestion` any factor from 0 up."""
+
+    kind: Literal["none", "gemm", "cpu", "traffic", "congestion"] = QUIET
+    level: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _level_fits(self) -> Self:
+        if (self.kind == QUIET) != (self.level == 0):
+            raise ValueError("kind 'none' has level 0, and every other kind a level above 0")
+        if self.kind != "congestion" and self.level > 1:
+            raise ValueError(f"the level of '{self.kind}' is a share from 0 to 1")
+        return self
+
+
+class StrategySettings(_Table):
+    """Which trials are measured, and how often."""
+
+    kind: Literal["exhaustive", "random", "adaptive"] = "exhaustive"
+    #: Share of the grid that `random` measures in each cycle.
+    share: float = Field(default=0.25, gt=0, le=1)
+    #: Share of uniform exploration in every adaptive round (off-policy evaluation needs it).
+    epsilon: float = Field(default=0.1, gt=0, le=1)
+    #: Adaptive stops at a task when its winner is this sure ...
+    confidence: float = Field(default=0.9, gt=0.5, lt=1)
+    #: ... or when what is left to win is below this share of the time.
+    tolerance: float = Field(default=0.01, gt=0, lt=1)
+    max_rounds: int = Field(default=12, ge=1)
+    seed: int = 0
+
+
+class BudgetSettings(_Table):
+    """When to stop early; nothing given = when the sweep is done."""
+
+    max_measurements: int | None = Field(default=None, ge=1)
+    max_hours: float | None = Field(default=None, gt=0)
+
+    @property
+    def max_seconds(self) -> float:
+        """The time limit in seconds; infinite without one."""
+        return math.inf if self.max_hours is None else self.max_hours * 3600
+
+
+class RunnerSettings(_Table):
+    """How nccl-tests is run."""
+
+    #: One process for the whole grid (`sweep`), or one for each config (`processes`).
+    mode: Literal["auto", "sweep", "processes"] = "auto"
+    #: The tuner plugin that plays the schedule; default: where `make plugin` puts it.
+    plugin: str | None = None
+    #: NCCL may take a minute to start on 512 GPUs.
+    startup_timeout_s: float = Field(default=300, gt=0)
+    #: So long without a new row, and the config in play counts as hung.
+    stall_timeout_s: float = Field(default=120, gt=0)
+    #: A second, short pass in which NCCL's log says what really ran.
+    read_back: bool = True
+    #: Per-iteration times (`-I`), where the benchmark has them.
+    per_iteration: bool = True
+    #: Blocks played in one process at most; a longer schedule is cut by cycles.
+    max_blocks: int = Field(default=20_000, ge=1)
+    #: Further options of nccl-tests, e.g. ["-z", "3"]; those that the sweep sets are refused.
+    arguments: tuple[str, ...] = ()
+
+    @field_validator("arguments")
+    @classmethod
+    def _leaves_the_sweep_its_own(cls, arguments: tuple[str, ...]) -> tuple[str, ...]:
+        for word in arguments:
+            name = _LONG_OPTIONS.get(word.partition("=")[0], word[:2])
+            if word.startswith("-") and name in _SWEEPS_OWN:
+                raise ValueError(f"'{word}' {_SWEEPS_OWN[name]}")
+        return arguments
+
+
+class ContainerSettings(_Table):
+    """A container that every rank runs in."""
+
+    runtime: Literal["pyxis", "enroot", "apptainer"]
+    image: str
+    #: `host:container[:options]`, as the runtime writes it.
+    mounts: tuple[str, ...] = ()
+
+
+class LauncherSettings(_Table):
+    """How processes are started; everything is passed through as written."""
+
+    kind: Literal["local", "mpirun", "srun", "sbatch"] = "local"
+    extra_args: tuple[str, ...] = ()
+    #: Words before the benchmark on every rank, e.g. numactl.
+    prefix: tuple[str, ...] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+    #: Lines for the head of the batch script, e.g. "--time=02:00:00".
+    sbatch_header: tuple[str, ...] = ()
+    #: Elements of the job array that share the sweep.
+    array: int = Field(default=1, ge=1)
+    container: ContainerSettings | None = None
+
+
+class TelemetrySettings(_Table):
+    """Readings of GPUs and NICs while trials run."""
+
+    enabled: bool = True
+    rate_hz: float = Field(default=10.0, gt=0, le=100)
+
+
+class SimulatorSettings(_Table):
+    """Knobs of the embedded simulator; the noise is ours, not fitted (simulator/noise.py)."""
+
+    seed: int = 0
+    noise_sigma: float = Field(default=0.015, ge=0, le=1)
+    tail_probability: float = Field(default=0.02, ge=0, le=1)
+    drift_sigma: float = Field(default=0.005, ge=0, le=1)
+
+
+class SweepFile(_Table):
+    """What a sweep file holds."""
+
+    name: str
+    system: str
+    collectives: tuple[str, ...] = Field(min_length=1)
+    groups: tuple[GroupShape, ...] = Field(min_length=1)
+    sizes: Sizes
+    algorithms: tuple[str, ...] = tuple(a.wire for a in Algorithm)
+    protocols: tuple[str, ...] = tuple(p.wire for p in Protocol)
+    #: 0 stands for AUTO.
+    num_channels: tuple[int, ...] = (0,)
+    #: 0 stands for AUTO; others need NCCL 2.30 and the sweep mode.
+    chunk_sizes: tuple[Annotated[int, BeforeValidator(lambda v: v and parse_size(v))], ...] = (0,)
+    datatypes: tuple[str, ...] = ("float",)
+    profiles: tuple[ProfileSettings, ...] = (ProfileSettings(name=DEFAULT_PROFILE),)
+    interference: tuple[InterferenceSettings, ...] = (InterferenceSettings(),)
+    nccl_version: str | None = None
+    #: Repeats: every trial is measured once in a cycle.
+    cycles: int = Field(default=5, ge=1)
+    iterations: int = Field(default=20, ge=1)
+    warmup_iterations: int = Field(default=5, ge=1)
+    strategy: StrategySettings = StrategySettings()
+    budget: BudgetSettings = BudgetSettings()
+    runner: RunnerSettings = RunnerSettings()
+    launcher: LauncherSettings = LauncherSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+    simulator: SimulatorSettings = SimulatorSettings()
+
+    @field_validator("datatypes")
+    @classmethod
+    def _known_datatypes(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in DATATYPE_BYTES:
+                raise ValueError(
+                    f"unknown datatype '{name}'; choose from {', '.join(DATATYPE_BYTES)}"
+                )
+        return names
+
+
+#: Models of the tables inside a sweep file, by key.
+TABLES: Final[Mapping[str, type[BaseModel]]] = {
+    "groups": GroupShape,
+    "sizes": Sizes,
+    "profiles": ProfileSettings,
+    "interference": InterferenceSettings,
+    "strategy": StrategySettings,
+    "budget": BudgetSettings,
+    "runner": RunnerSettings,
+    "launcher": LauncherSettings,
+    "container": ContainerSettings,
+    "telemetry": TelemetrySettings,
+    "simulator": SimulatorSettings,
+}

@@ -1,0 +1,90 @@
+"""One point of the grid, and what it needs a process of its own for."""
+
+from dataclasses import dataclass
+
+from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
+from dynamiccl.nccl import Collective, Config
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LaunchProfile:
+    """Settings that NCCL reads once per process; `environment` is sorted (name, value) pairs."""
+
+    name: str = DEFAULT_PROFILE
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Interference:
+    """What runs beside the collective, and how much of it."""
+
+    kind: str = QUIET
+    level: float = 0.0
+
+    @property
+    def word(self) -> str:
+        """A short name, empty when the collective runs alone."""
+        return "" if self.kind == QUIET else f"+{self.kind}{self.level:g}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Setting:
+    """Everything that one process fixes: two trials of one setting can share a process."""
+
+    collective: Collective
+    num_nodes: int
+    ranks_per_node: int
+    datatype: str = "float"
+    profile: LaunchProfile = LaunchProfile()
+    interference: Interference = Interference()
+    #: Hosts that it is started on; 0 = as many as NCCL counts nodes.
+    num_hosts: int = 0
+
+    @property
+    def hosts(self) -> int:
+        """Hosts that it is started on."""
+        return self.num_hosts or self.num_nodes
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Ranks on each of these."""
+        return self.num_ranks // self.hosts
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the communicator."""
+        return self.num_nodes * self.ranks_per_node
+
+    @property
+    def key(self) -> str:
+        """A stable, readable name."""
+        shape = f"{self.num_nodes}x{self.ranks_per_node}"
+        words = [self.collective.wire, shape]
+        if self.datatype != "float":
+            words.append(self.datatype)
+        if self.hosts != self.num_nodes:
+            words.append(f"{self.hosts}hosts")
+        if self.profile.name != DEFAULT_PROFILE:
+            words.append(self.profile.name)
+        return ":".join(words) + self.interference.word
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One point of the grid: a workload and the config that is requested for it."""
+
+    setting: Setting
+    size_bytes: int
+    config: Config
+    #: Why NCCL cannot run it; None when it can.
+    infeasible: str | None = None
+
+    @property
+    def task(self) -> tuple[Setting, int]:
+        """The workload without the config: what configs compete for."""
+        return (self.setting, self.size_bytes)
+
+    @property
+    def key(self) -> str:
+        """Stable, readable id within a sweep."""
+        return f"{self.setting.key}:{self.size_bytes}:{self.config.key}"

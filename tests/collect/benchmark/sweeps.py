@@ -1,0 +1,53 @@
+"""Sweeps and rounds for the tests of the nccl-tests runner."""
+
+from dynamiccl.collect.runner import Launch, LaunchMode, Pick, Round
+from dynamiccl.collect.sweep.load import Sweep, parse_sweep
+from dynamiccl.collect.sweep.trial import Setting, Trial
+from dynamiccl.nccl import ABSTAIN
+
+PLAIN = {
+    "name": '"grid"',
+    "system": '"box"',
+    "collectives": '["AllReduce"]',
+    "groups": "[{ num_nodes = 1, ranks_per_node = 8 }]",
+    "sizes": '{ min = "1M", max = "4M" }',
+    "algorithms": '["Ring", "Tree"]',
+    "protocols": '["LL", "Simple"]',
+    "num_channels": "[0, 4]",
+    "cycles": "2",
+    "iterations": "5",
+    "warmup_iterations": "2",
+    "telemetry": "{ enabled = false }",
+}
+
+
+def sweep(**keys: str) -> Sweep:
+    """The plain sweep with some keys written anew."""
+    text = "\n".join(f"{key} = {value}" for key, value in (PLAIN | keys).items())
+    return parse_sweep(text, where="s.toml")
+
+
+def round_of(made: Sweep, number: int = 0) -> Round:
+    """Every feasible trial once, the default twice."""
+    return Round(
+        number,
+        tuple(
+            Pick(trial, repeat)
+            for trial in made.trials
+            if trial.infeasible is None
+            for repeat in range(2 if trial.config == ABSTAIN else 1)
+        ),
+    )
+
+
+def launch_of(
+    trials: list[Trial],
+    mode: LaunchMode = LaunchMode.SWEEP,
+    *,
+    scheduled: bool = True,
+    repeats: int = 1,
+) -> Launch:
+    """A launch of some trials of one setting."""
+    setting: Setting = trials[0].setting
+    picks = tuple(Pick(trial, repeat) for repeat in range(repeats) for trial in trials)
+    return Launch("0:x", 0, setting, mode, picks, scheduled)

@@ -1,0 +1,215 @@
+"""What the runner makes of configs that hang, crash or lie, and of being told to stop."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from dynamiccl.collect.benchmark.runner import NcclTestsRunner
+from dynamiccl.collect.processes.interrupt import Interrupt
+from dynamiccl.errors import InvalidSweep, MachineError
+from tests.collect.benchmark.stand_in import ROOT, rows, run, site, statuses
+from tests.collect.benchmark.sweeps import sweep
+
+QUICK = "{ startup_timeout_s = 3, stall_timeout_s = 1.5 }"
+TIMED_ONLY = "{ startup_timeout_s = 3, stall_timeout_s = 1.5, read_back = false }"
+
+
+def test_hung_config_is_quarantined_and_everything_else_is_measured(
+    tmp_path: Path, plugin_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_HANG", "Tree/LL/4ch")
+    run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, plugin_path)
+    found = rows(tmp_path)
+    hung = found.filter(pl.col("status") == "timed_out")
+    assert hung.height >= 1
+    assert all(reason.startswith("no ") for reason in hung["reason"])
+    lost = found.filter(pl.col("status") != "ok")
+    key = ("requested_algorithm", "requested_protocol", "requested_num_channels")
+    assert set(lost.select(key).rows()) == {("Tree", "LL", 4)}
+    assert lost.height == 3
+    # Both halves of: each size x (7 other configs, default twice here and in the reference).
+    assert found.filter(pl.col("status") == "ok").height >= 2 * 3 * (7 + 2 + 2)
+
+
+def test_crashed_config_is_quarantined_with_what_was_said(
+    tmp_path: Path, plugin_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_CRASH", "Ring/Simple/4ch")
+    run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, plugin_path)
+    found = rows(tmp_path)
+    lost = found.filter(pl.col("status") == "failed")
+    assert lost.height == 3
+    assert set(lost["requested_num_channels"]) == {4}
+    assert any("exit code" in reason for reason in lost["reason"])
+    assert found.filter(pl.col("status") == "ok").height >= 2 * 3 * (7 + 2 + 2)
+
+
+def test_wrong_values_belong_to_their_config_alone(
+    tmp_path: Path, plugin_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_WRONG", "Tree/Simple")
+    run(sweep(cycles="1"), tmp_path, plugin_path)
+    found = rows(tmp_path)
+    wrong = found.filter(pl.col("status") == "wrong_values")
+    assert wrong.height == 2 * 2 * 3  # both halves, with and without a number of channels
+    assert set(wrong.select("requested_algorithm", "requested_protocol").rows()) == {
+        ("Tree", "Simple")
+    }
+    assert (wrong["wrong_values"] > 0).all()
+    assert all(reason.endswith(" wrong values") for reason in wrong["reason"])
+    right = found.filter(pl.col("status") == "ok")
+    assert (right["wrong_values"] == 0).all()
+
+
+def test_benchmark_that_never_starts_is_rows_with_its_words(
+    tmp_path: Path, plugin_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_NCCL_VERSION", "2.21.5")  # the plugin refuses the sweep mode there
+    run(sweep(cycles="1"), tmp_path, plugin_path)
+    found = rows(tmp_path)
+    played = found.filter(pl.col("launch").str.contains("sweep"))
+    assert statuses(played) == {"failed": 3 * 10}
+    assert all("exit code 3" in reason for reason in played["reason"])
+    assert statuses(found.filter(pl.col("launch").str.contains("reference"))) == {"ok": 2 * 6}
+
+
+def test_plugin_that_does_not_load_is_no_measurement(tmp_path: Path) -> None:
+    broken = tmp_path / "libbroken.so"
+    broken.write_text("no library")
+    run(sweep(cycles="1"), tmp_path, broken)
+    played = rows(tmp_path).filter(pl.col("launch").str.contains("sweep"))
+    assert statuses(played) == {"failed": 3 * 10}
+    assert all("nobody knows what was played" in reason for reason in played["reason"])
+
+
+def test_asked_to_stop_it_keeps_the_rows_of_the_running_process(
+    tmp_path: Path, plugin_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SECONDS_PER_ROW", "0.05")
+    made = sweep(cycles="1", runner="{ read_back = false }")
+    with Interrupt() as interrupt:
+        timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        first = run(made, tmp_path, plugin_path, interrupt=interrupt)
+        timer.join()
+    assert first.ended == "interrupted"
+    before = rows(tmp_path)
+    assert 0 < before.height < 2 * 3 * 12
+    monkeypatch.delenv("FAKE_SECONDS_PER_ROW")
+    assert run(made, tmp_path, plugin_path, resume=True).ended == "done"
+    after = rows(tmp_path)
+    # A launch that was cut short leaves gaps, which further repeats of the default fill.
+    assert after.filter(pl.col("repeat") < 2).height == 2 * 3 * 12
+    # What was measured is still there, and nothing was measured twice.
+    assert after.join(before, on=before.columns[:9], how="semi").height >= before.height
+    key = ["trial", "run", "repeat", "default_scope"]
+    assert after.select(key).unique().height == after.height
+
+
+def test_interrupting_the_sweep_twice_ends_the_benchmark(tmp_path: Path, plugin_path: Path) -> None:
+    made = sweep(cycles="1")
+    where = site(made, tmp_path, plugin_path)
+    (tmp_path / "s.toml").write_text(made.text + f'\n[runner]\nplugin = "{plugin_path}"\n')
+    command = [sys.executable, "-m", "dynamiccl.collect.cli", "run", str(tmp_path / "s.toml")]
+    command += ["--out", str(where.out), "--nccl-tests-dir", str(where.nccl_tests_dir)]
+    environment = {**os.environ, "FAKE_SECONDS_PER_ROW": "60"}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as process:
+        assert wait_for(lambda: bool(children(str(where.nccl_tests_dir))))
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+    assert wait_for(lambda: not children(str(where.nccl_tests_dir)))
+
+
+def wait_for(condition: object, seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():  # type: ignore[operator]
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def children(mark: str) -> list[int]:
+    """Benchmarks below the folder `mark` that are measuring."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        ours = any(word.startswith(mark.encode()) and word.endswith(b"_perf") for word in words)
+        if ours and b"-b" in words:  # and not only asked for its options
+            found.append(int(path.parent.name))
+    return found
+
+
+def test_missing_binary_and_wrong_program_say_what_to_do(tmp_path: Path) -> None:
+    made = sweep()
+    where = site(made, tmp_path, None)
+    (tmp_path / "bin" / "all_reduce_perf").unlink()
+    with pytest.raises(MachineError, match=r"no executable all_reduce_perf in .*/bin; build"):
+        NcclTestsRunner(made.file, where).check(made.trials)
+    other = tmp_path / "bin" / "all_reduce_perf"
+    other.write_text(
+        "#!/bin/sh\necho libcudart.so.12: cannot open shared object file >&2\nexit 127"
+    )
+    other.chmod(0o755)
+    with pytest.raises(MachineError, match=r"exit code 127, it said: libcudart\.so\.12"):
+        NcclTestsRunner(made.file, where).check(made.trials)
+
+
+def test_what_cannot_be_measured_here_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    congested = sweep(interference='[{ kind = "congestion", level = 0.5 }]')
+    with pytest.raises(InvalidSweep, match="is for the simulator"):
+        NcclTestsRunner(congested.file, site(congested, tmp_path, None)).check(congested.trials)
+    nodes = sweep(groups="[{ num_nodes = 2, ranks_per_node = 8 }]")
+    with pytest.raises(InvalidSweep, match="take launcher mpirun, srun or sbatch"):
+        NcclTestsRunner(nodes.file, site(nodes, tmp_path, None)).check(nodes.trials)
+    chunks = sweep(chunk_sizes="[0, 65536]")
+    with pytest.raises(InvalidSweep, match="chunk_sizes need the sweep mode"):
+        NcclTestsRunner(chunks.file, site(chunks, tmp_path, None)).check(chunks.trials)
+
+
+def test_sweep_mode_that_cannot_work_says_why(tmp_path: Path, plugin_path: Path) -> None:
+    made = sweep(runner='{ mode = "sweep" }')
+    with pytest.raises(MachineError, match="there is no tuner plugin; build it with"):
+        NcclTestsRunner(made.file, site(made, tmp_path, None)).check(made.trials)
+    old = sweep(runner='{ mode = "sweep" }', nccl_version='"2.21.5"')
+    with pytest.raises(MachineError, match=r"it needs NCCL 2\.22\.\d and this is 2\.21\.5"):
+        NcclTestsRunner(old.file, site(old, tmp_path, plugin_path)).check(old.trials)
+
+
+def test_forced_combination_that_nccl_refuses_is_infeasible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_NCCL_VERSION", "2.27.7")
+    made = sweep(cycles="1", algorithms='["CollNetDirect"]', protocols='["Simple"]')
+    run(made, tmp_path, None)
+    lost = rows(tmp_path).filter(~pl.col("is_default"))
+    assert statuses(lost) == {"infeasible": 3 * 2}
+    assert all("algorithm/protocol available" in reason for reason in lost["reason"])
+
+
+@pytest.mark.parametrize("mischief", ["FAKE_HANG", "FAKE_CRASH"])
+def test_config_that_fails_in_the_read_back_pass_is_kept_out_and_the_rest_verified(
+    mischief: str, tmp_path: Path, plugin_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(mischief, "Ring/LL/4ch")
+    run(sweep(cycles="1", runner=QUICK), tmp_path, plugin_path)
+    found = rows(tmp_path)
+    lost = found.filter(pl.col("status") != "ok")
+    key = ("requested_algorithm", "requested_protocol", "requested_num_channels")
+    assert set(lost.select(key).rows()) == {("Ring", "LL", 4)}
+    assert lost.height == 3
+    assert found.filter(pl.col("status") == "ok", ~pl.col("is_default"))["verified"].all()

@@ -1,0 +1,95 @@
+"""What Slurm's commands are asked, and how answers are read; shell scripts play them here."""
+
+from pathlib import Path
+
+import pytest
+
+from dynamiccl.collect.sbatch import Element, SlurmQueue
+from dynamiccl.collect.sbatch.queue import parse_queue
+from dynamiccl.errors import MachineError
+
+
+def command(folder: Path, name: str, script: str) -> None:
+    path = folder / name
+    path.write_text(f'#!/bin/sh\necho "$@" >> {folder}/asked\n{script}\n', encoding="utf-8")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def bin_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    return tmp_path
+
+
+@pytest.mark.parametrize("answer", ["77", "77;cluster-b"])
+def test_submit(bin_dir: Path, answer: str) -> None:
+    command(bin_dir, "sbatch", f"echo '{answer}'")
+    assert SlurmQueue().submit(Path("/d/x y.sbatch")) == "77"
+    assert (bin_dir / "asked").read_text(encoding="utf-8") == "--parsable /d/x y.sbatch\n"
+
+
+def test_a_refusal_is_passed_on(bin_dir: Path) -> None:
+    command(bin_dir, "sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
+    with pytest.raises(MachineError, match=r"refused /d/s: sbatch: error: invalid partition; corr"):
+        SlurmQueue().submit(Path("/d/s"))
+
+
+def test_without_slurm_the_message_names_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MachineError, match="cannot start 'sbatch'"):
+        SlurmQueue().submit(Path("/d/s"))
+
+
+def test_elements(bin_dir: Path) -> None:
+    command(
+        bin_dir,
+        "squeue",
+        "echo '77_0|RUNNING|None|n[1-2]|/d/a|b.sbatch'; echo '77_1|PENDING|Resources||/d/x'",
+    )
+    assert SlurmQueue().elements("77") == (
+        Element("77_0", "RUNNING", "None", "n[1-2]", "/d/a|b.sbatch"),
+        Element("77_1", "PENDING", "Resources", "", "/d/x"),
+    )
+    assert (
+        (bin_dir / "asked").read_text(encoding="utf-8").startswith("--jobs=77 --noheader --array")
+    )
+
+
+def test_a_forgotten_job_has_no_elements(bin_dir: Path) -> None:
+    words = "slurm_load_jobs error: Invalid job id specified"
+    command(bin_dir, "squeue", f"echo '{words}' >&2; exit 1")
+    assert SlurmQueue().elements("77") == ()
+
+
+def test_a_silent_controller_is_an_error(bin_dir: Path) -> None:
+    words = "slurm_load_jobs error: Unable to contact slurm controller"
+    command(bin_dir, "squeue", f"echo '{words}' >&2; exit 1")
+    with pytest.raises(MachineError, match="nothing about job 77: slurm_load_jobs error: Unable"):
+        SlurmQueue().elements("77")
+
+
+def test_cancel(bin_dir: Path) -> None:
+    command(bin_dir, "scancel", "exit 0")
+    SlurmQueue().cancel("77")
+    assert (bin_dir / "asked").read_text(encoding="utf-8") == "77\n"
+    command(bin_dir, "scancel", "echo 'Access denied' >&2; exit 1")
+    with pytest.raises(MachineError, match="scancel 77 failed: Access denied"):
+        SlurmQueue().cancel("77")
+
+
+@pytest.mark.parametrize(
+    ("state", "ended"),
+    [
+        ("RUNNING", False),
+        ("COMPLETING", False),
+        ("REQUEUED", False),
+        ("A_STATE_OF_TOMORROW", False),
+        ("TIMEOUT", True),
+        ("NODE_FAIL", True),
+    ],
+)
+def test_a_state_is_alive_unless_it_is_known_to_be_the_end(state: str, *, ended: bool) -> None:
+    (element,) = parse_queue(f"1|{state}|None||s\n")
+    assert element.ended is ended

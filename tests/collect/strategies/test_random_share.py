@@ -1,0 +1,44 @@
+from collections import Counter
+
+import pytest
+
+from dynamiccl.collect.strategies.random_share import RandomShare
+from dynamiccl.nccl import ABSTAIN
+from tests.collect.strategies.worlds import World, hockney, sweep
+
+MADE = sweep(algorithms='["Ring", "Tree", "PAT"]')
+CONFIGS = 28
+
+
+@pytest.mark.parametrize(("share", "drawn"), [(0.25, 7), (0.01, 1), (1.0, 28), (0.1, 3)])
+def test_each_task_gets_its_share_without_replacement(share: float, drawn: int) -> None:
+    strategy = RandomShare("s", MADE.trials, cycles=2, share=share)
+    picks = strategy.next_picks(1, ()) or ()
+    forced = [pick for pick in picks if pick.trial.config != ABSTAIN]
+    assert set(Counter(pick.trial.size_bytes for pick in forced).values()) == {drawn}
+    assert len({pick.trial.key for pick in forced}) == len(forced)
+    assert {pick.probability for pick in forced} == {drawn / CONFIGS}
+    defaults = [pick for pick in picks if pick.trial.config == ABSTAIN]
+    assert Counter(p.repeat for p in defaults) == {0: 11, 1: 11}
+    assert {pick.probability for pick in defaults} == {None}
+
+
+def test_the_recorded_probability_is_the_frequency() -> None:
+    cycles = 1500
+    small = sweep(sizes='{ list = ["1M"] }')
+    strategy = RandomShare("s", small.trials, cycles=cycles, share=0.25)
+    counts: Counter[str] = Counter()
+    for number in range(cycles):
+        picks = strategy.next_picks(number, ()) or ()
+        counts.update(p.trial.key for p in picks if p.trial.config != ABSTAIN)
+    assert len(counts) == CONFIGS
+    # 0.25 within five standard deviations of a frequency.
+    assert all(abs(n / cycles - 0.25) < 5 * (0.25 * 0.75 / cycles) ** 0.5 for n in counts.values())
+
+
+def test_infeasible_trials_come_once_and_expected_picks_are_exact() -> None:
+    strategy = RandomShare("s", MADE.trials, cycles=3, share=0.3)
+    world = World(MADE, hockney)
+    assert len(world.play(strategy)) == strategy.expected_picks()
+    infeasible = [sum(p.trial.infeasible is not None for p in picks) for picks in world.rounds]
+    assert infeasible == [sum(t.infeasible is not None for t in MADE.trials), 0, 0]

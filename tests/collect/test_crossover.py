@@ -1,0 +1,191 @@
+import sys
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from dynamiccl.collect.findings.crossover import crossovers
+from dynamiccl.collect.findings.plots import plot_systems, size_label
+from dynamiccl.errors import MachineError, NotEnoughData
+from tests.rows import MIB, default, forced, frame
+
+
+def only(*rows: dict[str, Any]) -> dict[str, Any]:
+    [found] = crossovers(frame(*rows)).to_dicts()
+    return found
+
+
+def test_best_config_and_what_it_gains() -> None:
+    found = only(
+        default(100.0),
+        default(102.0, repeat=1),
+        forced("Ring", "LL", 90.0),
+        forced("Tree", "Simple", 80.0, channels=8),
+    )
+    assert found["best"] == "Tree/Simple/8ch"
+    assert (found["best_us"], found["default_us"]) == (80.0, 101.0)
+    assert found["gain"] == pytest.approx(101 / 80 - 1)
+    assert found["beyond_noise"]
+
+
+def test_default_that_nothing_beats_is_abstain() -> None:
+    found = only(default(80.0), forced("Ring", "LL", 90.0))
+    assert (found["best"], found["gain"], found["beyond_noise"]) == ("ABSTAIN", 0.0, False)
+
+
+def test_default_that_is_as_good_comes_before_a_config() -> None:
+    rows = [forced("Ring", "LL", 80.0), default(80.0), forced("Tree", "LL", 80.0)]
+    assert only(*rows)["best"] == only(*reversed(rows))["best"] == "ABSTAIN"
+    assert only(rows[0], rows[2])["best"] == only(rows[2], rows[0])["best"] == "Ring/LL"
+
+
+def test_measured_noise_band_counts_before_that_of_repeats() -> None:
+    pair = [default(100.0, aa_noise_band=0.3), default(150.0, repeat=1, aa_noise_band=0.3)]
+    found = only(*pair, forced("Ring", "LL", 100.0, aa_noise_band=0.3))
+    assert found["noise_band"] == 0.3
+    assert found["gain"] == 0.25
+    assert not found["beyond_noise"]
+    repeats = [{**row, "aa_noise_band": None} for row in pair]
+    assert only(*repeats, forced("Ring", "LL", 50.0))["noise_band"] == 0.5
+
+
+def test_without_repeats_the_noise_is_unknown() -> None:
+    found = only(default(100.0), forced("Ring", "LL", 99.0))
+    assert found["noise_band"] is None
+    assert found["beyond_noise"]
+
+
+def test_gain_is_unknown_where_the_default_was_not_measured() -> None:
+    found = only(forced("Ring", "LL", 50.0), default(None, status="failed"))
+    assert (found["best"], found["default_us"]) == ("Ring/LL", None)
+    assert found["gain"] is None
+    assert found["beyond_noise"] is None
+
+
+def test_gain_is_over_the_untouched_default_and_not_over_that_under_our_plugin() -> None:
+    found = only(default(100.0), default(60.0, default_scope="profile"), forced("Ring", "LL", 80.0))
+    assert (found["best"], found["default_us"]) == ("Ring/LL", 100.0)
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        {"exclusive_node": False},
+        {"mig": True},
+        {"interference_kind": "cpu", "interference_level": 0.5},
+        {"status": "wrong_values"},
+        {"collective": "AlltoAll"},
+    ],
+)
+def test_rows_that_say_nothing_of_the_machine_are_left_out(out: dict[str, Any]) -> None:
+    found = only(default(100.0), forced("Ring", "LL", 90.0), forced("Tree", "LL", 1.0, **out))
+    assert found["best"] == "Ring/LL"
+
+
+def test_tasks_come_by_family_and_size() -> None:
+    sizes = [4 * MIB, 64, MIB]
+    rows = [
+        make
+        for collective in ("AllReduce", "AllGather")
+        for size in sizes
+        for make in (
+            default(100.0, size_bytes=size, collective=collective),
+            forced("Ring", None, 50.0, size_bytes=size, collective=collective),
+        )
+    ]
+    found = crossovers(frame(*rows))
+    assert found.select("collective", "size_bytes").rows() == [
+        (collective, size) for collective in ("AllGather", "AllReduce") for size in sorted(sizes)
+    ]
+
+
+def test_nothing_measured_has_no_crossover() -> None:
+    assert crossovers(frame(default(None))).is_empty()
+
+
+def grid(system: str, **columns: Any) -> list[dict[str, Any]]:
+    """Where the best config changes, and NCCL's default is best in the middle."""
+    return [
+        row
+        for size, ring, tree in ((1024, 5.0, 9.0), (65536, 21.0, 25.0), (MIB, 19.0, 12.0))
+        for row in (
+            default(20.0, size_bytes=size, system=system, **columns),
+            default(20.4, size_bytes=size, repeat=1, system=system, **columns),
+            forced("Ring", "LL", ring, size_bytes=size, system=system, channels=4, **columns),
+            forced("Tree", "Simple", tree, size_bytes=size, system=system, **columns),
+        )
+    ]
+
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def test_each_system_has_a_picture_with_something_in_it(tmp_path: Path) -> None:
+    rows = [
+        *grid("box"),
+        *grid("box", launch_profile="net", in_place=True, datatype="half"),
+        *grid("rack.7", num_nodes=None, ranks_per_node=None),
+    ]
+    paths = plot_systems(frame(*rows), tmp_path / "new" / "plots")
+    assert paths == [tmp_path / "new" / "plots" / f"{name}.png" for name in ("box", "rack.7")]
+    for path in paths:
+        content = path.read_bytes()
+        assert content.startswith(PNG)
+        # A blank page of this size is compressed to some 5 kB.
+        assert len(content) > 15_000
+    assert paths[0].read_bytes() != paths[1].read_bytes()
+
+
+def test_gain_without_a_default_and_a_single_size_can_be_drawn(tmp_path: Path) -> None:
+    [path] = plot_systems(frame(forced("Ring", "LL", 1.0)), tmp_path)
+    assert path.read_bytes().startswith(PNG)
+
+
+def test_pictures_are_drawn_over_those_of_before(tmp_path: Path) -> None:
+    first = plot_systems(frame(*grid("box")), tmp_path)
+    assert plot_systems(frame(*grid("box")), tmp_path) == first
+    assert [path.name for path in tmp_path.iterdir()] == ["box.png"]
+
+
+def test_no_data_is_said(tmp_path: Path) -> None:
+    with pytest.raises(NotEnoughData, match="no quiet task of a tuned collective has a time"):
+        plot_systems(frame(default(None)), tmp_path / "plots")
+    assert not (tmp_path / "plots").exists()
+
+
+def test_without_matplotlib_the_fix_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MachineError, match=r"pip install 'dynamiccl\[plot\]'"):
+        plot_systems(frame(*grid("box")), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("size", "label"),
+    [
+        (64, "64"),
+        (1023, "1023"),
+        (1024, "1K"),
+        (1472, "1.44K"),
+        (100 << 10, "100K"),
+        (1000 << 10, "1000K"),
+        ((1 << 20) - 1, "1024K"),
+        (1 << 20, "1M"),
+        (3 << 29, "1.5G"),
+        (1 << 40, "1T"),
+    ],
+)
+def test_sizes_are_said_as_people_say_them(size: int, label: str) -> None:
+    assert size_label(size) == label
+
+
+def test_crossovers_are_of_one_row_for_each_task() -> None:
+    found = crossovers(frame(*grid("box"), *grid("other")))
+    assert found.select(pl.struct("system", "size_bytes").n_unique()).item() == found.height == 6
+    assert found.filter(system="box")["best"].to_list() == [
+        "Ring/LL/4ch",
+        "ABSTAIN",
+        "Tree/Simple",
+    ]

@@ -1,0 +1,138 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dynamiccl.collect.runs.plan import Plan, make_plan, plan_lines
+from dynamiccl.collect.sweep.load import Sweep, load_sweep
+from tests.collect.benchmark.sweeps import sweep
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def plan(**keys: str) -> Plan:
+    return make_plan(sweep(**keys))
+
+
+def test_counts_of_a_small_grid_by_hand() -> None:
+    found = plan()
+    # 3 sizes x (default + 2 algorithms x 2 protocols x 2 channel counts), 2 cycles.
+    assert (found.trials, found.feasible, found.infeasible) == (27, 27, {})
+    assert found.rounds == 2
+    # The default twice: 3 sizes x 10 in each cycle.
+    assert found.measurements == 2 * 30
+    # The grid and the untouched default in each cycle; what runs is read back once.
+    assert (found.launches_timed, found.launches_reference, found.launches_read_back) == (2, 2, 1)
+    assert found.launches == 5
+    # 9 configs in each cycle, and 9 read-backs.
+    assert found.launches_one_per_config == 27
+    assert found.launches_saved_ratio == pytest.approx(27 / 5)
+
+
+@pytest.mark.parametrize(
+    ("keys", "timed", "reference", "read_back"),
+    [
+        ({"runner": '{ mode = "processes" }'}, 2 * 9, 0, 9),
+        ({"runner": "{ read_back = false }"}, 2, 2, 0),
+        ({"runner": '{ mode = "processes", read_back = false }', "cycles": "1"}, 9, 0, 0),
+        # A profile has a process of its own; the untouched default is one for both.
+        ({"profiles": '[{ name = "default" }, { name = "net", transport = "NET" }]'}, 4, 2, 2),
+        ({"collectives": '["AlltoAll"]', "algorithms": "[]"}, 2, 0, 0),
+        # Four steps an octave are four walks.
+        ({"sizes": '{ min = "1M", max = "4M", steps_per_octave = 4 }'}, 8, 8, 4),
+    ],
+)
+def test_processes_by_what_they_are_for(
+    keys: dict[str, str], timed: int, reference: int, read_back: int
+) -> None:
+    found = plan(**keys)
+    assert (found.launches_timed, found.launches_reference) == (timed, reference)
+    assert found.launches_read_back == read_back
+    assert found.launches == timed + reference + read_back
+
+
+def test_grid_beyond_the_most_blocks_needs_more_processes_and_more_time() -> None:
+    one = plan()
+    # 3 sizes x 10 picks at 12 blocks (4 cycles) each: 3 processes; read back 3 x 9: also 3.
+    cut = plan(runner="{ max_blocks = 12 }")
+    assert (cut.launches_timed, cut.launches_reference, cut.launches_read_back) == (6, 2, 3)
+    assert cut.launches == 11
+    assert cut.measurements == one.measurements
+    tiny = plan(runner="{ max_blocks = 1 }")
+    assert tiny.launches_timed == 2 * 10
+    assert tiny.hours > one.hours
+
+
+def test_what_cannot_run_is_left_out_with_its_reason_and_is_no_measurement() -> None:
+    found = plan(algorithms='["Ring", "NVLSTree"]', num_channels="[0]")
+    assert found.infeasible == {
+        "NVLSTree has no LL for AllReduce": 3,
+        "NVLSTree needs more than one node": 3,
+    }
+    assert (found.trials, found.feasible) == (15, 9)
+    assert found.measurements == 2 * 3 * (2 + 2)
+
+
+def test_sweep_in_which_nothing_can_run_has_no_processes() -> None:
+    made = sweep(collectives='["AllGather"]', sizes="{ list = [64] }")
+    found = make_plan(made)
+    assert (found.feasible, found.launches, found.measurements) == (0, 0, 0)
+    assert found.launches_saved_ratio == 1.0
+    assert found.hours == 0
+    assert found.infeasible == {"64 bytes leave nothing to each of 8 ranks": 9}
+    assert make_plan(replace(made, trials=())).launches == 0
+
+
+def test_random_sweep_measures_its_share() -> None:
+    found = plan(strategy='{ kind = "random", share = 0.25 }')
+    assert found.measurements == 2 * 3 * (2 + 2)
+    assert (found.launches_timed, found.launches_reference) == (2, 2)
+
+
+def test_adaptive_plan_is_from_above_and_says_so() -> None:
+    adaptive = '{ kind = "adaptive", max_rounds = 4 }'
+    found = plan(strategy=adaptive)
+    assert found.rounds == 4
+    assert found.measurements > 0
+    assert "adaptive, at most 4 rounds" in plan_lines(found)[0]
+    bounded = plan(strategy=adaptive, budget="{ max_measurements = 7 }")
+    assert bounded.measurements <= 7
+
+
+def test_more_ranks_and_larger_sizes_take_longer() -> None:
+    small = plan()
+    ranks = plan(groups="[{ num_nodes = 64, ranks_per_node = 8 }]")
+    sizes = plan(sizes='{ min = "1G", max = "4G" }')
+    assert ranks.hours > small.hours
+    assert sizes.hours > small.hours
+
+
+def test_lines_hold_the_figures() -> None:
+    first, second, third = plan_lines(plan())
+    assert first == (
+        "sweep grid on box: 27 feasible trials of 27, exhaustive, 2 rounds, about 60 measurements"
+    )
+    assert second == (
+        "5 processes: 2 timed, 2 for NCCL's untouched default, 1 to read back what runs; one "
+        "process for each config would be 27 (5.4 times as many)"
+    )
+    assert third.startswith("about 0.")
+
+
+def test_plan_is_plain_data() -> None:
+    found = plan()
+    assert found.to_json()["launches"] == found.launches
+    assert found.to_json().keys() == set(Plan.__dataclass_fields__)
+
+
+def shipped(name: str) -> Sweep:
+    return load_sweep(ROOT / "examples" / name)
+
+
+def test_shipped_example_saves_twenty_processes_of_twenty_one() -> None:
+    assert make_plan(shipped("slurm_h100.toml")).launches_saved_ratio >= 20
+
+
+def test_planning_is_pure() -> None:
+    made = shipped("h100_4x8.toml")
+    assert make_plan(made) == make_plan(made)

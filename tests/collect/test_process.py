@@ -1,0 +1,294 @@
+"""Real processes: hanging, dying, talking nonsense, leaving children behind."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dynamiccl.collect.launchers import Command
+from dynamiccl.collect.processes.interrupt import Interrupt
+from dynamiccl.collect.processes.output_lines import MAX_LINE_BYTES, Line
+from dynamiccl.collect.processes.process import (
+    Finished,
+    Limits,
+    StopReason,
+    capture,
+    run_process,
+)
+from dynamiccl.errors import MachineError
+
+LIMITS = Limits(startup_s=20, stall_s=20, grace_s=5)
+
+
+def shell(script: str) -> Command:
+    return Command(("sh", "-c", script))
+
+
+def python(code: str) -> Command:
+    return Command((sys.executable, "-c", code))
+
+
+def texts(done: Finished) -> list[str]:
+    return [line.text for line in done.lines]
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process lives; an orphan that nobody has reaped yet does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in {"Z", "X"}
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def test_lines_of_both_streams_arrive_with_their_time() -> None:
+    seen: list[Line] = []
+
+    def on_line(line: Line) -> bool:
+        seen.append(line)
+        return True
+
+    before = time.time()
+    done = run_process(shell("echo one; sleep 0.2; echo two >&2; exit 3"), LIMITS, on_line)
+    assert (done.returncode, done.reason) == (3, None)
+    assert texts(done) == ["one", "two"] == [line.text for line in seen]
+    assert done.output == "one\ntwo\n"
+    first, second = (line.arrived_s for line in seen)
+    assert before <= first <= second - 0.15
+    assert 0.2 <= done.seconds < 5
+
+
+def test_environment_is_added_to_and_taken_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEPT", "k")
+    monkeypatch.setenv("GONE", "g")
+    command = Command(
+        ("sh", "-c", "echo $KEPT-$ADDED-${GONE-absent}"), {"ADDED": "a,b c"}, ("GONE",)
+    )
+    assert texts(run_process(command, LIMITS)) == ["k-a,b c-absent"]
+
+
+def test_a_signal_is_a_negative_exit_code() -> None:
+    assert run_process(shell("kill -SEGV $$"), LIMITS).returncode == -signal.SIGSEGV
+
+
+def test_a_program_that_is_not_there_is_named() -> None:
+    with pytest.raises(MachineError, match="cannot start 'no-such-program': No such file"):
+        run_process(Command(("no-such-program", "-g", "1")), LIMITS)
+
+
+def test_silence_before_the_first_progress_is_a_startup_timeout() -> None:
+    limits = Limits(startup_s=0.3, stall_s=60)
+    done = run_process(shell("echo hello; sleep 60"), limits, lambda _: False)
+    assert (done.returncode, done.reason, texts(done)) == (None, StopReason.STARTUP, ["hello"])
+    assert 0.3 <= done.seconds < 3
+
+
+def test_lines_that_are_no_progress_do_not_put_off_a_stall() -> None:
+    script = "echo row; while :; do echo noise; sleep 0.02; done"
+    limits = Limits(startup_s=60, stall_s=0.4)
+    done = run_process(shell(script), limits, lambda line: line.text == "row")
+    assert done.reason == StopReason.STALLED
+    assert texts(done).count("noise") > 3
+    assert done.seconds < 3
+
+
+def test_progress_keeps_a_slow_program_alive() -> None:
+    script = "for i in 1 2 3 4 5 6; do echo $i; sleep 0.2; done"
+    done = run_process(shell(script), Limits(startup_s=1, stall_s=0.8))
+    assert (done.returncode, len(done.lines)) == (0, 6)
+
+
+def test_a_stalled_program_may_say_its_last_words() -> None:
+    script = "trap 'echo bye; exit 1' TERM; echo row; while :; do sleep 0.05; done"
+    done = run_process(shell(script), Limits(startup_s=20, stall_s=0.2))
+    # The shell may speak of its killed `sleep` in between.
+    assert (texts(done)[0], texts(done)[-1]) == ("row", "bye")
+    assert done.returncode is None
+
+
+def test_a_program_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Path) -> None:
+    script = f"trap '' TERM; sleep 300 & echo $! > {tmp_path}/child; echo $$; wait; sleep 300"
+    done = run_process(shell(script), Limits(startup_s=20, stall_s=0.2, grace_s=0.3))
+    child = int((tmp_path / "child").read_text(encoding="utf-8"))
+    assert done.reason == StopReason.STALLED
+    assert not is_running(int(done.lines[0].text))
+    assert not is_running(child)
+
+
+def test_children_in_other_groups_are_killed_too() -> None:
+    # Open MPI puts each local rank into a process group of its own.
+    code = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "if os.fork() == 0:\n"
+        "    os.setpgid(0, 0)\n"
+        "    print(os.getpid(), flush=True)\n"
+        "time.sleep(300)\n"
+    )
+    done = run_process(python(code), Limits(startup_s=20, stall_s=0.2, grace_s=0.2))
+    assert not is_running(int(done.lines[0].text))
+
+
+def test_a_grandchild_that_holds_the_pipe_does_not_hold_us() -> None:
+    done = run_process(shell("sleep 300 & echo $!; exit 0"), LIMITS)
+    assert done.returncode == 0
+    assert done.seconds < 3
+    assert not is_running(int(done.lines[0].text))
+
+
+def test_a_grandchild_that_left_the_session_and_floods_the_pipe_does_not_hold_us(
+    tmp_path: Path,
+) -> None:
+    script = f"setsid sh -c 'echo $$ > {tmp_path}/pid; exec yes' & sleep 0.2; exit 4"
+    done = run_process(shell(script), LIMITS)
+    try:
+        assert done.returncode == 4
+        assert done.seconds < 4
+    finally:
+        # It left our session, so it is the test's to end (a closed pipe may have done it).
+        pid = int((tmp_path / "pid").read_text(encoding="utf-8"))
+        if is_running(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_grandchild_that_still_writes_is_heard() -> None:
+    done = run_process(shell("(sleep 0.1; echo late) & echo early"), LIMITS)
+    assert texts(done) == ["early", "late"]
+
+
+def test_a_program_may_close_its_output_and_go_on() -> None:
+    done = run_process(shell("echo x; exec >&- 2>&-; sleep 0.3; exit 5"), LIMITS)
+    assert (done.returncode, texts(done)) == (5, ["x"])
+    assert done.seconds >= 0.3
+
+
+def test_output_without_a_last_newline_is_a_line() -> None:
+    assert texts(run_process(shell("printf 'a\\n\\nb'"), LIMITS)) == ["a", "", "b"]
+
+
+def test_no_output_is_no_line() -> None:
+    assert run_process(shell("exit 0"), LIMITS).lines == ()
+
+
+def test_bytes_that_are_no_text_are_replaced() -> None:
+    done = run_process(shell(r"printf '\377\376\000x\r\n\303\274\n'"), LIMITS)
+    assert texts(done) == ["\ufffd\ufffd\x00x", "ü"]
+
+
+def test_a_very_long_line_is_cut_and_the_rest_counted() -> None:
+    code = f"print('a' * {3 * MAX_LINE_BYTES}); print('next')"
+    done = run_process(python(code), LIMITS)
+    assert [len(text) > 100 for text in texts(done)] == [True, False]
+    assert texts(done)[0].endswith(f"a [{2 * MAX_LINE_BYTES} more bytes]")
+    assert texts(done)[1] == "next"
+
+
+def test_much_output_arrives_whole() -> None:
+    done = run_process(python("for i in range(100_000): print(i)"), LIMITS)
+    assert texts(done) == [str(i) for i in range(100_000)]
+
+
+def test_an_error_in_the_callback_leaves_no_process(tmp_path: Path) -> None:
+    def fails(_: Line) -> bool:
+        raise OSError(28, "No space left on device")
+
+    command = shell(f"echo $$ > {tmp_path}/pid; while :; do echo x; sleep 0.02; done")
+    with pytest.raises(OSError, match="No space left"):
+        run_process(command, LIMITS, fails)
+    assert not is_running(int((tmp_path / "pid").read_text(encoding="utf-8")))
+
+
+def test_a_program_with_nothing_to_say_costs_little() -> None:
+    command = shell("exit 0")
+    fastest = min(run_process(command, LIMITS).seconds for _ in range(10))
+    assert fastest < 0.05
+
+
+def test_the_first_signal_lets_the_trial_finish() -> None:
+    with Interrupt() as interrupt:
+        done = run_process(
+            shell(f"kill -USR1 {os.getpid()}; sleep 0.2; echo done"), LIMITS, interrupt=interrupt
+        )
+        assert (interrupt.requested, interrupt.cause) == (True, "SIGUSR1")
+    assert (done.returncode, texts(done)) == (0, ["done"])
+
+
+def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
+    me = os.getpid()
+    script = f"echo $$ > {tmp_path}/pid; kill -INT {me}; sleep 0.1; kill -INT {me}; sleep 300"
+    started = time.monotonic()
+    with Interrupt() as interrupt, pytest.raises(KeyboardInterrupt):
+        run_process(shell(script), LIMITS, interrupt=interrupt)
+    assert time.monotonic() - started < 4
+    assert not is_running(int((tmp_path / "pid").read_text(encoding="utf-8")))
+
+
+def test_a_third_ctrl_c_does_not_wait_for_a_program_that_ignores_sigterm(tmp_path: Path) -> None:
+    me = os.getpid()
+    script = (
+        f"trap '' TERM; echo $$ > {tmp_path}/pid; "
+        f"for i in 1 2 3; do kill -INT {me}; sleep 0.3; done; sleep 300"
+    )
+    started = time.monotonic()
+    with Interrupt() as interrupt, pytest.raises(KeyboardInterrupt):
+        run_process(shell(script), Limits(60, 60, grace_s=60), interrupt=interrupt)
+    assert time.monotonic() - started < 10
+    assert not is_running(int((tmp_path / "pid").read_text(encoding="utf-8")))
+
+
+def test_only_a_person_insists() -> None:
+    with Interrupt() as interrupt:
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM):
+            signal.raise_signal(number)
+        assert (interrupt.requested, interrupt.forced) == (True, False)
+        interrupt.check()
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        assert interrupt.forced
+        with pytest.raises(KeyboardInterrupt):
+            interrupt.check()
+
+
+def test_handlers_are_given_back() -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = [signal.getsignal(number) for number in numbers]
+    with Interrupt():
+        assert [signal.getsignal(number) for number in numbers] != before
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_it_runs_in_a_thread_too() -> None:
+    found: list[Finished] = []
+    thread = threading.Thread(target=lambda: found.append(run_process(shell("echo x"), LIMITS)))
+    thread.start()
+    thread.join(20)
+    assert texts(found[0]) == ["x"]
+
+
+def test_a_terminals_signals_do_not_reach_the_program() -> None:
+    done = run_process(python("import os; print(os.getsid(0) == os.getpid())"), LIMITS)
+    assert texts(done) == ["True"]
+
+
+def test_capture_takes_both_streams() -> None:
+    done = capture(("sh", "-c", "echo out; echo err >&2; exit 6"), timeout_s=20)
+    assert (done.returncode, done.stdout, done.stderr) == (6, "out\n", "err\n")
+
+
+def test_capture_names_what_is_missing_or_silent() -> None:
+    with pytest.raises(MachineError, match="cannot start 'no-squeue'"):
+        capture(("no-squeue",), timeout_s=20)
+    with pytest.raises(MachineError, match=r"no answer from 'sleep 60' in 0\.2 s"):
+        capture(("sleep", "60"), timeout_s=0.2)

@@ -1,0 +1,60 @@
+"""Run the stand-in's programs from a test, with nothing of the tester's environment."""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Long enough for a loaded machine; a test that waits for a hang sets its own.
+TIMEOUT_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """A folder of programs; `run` runs one."""
+
+    folder: Path
+
+    def run(
+        self,
+        program: str,
+        *arguments: str,
+        settings: Mapping[str, str] | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> subprocess.CompletedProcess[str]:
+        """One program, reproducible unless FAKE_LAUNCH is set; raises TimeoutExpired."""
+        return subprocess.run(
+            [str(self.folder / program), *arguments],
+            env=environment(settings),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def output(
+        self, program: str, *arguments: str, settings: Mapping[str, str] | None = None
+    ) -> str:
+        """What a run that succeeds prints."""
+        done = self.run(program, *arguments, settings=settings)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+def environment(settings: Mapping[str, str] | None) -> dict[str, str]:
+    """PATH, one fixed launch, and the given settings."""
+    return {"PATH": os.environ["PATH"], "FAKE_LAUNCH": "0", **(settings or {})}
+
+
+def tuning_lines(text: str) -> list[str]:
+    """What NCCL's log says about each call, without its prefix."""
+    lines = [line for line in text.splitlines() if " Bytes -> " in line]
+    return [line.rpartition("NCCL INFO ")[2] for line in lines]
+
+
+def times_us(text: str) -> list[float]:
+    """Both times of every row."""
+    rows = [line.split() for line in text.splitlines() if line.strip()[:1].isdecimal()]
+    return [float(row[i]) for row in rows for i in (5, 9)]
