@@ -1,0 +1,124 @@
+"""Open MPI for real: on this machine alone, and inside an allocation."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dynamiccl.collect.launchers import Command, Job, command
+from dynamiccl.collect.processes.process import Finished, Limits, StopReason, run_process
+from dynamiccl.collect.sweep.settings import LauncherSettings
+from tests.cluster.payloads import HANG, MEET, REPORT, meetings, python, reports
+from tests.cluster.slurm import Slurm, wait_until
+from tests.cluster.test_steps import HARD
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed"),
+]
+
+LIMITS = Limits(startup_s=30, stall_s=30)
+#: More ranks than this machine has cores.
+LOCAL = LauncherSettings(kind="mpirun", extra_args=("--oversubscribe",))
+
+
+def run(job: Job, settings: LauncherSettings, limits: Limits = LIMITS) -> Finished:
+    return run_process(command(job, settings, uid=os.geteuid()), limits)
+
+
+def processes_with(marker: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if marker.encode() in words:
+            found.append(path.parent.name)
+    return found
+
+
+def test_variables_arrive_unchanged_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_TUNER_PLUGIN", "theirs")
+    names = (*HARD, "NCCL_TUNER_PLUGIN")
+    job = Job(python(REPORT, *names), HARD, 1, 4, unset=("NCCL_TUNER_PLUGIN",))
+    done = run(job, LOCAL)
+    found = reports(done)
+    assert [report["rank"] for report in found] == [0, 1, 2, 3]
+    assert all(report["env"] == {**HARD, "NCCL_TUNER_PLUGIN": None} for report in found)
+
+
+def test_ranks_meet_on_this_machine() -> None:
+    done = run(Job(python(MEET), ranks_per_node=4), LOCAL)
+    assert meetings(done) == [f"rank {i} of 4" for i in range(4)]
+
+
+def test_ranks_that_hang_leave_no_process() -> None:
+    done = run(Job(python(HANG, "hangs-here"), ranks_per_node=4), LOCAL, Limits(30, 0.5))
+    assert done.reason == StopReason.STALLED
+    assert done.output.count("row") == 4
+    assert not processes_with("hangs-here")
+
+
+def test_a_killed_mpirun_leaves_no_process() -> None:
+    # Without grace mpirun has no time to end its ranks, which are in groups of their own.
+    done = run(Job(python(HANG, "killed-here"), ranks_per_node=2), LOCAL, Limits(30, 0.3, 0.0))
+    assert done.reason == StopReason.STALLED
+    assert not processes_with("killed-here")
+
+
+def inside(slurm: Slurm, made: Command, nodes: int) -> Command:
+    salloc = ("salloc", "--quiet", f"-N{nodes}", "--ntasks-per-node=2")
+    argv = tuple(slurm.wrap([*salloc, *made.argv]))
+    return Command(argv, {**made.env, "SLURM_CONF": str(slurm.conf)}, made.unset)
+
+
+def test_ranks_meet_across_the_nodes_of_an_allocation(slurm: Slurm) -> None:
+    interface = "eth0" if slurm.namespaces else "lo"
+    settings = LauncherSettings(
+        kind="mpirun", extra_args=("--mca", "btl_tcp_if_include", interface)
+    )
+    job = Job(python(MEET), {"OMPI_MCA_btl": "self,tcp"}, num_nodes=2, ranks_per_node=2)
+    done = run_process(inside(slurm, command(job, settings, uid=0), 2), LIMITS)
+    assert meetings(done) == [f"rank {i} of 4" for i in range(4)]
+
+
+def test_variables_reach_the_other_nodes_of_an_allocation(slurm: Slurm) -> None:
+    job = Job(python(REPORT, *HARD), env=HARD, num_nodes=2, ranks_per_node=2)
+    made = inside(slurm, command(job, LauncherSettings(kind="mpirun"), uid=0), 2)
+    found = reports(run_process(made, LIMITS))
+    assert [report["rank"] for report in found] == [0, 1, 2, 3]
+    assert all(report["env"] == HARD for report in found)
+    if slurm.namespaces:
+        assert [report["host"] for report in found] == ["n1", "n1", "n2", "n2"]
+
+
+#: Runs one mpirun beside another inside one allocation, as a sampler beside a benchmark.
+BESIDE = """
+import os, sys
+from pathlib import Path
+from dynamiccl.collect.companions.nodes import Nodes
+from dynamiccl.collect.launchers import Job, command
+from dynamiccl.collect.processes.process import Limits, run_process
+from dynamiccl.collect.sweep.settings import LauncherSettings
+from tests.cluster.payloads import HANG, python
+from tests.cluster.slurm import wait_until
+settings, log = LauncherSettings(kind="mpirun"), Path(sys.argv[1])
+nodes = Nodes(settings)
+full = Job(("echo", "ran"), num_nodes=2, ranks_per_node=2)
+sampler = nodes.start(python(HANG, "beside-mpirun"), 2, log=log)
+try:
+    wait_until(lambda: log.read_text().count("row") == 2, "samplers up")
+    done = run_process(command(full, settings, uid=0), Limits(20, 20))
+    print(sampler.poll() is None, done.returncode, done.output.count("ran"))
+finally:
+    nodes.end(sampler)
+"""
+
+
+def test_one_mpirun_runs_beside_another_in_an_allocation(slurm: Slurm, tmp_path: Path) -> None:
+    driver = Command(python(BESIDE, str(tmp_path / "log")), {"PYTHONPATH": str(Path.cwd())})
+    done = run_process(inside(slurm, driver, 2), LIMITS)
+    assert done.output == "True 0 4\n"
+    wait_until(lambda: not slurm.processes_with("beside-mpirun"), "samplers gone", 10)

@@ -1,0 +1,150 @@
+"""Steps on a real Slurm: what our srun and mpirun command lines do."""
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dynamiccl.collect.launchers import Command, Job, command, per_node_command
+from dynamiccl.collect.processes import process_group
+from dynamiccl.collect.processes.process import Limits, StopReason, run_process
+from dynamiccl.collect.sweep.settings import LauncherSettings
+from tests.cluster.payloads import CHATTER, HANG, MEET, REPORT, meetings, python, reports
+from tests.cluster.slurm import CPUS, NODES, Slurm, wait_until
+
+pytestmark = pytest.mark.cluster
+
+LIMITS = Limits(startup_s=30, stall_s=30)
+SRUN = LauncherSettings(kind="srun")
+#: What breaks one way of handing over variables or another.
+HARD = {
+    "HARD_COMMAS": "allreduce:ring,tree;allgather:^nvls",
+    "HARD_SPACES": "  two  words ",
+    "HARD_QUOTES": 'it\'s "quoted" \\ $HOME `x` & | * = %n',
+    "HARD_UNICODE": "größe",
+    "HARD_EMPTY": "",
+}
+
+
+class Allocation:
+    """Nodes that are ours, as inside a batch job."""
+
+    def __init__(self, slurm: Slurm) -> None:
+        self._slurm = slurm
+        granted = slurm.run(["salloc", "--no-shell", f"-N{NODES}", f"-n{NODES * CPUS}"]).stderr
+        self.job = granted.split("job allocation ")[-1].split()[0]
+
+    def inside(self, made: Command) -> Command:
+        where = {"SLURM_CONF": str(self._slurm.conf), "SLURM_JOB_ID": self.job}
+        return Command(tuple(self._slurm.wrap(made.argv)), {**made.env, **where}, made.unset)
+
+
+@pytest.fixture
+def allocation(slurm: Slurm) -> Iterator[Allocation]:
+    made = Allocation(slurm)
+    yield made
+    slurm.run(["scancel", made.job])
+
+
+def test_variables_arrive_unchanged_on_every_rank(allocation: Allocation) -> None:
+    job = Job(python(REPORT, *HARD), env=HARD, num_nodes=NODES, ranks_per_node=2)
+    done = run_process(allocation.inside(command(job, SRUN, uid=0)), LIMITS)
+    found = reports(done)
+    assert [report["rank"] for report in found] == list(range(2 * NODES))
+    assert all(report["env"] == HARD for report in found)
+
+
+def test_ranks_are_laid_out_node_by_node(slurm: Slurm, allocation: Allocation) -> None:
+    if not slurm.namespaces:
+        pytest.skip("all nodes have one hostname without namespaces")
+    job = Job(python(REPORT), num_nodes=NODES, ranks_per_node=2)
+    done = run_process(allocation.inside(command(job, SRUN, uid=0)), LIMITS)
+    assert [r["host"] for r in reports(done)] == [node for node in slurm.nodes for _ in "ab"]
+
+
+def test_a_part_of_the_allocation_is_enough(allocation: Allocation) -> None:
+    job = Job(python(REPORT), num_nodes=2, ranks_per_node=3)
+    done = run_process(allocation.inside(command(job, SRUN, uid=0)), LIMITS)
+    assert len(reports(done)) == 6
+
+
+def test_unset_variables_are_absent_on_every_rank(
+    allocation: Allocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_TUNER_PLUGIN", "theirs")
+    # As in a job that was submitted with --export=NONE.
+    monkeypatch.setenv("SLURM_EXPORT_ENV", "NONE")
+    names = ("NCCL_TUNER_PLUGIN", "NCCL_ALGO")
+    unset = (names[0],)
+    job = Job(python(REPORT, *names), {"NCCL_ALGO": "Ring"}, NODES, 1, unset=unset)
+    done = run_process(allocation.inside(command(job, SRUN, uid=0)), LIMITS)
+    assert [r["env"] for r in reports(done)] == [dict(zip(names, (None, "Ring"), strict=True))] * 4
+
+
+def test_a_stalled_step_leaves_no_process_and_the_allocation_usable(
+    slurm: Slurm, allocation: Allocation
+) -> None:
+    job = Job(python(HANG, "stalls-here"), num_nodes=NODES, ranks_per_node=2)
+    limits = Limits(startup_s=30, stall_s=0.5)
+    done = run_process(allocation.inside(command(job, SRUN, uid=0)), limits)
+    assert done.reason == StopReason.STALLED
+    assert done.output.count("row\n") == 2 * NODES
+    wait_until(lambda: not slurm.processes_with("stalls-here"), "all ranks gone", 10)
+    again = Job(python(REPORT), num_nodes=NODES, ranks_per_node=CPUS)
+    assert len(reports(run_process(allocation.inside(command(again, SRUN, uid=0)), LIMITS))) == 16
+
+
+def test_lines_of_several_ranks_arrive_whole(allocation: Allocation) -> None:
+    job = Job(python(CHATTER), num_nodes=NODES, ranks_per_node=2)
+    done = run_process(allocation.inside(command(job, SRUN, uid=0)), LIMITS)
+    whole = [line for line in done.lines if re.fullmatch(r"<\d:\d+:x{150}>", line.text)]
+    assert len(whole) == len(done.lines) == 2 * NODES * 300
+
+
+def test_a_killed_step_has_lost_no_row_(
+    allocation: Allocation,
+) -> None:
+    # Line by line, as nccl-tests prints (v2.19.6 `src/common.cu`, main).
+    argv = ("awk", 'BEGIN { print "row"; fflush(); while (1) system("sleep 0.1") }')
+    job = Job(argv, num_nodes=2, ranks_per_node=1)
+    done = run_process(allocation.inside(command(job, SRUN, uid=0)), Limits(30, 0.5))
+    assert (done.reason, done.output.count("row\n")) == (StopReason.STALLED, 2)
+
+
+def test_a_rank_that_dies_ends_the_step(slurm: Slurm, allocation: Allocation) -> None:
+    code = "import os, time\nif os.environ['SLURM_PROCID'] == '1': os._exit(5)\ntime.sleep(600)"
+    job = Job(python(code, "dies-here"), num_nodes=2, ranks_per_node=1)
+    started = time.monotonic()
+    done = run_process(allocation.inside(command(job, SRUN, uid=0)), LIMITS)
+    assert done.reason is None
+    assert done.returncode != 0
+    assert time.monotonic() - started < 10
+    wait_until(lambda: not slurm.processes_with("dies-here"), "all ranks gone", 10)
+
+
+def test_a_sampler_runs_beside_a_step_that_fills_the_nodes(
+    slurm: Slurm, allocation: Allocation, tmp_path: Path
+) -> None:
+    sampler = Job(python(HANG, "samples-here"), num_nodes=NODES)
+    made = allocation.inside(per_node_command(sampler, SRUN, uid=0))
+    full = Job(python(REPORT), num_nodes=NODES, ranks_per_node=CPUS)
+    log = tmp_path / "samples"
+    with log.open("wb") as file:
+        leader = process_group.start(made, file)
+    try:
+        wait_until(lambda: log.read_text(encoding="utf-8").count("row\n") == NODES, "samplers up")
+        done = run_process(allocation.inside(command(full, SRUN, uid=0)), LIMITS)
+        assert len(reports(done)) == NODES * CPUS
+        assert not process_group.has_ended(leader)
+    finally:
+        process_group.end(leader, 5.0)
+    wait_until(lambda: not slurm.processes_with("samples-here"), "samplers gone", 10)
+
+
+def test_ranks_meet_by_pmix_under_srun(allocation: Allocation) -> None:
+    made = LauncherSettings(kind="srun", extra_args=("--mpi=pmix",))
+    job = Job(python(MEET), {"OMPI_MCA_btl": "self,tcp"}, num_nodes=2, ranks_per_node=2)
+    done = run_process(allocation.inside(command(job, made, uid=0)), LIMITS)
+    assert meetings(done) == [f"rank {i} of 4" for i in range(4)]

@@ -1,0 +1,197 @@
+"""Whole sweeps through real Slurm and real Open MPI: the stand-in, the plugin, the command line."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from dynamiccl.collect.simulator import h100
+from dynamiccl.datasets import store
+from dynamiccl.nccl import Algorithm, Collective, Protocol
+from tests.cluster.slurm import Slurm, wait_until
+from tests.fakes.nccl_tests.install import install_stand_in
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).resolve().parents[2]
+SWEEP = """
+name = "grid"
+system = "four-nodes"
+collectives = ["AllReduce", "AllGather"]
+groups = [{{ num_nodes = 2, ranks_per_node = 2 }}]
+sizes = {{ min = "1M", max = "16M", factor = 4 }}
+algorithms = ["Ring", "NVLSTree"]
+protocols = ["LL128", "Simple"]
+num_channels = [0, 4]
+cycles = {cycles}
+iterations = 5
+warmup_iterations = 1
+[runner]
+plugin = "{plugin}"
+startup_timeout_s = 60
+[launcher]
+kind = "{launcher}"
+{more}
+"""
+#: Measurements of a cycle: 3 sizes x 2 collectives x (the default twice, Ring x 2 protocols with
+#: and without a number of channels, the reference default twice). The simulated machine has no
+#: NVLSTree with two ranks on a node.
+PICKS = 3 * 2 * (2 + 4 + 2)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    install_stand_in(tmp_path / "bin")
+    yield tmp_path
+    shutil.rmtree(tmp_path / "out" / ".journal", ignore_errors=True)
+
+
+def write(folder: Path, plugin: Path, launcher: str, *, cycles: int = 1, more: str = "") -> Path:
+    path = folder / "sweep.toml"
+    path.write_text(SWEEP.format(plugin=plugin, launcher=launcher, cycles=cycles, more=more))
+    return path
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    head = [sys.executable, "-P", "-m", "dynamiccl.collect.cli", "run", str(folder / "sweep.toml")]
+    return [*head, "--out", str(folder / "out"), "--nccl-tests-dir", str(folder / "bin"), *more]
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
+
+
+def check(folder: Path, *, cycles: int = 1) -> pl.DataFrame:
+    """Every pick is there once, verified, and its time is that of the simulated machine."""
+    found = store.read(folder / "out")
+    timed = found.filter(pl.col("status") == "ok")
+    key = ["trial", "run", "repeat", "default_scope"]
+    assert timed.select(key).unique().height == timed.height
+    assert timed.filter(pl.col("repeat") < 2).height == 2 * PICKS * cycles
+    lost = found.filter(pl.col("reason") == "NCCL's cost table has no such cell here")
+    assert lost.height == cycles * 3 * 2
+    forced = timed.filter(~pl.col("is_default"))
+    assert forced["verified"].all()
+    assert (forced["requested_algorithm"] == forced["actual_algorithm"]).all()
+    assert (forced["requested_protocol"] == forced["actual_protocol"]).all()
+    assert timed.select("num_nodes", "ranks_per_node", "num_ranks").unique().rows() == [(2, 2, 4)]
+    group = h100.Group(2, 2)
+    close = [
+        0.9 < row["time_us"] / true_us(group, row) < 1.15 for row in forced.iter_rows(named=True)
+    ]
+    assert sum(close) > 0.9 * len(close)
+    return found
+
+
+def true_us(group: h100.Group, row: dict[str, object]) -> float:
+    return h100.true_us(
+        group,
+        Collective.parse(str(row["collective"])),
+        Algorithm.parse(str(row["actual_algorithm"])),
+        Protocol.parse(str(row["actual_protocol"])),
+        int(str(row["size_bytes"])),
+        num_channels=row["requested_num_channels"],  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+def test_sweep_inside_an_allocation(
+    launcher: str, slurm: Slurm, folder: Path, plugin_path: Path
+) -> None:
+    if launcher == "mpirun" and not slurm.namespaces:
+        pytest.skip("mpirun needs nodes with names of their own: no network namespaces here")
+    more = 'extra_args = ["--mca", "btl_tcp_if_include", "eth0", "--oversubscribe"]'
+    write(folder, plugin_path, launcher, more=more if launcher == "mpirun" else "")
+    salloc = ["salloc", "-N2", "--ntasks-per-node=2", "--exclusive"]
+    slurm.run([*salloc, *command(folder)], environment(), timeout_s=120)
+    found = check(folder)
+    assert set(found["exclusive_node"].drop_nulls()) == {True}
+    readings = store.scan(folder / "out", "telemetry").collect()
+    assert set(readings["host"]) == ({"n1", "n2"} if slurm.namespaces else set(readings["host"]))
+
+
+def test_shared_nodes_are_flagged(slurm: Slurm, folder: Path, plugin_path: Path) -> None:
+    write(folder, plugin_path, "srun")
+    salloc = ["salloc", "-N2", "--ntasks-per-node=2"]
+    slurm.run([*salloc, *command(folder)], environment(), timeout_s=120)
+    assert set(check(folder)["exclusive_node"].drop_nulls()) == {False}
+
+
+def test_mpirun_on_this_machine(folder: Path, plugin_path: Path) -> None:
+    """Two ranks a process apart on one host; without Slurm, as on a workstation."""
+    if shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed")
+    path = write(folder, plugin_path, "mpirun", more='extra_args = ["--oversubscribe"]')
+    path.write_text(path.read_text().replace("num_nodes = 2", "num_nodes = 1"))
+    kept = {n: v for n, v in os.environ.items() if not n.startswith(("SLURM_", "OMPI_", "PMIX_"))}
+    done = subprocess.run(
+        command(folder),
+        env={**kept, **environment()},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = store.read(folder / "out").filter(pl.col("status") == "ok")
+    assert found.select("num_nodes", "ranks_per_node").unique().rows() == [(1, 2)]
+    assert found.filter(~pl.col("is_default"))["verified"].all()
+
+
+def test_batch_array_shares_the_sweep_and_ends_when_it_is_done(
+    slurm: Slurm, folder: Path, plugin_path: Path
+) -> None:
+    write(folder, plugin_path, "sbatch", cycles=2, more="array = 2")
+    path = f"{slurm.clients}:{os.environ['PATH']}"
+    done = subprocess.run(
+        command(folder, "--json"),
+        env=slurm.environ(environment(PATH=path)),
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert '"ended": "done"' in done.stdout
+    check(folder, cycles=2)
+    again = subprocess.run(
+        command(folder),
+        env=slurm.environ(environment(PATH=path)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert again.returncode == 2
+    assert "go on with --resume" in again.stderr
+
+
+@pytest.mark.parametrize("accident", ["node", "limit"])
+def test_batch_sweep_survives_a_dead_node_and_a_time_limit(
+    accident: str, slurm: Slurm, folder: Path, plugin_path: Path
+) -> None:
+    write(folder, plugin_path, "sbatch", cycles=2)
+    path = f"{slurm.clients}:{os.environ['PATH']}"
+    env = environment(PATH=path, FAKE_SECONDS_PER_ROW="0.05")
+    with subprocess.Popen(
+        command(folder), env=slurm.environ(env), stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            journal = folder / "out" / ".journal"
+            wait_until(lambda: any(journal.rglob("segment-*")), "a launch is committed", 60)
+            number = next((folder / "out" / ".slurm").glob("*.job")).read_text().strip()
+            if accident == "node":
+                node = slurm.run(["squeue", f"--jobs={number}", "-h", "-o", "%B"]).stdout.strip()
+                slurm.set_node(node, "down")  # it comes back by itself (ReturnToService=2)
+            else:
+                # What --signal=B:USR1@120 sends two minutes before the limit.
+                slurm.run(["scancel", "--batch", "--signal=USR1", number])
+            _, said = process.communicate(timeout=180)
+        finally:
+            process.kill()
+    assert process.returncode == 0, said
+    check(folder, cycles=2)

@@ -1,0 +1,118 @@
+"""Real nccl-tests, real NCCL, our plugin and the whole of collect, on one GPU.
+
+    NCCL_TESTS_DIR=nccl-tests/build pytest -m gpu tests/gpu/test_nccl_tests.py
+
+It needs a GPU, nccl-tests built with MPI=1 and Open MPI's mpirun. Its 2 and 3 ranks share the GPU:
+each has an NCCL_HOSTID of its own, so NCCL takes each for a node and connects them through sockets
+on the loopback. That is good for seeing what runs, and says nothing about times. The Parquet is
+left in out/gpu/ (a small one, to be shipped as a sample with its origin).
+
+`NCCL_TESTS_STAND_IN=1` runs the same with the stand-in, to check this file itself without a GPU.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from dynamiccl.datasets import store
+from tests.fakes.nccl_tests.install import install_stand_in
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).resolve().parents[2]
+OUT = ROOT / "out" / "gpu"
+STAND_IN = bool(os.environ.get("NCCL_TESTS_STAND_IN"))
+SWEEP = """
+name = "ranks-{ranks}"
+system = "one-gpu"
+collectives = ["AllReduce", "AllGather", "Broadcast"]
+groups = [{{ num_nodes = {ranks}, ranks_per_node = 1, num_hosts = 1 }}]
+sizes = {{ min = "4K", max = "4M", factor = 8 }}
+algorithms = ["Ring", "Tree"]
+protocols = ["LL", "Simple"]
+num_channels = [0, 1, 2]
+cycles = 2
+iterations = 5
+warmup_iterations = 2
+
+[runner]
+plugin = "{plugin}"
+mode = "{mode}"
+stall_timeout_s = 120
+
+[launcher]
+kind = "mpirun"
+extra_args = ["--oversubscribe"]
+prefix = ["sh", "-c", 'NCCL_HOSTID=rank$OMPI_COMM_WORLD_RANK exec "$@"', "rank"]
+env = {{ NCCL_TESTS_DEVICE = "0", NCCL_P2P_DISABLE = "1", NCCL_SHM_DISABLE = "1", NCCL_IB_DISABLE = "1", NCCL_NET = "Socket", NCCL_SOCKET_IFNAME = "lo", NCCL_MNNVL_ENABLE = "0" }}
+"""  # noqa: E501
+
+
+@pytest.fixture(scope="module")
+def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed")
+    if STAND_IN:
+        return install_stand_in(tmp_path_factory.mktemp("bin"))
+    if shutil.which("nvidia-smi") is None:
+        pytest.skip("no NVIDIA driver: nothing was checked")
+    named = os.environ.get("NCCL_TESTS_DIR")
+    if named is None:
+        pytest.skip("say where nccl-tests was built: NCCL_TESTS_DIR=...")
+    return Path(named).resolve()
+
+
+def collect(folder: Path, binaries: Path, plugin: Path, ranks: int, mode: str) -> pl.DataFrame:
+    sweep = folder / "sweep.toml"
+    sweep.write_text(SWEEP.format(ranks=ranks, plugin=plugin, mode=mode), encoding="utf-8")
+    command = [sys.executable, "-P", "-m", "dynamiccl.collect.cli", "run", str(sweep)]
+    command += ["--out", str(folder / "data"), "--nccl-tests-dir", str(binaries)]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=1500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return store.read(folder / "data")
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_sweep_in_one_process_is_played_and_read_back(
+    ranks: int, tmp_path: Path, binaries: Path, plugin_path: Path
+) -> None:
+    found = collect(tmp_path, binaries, plugin_path, ranks, "sweep")
+    timed = found.filter(pl.col("status") == "ok")
+    forced = timed.filter(~pl.col("is_default"))
+    assert forced.height > 0
+    assert forced["verified"].all()
+    assert (forced["requested_algorithm"] == forced["actual_algorithm"]).all()
+    assert (forced["requested_protocol"] == forced["actual_protocol"]).all()
+    asked = forced.drop_nulls("requested_num_channels")
+    assert (asked["actual_num_channels"] <= asked["requested_num_channels"]).all()
+    assert (timed["wrong_values"].fill_null(0) == 0).all()
+    scopes = timed.filter("is_default").group_by("default_scope").len()
+    assert set(scopes["default_scope"]) == {"untouched", "profile"}
+    failed = found.filter(pl.col("status").is_in(["failed", "timed_out", "wrong_values"]))
+    assert failed.is_empty(), failed.select("launch", "trial", "reason").rows()
+    kept = OUT / f"ranks-{ranks}"
+    shutil.rmtree(kept, ignore_errors=True)
+    if not STAND_IN:
+        shutil.copytree(tmp_path / "data", kept, ignore=shutil.ignore_patterns(".journal"))
+
+
+def test_configs_forced_by_environment_run_as_asked(
+    tmp_path: Path, binaries: Path, plugin_path: Path
+) -> None:
+    found = collect(tmp_path, binaries, plugin_path, 2, "processes")
+    forced = found.filter(~pl.col("is_default"), pl.col("status") == "ok")
+    assert forced.height > 0
+    assert forced["verified"].all()
+    assert (forced["requested_algorithm"] == forced["actual_algorithm"]).all()
