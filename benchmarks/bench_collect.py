@@ -1,0 +1,143 @@
+"""What a sweep costs beside the benchmark's own time, and what it saves.
+
+    python benchmarks/bench_collect.py
+
+*Launches saved*: the plan of the shipped example sweep, one process for the grid against one for
+each config. *Overhead*: a sweep of the nccl-tests stand-in through the real runner, journal,
+sampler and plugin; everything that is not spent inside the benchmark's processes, start of the
+command included, over the measurements taken. *Rows*: text of the stand-in, made into measurement
+rows and checked block by block. Measurements saved and the sampler's share come from their own
+benchmarks, `strategies.json` and `sampler.json`, which are run first when they are not there.
+
+Writes out/bench/collect.json.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from harness import OUT, write_result
+from rich.console import Console
+
+from dynamiccl.collect.benchmark import launching
+from dynamiccl.collect.benchmark.output import read_output
+from dynamiccl.collect.processes.process import Finished
+from dynamiccl.collect.runs.carry_out import RunOrder, carry_out
+from dynamiccl.collect.runs.plan import make_plan
+from dynamiccl.collect.sweep.load import load_sweep, parse_sweep
+from dynamiccl.nccl import Collective
+from dynamiccl.serve.build import build_plugin
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+EXAMPLE: Final = ROOT / "examples" / "slurm_h100.toml"
+SWEEP: Final = """
+name = "overhead"
+system = "stand-in"
+collectives = ["AllReduce", "AllGather"]
+groups = [{ num_nodes = 1, ranks_per_node = 8 }]
+sizes = { min = "1K", max = "64M", factor = 2 }
+algorithms = ["Ring", "Tree", "NVLS"]
+num_channels = [0, 2, 4, 8, 16]
+cycles = 3
+"""
+#: Rows of the parsing benchmark: cycles of a walk of 17 sizes.
+CYCLES: Final = 3000
+SIZES: Final = tuple(1 << exponent for exponent in range(10, 27))
+
+
+def overhead_ms() -> tuple[float, int]:
+    """Milliseconds of harness for each measurement, and how many measurements there were."""
+    inside = 0.0
+    real = launching.run_process
+
+    def timed(*arguments: Any, **more: Any) -> Finished:
+        nonlocal inside
+        finished = real(*arguments, **more)
+        inside += finished.seconds
+        return finished
+
+    # The one place where a benchmark's process is waited for.
+    launching.run_process = timed  # type: ignore[assignment]
+    plugin = build_plugin(ROOT / "out" / "plugin")
+    sweep = parse_sweep(f'{SWEEP}\n[runner]\nplugin = "{plugin}"\n', where="bench")
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        sys.path.insert(0, str(ROOT))
+        from tests.fakes.nccl_tests.install import install_stand_in
+
+        order = RunOrder(
+            sweep_file=EXAMPLE, out=out / "data", nccl_tests_dir=install_stand_in(out / "bin")
+        )
+        began = time.perf_counter()
+        summary = carry_out(sweep, order, console=Console(stderr=True))
+        seconds = time.perf_counter() - began
+    # Both halves of a block are one measurement of the sweep.
+    measured = summary.rows_by_status["ok"] // 2
+    return 1000.0 * (seconds - inside) / measured, measured
+
+
+def rows_per_s() -> tuple[float, int]:
+    """Rows made from text each second, and how many there were."""
+    lines = [_row(size) for _ in range(CYCLES) for size in SIZES]
+    began = time.perf_counter()
+    output = read_output(
+        lines,
+        Path("absent"),
+        collective=Collective.AllReduce,
+        sizes=SIZES,
+        num_blocks=len(lines),
+    )
+    seconds = time.perf_counter() - began
+    rows = sum(len(block) for block in output.blocks)
+    assert rows == 2 * len(lines)
+    return rows / seconds, rows
+
+
+def _row(size_bytes: int) -> str:
+    """A row of the table, its bandwidths as its times have them."""
+    halves = []
+    for time_us in (20.0 + size_bytes / 1e5, 21.0 + size_bytes / 1e5):
+        algbw = size_bytes / time_us / 1000.0
+        halves.append(f"{time_us:7.2f} {algbw:6.2f} {1.75 * algbw:6.2f} 0")
+    return f"{size_bytes:12} {size_bytes // 4:12} float sum -1 {'  '.join(halves)}"
+
+
+def figure(name: str, key: str) -> float:
+    """A figure of another benchmark, which is run when it has left none."""
+    path = OUT / f"{name}.json"
+    if not path.is_file():
+        subprocess.run(
+            [sys.executable, str(Path(__file__).with_name(f"bench_{name}.py"))], check=True
+        )
+    return float(json.loads(path.read_text(encoding="utf-8"))[key])
+
+
+def main() -> None:
+    """Measure and write."""
+    plan = make_plan(load_sweep(EXAMPLE))
+    per_trial_ms, measured = overhead_ms()
+    parsed_per_s, parsed = rows_per_s()
+    write_result(
+        "collect",
+        {
+            "launches_saved_ratio": plan.launches_saved_ratio,
+            "launches": plan.launches,
+            "launches_one_per_config": plan.launches_one_per_config,
+            "measurements_saved_ratio_at_2pct": figure(
+                "strategies", "measurements_saved_ratio_at_2pct"
+            ),
+            "overhead_per_trial_ms": per_trial_ms,
+            "overhead_trials": measured,
+            "rows_per_s": parsed_per_s,
+            "rows": parsed,
+            "sampler_cpu_share": figure("sampler", "sampler_cpu_share"),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
