@@ -19,12 +19,21 @@ _GRACE_S: Final = 5.0
 _ANSWER_S: Final = 120.0
 
 
+#: Launchers whose processes srun starts.
+_SLURM: Final = frozenset({"srun", "sbatch"})
+
+
 class Nodes:
     """The nodes that a launcher reaches; our own programs run outside of any container."""
 
     def __init__(self, launcher: LauncherSettings) -> None:
         """Take the sweep's launcher."""
-        self._launcher = launcher.model_copy(update={"container": None, "prefix": ()})
+        extra = launcher.extra_args
+        if launcher.kind in _SLURM:
+            # Bound to the one core of its task, CPU stress would leave all others alone.
+            extra = (*extra, "--cpu-bind=none")
+        changes = {"container": None, "prefix": (), "extra_args": extra}
+        self._launcher = launcher.model_copy(update=changes)
 
     @property
     def one_process(self) -> bool:

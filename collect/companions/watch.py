@@ -43,6 +43,9 @@ class Watch(Protocol):
     def table(self, windows: Sequence[Window], *, system: str, sweep: str) -> pa.Table | None:
         """The readings of each window; None without any."""
 
+    def forget(self) -> None:
+        """Drop what was read: it is in the parts that it belongs to."""
+
 
 class NoWatch:
     """Nobody watches: nothing is known."""
@@ -54,6 +57,9 @@ class NoWatch:
     def table(self, windows: Sequence[Window], *, system: str, sweep: str) -> pa.Table | None:  # noqa: ARG002
         """Nothing."""
         return None
+
+    def forget(self) -> None:
+        """Nothing to drop."""
 
 
 class NodeWatch:
@@ -113,6 +119,11 @@ class NodeWatch:
         ]
         full = [part for part in parts if part.num_rows]
         return pa.concat_tables(full) if full else None
+
+    def forget(self) -> None:
+        """Remove the samplers' files; a night of readings is larger than its measurements."""
+        for path in self._files():
+            path.unlink()
 
     @staticmethod
     def _greet(process: subprocess.Popen[bytes]) -> None:

@@ -67,7 +67,7 @@ def carry_out(sweep: Sweep, order: RunOrder, *, console: Console) -> RunSummary:
                 watch = stack.enter_context(NodeWatch(nodes, num_nodes, rate_hz, folder))
         runner = make_runner(order.runner, sweep.file, site, interrupt, watch=watch, facts=facts)
         progress = SweepProgress(sweep.file.name, console, lambda: interrupt.requested)
-        return run_sweep(
+        summary = run_sweep(
             sweep,
             make_strategy(sweep.file, sweep.trials),
             runner,
@@ -77,6 +77,9 @@ def carry_out(sweep: Sweep, order: RunOrder, *, console: Console) -> RunSummary:
             shard=shard,
             watch=watch,
         )
+        if summary.ended == "done":
+            watch.forget()
+        return summary
 
 
 def submit(sweep: Sweep, order: RunOrder, launcher: LauncherSettings) -> RunSummary:

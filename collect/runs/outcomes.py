@@ -16,6 +16,8 @@ class Outcome:
     round: int
     time_us: float | None
     ok: bool
+    #: It is not there to be measured, which is no failure.
+    infeasible: bool = False
 
 
 def encode_outcomes(launch: Launch, result: LaunchResult) -> list[list[Any]]:
@@ -30,13 +32,14 @@ def encode_outcomes(launch: Launch, result: LaunchResult) -> list[list[Any]]:
 
 def decode_outcomes(record: Mapping[str, Any]) -> Iterator[Outcome]:
     """The outcomes in a journal's record."""
-    for key, number, time_us, ok in record["outcomes"]:
-        yield Outcome(key, number, time_us, ok)
+    for key, number, time_us, ok, infeasible in record["outcomes"]:
+        yield Outcome(key, number, time_us, ok, infeasible)
 
 
-def _time_and_status(measured: Measured) -> tuple[float | None, bool]:
+def _time_and_status(measured: Measured) -> tuple[float | None, bool, bool]:
     """Out-of-place counts; a wrong value in any half is a failure."""
     rows = measured.rows
     ok = all(row.get("status", Status.OK.value) == Status.OK.value for row in rows)
     first = next((row for row in rows if not row.get("in_place")), rows[0])
-    return first.get("time_us") if ok else None, ok
+    infeasible = all(row.get("status") == Status.INFEASIBLE.value for row in rows)
+    return first.get("time_us") if ok else None, ok, infeasible

@@ -1,12 +1,13 @@
 """What a person sees of a running sweep: done, failed, left, time left, best so far."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Final, Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from dynamiccl.collect.runs.outcomes import Outcome
 from dynamiccl.collect.sweep.trial import Setting, Trial
@@ -14,12 +15,22 @@ from dynamiccl.nccl import ABSTAIN
 
 _COLUMNS: Final = (
     TextColumn("{task.description}"),
-    BarColumn(),
+    BarColumn(bar_width=None),
     MofNCompleteColumn(),
     TextColumn("{task.fields[failed]} failed"),
     TimeRemainingColumn(),
-    TextColumn("{task.fields[best]}"),
 )
+
+
+class _Bar(Progress):
+    """A bar, and under it a line of text."""
+
+    line = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.line:
+            yield Text(self.line, style="dim", no_wrap=True, overflow="ellipsis")
 
 
 class BestSoFar:
@@ -56,10 +67,9 @@ class SweepProgress:
 
     def __init__(self, name: str, console: Console, stopping: Callable[[], bool]) -> None:
         """Name the bar, where it is drawn, and what tells whether to stop."""
-        self._bar = Progress(
-            *_COLUMNS, console=console, transient=True, disable=not console.is_terminal
-        )
-        self._task = self._bar.add_task(name, total=None, failed=0, best="")
+        shown = console.is_terminal
+        self._bar = _Bar(*_COLUMNS, console=console, transient=True, disable=not shown, expand=True)
+        self._task = self._bar.add_task(name, total=None, failed=0)
         self._stopping = stopping
         self._failed = 0
         self._best = BestSoFar()
@@ -88,9 +98,10 @@ class SweepProgress:
         """Count a failure, or take a time into the best so far."""
         if outcome.time_us is not None:
             self._best.add(trial, outcome.time_us)
-        elif trial.infeasible is None:
+        elif not outcome.infeasible:
             self._failed += 1
-        self._bar.update(self._task, failed=self._failed, best=self._best.text())
+        self._bar.line = self._best.text()
+        self._bar.update(self._task, failed=self._failed)
 
     def stopping(self) -> bool:
         """Whether to stop after the launch that is running."""

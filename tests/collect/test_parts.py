@@ -139,6 +139,9 @@ class OneReading:
     def health(self, stretches: Sequence[tuple[float, float]]) -> list[Health]:
         return [UNKNOWN] * len(stretches)
 
+    def forget(self) -> None:
+        self.windows.clear()
+
     def table(self, windows: Sequence[Window], *, system: str, sweep: str) -> pa.Table | None:
         self.windows += windows
         rows = [

@@ -73,7 +73,7 @@ def test_wrong_value_in_one_half_is_a_failure_without_a_time() -> None:
     [outcome] = encode_outcomes(
         launch(LaunchMode.FORCED, pick), LaunchResult((Measured(pick, rows),))
     )
-    assert outcome == [pick.trial.key, 3, None, False]
+    assert outcome == [pick.trial.key, 3, None, False, False]
 
 
 def test_only_halves_in_place_give_their_time() -> None:
@@ -82,7 +82,7 @@ def test_only_halves_in_place_give_their_time() -> None:
     [outcome] = encode_outcomes(
         launch(LaunchMode.SWEEP, pick), LaunchResult((Measured(pick, rows),))
     )
-    assert outcome[2:] == [7.0, True]
+    assert outcome[2:] == [7.0, True, False]
 
 
 @pytest.mark.parametrize("mode", [LaunchMode.REFERENCE, LaunchMode.READ_BACK])
@@ -102,7 +102,7 @@ def drawn(*, terminal: bool) -> str:
         progress.outcome(trial(RING), Outcome("r", 0, 8.0, ok=True))
         progress.outcome(trial(TREE), Outcome("t", 0, None, ok=False))
         impossible = Trial(SETTING, 64, TREE, "for a reason")
-        progress.outcome(impossible, Outcome("i", 0, None, ok=False))
+        progress.outcome(impossible, Outcome("i", 0, None, ok=False, infeasible=True))
     return screen.getvalue()
 
 
