@@ -1,8 +1,8 @@
 """In which order one process walks its picks: cycles over sizes, one block for each.
 
 nccl-tests walks all sizes once in each cycle of `-N`. A *block* is one (cycle, size): the picks of
-a size are shuffled and dealt to the cycles; sizes with fewer picks than others get NCCL's default
-once more, which sharpens the noise band.
+a size are shuffled and dealt to the cycles; sizes with fewer picks than others, or none,
+get NCCL's default once more, which sharpens the noise band.
 """
 
 import random
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dynamiccl.collect.runner import Launch, Pick
-from dynamiccl.collect.sweep.sizes import Chain, benchmark_bytes, chains
+from dynamiccl.collect.sweep.sizes import Chain, benchmark_bytes, walks
 from dynamiccl.collect.sweep.trial import Trial
 from dynamiccl.nccl import ABSTAIN, Config
 
@@ -40,7 +40,7 @@ class Grid:
 
 def deal(launch: Launch, *, max_blocks: int) -> Grid:
     """Deal the picks of a launch to cycles; the order within a size is drawn from its id (pure)."""
-    chain = max(chains(pick.trial.size_bytes for pick in launch.picks), key=lambda c: len(c.sizes))
+    chain = max(walks(pick.trial.size_bytes for pick in launch.picks), key=lambda c: len(c.sizes))
     hands = [_hand(launch, size) for size in chain.sizes]
     depth = min(max(map(len, hands)), max(1, max_blocks // len(chain.sizes)))
     filler = _fillers(launch, chain)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from dynamiccl.collect.runner import Launch, LaunchMode, Pick, Round
-from dynamiccl.collect.sweep.sizes import chains
+from dynamiccl.collect.sweep.sizes import walks
 from dynamiccl.collect.sweep.trial import LaunchProfile, Setting, Trial
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.nccl import ABSTAIN, Config
@@ -90,7 +90,7 @@ def _per_chain(
             tuple(pick for pick in picks if pick.trial.size_bytes in chain.sizes),
             scheduled,
         )
-        for chain in chains(pick.trial.size_bytes for pick in picks)
+        for chain in walks(pick.trial.size_bytes for pick in picks)
     ]
 
 

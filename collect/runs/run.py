@@ -331,14 +331,19 @@ class _Run:
             if outcome.trial_key in self._by_key:
                 self._watcher.outcome(self._by_key[outcome.trial_key], outcome)
 
+    def _is_impossible(self, key: str) -> bool:
+        # A launch may walk over a size that the sweep does not have, to fill a gap.
+        trial = self._by_key.get(key)
+        return trial is not None and trial.infeasible is not None
+
     def _remember(self, record: Record) -> None:
         self._records[record["launch"]] = record
         self._measured += sum(
-            self._by_key[outcome.trial_key].infeasible is None
-            for outcome in decode_outcomes(record)
+            not self._is_impossible(outcome.trial_key) for outcome in decode_outcomes(record)
         )
         for key, reason in record["quarantined"]:
-            self._quarantine.add(self._by_key[key], reason)
+            if key in self._by_key:
+                self._quarantine.add(self._by_key[key], reason)
         if record["facts"]:
             self._runner.learn(record["launch"], record["facts"])
 

@@ -17,6 +17,8 @@ _SIZE: Final = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 #: Sixteenths of a power of two that lie in each quarter-octave bin (`dynamiccl.sizes`).
 _SIXTEENTHS: Final = {1: (16,), 2: (16, 23), 4: (16, 19, 23, 27)}
+#: Factors by which a walk may pass sizes that nobody wants.
+_CLOSING_FACTORS: Final = (2, 4)
 #: nccl-tests rounds the share of each rank down to so many bytes (`src/all_gather.cu`, v2.19.6).
 RANK_GRAIN_BYTES: Final = 16
 #: Bytes of one element, by nccl-tests' spelling (`-d`).
@@ -109,6 +111,36 @@ def chains(sizes: Iterable[int]) -> tuple[Chain, ...]:
         best = max((_longest(left, start) for start in left), key=lambda chain: len(chain.sizes))
         cut.append(best)
         left = [size for size in left if size not in best.sizes]
+    return tuple(sorted(cut, key=lambda chain: chain.sizes))
+
+
+def walks(sizes: Iterable[int]) -> tuple[Chain, ...]:
+    """Cut sizes into walks, gaps filled where that saves processes: a start costs more than a gap.
+
+    A strategy that has settled some sizes leaves gaps. They are walked over, at most as many as
+    there are sizes wanted.
+
+    >>> [walk.sizes for walk in walks([4, 16, 32])]
+    [(4, 8, 16, 32)]
+    """
+    wanted = sorted(set(sizes))
+    cuts = [chains(wanted), *(_closed(wanted, factor) for factor in _CLOSING_FACTORS)]
+    return min(cuts, key=lambda cut: (len(cut), sum(len(chain.sizes) for chain in cut)))
+
+
+def _closed(sizes: Sequence[int], factor: int) -> tuple[Chain, ...]:
+    """Walks by `factor` through all sizes that it joins."""
+    families: dict[int, list[int]] = {}
+    for size in sizes:
+        root = size
+        while root % factor == 0:
+            root //= factor
+        families.setdefault(root, []).append(size)
+    cut: list[Chain] = []
+    for members in families.values():
+        whole = factor_ladder(members[0], members[-1], factor)
+        fits = len(whole) <= 2 * len(members)
+        cut += [Chain(whole, factor)] if fits else chains(members)
     return tuple(sorted(cut, key=lambda chain: chain.sizes))
 
 

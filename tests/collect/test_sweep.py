@@ -13,6 +13,7 @@ from dynamiccl.collect.sweep.sizes import (
     chains,
     factor_ladder,
     parse_size,
+    walks,
 )
 from dynamiccl.errors import InvalidSweep, MissingPath
 from dynamiccl.nccl import ABSTAIN, Collective
@@ -281,6 +282,19 @@ def test_chains_hold_every_size_once_and_walk_as_nccl_tests_does(sizes: set[int]
 def test_ladder_needs_one_process_for_each_of_its_steps(steps: int) -> None:
     ladder = Sizes.model_validate({"min": "1K", "max": "4G", "steps_per_octave": steps}).ladder()
     assert len(chains(ladder)) == steps
+
+
+@given(sizes=st.sets(st.integers(1, 4096), min_size=1, max_size=30))
+@settings(deadline=None, max_examples=100)
+def test_walks_pass_every_size_once_and_are_not_more_than_chains(sizes: set[int]) -> None:
+    cut = walks(sizes)
+    passed = [size for walk in cut for size in walk.sizes]
+    assert sizes <= set(passed)
+    assert sum(size in sizes for size in passed) == len(sizes)
+    assert len(cut) <= len(chains(sizes))
+    assert len(passed) <= 2 * len(sizes)
+    for walk in cut:
+        assert walk.sizes == factor_ladder(walk.sizes[0], walk.sizes[-1], walk.factor)
 
 
 def test_walk_of_a_chain_as_arguments() -> None:

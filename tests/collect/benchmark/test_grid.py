@@ -71,3 +71,12 @@ def test_nothing_is_lost_whatever_is_picked(data: st.DataObject, count: int, lim
     assert kept + Counter(grid.left_over) == Counter(chosen)
     assert kept, "a launch must make progress"
     assert len(set(grid.blocks)) == len(grid.blocks)
+
+
+def test_size_that_was_settled_is_walked_over_with_the_default() -> None:
+    outer = [trial for trial in TRIALS if trial.size_bytes != 1 << 21]
+    more = [trial for trial in sweep(sizes='{ list = ["8M"] }').trials if trial.infeasible is None]
+    grid = deal(launch_of([*outer, *more]), max_blocks=1000)
+    assert grid.chain.sizes == (1 << 20, 1 << 21, 1 << 22, 1 << 23)
+    assert {cycle[1].trial.config for cycle in grid.cycles} == {ABSTAIN}
+    assert grid.left_over == ()
