@@ -121,6 +121,8 @@ class Journal:
         text = "".join(json.dumps(commit) + "\n" for commit in kept)
         _write_atomically(path.with_suffix(_SEALED), text)
         path.unlink(missing_ok=True)
+        for commit in sealing.commits:
+            commit.pop("rows", None)  # a night of rows would fill the memory
         self._segment = sealing.segment + 1
         self._open = []
 
