@@ -226,8 +226,10 @@ def test_a_time_limit_ends_a_job_and_the_next_one_goes_on(batch: Batch, tmp_path
     batch.slurm.run(["scontrol", "update", f"jobid={killed}", "endtime=now"])
     warned.complete()
     hung.complete()
-    first, second = warned.workers()
-    assert "clean stop after SIGUSR1" in warned.log(first)
-    assert warned.log(second) == "start 2 nodes\nend\n"
+    # On a slow machine the second one is warned too.
+    *warned_ones, last = warned.workers()
+    assert warned_ones
+    assert all("clean stop after SIGUSR1" in warned.log(number) for number in warned_ones)
+    assert warned.log(last) == "start 2 nodes\nend\n"
     assert batch.slurm.state(killed) == "TIMEOUT"
     assert hung.workers() == [killed, hung.number()]
