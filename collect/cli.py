@@ -107,6 +107,9 @@ def run_command(
     )
     summary = carry_out(sweep, order, console=_stderr)
     _show_run(summary, out, as_json=as_json)
+    if summary.ended in {"interrupted", "detached"}:
+        # Whatever a script does next wants a whole sweep.
+        raise typer.Exit(cli.INTERRUPTED)
 
 
 def _show_run(summary: RunSummary, out: Path, *, as_json: bool) -> None:

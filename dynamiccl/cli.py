@@ -22,7 +22,7 @@ _EXTRAS: Final = {
     "torch": "train",
 }
 #: As shells count a program that SIGINT ended.
-_INTERRUPTED: Final = 130
+INTERRUPTED: Final = 130
 _log = logging.getLogger(__name__)
 
 
@@ -46,7 +46,7 @@ def run(app: Callable[[], Any]) -> None:
         sys.exit(MachineError.exit_code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        sys.exit(_INTERRUPTED)
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         # The reader (head, less) went away: not a failure of ours.
         sys.stderr.close()

@@ -213,3 +213,22 @@ def test_config_that_fails_in_the_read_back_pass_is_kept_out_and_the_rest_verifi
     assert set(lost.select(key).rows()) == {("Ring", "LL", 4)}
     assert lost.height == 3
     assert found.filter(pl.col("status") == "ok", ~pl.col("is_default"))["verified"].all()
+
+
+def test_stopped_sweep_ends_with_the_code_of_an_interrupt(
+    tmp_path: Path, plugin_path: Path
+) -> None:
+    made = sweep(cycles="1")
+    where = site(made, tmp_path, plugin_path)
+    (tmp_path / "s.toml").write_text(made.text + f'\n[runner]\nplugin = "{plugin_path}"\n')
+    command = [sys.executable, "-m", "dynamiccl.collect.cli", "run", str(tmp_path / "s.toml")]
+    command += ["--out", str(where.out), "--nccl-tests-dir", str(where.nccl_tests_dir)]
+    environment = {**os.environ, "FAKE_SECONDS_PER_ROW": "0.1"}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.PIPE
+    ) as process:
+        assert wait_for(lambda: bool(children(str(where.nccl_tests_dir))))
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert b"stopped; go on with --resume" in said
