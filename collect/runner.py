@@ -34,11 +34,6 @@ class Round:
     number: int
     picks: tuple[Pick, ...]
 
-    @property
-    def run(self) -> str:
-        """Name of the run that this round makes: noise within it is correlated."""
-        return f"cycle-{self.number}"
-
 
 class LaunchMode(StrEnum):
     """How a launch tells NCCL what to do."""
@@ -70,7 +65,7 @@ class Launch:
 
     @property
     def run(self) -> str:
-        """Name of the run that its round makes."""
+        """Name of the run that its round makes: noise within it is correlated."""
         return f"cycle-{self.round}"
 
 
@@ -124,5 +119,5 @@ class Runner(Protocol):
     def learn(self, launch: str, facts: Mapping[str, Any]) -> None:
         """Take in what a launch of this sweep found out, now or before a resume."""
 
-    def environment(self, setting: Setting) -> Row:
-        """Environment columns known of a setting, for attempts that start no process."""
+    def environment(self) -> Row:
+        """Environment columns known so far, for attempts that start no process."""

@@ -10,9 +10,10 @@ from typing import Any, Final, Self
 
 import polars as pl
 
+from dynamiccl.datasets.rows import config_of
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS
 from dynamiccl.errors import DataError
-from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
+from dynamiccl.nccl import ABSTAIN, Config
 
 ABSTAIN_ACTION: Final = 0
 
@@ -71,17 +72,6 @@ class Catalogue:
     def from_json(cls, rows: Sequence[Mapping[str, Any]]) -> Self:
         """Read what `to_json` wrote; raises DataError."""
         return cls(tuple(config_of(row) for row in rows))
-
-
-def config_of(row: Mapping[str, Any]) -> Config:
-    """The requested config of a measurement row."""
-    algorithm, protocol, channels, chunk = (row[name] for name in REQUESTED_COLUMNS)
-    return Config(
-        Algorithm.parse(algorithm) if algorithm is not None else None,
-        Protocol.parse(protocol) if protocol is not None else None,
-        channels,
-        chunk,
-    )
 
 
 def _values(config: Config) -> tuple[Any, ...]:

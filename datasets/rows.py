@@ -1,4 +1,4 @@
-"""From Python rows to the measurements table: defaults, trial ids, Arrow columns.
+"""From Python rows to the measurements table and back: defaults, trial ids, Arrow columns.
 
 Collecting code fills a `dict` with the columns it knows; everything else is null or the column's
 neutral value. This is the one place where a row gets its trial id.
@@ -19,6 +19,7 @@ from dynamiccl.datasets.schema import (
     Statistic,
     Status,
 )
+from dynamiccl.nccl import Algorithm, Config, Protocol
 
 _TRIAL_COLUMNS: Final = (
     "system",
@@ -94,3 +95,14 @@ def columns_table(columns: Mapping[str, pa.Array], num_rows: int) -> pa.Table:
         else:
             arrays.append(pa.nulls(num_rows, field.type))
     return pa.Table.from_arrays(arrays, schema=MEASUREMENTS)
+
+
+def config_of(row: Mapping[str, Any]) -> Config:
+    """The requested config of a measurement row."""
+    algorithm, protocol, channels, chunk = (row[name] for name in REQUESTED_COLUMNS)
+    return Config(
+        Algorithm.parse(algorithm) if algorithm is not None else None,
+        Protocol.parse(protocol) if protocol is not None else None,
+        channels,
+        chunk,
+    )

@@ -111,7 +111,6 @@ def environment(launch: Launch, places: Places, plugin: str, schedule_hash: str)
         return Environment({}, PLUGIN_VARIABLES)
     # Without it a failure says no more than its kind.
     found = {"NCCL_DEBUG": "WARN", **dict(launch.setting.profile.environment)}
-    unset: tuple[str, ...] = ()
     if schedule_hash:
         found |= {
             "NCCL_TUNER_PLUGIN": plugin,
@@ -120,7 +119,7 @@ def environment(launch: Launch, places: Places, plugin: str, schedule_hash: str)
             "DYNAMICCL_SCHEDULE_HASH": schedule_hash,
             "DYNAMICCL_SWEEP_REPORT": places.report,
         }
-        unset = CONFIG_VARIABLES
+        unset: tuple[str, ...] = CONFIG_VARIABLES
     else:
         forced = forced_config(launch.picks[0].trial.config)
         found |= forced

@@ -37,6 +37,11 @@ class Grid:
         """The schedule of configs; shape [cycle][size]."""
         return tuple(tuple(pick.trial.config for pick in cycle) for cycle in self.cycles)
 
+    def asked_from(self, block: int, launch: Launch) -> list[Pick]:
+        """Picks of `launch` in the blocks from `block` on; what only fills gaps is left out."""
+        asked = {id(pick) for pick in launch.picks}
+        return [pick for pick in self.blocks[block:] if id(pick) in asked]
+
 
 def deal(launch: Launch, *, max_blocks: int) -> Grid:
     """Deal the picks of a launch to cycles; the order within a size is drawn from its id (pure)."""

@@ -45,7 +45,7 @@ from dynamiccl.collect.runner import (
     Row,
 )
 from dynamiccl.collect.sweep.settings import SweepFile
-from dynamiccl.collect.sweep.trial import Setting, Trial
+from dynamiccl.collect.sweep.trial import Trial
 from dynamiccl.collect.telemetry.windows import Health
 from dynamiccl.collect.trial_rows import lost_row, pick_row
 from dynamiccl.datasets.schema import Source, Status
@@ -123,7 +123,7 @@ class NcclTestsRunner:
         self._choices.update(facts.get("read_back", {}))
         self._environment.update(facts.get("environment", {}))
 
-    def environment(self, setting: Setting) -> Row:  # noqa: ARG002
+    def environment(self) -> Row:
         """What is known of the machine so far."""
         known = {
             "source": Source.NCCL_TESTS_TEXT.value,
@@ -152,15 +152,12 @@ class NcclTestsRunner:
                 grid.blocks, output.blocks, verdicts, stretches, healths, strict=False
             )
         ]
-        # A launch's own padding is not asked for: only what was picked can be left to do.
         reached = len(output.blocks)
-        asked = {id(pick) for pick in launch.picks}
-        rest = [pick for pick in grid.blocks[reached:] if id(pick) in asked]
+        rest = grid.asked_from(reached, launch)
         facts = {"environment": output.environment} if output.environment else {}
-        if not rest or ran.told_to_stop:
-            return LaunchResult(tuple(measured), (*rest, *grid.left_over), facts=facts)
-        if measured and ran.came_to_its_end:
-            # All rows came; one of them was torn by another rank's words. Those after it run again.
+        # Where all rows came, one was torn by another rank's words: those after it run again.
+        nobody_failed = ran.told_to_stop or (measured and ran.came_to_its_end)
+        if not rest or nobody_failed:
             return LaunchResult(tuple(measured), (*rest, *grid.left_over), facts=facts)
         lost, quarantined, rest = self._blame(
             launch, grid.blocks[reached], rest, ran, begun=reached > 0 or has_begun(launch, folder)
@@ -216,7 +213,7 @@ class NcclTestsRunner:
         return tuple(base | self._actual(pick) | _result(half) for half in block)
 
     def _base(self, launch: Launch, pick: Pick) -> dict[str, Any]:
-        return {**pick_row(self._file, launch, pick), **self.environment(launch.setting)}
+        return {**pick_row(self._file, launch, pick), **self.environment()}
 
     def _actual(self, pick: Pick) -> dict[str, Any]:
         choice = self._choices.get(pick.trial.key)
@@ -247,8 +244,7 @@ class NcclTestsRunner:
         if ran.told_to_stop:
             return LaunchResult((), launch.picks)
         reached = len(found)
-        asked = {id(pick) for pick in launch.picks}
-        rest = [pick for pick in grid.blocks[reached:] if id(pick) in asked]
+        rest = grid.asked_from(reached, launch)
         quarantined: tuple[Quarantined, ...] = ()
         failed = ran.finished is not None and ran.finished.returncode != 0
         if rest and failed and has_begun(launch, folder):

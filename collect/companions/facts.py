@@ -82,7 +82,7 @@ def exclusive(environ: Mapping[str, str]) -> bool | None:
 
 
 def environment() -> Mapping[str, str]:
-    """Our own environment; here so that nothing else reads it."""
+    """The environment of the job that we run in, for `exclusive`."""
     return os.environ
 
 

@@ -18,8 +18,8 @@ from dynamiccl.datasets.cells import (
     tuned,
     usable,
 )
+from dynamiccl.datasets.rows import config_of
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS, TASK_COLUMNS
-from dynamiccl.nccl import Algorithm, Config, Protocol
 
 #: Tasks that differ in their size only: one line of a plot.
 FAMILY_COLUMNS: Final = tuple(name for name in TASK_COLUMNS if name != "size_bytes")
@@ -47,7 +47,9 @@ def crossovers(frame: pl.DataFrame) -> pl.DataFrame:
     gain = pl.col("default_us") / pl.col("best_us") - 1.0
     return (
         joined.with_columns(
-            best=pl.struct(list(CONFIG_COLUMNS)).map_elements(_key, return_dtype=pl.String),
+            best=pl.struct(list(CONFIG_COLUMNS)).map_elements(
+                lambda row: config_of(row).key, return_dtype=pl.String
+            ),
             gain=gain,
         )
         .with_columns(beyond_noise=pl.col("gain") > pl.col("noise_band").fill_null(0.0))
@@ -68,13 +70,3 @@ def _bands(rows: pl.DataFrame) -> pl.DataFrame:
     joined = keys.join(measured, on=NOISE_KEY, how="left", nulls_equal=True)
     joined = joined.join(repeats, on=NOISE_KEY, how="left", nulls_equal=True)
     return joined.select(*NOISE_KEY, noise_band=pl.coalesce("_aa", "_repeats"))
-
-
-def _key(row: dict[str, str | int | None]) -> str:
-    algorithm, protocol, channels, chunk = (row[name] for name in REQUESTED_COLUMNS)
-    return Config(
-        None if algorithm is None else Algorithm.parse(str(algorithm)),
-        None if protocol is None else Protocol.parse(str(protocol)),
-        None if channels is None else int(channels),
-        None if chunk is None else int(chunk),
-    ).key

@@ -14,7 +14,7 @@ from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.companions.watch import NodeWatch, NoWatch, Watch
 from dynamiccl.collect.processes.interrupt import Interrupt
 from dynamiccl.collect.runners import LAUNCHERS, find_plugin, make_runner
-from dynamiccl.collect.runs.journal import commits_on_disk, is_complete
+from dynamiccl.collect.runs.journal import begun_here, commits_on_disk, is_complete
 from dynamiccl.collect.runs.progress import SweepProgress
 from dynamiccl.collect.runs.run import RunSummary, Shard, journal_folder, run_sweep
 from dynamiccl.collect.sbatch import BatchJob, Outcome, SlurmQueue, Work, run_as_batch, run_command
@@ -87,10 +87,7 @@ def submit(sweep: Sweep, order: RunOrder, launcher: LauncherSettings) -> RunSumm
     shards = [Shard(index, launcher.array) for index in range(launcher.array)]
     folders = [journal_folder(sweep, order.out, shard) for shard in shards]
     if any(folder.is_dir() for folder in folders) and not order.resume:
-        raise UserError(
-            f"{folders[0].parent} says that this sweep was begun here; go on with --resume, or "
-            "take another --out or name"
-        )
+        raise begun_here(folders[0].parent)
     options = ["--runner", order.runner]
     if order.nccl_tests_dir is not None:
         options += ["--nccl-tests-dir", str(order.nccl_tests_dir.absolute())]

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from dynamiccl.collect.runs.journal import write_atomically
 from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.collect.sweep.trial import Setting
 from dynamiccl.nccl import Config
@@ -54,6 +55,4 @@ def write_choices(path: Path, choices: Mapping[tuple[Setting, int], Config]) -> 
             ]
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    hidden = path.with_name(f".writing-{path.name}")
-    hidden.write_text(text.getvalue(), encoding="utf-8")
-    hidden.replace(path)
+    write_atomically(path, text.getvalue())

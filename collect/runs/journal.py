@@ -113,13 +113,13 @@ class Journal:
 
     def complete(self, text: str) -> None:
         """Write down that the sweep of this text is done."""
-        _write_atomically(self._folder / _COMPLETE, _digest(text))
+        write_atomically(self._folder / _COMPLETE, _digest(text))
 
     def _close_segment(self, sealing: Sealing) -> None:
         path = self._path(sealing.segment)
         kept = [{key: c[key] for key in _KEPT if key in c} for c in sealing.commits]
         text = "".join(json.dumps(commit) + "\n" for commit in kept)
-        _write_atomically(path.with_suffix(_SEALED), text)
+        write_atomically(path.with_suffix(_SEALED), text)
         path.unlink(missing_ok=True)
         for commit in sealing.commits:
             commit.pop("rows", None)  # a night of rows would fill the memory
@@ -146,13 +146,10 @@ class Journal:
     def _check_grid(self) -> None:
         path = self._folder / "sweep.json"
         if not path.is_file():
-            _write_atomically(path, json.dumps(self._grid))
+            write_atomically(path, json.dumps(self._grid))
             return
         if not self._resume:
-            raise UserError(
-                f"{path.parent} says that this sweep was begun here; go on with --resume, or take "
-                "another --out or name"
-            )
+            raise begun_here(path.parent)
         found = _loads(path.read_text(encoding="utf-8"), path)
         if found != self._grid:
             raise UserError(
@@ -173,6 +170,14 @@ class Journal:
 
     def _path(self, segment: int) -> Path:
         return self._folder / f"segment-{segment:06d}.jsonl"
+
+
+def begun_here(folder: Path) -> UserError:
+    """Says that a sweep is not begun twice."""
+    return UserError(
+        f"{folder} says that this sweep was begun here; go on with --resume, or take another "
+        "--out or name"
+    )
 
 
 def is_complete(folder: Path, text: str) -> bool:
@@ -245,7 +250,8 @@ def _append(path: Path, record: Mapping[str, Any]) -> None:
         os.close(descriptor)
 
 
-def _write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file that is there as a whole or not at all; raises MachineError on a full disk."""
     hidden = path.with_name(f".writing-{path.name}")
     try:
         with hidden.open("w", encoding="utf-8") as file:

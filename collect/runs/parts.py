@@ -16,7 +16,7 @@ from dynamiccl.collect.telemetry.windows import Window
 from dynamiccl.datasets.cells import usable
 from dynamiccl.datasets.provenance import run_record
 from dynamiccl.datasets.rows import measurements_table
-from dynamiccl.datasets.store import part_paths, part_provenance, sweep_folder, write_part
+from dynamiccl.datasets.store import part_provenance, sweep_parts, write_part
 from dynamiccl.errors import MachineError
 
 #: What shares a noise band: one setting in one round, by how its default was measured.
@@ -47,8 +47,7 @@ class Scribe:
     def segments(self, kind: str = "measurements") -> set[int]:
         """Segments of the journal that are in a part."""
         file = self._sweep.file
-        folder = sweep_folder(self._out, file.system, file.name, kind)
-        paths = [path for path in part_paths(self._out, kind) if path.parent == folder]
+        paths = sweep_parts(self._out, file.system, file.name, kind)
         records = [part_provenance(path) for path in paths]
         return {int(r["segment"]) for r in records if r.get("journal") == self._journal}
 

@@ -28,7 +28,7 @@ from dynamiccl.collect.sweep.load import Sweep
 from dynamiccl.collect.sweep.trial import LaunchProfile, Setting, Trial
 from dynamiccl.collect.trial_rows import lost_row, pick_row
 from dynamiccl.datasets.schema import Status
-from dynamiccl.datasets.store import part_paths, sweep_folder
+from dynamiccl.datasets.store import sweep_folder, sweep_parts
 from dynamiccl.errors import UserError
 from dynamiccl.nccl import ABSTAIN, Config
 
@@ -296,7 +296,7 @@ class _Run:
                 continue  # its row comes from the launch that would have timed it
             status = Status.INFEASIBLE if pick.trial.infeasible else Status.FAILED
             base = {**pick_row(self._sweep.file, launch, pick)}
-            base |= self._runner.environment(launch.setting)
+            base |= self._runner.environment()
             lost.append(Measured(pick, (lost_row(base, status, reason),)))
         self._watcher.advance(len(lost))
         result = LaunchResult(())
@@ -371,7 +371,7 @@ def _trials_hash(sweep: Sweep) -> str:
 def _refuse_orphans(sweep: Sweep, out: Path, journal: Path) -> None:
     """Refuse to add to parts of this name that no journal accounts for."""
     folder = sweep_folder(out, sweep.file.system, sweep.file.name)
-    orphans = [path for path in part_paths(out) if path.parent == folder]
+    orphans = sweep_parts(out, sweep.file.system, sweep.file.name)
     name = f"sweep={sweep.file.name}"
     shards = journal.parent.glob(f"{name}.shard-*/sweep.json")
     known = [journal.parent / name / "sweep.json", *shards]

@@ -67,7 +67,7 @@ class SimulatorRunner:
     def learn(self, launch: str, facts: Mapping[str, Any]) -> None:
         """Nothing is learnt in a world that is known."""
 
-    def environment(self, setting: Setting) -> Row:  # noqa: ARG002
+    def environment(self) -> Row:
         """The simulated system's facts."""
         return {
             **h100.ENVIRONMENT,
@@ -80,7 +80,7 @@ class SimulatorRunner:
 
     def _measure(self, launch: Launch, pick: Pick) -> Row:
         trial, setting = pick.trial, launch.setting
-        row = {**pick_row(self._file, launch, pick), **self.environment(setting)}
+        row = {**pick_row(self._file, launch, pick), **self.environment()}
         group = h100.Group(setting.num_nodes, setting.ranks_per_node)
         config = trial.config
         if config == ABSTAIN:

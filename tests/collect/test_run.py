@@ -19,7 +19,7 @@ from dynamiccl.collect.runs.outcomes import Outcome
 from dynamiccl.collect.runs.run import RunSummary, Shard, run_sweep
 from dynamiccl.collect.simulator.runner import SimulatorRunner
 from dynamiccl.collect.sweep.load import Sweep, parse_sweep
-from dynamiccl.collect.sweep.trial import Setting, Trial
+from dynamiccl.collect.sweep.trial import Trial
 from dynamiccl.collect.trial_rows import pick_row
 from dynamiccl.datasets import store
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS, Source
@@ -299,7 +299,7 @@ class Flaky:
         done: list[Measured] = []
         for place, pick in enumerate(launch.picks):
             self.tried[pick.trial.key] += 1
-            row = pick_row(self._file, launch, pick) | dict(self.environment(launch.setting))
+            row = pick_row(self._file, launch, pick) | dict(self.environment())
             if pick.trial.config.key == "Ring/Simple" and pick.trial.size_bytes >= 2 << 20:
                 row |= {"status": "timed_out", "reason": "no new row", "statistic": "none"}
                 done.append(Measured(pick, (row,)))
@@ -312,8 +312,8 @@ class Flaky:
         assert "at" in facts
         self.learnt.append(launch)
 
-    def environment(self, setting: Setting) -> Row:
-        return {"source": Source.NCCL_TESTS_TEXT.value, "gpu": setting.key[:0] + "H100"}
+    def environment(self) -> Row:
+        return {"source": Source.NCCL_TESTS_TEXT.value, "gpu": "H100"}
 
 
 def test_hung_config_is_quarantined_from_its_size_on_and_the_rest_is_measured(

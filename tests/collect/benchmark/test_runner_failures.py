@@ -11,6 +11,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from dynamiccl.collect.benchmark.launching import Site
 from dynamiccl.collect.benchmark.runner import NcclTestsRunner
 from dynamiccl.collect.processes.interrupt import Interrupt
 from dynamiccl.errors import InvalidSweep, MachineError
@@ -113,12 +114,17 @@ def test_asked_to_stop_it_keeps_the_rows_of_the_running_process(
     assert after.select(key).unique().height == after.height
 
 
-def test_interrupting_the_sweep_twice_ends_the_benchmark(tmp_path: Path, plugin_path: Path) -> None:
+def command_of_a_sweep(tmp_path: Path, plugin_path: Path) -> tuple[list[str], Site]:
     made = sweep(cycles="1")
     where = site(made, tmp_path, plugin_path)
     (tmp_path / "s.toml").write_text(made.text + f'\n[runner]\nplugin = "{plugin_path}"\n')
     command = [sys.executable, "-m", "dynamiccl.collect.cli", "run", str(tmp_path / "s.toml")]
     command += ["--out", str(where.out), "--nccl-tests-dir", str(where.nccl_tests_dir)]
+    return command, where
+
+
+def test_interrupting_the_sweep_twice_ends_the_benchmark(tmp_path: Path, plugin_path: Path) -> None:
+    command, where = command_of_a_sweep(tmp_path, plugin_path)
     environment = {**os.environ, "FAKE_SECONDS_PER_ROW": "60"}
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
@@ -218,11 +224,7 @@ def test_config_that_fails_in_the_read_back_pass_is_kept_out_and_the_rest_verifi
 def test_stopped_sweep_ends_with_the_code_of_an_interrupt(
     tmp_path: Path, plugin_path: Path
 ) -> None:
-    made = sweep(cycles="1")
-    where = site(made, tmp_path, plugin_path)
-    (tmp_path / "s.toml").write_text(made.text + f'\n[runner]\nplugin = "{plugin_path}"\n')
-    command = [sys.executable, "-m", "dynamiccl.collect.cli", "run", str(tmp_path / "s.toml")]
-    command += ["--out", str(where.out), "--nccl-tests-dir", str(where.nccl_tests_dir)]
+    command, where = command_of_a_sweep(tmp_path, plugin_path)
     environment = {**os.environ, "FAKE_SECONDS_PER_ROW": "0.1"}
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.PIPE
