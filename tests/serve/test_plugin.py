@@ -62,7 +62,8 @@ def test_needs_the_c_library_alone(plugin_path: Path) -> None:
         check=True,
     ).stdout
     needed = [line.split("[")[1].rstrip("]") for line in listed.splitlines() if "(NEEDED)" in line]
-    assert set(needed) <= {"libc.so.6", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+    loaders = {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+    assert set(needed) <= {"libc.so.6", "libpthread.so.0", "libdl.so.2", *loaders}
     assert "NODELETE" in listed
     assert "NOW" in listed
 
