@@ -51,6 +51,8 @@ class Support:
     measured: dict[str, dict[str, list[int]]]
     #: Collective -> noise band of its training repeats (unitless); absent = unknown.
     noise_bands: dict[str, float]
+    #: The machines it was measured on (dynamiccl/fingerprint.py); empty where the data do not say.
+    fingerprints: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

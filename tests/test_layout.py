@@ -15,6 +15,7 @@ KERNEL = {
     "dynamiccl.checks",
     "dynamiccl.cli",
     "dynamiccl.errors",
+    "dynamiccl.fingerprint",
     "dynamiccl.machine",
     "dynamiccl.nccl",
     "dynamiccl.nccl_setup",
