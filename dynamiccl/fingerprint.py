@@ -18,7 +18,7 @@ from dynamiccl.nccl import NcclVersion
 #: What the plugin has room for.
 MAX_FINGERPRINT: Final = 200
 #: What a model's name may not hold, as it would be read as punctuation.
-_ODD: Final = re.compile(r"[^ -~]|[;*+=]")
+_ODD: Final = re.compile(r"[^ -~]|[;*+=\"\\]")
 _MODEL: Final = r"[^;*+=]+\*\d+"
 _SHAPE: Final = re.compile(rf"gpu={_MODEL}(\+{_MODEL})*;mig=[01];nic=[a-z]+\*\d+;nccl=\d+")
 

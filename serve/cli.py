@@ -4,6 +4,7 @@ import typer
 
 from dynamiccl import cli
 from dynamiccl.serve.commands.artifact import export_command, verify_command
+from dynamiccl.serve.commands.bind import bind_command
 from dynamiccl.serve.commands.env import env_command
 from dynamiccl.serve.commands.table import table_command
 
@@ -15,6 +16,7 @@ app = typer.Typer(
 )
 app.command("export")(export_command)
 app.command("verify")(verify_command)
+app.command("bind")(bind_command)
 app.command("table")(table_command)
 app.command("env")(env_command)
 

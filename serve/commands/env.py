@@ -2,46 +2,39 @@
 
 import shlex
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dynamiccl import cli
-from dynamiccl.errors import UnknownName
+from dynamiccl.machine import ThisMachine
 from dynamiccl.serve.artifact import open_artifact
 from dynamiccl.serve.build import find_plugin
-from dynamiccl.serve.commands.options import ArtifactDir, Json, System
+from dynamiccl.serve.commands.options import ArtifactDir, Json, Plugin
+from dynamiccl.serve.environment import MODES, Job, job_environment
 
 
 def env_command(
     artifact: ArtifactDir,
-    system: System = None,
-    plugin: Annotated[
-        Path | None, typer.Option(help="The built plugin; default out/plugin.")
+    system: Annotated[
+        str | None, typer.Option(help="Also insist on this system: elsewhere the plugin abstains.")
     ] = None,
+    mode: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(MODES)}; default table.")
+    ] = None,
+    plugin: Plugin = None,
     as_json: Json = False,
 ) -> None:
-    """Print the environment that makes a job use an artifact.
+    """Print the environment that makes a job use an artifact; what to know about it, on stderr.
 
-    Example: eval "$(dynamiccl-deploy env out/artifact --system h100-ib-simulated)"
+    Example: eval "$(dynamiccl-deploy env out/artifact)"
     """
-    systems = sorted({info.system for info in open_artifact(artifact).tables})
-    chosen = system or (systems[0] if len(systems) == 1 else "")
-    if chosen not in systems:
-        raise UnknownName("system", chosen or "(none given)", systems, where="--system")
-    variables = {
-        "NCCL_TUNER_PLUGIN": str(find_plugin(plugin).resolve()),
-        "DYNAMICCL_ARTIFACT": str(artifact.resolve()),
-        "DYNAMICCL_SYSTEM": chosen,
-    }
+    job = Job(open_artifact(artifact), find_plugin(plugin), system=system, mode=mode)
+    found = job_environment(job, ThisMachine())
+    for note in found.notes:
+        print(f"# {note}", file=sys.stderr)
     if as_json:
-        cli.print_json(variables)
+        cli.print_json(found.variables)
         return
-    for name, value in variables.items():
+    for name, value in found.variables.items():
         print(f"export {name}={shlex.quote(value)}")
-    print(
-        "warning: the ranks do not yet compare their tables: every node must read this artifact "
-        "from the same file system, or a job can hang. Not for production jobs.",
-        file=sys.stderr,
-    )

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <utility>
 
 #include "file.h"
@@ -116,7 +117,8 @@ bool add(Counted (&found)[capacity], int* count, const char* name, std::uint64_t
   return true;
 }
 
-/// The value of a line "Key: value" of the driver's information file; empty when there is none.
+/// The value of a line "Key: value" of the driver's information file; empty when there is none,
+/// and when it is longer than any model's name.
 void value_of(const char* text, const char* key, char (&value)[kNameBytes]) noexcept {
   value[0] = '\0';
   const std::size_t length = std::strlen(key);
@@ -127,7 +129,8 @@ void value_of(const char* text, const char* key, char (&value)[kNameBytes]) noex
       const char* stop = end != nullptr ? end : begin + std::strlen(begin);
       while (begin < stop && (*begin == ' ' || *begin == '\t')) ++begin;
       while (stop > begin && (stop[-1] == ' ' || stop[-1] == '\t')) --stop;
-      const auto size = std::min(static_cast<std::size_t>(stop - begin), kNameBytes - 1);
+      const auto size = static_cast<std::size_t>(stop - begin);
+      if (size >= kNameBytes) return;
       std::memcpy(value, begin, size);
       value[size] = '\0';
       return;
@@ -136,10 +139,10 @@ void value_of(const char* text, const char* key, char (&value)[kNameBytes]) noex
   }
 }
 
-/// What would be read as part of the fingerprint's own punctuation becomes '_'.
+/// What would be read as punctuation, the fingerprint's own or JSON's, becomes '_'.
 void make_plain(char* name) noexcept {
   for (char* c = name; *c != '\0'; ++c) {
-    if (*c < ' ' || *c > '~' || std::strchr(";*+=", *c) != nullptr) *c = '_';
+    if (*c < ' ' || *c > '~' || std::strchr(";*+=\"\\", *c) != nullptr) *c = '_';
   }
 }
 

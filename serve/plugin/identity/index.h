@@ -16,7 +16,8 @@ inline constexpr std::size_t kMaxIndexFieldBytes = 200;
 /// for the heap. Look-ups read the lines again: nothing here is on the hot path.
 class PluginIndex {
  public:
-  /// Read the file at `path`. Returns null on success, else why the artifact must not be used.
+  /// Read the file at `path`, which nobody else may write to. Returns null on success, else why the
+  /// artifact must not be used.
   const char* load(const char* path) noexcept;
 
   /// The same from the file's bytes. Every field is checked, so that look-ups need not.
