@@ -1,6 +1,7 @@
 // --name VALUE pairs and nothing else: a job is described where it is started.
 #include "tests/job/options.h"
 
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <stdexcept>
@@ -148,7 +149,7 @@ Options parse(const std::vector<std::string>& arguments) {
     const std::string& argument = arguments[i];
     if (argument.rfind("--", 0) != 0) {
       if (!options.plugin.empty()) refuse("'" + argument + "' is not an option");
-      options.plugin = argument;
+      options.plugin = std::filesystem::absolute(argument);
       continue;
     }
     const auto setter = setters().find(argument.substr(2));

@@ -63,7 +63,6 @@ ProcessOptions process_options(const Options& options, int rank) {
 }
 
 void play(const Options& options, std::vector<std::unique_ptr<Stream>>* streams) {
-  for (const auto& stream : *streams) stream->create();
   std::atomic<bool> finished{false};
   std::thread watchdog([&] {
     while (!finished) {
@@ -71,6 +70,7 @@ void play(const Options& options, std::vector<std::unique_ptr<Stream>>* streams)
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
   });
+  for (const auto& stream : *streams) stream->create();
   std::vector<std::thread> threads;
   const auto num_threads = static_cast<std::size_t>(options.num_threads);
   for (std::size_t thread = 0; thread < num_threads; ++thread) {

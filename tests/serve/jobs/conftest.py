@@ -1,0 +1,48 @@
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from dynamiccl.serve.build import PLUGIN_NAME
+from tests.serve.jobs.play import Played, play
+from tests.serve.jobs.setting import Setting, make_setting
+
+
+class Player(Protocol):
+    """Plays a job of one plugin."""
+
+    def __call__(
+        self, *options: str, environment: Mapping[str, str], **named: object
+    ) -> Played: ...
+
+
+def player_of(directory: Path, plugin: str) -> Player:
+    def run(*options: str, environment: Mapping[str, str], **named: object) -> Played:
+        program = directory / "play_job"
+        return play(program, directory / plugin, *options, environment=environment, **named)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def play_job(build_dir: Callable[[str], Path]) -> Player:
+    """Jobs under our plugin as it is built."""
+    return player_of(build_dir(""), PLUGIN_NAME)
+
+
+@pytest.fixture(scope="session")
+def play_wilful(build_dir: Callable[[str], Path]) -> Player:
+    """Jobs under a plugin that does what WILFUL_* tells it (tests/job/wilful_plugin.cpp)."""
+    return player_of(build_dir(""), "libwilful.so")
+
+
+@pytest.fixture
+def four_ranks(tmp_path: Path) -> Setting:
+    return make_setting(tmp_path, num_ranks=4)
+
+
+@pytest.fixture
+def two_nodes(tmp_path: Path) -> Setting:
+    """Eight ranks on two nodes."""
+    return make_setting(tmp_path, num_ranks=8, num_nodes=2)
