@@ -16,6 +16,9 @@ SYSTEM: Final = "test-system"
 FIRST: Final = Config(Algorithm.Ring, Protocol.LL128, 8)
 SECOND: Final = Config(Algorithm.Ring, Protocol.Simple, 4)
 
+#: Paced as a job is, and long enough for ranks on a busy machine to agree in the background.
+JOB: Final = {"rate": 4000, "calls": 4000}
+
 NCCL_CODES: Final = {
     "2.21": 22105,
     "2.22": 22203,
