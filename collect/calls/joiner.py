@@ -24,7 +24,7 @@ DATATYPES: Final = (
     *("int8", "uint8", "int32", "uint32", "int64", "uint64"),
     *("half", "float", "double", "bfloat16", "f8e4m3", "f8e5m2"),
 )
-_BUCKET_BYTES: Final = 48 << 20
+_BUCKET_BYTES: Final = 24 << 20
 _MAX_BUCKETS: Final = 512
 #: Calls whose numbers agree but for these bits share a bucket, so that parts hold runs of calls.
 _SEQUENCE_SHIFT: Final = np.uint64(12)
@@ -89,7 +89,7 @@ def join(
         ranks_timed=(pl.col("stop_ns") > 0).sum(),
         fastest_us=duration_us.min(),
         slowest_us=duration_us.max(),
-        ranks_agree=pl.struct(_CONFIG).n_unique() == 1,
+        ranks_agree=pl.all_horizontal(pl.col(name).min() == pl.col(name).max() for name in _CONFIG),
         incomplete=(flags & FLAG_INCOMPLETE > 0).any(),
         probe=(flags & FLAG_PROBE > 0).any(),
     )
