@@ -87,8 +87,9 @@ void CallsFiles::append(const CallRecord& record, std::uint32_t dropped,
   if (file_ >= 0 && file_bytes_ + buffered_ + kCallsEntryBytes > max_file_bytes_) {
     flush();
     end_file();
+    file_bytes_ = 0;
   }
-  if (file_ < 0 && !begin_file(facts)) {
+  if (file_ < 0 && !resume_file() && !begin_file(facts)) {
     lose(1);
     return;
   }
@@ -113,6 +114,18 @@ void CallsFiles::flush() noexcept {
   // Every reader would report the torn entry; when even this fails, they will.
   if (ftruncate(file_, static_cast<off_t>(file_bytes_)) != 0) errno = 0;
   end_file();
+}
+
+bool CallsFiles::resume_file() noexcept {
+  if (file_bytes_ == 0 || file_bytes_ + kCallsEntryBytes > max_file_bytes_) return false;
+  char name[kMaxNameBytes];
+  name_of(next_number_ - 1, name);
+  file_ = openat(directory_, name, O_WRONLY | O_APPEND | O_NOFOLLOW | O_CLOEXEC);
+  struct statx status;
+  const bool is_ours = file_ >= 0 && statx(file_, "", AT_EMPTY_PATH, STATX_SIZE, &status) == 0 &&
+                       status.stx_size == file_bytes_;
+  if (!is_ours) end_file();
+  return is_ours;
 }
 
 bool CallsFiles::begin_file(const CallsFacts& facts) noexcept {

@@ -65,6 +65,8 @@ class CallsFiles {
   static constexpr std::uint32_t kFilesKept = 8;
   static constexpr std::size_t kMaxNameBytes = 160;
 
+  /// Go on with the file before `close`: communicators may come and go many times.
+  bool resume_file() noexcept;
   bool begin_file(const CallsFacts& facts) noexcept;
   void end_file() noexcept;
   void name_of(std::uint32_t number, char (&name)[kMaxNameBytes]) const noexcept;
@@ -76,7 +78,7 @@ class CallsFiles {
   int file_ = -1;
   bool broken_ = false;
   std::uint64_t max_file_bytes_ = 0;
-  std::uint64_t file_bytes_ = 0;  // on disk, in whole entries
+  std::uint64_t file_bytes_ = 0;  // of the latest file, in whole entries; 0: begin another
   std::uint32_t next_number_ = 0;
   std::uint32_t oldest_number_ = 0;
   std::atomic<std::uint64_t> written_{0};
