@@ -99,6 +99,7 @@ class CallsHeader:
         kind, _, nics = facts.get("nic", "").rpartition("*")
         code = self.nccl_version or _whole(facts.get("nccl")) or 0
         return {
+            "node_fingerprint": self.fingerprint.partition(";nccl=")[0] or None,
             "gpu": gpu if gpu not in {"", "none"} else None,
             "mig": {"0": False, "1": True}.get(facts.get("mig", "")),
             "nic_kind": kind or None,

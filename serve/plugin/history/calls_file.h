@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "history/record.h"
+#include "trusted/file.h"
 
 namespace dynamiccl {
 
@@ -45,7 +46,7 @@ class CallsFiles {
   /// or to this user, and others must not be able to write to it; no link is followed to it. Null
   /// on success, else why nothing will be written. Closed by `close`.
   const char* open(const char* directory, std::uint64_t max_bytes) noexcept;
-  bool is_open() const noexcept { return directory_ >= 0; }
+  bool is_open() const noexcept { return directory_.is_open(); }
 
   /// Adds to a buffer that is written when it is full. `facts` is for a file that begins here.
   void append(const CallRecord& record, std::uint32_t dropped, const CallsFacts& facts) noexcept;
@@ -74,7 +75,7 @@ class CallsFiles {
   std::size_t write_all(const void* bytes, std::size_t size) noexcept;
   void lose(std::uint64_t records) noexcept { lost_.fetch_add(records, std::memory_order_relaxed); }
 
-  int directory_ = -1;
+  TrustedFile directory_;
   int file_ = -1;
   bool broken_ = false;
   std::uint64_t max_file_bytes_ = 0;
@@ -88,9 +89,5 @@ class CallsFiles {
   std::int32_t world_rank_ = -1;
   std::uint8_t buffer_[kBufferBytes];
 };
-
-/// Opens a directory that only root and this user can write to, following no link in its last part.
-/// Returns the descriptor, or -1 and why not.
-int open_own_directory(const char* path, const char** why_not) noexcept;
 
 }  // namespace dynamiccl

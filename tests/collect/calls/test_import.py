@@ -61,6 +61,7 @@ def test_environment_is_what_the_header_tells(tmp_path: Path) -> None:
         "2.29.7",
     )
     assert (row["nic_kind"], row["nics_per_node"]) == ("infiniband", 8)
+    assert row["node_fingerprint"] == "gpu=NVIDIA H100 80GB HBM3*8;mig=0;nic=infiniband*8"
     assert (row["system"], row["sweep"], row["run"]) == ("box", "in", "4711")
     assert (row["plugin_mode"], row["plugin_version"]) == ("observe", None)
 
