@@ -32,7 +32,8 @@ class ChunkTurn {
     chunk_bytes_ = chunk_bytes;
   }
 
-  /// A getChunkSize: true when the chunk was set, which is never above NCCL's own nor below a grain.
+  /// A getChunkSize: true when the chunk was set, which is never above NCCL's own nor below a
+  /// grain.
   bool answer(int collective, int algorithm, int protocol, std::size_t* chunk_bytes) noexcept {
     asked_ = true;
     if (chunk_bytes_ == 0 || questions_ != 1 || collective != collective_ ||

@@ -26,12 +26,13 @@ __attribute__((format(printf, 3, 4))) void say(const Communicator& communicator,
                                                ...) noexcept {
   if (communicator.logger == nullptr) return;
   char line[4096 + 512];
-  const int head = std::snprintf(line, sizeof line, "DYNAMICCL: %zu ranks on %zu nodes: ",
-                                 communicator.num_ranks, communicator.num_nodes);
+  const int head = std::snprintf(line, sizeof line,
+                                 "DYNAMICCL: %zu ranks on %zu nodes: ", communicator.num_ranks,
+                                 communicator.num_nodes);
   va_list arguments;
   va_start(arguments, format);
-  const int length = std::vsnprintf(line + head, sizeof line - static_cast<std::size_t>(head),
-                                    format, arguments);
+  const int length =
+      std::vsnprintf(line + head, sizeof line - static_cast<std::size_t>(head), format, arguments);
   va_end(arguments);
   if (length >= 0) {
     communicator.logger(level, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__, "%s", line);
@@ -76,8 +77,7 @@ const char* identify(const Communicator& communicator, Identity* identity) noexc
   const auto num_nodes = static_cast<std::int32_t>(communicator.num_nodes);
   const bool has_id = communicator.abi_version >= 5;
   Join join;
-  const bool joined =
-      has_id ? take_join_of(communicator.comm_id, &join) : take_latest_join(&join);
+  const bool joined = has_id ? take_join_of(communicator.comm_id, &join) : take_latest_join(&join);
   if (joined && join.num_ranks == num_ranks && join.num_nodes == num_nodes && join.rank >= 0 &&
       join.rank < num_ranks) {
     identity->place = {join.comm_id, join.rank, num_ranks, num_nodes};
@@ -160,8 +160,9 @@ Context* Creation::for_agreement(const Communicator& communicator, Settings* set
   if (settings->artifact == nullptr) reason = "DYNAMICCL_ARTIFACT is not set";
   if (reason == nullptr) reason = identify(communicator, &identity);
   if (reason == nullptr && communicator.num_nodes > 1 && settings->coordinator == nullptr) {
-    reason = "DYNAMICCL_COORDINATOR is not set, and its nodes have no other way to agree; start the "
-             "job with dynamiccl-run";
+    reason =
+        "DYNAMICCL_COORDINATOR is not set, and its nodes have no other way to agree; start the "
+        "job with dynamiccl-run";
   }
   if (reason != nullptr) {
     abstain(communicator, reason);
@@ -259,9 +260,8 @@ Context* Creation::for_sweep(const Communicator& communicator) noexcept {
       say(communicator, NCCL_LOG_WARN, "no sweep report: %s: %s", report, problem);
     }
   }
-  say(communicator, NCCL_LOG_INFO,
-      "plays %d blocks from %s (hash %016" PRIx64 ", tuner v%d)%s%s", player.schedule().num_blocks,
-      path, player.schedule().checksum, communicator.abi_version,
+  say(communicator, NCCL_LOG_INFO, "plays %d blocks from %s (hash %016" PRIx64 ", tuner v%d)%s%s",
+      player.schedule().num_blocks, path, player.schedule().checksum, communicator.abi_version,
       player.reports() ? ", reports to " : "", player.reports() ? report : "");
   return context;
 }

@@ -2,9 +2,9 @@
 //
 // Here, and in nccl/tuner_abi.h, NCCL's own names are used. Every function returns ncclSuccess
 // whatever happens: any other value fails the collective or the communicator. There are two
-// exceptions: `init` in sweep mode, which means to fail a benchmark that could only hang or mislead,
-// and getCollInfo after the ranks' agreement broke down in the middle of a switch, where going on
-// could hang the job (agreement/rules.h).
+// exceptions: `init` in sweep mode, which means to fail a benchmark that could only hang or
+// mislead, and getCollInfo after the ranks' agreement broke down in the middle of a switch, where
+// going on could hang the job (agreement/rules.h).
 #include "nccl/tuner_abi.h"
 #include "tuner.h"
 

@@ -81,7 +81,7 @@ class Profiler {
   EventMask* mask_ = nullptr;
   std::uint32_t sample_ppm_ = 0;
   std::uint64_t period_ = 0;
-  std::uint32_t probe_epoch_ = 0;  // 0: no probe holds the mask
+  std::uint32_t probe_epoch_ = 0;                       // 0: no probe holds the mask
   std::atomic<std::uint64_t> latest_[kNumCollectives];  // sequence numbers
   Bursts bursts_[kNumCollectives];
   std::atomic<Describe> describe_{nullptr};

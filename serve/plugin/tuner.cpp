@@ -112,6 +112,12 @@ void Context::speak() noexcept {
   logger_(NCCL_LOG_INFO, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__, "%s", line);
 }
 
+void Context::speak_last() noexcept {
+  char line[kLineBytes];
+  if (logger_ == nullptr || !agreement_->take_note(line)) return;
+  logger_(NCCL_LOG_INFO, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__, "%s", line);
+}
+
 void Context::retire(Context* context) noexcept {
   if (context == nullptr) return;
   Clock* clock = context->clock_;
@@ -123,6 +129,7 @@ void Context::retire(Context* context) noexcept {
     Profiler* profiler = agreement->profiler.exchange(nullptr, std::memory_order_acq_rel);
     const bool is_left = profiler == nullptr || profiler->set_describe(nullptr, nullptr);
     context->speak();
+    context->speak_last();
     if (!in_forked_child()) leave_service(agreement);
     if (is_empty && is_left) agreement->let_go();
   }

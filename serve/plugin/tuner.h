@@ -78,13 +78,14 @@ class Context {
   /// What a call does at the gate: true to look into the table.
   bool pass_gate(ncclResult_t* result) noexcept;
   void speak() noexcept;
+  void speak_last() noexcept;
 
   Agreement* agreement_ = nullptr;  // null in sweep mode
   Clock* clock_ = nullptr;          // of the agreement, or one's own
   bool owns_clock_ = false;
-  bool sets_chunks_ = false;        // tuner v6
+  bool sets_chunks_ = false;  // tuner v6
   ChunkTurn chunks_;
-  Player player_;                   // loaded in sweep mode only
+  Player player_;  // loaded in sweep mode only
   std::int32_t num_nodes_ = 1;
   ncclDebugLogger_t logger_ = nullptr;
 };

@@ -88,9 +88,25 @@ void Agreement::say(const char* format, ...) noexcept {
     va_start(arguments, format);
     std::vsnprintf(line_, sizeof line_, format, arguments);
     va_end(arguments);
+    note_[0] = '\0';
     has_line_.store(true, std::memory_order_release);
   }
   clock_.call_in();
+}
+
+void Agreement::note(const char* format, ...) noexcept {
+  const Lock lock(&line_mutex_);
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(note_, sizeof note_, format, arguments);
+  va_end(arguments);
+}
+
+bool Agreement::take_note(char (&line)[kLineBytes]) noexcept {
+  const Lock lock(&line_mutex_);
+  std::memcpy(line, note_, sizeof line);
+  note_[0] = '\0';
+  return line[0] != '\0';
 }
 
 bool Agreement::take_line(char (&line)[kLineBytes]) noexcept {
@@ -120,7 +136,12 @@ void Agreement::begin(const Outlet& outlet, std::uint64_t now_ns) noexcept {
     whole = leader_ != nullptr && guard_ != nullptr;
   }
   if (!whole) return end("memory is short");
-  if (!is_leader()) return;
+  if (!is_leader()) {
+    return note(
+        "DYNAMICCL: %d ranks on %d nodes: NCCL's own choice stood: nothing was agreed with "
+        "rank 0 by the end",
+        place_.num_ranks, place_.num_nodes);
+  }
   char path[4200];
   std::snprintf(path, sizeof path, "%s/plugin.index",
                 settings_->artifact != nullptr ? settings_->artifact : "");
@@ -136,6 +157,14 @@ void Agreement::begin(const Outlet& outlet, std::uint64_t now_ns) noexcept {
   hello.body = reinterpret_cast<const std::uint8_t*>(identity_);
   hello.body_bytes = static_cast<std::uint32_t>(std::strlen(identity_));
   leader_->receive(0, hello, now_ns);
+  note_missing();
+}
+
+/// The first rank that has not come, should it never.
+void Agreement::note_missing() noexcept {
+  if (leader_->state() != Leader::State::kGathering) return;
+  note("DYNAMICCL: %d ranks on %d nodes: NCCL's own choice stood: rank %d did not take part",
+       place_.num_ranks, place_.num_nodes, leader_->first_missing());
 }
 
 bool Agreement::propose(const std::uint8_t* table, std::size_t bytes) noexcept {
@@ -147,8 +176,8 @@ bool Agreement::propose(const std::uint8_t* table, std::size_t bytes) noexcept {
   }
   const bool is_first = leader_->committed() == 0;
   const std::uint64_t at = is_first ? settings_->activate_at : Clock::kNever;
-  const bool taken = (bytes == 0 || guard_->withdraw_from(copy, bytes)) &&
-                     leader_->propose(copy, bytes, 0, at);
+  const bool taken =
+      (bytes == 0 || guard_->withdraw_from(copy, bytes)) && leader_->propose(copy, bytes, 0, at);
   if (taken) {
     std::free(current_);
     current_ = copy;
@@ -193,6 +222,7 @@ void Agreement::receive(std::int32_t from_rank, const Message& message,
     }
   } else {
     leader_->receive(from_rank, message, now_ns);
+    if (message.kind == MessageKind::kHello) note_missing();
   }
   note_decision();
   announce(now_ns);
@@ -311,16 +341,26 @@ std::size_t Agreement::copy_current(std::uint8_t* table) const noexcept {
 std::uint64_t Agreement::metric(int index) const noexcept {
   const bool leads = leader_ != nullptr && guard_ != nullptr;
   switch (index) {
-    case 0: return clock_.calls();
-    case 1: return clock_.table_number();
-    case 2: return ended_ ? 1 : 0;
-    case 3: return off_ ? 1 : 0;
-    case 4: return clock_.is_waiting() ? 1 : 0;
-    case 5: return clock_.is_broken() ? 1 : 0;
-    case 6: return leads ? leader_->committed() : 0;
-    case 7: return leads ? guard_->complete() : 0;
-    case 8: return leads ? static_cast<std::uint64_t>(guard_->num_withdrawn()) : 0;
-    default: return 0;
+    case 0:
+      return clock_.calls();
+    case 1:
+      return clock_.table_number();
+    case 2:
+      return ended_ ? 1 : 0;
+    case 3:
+      return off_ ? 1 : 0;
+    case 4:
+      return clock_.is_waiting() ? 1 : 0;
+    case 5:
+      return clock_.is_broken() ? 1 : 0;
+    case 6:
+      return leads ? leader_->committed() : 0;
+    case 7:
+      return leads ? guard_->complete() : 0;
+    case 8:
+      return leads ? static_cast<std::uint64_t>(guard_->num_withdrawn()) : 0;
+    default:
+      return 0;
   }
 }
 

@@ -51,6 +51,9 @@ class Agreement {
   /// Leave a line for NCCL's logger: the next call, or finalize, says it, since NCCL's logger makes
   /// CUDA calls that the agreement's thread must not make.
   __attribute__((format(printf, 2, 3))) void say(const char* format, ...) noexcept;
+  /// What finalize is to say should nothing have come of the agreement by then.
+  __attribute__((format(printf, 2, 3))) void note(const char* format, ...) noexcept;
+  bool take_note(char (&line)[kLineBytes]) noexcept;
   /// The line that waits, once. Called by the communicator's threads.
   bool take_line(char (&line)[kLineBytes]) noexcept;
 
@@ -86,8 +89,8 @@ class Agreement {
 
   /// Complete a record of this communicator; on the thread of its call.
   void describe(CallRecord* record) const noexcept;
-  /// Adaptive mode, a leader's: whether to ask the brain now; and what it said (`reason`: it failed;
-  /// no bytes: keep the table).
+  /// Adaptive mode, a leader's: whether to ask the brain now; and what it said (`reason`: it
+  /// failed; no bytes: keep the table).
   bool brain_is_due(std::uint64_t now_ns) noexcept;
   void brain_answered(const char* reason, const std::uint8_t* table, std::size_t bytes) noexcept;
   /// The table that was put last, into room for kMaxFileBytes.
@@ -97,14 +100,14 @@ class Agreement {
 
   // The service's own, kept here for it.
   Agreement* next = nullptr;
-  Connection** by_rank = nullptr;             // [num_ranks]
+  Connection** by_rank = nullptr;                  // [num_ranks]
   char (*addresses)[kAddressTextBytes] = nullptr;  // [num_ranks], with a coordinator
-  int listener = -1;                          // local sockets
+  int listener = -1;                               // local sockets
   bool has_address_of_leader = false;
   std::uint64_t connect_at_ns = 0;
   std::uint64_t connect_pause_ns = 0;
   bool begun = false;
-  bool is_watched = false;  // its times are sent
+  bool is_watched = false;           // its times are sent
   std::atomic<bool> closing{false};  // the communicator is gone
   std::uint64_t linger_until_ns = 0;
   std::uint64_t ask_off_at_ns = 0;
@@ -114,6 +117,7 @@ class Agreement {
   void announce(std::uint64_t now_ns) noexcept;
   void probe(std::uint64_t now_ns) noexcept;
   void note_decision() noexcept;
+  void note_missing() noexcept;
 
   std::atomic<std::int32_t> holders_{1};
   const Member::Place place_;
@@ -123,6 +127,7 @@ class Agreement {
 
   Mutex line_mutex_;
   char line_[kLineBytes] = "";
+  char note_[kLineBytes] = "";
   std::atomic<bool> has_line_{false};
 
   Member* member_ = nullptr;

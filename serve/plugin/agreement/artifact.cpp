@@ -72,7 +72,10 @@ const char* Artifact::read(const Settings& settings, const Member::Place& place)
   has_hash_ = true;
   const char* system = index->find_system(own_fingerprint());
   if (system == nullptr) {
-    return "the artifact does not know this machine; see 'dynamiccl-deploy bind'";
+    std::snprintf(problem_, sizeof problem_,
+                  "the artifact does not know this machine, %s; see 'dynamiccl-deploy bind'",
+                  own_fingerprint());
+    return problem_;
   }
   std::snprintf(system_, sizeof system_, "%s", system);
   if (settings.system != nullptr && std::strcmp(settings.system, system_) != 0) {
@@ -119,8 +122,8 @@ const char* Artifact::read(const Settings& settings, const Member::Place& place)
   return reason;
 }
 
-void Artifact::write_identity(const Settings& settings, const Member::Place& place,
-                              const char* who, char (&text)[kIdentityBytes]) const noexcept {
+void Artifact::write_identity(const Settings& settings, const Member::Place& place, const char* who,
+                              char (&text)[kIdentityBytes]) const noexcept {
   char hash[2 * kDigestBytes + 1] = "none", table[2 * kDigestBytes + 1] = "none";
   if (has_hash_) to_hex(hash_, kDigestBytes, hash);
   if (has_table_) to_hex(table_hash_, kDigestBytes, table);

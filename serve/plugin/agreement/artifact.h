@@ -40,7 +40,7 @@ class Artifact {
  private:
   const char* read(const Settings& settings, const Member::Place& place) noexcept;
 
-  char problem_[200] = "";
+  char problem_[320] = "";
   char system_[128] = "";
   std::uint8_t hash_[kDigestBytes] = {};
   std::uint8_t table_hash_[kDigestBytes] = {};

@@ -115,7 +115,9 @@ bool Clock::hash_after(std::uint64_t calls, std::uint64_t* hash) const noexcept 
 
 bool Clock::vote(std::uint64_t span, std::uint64_t fixed, std::uint64_t* call) noexcept {
   const Lock lock(&mutex_);
-  if (is_closed_.load(std::memory_order_relaxed) || failed_ || voted_ || staged_ != nullptr || back_at_ != kNever) return false;
+  if (is_closed_.load(std::memory_order_relaxed) || failed_ || voted_ || staged_ != nullptr ||
+      back_at_ != kNever)
+    return false;
   if (broken_.load(std::memory_order_relaxed) || hold_expired_.load(std::memory_order_relaxed)) {
     return false;
   }

@@ -29,8 +29,8 @@ Sample read_sample(const std::uint8_t* bytes) noexcept;
 
 class Guard {
  public:
-  static constexpr int kKept = 32;    // times of a task, of each kind
-  static constexpr int kNeeded = 8;   // before they are judged
+  static constexpr int kKept = 32;   // times of a task, of each kind
+  static constexpr int kNeeded = 8;  // before they are judged
   static constexpr int kTasks = 1024;
 
   static Guard* create(std::int32_t num_ranks) noexcept;

@@ -72,6 +72,12 @@ std::int32_t Leader::num_here() const noexcept {
       std::count_if(ranks_, ranks_ + place_.num_ranks, [](const Rank& rank) { return rank.here; }));
 }
 
+std::int32_t Leader::first_missing() const noexcept {
+  std::int32_t rank = 0;
+  while (rank < place_.num_ranks && ranks_[rank].here) ++rank;
+  return rank;
+}
+
 bool Leader::all_answered() const noexcept {
   return std::all_of(ranks_, ranks_ + place_.num_ranks,
                      [](const Rank& rank) { return rank.answered; });
@@ -230,9 +236,7 @@ void Leader::tick(std::uint64_t now_ns) noexcept {
   measure_rate(now_ns);
   const std::uint64_t in_phase_ns = now_ns - phase_since_ns_;
   if (state_ == State::kGathering && in_phase_ns >= timing_.gather_ns) {
-    std::int32_t missing = 0;
-    while (missing < place_.num_ranks && ranks_[missing].here) ++missing;
-    note("rank %d did not take part (%d of %d did)", missing, num_here(), place_.num_ranks);
+    note("rank %d did not take part (%d of %d did)", first_missing(), num_here(), place_.num_ranks);
     for_good_ = true;
     return end(now_ns);
   }

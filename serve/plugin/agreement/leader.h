@@ -40,6 +40,8 @@ class Leader {
   const char* reason() const noexcept { return reason_; }
   std::uint64_t due_ns() const noexcept { return due_ns_; }
   std::int32_t num_here() const noexcept;
+  /// The lowest rank that has not come; num_ranks when all have.
+  std::int32_t first_missing() const noexcept;
 
  private:
   friend struct Inspect;

@@ -20,8 +20,10 @@ struct Name {
   const char* text;
 };
 
-constexpr Name kModes[] = {{Mode::kTable, "table"},       {Mode::kTableStatic, "table-static"},
-                           {Mode::kObserve, "observe"},   {Mode::kAdaptive, "adaptive"},
+constexpr Name kModes[] = {{Mode::kTable, "table"},
+                           {Mode::kTableStatic, "table-static"},
+                           {Mode::kObserve, "observe"},
+                           {Mode::kAdaptive, "adaptive"},
                            {Mode::kSweep, "sweep"}};
 
 char* copy(const char* text) noexcept {

@@ -30,10 +30,9 @@ Job find_job() noexcept {
                                            "PMI_SIZE"};
   static constexpr const char* kRestarts[] = {"DYNAMICCL_RESTART", "TORCHELASTIC_RESTART_COUNT",
                                               "SLURM_RESTART_COUNT"};
-  static constexpr const char* kNames[] = {"SLURM_JOB_ID",   "SLURM_STEP_ID",
-                                           "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid",
-                                           "PMI_JOBID",      "TORCHELASTIC_RUN_ID",
-                                           "MASTER_ADDR",    "MASTER_PORT"};
+  static constexpr const char* kNames[] = {
+      "SLURM_JOB_ID", "SLURM_STEP_ID",       "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid",
+      "PMI_JOBID",    "TORCHELASTIC_RUN_ID", "MASTER_ADDR",    "MASTER_PORT"};
   Job job = {0, 0, small_number(first_of(kRanks), -1), small_number(first_of(kSizes), 0)};
   job.restart = static_cast<std::uint32_t>(small_number(first_of(kRestarts), 0));
   const auto mix = [&job](const char* text) {

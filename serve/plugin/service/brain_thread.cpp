@@ -64,8 +64,7 @@ void think(Question* question) noexcept {
   if (brain == nullptr) return;
   const dynamiccl_brain_config config = {
       agreement.settings().artifact, agreement.artifact()->system(),
-      agreement.settings().brain_socket, agreement.place().num_nodes,
-      agreement.place().num_ranks};
+      agreement.settings().brain_socket, agreement.place().num_nodes, agreement.place().num_ranks};
   if (!brain->is_open() && !brain->open(config, question->reason, sizeof question->reason)) return;
   const dynamiccl_history history = {question->tasks, question->num_tasks,
                                      question->table_bytes > 0 ? question->table : nullptr,

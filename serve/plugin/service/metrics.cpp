@@ -81,8 +81,7 @@ void Metrics::write(const Agreement* agreements, std::uint64_t now_ns) noexcept 
   {
     const File file(new_path_, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
     if (!file.is_open()) return;
-    if (::write(file.descriptor(), page.text, page.length) !=
-        static_cast<ssize_t>(page.length)) {
+    if (::write(file.descriptor(), page.text, page.length) != static_cast<ssize_t>(page.length)) {
       return;
     }
   }

@@ -178,10 +178,9 @@ void Network::accept_from(const Listener& listener, std::uint64_t now_ns) noexce
     socklen_t size = sizeof own;
     const bool is_local = getsockname(made, reinterpret_cast<sockaddr*>(&own), &size) == 0 &&
                           own.ss_family == AF_UNIX;
-    const auto strangers =
-        std::count_if(connections_, connections_ + num_connections_, [](const Connection* each) {
-          return !each->is_client && !each->session.established();
-        });
+    const auto strangers = std::count_if(
+        connections_, connections_ + num_connections_,
+        [](const Connection* each) { return !each->is_client && !each->session.established(); });
     if (strangers >= kMostStrangers || (is_local && !peer_is_trusted(made))) {
       ::close(made);
       continue;
@@ -233,7 +232,8 @@ bool Network::flush(Connection* connection) noexcept {
 bool Network::send(Connection* connection, const Message& message) noexcept {
   if (connection->descriptor < 0 || !connection->session.seal(message)) return false;
   if (!flush(connection)) {
-    // Its end is found at the next run(), which tells it: the sender may be in the middle of a loop.
+    // Its end is found at the next run(), which tells it: the sender may be in the middle of a
+    // loop.
     shutdown(connection->descriptor, SHUT_RDWR);
     return false;
   }
@@ -301,7 +301,8 @@ void Network::run(std::uint64_t timeout_ns) noexcept {
     polled_[count++] = {connection->descriptor,
                         static_cast<short>(writes ? POLLIN | POLLOUT : POLLIN), 0};
   }
-  const std::uint64_t timeout_ms = std::min<std::uint64_t>((timeout_ns + 999'999) / 1'000'000, 60'000);
+  const std::uint64_t timeout_ms =
+      std::min<std::uint64_t>((timeout_ns + 999'999) / 1'000'000, 60'000);
   if (poll(polled_, static_cast<nfds_t>(count), static_cast<int>(timeout_ms)) <= 0) return;
   std::uint64_t drained;
   if (polled_[0].revents != 0 && read(wake_, &drained, sizeof drained) < 0) drained = 0;

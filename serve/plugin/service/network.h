@@ -22,9 +22,9 @@ struct Connection {
   bool was_established = false;
   std::uint64_t since_ns = 0;
   Session session;
-  Agreement* owner = nullptr;    // null: not said yet, or the directory's
-  std::int32_t peer_rank = -1;   // in the owner's communicator
-  bool is_directory = false;     // to or from the directory
+  Agreement* owner = nullptr;   // null: not said yet, or the directory's
+  std::int32_t peer_rank = -1;  // in the owner's communicator
+  bool is_directory = false;    // to or from the directory
 };
 
 /// A socket that accepts.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include "agreement/guard.h"
 #include "platform/threads.h"
@@ -72,10 +73,23 @@ class Service {
   std::uint64_t send_samples_at_ns_ = 0;
 };
 
-Service g_service;
+/// Never destroyed: the thread runs on while the process ends.
+alignas(Service) unsigned char g_memory[sizeof(Service)];
+std::atomic<Service*> g_service{nullptr};
+Mutex g_service_mutex;
+
+Service* the_service() noexcept { return g_service.load(std::memory_order_acquire); }
+
+Service* need_service() noexcept {
+  const Lock lock(&g_service_mutex);
+  if (the_service() == nullptr) {
+    g_service.store(new (g_memory) Service, std::memory_order_release);
+  }
+  return the_service();
+}
 
 void* run_service(void*) {
-  g_service.loop();
+  the_service()->loop();
   return nullptr;
 }
 
@@ -130,15 +144,15 @@ void Service::send(void* user, std::int32_t to_rank, const Message& message) {
     *note = {nullptr, agreement, to_rank, message};
     note->message.body = reinterpret_cast<std::uint8_t*>(note + 1);
     if (message.body_bytes > 0) std::memcpy(note + 1, message.body, message.body_bytes);
-    *g_service.notes_end_ = note;
-    g_service.notes_end_ = &note->next;
+    *the_service()->notes_end_ = note;
+    the_service()->notes_end_ = &note->next;
     return;
   }
   Connection* connection = agreement->by_rank[to_rank];
   if (connection == nullptr) {
-    g_service.transport_.connect(agreement, to_rank, monotonic_ns());
+    the_service()->transport_.connect(agreement, to_rank, monotonic_ns());
   } else if (connection->session.established()) {
-    g_service.network_.send(connection, message);
+    the_service()->network_.send(connection, message);
   }
 }
 
@@ -199,8 +213,8 @@ void Service::message(void* user, Connection* connection, const Message& message
     }
     Message hello = message;
     hello.body_bytes = static_cast<std::uint32_t>(zero - text);
-    const bool were_all =
-        agreement->leader() != nullptr && agreement->leader()->num_here() == agreement->place().num_ranks;
+    const bool were_all = agreement->leader() != nullptr &&
+                          agreement->leader()->num_here() == agreement->place().num_ranks;
     agreement->receive(connection->peer_rank, hello, monotonic_ns());
     if (agreement->leader() != nullptr && !were_all) service->tell_peers(agreement);
   } else if (message.kind == MessageKind::kPeers) {
@@ -275,7 +289,8 @@ void Service::bury() noexcept {
   while (*link != nullptr) {
     Agreement* agreement = *link;
     // In table-static mode a communicator is left alone once all is agreed.
-    const bool is_done = agreement->settings().mode == Mode::kTableStatic && agreement->is_settled();
+    const bool is_done =
+        agreement->settings().mode == Mode::kTableStatic && agreement->is_settled();
     const bool is_closing = is_done || agreement->closing.load(std::memory_order_acquire);
     if (is_closing && agreement->linger_until_ns == 0) {
       agreement->linger_until_ns = now_ns + (agreement->is_settled() ? kLingerNs / 10 : kLingerNs);
@@ -366,12 +381,14 @@ void Service::loop() noexcept {
 }  // namespace
 
 bool join_service(Agreement* agreement, const char** reason) noexcept {
-  *reason = g_service.join(agreement);
+  *reason = need_service()->join(agreement);
   return *reason == nullptr;
 }
 
-void leave_service(Agreement* agreement) noexcept { g_service.leave(agreement); }
+void leave_service(Agreement* agreement) noexcept { the_service()->leave(agreement); }
 
-void wake_service() noexcept { g_service.wake(); }
+void wake_service() noexcept {
+  if (the_service() != nullptr) the_service()->wake();
+}
 
 }  // namespace dynamiccl

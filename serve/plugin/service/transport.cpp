@@ -60,9 +60,12 @@ const char* Transport::start_local(const Settings& settings, const Job& job) noe
   if (const char* reason = make_own_directory(settings.run_dir)) return reason;
   const int length = std::snprintf(run_dir_, sizeof run_dir_, "%s/%016" PRIx64 "-%u",
                                    settings.run_dir, job.id, job.restart);
-  // A socket's path has room for 107 bytes.
-  if (length < 0 || length > 80) return "DYNAMICCL_RUN_DIR is too long for the path of a socket";
-  return make_own_directory(run_dir_);
+  if (length < 0 || static_cast<std::size_t>(length) >= sizeof run_dir_) {
+    return "DYNAMICCL_RUN_DIR is too long";
+  }
+  if (const char* reason = make_own_directory(run_dir_)) return reason;
+  return run_directory_.open_directory(run_dir_) == nullptr ? nullptr
+                                                            : "DYNAMICCL_RUN_DIR cannot be opened";
 }
 
 const char* Transport::start_tcp(const Settings& settings, const Job& job) noexcept {
@@ -93,16 +96,18 @@ const char* Transport::start_tcp(const Settings& settings, const Job& job) noexc
 
 bool Transport::path_of(const Agreement& agreement, std::int32_t rank,
                         Address* address) const noexcept {
-  char path[128];
-  std::snprintf(path, sizeof path, "%s/%016" PRIx64 "-%d", run_dir_, agreement.place().comm_id,
-                rank);
+  // The path of a socket has room for 107 bytes, and directories can have long names.
+  char path[100];
+  std::snprintf(path, sizeof path, "/proc/self/fd/%d/%016" PRIx64 "-%d",
+                run_directory_.descriptor(), agreement.place().comm_id, rank);
   return local_address(path, address);
 }
 
 const char* Transport::open(Agreement* agreement) noexcept {
   if (has_coordinator_) return nullptr;
   Address address;
-  if (!path_of(*agreement, agreement->place().rank, &address)) return "its socket's path is too long";
+  if (!path_of(*agreement, agreement->place().rank, &address))
+    return "its socket's path is too long";
   const auto* path = reinterpret_cast<const char*>(&address.storage) + sizeof(sa_family_t);
   unlink(path);  // of a process that was killed: nobody else has this rank
   return network_->listen(&address, false, &agreement->listener);
@@ -174,7 +179,8 @@ std::uint64_t Transport::tick(Agreement* agreements, std::uint64_t now_ns) noexc
     }
     if (now_ns >= each->connect_at_ns) {
       // Both end when the connection is established, or else is closed.
-      each->connect_pause_ns = std::clamp(2 * each->connect_pause_ns, kFirstPauseNs, kLongestPauseNs);
+      each->connect_pause_ns =
+          std::clamp(2 * each->connect_pause_ns, kFirstPauseNs, kLongestPauseNs);
       each->connect_at_ns = now_ns + each->connect_pause_ns;
       connect(each, 0, now_ns);
     }

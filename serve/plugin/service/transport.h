@@ -1,5 +1,5 @@
-// How the ranks of a communicator reach each other: over local sockets, whose paths follow from job,
-// communicator and rank; or over TCP, through the directory of world rank 0.
+// How the ranks of a communicator reach each other: over local sockets, whose paths follow from
+// job, communicator and rank; or over TCP, through the directory of world rank 0.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include "identity/job.h"
 #include "service/directory.h"
 #include "service/network.h"
+#include "trusted/file.h"
 
 namespace dynamiccl {
 
@@ -44,7 +45,8 @@ class Transport {
   Network* network_ = nullptr;
   bool has_coordinator_ = false;
   bool runs_directory_ = false;
-  char run_dir_[96] = "";
+  char run_dir_[4096] = "";
+  TrustedFile run_directory_;  // the same, open
   Address coordinator_ = {};
   Address own_ = {};
   char own_text_[kAddressTextBytes] = "";

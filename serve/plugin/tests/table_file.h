@@ -99,8 +99,8 @@ class ArtifactDirectory {
     std::string text = "dynamiccl-index\t1\nartifact\t" + std::string(64, '0') + "\n";
     text += "system\ttest\t" + std::string(fingerprint) + "\n";
     for (const auto& [shape, hash] : tables_) {
-      text += "table\ttest\t" + std::to_string(shape.first) + "\t" +
-              std::to_string(shape.second) + "\t" + hash + "\n";
+      text += "table\ttest\t" + std::to_string(shape.first) + "\t" + std::to_string(shape.second) +
+              "\t" + hash + "\n";
     }
     const Bytes bytes(text.begin(), text.end());
     store(root_ + "/plugin.index", bytes);

@@ -104,7 +104,8 @@ void another_table(const Library& library, const ArtifactDirectory& artifact) {
   artifact.write(1, 8, table_of(1, 8, kGood));
   const Bytes other = table_of(1, 8, {kTree, kLL, 2, 1, 0});
   std::ofstream(artifact.path(1, 8), std::ios::binary)
-      .write(reinterpret_cast<const char*>(other.data()), static_cast<std::streamsize>(other.size()));
+      .write(reinterpret_cast<const char*>(other.data()),
+             static_cast<std::streamsize>(other.size()));
   CHECK(abstains(library, "is not the one that plugin.index names"));
 }
 

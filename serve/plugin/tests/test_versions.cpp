@@ -235,8 +235,7 @@ void modes(const Library& library, const ArtifactDirectory& artifact) {
     CHECK(library.init(version, 8, 1) == nullptr && t_init_result == ncclSuccess);
     CHECK(t_lines.size() == 1);
     CHECK(t_lines[0].find("DYNAMICCL_MODE is 'Sweep'; choose from table, table-static, "
-                          "observe, adaptive, sweep") !=
-          std::string::npos);
+                          "observe, adaptive, sweep") != std::string::npos);
     unsetenv("DYNAMICCL_MODE");
   }
 }
