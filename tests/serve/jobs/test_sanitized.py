@@ -18,6 +18,7 @@ SCENARIOS: dict[str, tuple[tuple[str, ...], dict[str, object]]] = {
     "plain": ((), {}),
     "come-and-go": ((), {"lifetime": 50}),
     "no-destroy": ((), {"destroy": 0}),
+    "at-once": ((), {"create_at_once": 1, "comms": 8}),
     "kernel-events": ((), {"kernel_drop": 10, "kernel_duplicate": 10, "kernel_delay_us": 500}),
     "graphs": (at(100, "capture=5,20", rank="all"), {}),
     "simulate": (at(100, "simulate=5", rank=1), {}),
