@@ -1,8 +1,8 @@
 // NCCL's profiler ABI, versions 4 to 6, declared by us from NVIDIA/nccl's published interface.
 //
 // One plugin exports all three structs; NCCL takes the newest that it knows
-// (`src/plugin/profiler.cc`): v4 in 2.27, v5 in 2.28, v6 from 2.29. Older versions carry no GPU time
-// stamps. Only layout and meaning of what we read are stated here, with NCCL's own spelling.
+// (`src/plugin/profiler.cc`): v4 in 2.27, v5 in 2.28, v6 from 2.29. Older versions carry no GPU
+// time stamps. Only layout and meaning of what we read are stated here, with NCCL's own spelling.
 #pragma once
 
 #include <cstddef>
