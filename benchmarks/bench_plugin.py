@@ -5,7 +5,9 @@
 A full table (every size bin, five collectives, all kinds of decisions) is asked random questions by
 a C++ program, in batches of 64; p50 and p99 are over 20,000 batches of the mean time of a call,
 since one call is as short as reading the clock. The baseline is the same function pointer with a
-communicator that abstains for good. Writes out/bench/plugin.json.
+communicator that abstains for good. Beside it, in the same run: an equivalent of NVIDIA's example
+tuner, which scans a list of rules and logs at each (bench_csv_scan.cpp says how). Writes
+out/bench/plugin.json.
 """
 
 import json
@@ -38,6 +40,15 @@ def full_table() -> DecisionTable:
     return DecisionTable.from_configs(rows, num_nodes=NUM_NODES, num_ranks=NUM_RANKS)
 
 
+def figures_of(command: list[str], environment: dict[str, str]) -> dict[str, float]:
+    """What a benchmark program printed."""
+    done = subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, check=True
+    )
+    figures: dict[str, float] = json.loads(done.stdout)
+    return figures
+
+
 def main() -> None:
     """Build, measure, write."""
     build_dir = build_plugin(Path("out/bench-plugin"), tests=True).parent
@@ -46,14 +57,9 @@ def main() -> None:
         path.parent.mkdir(parents=True)
         path.write_bytes(full_table().to_bytes())
         environment = {"DYNAMICCL_ARTIFACT": artifact, "DYNAMICCL_SYSTEM": SYSTEM}
-        done = subprocess.run(
-            [build_dir / "bench_plugin", build_dir / PLUGIN_NAME, str(NUM_RANKS), str(NUM_NODES)],
-            env=os.environ | environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    write_result("plugin", json.loads(done.stdout))
+        arguments = [str(build_dir / PLUGIN_NAME), str(NUM_RANKS), str(NUM_NODES)]
+        figures = figures_of([str(build_dir / "bench_plugin"), *arguments], environment)
+    write_result("plugin", figures | figures_of([str(build_dir / "bench_csv_scan")], {}))
 
 
 if __name__ == "__main__":

@@ -277,6 +277,25 @@ def test_communicators_come_and_go_while_they_agree(play_job: Player, four_ranks
             assert all(comm.generations_acted for comm in played.communicators)
 
 
+@pytest.mark.parametrize("release", ["2.26", "2.27", "2.28", "2.30"])
+def test_communicators_of_one_group_are_told_apart(
+    release: str, play_job: Player, four_ranks: Setting
+) -> None:
+    played = play_job(
+        environment=four_ranks.environment(),
+        ranks=4,
+        comms=9,
+        release=release,
+        create_at_once=1,
+        rate=1000,
+        calls=2000,
+    )
+    assert played.is_sound, played
+    if release in IDENTIFIED:
+        assert slots_acted(played) == set(range(9))
+        assert begins_by_abstaining(played)
+
+
 def test_sixteen_ranks_and_many_communicators(play_job: Player, tmp_path: Path) -> None:
     setting = make_setting(tmp_path, num_ranks=16)
     played = play_job(

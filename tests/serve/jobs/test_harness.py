@@ -208,6 +208,15 @@ def test_a_replay_has_events_only_with_host_nodes(
     assert missing == (0 if at_replay else 95)
 
 
+@pytest.mark.parametrize("release", ["2.27", "2.28"])
+def test_communicators_of_one_group_are_created_at_once(release: str, play_wilful: Player) -> None:
+    played = play_wilful(environment=ACTS, ranks=4, comms=8, create_at_once=1, release=release)
+    assert played.is_sound, played
+    assert len(played.communicators) == 14
+    log = played.ranks[0].log
+    assert sum("tuner v" in line for line in log) == sum("profiler v" in line for line in log) == 8
+
+
 def test_communicators_come_and_go(play_wilful: Player) -> None:
     played = play_wilful(environment=ACTS, ranks=4, comms=5, threads=3, lifetime=150)
     assert played.is_sound, played

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <linux/fs.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -86,12 +87,21 @@ class Job {
     if (child < 0) throw std::runtime_error("a rank cannot be started");
     if (child > 0) return child;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    enter_namespace(rank);
     set_environment(rank);
     std::vector<char*> arguments;
     for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
     arguments.push_back(nullptr);
     execv("/proc/self/exe", arguments.data());
     _exit(127);
+  }
+
+  /// In a child, before the program: without it the rank would be on the wrong side of a cut.
+  void enter_namespace(int rank) const {
+    const auto found = options_.namespaces.find(rank);
+    if (found == options_.namespaces.end()) return;
+    const int descriptor = open(found->second.c_str(), O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0 || setns(descriptor, CLONE_NEWNET) != 0) _exit(126);
   }
 
   void set_environment(int rank) const {

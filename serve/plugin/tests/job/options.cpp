@@ -94,6 +94,13 @@ const std::map<std::string, Setter>& setters() {
       {"deadline", [](Options* o, const std::string& v) { o->deadline_s = number(v); }},
       {"watchdog", [](Options* o, const std::string& v) { o->watchdog_s = number(v); }},
       {"survivors-go-on", [](Options* o, const std::string& v) { o->survivors_go_on = v != "0"; }},
+      {"create-at-once", [](Options* o, const std::string& v) { o->creates_at_once = v != "0"; }},
+      {"netns",
+       [](Options* o, const std::string& v) {
+         const std::vector<std::string> parts = split(v, ':', 2);
+         if (parts.size() != 2) refuse("--netns needs RANK:PATH");
+         o->namespaces[whole(parts[0])] = parts[1];
+       }},
       {"destroy", [](Options* o, const std::string& v) { o->destroys = v != "0"; }},
       {"kernel-delay-us", [](Options* o, const std::string& v) { o->kernel_delay_us = whole(v); }},
       {"kernel-drop", [](Options* o, const std::string& v) { o->kernel_drop_percent = whole(v); }},

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -47,11 +48,13 @@ struct Options {
   double deadline_s = 60;
   double watchdog_s = 1;  // after which a rank that waits for a lost one aborts the communicator
   bool survivors_go_on = false;
-  bool destroys = true;  // false: exits without ncclCommDestroy
+  bool creates_at_once = false;  // each communicator on a thread of its own, as in one group
+  bool destroys = true;          // false: exits without ncclCommDestroy
   int kernel_delay_us = 0, kernel_drop_percent = 0, kernel_duplicate_percent = 0;
   int slow_cell = -1;
   double slow_factor = 1.0;
   std::set<int> without_plugin, without_profiler;
+  std::map<int, std::string> namespaces;                 // path of the rank's network namespace
   std::vector<std::pair<int, std::string>> environment;  // rank or -1, NAME=VALUE or NAME
   std::vector<Action> actions;
 };

@@ -62,6 +62,22 @@ ProcessOptions process_options(const Options& options, int rank) {
   return chosen;
 }
 
+/// One after the other, or all of them at once, as ncclGroupEnd creates those of a group.
+void create_all(bool at_once, const std::vector<std::unique_ptr<Stream>>& streams) {
+  std::vector<std::thread> threads;
+  for (const auto& stream : streams) {
+    if (at_once) {
+      threads.emplace_back([&stream] {
+        adopt_thread();
+        stream->create();
+      });
+    } else {
+      stream->create();
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 void play(const Options& options, std::vector<std::unique_ptr<Stream>>* streams) {
   std::atomic<bool> finished{false};
   std::thread watchdog([&] {
@@ -70,7 +86,7 @@ void play(const Options& options, std::vector<std::unique_ptr<Stream>>* streams)
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
   });
-  for (const auto& stream : *streams) stream->create();
+  create_all(options.creates_at_once, *streams);
   std::vector<std::thread> threads;
   const auto num_threads = static_cast<std::size_t>(options.num_threads);
   for (std::size_t thread = 0; thread < num_threads; ++thread) {

@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <string>
@@ -62,17 +63,21 @@ struct Tuner {
   std::atomic<int> inside{0};
 };
 
-struct Profiler {
-  ncclDebugLogger_t logger = nullptr;
-  std::mutex mutex;
-  std::map<std::uint64_t, int> events;  // by type
-  int stopped = 0, kernels_stopped = 0;
-  std::map<std::thread::id, int> threads;
-};
+struct Profiler;
 
 /// What startEvent returns.
 struct Event {
   Profiler* profiler;
+};
+
+struct Profiler {
+  ncclDebugLogger_t logger = nullptr;
+  std::mutex mutex;
+  // To the end: NCCL still passes a handle as a parent after its event was stopped.
+  std::deque<Event> handles;
+  std::map<std::uint64_t, int> events;  // by type
+  int stopped = 0, kernels_stopped = 0;
+  std::map<std::thread::id, int> threads;
 };
 
 __attribute__((format(printf, 2, 3))) void say(ncclDebugLogger_t logger, const char* format, ...) {
@@ -199,12 +204,12 @@ ncclResult_t start(void* context, void** handle, Descriptor* descriptor) {
   const std::lock_guard<std::mutex> lock(profiler->mutex);
   ++profiler->events[descriptor->type];
   ++profiler->threads[std::this_thread::get_id()];
-  *handle = new Event{profiler};
+  profiler->handles.push_back({profiler});
+  *handle = &profiler->handles.back();
   return ncclSuccess;
 }
 
 ncclResult_t stop(void* handle) {
-  // Kept: NCCL still passes a handle as a parent after its event was stopped.
   auto* event = static_cast<Event*>(handle);
   const std::lock_guard<std::mutex> lock(event->profiler->mutex);
   ++event->profiler->stopped;

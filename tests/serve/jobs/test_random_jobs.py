@@ -1,0 +1,64 @@
+"""Jobs and faults drawn at random: nothing may split the ranks or hold them up."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.random import Generator
+
+from tests.serve.jobs.conftest import Player
+from tests.serve.jobs.play import at
+from tests.serve.jobs.setting import NCCL_CODES, Setting, make_setting
+
+pytestmark = pytest.mark.slow
+
+CALLS = 3000
+#: What may come at any call, to any rank.
+FAULTS = ("kill", "stop=0.7", "sleep=0.5", "abort=0", "abort=0.3", "fork", "swap")
+#: What makes the ranks' calls differ in number, or all of them count the same more.
+MISCOUNTS = ("simulate=3", "capture=7,9")
+
+
+def draw_actions(random: Generator, setting: Setting, num_ranks: int, num_slots: int) -> list[str]:
+    actions: list[str] = []
+    for _ in range(random.integers(0, 4)):
+        what = FAULTS[random.integers(len(FAULTS))]
+        if what == "swap":
+            what += f"={setting.artifact},{setting.other_artifact}"
+        rank = int(random.integers(num_ranks))
+        call = int(random.choice([0, 10, 50, 100, 300, 1000, 2000]) + random.integers(20))
+        actions += at(call, what, rank=rank, comm=int(random.integers(num_slots)))
+    if random.integers(2):
+        what = MISCOUNTS[random.integers(len(MISCOUNTS))]
+        actions += at(int(random.integers(CALLS)), what, rank="all")
+    return actions
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_random_job_never_splits(seed: int, play_job: Player, tmp_path: Path) -> None:
+    random = np.random.default_rng(seed)
+    num_nodes = int(random.choice([1, 1, 2]))
+    num_ranks = num_nodes * int(random.integers(2, 5))
+    num_slots = int(random.integers(1, 7))
+    setting = make_setting(tmp_path, num_ranks=num_ranks, num_nodes=num_nodes)
+    environment = setting.environment(coordinator=num_nodes > 1 or bool(random.integers(2)))
+    played = play_job(
+        *draw_actions(random, setting, num_ranks, num_slots),
+        environment=environment,
+        release=random.choice(list(NCCL_CODES)),
+        ranks=num_ranks,
+        nodes=num_nodes,
+        comms=num_slots,
+        threads=int(random.integers(1, 4)),
+        lifetime=int(random.choice([0, 0, 100, 1500])),
+        create_at_once=int(random.integers(2)),
+        run_ahead=int(random.choice([1, 16, 256])),
+        max_group=int(random.choice([1, 4, 8])),
+        jitter_us=int(random.choice([0, 50, 2000])),
+        rate=1500,
+        calls=CALLS,
+        seed=seed,
+        watchdog=1,
+    )
+    assert (played.disagreements, played.acted_unevenly, played.violations) == (0, 0, 0), played
+    assert (played.abnormal_exits, played.hit_deadline) == (0, False), played

@@ -1,0 +1,50 @@
+"""Whole jobs under the sanitizers, whose reports on stderr fail `play`."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dynamiccl.serve.build import PLUGIN_NAME, SANITIZERS
+from tests.serve.jobs.conftest import player_of
+from tests.serve.jobs.play import at, every
+from tests.serve.jobs.setting import Setting
+
+pytestmark = pytest.mark.slow
+
+#: Slow enough that ranks under a sanitizer keep up.
+JOB = {"ranks": 4, "rate": 500, "calls": 1500, "comms": 4, "threads": 2}
+SCENARIOS: dict[str, tuple[tuple[str, ...], dict[str, object]]] = {
+    "plain": ((), {}),
+    "come-and-go": ((), {"lifetime": 50}),
+    "no-destroy": ((), {"destroy": 0}),
+    "at-once": ((), {"create_at_once": 1, "comms": 8}),
+    "kernel-events": ((), {"kernel_drop": 10, "kernel_duplicate": 10, "kernel_delay_us": 500}),
+    "graphs": (at(100, "capture=5,20", rank="all"), {}),
+    "simulate": (at(100, "simulate=5", rank=1), {}),
+    "abort": (at(300, "abort=0", rank=1), {"watchdog": 0.2}),
+    "kill": (at(300, "kill", rank=1), {"watchdog": 0.2}),
+    "fork": (every(500, "fork", rank="all"), {}),
+}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("sanitize", [name for name in SANITIZERS if name])
+@pytest.mark.parametrize("plugin", [PLUGIN_NAME, "libwilful.so"])
+def test_a_job_is_clean(
+    plugin: str,
+    sanitize: str,
+    scenario: str,
+    build_dir: Callable[[str], Path],
+    four_ranks: Setting,
+) -> None:
+    actions, named = SCENARIOS[scenario]
+    play = player_of(build_dir(sanitize), plugin)
+    chosen = four_ranks.environment() | {
+        "DYNAMICCL_SAMPLE_PERCENT": "100",
+        "WILFUL_MASK": "66",
+        "WILFUL_ACT_FROM": "100",
+    }
+    played = play(*actions, environment=chosen, **(JOB | named))
+    assert (played.disagreements, played.violations, played.abnormal_exits) == (0, 0, 0), played
+    assert not played.hit_deadline, played
