@@ -235,6 +235,8 @@ void owners(const Folder& folder) {
     CHECK(says(opened(secret), "it may not be opened"));
     CHECK(exists_trusted(secret.c_str(), &why_not));  // root's, though we may not read it
     CHECK(says(check_trusted_socket(socket.c_str()), ""));
+    CHECK(says(file.open_directory(directory.c_str(), DirectoryUse::kParent),
+               "others may write to it"));  // sticky, but not root's
   }
   CHECK(seteuid(0) == 0);
 }
