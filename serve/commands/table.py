@@ -20,7 +20,7 @@ from dynamiccl.serve.nccl_csv import nccl_csv
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import bin_center_bytes
 
-_FORMATS: Final = ("json", "table", "nccl-csv")
+_FORMATS: Final = ("nccl-csv", "json", "table")
 
 
 def table_command(

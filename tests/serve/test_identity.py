@@ -27,17 +27,6 @@ def probe_fixture(plugin_path: Path) -> Path:
     return plugin_path.parent / PROBE_NAME
 
 
-@pytest.fixture(name="libnccl", scope="module")
-def libnccl_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that says that it is NCCL 2.28.9."""
-    folder = tmp_path_factory.mktemp("nccl")
-    source = folder / "nccl.c"
-    source.write_text("int ncclGetVersion(int *version) { *version = 22809; return 0; }\n")
-    library = folder / "libnccl.so.2"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    return library
-
-
 def run(probe: Path, root: Path, *arguments: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [probe, *map(str, arguments)],
