@@ -125,10 +125,10 @@ Profiler* Profiler::create(const ProfiledCommunicator& communicator) noexcept {
   Recorder::set_sampling(profiler->sample_ppm_, mode);
   const char* problem = Recorder::acquire();
   mask->begin();
-  for (int i = 0; i < kNumCollectives; ++i) {
-    // The call before number 0: with 100 % it is in a burst already.
-    profiler->bursts_[i].step(mask, ~std::uint64_t{0}, profiler->period_, profiler->sample_ppm_,
-                              false);
+  for (Bursts& bursts : profiler->bursts_) {
+    if (!Recorder::is_on()) break;
+    // As if the call before the first had started: with 100 % that one is in a burst.
+    bursts.step(mask, ~std::uint64_t{0}, profiler->period_, profiler->sample_ppm_, false);
   }
   join.profiler = profiler;
   offer_join(join);

@@ -71,6 +71,7 @@ class Context {
 
  private:
   friend struct Creation;
+  friend struct Inspect;  // the tests, which hold a call open
 
   Context() = default;
   ~Context();
