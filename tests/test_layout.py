@@ -148,7 +148,10 @@ def test_wheel_holds_the_parts_under_our_name_only(tmp_path: Path) -> None:
         "dynamiccl/collect/simulator/h100_ib_nccl2.27.5.csv",
         "dynamiccl/datasets/sample/b300_nvlink_allreduce.csv",
         "dynamiccl/evaluate/report.html.jinja",
+        "dynamiccl/serve/commands/doctor.py",
+        "dynamiccl/serve/launch/dynamiccl-run",
         "dynamiccl/serve/plugin/plugin.cpp",
+        "dynamiccl/serve/plugin/probe/dynamiccl_probe.cpp",
         "dynamiccl/serve/plugin/nccl/tuner_abi.h",
         "dynamiccl/py.typed",
     ):

@@ -31,6 +31,7 @@ from dynamiccl.serve.artifact import (
 )
 from dynamiccl.serve.decide import allowed, cold_tasks, table_supports
 from dynamiccl.serve.nccl_csv import nccl_csv
+from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import bin_center_bytes, bin_first_byte, size_bin
 from dynamiccl.train.policy import TorchPolicy
@@ -143,7 +144,8 @@ def test_table_that_the_policy_does_not_decide_is_refused(copied: Path) -> None:
         entries=entries,
     )
     (copied / TABLE).write_bytes(idle.to_bytes())
-    Manifest.read_unchecked(copied).write(copied)
+    manifest = Manifest.read_unchecked(copied).write(copied)
+    PluginIndex.of_artifact(copied, table_supports(manifest)).write(copied)
     with pytest.raises(ArtifactMismatch, match="not what policy"):
         verify_artifact(copied)
 
