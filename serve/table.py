@@ -131,7 +131,7 @@ class DecisionTable:
 
         Raises ValueError for rows of unequal length and for what NCCL cannot run.
         """
-        rows = [[_entry(config) for config in row] for row in configs]
+        rows = [[entry_of(config) for config in row] for row in configs]
         try:
             entries = np.array(rows, dtype=ENTRY)
         except OverflowError as error:
@@ -208,7 +208,8 @@ class DecisionTable:
         return hash(self.to_bytes())
 
 
-def _entry(config: Config | None) -> tuple[int, int, int, int, int]:
+def entry_of(config: Config | None) -> tuple[int, int, int, int, int]:
+    """The columns of ENTRY for one decision; None and ABSTAIN abstain."""
     if config is None or config == ABSTAIN:
         return (AUTO, AUTO, 0, 0, 0)
     return (

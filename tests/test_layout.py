@@ -31,7 +31,12 @@ ALLOWED = {
 COLLECT_USES = {"schema", "store", "rows", "provenance", "cells"}
 #: Heavy or optional packages, and the one part that imports each (modules for mlflow).
 OWNERS = {
-    "torch": {"train", "serve/torchscript.py", "collect/interference/gemm.py"},
+    "torch": {
+        "train",
+        "serve/brain_module.py",
+        "serve/torchscript.py",
+        "collect/interference/gemm.py",
+    },
     "d3rlpy": {"train"},
     "mlflow": {"train/tracking.py"},
     "pynvml": {"collect"},
