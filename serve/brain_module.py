@@ -125,6 +125,8 @@ class BrainModule(nn.Module):
     contexts: list[torch.Tensor]
     masks: list[torch.Tensor]
     entries: torch.Tensor
+    #: The facts of a call in order; the plugin compares them with its own list.
+    call_columns: list[str]
 
     def __init__(
         self, policy: nn.Module, configs: Sequence[Config], questions: Sequence[ColdQuestions]
@@ -136,7 +138,7 @@ class BrainModule(nn.Module):
         self.num_static = len(STATIC_FEATURES)
         self.num_history = len(HISTORY_FEATURES)
         self.window_length = WINDOW_LENGTH
-        self.call_columns = len(CALL_COLUMNS)
+        self.call_columns = list(CALL_COLUMNS)
         self.systems = [asked.support.system for asked in questions]
         self.shapes = [
             [
@@ -171,7 +173,7 @@ class BrainModule(nn.Module):
     def cold(self, shape: int) -> torch.Tensor:
         """All R entries of a shape's table (R, 5), as nothing but the job is known."""
         num_rows = self.contexts[shape].size(0)
-        size = [num_rows, self.window_length, self.call_columns]
+        size = [num_rows, self.window_length, len(self.call_columns)]
         return self.warm(shape, torch.arange(num_rows), torch.zeros(size, dtype=torch.float64))
 
     @torch.jit.export

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.datasets.features import WINDOW_LENGTH, Call, Float32Array, Observations
-from dynamiccl.errors import CorruptFile, MachineError
+from dynamiccl.errors import ArtifactMismatch, CorruptFile, MachineError
 from dynamiccl.serve.brain.history import BrainConfig, Task
 from dynamiccl.serve.table import ENTRY, DecisionTable
 
@@ -61,10 +61,14 @@ class ScriptedBrain:
 
     def __init__(self, path: Path) -> None:
         """Load it; raises as `ScriptedPolicy` does."""
+        self._path = path
         self._torch, self._module = _load(path)
 
     def decide(self, config: BrainConfig, tasks: Sequence[Task]) -> DecisionTable | None:
-        """The table for a history; None where the artifact has none for this shape."""
+        """The table for a history; None where the artifact has none for this shape.
+
+        Raises ArtifactMismatch when it decides what NCCL cannot run.
+        """
         torch = self._torch
         shape = self._module.find_shape(config.system, config.num_nodes, config.num_ranks)
         if shape < 0:
@@ -78,14 +82,19 @@ class ScriptedBrain:
                 calls = torch.from_numpy(raw_calls([t.calls for t in warm]))
                 columns[rows] = self._module.warm(shape, torch.from_numpy(rows), calls).numpy()
         entries = np.array([tuple(row) for row in columns], dtype=ENTRY)
-        return DecisionTable(
-            num_nodes=num_nodes,
-            num_ranks=num_ranks,
-            ranks_per_node=ranks_per_node,
-            first_bin=first_bin,
-            num_bins=num_bins,
-            entries=entries.reshape(-1, num_bins),
-        )
+        try:
+            return DecisionTable(
+                num_nodes=num_nodes,
+                num_ranks=num_ranks,
+                ranks_per_node=ranks_per_node,
+                first_bin=first_bin,
+                num_bins=num_bins,
+                entries=entries.reshape(-1, num_bins),
+            )
+        except ValueError as error:
+            raise ArtifactMismatch(
+                f"{self._path} decides what NCCL cannot run: {error}; export the artifact again"
+            ) from error
 
     def observe(self, windows: Sequence[Sequence[Call]]) -> tuple[Float32Array, Float32Array]:
         """Window (N, K, W) and history features (N, H), as its own feature code makes them."""
