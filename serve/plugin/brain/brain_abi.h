@@ -48,6 +48,7 @@ typedef struct {
 typedef struct {
   const char* artifact; /* its directory */
   const char* system;   /* as plugin.index names it */
+  const char* socket;   /* where a brain that is another process listens; null for any other */
   int32_t num_nodes;    /* NCCL's own nNodes */
   int32_t num_ranks;
 } dynamiccl_brain_config;

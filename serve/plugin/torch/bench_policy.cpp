@@ -75,8 +75,8 @@ int measure() {
   if (library == nullptr) return fail("dlopen", dlerror());
   using Get = const dynamiccl_brain* (*)(void);
   const dynamiccl_brain* brain = reinterpret_cast<Get>(dlsym(library, DYNAMICCL_BRAIN_SYMBOL))();
-  const dynamiccl_brain_config config = {g_arguments[2], g_arguments[3], std::atoi(g_arguments[4]),
-                                         std::atoi(g_arguments[5])};
+  const dynamiccl_brain_config config = {g_arguments[2], g_arguments[3], nullptr,
+                                         std::atoi(g_arguments[4]), std::atoi(g_arguments[5])};
   void* state = nullptr;
   if (brain->open(&config, &state, reason, sizeof reason) != 0) return fail("open", reason);
   const double open_ms = now_ms() - opening, after_mib = resident_mib();
