@@ -87,7 +87,6 @@ def write_artifact(directory: Path, bins: tuple[int, int]) -> None:
         torch.jit.script(LstmPolicy()).save(str(directory / "policy.pt"))
     questions = [ColdQuestions(support, bins[0], num_bins, context, mask)]
     write_brain(directory / "policy.pt", configs, questions, directory / BRAIN_NAME)
-    (directory / BRAIN_NAME).chmod(0o644)
 
 
 def measure(build_dir: Path, bins: tuple[int, int]) -> dict[str, float]:

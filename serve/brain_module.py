@@ -202,3 +202,5 @@ def write_brain(
         loaded: Any = torch.jit.load(str(policy), map_location="cpu")  # type: ignore[no-untyped-call]
         scripted: Any = torch.jit.script(BrainModule(loaded, configs, questions).eval())
         scripted.save(str(path))
+    # The plugin takes no file that somebody else can change.
+    path.chmod(path.stat().st_mode & ~0o022)

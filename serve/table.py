@@ -195,7 +195,11 @@ class DecisionTable:
 
     def lookup(self, collective: Collective, size_bytes: int) -> Config | None:
         """What NCCL is told for a call of `size_bytes` (NCCL's nBytes); None is to abstain."""
-        column = size_bin(size_bytes) - self.first_bin
+        return self.at(collective, size_bin(size_bytes))
+
+    def at(self, collective: Collective, index: int) -> Config | None:
+        """What NCCL is told for calls of size bin `index`; None is to abstain."""
+        column = index - self.first_bin
         if not collective.tunable or not 0 <= column < self.num_bins:
             return None
         entry = self.entries[collective, column]

@@ -21,15 +21,15 @@ from dynamiccl.serve.decide import cold_questions, table_supports
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import ScriptedBrain, ScriptedPolicy, raw_calls
 from tests.conftest import Trained
-from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, SIZES, make_artifact, task
+from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, SIZES, task
 
 
-@pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    return make_artifact(tmp_path_factory.mktemp("brain"))
+@pytest.fixture
+def artifact(small_artifact: Artifact) -> Artifact:
+    return small_artifact
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def brain(artifact: Artifact) -> ScriptedBrain:
     return ScriptedBrain(artifact.directory / "brain.pt")
 
