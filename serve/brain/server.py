@@ -33,6 +33,8 @@ from dynamiccl.serve.brain.protocol import (
 MAX_LEADERS: Final = 256
 #: Of sun_path, its zero included (man 7 unix).
 MAX_PATH_BYTES: Final = 108
+#: How long each policy that is deciding may still take when the server ends.
+_LAST_ANSWER_S: Final = 1.0
 #: struct ucred: pid, uid, gid.
 _CREDENTIALS: Final = struct.Struct("3i")
 
@@ -51,7 +53,7 @@ class BrainServer:
         self._make_brain = make_brain
         self._stopped = threading.Event()
         self._lock = threading.Lock()
-        self._connections: set[socket.socket] = set()
+        self._connections: dict[socket.socket, threading.Thread] = {}
         self._listener = _listen(path)
 
     def __enter__(self) -> Self:
@@ -65,8 +67,11 @@ class BrainServer:
     ) -> None:
         self.stop()
         with self._lock:
-            for connection in self._connections:
-                _shut_down(connection)
+            left = dict(self._connections)
+        for connection in left:
+            _shut_down(connection)
+        for thread in left.values():
+            thread.join(_LAST_ANSWER_S)
         self._listener.close()
         self.path.unlink(missing_ok=True)
 
@@ -98,9 +103,9 @@ class BrainServer:
         with self._lock:
             full = len(self._connections) >= MAX_LEADERS
             if uid == os.geteuid() and not full and not self._stopped.is_set():
-                self._connections.add(connection)
                 thread = threading.Thread(target=self._serve_leader, args=(connection, pid))
                 thread.daemon = True  # a policy that never returns must not keep us from ending
+                self._connections[connection] = thread
                 thread.start()
                 return
         connection.close()
@@ -121,7 +126,7 @@ class BrainServer:
             _log.exception("process %d: the policy could not be made", pid)
         finally:
             with self._lock:
-                self._connections.discard(connection)
+                del self._connections[connection]
             connection.close()
             _log.info("process %d: gone", pid)
 
