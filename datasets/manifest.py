@@ -29,8 +29,8 @@ from dynamiccl.errors import (
 FORMAT_VERSION: Final = 1
 MANIFEST_NAME: Final = "manifest.json"
 POLICY_NAME: Final = "policy.pt"
-#: Policy, feature code and cold questions in one module, for the plugin; artifacts of releases
-#: before 0.2 have none and serve tables alone.
+#: Policy, feature code and cold questions in one module, for the plugin's mode `adaptive`. An older
+#: artifact has none, and serves its tables alone.
 BRAIN_NAME: Final = "brain.pt"
 #: Where the policy directory lies inside a run's artifacts.
 POLICY_FOLDER: Final = "policy"
