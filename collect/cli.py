@@ -9,11 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from dynamiccl import cli
-from dynamiccl.collect.doctor.check import exit_code, render
+from dynamiccl.checks import exit_code, render
 from dynamiccl.collect.doctor.context import context_of
 from dynamiccl.collect.doctor.examine import run_checks
 from dynamiccl.collect.doctor.inside import check_inside
-from dynamiccl.collect.doctor.machine import ThisMachine
 from dynamiccl.collect.findings import describe as describing
 from dynamiccl.collect.findings.plots import plot_systems
 from dynamiccl.collect.importing.importer import import_files
@@ -24,6 +23,7 @@ from dynamiccl.collect.runs.plan import make_plan, plan_lines
 from dynamiccl.collect.runs.run import RunSummary
 from dynamiccl.collect.sweep.load import Sweep, load_sweep
 from dynamiccl.datasets import store
+from dynamiccl.machine import ThisMachine
 
 app = typer.Typer(
     help="Sweep nccl-tests over NCCL's configs, or import what others measured, into Parquet.",

@@ -4,6 +4,7 @@ Format history
     1 (0.1.0)  first: `measurements` and `telemetry`.
     2 (0.2.0)  round, launch, aa_noise_band, mig, throttled, ecc_errors,
                  actual_chunk_bytes; telemetry: launch.
+    3 (0.2.0)  node_fingerprint.
 
 A file carries `dynamiccl.schema` and `dynamiccl.schema_version` in its Arrow metadata; a file with
 another version is refused (SchemaMismatch), never reinterpreted.
@@ -17,7 +18,7 @@ import pyarrow as pa
 
 from dynamiccl.errors import SchemaMismatch
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 #: Keys of the Arrow schema metadata.
 META_SCHEMA: Final = b"dynamiccl.schema"
 META_VERSION: Final = b"dynamiccl.schema_version"
@@ -134,6 +135,7 @@ _ENVIRONMENT: Final = (
     _text("cpu_vendor", "intel, amd or arm"),
     _flag("exclusive_node", "nobody else ran on the nodes"),
     _flag("mig", "the ranks ran on MIG instances, parts of a GPU"),
+    _text("node_fingerprint", "GPUs, MIG and NICs of each node, as the plugin names them"),
     _flag("throttled", "a GPU was slowed by heat or power meanwhile (telemetry)"),
     _count("ecc_errors", "uncorrected memory errors counted meanwhile (telemetry)"),
 )

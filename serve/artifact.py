@@ -4,6 +4,7 @@ policy.pt       TorchScript: window, context, mask -> action, q values
 brain.pt        TorchScript: recorded calls -> table entries, for the leader of a job
 manifest.json   features, catalogue, supports, hashes (datasets/manifest.py)
 tables/         integer decision tables, one a system and communicator shape
+plugin.index    what the plugin reads: table hashes, known machines (serve/plugin_index.py)
 """
 
 import shutil
@@ -23,6 +24,7 @@ from dynamiccl.datasets.manifest import (
 from dynamiccl.errors import ArtifactMismatch, MissingPath, UnknownName, UserError
 from dynamiccl.serve.brain_check import NEAR_TIES, check_brain, differing_share
 from dynamiccl.serve.decide import cold_questions, make_table, table_supports
+from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable, relative_path
 from dynamiccl.serve.torchscript import ScriptedPolicy
 
@@ -47,6 +49,7 @@ class Artifact:
     directory: Path
     manifest: Manifest
     tables: list[TableInfo]
+    index: PluginIndex
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -56,6 +59,8 @@ class Artifact:
             "data_hash": self.manifest.data_hash,
             "git_commit": self.manifest.git_commit,
             "actions": len(self.manifest.catalogue),
+            "sha256": self.index.sha256,
+            "machines": {name: self.index.machines_of(name) for name in self.index.system_names},
             "tables": [
                 {name: getattr(info, name) for name in TableInfo.__slots__} for info in self.tables
             ],
@@ -106,6 +111,7 @@ def export_artifact(policy_dir: Path, out: Path) -> Artifact:
     questions = [cold_questions(manifest, support) for support in supports]
     write_brain(out / POLICY_NAME, manifest.actions().configs, questions, out / BRAIN_NAME)
     manifest.write(out)
+    PluginIndex.of_artifact(out, supports).write(out)
     return verify_artifact(out)
 
 
@@ -116,7 +122,11 @@ def open_artifact(directory: Path) -> Artifact:
     """
     manifest = Manifest.read(directory)
     _check_features(manifest, directory)
-    return Artifact(directory, manifest, [_info(directory, s) for s in table_supports(manifest)])
+    supports = table_supports(manifest)
+    tables = [_info(directory, support) for support in supports]
+    index = PluginIndex.read(directory)
+    index.check_against(PluginIndex.of_artifact(directory, supports), directory)
+    return Artifact(directory, manifest, tables, index)
 
 
 def verify_artifact(directory: Path) -> Artifact:

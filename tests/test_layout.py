@@ -12,9 +12,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("collect", "datasets", "train", "evaluate", "serve")
 KERNEL = {
     "dynamiccl",
+    "dynamiccl.checks",
     "dynamiccl.cli",
     "dynamiccl.errors",
+    "dynamiccl.fingerprint",
+    "dynamiccl.machine",
     "dynamiccl.nccl",
+    "dynamiccl.nccl_setup",
     "dynamiccl.schedule",
     "dynamiccl.sizes",
 }

@@ -246,7 +246,7 @@ def test_plugins_client_and_this_server_understand_each_other(
     path: Path, plugin_path: Path
 ) -> None:
     with Asking(plugin_path.parent, "socket", Path("/artifact"), path) as leader:
-        assert "there is no such socket" in leader.say("0")
+        assert "there is no such file" in leader.say("0")
         for _ in range(2):  # a restart costs an answer at most
             with serving(path, FixedBrain):
                 answers = [leader.say("0") for _ in range(2)]

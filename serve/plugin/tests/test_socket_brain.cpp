@@ -143,18 +143,18 @@ const Bytes& good_table() {
 /// Answers every question with the whole of a table.
 void serve_tables(int connection) {
   while (const std::uint64_t number = read_ask(connection)) {
-    write_all(connection, answer(number, kTable, good_table()));
+    write_all(connection, answer(number, kBrainTable, good_table()));
   }
 }
 
 void tables_keeps_and_errors(const std::string& path) {
   const Server server(path, [](int connection) {
-    write_all(connection, answer(read_ask(connection), kTable, good_table()));
-    write_all(connection, answer(read_ask(connection), kKeep, {}));
-    write_all(connection, answer(read_ask(connection), kError, {'n', 'o', '\n', 0x07, 0xff}));
-    write_all(connection, answer(read_ask(connection), kError, Bytes(9000, 'x')));
-    write_all(connection, answer(read_ask(connection), kError, {}));
-    for (const std::uint8_t byte : answer(read_ask(connection), kTable, good_table())) {
+    write_all(connection, answer(read_ask(connection), kBrainTable, good_table()));
+    write_all(connection, answer(read_ask(connection), kBrainKeep, {}));
+    write_all(connection, answer(read_ask(connection), kBrainError, {'n', 'o', '\n', 0x07, 0xff}));
+    write_all(connection, answer(read_ask(connection), kBrainError, Bytes(9000, 'x')));
+    write_all(connection, answer(read_ask(connection), kBrainError, {}));
+    for (const std::uint8_t byte : answer(read_ask(connection), kBrainTable, good_table())) {
       write_all(connection, {byte});
     }
   });
@@ -209,18 +209,18 @@ void nonsense(const std::string& path) {
       [](std::uint64_t) { return Bytes{0, 0, 0, 0}; },
       [](std::uint64_t) { return Bytes{23, 0, 0, 0}; },
       [](std::uint64_t) { return Bytes{0xff, 0xff, 0xff, 0xff}; },
-      [](std::uint64_t number) { return answer(number + 1, kKeep, {}); },
-      [](std::uint64_t number) { return answer(number, kKeep, {1}); },
-      [](std::uint64_t number) { return answer(number, kTable, {}); },
-      [](std::uint64_t number) { return answer(number, kAsk, {}); },
+      [](std::uint64_t number) { return answer(number + 1, kBrainKeep, {}); },
+      [](std::uint64_t number) { return answer(number, kBrainKeep, {1}); },
+      [](std::uint64_t number) { return answer(number, kBrainTable, {}); },
+      [](std::uint64_t number) { return answer(number, kBrainAsk, {}); },
       [](std::uint64_t number) { return answer(number, 99, {}); },
-      [](std::uint64_t number) { return answer(number, kKeep, {}, 2); },
-      [](std::uint64_t number) { return answer(number, kTable, Bytes(kMaxFileBytes + 1)); },
+      [](std::uint64_t number) { return answer(number, kBrainKeep, {}, 2); },
+      [](std::uint64_t number) { return answer(number, kBrainTable, Bytes(kMaxFileBytes + 1)); },
   };
   std::size_t turn = 0;  // each connection gets one good answer, then the next bad one
   const Server server(path, [&](int connection) {
     const std::uint64_t number = read_ask(connection);
-    write_all(connection, answer(number, kTable, good_table()));
+    write_all(connection, answer(number, kBrainTable, good_table()));
     const std::uint64_t next = read_ask(connection);
     if (next != 0 && turn < answers.size()) write_all(connection, answers[turn++](next));
   });
@@ -254,9 +254,9 @@ void slow_and_dead(const std::string& path) {
   Client client(path);
   CHECK(client.fails("nobody listens there"));  // its socket outlived it
   unlink(path.c_str());
-  CHECK(client.fails("there is no such socket"));
+  CHECK(client.fails("there is no such file"));
   const Server server(path, [](int connection) {  // started at last
-    write_all(connection, answer(read_ask(connection), kTable, good_table()));
+    write_all(connection, answer(read_ask(connection), kBrainTable, good_table()));
   });
   CHECK(client.ask().table == good_table());
 }
@@ -279,21 +279,21 @@ void full_queue(const std::string& path) {
 }
 
 void sockets_that_are_not_ours(const std::string& path) {
-  for (const mode_t mode : {0666, 0660, 0606, 0610}) {
+  for (const mode_t mode : {0666, 0660, 0606, 0602}) {
     const int listener = listen_at(path, mode);
-    CHECK(Client(path).fails("open to others"));
+    CHECK(Client(path).fails("others may write to it"));
     close(listener);
   }
   const int listener = listen_at(path);
   const std::string link = path + ".link";
   unlink(link.c_str());
   CHECK(symlink(path.c_str(), link.c_str()) == 0);
-  CHECK(Client(link).fails("not a socket"));
+  CHECK(Client(link).fails("symbolic link"));
   unlink(link.c_str());
   CHECK(Client("/dev/null").fails("not a socket"));
   if (geteuid() == 0) {
     CHECK(chown(path.c_str(), 12345, 12345) == 0);
-    CHECK(Client(path).fails("another user's"));
+    CHECK(Client(path).fails("it belongs to another user"));
   }
   close(listener);
 }

@@ -1,10 +1,8 @@
 // All that touches tensors: C arrays in, table entries out.
 #include "torch/scripted_brain.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <torch/script.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <limits>
@@ -12,8 +10,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "file.h"
 #include "torch/table_bytes.h"
+#include "trusted/file.h"
 
 namespace dynamiccl {
 
@@ -30,24 +28,21 @@ constexpr const char* kColumnNames[kColumns] = {"valid",        "size_bytes", "t
                                                 "interference", "skew_us"};
 constexpr off_t kMaxModuleBytes = off_t{1} << 30;
 
-/// Reads a file that nobody but root and the job's user can change.
-std::string read_trusted(const std::string& path) {
-  const File file(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
+std::string read_module(const std::string& path) {
+  TrustedFile file;
+  if (const char* problem = file.open(path.c_str())) {
+    throw std::runtime_error(path + ": " + problem);
+  }
   struct stat facts;
-  if (!file.is_open() || fstat(file.descriptor(), &facts) != 0) {
-    throw std::runtime_error("there is no " + path +
-                             " (or it is a link): export the artifact with this release");
+  if (fstat(file.descriptor(), &facts) != 0 || facts.st_size > kMaxModuleBytes) {
+    throw std::runtime_error(path + ": it is too long");
   }
-  const bool owned = facts.st_uid == 0 || facts.st_uid == geteuid();
-  if (!S_ISREG(facts.st_mode) || !owned || (facts.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
-    throw std::runtime_error(path + " does not belong to root or this user alone");
-  }
-  if (facts.st_size > kMaxModuleBytes) throw std::runtime_error(path + " is too long");
   std::string bytes(static_cast<std::size_t>(facts.st_size), '\0');
-  const ssize_t got = file.read_all(reinterpret_cast<std::uint8_t*>(bytes.data()), bytes.size());
-  if (got != static_cast<ssize_t>(bytes.size())) {
-    throw std::runtime_error(path + " cannot be read");
-  }
+  std::size_t size = 0;
+  const char* problem =
+      file.read_all(reinterpret_cast<std::uint8_t*>(bytes.data()), bytes.size(), &size);
+  if (problem != nullptr) throw std::runtime_error(path + ": " + problem);
+  bytes.resize(size);
   return bytes;
 }
 
@@ -114,7 +109,7 @@ void append_window(const dynamiccl_task& task, std::vector<double>* values) {
 }  // namespace
 
 ScriptedBrain::ScriptedBrain(const dynamiccl_brain_config& config) : module_(new Module) {
-  std::istringstream bytes(read_trusted(std::string(config.artifact) + "/brain.pt"));
+  std::istringstream bytes(read_module(std::string(config.artifact) + "/brain.pt"));
   module_->script = torch::jit::load(bytes, torch::kCPU);
   module_->script.eval();
   check_columns(module_->script);
