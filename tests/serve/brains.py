@@ -6,9 +6,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.serve.artifact import Artifact, export_artifact
 from dynamiccl.serve.brain.history import BrainConfig, Task
+from dynamiccl.serve.decide import table_supports
+from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.sizes import size_bin
 from tests.policies import hand_made_manifest
 from tests.rows import default, forced, frame
@@ -62,6 +65,12 @@ def make_artifact(parent: Path) -> Artifact:
     torch.jit.script(policy).save(str(folder / "policy.pt"))  # type: ignore[no-untyped-call]
     manifest.write(folder)
     return export_artifact(folder, parent / "artifact")
+
+
+def seal(directory: Path) -> None:
+    """Make manifest and index say what the files in an artifact are now."""
+    manifest = Manifest.read_unchecked(directory).write(directory)
+    PluginIndex.of_artifact(directory, table_supports(manifest)).write(directory)
 
 
 def task(size_bytes: int, *times_us: float, collective: Collective = Collective.AllReduce) -> Task:

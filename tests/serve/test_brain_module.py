@@ -21,7 +21,7 @@ from dynamiccl.serve.decide import cold_questions, table_supports
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import ScriptedBrain, ScriptedPolicy, raw_calls
 from tests.conftest import Trained
-from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, SIZES, task
+from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, SIZES, seal, task
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_brain_of_another_policy_is_refused(copied: Path) -> None:
     configs = list(manifest.actions().configs)
     turned = [configs[0], *configs[:0:-1]]
     write_brain(copied / "policy.pt", turned, questions, copied / "brain.pt")
-    manifest.write(copied)
+    seal(copied)
     with pytest.raises(ArtifactMismatch, match=r"NCCL cannot run: .* AllGather has no Tree"):
         verify_artifact(copied)
 
@@ -153,14 +153,14 @@ def test_brain_with_other_features_is_refused(
 
 def test_file_that_is_no_torchscript_is_refused(copied: Path) -> None:
     (copied / "brain.pt").write_bytes(b"PK")
-    Manifest.read_unchecked(copied).write(copied)
+    seal(copied)
     with pytest.raises(CorruptFile, match=r"brain\.pt is not a TorchScript file"):
         verify_artifact(copied)
 
 
 def test_artifact_of_an_older_release_has_tables_and_no_brain(copied: Path) -> None:
     (copied / "brain.pt").unlink()
-    Manifest.read_unchecked(copied).write(copied)
+    seal(copied)
     assert open_artifact(copied).tables == verify_artifact(copied).tables != []
 
 

@@ -1,6 +1,7 @@
 """The policies that a brain process can run."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,7 @@ def test_artifact_asks_the_policy(small_artifact: Artifact) -> None:
 
 
 def test_artifact_of_an_older_release_is_refused(small_artifact: Artifact, tmp_path: Path) -> None:
-    older = Artifact(tmp_path, small_artifact.manifest, small_artifact.tables)
+    older = replace(small_artifact, directory=tmp_path)
     with pytest.raises(UserError, match="--policy table"):
         POLICIES["artifact"](older, 0)
 
