@@ -125,10 +125,10 @@ Profiler* Profiler::create(const ProfiledCommunicator& communicator) noexcept {
   Recorder::set_sampling(profiler->sample_ppm_, mode);
   const char* problem = Recorder::acquire();
   mask->begin();
-  for (int i = 0; i < kNumCollectives; ++i) {
-    // The call before number 0: with 100 % it is in a burst already.
-    profiler->bursts_[i].step(mask, ~std::uint64_t{0}, profiler->period_, profiler->sample_ppm_,
-                              false);
+  for (Bursts& bursts : profiler->bursts_) {
+    if (!Recorder::is_on()) break;
+    // As if the call before the first had started: with 100 % that one is in a burst.
+    bursts.step(mask, ~std::uint64_t{0}, profiler->period_, profiler->sample_ppm_, false);
   }
   join.profiler = profiler;
   offer_join(join);
@@ -170,6 +170,7 @@ Profiler* Profiler::take_free() noexcept {
 
 void Profiler::finalize() noexcept {
   if (in_forked_child()) return;
+  take_times(false);
   for (Bursts& bursts : bursts_) bursts.end(mask_);
   set_describe(nullptr, nullptr);
   pending_.flush();
@@ -203,6 +204,15 @@ void* Profiler::start_call(bool is_plan, bool is_captured) noexcept {
   if (is_captured && is_wide) mask_->narrow();
   return handle_of(kOfCall | (is_wide ? kCallIsWide : 0) | (is_captured ? kCallIsCaptured : 0) |
                    (is_plan ? kCallIsPlan : 0));
+}
+
+void Profiler::take_times(bool wanted) noexcept {
+  if (wanted && probe_epoch_ == 0 && sample_ppm_ > 0) {
+    probe_epoch_ = mask_->hold(sample_ppm_);  // 0 when that would be beyond the budget
+  } else if (!wanted && probe_epoch_ != 0) {
+    mask_->let_go(probe_epoch_);
+    probe_epoch_ = 0;
+  }
 }
 
 void* Profiler::start_collective(const ncclProfilerColl_v4_t& event, void* parent) noexcept {

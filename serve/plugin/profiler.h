@@ -49,6 +49,10 @@ class Profiler {
   /// must be left alone for good.
   bool set_describe(Describe describe, void* user) noexcept;
 
+  /// Take the times of the calls from now on, or no longer beyond the bursts: for probes. Called on
+  /// the communicator's own thread.
+  void take_times(bool wanted) noexcept;
+
   /// A call of the API, or before 2.28 the launch of a plan. Returns a handle for what comes below.
   void* start_call(bool is_plan, bool is_captured) noexcept;
 
@@ -77,6 +81,7 @@ class Profiler {
   EventMask* mask_ = nullptr;
   std::uint32_t sample_ppm_ = 0;
   std::uint64_t period_ = 0;
+  std::uint32_t probe_epoch_ = 0;  // 0: no probe holds the mask
   std::atomic<std::uint64_t> latest_[kNumCollectives];  // sequence numbers
   Bursts bursts_[kNumCollectives];
   std::atomic<Describe> describe_{nullptr};

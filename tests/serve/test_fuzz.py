@@ -46,14 +46,14 @@ def fuzz_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The build directory with the fuzz targets."""
     c, cpp = find_clang(tmp_path_factory.mktemp("clang"))
     build = BUILDS / "fuzz"
+    # Not as -DCMAKE_CXX_COMPILER: given once more, it has CMake forget every other setting.
+    environment = os.environ | {"CC": c, "CXX": cpp}
     for command in (
         [
             find_tool("cmake"),
             "-G",
             "Ninja",
             f"-DCMAKE_MAKE_PROGRAM={find_tool('ninja')}",
-            f"-DCMAKE_C_COMPILER={c}",
-            f"-DCMAKE_CXX_COMPILER={cpp}",
             "-DDYNAMICCL_FUZZ=ON",
             "-B",
             str(build),
@@ -62,7 +62,7 @@ def fuzz_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ],
         [find_tool("cmake"), "--build", str(build)],
     ):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     return build
 

@@ -11,7 +11,7 @@ Clock::Clock(const Limits& limits, std::uint64_t hold_at) noexcept
       limits_(limits),
       hold_at_(hold_at) {
   // Without memory for a table nothing may be looked up.
-  if (in_force_.load(std::memory_order_relaxed) == nullptr) closed_ = true;
+  if (in_force_.load(std::memory_order_relaxed) == nullptr) is_closed_.store(true);
   const Lock lock(&mutex_);
   set_gate();
 }
@@ -23,11 +23,16 @@ Clock::~Clock() {
   if (in_force != nullptr) in_force->let_go();
 }
 
+void Clock::adopt(TableInForce* table) noexcept {
+  TableInForce* before = in_force_.exchange(table);
+  if (before != nullptr) before->let_go();
+}
+
 void Clock::set_gate() noexcept {
   std::uint64_t gate = std::min(staged_at_, back_at_);
   if (voted_) gate = std::min(gate, horizon_);
   gate = std::min(gate, hold_at_);
-  if (closed_ || failed_ || called_in_) gate = 0;
+  if (is_closed_.load(std::memory_order_relaxed) || failed_ || called_in_) gate = 0;
   gate_.store(gate, std::memory_order_seq_cst);
 }
 
@@ -50,7 +55,7 @@ Clock::Turn Clock::wait_from(std::uint64_t* since_ns, std::uint64_t now_ns, std:
 Clock::Turn Clock::turn(std::uint64_t now_ns) noexcept {
   const Lock lock(&mutex_);
   const std::uint64_t call = begun_.load(std::memory_order_relaxed);
-  if (closed_) return Turn::kAbstain;
+  if (is_closed_.load(std::memory_order_relaxed)) return Turn::kAbstain;
   if (failed_) return Turn::kFail;
   called_in_ = false;
   if (ended_.load(std::memory_order_relaxed) + 1 != call) {
@@ -93,6 +98,7 @@ Clock::Turn Clock::turn(std::uint64_t now_ns) noexcept {
     before_ = nullptr;
     back_at_ = kNever;
   }
+  is_probing_.store(before_ != nullptr, std::memory_order_relaxed);
   set_gate();
   return Turn::kGo;
 }
@@ -109,7 +115,7 @@ bool Clock::hash_after(std::uint64_t calls, std::uint64_t* hash) const noexcept 
 
 bool Clock::vote(std::uint64_t span, std::uint64_t fixed, std::uint64_t* call) noexcept {
   const Lock lock(&mutex_);
-  if (closed_ || failed_ || voted_ || staged_ != nullptr || back_at_ != kNever) return false;
+  if (is_closed_.load(std::memory_order_relaxed) || failed_ || voted_ || staged_ != nullptr || back_at_ != kNever) return false;
   if (broken_.load(std::memory_order_relaxed) || hold_expired_.load(std::memory_order_relaxed)) {
     return false;
   }
@@ -170,7 +176,7 @@ bool Clock::is_staged() const noexcept {
 
 void Clock::close() noexcept {
   const Lock lock(&mutex_);
-  closed_ = true;
+  is_closed_.store(true, std::memory_order_seq_cst);
   set_gate();
   // As in vote(): what is_empty() reads afterwards has every call in it that did not see the gate.
   if (!fences_) barrier_all_threads();

@@ -63,9 +63,16 @@ class Clock {
   /// What the call that has begun is to do. The one slow path; takes a lock.
   Turn turn(std::uint64_t now_ns) noexcept;
 
-  const DecisionTable& table() const noexcept {
-    return in_force_.load(std::memory_order_relaxed)->decisions;
+  const DecisionTable& table() const noexcept { return in_force().decisions; }
+  const TableInForce& in_force() const noexcept {
+    return *in_force_.load(std::memory_order_relaxed);
   }
+  /// Whether the table in force is there for some calls only.
+  bool is_probing() const noexcept { return is_probing_.load(std::memory_order_relaxed); }
+  std::uint64_t begun() const noexcept { return begun_.load(std::memory_order_relaxed); }
+
+  /// Before any call: have `table` in force from the first one on (a reference is taken over).
+  void adopt(TableInForce* table) noexcept;
 
   /// The call has been answered.
   void end(int collective, std::uint64_t size_bytes) noexcept {
@@ -76,6 +83,22 @@ class Clock {
     hashes_[(call - 1) / kHashEvery % kHashSlots].store(hash, std::memory_order_relaxed);
     ended_.store(call, std::memory_order_release);
   }
+
+  /// A stay of another kind, which is not counted as a call but waited for as one.
+  class Visit {
+   public:
+    explicit Visit(Clock* clock) noexcept : clock_(clock) {
+      clock_->visitors_.fetch_add(1, std::memory_order_seq_cst);
+    }
+    ~Visit() { clock_->visitors_.fetch_sub(1, std::memory_order_release); }
+    Visit(const Visit&) = delete;
+    Visit& operator=(const Visit&) = delete;
+    /// False when the communicator is being closed.
+    bool entered() const noexcept { return !clock_->is_closed_.load(std::memory_order_seq_cst); }
+
+   private:
+    Clock* clock_;
+  };
 
   // ---- the agreement's thread ----
 
@@ -122,7 +145,8 @@ class Clock {
   void close() noexcept;
   /// Whether the calls have left after close().
   bool is_empty() const noexcept {
-    return ended_.load(std::memory_order_acquire) == begun_.load(std::memory_order_acquire);
+    return ended_.load(std::memory_order_acquire) == begun_.load(std::memory_order_acquire) &&
+           visitors_.load(std::memory_order_seq_cst) == 0;
   }
   /// Make the next call take the slow path, where it can speak with NCCL's logger.
   void call_in() noexcept;
@@ -146,11 +170,13 @@ class Clock {
   std::atomic<bool> waiting_{false};
   std::atomic<bool> broken_{false};
   std::atomic<bool> hold_expired_{false};
+  std::atomic<bool> is_probing_{false};
+  std::atomic<bool> is_closed_{false};
+  std::atomic<std::int32_t> visitors_{0};
 
   // The slow path and the agreement's thread.
   mutable Mutex mutex_;
   const Limits limits_;
-  bool closed_ = false;
   bool failed_ = false;
   bool called_in_ = false;
   bool voted_ = false;

@@ -161,7 +161,7 @@ bool Member::is_past() const noexcept {
 void Member::acknowledge() noexcept {
   Message message = about(MessageKind::kAcknowledge, decided_);
   told_past_ = is_past();
-  message.verdict = told_past_ ? kYes : kUnknown;
+  message.verdict = told_past_ ? kYes : kUndecided;
   send(0, message);
 }
 

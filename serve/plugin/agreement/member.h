@@ -34,6 +34,8 @@ class Member {
   bool has_left() const noexcept { return left_; }
   /// The latest proposal whose outcome this rank knows.
   std::uint32_t decided() const noexcept { return decided_; }
+  /// From which call on.
+  std::uint64_t decided_at() const noexcept { return decided_at_; }
   /// When tick() is due although nothing came; 0: never.
   std::uint64_t due_ns() const noexcept { return voted_ != 0 ? ask_at_ns_ : 0; }
 

@@ -28,7 +28,7 @@
 
 namespace dynamiccl {
 
-enum Verdict : std::uint8_t { kUnknown = 0, kYes = 1, kNo = 2 };
+enum Verdict : std::uint8_t { kUndecided = 0, kYes = 1, kNo = 2 };
 
 enum Reason : std::uint8_t {
   kNoReason = 0,

@@ -68,7 +68,7 @@ class Wire {
     Bytes& wire = wires_[from];
     switch (what % 8) {
       case 0:
-        seal(from, input->number(2));
+        seal(from, input->number(1));
         break;
       case 1:
       case 2:
@@ -83,7 +83,8 @@ class Wire {
       case 5:
         alter(&wire, input);
         break;
-      case 6:  // back to the sender, or a second time
+      case 6:  // back to the sender
+        if (wire.size() + wires_[1 - from].size() > kMaxWireBytes) break;
         append(&wires_[1 - from], wire);
         tampered_ |= !wire.empty();
         break;
@@ -110,8 +111,12 @@ class Wire {
   }
 
  private:
-  void seal(std::size_t from, std::size_t body_bytes) {
-    const Bytes body(body_bytes, static_cast<std::uint8_t>(body_bytes));
+  static constexpr std::size_t kMaxWireBytes = 1 << 16;
+
+  /// Mostly short bodies, since hashing takes all the time, but the longest ones as well.
+  void seal(std::size_t from, std::size_t choice) {
+    const std::size_t body_bytes = choice < 250 ? choice : kMaxBodyBytes + 253 - choice;
+    const Bytes body(body_bytes, static_cast<std::uint8_t>(choice));
     const Message message = numbered(sealed_[from].size(), body);
     if (ends_[from].session.seal(message)) sealed_[from].push_back(encoded(message));
   }

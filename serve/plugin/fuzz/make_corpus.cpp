@@ -90,7 +90,7 @@ void sessions(const Corpus& corpus) {
   corpus.write("sealed-again", Bytes{1, 0} + sealed + Bytes{0xff, 56, 0} + whole[0]);
   // On the wire: hello, answer, proof; four messages; then what somebody does to them.
   const Bytes handshake = {1, 4, 0x81, 0x84, 1, 4};
-  const Bytes talk = {0, 5, 0, 0, 0, 4, 0x80, 1, 0, 0x80, 0, 0, 1, 0x81};
+  const Bytes talk = {0, 5, 0, 0, 0x80, 1, 0x80, 253, 1, 0x81};
   corpus.write("wire-honest", Bytes{2, 33} + handshake + talk + Bytes{3, 99, 4, 0x84});
   corpus.write("wire-altered", Bytes{2, 0} + handshake + talk + Bytes{5, 99, 0, 1, 4});
   corpus.write("wire-lost", Bytes{2, 0} + handshake + talk + Bytes{3, 89, 7, 0, 1, 0, 1, 4});

@@ -38,57 +38,32 @@ const std::uint8_t* bytes_of(const Struct& value) noexcept {
 
 }  // namespace
 
-int open_own_directory(const char* path, const char** why_not) noexcept {
-  *why_not = nullptr;
-  const int descriptor = ::open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  if (descriptor < 0) {
-    *why_not = errno == ENOENT    ? "there is no such directory"
-               : errno == EACCES  ? "it may not be opened"
-               : errno == ENOTDIR ? "it is not a directory, or is a symbolic link"
-                                  : "it cannot be opened";
-    return -1;
-  }
-  struct statx status;
-  if (statx(descriptor, "", AT_EMPTY_PATH, STATX_MODE | STATX_UID, &status) != 0) {
-    *why_not = "its owner and mode cannot be read";
-  } else if (status.stx_uid != 0 && status.stx_uid != geteuid()) {
-    *why_not = "it belongs to another user";
-  } else if ((status.stx_mode & (S_IWGRP | S_IWOTH)) != 0) {
-    *why_not = "others may write to it";
-  }
-  if (*why_not == nullptr) return descriptor;
-  ::close(descriptor);
-  return -1;
-}
-
 const char* CallsFiles::open(const char* directory, std::uint64_t max_bytes) noexcept {
   close();
   mkdir(directory, 0700);
-  const char* why_not = nullptr;
-  directory_ = open_own_directory(directory, &why_not);
   max_file_bytes_ = max_bytes / kFilesKept;
   broken_ = false;
-  return why_not;
+  return directory_.open_directory(directory);
 }
 
 void CallsFiles::close() noexcept {
   flush();
   end_file();
-  if (directory_ >= 0) ::close(directory_);
-  directory_ = -1;
+  directory_.close();
 }
 
 void CallsFiles::append(const CallRecord& record, std::uint32_t dropped,
                         const CallsFacts& facts) noexcept {
-  if (broken_ || directory_ < 0) {
+  if (broken_ || !directory_.is_open()) {
     lose(1);
     return;
   }
   if (file_ >= 0 && file_bytes_ + buffered_ + kCallsEntryBytes > max_file_bytes_) {
     flush();
     end_file();
+    file_bytes_ = 0;
   }
-  if (file_ < 0 && !begin_file(facts)) {
+  if (file_ < 0 && !resume_file() && !begin_file(facts)) {
     lose(1);
     return;
   }
@@ -115,16 +90,29 @@ void CallsFiles::flush() noexcept {
   end_file();
 }
 
+bool CallsFiles::resume_file() noexcept {
+  if (file_bytes_ == 0 || file_bytes_ + kCallsEntryBytes > max_file_bytes_) return false;
+  char name[kMaxNameBytes];
+  name_of(next_number_ - 1, name);
+  file_ = openat(directory_.descriptor(), name, O_WRONLY | O_APPEND | O_NOFOLLOW | O_CLOEXEC);
+  struct statx status;
+  const bool is_ours = file_ >= 0 && statx(file_, "", AT_EMPTY_PATH, STATX_SIZE, &status) == 0 &&
+                       status.stx_size == file_bytes_;
+  if (!is_ours) end_file();
+  return is_ours;
+}
+
 bool CallsFiles::begin_file(const CallsFacts& facts) noexcept {
   std::memcpy(host_, facts.host, sizeof host_);
   world_rank_ = facts.world_rank;
   char name[kMaxNameBytes];
   for (; next_number_ - oldest_number_ >= kFilesKept; ++oldest_number_) {
     name_of(oldest_number_, name);
-    unlinkat(directory_, name, 0);
+    unlinkat(directory_.descriptor(), name, 0);
   }
   name_of(next_number_, name);
-  file_ = openat(directory_, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+  file_ = openat(directory_.descriptor(), name,
+                 O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
   Header header = {};
   header.version = kCallsVersion;
   header.header_bytes = kCallsHeaderBytes;
@@ -137,7 +125,7 @@ bool CallsFiles::begin_file(const CallsFacts& facts) noexcept {
   header.checksum = fnv1a(bytes_of(header), sizeof header - sizeof header.checksum);
   file_bytes_ = sizeof header;
   if (file_ >= 0 && write_all(&header, sizeof header) == sizeof header) return true;
-  if (file_ >= 0) unlinkat(directory_, name, 0);
+  if (file_ >= 0) unlinkat(directory_.descriptor(), name, 0);
   end_file();
   broken_ = true;
   return false;

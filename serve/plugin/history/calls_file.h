@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "history/record.h"
+#include "trusted/file.h"
 
 namespace dynamiccl {
 
@@ -45,7 +46,7 @@ class CallsFiles {
   /// or to this user, and others must not be able to write to it; no link is followed to it. Null
   /// on success, else why nothing will be written. Closed by `close`.
   const char* open(const char* directory, std::uint64_t max_bytes) noexcept;
-  bool is_open() const noexcept { return directory_ >= 0; }
+  bool is_open() const noexcept { return directory_.is_open(); }
 
   /// Adds to a buffer that is written when it is full. `facts` is for a file that begins here.
   void append(const CallRecord& record, std::uint32_t dropped, const CallsFacts& facts) noexcept;
@@ -65,6 +66,8 @@ class CallsFiles {
   static constexpr std::uint32_t kFilesKept = 8;
   static constexpr std::size_t kMaxNameBytes = 160;
 
+  /// Go on with the file before `close`: communicators may come and go many times.
+  bool resume_file() noexcept;
   bool begin_file(const CallsFacts& facts) noexcept;
   void end_file() noexcept;
   void name_of(std::uint32_t number, char (&name)[kMaxNameBytes]) const noexcept;
@@ -72,11 +75,11 @@ class CallsFiles {
   std::size_t write_all(const void* bytes, std::size_t size) noexcept;
   void lose(std::uint64_t records) noexcept { lost_.fetch_add(records, std::memory_order_relaxed); }
 
-  int directory_ = -1;
+  TrustedFile directory_;
   int file_ = -1;
   bool broken_ = false;
   std::uint64_t max_file_bytes_ = 0;
-  std::uint64_t file_bytes_ = 0;  // on disk, in whole entries
+  std::uint64_t file_bytes_ = 0;  // of the latest file, in whole entries; 0: begin another
   std::uint32_t next_number_ = 0;
   std::uint32_t oldest_number_ = 0;
   std::atomic<std::uint64_t> written_{0};
@@ -86,9 +89,5 @@ class CallsFiles {
   std::int32_t world_rank_ = -1;
   std::uint8_t buffer_[kBufferBytes];
 };
-
-/// Opens a directory that only root and this user can write to, following no link in its last part.
-/// Returns the descriptor, or -1 and why not.
-int open_own_directory(const char* path, const char** why_not) noexcept;
 
 }  // namespace dynamiccl

@@ -15,6 +15,7 @@
 
 DYNAMICCL_OLD_SYMBOL(pthread_attr_setstacksize);
 DYNAMICCL_OLD_SYMBOL(pthread_create);
+DYNAMICCL_OLD_SYMBOL(pthread_detach);
 DYNAMICCL_OLD_SYMBOL(pthread_join);
 
 namespace dynamiccl {
@@ -75,6 +76,8 @@ bool start_thread(void* (*run)(void*), void* argument, const char* name,
 }
 
 void join_thread(pthread_t thread) noexcept { pthread_join(thread, nullptr); }
+
+void detach_thread(pthread_t thread) noexcept { pthread_detach(thread); }
 
 bool in_forked_child() noexcept { return g_forked.load(std::memory_order_relaxed); }
 

@@ -14,6 +14,7 @@ bool start_thread(void* (*run)(void*), void* argument, const char* name,
                   pthread_t* thread) noexcept;
 
 void join_thread(pthread_t thread) noexcept;
+void detach_thread(pthread_t thread) noexcept;
 
 /// Whether this process was forked off one that had loaded the plugin: it has none of the threads.
 bool in_forked_child() noexcept;

@@ -34,7 +34,7 @@ struct Inspect {
     mix(d, clock.back_at_);
     mix(d, clock.horizon_);
     mix(d, clock.hold_at_);
-    mix(d, clock.closed_ | clock.failed_ << 1 | clock.voted_ << 2 | clock.waiting_ << 3 |
+    mix(d, clock.is_closed_ | clock.failed_ << 1 | clock.voted_ << 2 | clock.waiting_ << 3 |
                clock.hold_expired_ << 4);
   }
   static void add(std::uint64_t* d, const Member& member) {

@@ -101,7 +101,7 @@ void strange_directories(CallsFiles* files, const std::filesystem::path& parent)
   const auto link = directory.path() / "link";
   std::filesystem::create_symlink(inside, link);
   CHECK(refused(files, link, "symbolic link"));
-  CHECK(refused(files, directory.path() / "none" / "deeper", "no such directory"));
+  CHECK(refused(files, directory.path() / "none" / "deeper", "there is no such file"));
   std::ofstream(directory.path() / "file") << "x";
   CHECK(refused(files, directory.path() / "file", "not a directory"));
   if (geteuid() == 0) {

@@ -279,6 +279,28 @@ void joins_and_descriptions(CallsDirectory* calls) {
   unsetenv("DYNAMICCL_MODE");
 }
 
+/// The tuner takes its hook back while another thread is in the middle of calls.
+void description_taken_back() {
+  int mask = 0;
+  Profiler* profiler = Profiler::create({1, 0, 8, 1, &mask, nullptr});
+  const ncclProfilerColl_v4_t event = {0, "AllReduce", nullptr, nullptr, 1, 0, "ncclFloat32",
+                                       1, 1,           "RING",  "LL"};
+  std::atomic<bool> stop{false};
+  std::thread caller([&] {
+    while (!stop.load()) profiler->start_collective(event, nullptr);
+  });
+  for (int i = 0; i < 200; ++i) {
+    auto* table = new std::uint32_t(7);
+    CHECK(profiler->set_describe(complete, table));
+    if (i % 16 == 0) std::this_thread::yield();
+    CHECK(profiler->set_describe(nullptr, nullptr));
+    delete table;  // would be read by a call that is still inside
+  }
+  stop.store(true);
+  caller.join();
+  profiler->finalize();
+}
+
 }  // namespace
 
 int main(int, char** arguments) {
@@ -294,5 +316,6 @@ int main(int, char** arguments) {
   nonsense(arguments[1], &calls);
   forked_child(arguments[1], &calls);
   joins_and_descriptions(&calls);
+  description_taken_back();
   return g_failures;
 }

@@ -1,8 +1,9 @@
 // Files that may steer a job: who owns them and who may write to them is checked before they count.
 //
 // Everything is checked on the open file, so that it cannot be exchanged between check and use, and
-// no link in the last place of a path is followed. Where a function returns text, it is null on
-// success, else one clause that says why not.
+// no link in the last place of a path is followed. In a container that does not map root, what the
+// host's root owns belongs to "nobody" and does not count. Where a function returns text, it is
+// null on success, else one clause that says why not.
 #pragma once
 
 #include <fcntl.h>

@@ -1,0 +1,120 @@
+// Threads, the watchdog, and what reaches the launcher.
+#include "tests/job/rank.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "tests/job/stream.h"
+
+namespace {
+
+class BoardWitness : public Witness {
+ public:
+  BoardWitness(RankState& state, int descriptor) : state_(state), descriptor_(descriptor) {}
+
+  void log(int level, const std::string& line) override {
+    write_line('L', (level <= NCCL_LOG_WARN ? "WARN " : "INFO ") + line);
+  }
+  void violation(const std::string& what) override {
+    if (state_.violations++ < kMostLines) write_line('V', what);
+  }
+  void asked(std::uint64_t took_ns) override {
+    state_.calls_asked.fetch_add(1, std::memory_order_relaxed);
+    state_.asked.add(took_ns);
+  }
+  void created(std::uint64_t took_ns) override { state_.created.add(took_ns); }
+  void error(const std::string& what) {
+    if (state_.errors++ < kMostLines) write_line('E', what);
+  }
+
+ private:
+  static constexpr std::uint64_t kMostLines = 100;
+
+  void write_line(char kind, std::string text) {
+    for (char& letter : text) {
+      if (letter == '\n') letter = ' ';
+    }
+    const std::string line = std::string(1, kind) + "\t" + text + "\n";
+    // Appended whole, so that lines of several threads do not mix.
+    if (write(descriptor_, line.data(), line.size()) < 0) std::abort();
+  }
+
+  RankState& state_;
+  const int descriptor_;
+};
+
+ProcessOptions process_options(const Options& options, int rank) {
+  ProcessOptions chosen;
+  const bool has_plugin = options.without_plugin.count(rank) == 0;
+  const bool has_profiler = has_plugin && options.without_profiler.count(rank) == 0;
+  if (has_plugin) chosen.tuner_path = options.plugin;
+  if (has_profiler) chosen.profiler_path = options.plugin;
+  chosen.proxy = {options.kernel_delay_us, options.kernel_drop_percent,
+                  options.kernel_duplicate_percent};
+  chosen.seed = options.seed * 31 + static_cast<std::uint64_t>(rank);
+  chosen.slow_cell = options.slow_cell;
+  chosen.slow_factor = options.slow_factor;
+  return chosen;
+}
+
+void play(const Options& options, std::vector<std::unique_ptr<Stream>>* streams) {
+  std::atomic<bool> finished{false};
+  std::thread watchdog([&] {
+    while (!finished) {
+      for (const auto& stream : *streams) stream->watch();
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  });
+  for (const auto& stream : *streams) stream->create();
+  std::vector<std::thread> threads;
+  const auto num_threads = static_cast<std::size_t>(options.num_threads);
+  for (std::size_t thread = 0; thread < num_threads; ++thread) {
+    threads.emplace_back([&, thread] {
+      adopt_thread();
+      bool alive = true;
+      while (alive) {  // one group on each, in one order on all ranks
+        alive = false;
+        for (std::size_t i = thread; i < streams->size(); i += num_threads) {
+          alive = (*streams)[i]->step() || alive;
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  finished = true;
+  watchdog.join();
+}
+
+}  // namespace
+
+int run_rank(const Options& options, const RankStart& start) {
+  adopt_thread();
+  RankState& state = start.board->ranks[start.rank];
+  static BoardWitness* witness = new BoardWitness(state, start.log_descriptor);
+  set_witness(witness);
+  while (!start.board->go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  // Kept for good: threads of a plugin that was not told of the end may still use it.
+  static Process* process =
+      new Process(release_named(options.release), process_options(options, start.rank), *witness);
+  const Plan plan(options, start.job_id);
+  RankContext context = {options,
+                         plan,
+                         *start.board,
+                         *process,
+                         start.rank,
+                         [](int slot, std::uint64_t call, const std::string& what) {
+                           witness->error("comm " + std::to_string(slot) + " call " +
+                                          std::to_string(call) + ": " + what);
+                         }};
+  std::vector<std::unique_ptr<Stream>> streams;
+  for (int slot = 0; slot < options.num_slots; ++slot) {
+    streams.push_back(std::make_unique<Stream>(context, slot));
+  }
+  play(options, &streams);
+  return 0;
+}

@@ -1,0 +1,20 @@
+// What a plugin can notice of an NCCL release, 2.21 to 2.30: which structs it takes and in which
+// order it calls them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+struct Release {
+  std::string name;
+  int version;                         // as ncclGetVersion gives it
+  std::vector<int> tuner_versions;     // in the order in which the symbols are looked up
+  std::vector<int> profiler_versions;  // those from v4 on; older ones cannot be joined to a rank
+  int num_algorithms;
+  bool asks_twice;           // 2.21: once for the aggregate, once for each of its members
+  bool tuner_before_tables;  // 2.28 on: `init` may still change the cost model
+  bool has_api_events;       // 2.28 on: GroupApi and CollApi around the rest
+};
+
+/// The release called `name`, as "2.28"; throws std::invalid_argument with the choices.
+const Release& release_named(const std::string& name);

@@ -1,0 +1,290 @@
+// Waiting is for the other ranks only, as for a GPU's queue: nothing here waits for a plugin.
+#include "tests/job/stream.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <limits>
+
+namespace {
+
+constexpr int kYields = 20;
+constexpr auto kPause = std::chrono::microseconds(50);
+
+bool g_is_forked_child = false;
+
+void sleep_s(double seconds) {
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+}
+
+}  // namespace
+
+/// Asked by the leak detector: a child has the memory of threads that are not there.
+extern "C" __attribute__((visibility("default"))) int __lsan_is_turned_off();
+int __lsan_is_turned_off() { return static_cast<int>(g_is_forked_child); }
+
+Stream::Stream(RankContext& context, int slot)
+    : context_(context),
+      slot_(slot),
+      members_(context.plan.members(slot, context.rank)),
+      lane_(context.board.lane(slot, context.rank)),
+      random_(context.options.seed * 1000003 +
+              static_cast<std::uint64_t>(context.rank * 1009 + slot)),
+      begin_ns_(now_ns()) {
+  for (const Action& action : context.options.actions) {
+    const bool is_ours = action.slot == slot;
+    due_.push_back(is_ours ? action.call : std::numeric_limits<std::uint64_t>::max());
+  }
+}
+
+Stream::~Stream() {
+  for (std::thread& aborter : aborters_) aborter.join();
+}
+
+bool Stream::somebody_is_lost() const {
+  for (const int rank : members_) {
+    const Lane& lane = context_.board.lane(slot_, rank);
+    const bool died = context_.board.ranks[rank].dead && !lane.gone;
+    if (rank != context_.rank && (died || lane.lost)) return true;
+  }
+  return false;
+}
+
+/// Whether `condition` holds for every other rank that can still come to fulfil it.
+bool Stream::all_others(const std::function<bool(const Lane&)>& condition) const {
+  for (const int rank : members_) {
+    if (rank == context_.rank) continue;
+    const Lane& lane = context_.board.lane(slot_, rank);
+    const bool is_lost = lane.lost || (context_.board.ranks[rank].dead && !lane.gone);
+    const bool is_done = lane.gone && !lane.lost;
+    const bool skipped = is_done || (is_lost && context_.options.survivors_go_on);
+    if (!skipped && (is_lost || !condition(lane))) return false;
+  }
+  return true;
+}
+
+void Stream::wait(const std::function<bool()>& condition) {
+  for (int i = 0; !condition(); ++i) {
+    if (aborted_) throw Aborted();
+    if (i < kYields) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+}
+
+void Stream::create() {
+  try {
+    const std::uint64_t stage = 2 * static_cast<std::uint64_t>(generation_) + 1;
+    lane_.stage = stage;
+    wait([&] { return all_others([&](const Lane& lane) { return lane.stage >= stage; }); });
+    const auto position = std::find(members_.begin(), members_.end(), context_.rank);
+    const CommunicatorOptions options = {context_.plan.comm_id(slot_, context_.rank, generation_),
+                                         static_cast<int>(position - members_.begin()),
+                                         static_cast<int>(members_.size()),
+                                         context_.plan.num_nodes(members_)};
+    communicator_ = std::make_unique<Communicator>(context_.process, options);
+    first_call_ = calls_;
+    exists_ = true;
+    lane_.stage = stage + 1;
+    wait([&] { return all_others([&](const Lane& lane) { return lane.stage > stage; }); });
+  } catch (const std::exception& error) {
+    context_.report_error(slot_, calls_, error.what());
+    finish(true);
+  }
+}
+
+bool Stream::step() {
+  if (over_) return false;
+  const std::uint64_t lifetime = context_.options.calls_per_lifetime;
+  try {
+    if (calls_ >= context_.board.call_limit) {
+      destroy();
+      finish(false);
+    } else if (lifetime > 0 && calls_ - first_call_ >= lifetime) {
+      destroy();
+      ++generation_;
+      create();
+    } else {
+      act();
+      run_group();
+    }
+  } catch (const Aborted&) {
+    finish(true);
+  } catch (const std::exception& error) {
+    context_.report_error(slot_, calls_, error.what());
+    start_abort(0);  // as a job does whose collective failed
+    finish(true);
+  }
+  return !over_;
+}
+
+void Stream::run_group() {
+  const auto run_ahead = static_cast<std::uint64_t>(context_.options.run_ahead);
+  wait([&] {
+    return all_others([&](const Lane& lane) { return calls_ < lane.issued + run_ahead; });
+  });
+  pace();
+  if (group_ >= window_.end) window_ = {};
+  std::uint64_t index = group_;
+  if (window_.length > 0) index = window_.first + (group_ - window_.first) % window_.length;
+  if (window_.is_mine) {
+    const Graph& graph = window_.graphs[index - window_.first];
+    communicator_->replay(graph);
+    std::vector<Outcome> outcomes;
+    for (const Aggregate& aggregate : graph.aggregates) outcomes.push_back(aggregate.outcome);
+    push(outcomes, true);
+  } else {
+    push(communicator_->run(context_.plan.group(slot_, index)), false);
+  }
+  ++group_;
+}
+
+void Stream::push(const std::vector<Outcome>& outcomes, bool replayed) {
+  for (const Outcome& outcome : outcomes) {
+    wait([&] { return lane_.issued - lane_.checked < kRingRecords; });
+    Record& record = lane_.ring[lane_.issued % kRingRecords];
+    record = {calls_ - first_call_,
+              outcome.size_bytes,
+              generation_,
+              outcome.chunk_bytes,
+              outcome.chunks_hash,
+              outcome.question,
+              outcome.num_channels,
+              static_cast<std::uint8_t>(outcome.collective),
+              static_cast<std::uint8_t>(outcome.algorithm),
+              static_cast<std::uint8_t>(outcome.protocol),
+              outcome.acted,
+              replayed};
+    ++calls_;
+    lane_.issued += 1;
+  }
+}
+
+void Stream::pace() {
+  const Options& options = context_.options;
+  if (options.calls_per_s > 0) {
+    const double due_ns = 1e9 * static_cast<double>(calls_) / options.calls_per_s;
+    const std::uint64_t due = begin_ns_ + static_cast<std::uint64_t>(due_ns);
+    const std::uint64_t now = now_ns();
+    if (due > now) std::this_thread::sleep_for(std::chrono::nanoseconds(due - now));
+  }
+  if (options.jitter_us > 0 && random_() % 8 == 0) {
+    const auto most_us = static_cast<std::uint64_t>(8 * options.jitter_us);
+    std::this_thread::sleep_for(std::chrono::microseconds(random_() % most_us));
+  }
+}
+
+void Stream::act() {
+  const std::vector<Action>& actions = context_.options.actions;
+  for (std::size_t i = 0; i < actions.size(); ++i) {
+    if (calls_ < due_[i]) continue;
+    const Action& action = actions[i];
+    due_[i] = action.repeats ? (calls_ / action.call + 1) * action.call
+                             : std::numeric_limits<std::uint64_t>::max();
+    perform(action, i);
+  }
+}
+
+void Stream::perform(const Action& action, std::size_t index) {
+  const bool is_mine = action.rank < 0 || action.rank == context_.rank;
+  const auto number = [&](std::size_t i) { return std::atof(action.arguments[i].c_str()); };
+  if (action.kind == Action::Kind::capture) {  // the others repeat the groups as well
+    window_ = {};
+    window_.first = group_;
+    window_.length = static_cast<std::uint64_t>(number(0));
+    window_.end = group_ + window_.length * static_cast<std::uint64_t>(number(1));
+    window_.is_mine = is_mine;
+    for (std::uint64_t i = 0; is_mine && i < window_.length; ++i) {
+      window_.graphs.push_back(communicator_->capture(context_.plan.group(slot_, group_ + i)));
+    }
+    return;
+  }
+  if (!is_mine) return;
+  switch (action.kind) {
+    case Action::Kind::simulate: {
+      std::vector<Task> tasks;
+      while (tasks.size() < static_cast<std::size_t>(number(0))) {
+        tasks.push_back(context_.plan.group(slot_, group_ + 3 * tasks.size()).front());
+      }
+      return communicator_->simulate(tasks);
+    }
+    case Action::Kind::sleep:
+      return sleep_s(number(0));
+    case Action::Kind::kill:
+      kill(getpid(), SIGKILL);
+      return;
+    case Action::Kind::fork: {
+      const pid_t child = fork();
+      if (child == 0) {
+        g_is_forked_child = true;
+        sleep_s(0.02);
+        std::exit(0);
+      }
+      return;
+    }
+    case Action::Kind::abort:
+      return start_abort(number(0));
+    default:
+      return ask_launcher(index);
+  }
+}
+
+/// One request at a time; what follows the launcher's answer happens after it.
+void Stream::ask_launcher(std::size_t index) {
+  std::atomic<std::uint32_t>& request = context_.board.ranks[context_.rank].request;
+  const auto number = static_cast<std::uint32_t>(index) + 1;
+  wait([&] {
+    std::uint32_t none = 0;
+    return request.compare_exchange_strong(none, number);
+  });
+  wait([&] { return request != number; });
+}
+
+void Stream::destroy() {
+  if (!context_.options.destroys && calls_ >= context_.board.call_limit) {
+    static_cast<void>(communicator_.release());
+    return;
+  }
+  wait([&] { return all_others([&](const Lane& lane) { return lane.issued >= calls_; }); });
+  {
+    const std::lock_guard<std::mutex> lock(abort_mutex_);
+    if (aborted_) throw Aborted();
+    exists_ = false;  // from here on nobody may abort it
+  }
+  communicator_->destroy();
+}
+
+void Stream::finish(bool lost) {
+  over_ = true;
+  lane_.lost = lost;
+  lane_.gone = true;
+}
+
+void Stream::start_abort(double delay_s) {
+  const std::lock_guard<std::mutex> lock(abort_mutex_);
+  aborters_.emplace_back([this, delay_s] {
+    adopt_thread();
+    sleep_s(delay_s);
+    {
+      const std::lock_guard<std::mutex> own(abort_mutex_);
+      if (aborted_.exchange(true) || !exists_) return;
+      exists_ = false;
+    }
+    communicator_->abort();
+  });
+}
+
+void Stream::watch() {
+  if (over_ || aborted_ || context_.options.survivors_go_on || !somebody_is_lost()) return;
+  if (lost_since_ns_ == 0) lost_since_ns_ = now_ns();
+  const double lost_s = 1e-9 * static_cast<double>(now_ns() - lost_since_ns_);
+  if (lost_s < context_.options.watchdog_s) return;
+  lost_since_ns_ = now_ns();
+  start_abort(0);
+}

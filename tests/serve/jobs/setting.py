@@ -1,0 +1,139 @@
+"""What a job under the plugin finds around it: an artifact, a machine, a key."""
+
+import hashlib
+import os
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dynamiccl.nccl import Algorithm, Config, Protocol
+from dynamiccl.serve.table import MAX_BINS, DecisionTable, relative_path
+
+SYSTEM: Final = "test-system"
+#: Two decisions that NCCL has for every collective, and that its own choice rarely is.
+FIRST: Final = Config(Algorithm.Ring, Protocol.LL128, 8)
+SECOND: Final = Config(Algorithm.Ring, Protocol.Simple, 4)
+
+#: Paced as a job is, and long enough for ranks on a busy machine to agree in the background.
+JOB: Final = {"rate": 4000, "calls": 4000}
+
+NCCL_CODES: Final = {
+    "2.21": 22105,
+    "2.22": 22203,
+    "2.23": 22304,
+    "2.24": 22403,
+    "2.25": 22501,
+    "2.26": 22606,
+    "2.27": 22707,
+    "2.28": 22809,
+    "2.29": 22907,
+    "2.30": 23007,
+}
+GPU: Final = "NVIDIA Test GPU"
+NUM_GPUS: Final = 8
+
+
+def shapes_of(num_ranks: int, num_nodes: int = 1) -> list[tuple[int, int]]:
+    """Every (nodes, ranks) that a job's groups can have."""
+    return [
+        (nodes, ranks)
+        for nodes in range(1, num_nodes + 1)
+        for ranks in range(2, num_ranks + 1)
+        if ranks % nodes == 0
+    ]
+
+
+def write_artifact(
+    directory: Path, config: Config, shapes: Iterable[tuple[int, int]], *, gpu: str = GPU
+) -> Path:
+    """An artifact that decides `config` for everything, on every release of NCCL."""
+    lines = ["dynamiccl-index\t1"]
+    manifest = f'{{"artifact_version": 1, "test": "{config}"}}\n'
+    directory.mkdir(parents=True)
+    (directory / "manifest.json").write_text(manifest)
+    lines.append("artifact\t" + hashlib.sha256(manifest.encode()).hexdigest())
+    lines += [f"system\t{SYSTEM}\t" + fingerprint(code, gpu=gpu) for code in NCCL_CODES.values()]
+    for num_nodes, num_ranks in shapes:
+        table = DecisionTable.from_configs(
+            [[config] * MAX_BINS] * 5, num_nodes=num_nodes, num_ranks=num_ranks
+        )
+        path = directory / relative_path(SYSTEM, num_nodes, num_ranks)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(table.to_bytes())
+        digest = hashlib.sha256(table.to_bytes()).hexdigest()
+        lines.append(f"table\t{SYSTEM}\t{num_nodes}\t{num_ranks}\t{digest}")
+    (directory / "plugin.index").write_text("\n".join(lines) + "\n")
+    return directory
+
+
+def fingerprint(nccl_code: int, *, gpu: str = GPU) -> str:
+    return f"gpu={gpu}*{NUM_GPUS};mig=0;nic=infiniband*{NUM_GPUS};nccl={nccl_code}"
+
+
+def write_machine(root: Path, *, gpu: str = GPU) -> Path:
+    """The files that a node's driver and kernel show; see DYNAMICCL_TEST_ROOT."""
+    for i in range(NUM_GPUS):
+        information = root / f"proc/driver/nvidia/gpus/0000:{i:02x}:00.0/information"
+        information.parent.mkdir(parents=True)
+        information.write_text(f"Model: \t\t {gpu}\nIRQ:   \t\t 100\n")
+        port = root / f"sys/class/infiniband/mlx5_{i}/ports/1"
+        port.mkdir(parents=True)
+        (port / "link_layer").write_text("InfiniBand\n")
+        (port / "state").write_text("4: ACTIVE\n")
+        (port / "rate").write_text("400 Gb/sec (4X NDR)\n")
+    return root
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One job's surroundings under `root`, with two artifacts and one machine."""
+
+    root: Path
+    artifact: Path
+    other_artifact: Path
+    machine: Path
+    key: Path
+    run_dir: Path
+
+    def environment(self, *, coordinator: bool = False) -> dict[str, str]:
+        """What the ranks get. Without a coordinator one node's ranks meet on a local socket."""
+        chosen = f"127.0.0.1:{free_port()}" if coordinator else "none"
+        return {
+            "DYNAMICCL_ARTIFACT": str(self.artifact),
+            "DYNAMICCL_SYSTEM": SYSTEM,
+            "DYNAMICCL_TEST_ROOT": str(self.machine),
+            "DYNAMICCL_COORDINATOR": chosen,
+            "DYNAMICCL_SOCKET_IFNAME": "lo",
+            "DYNAMICCL_KEY_FILE": str(self.key),
+            "DYNAMICCL_JOB_ID": self.root.name,
+            "DYNAMICCL_RUN_DIR": str(self.run_dir),
+            "DYNAMICCL_DECISION_LIMIT_S": "3",
+        }
+
+
+def make_setting(root: Path, *, num_ranks: int, num_nodes: int = 1) -> Setting:
+    """Everything that a job of this size needs, under `root`."""
+    shapes = shapes_of(num_ranks, num_nodes)
+    key = root / "key"
+    key.write_bytes(os.urandom(32))
+    key.chmod(0o600)
+    run_dir = root / "run"
+    run_dir.mkdir(mode=0o700)
+    return Setting(
+        root=root,
+        artifact=write_artifact(root / "artifact", FIRST, shapes),
+        other_artifact=write_artifact(root / "other-artifact", SECOND, shapes),
+        machine=write_machine(root / "machine"),
+        key=key,
+        run_dir=run_dir,
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        assert isinstance(port, int)
+        return port

@@ -1,0 +1,207 @@
+"""Ranks that die, sleep, abort or count differently: no two answers, and no wait without an end."""
+
+import pytest
+
+from tests.serve.jobs.conftest import Player
+from tests.serve.jobs.play import at, every
+from tests.serve.jobs.setting import JOB, Setting
+
+
+@pytest.mark.parametrize("rank", [0, 2], ids=["leader", "worker"])
+@pytest.mark.parametrize("call", [0, 20, 100, 400])
+def test_a_killed_rank_leaves_no_two_answers(
+    rank: int, call: int, play_job: Player, four_ranks: Setting
+) -> None:
+    played = play_job(
+        *at(call, "kill", rank=rank),
+        environment=four_ranks.environment(),
+        ranks=4,
+        comms=2,
+        watchdog=0.2,
+        run_ahead=1000,
+        **JOB,
+    )
+    assert played.ranks[rank].signal == 9
+    assert (played.disagreements, played.acted_unevenly, played.violations) == (0, 0, 0), played
+    assert not played.hit_deadline, played
+    assert played.abnormal_exits == 0, played
+
+
+@pytest.mark.parametrize("rank", [0, 2], ids=["leader", "worker"])
+@pytest.mark.parametrize("call", [5, 50, 200])
+def test_survivors_that_go_on_agree_among_themselves(
+    rank: int, call: int, play_job: Player, four_ranks: Setting
+) -> None:
+    played = play_job(
+        *at(call, "kill", rank=rank),
+        environment=four_ranks.environment(),
+        ranks=4,
+        survivors_go_on=1,
+        **JOB,
+    )
+    assert (played.disagreements, played.acted_unevenly, played.violations) == (0, 0, 0), played
+    assert not played.hit_deadline, played
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["leader", "worker"])
+def test_a_stopped_process_delays_and_splits_nothing(
+    rank: int, play_job: Player, four_ranks: Setting
+) -> None:
+    played = play_job(
+        *at(30, "stop=1.5", rank=rank), environment=four_ranks.environment(), ranks=4, **JOB
+    )
+    assert played.is_sound, played
+    assert played.acted > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", [0, 30, 300])
+def test_a_leader_ten_seconds_late(call: int, play_job: Player, four_ranks: Setting) -> None:
+    played = play_job(
+        *at(call, "stop=10", rank=0),
+        environment=four_ranks.environment() | {"DYNAMICCL_DECISION_LIMIT_S": "60"},
+        ranks=4,
+        comms=3,
+        run_ahead=4000,
+        deadline=90,
+        rate=500,
+        calls=8000,
+    )
+    assert played.is_sound, played
+    assert played.acted > 0
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["leader", "worker"])
+def test_an_abort_wakes_who_waits(rank: int, play_job: Player, four_ranks: Setting) -> None:
+    held = {"DYNAMICCL_ACTIVATE_AT": "100", "DYNAMICCL_ACTIVATE_LIMIT_S": "60"}
+    played = play_job(
+        "--without-plugin",
+        "3",
+        *at(100, "abort=0.5", rank=rank),
+        environment=four_ranks.environment() | held,
+        ranks=4,
+        max_group=1,
+        watchdog=0.3,
+        deadline=10,
+    )
+    assert (played.disagreements, played.violations, played.abnormal_exits) == (0, 0, 0), played
+    assert not played.hit_deadline, played
+    assert played.asked_longest_ms > 300  # somebody did wait
+    assert played.raw["wall_s"] < 8
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["leader", "worker"])
+@pytest.mark.parametrize("call", [0, 10, 100, 500])
+def test_an_abort_at_any_time_leaves_no_two_answers(
+    rank: int, call: int, play_job: Player, four_ranks: Setting
+) -> None:
+    played = play_job(
+        *at(call, "abort=0", rank=rank, comm=1),
+        environment=four_ranks.environment(),
+        ranks=4,
+        comms=3,
+        threads=3,
+        watchdog=0.2,
+        rate=2000,
+        calls=2000,
+    )
+    assert (played.disagreements, played.acted_unevenly, played.violations) == (0, 0, 0), played
+    assert (played.abnormal_exits, played.hit_deadline) == (0, False), played
+    world = next(comm for comm in played.communicators if comm.slot == 0)
+    assert world.calls >= 2000  # the other communicators go on
+    assert world.acted > 0
+
+
+def test_one_rank_that_simulates_ends_all_switching(play_job: Player, four_ranks: Setting) -> None:
+    swap = f"swap={four_ranks.artifact},{four_ranks.other_artifact}"
+    for call in (0, 10, 1000):
+        played = play_job(
+            *at(call, "simulate=4", rank=1),
+            *at(1500, swap),
+            environment=four_ranks.environment(),
+            ranks=4,
+            **JOB,
+        )
+        assert played.is_sound, played
+        assert played.switches <= 1, played  # what is in force stays, whether ours or NCCL's
+
+
+def test_ranks_that_all_simulate_count_alike(play_job: Player, four_ranks: Setting) -> None:
+    played = play_job(
+        *every(100, "simulate=3", rank="all"),
+        environment=four_ranks.environment(),
+        ranks=4,
+        **JOB,
+    )
+    assert played.is_sound, played
+    assert played.acted > 0
+
+
+@pytest.mark.parametrize("call", [0, 40, 400])
+def test_one_rank_that_captures_splits_nothing(
+    call: int, play_job: Player, four_ranks: Setting
+) -> None:
+    played = play_job(
+        *at(call, "capture=20,30", rank=1), environment=four_ranks.environment(), ranks=4, **JOB
+    )
+    assert played.is_sound, played
+
+
+def test_ranks_that_all_capture_replay_one_choice(play_job: Player, four_ranks: Setting) -> None:
+    played = play_job(
+        *at(1000, "capture=20,30", rank="all"),
+        environment=four_ranks.environment(),
+        ranks=4,
+        comms=2,
+        **JOB,
+    )
+    assert played.is_sound, played
+    assert played.acted > 0
+    assert played.communicators[0].calls >= 4000
+
+
+def test_a_job_that_destroys_nothing_ends_as_well(play_job: Player, four_ranks: Setting) -> None:
+    for calls in (10, 2000):
+        played = play_job(
+            environment=four_ranks.environment(), ranks=4, comms=3, destroy=0, calls=calls
+        )
+        assert played.is_sound, played
+        assert played.raw["wall_s"] < 8
+
+
+def test_the_library_may_be_closed_and_opened_again(play_job: Player, four_ranks: Setting) -> None:
+    played = play_job(environment=four_ranks.environment(), ranks=4, lifetime=20, calls=2000)
+    assert played.is_sound, played
+    assert played.communicators[0].generations >= 50
+
+
+def test_forked_children_are_no_ranks(play_job: Player, four_ranks: Setting) -> None:
+    played = play_job(
+        *every(200, "fork", rank="all"), environment=four_ranks.environment(), ranks=4, **JOB
+    )
+    assert played.is_sound, played
+    assert played.acted > 0
+
+
+@pytest.mark.parametrize("release", ["2.27", "2.28", "2.29", "2.30"])
+def test_kernel_events_may_be_late_twice_or_lost(
+    release: str, play_job: Player, four_ranks: Setting
+) -> None:
+    played = play_job(
+        environment=four_ranks.environment() | {"DYNAMICCL_SAMPLE_PERCENT": "100"},
+        ranks=4,
+        comms=2,
+        release=release,
+        kernel_drop=20,
+        kernel_duplicate=10,
+        kernel_delay_us=5000,
+        **JOB,
+    )
+    assert played.is_sound, played
+
+
+def test_a_rank_without_the_profiler_splits_nothing(play_job: Player, four_ranks: Setting) -> None:
+    played = play_job(
+        "--without-profiler", "2", environment=four_ranks.environment(), ranks=4, **JOB
+    )
+    assert played.is_sound, played

@@ -1,0 +1,135 @@
+"""Other tables while a job runs: a new artifact, a bad one, the kill file."""
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.serve.jobs.conftest import Player
+from tests.serve.jobs.play import at, every
+from tests.serve.jobs.setting import Setting
+
+#: Long enough for a change on disk to be noticed, agreed and in force.
+LONG_JOB: Final = {"rate": 1000, "calls": 5000}
+
+
+def test_a_new_artifact_is_taken_at_one_call(play_job: Player, four_ranks: Setting) -> None:
+    swap = f"swap={four_ranks.artifact},{four_ranks.other_artifact}"
+    played = play_job(
+        *at(1000, swap), environment=four_ranks.environment(), ranks=4, comms=3, **LONG_JOB
+    )
+    assert played.is_sound, played
+    # From NCCL's own choice to the first table, and from that to the second.
+    assert [comm.switches for comm in played.communicators] == [2] * 5
+
+
+def spoil_table(artifact: Path) -> None:
+    """The table is not the one that the index speaks of."""
+    for path in artifact.rglob("*.dct"):
+        path.write_bytes(path.read_bytes()[:-1] + b"\0")
+
+
+def spoil_index(artifact: Path) -> None:
+    (artifact / "plugin.index").write_text("dynamiccl-index\t99\n")
+
+
+def empty(artifact: Path) -> None:
+    for path in artifact.rglob("*"):
+        if path.is_file():
+            path.unlink()
+
+
+def open_to_all(artifact: Path) -> None:
+    (artifact / "plugin.index").chmod(0o666)
+
+
+@pytest.mark.parametrize("spoil", [spoil_table, spoil_index, empty, open_to_all])
+def test_a_bad_artifact_is_refused_and_the_old_one_stays(
+    spoil: object, play_job: Player, four_ranks: Setting
+) -> None:
+    assert callable(spoil)
+    spoil(four_ranks.other_artifact)
+    swap = f"swap={four_ranks.artifact},{four_ranks.other_artifact}"
+    played = play_job(*at(1000, swap), environment=four_ranks.environment(), ranks=4, **LONG_JOB)
+    assert played.is_sound, played
+    assert played.switches == 1
+    assert played.communicators[0].last_acted == played.communicators[0].calls - 1
+
+
+def test_the_kill_file_returns_everything_to_nccl(play_job: Player, four_ranks: Setting) -> None:
+    kill_file = four_ranks.artifact / "kill"
+    played = play_job(
+        *at(1000, f"sh=touch {kill_file}"),
+        environment=four_ranks.environment(),
+        ranks=4,
+        comms=3,
+        **LONG_JOB,
+    )
+    assert played.is_sound, played
+    for comm in played.communicators:
+        assert comm.acted
+        assert comm.last_acted is not None
+        assert 1000 <= comm.last_acted < 4000
+        assert comm.switches == 2
+
+
+def test_without_the_kill_file_the_table_comes_back(play_job: Player, four_ranks: Setting) -> None:
+    kill_file = four_ranks.root / "stop-it"
+    played = play_job(
+        *at(1000, f"sh=touch {kill_file}"),
+        *at(3000, f"sh=rm {kill_file}"),
+        environment=four_ranks.environment() | {"DYNAMICCL_KILL_FILE": str(kill_file)},
+        ranks=4,
+        rate=1000,
+        calls=6000,
+    )
+    assert played.is_sound, played
+    assert played.switches == 3
+    assert played.communicators[0].last_acted == played.communicators[0].calls - 1
+
+
+def test_a_static_job_takes_no_new_artifact(play_job: Player, four_ranks: Setting) -> None:
+    swap = f"swap={four_ranks.artifact},{four_ranks.other_artifact}"
+    played = play_job(
+        *at(1000, swap),
+        environment=four_ranks.environment() | {"DYNAMICCL_MODE": "table-static"},
+        ranks=4,
+        **LONG_JOB,
+    )
+    assert played.is_sound, played
+    assert played.switches == 1
+
+
+@pytest.mark.slow
+def test_four_hundred_thousand_calls_while_artifacts_change(
+    play_job: Player, four_ranks: Setting
+) -> None:
+    swap = f"swap={four_ranks.artifact},{four_ranks.other_artifact}"
+    played = play_job(
+        *every(5000, swap),
+        environment=four_ranks.environment(),
+        ranks=4,
+        comms=2,
+        calls=140_000,
+        deadline=300,
+    )
+    assert played.is_sound, played
+    assert played.calls >= 400_000
+    assert played.switches > 10
+
+
+@pytest.mark.slow
+def test_ten_thousand_switches_under_load(play_job: Player, four_ranks: Setting) -> None:
+    swap = f"swap={four_ranks.artifact},{four_ranks.other_artifact}"
+    played = play_job(
+        *every(200, swap),
+        environment=four_ranks.environment(),
+        ranks=4,
+        comms=16,
+        threads=2,
+        calls=10**8,
+        until_switches=10_000,
+        deadline=540,
+    )
+    assert played.is_sound, played
+    assert played.switches >= 10_000
