@@ -163,4 +163,4 @@ def test_wheel_holds_the_parts_under_our_name_only(tmp_path: Path) -> None:
     built = {p for p in ours if p.parts[0] not in {"tests", "bench", "fuzz"}}
     prefix = "dynamiccl/serve/plugin/"
     packed = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
-    assert packed == {str(p) for p in built} | {"CMakeLists.txt"}
+    assert packed == {str(p) for p in built} | {"CMakeLists.txt", "torch/CMakeLists.txt"}

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dynamiccl.serve.plugin_index import PluginIndex
 from torch import nn
 
 from dynamiccl.datasets.manifest import Manifest
@@ -12,6 +11,7 @@ from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.serve.artifact import Artifact, export_artifact
 from dynamiccl.serve.brain.history import BrainConfig, Task
 from dynamiccl.serve.decide import table_supports
+from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.sizes import size_bin
 from tests.policies import hand_made_manifest
 from tests.rows import default, forced, frame
