@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.serve.abi import TunerPlugin
+from dynamiccl.serve.artifact import Artifact
 from tests.cli.conftest import artifact_fixture as artifact_fixture  # noqa: PLC0414
 from tests.cli.conftest import policy_fixture as policy_fixture  # noqa: PLC0414
 from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
+from tests.serve.brains import make_artifact
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +27,9 @@ def libnccl_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = folder / "libnccl.so.2"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
     return library
+
+
+@pytest.fixture(scope="session")
+def small_artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """One whose policy has random weights and looks at the history."""
+    return make_artifact(tmp_path_factory.mktemp("small"))

@@ -55,7 +55,7 @@ def copied(artifact: Artifact, tmp_path: Path) -> Path:
 def test_artifact_holds_policy_manifest_and_a_table(artifact: Artifact) -> None:
     assert [info.path for info in artifact.tables] == [TABLE]
     assert artifact.tables[0].acting > 0
-    assert set(artifact.manifest.files) == {"policy.pt", TABLE}
+    assert set(artifact.manifest.files) == {"policy.pt", "brain.pt", TABLE}
     assert artifact.to_json()["tables"][0]["system"] == SYSTEM
 
 
@@ -110,7 +110,7 @@ def test_table_abstains_where_the_default_was_not_measured(artifact: Artifact) -
     assert not mask[centres > size_bin(1 << 20) + 4, 0].any()
 
 
-@pytest.mark.parametrize("name", ["policy.pt", TABLE])
+@pytest.mark.parametrize("name", ["policy.pt", "brain.pt", TABLE])
 def test_one_flipped_byte_is_found(copied: Path, name: str) -> None:
     path = copied / name
     data = bytearray(path.read_bytes())

@@ -1,12 +1,13 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 import pytest
 
 from dynamiccl.serve.build import PLUGIN_NAME
 from tests.serve.jobs.play import Played, play
 from tests.serve.jobs.setting import Setting, make_setting
+
 
 class Player(Protocol):
     """Plays a job of one plugin."""
