@@ -215,7 +215,9 @@ void Agreement::receive(std::int32_t from_rank, const Message& message,
   member_->receive(from_rank, message, now_ns);
   if (leader_ == nullptr) return note_decision();
   if (message.kind == MessageKind::kRequest) {
+    // A rank says so as long as it sees a kill file.
     off_ = true;
+    off_until_ns_ = now_ns + 3 * settings_->look_interval_ns + kSecond;
   } else if (message.kind == MessageKind::kSamples) {
     for (std::uint32_t at = 0; at + kSampleBytes <= message.body_bytes; at += kSampleBytes) {
       guard_->take(read_sample(message.body + at));
@@ -239,13 +241,21 @@ void Agreement::tick(std::uint64_t now_ns) noexcept {
 }
 
 /// A leader: what is to follow from the state of things.
-void Agreement::announce(std::uint64_t) noexcept {
+void Agreement::announce(std::uint64_t now_ns) noexcept {
   if (leader_->state() == Leader::State::kEnded) return end(leader_->reason());
   const bool all_here = leader_->state() != Leader::State::kGathering;
   if (all_here && artifact_->problem() != nullptr && leader_->committed() == 0 && !ended_) {
     return end(artifact_->problem());  // the same on all ranks, else they would have differed
   }
-  if (off_ && !told_ && leader_->is_settled() && propose(nullptr, 0)) told_ = true;
+  if (off_ && now_ns >= off_until_ns_) off_ = false;
+  if (off_ == is_told_off_ || !leader_->is_settled() || ended_) return;
+  const bool is_put = off_ ? leader_->propose(nullptr, 0, 0, Clock::kNever)
+                           : leader_->propose(current_, current_bytes_, 0, Clock::kNever);
+  if (!is_put) return;
+  is_told_off_ = off_;
+  say("DYNAMICCL: %d ranks on %d nodes: %s", place_.num_ranks, place_.num_nodes,
+      off_ ? "a kill file is there: back to NCCL's own choice"
+           : "the kill file is gone: back to the table");
 }
 
 /// Says once what every first decision is; later ones speak when they are something else.
@@ -386,12 +396,6 @@ bool Agreement::is_settled() const noexcept {
   if (leader_ != nullptr) return leader_->is_settled() && leader_->committed() > 0;
   return member_ != nullptr && member_->decided() != 0 && !member_->has_voted() &&
          !clock_.is_staged();
-}
-
-void Agreement::ask_for_off(std::uint64_t now_ns) noexcept {
-  if (off_ && leader_ == nullptr && now_ns < ask_off_at_ns) return;
-  off_ = true;
-  ask_off_at_ns = now_ns + kSecond;
 }
 
 void Agreement::look_for_artifact(std::uint64_t now_ns) noexcept {
