@@ -177,11 +177,12 @@ bool Agreement::propose(const std::uint8_t* table, std::size_t bytes) noexcept {
   const bool is_first = leader_->committed() == 0;
   const std::uint64_t at = is_first ? settings_->activate_at : Clock::kNever;
   const bool taken =
-      (bytes == 0 || guard_->withdraw_from(copy, bytes)) && leader_->propose(copy, bytes, 0, at);
+      (bytes == 0 || guard_->withdraw_from(copy, bytes)) && leader_->propose(copy, bytes, false, at);
   if (taken) {
     std::free(current_);
     current_ = copy;
     current_bytes_ = bytes;
+    is_probing_ = false;
   } else {
     std::free(copy);
   }
@@ -249,10 +250,11 @@ void Agreement::announce(std::uint64_t now_ns) noexcept {
   }
   if (off_ && now_ns >= off_until_ns_) off_ = false;
   if (off_ == is_told_off_ || !leader_->is_settled() || ended_) return;
-  const bool is_put = off_ ? leader_->propose(nullptr, 0, 0, Clock::kNever)
-                           : leader_->propose(current_, current_bytes_, 0, Clock::kNever);
+  const bool is_put = off_ ? leader_->propose(nullptr, 0, false, Clock::kNever)
+                           : leader_->propose(current_, current_bytes_, false, Clock::kNever);
   if (!is_put) return;
   is_told_off_ = off_;
+  is_probing_ = false;
   say("DYNAMICCL: %d ranks on %d nodes: %s", place_.num_ranks, place_.num_nodes,
       off_ ? "a kill file is there: back to NCCL's own choice"
            : "the kill file is gone: back to the table");
@@ -261,7 +263,7 @@ void Agreement::announce(std::uint64_t now_ns) noexcept {
 /// Says once what every first decision is; later ones speak when they are something else.
 void Agreement::note_decision() noexcept {
   const std::uint32_t decided = member_->decided();
-  if (decided == told_of_ || clock_.is_staged()) return;
+  if (decided == told_of_) return;
   const bool is_first = told_of_ == 0;
   if (clock_.table_number() == 0) return;
   told_of_ = decided;
@@ -281,6 +283,12 @@ void Agreement::note_decision() noexcept {
 
 /// Nothing else is under way: judge what was measured, or measure NCCL's own choice for a moment.
 void Agreement::probe(std::uint64_t) noexcept {
+  if (is_probing_) {
+    // It began at a call that all ranks stopped at; back after so many, at another such call.
+    if (clock_.calls() < member_->decided_at() + kProbeSpan) return;
+    is_probing_ = !leader_->propose(current_, current_bytes_, false, Clock::kNever);
+    return;
+  }
   if (settings_->probe_calls == 0 || current_bytes_ == 0 || off_) return;
   Guard::Slow slow;
   if (const int found = guard_->find_slow(*artifact_, &slow)) {
@@ -294,9 +302,9 @@ void Agreement::probe(std::uint64_t) noexcept {
     return;
   }
   if (guard_->complete() == 0 || clock_.calls() < next_probe_call_) return;
-  if (leader_->propose(nullptr, 0, kProbeSpan, Clock::kNever)) {
-    next_probe_call_ = clock_.calls() + settings_->probe_calls;
-  }
+  if (!leader_->propose(nullptr, 0, true, Clock::kNever)) return;
+  is_probing_ = true;
+  next_probe_call_ = clock_.calls() + settings_->probe_calls;
 }
 
 void Agreement::describe(CallRecord* record) const noexcept {
@@ -380,8 +388,6 @@ std::uint64_t Agreement::due_ns(std::uint64_t now_ns) const noexcept {
     if (other != 0 && (due == 0 || other < due)) due = other;
   };
   if (member_ != nullptr) earlier(member_->due_ns());
-  // A switch that is ahead is looked at from time to time: the calls do not tell of it.
-  if (clock_.is_staged()) earlier(now_ns + kSecond / 50);
   if (leader_ != nullptr) {
     earlier(leader_->due_ns());
     if (leader_->is_settled() && !ended_ && settings_->mode != Mode::kTableStatic) {
@@ -394,8 +400,7 @@ std::uint64_t Agreement::due_ns(std::uint64_t now_ns) const noexcept {
 bool Agreement::is_settled() const noexcept {
   if (ended_) return true;
   if (leader_ != nullptr) return leader_->is_settled() && leader_->committed() > 0;
-  return member_ != nullptr && member_->decided() != 0 && !member_->has_voted() &&
-         !clock_.is_staged();
+  return member_ != nullptr && member_->decided() != 0 && !member_->is_mustered();
 }
 
 void Agreement::look_for_artifact(std::uint64_t now_ns) noexcept {

@@ -141,6 +141,7 @@ class Agreement {
   // What the leader put last for good: tables for probes and the guard begin with it.
   std::uint8_t* current_ = nullptr;
   std::size_t current_bytes_ = 0;
+  bool is_probing_ = false;
   std::uint64_t next_probe_call_ = 0;
   std::uint64_t brain_at_ns_ = 0;
   std::uint64_t brain_saw_ = 0;
