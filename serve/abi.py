@@ -275,6 +275,7 @@ class TunerPlugin:
 
     def __init__(self, path: Path) -> None:
         """Load the library at `path`; raises PluginError when it is not a tuner plugin."""
+        self.path = path
         try:
             library = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
         except OSError as error:

@@ -30,6 +30,7 @@ from dynamiccl.serve.artifact import (
     verify_artifact,
 )
 from dynamiccl.serve.decide import allowed, cold_tasks, table_supports
+from dynamiccl.serve.lone_rank import lone_environment
 from dynamiccl.serve.nccl_csv import nccl_csv
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable
@@ -60,13 +61,13 @@ def test_artifact_holds_policy_manifest_and_a_table(artifact: Artifact) -> None:
 
 
 def test_one_cold_observation_means_the_same_in_policy_table_and_plugin(
-    trained: Trained, artifact: Artifact, plugin_path: Path
+    trained: Trained, artifact: Artifact, copied: Path, plugin_path: Path
 ) -> None:
     policy = TorchPolicy.load(trained.policy)
     (support,) = table_supports(artifact.manifest)
     table = DecisionTable.read(artifact.directory / TABLE)
     configs = Catalogue.from_json(artifact.manifest.catalogue).configs
-    environment = {"DYNAMICCL_ARTIFACT": str(artifact.directory), "DYNAMICCL_SYSTEM": SYSTEM}
+    environment = lone_environment(plugin_path, copied, SYSTEM)
     acted = 0
     with TunerPlugin(plugin_path).communicator(32, 4, environment=environment) as communicator:
         for collective in (Collective.AllReduce, Collective.AllGather):
