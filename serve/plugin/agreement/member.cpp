@@ -72,11 +72,7 @@ void Member::stop_for(const Message& proposal) noexcept {
   Message ballot = about(MessageKind::kVote, proposal.proposal);
   ballot.verdict = kReady;
   if (proposal.proposal == proposal_) {  // the leader has not heard it
-    if (promised_) {
-      ballot.verdict = kYes;
-      ballot.hash = hash_;
-    }
-    return send(0, ballot);
+    return promised_ ? say_yes() : send(0, ballot);
   }
   const bool may_come = proposal_ == 0 && proposal.proposal > refused_;
   const Reason reason = may_come ? consider(proposal) : kBusy;
@@ -120,6 +116,10 @@ void Member::promise(std::uint64_t now_ns) noexcept {
   if (promised_ || !clock_->vote(&hash_)) return;
   promised_ = true;
   ask_at_ns_ = now_ns + timing_.repeat_ns;
+  say_yes();
+}
+
+void Member::say_yes() noexcept {
   Message ballot = about(MessageKind::kVote, proposal_);
   ballot.verdict = kYes;
   ballot.hash = hash_;
@@ -184,6 +184,7 @@ void Member::tell(std::int32_t peer, std::uint32_t proposal) noexcept {
 
 void Member::ask(std::uint64_t now_ns) noexcept {
   ask_at_ns_ = now_ns + timing_.repeat_ns;
+  say_yes();  // should the leader not have heard it
   const Message question = about(MessageKind::kAsk, proposal_);
   // In turns: all of a thousand ranks may be asking at once.
   const std::int32_t others = place_.num_ranks - 1;

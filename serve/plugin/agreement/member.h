@@ -46,6 +46,7 @@ class Member {
   void stop_for(const Message& proposal) noexcept;
   Reason consider(const Message& proposal) noexcept;
   void promise(std::uint64_t now_ns) noexcept;
+  void say_yes() noexcept;
   void drop_out() noexcept;
   void learn(const Message& decision) noexcept;
   void acknowledge(std::uint32_t proposal) noexcept;

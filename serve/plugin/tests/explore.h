@@ -30,7 +30,8 @@ struct Inspect {
     mix(d, clock.staged_ != nullptr ? clock.staged_->number : 99);
     mix(d, clock.muster_at_);
     mix(d, clock.hold_at_);
-    mix(d, clock.is_closed_ | clock.failed_ << 1 | clock.promised_ << 2 | clock.waiting_ << 3 | clock.hold_expired_ << 4);
+    mix(d, clock.is_closed_ | clock.failed_ << 1 | clock.promised_ << 2 | clock.waiting_ << 3 |
+               clock.hold_expired_ << 4);
   }
   static void add(std::uint64_t* d, const Member& member) {
     mix(d, member.left_ | member.committed_ << 1 | member.promised_ << 2);
@@ -61,8 +62,8 @@ struct Rules {
   int num_ranks = 2;
   int num_calls = 4;  // of each rank
   std::uint64_t span = 1;
-  int simulates = 0;  // calls that one rank alone makes
-  int num_proposals = 1;         // tables put one after the other
+  int simulates = 0;      // calls that one rank alone makes
+  int num_proposals = 1;  // tables put one after the other
   std::uint64_t activate_at = Clock::kNever;
   int crashes = 0;
   int drops = 0;
@@ -88,6 +89,9 @@ struct Flying {
     Inspect::mix(&d, static_cast<std::uint64_t>(message.kind) * 256 + message.verdict);
     Inspect::mix(&d, message.proposal);
     Inspect::mix(&d, message.index);
+    Inspect::mix(&d, message.hash);
+    Inspect::mix(&d, message.fixed);
+    Inspect::mix(&d, message.reason);
     return d;
   }
 };
@@ -136,6 +140,7 @@ class World {
       if (!rank->alive) continue;
       const int i = rank->number;
       if (rank->can_call()) choices_.push_back({kCall, i});
+      if (rank->is_to_wake) choices_.push_back({kWake, i});
       if (rank->waits && left_.lasting_waits > 0) choices_.push_back({kWaitTooLong, i});
       if (left_.repeats > 0) choices_.push_back({kRepeat, i});
       if (left_.timeouts > 0) choices_.push_back({kTimeout, i});
@@ -171,6 +176,12 @@ class World {
         --left_.timeouts;
         tick(chosen.which, now_ += 2 * kLong);
         break;
+      case kWake: {
+        Rank& rank = *ranks_[static_cast<std::size_t>(chosen.which)];
+        rank.is_to_wake = false;
+        tick(chosen.which, now_);
+        break;
+      }
       case kSimulate:
         --left_.simulates;
         simulate(*ranks_[static_cast<std::size_t>(chosen.which)]);
@@ -202,7 +213,8 @@ class World {
     for (const auto& rank : ranks_) {
       Inspect::add(&d, *rank->clock);
       Inspect::add(&d, *rank->member);
-      Inspect::mix(&d, rank->alive | rank->waits << 1 | rank->failed << 2 | rank->simulates << 3);
+      Inspect::mix(&d, rank->alive | rank->waits << 1 | rank->failed << 2 | rank->simulates << 3 |
+                           rank->is_to_wake << 4);
       for (const int answer : rank->answers)
         Inspect::mix(&d, static_cast<std::uint64_t>(answer + 2));
     }
@@ -214,8 +226,8 @@ class World {
     }
     Inspect::mix(&d, all);
     Inspect::mix(&d, static_cast<std::uint64_t>(put_));
-    for (const int left :
-         {left_.crashes, left_.drops, left_.repeats, left_.timeouts, left_.lasting_waits, left_.simulates}) {
+    for (const int left : {left_.crashes, left_.drops, left_.repeats, left_.timeouts,
+                           left_.lasting_waits, left_.simulates}) {
       Inspect::mix(&d, static_cast<std::uint64_t>(left));
     }
     return d;
@@ -268,8 +280,9 @@ class World {
  private:
   static constexpr std::uint64_t kLong = 1'000'000'000'000;
   static constexpr int kNone = -1;
-  enum What { kDeliver, kDrop, kCall, kWaitTooLong, kRepeat, kTimeout, kCrash, kSimulate };
-  static constexpr const char* kNames[] = {"deliver", "drop", "call", "wait too long", "repeat", "timeout", "crash", "simulate"};
+  enum What { kDeliver, kDrop, kCall, kWaitTooLong, kRepeat, kTimeout, kCrash, kSimulate, kWake };
+  static constexpr const char* kNames[] = {
+      "deliver", "drop", "call", "wait too long", "repeat", "timeout", "crash", "simulate", "wake"};
   struct Choice {
     What what;
     int which;
@@ -281,7 +294,7 @@ class World {
     std::unique_ptr<Clock> clock;
     std::unique_ptr<Member> member;
     Leader* leader = nullptr;
-    bool alive = true, waits = false, failed = false, simulates = false;
+    bool alive = true, waits = false, failed = false, simulates = false, is_to_wake = false;
     std::vector<int> answers;  // [call] number of the table
     int done = 0;
     bool can_call() const {
@@ -343,10 +356,12 @@ class World {
   }
 
   void call(Rank& rank, std::uint64_t now) {
+    const bool was_waiting = rank.waits;
     const bool fast = !rank.waits && rank.clock->begin();
     rank.waits = false;
     const Clock::Turn turn = fast ? Clock::Turn::kGo : rank.clock->turn(now);
     if (turn == Clock::Turn::kWait) {
+      rank.is_to_wake |= !was_waiting;  // it wakes the service, once
       rank.waits = true;
       return;
     }
