@@ -170,6 +170,11 @@ Context* Creation::for_agreement(const Communicator& communicator, Settings* set
     std::free(settings);
     return nullptr;
   }
+  // NCCL 2.21 asks twice about each collective (observed).
+  const bool asks_twice = communicator.abi_version == 2;
+  if (asks_twice && settings->activate_at != Clock::kNever) {
+    settings->activate_at = 2 * settings->activate_at - 1;
+  }
   Context* context = allocate(communicator);
   Agreement* agreement =
       Agreement::create(identity.place, identity.known_by, settings);  // takes the settings over

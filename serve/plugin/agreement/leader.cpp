@@ -15,8 +15,10 @@ namespace dynamiccl {
 namespace {
 
 constexpr std::uint64_t kMostSpan = 1'000'000;
-constexpr std::uint32_t kMostBackoff = 6;  // doublings of Timing::retry_ns, and of the span
-constexpr std::uint32_t kMostTries = 12;   // in a row; after that the ranks are left alone
+// After each proposal that was called off the next one comes later, further ahead of the calls, and
+// with more patience: so often do these double.
+constexpr std::uint32_t kLaterTimes = 9, kFurtherTimes = 6, kMorePatienceTimes = 3;
+constexpr std::uint32_t kMostTries = 20;  // in a row; after that the ranks are left alone
 
 }  // namespace
 
@@ -210,8 +212,9 @@ void Leader::ask_for_votes(std::uint64_t now_ns) noexcept {
   const auto paced =
       static_cast<std::uint64_t>(calls_per_ns_ * static_cast<double>(timing_.span_ns));
   const std::uint64_t span = std::clamp(paced, timing_.least_span, kMostSpan)
-                             << std::min(called_off_, kMostBackoff);
-  at_ = wanted_at_ != Clock::kNever ? wanted_at_ : most + span;
+                             << std::min(called_off_, kFurtherTimes);
+  // Odd: NCCL 2.21 asks twice about each collective, and both answers are to be of one table.
+  at_ = wanted_at_ != Clock::kNever ? wanted_at_ : (most + span) | 1;
   first_yes_ns_ = 0;
   for (std::int32_t i = 0; i < place_.num_ranks; ++i) ranks_[i].is_ready = false;
   enter(State::kVoting, now_ns);
@@ -228,10 +231,14 @@ void Leader::decide(bool commit, std::uint64_t now_ns) noexcept {
     ++called_off_;
     if (called_off_ >= kMostTries) for_good_ = true;
     wanted_ = !for_good_;
-    retry_at_ns_ = now_ns + (timing_.retry_ns << std::min(called_off_ - 1, kMostBackoff));
+    retry_at_ns_ = now_ns + (timing_.retry_ns << std::min(called_off_ - 1, kLaterTimes));
   }
   enter(State::kSettling, now_ns);
   repeat();
+}
+
+std::uint64_t Leader::patience_ns() const noexcept {
+  return timing_.patience_ns << std::min(called_off_, kMorePatienceTimes);
 }
 
 void Leader::measure_rate(std::uint64_t now_ns) noexcept {
@@ -268,7 +275,7 @@ void Leader::tick(std::uint64_t now_ns) noexcept {
   // A held call has a limit of its own; others are not to wait for long.
   const bool is_held = wanted_at_ != Clock::kNever;
   if (state_ == State::kVoting && first_yes_ns_ != 0 && !is_held &&
-      now_ns - first_yes_ns_ >= timing_.patience_ns) {
+      now_ns - first_yes_ns_ >= patience_ns()) {
     note("rank %d was not at the same call as the others in time", silent);
     return decide(false, now_ns);
   }
@@ -278,7 +285,7 @@ void Leader::tick(std::uint64_t now_ns) noexcept {
   }
   due_ns_ = said_at_ns_ + timing_.repeat_ns;
   if (state_ == State::kVoting && first_yes_ns_ != 0 && !is_held) {
-    due_ns_ = std::min(due_ns_, first_yes_ns_ + timing_.patience_ns);
+    due_ns_ = std::min(due_ns_, first_yes_ns_ + patience_ns());
   }
 }
 

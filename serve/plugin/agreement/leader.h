@@ -67,6 +67,7 @@ class Leader {
   void repeat() noexcept;
   void say(std::int32_t rank) noexcept;
   bool all_answered() const noexcept;
+  std::uint64_t patience_ns() const noexcept;
   void measure_rate(std::uint64_t now_ns) noexcept;
   __attribute__((format(printf, 2, 3))) void note(const char* format, ...) noexcept;
 

@@ -63,7 +63,7 @@ struct Timing {
   std::uint64_t gather_ns = 120'000'000'000;  // until a rank that did not come is given up
   std::uint64_t phase_ns = 10'000'000'000;    // until a poll that nobody answers is called off
   std::uint64_t patience_ns = 20'000'000;     // that a rank waits at a call for the others
-  std::uint64_t retry_ns = 1'000'000'000;     // from a called-off proposal to the next
+  std::uint64_t retry_ns = 100'000'000;       // from a called-off proposal to the next, and longer
   std::uint64_t span_ns = 50'000'000;         // calls of so long lie between reports and A
   std::uint64_t least_span = 32;              // and at least so many
 };

@@ -174,7 +174,11 @@ def test_a_held_call_is_the_first_of_the_table(
     release: str, play_job: Player, four_ranks: Setting
 ) -> None:
     held = four_ranks.environment() | {"DYNAMICCL_ACTIVATE_AT": "100"}
-    played = play_job(environment=held, ranks=4, comms=2, release=release, calls=500)
+    # 2.21 asks twice about each collective of a group: there a call is not a question.
+    group = 1 if release == "2.21" else 4
+    played = play_job(
+        environment=held, ranks=4, comms=2, release=release, calls=500, max_group=group
+    )
     assert played.is_sound, played
     firsts = {comm.first_acted for comm in played.communicators if comm.acted}
     assert firsts == {99}  # the hundredth

@@ -77,7 +77,7 @@ def test_an_abort_wakes_who_waits(rank: int, play_job: Player, four_ranks: Setti
     played = play_job(
         "--without-plugin",
         "3",
-        *at(100, "abort=0.5", rank=rank),
+        *at(99, "abort=0.5", rank=rank),
         environment=four_ranks.environment() | held,
         ranks=4,
         max_group=1,
