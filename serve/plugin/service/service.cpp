@@ -70,7 +70,6 @@ class Service {
   Note** notes_end_ = &notes_;
   std::uint64_t look_interval_ns_ = kSecond;
   std::uint64_t look_at_ns_ = 0;
-  std::uint64_t send_samples_at_ns_ = 0;
 };
 
 /// Never destroyed: the thread runs on while the process ends.
