@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
-CPP := $(wildcard tests/fakes/*.cpp tests/fakes/*/*.c serve/plugin/*.cpp serve/plugin/*.h serve/plugin/nccl/*.h serve/plugin/tests/*.* serve/plugin/tests/job/* serve/plugin/bench/*)
+CPP := $(wildcard tests/fakes/*.cpp tests/fakes/*/*.c) $(shell find serve/plugin -name "*.cpp" -o -name "*.h")
 # bench_collect takes figures of the others, so it comes last.
 BENCHMARKS := $(filter-out %/bench_collect.py,$(wildcard benchmarks/bench_*.py)) benchmarks/bench_collect.py
 # Two threads on a busy machine spin against each other: one each is faster and repeatable.

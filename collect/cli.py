@@ -9,11 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from dynamiccl import cli
-from dynamiccl.collect.doctor.check import exit_code, render
+from dynamiccl.checks import exit_code, render
 from dynamiccl.collect.doctor.context import context_of
 from dynamiccl.collect.doctor.examine import run_checks
 from dynamiccl.collect.doctor.inside import check_inside
-from dynamiccl.collect.doctor.machine import ThisMachine
 from dynamiccl.collect.findings import describe as describing
 from dynamiccl.collect.findings.plots import plot_systems
 from dynamiccl.collect.importing.importer import import_files
@@ -24,6 +23,7 @@ from dynamiccl.collect.runs.plan import make_plan, plan_lines
 from dynamiccl.collect.runs.run import RunSummary
 from dynamiccl.collect.sweep.load import Sweep, load_sweep
 from dynamiccl.datasets import store
+from dynamiccl.machine import ThisMachine
 
 app = typer.Typer(
     help="Sweep nccl-tests over NCCL's configs, or import what others measured, into Parquet.",
@@ -166,7 +166,12 @@ def doctor_command(
 
 @app.command("import")
 def import_command(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Logs, JSON or tidy CSV.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE_OR_DIR...", help="Logs, JSON, tidy CSV; or a directory of calls files."
+        ),
+    ],
     out: _Out,
     system: Annotated[str | None, typer.Option(help="Name of the system measured.")] = None,
     sweep: Annotated[str | None, typer.Option(help="Name of this import.")] = None,
@@ -191,7 +196,10 @@ def import_command(
     as_json: _Json = False,
     verbose: _Verbose = False,
 ) -> None:
-    """Read whole nccl-tests outputs (text, -J JSON) and tidy CSV sweeps.
+    """Read whole nccl-tests outputs (text, -J JSON), tidy CSV sweeps, and what the plugin recorded.
+
+    The calls files (.dcc) of all ranks of a job belong into one import: the time of a call is known
+    only with all its ranks.
 
     Example: dynamiccl-collect import all_reduce.log --out out/data --system mycluster
     """
@@ -222,9 +230,14 @@ def _show_import(summary: ImportSummary, out: Path, *, as_json: bool) -> None:
         _stderr.print(f"{reject.path}:{reject.line}: {reject.reason}", markup=False, soft_wrap=True)
     if len(summary.rejected) > 20:
         _stderr.print(f"... and {len(summary.rejected) - 20} more (all of them with --json)")
+    calls = (
+        f"{summary.calls_written} calls written ({summary.calls_timed} with a time), "
+        if summary.calls_written
+        else ""
+    )
     _stdout.print(
         f"{summary.rows_read} rows read, {summary.measurements_written} measurements written, "
-        f"{summary.dropped} dropped, {summary.duplicates} duplicates, "
+        f"{calls}{summary.dropped} dropped, {summary.duplicates} duplicates, "
         f"{len(summary.rejected)} rejected -> {out}",
         soft_wrap=True,
         highlight=False,
@@ -245,10 +258,14 @@ def describe_command(
 
     Example: dynamiccl-collect describe out/data --plots out/plots
     """
-    summaries = describing.describe(directory)
-    drawn = [] if plots is None else plot_systems(store.read(directory), plots)
+    calls = describing.describe_calls(directory)
+    # A store may hold calls alone.
+    summaries = (
+        describing.describe(directory) if describing.has_measurements(directory, calls) else []
+    )
+    drawn = [] if plots is None or not summaries else plot_systems(store.read(directory), plots)
     if as_json:
-        documents = describing.to_json(summaries)
+        documents = describing.to_json(summaries, calls)
         cli.print_json(
             documents
             if plots is None
@@ -263,6 +280,8 @@ def describe_command(
         for name, value in describing.lines(summary):
             table.add_row(name, value)
         _stdout.print(table)
+    for found in calls:
+        _stdout.print(describing.calls_line(found), soft_wrap=True, highlight=False, markup=False)
 
 
 if __name__ == "__main__":

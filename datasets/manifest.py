@@ -1,8 +1,9 @@
 """The manifest of a policy: all that is needed to feed it and to know what it is good for.
 
 A policy directory holds `policy.pt` and `manifest.json`; training writes it. An artifact is a
-policy directory with `tables/` added by `dynamiccl-deploy export`. Every file beside the manifest
-is listed in it with its SHA-256, so that a changed or missing one is found.
+policy directory with `tables/` and `plugin.index` added by `dynamiccl-deploy export`. Every file
+beside the manifest is listed in it with its SHA-256, so that a changed or missing one is found; but
+for the index, which holds the manifest's own, and a running job's kill file.
 
 Format history
     1 (0.1.0)  first.
@@ -29,6 +30,11 @@ from dynamiccl.errors import (
 FORMAT_VERSION: Final = 1
 MANIFEST_NAME: Final = "manifest.json"
 POLICY_NAME: Final = "policy.pt"
+#: What the plugin reads of an artifact (serve/plugin_index.py); made last.
+INDEX_NAME: Final = "plugin.index"
+#: While it is there, jobs under the artifact go on with NCCL's own choice.
+KILL_NAME: Final = "kill"
+_UNLISTED: Final = frozenset({MANIFEST_NAME, INDEX_NAME, KILL_NAME})
 #: Where the policy directory lies inside a run's artifacts.
 POLICY_FOLDER: Final = "policy"
 
@@ -51,6 +57,8 @@ class Support:
     measured: dict[str, dict[str, list[int]]]
     #: Collective -> noise band of its training repeats (unitless); absent = unknown.
     noise_bands: dict[str, float]
+    #: The machines it was measured on (dynamiccl/fingerprint.py); empty where the data do not say.
+    fingerprints: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +101,7 @@ class Manifest:
 
     def write(self, directory: Path) -> Self:
         """Write it into `directory`, listing all other files there; return what was written."""
-        files = {
-            str(path.relative_to(directory)): file_sha256(path)
-            for path in sorted(directory.rglob("*"))
-            if path.is_file() and path != directory / MANIFEST_NAME
-        }
+        files = {name: file_sha256(directory / name) for name in _files_below(directory)}
         final = replace(self, files=files)
         text = json.dumps(asdict(final), indent=1) + "\n"
         hidden = directory / f".{MANIFEST_NAME}"
@@ -160,16 +164,18 @@ class Manifest:
                     f"{path} is not the file that the manifest lists (SHA-256 differs); "
                     "export the artifact again"
                 )
-        present = {
-            str(path.relative_to(directory))
-            for path in directory.rglob("*")
-            if path.is_file() and path != directory / MANIFEST_NAME
-        }
-        extra = sorted(present - self.files.keys())
+        extra = [name for name in _files_below(directory) if name not in self.files]
         if extra:
             raise ArtifactMismatch(
                 f"{directory} holds {extra[0]}, which its manifest does not list"
             )
+
+
+def _files_below(directory: Path) -> list[str]:
+    """The files that a manifest lists, sorted."""
+    files = (path for path in directory.rglob("*") if path.is_file())
+    names = (str(path.relative_to(directory)) for path in files)
+    return sorted(name for name in names if name not in _UNLISTED)
 
 
 def find_policy_in(folder: Path) -> Path | None:

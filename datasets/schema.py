@@ -4,6 +4,9 @@ Format history
     1 (0.1.0)  first: `measurements` and `telemetry`.
     2 (0.2.0)  round, launch, aa_noise_band, mig, throttled, ecc_errors,
                  actual_chunk_bytes; telemetry: launch.
+    3 (0.2.0)  node_fingerprint.
+    `calls` counts for itself:
+    1 (0.2.0)  first.
 
 A file carries `dynamiccl.schema` and `dynamiccl.schema_version` in its Arrow metadata; a file with
 another version is refused (SchemaMismatch), never reinterpreted.
@@ -17,7 +20,9 @@ import pyarrow as pa
 
 from dynamiccl.errors import SchemaMismatch
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
+#: Of `calls`, which changes when the plugin does and not when sweeps do.
+CALLS_VERSION: Final = 1
 #: Keys of the Arrow schema metadata.
 META_SCHEMA: Final = b"dynamiccl.schema"
 META_VERSION: Final = b"dynamiccl.schema_version"
@@ -134,6 +139,7 @@ _ENVIRONMENT: Final = (
     _text("cpu_vendor", "intel, amd or arm"),
     _flag("exclusive_node", "nobody else ran on the nodes"),
     _flag("mig", "the ranks ran on MIG instances, parts of a GPU"),
+    _text("node_fingerprint", "GPUs, MIG and NICs of each node, as the plugin names them"),
     _flag("throttled", "a GPU was slowed by heat or power meanwhile (telemetry)"),
     _count("ecc_errors", "uncorrected memory errors counted meanwhile (telemetry)"),
 )
@@ -220,19 +226,67 @@ TELEMETRY_COLUMNS: Final = (
     Column("value", pa.float64(), "", "the reading, in the counter's unit", nullable=False),
 )
 
+_CALL_ENVIRONMENT: Final = tuple(
+    column
+    for column in _ENVIRONMENT
+    if column.name
+    not in {"nccl_tests_version", "driver_version", "cuda_version", "throttled", "ecc_errors"}
+)
 
-def _schema(name: str, columns: tuple[Column, ...]) -> pa.Schema:
+CALLS_COLUMNS: Final = (
+    _text("system", "short name of the cluster or machine (hive directory)", nullable=False),
+    _text("sweep", "short name of the import (hive directory)", nullable=False),
+    _text("run", "the job, as its launcher names it", nullable=False),
+    _text("comm", "NCCL's id of the communicator, 16 hexadecimal digits", nullable=False),
+    _count(
+        "sequence",
+        "number of the call among those of its collective on the communicator",
+        nullable=False,
+    ),
+    _count("replay", "of a captured call: the number of the replay, from 0 on", nullable=False),
+    Column("timestamp", _TIMESTAMP, "", "when the first rank put it on its stream", nullable=False),
+    *_CALL_ENVIRONMENT,
+    _text("plugin_version", "release of the plugin that recorded it"),
+    _text("plugin_mode", "DYNAMICCL_MODE of the job"),
+    _text("collective", "NCCL's spelling, e.g. AllReduce", nullable=False),
+    _count("size_bytes", "NCCL's nBytes, as a tuner is asked about it", nullable=False, unit="B"),
+    _text("datatype", "as nccl-tests prints it; NCCL makes int8 of AllGather and Broadcast"),
+    _count("num_ranks", "ranks of the communicator", nullable=False),
+    _count("num_nodes", "NCCL's nNodes", nullable=False),
+    _count("ranks_per_node", "num_ranks / num_nodes"),
+    _text("actual_algorithm", "what ran, as NCCL's profiler tells; null = a new one"),
+    _text("actual_protocol", "what ran, as NCCL's profiler tells; null = a new one"),
+    _count("actual_num_channels", "channels that were used", nullable=False),
+    _count("actual_num_warps", "warps of a channel's kernel", nullable=False),
+    _count(
+        "table", "number of the table in force; 0 = NCCL's own choice everywhere", nullable=False
+    ),
+    _flag("decided", "our table asked for this config; else NCCL chose", nullable=False),
+    _flag("probe", "NCCL's own choice, measured on purpose", nullable=False),
+    _number("time_us", "us", "least of all ranks; null = not known from all of them"),
+    _number("skew_us", "us", "by how much the slowest rank took longer; null as time_us"),
+    _count("ranks_seen", "ranks whose record was there", nullable=False),
+    _count("ranks_timed", "ranks whose GPU time is known", nullable=False),
+    _flag("ranks_agree", "all ranks seen ran the same config on the same size", nullable=False),
+    _flag("graph_captured", "part of a CUDA graph", nullable=False),
+    _flag("sampled", "a rank took its GPU time", nullable=False),
+    _flag("incomplete", "a rank lost a part of its GPU time", nullable=False),
+)
+
+
+def _schema(name: str, columns: tuple[Column, ...], version: int = SCHEMA_VERSION) -> pa.Schema:
     fields = [
         pa.field(
             c.name, c.type, nullable=c.nullable, metadata={"unit": c.unit, "meaning": c.meaning}
         )
         for c in columns
     ]
-    return pa.schema(fields, metadata={META_SCHEMA: name, META_VERSION: str(SCHEMA_VERSION)})
+    return pa.schema(fields, metadata={META_SCHEMA: name, META_VERSION: str(version)})
 
 
 MEASUREMENTS: Final = _schema("measurements", MEASUREMENT_COLUMNS)
 TELEMETRY: Final = _schema("telemetry", TELEMETRY_COLUMNS)
+CALLS: Final = _schema("calls", CALLS_COLUMNS, CALLS_VERSION)
 
 #: Columns that make two rows the same task: what the job asked, where, and under which conditions.
 TASK_COLUMNS: Final = (

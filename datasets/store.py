@@ -2,6 +2,7 @@
 
     DIR/measurements/system=NAME/sweep=NAME/part-<id>.parquet
     DIR/telemetry/system=NAME/sweep=NAME/part-<id>.parquet
+    DIR/calls/system=NAME/sweep=NAME/part-<id>.parquet
 
 A part is written to a hidden name beside its place and renamed, so a reader never sees half a file
 and a crash loses nothing that was finished. A part's id is a hash of its content: the same part
@@ -21,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dynamiccl.datasets.schema import (
+    CALLS,
     MEASUREMENTS,
     META_PROVENANCE,
     PARTITION_COLUMNS,
@@ -29,7 +31,11 @@ from dynamiccl.datasets.schema import (
 )
 from dynamiccl.errors import CorruptFile, MissingPath, NotEnoughData, UserError
 
-SCHEMAS: Final[Mapping[str, pa.Schema]] = {"measurements": MEASUREMENTS, "telemetry": TELEMETRY}
+SCHEMAS: Final[Mapping[str, pa.Schema]] = {
+    "measurements": MEASUREMENTS,
+    "telemetry": TELEMETRY,
+    "calls": CALLS,
+}
 _SLUG: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,119}")
 
 

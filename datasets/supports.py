@@ -13,6 +13,8 @@ from dynamiccl.datasets.cells import quiet, tuned, usable
 from dynamiccl.datasets.manifest import Support
 from dynamiccl.datasets.scoring import ENVIRONMENT_COLUMNS
 from dynamiccl.datasets.splits import with_split
+from dynamiccl.fingerprint import with_nccl
+from dynamiccl.nccl import NcclVersion
 
 _SHAPE: Final = ("system", "num_nodes", "ranks_per_node", "launch_profile", "nccl_version")
 
@@ -47,9 +49,19 @@ def _support(key: dict[str, Any], part: pl.DataFrame, noise: pl.DataFrame) -> Su
         simulated=bool((part["source"] == "simulator").all()),
         environment=environment,
         measured=measured,
+        fingerprints=_fingerprints(part, key["nccl_version"]),
         noise_bands=dict(
             noise.filter(pl.col("system") == key["system"])
             .select("collective", "noise_band")
             .iter_rows()
         ),
     )
+
+
+def _fingerprints(part: pl.DataFrame, nccl_version: str | None) -> list[str]:
+    """A simulated machine is nobody's, whatever its rows say."""
+    if nccl_version is None:
+        return []
+    measured = part.filter(pl.col("source") != "simulator")["node_fingerprint"]
+    version = NcclVersion.parse(nccl_version)
+    return [with_nccl(node, version) for node in measured.drop_nulls().unique().sort()]

@@ -3,6 +3,7 @@
 policy.pt       TorchScript: window, context, mask -> action, q values
 manifest.json   features, catalogue, supports, hashes (datasets/manifest.py)
 tables/         integer decision tables, one a system and communicator shape
+plugin.index    what the plugin reads: table hashes, known machines (serve/plugin_index.py)
 """
 
 import shutil
@@ -15,6 +16,7 @@ from dynamiccl.datasets.features import WINDOW_LENGTH, feature_table, window_tab
 from dynamiccl.datasets.manifest import POLICY_NAME, Manifest, Support, find_policy_in
 from dynamiccl.errors import ArtifactMismatch, MissingPath, UnknownName, UserError
 from dynamiccl.serve.decide import make_table, table_supports
+from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable, relative_path
 from dynamiccl.serve.torchscript import ScriptedPolicy
 
@@ -43,6 +45,7 @@ class Artifact:
     directory: Path
     manifest: Manifest
     tables: list[TableInfo]
+    index: PluginIndex
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -52,6 +55,8 @@ class Artifact:
             "data_hash": self.manifest.data_hash,
             "git_commit": self.manifest.git_commit,
             "actions": len(self.manifest.catalogue),
+            "sha256": self.index.sha256,
+            "machines": {name: self.index.machines_of(name) for name in self.index.system_names},
             "tables": [
                 {name: getattr(info, name) for name in TableInfo.__slots__} for info in self.tables
             ],
@@ -98,6 +103,7 @@ def export_artifact(policy_dir: Path, out: Path) -> Artifact:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(make_table(policy, manifest, support).to_bytes())
     manifest.write(out)
+    PluginIndex.of_artifact(out, supports).write(out)
     return verify_artifact(out)
 
 
@@ -108,7 +114,11 @@ def open_artifact(directory: Path) -> Artifact:
     """
     manifest = Manifest.read(directory)
     _check_features(manifest, directory)
-    return Artifact(directory, manifest, [_info(directory, s) for s in table_supports(manifest)])
+    supports = table_supports(manifest)
+    tables = [_info(directory, support) for support in supports]
+    index = PluginIndex.read(directory)
+    index.check_against(PluginIndex.of_artifact(directory, supports), directory)
+    return Artifact(directory, manifest, tables, index)
 
 
 def verify_artifact(directory: Path) -> Artifact:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from dynamiccl import cli, schedule
+from dynamiccl import __version__, cli, schedule
 from dynamiccl.errors import UserError
 from dynamiccl.nccl import (
     COST_IGNORE,
@@ -54,7 +54,7 @@ _BOTTOM: Final = """
 
 def header_text() -> str:
     """The whole header, ending in a newline."""
-    sections = (_names(), _limits(), _validity(), _bins(), _format(), _sweep())
+    sections = (_version(), _names(), _limits(), _validity(), _bins(), _format(), _sweep())
     return _TOP + "".join("\n".join(("", *section, "")) for section in sections) + _BOTTOM
 
 
@@ -67,6 +67,10 @@ def check(path: Path = HEADER_PATH) -> None:
 def write(path: Path = HEADER_PATH) -> None:
     """Write the header."""
     path.write_text(header_text(), encoding="utf-8")
+
+
+def _version() -> Iterator[str]:
+    yield f'inline constexpr char kPluginVersion[] = "{__version__}";'
 
 
 def _names() -> Iterator[str]:

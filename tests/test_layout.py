@@ -12,9 +12,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("collect", "datasets", "train", "evaluate", "serve")
 KERNEL = {
     "dynamiccl",
+    "dynamiccl.checks",
     "dynamiccl.cli",
     "dynamiccl.errors",
+    "dynamiccl.fingerprint",
+    "dynamiccl.machine",
     "dynamiccl.nccl",
+    "dynamiccl.nccl_setup",
     "dynamiccl.schedule",
     "dynamiccl.sizes",
 }
@@ -149,3 +153,9 @@ def test_wheel_holds_the_parts_under_our_name_only(tmp_path: Path) -> None:
         "dynamiccl/py.typed",
     ):
         assert wanted in names
+    plugin = ROOT / "serve" / "plugin"
+    ours = {p.relative_to(plugin) for p in plugin.rglob("*") if p.suffix in {".cpp", ".h"}}
+    built = {p for p in ours if p.parts[0] not in {"tests", "bench", "fuzz"}}
+    prefix = "dynamiccl/serve/plugin/"
+    packed = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+    assert packed == {str(p) for p in built} | {"CMakeLists.txt"}

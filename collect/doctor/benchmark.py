@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from dynamiccl.checks import Check, fail, ok, warn
 from dynamiccl.collect.benchmark.programs import BINARIES, Program
-from dynamiccl.collect.doctor.check import Check, fail, ok, warn
 from dynamiccl.collect.doctor.context import Context
-from dynamiccl.collect.doctor.machine import Machine, Ran
+from dynamiccl.machine import Machine, Ran
 from dynamiccl.nccl import Collective
 
 _OPTION: Final = re.compile(r"\[-(\w),--\w+")

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from dynamiccl.collect.doctor.check import Check, fail, ok, unknown, warn
+from dynamiccl.checks import Check, fail, ok, unknown, warn
 from dynamiccl.collect.doctor.context import Context
-from dynamiccl.collect.doctor.machine import Machine
+from dynamiccl.machine import Machine
 
 #: What `mpirun --version` says -> whose it is.
 _FLAVOURS: Final = (

@@ -3,17 +3,17 @@
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from dynamiccl.checks import Check
 from dynamiccl.collect.doctor.benchmark import check_benchmark
-from dynamiccl.collect.doctor.check import Check
 from dynamiccl.collect.doctor.cluster import check_cluster
 from dynamiccl.collect.doctor.context import Context
 from dynamiccl.collect.doctor.gpus import check_gpus
 from dynamiccl.collect.doctor.host import check_host
 from dynamiccl.collect.doctor.library import check_library
-from dynamiccl.collect.doctor.machine import Machine
 from dynamiccl.collect.doctor.network import check_network
 from dynamiccl.collect.doctor.plugins import check_plugins
 from dynamiccl.collect.doctor.settings import check_settings
+from dynamiccl.machine import Machine
 
 CHECKS: Final[tuple[Callable[[Machine, Context], Iterable[Check]], ...]] = (
     check_benchmark,

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from dynamiccl.collect.doctor.check import Check, Verdict, fail, ok, unknown, warn
+from dynamiccl.checks import Check, Verdict, fail, ok, unknown, warn
 from dynamiccl.collect.doctor.context import Context
-from dynamiccl.collect.doctor.machine import Machine
 from dynamiccl.collect.telemetry.throttle import ClockReason, is_slowed, reason_names
+from dynamiccl.machine import Machine
 
 #: nvidia-smi --help-query-gpu.
 FACTS: Final = (

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from dynamiccl.collect.doctor.check import Check, fail, ok, unknown, warn
+from dynamiccl.checks import Check, fail, ok, unknown, warn
 from dynamiccl.collect.doctor.context import Context
-from dynamiccl.collect.doctor.machine import Machine
+from dynamiccl.machine import Machine
 
 _GOVERNORS: Final = "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
 _NODE_FACTS: Final = ("-m", "dynamiccl.collect.telemetry.node")

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from dynamiccl.collect.doctor.check import Check, Verdict
+from dynamiccl.checks import Check, Verdict
 from dynamiccl.collect.launchers import Job, command, map_into_container
 from dynamiccl.collect.processes.process import Limits, run_process
 from dynamiccl.collect.sweep.settings import LauncherSettings

@@ -5,18 +5,14 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
+from dynamiccl.checks import Check, fail, ok, unknown, warn
 from dynamiccl.collect.doctor.benchmark import first_binary
-from dynamiccl.collect.doctor.check import Check, fail, ok, unknown, warn
 from dynamiccl.collect.doctor.context import Context
-from dynamiccl.collect.doctor.machine import Machine
 from dynamiccl.errors import UnknownName
+from dynamiccl.machine import Machine
 from dynamiccl.nccl import TUNER_ABI_SINCE, NcclVersion
+from dynamiccl.nccl_setup import ASK_VERSION
 
-#: Run in a process of its own, since loading NCCL loads CUDA with it.
-ASK_VERSION: Final = (
-    "import ctypes, sys; number = ctypes.c_int(); "
-    "ctypes.CDLL(sys.argv[1]).ncclGetVersion(ctypes.byref(number)); print(number.value)"
-)
 _NAME: Final = "libnccl"
 _INSTALL: Final = "install NCCL (libnccl2), or put its folder into LD_LIBRARY_PATH"
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from dynamiccl.collect.doctor.check import Check, fail, ok, warn
+from dynamiccl.checks import Check, fail, ok, warn
 from dynamiccl.collect.doctor.context import Context
-from dynamiccl.collect.doctor.machine import Machine
+from dynamiccl.machine import Machine
 
 _PORTS: Final = "/sys/class/infiniband/*/ports/*/state"
 #: Kernel modules that let a NIC read GPU memory: NVIDIA's, its older name, and GDRCopy's (which is

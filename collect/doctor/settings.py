@@ -1,39 +1,17 @@
-"""NCCL's settings from outside: environment and configuration files, and what they would spoil."""
+"""NCCL's settings from outside, and what they would spoil."""
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
-from dynamiccl.collect.doctor.check import Check, fail, ok, warn
+from dynamiccl.checks import Check, fail, ok, warn
 from dynamiccl.collect.doctor.context import Context
-from dynamiccl.collect.doctor.machine import Machine
+from dynamiccl.machine import Machine
+from dynamiccl.nccl_setup import is_efficiency_policy, nccl_settings
 
-#: Read by NCCL at start, where the environment does not say otherwise (env.rst, v2.30.7).
-SYSTEM_FILE: Final = "/etc/nccl.conf"
-USER_FILE: Final = "~/.nccl.conf"
-_ASSIGNED: Final = re.compile(r"^\s*(NCCL_\w+)\s*=\s*(.*?)\s*$", re.MULTILINE)
 #: What a tuner cannot overrule, as NCCL marks other choices unavailable (`src/graph/tuning.cc`).
 _BEATS_A_TUNER: Final = ("NCCL_ALGO", "NCCL_PROTO")
 #: The number of channels is held within these (`src/graph/connect.cc`).
 _LIMITS: Final = ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS")
-
-
-def nccl_settings(machine: Machine) -> dict[str, tuple[str, str]]:
-    """Every NCCL_* setting -> its value, and where it comes from; as NCCL ranks the places."""
-    found = {
-        name: (value, "environment")
-        for name, value in sorted(machine.env.items())
-        if name.startswith("NCCL_")
-    }
-    for path in configuration_files(machine.env):
-        for name, value in _ASSIGNED.findall(machine.read(path) or ""):
-            found.setdefault(name, (value, path))
-    return found
-
-
-def configuration_files(env: Mapping[str, str]) -> tuple[str, ...]:
-    """The files that NCCL reads, the one that counts first."""
-    return (env.get("NCCL_CONF_FILE") or USER_FILE, SYSTEM_FILE)
 
 
 def check_settings(machine: Machine, context: Context) -> Iterator[Check]:
@@ -62,15 +40,10 @@ def check_settings(machine: Machine, context: Context) -> Iterator[Check]:
     else:
         yield ok("NCCL settings", f"{shown}; they are part of the untouched environment")
     policy = settings.get("NCCL_CTA_POLICY")
-    if policy and context.wants_sweep_mode and _is_efficiency(policy[0]):
+    if policy and context.wants_sweep_mode and is_efficiency_policy(policy[0]):
         yield warn(
             "CTA policy",
             f"NCCL_CTA_POLICY={policy[0]}",
             "with any tuner loaded NCCL skips this policy's choice of NVLS (src/enqueue.cc, "
             "v2.30.7): compare with the untouched default only, which is measured without one",
         )
-
-
-def _is_efficiency(value: str) -> bool:
-    """NCCL_CTA_POLICY_EFFICIENCY is bit 0 (nccl.h.in, v2.30.7)."""
-    return int(value) & 1 == 1 if value.isdecimal() else "EFFICIENCY" in value.upper()

@@ -1,5 +1,6 @@
 """What a data set holds: systems, sizes, configs, repeats, coverage, verified share, noise."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import polars as pl
 
 from dynamiccl.datasets.cells import CONFIG_COLUMNS, REPEAT_COLUMNS, noise_bands, usable
 from dynamiccl.datasets.schema import TASK_COLUMNS, Source, Status
-from dynamiccl.datasets.store import read
+from dynamiccl.datasets.store import part_paths, read, scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,56 @@ def describe(directory: Path) -> list[SystemSummary]:
     ]
 
 
-def to_json(summaries: list[SystemSummary]) -> list[dict[str, Any]]:
-    """The summaries as plain data."""
-    return [asdict(summary) for summary in summaries]
+@dataclass(frozen=True, slots=True)
+class CallsSummary:
+    """What the deployed plugin recorded on one system."""
+
+    system: str
+    calls: int
+    #: Calls whose time is known from all ranks.
+    calls_timed: int
+    communicators: int
+
+
+def describe_calls(directory: Path) -> list[CallsSummary]:
+    """Count the calls of every system, none being fine; raises what `store.scan` raises else."""
+    if not part_paths(directory, "calls"):
+        return []
+    per_system = (
+        scan(directory, "calls")
+        .group_by("system")
+        .agg(
+            calls=pl.len(),
+            calls_timed=pl.col("time_us").count(),
+            communicators=pl.col("comm").n_unique(),
+        )
+    )
+    return [CallsSummary(*row) for row in per_system.sort("system").collect().iter_rows()]
+
+
+def has_measurements(directory: Path, calls: list[CallsSummary]) -> bool:
+    """Whether there is more than `calls` to describe; `describe` itself refuses an empty store."""
+    return not calls or bool(part_paths(directory))
+
+
+def calls_line(summary: CallsSummary) -> str:
+    """One system's calls for people."""
+    return (
+        f"{summary.system}: {summary.calls} calls of {summary.communicators} communicators, "
+        f"{summary.calls_timed} with a time"
+    )
+
+
+def to_json(
+    summaries: list[SystemSummary], calls: Sequence[CallsSummary] = ()
+) -> list[dict[str, Any]]:
+    """The summaries as plain data; a system that has calls has them as `recorded`."""
+    documents = {summary.system: asdict(summary) for summary in summaries}
+    for found in calls:
+        recorded = asdict(found)
+        system = recorded.pop("system")
+        documents.setdefault(system, {"system": system})["recorded"] = recorded
+    return list(documents.values())
 
 
 def lines(summary: SystemSummary) -> list[tuple[str, str]]:

@@ -1,8 +1,9 @@
-"""Import of measurements that exist: nccl-tests text and JSON, tidy CSV -> the Parquet store.
+"""Import of what exists: nccl-tests text and JSON, tidy CSV, calls files -> the Parquet store.
 
 Each file becomes parts of its own, which depend on nothing but the file, the options and this
 program: a file imported twice by one release is there once, and a bad file among good ones costs
-nothing but itself.
+nothing but itself. Calls files are the exception: those of all ranks are joined, so all that are
+named together make parts together.
 """
 
 import json
@@ -15,6 +16,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from dynamiccl.collect.calls.reader import MAGIC, SUFFIX
+from dynamiccl.collect.calls.take_in import CallsFile, CallsTaken, files_in, take_in
 from dynamiccl.collect.importing.report import FileReport, ImportOptions, ImportSummary
 from dynamiccl.collect.importing.systems import KnownSystems, load_systems
 from dynamiccl.collect.importing.tidy_csv import csv_tables, is_tidy_csv
@@ -33,6 +36,7 @@ _SNIFF_BYTES: Final = 65_536
 TEXT: Final = "nccl-tests-text"
 JSON: Final = "nccl-tests-json"
 CSV: Final = "tidy-csv"
+CALLS: Final = "calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,40 +51,52 @@ def import_files(
 ) -> ImportSummary:
     """Read `paths`, write what they hold under `out_dir`, and say what became of every row.
 
-    Raises UserError before anything is read when the options cannot work; OutputError after all
-    files are written when some gave no row, naming these. A single file raises its own error,
-    which may be a CorruptFile.
+    A directory stands for the calls files in it. Raises UserError before anything is read when the
+    options cannot work; OutputError after all files are written when some gave no row, naming
+    these. A single file raises its own error, which may be a CorruptFile.
     """
     options = options or ImportOptions()
     _check_options(options)
     systems = load_systems(options.systems_file)
-    inputs = [_input(path) for path in paths]
+    inputs = [_input(file) for path in paths for file in _expand(path)]
     if not inputs:
         raise UserError("no file to import; name at least one")
     _need_system(inputs, options)
-    reports: list[FileReport] = []
+    reports = [FileReport(path=str(item.path), format=item.format) for item in inputs]
+    fresh = list(_without_repeats(inputs, reports))
     errors: list[DataError] = []
+    for item, report in fresh:
+        try:
+            if item.format != CALLS:
+                _import_one(item, out_dir, options, systems, report)
+        except DataError as error:
+            report.failure = str(error)
+            errors.append(error)
+    calls = [CallsFile(i.path, i.sha256, report) for i, report in fresh if i.format == CALLS]
+    taken, failed = _import_calls(calls, out_dir, options, systems)
+    errors += failed
+    if errors and len(inputs) == 1:
+        raise errors[0]
+    summary = ImportSummary.of(reports, calls_written=taken.calls, calls_timed=taken.calls_timed)
+    if errors:
+        raise ImportFailed(errors, summary)
+    return summary
+
+
+def _without_repeats(
+    inputs: list[_Input], reports: list[FileReport]
+) -> Iterator[tuple[_Input, FileReport]]:
+    """Leave out what is read with another file; its report says so."""
     seen: dict[str, Path] = {}
     named = {item.path.resolve() for item in inputs}
-    for item in inputs:
-        report = FileReport(path=str(item.path), format=item.format)
-        reports.append(report)
+    for item, report in zip(inputs, reports, strict=True):
         first = seen.setdefault(item.sha256, item.path)
         if first is not item.path:
             report.remark(f"the same bytes as {first}; not taken twice")
         elif main_of(item.path) in named:
             report.remark("NCCL's log of another file; read with that one")
         else:
-            try:
-                _import_one(item, out_dir, options, systems, report)
-            except DataError as error:
-                report.failure = str(error)
-                errors.append(error)
-    if errors and len(inputs) == 1:
-        raise errors[0]
-    if errors:
-        raise ImportFailed(errors, ImportSummary.of(reports))
-    return ImportSummary.of(reports)
+            yield item, report
 
 
 class ImportFailed(OutputError):
@@ -94,6 +110,8 @@ class ImportFailed(OutputError):
             if written
             else ""
         )
+        if summary.calls_written:
+            tail += f"; {summary.calls_written} calls are written"
         super().__init__("; ".join(map(str, errors)) + tail)
         self.summary = summary
 
@@ -118,13 +136,21 @@ def _check_options(options: ImportOptions) -> None:
             raise UserError(f"option {name} is {value}; give a whole number from 1 on")
 
 
+def _expand(path: Path) -> list[Path]:
+    return files_in(path) if path.is_dir() else [path]
+
+
 def _input(path: Path) -> _Input:
     if not path.is_file():
-        raise MissingPath("file to import", path, "check the name; folders are not read")
+        raise MissingPath("file to import", path, "check the name")
     try:
         with path.open("rb") as file:
-            head = file.read(_SNIFF_BYTES).decode("utf-8", errors="replace")
-        return _Input(path, detect_format(head), file_sha256(path))
+            head = file.read(_SNIFF_BYTES)
+        # By its name too: text would be refused for reasons that do not help.
+        if head.startswith(MAGIC) or path.suffix == SUFFIX:
+            return _Input(path, CALLS, file_sha256(path))
+        text = head.decode("utf-8", errors="replace")
+        return _Input(path, detect_format(text), file_sha256(path))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; check its permissions") from error
 
@@ -166,6 +192,22 @@ def _import_one(
     if not report.measurements_written:
         raise OutputError(_nothing_usable(report))
     _LOG.info("%s: %d measurements", item.path, report.measurements_written)
+
+
+def _import_calls(
+    files: Sequence[CallsFile], out_dir: Path, options: ImportOptions, systems: KnownSystems
+) -> tuple[CallsTaken, list[DataError]]:
+    if not files:
+        return CallsTaken(), []
+    base: dict[str, Any] = {
+        **systems.columns_of(options.system or ""),
+        "sweep": options.sweep or slug(files[0].path.resolve().parent.name),
+    }
+    if options.gpu is not None:
+        base["gpu"] = options.gpu
+    if options.nccl_version is not None:
+        base["nccl_version"] = str(NcclVersion.parse(options.nccl_version))
+    return take_in(files, out_dir, base=base)
 
 
 def _nothing_usable(report: FileReport) -> str:

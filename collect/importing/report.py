@@ -105,17 +105,25 @@ class ImportSummary:
 
     rows_read: int
     measurements_written: int
+    #: Of calls files: one a collective, whatever the number of ranks that recorded it.
+    calls_written: int
+    #: Those of them whose time is known from all ranks.
+    calls_timed: int
     dropped: int
     duplicates: int
     rejected: tuple[Rejected, ...]
     files: tuple[FileReport, ...]
 
     @classmethod
-    def of(cls, files: list[FileReport]) -> "ImportSummary":
-        """Add up the reports of all files."""
+    def of(
+        cls, files: list[FileReport], *, calls_written: int = 0, calls_timed: int = 0
+    ) -> "ImportSummary":
+        """Add up the reports of all files; a call is no single file's."""
         return cls(
             rows_read=sum(f.rows_read for f in files),
             measurements_written=sum(f.measurements_written for f in files),
+            calls_written=calls_written,
+            calls_timed=calls_timed,
             dropped=sum(sum(f.dropped.values()) for f in files),
             duplicates=sum(f.duplicates for f in files),
             rejected=tuple(r for f in files for r in f.rejected),
@@ -130,6 +138,8 @@ class ImportSummary:
         return {
             "rows_read": self.rows_read,
             "measurements_written": self.measurements_written,
+            "calls_written": self.calls_written,
+            "calls_timed": self.calls_timed,
             "dropped": self.dropped,
             "duplicates": self.duplicates,
             "rejected": [dataclasses.asdict(line) for line in self.rejected],

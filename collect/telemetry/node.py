@@ -22,6 +22,7 @@ from dynamiccl.collect.telemetry.collectors import Refused
 from dynamiccl.collect.telemetry.nics import SYSFS, net_devices, rdma_ports
 from dynamiccl.collect.telemetry.nvml import Nvml
 from dynamiccl.errors import CorruptFile
+from dynamiccl.fingerprint import node_part
 
 PROC: Final = Path("/proc")
 #: nvmlNvLinkVersion (nvml.h, NVML_NVLINK_VERSION_*) -> generation.
@@ -60,6 +61,8 @@ class NodeFacts:
     nic_kind: str | None
     nic_gbits_per_s: float | None
     nics_per_node: int | None
+    #: The node as the plugin names it (dynamiccl/fingerprint.py); None = not all of it is known.
+    fingerprint: str | None
 
     def row_columns(self) -> dict[str, Any]:
         """The environment columns of a measurement that these facts fill; unknown ones are absent.
@@ -78,6 +81,7 @@ class NodeFacts:
             "nics_per_node": self.nics_per_node,
             "cpu_vendor": self.cpu_vendor,
             "mig": self.mig,
+            "node_fingerprint": self.fingerprint,
         }
         return {name: value for name, value in columns.items() if value is not None}
 
@@ -112,12 +116,14 @@ def node_facts(sysfs: Path = SYSFS, proc: Path = PROC) -> NodeFacts:
         nvml_error = str(error)
     gpus.setdefault("num_gpus", _gpus_of_the_kernel(proc))
     gpus.setdefault("driver_version", _driver_of_the_kernel(proc))
+    nics = _nic_facts(sysfs)
     return NodeFacts(
         **{**dict.fromkeys(_GPU_FIELDS), "gpu_names": (), **gpus},
         host=platform.node(),
         nvml_error=nvml_error,
         cpu_vendor=_cpu_vendor(proc),
-        **_nic_facts(sysfs),
+        fingerprint=_fingerprint(proc, nics),
+        **nics,
     )
 
 
@@ -198,6 +204,37 @@ def _maybe(ask: Callable[[], Any]) -> Any:
         return ask()
     except Refused:
         return None
+
+
+def _fingerprint(proc: Path, nics: Mapping[str, Any]) -> str | None:
+    """As `serve/plugin/identity/fingerprint.cpp` does it: from the kernel's files alone."""
+    models = _models_of_the_kernel(proc)
+    if not models:
+        return None
+    instances = (proc / "driver" / "nvidia" / "capabilities").glob("gpu*/mig/gi*")
+    return node_part(
+        models,
+        mig=any(instances),
+        nic_kind=nics["nic_kind"],
+        num_nics=nics["nics_per_node"] or 0,
+    )
+
+
+def _models_of_the_kernel(proc: Path) -> list[str]:
+    """The model of every GPU that the driver lends; empty when it does not say all of them."""
+    models = []
+    for path in (proc / "driver" / "nvidia" / "gpus").glob("*/information"):
+        try:
+            text = path.read_text(encoding="latin-1")  # byte by byte, as the plugin does
+        except OSError:
+            return []
+        fields = dict(re.findall(r"^([^:\n]+):[ \t]*(.*?)[ \t]*$", text, re.MULTILINE))
+        if fields.get("GPU Excluded") == "Yes":
+            continue
+        if not fields.get("Model"):
+            return []
+        models.append(fields["Model"])
+    return models
 
 
 def _gpus_of_the_kernel(proc: Path) -> int | None:

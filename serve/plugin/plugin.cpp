@@ -1,8 +1,10 @@
 // What NCCL sees: one struct per tuner ABI version, each a thin shell over Context.
 //
 // Here, and in nccl/tuner_abi.h, NCCL's own names are used. Every function returns ncclSuccess
-// whatever happens: any other value fails the collective or the communicator. The one exception is
-// `init` in sweep mode, which means to fail a benchmark that could only hang or mislead.
+// whatever happens: any other value fails the collective or the communicator. There are two
+// exceptions: `init` in sweep mode, which means to fail a benchmark that could only hang or
+// mislead, and getCollInfo after the ranks' agreement broke down in the middle of a switch, where
+// going on could hang the job (agreement/rules.h).
 #include "nccl/tuner_abi.h"
 #include "tuner.h"
 
@@ -41,11 +43,11 @@ ncclResult_t init(std::size_t nRanks, std::size_t nNodes, ncclDebugLogger_t logF
 
 /// v5, v6: the context comes first; the constants stay as NCCL made them.
 template <int version>
-ncclResult_t initWithDomains(void** context, std::uint64_t /*commId*/, std::size_t nRanks,
+ncclResult_t initWithDomains(void** context, std::uint64_t commId, std::size_t nRanks,
                              std::size_t nNodes, ncclDebugLogger_t logFunction,
                              ncclNvlDomainInfo_v5_t* nvlDomainInfo,
                              ncclTunerConstants_v5_t* /*constants*/) noexcept {
-  return create({version, nRanks, nNodes, logFunction, nvlDomainInfo}, context);
+  return create({version, nRanks, nNodes, logFunction, nvlDomainInfo, commId}, context);
 }
 
 ncclResult_t getCollInfo_v2(void* context, ncclFunc_t collType, std::size_t nBytes,
@@ -54,9 +56,8 @@ ncclResult_t getCollInfo_v2(void* context, ncclFunc_t collType, std::size_t nByt
   if (context == nullptr || algorithm == nullptr || protocol == nullptr || nChannels == nullptr) {
     return ncclSuccess;
   }
-  static_cast<Context*>(context)->answer_v2(collType, nBytes, nvlsSupport, algorithm, protocol,
-                                            nChannels);
-  return ncclSuccess;
+  return static_cast<Context*>(context)->answer_v2(collType, nBytes, nvlsSupport, algorithm,
+                                                   protocol, nChannels);
 }
 
 ncclResult_t getCollInfo_v3(void* context, ncclFunc_t collType, std::size_t nBytes,
@@ -65,8 +66,8 @@ ncclResult_t getCollInfo_v3(void* context, ncclFunc_t collType, std::size_t nByt
   if (context == nullptr || collCostTable == nullptr || nChannels == nullptr) return ncclSuccess;
   // Typed float**, and yet one flat array.
   float* cells = reinterpret_cast<float*>(collCostTable);
-  static_cast<Context*>(context)->answer(collType, nBytes, {cells, numAlgo, numProto}, nChannels);
-  return ncclSuccess;
+  return static_cast<Context*>(context)->answer(collType, nBytes, {cells, numAlgo, numProto},
+                                                nChannels);
 }
 
 /// v4, v5, v6. `regBuff` can differ between the ranks of one call, so it must not matter.

@@ -10,9 +10,6 @@
 namespace dynamiccl {
 namespace {
 
-/// NCCL rounds a chunk down to these (`src/enqueue.cc`, v2.30.7-1), and divides by what is left.
-constexpr std::size_t kGrainBytes[kNumProtocols] = {16, 1920, 512};
-
 bool has_hash(const Schedule& schedule, const char* hash) noexcept {
   char own[17];
   std::snprintf(own, sizeof own, "%016" PRIx64, schedule.checksum);
@@ -37,9 +34,7 @@ const char* Player::load(const char* path, const char* hash, std::size_t num_ran
 void Player::answer(int collective, std::size_t size_bytes, const CostTable& costs,
                     int* num_channels) noexcept {
   ++calls_;
-  questions_ = chunks_asked_ ? 1 : std::min(questions_ + 1, 2U);
-  chunks_asked_ = false;
-  chunk_bytes_ = 0;
+  chunks_.question();
   if (!playing_.load(std::memory_order_relaxed) || !begin_call()) return;
   if (size_bytes != expected_bytes_ || collective != schedule_.collective) {
     stop_at(collective, size_bytes);
@@ -89,9 +84,9 @@ void Player::stop_at(int collective, std::size_t size_bytes) noexcept {
 
 BlockState Player::play(const CostTable& costs, int* num_channels) noexcept {
   if (config_->act == 0) return kAbstained;
-  cell_ = is_sound(costs) ? force(*config_, schedule_.num_nodes, costs, num_channels) : -1;
-  if (cell_ < 0) return kUnavailable;
-  chunk_bytes_ = config_->chunk_bytes;
+  const int cell = is_sound(costs) ? force(*config_, schedule_.num_nodes, costs, num_channels) : -1;
+  if (cell < 0) return kUnavailable;
+  chunks_.answered(schedule_.collective, cell, config_->chunk_bytes);
   return kPlayed;
 }
 
@@ -104,17 +99,7 @@ void Player::note(BlockState state) noexcept {
 
 void Player::answer_chunk(int collective, int algorithm, int protocol,
                           std::size_t* chunk_bytes) noexcept {
-  chunks_asked_ = true;
-  // With two getCollInfo before it, the question may be about either (`src/enqueue.cc`: in a group
-  // all getCollInfo come first). Parts of a call are asked about alone, so the size says nothing.
-  if (chunk_bytes_ == 0 || questions_ != 1 || collective != schedule_.collective ||
-      algorithm != cell_ / kNumProtocols || protocol != cell_ % kNumProtocols) {
-    return;
-  }
-  const std::size_t grain = kGrainBytes[protocol];
-  if (*chunk_bytes < grain) return;  // more than this would not be ours to give
-  const std::size_t wanted = std::min(*chunk_bytes, static_cast<std::size_t>(chunk_bytes_));
-  *chunk_bytes = std::max<std::size_t>(wanted / grain, 1) * grain;
+  if (!chunks_.answer(collective, algorithm, protocol, chunk_bytes)) return;
   report_.set_chunk(block_, static_cast<std::uint32_t>(*chunk_bytes));
 }
 

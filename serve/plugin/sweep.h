@@ -19,6 +19,7 @@
 #include <cstdint>
 
 #include "choice.h"
+#include "chunk.h"
 #include "report.h"
 #include "schedule.h"
 
@@ -80,11 +81,7 @@ class Player {
   std::uint64_t previous_bytes_ = 0;
   BlockState previous_state_ = kNotReached;
 
-  // The latest call, for the getChunkSize calls that may follow it.
-  std::uint32_t questions_ = 0;  // getCollInfo calls since the last run of getChunkSize calls
-  bool chunks_asked_ = false;    // such a run has begun
-  std::int32_t cell_ = -1;
-  std::int32_t chunk_bytes_ = 0;
+  ChunkTurn chunks_;
 };
 
 }  // namespace dynamiccl

@@ -10,6 +10,8 @@
 // clang-format off
 namespace dynamiccl {
 
+inline constexpr char kPluginVersion[] = "0.1.0";
+
 enum Collective : int { kBroadcast = 0, kReduce = 1, kAllGather = 2, kReduceScatter = 3, kAllReduce = 4 };
 enum Algorithm : int { kTree = 0, kRing = 1, kCollNetDirect = 2, kCollNetChain = 3, kNVLS = 4, kNVLSTree = 5, kPAT = 6 };
 enum Protocol : int { kLL = 0, kLL128 = 1, kSimple = 2 };

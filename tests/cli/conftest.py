@@ -31,7 +31,7 @@ COMMANDS = [
     ("dynamiccl-collect", ("plan", "run", "import", "describe", "doctor")),
     ("dynamiccl-train", ("list", "fit")),
     ("dynamiccl-evaluate", ("report",)),
-    ("dynamiccl-deploy", ("export", "verify", "table", "env")),
+    ("dynamiccl-deploy", ("export", "verify", "bind", "table", "env")),
 ]
 SWEEP = """
 name = "grid"

@@ -1,6 +1,5 @@
 """`dynamiccl-deploy` on an artifact: what it prints, and how it refuses a damaged one."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -45,7 +44,7 @@ def test_table_says_what_the_policy_decides(artifact: Path, shell: Shell) -> Non
     [
         (("table", "--ranks", 16, "--nodes", 2), "choose from --ranks 8 --nodes 1"),
         (("table", "--ranks", 8, "--nodes", 1, "--system", "bix"), "did you mean 'box'?"),
-        (("env", "--system", "bix"), "did you mean 'box'?"),
+        (("bind", "--system", "bix"), "did you mean 'box'?"),
         (("env", "--plugin", "gone.so"), "no tuner plugin at gone.so; build it with 'make plugin'"),
     ],
 )
@@ -56,24 +55,11 @@ def test_wrong_choice_lists_what_the_artifact_has(
     assert said in refused(shell("dynamiccl-deploy", subcommand, artifact, *options), 2)
 
 
-def test_env_is_what_a_shell_can_read(artifact: Path, shell: Shell, tmp_path: Path) -> None:
-    plugin = tmp_path / "libnccl-tuner-x.so"
-    plugin.touch()
-    command = ("dynamiccl-deploy", "env", artifact, "--plugin", plugin)
-    variables = shell(*command, "--json").json
-    assert variables == {
-        "NCCL_TUNER_PLUGIN": str(plugin),
-        "DYNAMICCL_ARTIFACT": str(artifact),
-        "DYNAMICCL_SYSTEM": "box",
-    }
-    script = shell(*command).out + "env"
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
-    assert {f"{name}={value}" for name, value in variables.items()} <= set(done.stdout.split("\n"))
-
-
-@pytest.mark.parametrize("name", ["policy.pt", "manifest.json", "tables/box/nodes1_ranks8.dct"])
 @pytest.mark.parametrize(
-    "arguments", [("verify",), ("table", "--ranks", 8, "--nodes", 1), ("env",)], ids=str
+    "name", ["policy.pt", "manifest.json", "tables/box/nodes1_ranks8.dct", "plugin.index"]
+)
+@pytest.mark.parametrize(
+    "arguments", [("verify",), ("table", "--ranks", 8, "--nodes", 1), ("env",), ("bind",)], ids=str
 )
 def test_artifact_with_a_damaged_file_is_exit_3(
     name: str, arguments: tuple[object, ...], artifact: Path, shell: Shell

@@ -75,6 +75,21 @@ def test_rows_that_prove_nothing_support_nothing() -> None:
     )
 
 
+def test_machines_that_measured_are_fingerprints() -> None:
+    node = "gpu=H100*8;mig=0;nic=infiniband*8"
+    [support] = supports(
+        default(node_fingerprint=node),
+        default(node_fingerprint=node, repeat=1),
+        default(node_fingerprint="gpu=H100*8;mig=0;nic=infiniband*4", repeat=2),
+        default(node_fingerprint=None, repeat=3),
+        default(node_fingerprint="gpu=H100*1;mig=0;nic=roce*1", source="simulator", repeat=4),
+    )
+    assert support.fingerprints == [
+        "gpu=H100*8;mig=0;nic=infiniband*4;nccl=22705",
+        "gpu=H100*8;mig=0;nic=infiniband*8;nccl=22705",
+    ]
+
+
 def test_shape_profile_and_version_are_supports_of_their_own() -> None:
     found = supports(
         default(),

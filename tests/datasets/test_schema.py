@@ -2,6 +2,9 @@ import pyarrow as pa
 import pytest
 
 from dynamiccl.datasets.schema import (
+    CALLS,
+    CALLS_COLUMNS,
+    CALLS_VERSION,
     MEASUREMENT_COLUMNS,
     MEASUREMENTS,
     META_SCHEMA,
@@ -16,7 +19,7 @@ from dynamiccl.datasets.schema import (
 )
 from dynamiccl.errors import SchemaMismatch
 
-COLUMNS = (*MEASUREMENT_COLUMNS, *TELEMETRY_COLUMNS)
+COLUMNS = (*MEASUREMENT_COLUMNS, *TELEMETRY_COLUMNS, *CALLS_COLUMNS)
 #: Unit -> what a column of that unit must end in.
 SUFFIXES = {"us": "_us", "%": "_percent", "GB/s": "_gbytes_per_s", "Gbit/s": "_gbits_per_s"}
 
@@ -29,27 +32,37 @@ def test_column_says_what_it_is(column: object) -> None:
 def test_names_carry_their_units() -> None:
     wrong = [
         column.name
-        for column in MEASUREMENT_COLUMNS
+        for column in COLUMNS
         if column.unit in SUFFIXES and not column.name.endswith(SUFFIXES[column.unit])
     ]
     assert wrong == []
 
 
 def test_names_are_unique() -> None:
-    for columns in (MEASUREMENT_COLUMNS, TELEMETRY_COLUMNS):
+    for columns in (MEASUREMENT_COLUMNS, TELEMETRY_COLUMNS, CALLS_COLUMNS):
         assert len({column.name for column in columns}) == len(columns)
 
 
-@pytest.mark.parametrize("schema", [MEASUREMENTS, TELEMETRY])
-def test_units_and_meanings_travel_in_the_file(schema: pa.Schema) -> None:
+@pytest.mark.parametrize(
+    ("schema", "version"),
+    [(MEASUREMENTS, SCHEMA_VERSION), (TELEMETRY, SCHEMA_VERSION), (CALLS, CALLS_VERSION)],
+)
+def test_units_and_meanings_travel_in_the_file(schema: pa.Schema, version: int) -> None:
     assert all(field.metadata[b"meaning"] for field in schema)
-    assert schema.metadata[META_VERSION] == str(SCHEMA_VERSION).encode()
+    assert schema.metadata[META_VERSION] == str(version).encode()
     assert {field.name for field in schema} >= set(PARTITION_COLUMNS)
 
 
 def test_keys_are_columns() -> None:
     names = {field.name for field in MEASUREMENTS}
     assert names >= {*TASK_COLUMNS, *REQUESTED_COLUMNS, *PARTITION_COLUMNS}
+
+
+def test_calls_share_the_vocabulary_of_measurements() -> None:
+    measured = {column.name: (column.type, column.unit) for column in MEASUREMENT_COLUMNS}
+    shared = [column for column in CALLS_COLUMNS if column.name in measured]
+    assert len(shared) > 20
+    assert all(measured[column.name] == (column.type, column.unit) for column in shared)
 
 
 def test_own_schema_passes_with_and_without_partition_columns() -> None:

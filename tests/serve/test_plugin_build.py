@@ -13,7 +13,9 @@ from dynamiccl.serve import build
 def own_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the plugin's sources that a test may break."""
     source = tmp_path / "plugin"
-    shutil.copytree(build.SOURCE_DIR, source, ignore=shutil.ignore_patterns("tests", "bench"))
+    shutil.copytree(
+        build.SOURCE_DIR, source, ignore=shutil.ignore_patterns("tests", "bench", "fuzz")
+    )
     monkeypatch.setattr(build, "SOURCE_DIR", source)
     return source
 

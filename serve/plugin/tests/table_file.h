@@ -5,9 +5,13 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
 #include <vector>
 
+#include "crypto/sha256.h"
+#include "identity/fingerprint.h"
+#include "identity/preflight.h"
 #include "table.h"
 
 using Bytes = std::vector<std::uint8_t>;
@@ -43,7 +47,8 @@ inline Bytes table_of(int num_nodes, int num_ranks, dynamiccl::Entry entry,
   return sealed(bytes);
 }
 
-/// An artifact directory for one test; sets the plugin's environment.
+/// An artifact directory for one test; sets the plugin's environment. One rank is alone in these
+/// tests, so that it is told not to ask the others (DYNAMICCL_UNSAFE).
 class ArtifactDirectory {
  public:
   ArtifactDirectory(const std::string& parent, const std::string& name)
@@ -51,10 +56,12 @@ class ArtifactDirectory {
     std::filesystem::remove_all(root_);  // of an earlier run
     std::filesystem::create_directories(root_ + "/tables/test");
     setenv("DYNAMICCL_ARTIFACT", root_.c_str(), 1);
-    setenv("DYNAMICCL_SYSTEM", "test", 1);
-    unsetenv("DYNAMICCL_MODE");
-    unsetenv("NCCL_ALGO");
-    unsetenv("NCCL_PROTO");
+    setenv("DYNAMICCL_COORDINATOR", "none", 1);
+    setenv("DYNAMICCL_UNSAFE", "1", 1);
+    for (const char* variable : {"DYNAMICCL_MODE", "DYNAMICCL_SYSTEM", "NCCL_ALGO", "NCCL_PROTO"}) {
+      unsetenv(variable);
+    }
+    write_index();
   }
 
   std::string path(int num_nodes, int num_ranks) const {
@@ -62,12 +69,50 @@ class ArtifactDirectory {
            std::to_string(num_ranks) + ".dct";
   }
 
+  /// A table, and an index that names it.
   void write(int num_nodes, int num_ranks, const Bytes& bytes) const {
-    std::ofstream file(path(num_nodes, num_ranks), std::ios::binary | std::ios::trunc);
+    store(path(num_nodes, num_ranks), bytes);
+    tables_[{num_nodes, num_ranks}] = hash_of(bytes);
+    write_index();
+  }
+
+ private:
+  static void store(const std::string& path, const Bytes& bytes) {
+    std::ofstream file(path, std::ios::binary | std::ios::trunc);
     file.write(reinterpret_cast<const char*>(bytes.data()),
                static_cast<std::streamsize>(bytes.size()));
   }
 
- private:
+  static std::string hash_of(const Bytes& bytes) {
+    dynamiccl::Sha256 sha;
+    sha.update(bytes.data(), bytes.size());
+    std::uint8_t digest[dynamiccl::kDigestBytes];
+    sha.finish(digest);
+    char text[2 * dynamiccl::kDigestBytes + 1];
+    dynamiccl::to_hex(digest, sizeof digest, text);
+    return text;
+  }
+
+  void write_index() const {
+    char fingerprint[dynamiccl::kFingerprintBytes];
+    if (!dynamiccl::take_fingerprint(fingerprint, sizeof fingerprint)) std::abort();
+    std::string text = "dynamiccl-index\t1\nartifact\t" + std::string(64, '0') + "\n";
+    text += "system\ttest\t" + std::string(fingerprint) + "\n";
+    for (const auto& [shape, hash] : tables_) {
+      text += "table\ttest\t" + std::to_string(shape.first) + "\t" + std::to_string(shape.second) +
+              "\t" + hash + "\n";
+    }
+    const Bytes bytes(text.begin(), text.end());
+    store(root_ + "/plugin.index", bytes);
+    const std::string hash = hash_of(bytes);
+    setenv("DYNAMICCL_ARTIFACT_SHA256", hash.c_str(), 1);
+    std::uint8_t digest[dynamiccl::kDigestBytes];
+    dynamiccl::from_hex(hash.c_str(), hash.size(), digest, sizeof digest);
+    char word[dynamiccl::kPreflightBytes];
+    dynamiccl::preflight_word(digest, fingerprint, word);
+    setenv("DYNAMICCL_PREFLIGHT", word, 1);
+  }
+
   std::string root_;
+  mutable std::map<std::pair<int, int>, std::string> tables_;
 };

@@ -195,13 +195,29 @@ void null_pointers(const Library& library) {
   library.finalize(6, context);
 }
 
-/// Tables carry chunk sizes, and table mode does not use them.
+/// The table's chunk size is given where the question surely is about the call, and never raised.
 void chunk_sizes(const Library& library, const ArtifactDirectory& artifact) {
-  artifact.write(1, 8, table_of(1, 8, {kRing, kSimple, 8, 1, 1 << 16}));
+  constexpr std::size_t kOwn = 1 << 19;
+  artifact.write(1, 8, table_of(1, 8, {kRing, kSimple, 8, 1, (1 << 16) + 100}));
   void* context = library.init(6, 8, 1);
   CHECK(forced(Call(), library.ask(6, context, Call()), 5, 8));
-  CHECK(library.chunk(context, kAllReduce, kRing, kSimple, 1 << 19) == 1 << 19);
-  CHECK(library.chunk(nullptr, kAllReduce, kRing, kSimple, 1 << 19) == 1 << 19);
+  for (int part = 0; part < 3; ++part) {
+    CHECK(library.chunk(context, kAllReduce, kRing, kSimple, kOwn) == 1 << 16);  // whole grains
+  }
+  CHECK(library.chunk(context, kAllReduce, kRing, kSimple, 1 << 15) == 1 << 15);
+  CHECK(library.chunk(context, kAllReduce, kRing, kSimple, 100) == 100);
+  CHECK(library.chunk(context, kAllReduce, kTree, kSimple, kOwn) == kOwn);
+  CHECK(library.chunk(context, kAllReduce, kRing, kLL, kOwn) == kOwn);
+  CHECK(library.chunk(context, kBroadcast, kRing, kSimple, kOwn) == kOwn);
+  for (const int group : {2, 8}) {  // a group makes all its getCollInfo calls first
+    for (int i = 0; i < group; ++i) library.ask(6, context, Call());
+    for (int i = 0; i < group; ++i) {
+      CHECK(library.chunk(context, kAllReduce, kRing, kSimple, kOwn) == kOwn);
+    }
+  }
+  library.ask(6, context, Call());
+  CHECK(library.chunk(context, kAllReduce, kRing, kSimple, kOwn) == 1 << 16);
+  CHECK(library.chunk(nullptr, kAllReduce, kRing, kSimple, kOwn) == kOwn);
   library.finalize(6, context);
 }
 
@@ -218,8 +234,8 @@ void modes(const Library& library, const ArtifactDirectory& artifact) {
     t_lines.clear();
     CHECK(library.init(version, 8, 1) == nullptr && t_init_result == ncclSuccess);
     CHECK(t_lines.size() == 1);
-    CHECK(t_lines[0].find("DYNAMICCL_MODE is 'Sweep'; choose from table, sweep") !=
-          std::string::npos);
+    CHECK(t_lines[0].find("DYNAMICCL_MODE is 'Sweep'; choose from table, table-static, "
+                          "observe, adaptive, sweep") != std::string::npos);
     unsetenv("DYNAMICCL_MODE");
   }
 }

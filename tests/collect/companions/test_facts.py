@@ -30,6 +30,7 @@ NODE = NodeFacts(
     nic_kind="infiniband",
     nic_gbits_per_s=400.0,
     nics_per_node=8,
+    fingerprint="gpu=FAKE H100*8;mig=0;nic=infiniband*8",
 )
 LOCAL = Nodes(LauncherSettings())
 

@@ -5,14 +5,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from dynamiccl.collect.doctor.check import Check
+from dynamiccl.checks import Check
 from dynamiccl.collect.doctor.context import Context
 from dynamiccl.collect.doctor.examine import run_checks
 from dynamiccl.collect.doctor.gpus import CLOCKS, FACTS, query
 from dynamiccl.collect.doctor.host import ASK_TORCH
-from dynamiccl.collect.doctor.library import ASK_VERSION
-from dynamiccl.collect.doctor.machine import Ran
-from dynamiccl.collect.doctor.plugins import ASK_TUNER
+from dynamiccl.machine import Ran
+from dynamiccl.nccl_setup import ASK_TUNER, ASK_VERSION
 
 GIB = 1 << 30
 ABSENT = Ran(None, "no such file or directory")

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynamiccl.collect.doctor.check import Verdict
+from dynamiccl.checks import Verdict
 from dynamiccl.collect.doctor.context import Context
 from dynamiccl.collect.doctor.gpus import CLOCKS, FACTS, query
 from dynamiccl.collect.doctor.host import ASK_TORCH

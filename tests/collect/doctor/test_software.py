@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from dynamiccl.collect.doctor.check import Verdict
+from dynamiccl.checks import Verdict
 from dynamiccl.collect.doctor.context import Context
-from dynamiccl.collect.doctor.library import ASK_VERSION
-from dynamiccl.collect.doctor.plugins import ASK_TUNER
 from dynamiccl.nccl import Collective
+from dynamiccl.nccl_setup import ASK_TUNER, ASK_VERSION
 from tests.collect.doctor.recorded import ABSENT, BINARY, HEALTHY, HELP, LDD, PLUGIN, findings
 
 OK, WARN, FAIL, UNKNOWN = Verdict.OK, Verdict.WARN, Verdict.FAIL, Verdict.UNKNOWN

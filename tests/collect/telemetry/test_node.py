@@ -115,3 +115,33 @@ def test_sockets_are_the_nics_of_a_node_without_rdma(tmp_path: Path) -> None:
 def test_what_is_no_facts_is_refused(line: str) -> None:
     with pytest.raises(CorruptFile, match="no facts about a node"):
         NodeFacts.from_json(line)
+
+
+def gpu(proc: Path, number: int, model: str, *lines: str) -> None:
+    folder = proc / "driver" / "nvidia" / "gpus" / f"0000:{number:02x}:00.0"
+    folder.mkdir(parents=True)
+    text = "\n".join((f"Model: \t\t {model}", "IRQ:   \t\t 42", *lines))
+    (folder / "information").write_text(f"{text}\n")
+
+
+def test_fingerprint_says_what_the_kernel_shows(tmp_path: Path) -> None:
+    for number in range(4):
+        gpu(tmp_path, number, "NVIDIA H100 80GB HBM3", "GPU Excluded:\t No")
+    gpu(tmp_path, 4, "NVIDIA H100 80GB HBM3", "GPU Excluded:\t Yes")
+    for name in ("mlx5_0", "mlx5_1"):
+        sysfs.infiniband(tmp_path, name)
+    sysfs.infiniband(tmp_path, "mlx5_2", state="1: DOWN")
+    wanted = "gpu=NVIDIA H100 80GB HBM3*4;mig=0;nic=infiniband*2"
+    facts = node_facts(tmp_path, tmp_path)
+    assert facts.fingerprint == facts.row_columns()["node_fingerprint"] == wanted
+    (tmp_path / "driver/nvidia/capabilities/gpu2/mig/gi3").mkdir(parents=True)
+    gpu(tmp_path, 5, "A; model+of=*odd")
+    parted = "gpu=A_ model_of__odd*1+NVIDIA H100 80GB HBM3*4;mig=1;nic=infiniband*2"
+    assert node_facts(tmp_path, tmp_path).fingerprint == parted
+
+
+def test_node_whose_gpus_are_not_all_named_has_no_fingerprint(tmp_path: Path) -> None:
+    assert node_facts(tmp_path, tmp_path).fingerprint is None
+    gpu(tmp_path, 0, "NVIDIA H100 80GB HBM3")
+    gpu(tmp_path, 1, "")
+    assert node_facts(tmp_path, tmp_path).fingerprint is None

@@ -1,6 +1,6 @@
 import pytest
 
-from dynamiccl.collect.doctor.check import Check, exit_code, fail, ok, render, unknown, warn
+from dynamiccl.checks import Check, exit_code, fail, ok, render, unknown, warn
 
 
 @pytest.mark.parametrize(

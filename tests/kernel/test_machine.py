@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.doctor import machine as module
+from dynamiccl import machine as module
 from dynamiccl.collect.doctor.context import Context
 from dynamiccl.collect.doctor.examine import run_checks
-from dynamiccl.collect.doctor.machine import Ran, ThisMachine
+from dynamiccl.machine import Ran, ThisMachine
 
 HERE = ThisMachine()
 

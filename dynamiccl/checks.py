@@ -1,4 +1,4 @@
-"""What a check says, and how it is shown."""
+"""What a check of a machine says, and how it is shown: for the two `doctor` commands."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ class Verdict(StrEnum):
     """How a check came out."""
 
     OK = "ok"
-    #: Measuring works, and the figures may mislead or lack something.
+    #: It works, and something may mislead or is lacking.
     WARN = "warn"
-    #: The sweep cannot run like this, or its figures would be wrong.
+    #: It cannot work like this, or would do something else.
     FAIL = "fail"
     #: It could not be found out here.
     UNKNOWN = "unknown"
@@ -37,12 +37,12 @@ def ok(name: str, found: str) -> Check:
 
 
 def warn(name: str, found: str, advice: str) -> Check:
-    """The figures may mislead."""
+    """It works, and may mislead."""
     return Check(name, Verdict.WARN, found, advice)
 
 
 def fail(name: str, found: str, advice: str) -> Check:
-    """The sweep cannot run, or would measure something else."""
+    """It cannot work, or would do something else."""
     return Check(name, Verdict.FAIL, found, advice)
 
 

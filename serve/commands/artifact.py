@@ -1,0 +1,44 @@
+"""`dynamiccl-deploy export` and `verify`: make an artifact, and see that it is whole."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from dynamiccl import cli
+from dynamiccl.serve.artifact import Artifact, export_artifact, find_policy, verify_artifact
+from dynamiccl.serve.commands.options import ArtifactDir, Json, stdout
+
+
+def export_command(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory or run id.")],
+    out: Annotated[Path, typer.Option(help="New artifact directory.")],
+    mlruns: Annotated[Path, typer.Option(help="Where run ids are looked up.")] = Path("mlruns"),
+    as_json: Json = False,
+) -> None:
+    """Copy a run's policy and add its decision tables.
+
+    Example: dynamiccl-deploy export RUN_ID --out out/artifact
+    """
+    _show(export_artifact(find_policy(run, mlruns), out), "exported", as_json=as_json)
+
+
+def verify_command(artifact: ArtifactDir, as_json: Json = False) -> None:
+    """Check every file's hash, every table, and that the policy still decides so.
+
+    Example: dynamiccl-deploy verify out/artifact
+    """
+    _show(verify_artifact(artifact), "whole", as_json=as_json)
+
+
+def _show(artifact: Artifact, word: str, *, as_json: bool) -> None:
+    if as_json:
+        cli.print_json(artifact.to_json())
+        return
+    table = Table("system", "nodes", "ranks", "entries", "acting", "table")
+    for info in artifact.tables:
+        counts = (info.num_nodes, info.num_ranks, info.entries, info.acting)
+        table.add_row(info.system, *map(str, counts), info.path)
+    stdout.print(table)
+    stdout.print(f"{artifact.directory}: {word}", soft_wrap=True)

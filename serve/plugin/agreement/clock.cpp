@@ -1,0 +1,194 @@
+// What happens at the gate, and how it is set.
+#include "agreement/clock.h"
+
+#include <algorithm>
+
+namespace dynamiccl {
+
+Clock::Clock(const Limits& limits, std::uint64_t hold_at) noexcept
+    : in_force_(TableInForce::abstaining(0)),
+      fences_(!barrier_all_threads()),
+      limits_(limits),
+      hold_at_(hold_at) {
+  // Without memory for a table nothing may be looked up.
+  if (in_force_.load(std::memory_order_relaxed) == nullptr) is_closed_.store(true);
+  const Lock lock(&mutex_);
+  set_gate();
+}
+
+Clock::~Clock() {
+  leave_staged();
+  if (before_ != nullptr) before_->let_go();
+  TableInForce* in_force = in_force_.load(std::memory_order_relaxed);
+  if (in_force != nullptr) in_force->let_go();
+}
+
+void Clock::adopt(TableInForce* table) noexcept {
+  TableInForce* before = in_force_.exchange(table);
+  if (before != nullptr) before->let_go();
+}
+
+void Clock::set_gate() noexcept {
+  std::uint64_t gate = std::min(staged_at_, back_at_);
+  if (voted_) gate = std::min(gate, horizon_);
+  gate = std::min(gate, hold_at_);
+  if (is_closed_.load(std::memory_order_relaxed) || failed_ || called_in_) gate = 0;
+  gate_.store(gate, std::memory_order_seq_cst);
+}
+
+void Clock::leave_staged() noexcept {
+  if (staged_ != nullptr) staged_->let_go();
+  staged_ = nullptr;
+  staged_at_ = kNever;
+  staged_span_ = 0;
+}
+
+Clock::Turn Clock::wait_from(std::uint64_t* since_ns, std::uint64_t now_ns, std::uint64_t limit_ns,
+                             Turn after) noexcept {
+  if (*since_ns == 0) *since_ns = now_ns;
+  waiting_.store(true, std::memory_order_relaxed);
+  if (now_ns - *since_ns < limit_ns) return Turn::kWait;
+  waiting_.store(false, std::memory_order_relaxed);
+  return after;
+}
+
+Clock::Turn Clock::turn(std::uint64_t now_ns) noexcept {
+  const Lock lock(&mutex_);
+  const std::uint64_t call = begun_.load(std::memory_order_relaxed);
+  if (is_closed_.load(std::memory_order_relaxed)) return Turn::kAbstain;
+  if (failed_) return Turn::kFail;
+  called_in_ = false;
+  if (ended_.load(std::memory_order_relaxed) + 1 != call) {
+    // Two calls at once: NCCL forbids it to its users. The count is lost on this rank alone, so it
+    // must never vote again; what is in force goes on, since the other ranks go on with it.
+    broken_.store(true, std::memory_order_relaxed);
+    ended_.store(call - 1, std::memory_order_relaxed);
+  }
+  if (voted_ && call >= horizon_) {
+    const Turn turn = wait_from(&waited_since_ns_, now_ns, limits_.decision_ns, Turn::kFail);
+    failed_ = turn == Turn::kFail;
+    set_gate();
+    return turn;
+  }
+  if (call >= hold_at_ && staged_ == nullptr) {
+    const Turn turn = wait_from(&held_since_ns_, now_ns, limits_.hold_ns, Turn::kGo);
+    if (turn == Turn::kWait) return turn;
+    hold_at_ = kNever;
+    hold_expired_.store(true, std::memory_order_relaxed);
+  }
+  waiting_.store(false, std::memory_order_relaxed);
+  TableInForce* in_force = in_force_.load(std::memory_order_relaxed);
+  if (staged_ != nullptr && call >= staged_at_) {
+    if (before_ != nullptr) before_->let_go();
+    before_ = nullptr;
+    back_at_ = kNever;
+    if (staged_span_ > 0) {
+      before_ = in_force;
+      back_at_ = staged_at_ + staged_span_;
+    } else {
+      in_force->let_go();
+    }
+    in_force_.store(staged_, std::memory_order_relaxed);
+    staged_ = nullptr;
+    leave_staged();
+    hold_at_ = kNever;
+  } else if (before_ != nullptr && call >= back_at_) {
+    in_force->let_go();
+    in_force_.store(before_, std::memory_order_relaxed);
+    before_ = nullptr;
+    back_at_ = kNever;
+  }
+  is_probing_.store(before_ != nullptr, std::memory_order_relaxed);
+  set_gate();
+  return Turn::kGo;
+}
+
+bool Clock::hash_after(std::uint64_t calls, std::uint64_t* hash) const noexcept {
+  if (calls % kHashEvery != 0 || calls > ended_.load(std::memory_order_acquire)) return false;
+  *hash = 0;
+  if (calls == 0) return true;
+  *hash = hashes_[(calls - 1) / kHashEvery % kHashSlots].load(std::memory_order_relaxed);
+  full_barrier();
+  // The slot is written anew from call `calls` + kHashReach + 1 on.
+  return begun_.load(std::memory_order_relaxed) <= calls + kHashReach;
+}
+
+bool Clock::vote(std::uint64_t span, std::uint64_t fixed, std::uint64_t* call) noexcept {
+  const Lock lock(&mutex_);
+  if (is_closed_.load(std::memory_order_relaxed) || failed_ || voted_ || staged_ != nullptr ||
+      back_at_ != kNever)
+    return false;
+  if (broken_.load(std::memory_order_relaxed) || hold_expired_.load(std::memory_order_relaxed)) {
+    return false;
+  }
+  voted_ = true;
+  waited_since_ns_ = 0;
+  std::uint64_t reached = begun_.load(std::memory_order_relaxed);
+  for (;;) {
+    const std::uint64_t from = reached;
+    horizon_ = fixed != kNever ? fixed : from + span;
+    set_gate();
+    // Now every call that has not begun yet will see the gate, and every one that has is counted.
+    if (!fences_) barrier_all_threads();
+    full_barrier();
+    reached = begun_.load(std::memory_order_relaxed);
+    *call = from;
+    // A call that is held at `fixed` has begun, and waits.
+    if (reached < horizon_ || (fixed != kNever && reached == fixed && hold_at_ == fixed)) break;
+    if (fixed != kNever) {
+      voted_ = false;
+      set_gate();
+      return false;
+    }
+  }
+  return true;
+}
+
+void Clock::commit(TableInForce* next, std::uint64_t at, std::uint64_t span) noexcept {
+  const Lock lock(&mutex_);
+  voted_ = false;
+  leave_staged();
+  staged_ = next;
+  staged_at_ = at;
+  staged_span_ = span;
+  set_gate();
+}
+
+void Clock::abandon() noexcept {
+  const Lock lock(&mutex_);
+  voted_ = false;
+  set_gate();
+}
+
+void Clock::release_hold() noexcept {
+  const Lock lock(&mutex_);
+  hold_at_ = kNever;
+  set_gate();
+}
+
+std::uint32_t Clock::table_number() const noexcept {
+  const Lock lock(&mutex_);
+  return in_force_.load(std::memory_order_relaxed)->number;
+}
+
+bool Clock::is_staged() const noexcept {
+  const Lock lock(&mutex_);
+  return staged_ != nullptr || back_at_ != kNever;
+}
+
+void Clock::close() noexcept {
+  const Lock lock(&mutex_);
+  is_closed_.store(true, std::memory_order_seq_cst);
+  set_gate();
+  // As in vote(): what is_empty() reads afterwards has every call in it that did not see the gate.
+  if (!fences_) barrier_all_threads();
+  full_barrier();
+}
+
+void Clock::call_in() noexcept {
+  const Lock lock(&mutex_);
+  called_in_ = true;
+  set_gate();
+}
+
+}  // namespace dynamiccl

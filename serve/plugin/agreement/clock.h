@@ -1,0 +1,196 @@
+// The clock of one communicator on one rank: it counts the calls, and moves to another table at a
+// call that all ranks have agreed on.
+//
+// Two sides share it. The caller's thread passes through begin() and end() at every getCollInfo; it
+// alone changes which table is in force. The agreement's thread only stages: it promises to stop at
+// a horizon (vote), and says what was decided (commit, abandon). The fast path of begin() compares
+// the call's number with one integer, the gate: the first call at which anything is to be done.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "agreement/table_in_force.h"
+#include "platform/threads.h"
+
+namespace dynamiccl {
+
+/// Rolling hash of what was asked: ranks whose hashes are equal have made the same calls.
+inline std::uint64_t stream_hash(std::uint64_t before, int collective,
+                                 std::uint64_t size_bytes) noexcept {
+  const std::uint64_t call = size_bytes << 3 | static_cast<std::uint64_t>(collective & 7);
+  return ((before << 7 | before >> 57) ^ call) * 0x9e3779b97f4a7c15U;
+}
+
+class Clock {
+ public:
+  static constexpr std::uint64_t kNever = ~std::uint64_t{0};
+  /// Hashes are kept at every so many calls, and this far back.
+  static constexpr std::uint64_t kHashEvery = 16;
+  static constexpr std::uint64_t kHashSlots = 256;
+  static constexpr std::uint64_t kHashReach = kHashEvery * (kHashSlots - 1);
+
+  enum class Turn {
+    kGo,       // answer from table()
+    kAbstain,  // write nothing: the communicator is being closed, or nobody knows the count
+    kWait,     // ask again soon
+    kFail,     // answer with an error: waiting is over, and other ranks may have switched
+  };
+
+  struct Limits {
+    std::uint64_t decision_ns;  // how long a call may wait for a decision voted on
+    std::uint64_t hold_ns;      // how long the call `hold_at` may wait for the agreement
+  };
+
+  /// `hold_at`: the call that waits for the agreement; kNever: none does.
+  explicit Clock(const Limits& limits, std::uint64_t hold_at = kNever) noexcept;
+  ~Clock();
+  Clock(const Clock&) = delete;
+  Clock& operator=(const Clock&) = delete;
+
+  // ---- the caller's thread ----
+
+  /// A call begins. True: answer from table(), then end(). False: ask turn() first.
+  bool begin() noexcept {
+    const std::uint64_t call = begun_.load(std::memory_order_relaxed) + 1;
+    begun_.store(call, std::memory_order_relaxed);
+    // Pairs with vote(), which else makes this thread pass a barrier.
+    if (fences_) full_barrier();
+    return call < gate_.load(std::memory_order_acquire) &&
+           ended_.load(std::memory_order_relaxed) + 1 == call;
+  }
+
+  /// What the call that has begun is to do. The one slow path; takes a lock.
+  Turn turn(std::uint64_t now_ns) noexcept;
+
+  const DecisionTable& table() const noexcept { return in_force().decisions; }
+  const TableInForce& in_force() const noexcept {
+    return *in_force_.load(std::memory_order_relaxed);
+  }
+  /// Whether the table in force is there for some calls only.
+  bool is_probing() const noexcept { return is_probing_.load(std::memory_order_relaxed); }
+  std::uint64_t begun() const noexcept { return begun_.load(std::memory_order_relaxed); }
+
+  /// Before any call: have `table` in force from the first one on (a reference is taken over).
+  void adopt(TableInForce* table) noexcept;
+
+  /// The call has been answered.
+  void end(int collective, std::uint64_t size_bytes) noexcept {
+    const std::uint64_t call = begun_.load(std::memory_order_relaxed);
+    const std::uint64_t hash =
+        stream_hash(hash_.load(std::memory_order_relaxed), collective, size_bytes);
+    hash_.store(hash, std::memory_order_relaxed);
+    hashes_[(call - 1) / kHashEvery % kHashSlots].store(hash, std::memory_order_relaxed);
+    ended_.store(call, std::memory_order_release);
+  }
+
+  /// A stay of another kind, which is not counted as a call but waited for as one.
+  class Visit {
+   public:
+    explicit Visit(Clock* clock) noexcept : clock_(clock) {
+      clock_->visitors_.fetch_add(1, std::memory_order_seq_cst);
+    }
+    ~Visit() { clock_->visitors_.fetch_sub(1, std::memory_order_release); }
+    Visit(const Visit&) = delete;
+    Visit& operator=(const Visit&) = delete;
+    /// False when the communicator is being closed.
+    bool entered() const noexcept { return !clock_->is_closed_.load(std::memory_order_seq_cst); }
+
+   private:
+    Clock* clock_;
+  };
+
+  // ---- the agreement's thread ----
+
+  /// Calls that have been answered.
+  std::uint64_t calls() const noexcept { return ended_.load(std::memory_order_acquire); }
+
+  /// The stream's hash after `calls`, a multiple of kHashEvery. False when that many have not been
+  /// made, or it is too long ago.
+  bool hash_after(std::uint64_t calls, std::uint64_t* hash) const noexcept;
+
+  /// Promise not to go past a horizon, `span` calls from now or at call `fixed` (kNever: not
+  /// fixed), before commit() or abandon(). Returns false when that cannot be promised any more;
+  /// else writes the call from which it was counted.
+  bool vote(std::uint64_t span, std::uint64_t fixed, std::uint64_t* call) noexcept;
+
+  /// The vote's outcome: take `next` (a reference is taken over) from call `at` on; with `span` > 0
+  /// for so many calls, and then go back.
+  void commit(TableInForce* next, std::uint64_t at, std::uint64_t span) noexcept;
+
+  /// The vote's outcome, or the end of all voting: stay with the table in force.
+  void abandon() noexcept;
+
+  /// There will be no agreement: a call that is held goes on.
+  void release_hold() noexcept;
+
+  /// The number of the table in force.
+  std::uint32_t table_number() const noexcept;
+
+  /// Whether a commit is still ahead of the calls.
+  bool is_staged() const noexcept;
+
+  /// Whether a call waits.
+  bool is_waiting() const noexcept { return waiting_.load(std::memory_order_relaxed); }
+
+  /// Whether calls of one communicator overlapped: then nobody can count them.
+  bool is_broken() const noexcept { return broken_.load(std::memory_order_relaxed); }
+
+  /// The call that is held for the agreement has given up waiting.
+  bool hold_expired() const noexcept { return hold_expired_.load(std::memory_order_relaxed); }
+
+  // ---- any thread ----
+
+  /// From now on every call abstains, and one that waits goes on.
+  void close() noexcept;
+  /// Whether the calls have left after close().
+  bool is_empty() const noexcept {
+    return ended_.load(std::memory_order_acquire) == begun_.load(std::memory_order_acquire) &&
+           visitors_.load(std::memory_order_seq_cst) == 0;
+  }
+  /// Make the next call take the slow path, where it can speak with NCCL's logger.
+  void call_in() noexcept;
+
+ private:
+  friend struct Inspect;  // the tests' explorer
+
+  void set_gate() noexcept;
+  void leave_staged() noexcept;
+  Turn wait_from(std::uint64_t* since_ns, std::uint64_t now_ns, std::uint64_t limit_ns,
+                 Turn after) noexcept;
+
+  // The caller's thread writes these at every call.
+  alignas(64) std::atomic<std::uint64_t> begun_{0};
+  std::atomic<std::uint64_t> ended_{0};
+  std::atomic<std::uint64_t> hash_{0};
+  // These change rarely.
+  alignas(64) std::atomic<std::uint64_t> gate_{kNever};
+  std::atomic<TableInForce*> in_force_;
+  const bool fences_;
+  std::atomic<bool> waiting_{false};
+  std::atomic<bool> broken_{false};
+  std::atomic<bool> hold_expired_{false};
+  std::atomic<bool> is_probing_{false};
+  std::atomic<bool> is_closed_{false};
+  std::atomic<std::int32_t> visitors_{0};
+
+  // The slow path and the agreement's thread.
+  mutable Mutex mutex_;
+  const Limits limits_;
+  bool failed_ = false;
+  bool called_in_ = false;
+  bool voted_ = false;
+  std::uint64_t horizon_ = kNever;
+  std::uint64_t hold_at_;
+  TableInForce* staged_ = nullptr;
+  std::uint64_t staged_at_ = kNever;
+  std::uint64_t staged_span_ = 0;
+  TableInForce* before_ = nullptr;  // to go back to
+  std::uint64_t back_at_ = kNever;
+  std::uint64_t waited_since_ns_ = 0;
+  std::uint64_t held_since_ns_ = 0;
+
+  std::atomic<std::uint64_t> hashes_[kHashSlots] = {};
+};
+
+}  // namespace dynamiccl

@@ -1,0 +1,58 @@
+// Jobs that must not meet differ in one of these at least: two jobs, two steps of one allocation, a
+// restart by torchrun or by Slurm.
+#include "identity/job.h"
+
+#include <cstring>
+
+#include "file.h"
+#include "identity/environment.h"
+
+namespace dynamiccl {
+namespace {
+
+template <std::size_t count>
+const char* first_of(const char* const (&variables)[count]) noexcept {
+  return first_value_of(variables, count);
+}
+
+std::int32_t small_number(const char* text, std::int32_t fallback) noexcept {
+  std::uint64_t number;
+  return parse_number(text, &number) && number < 1U << 30 ? static_cast<std::int32_t>(number)
+                                                          : fallback;
+}
+
+}  // namespace
+
+Job find_job() noexcept {
+  static constexpr const char* kRanks[] = {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID",
+                                           "PMI_RANK", "PMIX_RANK"};
+  static constexpr const char* kSizes[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS",
+                                           "PMI_SIZE"};
+  static constexpr const char* kRestarts[] = {"DYNAMICCL_RESTART", "TORCHELASTIC_RESTART_COUNT",
+                                              "SLURM_RESTART_COUNT"};
+  static constexpr const char* kNames[] = {
+      "SLURM_JOB_ID", "SLURM_STEP_ID",       "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid",
+      "PMI_JOBID",    "TORCHELASTIC_RUN_ID", "MASTER_ADDR",    "MASTER_PORT"};
+  Job job = {0, 0, small_number(first_of(kRanks), -1), small_number(first_of(kSizes), 0)};
+  job.restart = static_cast<std::uint32_t>(small_number(first_of(kRestarts), 0));
+  const auto mix = [&job](const char* text) {
+    // With the zero behind it, so that "1","2" is not "12".
+    job.id = (job.id ^ fnv1a(reinterpret_cast<const std::uint8_t*>(text), std::strlen(text) + 1)) *
+             kFnvPrime;
+    if (job.id == 0) job.id = 1;
+  };
+  if (const char* name = value_of("DYNAMICCL_JOB_ID")) {
+    mix(name);
+    return job;
+  }
+  for (const char* variable : kNames) {
+    const char* value = value_of(variable);
+    // torchrun's own default, which every job has.
+    if (value == nullptr || std::strcmp(value, "none") == 0) continue;
+    mix(variable);
+    mix(value);
+  }
+  return job;
+}
+
+}  // namespace dynamiccl

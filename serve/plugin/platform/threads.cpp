@@ -1,0 +1,101 @@
+// Some of glibc's functions got a new version when they moved into libc (2.32 to 2.34). Asking for
+// the old version makes the library load on either side of the move.
+#include "platform/threads.h"
+
+#include <linux/membarrier.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "platform/old_symbols.h"
+
+DYNAMICCL_OLD_SYMBOL(pthread_attr_setstacksize);
+DYNAMICCL_OLD_SYMBOL(pthread_create);
+DYNAMICCL_OLD_SYMBOL(pthread_detach);
+DYNAMICCL_OLD_SYMBOL(pthread_join);
+
+namespace dynamiccl {
+namespace {
+
+constexpr std::size_t kStackBytes = 256 * 1024;
+
+struct Start {
+  void* (*run)(void*);
+  void* argument;
+  char name[16];
+  std::atomic<bool> taken;
+};
+
+void* begin(void* argument) {
+  auto* start = static_cast<Start*>(argument);
+  prctl(PR_SET_NAME, start->name);
+  void* (*run)(void*) = start->run;
+  void* run_argument = start->argument;
+  start->taken.store(true, std::memory_order_release);
+  return run(run_argument);
+}
+
+std::atomic<bool> g_forked{false};
+
+void note_fork() { g_forked.store(true, std::memory_order_relaxed); }
+
+std::uint64_t now_ns(clockid_t clock) noexcept {
+  timespec time;
+  clock_gettime(clock, &time);
+  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000U +
+         static_cast<std::uint64_t>(time.tv_nsec);
+}
+
+/// Registered when the library is loaded: later would be too late for a fork in between.
+__attribute__((constructor)) void watch_forks() { pthread_atfork(nullptr, nullptr, note_fork); }
+
+}  // namespace
+
+bool start_thread(void* (*run)(void*), void* argument, const char* name,
+                  pthread_t* thread) noexcept {
+  Start start = {run, argument, {}, {false}};
+  for (std::size_t i = 0; i + 1 < sizeof start.name && name[i] != '\0'; ++i) {
+    start.name[i] = name[i];
+  }
+  pthread_attr_t attributes;
+  if (pthread_attr_init(&attributes) != 0) return false;
+  pthread_attr_setstacksize(&attributes, kStackBytes);
+  sigset_t all, before;
+  sigfillset(&all);
+  sigprocmask(SIG_SETMASK, &all, &before);  // on Linux: of the calling thread, and inherited
+  const int result = pthread_create(thread, &attributes, begin, &start);
+  sigprocmask(SIG_SETMASK, &before, nullptr);
+  pthread_attr_destroy(&attributes);
+  if (result != 0) return false;
+  while (!start.taken.load(std::memory_order_acquire)) sleep_ns(10'000);
+  return true;
+}
+
+void join_thread(pthread_t thread) noexcept { pthread_join(thread, nullptr); }
+
+void detach_thread(pthread_t thread) noexcept { pthread_detach(thread); }
+
+bool in_forked_child() noexcept { return g_forked.load(std::memory_order_relaxed); }
+
+std::uint64_t monotonic_ns() noexcept { return now_ns(CLOCK_MONOTONIC) | 1; }
+
+std::uint64_t realtime_ns() noexcept { return now_ns(CLOCK_REALTIME); }
+
+void sleep_ns(std::uint64_t duration_ns) noexcept {
+  const timespec pause = {static_cast<time_t>(duration_ns / 1'000'000'000U),
+                          static_cast<long>(duration_ns % 1'000'000'000U)};
+  nanosleep(&pause, nullptr);
+}
+
+bool barrier_all_threads() noexcept {
+  const auto call = [](int command) { return syscall(SYS_membarrier, command, 0, 0) == 0; };
+  if (call(MEMBARRIER_CMD_PRIVATE_EXPEDITED)) return true;
+  // The first call of a process is refused until it has registered.
+  return call(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) && call(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+}
+
+}  // namespace dynamiccl

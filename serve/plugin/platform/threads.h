@@ -1,0 +1,68 @@
+// Threads and clocks of the plugin, without a symbol newer than glibc 2.28.
+#pragma once
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdint>
+
+namespace dynamiccl {
+
+/// Start a thread with all signals blocked, so that none of the job's handlers runs on it, and a
+/// small stack. Returns false when the system refuses.
+bool start_thread(void* (*run)(void*), void* argument, const char* name,
+                  pthread_t* thread) noexcept;
+
+void join_thread(pthread_t thread) noexcept;
+void detach_thread(pthread_t thread) noexcept;
+
+/// Whether this process was forked off one that had loaded the plugin: it has none of the threads.
+bool in_forked_child() noexcept;
+
+/// CLOCK_MONOTONIC; never 0.
+std::uint64_t monotonic_ns() noexcept;
+
+/// CLOCK_REALTIME.
+std::uint64_t realtime_ns() noexcept;
+
+void sleep_ns(std::uint64_t duration_ns) noexcept;
+
+/// Make every processor that runs a thread of this process pass a full memory barrier. Returns
+/// false where the kernel cannot (before 4.14, or filtered): then the other side needs fences.
+bool barrier_all_threads() noexcept;
+
+/// A full memory barrier of this thread. ThreadSanitizer knows no fences, but it knows this.
+inline void full_barrier() noexcept {
+#if defined(__SANITIZE_THREAD__)
+  static std::atomic<int> touched{0};
+  touched.fetch_add(1, std::memory_order_seq_cst);
+#else
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+}
+
+/// Mutex without a constructor that could throw, held by a Lock.
+class Mutex {
+ public:
+  Mutex() = default;
+  ~Mutex() = default;  // nothing to give back on Linux; threads outlive a process's own objects
+  Mutex(const Mutex&) = delete;
+  Mutex& operator=(const Mutex&) = delete;
+
+ private:
+  friend class Lock;
+  pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;
+};
+
+class Lock {
+ public:
+  explicit Lock(Mutex* mutex) noexcept : mutex_(&mutex->mutex_) { pthread_mutex_lock(mutex_); }
+  ~Lock() { pthread_mutex_unlock(mutex_); }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+ private:
+  pthread_mutex_t* mutex_;
+};
+
+}  // namespace dynamiccl

@@ -1,0 +1,145 @@
+// One question at a time, of whichever leader is due. A brain that is slow holds up only others'
+// brains, and one that fails leaves the table in force.
+#include "service/brain_thread.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "agreement/guard.h"
+#include "brain/brain.h"
+#include "platform/threads.h"
+#include "service/service.h"
+#include "table.h"
+
+namespace dynamiccl {
+namespace {
+
+/// A question and its answer; held by one thread at a time.
+struct Question {
+  Agreement* agreement;
+  dynamiccl_task* tasks;
+  int num_tasks;
+  std::uint8_t table[kMaxFileBytes];
+  std::size_t table_bytes;
+  bool failed;
+  char reason[DYNAMICCL_REASON_BYTES];
+};
+
+/// The brain of one leader, opened at its first question and kept for good.
+struct Kept {
+  Kept* next;
+  std::uint64_t comm_id;
+  BrainHandle brain;
+};
+
+Mutex g_mutex;
+bool g_running = false;
+Question* g_asked = nullptr;     // for the thread
+Question* g_answered = nullptr;  // for the service
+bool g_is_thinking = false;
+Kept* g_kept = nullptr;  // the thread's
+
+void discard(Question* question) noexcept {
+  question->agreement->let_go();
+  std::free(question->tasks);
+  std::free(question);
+}
+
+BrainHandle* brain_of(std::uint64_t comm_id) noexcept {
+  for (Kept* each = g_kept; each != nullptr; each = each->next) {
+    if (each->comm_id == comm_id) return &each->brain;
+  }
+  void* memory = std::malloc(sizeof(Kept));
+  if (memory == nullptr) return nullptr;
+  auto* kept = new (memory) Kept{g_kept, comm_id, {}};
+  g_kept = kept;
+  return &kept->brain;
+}
+
+void think(Question* question) noexcept {
+  Agreement& agreement = *question->agreement;
+  BrainHandle* brain = brain_of(agreement.place().comm_id);
+  question->failed = true;
+  if (brain == nullptr) return;
+  const dynamiccl_brain_config config = {
+      agreement.settings().artifact, agreement.artifact()->system(),
+      agreement.settings().brain_socket, agreement.place().num_nodes, agreement.place().num_ranks};
+  if (!brain->is_open() && !brain->open(config, question->reason, sizeof question->reason)) return;
+  const dynamiccl_history history = {question->tasks, question->num_tasks,
+                                     question->table_bytes > 0 ? question->table : nullptr,
+                                     question->table_bytes};
+  std::uint8_t next[kMaxFileBytes];
+  std::size_t bytes = 0;
+  if (!brain->decide(history, next, sizeof next, &bytes, question->reason,
+                     sizeof question->reason)) {
+    return;
+  }
+  question->failed = false;
+  const bool is_same =
+      bytes == question->table_bytes && std::memcmp(next, question->table, bytes) == 0;
+  question->table_bytes = is_same ? 0 : bytes;
+  std::memcpy(question->table, next, bytes);
+}
+
+void* run(void*) {
+  for (;;) {
+    Question* question = nullptr;
+    {
+      const Lock lock(&g_mutex);
+      question = g_asked;
+      g_asked = nullptr;
+    }
+    if (question == nullptr) {
+      sleep_ns(20'000'000);
+      continue;
+    }
+    think(question);
+    {
+      const Lock lock(&g_mutex);
+      g_answered = question;
+    }
+    wake_service();
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+void ask_brain(Agreement* agreement, std::uint64_t now_ns) noexcept {
+  if (!agreement->brain_is_due(now_ns)) return;
+  const Lock lock(&g_mutex);
+  if (g_is_thinking) return;
+  auto* question = static_cast<Question*>(std::calloc(1, sizeof(Question)));
+  if (question == nullptr) return;
+  question->tasks = static_cast<dynamiccl_task*>(
+      std::malloc(sizeof(dynamiccl_task) * static_cast<std::size_t>(Guard::kTasks)));
+  question->agreement = agreement->hold();
+  if (question->tasks == nullptr) return discard(question);
+  question->num_tasks = agreement->guard()->copy_tasks(question->tasks, Guard::kTasks);
+  question->table_bytes = agreement->copy_current(question->table);
+  if (!g_running) {
+    pthread_t thread;
+    if (!start_thread(run, nullptr, "dynamiccl-brain", &thread)) return discard(question);
+    detach_thread(thread);
+    g_running = true;
+  }
+  g_asked = question;
+  g_is_thinking = true;
+}
+
+void take_proposals(std::uint64_t) noexcept {
+  Question* question = nullptr;
+  {
+    const Lock lock(&g_mutex);
+    question = g_answered;
+    g_answered = nullptr;
+    if (question != nullptr) g_is_thinking = false;
+  }
+  if (question == nullptr) return;
+  question->agreement->brain_answered(question->failed ? question->reason : nullptr,
+                                      question->table, question->table_bytes);
+  discard(question);
+}
+
+}  // namespace dynamiccl

@@ -1,0 +1,371 @@
+"""Calls files of all ranks become one row a call; what is missing, twice or damaged is said."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import typer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dynamiccl.collect.calls import joiner
+from dynamiccl.collect.calls.reader import ENTRY, HEADER, read_header
+from dynamiccl.collect.cli import app
+from dynamiccl.collect.findings.describe import CallsSummary, describe, describe_calls, to_json
+from dynamiccl.collect.importing.importer import ImportFailed, ImportOptions, import_files
+from dynamiccl.collect.importing.report import ImportSummary
+from dynamiccl.datasets import store
+from dynamiccl.datasets.rows import measurements_table
+from dynamiccl.datasets.store import write_part
+from dynamiccl.errors import CorruptFile, DynamicclError, MissingPath, OutputError, UserError
+from tests.collect.calls.files import entry_bytes, header_bytes, record, write
+from tests.rows import default
+
+RELAXED = settings(
+    deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def take(
+    source: Path | list[Path], out: Path, **options: Any
+) -> tuple[pl.DataFrame, ImportSummary]:
+    paths = source if isinstance(source, list) else [source]
+    summary = import_files(paths, out, options=ImportOptions(**{"system": "box", **options}))
+    return store.read(out, "calls").sort("comm", "collective", "sequence", "replay"), summary
+
+
+def row_of(tmp_path: Path, *records: np.void, **options: Any) -> dict[str, Any]:
+    """The one call that these records, each of its own rank's file, make."""
+    for made in records:
+        write(tmp_path / "in", [made], rank=int(made["rank"]))
+    calls, _ = take(tmp_path / "in", tmp_path / "out", **options)
+    assert calls.height == 1
+    return calls.row(0, named=True)
+
+
+def test_time_and_skew_by_hand(tmp_path: Path) -> None:
+    row = row_of(tmp_path, record(5, 0, 120.0), record(5, 1, 90.5))
+    assert (row["time_us"], row["skew_us"]) == (90.5, 29.5)
+    assert (row["ranks_seen"], row["ranks_timed"], row["sequence"]) == (2, 2, 5)
+    assert (row["ranks_agree"], row["sampled"], row["incomplete"]) == (True, True, False)
+
+
+def test_environment_is_what_the_header_tells(tmp_path: Path) -> None:
+    row = row_of(tmp_path, record(0, 0), record(0, 1))
+    assert (row["gpu"], row["mig"], row["nccl_version"]) == (
+        "NVIDIA H100 80GB HBM3",
+        False,
+        "2.29.7",
+    )
+    assert (row["nic_kind"], row["nics_per_node"]) == ("infiniband", 8)
+    assert row["node_fingerprint"] == "gpu=NVIDIA H100 80GB HBM3*8;mig=0;nic=infiniband*8"
+    assert (row["system"], row["sweep"], row["run"]) == ("box", "in", "4711")
+    assert (row["plugin_mode"], row["plugin_version"]) == ("observe", None)
+
+
+def test_options_and_system_facts_win_over_the_header(tmp_path: Path) -> None:
+    facts = tmp_path / "systems.toml"
+    facts.write_text('[systems.box]\nname = "h100"\nnic_kind = "roce"\nnvswitch = true\n')
+    row = row_of(
+        tmp_path, record(0, 0), record(0, 1), systems_file=facts, gpu="H100", nccl_version="2.30.7"
+    )
+    assert (row["system"], row["nic_kind"], row["nvswitch"]) == ("h100", "roce", True)
+    assert (row["gpu"], row["nccl_version"]) == ("H100", "2.30.7")
+
+
+@pytest.mark.parametrize("fingerprint", [b"", b"gpu=none*0;mig=?;nic=*;nccl=x", b"=;;gpu;nccl=7"])
+def test_odd_fingerprint_tells_nothing(fingerprint: bytes, tmp_path: Path) -> None:
+    write(tmp_path / "in", [record(0, 0)], fingerprint=fingerprint, job=b"")
+    row = take(tmp_path / "in", tmp_path / "out")[0].row(0, named=True)
+    assert [row[name] for name in ("gpu", "mig", "nic_kind", "nccl_version")] == [None] * 4
+    assert row["run"] == "in"
+
+
+def test_time_is_unknown_unless_all_ranks_know_theirs(tmp_path: Path) -> None:
+    row = row_of(tmp_path, record(0, 0, 100.0), record(0, 1))
+    assert (row["time_us"], row["skew_us"]) == (None, None)
+    assert (row["ranks_seen"], row["ranks_timed"], row["sampled"]) == (2, 1, True)
+
+
+def test_missing_rank(tmp_path: Path) -> None:
+    row = row_of(tmp_path, record(0, 1, 100.0))
+    assert (row["time_us"], row["ranks_seen"], row["num_ranks"]) == (None, 1, 2)
+
+
+def test_flags_have_their_columns(tmp_path: Path) -> None:
+    row = row_of(
+        tmp_path,
+        record(0, 0, flags=1 | 2, table=7, decided=1),
+        record(0, 1, flags=1 | 4, table=7, decided=1),
+    )
+    assert (row["graph_captured"], row["incomplete"], row["probe"]) == (True, True, True)
+    assert (row["table"], row["decided"], row["sampled"]) == (7, True, True)
+
+
+def test_ranks_that_ran_different_configs_are_shown(tmp_path: Path) -> None:
+    assert not row_of(tmp_path, record(0, 0), record(0, 1, protocol=0))["ranks_agree"]
+
+
+def test_names_that_nccl_gets_later_are_null(tmp_path: Path) -> None:
+    row = row_of(tmp_path, record(0, 0, algorithm=255, protocol=9, datatype=255, num_nodes=2))
+    assert [row[name] for name in ("actual_algorithm", "actual_protocol", "datatype")] == [None] * 3
+    odd = row_of(tmp_path / "odd", record(0, 0, num_ranks=3, num_nodes=2))
+    assert odd["ranks_per_node"] is None
+
+
+def test_communicators_collectives_and_rotated_files_stay_apart(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        for number, sequences in enumerate(((2, 0), (1, 3))):
+            records = [
+                record(sequence, rank, 10.0 + sequence, comm_id=comm, collective=collective)
+                for sequence in sequences
+                for comm in (1, 2**64 - 1)
+                for collective in (2, 4)
+            ]
+            write(tmp_path / "in", records, rank=rank, number=number)
+    calls, summary = take(tmp_path / "in", tmp_path / "out")
+    assert calls.height == summary.calls_written == summary.calls_timed == 16
+    assert summary.rows_read == 32
+    assert calls["comm"].unique().sort().to_list() == ["0" * 15 + "1", "f" * 16]
+    assert (calls["time_us"] == 10.0 + calls["sequence"]).all()
+
+
+def test_record_that_is_there_twice_counts_once(tmp_path: Path) -> None:
+    write(tmp_path / "in", [record(0, 0, 50.0), record(0, 0, 70.0)])
+    write(tmp_path / "in", [record(0, 1, 60.0)], rank=1)
+    calls, summary = take(tmp_path / "in", tmp_path / "out")
+    assert (calls.height, summary.duplicates) == (1, 1)
+    assert calls["time_us"].to_list() == [50.0]
+
+
+def test_copy_of_a_file_is_not_taken_twice(tmp_path: Path) -> None:
+    path = write(tmp_path / "in", [record(0, 0)])
+    (tmp_path / "in" / "copy.dcc").write_bytes(path.read_bytes())
+    _, summary = take(tmp_path / "in", tmp_path / "out")
+    assert (summary.rows_read, summary.duplicates) == (1, 0)
+    assert any("the same bytes as" in text for file in summary.files for text in file.remarks)
+
+
+def test_replays_of_a_captured_call_are_matched_by_their_number(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        replays = [
+            record(4, rank, flags=1, enqueued_ns=1000 * (10 * i + rank)) for i in range(1, 4)
+        ]
+        write(tmp_path / "in", [*replays, record(4, rank)], rank=rank)
+    calls, summary = take(tmp_path / "in", tmp_path / "out")
+    captured = calls.filter("graph_captured").sort("replay")
+    assert captured["replay"].to_list() == [0, 1, 2]
+    assert captured["ranks_seen"].to_list() == [2, 2, 2]
+    assert captured["timestamp"].dt.epoch("us").to_list() == [10, 20, 30]
+    assert (calls.height, summary.duplicates) == (4, 0)
+
+
+def test_importing_again_adds_nothing(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write(tmp_path / "in", [record(i, rank) for i in range(50)], rank=rank)
+    for _ in range(2):
+        take(tmp_path / "in", tmp_path / "out")
+    assert store.read(tmp_path / "out", "calls").height == 50
+
+
+def test_many_buckets_give_the_same_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in (0, 1):
+        records = [
+            record(i, rank, 20.0 + i % 7, comm_id=comm) for comm in (5, 6) for i in range(9000)
+        ]
+        write(tmp_path / "in", records, rank=rank)
+    few, _ = take(tmp_path / "in", tmp_path / "few")
+    monkeypatch.setattr(joiner, "_BUCKET_BYTES", 300_000)
+    many, summary = take(tmp_path / "in", tmp_path / "many")
+    assert many.equals(few)
+    assert summary.calls_timed == 18_000
+    assert len(store.part_paths(tmp_path / "many", "calls")) > 3
+
+
+def test_impossible_records_are_dropped_with_a_reason(tmp_path: Path) -> None:
+    wrong = [
+        record(0, 0, collective=255),
+        record(1, 0, size_bytes=0),
+        record(2, 0, size_bytes=2**63),
+        record(3, 2),
+        record(4, -1),
+        record(5, 0, num_nodes=0),
+        record(6, 0, start_ns=9, stop_ns=9),
+        record(7, 0, start_ns=9),
+    ]
+    write(tmp_path / "in", [*wrong, record(8, 0)])
+    calls, summary = take(tmp_path / "in", tmp_path / "out")
+    assert calls["sequence"].to_list() == [8]
+    assert summary.files[0].dropped == {
+        "collective not known": 1,
+        "size 0": 1,
+        "size out of range": 1,
+        "rank out of range": 3,
+        "GPU times out of order": 2,
+    }
+
+
+def test_what_the_ring_lost_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "calls.dcc"
+    path.write_bytes(header_bytes() + entry_bytes(record(0, 0), 3) + entry_bytes(record(5, 0), 1))
+    _, summary = take(path, tmp_path / "out")
+    assert summary.files[0].remarks == ["4 calls were not recorded: the plugin's ring was full"]
+
+
+def test_torn_tail_is_named_and_costs_nothing_else(tmp_path: Path) -> None:
+    path = write(tmp_path / "in", [record(0, 0), record(1, 0), record(2, 0)])
+    path.write_bytes(path.read_bytes()[:-30])
+    calls, summary = take(path, tmp_path / "out")
+    assert calls["sequence"].to_list() == [0, 1]
+    (reject,) = summary.rejected
+    place = HEADER.itemsize + 2 * ENTRY.itemsize
+    assert (reject.path, reject.line) == (str(path), 3)
+    assert reject.reason == f"the entry at byte {place} is torn after 50 bytes"
+
+
+def test_damaged_entry_is_named_and_costs_nothing_else(tmp_path: Path) -> None:
+    path = write(tmp_path / "in", [record(i, 0) for i in range(4)])
+    data = bytearray(path.read_bytes())
+    place = HEADER.itemsize + ENTRY.itemsize
+    data[place + 17] ^= 4
+    path.write_bytes(data)
+    calls, summary = take(path, tmp_path / "out")
+    assert calls["sequence"].to_list() == [0, 2, 3]
+    assert [r.reason for r in summary.rejected] == [f"the entry at byte {place} is damaged"]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "does not begin with 'DCCALLS'"),
+        (b"# nThread 1 nGpus 8\n", "does not begin with 'DCCALLS'"),
+        (header_bytes()[:200], "ends at byte 200, within its header"),
+        (header_bytes()[:-1] + b"?", "the checksum of its header is wrong"),
+        (header_bytes(version=2), "version 2"),
+        (header_bytes(entry_bytes=96), "entries of 96 bytes"),
+    ],
+)
+def test_file_without_a_good_header_is_refused(data: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.dcc"
+    path.write_bytes(data)
+    with pytest.raises(CorruptFile, match=said) as caught:
+        take(path, tmp_path / "out")
+    assert str(path) in str(caught.value)
+
+
+def test_bad_file_among_good_ones_costs_only_itself(tmp_path: Path) -> None:
+    write(tmp_path / "in", [record(0, 0)])
+    (tmp_path / "in" / "foreign.dcc").write_bytes(b"something else")
+    (tmp_path / "in" / "note.txt").write_text("not looked at")
+    with pytest.raises(
+        ImportFailed, match=r"foreign\.dcc is not a calls file.*1 calls are written"
+    ):
+        take(tmp_path / "in", tmp_path / "out")
+    assert store.read(tmp_path / "out", "calls").height == 1
+
+
+def test_file_of_damaged_entries_alone_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.dcc"
+    path.write_bytes(header_bytes() + bytes(ENTRY.itemsize))
+    with pytest.raises(OutputError, match=r"no usable entry; .*byte 512 is damaged"):
+        take(path, tmp_path / "out")
+
+
+def test_directory_without_calls_files(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    with pytest.raises(MissingPath, match=r"no calls file \(\*\.dcc\)"):
+        take(tmp_path / "in", tmp_path / "out")
+
+
+def test_calls_need_a_system(tmp_path: Path) -> None:
+    path = write(tmp_path / "in", [record(0, 0)])
+    with pytest.raises(UserError, match="name it with --system"):
+        import_files([path], tmp_path / "out")
+
+
+def test_describe_counts_calls(tmp_path: Path) -> None:
+    write(tmp_path / "in", [record(i, 0, 10.0, comm_id=i, num_ranks=1 + i) for i in range(2)])
+    take(tmp_path / "in", tmp_path / "out")
+    assert describe_calls(tmp_path / "out") == [CallsSummary("box", 2, 1, 2)]
+
+
+def test_command_imports_and_describes_a_store_of_calls_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "in", [record(0, 0, 10.0, num_ranks=1)])
+    out = str(tmp_path / "out")
+    invoke = typer.main.get_command(app)
+    invoke(["import", str(tmp_path / "in"), "--out", out, "--system", "b"], standalone_mode=False)
+    assert "0 measurements written, 1 calls written (1 with a time)" in capsys.readouterr().out
+    invoke(["describe", out], standalone_mode=False)
+    assert capsys.readouterr().out == "b: 1 calls of 1 communicators, 1 with a time\n"
+    invoke(["describe", out, "--json"], standalone_mode=False)
+    recorded = {"calls": 1, "calls_timed": 1, "communicators": 1}
+    assert json.loads(capsys.readouterr().out) == [{"system": "b", "recorded": recorded}]
+
+
+def test_calls_lie_beside_measurements(tmp_path: Path) -> None:
+    write_part(tmp_path, measurements_table([default()]), provenance={})
+    write(tmp_path / "in", [record(0, 0)])
+    take(tmp_path / "in", tmp_path)
+    (document,) = to_json(describe(tmp_path), describe_calls(tmp_path))
+    assert (document["system"], document["rows"], document["recorded"]["calls"]) == ("box", 1, 1)
+
+
+def test_summary_is_json(tmp_path: Path) -> None:
+    path = write(tmp_path / "in", [record(0, 0)])
+    path.write_bytes(path.read_bytes() + b"xyz")
+    _, summary = take(path, tmp_path / "out")
+    document = json.loads(json.dumps(summary.to_json(), allow_nan=False))
+    assert (document["calls_written"], document["calls_timed"]) == (1, 0)
+    assert document["rejected"][0]["excerpt"] == "78797a"
+
+
+@pytest.fixture(name="good_file", scope="module")
+def good_file_fixture() -> bytes:
+    return header_bytes() + b"".join(entry_bytes(record(i, 0)) for i in range(20))
+
+
+@RELAXED
+@given(
+    flips=st.lists(st.tuples(st.integers(0, 2111), st.integers(1, 255)), max_size=12),
+    at=st.integers(0, 2112),
+)
+def test_any_damage_gives_the_untouched_calls_or_our_error(
+    flips: list[tuple[int, int]], at: int, good_file: bytes, tmp_path_factory: Any
+) -> None:
+    folder = tmp_path_factory.mktemp("damage")
+    data = bytearray(good_file)
+    for place, change in flips:
+        data[place] ^= change
+    path = folder / "x.dcc"
+    path.write_bytes(data[:at])
+    touched = {i for i in range(len(data)) if data[i] != good_file[i] or i >= at}
+    whole = {
+        entry
+        for entry in range(20)
+        if touched.isdisjoint(range(512 + 80 * entry, 512 + 80 * entry + 80))
+    }
+    is_headed = touched.isdisjoint(range(512))
+    refused = None
+    try:
+        import_files([path], folder / "out", options=ImportOptions(system="s"))
+    except DynamicclError as error:
+        refused = error
+    assert refused is None or (refused.exit_code == 3 and "x.dcc" in str(refused))
+    assert is_headed or refused is not None
+    if is_headed and whole:
+        assert refused is None
+        assert set(store.read(folder / "out", "calls")["sequence"]) == whole
+
+
+@RELAXED
+@given(data=st.binary(max_size=700))
+def test_any_bytes_behind_the_magic(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.dcc"
+    path.write_bytes(b"DCCALLS\0" + data)
+    with pytest.raises(CorruptFile):
+        read_header(path)

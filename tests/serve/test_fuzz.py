@@ -1,0 +1,106 @@
+"""The plugin's readers of files and messages, fuzzed for a while from the seeds that are kept.
+
+DYNAMICCL_FUZZ_SECONDS says for how long each (default 10; 0 plays the seeds alone).
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dynamiccl.serve.build import SOURCE_DIR, find_tool
+from tests.plugin_build import BUILDS
+
+CORPUS = SOURCE_DIR / "fuzz" / "corpus"
+TARGETS = sorted(path.name for path in CORPUS.iterdir())
+MAX_SEEDS = 15
+MAX_SEED_BYTES = 4096
+_HOW = "apt-get install clang-14 libclang-rt-14-dev"
+
+
+def find_clang(scratch: Path) -> tuple[str, str]:
+    """A clang for C and the one for C++; skips the test where there is none, or no libFuzzer."""
+    versions = ("", *(f"-{version}" for version in range(21, 11, -1)))
+    found = next(
+        (v for v in versions if all(shutil.which(name + v) for name in ("clang", "clang++"))), None
+    )
+    if found is None:
+        pytest.skip(f"no clang: {_HOW}")
+    source = scratch / "probe.cpp"
+    source.write_text('extern "C" int LLVMFuzzerTestOneInput(const char*, long) { return 0; }\n')
+    tried = subprocess.run(
+        [f"clang++{found}", "-fsanitize=fuzzer,address", str(source), "-o", str(scratch / "probe")],
+        capture_output=True,
+        check=False,
+    )
+    if tried.returncode != 0:
+        pytest.skip(f"clang++{found} has no libFuzzer: {_HOW}")
+    return f"clang{found}", f"clang++{found}"
+
+
+@pytest.fixture(scope="session")
+def fuzz_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The build directory with the fuzz targets."""
+    c, cpp = find_clang(tmp_path_factory.mktemp("clang"))
+    build = BUILDS / "fuzz"
+    # Not as -DCMAKE_CXX_COMPILER: given once more, it has CMake forget every other setting.
+    environment = os.environ | {"CC": c, "CXX": cpp}
+    for command in (
+        [
+            find_tool("cmake"),
+            "-G",
+            "Ninja",
+            f"-DCMAKE_MAKE_PROGRAM={find_tool('ninja')}",
+            "-DDYNAMICCL_FUZZ=ON",
+            "-B",
+            str(build),
+            "-S",
+            str(SOURCE_DIR),
+        ],
+        [find_tool("cmake"), "--build", str(build)],
+    ):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return build
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_input_crashes(target: str, fuzz_dir: Path, tmp_path: Path) -> None:
+    seconds = int(os.environ.get("DYNAMICCL_FUZZ_SECONDS", "10"))
+    corpus = tmp_path / "corpus"
+    shutil.copytree(CORPUS / target, corpus)  # the fuzzer adds to it
+    done = subprocess.run(
+        [
+            str(fuzz_dir / f"fuzz_{target}"),
+            f"-max_total_time={seconds}" if seconds > 0 else "-runs=0",
+            "-timeout=10",
+            "-rss_limit_mb=1024",
+            f"-artifact_prefix={tmp_path}/",
+            str(corpus),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    sys.stdout.write(done.stderr[-2000:])
+    assert done.returncode == 0, done.stderr[-8000:]
+
+
+@pytest.mark.slow
+def test_seeds_are_what_make_corpus_writes(fuzz_dir: Path, tmp_path: Path) -> None:
+    subprocess.run([str(fuzz_dir / "make_corpus"), str(tmp_path)], check=True)
+    written = {p.relative_to(tmp_path): p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    for name, content in written.items():
+        assert (CORPUS / name).read_bytes() == content, name
+    assert {name.parts[0] for name in written} == set(TARGETS)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_seeds_are_few_and_small(target: str) -> None:
+    seeds = list((CORPUS / target).iterdir())
+    assert 0 < len(seeds) <= MAX_SEEDS
+    assert max(seed.stat().st_size for seed in seeds) < MAX_SEED_BYTES
