@@ -21,7 +21,8 @@ from harness import write_result
 
 from dynamiccl.nccl import VALID_PROTOCOLS, Collective, Config
 from dynamiccl.serve.build import PLUGIN_NAME, build_plugin
-from dynamiccl.serve.table import MAX_BINS, DecisionTable, relative_path
+from dynamiccl.serve.lone_rank import lone_environment, write_bare_artifact
+from dynamiccl.serve.table import MAX_BINS, DecisionTable
 
 NUM_RANKS, NUM_NODES = 16, 2
 SYSTEM = "bench"
@@ -53,10 +54,9 @@ def main() -> None:
     """Build, measure, write."""
     build_dir = build_plugin(Path("out/bench-plugin"), tests=True).parent
     with tempfile.TemporaryDirectory() as artifact:
-        path = Path(artifact) / relative_path(SYSTEM, NUM_NODES, NUM_RANKS)
-        path.parent.mkdir(parents=True)
-        path.write_bytes(full_table().to_bytes())
-        environment = {"DYNAMICCL_ARTIFACT": artifact, "DYNAMICCL_SYSTEM": SYSTEM}
+        write_bare_artifact(Path(artifact), SYSTEM, full_table())
+        alone = lone_environment(build_dir / PLUGIN_NAME, Path(artifact), SYSTEM)
+        environment = {name: value for name, value in alone.items() if value is not None}
         arguments = [str(build_dir / PLUGIN_NAME), str(NUM_RANKS), str(NUM_NODES)]
         figures = figures_of([str(build_dir / "bench_plugin"), *arguments], environment)
     write_result("plugin", figures | figures_of([str(build_dir / "bench_csv_scan")], {}))

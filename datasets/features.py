@@ -12,7 +12,7 @@ Shapes: N rows, K = WINDOW_LENGTH calls, W = len(WINDOW_FEATURES), F = features 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +100,7 @@ HISTORY_FEATURES: Final = (
 )
 
 FEATURES: Final = (*STATIC_FEATURES, *HISTORY_FEATURES)
-_MAX_INFLIGHT: Final = 8.0
+MAX_INFLIGHT: Final = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,12 @@ class Observations:
 
     window: Float32Array
     context: Float32Array
+
+    @classmethod
+    def cold(cls, context: Float32Array) -> Self:
+        """Observations without a history: all of the window is padding."""
+        shape = (len(context), WINDOW_LENGTH, len(WINDOW_FEATURES))
+        return cls(np.zeros(shape, dtype=np.float32), context)
 
 
 def feature_table(profiles: Sequence[str]) -> list[dict[str, str]]:
@@ -133,8 +139,7 @@ def cold_observations(tasks: pl.DataFrame, profiles: Sequence[str]) -> Observati
     """
     static = _static(tasks)
     history = np.zeros((tasks.height, len(HISTORY_FEATURES)), dtype=np.float32)
-    window = np.zeros((tasks.height, WINDOW_LENGTH, len(WINDOW_FEATURES)), dtype=np.float32)
-    return Observations(window, np.hstack([static, history, _profiles(tasks, profiles)]))
+    return Observations.cold(np.hstack([static, history, _profiles(tasks, profiles)]))
 
 
 def _static(tasks: pl.DataFrame) -> Float32Array:
@@ -261,7 +266,7 @@ def _history(recent: Sequence[Call]) -> Float32Array:
         "log2_ebb": float(np.log2(_gbytes_per_s(last))),
         "log2_btlbw": float(np.log2(btlbw)),
         "log2_rtprop": float(np.log2(rtprop_us)),
-        "inflight_over_bdp": min(last.size_bytes / bdp_bytes, _MAX_INFLIGHT),
+        "inflight_over_bdp": min(last.size_bytes / bdp_bytes, MAX_INFLIGHT),
     }
     used = {f"last_{f.name}": v for f, v in zip(_CONFIG_USED, _config_used(last), strict=True)}
     filled |= used

@@ -30,6 +30,9 @@ from dynamiccl.errors import (
 FORMAT_VERSION: Final = 1
 MANIFEST_NAME: Final = "manifest.json"
 POLICY_NAME: Final = "policy.pt"
+#: Policy, feature code and cold questions in one module, for the plugin's mode `adaptive`. An older
+#: artifact has none, and serves its tables alone.
+BRAIN_NAME: Final = "brain.pt"
 #: What the plugin reads of an artifact (serve/plugin_index.py); made last.
 INDEX_NAME: Final = "plugin.index"
 #: While it is there, jobs under the artifact go on with NCCL's own choice.

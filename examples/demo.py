@@ -20,6 +20,7 @@ from rich.table import Table
 from dynamiccl.collect.simulator import h100
 from dynamiccl.nccl import Collective
 from dynamiccl.serve.abi import TunerPlugin
+from dynamiccl.serve.lone_rank import lone_environment
 from dynamiccl.sizes import bin_center_bytes
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -105,7 +106,7 @@ def main() -> None:
 
 def ask(plugin: Path, artifact: Path) -> list[dict[str, Any]]:
     """Play NCCL: hand the plugin NCCL's own cost table for each size, and take its argmin after."""
-    environment = {"DYNAMICCL_ARTIFACT": str(artifact), "DYNAMICCL_SYSTEM": SYSTEM}
+    environment = lone_environment(plugin, artifact, SYSTEM)
     answers = []
     tuner = TunerPlugin(plugin)
     with tuner.communicator(

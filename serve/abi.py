@@ -48,6 +48,14 @@ _LOGGER: Final = ctypes.CFUNCTYPE(
     ctypes.c_char_p,
     ctypes.c_char_p,
 )
+#: Without what follows the format: somebody else's may be anything.
+_FOREIGN_LOGGER: Final = ctypes.CFUNCTYPE(
+    None, ctypes.c_int, ctypes.c_ulong, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p
+)
+#: Name in the structs of our own plugin.
+OUR_NAME: Final = "DynamICCL"
+#: `ncclTunerConstants_v5_t`: baseLatencies[7][3], hwLatencies[3][7][3], five tables [4][3].
+_CONSTANTS: Final = ctypes.c_double * (7 * 3 + 3 * 7 * 3 + 5 * 4 * 3)
 
 
 class _NvlDomains(ctypes.Structure):
@@ -266,20 +274,30 @@ class TunerPlugin:
     """The plugin's shared library, loaded as NCCL loads it (`src/os/linux.cc`)."""
 
     def __init__(self, path: Path) -> None:
-        """Load the library at `path`; raises PluginError when it is not a plugin of ours."""
+        """Load the library at `path`; raises PluginError when it is not a tuner plugin."""
+        self.path = path
         try:
             library = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
-            self._structs: dict[int, Any] = {
-                version: _struct_of(version).in_dll(library, f"ncclTunerPlugin_v{version}")
-                for version in TUNER_ABI_SINCE
-            }
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise PluginError(f"cannot load {path}: {error}; rebuild it: 'make plugin'") from error
+        self._structs: dict[int, Any] = {}
+        for version in TUNER_ABI_SINCE:
+            with contextlib.suppress(ValueError):  # it does not export this one
+                struct = _struct_of(version).in_dll(library, f"ncclTunerPlugin_v{version}")
+                self._structs[version] = struct
+        if not self._structs:
+            known = ", ".join(f"v{version}" for version in TUNER_ABI_SINCE)
+            raise PluginError(f"{path} exports no tuner of {known}; is it a tuner plugin?")
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The tuner ABI versions that it exports, ascending."""
+        return tuple(sorted(self._structs))
 
     @property
     def name(self) -> str:
         """The name that NCCL's log shows."""
-        return str(self._structs[6].name.decode())
+        return str((self._structs[self.versions[-1]].name or b"").decode(errors="replace"))
 
     @contextlib.contextmanager
     def communicator(
@@ -295,8 +313,8 @@ class TunerPlugin:
 
         `environment` is set around `init` only, the one time that the plugin reads it; None unsets.
         `ranks_per_domain` is (fewest, most) ranks in an NVLink domain, as v5 and v6 are told.
-        Raises PluginError when `init` returns an error, with the lines that it logged: in sweep
-        mode alone it may (`serve/plugin/sweep.h`).
+        Raises PluginError when `init` returns an error, with the lines that it logged: of ours in
+        sweep mode alone it may (`serve/plugin/sweep.h`).
         """
         struct = self._structs[version]
         context = ctypes.c_void_p()
@@ -306,11 +324,15 @@ class TunerPlugin:
             communicator.lines.append(arguments[-1].decode(errors="replace"))
 
         logger = _LOGGER(keep)
+        if self.name != OUR_NAME:
+            # Only the format is a pointer for sure. The cast keeps what it is cast from alive.
+            logger = ctypes.cast(_FOREIGN_LOGGER(keep), _LOGGER)
         shape = (num_ranks, num_nodes, logger)
         domains = _NvlDomains(num_nodes, *ranks_per_domain) if ranks_per_domain else None
+        constants = _CONSTANTS()  # NCCL always has some, and NVIDIA's example changes them
         with _environment(environment or {}):
             result = (
-                struct.init(ctypes.byref(context), 1, *shape, domains, None)
+                struct.init(ctypes.byref(context), 1, *shape, domains, constants)
                 if version >= 5
                 else struct.init(*shape, ctypes.byref(context))
             )

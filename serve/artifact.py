@@ -1,6 +1,7 @@
 """The artifact: a policy directory with its decision tables, and the check that it is whole.
 
 policy.pt       TorchScript: window, context, mask -> action, q values
+brain.pt        TorchScript: recorded calls -> table entries, for the leader of a job
 manifest.json   features, catalogue, supports, hashes (datasets/manifest.py)
 tables/         integer decision tables, one a system and communicator shape
 plugin.index    what the plugin reads: table hashes, known machines (serve/plugin_index.py)
@@ -10,19 +11,22 @@ import shutil
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from dynamiccl.datasets.features import WINDOW_LENGTH, feature_table, window_table
-from dynamiccl.datasets.manifest import POLICY_NAME, Manifest, Support, find_policy_in
+from dynamiccl.datasets.manifest import (
+    BRAIN_NAME,
+    POLICY_NAME,
+    Manifest,
+    Support,
+    find_policy_in,
+)
 from dynamiccl.errors import ArtifactMismatch, MissingPath, UnknownName, UserError
-from dynamiccl.serve.decide import make_table, table_supports
+from dynamiccl.serve.brain_check import NEAR_TIES, check_brain, differing_share
+from dynamiccl.serve.decide import cold_questions, make_table, table_supports
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable, relative_path
 from dynamiccl.serve.torchscript import ScriptedPolicy
-
-#: Share of a table's entries that may come out otherwise on another processor, where two configs
-#: are predicted to be equally fast and floats round differently. The artifact's table counts.
-_NEAR_TIES: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ def find_policy(run: str, mlruns: Path) -> Path:
 
 
 def export_artifact(policy_dir: Path, out: Path) -> Artifact:
-    """Copy a trained policy to `out` and add its decision tables; return the verified artifact.
+    """Copy a trained policy to `out`, add its tables and its brain; return the verified artifact.
 
     Raises UserError when `out` holds something already, and what `Manifest.read` raises.
     """
@@ -102,6 +106,10 @@ def export_artifact(policy_dir: Path, out: Path) -> Artifact:
         path = out / relative_path(support.system, support.num_nodes, support.num_ranks)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(make_table(policy, manifest, support).to_bytes())
+    from dynamiccl.serve.brain_module import write_brain
+
+    questions = [cold_questions(manifest, support) for support in supports]
+    write_brain(out / POLICY_NAME, manifest.actions().configs, questions, out / BRAIN_NAME)
     manifest.write(out)
     PluginIndex.of_artifact(out, supports).write(out)
     return verify_artifact(out)
@@ -122,13 +130,20 @@ def open_artifact(directory: Path) -> Artifact:
 
 
 def verify_artifact(directory: Path) -> Artifact:
-    """`open_artifact`, and check that the policy still decides what the tables say."""
+    """`open_artifact`, and check that policy and brain still decide what the tables say."""
     artifact = open_artifact(directory)
     policy = ScriptedPolicy(directory / POLICY_NAME)
     for support, info in zip(table_supports(artifact.manifest), artifact.tables, strict=True):
         path = directory / info.path
         decided = make_table(policy, artifact.manifest, support)
-        _check_decisions(DecisionTable.read(path), decided, path)
+        differing = differing_share(DecisionTable.read(path), decided)
+        if differing > NEAR_TIES:
+            raise ArtifactMismatch(
+                f"{path} is not what policy.pt decides ({differing:.0%} of its entries differ); "
+                "export the artifact again"
+            )
+    if (directory / BRAIN_NAME).is_file():
+        check_brain(directory, artifact.manifest)
     return artifact
 
 
@@ -145,16 +160,6 @@ def _info(directory: Path, support: Support) -> TableInfo:
         int(table.entries.size),
         int(table.entries["act"].sum()),
     )
-
-
-def _check_decisions(table: DecisionTable, decided: DecisionTable, path: Path) -> None:
-    same_shape = table.entries.shape == decided.entries.shape
-    differing = float((table.entries != decided.entries).mean()) if same_shape else 1.0
-    if differing > _NEAR_TIES or table.first_bin != decided.first_bin:
-        raise ArtifactMismatch(
-            f"{path} is not what policy.pt decides ({differing:.0%} of its entries differ); "
-            "export the artifact again"
-        )
 
 
 def pick_table(artifact: Artifact, num_nodes: int, num_ranks: int, system: str | None) -> TableInfo:

@@ -4,9 +4,11 @@ The plugin is compiled on the machine that will run it (or one like it) rather t
 wheel: it must fit the C library there, and a compiler is at hand wherever NCCL programs are built.
 
     python -m dynamiccl.serve.build [--sanitize address,undefined|thread] [--tests] [--dir DIR]
+        [--torch]     also libdynamiccl-torch.so, for the torch that this Python has (30 s)
 """
 
 import argparse
+import importlib.util
 import logging
 import os
 import shutil
@@ -17,9 +19,11 @@ from pathlib import Path
 from typing import Final
 
 from dynamiccl import cli
-from dynamiccl.errors import MissingPath, PluginError
+from dynamiccl.errors import MachineError, MissingPath, PluginError
 
 PLUGIN_NAME: Final = "libnccl-tuner-dynamiccl.so"
+#: The leader's brain in TorchScript; the plugin looks for it beside itself.
+TORCH_RUNTIME_NAME: Final = "libdynamiccl-torch.so"
 DEFAULT_BUILD_DIR: Final = Path("out/plugin")
 SOURCE_DIR: Final = Path(__file__).resolve().parent / "plugin"
 SANITIZERS: Final = ("", "address,undefined", "thread")
@@ -28,16 +32,20 @@ _SHOWN_LINES: Final = 20
 _log = logging.getLogger(__name__)
 
 
-def build_plugin(build_dir: Path, *, sanitize: str = "", tests: bool = False) -> Path:
+def build_plugin(
+    build_dir: Path, *, sanitize: str = "", tests: bool = False, torch: bool = False
+) -> Path:
     """Configure and build into `build_dir` (incrementally); return the plugin's path.
 
-    `sanitize` is one of SANITIZERS; `tests` adds the C++ tests (ctest) and the benchmark. Raises
-    PluginError when a tool is missing or the compiler fails, with the end of what it said.
+    `sanitize` is one of SANITIZERS; `tests` adds the C++ tests (ctest) and the benchmark, `torch`
+    the TorchScript runtime, beside the plugin. Raises PluginError when a tool is missing or the
+    compiler fails, with the end of what it said, and MachineError without torch.
     """
     if sanitize not in SANITIZERS:
         raise ValueError(f"sanitize is '{sanitize}' and must be one of {SANITIZERS}")
     cmake, ninja = find_tool("cmake"), find_tool("ninja")
     _check_compiler()
+    torch_dir = find_torch() if torch else ""
     _log.info("building %s in %s", PLUGIN_NAME, build_dir)
     _run(
         [
@@ -47,6 +55,7 @@ def build_plugin(build_dir: Path, *, sanitize: str = "", tests: bool = False) ->
             f"-DCMAKE_MAKE_PROGRAM={ninja}",
             f"-DDYNAMICCL_SANITIZE={sanitize}",
             f"-DDYNAMICCL_TESTS={'ON' if tests else 'OFF'}",
+            f"-DDYNAMICCL_TORCH={torch_dir}",
             "-B",
             str(build_dir),
             "-S",
@@ -63,6 +72,17 @@ def find_plugin(path: Path | None = None) -> Path:
     if not found.is_file():
         raise MissingPath("tuner plugin", found, "build it with 'make plugin'")
     return found.resolve()
+
+
+def find_torch() -> Path:
+    """The directory of this Python's torch package, not imported; raises MachineError without."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise MachineError(
+            "the TorchScript runtime is built for the torch of the job, and this Python has none; "
+            "build it in the job's own environment, or leave out --torch"
+        )
+    return Path(spec.origin).resolve().parent
 
 
 def find_tool(name: str) -> str:
@@ -102,9 +122,15 @@ def _main() -> None:
     parser.add_argument("--dir", type=Path, default=DEFAULT_BUILD_DIR, help="build directory")
     parser.add_argument("--sanitize", default="", choices=SANITIZERS, help="sanitizers to add")
     parser.add_argument("--tests", action="store_true", help="also the C++ tests and benchmark")
+    parser.add_argument("--torch", action="store_true", help=f"also {TORCH_RUNTIME_NAME}")
     arguments = parser.parse_args()
     cli.configure_logging(verbose=False)
-    plugin = build_plugin(arguments.dir, sanitize=arguments.sanitize, tests=arguments.tests)
+    plugin = build_plugin(
+        arguments.dir,
+        sanitize=arguments.sanitize,
+        tests=arguments.tests,
+        torch=arguments.torch,
+    )
     sys.stdout.write(f"{plugin}\n")
 
 

@@ -5,7 +5,10 @@ import typer
 from dynamiccl import cli
 from dynamiccl.serve.commands.artifact import export_command, verify_command
 from dynamiccl.serve.commands.bind import bind_command
+from dynamiccl.serve.commands.brain import brain_command
+from dynamiccl.serve.commands.doctor import doctor_command
 from dynamiccl.serve.commands.env import env_command
+from dynamiccl.serve.commands.install import install_command
 from dynamiccl.serve.commands.table import table_command
 
 app = typer.Typer(
@@ -19,6 +22,9 @@ app.command("verify")(verify_command)
 app.command("bind")(bind_command)
 app.command("table")(table_command)
 app.command("env")(env_command)
+app.command("install")(install_command)
+app.command("doctor")(doctor_command)
+app.command("brain")(brain_command)
 
 
 def main() -> None:

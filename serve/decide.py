@@ -5,6 +5,7 @@ everywhere else it abstains, and NCCL's own choice stands.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -12,10 +13,10 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
-from dynamiccl.datasets.features import TUNED, cold_observations
+from dynamiccl.datasets.features import TUNED, Float32Array, Observations, cold_observations
 from dynamiccl.datasets.manifest import Manifest, Support
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, MEASUREMENTS
-from dynamiccl.nccl import Collective, Config, NcclVersion, invalid_reason
+from dynamiccl.nccl import Collective, NcclVersion, invalid_reason
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import ScriptedPolicy
 from dynamiccl.sizes import BINS_PER_OCTAVE, bin_center_bytes
@@ -38,36 +39,59 @@ def table_supports(manifest: Manifest) -> list[Support]:
     return [newest[key] for key in sorted(newest)]
 
 
-def make_table(policy: ScriptedPolicy, manifest: Manifest, support: Support) -> DecisionTable:
-    """Ask the policy about every bin and every tuned collective of one communicator shape."""
+@dataclass(frozen=True, slots=True)
+class ColdQuestions:
+    """One cold observation for each (collective, size bin) of a communicator shape, row-major."""
+
+    support: Support
+    first_bin: int
+    num_bins: int
+    #: (5 x num_bins, F) context of the cold observations.
+    context: Float32Array
+    #: (5 x num_bins, A) which actions may be chosen.
+    mask: npt.NDArray[np.bool_]
+
+
+def cold_questions(manifest: Manifest, support: Support) -> ColdQuestions:
+    """What a policy is asked to make the table of one communicator shape."""
     bins = [b for actions in support.measured.values() for found in actions.values() for b in found]
     first, last = min(bins), max(bins)
-    rows = [
-        _decide(policy, manifest, support, collective, range(first, last + 1))
-        for collective in TUNED
-    ]
-    return DecisionTable.from_configs(
-        rows, num_nodes=support.num_nodes, num_ranks=support.num_ranks, first_bin=first
+    asked = range(first, last + 1)
+    sizes = [bin_center_bytes(index) for index in asked]
+    tasks = pl.concat([cold_tasks(support, collective, sizes) for collective in TUNED])
+    masks = [allowed(manifest, support, collective, asked) for collective in TUNED]
+    return ColdQuestions(
+        support,
+        first,
+        len(asked),
+        cold_observations(tasks, manifest.launch_profiles).context,
+        np.vstack(masks),
     )
 
 
-def _decide(
-    policy: ScriptedPolicy,
-    manifest: Manifest,
-    support: Support,
-    collective: Collective,
-    bins: Sequence[int],
-) -> list[Config | None]:
-    mask = allowed(manifest, support, collective, bins)
-    tasks = cold_tasks(support, collective, [bin_center_bytes(index) for index in bins])
-    observations = cold_observations(tasks, manifest.launch_profiles)
-    actions = policy.act(observations, mask)
+def make_table(policy: ScriptedPolicy, manifest: Manifest, support: Support) -> DecisionTable:
+    """Ask the policy about every bin and every tuned collective of one communicator shape."""
+    asked = cold_questions(manifest, support)
+    actions = decide(policy, Observations.cold(asked.context), asked.mask)
     configs = manifest.actions().configs
-    # Where the default was not measured, a gain over it was never shown: abstain unasked.
-    return [
-        None if action == ABSTAIN_ACTION or not row[ABSTAIN_ACTION] else configs[action]
-        for action, row in zip(actions, mask, strict=True)
-    ]
+    chosen = [configs[action] for action in actions]
+    rows = [chosen[i : i + asked.num_bins] for i in range(0, len(chosen), asked.num_bins)]
+    return DecisionTable.from_configs(
+        rows,
+        num_nodes=support.num_nodes,
+        num_ranks=support.num_ranks,
+        first_bin=asked.first_bin,
+    )
+
+
+def decide(
+    policy: ScriptedPolicy, observations: Observations, mask: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int64]:
+    """(N,) actions that a table may hold.
+
+    Where the default was not measured, a gain over it was never shown: abstain unasked.
+    """
+    return np.where(mask[:, ABSTAIN_ACTION], policy.act(observations, mask), ABSTAIN_ACTION)
 
 
 def allowed(

@@ -131,7 +131,7 @@ class DecisionTable:
 
         Raises ValueError for rows of unequal length and for what NCCL cannot run.
         """
-        rows = [[_entry(config) for config in row] for row in configs]
+        rows = [[entry_of(config) for config in row] for row in configs]
         try:
             entries = np.array(rows, dtype=ENTRY)
         except OverflowError as error:
@@ -195,7 +195,11 @@ class DecisionTable:
 
     def lookup(self, collective: Collective, size_bytes: int) -> Config | None:
         """What NCCL is told for a call of `size_bytes` (NCCL's nBytes); None is to abstain."""
-        column = size_bin(size_bytes) - self.first_bin
+        return self.at(collective, size_bin(size_bytes))
+
+    def at(self, collective: Collective, index: int) -> Config | None:
+        """What NCCL is told for calls of size bin `index`; None is to abstain."""
+        column = index - self.first_bin
         if not collective.tunable or not 0 <= column < self.num_bins:
             return None
         entry = self.entries[collective, column]
@@ -208,7 +212,8 @@ class DecisionTable:
         return hash(self.to_bytes())
 
 
-def _entry(config: Config | None) -> tuple[int, int, int, int, int]:
+def entry_of(config: Config | None) -> tuple[int, int, int, int, int]:
+    """The columns of ENTRY for one decision; None and ABSTAIN abstain."""
     if config is None or config == ABSTAIN:
         return (AUTO, AUTO, 0, 0, 0)
     return (

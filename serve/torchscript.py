@@ -1,14 +1,39 @@
-"""TorchScript, touched only while an artifact is made or verified; torch is imported then."""
+"""TorchScript, loaded where an artifact is made, verified or asked; torch is imported then."""
 
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.datasets.features import Observations
-from dynamiccl.errors import CorruptFile, MachineError
+from dynamiccl.datasets.features import WINDOW_LENGTH, Call, Float32Array, Observations
+from dynamiccl.errors import ArtifactMismatch, CorruptFile, MachineError
+from dynamiccl.serve.brain.history import BrainConfig, Task
+from dynamiccl.serve.table import ENTRY, DecisionTable
+
+#: What `brain.pt` wants of a call, as float64. An unknown algorithm, protocol, interference or skew
+#: is -1, an unknown number of channels 0; the three knobs stand together.
+CALL_COLUMNS: Final = (
+    "valid",
+    "size_bytes",
+    "time_us",
+    "algorithm",
+    "protocol",
+    "num_channels",
+    "interference",
+    "skew_us",
+)
+
+
+@contextmanager
+def ignore_deprecation() -> Iterator[None]:
+    """TorchScript is deprecated from torch 2.13 on and is still what libtorch loads."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
 
 
 class ScriptedPolicy:
@@ -16,21 +41,7 @@ class ScriptedPolicy:
 
     def __init__(self, path: Path) -> None:
         """Load it; raises MachineError without torch, and CorruptFile for another kind of file."""
-        try:
-            import torch
-        except ImportError as error:
-            raise MachineError(
-                "making or verifying tables needs torch; install it with "
-                "'pip install dynamiccl[train]', or do this step where you train"
-            ) from error
-        self._torch = torch
-        with warnings.catch_warnings():
-            # TorchScript is deprecated from torch 2.13 on and is still what libtorch loads.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            try:
-                self._module: Any = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
-            except RuntimeError as error:
-                raise CorruptFile(f"{path} is not a TorchScript file: {error}") from error
+        self._torch, self._module = _load(path)
 
     def act(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """(N,) actions for N observations, among those that `mask` (N, A) allows."""
@@ -43,3 +54,102 @@ class ScriptedPolicy:
             )
         chosen: npt.NDArray[np.int64] = action.numpy()
         return chosen
+
+
+class ScriptedBrain:
+    """A loaded `brain.pt`: the same module that the plugin's TorchScript runtime asks."""
+
+    def __init__(self, path: Path) -> None:
+        """Load it; raises as `ScriptedPolicy` does."""
+        self._path = path
+        self._torch, self._module = _load(path)
+
+    def decide(self, config: BrainConfig, tasks: Sequence[Task]) -> DecisionTable | None:
+        """The table for a history; None where the artifact has none for this shape.
+
+        Raises ArtifactMismatch when it decides what NCCL cannot run.
+        """
+        torch = self._torch
+        shape = self._module.find_shape(config.system, config.num_nodes, config.num_ranks)
+        if shape < 0:
+            return None
+        num_nodes, num_ranks, ranks_per_node, first_bin, num_bins = self._module.shape(shape)
+        warm = [t for t in tasks if t.calls and 0 <= t.bin - first_bin < num_bins]
+        with torch.no_grad():
+            columns = self._module.cold(shape).numpy()
+            if warm:
+                rows = np.array([t.collective * num_bins + t.bin - first_bin for t in warm])
+                calls = torch.from_numpy(raw_calls([t.calls for t in warm]))
+                columns[rows] = self._module.warm(shape, torch.from_numpy(rows), calls).numpy()
+        entries = np.array([tuple(row) for row in columns], dtype=ENTRY)
+        try:
+            return DecisionTable(
+                num_nodes=num_nodes,
+                num_ranks=num_ranks,
+                ranks_per_node=ranks_per_node,
+                first_bin=first_bin,
+                num_bins=num_bins,
+                entries=entries.reshape(-1, num_bins),
+            )
+        except ValueError as error:
+            raise ArtifactMismatch(
+                f"{self._path} decides what NCCL cannot run: {error}; export the artifact again"
+            ) from error
+
+    def observe(self, windows: Sequence[Sequence[Call]]) -> tuple[Float32Array, Float32Array]:
+        """Window (N, K, W) and history features (N, H), as its own feature code makes them."""
+        with self._torch.no_grad():
+            window, history = self._module.features(self._torch.from_numpy(raw_calls(windows)))
+        return window.numpy(), history.numpy()
+
+    def act(
+        self,
+        windows: Sequence[Sequence[Call]],
+        context: Float32Array,
+        mask: npt.NDArray[np.bool_],
+    ) -> npt.NDArray[np.int64]:
+        """(N,) actions for calls and cold contexts, among those that `mask` (N, A) allows."""
+        torch = self._torch
+        with torch.no_grad():
+            action = self._module(
+                torch.from_numpy(raw_calls(windows)),
+                torch.from_numpy(context),
+                torch.from_numpy(mask.astype(np.float32)),
+            )
+        chosen: npt.NDArray[np.int64] = action.numpy()
+        return chosen
+
+
+def raw_calls(windows: Sequence[Sequence[Call]]) -> npt.NDArray[np.float64]:
+    """(N, WINDOW_LENGTH, len(CALL_COLUMNS)) of the latest calls of N task keys, right-aligned."""
+    raw = np.zeros((len(windows), WINDOW_LENGTH, len(CALL_COLUMNS)), dtype=np.float64)
+    for row, calls in zip(raw, windows, strict=True):
+        recent = list(calls)[-WINDOW_LENGTH:]
+        for slot, call in enumerate(recent, start=WINDOW_LENGTH - len(recent)):
+            row[slot] = [
+                1.0,
+                call.size_bytes,
+                call.time_us,
+                -1 if call.algorithm is None else call.algorithm,
+                -1 if call.protocol is None else call.protocol,
+                call.num_channels or 0,
+                -1.0 if call.interference is None else call.interference,
+                -1.0 if call.skew_us is None else call.skew_us,
+            ]
+    return raw
+
+
+def _load(path: Path) -> tuple[Any, Any]:
+    """Torch, and the module at `path`."""
+    try:
+        import torch
+    except ImportError as error:
+        raise MachineError(
+            "making, verifying or asking a policy needs torch; install it with "
+            "'pip install dynamiccl[train]', or do this step where you train"
+        ) from error
+    with ignore_deprecation():
+        try:
+            return torch, torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise CorruptFile(f"{path} is not a TorchScript file: {error}") from error

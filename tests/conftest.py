@@ -11,6 +11,7 @@ from hypothesis import settings
 from tests.data_sets import data_dir as data_dir  # noqa: PLC0414
 from tests.plugin_build import build_dir as build_dir  # noqa: PLC0414
 from tests.plugin_build import plugin_path as plugin_path  # noqa: PLC0414
+from tests.plugin_build import torch_build_dir as torch_build_dir  # noqa: PLC0414
 
 # CI repeats one set of examples, so that a run says something about the change; by hand they vary.
 settings.register_profile("ci", derandomize=True, deadline=None)

@@ -21,6 +21,17 @@ def built(sanitize: str = "") -> Path:
     return build_plugin(BUILDS / name, sanitize=sanitize, tests=True).parent
 
 
+@cache
+def built_with_torch() -> Path:
+    """The build directory that has the TorchScript runtime as well, built once a session."""
+    return build_plugin(BUILDS / "torch", tests=True, torch=True).parent
+
+
+@pytest.fixture(scope="session")
+def torch_build_dir() -> Path:
+    return built_with_torch()
+
+
 @pytest.fixture(scope="session")
 def build_dir() -> Callable[[str], Path]:
     return built

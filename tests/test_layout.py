@@ -35,7 +35,12 @@ ALLOWED = {
 COLLECT_USES = {"schema", "store", "rows", "provenance", "cells"}
 #: Heavy or optional packages, and the one part that imports each (modules for mlflow).
 OWNERS = {
-    "torch": {"train", "serve/torchscript.py", "collect/interference/gemm.py"},
+    "torch": {
+        "train",
+        "serve/brain_module.py",
+        "serve/torchscript.py",
+        "collect/interference/gemm.py",
+    },
     "d3rlpy": {"train"},
     "mlflow": {"train/tracking.py"},
     "pynvml": {"collect"},
@@ -148,7 +153,10 @@ def test_wheel_holds_the_parts_under_our_name_only(tmp_path: Path) -> None:
         "dynamiccl/collect/simulator/h100_ib_nccl2.27.5.csv",
         "dynamiccl/datasets/sample/b300_nvlink_allreduce.csv",
         "dynamiccl/evaluate/report.html.jinja",
+        "dynamiccl/serve/commands/doctor.py",
+        "dynamiccl/serve/launch/dynamiccl-run",
         "dynamiccl/serve/plugin/plugin.cpp",
+        "dynamiccl/serve/plugin/probe/dynamiccl_probe.cpp",
         "dynamiccl/serve/plugin/nccl/tuner_abi.h",
         "dynamiccl/py.typed",
     ):
@@ -158,4 +166,4 @@ def test_wheel_holds_the_parts_under_our_name_only(tmp_path: Path) -> None:
     built = {p for p in ours if p.parts[0] not in {"tests", "bench", "fuzz"}}
     prefix = "dynamiccl/serve/plugin/"
     packed = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
-    assert packed == {str(p) for p in built} | {"CMakeLists.txt"}
+    assert packed == {str(p) for p in built} | {"CMakeLists.txt", "torch/CMakeLists.txt"}

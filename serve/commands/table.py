@@ -1,43 +1,137 @@
 """`dynamiccl-deploy table`: what is decided, by message size."""
 
+import os
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from rich.table import Table
 
 from dynamiccl import cli
 from dynamiccl.datasets.features import TUNED
-from dynamiccl.errors import UnknownName
+from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.serve.abi import OUR_NAME
 from dynamiccl.serve.artifact import TableInfo, open_artifact, pick_table
-from dynamiccl.serve.commands.options import ArtifactDir, System
+from dynamiccl.serve.ask_tuner import ask_plugin, table_answers
+from dynamiccl.serve.commands.options import System, stdout
 from dynamiccl.serve.nccl_csv import nccl_csv
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import bin_center_bytes
 
-_FORMATS: Final = ("nccl-csv", "json")
+_FORMATS: Final = ("nccl-csv", "json", "table")
 
 
 def table_command(
-    artifact: ArtifactDir,
     ranks: Annotated[int, typer.Option(help="Ranks of the communicator.", min=2)],
     nodes: Annotated[int, typer.Option(help="NCCL's nNodes.", min=1)],
+    artifact: Annotated[
+        Path | None, typer.Argument(metavar="[ARTIFACT]", help="Artifact directory.")
+    ] = None,
+    plugin: Annotated[
+        Path | None, typer.Option(help="Ask this tuner plugin, ours or anybody's (.so).")
+    ] = None,
     system: System = None,
     format_: Annotated[
         str, typer.Option("--format", help=f"One of {', '.join(_FORMATS)}.")
     ] = "json",
 ) -> None:
-    """Print one decision table, for people's scripts or for NVIDIA's example tuner.
+    """Print what is decided by message size: an artifact's table, or any tuner plugin's answers.
+
+    A plugin is loaded in a process of its own, with this environment, and asked through the newest
+    tuner ABI that it has (v2 to v6), once for each octave from 1 KiB to 16 GiB. It is shown made-up
+    costs: all that NCCL has a kernel for is available, each cell 1 us dearer than the one before,
+    from 10 us on. A plugin that weighs costs, or looks at the machine, may decide otherwise in a
+    job. Ours acts only when all ranks agree, so for ours the answers are those of the artifact's
+    table (ARTIFACT, or DYNAMICCL_ARTIFACT) under these costs.
 
     Example: dynamiccl-deploy table out/artifact --ranks 32 --nodes 4 --format nccl-csv
+    Example: dynamiccl-deploy table --plugin libnccl-tuner-example.so --ranks 8 --nodes 1
     """
     if format_ not in _FORMATS:
         raise UnknownName("format", format_, _FORMATS)
-    opened = open_artifact(artifact)
-    info = pick_table(opened, nodes, ranks, system)
-    table = DecisionTable.read(artifact / info.path)
-    if format_ == "json":
-        cli.print_json(_table_json(info, table))
+    if ranks % nodes != 0:
+        raise UserError(f"{ranks} ranks do not divide into {nodes} nodes; check --ranks, --nodes")
+    if plugin is not None:
+        _print_plugin(plugin, ranks, nodes, artifact, system, format_)
         return
+    if artifact is None:
+        raise UserError("nothing to show: give an ARTIFACT directory, or --plugin PATH.so")
+    info, table = _read(artifact, ranks, nodes, system)
+    if format_ == "nccl-csv":
+        _print_csv(table)
+        return
+    document = {
+        "system": info.system,
+        "num_nodes": nodes,
+        "num_ranks": ranks,
+        "decisions": _decisions(table),
+    }
+    _print(document, f"{info.system}, {ranks} ranks on {nodes} nodes", format_)
+
+
+def _read(
+    artifact: Path, ranks: int, nodes: int, system: str | None
+) -> tuple[TableInfo, DecisionTable]:
+    info = pick_table(open_artifact(artifact), nodes, ranks, system)
+    return info, DecisionTable.read(artifact / info.path)
+
+
+def _decisions(table: DecisionTable) -> dict[str, list[dict[str, Any]]]:
+    decisions: dict[str, list[dict[str, Any]]] = {}
+    for collective in TUNED:
+        rows = []
+        for index in range(table.first_bin, table.first_bin + table.num_bins):
+            size = bin_center_bytes(index)
+            config = table.lookup(collective, size)
+            rows.append(
+                {"bin": index, "size_bytes": size, "config": config.key if config else None}
+            )
+        decisions[collective.wire] = rows
+    return decisions
+
+
+def _print_plugin(
+    plugin: Path, ranks: int, nodes: int, artifact: Path | None, system: str | None, format_: str
+) -> None:
+    if format_ == "nccl-csv":
+        raise UserError("nccl-csv is for an artifact's table; take --format json or table")
+    asked = ask_plugin(plugin, ranks, nodes)
+    document = {"plugin": str(plugin), **asked, "num_nodes": nodes, "num_ranks": ranks}
+    if asked["name"] == OUR_NAME:
+        named = os.environ.get("DYNAMICCL_ARTIFACT")
+        place = artifact or (Path(named) if named else None)
+        if place is None:
+            raise UserError("our own plugin decides by an artifact: name it, as ARTIFACT")
+        _, table = _read(place, ranks, nodes, system)
+        document["decisions"] = table_answers(table)
+    versions = ", ".join(f"v{version}" for version in asked["tuner_versions"])
+    title = f"{asked['name']} (tuner {versions}), {ranks} ranks on {nodes} nodes, made-up costs"
+    _print(document, title, format_)
+
+
+def _print(document: Mapping[str, Any], title: str, format_: str) -> None:
+    if format_ == "json":
+        cli.print_json(document)
+        return
+    shown = Table("collective", "from bytes", "to bytes", "config", title=title)
+    for collective, rows in document["decisions"].items():
+        for first, last, config in _ranges(rows):
+            shown.add_row(collective, str(first), str(last), config or "NCCL's own")
+    stdout.print(shown)
+
+
+def _ranges(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, str | None]]:
+    """Neighbouring sizes of one config: the first and last that were asked about."""
+    begin = 0
+    for i in range(1, len(rows) + 1):
+        if i == len(rows) or rows[i]["config"] != rows[begin]["config"]:
+            yield rows[begin]["size_bytes"], rows[i - 1]["size_bytes"], rows[begin]["config"]
+            begin = i
+
+
+def _print_csv(table: DecisionTable) -> None:
     written = nccl_csv(table)
     sys.stdout.write(written.text)
     lost = written.bins_abstaining + written.bins_with_auto
@@ -48,23 +142,3 @@ def table_command(
             "forces ONE channel where no line matches. Our own plugin abstains there.",
             file=sys.stderr,
         )
-
-
-def _table_json(info: TableInfo, table: DecisionTable) -> dict[str, Any]:
-    bins = range(table.first_bin, table.first_bin + table.num_bins)
-    decisions: dict[str, list[dict[str, Any]]] = {}
-    for collective in TUNED:
-        rows = []
-        for index in bins:
-            size = bin_center_bytes(index)
-            config = table.lookup(collective, size)
-            rows.append(
-                {"bin": index, "size_bytes": size, "config": config.key if config else None}
-            )
-        decisions[collective.wire] = rows
-    return {
-        "system": info.system,
-        "num_nodes": table.num_nodes,
-        "num_ranks": table.num_ranks,
-        "decisions": decisions,
-    }

@@ -31,7 +31,10 @@ COMMANDS = [
     ("dynamiccl-collect", ("plan", "run", "import", "describe", "doctor")),
     ("dynamiccl-train", ("list", "fit")),
     ("dynamiccl-evaluate", ("report",)),
-    ("dynamiccl-deploy", ("export", "verify", "bind", "table", "env")),
+    (
+        "dynamiccl-deploy",
+        ("export", "verify", "bind", "table", "env", "install", "doctor", "brain"),
+    ),
 ]
 SWEEP = """
 name = "grid"

@@ -30,7 +30,9 @@ from dynamiccl.serve.artifact import (
     verify_artifact,
 )
 from dynamiccl.serve.decide import allowed, cold_tasks, table_supports
+from dynamiccl.serve.lone_rank import lone_environment
 from dynamiccl.serve.nccl_csv import nccl_csv
+from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import bin_center_bytes, bin_first_byte, size_bin
 from dynamiccl.train.policy import TorchPolicy
@@ -54,18 +56,18 @@ def copied(artifact: Artifact, tmp_path: Path) -> Path:
 def test_artifact_holds_policy_manifest_and_a_table(artifact: Artifact) -> None:
     assert [info.path for info in artifact.tables] == [TABLE]
     assert artifact.tables[0].acting > 0
-    assert set(artifact.manifest.files) == {"policy.pt", TABLE}
+    assert set(artifact.manifest.files) == {"policy.pt", "brain.pt", TABLE}
     assert artifact.to_json()["tables"][0]["system"] == SYSTEM
 
 
 def test_one_cold_observation_means_the_same_in_policy_table_and_plugin(
-    trained: Trained, artifact: Artifact, plugin_path: Path
+    trained: Trained, artifact: Artifact, copied: Path, plugin_path: Path
 ) -> None:
     policy = TorchPolicy.load(trained.policy)
     (support,) = table_supports(artifact.manifest)
     table = DecisionTable.read(artifact.directory / TABLE)
     configs = Catalogue.from_json(artifact.manifest.catalogue).configs
-    environment = {"DYNAMICCL_ARTIFACT": str(artifact.directory), "DYNAMICCL_SYSTEM": SYSTEM}
+    environment = lone_environment(plugin_path, copied, SYSTEM)
     acted = 0
     with TunerPlugin(plugin_path).communicator(32, 4, environment=environment) as communicator:
         for collective in (Collective.AllReduce, Collective.AllGather):
@@ -109,7 +111,7 @@ def test_table_abstains_where_the_default_was_not_measured(artifact: Artifact) -
     assert not mask[centres > size_bin(1 << 20) + 4, 0].any()
 
 
-@pytest.mark.parametrize("name", ["policy.pt", TABLE])
+@pytest.mark.parametrize("name", ["policy.pt", "brain.pt", TABLE])
 def test_one_flipped_byte_is_found(copied: Path, name: str) -> None:
     path = copied / name
     data = bytearray(path.read_bytes())
@@ -143,7 +145,8 @@ def test_table_that_the_policy_does_not_decide_is_refused(copied: Path) -> None:
         entries=entries,
     )
     (copied / TABLE).write_bytes(idle.to_bytes())
-    Manifest.read_unchecked(copied).write(copied)
+    manifest = Manifest.read_unchecked(copied).write(copied)
+    PluginIndex.of_artifact(copied, table_supports(manifest)).write(copied)
     with pytest.raises(ArtifactMismatch, match="not what policy"):
         verify_artifact(copied)
 

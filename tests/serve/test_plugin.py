@@ -1,5 +1,6 @@
 """The built plugin, called from Python and by its own C++ tests; no NCCL and no GPU."""
 
+import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from dynamiccl.errors import PluginError
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.abi import TunerPlugin, expected_answer, nccl_choice
 from dynamiccl.serve.build import SANITIZERS, find_tool
-from dynamiccl.serve.table import DecisionTable, relative_path
+from dynamiccl.serve.lone_rank import lone_environment, write_bare_artifact
+from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import BINS_PER_OCTAVE, EDGES_Q32, bin_center_bytes, size_bin
 from tests.serve.tables import TUNED, random_costs, random_table
 
@@ -21,12 +23,10 @@ COST_VERSIONS = (3, 4, 5, 6)
 RING = Config(Algorithm.Ring, Protocol.LL128, 8)
 
 
-def deploy(artifact: Path, table: DecisionTable) -> dict[str, str | None]:
-    """Write `table` into `artifact`; return the environment that points the plugin to it."""
-    path = artifact / relative_path(SYSTEM, table.num_nodes, table.num_ranks)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(table.to_bytes())
-    return {"DYNAMICCL_ARTIFACT": str(artifact), "DYNAMICCL_SYSTEM": SYSTEM}
+def deploy(plugin: Path, artifact: Path, table: DecisionTable) -> dict[str, str | None]:
+    """Make an artifact of `table`; return the environment of a lone rank that uses it."""
+    write_bare_artifact(artifact, SYSTEM, table)
+    return lone_environment(plugin, artifact, SYSTEM)
 
 
 def uniform(config: Config) -> DecisionTable:
@@ -118,7 +118,7 @@ def test_answers_are_what_the_law_in_python_says(
     table = random_table(
         random, num_nodes=num_nodes, num_ranks=8 * num_nodes, first_bin=20, num_bins=120
     )
-    environment = deploy(tmp_path, table)
+    environment = deploy(plugin.path, tmp_path, table)
     acted = 0
     with plugin.communicator(
         table.num_ranks, num_nodes, version=version, environment=environment
@@ -144,7 +144,9 @@ def test_v2_answers_with_the_concrete_configs_of_the_table(
 ) -> None:
     random = np.random.default_rng(2)
     table = random_table(random, first_bin=0, num_bins=249)
-    with plugin.communicator(8, 1, version=2, environment=deploy(tmp_path, table)) as communicator:
+    with plugin.communicator(
+        8, 1, version=2, environment=deploy(plugin.path, tmp_path, table)
+    ) as communicator:
         for _ in range(2000):
             collective = TUNED[random.integers(5)]
             size_bytes = int(2 ** random.uniform(0, 40))
@@ -167,7 +169,7 @@ def test_v2_answers_with_the_concrete_configs_of_the_table(
 def test_acting_forces_the_cell_and_the_channels(
     version: int, plugin: TunerPlugin, tmp_path: Path
 ) -> None:
-    environment = deploy(tmp_path, uniform(RING))
+    environment = deploy(plugin.path, tmp_path, uniform(RING))
     costs = np.full((7, 3), 10, dtype=np.float32)
     with plugin.communicator(8, 1, version=version, environment=environment) as communicator:
         answer = communicator.ask(Collective.AllReduce, 1 << 20, costs)
@@ -176,23 +178,26 @@ def test_acting_forces_the_cell_and_the_channels(
 
 
 def test_says_once_what_it_acts_from(plugin: TunerPlugin, tmp_path: Path) -> None:
-    environment = deploy(tmp_path, uniform(RING))
+    environment = deploy(plugin.path, tmp_path, uniform(RING))
     with plugin.communicator(8, 1, environment=environment) as communicator:
         for _ in range(5):
             communicator.ask(Collective.AllReduce, 1 << 20, np.ones((7, 3), dtype=np.float32))
     (line,) = communicator.lines
-    digest = int.from_bytes(uniform(RING).to_bytes()[-8:], "little")
-    assert line.startswith("DYNAMICCL: 8 ranks on 1 nodes: decisions from ")
-    assert line.endswith(f"(hash {digest:016x}, tuner v5)")
+    digest = environment["DYNAMICCL_ARTIFACT_SHA256"]
+    assert digest is not None
+    assert line.startswith("DYNAMICCL: 8 ranks on 1 nodes: decisions of ")
+    assert f"(artifact {digest[:12]}, system {SYSTEM}; " in line
+    assert "WITHOUT asking the other ranks" in line
 
 
 @pytest.mark.parametrize(
     ("changes", "shape", "reason"),
     [
         ({"DYNAMICCL_ARTIFACT": None}, (8, 1), "DYNAMICCL_ARTIFACT is not set"),
-        ({"DYNAMICCL_SYSTEM": None}, (8, 1), "'dynamiccl-deploy env ARTIFACT' prints it"),
-        ({"DYNAMICCL_SYSTEM": "../x"}, (8, 1), "is not a system's name"),
-        ({}, (16, 2), "nodes2_ranks16.dct: there is no such file"),
+        ({"DYNAMICCL_SYSTEM": "other"}, (8, 1), "is not what the artifact calls this machine"),
+        ({"DYNAMICCL_ARTIFACT_SHA256": "0"}, (8, 1), "is not the hash of its plugin.index"),
+        ({"DYNAMICCL_PREFLIGHT": "0"}, (8, 1), "'dynamiccl-deploy doctor --all-ranks' gives"),
+        ({}, (16, 2), "the artifact has no table for 16 ranks on 2 nodes of test-system"),
         ({}, (15, 2), "its nodes hold different numbers of ranks"),
     ],
 )
@@ -203,7 +208,7 @@ def test_abstains_and_says_why(
     plugin: TunerPlugin,
     tmp_path: Path,
 ) -> None:
-    environment = deploy(tmp_path, uniform(RING)) | changes
+    environment = deploy(plugin.path, tmp_path, uniform(RING)) | changes
     costs = np.full((7, 3), 10, dtype=np.float32)
     with plugin.communicator(*shape, environment=environment) as communicator:
         answer = communicator.ask(Collective.AllReduce, 1 << 20, costs)
@@ -216,7 +221,7 @@ def test_abstains_and_says_why(
 
 
 def test_uneven_nvlink_domains_abstain(plugin: TunerPlugin, tmp_path: Path) -> None:
-    environment = deploy(tmp_path, uniform(RING))
+    environment = deploy(plugin.path, tmp_path, uniform(RING))
     costs = np.full((7, 3), 10, dtype=np.float32)
     for ranks, acts in (((8, 8), True), ((3, 5), False)):
         with plugin.communicator(
@@ -226,15 +231,15 @@ def test_uneven_nvlink_domains_abstain(plugin: TunerPlugin, tmp_path: Path) -> N
 
 
 def test_environment_is_put_back(plugin: TunerPlugin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DYNAMICCL_SYSTEM", "before")
+    monkeypatch.setenv("DYNAMICCL_MODE", "before")
     monkeypatch.delenv("DYNAMICCL_ARTIFACT", raising=False)
-    environment = {"DYNAMICCL_ARTIFACT": "/nowhere", "DYNAMICCL_SYSTEM": "x"}
-    with plugin.communicator(8, 1, environment=environment) as first:
+    with plugin.communicator(8, 1, environment={"DYNAMICCL_MODE": "inside"}) as first:
         pass
-    with plugin.communicator(8, 1) as second:
+    with plugin.communicator(8, 1, environment={"DYNAMICCL_ARTIFACT": "/nowhere"}) as second:
         pass
-    assert "/nowhere/tables/x/" in first.lines[0]
-    assert "DYNAMICCL_ARTIFACT is not set" in second.lines[0]
+    assert "'inside'" in first.lines[0]
+    assert "'before'" in second.lines[0]
+    assert "DYNAMICCL_ARTIFACT" not in os.environ
 
 
 def test_wrong_questions_are_refused(plugin: TunerPlugin) -> None:

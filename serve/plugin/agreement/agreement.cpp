@@ -177,11 +177,12 @@ bool Agreement::propose(const std::uint8_t* table, std::size_t bytes) noexcept {
   const bool is_first = leader_->committed() == 0;
   const std::uint64_t at = is_first ? settings_->activate_at : Clock::kNever;
   const bool taken =
-      (bytes == 0 || guard_->withdraw_from(copy, bytes)) && leader_->propose(copy, bytes, 0, at);
+      (bytes == 0 || guard_->withdraw_from(copy, bytes)) && leader_->propose(copy, bytes, false, at);
   if (taken) {
     std::free(current_);
     current_ = copy;
     current_bytes_ = bytes;
+    is_probing_ = false;
   } else {
     std::free(copy);
   }
@@ -215,7 +216,9 @@ void Agreement::receive(std::int32_t from_rank, const Message& message,
   member_->receive(from_rank, message, now_ns);
   if (leader_ == nullptr) return note_decision();
   if (message.kind == MessageKind::kRequest) {
+    // A rank says so as long as it sees a kill file.
     off_ = true;
+    off_until_ns_ = now_ns + 3 * settings_->look_interval_ns + kSecond;
   } else if (message.kind == MessageKind::kSamples) {
     for (std::uint32_t at = 0; at + kSampleBytes <= message.body_bytes; at += kSampleBytes) {
       guard_->take(read_sample(message.body + at));
@@ -239,19 +242,28 @@ void Agreement::tick(std::uint64_t now_ns) noexcept {
 }
 
 /// A leader: what is to follow from the state of things.
-void Agreement::announce(std::uint64_t) noexcept {
+void Agreement::announce(std::uint64_t now_ns) noexcept {
   if (leader_->state() == Leader::State::kEnded) return end(leader_->reason());
   const bool all_here = leader_->state() != Leader::State::kGathering;
   if (all_here && artifact_->problem() != nullptr && leader_->committed() == 0 && !ended_) {
     return end(artifact_->problem());  // the same on all ranks, else they would have differed
   }
-  if (off_ && !told_ && leader_->is_settled() && propose(nullptr, 0)) told_ = true;
+  if (off_ && now_ns >= off_until_ns_) off_ = false;
+  if (off_ == is_told_off_ || !leader_->is_settled() || ended_) return;
+  const bool is_put = off_ ? leader_->propose(nullptr, 0, false, Clock::kNever)
+                           : leader_->propose(current_, current_bytes_, false, Clock::kNever);
+  if (!is_put) return;
+  is_told_off_ = off_;
+  is_probing_ = false;
+  say("DYNAMICCL: %d ranks on %d nodes: %s", place_.num_ranks, place_.num_nodes,
+      off_ ? "a kill file is there: back to NCCL's own choice"
+           : "the kill file is gone: back to the table");
 }
 
 /// Says once what every first decision is; later ones speak when they are something else.
 void Agreement::note_decision() noexcept {
   const std::uint32_t decided = member_->decided();
-  if (decided == told_of_ || clock_.is_staged()) return;
+  if (decided == told_of_) return;
   const bool is_first = told_of_ == 0;
   if (clock_.table_number() == 0) return;
   told_of_ = decided;
@@ -271,6 +283,12 @@ void Agreement::note_decision() noexcept {
 
 /// Nothing else is under way: judge what was measured, or measure NCCL's own choice for a moment.
 void Agreement::probe(std::uint64_t) noexcept {
+  if (is_probing_) {
+    // It began at a call that all ranks stopped at; back after so many, at another such call.
+    if (clock_.calls() < member_->decided_at() + kProbeSpan) return;
+    is_probing_ = !leader_->propose(current_, current_bytes_, false, Clock::kNever);
+    return;
+  }
   if (settings_->probe_calls == 0 || current_bytes_ == 0 || off_) return;
   Guard::Slow slow;
   if (const int found = guard_->find_slow(*artifact_, &slow)) {
@@ -284,9 +302,9 @@ void Agreement::probe(std::uint64_t) noexcept {
     return;
   }
   if (guard_->complete() == 0 || clock_.calls() < next_probe_call_) return;
-  if (leader_->propose(nullptr, 0, kProbeSpan, Clock::kNever)) {
-    next_probe_call_ = clock_.calls() + settings_->probe_calls;
-  }
+  if (!leader_->propose(nullptr, 0, true, Clock::kNever)) return;
+  is_probing_ = true;
+  next_probe_call_ = clock_.calls() + settings_->probe_calls;
 }
 
 void Agreement::describe(CallRecord* record) const noexcept {
@@ -370,8 +388,6 @@ std::uint64_t Agreement::due_ns(std::uint64_t now_ns) const noexcept {
     if (other != 0 && (due == 0 || other < due)) due = other;
   };
   if (member_ != nullptr) earlier(member_->due_ns());
-  // A switch that is ahead is looked at from time to time: the calls do not tell of it.
-  if (clock_.is_staged()) earlier(now_ns + kSecond / 50);
   if (leader_ != nullptr) {
     earlier(leader_->due_ns());
     if (leader_->is_settled() && !ended_ && settings_->mode != Mode::kTableStatic) {
@@ -384,14 +400,7 @@ std::uint64_t Agreement::due_ns(std::uint64_t now_ns) const noexcept {
 bool Agreement::is_settled() const noexcept {
   if (ended_) return true;
   if (leader_ != nullptr) return leader_->is_settled() && leader_->committed() > 0;
-  return member_ != nullptr && member_->decided() != 0 && !member_->has_voted() &&
-         !clock_.is_staged();
-}
-
-void Agreement::ask_for_off(std::uint64_t now_ns) noexcept {
-  if (off_ && leader_ == nullptr && now_ns < ask_off_at_ns) return;
-  off_ = true;
-  ask_off_at_ns = now_ns + kSecond;
+  return member_ != nullptr && member_->decided() != 0 && !member_->is_mustered();
 }
 
 void Agreement::look_for_artifact(std::uint64_t now_ns) noexcept {

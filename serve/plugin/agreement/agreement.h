@@ -72,8 +72,6 @@ class Agreement {
   /// No more agreeing: of this rank alone, or with it of all.
   void end(const char* reason) noexcept;
 
-  /// A kill file is there: NCCL's own choice is to stand, on all ranks.
-  void ask_for_off(std::uint64_t now_ns) noexcept;
   /// A leader's: look whether there is a new artifact.
   void look_for_artifact(std::uint64_t now_ns) noexcept;
 
@@ -110,7 +108,6 @@ class Agreement {
   bool is_watched = false;           // its times are sent
   std::atomic<bool> closing{false};  // the communicator is gone
   std::uint64_t linger_until_ns = 0;
-  std::uint64_t ask_off_at_ns = 0;
   std::atomic<Profiler*> profiler{nullptr};  // null: none, or the communicator is gone
 
  private:
@@ -136,13 +133,15 @@ class Agreement {
   Artifact* artifact_ = nullptr;
   char identity_[kIdentityBytes] = "";
   bool ended_ = false;
-  bool off_ = false;  // a kill file was seen by some rank
-  bool told_ = false;
+  bool off_ = false;          // some rank sees a kill file
+  bool is_told_off_ = false;  // and that has been put to the ranks
+  std::uint64_t off_until_ns_ = 0;
   std::uint32_t told_of_ = 0;  // the latest decision that was spoken of
   std::uint64_t index_stamp_ = 0;
   // What the leader put last for good: tables for probes and the guard begin with it.
   std::uint8_t* current_ = nullptr;
   std::size_t current_bytes_ = 0;
+  bool is_probing_ = false;
   std::uint64_t next_probe_call_ = 0;
   std::uint64_t brain_at_ns_ = 0;
   std::uint64_t brain_saw_ = 0;

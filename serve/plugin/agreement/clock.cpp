@@ -17,8 +17,7 @@ Clock::Clock(const Limits& limits, std::uint64_t hold_at) noexcept
 }
 
 Clock::~Clock() {
-  leave_staged();
-  if (before_ != nullptr) before_->let_go();
+  if (staged_ != nullptr) staged_->let_go();
   TableInForce* in_force = in_force_.load(std::memory_order_relaxed);
   if (in_force != nullptr) in_force->let_go();
 }
@@ -29,18 +28,10 @@ void Clock::adopt(TableInForce* table) noexcept {
 }
 
 void Clock::set_gate() noexcept {
-  std::uint64_t gate = std::min(staged_at_, back_at_);
-  if (voted_) gate = std::min(gate, horizon_);
-  gate = std::min(gate, hold_at_);
-  if (is_closed_.load(std::memory_order_relaxed) || failed_ || called_in_) gate = 0;
+  std::uint64_t gate = std::min(muster_at_, hold_at_);
+  const bool is_closed = is_closed_.load(std::memory_order_relaxed);
+  if (is_closed || failed_ || called_in_ || staged_ != nullptr) gate = 0;
   gate_.store(gate, std::memory_order_seq_cst);
-}
-
-void Clock::leave_staged() noexcept {
-  if (staged_ != nullptr) staged_->let_go();
-  staged_ = nullptr;
-  staged_at_ = kNever;
-  staged_span_ = 0;
 }
 
 Clock::Turn Clock::wait_from(std::uint64_t* since_ns, std::uint64_t now_ns, std::uint64_t limit_ns,
@@ -64,41 +55,30 @@ Clock::Turn Clock::turn(std::uint64_t now_ns) noexcept {
     broken_.store(true, std::memory_order_relaxed);
     ended_.store(call - 1, std::memory_order_relaxed);
   }
-  if (voted_ && call >= horizon_) {
-    const Turn turn = wait_from(&waited_since_ns_, now_ns, limits_.decision_ns, Turn::kFail);
-    failed_ = turn == Turn::kFail;
-    set_gate();
-    return turn;
-  }
-  if (call >= hold_at_ && staged_ == nullptr) {
+  if (staged_ != nullptr) {
+    // The call that waited, or one before it should the leader ever break its word.
+    TableInForce* before = in_force_.load(std::memory_order_relaxed);
+    in_force_.store(staged_, std::memory_order_relaxed);
+    before->let_go();
+    staged_ = nullptr;
+    hold_at_ = kNever;
+  } else if (call >= muster_at_) {
+    const Turn turn = wait_from(&waited_since_ns_, now_ns, limits_.decision_ns,
+                                promised_ ? Turn::kFail : Turn::kGo);
+    if (turn == Turn::kWait) return turn;
+    if (turn == Turn::kFail) {
+      failed_ = true;
+      set_gate();
+      return turn;
+    }
+    muster_at_ = kNever;  // nobody has been promised anything
+  } else if (call >= hold_at_) {
     const Turn turn = wait_from(&held_since_ns_, now_ns, limits_.hold_ns, Turn::kGo);
     if (turn == Turn::kWait) return turn;
     hold_at_ = kNever;
     hold_expired_.store(true, std::memory_order_relaxed);
   }
   waiting_.store(false, std::memory_order_relaxed);
-  TableInForce* in_force = in_force_.load(std::memory_order_relaxed);
-  if (staged_ != nullptr && call >= staged_at_) {
-    if (before_ != nullptr) before_->let_go();
-    before_ = nullptr;
-    back_at_ = kNever;
-    if (staged_span_ > 0) {
-      before_ = in_force;
-      back_at_ = staged_at_ + staged_span_;
-    } else {
-      in_force->let_go();
-    }
-    in_force_.store(staged_, std::memory_order_relaxed);
-    staged_ = nullptr;
-    leave_staged();
-    hold_at_ = kNever;
-  } else if (before_ != nullptr && call >= back_at_) {
-    in_force->let_go();
-    in_force_.store(before_, std::memory_order_relaxed);
-    before_ = nullptr;
-    back_at_ = kNever;
-  }
-  is_probing_.store(before_ != nullptr, std::memory_order_relaxed);
   set_gate();
   return Turn::kGo;
 }
@@ -113,50 +93,49 @@ bool Clock::hash_after(std::uint64_t calls, std::uint64_t* hash) const noexcept 
   return begun_.load(std::memory_order_relaxed) <= calls + kHashReach;
 }
 
-bool Clock::vote(std::uint64_t span, std::uint64_t fixed, std::uint64_t* call) noexcept {
+bool Clock::muster(std::uint64_t at) noexcept {
   const Lock lock(&mutex_);
-  if (is_closed_.load(std::memory_order_relaxed) || failed_ || voted_ || staged_ != nullptr ||
-      back_at_ != kNever)
-    return false;
-  if (broken_.load(std::memory_order_relaxed) || hold_expired_.load(std::memory_order_relaxed)) {
-    return false;
-  }
-  voted_ = true;
+  if (is_closed_.load(std::memory_order_relaxed) || failed_ || staged_ != nullptr) return false;
+  if (muster_at_ != kNever || broken_.load(std::memory_order_relaxed)) return false;
+  if (hold_expired_.load(std::memory_order_relaxed)) return false;
+  muster_at_ = at;
   waited_since_ns_ = 0;
-  std::uint64_t reached = begun_.load(std::memory_order_relaxed);
-  for (;;) {
-    const std::uint64_t from = reached;
-    horizon_ = fixed != kNever ? fixed : from + span;
-    set_gate();
-    // Now every call that has not begun yet will see the gate, and every one that has is counted.
-    if (!fences_) barrier_all_threads();
-    full_barrier();
-    reached = begun_.load(std::memory_order_relaxed);
-    *call = from;
-    // A call that is held at `fixed` has begun, and waits.
-    if (reached < horizon_ || (fixed != kNever && reached == fixed && hold_at_ == fixed)) break;
-    if (fixed != kNever) {
-      voted_ = false;
-      set_gate();
-      return false;
-    }
-  }
+  set_gate();
+  // Now every call that has not begun yet will see the gate, and every one that has is counted.
+  if (!fences_) barrier_all_threads();
+  full_barrier();
+  const std::uint64_t begun = begun_.load(std::memory_order_relaxed);
+  // The call itself may have begun where it is held.
+  if (begun < at || (begun == at && hold_at_ == at)) return true;
+  muster_at_ = kNever;
+  set_gate();
+  return false;
+}
+
+bool Clock::vote(std::uint64_t* hash) noexcept {
+  const Lock lock(&mutex_);
+  const bool waits = muster_at_ != kNever && waiting_.load(std::memory_order_relaxed) &&
+                     begun_.load(std::memory_order_relaxed) == muster_at_ && !failed_ &&
+                     !is_closed_.load(std::memory_order_relaxed);
+  if (!waits) return false;
+  promised_ = true;
+  *hash = hash_.load(std::memory_order_relaxed);
   return true;
 }
 
-void Clock::commit(TableInForce* next, std::uint64_t at, std::uint64_t span) noexcept {
+void Clock::commit(TableInForce* next) noexcept {
   const Lock lock(&mutex_);
-  voted_ = false;
-  leave_staged();
+  muster_at_ = kNever;
+  promised_ = false;
+  if (staged_ != nullptr) staged_->let_go();
   staged_ = next;
-  staged_at_ = at;
-  staged_span_ = span;
   set_gate();
 }
 
 void Clock::abandon() noexcept {
   const Lock lock(&mutex_);
-  voted_ = false;
+  muster_at_ = kNever;
+  promised_ = false;
   set_gate();
 }
 
@@ -171,16 +150,11 @@ std::uint32_t Clock::table_number() const noexcept {
   return in_force_.load(std::memory_order_relaxed)->number;
 }
 
-bool Clock::is_staged() const noexcept {
-  const Lock lock(&mutex_);
-  return staged_ != nullptr || back_at_ != kNever;
-}
-
 void Clock::close() noexcept {
   const Lock lock(&mutex_);
   is_closed_.store(true, std::memory_order_seq_cst);
   set_gate();
-  // As in vote(): what is_empty() reads afterwards has every call in it that did not see the gate.
+  // As in muster(): what is_empty() reads afterwards has every call in it that did not see the gate.
   if (!fences_) barrier_all_threads();
   full_barrier();
 }

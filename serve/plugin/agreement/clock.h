@@ -2,9 +2,10 @@
 // call that all ranks have agreed on.
 //
 // Two sides share it. The caller's thread passes through begin() and end() at every getCollInfo; it
-// alone changes which table is in force. The agreement's thread only stages: it promises to stop at
-// a horizon (vote), and says what was decided (commit, abandon). The fast path of begin() compares
-// the call's number with one integer, the gate: the first call at which anything is to be done.
+// alone changes which table is in force. The agreement's thread only stages: it has the rank stop
+// at a call (muster), promises that it has (vote), and says what was decided (commit, abandon). The
+// fast path of begin() compares the call's number with one integer, the gate: the first call at
+// which anything is to be done.
 #pragma once
 
 #include <atomic>
@@ -38,7 +39,7 @@ class Clock {
   };
 
   struct Limits {
-    std::uint64_t decision_ns;  // how long a call may wait for a decision voted on
+    std::uint64_t decision_ns;  // how long the call that is stopped at may wait for the decision
     std::uint64_t hold_ns;      // how long the call `hold_at` may wait for the agreement
   };
 
@@ -54,7 +55,7 @@ class Clock {
   bool begin() noexcept {
     const std::uint64_t call = begun_.load(std::memory_order_relaxed) + 1;
     begun_.store(call, std::memory_order_relaxed);
-    // Pairs with vote(), which else makes this thread pass a barrier.
+    // Pairs with muster(), which else makes this thread pass a barrier.
     if (fences_) full_barrier();
     return call < gate_.load(std::memory_order_acquire) &&
            ended_.load(std::memory_order_relaxed) + 1 == call;
@@ -67,8 +68,7 @@ class Clock {
   const TableInForce& in_force() const noexcept {
     return *in_force_.load(std::memory_order_relaxed);
   }
-  /// Whether the table in force is there for some calls only.
-  bool is_probing() const noexcept { return is_probing_.load(std::memory_order_relaxed); }
+  bool is_probing() const noexcept { return in_force().is_probe; }
   std::uint64_t begun() const noexcept { return begun_.load(std::memory_order_relaxed); }
 
   /// Before any call: have `table` in force from the first one on (a reference is taken over).
@@ -109,16 +109,17 @@ class Clock {
   /// made, or it is too long ago.
   bool hash_after(std::uint64_t calls, std::uint64_t* hash) const noexcept;
 
-  /// Promise not to go past a horizon, `span` calls from now or at call `fixed` (kNever: not
-  /// fixed), before commit() or abandon(). Returns false when that cannot be promised any more;
-  /// else writes the call from which it was counted.
-  bool vote(std::uint64_t span, std::uint64_t fixed, std::uint64_t* call) noexcept;
+  /// Stop at call `at`, once it comes. False when it has come and gone, or another is stopped at.
+  bool muster(std::uint64_t at) noexcept;
 
-  /// The vote's outcome: take `next` (a reference is taken over) from call `at` on; with `span` > 0
-  /// for so many calls, and then go back.
-  void commit(TableInForce* next, std::uint64_t at, std::uint64_t span) noexcept;
+  /// Whether that call has come and waits; then writes the hash of the stream before it, and
+  /// promises that it will wait for commit() or abandon(). Until then it may go on by itself.
+  bool vote(std::uint64_t* hash) noexcept;
 
-  /// The vote's outcome, or the end of all voting: stay with the table in force.
+  /// The outcome: take `next` (a reference is taken over) from the call that waits on.
+  void commit(TableInForce* next) noexcept;
+
+  /// The outcome, or second thoughts: stay with the table in force, and stop nowhere.
   void abandon() noexcept;
 
   /// There will be no agreement: a call that is held goes on.
@@ -126,9 +127,6 @@ class Clock {
 
   /// The number of the table in force.
   std::uint32_t table_number() const noexcept;
-
-  /// Whether a commit is still ahead of the calls.
-  bool is_staged() const noexcept;
 
   /// Whether a call waits.
   bool is_waiting() const noexcept { return waiting_.load(std::memory_order_relaxed); }
@@ -155,7 +153,6 @@ class Clock {
   friend struct Inspect;  // the tests' explorer
 
   void set_gate() noexcept;
-  void leave_staged() noexcept;
   Turn wait_from(std::uint64_t* since_ns, std::uint64_t now_ns, std::uint64_t limit_ns,
                  Turn after) noexcept;
 
@@ -170,7 +167,6 @@ class Clock {
   std::atomic<bool> waiting_{false};
   std::atomic<bool> broken_{false};
   std::atomic<bool> hold_expired_{false};
-  std::atomic<bool> is_probing_{false};
   std::atomic<bool> is_closed_{false};
   std::atomic<std::int32_t> visitors_{0};
 
@@ -179,14 +175,10 @@ class Clock {
   const Limits limits_;
   bool failed_ = false;
   bool called_in_ = false;
-  bool voted_ = false;
-  std::uint64_t horizon_ = kNever;
+  std::uint64_t muster_at_ = kNever;
+  bool promised_ = false;  // the call at muster_at_ waits for the decision, and for nothing else
   std::uint64_t hold_at_;
   TableInForce* staged_ = nullptr;
-  std::uint64_t staged_at_ = kNever;
-  std::uint64_t staged_span_ = 0;
-  TableInForce* before_ = nullptr;  // to go back to
-  std::uint64_t back_at_ = kNever;
   std::uint64_t waited_since_ns_ = 0;
   std::uint64_t held_since_ns_ = 0;
 

@@ -15,7 +15,8 @@ namespace dynamiccl {
 namespace {
 
 constexpr std::uint64_t kMostSpan = 1'000'000;
-constexpr std::uint32_t kMostBackoff = 6;  // doublings of Timing::retry_ns
+constexpr std::uint32_t kMostBackoff = 6;  // doublings of Timing::retry_ns, and of the span
+constexpr std::uint32_t kMostTries = 12;   // in a row; after that the ranks are left alone
 
 }  // namespace
 
@@ -91,7 +92,7 @@ void Leader::enter(State state, std::uint64_t now_ns) noexcept {
   due_ns_ = state == State::kIdle && !wanted_ ? 0 : now_ns + timing_.repeat_ns;
 }
 
-bool Leader::propose(const std::uint8_t* table, std::size_t table_bytes, std::uint64_t span,
+bool Leader::propose(const std::uint8_t* table, std::size_t table_bytes, bool is_probe,
                      std::uint64_t at) noexcept {
   const bool busy = state_ == State::kPolling || state_ == State::kVoting;
   if (state_ == State::kEnded || busy || table_bytes > kMaxBodyBytes) return false;
@@ -104,8 +105,8 @@ bool Leader::propose(const std::uint8_t* table, std::size_t table_bytes, std::ui
   std::free(table_);
   table_ = copy;
   table_bytes_ = table_bytes;
-  switch_span_ = span;
-  switch_at_ = at;
+  is_probe_ = is_probe;
+  wanted_at_ = at;
   wanted_ = true;
   if (due_ns_ == 0) due_ns_ = 1;  // at the next tick
   return true;
@@ -130,18 +131,40 @@ void Leader::receive(std::int32_t from_rank, const Message& message,
     rank.answered = true;
     if (all_answered()) ask_for_votes(now_ns);
   } else if (message.kind == MessageKind::kVote && state_ == State::kVoting) {
-    if (message.verdict != kYes) {
-      const auto reason = static_cast<Reason>(message.reason);
-      note("rank %d: %s", from_rank, words_of(reason));
-      for_good_ = !may_pass(reason);
-      return decide(false, now_ns);
-    }
-    rank.voted_at = message.index;
-    rank.answered = true;
-    if (all_answered()) decide(true, now_ns);
+    count_vote(from_rank, message, now_ns);
   } else if (message.kind == MessageKind::kAcknowledge && state_ == State::kSettling) {
-    settle(from_rank, message, now_ns);
+    rank.answered = true;
+    if (!all_answered()) return;
+    if (for_good_) return end(now_ns);
+    enter(State::kIdle, now_ns);
+    if (wanted_ && (commit_ || now_ns >= retry_at_ns_)) put_next(now_ns);
   }
+}
+
+void Leader::count_vote(std::int32_t number, const Message& message,
+                        std::uint64_t now_ns) noexcept {
+  Rank& rank = ranks_[number];
+  if (message.verdict == kReady) {
+    rank.is_ready = true;
+    return;
+  }
+  if (message.verdict != kYes) {
+    const auto reason = static_cast<Reason>(message.reason);
+    note("rank %d: %s", number, words_of(reason));
+    for_good_ = !may_pass(reason);
+    return decide(false, now_ns);
+  }
+  if (first_yes_ns_ == 0) {
+    first_yes_ns_ = now_ns;
+    hash_ = message.hash;
+  }
+  if (message.hash != hash_) {
+    note("rank %d: %s", number, words_of(kOtherStream));
+    for_good_ = true;
+    return decide(false, now_ns);
+  }
+  rank.answered = true;
+  if (all_answered()) decide(true, now_ns);
 }
 
 void Leader::hello(std::int32_t rank, const Message& message) noexcept {
@@ -180,45 +203,35 @@ void Leader::ask_for_votes(std::uint64_t now_ns) noexcept {
     note("rank 0: %s", words_of(kTooFarApart));
     return decide(false, now_ns);
   }
-  const double span = calls_per_ns_ * static_cast<double>(timing_.span_ns);
-  vote_span_ = std::clamp(static_cast<std::uint64_t>(span), timing_.least_span,
-                          std::max(timing_.least_span, kMostSpan));
+  std::uint64_t most = ranks_[0].calls;
+  for (std::int32_t i = 1; i < place_.num_ranks; ++i) most = std::max(most, ranks_[i].calls);
+  // The further ahead, the surer that no rank has made the call when it hears of it; ranks that did
+  // get there too early last time ask for more.
+  const auto paced =
+      static_cast<std::uint64_t>(calls_per_ns_ * static_cast<double>(timing_.span_ns));
+  const std::uint64_t span = std::clamp(paced, timing_.least_span, kMostSpan)
+                             << std::min(called_off_, kMostBackoff);
+  at_ = wanted_at_ != Clock::kNever ? wanted_at_ : most + span;
+  first_yes_ns_ = 0;
+  for (std::int32_t i = 0; i < place_.num_ranks; ++i) ranks_[i].is_ready = false;
   enter(State::kVoting, now_ns);
   repeat();
 }
 
 void Leader::decide(bool commit, std::uint64_t now_ns) noexcept {
   commit_ = commit;
-  decided_at_ = 0;
-  decided_span_ = 0;
   if (commit) {
-    for (std::int32_t i = 0; i < place_.num_ranks; ++i) {
-      decided_at_ = std::max(decided_at_, ranks_[i].voted_at + vote_span_);
-    }
-    if (switch_at_ != Clock::kNever) decided_at_ = switch_at_;
-    decided_span_ = switch_span_;
     ++committed_;
     called_off_ = 0;
   } else {
     // The same again, unless something else is wanted meanwhile or nothing ever will be.
-    wanted_ = !for_good_;
-    retry_at_ns_ = now_ns + (timing_.retry_ns << std::min(called_off_, kMostBackoff));
     ++called_off_;
+    if (called_off_ >= kMostTries) for_good_ = true;
+    wanted_ = !for_good_;
+    retry_at_ns_ = now_ns + (timing_.retry_ns << std::min(called_off_ - 1, kMostBackoff));
   }
-  for (std::int32_t i = 0; i < place_.num_ranks; ++i) ranks_[i].past = false;
   enter(State::kSettling, now_ns);
   repeat();
-}
-
-void Leader::settle(std::int32_t rank, const Message& message, std::uint64_t now_ns) noexcept {
-  ranks_[rank].answered = true;
-  if (message.verdict == kYes) ranks_[rank].past = true;
-  const bool all_past =
-      std::all_of(ranks_, ranks_ + place_.num_ranks, [](const Rank& each) { return each.past; });
-  if (!all_past) return;
-  if (for_good_) return end(now_ns);
-  enter(State::kIdle, now_ns);
-  if (wanted_ && (commit_ || now_ns >= retry_at_ns_)) put_next(now_ns);
 }
 
 void Leader::measure_rate(std::uint64_t now_ns) noexcept {
@@ -246,11 +259,17 @@ void Leader::tick(std::uint64_t now_ns) noexcept {
     return;
   }
   if (state_ == State::kEnded) return;
-  const bool undecided = state_ == State::kPolling || state_ == State::kVoting;
-  if (undecided && in_phase_ns >= timing_.phase_ns) {
-    std::int32_t silent = 0;
-    while (silent < place_.num_ranks && ranks_[silent].answered) ++silent;
+  std::int32_t silent = 0;
+  while (silent < place_.num_ranks && ranks_[silent].answered) ++silent;
+  if (state_ == State::kPolling && in_phase_ns >= timing_.phase_ns) {
     note("rank %d did not answer", silent);
+    return decide(false, now_ns);
+  }
+  // A held call has a limit of its own; others are not to wait for long.
+  const bool is_held = wanted_at_ != Clock::kNever;
+  if (state_ == State::kVoting && first_yes_ns_ != 0 && !is_held &&
+      now_ns - first_yes_ns_ >= timing_.patience_ns) {
+    note("rank %d was not at the same call as the others in time", silent);
     return decide(false, now_ns);
   }
   if (now_ns >= said_at_ns_ + timing_.repeat_ns) {
@@ -258,12 +277,15 @@ void Leader::tick(std::uint64_t now_ns) noexcept {
     repeat();
   }
   due_ns_ = said_at_ns_ + timing_.repeat_ns;
+  if (state_ == State::kVoting && first_yes_ns_ != 0 && !is_held) {
+    due_ns_ = std::min(due_ns_, first_yes_ns_ + timing_.patience_ns);
+  }
 }
 
 void Leader::repeat() noexcept {
   for (std::int32_t i = 0; i < place_.num_ranks; ++i) {
-    const bool heard = state_ == State::kSettling ? ranks_[i].past : ranks_[i].answered;
-    if (!heard) say(i);
+    const bool is_ready = state_ == State::kVoting && ranks_[i].is_ready;
+    if (!ranks_[i].answered && !is_ready) say(i);
   }
 }
 
@@ -281,16 +303,14 @@ void Leader::say(std::int32_t rank) noexcept {
       message.kind = MessageKind::kPropose;
       message.index = compare_at_;
       message.hash = compare_hash_;
-      message.span = vote_span_;
-      message.fixed = switch_at_;
+      message.span = is_probe_ ? 1 : 0;
+      message.fixed = at_;
       message.body = table_;
       message.body_bytes = static_cast<std::uint32_t>(table_bytes_);
       break;
     case State::kSettling:
       message.kind = MessageKind::kDecision;
       message.verdict = commit_ ? kYes : kNo;
-      message.index = decided_at_;
-      message.span = decided_span_;
       break;
     case State::kEnded:
       message.kind = MessageKind::kRefuse;

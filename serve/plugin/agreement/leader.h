@@ -23,11 +23,12 @@ class Leader {
   void receive(std::int32_t from_rank, const Message& message, std::uint64_t now_ns) noexcept;
   void tick(std::uint64_t now_ns) noexcept;
 
-  /// Propose a table (.dct bytes, copied; none: abstain everywhere) as soon as it can be: for good,
-  /// or with `span` > 0 for so many calls. `at`: at that very call; kNever: at one that suits.
+  /// Propose a table (.dct bytes, copied; none: abstain everywhere) as soon as it can be, perhaps as
+  /// a probe, which a record of a call then says. `at`: from that very call; kNever: from one that
+  /// suits.
   /// Takes the place of a proposal that has not been put yet. False: there is no agreement (any
   /// more), or memory is short.
-  bool propose(const std::uint8_t* table, std::size_t table_bytes, std::uint64_t span,
+  bool propose(const std::uint8_t* table, std::size_t table_bytes, bool is_probe,
                std::uint64_t at) noexcept;
 
   State state() const noexcept { return state_; }
@@ -35,7 +36,6 @@ class Leader {
   bool is_settled() const noexcept { return state_ == State::kIdle && !wanted_; }
   /// Proposals that were agreed.
   std::uint32_t committed() const noexcept { return committed_; }
-  std::uint64_t decided_at() const noexcept { return decided_at_; }
   /// Why there is no agreement any more, or why the latest proposal was called off; "" at first.
   const char* reason() const noexcept { return reason_; }
   std::uint64_t due_ns() const noexcept { return due_ns_; }
@@ -48,10 +48,9 @@ class Leader {
 
   struct Rank {
     bool here;            // said hello
-    bool answered;        // in this phase
-    bool past;            // has made the calls that were decided on
+    bool answered;        // in this phase; a vote: yes
+    bool is_ready;        // will stop at the call
     std::uint64_t calls;  // of its report
-    std::uint64_t voted_at;
   };
 
   Leader(const Member::Place& place, Clock* clock, const Outlet& outlet, const Timing& timing,
@@ -64,7 +63,7 @@ class Leader {
   void put_next(std::uint64_t now_ns) noexcept;
   void ask_for_votes(std::uint64_t now_ns) noexcept;
   void decide(bool commit, std::uint64_t now_ns) noexcept;
-  void settle(std::int32_t rank, const Message& message, std::uint64_t now_ns) noexcept;
+  void count_vote(std::int32_t number, const Message& message, std::uint64_t now_ns) noexcept;
   void repeat() noexcept;
   void say(std::int32_t rank) noexcept;
   bool all_answered() const noexcept;
@@ -92,15 +91,15 @@ class Leader {
   bool wanted_ = false;
   std::uint8_t* table_ = nullptr;
   std::size_t table_bytes_ = 0;
-  std::uint64_t switch_span_ = 0;
-  std::uint64_t switch_at_ = Clock::kNever;
+  bool is_probe_ = false;
+  std::uint64_t wanted_at_ = Clock::kNever;
   std::uint64_t compare_at_ = 0;
   std::uint64_t compare_hash_ = 0;
-  std::uint64_t vote_span_ = 0;
+  std::uint64_t at_ = 0;
+  std::uint64_t first_yes_ns_ = 0;  // 0: none yet
+  std::uint64_t hash_ = 0;          // that it came with
 
   bool commit_ = false;
-  std::uint64_t decided_at_ = 0;
-  std::uint64_t decided_span_ = 0;
   std::uint32_t committed_ = 0;
 
   std::uint64_t rate_calls_ = 0;

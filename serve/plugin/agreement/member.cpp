@@ -50,10 +50,11 @@ void Member::receive(std::int32_t from_rank, const Message& message,
     report.index = clock_->calls();
     send(0, report);
   } else if (message.kind == MessageKind::kPropose && from_leader) {
-    vote(message, now_ns);
+    stop_for(message);
+    if (proposal_ != 0) promise(now_ns);
   } else if (message.kind == MessageKind::kDecision && from_leader) {
     learn(message);
-    if (message.proposal == decided_) acknowledge();
+    if (message.proposal <= decided_) acknowledge(message.proposal);
   } else if (message.kind == MessageKind::kAsk) {
     tell(from_rank, message.proposal);
   } else if (message.kind == MessageKind::kAnswer) {
@@ -62,42 +63,35 @@ void Member::receive(std::int32_t from_rank, const Message& message,
 }
 
 void Member::tick(std::uint64_t now_ns) noexcept {
-  if (voted_ != 0 && now_ns >= ask_at_ns_) ask(now_ns);
-  if (committed_ && !told_past_ && is_past()) acknowledge();
+  if (proposal_ != 0 && !promised_) promise(now_ns);
+  if (promised_ && now_ns >= ask_at_ns_) ask(now_ns);
 }
 
-void Member::vote(const Message& proposal, std::uint64_t now_ns) noexcept {
+void Member::stop_for(const Message& proposal) noexcept {
   if (proposal.proposal <= decided_) return;
   Message ballot = about(MessageKind::kVote, proposal.proposal);
-  if (proposal.proposal == voted_) {  // the leader has not heard it
-    ballot.verdict = kYes;
-    ballot.index = voted_at_;
+  ballot.verdict = kReady;
+  if (proposal.proposal == proposal_) {  // the leader has not heard it
+    if (promised_) {
+      ballot.verdict = kYes;
+      ballot.hash = hash_;
+    }
     return send(0, ballot);
   }
-  Reason reason = kNoReason;
-  if (voted_ != 0) {
-    reason = kBusy;
-  } else if (proposal.proposal <= refused_) {
-    reason = kBusy;
-  } else {
-    reason = consider(proposal);
-  }
+  const bool may_come = proposal_ == 0 && proposal.proposal > refused_;
+  const Reason reason = may_come ? consider(proposal) : kBusy;
   if (reason == kNoReason) {
-    voted_ = proposal.proposal;
-    voted_span_ = proposal.span;
-    voted_fixed_ = proposal.fixed;
-    ask_at_ns_ = now_ns + timing_.repeat_ns;
-    ballot.verdict = kYes;
-    ballot.index = voted_at_;
+    proposal_ = proposal.proposal;
+    at_ = proposal.fixed;
   } else {
-    if (voted_ == 0 && refused_ < proposal.proposal) refused_ = proposal.proposal;
+    if (may_come) refused_ = proposal.proposal;
     ballot.verdict = kNo;
     ballot.reason = reason;
   }
   send(0, ballot);
 }
 
-/// Votes yes with the clock when there is no reason against it.
+/// Has the clock stop when there is no reason against it.
 Reason Member::consider(const Message& proposal) noexcept {
   if (left_) return kLeft;
   if (clock_->is_broken()) return kUncountable;
@@ -110,9 +104,10 @@ Reason Member::consider(const Message& proposal) noexcept {
           ? TableInForce::abstaining(proposal.proposal)
           : TableInForce::decode(proposal.body, proposal.body_bytes, proposal.proposal);
   if (table == nullptr) return kBadTable;
+  table->is_probe = proposal.span != 0;
   const bool fits = proposal.body_bytes == 0 || (table->decisions.num_ranks == place_.num_ranks &&
                                                  table->decisions.num_nodes == place_.num_nodes);
-  if (!fits || !clock_->vote(proposal.span, proposal.fixed, &voted_at_)) {
+  if (!fits || !clock_->muster(proposal.fixed)) {
     table->let_go();
     return fits ? kBusy : kBadTable;
   }
@@ -120,59 +115,67 @@ Reason Member::consider(const Message& proposal) noexcept {
   return kNoReason;
 }
 
+/// Says yes once the call has come. From then on only the decision lets it go on.
+void Member::promise(std::uint64_t now_ns) noexcept {
+  if (promised_ || !clock_->vote(&hash_)) return;
+  promised_ = true;
+  ask_at_ns_ = now_ns + timing_.repeat_ns;
+  Message ballot = about(MessageKind::kVote, proposal_);
+  ballot.verdict = kYes;
+  ballot.hash = hash_;
+  send(0, ballot);
+}
+
+/// As long as nothing is promised: go on, and never say yes to this proposal.
+void Member::drop_out() noexcept {
+  if (proposal_ == 0 || promised_) return;
+  clock_->abandon();
+  proposed_->let_go();
+  proposed_ = nullptr;
+  if (refused_ < proposal_) refused_ = proposal_;
+  proposal_ = 0;
+}
+
 /// The outcome of a proposal, from the leader or a peer.
 void Member::learn(const Message& decision) noexcept {
   if (decision.verdict != kYes && decision.verdict != kNo) return;
   const std::uint32_t proposal = decision.proposal;
   if (proposal <= decided_) return;
-  if (proposal != voted_) {
-    // Nothing can have been agreed without this rank; so it may forget the proposal.
-    if (decision.verdict == kNo && voted_ == 0) {
-      if (refused_ < proposal) refused_ = proposal;
-      decided_ = proposal;
-      committed_ = false;
-    }
+  if (proposal != proposal_ || !promised_) {
+    // Nothing can have been agreed without this rank.
+    if (decision.verdict == kYes) return;
+    if (proposal == proposal_) drop_out();
+    if (proposal_ != 0) return;
+    if (refused_ < proposal) refused_ = proposal;
+    decided_ = proposal;
+    committed_ = false;
     return;
   }
   if (decision.verdict == kYes) {
-    const std::uint64_t horizon =
-        voted_fixed_ != Clock::kNever ? voted_fixed_ : voted_at_ + voted_span_;
-    // No leader of ours decides on a call that a voter may have passed.
-    if (decision.index < horizon) return;
-    clock_->commit(proposed_, decision.index, decision.span);
+    clock_->commit(proposed_);
   } else {
     clock_->abandon();
     proposed_->let_go();
   }
   proposed_ = nullptr;
-  voted_ = 0;
+  proposal_ = 0;
+  promised_ = false;
   decided_ = proposal;
   committed_ = decision.verdict == kYes;
-  told_past_ = false;
-  decided_at_ = decision.index;
-  decided_span_ = decision.span;
+  if (committed_) decided_at_ = at_;
 }
 
-/// Whether all that was decided has happened.
-bool Member::is_past() const noexcept {
-  return !committed_ || clock_->calls() >= decided_at_ + decided_span_;
-}
-
-void Member::acknowledge() noexcept {
-  Message message = about(MessageKind::kAcknowledge, decided_);
-  told_past_ = is_past();
-  message.verdict = told_past_ ? kYes : kUndecided;
-  send(0, message);
+void Member::acknowledge(std::uint32_t proposal) noexcept {
+  send(0, about(MessageKind::kAcknowledge, proposal));
 }
 
 void Member::tell(std::int32_t peer, std::uint32_t proposal) noexcept {
   Message answer = about(MessageKind::kAnswer, proposal);
   if (proposal == decided_) {
     answer.verdict = committed_ ? kYes : kNo;
-    answer.index = decided_at_;
-    answer.span = decided_span_;
-  } else if (proposal > decided_ && proposal != voted_) {
+  } else if (proposal > decided_ && !(proposal == proposal_ && promised_)) {
     // It cannot be agreed without this rank, and now never will be.
+    if (proposal == proposal_) drop_out();
     if (refused_ < proposal) refused_ = proposal;
     answer.verdict = kNo;
   }
@@ -181,7 +184,7 @@ void Member::tell(std::int32_t peer, std::uint32_t proposal) noexcept {
 
 void Member::ask(std::uint64_t now_ns) noexcept {
   ask_at_ns_ = now_ns + timing_.repeat_ns;
-  const Message question = about(MessageKind::kAsk, voted_);
+  const Message question = about(MessageKind::kAsk, proposal_);
   // In turns: all of a thousand ranks may be asking at once.
   const std::int32_t others = place_.num_ranks - 1;
   for (std::int32_t i = 0; i < others && i < kAskedAtOnce; ++i) {

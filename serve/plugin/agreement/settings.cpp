@@ -88,6 +88,7 @@ bool Settings::read() noexcept {
   limits.decision_ns = duration_ns("DYNAMICCL_DECISION_LIMIT_S", 60 * kSecond);
   limits.hold_ns = duration_ns("DYNAMICCL_ACTIVATE_LIMIT_S", 30 * kSecond);
   timing.gather_ns = duration_ns("DYNAMICCL_GATHER_LIMIT_S", timing.gather_ns);
+  look_interval_ns = duration_ns("DYNAMICCL_LOOK_INTERVAL_S", kSecond / 2);
   adapt_interval_ns = duration_ns("DYNAMICCL_ADAPT_INTERVAL_S", 10 * kSecond);
   if (!parse_number(value_of("DYNAMICCL_PROBE_CALLS"), &probe_calls)) probe_calls = 6400;
   return run_dir != nullptr;

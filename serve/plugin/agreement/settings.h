@@ -16,6 +16,7 @@
 //   DYNAMICCL_GATHER_LIMIT_S    how long the leader waits for all ranks to come. Default 120.
 //   DYNAMICCL_KILL_FILE         while it exists NCCL's own choice stands. Default: `kill` in the
 //                               artifact's directory.
+//   DYNAMICCL_LOOK_INTERVAL_S   how often kill file and artifact are looked at. Default 0.5.
 //   DYNAMICCL_METRICS_DIR       where counters are written, a file a rank. Default: nowhere.
 //   DYNAMICCL_BRAIN_SOCKET      adaptive mode: the brain is the process that listens there.
 //   DYNAMICCL_ADAPT_INTERVAL_S  adaptive mode: from one decision to the next. Default 10.
@@ -62,6 +63,7 @@ struct Settings {
   Clock::Limits limits = {};
   Timing timing;
   std::uint64_t adapt_interval_ns = 0;
+  std::uint64_t look_interval_ns = 0;
   std::uint64_t probe_calls = 0;
 };
 

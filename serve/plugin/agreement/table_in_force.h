@@ -24,6 +24,7 @@ struct TableInForce {
 
   std::atomic<std::int32_t> holders;
   std::uint32_t number;  // 0: the one that a communicator begins with
+  bool is_probe = false;  // in force for a moment, to measure NCCL's own choice
   DecisionTable decisions;
 };
 

@@ -83,11 +83,11 @@ std::size_t write_ask(std::uint64_t number, const dynamiccl_brain_config& config
       !history_is_sound(history)) {
     return 0;
   }
-  Writer writer = {buffer + kLengthBytes};
+  Writer writer = {buffer + kBrainLengthBytes};
   std::memcpy(writer.end, kBrainMagic, sizeof kBrainMagic);
   writer.end += sizeof kBrainMagic;
   writer.put(kBrainMessageVersion, 4);
-  writer.put(kAsk, 4);
+  writer.put(kBrainAsk, 4);
   writer.put(number, 8);
   writer.put_int32(config.num_nodes);
   writer.put_int32(config.num_ranks);
@@ -97,24 +97,24 @@ std::size_t write_ask(std::uint64_t number, const dynamiccl_brain_config& config
   writer.put_int32(history.num_tasks);
   for (int i = 0; i < history.num_tasks; ++i) put_task(history.tasks[i], &writer);
   const auto size = static_cast<std::size_t>(writer.end - buffer);
-  Writer{buffer}.put(size - kLengthBytes, 4);
+  Writer{buffer}.put(size - kBrainLengthBytes, 4);
   return size;
 }
 
 const char* read_answer(const std::uint8_t* bytes, std::size_t size, std::uint64_t number,
-                        Answer* answer) noexcept {
-  if (size < kMessageHeaderBytes || size > kMaxAnswerBytes ||
+                        BrainAnswer* answer) noexcept {
+  if (size < kBrainHeaderBytes || size > kMaxAnswerBytes ||
       std::memcmp(bytes, kBrainMagic, sizeof kBrainMagic) != 0) {
     return "it answers something that is no message";
   }
   if (read_unsigned(bytes + 8, 4) != kBrainMessageVersion) return "it speaks another version";
   if (read_unsigned(bytes + 16, 8) != number) return "it answers another question";
   answer->kind = static_cast<std::uint32_t>(read_unsigned(bytes + 12, 4));
-  answer->body = bytes + kMessageHeaderBytes;
-  answer->body_bytes = size - kMessageHeaderBytes;
-  const bool fits = answer->kind == kKeep    ? answer->body_bytes == 0
-                    : answer->kind == kTable ? answer->body_bytes > 0
-                                             : answer->kind == kError;
+  answer->body = bytes + kBrainHeaderBytes;
+  answer->body_bytes = size - kBrainHeaderBytes;
+  const bool fits = answer->kind == kBrainKeep    ? answer->body_bytes == 0
+                    : answer->kind == kBrainTable ? answer->body_bytes > 0
+                                                  : answer->kind == kBrainError;
   return fits ? nullptr : "it answers something that is no message";
 }
 

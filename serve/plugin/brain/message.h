@@ -33,21 +33,26 @@ namespace dynamiccl {
 
 inline constexpr std::uint8_t kBrainMagic[] = {'D', 'C', 'B', 'R', 'A', 'I', 'N', 0};
 inline constexpr std::uint32_t kBrainMessageVersion = 1;
-enum MessageKind : std::uint32_t { kAsk = 1, kTable = 2, kKeep = 3, kError = 4 };
+enum BrainMessageKind : std::uint32_t {
+  kBrainAsk = 1,
+  kBrainTable = 2,
+  kBrainKeep = 3,
+  kBrainError = 4
+};
 
-inline constexpr std::size_t kLengthBytes = 4;
-inline constexpr std::size_t kMessageHeaderBytes = 24;  // after the length
+inline constexpr std::size_t kBrainLengthBytes = 4;
+inline constexpr std::size_t kBrainHeaderBytes = 24;  // after the length
 inline constexpr std::size_t kMaxArtifactBytes = 4096;
 inline constexpr std::size_t kMaxSystemBytes = 200;
 inline constexpr std::size_t kMaxTasks = std::size_t{kNumCollectives} * kMaxBins;
-inline constexpr std::size_t kTaskBytes = 12;
-inline constexpr std::size_t kCallBytes = 36;
+inline constexpr std::size_t kAskTaskBytes = 12;
+inline constexpr std::size_t kAskCallBytes = 36;
 /// The longest question that exists: all task keys of a communicator with full windows.
 inline constexpr std::size_t kMaxAskBytes =
-    kLengthBytes + kMessageHeaderBytes + 24 + kMaxArtifactBytes + kMaxSystemBytes + kMaxFileBytes +
-    kMaxTasks * (kTaskBytes + DYNAMICCL_WINDOW * kCallBytes);
+    kBrainLengthBytes + kBrainHeaderBytes + 24 + kMaxArtifactBytes + kMaxSystemBytes +
+    kMaxFileBytes + kMaxTasks * (kAskTaskBytes + DYNAMICCL_WINDOW * kAskCallBytes);
 /// Of an answer without its length: a header and a table.
-inline constexpr std::size_t kMaxAnswerBytes = kMessageHeaderBytes + kMaxFileBytes;
+inline constexpr std::size_t kMaxAnswerBytes = kBrainHeaderBytes + kMaxFileBytes;
 
 /// Write a question, with its length in front, into `buffer` of kMaxAskBytes. Returns its bytes; 0
 /// for a history or config that no communicator has.
@@ -55,7 +60,7 @@ std::size_t write_ask(std::uint64_t number, const dynamiccl_brain_config& config
                       const dynamiccl_history& history, std::uint8_t* buffer) noexcept;
 
 /// An answer, pointing into the bytes that it was read from.
-struct Answer {
+struct BrainAnswer {
   std::uint32_t kind;
   const std::uint8_t* body;
   std::size_t body_bytes;
@@ -64,6 +69,6 @@ struct Answer {
 /// Read the answer to question `number` from the bytes after its length. Returns null on success,
 /// else what is wrong with it.
 const char* read_answer(const std::uint8_t* bytes, std::size_t size, std::uint64_t number,
-                        Answer* answer) noexcept;
+                        BrainAnswer* answer) noexcept;
 
 }  // namespace dynamiccl

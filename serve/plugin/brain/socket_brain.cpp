@@ -2,10 +2,8 @@
 #include "brain/socket_brain.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -17,6 +15,7 @@
 #include "brain/reason.h"
 #include "file.h"
 #include "platform/threads.h"
+#include "trusted/file.h"
 
 namespace dynamiccl {
 namespace {
@@ -63,18 +62,6 @@ const char* receive_all(int descriptor, std::uint8_t* bytes, std::size_t size,
   return move_all(descriptor, POLLIN, size, deadline_ns, [&](std::size_t done) {
     return recv(descriptor, bytes + done, size - done, MSG_DONTWAIT);
   });
-}
-
-/// Null when only root and this user can have put the socket at `path`, and can connect to it.
-const char* path_problem(const char* path) noexcept {
-  struct statx facts;
-  if (statx(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, STATX_TYPE | STATX_MODE | STATX_UID, &facts) !=
-      0) {
-    return "there is no such socket";
-  }
-  if (!S_ISSOCK(facts.stx_mode)) return "it is not a socket";
-  if (facts.stx_uid != 0 && facts.stx_uid != geteuid()) return "it is another user's";
-  return (facts.stx_mode & 077) == 0 ? nullptr : "it is open to others: chmod it to 0600";
 }
 
 /// Null when the process at the other end is this user's.
@@ -128,7 +115,7 @@ bool SocketBrain::open(const dynamiccl_brain_config& config, char* reason,
 }
 
 const char* SocketBrain::connect_now() noexcept {
-  if (const char* problem = path_problem(config_.socket)) return problem;
+  if (const char* problem = check_trusted_socket(config_.socket)) return problem;
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, config_.socket, std::strlen(config_.socket));
@@ -150,16 +137,16 @@ const char* SocketBrain::wait_for_connection(int descriptor, const void* address
   }
 }
 
-const char* SocketBrain::exchange(std::size_t ask_bytes, Answer* answer) noexcept {
+const char* SocketBrain::exchange(std::size_t ask_bytes, BrainAnswer* answer) noexcept {
   if (descriptor_ < 0) {
     if (const char* problem = connect_now()) return problem;
   }
   const std::uint64_t deadline_ns = monotonic_ns() + limits_.answer_ns;
   if (const char* problem = send_all(descriptor_, ask_, ask_bytes, deadline_ns)) return problem;
-  if (const char* problem = receive_all(descriptor_, answer_, kLengthBytes, deadline_ns)) {
+  if (const char* problem = receive_all(descriptor_, answer_, kBrainLengthBytes, deadline_ns)) {
     return problem;
   }
-  const auto size = static_cast<std::size_t>(read_unsigned(answer_, kLengthBytes));
+  const auto size = static_cast<std::size_t>(read_unsigned(answer_, kBrainLengthBytes));
   if (size > sizeof answer_) return "it answers something that is no message";
   if (const char* problem = receive_all(descriptor_, answer_, size, deadline_ns)) return problem;
   return read_answer(answer_, size, number_, answer);
@@ -174,14 +161,14 @@ bool SocketBrain::decide(const dynamiccl_history& history, std::uint8_t* table,
     say(reason, reason_bytes, "the history is impossible");
     return false;
   }
-  Answer answer = {};
+  BrainAnswer answer = {};
   if (const char* problem = exchange(ask_bytes, &answer)) {
     // What a broken connection still holds would be taken for the next answer.
     disconnect();
     say(reason, reason_bytes, "brain at %s: %s", config_.socket, problem);
     return false;
   }
-  if (answer.kind == kError) {
+  if (answer.kind == kBrainError) {
     const int length = static_cast<int>(std::min<std::size_t>(answer.body_bytes, reason_bytes));
     say(reason, reason_bytes, "brain at %s: %.*s", config_.socket, length,
         reinterpret_cast<const char*>(answer.body));

@@ -1,9 +1,9 @@
 // A brain that is another process on this machine, reached over a Unix socket.
 //
-// The socket must belong to root or this user and be closed to everybody else, and who answers must
-// be this user. Every wait is bounded: a brain that is slow, dead or talks nonsense costs its
-// caller a few seconds, the connection is closed, and the next question connects afresh. The
-// messages are described in brain/message.h.
+// The socket must belong to root or this user, nobody else may connect to it or take its place, and
+// who answers must be this user. Every wait is bounded: a brain that is slow, dead or talks
+// nonsense costs its caller a few seconds, the connection is closed, and the next question connects
+// afresh. The messages are described in brain/message.h.
 #pragma once
 
 #include <cstddef>
@@ -38,7 +38,7 @@ class SocketBrain {
  private:
   const char* connect_now() noexcept;
   const char* wait_for_connection(int descriptor, const void* address) const noexcept;
-  const char* exchange(std::size_t ask_bytes, Answer* answer) noexcept;
+  const char* exchange(std::size_t ask_bytes, BrainAnswer* answer) noexcept;
   void disconnect() noexcept;
 
   SocketLimits limits_;

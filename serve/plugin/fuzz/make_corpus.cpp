@@ -55,6 +55,20 @@ void schedules(const Corpus& corpus) {
   corpus.write("no-config", schedule_of(plan));
 }
 
+void indexes(const Corpus& corpus) {
+  const std::string hash(64, 'a');
+  const std::string head = "dynamiccl-index\t1\nartifact\t" + hash + "\n";
+  const std::string table = "table\tbox\t1\t8\t" + hash + "\n";
+  const std::string machine = "system\tbox\tgpu=a*8;mig=0;nic=socket*1;nccl=22809\n";
+  const auto write = [&](const char* name, const std::string& text) {
+    corpus.write(name, Bytes(text.begin(), text.end()));
+  };
+  write("unbound", head + table);
+  write("bound", head + machine + "noise\tbox\t4\t31000\n" + table);
+  write("contradicts", head + machine + machine + table);
+  write("no-table", head + machine);
+}
+
 void messages(const Corpus& corpus) {
   corpus.write("empty", encoded(numbered(1)));
   const Bytes body(100, 0xab);
@@ -107,6 +121,7 @@ int main(int count, char** arguments) {
   const std::string root = arguments[1];
   tables(Corpus(root, "table"));
   schedules(Corpus(root, "schedule"));
+  indexes(Corpus(root, "index"));
   messages(Corpus(root, "message"));
   sessions(Corpus(root, "session"));
   return 0;

@@ -1,4 +1,4 @@
-// `dynamiccl-deploy doctor --compare` prints the same word, from serve/preflight.py.
+// The probe prints it, and `dynamiccl-deploy doctor --compare` hands it on (serve/preflight.py).
 #include "identity/preflight.h"
 
 #include <cstring>

@@ -15,6 +15,7 @@
 #include "identity/index.h"
 #include "identity/preflight.h"
 #include "platform/dynamic.h"
+#include "trusted/file.h"
 #include "vocabulary.h"
 
 using namespace dynamiccl;
@@ -39,7 +40,9 @@ int print_artifact(const char* artifact, const char* fingerprint) {
   }
   auto* index = new (memory) PluginIndex;
   const bool fits = length > 0 && static_cast<std::size_t>(length) < sizeof path;
-  const char* problem = fits ? index->load(path) : "its path is too long";
+  TrustedFile directory;
+  const char* problem = fits ? directory.open_directory(artifact) : "its path is too long";
+  if (problem == nullptr) problem = index->load(path);
   if (problem == nullptr) {
     char hash[2 * kDigestBytes + 1], word[kPreflightBytes];
     to_hex(index->artifact_hash(), kDigestBytes, hash);

@@ -21,7 +21,6 @@ namespace {
 constexpr std::uint64_t kSecond = 1'000'000'000;
 /// How long a communicator that is gone is remembered: a peer may still ask what was decided.
 constexpr std::uint64_t kLingerNs = 30 * kSecond;
-constexpr std::uint64_t kLookEveryNs = kSecond / 2;
 constexpr std::uint64_t kIdleNs = 10 * kSecond;
 
 /// A message of a rank to itself: delivered by the loop, so that nobody is called back inside a
@@ -69,6 +68,7 @@ class Service {
   Metrics metrics_;
   Note* notes_ = nullptr;
   Note** notes_end_ = &notes_;
+  std::uint64_t look_interval_ns_ = kSecond;
   std::uint64_t look_at_ns_ = 0;
   std::uint64_t send_samples_at_ns_ = 0;
 };
@@ -112,6 +112,8 @@ const char* Service::join(Agreement* agreement) noexcept {
   if (!started_) {
     if (const char* reason = start(agreement->settings())) return reason;
     started_ = true;
+    is_static_ = agreement->settings().mode == Mode::kTableStatic;
+    look_interval_ns_ = agreement->settings().look_interval_ns;
   }
   agreement->next = arrivals_;
   arrivals_ = agreement->hold();
@@ -319,14 +321,12 @@ void Service::look_around(std::uint64_t now_ns) noexcept {
     const char* why_not = nullptr;
     const char* kill_file = each->settings().kill_file;
     if (kill_file != nullptr && !each->has_ended() && exists_trusted(kill_file, &why_not)) {
-      each->ask_for_off(now_ns);
-      if (!each->is_leader()) {
-        Message request{};
-        request.kind = MessageKind::kRequest;
-        request.comm_id = each->place().comm_id;
-        request.rank = each->place().rank;
-        send(each, 0, request);
-      }
+      // The leader as well: to itself.
+      Message request{};
+      request.kind = MessageKind::kRequest;
+      request.comm_id = each->place().comm_id;
+      request.rank = each->place().rank;
+      send(each, 0, request);
     }
     each->look_for_artifact(now_ns);
     ask_brain(each, now_ns);
@@ -359,7 +359,7 @@ void Service::loop() noexcept {
     deliver_notes(now_ns);
     at(transport_.tick(agreements_, now_ns));
     if (now_ns >= look_at_ns_) {
-      look_at_ns_ = now_ns + kLookEveryNs;
+      look_at_ns_ = now_ns + look_interval_ns_;
       look_around(now_ns);
       deliver_notes(now_ns);
     }

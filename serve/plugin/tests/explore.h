@@ -28,37 +28,30 @@ struct Inspect {
     mix(d, clock.hash_);
     mix(d, clock.in_force_.load()->number);
     mix(d, clock.staged_ != nullptr ? clock.staged_->number : 99);
-    mix(d, clock.staged_at_);
-    mix(d, clock.staged_span_);
-    mix(d, clock.before_ != nullptr ? clock.before_->number : 99);
-    mix(d, clock.back_at_);
-    mix(d, clock.horizon_);
+    mix(d, clock.muster_at_);
     mix(d, clock.hold_at_);
-    mix(d, clock.is_closed_ | clock.failed_ << 1 | clock.voted_ << 2 | clock.waiting_ << 3 |
-               clock.hold_expired_ << 4);
+    mix(d, clock.is_closed_ | clock.failed_ << 1 | clock.promised_ << 2 | clock.waiting_ << 3 | clock.hold_expired_ << 4);
   }
   static void add(std::uint64_t* d, const Member& member) {
-    mix(d, member.left_ | member.committed_ << 1 | member.told_past_ << 2);
+    mix(d, member.left_ | member.committed_ << 1 | member.promised_ << 2);
     mix(d, member.refused_);
-    mix(d, member.voted_);
-    if (member.voted_ != 0) mix(d, member.voted_at_);
+    mix(d, member.proposal_);
+    if (member.proposal_ != 0) mix(d, member.at_);
     mix(d, member.decided_);
     mix(d, member.decided_at_);
-    mix(d, member.decided_span_);
   }
   static void add(std::uint64_t* d, const Leader& leader) {
     mix(d, static_cast<std::uint64_t>(leader.state_));
     mix(d, leader.proposal_);
     mix(d, leader.wanted_ | leader.commit_ << 1 | leader.for_good_ << 2);
     mix(d, std::min(leader.called_off_, 3U));
-    mix(d, leader.decided_at_);
-    mix(d, leader.decided_span_);
+    mix(d, leader.at_);
+    mix(d, leader.first_yes_ns_ != 0);
     mix(d, leader.compare_at_);
     for (int i = 0; i < leader.place_.num_ranks; ++i) {
       const Leader::Rank& rank = leader.ranks_[i];
-      mix(d, rank.here | rank.answered << 1 | rank.past << 2);
+      mix(d, rank.here | rank.answered << 1 | rank.is_ready << 2);
       mix(d, rank.calls);
-      mix(d, rank.voted_at);
     }
   }
 };
@@ -68,7 +61,7 @@ struct Rules {
   int num_ranks = 2;
   int num_calls = 4;  // of each rank
   std::uint64_t span = 1;
-  std::uint64_t probe_span = 0;  // of the second proposal
+  int simulates = 0;  // calls that one rank alone makes
   int num_proposals = 1;         // tables put one after the other
   std::uint64_t activate_at = Clock::kNever;
   int crashes = 0;
@@ -104,7 +97,7 @@ class World {
   explicit World(const Rules& rules) : rules_(rules), left_(rules) {
     timing_.repeat_ns = 1;
     timing_.retry_ns = 1;
-    timing_.phase_ns = timing_.gather_ns = kLong;
+    timing_.phase_ns = timing_.gather_ns = timing_.patience_ns = kLong;
     timing_.least_span = rules.span;
     timing_.span_ns = 0;
     for (int i = 0; i < rules.num_ranks; ++i) {
@@ -146,6 +139,7 @@ class World {
       if (rank->waits && left_.lasting_waits > 0) choices_.push_back({kWaitTooLong, i});
       if (left_.repeats > 0) choices_.push_back({kRepeat, i});
       if (left_.timeouts > 0) choices_.push_back({kTimeout, i});
+      if (left_.simulates > 0 && !rank->waits && !rank->failed) choices_.push_back({kSimulate, i});
       if (left_.crashes > 0) choices_.push_back({kCrash, i});
     }
     return static_cast<int>(choices_.size());
@@ -177,6 +171,10 @@ class World {
         --left_.timeouts;
         tick(chosen.which, now_ += 2 * kLong);
         break;
+      case kSimulate:
+        --left_.simulates;
+        simulate(*ranks_[static_cast<std::size_t>(chosen.which)]);
+        break;
       case kCrash:
         --left_.crashes;
         ranks_[static_cast<std::size_t>(chosen.which)]->alive = false;
@@ -204,7 +202,7 @@ class World {
     for (const auto& rank : ranks_) {
       Inspect::add(&d, *rank->clock);
       Inspect::add(&d, *rank->member);
-      Inspect::mix(&d, rank->alive | rank->waits << 1 | rank->failed << 2);
+      Inspect::mix(&d, rank->alive | rank->waits << 1 | rank->failed << 2 | rank->simulates << 3);
       for (const int answer : rank->answers)
         Inspect::mix(&d, static_cast<std::uint64_t>(answer + 2));
     }
@@ -217,7 +215,7 @@ class World {
     Inspect::mix(&d, all);
     Inspect::mix(&d, static_cast<std::uint64_t>(put_));
     for (const int left :
-         {left_.crashes, left_.drops, left_.repeats, left_.timeouts, left_.lasting_waits}) {
+         {left_.crashes, left_.drops, left_.repeats, left_.timeouts, left_.lasting_waits, left_.simulates}) {
       Inspect::mix(&d, static_cast<std::uint64_t>(left));
     }
     return d;
@@ -270,9 +268,8 @@ class World {
  private:
   static constexpr std::uint64_t kLong = 1'000'000'000'000;
   static constexpr int kNone = -1;
-  enum What { kDeliver, kDrop, kCall, kWaitTooLong, kRepeat, kTimeout, kCrash };
-  static constexpr const char* kNames[] = {"deliver", "drop",    "call", "wait too long",
-                                           "repeat",  "timeout", "crash"};
+  enum What { kDeliver, kDrop, kCall, kWaitTooLong, kRepeat, kTimeout, kCrash, kSimulate };
+  static constexpr const char* kNames[] = {"deliver", "drop", "call", "wait too long", "repeat", "timeout", "crash", "simulate"};
   struct Choice {
     What what;
     int which;
@@ -284,7 +281,7 @@ class World {
     std::unique_ptr<Clock> clock;
     std::unique_ptr<Member> member;
     Leader* leader = nullptr;
-    bool alive = true, waits = false, failed = false;
+    bool alive = true, waits = false, failed = false, simulates = false;
     std::vector<int> answers;  // [call] number of the table
     int done = 0;
     bool can_call() const {
@@ -338,12 +335,25 @@ class World {
     if (rank.waits) call(rank, now_);
   }
 
+  /// ncclGroupSimulateEnd: the plugin is asked, and nothing runs. Should the question wait, so does
+  /// the rank, but its answer does not count.
+  void simulate(Rank& rank) {
+    rank.simulates = true;
+    call(rank, now_);
+  }
+
   void call(Rank& rank, std::uint64_t now) {
     const bool fast = !rank.waits && rank.clock->begin();
     rank.waits = false;
     const Clock::Turn turn = fast ? Clock::Turn::kGo : rank.clock->turn(now);
     if (turn == Clock::Turn::kWait) {
       rank.waits = true;
+      return;
+    }
+    if (rank.simulates) {
+      rank.simulates = false;
+      rank.failed = turn == Clock::Turn::kFail;
+      rank.clock->end(4, 77);
       return;
     }
     const int number = rank.done + 1;
@@ -361,8 +371,7 @@ class World {
     if (put_ > 0 && !leader->is_settled()) return;
     // The smallest there is: it is decoded at every vote.
     const Bytes bytes = table_of(1, rules_.num_ranks, {1, 2, 4, 1, 0}, kAllReduce, 0, 1);
-    const std::uint64_t span = put_ > 0 ? rules_.probe_span : 0;
-    const bool taken = leader->propose(bytes.data(), bytes.size(), span,
+    const bool taken = leader->propose(bytes.data(), bytes.size(), false,
                                        put_ == 0 ? rules_.activate_at : Clock::kNever);
     if (taken) ++put_;
   }

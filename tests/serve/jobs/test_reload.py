@@ -107,7 +107,7 @@ def test_four_hundred_thousand_calls_while_artifacts_change(
     swap = f"swap={four_ranks.artifact},{four_ranks.other_artifact}"
     played = play_job(
         *every(5000, swap),
-        environment=four_ranks.environment(),
+        environment=four_ranks.environment() | {"DYNAMICCL_LOOK_INTERVAL_S": "0.05"},
         ranks=4,
         comms=2,
         calls=140_000,
@@ -123,7 +123,7 @@ def test_ten_thousand_switches_under_load(play_job: Player, four_ranks: Setting)
     swap = f"swap={four_ranks.artifact},{four_ranks.other_artifact}"
     played = play_job(
         *every(200, swap),
-        environment=four_ranks.environment(),
+        environment=four_ranks.environment() | {"DYNAMICCL_LOOK_INTERVAL_S": "0.005"},
         ranks=4,
         comms=16,
         threads=2,

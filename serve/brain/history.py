@@ -1,0 +1,48 @@
+"""What a brain is told: the communicator, and the latest calls of its task keys."""
+
+from dataclasses import dataclass
+
+from dynamiccl.datasets.features import WINDOW_LENGTH, Call
+from dynamiccl.nccl import Collective
+from dynamiccl.serve.table import MAX_BINS, DecisionTable
+
+
+@dataclass(frozen=True, slots=True)
+class BrainConfig:
+    """The communicator that asks."""
+
+    #: Its artifact's directory, on the leader's machine.
+    artifact: str
+    system: str
+    #: NCCL's own nNodes.
+    num_nodes: int
+    num_ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task key of a communicator, (collective, size bin), and its latest calls.
+
+    Raises ValueError for what no communicator has.
+    """
+
+    collective: Collective
+    bin: int
+    #: Oldest first, at most WINDOW_LENGTH.
+    calls: tuple[Call, ...]
+
+    def __post_init__(self) -> None:
+        if not self.collective.tunable or not 0 <= self.bin < MAX_BINS:
+            raise ValueError(f"{self.collective.wire} at bin {self.bin} is in no table")
+        if len(self.calls) > WINDOW_LENGTH:
+            raise ValueError(f"{len(self.calls)} calls are more than a window's {WINDOW_LENGTH}")
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What is known of a communicator when its leader asks."""
+
+    #: Task keys with at least one timed call.
+    tasks: tuple[Task, ...]
+    #: In force now; None while NCCL's own choice stands everywhere.
+    table: DecisionTable | None

@@ -1,0 +1,100 @@
+"""What a brain process can run: built-in policies by name, or your own.
+
+A policy is anything with `decide(config, history)`; one is made for each communicator that asks. It
+proposes whole tables at its leisure: every one is checked by the plugin, and all ranks agree on it
+before it takes effect. `--policy my_module:make` takes your own: `make(artifact, seed)` is called
+with the opened artifact and returns such an object.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from dynamiccl.datasets.manifest import BRAIN_NAME
+from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.serve.artifact import Artifact, pick_table
+from dynamiccl.serve.brain.bandit import EpsilonGreedy
+from dynamiccl.serve.brain.history import BrainConfig, History
+from dynamiccl.serve.table import DecisionTable
+from dynamiccl.serve.torchscript import ScriptedBrain
+
+
+class Brain(Protocol):
+    """Decides for one communicator."""
+
+    def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
+        """The table that should be in force next; None keeps the one that is.
+
+        What it raises is logged and sent to the leader, which keeps its table.
+        """
+        ...
+
+
+MakeBrain = Callable[[Artifact, int], Brain]
+
+
+class KeepBrain:
+    """Never changes anything: shows what the seam itself costs."""
+
+    def decide(self, config: BrainConfig, history: History) -> None:
+        """Keep."""
+
+
+class TableBrain:
+    """The artifact's own table, whatever happens."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        """Take tables from `artifact`."""
+        self._artifact = artifact
+
+    def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
+        """The table of the communicator's shape; keeps where it is in force already."""
+        info = pick_table(self._artifact, config.num_nodes, config.num_ranks, config.system)
+        table = DecisionTable.read(self._artifact.directory / info.path)
+        return None if table == history.table else table
+
+
+class PolicyBrain:
+    """The artifact's policy on the live history: what the plugin runs in the job by itself."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        """Load `brain.pt`; raises UserError for an artifact of an older release."""
+        path = artifact.directory / BRAIN_NAME
+        if not path.is_file():
+            raise UserError(
+                f"{artifact.directory} has no {BRAIN_NAME}; export it again with this release, or "
+                "take --policy table"
+            )
+        self._brain = ScriptedBrain(path)
+
+    def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
+        """Ask the policy about every task key; keeps for a shape that it does not know."""
+        return self._brain.decide(config, history.tasks)
+
+
+POLICIES: Final[Mapping[str, MakeBrain]] = {
+    "keep": lambda _artifact, _seed: KeepBrain(),
+    "table": lambda artifact, _seed: TableBrain(artifact),
+    "artifact": lambda artifact, _seed: PolicyBrain(artifact),
+    "epsilon-greedy": EpsilonGreedy,
+}
+
+
+def find_policy_maker(name: str) -> MakeBrain:
+    """A built-in policy's maker, or `module:function` of your own.
+
+    Raises UnknownName and UserError.
+    """
+    if ":" not in name:
+        if name not in POLICIES:
+            raise UnknownName("policy", name, [*POLICIES, "module:function"], where="--policy")
+        return POLICIES[name]
+    module_name, _, attribute = name.partition(":")
+    try:
+        maker = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(
+            f"--policy {name} cannot be imported: {error}; is its directory in PYTHONPATH?"
+        ) from error
+    found: MakeBrain = maker
+    return found

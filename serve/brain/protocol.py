@@ -1,0 +1,217 @@
+"""The messages between a leader and a brain that is another process.
+
+The layout is written down once, in `serve/plugin/brain/message.h`; this is its other end. A message
+that does not decode raises MessageError, and nothing longer than the longest question that exists
+is ever read.
+"""
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from dynamiccl.datasets.features import WINDOW_LENGTH, Call
+from dynamiccl.errors import CorruptFile, DataError
+from dynamiccl.nccl import MAX_CHANNELS, NUM_TUNED_COLLECTIVES, Algorithm, Collective, Protocol
+from dynamiccl.serve.brain.history import BrainConfig, History, Task
+from dynamiccl.serve.table import AUTO, MAX_BINS, MAX_FILE_BYTES, DecisionTable
+from dynamiccl.sizes import MAX_SIZE_BITS
+
+MAGIC: Final = b"DCBRAIN\0"
+VERSION: Final = 1
+ASK, TABLE, KEEP, ERROR = 1, 2, 3, 4
+LENGTH: Final = struct.Struct("<I")
+_HEADER: Final = struct.Struct("<8sIIQ")
+_SHAPE: Final = struct.Struct("<ii")
+_TASK: Final = struct.Struct("<iii")
+_CALL: Final = struct.Struct("<QdddbbbB")
+MAX_ARTIFACT_BYTES: Final = 4096
+MAX_SYSTEM_BYTES: Final = 200
+#: Of an error's text; the leader's log line has room for less.
+_MAX_ERROR_BYTES: Final = 255
+MAX_TASKS: Final = NUM_TUNED_COLLECTIVES * MAX_BINS
+#: Of a question, without its length: all task keys of a communicator with full windows.
+MAX_ASK_BYTES: Final = (
+    _HEADER.size
+    + 24
+    + MAX_ARTIFACT_BYTES
+    + MAX_SYSTEM_BYTES
+    + MAX_FILE_BYTES
+    + MAX_TASKS * (_TASK.size + WINDOW_LENGTH * _CALL.size)
+)
+
+
+class MessageError(DataError):
+    """Raised when bytes from the other end are not a message of this protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a leader asks."""
+
+    number: int
+    config: BrainConfig
+    history: History
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a brain answers: a table, nothing (keep the one in force), or why it cannot."""
+
+    number: int
+    table: DecisionTable | None = None
+    error: str | None = None
+
+
+def encode_question(question: Question) -> bytes:
+    """A question's bytes, its length in front."""
+    config, history = question.config, question.history
+    parts = [
+        _HEADER.pack(MAGIC, VERSION, ASK, question.number),
+        _SHAPE.pack(config.num_nodes, config.num_ranks),
+        _sized(config.artifact.encode()),
+        _sized(config.system.encode()),
+        _sized(history.table.to_bytes() if history.table is not None else b""),
+        LENGTH.pack(len(history.tasks)),
+    ]
+    for task in history.tasks:
+        parts.append(_TASK.pack(task.collective, task.bin, len(task.calls)))
+        parts += [_encode_call(call) for call in task.calls]
+    return _sized(b"".join(parts))
+
+
+def encode_answer(answer: Answer) -> bytes:
+    """An answer's bytes, its length in front."""
+    if answer.error is not None:
+        kind, body = ERROR, answer.error.encode()[:_MAX_ERROR_BYTES]
+    elif answer.table is not None:
+        kind, body = TABLE, answer.table.to_bytes()
+    else:
+        kind, body = KEEP, b""
+    return _sized(_HEADER.pack(MAGIC, VERSION, kind, answer.number) + body)
+
+
+def decode_question(data: bytes) -> Question:
+    """Read a question without its length; raises MessageError."""
+    reader = _Reader(data)
+    number = reader.header(ASK)
+    num_nodes, num_ranks = reader.unpack(_SHAPE)
+    artifact, system = reader.text(MAX_ARTIFACT_BYTES), reader.text(MAX_SYSTEM_BYTES)
+    table = reader.sized(MAX_FILE_BYTES)
+    (num_tasks,) = reader.unpack(LENGTH)
+    if num_tasks > MAX_TASKS:
+        raise MessageError(f"{num_tasks} tasks are more than a communicator has")
+    try:
+        tasks = tuple(reader.task() for _ in range(num_tasks))
+        in_force = DecisionTable.from_bytes(table, where="the table in force") if table else None
+    except (ValueError, CorruptFile) as error:
+        raise MessageError(f"impossible history: {error}") from error
+    reader.finish()
+    return Question(
+        number, BrainConfig(artifact, system, num_nodes, num_ranks), History(tasks, in_force)
+    )
+
+
+def decode_answer(data: bytes) -> Answer:
+    """Read an answer without its length; raises MessageError."""
+    reader = _Reader(data)
+    number = reader.header(TABLE, KEEP, ERROR)
+    kind, body = reader.kind, reader.rest()
+    if kind == ERROR:
+        return Answer(number, error=body.decode(errors="replace"))
+    if (kind == KEEP) != (not body):
+        raise MessageError(f"{len(body)} bytes do not go with an answer of kind {kind}")
+    try:
+        return Answer(number, table=DecisionTable.from_bytes(body) if body else None)
+    except CorruptFile as error:
+        raise MessageError(str(error)) from error
+
+
+def _sized(data: bytes) -> bytes:
+    return LENGTH.pack(len(data)) + data
+
+
+def _encode_call(call: Call) -> bytes:
+    return _CALL.pack(
+        call.size_bytes,
+        call.time_us,
+        -1.0 if call.skew_us is None else call.skew_us,
+        -1.0 if call.interference is None else call.interference,
+        AUTO if call.algorithm is None else call.algorithm,
+        AUTO if call.protocol is None else call.protocol,
+        call.num_channels or 0,
+        0,
+    )
+
+
+class _Reader:
+    """Takes a message apart from its front; never reads past its end."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._offset = 0
+        self.kind = 0
+
+    def take(self, size: int) -> bytes:
+        taken = self._data[self._offset : self._offset + size]
+        if len(taken) != size:
+            raise MessageError(f"a message of {len(self._data)} bytes ends too early")
+        self._offset += size
+        return taken
+
+    def unpack(self, layout: struct.Struct) -> tuple[int, ...]:
+        return layout.unpack(self.take(layout.size))
+
+    def header(self, *kinds: int) -> int:
+        """Check it; returns the question's number."""
+        magic, version, self.kind, number = _HEADER.unpack(self.take(_HEADER.size))
+        if magic != MAGIC or version != VERSION:
+            raise MessageError(f"not a message of version {VERSION}")
+        if self.kind not in kinds:
+            raise MessageError(f"a message of kind {self.kind} where {kinds} were expected")
+        return int(number)
+
+    def sized(self, limit: int) -> bytes:
+        (size,) = self.unpack(LENGTH)
+        if size > limit:
+            raise MessageError(f"a field of {size} bytes where {limit} are the most")
+        return self.take(size)
+
+    def text(self, limit: int) -> str:
+        try:
+            return self.sized(limit).decode()
+        except UnicodeDecodeError as error:
+            raise MessageError(f"a text that is not UTF-8: {error}") from error
+
+    def task(self) -> Task:
+        collective, index, num_calls = self.unpack(_TASK)
+        if not 0 <= num_calls <= WINDOW_LENGTH:
+            raise MessageError(f"{num_calls} calls in a window")
+        calls = tuple(self.call() for _ in range(num_calls))
+        return Task(Collective(collective), index, calls)
+
+    def call(self) -> Call:
+        size_bytes, time_us, skew_us, interference, algorithm, protocol, num_channels, _ = (
+            _CALL.unpack(self.take(_CALL.size))
+        )
+        finite = math.isfinite(time_us) and math.isfinite(skew_us) and math.isfinite(interference)
+        if not finite or time_us <= 0 or not 0 < size_bytes < 1 << MAX_SIZE_BITS:
+            raise MessageError(f"{size_bytes} bytes in {time_us} us")
+        if not 0 <= num_channels <= MAX_CHANNELS:
+            raise MessageError(f"{num_channels} channels")
+        return Call(
+            size_bytes=size_bytes,
+            time_us=time_us,
+            algorithm=None if algorithm == AUTO else Algorithm(algorithm),
+            protocol=None if protocol == AUTO else Protocol(protocol),
+            num_channels=num_channels or None,
+            interference=None if interference < 0 else interference,
+            skew_us=None if skew_us < 0 else skew_us,
+        )
+
+    def rest(self) -> bytes:
+        return self.take(len(self._data) - self._offset)
+
+    def finish(self) -> None:
+        if self._offset != len(self._data):
+            raise MessageError(f"{len(self._data) - self._offset} bytes too many")

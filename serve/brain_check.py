@@ -1,0 +1,105 @@
+"""The check that an artifact's `brain.pt` decides what its tables and its policy say."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from dynamiccl.datasets.features import (
+    HISTORY_FEATURES,
+    STATIC_FEATURES,
+    WINDOW_LENGTH,
+    Call,
+    Float32Array,
+    Observations,
+    history_arrays,
+)
+from dynamiccl.datasets.manifest import BRAIN_NAME, POLICY_NAME, Manifest
+from dynamiccl.errors import ArtifactMismatch
+from dynamiccl.nccl import Algorithm, Protocol
+from dynamiccl.serve.brain.history import BrainConfig
+from dynamiccl.serve.decide import cold_questions, decide, table_supports
+from dynamiccl.serve.table import DecisionTable, relative_path
+from dynamiccl.serve.torchscript import ScriptedBrain, ScriptedPolicy
+
+#: Share of decisions that may come out otherwise on another processor, where two configs are
+#: predicted to be equally fast and floats round differently. The artifact's table counts.
+NEAR_TIES: Final = 0.01
+#: Features are float32 of about 1 to 40: rounding of a logarithm's last bits, no more.
+_TOLERANCE: Final = 1e-5
+_RANDOM_WINDOWS: Final = 512
+
+
+def differing_share(one: DecisionTable, other: DecisionTable) -> float:
+    """Share of entries in which two tables differ; 1 for tables of different shapes."""
+    if one.entries.shape != other.entries.shape or one.first_bin != other.first_bin:
+        return 1.0
+    return float((one.entries != other.entries).mean())
+
+
+def check_brain(directory: Path, manifest: Manifest, *, seed: int = 0) -> None:
+    """Compare `brain.pt` with the tables and, on random histories, with features and policy.
+
+    Raises ArtifactMismatch.
+    """
+    brain = ScriptedBrain(directory / BRAIN_NAME)
+    policy = ScriptedPolicy(directory / POLICY_NAME)
+    random = np.random.default_rng(seed)
+    for support in table_supports(manifest):
+        shape = (support.system, support.num_nodes, support.num_ranks)
+        path = directory / relative_path(*shape)
+        decided = brain.decide(BrainConfig(str(directory), *shape), [])
+        if decided is None or differing_share(DecisionTable.read(path), decided) > NEAR_TIES:
+            raise _mismatch(directory, f"without a history it does not decide what {path} says")
+        asked = cold_questions(manifest, support)
+        rows = random.integers(len(asked.context), size=_RANDOM_WINDOWS)
+        windows = random_windows(random, _RANDOM_WINDOWS)
+        observations = _observations(windows, asked.context[rows])
+        window, history = brain.observe(windows)
+        whole = np.concatenate([window.reshape(len(window), -1), history], axis=1)
+        first, last = len(STATIC_FEATURES), len(STATIC_FEATURES) + len(HISTORY_FEATURES)
+        wanted = np.concatenate(
+            [observations.window.reshape(len(window), -1), observations.context[:, first:last]],
+            axis=1,
+        )
+        if not np.allclose(whole, wanted, rtol=_TOLERANCE, atol=_TOLERANCE):
+            raise _mismatch(directory, "its features are not those of this release")
+        actions = brain.act(windows, asked.context[rows], asked.mask[rows])
+        if (actions != decide(policy, observations, asked.mask[rows])).mean() > NEAR_TIES:
+            raise _mismatch(directory, f"on a history it does not decide what {POLICY_NAME} does")
+
+
+def random_windows(random: np.random.Generator, count: int) -> list[list[Call]]:
+    """Windows of 0 to WINDOW_LENGTH calls with every kind of knowledge missing now and then."""
+    return [
+        [_random_call(random) for _ in range(random.integers(WINDOW_LENGTH + 1))]
+        for _ in range(count)
+    ]
+
+
+def _random_call(random: np.random.Generator) -> Call:
+    known = random.random(5) < 0.8
+    return Call(
+        size_bytes=int(np.exp2(random.uniform(3, 34))),
+        time_us=float(np.exp2(random.uniform(0, 20))),
+        algorithm=Algorithm(int(random.integers(len(Algorithm)))) if known[0] else None,
+        protocol=Protocol(int(random.integers(len(Protocol)))) if known[1] else None,
+        num_channels=int(random.integers(1, 65)) if known[2] else None,
+        interference=float(random.uniform(0, 3)) if known[3] else None,
+        skew_us=float(np.exp2(random.uniform(-3, 14))) if known[4] else None,
+    )
+
+
+def _observations(windows: Sequence[Sequence[Call]], context: Float32Array) -> Observations:
+    observations = Observations.cold(context.copy())
+    first = len(STATIC_FEATURES)
+    for row, calls in enumerate(windows):
+        window, history = history_arrays(calls)
+        observations.window[row] = window
+        observations.context[row, first : first + len(history)] = history
+    return observations
+
+
+def _mismatch(directory: Path, reason: str) -> ArtifactMismatch:
+    return ArtifactMismatch(f"{directory / BRAIN_NAME}: {reason}; export the artifact again")

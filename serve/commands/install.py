@@ -1,0 +1,47 @@
+"""`dynamiccl-deploy install`: all that a job needs, in one directory."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dynamiccl import cli
+from dynamiccl.serve.commands.options import ArtifactDir, Json, stdout
+from dynamiccl.serve.install import Installed
+from dynamiccl.serve.install import install as install_artifact
+
+
+def install_command(
+    artifact: ArtifactDir,
+    to: Annotated[Path, typer.Option(help="Directory that all nodes see at the same path.")],
+    plugin: Annotated[
+        Path | None, typer.Option(help="The built plugin; default out/plugin, else built now.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Put plugin, artifact, environment file, key, wrapper and job scripts into one directory.
+
+    Again into the same directory: the artifact is checked first, then takes the old one's place in
+    one step, and running jobs take it by agreement. A bad one is refused and the old one stays.
+
+    Example: dynamiccl-deploy install out/artifact --to /shared/dynamiccl
+    """
+    installed = install_artifact(artifact, to, plugin)
+    if as_json:
+        cli.print_json({**asdict(installed), "directory": str(installed.directory)})
+        return
+    stdout.print("\n".join(_lines(installed)), soft_wrap=True, highlight=False, markup=False)
+
+
+def _lines(installed: Installed) -> list[str]:
+    lines = [f"{installed.directory}/{name}" for name in installed.written]
+    before = installed.previous_sha256
+    replaced = "" if before is None else f", in place of {before[:16]}"
+    lines.append(f"artifact {installed.sha256[:16]}{replaced}")
+    if installed.key_kept:
+        lines.append("the key that was there stays: jobs that run go on")
+    if installed.killed:
+        lines.append(f"{installed.directory}/artifact/kill is there: jobs make NCCL's own choice")
+    lines.append(f"start a job: {installed.directory}/bin/dynamiccl-run COMMAND...")
+    return lines

@@ -1,0 +1,265 @@
+"""Would NCCL on this machine load the plugin, and would the plugin act? Nothing here is changed."""
+
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dynamiccl.checks import Check, fail, ok, unknown, warn
+from dynamiccl.datasets.manifest import KILL_NAME
+from dynamiccl.errors import DynamicclError, PluginError
+from dynamiccl.machine import Machine
+from dynamiccl.nccl import TUNER_ABI_SINCE, NcclVersion
+from dynamiccl.nccl_setup import ROLES, Origin, Role, find_other_plugin, is_efficiency_policy
+from dynamiccl.nccl_setup import nccl_settings as settings_of
+from dynamiccl.serve.artifact import open_artifact
+from dynamiccl.serve.environment import is_ours
+from dynamiccl.serve.this_machine import NcclLibrary, ask_probe, nccl_libraries
+
+#: First NCCL release that takes each profiler ABI (`src/plugin/profiler.cc` and forebears).
+PROFILER_ABI_SINCE: Final = {
+    4: NcclVersion(2, 27),
+    5: NcclVersion(2, 28),
+    6: NcclVersion(2, 29),
+}
+#: What the plugin promises to need at most, so that it loads in every container.
+GLIBC_PROMISED: Final = (2, 28)
+#: Loads the plugin as NCCL does (RTLD_NOW | RTLD_LOCAL) in a process that has loaded nothing else.
+ASK_PLUGIN: Final = (
+    "import ctypes, os, sys; so = ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOW | os.RTLD_LOCAL); "
+    "print(*[n for n in sys.argv[2:] if hasattr(so, n)])"
+)
+MIN_KEY_BYTES: Final = 16
+_BEATS_A_TUNER: Final = ("NCCL_ALGO", "NCCL_PROTO")
+_GLIBC: Final = re.compile(rb"GLIBC_(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is looked at."""
+
+    plugin: Path
+    artifact: Path | None
+    nccl: Path | None = None
+
+
+def run_checks(machine: Machine, question: Question) -> list[Check]:
+    """All findings, in the order in which a job would come upon them."""
+    libraries = nccl_libraries(machine, question.nccl)
+    return [
+        *check_nccl(libraries),
+        *check_plugin(machine, question.plugin),
+        *(_neighbour(machine, role) for role in ROLES),
+        *check_settings(machine),
+        *check_artifact(machine, question, libraries),
+        check_key(machine),
+        _sampling(machine),
+    ]
+
+
+def check_nccl(libraries: list[NcclLibrary]) -> Iterator[Check]:
+    """Which libnccl, and which of our interfaces it takes."""
+    if not libraries:
+        yield unknown(
+            "libnccl",
+            "none beside PyTorch, in LD_LIBRARY_PATH or in ldconfig's list",
+            "name the jobs' own with --nccl; a program may also have NCCL linked in",
+        )
+    for library in libraries:
+        place = f"{library.path} ({library.origin})"
+        if library.version is None:
+            yield warn("libnccl", f"{place} does not load: {library.problem}", "jobs would fail")
+        else:
+            yield _versions(library.version, place)
+    versions = sorted({library.version for library in libraries if library.version is not None})
+    if len(versions) > 1:
+        yield warn(
+            "libnccl",
+            f"several versions: {', '.join(map(str, versions))}",
+            "a fingerprint holds the version: see that jobs and artifact mean the same one",
+        )
+
+
+def _versions(version: NcclVersion, place: str) -> Check:
+    tuner = max((k for k, since in TUNER_ABI_SINCE.items() if since <= version), default=None)
+    profiler = max((k for k, since in PROFILER_ABI_SINCE.items() if since <= version), default=None)
+    found = f"NCCL {version}, {place}"
+    if tuner is None:
+        return fail("libnccl", found, f"tuners need NCCL {TUNER_ABI_SINCE[2]} or later")
+    if profiler is None:
+        return warn(
+            "libnccl",
+            f"{found}: takes tuner v{tuner}",
+            f"before NCCL {PROFILER_ABI_SINCE[4]} there are no GPU times (no guard, no adaptive "
+            "mode) and only communicators of all ranks get tables",
+        )
+    return ok("libnccl", f"{found}: takes tuner v{tuner} and profiler v{profiler}")
+
+
+def check_plugin(machine: Machine, plugin: Path) -> Iterator[Check]:
+    """Whether the library loads by itself, and what it needs."""
+    if not plugin.is_file():
+        yield fail("plugin", f"none at {plugin}", "build it with 'make plugin', or name --plugin")
+        return
+    wanted = [
+        *(f"ncclTunerPlugin_v{k}" for k in TUNER_ABI_SINCE),
+        *(f"ncclProfiler_v{k}" for k in PROFILER_ABI_SINCE),
+    ]
+    ran = machine.run(sys.executable, "-c", ASK_PLUGIN, str(plugin.resolve()), *wanted)
+    last = ran.output.strip().rpartition("\n")[2]
+    if not ran.worked:
+        yield fail(
+            "plugin",
+            f"{plugin} does not load: {last or 'no output'}",
+            "NCCL would go on without it and say so in its log only; build it on a machine like "
+            "this: 'make plugin'",
+        )
+        return
+    missing = [name for name in wanted if name not in last.split()]
+    if missing:
+        yield fail("plugin", f"{plugin} lacks {', '.join(missing)}", "build it: 'make plugin'")
+    else:
+        yield ok("plugin", f"{plugin} loads by itself and has all interfaces")
+    yield _needs(plugin)
+
+
+def _needs(plugin: Path) -> Check:
+    data = plugin.read_bytes()
+    versions = {(int(major), int(minor)) for major, minor in _GLIBC.findall(data)}
+    newest = max(versions, default=(2, 0))
+    found = f"needs glibc {newest[0]}.{newest[1]}; here {_own_glibc()}"
+    advice = "a container with an older one does not load it; build it with an unchanged release"
+    if newest > GLIBC_PROMISED:
+        return warn("plugin's needs", found, advice)
+    if b"libstdc++.so" in data:
+        return warn("plugin's needs", f"{found}; and libstdc++", advice)
+    return ok("plugin's needs", f"{found}; no libstdc++")
+
+
+def _own_glibc() -> str:
+    try:
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "unknown").removeprefix("glibc ")
+    except (ValueError, OSError):
+        return "another C library"
+
+
+def _neighbour(machine: Machine, role: Role) -> Check:
+    """What NCCL would load in this role as the environment is now."""
+    name = f"NCCL's {role.name}"
+    found = find_other_plugin(machine, role)
+    if found is None:
+        return ok(name, f"none is set or found; dynamiccl-run sets {role.variable}")
+    if is_ours(found.library):
+        return ok(name, f"ours, by {found.place}")
+    if found.origin is Origin.SWITCHED_OFF:
+        return warn(name, found.place, f"take {role.variable} out, or start with dynamiccl-run")
+    keeps = f"DYNAMICCL_NEXT_{role.name.upper()}"
+    if machine.env.get(keeps):
+        return ok(name, f"{found.place}; kept in front of ours by {keeps}={machine.env[keeps]}")
+    return warn(
+        name,
+        found.place,
+        f"ours takes its place; to have it called first: export {keeps}={found.library}",
+    )
+
+
+def check_settings(machine: Machine) -> Iterator[Check]:
+    """NCCL's settings that make tables mean less."""
+    settings = settings_of(machine)
+    forced = [f"{name}={settings[name][0]}" for name in _BEATS_A_TUNER if name in settings]
+    if forced:
+        yield warn(
+            "NCCL settings",
+            ", ".join(forced),
+            "they beat any tuner: where they rule out what a table says, NCCL's own choice stands",
+        )
+    policy = settings.get("NCCL_CTA_POLICY")
+    if policy and is_efficiency_policy(policy[0]):
+        yield warn(
+            "CTA policy",
+            f"NCCL_CTA_POLICY={policy[0]}",
+            "with any tuner loaded, also one that abstains, NCCL skips this policy's choice of "
+            "NVLS (src/enqueue.cc, v2.30.7): compare with and without",
+        )
+
+
+def check_artifact(
+    machine: Machine, question: Question, libraries: list[NcclLibrary]
+) -> Iterator[Check]:
+    """Whether the artifact is whole, the plugin would trust it, and it knows this machine."""
+    artifact = question.artifact
+    if artifact is None:
+        yield unknown("artifact", "none named", "add ARTIFACT, or set DYNAMICCL_ARTIFACT")
+        return
+    try:
+        opened = open_artifact(artifact)
+    except DynamicclError as error:
+        yield fail("artifact", str(error), "until then every job under it abstains")
+        return
+    yield ok("artifact", f"{artifact}: whole, {opened.index.sha256[:16]}")
+    if (artifact / KILL_NAME).exists():
+        yield warn("kill file", f"{artifact / KILL_NAME} is there", "remove it to use the tables")
+    nccl = next((lib.path for lib in libraries if lib.version is not None), None)
+    try:
+        asked = ask_probe(machine, question.plugin, nccl=nccl, artifact=artifact)
+    except PluginError as error:
+        yield unknown("machine", str(error))
+        return
+    yield _machine_check(asked, artifact, knows_nccl=nccl is not None)
+
+
+def _machine_check(asked: dict[str, Any], artifact: Path, *, knows_nccl: bool) -> Check:
+    fingerprint = str(asked["fingerprint"])
+    if "artifact_problem" in asked:
+        return fail(
+            "artifact",
+            f"the plugin refuses {artifact}/plugin.index: {asked['artifact_problem']}",
+            "it must belong to root or to who runs the job, and only the owner may write to it",
+        )
+    if asked["system"] is not None:
+        return ok("machine", f"{fingerprint}: known, {asked['system']}")
+    if not knows_nccl:
+        return unknown("machine", fingerprint, "the jobs' NCCL is not known: name it with --nccl")
+    return fail(
+        "machine",
+        f"{fingerprint}: unknown to the artifact, so every job here abstains",
+        "if its tables were measured on a machine like this: "
+        f"dynamiccl-deploy bind {artifact} --system NAME",
+    )
+
+
+def check_key(machine: Machine) -> Check:
+    """The secret of the job's messages, needed as soon as there are several nodes."""
+    name = machine.env.get("DYNAMICCL_KEY_FILE", "")
+    if not name:
+        return ok(
+            "key", "DYNAMICCL_KEY_FILE is not set; dynamiccl-run sets it, one node needs none"
+        )
+    try:
+        found = Path(name).lstat()
+    except OSError as error:
+        return fail("key", f"{name}: {error.strerror}", "start jobs with dynamiccl-run")
+    mode = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid not in {0, os.geteuid()}:
+        return fail("key", f"{name} is not a file of ours or root's", "a link does not count")
+    if mode not in {0o600, 0o400}:
+        return fail("key", f"{name} has mode {mode:04o}", f"chmod 600 {name}")
+    if found.st_size < MIN_KEY_BYTES:
+        return fail("key", f"{name} has {found.st_size} bytes", f"at least {MIN_KEY_BYTES}")
+    return ok("key", name)
+
+
+def _sampling(machine: Machine) -> Check:
+    percent = machine.env.get("DYNAMICCL_SAMPLE_PERCENT", "1")
+    found = f"GPU times are taken of {percent} % of calls"
+    if percent == "0":
+        return ok("GPU times", "none are taken (DYNAMICCL_SAMPLE_PERCENT=0)")
+    return ok(
+        "GPU times",
+        f"{found}, in bursts; a CUDA graph that is captured during one keeps its cost at every "
+        "replay: jobs that capture graphs set DYNAMICCL_SAMPLE_PERCENT=0",
+    )

@@ -1,0 +1,103 @@
+"""The variables of a job under an artifact, and what whoever sets them should know."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dynamiccl.datasets.schema import DEFAULT_PROFILE
+from dynamiccl.errors import UnknownName
+from dynamiccl.machine import Machine
+from dynamiccl.nccl_setup import ROLES, Origin, Role, find_other_plugin
+from dynamiccl.serve.artifact import Artifact
+from dynamiccl.serve.build import PLUGIN_NAME
+
+#: DYNAMICCL_MODE -> what a user of it has to know. `sweep` is dynamiccl-collect's own.
+MODES: Final[Mapping[str, str]] = {
+    "table": "",
+    "table-static": "mode table-static has no thread after the start: kill file and new artifacts "
+    "count at the next start only, and nothing guards against a choice that turns out slow",
+    "observe": "mode observe loads the profiler alone: NCCL's choices stay, calls are recorded "
+    "where DYNAMICCL_CALLS_DIR says",
+    "adaptive": "mode adaptive changes tables while the job runs, so results are not bitwise "
+    "reproducible from run to run",
+}
+#: The variable by which ours calls the one that it displaces.
+_NEXT: Final = {"tuner": "DYNAMICCL_NEXT_TUNER", "profiler": "DYNAMICCL_NEXT_PROFILER"}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is asked for."""
+
+    artifact: Artifact
+    plugin: Path
+    system: str | None = None
+    mode: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Variables to set, and notes for a person, one line each."""
+
+    variables: dict[str, str]
+    notes: list[str]
+
+
+def job_environment(job: Job, machine: Machine) -> Environment:
+    """What a job needs; raises UnknownName for a system or mode that there is not."""
+    names = job.artifact.index.system_names
+    if job.system is not None and job.system not in names:
+        raise UnknownName("system", job.system, names, where="--system")
+    if job.mode is not None and job.mode not in MODES:
+        raise UnknownName("mode", job.mode, MODES, where="--mode")
+    plugin = str(job.plugin.resolve())
+    roles = [role for role in ROLES if job.mode != "observe" or role.name == "profiler"]
+    variables = {role.variable: plugin for role in roles}
+    variables["DYNAMICCL_ARTIFACT"] = str(job.artifact.directory.resolve())
+    if job.mode is not None:
+        variables["DYNAMICCL_MODE"] = job.mode
+    if job.system is not None:
+        variables["DYNAMICCL_SYSTEM"] = job.system
+    notes = [*_about_artifact(job), *(n for r in roles for n in _about_neighbour(r, machine))]
+    return Environment(variables, notes)
+
+
+def is_ours(library: str) -> bool:
+    """Whether a value of NCCL_TUNER_PLUGIN or NCCL_PROFILER_PLUGIN names our library."""
+    return Path(library).name == PLUGIN_NAME
+
+
+def _about_artifact(job: Job) -> Iterator[str]:
+    if job.mode is not None and MODES[job.mode]:
+        yield MODES[job.mode]
+    if job.mode == "observe":
+        return
+    index = job.artifact.index
+    names = [job.system] if job.system is not None else index.system_names
+    unbound = [name for name in names if not index.machines_of(name)]
+    if unbound:
+        yield (
+            f"no machine is known to be {' or '.join(unbound)}, so the plugin abstains there: run "
+            f"'dynamiccl-deploy bind {job.artifact.directory} --system {unbound[0]}' on one that is"
+        )
+    others = [name for name in job.artifact.manifest.launch_profiles if name != DEFAULT_PROFILE]
+    if others:
+        yield (
+            f"launch profiles {', '.join(others)} were measured and have no tables in this "
+            f"release: tables are made for the untouched environment, '{DEFAULT_PROFILE}', alone"
+        )
+
+
+def _about_neighbour(role: Role, machine: Machine) -> Iterator[str]:
+    """What of somebody else's ours would displace here."""
+    found = find_other_plugin(machine, role)
+    if found is None or is_ours(found.library):
+        return
+    if found.origin is Origin.SWITCHED_OFF:
+        yield f"{found.place} now, which these lines replace"
+    elif _NEXT[role.name] not in machine.env:
+        yield (
+            f"displaces a {role.name}: {found.place}; to have it called first, add: "
+            f"export {_NEXT[role.name]}={found.library}"
+        )

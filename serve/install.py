@@ -1,0 +1,200 @@
+"""Install: everything that a job needs, in one directory that all nodes see.
+
+lib/        the plugin, and its TorchScript part where it was built
+bin/        dynamiccl-run, the wrapper; dynamiccl-probe
+artifact/   taken whole or not at all; a running job notices a new one and takes it by agreement
+env.sh      what dynamiccl-run sets
+key         the secret of the jobs' messages, for its owner alone; stays when installed again
+snippets/   job scripts for Slurm, Slurm with Pyxis, Kubernetes
+
+The plugin uses nothing that another user could have changed, so all of it is the installing user's
+alone to write.
+"""
+
+import ctypes
+import errno
+import os
+import re
+import secrets
+import shutil
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from dynamiccl.datasets.manifest import INDEX_NAME, KILL_NAME, MANIFEST_NAME
+from dynamiccl.errors import DataError, MissingPath, UserError
+from dynamiccl.serve.artifact import Artifact, open_artifact
+from dynamiccl.serve.build import DEFAULT_BUILD_DIR, PLUGIN_NAME, build_plugin
+from dynamiccl.serve.plugin_index import PluginIndex
+from dynamiccl.serve.this_machine import PROBE_NAME, find_probe
+
+RUN_NAME: Final = "dynamiccl-run"
+TORCH_NAME: Final = "libdynamiccl-torch.so"
+SNIPPETS: Final = ("slurm.sh", "slurm-pyxis.sh", "kubernetes.yaml")
+_TEMPLATES: Final = Path(__file__).resolve().parent / "launch"
+#: What shells, Slurm's mounts and YAML all take as it is.
+_PLAIN: Final = re.compile(r"[A-Za-z0-9._/+-]+")
+_KEY_BYTES: Final = 32
+#: renameat2(2), linux/fs.h.
+_RENAME_EXCHANGE: Final = 2
+_AT_FDCWD: Final = -100
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What an installation is now."""
+
+    directory: Path
+    #: Paths below it that were written.
+    written: list[str]
+    sha256: str
+    #: Of the artifact that was there before; None when there was none.
+    previous_sha256: str | None
+    #: Whether jobs go on with the key that was there.
+    key_kept: bool
+    #: Whether a kill file is there, so that the artifact is out of use.
+    killed: bool
+
+
+def install(artifact_dir: Path, to: Path, plugin: Path | None = None) -> Installed:
+    """Install an artifact that is whole, with the built `plugin`, or one built now, into `to`.
+
+    Raises what `open_artifact` raises, and UserError for a directory that others may write to; an
+    artifact that is already there then stays.
+    """
+    artifact = open_artifact(artifact_dir)
+    directory = _directory(to)
+    with TemporaryDirectory(prefix="dynamiccl-build-") as folder:
+        libraries = _libraries(plugin, Path(folder))
+        written = [_copy(source, directory / name, 0o755) for name, source in libraries.items()]
+    for name, text, mode in _texts(directory):
+        written.append(_write(directory / name, text, mode))
+    key_kept = _ensure_key(directory / "key")
+    if not key_kept:
+        written.append(directory / "key")
+    previous = _sha256_of(directory / "artifact")
+    # Last: with it everything that it may need is there.
+    _place(artifact, directory / "artifact")
+    written.append(directory / "artifact")
+    return Installed(
+        directory,
+        [str(path.relative_to(directory)) for path in written],
+        artifact.index.sha256,
+        previous,
+        key_kept,
+        (directory / "artifact" / KILL_NAME).exists(),
+    )
+
+
+def _directory(to: Path) -> Path:
+    directory = to.absolute()
+    if not _PLAIN.fullmatch(str(directory)):
+        raise UserError(
+            f"'{directory}' cannot stand in job scripts as it is; take a directory whose path has "
+            "letters, digits and . _ / + - only"
+        )
+    for folder in (directory, *(directory / name for name in ("lib", "bin", "snippets"))):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+        if folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            if folder == directory:
+                raise UserError(
+                    f"{directory} may be written to by others, so the plugin would use nothing of "
+                    f"it; run: chmod go-w {directory}"
+                )
+            folder.chmod(0o755)
+    return directory
+
+
+def _libraries(plugin: Path | None, build_dir: Path) -> dict[str, Path]:
+    """Where in the installation -> what is copied there."""
+    built = plugin or DEFAULT_BUILD_DIR / PLUGIN_NAME
+    if plugin is not None and not plugin.is_file():
+        raise MissingPath("tuner plugin", plugin, "leave --plugin out to have one built")
+    if not built.is_file():
+        built = build_plugin(build_dir)
+    found = {f"lib/{PLUGIN_NAME}": built, f"bin/{PROBE_NAME}": find_probe(built)}
+    if (built.parent / TORCH_NAME).is_file():
+        found[f"lib/{TORCH_NAME}"] = built.parent / TORCH_NAME
+    return found
+
+
+def _texts(directory: Path) -> list[tuple[str, str, int]]:
+    files = {
+        "env.sh": ("env.sh", 0o644),
+        RUN_NAME: (f"bin/{RUN_NAME}", 0o755),
+        **{name: (f"snippets/{name}", 0o755) for name in SNIPPETS},
+    }
+    return [
+        (to, (_TEMPLATES / name).read_text(encoding="utf-8").replace("@DIR@", str(directory)), mode)
+        for name, (to, mode) in files.items()
+    ]
+
+
+def _copy(source: Path, target: Path, mode: int) -> Path:
+    """Copy beside and rename: a job that runs keeps the file that it has mapped."""
+    hidden = target.with_name(f".{target.name}.new")
+    shutil.copyfile(source, hidden)
+    hidden.chmod(mode)
+    return hidden.replace(target)
+
+
+def _write(target: Path, text: str, mode: int) -> Path:
+    hidden = target.with_name(f".{target.name}.new")
+    hidden.write_text(text, encoding="utf-8")
+    hidden.chmod(mode)
+    return hidden.replace(target)
+
+
+def _ensure_key(path: Path) -> bool:
+    """Make the key of the jobs' messages; True when there is one already."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        path.chmod(0o600)
+        return True
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(secrets.token_hex(_KEY_BYTES) + "\n")
+    return False
+
+
+def _sha256_of(place: Path) -> str | None:
+    try:
+        return PluginIndex.read(place).sha256
+    except DataError:
+        return None  # nothing, or nothing that a job could use
+
+
+def _place(artifact: Artifact, place: Path) -> None:
+    """Put a copy of the artifact where the old one is, in one step."""
+    hidden = place.with_name(f".{place.name}.{os.getpid()}")
+    shutil.rmtree(hidden, ignore_errors=True)
+    for name in (*artifact.manifest.files, MANIFEST_NAME, INDEX_NAME):
+        target = hidden / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(artifact.directory / name, target)
+        target.chmod(0o644)
+    for folder in (hidden, *(path for path in hidden.rglob("*") if path.is_dir())):
+        folder.chmod(0o755)
+    if (place / KILL_NAME).exists():
+        (hidden / KILL_NAME).touch(mode=0o644)  # whoever switched it off has not switched it on
+    if not place.exists():
+        hidden.rename(place)
+        return
+    _exchange(hidden, place)
+    shutil.rmtree(hidden)
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Exchange two directories; on a file system that cannot (NFS), with a short gap."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    paths = (_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old))
+    if libc.renameat2(*paths, _RENAME_EXCHANGE) == 0:
+        return
+    if ctypes.get_errno() not in {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP}:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(old))
+    aside = old.with_name(f".{old.name}.{os.getpid()}.old")
+    old.rename(aside)
+    new.rename(old)
+    aside.rename(new)

@@ -1,0 +1,24 @@
+#!/bin/bash
+# A PyTorch job under DynamICCL on Slurm: two nodes of eight GPUs. Submit it with sbatch.
+#SBATCH --job-name=train
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+set -euo pipefail
+
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export MASTER_ADDR MASTER_PORT=29500
+
+# What all nodes must agree on, seen before the job: "alike" or who differs in what.
+srun @DIR@/bin/dynamiccl-run @DIR@/bin/dynamiccl-probe @DIR@/artifact | sort | uniq -c
+
+# Each rank starts through dynamiccl-run, where it is known which node has rank 0.
+srun torchrun --nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node 8 \
+  --rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT" \
+  --no-python @DIR@/bin/dynamiccl-run python train.py
+
+# One process for each GPU, started by Slurm itself, needs no torchrun:
+#   srun --ntasks-per-node=8 @DIR@/bin/dynamiccl-run python train.py
+# Watch what happens without touching anything:
+#   srun ... @DIR@/bin/dynamiccl-run --mode observe python train.py

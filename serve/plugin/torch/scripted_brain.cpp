@@ -1,0 +1,166 @@
+// All that touches tensors: C arrays in, table entries out.
+#include "torch/scripted_brain.h"
+
+#include <sys/stat.h>
+#include <torch/script.h>
+
+#include <cmath>
+#include <limits>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include "torch/table_bytes.h"
+#include "trusted/file.h"
+
+namespace dynamiccl {
+
+struct ScriptedBrain::Module {
+  torch::jit::Module script;
+  std::int64_t shape;
+};
+
+namespace {
+
+constexpr int kColumns = 8;
+constexpr const char* kColumnNames[kColumns] = {"valid",        "size_bytes", "time_us",
+                                                "algorithm",    "protocol",   "num_channels",
+                                                "interference", "skew_us"};
+constexpr off_t kMaxModuleBytes = off_t{1} << 30;
+
+std::string read_module(const std::string& path) {
+  TrustedFile file;
+  if (const char* problem = file.open(path.c_str())) {
+    throw std::runtime_error(path + ": " + problem);
+  }
+  struct stat facts;
+  if (fstat(file.descriptor(), &facts) != 0 || facts.st_size > kMaxModuleBytes) {
+    throw std::runtime_error(path + ": it is too long");
+  }
+  std::string bytes(static_cast<std::size_t>(facts.st_size), '\0');
+  std::size_t size = 0;
+  const char* problem =
+      file.read_all(reinterpret_cast<std::uint8_t*>(bytes.data()), bytes.size(), &size);
+  if (problem != nullptr) throw std::runtime_error(path + ": " + problem);
+  bytes.resize(size);
+  return bytes;
+}
+
+void check_columns(const torch::jit::Module& script) {
+  const auto names = script.attr("call_columns").toList();
+  bool same = names.size() == kColumns && script.attr("window_length").toInt() == DYNAMICCL_WINDOW;
+  for (int i = 0; same && i < kColumns; ++i) {
+    same = names.get(static_cast<std::size_t>(i)).toStringRef() == kColumnNames[i];
+  }
+  if (!same) throw std::runtime_error("brain.pt wants other facts of a call: export it again");
+}
+
+std::vector<Entry> entries_of(const at::Tensor& answer, std::int64_t num_rows) {
+  const at::Tensor rows = answer.to(at::kCPU, at::kInt).contiguous();
+  if (rows.dim() != 2 || rows.size(0) != num_rows || rows.size(1) != 5) {
+    throw std::runtime_error("brain.pt answers with something that is no table");
+  }
+  const std::int32_t* values = rows.data_ptr<std::int32_t>();
+  std::vector<Entry> entries(static_cast<std::size_t>(num_rows));
+  for (std::size_t i = 0; i < entries.size(); ++i, values += 5) {
+    for (int column = 0; column < 4; ++column) {
+      if (values[column] < -128 || values[column] > 127) {
+        throw std::runtime_error("brain.pt answers with a number outside the vocabulary");
+      }
+    }
+    entries[i] = {static_cast<std::int8_t>(values[0]), static_cast<std::int8_t>(values[1]),
+                  static_cast<std::int8_t>(values[2]), static_cast<std::int8_t>(values[3]),
+                  values[4]};
+  }
+  return entries;
+}
+
+bool call_is_sound(const dynamiccl_call& call) {
+  return call.size_bytes > 0 && call.size_bytes >> kMaxSizeBits == 0 &&
+         std::isfinite(call.time_us) && call.time_us > 0.0 && std::isfinite(call.skew_us) &&
+         std::isfinite(call.interference) && call.algorithm >= kAuto &&
+         call.algorithm < kNumAlgorithms && call.protocol >= kAuto &&
+         call.protocol < kNumProtocols && call.num_channels >= 0 &&
+         call.num_channels <= kMaxChannels;
+}
+
+void check_task(const dynamiccl_task& task, int index) {
+  bool sound = task.collective >= 0 && task.collective < kNumCollectives && task.num_calls >= 0 &&
+               task.num_calls <= DYNAMICCL_WINDOW;
+  for (int i = 0; sound && i < task.num_calls; ++i) sound = call_is_sound(task.calls[i]);
+  if (!sound) throw std::runtime_error("task " + std::to_string(index) + " is impossible");
+}
+
+/// Calls are right-aligned in the window, as history_arrays has them.
+void append_window(const dynamiccl_task& task, std::vector<double>* values) {
+  values->resize(values->size() + std::size_t{kColumns} *
+                                      static_cast<std::size_t>(DYNAMICCL_WINDOW - task.num_calls));
+  for (int i = 0; i < task.num_calls; ++i) {
+    const dynamiccl_call& call = task.calls[i];
+    for (const double value :
+         {1.0, static_cast<double>(call.size_bytes), call.time_us,
+          static_cast<double>(call.algorithm), static_cast<double>(call.protocol),
+          static_cast<double>(call.num_channels), call.interference, call.skew_us}) {
+      values->push_back(value);
+    }
+  }
+}
+
+}  // namespace
+
+ScriptedBrain::ScriptedBrain(const dynamiccl_brain_config& config) : module_(new Module) {
+  std::istringstream bytes(read_module(std::string(config.artifact) + "/brain.pt"));
+  module_->script = torch::jit::load(bytes, torch::kCPU);
+  module_->script.eval();
+  check_columns(module_->script);
+  const std::string system = config.system;
+  module_->shape = module_->script
+                       .run_method("find_shape", system, std::int64_t{config.num_nodes},
+                                   std::int64_t{config.num_ranks})
+                       .toInt();
+  if (module_->shape < 0) {
+    throw std::runtime_error("brain.pt knows no " + std::to_string(config.num_ranks) +
+                             " ranks on " + std::to_string(config.num_nodes) + " nodes of " +
+                             system);
+  }
+  shape_ = module_->script.run_method("shape", module_->shape).toIntVector();
+  if (shape_.size() != 5 || shape_[3] < 0 || shape_[4] < 1 || shape_[3] + shape_[4] > kMaxBins) {
+    throw std::runtime_error("brain.pt has an impossible shape");
+  }
+  cold_ = entries_of(module_->script.run_method("cold", module_->shape).toTensor(),
+                     kNumCollectives * shape_[4]);
+}
+
+ScriptedBrain::~ScriptedBrain() = default;
+
+std::vector<std::uint8_t> ScriptedBrain::decide(const dynamiccl_history& history) {
+  if (history.num_tasks < 0 || history.num_tasks > kNumCollectives * kMaxBins ||
+      (history.num_tasks > 0 && history.tasks == nullptr)) {
+    throw std::runtime_error("an impossible number of tasks");
+  }
+  std::vector<std::int64_t> rows;
+  std::vector<double> calls;
+  for (int i = 0; i < history.num_tasks; ++i) {
+    const dynamiccl_task& task = history.tasks[i];
+    check_task(task, i);
+    const std::int64_t column = task.bin - shape_[3];
+    if (task.num_calls == 0 || column < 0 || column >= shape_[4]) continue;
+    rows.push_back(task.collective * shape_[4] + column);
+    append_window(task, &calls);
+  }
+  std::vector<Entry> entries = cold_;
+  if (!rows.empty()) {
+    const auto num_rows = static_cast<std::int64_t>(rows.size());
+    const at::Tensor row = torch::from_blob(rows.data(), {num_rows}, torch::kLong);
+    const at::Tensor window =
+        torch::from_blob(calls.data(), {num_rows, DYNAMICCL_WINDOW, kColumns}, torch::kDouble);
+    const std::vector<Entry> warm = entries_of(
+        module_->script.run_method("warm", module_->shape, row, window).toTensor(), num_rows);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      entries[static_cast<std::size_t>(rows[i])] = warm[i];
+    }
+  }
+  return table_bytes(shape_, entries);
+}
+
+}  // namespace dynamiccl

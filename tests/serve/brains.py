@@ -1,0 +1,84 @@
+"""A small artifact whose policy looks at the history: random weights, no training."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.nccl import Algorithm, Collective, Protocol
+from dynamiccl.serve.artifact import Artifact, export_artifact
+from dynamiccl.serve.brain.history import BrainConfig, Task
+from dynamiccl.serve.decide import table_supports
+from dynamiccl.serve.plugin_index import PluginIndex
+from dynamiccl.sizes import size_bin
+from tests.policies import hand_made_manifest
+from tests.rows import default, forced, frame
+
+CONFIG = BrainConfig("", "box", 1, 8)
+SIZES = [1 << k for k in range(16, 27)]
+FIRST_BIN, NUM_BINS = size_bin(SIZES[0]), size_bin(SIZES[-1]) - size_bin(SIZES[0]) + 1
+
+
+class RandomPolicy(nn.Module):
+    """An LSTM over the window beside the context, and a linear head: z of each action."""
+
+    def __init__(self, window_size: int, context_size: int, action_size: int) -> None:
+        super().__init__()
+        self.encoder = nn.LSTM(window_size, 16, batch_first=True)
+        self.head = nn.Linear(16 + context_size, action_size)
+
+    def forward(
+        self, window: torch.Tensor, context: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        # Ten times, so that what was seen weighs more than what was known.
+        hidden = 10.0 * self.encoder(window)[0][:, -1]
+        scores = self.head(torch.cat([hidden, context], dim=1))
+        scores = scores.masked_fill(mask < 0.5, -1e6)
+        return scores.argmax(dim=1), scores
+
+
+def make_artifact(parent: Path) -> Artifact:
+    """Two collectives, 41 size bins, eight actions."""
+    rows: list[dict[str, Any]] = []
+    for size in SIZES:
+        for collective, algorithms in (("AllReduce", ("Ring", "Tree")), ("AllGather", ("Ring",))):
+            rows.append(default(collective=collective, size_bytes=size))
+            rows += [
+                forced(algorithm, protocol, collective=collective, size_bytes=size)
+                for algorithm in algorithms
+                for protocol in ("LL", "LL128", "Simple")
+            ]
+            rows.append(
+                forced("Ring", "Simple", channels=4, collective=collective, size_bytes=size)
+            )
+    measured = frame(*rows)
+    noise = frame().select("system", "collective", noise_band="time_us")
+    manifest = hand_made_manifest(measured, noise)
+    torch.manual_seed(5)
+    policy = RandomPolicy(
+        len(manifest.window_features), len(manifest.features), len(manifest.catalogue)
+    )
+    folder = parent / "policy"
+    folder.mkdir()
+    torch.jit.script(policy).save(str(folder / "policy.pt"))  # type: ignore[no-untyped-call]
+    manifest.write(folder)
+    return export_artifact(folder, parent / "artifact")
+
+
+def seal(directory: Path) -> None:
+    """Make manifest and index say what the files in an artifact are now."""
+    manifest = Manifest.read_unchecked(directory).write(directory)
+    PluginIndex.of_artifact(directory, table_supports(manifest)).write(directory)
+
+
+def task(size_bytes: int, *times_us: float, collective: Collective = Collective.AllReduce) -> Task:
+    """A task key with calls of Ring/Simple on 8 channels that took so long."""
+    from dynamiccl.datasets.features import Call
+
+    calls = [
+        Call(size_bytes, time_us, Algorithm.Ring, Protocol.Simple, 8, None, None)
+        for time_us in times_us
+    ]
+    return Task(collective, size_bin(size_bytes), tuple(calls))

@@ -1,0 +1,178 @@
+"""`brain.pt` against the tables, the feature code and the policy that it was made of."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.features import Call, Observations, history_arrays
+from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.errors import ArtifactMismatch, CorruptFile
+from dynamiccl.nccl import Algorithm, Collective, Protocol
+from dynamiccl.serve.artifact import Artifact, export_artifact, open_artifact, verify_artifact
+from dynamiccl.serve.brain.history import BrainConfig, Task
+from dynamiccl.serve.brain_check import check_brain, random_windows
+from dynamiccl.serve.brain_module import write_brain
+from dynamiccl.serve.decide import cold_questions, table_supports
+from dynamiccl.serve.table import DecisionTable
+from dynamiccl.serve.torchscript import ScriptedBrain, ScriptedPolicy, raw_calls
+from tests.conftest import Trained
+from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, SIZES, seal, task
+
+
+@pytest.fixture
+def artifact(small_artifact: Artifact) -> Artifact:
+    return small_artifact
+
+
+@pytest.fixture
+def brain(artifact: Artifact) -> ScriptedBrain:
+    return ScriptedBrain(artifact.directory / "brain.pt")
+
+
+@pytest.fixture
+def copied(artifact: Artifact, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(artifact.directory, tmp_path / "copy"))
+
+
+def test_manifest_lists_the_brain(artifact: Artifact) -> None:
+    assert "brain.pt" in artifact.manifest.files
+
+
+def test_without_a_history_it_decides_what_the_table_says(
+    artifact: Artifact, brain: ScriptedBrain
+) -> None:
+    table = DecisionTable.read(artifact.directory / artifact.tables[0].path)
+    assert brain.decide(CONFIG, []) == table
+    assert 0 < table.entries["act"].sum() < table.entries.size
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_features_are_those_of_history_arrays(brain: ScriptedBrain, seed: int) -> None:
+    windows = random_windows(np.random.default_rng(seed), 200)
+    window, history = brain.observe(windows)
+    for row, calls in enumerate(windows):
+        wanted_window, wanted_history = history_arrays(calls)
+        np.testing.assert_allclose(window[row], wanted_window, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(history[row], wanted_history, rtol=1e-6, atol=1e-6)
+
+
+def test_unchanged_and_changed_configs_are_told_apart(brain: ScriptedBrain) -> None:
+    call = Call(1 << 20, 50.0, Algorithm.Ring, Protocol.LL, 8)
+    calls = [call, call, replace(call, num_channels=4), replace(call, num_channels=None)]
+    window, _ = brain.observe([calls])
+    np.testing.assert_allclose(window[0], history_arrays(calls)[0])
+
+
+def test_history_changes_decisions_where_there_is_one_and_only_there(brain: ScriptedBrain) -> None:
+    cold = brain.decide(CONFIG, [])
+    times = [np.exp2(k) for k in range(8)]
+    tasks = [task(size, *times) for size in SIZES]
+    warm = brain.decide(CONFIG, tasks)
+    assert cold is not None
+    assert warm is not None
+    differs = cold.entries != warm.entries
+    columns = [t.bin - FIRST_BIN for t in tasks]
+    assert differs[Collective.AllReduce, columns].any()
+    differs[Collective.AllReduce, columns] = False
+    assert not differs.any()
+
+
+def test_warm_decisions_are_those_of_features_and_policy(
+    artifact: Artifact, brain: ScriptedBrain
+) -> None:
+    policy = ScriptedPolicy(artifact.directory / "policy.pt")
+    (support,) = table_supports(artifact.manifest)
+    asked = cold_questions(artifact.manifest, support)
+    configs = Catalogue.from_json(artifact.manifest.catalogue).configs
+    windows = random_windows(np.random.default_rng(7), NUM_BINS)
+    tasks = [
+        Task(Collective.AllGather, FIRST_BIN + i, tuple(calls)) for i, calls in enumerate(windows)
+    ]
+    table = brain.decide(CONFIG, tasks)
+    assert table is not None
+    first = Collective.AllGather * NUM_BINS
+    observations = Observations.cold(asked.context[first : first + NUM_BINS].copy())
+    offset = [f["name"] for f in artifact.manifest.features].index("last_known")
+    for row, calls in enumerate(windows):
+        window, history = history_arrays(calls)
+        observations.window[row] = window
+        observations.context[row, offset : offset + len(history)] = history
+    actions = policy.act(observations, asked.mask[first : first + NUM_BINS])
+    wanted = DecisionTable.from_configs(
+        [[configs[a] for a in actions]] * 5, num_nodes=1, num_ranks=8, first_bin=FIRST_BIN
+    )
+    np.testing.assert_array_equal(
+        table.entries[Collective.AllGather], wanted.entries[Collective.AllGather]
+    )
+
+
+def test_sizes_outside_the_table_and_empty_windows_change_nothing(brain: ScriptedBrain) -> None:
+    tasks = [task(1 << 10, 5.0), task(1 << 33, 9e5), task(1 << 20)]
+    assert brain.decide(CONFIG, tasks) == brain.decide(CONFIG, [])
+
+
+@pytest.mark.parametrize(
+    "other", [replace(CONFIG, system="b"), replace(CONFIG, num_nodes=2), BrainConfig("", "", 1, 8)]
+)
+def test_unknown_shape_has_no_table(brain: ScriptedBrain, other: BrainConfig) -> None:
+    assert brain.decide(other, []) is None
+
+
+def test_trained_policy_verifies_with_its_brain(trained: Trained, tmp_path: Path) -> None:
+    export_artifact(trained.policy, tmp_path / "artifact")  # verifies
+
+
+def test_brain_of_another_policy_is_refused(copied: Path) -> None:
+    manifest = Manifest.read(copied)
+    questions = [cold_questions(manifest, s) for s in table_supports(manifest)]
+    configs = list(manifest.actions().configs)
+    turned = [configs[0], *configs[:0:-1]]
+    write_brain(copied / "policy.pt", turned, questions, copied / "brain.pt")
+    seal(copied)
+    with pytest.raises(ArtifactMismatch, match=r"NCCL cannot run: .* AllGather has no Tree"):
+        verify_artifact(copied)
+
+
+def test_brain_with_other_features_is_refused(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("dynamiccl.serve.brain_module.MAX_INFLIGHT", 0.5)
+        manifest = Manifest.read(copied)
+        questions = [cold_questions(manifest, s) for s in table_supports(manifest)]
+        configs = manifest.actions().configs
+        write_brain(copied / "policy.pt", configs, questions, copied / "brain.pt")
+    with pytest.raises(ArtifactMismatch, match="features"):
+        check_brain(copied, manifest)
+
+
+def test_file_that_is_no_torchscript_is_refused(copied: Path) -> None:
+    (copied / "brain.pt").write_bytes(b"PK")
+    seal(copied)
+    with pytest.raises(CorruptFile, match=r"brain\.pt is not a TorchScript file"):
+        verify_artifact(copied)
+
+
+def test_artifact_of_an_older_release_has_tables_and_no_brain(copied: Path) -> None:
+    (copied / "brain.pt").unlink()
+    seal(copied)
+    assert open_artifact(copied).tables == verify_artifact(copied).tables != []
+
+
+def test_calls_are_right_aligned_and_the_oldest_are_dropped() -> None:
+    calls = [Call(1 << 20, float(i), None, None, None) for i in range(1, 12)]
+    raw = raw_calls([calls, calls[:2], []])
+    assert raw[0, :, 2].tolist() == [float(i) for i in range(4, 12)]
+    assert raw[1, :, 2].tolist() == [0.0] * 6 + [1.0, 2.0]
+    assert raw[1, 7].tolist() == [1.0, 1 << 20, 2.0, -1.0, -1.0, 0.0, -1.0, -1.0]
+    assert not raw[2].any()
+
+
+def test_saved_brain_needs_none_of_our_code(artifact: Artifact) -> None:
+    loaded = torch.jit.load(str(artifact.directory / "brain.pt"))  # type: ignore[no-untyped-call]
+    assert loaded.cold(loaded.find_shape("box", 1, 8)).shape == (5 * NUM_BINS, 5)

@@ -1,0 +1,141 @@
+"""The policies that a brain process can run."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dynamiccl.datasets.features import Call
+from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
+from dynamiccl.serve.artifact import Artifact, open_artifact
+from dynamiccl.serve.brain.bandit import EpsilonGreedy
+from dynamiccl.serve.brain.history import BrainConfig, History, Task
+from dynamiccl.serve.brain.policies import POLICIES, find_policy_maker
+from dynamiccl.serve.table import DecisionTable
+from dynamiccl.serve.torchscript import ScriptedBrain
+from dynamiccl.sizes import size_bin
+from tests.serve.brains import CONFIG, task
+
+SIZE = 1 << 20
+BIN = size_bin(SIZE)
+KEY = (Collective.AllReduce, BIN)
+
+
+def own_table(artifact: Artifact) -> DecisionTable:
+    return DecisionTable.read(artifact.directory / artifact.tables[0].path)
+
+
+def test_keep_keeps(small_artifact: Artifact) -> None:
+    brain = POLICIES["keep"](small_artifact, 0)
+    assert brain.decide(CONFIG, History((task(SIZE, 5.0),), None)) is None
+
+
+def test_table_puts_the_artifacts_table_in_force_and_keeps_it(small_artifact: Artifact) -> None:
+    brain = POLICIES["table"](small_artifact, 0)
+    table = brain.decide(CONFIG, History((), None))
+    assert table == own_table(small_artifact)
+    assert brain.decide(CONFIG, History((task(SIZE, 5.0),), table)) is None
+    with pytest.raises(UnknownName):
+        brain.decide(BrainConfig("", "elsewhere", 1, 8), History((), None))
+
+
+def test_artifact_asks_the_policy(small_artifact: Artifact) -> None:
+    brain = POLICIES["artifact"](small_artifact, 0)
+    history = History((task(SIZE, *map(float, range(1, 9))),), None)
+    wanted = ScriptedBrain(small_artifact.directory / "brain.pt").decide(CONFIG, history.tasks)
+    assert brain.decide(CONFIG, history) == wanted
+    assert brain.decide(BrainConfig("", "elsewhere", 1, 8), history) is None
+
+
+def test_artifact_of_an_older_release_is_refused(small_artifact: Artifact, tmp_path: Path) -> None:
+    older = replace(small_artifact, directory=tmp_path)
+    with pytest.raises(UserError, match="--policy table"):
+        POLICIES["artifact"](older, 0)
+
+
+def test_own_policy_is_imported(
+    small_artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_search.py").write_text(
+        "class Mine:\n    def decide(self, config, history):\n        return None\n"
+        "def make(artifact, seed):\n    return Mine()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    brain = find_policy_maker("my_search:make")(small_artifact, 0)
+    assert brain.decide(CONFIG, History((), None)) is None
+    with pytest.raises(UserError, match="PYTHONPATH"):
+        find_policy_maker("my_search:other")
+    with pytest.raises(UnknownName, match="choose from keep, table, artifact"):
+        find_policy_maker("mine")
+
+
+def play(
+    artifact: Artifact, seed: int, time_us: Callable[[Config], float], steps: int
+) -> list[Config]:
+    """Let the search drive one task key; what was in force after each step."""
+    brain = EpsilonGreedy(artifact, seed)
+    in_force: DecisionTable | None = None
+    calls: list[Call] = []
+    played = []
+    noise = np.random.default_rng(9)
+    for _ in range(steps):
+        config = (in_force.at(*KEY) if in_force else None) or ABSTAIN
+        used = config if config != ABSTAIN else Config(Algorithm.Tree, Protocol.LL, 2)
+        for _ in range(4):
+            calls.append(
+                Call(
+                    SIZE,
+                    time_us(config) * noise.uniform(0.98, 1.02),
+                    used.algorithm,
+                    used.protocol,
+                    used.num_channels or 8,
+                )
+            )
+        window = Task(*KEY, tuple(calls[-8:]))
+        in_force = brain.decide(CONFIG, History((window,), in_force)) or in_force
+        played.append(config)
+    return played
+
+
+def slowness(config: Config) -> float:
+    """Ring/LL128 is best, NCCL's own choice is second."""
+    if config == ABSTAIN:
+        return 60.0
+    return (
+        50.0 if config.protocol is Protocol.LL128 and config.algorithm is Algorithm.Ring else 90.0
+    )
+
+
+def test_epsilon_greedy_finds_the_fastest_config_that_was_measured(
+    small_artifact: Artifact,
+) -> None:
+    configs = set(small_artifact.manifest.actions().configs)
+    played = play(small_artifact, 1, slowness, 400)
+    assert set(played) <= configs
+    best = Config(Algorithm.Ring, Protocol.LL128)
+    assert played[-100:].count(best) > 70
+    assert len(set(played)) > 4
+
+
+def test_equal_seeds_search_alike(small_artifact: Artifact) -> None:
+    one, same, other = (play(small_artifact, seed, slowness, 120) for seed in (4, 4, 5))
+    assert one == same != other
+
+
+def test_search_begins_with_the_artifacts_table_and_waits_for_calls(
+    small_artifact: Artifact,
+) -> None:
+    table = own_table(small_artifact)
+    brain = EpsilonGreedy(small_artifact, 0)
+    assert brain.decide(CONFIG, History((), None)) == table
+    for _ in range(200):  # the same two calls say nothing new
+        assert brain.decide(CONFIG, History((task(SIZE, 5.0, 5.0),), table)) is None
+    assert brain.decide(CONFIG, History((task(1 << 40, 5.0, 5.0, 5.0),), table)) is None
+
+
+def test_artifact_opens_for_a_search_without_torch(small_artifact: Artifact) -> None:
+    opened = open_artifact(small_artifact.directory)
+    assert EpsilonGreedy(opened, 0).decide(CONFIG, History((), None)) is not None

@@ -1,0 +1,314 @@
+"""The process that leaders ask: several at once, hostile ones, failing policies; the command."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from dynamiccl.errors import UserError
+from dynamiccl.serve.artifact import Artifact
+from dynamiccl.serve.brain import server as server_module
+from dynamiccl.serve.brain.history import BrainConfig, History
+from dynamiccl.serve.brain.policies import Brain, KeepBrain
+from dynamiccl.serve.brain.protocol import (
+    LENGTH,
+    MAX_ASK_BYTES,
+    Answer,
+    Question,
+    decode_answer,
+    encode_question,
+)
+from dynamiccl.serve.brain.server import BrainServer
+from dynamiccl.serve.table import DecisionTable
+from tests.serve.asking import Asking, task_line
+from tests.serve.brains import CONFIG, SIZES, task
+from tests.serve.tables import random_table
+
+NOTHING = History((), None)
+TABLE = random_table(np.random.default_rng(3), first_bin=60, num_bins=9)
+
+
+class Leader:
+    """A leader in Python; its socket is closed after the test."""
+
+    opened: ClassVar[list[socket.socket]] = []
+
+    def __init__(self, path: Path) -> None:
+        self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.opened.append(self.connection)
+        self.connection.settimeout(20)
+        self.connection.connect(str(path))
+        self._numbers = count(1)
+
+    def ask(self, history: History = NOTHING, config: BrainConfig = CONFIG) -> Answer:
+        number = next(self._numbers)
+        self.connection.sendall(encode_question(Question(number, config, history)))
+        answer = decode_answer(self.read(LENGTH.unpack(self.read(4))[0]))
+        assert answer.number == number
+        return answer
+
+    def read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size and (part := self.connection.recv(size - len(data))):
+            data += part
+        return data
+
+    def is_hung_up_on(self) -> bool:
+        try:
+            return self.connection.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+
+class CountingBrain:
+    """Answers with a table whose number of ranks is how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
+        assert history == NOTHING
+        self.asked += 1
+        if config.system == "fail":
+            raise ValueError("no idea")
+        rows = [[None]] * 5
+        return DecisionTable.from_configs(rows, num_nodes=1, num_ranks=self.asked)
+
+
+@contextmanager
+def serving(path: Path, make: type[Brain] = CountingBrain) -> Iterator[BrainServer]:
+    with BrainServer(path, make) as server:
+        thread = threading.Thread(target=server.serve)
+        thread.start()
+        yield server
+        server.stop()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(autouse=True)
+def close_leaders() -> Iterator[None]:
+    yield
+    while Leader.opened:
+        Leader.opened.pop().close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "brain.sock"
+
+
+def test_socket_is_ours_alone_and_goes_with_the_server(path: Path) -> None:
+    with serving(path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        Leader(path).ask()
+    assert not path.exists()
+
+
+def test_leaders_at_once_each_have_a_brain_of_their_own(path: Path) -> None:
+    with serving(path), ThreadPoolExecutor(8) as pool:
+
+        def ask(_: int) -> list[int]:
+            leader = Leader(path)
+            tables = [leader.ask().table for _ in range(20)]
+            return [table.num_ranks for table in tables if table]
+
+        assert list(pool.map(ask, range(16))) == [list(range(1, 21))] * 16
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"GET / HTTP/1.1\r\n\r\n" * 10,
+        LENGTH.pack(MAX_ASK_BYTES + 1),
+        LENGTH.pack(3) + b"abc",
+        LENGTH.pack(0),
+        LENGTH.pack(64) + bytes(64),
+    ],
+)
+def test_who_talks_nonsense_is_hung_up_on_and_others_are_served(
+    path: Path, nonsense: bytes
+) -> None:
+    with serving(path):
+        good, bad = Leader(path), Leader(path)
+        good.ask()
+        bad.connection.sendall(nonsense)
+        assert bad.is_hung_up_on()
+        assert good.ask().table is not None
+
+
+def test_leader_that_goes_in_the_middle_of_a_question_is_forgotten(path: Path) -> None:
+    with serving(path) as server:
+        leader = Leader(path)
+        leader.connection.sendall(encode_question(Question(1, CONFIG, NOTHING))[:20])
+        leader.connection.close()
+        assert Leader(path).ask().table is not None
+        deadline = time.monotonic() + 20
+        while len(server._connections) > 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(server._connections) == 1  # of the leader that was served
+
+
+def test_policy_that_fails_is_an_error_and_is_asked_again(path: Path) -> None:
+    with serving(path):
+        leader = Leader(path)
+        failed = leader.ask(config=BrainConfig("", "fail", 1, 8))
+        assert failed.error == "ValueError: no idea"
+        table = leader.ask().table
+        assert table is not None
+        assert table.num_ranks == 2
+
+
+def test_more_leaders_than_are_served_are_hung_up_on(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "MAX_LEADERS", 2)
+    with serving(path):
+        leaders = [Leader(path) for _ in range(2)]
+        for leader in leaders:
+            leader.ask()
+        assert Leader(path).is_hung_up_on()
+        assert leaders[0].ask().table is not None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be somebody else")
+def test_another_user_is_hung_up_on() -> None:
+    ask = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); "
+        "s.settimeout(20); print(s.recv(1))"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "brain.sock"
+        with serving(path):
+            Path(folder).chmod(0o755)
+            path.chmod(0o666)
+            done = subprocess.run(
+                ["/usr/bin/env", "python3", "-c", ask, path],
+                user=12345,
+                env={"PATH": "/usr/bin:/bin"},
+                cwd="/",
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            assert done.stdout == "b''\n"
+
+
+def test_socket_of_a_killed_server_is_taken_over(path: Path) -> None:
+    left_over = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    left_over.bind(str(path))
+    left_over.close()
+    with serving(path):
+        assert Leader(path).ask().table is not None
+
+
+def test_paths_that_cannot_be_had(path: Path, tmp_path: Path) -> None:
+    with serving(path), pytest.raises(UserError, match=r"listens at .* already"):
+        BrainServer(path, KeepBrain)
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(UserError, match="not a socket"):
+        BrainServer(tmp_path / "file", KeepBrain)
+    with pytest.raises(UserError, match="too long"):
+        BrainServer(tmp_path / ("x" * 108), KeepBrain)
+    with pytest.raises(UserError, match="no directory"):
+        BrainServer(tmp_path / "none" / "brain.sock", KeepBrain)
+
+
+class FixedBrain:
+    """Answers by the number of tasks: an error, to keep, or one table."""
+
+    def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
+        if len(history.tasks) == 2:
+            raise ValueError("no\nidea")
+        assert config == BrainConfig("/artifact", "box", 1, 8)
+        for found in history.tasks:
+            assert found == task(found.calls[0].size_bytes, 5.5, 6.25)
+        return TABLE if history.tasks else None
+
+
+@pytest.mark.slow
+def test_plugins_client_and_this_server_understand_each_other(
+    path: Path, plugin_path: Path
+) -> None:
+    with Asking(plugin_path.parent, "socket", Path("/artifact"), path) as leader:
+        assert "there is no such file" in leader.say("0")
+        for _ in range(2):  # a restart costs an answer at most
+            with serving(path, FixedBrain):
+                answers = [leader.say("0") for _ in range(2)]
+                assert answers[-1] == "keep"
+                tasks = [task(size, 5.5, 6.25) for size in SIZES]
+                assert leader.table(tasks) == TABLE
+                assert leader.say(task_line(tasks[:2])).endswith(": ValueError: no?idea")
+                assert leader.table(tasks[:1]) == TABLE
+        assert leader.say("0").startswith("error: ")
+
+
+@contextmanager
+def command(artifact: Path, path: Path, policy: str) -> Iterator[subprocess.Popen[str]]:
+    arguments = ["brain", "--policy", policy, "--artifact", artifact, "--socket", path, "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import dynamiccl.serve.cli as c; c.main()", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_command_says_where_it_listens_and_ends_cleanly(
+    small_artifact: Artifact, path: Path, number: signal.Signals
+) -> None:
+    with command(small_artifact.directory, path, "table") as process:
+        assert process.stdout is not None
+        started = json.loads(process.stdout.readline())
+        assert started == {
+            "socket": str(path),
+            "policy": "table",
+            "artifact": str(small_artifact.directory),
+        }
+        leader = Leader(path)
+        table = leader.ask().table
+        assert table == DecisionTable.read(small_artifact.directory / small_artifact.tables[0].path)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (0, "")
+    assert err.splitlines()[-1].endswith("stopped")
+    assert not path.exists()
+    assert leader.is_hung_up_on()
+
+
+@pytest.mark.parametrize(
+    ("policy", "artifact", "code", "said"),
+    [
+        ("epsilon-gready", ".", 2, "did you mean 'epsilon-greedy'?"),
+        ("no_such_module:make", ".", 2, "PYTHONPATH"),
+        ("keep", "nowhere", 2, "nowhere"),
+    ],
+)
+def test_command_refuses_what_is_not_there(
+    small_artifact: Artifact, path: Path, policy: str, artifact: str, code: int, said: str
+) -> None:
+    with command(small_artifact.directory / artifact, path, policy) as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (code, "")
+    assert err.startswith("error: ")
+    assert said in err
+    assert len(err.splitlines()) == 1

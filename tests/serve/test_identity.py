@@ -1,0 +1,188 @@
+"""The fingerprint as the plugin's own code takes it on made-up machines, and the probe."""
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynamiccl import __version__
+from dynamiccl.collect.telemetry.node import node_facts
+from dynamiccl.fingerprint import check_fingerprint
+from dynamiccl.serve.plugin_index import PluginIndex
+from dynamiccl.serve.this_machine import PROBE_NAME
+from tests.cli.conftest import Shell
+from tests.collect.telemetry import sysfs
+
+H100 = "NVIDIA H100 80GB HBM3"
+NODE = f"gpu={H100}*8;mig=0;nic=infiniband*8"
+Build = Callable[[Path], None]
+
+
+@pytest.fixture(name="probe", scope="module")
+def probe_fixture(plugin_path: Path) -> Path:
+    return plugin_path.parent / PROBE_NAME
+
+
+def run(probe: Path, root: Path, *arguments: object) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [probe, *map(str, arguments)],
+        env={"DYNAMICCL_TEST_ROOT": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def ask(probe: Path, root: Path, *arguments: object) -> dict[str, Any]:
+    done = run(probe, root, *arguments)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def gpu(root: Path, number: int, model: str = H100, *, excluded: str = "No") -> None:
+    folder = root / "proc" / "driver" / "nvidia" / "gpus" / f"0000:{number:02x}:00.0"
+    folder.mkdir(parents=True)
+    (folder / "information").write_text(
+        f"Model: \t\t {model}\nIRQ:   \t\t 42\nGPU UUID: \t GPU-1\nBus Type: \t PCIe\n"
+        f"GPU Excluded:\t {excluded}\n"
+    )
+
+
+def dgx(root: Path) -> None:
+    for number in range(8):
+        gpu(root, number)
+        sysfs.infiniband(root / "sys", f"mlx5_{number}")
+
+
+def two_models(root: Path) -> None:
+    gpu(root, 1, "NVIDIA L4")
+    gpu(root, 2, "NVIDIA A10")
+    gpu(root, 3, "NVIDIA L4")
+    gpu(root, 4, "NVIDIA B200", excluded="Yes")
+    sysfs.efa(root / "sys", "rdmap0")
+
+
+def mig(root: Path) -> None:
+    dgx(root)
+    (root / "proc/driver/nvidia/capabilities/mig/config").mkdir(parents=True)
+    (root / "proc/driver/nvidia/capabilities/gpu3/mig/gi2/ci0").mkdir(parents=True)
+
+
+def mig_off(root: Path) -> None:
+    dgx(root)
+    (root / "proc/driver/nvidia/capabilities/mig/config").mkdir(parents=True)
+    (root / "proc/driver/nvidia/capabilities/gpu3/mig").mkdir(parents=True)
+
+
+def slow_and_dead_ports(root: Path) -> None:
+    gpu(root, 0)
+    sysfs.infiniband(root / "sys", "mlx5_0", layer="Ethernet")
+    sysfs.infiniband(root / "sys", "mlx5_1", layer="Ethernet")
+    sysfs.infiniband(root / "sys", "mlx5_2", state="1: DOWN")
+    storage = sysfs.infiniband(root / "sys", "mlx5_3")
+    (storage / "rate").write_text("2.5 Gb/sec (1X SDR)\n")
+    odd = sysfs.infiniband(root / "sys", "mlx5_4")
+    (odd / "rate").write_text("unknown\n")
+
+
+def sockets(root: Path) -> None:
+    gpu(root, 0, 'Odd; "na\\me" = 1*2+3')
+    sysfs.ethernet(root / "sys", "eth0", speed=25000, hardware=True)
+    sysfs.ethernet(root / "sys", "eth1", speed=100000, hardware=True)
+    sysfs.ethernet(root / "sys", "eth2", speed=100000, hardware=True)
+    sysfs.ethernet(root / "sys", "docker0", speed=400000)
+    sysfs.ethernet(root / "sys", "lo", speed=800000, hardware=True)
+    (root / "sys/class/net/bonding_masters").write_text("bond0\n")
+
+
+def container(root: Path) -> None:
+    gpu(root, 0)
+    sysfs.ethernet(root / "sys", "eth0")
+    sysfs.ethernet(root / "sys", "eth1")
+
+
+def no_network(root: Path) -> None:
+    gpu(root, 0)
+
+
+@pytest.mark.parametrize(
+    ("build", "wanted"),
+    [
+        (dgx, NODE),
+        (two_models, "gpu=NVIDIA A10*1+NVIDIA L4*2;mig=0;nic=efa*1"),
+        (mig, NODE.replace("mig=0", "mig=1")),
+        (mig_off, NODE),
+        (slow_and_dead_ports, f"gpu={H100}*1;mig=0;nic=roce*2"),
+        (sockets, "gpu=Odd_ _na_me_ _ 1_2_3*1;mig=0;nic=socket*2"),
+        (container, f"gpu={H100}*1;mig=0;nic=socket*2"),
+        (no_network, f"gpu={H100}*1;mig=0;nic=none*0"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_plugin_and_sweep_name_a_machine_alike(
+    build: Build, wanted: str, probe: Path, tmp_path: Path
+) -> None:
+    build(tmp_path)
+    assert node_facts(tmp_path / "sys", tmp_path / "proc").fingerprint == wanted
+    said = ask(probe, tmp_path)
+    assert said == {"plugin_version": __version__, "fingerprint": f"{wanted};nccl=0"}
+    check_fingerprint(said["fingerprint"])
+
+
+def test_machine_without_a_driver_has_no_gpu(probe: Path, tmp_path: Path) -> None:
+    assert ask(probe, tmp_path)["fingerprint"] == "gpu=none*0;mig=0;nic=none*0;nccl=0"
+
+
+@pytest.mark.parametrize("model", ["", "x" * 120])
+def test_gpu_without_a_usable_name_gives_no_fingerprint(
+    model: str, probe: Path, tmp_path: Path
+) -> None:
+    dgx(tmp_path)
+    gpu(tmp_path, 9, model)
+    done = run(probe, tmp_path)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "cannot be read" in done.stderr
+
+
+def test_version_is_that_of_the_loaded_nccl(probe: Path, libnccl: Path, tmp_path: Path) -> None:
+    dgx(tmp_path)
+    assert ask(probe, tmp_path, "--nccl", libnccl)["fingerprint"] == f"{NODE};nccl=22809"
+    done = run(probe, tmp_path, "--nccl", tmp_path / "gone.so")
+    assert (done.returncode, "gone.so" in done.stderr) == (4, True)
+
+
+def test_probe_knows_an_artifact_and_whether_it_knows_the_machine(
+    probe: Path, artifact: Path, shell: Shell, tmp_path: Path
+) -> None:
+    dgx(tmp_path)
+    before = ask(probe, tmp_path, artifact)
+    assert before["system"] is None
+    bind = ("dynamiccl-deploy", "bind", artifact, "--fingerprint")
+    assert shell(*bind, before["fingerprint"]).code == 0
+    said = ask(probe, tmp_path, artifact)
+    digest = PluginIndex.read(artifact).sha256
+    assert (said["system"], said["artifact_sha256"]) == ("box", digest)
+    text = f"{__version__}\n{digest}\n{said['fingerprint']}"
+    assert said["preflight"] == hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def test_probe_says_what_is_wrong_with_an_artifact(
+    probe: Path, artifact: Path, tmp_path: Path
+) -> None:
+    with (artifact / "plugin.index").open("a") as file:
+        file.write("?\n")
+    done = run(probe, tmp_path, artifact)
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["artifact_problem"] == "a line names no system"
+    done = run(probe, tmp_path, tmp_path / "nowhere")
+    assert json.loads(done.stdout)["artifact_problem"] == "there is no such file"
+
+
+@pytest.mark.parametrize("arguments", [["--nccl"], ["a", "b"], ["-x"]], ids=str)
+def test_wrong_usage_of_the_probe(arguments: list[str], probe: Path, tmp_path: Path) -> None:
+    done = run(probe, tmp_path, *arguments)
+    assert (done.returncode, done.stderr[:22]) == (2, "usage: dynamiccl-probe")

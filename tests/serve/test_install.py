@@ -1,0 +1,139 @@
+"""`dynamiccl-deploy install`: what lies where, and that a bad artifact changes nothing."""
+
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dynamiccl.serve import install as module
+from dynamiccl.serve.build import PLUGIN_NAME
+from dynamiccl.serve.plugin_index import PluginIndex
+from tests.cli.conftest import Shell, refused
+
+BOX = "gpu=NVIDIA H100 80GB HBM3*8;mig=0;nic=infiniband*8;nccl=22809"
+WRITTEN = {
+    "lib/libnccl-tuner-dynamiccl.so",
+    "bin/dynamiccl-probe",
+    "bin/dynamiccl-run",
+    "env.sh",
+    "snippets/slurm.sh",
+    "snippets/slurm-pyxis.sh",
+    "snippets/kubernetes.yaml",
+    "key",
+    "artifact",
+}
+
+
+@pytest.fixture(name="home")
+def home_fixture(artifact: Path, plugin_path: Path, shell: Shell, tmp_path: Path) -> Path:
+    home = tmp_path / "home"
+    command = ("dynamiccl-deploy", "install", artifact, "--to", home, "--plugin", plugin_path)
+    said = shell(*command, "--json").json
+    assert set(said["written"]) == WRITTEN
+    assert said["sha256"] == PluginIndex.read(artifact).sha256
+    assert (said["previous_sha256"], said["key_kept"], said["killed"]) == (None, False, False)
+    return home
+
+
+def test_what_is_written_is_there_and_nobody_else_may_change_it(home: Path) -> None:
+    assert all((home / name).exists() for name in WRITTEN)
+    for path in (home, *home.rglob("*")):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        assert not mode & 0o022, path
+        assert not path.is_symlink(), path
+        assert not path.name.startswith("."), path
+    assert stat.S_IMODE((home / "key").stat().st_mode) == 0o600
+    assert len((home / "key").read_bytes()) >= 32
+    assert (home / "bin" / "dynamiccl-run").stat().st_mode & 0o111
+
+
+def test_installed_artifact_is_whole(home: Path, shell: Shell) -> None:
+    assert shell("dynamiccl-deploy", "verify", home / "artifact").code == 0
+    probe = [home / "bin" / "dynamiccl-probe", home / "artifact"]
+    assert b"artifact_sha256" in subprocess.run(probe, capture_output=True, check=True).stdout
+
+
+def test_again_keeps_the_key_and_the_kill_file_and_says_so(
+    home: Path, artifact: Path, plugin_path: Path, shell: Shell
+) -> None:
+    key = (home / "key").read_bytes()
+    before = PluginIndex.read(home / "artifact").sha256
+    (home / "artifact" / "kill").touch()
+    assert shell("dynamiccl-deploy", "bind", artifact, "--fingerprint", BOX).code == 0
+    command = ("dynamiccl-deploy", "install", artifact, "--to", home, "--plugin", plugin_path)
+    said = shell(*command, "--json").json
+    assert said["previous_sha256"] == before != said["sha256"]
+    assert (said["key_kept"], said["killed"]) == (True, True)
+    assert (home / "key").read_bytes() == key
+    assert PluginIndex.read(home / "artifact").systems == {BOX: "box"}
+    assert [p.name for p in home.iterdir() if "artifact" in p.name] == ["artifact"]
+    text = shell(*command).out
+    assert "artifact/kill is there" in text
+    assert "bin/dynamiccl-run COMMAND" in text
+
+
+def test_bad_artifact_is_refused_and_the_old_one_stays(
+    home: Path, artifact: Path, plugin_path: Path, shell: Shell
+) -> None:
+    before = {p: p.read_bytes() for p in home.rglob("*") if p.is_file()}
+    (artifact / "policy.pt").write_bytes(b"?")
+    command = ("dynamiccl-deploy", "install", artifact, "--to", home, "--plugin", plugin_path)
+    assert "SHA-256 differs" in refused(shell(*command), 3)
+    assert {p: p.read_bytes() for p in home.rglob("*") if p.is_file()} == before
+
+
+def test_without_an_exchange_two_renames_do(
+    home: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_RENAME_EXCHANGE", 1 << 20)  # an unknown flag, as NFS has it
+    shutil.copytree(artifact, home / "new")
+    (home / "new" / "mark").touch()
+    module._exchange(home / "new", home / "artifact")
+    assert (home / "artifact" / "mark").exists()
+    assert not (home / "new" / "mark").exists()
+
+
+def test_libtorch_part_is_installed_where_it_was_built(
+    artifact: Path, plugin_path: Path, shell: Shell, tmp_path: Path
+) -> None:
+    built = tmp_path / "built"
+    built.mkdir()
+    for name in (PLUGIN_NAME, "dynamiccl-probe"):
+        shutil.copy(plugin_path.parent / name, built)
+    (built / "libdynamiccl-torch.so").touch()
+    command = ("install", artifact, "--to", tmp_path / "home", "--plugin", built / PLUGIN_NAME)
+    assert shell("dynamiccl-deploy", *command).code == 0
+    assert (tmp_path / "home" / "lib" / "libdynamiccl-torch.so").exists()
+
+
+def test_place_that_others_may_write_to_is_refused(
+    artifact: Path, plugin_path: Path, shell: Shell, tmp_path: Path
+) -> None:
+    command = ("dynamiccl-deploy", "install", artifact, "--plugin", plugin_path, "--to")
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o775)
+    assert "chmod go-w" in refused(shell(*command, tmp_path / "open"), 2)
+    assert "letters, digits and" in refused(shell(*command, tmp_path / "a b"), 2)
+    gone = ("install", artifact, "--to", tmp_path / "x", "--plugin", "gone.so")
+    assert "leave --plugin out" in refused(shell("dynamiccl-deploy", *gone), 2)
+
+
+def test_snippets_are_what_their_readers_can_read(home: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    for name in ("slurm.sh", "slurm-pyxis.sh"):
+        subprocess.run(["bash", "-n", home / "snippets" / name], check=True)
+        assert f"{home}/bin/dynamiccl-run" in (home / "snippets" / name).read_text()
+    job = yaml.safe_load((home / "snippets" / "kubernetes.yaml").read_text())
+    replicas = job["spec"]["pytorchReplicaSpecs"]
+    assert replicas.keys() == {"Master", "Worker"}
+    assert not any("@DIR@" in path.read_text() for path in (home / "snippets").iterdir())
+
+
+def test_env_file_is_read_by_any_shell(home: Path) -> None:
+    script = f'. {home}/env.sh; echo "$NCCL_TUNER_PLUGIN|$NCCL_PROFILER_PLUGIN|$DYNAMICCL_ARTIFACT"'
+    plugin = home / "lib" / PLUGIN_NAME
+    for shell in ("sh", "bash"):
+        done = subprocess.run([shell, "-euc", script], capture_output=True, text=True, check=True)
+        assert done.stdout == f"{plugin}|{plugin}|{home / 'artifact'}\n"
