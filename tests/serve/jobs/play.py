@@ -113,7 +113,8 @@ def play(
         check=False,
         timeout=float(str(settings["deadline"])) + 60,
     )
-    assert done.returncode == 0, f"{done.stderr}\n{' '.join(arguments)}"
+    ended = f"ended with {done.returncode}"
+    assert done.returncode == 0, f"{done.stderr}\n{ended}: {' '.join(arguments)}"
     played = _read(done.stdout)
     # Sanitizers speak here; a rank's own death shows in the result as well.
     assert "Sanitizer" not in done.stderr, done.stderr
