@@ -8,7 +8,9 @@
 #include <cstring>
 #include <new>
 
+#include "identity/fingerprint.h"
 #include "platform/threads.h"
+#include "vocabulary.h"
 
 namespace dynamiccl {
 namespace {
@@ -138,9 +140,23 @@ std::size_t drain(State* shared, Ring* ring, std::uint64_t* dropped_before) noex
   return all;
 }
 
+/// Looking at the machine can take milliseconds, so it is done here and not at a communicator's
+/// creation.
+void look_at_machine(State* shared) noexcept {
+  {
+    const Lock lock(&shared->mutex);
+    if (shared->facts.fingerprint[0] != '\0') return;
+  }
+  char fingerprint[kFingerprintBytes];
+  if (!take_fingerprint(fingerprint, sizeof fingerprint)) return;
+  const char* nccl = std::strstr(fingerprint, ";nccl=");
+  Recorder::set_facts(kPluginVersion, fingerprint, nccl != nullptr ? std::atoi(nccl + 6) : 0);
+}
+
 void* run(void* argument) noexcept {
   auto* ring = static_cast<Ring*>(argument);
   State& shared = state();
+  look_at_machine(&shared);
   std::uint64_t dropped_before = ring->dropped();
   std::uint64_t pause_ns = kBusyPauseNs;
   while (true) {
