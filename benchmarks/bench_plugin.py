@@ -1,31 +1,57 @@
-"""How long one getCollInfo takes: the time that every collective pays on the host.
+"""What the plugin costs a job: every figure of it that has a bar, in one run.
 
     python benchmarks/bench_plugin.py
 
-A full table (every size bin, five collectives, all kinds of decisions) is asked random questions by
-a C++ program, in batches of 64; p50 and p99 are over 20,000 batches of the mean time of a call,
-since one call is as short as reading the clock. The baseline is the same function pointer with a
-communicator that abstains for good. Beside it, in the same run: an equivalent of NVIDIA's example
-tuner, which scans a list of rules and logs at each (bench_csv_scan.cpp says how). Writes
-out/bench/plugin.json.
+`getcollinfo_*`: one getCollInfo, the time that every collective pays on the host. A full table
+(every size bin, five collectives, all kinds of decisions) is asked random questions by a C++
+program, in batches of 64; p50 and p99 are over 20,000 batches of the mean time of a call, since one
+call is as short as reading the clock. The baseline is the same function pointer with a communicator
+that abstains for good. Beside it, `csv_scan_*`: an equivalent of NVIDIA's example tuner, which
+scans a list of rules and logs at each (bench_csv_scan.cpp says how).
+
+`init_table_us`: tuner's and profiler's init of a communicator in table mode, the median over 63 in
+each of two processes, after the first one of each process (`init_first_us`, the slower rank's).
+
+`agreement_16_ranks_ms`: 16 processes on this machine, which find each other through local sockets,
+from the last rank's call of init until every rank has had its first decided answer. Each makes
+AGREEMENT_CALLS_PER_S calls a second meanwhile and is held to the others by nothing but that pace.
+It includes reading the artifact, and the at least 32 calls that lie between the proposal and the
+switch (agreement/rules.h): 16 ms at that pace. The median of 11 jobs, with the least and the most.
+
+`rss_table_mib`: by how much loading the plugin and agreeing on one communicator in table mode
+makes the private pages of a process grow (/proc/self/smaps_rollup; the larger of two ranks);
+`rss_table_64_mib` for 64 communicators. `record_*`: bench_record.cpp. `policy_*`: bench_policy.py;
+null where torch is not installed. Writes out/bench/plugin.json.
 """
 
+import importlib.util
 import json
 import os
+import statistics
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 from harness import write_result
 
-from dynamiccl.nccl import VALID_PROTOCOLS, Collective, Config
+from dynamiccl.nccl import VALID_PROTOCOLS, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.build import PLUGIN_NAME, build_plugin
 from dynamiccl.serve.lone_rank import lone_environment, write_bare_artifact
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
 
 NUM_RANKS, NUM_NODES = 16, 2
 SYSTEM = "bench"
+AGREEMENT_RANKS: Final = 16
+AGREEMENT_JOBS: Final = 11
+AGREEMENT_CALLS_PER_S: Final = 2000
+#: Where memory and init are measured nothing is in a hurry.
+QUIET_CALLS_PER_S: Final = 200
+MANY_COMMUNICATORS: Final = 64
+KIB_PER_MIB: Final = 1024
+#: What a rank needs only in order to act without asking the others.
+UNASKED: Final = {"DYNAMICCL_UNSAFE", "DYNAMICCL_ARTIFACT_SHA256", "DYNAMICCL_PREFLIGHT"}
 
 
 def full_table() -> DecisionTable:
@@ -41,25 +67,97 @@ def full_table() -> DecisionTable:
     return DecisionTable.from_configs(rows, num_nodes=NUM_NODES, num_ranks=NUM_RANKS)
 
 
-def figures_of(command: list[str], environment: dict[str, str]) -> dict[str, float]:
+def figures_of(command: list[str], environment: dict[str, str]) -> dict[str, Any]:
     """What a benchmark program printed."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("DYNAMICCL_")}
     done = subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True, check=True
+        command, env=clean | environment, stdout=subprocess.PIPE, text=True, check=True
     )
-    figures: dict[str, float] = json.loads(done.stdout)
+    figures: dict[str, Any] = json.loads(done.stdout)
     return figures
 
 
-def main() -> None:
-    """Build, measure, write."""
-    build_dir = build_plugin(Path("out/bench-plugin"), tests=True).parent
+def measure_calls(build_dir: Path) -> dict[str, float]:
+    """One call of getCollInfo, and the example's scan beside it."""
     with tempfile.TemporaryDirectory() as artifact:
         write_bare_artifact(Path(artifact), SYSTEM, full_table())
         alone = lone_environment(build_dir / PLUGIN_NAME, Path(artifact), SYSTEM)
         environment = {name: value for name, value in alone.items() if value is not None}
         arguments = [str(build_dir / PLUGIN_NAME), str(NUM_RANKS), str(NUM_NODES)]
         figures = figures_of([str(build_dir / "bench_plugin"), *arguments], environment)
-    write_result("plugin", figures | figures_of([str(build_dir / "bench_csv_scan")], {}))
+    return figures | figures_of([str(build_dir / "bench_csv_scan")], {})
+
+
+def agree(build_dir: Path, ranks: int, communicators: int, calls_per_s: int) -> dict[str, Any]:
+    """One job of `bench_agreement` with a table that decides everything."""
+    plugin = build_dir / PLUGIN_NAME
+    ring = Config(Algorithm.Ring, Protocol.Simple, 8)
+    table = DecisionTable.from_configs([[ring] * MAX_BINS] * 5, num_nodes=1, num_ranks=ranks)
+    with tempfile.TemporaryDirectory() as folder:
+        artifact, run_dir = Path(folder) / "artifact", Path(folder) / "run"
+        run_dir.mkdir(mode=0o700)
+        write_bare_artifact(artifact, SYSTEM, table)
+        alone = lone_environment(plugin, artifact, SYSTEM)
+        environment = {
+            name: value
+            for name, value in alone.items()
+            if value is not None and name not in UNASKED
+        }
+        environment |= {"DYNAMICCL_RUN_DIR": str(run_dir), "DYNAMICCL_JOB_ID": run_dir.parent.name}
+        program = str(build_dir / "bench_agreement")
+        numbers = [str(number) for number in (ranks, communicators, calls_per_s)]
+        return figures_of([program, str(plugin), *numbers], environment)
+
+
+def measure_agreement(build_dir: Path) -> dict[str, float]:
+    """How long the ranks take to agree at the start."""
+    jobs = [
+        agree(build_dir, AGREEMENT_RANKS, 1, AGREEMENT_CALLS_PER_S) for _ in range(AGREEMENT_JOBS)
+    ]
+    took_ms = sorted(job["agreed_ms"] for job in jobs)
+    return {
+        "agreement_16_ranks_ms": statistics.median(took_ms),
+        "agreement_16_ranks_min_ms": took_ms[0],
+        "agreement_16_ranks_max_ms": took_ms[-1],
+        "agreement_16_ranks_at_call": statistics.median(job["agreed_at_call"] for job in jobs),
+    }
+
+
+def measure_creation(build_dir: Path) -> dict[str, float]:
+    """Time and memory that communicators in table mode take."""
+    one = agree(build_dir, 2, 1, QUIET_CALLS_PER_S)
+    many = agree(build_dir, 2, MANY_COMMUNICATORS, QUIET_CALLS_PER_S)
+    return {
+        "init_table_us": statistics.median(many["init_us"]),
+        "init_table_max_us": max(many["init_us"]),
+        "init_first_us": max(one["init_first_us"]),
+        "rss_table_mib": one["private_kib"] / KIB_PER_MIB,
+        "rss_table_64_mib": many["private_kib"] / KIB_PER_MIB,
+    }
+
+
+def measure_policy(build_dir: Path) -> dict[str, float | None]:
+    """The leader's policy; null without torch."""
+    if importlib.util.find_spec("torch") is None:
+        print("policy_step_ms is null: torch is not installed")
+        return {"policy_step_ms": None}
+    import bench_policy
+
+    return {**bench_policy.measure(build_dir, bench_policy.SWEPT)}
+
+
+def main() -> None:
+    """Build, measure, write."""
+    has_torch = importlib.util.find_spec("torch") is not None
+    build_dir = build_plugin(Path("out/bench-plugin"), tests=True, torch=has_torch).parent.resolve()
+    figures: dict[str, float | int | str | None] = {
+        **measure_calls(build_dir),
+        **measure_creation(build_dir),
+        **measure_agreement(build_dir),
+        **figures_of([str(build_dir / "bench_record"), str(build_dir / PLUGIN_NAME)], {}),
+        **measure_policy(build_dir),
+    }
+    write_result("plugin", figures)
 
 
 if __name__ == "__main__":

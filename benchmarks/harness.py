@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -15,9 +16,9 @@ from dynamiccl.datasets.provenance import git_commit
 OUT: Final = Path(__file__).resolve().parents[1] / "out" / "bench"
 
 
-def write_result(name: str, figures: dict[str, float | int | str]) -> Path:
+def write_result(name: str, figures: Mapping[str, float | int | str | None]) -> Path:
     """Write `figures` and the machine they were taken on to out/bench/NAME.json; print them."""
-    record: dict[str, float | int | str] = {
+    record: dict[str, float | int | str | None] = {
         **figures,
         "commit": git_commit(),
         "machine": platform.machine(),

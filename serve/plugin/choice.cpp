@@ -11,7 +11,6 @@
 namespace dynamiccl {
 namespace {
 
-constexpr int kMostAlgorithms = 16;  // NCCL has 7; anything above this is not a cost table
 constexpr int kMostCells = kMostAlgorithms * kNumProtocols;
 static_assert(kMostCells <= 64, "a bit for each cell");
 
@@ -56,6 +55,34 @@ bool is_relegated(Price ring, Price other) noexcept {
 /// A free cell before ours would win NCCL's tie, and the channels would then be another's.
 int unless_tied(int chosen, Cells free) noexcept {
   return (free & ((Cells{1} << chosen) - 1)) != 0 ? -1 : chosen;
+}
+
+/// The algorithms, a bit for each, that lower a number of channels to what the communicator has.
+/// The others use it as it is, and more than there are is out of range (`src/enqueue.cc`,
+/// scheduleCollTasksToPlan). An algorithm newer than we are is not risked.
+constexpr unsigned kClampOneNode =
+    1U << kTree | 1U << kRing | 1U << kNVLS | 1U << kNVLSTree | 1U << kPAT;
+constexpr unsigned kClampNodes = kClampOneNode & ~(1U << kNVLS | 1U << kNVLSTree);
+
+bool clamps(int algorithm, int num_nodes) noexcept {
+  return ((num_nodes > 1 ? kClampNodes : kClampOneNode) >> algorithm & 1) != 0;
+}
+
+/// Write a choice, or nothing for -1. The cell is of an algorithm that we know. Masks, since the
+/// compiler would turn a conditional into a branch, and that into a guess that is often wrong.
+inline int take(int cell, const Entry& entry, int num_nodes, float* cells,
+                int* num_channels) noexcept {
+  const auto pick = [](auto mask, auto yes, auto no) { return (yes & mask) | (no & ~mask); };
+  float nowhere;
+  const int chosen = ~(cell >> 31);  // all ones, or none
+  const auto to = pick(static_cast<std::uintptr_t>(std::intptr_t{chosen}),
+                       reinterpret_cast<std::uintptr_t>(cells + (cell & chosen)),
+                       reinterpret_cast<std::uintptr_t>(&nowhere));
+  *reinterpret_cast<float*>(to) = 0.0F;
+  const int clamped = -static_cast<int>(clamps((cell & chosen) / kNumProtocols, num_nodes));
+  const int channels = entry.num_channels & chosen & clamped;
+  *num_channels = pick(-channels >> 31, channels, *num_channels);
+  return cell;
 }
 
 /// Any number of cells, one after the other.
@@ -109,7 +136,8 @@ struct alignas(32) Barred {
 template <int num_cells>
 struct BarredBy {
   Barred entries[kNumAlgorithms + 1][kNumProtocols + 1];
-  Barred ring = Barred(~kRingCells, num_cells);
+  Barred ring = Barred(kRingCells, num_cells);
+  Barred other = Barred(~kRingCells, num_cells);
   constexpr BarredBy() {
     for (int a = 0; a <= kNumAlgorithms; ++a) {
       for (int p = 0; p <= kNumProtocols; ++p) {
@@ -121,10 +149,12 @@ struct BarredBy {
 template <int num_cells>
 constexpr BarredBy<num_cells> kBarred;
 
-/// The same as choose_scalar for one number of cells, three vectors at a time.
+/// The same as choose_scalar for one number of cells, three vectors at a time. Which cell it will
+/// be is anyone's guess, the processor's too: so without a branch, but for what hardly ever is.
 template <int num_cells>
-__attribute__((target("avx2"))) int choose_avx2(const float* costs, int algorithm,
-                                                int protocol) noexcept {
+__attribute__((target("avx2"), always_inline)) inline int choose_avx2(const float* costs,
+                                                                      int algorithm,
+                                                                      int protocol) noexcept {
   const auto load = [costs](int v) __attribute__((target("avx2"), always_inline)) {
     const __m256i bits =
         _mm256_loadu_si256(reinterpret_cast<const __m256i*>(costs + first_of(v, num_cells)));
@@ -138,45 +168,53 @@ __attribute__((target("avx2"))) int choose_avx2(const float* costs, int algorith
     return _mm256_or_si256(prices[v],
                            _mm256_load_si256(reinterpret_cast<const __m256i*>(barred.lanes[v])));
   };
-  const auto least = [](__m256i a, __m256i b,
-                        __m256i c) __attribute__((target("avx2"), always_inline)) {
-    const __m256i all = _mm256_min_epu32(_mm256_min_epu32(a, b), c);
-    __m128i half = _mm_min_epu32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
-    half = _mm_min_epu32(half, _mm_shuffle_epi32(half, _MM_SHUFFLE(1, 0, 3, 2)));
-    half = _mm_min_epu32(half, _mm_shuffle_epi32(half, _MM_SHUFFLE(2, 3, 0, 1)));
-    return static_cast<Price>(_mm_cvtsi128_si32(half));
+  const auto halved = [](__m256i all) __attribute__((target("avx2"), always_inline)) {
+    return _mm_min_epu32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
   };
-  const auto where = [](const __m256i(&vectors)[kVectors],
-                        Price price) __attribute__((target("avx2"), always_inline)) {
-    const __m256i wanted = _mm256_set1_epi32(static_cast<int>(price));
-    Cells cells = 0;
-    for (int v = 0; v < kVectors; ++v) {
-      const __m256i equal = _mm256_cmpeq_epi32(vectors[v], wanted);
-      const auto bits = static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(equal)));
-      cells |= Cells{bits} << first_of(v, num_cells);
-    }
-    return cells;
-  };
+  const auto narrowed = [halved](__m256i a, __m256i b, __m256i c)
+                            __attribute__((target("avx2"), always_inline)) {
+                              return halved(_mm256_min_epu32(_mm256_min_epu32(a, b), c));
+                            };
   const BarredBy<num_cells>& barred = kBarred<num_cells>;
   const Barred& entry = barred.entries[algorithm + 1][protocol + 1];
   const __m256i meant[kVectors] = {among(entry, 0), among(entry, 1), among(entry, 2)};
-  const Price price = least(meant[0], meant[1], meant[2]);
-  if (price >= kNoPrice) return -1;
-  const int chosen = __builtin_ctzll(where(meant, price));
-  const Cells free = where(prices, 0);
-  if (chosen / kNumProtocols == kRing) {
-    Price ring = kNoPrice;
-    for (int p = 0; p < kNumProtocols; ++p) {
-      Price bits;
-      std::memcpy(&bits, &costs[kRing * kNumProtocols + p], sizeof bits);
-      ring = std::min(ring, bits == kMinusZero ? 0 : bits);
-    }
-    const Price other = least(among(barred.ring, 0), among(barred.ring, 1), among(barred.ring, 2));
-    if (is_relegated(ring, std::min(other, kNoPrice))) {
-      return choose_scalar(costs, num_cells, kMeant.cells[algorithm + 1][protocol + 1]);
-    }
+
+  // The least of those meant, of all but Ring's, and of Ring's: lanes 0, 1 and 2, found together.
+  const __m128i mine = narrowed(meant[0], meant[1], meant[2]);
+  const __m128i other =
+      narrowed(among(barred.other, 0), among(barred.other, 1), among(barred.other, 2));
+  static_assert(kRing * kNumProtocols + kNumProtocols <= kLanes, "Ring is in the first vector");
+  const __m128i ring = halved(among(barred.ring, 0));
+  const __m128i two =
+      _mm_min_epu32(_mm_unpacklo_epi32(mine, other), _mm_unpackhi_epi32(mine, other));
+  const __m128i one = _mm_min_epu32(_mm_unpacklo_epi32(ring, ring), _mm_unpackhi_epi32(ring, ring));
+  __m128i least = _mm_min_epu32(_mm_unpacklo_epi64(two, one), _mm_unpackhi_epi64(two, one));
+  least = _mm_min_epu32(least, _mm_set1_epi32(static_cast<int>(kNoPrice)));
+  const auto price = static_cast<Price>(_mm_cvtsi128_si32(least));
+  const auto other_price = static_cast<Price>(_mm_extract_epi32(least, 1));
+  const auto ring_price = static_cast<Price>(_mm_extract_epi32(least, 2));
+
+  const __m256i wanted = _mm256_broadcastd_epi32(least);
+  Cells cells = Cells{1} << num_cells;  // where nothing is meant that has a price
+  for (int v = 0; v < kVectors; ++v) {
+    const __m256i equal = _mm256_cmpeq_epi32(meant[v], wanted);
+    const auto bits = static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(equal)));
+    cells |= Cells{bits} << first_of(v, num_cells);
   }
-  return unless_tied(chosen, free);
+  const int chosen = __builtin_ctzll(cells);
+  const bool is_ring = static_cast<unsigned>(chosen - kRing * kNumProtocols) < kNumProtocols;
+  const bool has_free = std::min(other_price, ring_price) == 0;
+  if (__builtin_expect(has_free | (is_ring & is_relegated(ring_price, other_price)), 0)) {
+    return choose_scalar(costs, num_cells, kMeant.cells[algorithm + 1][protocol + 1]);
+  }
+  return chosen | -static_cast<int>(price >= kNoPrice);
+}
+
+template <int num_cells>
+__attribute__((target("avx2"))) int force_avx2(const Entry& entry, int num_nodes, float* cells,
+                                               int* num_channels) noexcept {
+  const int cell = choose_avx2<num_cells>(cells, entry.algorithm, entry.protocol);
+  return take(cell, entry, num_nodes, cells, num_channels);
 }
 
 bool g_has_avx2 = false;
@@ -190,39 +228,26 @@ __attribute__((constructor)) void look_at_processor() {
 
 }  // namespace
 
-bool is_sound(const CostTable& costs) noexcept {
-  return costs.num_protocols == kNumProtocols && costs.num_algorithms >= 1 &&
-         costs.num_algorithms <= kMostAlgorithms;
-}
-
-int choose_cell(const Entry& entry, const CostTable& costs) noexcept {
-  if (entry.algorithm >= costs.num_algorithms) return -1;
-#if defined(__x86_64__)
-  if (g_has_avx2 && costs.num_algorithms == 7) {
-    return choose_avx2<21>(costs.cells, entry.algorithm, entry.protocol);
-  }
-  if (g_has_avx2 && costs.num_algorithms == 6) {
-    return choose_avx2<18>(costs.cells, entry.algorithm, entry.protocol);
-  }
-#endif
-  return choose_scalar(costs.cells, costs.num_algorithms * kNumProtocols,
-                       kMeant.cells[entry.algorithm + 1][entry.protocol + 1]);
-}
-
 int channels_for(const Entry& entry, int algorithm, int num_nodes) noexcept {
-  // These use the number unclamped, and more than the communicator has is out of range
-  // (`src/enqueue.cc`, scheduleCollTasksToPlan). An algorithm newer than we are is not risked.
-  const bool unclamped =
-      is_collnet(algorithm) || algorithm >= kNumAlgorithms || (is_nvls(algorithm) && num_nodes > 1);
-  return unclamped ? 0 : entry.num_channels;
+  return algorithm < kNumAlgorithms && clamps(algorithm, num_nodes) ? entry.num_channels : 0;
 }
 
 int force(const Entry& entry, int num_nodes, const CostTable& costs, int* num_channels) noexcept {
-  const int cell = choose_cell(entry, costs);
-  if (cell < 0) return -1;
+  if (entry.algorithm >= costs.num_algorithms) return -1;
+#if defined(__x86_64__)
+  if (g_has_avx2 && costs.num_algorithms == 7) {
+    return force_avx2<21>(entry, num_nodes, costs.cells, num_channels);
+  }
+  if (g_has_avx2 && costs.num_algorithms == 6) {
+    return force_avx2<18>(entry, num_nodes, costs.cells, num_channels);
+  }
+#endif
+  const int cell = choose_scalar(costs.cells, costs.num_algorithms * kNumProtocols,
+                                 kMeant.cells[entry.algorithm + 1][entry.protocol + 1]);
+  if (cell / kNumProtocols < kNumAlgorithms) {
+    return take(cell, entry, num_nodes, costs.cells, num_channels);
+  }
   costs.cells[cell] = 0.0F;
-  const int channels = channels_for(entry, cell / kNumProtocols, num_nodes);
-  if (channels > 0) *num_channels = channels;
   return cell;
 }
 

@@ -12,6 +12,8 @@ struct CostTable {
   int num_protocols;
 };
 
+inline constexpr int kMostAlgorithms = 16;  // NCCL has 7; anything above this is not a cost table
+
 inline bool is_collnet(int algorithm) noexcept {
   return algorithm == kCollNetDirect || algorithm == kCollNetChain;
 }
@@ -19,18 +21,18 @@ inline bool is_collnet(int algorithm) noexcept {
 inline bool is_nvls(int algorithm) noexcept { return algorithm == kNVLS || algorithm == kNVLSTree; }
 
 /// Whether `costs` has a shape that NCCL passes; else nothing in it is read or written.
-bool is_sound(const CostTable& costs) noexcept;
-
-/// The cell that `entry` asks for, as algorithm x num_protocols + protocol, or -1 to abstain. An
-/// AUTO knob takes NCCL's own cheapest among the cells that match. If the cell returned is set to
-/// 0.0, NCCL's argmin is that cell. `costs` must be sound.
-int choose_cell(const Entry& entry, const CostTable& costs) noexcept;
+inline bool is_sound(const CostTable& costs) noexcept {
+  return costs.num_protocols == kNumProtocols && costs.num_algorithms >= 1 &&
+         costs.num_algorithms <= kMostAlgorithms;
+}
 
 /// The channels to ask for with `algorithm`; 0 leaves them to NCCL.
 int channels_for(const Entry& entry, int algorithm, int num_nodes) noexcept;
 
-/// Set the cell that `entry` asks for to 0.0 and, with it, the channels; returns the cell, or -1
-/// when nothing was touched. `costs` must be sound.
+/// Set the cell that `entry` asks for to 0.0, so that NCCL's argmin is that cell, and with it the
+/// channels. Returns the cell, as algorithm x num_protocols + protocol, or -1 when nothing was
+/// touched. An AUTO knob takes NCCL's own cheapest among the cells that match. `costs` must be
+/// sound.
 int force(const Entry& entry, int num_nodes, const CostTable& costs, int* num_channels) noexcept;
 
 }  // namespace dynamiccl

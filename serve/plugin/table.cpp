@@ -59,16 +59,6 @@ bool entry_is_sound(int collective, const Entry& entry) noexcept {
          combination_exists(collective, entry.algorithm, entry.protocol);
 }
 
-int size_bin(std::uint64_t size_bytes) noexcept {
-  if (size_bytes == 0 || size_bytes >> kMaxSizeBits != 0) return -1;
-  const int octave = 63 - __builtin_clzll(size_bytes);
-  const std::uint64_t mantissa =
-      octave <= 32 ? size_bytes << (32 - octave) : size_bytes >> (octave - 32);
-  int bin = kBinsPerOctave * octave;
-  for (const std::uint64_t edge : kEdgesQ32) bin += mantissa >= edge ? 1 : 0;
-  return bin;
-}
-
 const char* decode_table(const std::uint8_t* bytes, std::size_t size,
                          DecisionTable* table) noexcept {
   if (const char* problem = read_header(bytes, size, table)) return problem;
@@ -95,14 +85,6 @@ const char* load_table(const char* path, DecisionTable* table) noexcept {
   if (size < 0) return "it cannot be read";
   if (static_cast<std::size_t>(size) > kMaxFileBytes) return "it is too long";
   return decode_table(bytes, static_cast<std::size_t>(size), table);
-}
-
-const Entry* lookup(const DecisionTable& table, int collective, std::uint64_t size_bytes) noexcept {
-  if (collective < 0 || collective >= kNumCollectives) return nullptr;
-  const int column = size_bin(size_bytes) - table.first_bin;  // negative for sizes without a bin
-  if (column < 0 || column >= table.num_bins) return nullptr;
-  const Entry* entry = &table.entries[collective * table.num_bins + column];
-  return entry->act != 0 ? entry : nullptr;
 }
 
 }  // namespace dynamiccl
