@@ -1,11 +1,12 @@
 // What NCCL sees: one struct per tuner ABI version, each a thin shell over Context.
 //
 // Here, and in nccl/tuner_abi.h, NCCL's own names are used. Every function returns ncclSuccess
-// whatever happens: any other value fails the collective or the communicator. There are two
-// exceptions: `init` in sweep mode, which means to fail a benchmark that could only hang or
-// mislead, and getCollInfo after the ranks' agreement broke down in the middle of a switch, where
-// going on could hang the job (agreement/rules.h).
+// whatever happens: any other value fails the collective or the communicator. The exceptions:
+// `init` in sweep mode, which means to fail a benchmark that could only hang or mislead, and
+// getCollInfo after the ranks' agreement broke down in the middle of a switch, where going on could
+// hang the job (agreement/rules.h); and whatever a next tuner returns (next/tuner.h).
 #include "nccl/tuner_abi.h"
+#include "next/tuner.h"
 #include "tuner.h"
 
 #define DYNAMICCL_EXPORT __attribute__((visibility("default")))
@@ -23,11 +24,21 @@ namespace {
 
 using dynamiccl::Communicator;
 using dynamiccl::Context;
+using dynamiccl::CostTable;
+using dynamiccl::NextTuner;
+using dynamiccl::Question;
+using dynamiccl::TunerLink;
 
 constexpr char kName[] = "DynamICCL";
 
-ncclResult_t create(const Communicator& communicator, void** context) noexcept {
+ncclResult_t create(const Communicator& communicator, void** context,
+                    ncclNvlDomainInfo_v5_t* domains = nullptr,
+                    ncclTunerConstants_v5_t* constants = nullptr) noexcept {
   if (context == nullptr) return ncclSuccess;
+  const NextTuner* next = TunerLink::find(communicator.abi_version, communicator.logger);
+  if (next != nullptr) {
+    return TunerLink::create(next, communicator, domains, constants, context);
+  }
   Context* made = nullptr;
   const ncclResult_t result = Context::create(communicator, &made);
   *context = made;
@@ -41,52 +52,72 @@ ncclResult_t init(std::size_t nRanks, std::size_t nNodes, ncclDebugLogger_t logF
   return create({version, nRanks, nNodes, logFunction, nullptr}, context);
 }
 
-/// v5, v6: the context comes first; the constants stay as NCCL made them.
+/// v5, v6: the context comes first; we leave the constants as NCCL made them.
 template <int version>
 ncclResult_t initWithDomains(void** context, std::uint64_t commId, std::size_t nRanks,
                              std::size_t nNodes, ncclDebugLogger_t logFunction,
                              ncclNvlDomainInfo_v5_t* nvlDomainInfo,
-                             ncclTunerConstants_v5_t* /*constants*/) noexcept {
-  return create({version, nRanks, nNodes, logFunction, nvlDomainInfo, commId}, context);
+                             ncclTunerConstants_v5_t* constants) noexcept {
+  return create({version, nRanks, nNodes, logFunction, nvlDomainInfo, commId}, context,
+                nvlDomainInfo, constants);
 }
 
 ncclResult_t getCollInfo_v2(void* context, ncclFunc_t collType, std::size_t nBytes,
-                            int /*collNetSupport*/, int nvlsSupport, int /*numPipeOps*/,
-                            int* algorithm, int* protocol, int* nChannels) noexcept {
+                            int collNetSupport, int nvlsSupport, int numPipeOps, int* algorithm,
+                            int* protocol, int* nChannels) noexcept {
   if (context == nullptr || algorithm == nullptr || protocol == nullptr || nChannels == nullptr) {
     return ncclSuccess;
+  }
+  if (TunerLink* link = TunerLink::of(context)) {
+    return link->answer_v2({collType,
+                            nBytes,
+                            numPipeOps,
+                            0,
+                            {nullptr, 0, 0},
+                            collNetSupport,
+                            nvlsSupport,
+                            algorithm,
+                            protocol,
+                            nChannels});
   }
   return static_cast<Context*>(context)->answer_v2(collType, nBytes, nvlsSupport, algorithm,
                                                    protocol, nChannels);
 }
 
-ncclResult_t getCollInfo_v3(void* context, ncclFunc_t collType, std::size_t nBytes,
-                            int /*numPipeOps*/, float** collCostTable, int numAlgo, int numProto,
+/// v4, v5, v6. `regBuff` can differ between the ranks of one call, so it must not matter to ours.
+ncclResult_t getCollInfo_v4(void* context, ncclFunc_t collType, std::size_t nBytes, int numPipeOps,
+                            float** collCostTable, int numAlgo, int numProto, int regBuff,
                             int* nChannels) noexcept {
   if (context == nullptr || collCostTable == nullptr || nChannels == nullptr) return ncclSuccess;
   // Typed float**, and yet one flat array.
-  float* cells = reinterpret_cast<float*>(collCostTable);
-  return static_cast<Context*>(context)->answer(collType, nBytes, {cells, numAlgo, numProto},
-                                                nChannels);
+  const CostTable costs = {reinterpret_cast<float*>(collCostTable), numAlgo, numProto};
+  if (TunerLink* link = TunerLink::of(context)) {
+    return link->answer(
+        {collType, nBytes, numPipeOps, regBuff, costs, 0, 0, nullptr, nullptr, nChannels});
+  }
+  return static_cast<Context*>(context)->answer(collType, nBytes, costs, nChannels);
 }
 
-/// v4, v5, v6. `regBuff` can differ between the ranks of one call, so it must not matter.
-ncclResult_t getCollInfo_v4(void* context, ncclFunc_t collType, std::size_t nBytes, int numPipeOps,
-                            float** collCostTable, int numAlgo, int numProto, int /*regBuff*/,
+ncclResult_t getCollInfo_v3(void* context, ncclFunc_t collType, std::size_t nBytes, int numPipeOps,
+                            float** collCostTable, int numAlgo, int numProto,
                             int* nChannels) noexcept {
-  return getCollInfo_v3(context, collType, nBytes, numPipeOps, collCostTable, numAlgo, numProto,
+  return getCollInfo_v4(context, collType, nBytes, numPipeOps, collCostTable, numAlgo, numProto, 0,
                         nChannels);
 }
 
 /// v6. `nBytes` and `nChannels` are of one part of a collective: nothing to find the whole by.
-ncclResult_t getChunkSize(void* context, ncclFunc_t collType, std::size_t /*nBytes*/, int algo,
-                          int proto, int /*nChannels*/, std::size_t* chunkSize) noexcept {
+ncclResult_t getChunkSize(void* context, ncclFunc_t collType, std::size_t nBytes, int algo,
+                          int proto, int nChannels, std::size_t* chunkSize) noexcept {
   if (context == nullptr || chunkSize == nullptr) return ncclSuccess;
+  if (TunerLink* link = TunerLink::of(context)) {
+    return link->answer_chunk(collType, nBytes, algo, proto, nChannels, chunkSize);
+  }
   static_cast<Context*>(context)->answer_chunk(collType, algo, proto, chunkSize);
   return ncclSuccess;
 }
 
 ncclResult_t finalize(void* context) noexcept {
+  if (TunerLink* link = TunerLink::of(context)) return TunerLink::retire(link);
   Context::retire(static_cast<Context*>(context));
   return ncclSuccess;
 }

@@ -97,10 +97,11 @@ void Player::note(BlockState state) noexcept {
   report_.set_state(block_, now);
 }
 
-void Player::answer_chunk(int collective, int algorithm, int protocol,
+bool Player::answer_chunk(int collective, int algorithm, int protocol,
                           std::size_t* chunk_bytes) noexcept {
-  if (!chunks_.answer(collective, algorithm, protocol, chunk_bytes)) return;
+  if (!chunks_.answer(collective, algorithm, protocol, chunk_bytes)) return false;
   report_.set_chunk(block_, static_cast<std::uint32_t>(*chunk_bytes));
+  return true;
 }
 
 }  // namespace dynamiccl

@@ -52,7 +52,7 @@ class Player {
               int* num_channels) noexcept;
 
   /// A getChunkSize: give the block's chunk size when the question surely is about its call.
-  void answer_chunk(int collective, int algorithm, int protocol, std::size_t* chunk_bytes) noexcept;
+  bool answer_chunk(int collective, int algorithm, int protocol, std::size_t* chunk_bytes) noexcept;
 
   /// Never play again. The one function that may be called during another.
   void stop() noexcept { playing_.store(false, std::memory_order_relaxed); }

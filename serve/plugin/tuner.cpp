@@ -66,16 +66,15 @@ ncclResult_t Context::answer_v2(int collective, std::size_t size_bytes, int nvls
   return result;
 }
 
-void Context::answer_chunk(int collective, int algorithm, int protocol,
+bool Context::answer_chunk(int collective, int algorithm, int protocol,
                            std::size_t* chunk_bytes) noexcept {
   // As long as this is inside, the clock is not empty: retire() waits.
   const Clock::Visit visit(clock_);
-  if (!visit.entered()) return;
+  if (!visit.entered()) return false;
   if (player_.is_loaded()) {
-    player_.answer_chunk(collective, algorithm, protocol, chunk_bytes);
-  } else if (sets_chunks_) {
-    chunks_.answer(collective, algorithm, protocol, chunk_bytes);
+    return player_.answer_chunk(collective, algorithm, protocol, chunk_bytes);
   }
+  return sets_chunks_ && chunks_.answer(collective, algorithm, protocol, chunk_bytes);
 }
 
 bool Context::pass_gate(ncclResult_t* result) noexcept {

@@ -18,6 +18,7 @@
 //                       DYNAMICCL_PREFLIGHT: decide from the first call on without asking the other
 //                       ranks. A rank that then finds another artifact or machine abstains alone,
 //                       which hangs the job: for whoever has looked at all nodes beforehand.
+//   DYNAMICCL_NEXT_TUNER  a vendor's tuner, asked before ours: see next/tuner.h.
 //   NCCL_ALGO, NCCL_PROTO  with the v2 ABI only: when set, abstain. From v3 on they show in the
 //                       cost table; 2.21 would let a tuner override what the user asked for.
 #pragma once
@@ -25,6 +26,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "agreement/agreement.h"
 #include "choice.h"
@@ -56,6 +58,19 @@ class Context {
   /// `answer` (`src/init.cc`): it waits for such calls, and rather leaks than frees under one.
   static void retire(Context* context) noexcept;
 
+  /// As long as it lives, retire() leaves the context (which may be null) where it is.
+  class Stay {
+   public:
+    explicit Stay(Context* context) noexcept {
+      if (context != nullptr) visit_.emplace(context->clock_);
+    }
+    /// False when the context is null or being retired.
+    bool entered() const noexcept { return visit_.has_value() && visit_->entered(); }
+
+   private:
+    std::optional<Clock::Visit> visit_;
+  };
+
   /// v3 to v6: set the chosen cell to 0.0 and, with it, the channels; or touch nothing. An error
   /// only where the ranks' agreement has broken down, and the communicator with it.
   ncclResult_t answer(int collective, std::size_t size_bytes, const CostTable& costs,
@@ -66,8 +81,8 @@ class Context {
   ncclResult_t answer_v2(int collective, std::size_t size_bytes, int nvls_support, int* algorithm,
                          int* protocol, int* num_channels) noexcept;
 
-  /// v6: lower the chunk size of a part of a collective; or touch nothing.
-  void answer_chunk(int collective, int algorithm, int protocol, std::size_t* chunk_bytes) noexcept;
+  /// v6: lower the chunk size of a part of a collective and return true; or touch nothing.
+  bool answer_chunk(int collective, int algorithm, int protocol, std::size_t* chunk_bytes) noexcept;
 
  private:
   friend struct Creation;

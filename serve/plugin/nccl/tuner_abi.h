@@ -13,7 +13,12 @@ extern "C" {
 
 // `src/nccl.h.in`. Any other value than success fails the collective in every version, or, from
 // `init`, the communicator: the calls are wrapped in NCCLCHECK, whatever the header's comment says.
-enum ncclResult_t : int { ncclSuccess = 0, ncclInvalidUsage = 5, ncclRemoteError = 6 };
+enum ncclResult_t : int {
+  ncclSuccess = 0,
+  ncclSystemError = 2,
+  ncclInvalidUsage = 5,
+  ncclRemoteError = 6
+};
 
 // `src/include/nccl_common.h`. An int, not an enum, since NCCL may one day pass a new value.
 typedef int ncclFunc_t;
