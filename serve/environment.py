@@ -22,8 +22,16 @@ MODES: Final[Mapping[str, str]] = {
     "adaptive": "mode adaptive changes tables while the job runs, so results are not bitwise "
     "reproducible from run to run",
 }
-#: The variable by which ours calls the one that it displaces.
-_NEXT: Final = {"tuner": "DYNAMICCL_NEXT_TUNER", "profiler": "DYNAMICCL_NEXT_PROFILER"}
+#: What to do about one that ours displaces, and the variable that says that it was done.
+_NEXT: Final = {
+    "tuner": ("to have it called first, add: export DYNAMICCL_NEXT_TUNER=", "DYNAMICCL_NEXT_TUNER"),
+    "profiler": (
+        "profilers cannot be called one after the other; to keep it leave NCCL_PROFILER_PLUGIN as "
+        "it is: then communicators of all ranks alone get decisions, and nothing is timed or "
+        "recorded. It is ",
+        "",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +104,7 @@ def _about_neighbour(role: Role, machine: Machine) -> Iterator[str]:
         return
     if found.origin is Origin.SWITCHED_OFF:
         yield f"{found.place} now, which these lines replace"
-    elif _NEXT[role.name] not in machine.env:
-        yield (
-            f"displaces a {role.name}: {found.place}; to have it called first, add: "
-            f"export {_NEXT[role.name]}={found.library}"
-        )
+        return
+    advice, done = _NEXT[role.name]
+    if done not in machine.env:
+        yield f"displaces a {role.name}: {found.place}; {advice}{found.library}"

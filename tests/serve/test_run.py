@@ -132,8 +132,9 @@ def test_vendors_plugins_are_kept_in_front(run: Runner) -> None:
     assert shown["NCCL_TUNER_PLUGIN"].endswith(PLUGIN_NAME)
     for value in ("none", f"/elsewhere/{PLUGIN_NAME}", PLUGIN_NAME):
         assert "DYNAMICCL_NEXT_TUNER" not in run.shown(NCCL_TUNER_PLUGIN=value)
-    kept = run.shown(NCCL_PROFILER_PLUGIN="/p.so", DYNAMICCL_NEXT_PROFILER="/own.so")
-    assert kept["DYNAMICCL_NEXT_PROFILER"] == "/own.so"
+    kept = run.shown(NCCL_PROFILER_PLUGIN="/p.so", said="keeps the profiler /p.so instead of ours")
+    assert kept["NCCL_PROFILER_PLUGIN"] == "/p.so"
+    assert kept["NCCL_TUNER_PLUGIN"].endswith(PLUGIN_NAME)
 
 
 def meeting(shown: Mapping[str, str]) -> tuple[str, str]:
