@@ -111,6 +111,7 @@ class Agreement {
   std::atomic<Profiler*> profiler{nullptr};  // null: none, or the communicator is gone
 
  private:
+  std::uint64_t stamp_of_index() const noexcept;
   void announce(std::uint64_t now_ns) noexcept;
   void probe(std::uint64_t now_ns) noexcept;
   void note_decision() noexcept;
