@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -75,10 +76,17 @@ void Agreement::announce(std::uint64_t now_ns) noexcept {
 /// Nothing else is under way: judge what was measured, or measure NCCL's own choice for a moment.
 void Agreement::probe(std::uint64_t) noexcept {
   if (is_probing_) {
-    // It began at a call that all ranks stopped at; back after so many, at another such call.
-    if (clock_.calls() < member_->decided_at() + kProbeSpan) return;
+    // It began at a call that all ranks stopped at, and ends at the next one that they can stop at.
+    probe_began_ = member_->decided_at();
     is_probing_ = !leader_->propose(current_, current_bytes_, false, Clock::kNever);
     return;
+  }
+  if (probe_began_ != 0) {
+    // How long that took is not ours to choose; how soon the next one comes is.
+    const std::uint64_t took = member_->decided_at() - probe_began_;
+    const std::uint64_t pause = took * settings_->probe_calls / kProbeCalls;
+    next_probe_call_ = member_->decided_at() + std::max(settings_->probe_calls, pause);
+    probe_began_ = 0;
   }
   if (settings_->probe_calls == 0 || current_bytes_ == 0 || off_) return;
   Guard::Slow slow;
@@ -93,9 +101,7 @@ void Agreement::probe(std::uint64_t) noexcept {
     return;
   }
   if (guard_->complete() == 0 || clock_.calls() < next_probe_call_) return;
-  if (!leader_->propose(nullptr, 0, true, Clock::kNever)) return;
-  is_probing_ = true;
-  next_probe_call_ = clock_.calls() + settings_->probe_calls;
+  is_probing_ = leader_->propose(nullptr, 0, true, Clock::kNever);
 }
 
 bool Agreement::brain_is_due(std::uint64_t now_ns) noexcept {
