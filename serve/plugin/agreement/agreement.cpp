@@ -196,7 +196,8 @@ std::uint64_t Agreement::due_ns(std::uint64_t now_ns) const noexcept {
 bool Agreement::is_settled() const noexcept {
   if (ended_) return true;
   if (leader_ != nullptr) return leader_->is_settled() && leader_->committed() > 0;
-  return member_ != nullptr && member_->decided() != 0 && !member_->is_mustered();
+  // A proposal that was called off is a decision as well, and another one will follow.
+  return member_ != nullptr && member_->decided_at() != 0 && !member_->is_mustered();
 }
 
 }  // namespace dynamiccl
