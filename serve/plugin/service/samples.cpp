@@ -25,6 +25,8 @@ Mutex g_mutex;
 Timed g_halves[2][kKept];
 int g_filled = 0;
 int g_half = 0;
+// The service's, and not under the mutex: the recorder calls take() with a lock held that
+// set_sink() needs.
 int g_watched = 0;
 std::atomic<std::uint64_t> g_lost{0};
 std::uint64_t g_send_at_ns = 0;
@@ -50,19 +52,13 @@ void watch_samples(Agreement* agreement) noexcept {
   const bool has_times = agreement->profiler.load(std::memory_order_acquire) != nullptr;
   if (!has_times || agreement->settings().mode == Mode::kTableStatic) return;
   agreement->is_watched = true;
-  const Lock lock(&g_mutex);
   if (g_watched++ == 0) Recorder::set_sink(take, nullptr);
 }
 
 void unwatch_samples(Agreement* agreement) noexcept {
   if (!agreement->is_watched) return;
   agreement->is_watched = false;
-  bool was_last = false;
-  {
-    const Lock lock(&g_mutex);
-    was_last = --g_watched == 0;
-  }
-  if (was_last) Recorder::set_sink(nullptr, nullptr);
+  if (--g_watched == 0) Recorder::set_sink(nullptr, nullptr);
 }
 
 bool send_samples(Agreement* agreements, const Outlet& outlet, std::uint64_t now_ns) noexcept {
