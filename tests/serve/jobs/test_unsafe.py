@@ -19,9 +19,12 @@ CALLS = 500
 def sure(two_nodes: Setting, build_dir: Callable[[str], Path], libnccl: Path) -> dict[str, str]:
     """What a user sets who has asked the probe on all ranks before the job."""
     chosen = two_nodes.environment()
-    probe = [build_dir("") / "dynamiccl-probe", "--nccl", libnccl, two_nodes.artifact]
     done = subprocess.run(
-        probe, env=dict(os.environ) | chosen, capture_output=True, text=True, check=True
+        [build_dir("") / "dynamiccl-probe", "--nccl", libnccl, two_nodes.artifact],
+        env=dict(os.environ) | chosen,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     told = json.loads(done.stdout)
     assert told["system"] == SYSTEM
