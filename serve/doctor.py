@@ -157,7 +157,14 @@ def _neighbour(machine: Machine, role: Role) -> Check:
         return ok(name, f"ours, by {found.place}")
     if found.origin is Origin.SWITCHED_OFF:
         return warn(name, found.place, f"take {role.variable} out, or start with dynamiccl-run")
-    keeps = f"DYNAMICCL_NEXT_{role.name.upper()}"
+    if role.name == "profiler":
+        return warn(
+            name,
+            found.place,
+            "profilers cannot be called one after the other: dynamiccl-run keeps this one, and then "
+            "communicators of all ranks alone get decisions and nothing is timed",
+        )
+    keeps = "DYNAMICCL_NEXT_TUNER"
     if machine.env.get(keeps):
         return ok(name, f"{found.place}; kept in front of ours by {keeps}={machine.env[keeps]}")
     return warn(

@@ -111,6 +111,7 @@ class Agreement {
   std::atomic<Profiler*> profiler{nullptr};  // null: none, or the communicator is gone
 
  private:
+  std::uint64_t stamp_of_index() const noexcept;
   void announce(std::uint64_t now_ns) noexcept;
   void probe(std::uint64_t now_ns) noexcept;
   void note_decision() noexcept;
@@ -143,6 +144,7 @@ class Agreement {
   std::size_t current_bytes_ = 0;
   bool is_probing_ = false;
   std::uint64_t next_probe_call_ = 0;
+  std::uint64_t probe_began_ = 0;  // the call of the latest probe that was not accounted for; or 0
   std::uint64_t brain_at_ns_ = 0;
   std::uint64_t brain_saw_ = 0;
   bool brain_complained_ = false;

@@ -154,7 +154,8 @@ void Clock::close() noexcept {
   const Lock lock(&mutex_);
   is_closed_.store(true, std::memory_order_seq_cst);
   set_gate();
-  // As in muster(): what is_empty() reads afterwards has every call in it that did not see the gate.
+  // As in muster(): what is_empty() reads afterwards has every call in it that did not see the
+  // gate.
   if (!fences_) barrier_all_threads();
   full_barrier();
 }

@@ -23,11 +23,10 @@ class Leader {
   void receive(std::int32_t from_rank, const Message& message, std::uint64_t now_ns) noexcept;
   void tick(std::uint64_t now_ns) noexcept;
 
-  /// Propose a table (.dct bytes, copied; none: abstain everywhere) as soon as it can be, perhaps as
-  /// a probe, which a record of a call then says. `at`: from that very call; kNever: from one that
-  /// suits.
-  /// Takes the place of a proposal that has not been put yet. False: there is no agreement (any
-  /// more), or memory is short.
+  /// Propose a table (.dct bytes, copied; none: abstain everywhere) as soon as it can be, perhaps
+  /// as a probe, which a record of a call then says. `at`: from that very call; kNever: from one
+  /// that suits. Takes the place of a proposal that has not been put yet. False: there is no
+  /// agreement (any more), or memory is short.
   bool propose(const std::uint8_t* table, std::size_t table_bytes, bool is_probe,
                std::uint64_t at) noexcept;
 

@@ -20,8 +20,9 @@
 //   DYNAMICCL_METRICS_DIR       where counters are written, a file a rank. Default: nowhere.
 //   DYNAMICCL_BRAIN_SOCKET      adaptive mode: the brain is the process that listens there.
 //   DYNAMICCL_ADAPT_INTERVAL_S  adaptive mode: from one decision to the next. Default 10.
-//   DYNAMICCL_PROBE_CALLS       calls between two probes of NCCL's own choice, of
-//                               kProbeSpan calls each. Default 6400; 0: none, and no guard.
+//   DYNAMICCL_PROBE_CALLS       calls between two probes of NCCL's own choice; more where probes
+//                               take more than kProbeCalls. Default 6400, so that probes are at
+//                               most 1 % of the calls; 0: none, and no guard.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +38,8 @@ enum class Mode : std::uint8_t { kTable, kTableStatic, kObserve, kAdaptive, kSwe
 Mode find_mode() noexcept;
 const char* name_of(Mode mode) noexcept;
 
-/// Calls that a probe of NCCL's own choice takes.
-inline constexpr std::uint64_t kProbeSpan = 16;
+/// Calls that a probe of NCCL's own choice may take in DYNAMICCL_PROBE_CALLS.
+inline constexpr std::uint64_t kProbeCalls = 64;
 
 struct Settings {
   /// Copies what it keeps: the environment may change. False: memory is short.

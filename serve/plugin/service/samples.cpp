@@ -25,7 +25,9 @@ Mutex g_mutex;
 Timed g_halves[2][kKept];
 int g_filled = 0;
 int g_half = 0;
-int g_watched = 0;  // the service's thread alone
+// The service's, and not under the mutex: the recorder calls take() with a lock held that
+// set_sink() needs.
+int g_watched = 0;
 std::atomic<std::uint64_t> g_lost{0};
 std::uint64_t g_send_at_ns = 0;
 
@@ -56,7 +58,6 @@ void watch_samples(Agreement* agreement) noexcept {
 void unwatch_samples(Agreement* agreement) noexcept {
   if (!agreement->is_watched) return;
   agreement->is_watched = false;
-  // Not under the mutex, which the sink takes: this waits for the sink.
   if (--g_watched == 0) Recorder::set_sink(nullptr, nullptr);
 }
 

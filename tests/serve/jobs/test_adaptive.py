@@ -1,0 +1,242 @@
+"""Adaptive mode in whole jobs: the leader's brain moves the table, and may die, hang or lie."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from dynamiccl.serve.artifact import Artifact
+from dynamiccl.serve.build import PLUGIN_NAME
+from dynamiccl.serve.plugin_index import PluginIndex
+from tests.serve.jobs.conftest import Player, player_of
+from tests.serve.jobs.play import Played, at
+from tests.serve.jobs.setting import Setting, fingerprint, make_setting
+from tests.serve.jobs.watching import Look
+
+ROOT: Final = Path(__file__).parents[3]
+LOOPS: Final = {"ranks": 8, "rate": 700, "calls": 4200}
+#: What the policies below answer: a table as the name says.
+POLICIES: Final = """
+from dynamiccl.nccl import Algorithm, Config, Protocol
+from dynamiccl.serve.table import MAX_BINS, DecisionTable
+
+
+class Brain:
+    def __init__(self, configs, ranks):
+        self.configs, self.ranks, self.asked = configs, ranks, 0
+
+    def decide(self, config, history):
+        assert history.tasks and history.table is not None
+        chosen = self.configs[self.asked % len(self.configs)]
+        self.asked += 1
+        return DecisionTable.from_configs(
+            [[chosen] * MAX_BINS] * 5,
+            num_nodes=config.num_nodes,
+            num_ranks=self.ranks or config.num_ranks,
+        )
+
+
+ONE, OTHER = Config(Algorithm.Ring, Protocol.Simple, 4), Config(Algorithm.Ring, Protocol.LL, 2)
+
+
+def once(artifact, seed):
+    return Brain([ONE], None)
+
+
+def restless(artifact, seed):
+    return Brain([ONE, OTHER], None)
+
+
+def elsewhere(artifact, seed):
+    return Brain([ONE], 6)
+
+
+def fails(artifact, seed):
+    return Brain([], None)
+"""
+
+
+@pytest.fixture
+def eight_ranks(tmp_path: Path) -> Setting:
+    return make_setting(tmp_path, num_ranks=8)
+
+
+@pytest.fixture
+def known(small_artifact: Artifact, tmp_path: Path) -> Path:
+    """A real artifact that knows the harness's machine."""
+    copied = Path(shutil.copytree(small_artifact.directory, tmp_path / "known"))
+    PluginIndex.read(copied).bound("box", fingerprint(22809)).write(copied)
+    return copied
+
+
+@contextmanager
+def brain(setting: Setting, artifact: Path, policy: str) -> Iterator[subprocess.Popen[str]]:
+    """`dynamiccl-deploy brain`, listening."""
+    (setting.root / "policies_of_test.py").write_text(POLICIES)
+    name = policy if policy == "artifact" else f"policies_of_test:{policy}"
+    operands = ["--policy", name, "--artifact", artifact, "--socket", socket_of(setting), "--json"]
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import dynamiccl.serve.cli as c; c.main()",
+            "brain",
+            *map(str, operands),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=dict(os.environ) | {"PYTHONPATH": f"{ROOT}:{setting.root}"},
+    )
+    try:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["socket"] == str(socket_of(setting))
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def socket_of(setting: Setting) -> Path:
+    return setting.run_dir / "brain.sock"
+
+
+def adaptive(setting: Setting, **more: str) -> dict[str, str]:
+    return (
+        setting.environment()
+        | {
+            "DYNAMICCL_MODE": "adaptive",
+            "DYNAMICCL_ADAPT_INTERVAL_S": "0.2",
+            "DYNAMICCL_LOOK_INTERVAL_S": "0.1",
+            "DYNAMICCL_SAMPLE_PERCENT": "100",
+            "DYNAMICCL_PROBE_CALLS": "0",
+            "DYNAMICCL_BRAIN_SOCKET": str(socket_of(setting)),
+        }
+        | more
+    )
+
+
+def assert_in_force_to_the_end(played: Played) -> None:
+    assert played.is_sound, played
+    (comm,) = played.communicators
+    assert comm.acted > 0
+    assert comm.last_acted == comm.calls - 1
+
+
+def test_a_brain_moves_the_table_on_all_ranks_at_one_call(
+    play_job: Player, eight_ranks: Setting, known: Path
+) -> None:
+    with brain(eight_ranks, known, "once"):
+        played = play_job(environment=adaptive(eight_ranks), **LOOPS)
+    assert_in_force_to_the_end(played)
+    assert played.switches == 2  # to the artifact's table, and to the brain's
+    assert "results are not bitwise the same" in played.log
+
+
+def test_a_brain_may_change_its_mind(play_job: Player, eight_ranks: Setting, known: Path) -> None:
+    with brain(eight_ranks, known, "restless"):
+        played = play_job(environment=adaptive(eight_ranks), **LOOPS)
+    assert_in_force_to_the_end(played)
+    assert played.switches >= 3
+
+
+@pytest.mark.parametrize("signal", ["KILL", "STOP", "TERM"])
+def test_a_brain_that_goes_leaves_the_table_in_force(
+    signal: str, play_job: Player, eight_ranks: Setting, known: Path
+) -> None:
+    with brain(eight_ranks, known, "restless") as process:
+        played = play_job(
+            *at(2000, f"sh=kill -{signal} {process.pid}"),
+            environment=adaptive(eight_ranks),
+            **LOOPS,
+        )
+    assert_in_force_to_the_end(played)
+    if signal != "STOP":
+        assert "the brain gave no table, the one in force stays: brain at" in played.log
+
+
+@pytest.mark.parametrize("policy", ["elsewhere", "fails"])
+def test_a_brain_that_is_wrong_leaves_the_table_in_force(
+    policy: str, play_job: Player, eight_ranks: Setting, known: Path
+) -> None:
+    with brain(eight_ranks, known, policy):
+        played = play_job(environment=adaptive(eight_ranks), **LOOPS)
+    assert_in_force_to_the_end(played)
+    assert played.switches == 1
+    reasons = {"elsewhere": "its table is for another communicator", "fails": "ZeroDivisionError"}
+    assert f": {reasons[policy]}" in played.log
+    assert played.log.count("the brain gave no table") == 1
+
+
+@pytest.mark.parametrize("answer", [b"", b"\0" * 4096, b"\xff" * 4096, b"\x08\0\0\0nonsense"])
+def test_who_talks_nonsense_is_no_brain(
+    answer: bytes, play_job: Player, eight_ranks: Setting
+) -> None:
+    path = socket_of(eight_ranks)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen()
+        threading.Thread(target=talk, args=(listener, answer), daemon=True).start()
+        played = play_job(environment=adaptive(eight_ranks), **LOOPS)
+        listener.shutdown(socket.SHUT_RDWR)
+    assert_in_force_to_the_end(played)
+    assert played.switches == 1
+    assert played.log.count("the brain gave no table") == 1
+
+
+def talk(listener: socket.socket, answer: bytes) -> None:
+    """Say the same to everybody, and hang up."""
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        with connection:
+            try:
+                connection.recv(100)
+                connection.sendall(answer)
+            except OSError:
+                continue
+
+
+def test_without_a_brain_the_table_stays(play_job: Player, eight_ranks: Setting) -> None:
+    played = play_job(environment=adaptive(eight_ranks), **LOOPS)
+    assert_in_force_to_the_end(played)
+    assert played.switches == 1
+    assert "there is no such file" in played.log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["process", "job"])
+def test_the_artifacts_policy_decides_in_a_process_and_in_the_job(
+    where: str,
+    eight_ranks: Setting,
+    known: Path,
+    torch_build_dir: Path,
+) -> None:
+    """TorchScript in the job: in the leader's process and in no other."""
+    play = player_of(torch_build_dir, PLUGIN_NAME)
+    look = Look(eight_ranks.root / "look")
+    chosen = adaptive(eight_ranks, DYNAMICCL_ARTIFACT=str(known), DYNAMICCL_SYSTEM="box")
+    if where == "job":
+        del chosen["DYNAMICCL_BRAIN_SOCKET"]
+        played = play(*at(3900, look.action), environment=chosen, **LOOPS)
+    else:
+        with brain(eight_ranks, known, "artifact"):
+            played = play(*at(3900, look.action), environment=chosen, **LOOPS)
+    assert played.is_sound, played
+    assert played.acted > 0
+    assert played.switches >= 2
+    assert "the brain gave no table" not in played.log
+    loaded = [any("libtorch" in path for path in rank.libraries) for rank in look.ranks()]
+    assert loaded == [where == "job"] + [False] * 7

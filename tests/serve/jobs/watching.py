@@ -1,0 +1,98 @@
+"""What ranks leave behind and look like while they run: records, threads, libraries."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dynamiccl.collect.calls.reader import SUFFIX, read_header, read_records
+from dynamiccl.collect.importing.report import FileReport
+
+#: Prints the threads and libraries of its parent's other children, by process.
+_LOOK: Final = """
+import json, os, pathlib, sys
+seen = {}
+for process in pathlib.Path("/proc").glob("[0-9]*"):
+    try:
+        fields = (process / "stat").read_text().rpartition(")")[2].split()
+        if int(process.name) == os.getpid() or int(fields[1]) != os.getppid():
+            continue
+        seen[process.name] = {
+            "threads": [(t / "comm").read_text().strip() for t in (process / "task").iterdir()],
+            "libraries": sorted({
+                line.split()[-1] for line in (process / "maps").read_text().splitlines()
+                if line.endswith(".so")
+            }),
+        }
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+with open(sys.argv[1], "w") as file:
+    json.dump(seen, file)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One rank's process at one moment."""
+
+    threads: list[str]
+    libraries: list[str]
+
+
+class Look:
+    """An action that looks at all ranks: `*at(100, look.action)`, and then `look.ranks()`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Keep program and result in `folder`, which is made."""
+        folder.mkdir()
+        self._script = folder / "look.py"
+        self._script.write_text(_LOOK)
+        self._result = folder / "seen.json"
+        # In place of the shell, so that the ranks are its siblings.
+        self.action = f"sh=exec {sys.executable} -S {self._script} {self._result}"
+
+    def ranks(self) -> list[Seen]:
+        """What was seen, in the order in which the ranks were started."""
+        seen = json.loads(self._result.read_text())
+        return [Seen(**seen[process]) for process in sorted(seen, key=int)]
+
+
+def records_of(directory: Path, rank: int) -> npt.NDArray[np.void]:
+    """All records of one rank, in the order of the calls."""
+    found: list[npt.NDArray[np.void]] = []
+    for path in sorted(directory.rglob(f"*{SUFFIX}"), key=lambda path: read_header(path).number):
+        report = FileReport(path=str(path), format="calls")
+        for records in read_records(path, report):
+            found.append(records[records["rank"] == rank])
+        assert not report.rejected, report
+    records = np.concatenate(found)
+    ordered: npt.NDArray[np.void] = records[np.argsort(records["enqueued_ns"], kind="stable")]
+    return ordered
+
+
+def metrics_of(text: str) -> dict[tuple[str, str], float]:
+    """Values by name and labels; fails for a line that is not of Prometheus' text format."""
+    values: dict[tuple[str, str], float] = {}
+    types: dict[str, Any] = {}
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            continue
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            assert kind in {"counter", "gauge"}
+            assert name not in types
+            types[name] = kind
+            continue
+        name_and_labels, _, value = line.rpartition(" ")
+        name, brace, labels = name_and_labels.partition("{")
+        assert name in types, line
+        assert name.replace("_", "").isalnum(), line
+        assert not brace or labels.endswith("}"), line
+        assert (name, labels.removesuffix("}")) not in values, line
+        values[name, labels.removesuffix("}")] = float(value)
+    assert text.endswith("\n")
+    return values
