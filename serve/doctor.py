@@ -161,8 +161,8 @@ def _neighbour(machine: Machine, role: Role) -> Check:
         return warn(
             name,
             found.place,
-            "profilers cannot be called one after the other: dynamiccl-run keeps this one, and then "
-            "communicators of all ranks alone get decisions and nothing is timed",
+            "profilers cannot be called one after the other: dynamiccl-run keeps this one, and "
+            "then communicators of all ranks alone get decisions and nothing is timed",
         )
     keeps = "DYNAMICCL_NEXT_TUNER"
     if machine.env.get(keeps):

@@ -12,50 +12,10 @@
 
 #include "agreement/leader.h"
 #include "agreement/member.h"
+#include "tests/inspect.h"
 #include "tests/table_file.h"
 
 namespace dynamiccl {
-
-/// Reads what the explored objects hold, to know a state again.
-struct Inspect {
-  static void mix(std::uint64_t* digest, std::uint64_t value) {
-    *digest = (*digest ^ value) * 0x9e3779b97f4a7c15U;
-    *digest ^= *digest >> 29;
-  }
-  static void add(std::uint64_t* d, const Clock& clock) {
-    mix(d, clock.begun_);
-    mix(d, clock.ended_);
-    mix(d, clock.hash_);
-    mix(d, clock.in_force_.load()->number);
-    mix(d, clock.staged_ != nullptr ? clock.staged_->number : 99);
-    mix(d, clock.muster_at_);
-    mix(d, clock.hold_at_);
-    mix(d, clock.is_closed_ | clock.failed_ << 1 | clock.promised_ << 2 | clock.waiting_ << 3 |
-               clock.hold_expired_ << 4);
-  }
-  static void add(std::uint64_t* d, const Member& member) {
-    mix(d, member.left_ | member.committed_ << 1 | member.promised_ << 2);
-    mix(d, member.refused_);
-    mix(d, member.proposal_);
-    if (member.proposal_ != 0) mix(d, member.at_);
-    mix(d, member.decided_);
-    mix(d, member.decided_at_);
-  }
-  static void add(std::uint64_t* d, const Leader& leader) {
-    mix(d, static_cast<std::uint64_t>(leader.state_));
-    mix(d, leader.proposal_);
-    mix(d, leader.wanted_ | leader.commit_ << 1 | leader.for_good_ << 2);
-    mix(d, std::min(leader.called_off_, 3U));
-    mix(d, leader.at_);
-    mix(d, leader.first_yes_ns_ != 0);
-    mix(d, leader.compare_at_);
-    for (int i = 0; i < leader.place_.num_ranks; ++i) {
-      const Leader::Rank& rank = leader.ranks_[i];
-      mix(d, rank.here | rank.answered << 1 | rank.is_ready << 2);
-      mix(d, rank.calls);
-    }
-  }
-};
 
 /// How large the world is, and what may go wrong in it.
 struct Rules {
@@ -162,11 +122,11 @@ class World {
         take_out(chosen.which);
         break;
       case kCall:
-        call(*ranks_[static_cast<std::size_t>(chosen.which)], now_);
+        call(rank_at(chosen.which), now_);
         break;
       case kWaitTooLong:
         --left_.lasting_waits;
-        call(*ranks_[static_cast<std::size_t>(chosen.which)], now_ + 3 * kLong);
+        call(rank_at(chosen.which), now_ + 3 * kLong);
         break;
       case kRepeat:
         --left_.repeats;
@@ -177,18 +137,18 @@ class World {
         tick(chosen.which, now_ += 2 * kLong);
         break;
       case kWake: {
-        Rank& rank = *ranks_[static_cast<std::size_t>(chosen.which)];
+        Rank& rank = rank_at(chosen.which);
         rank.is_to_wake = false;
         tick(chosen.which, now_);
         break;
       }
       case kSimulate:
         --left_.simulates;
-        simulate(*ranks_[static_cast<std::size_t>(chosen.which)]);
+        simulate(rank_at(chosen.which));
         break;
       case kCrash:
         --left_.crashes;
-        ranks_[static_cast<std::size_t>(chosen.which)]->alive = false;
+        rank_at(chosen.which).alive = false;
         break;
     }
     want_next();
@@ -302,6 +262,8 @@ class World {
     }
   };
 
+  Rank& rank_at(int number) { return *ranks_[static_cast<std::size_t>(number)]; }
+
   static void send(void* user, std::int32_t to, const Message& message) {
     auto* rank = static_cast<Rank*>(user);
     World& world = *rank->world;
@@ -327,7 +289,7 @@ class World {
   void deliver(int which) {
     Flying flying = take_out(which);
     flying.message.body = flying.body.data();
-    Rank& to = *ranks_[static_cast<std::size_t>(flying.to)];
+    Rank& to = rank_at(flying.to);
     if (!to.alive) return;
     for (int i = 0; i < 2; ++i) {  // and once more: every message may come twice
       to.member->receive(flying.from, flying.message, now_);
@@ -337,7 +299,7 @@ class World {
   }
 
   void tick(int number, std::uint64_t now) {
-    Rank& rank = *ranks_[static_cast<std::size_t>(number)];
+    Rank& rank = rank_at(number);
     rank.member->tick(now);
     if (rank.leader != nullptr) rank.leader->tick(now);
     go_on(rank);
