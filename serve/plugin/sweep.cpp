@@ -33,6 +33,8 @@ const char* Player::load(const char* path, const char* hash, std::size_t num_ran
 
 void Player::answer(int collective, std::size_t size_bytes, const CostTable& costs,
                     int* num_channels) noexcept {
+  const Stay stay(this);
+  if (!stay.is_alone()) return stop();
   ++calls_;
   chunks_.question();
   if (!playing_.load(std::memory_order_relaxed) || !begin_call()) return;
@@ -99,6 +101,11 @@ void Player::note(BlockState state) noexcept {
 
 bool Player::answer_chunk(int collective, int algorithm, int protocol,
                           std::size_t* chunk_bytes) noexcept {
+  const Stay stay(this);
+  if (!stay.is_alone()) {
+    stop();
+    return false;
+  }
   if (!chunks_.answer(collective, algorithm, protocol, chunk_bytes)) return false;
   report_.set_chunk(block_, static_cast<std::uint32_t>(*chunk_bytes));
   return true;

@@ -25,7 +25,8 @@
 
 namespace dynamiccl {
 
-/// One communicator's way through a schedule. Calls must not overlap.
+/// One communicator's way through a schedule. NCCL uses a communicator from one thread at a time.
+/// Were it not so, nobody could count: a call that comes during another ends the playing.
 class Player {
  public:
   Player() = default;
@@ -54,10 +55,25 @@ class Player {
   /// A getChunkSize: give the block's chunk size when the question surely is about its call.
   bool answer_chunk(int collective, int algorithm, int protocol, std::size_t* chunk_bytes) noexcept;
 
+ private:
+  /// One call's stay inside.
+  class Stay {
+   public:
+    explicit Stay(Player* player) noexcept
+        : inside_(player->inside_),
+          is_alone_(inside_.fetch_add(1, std::memory_order_acquire) == 0) {}
+    ~Stay() { inside_.fetch_sub(1, std::memory_order_release); }
+    Stay(const Stay&) = delete;
+    Stay& operator=(const Stay&) = delete;
+    bool is_alone() const noexcept { return is_alone_; }
+
+   private:
+    std::atomic<std::uint32_t>& inside_;
+    const bool is_alone_;
+  };
+
   /// Never play again. The one function that may be called during another.
   void stop() noexcept { playing_.store(false, std::memory_order_relaxed); }
-
- private:
   bool begin_call() noexcept;
   bool begin_segment() noexcept;
   void stop_at(int collective, std::size_t size_bytes) noexcept;
@@ -67,6 +83,7 @@ class Player {
   Schedule schedule_;
   Report report_;
   std::atomic<bool> playing_{false};
+  std::atomic<std::uint32_t> inside_{0};  // calls
   std::uint64_t calls_ = 0;
 
   // The warm-up run or block in which the next call is.

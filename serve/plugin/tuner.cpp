@@ -35,17 +35,18 @@ Context::~Context() {
 
 ncclResult_t Context::answer(int collective, std::size_t size_bytes, const CostTable& costs,
                              int* num_channels) noexcept {
+  if (player_.is_loaded()) {
+    const Clock::Visit visit(clock_);
+    if (visit.entered()) player_.answer(collective, size_bytes, costs, num_channels);
+    return ncclSuccess;
+  }
   ncclResult_t result = ncclSuccess;
   const bool answers = clock_->begin() || pass_gate(&result);
-  if (player_.is_loaded()) {
-    if (answers) player_.answer(collective, size_bytes, costs, num_channels);
-  } else {
-    if (sets_chunks_) chunks_.question();
-    const Entry* entry = answers ? lookup(clock_->table(), collective, size_bytes) : nullptr;
-    if (entry != nullptr && is_sound(costs)) {
-      const int cell = force(*entry, num_nodes_, costs, num_channels);
-      if (sets_chunks_ && cell >= 0) chunks_.answered(collective, cell, entry->chunk_bytes);
-    }
+  if (sets_chunks_) chunks_.question();
+  const Entry* entry = answers ? lookup(clock_->table(), collective, size_bytes) : nullptr;
+  if (entry != nullptr && is_sound(costs)) {
+    const int cell = force(*entry, num_nodes_, costs, num_channels);
+    if (sets_chunks_ && cell >= 0) chunks_.answered(collective, cell, entry->chunk_bytes);
   }
   clock_->end(collective, size_bytes);
   return result;
@@ -81,11 +82,6 @@ bool Context::pass_gate(ncclResult_t* result) noexcept {
   bool woken = false;
   for (;;) {
     const Clock::Turn turn = clock_->turn(monotonic_ns());
-    if (player_.is_loaded()) {
-      // NCCL uses a communicator from one thread at a time. Were it not so, nobody could count.
-      if (clock_->is_broken()) player_.stop();
-      return turn == Clock::Turn::kGo;
-    }
     if (turn == Clock::Turn::kWait) {
       if (!woken && agreement_ != nullptr) wake_service();
       woken = true;
