@@ -17,24 +17,43 @@ namespace {
 
 constexpr std::uint64_t kEveryNs = 1'000'000'000;
 
-/// Text of bounded length.
-struct Page {
-  char text[32 * 1024] = {};
-  std::size_t length = 0;
+/// Lines on their way to a file: gathered, so that a thousand of them are a few writes.
+class Lines {
+ public:
+  explicit Lines(const File& file) noexcept : file_(file) {}
 
   __attribute__((format(printf, 2, 3))) void add(const char* format, ...) noexcept;
+  /// Whether all that was added is in the file.
+  bool finish() noexcept;
+
+ private:
+  static constexpr std::size_t kMaxLineBytes = 512;
+
+  const File& file_;
+  char text_[8 * 1024];  // of a small stack
+  std::size_t length_ = 0;
+  bool is_whole_ = true;
 };
 
-void Page::add(const char* format, ...) noexcept {
+void Lines::add(const char* format, ...) noexcept {
+  if (length_ + kMaxLineBytes > sizeof text_) finish();
   va_list arguments;
   va_start(arguments, format);
-  const int written = std::vsnprintf(text + length, sizeof text - length, format, arguments);
+  const int written = std::vsnprintf(text_ + length_, kMaxLineBytes, format, arguments);
   va_end(arguments);
-  if (written > 0 && length + static_cast<std::size_t>(written) < sizeof text) {
-    length += static_cast<std::size_t>(written);
+  if (written < 0 || static_cast<std::size_t>(written) >= kMaxLineBytes) {
+    is_whole_ = false;
   } else {
-    text[length] = '\0';  // only whole lines
+    length_ += static_cast<std::size_t>(written);
   }
+}
+
+bool Lines::finish() noexcept {
+  if (length_ > 0 && ::write(file_.descriptor(), text_, length_) != static_cast<ssize_t>(length_)) {
+    is_whole_ = false;
+  }
+  length_ = 0;
+  return is_whole_;
 }
 
 }  // namespace
@@ -50,8 +69,9 @@ void Metrics::start(const Settings& settings, const Job& job) noexcept {
 void Metrics::write(const Agreement* agreements, std::uint64_t now_ns) noexcept {
   if (path_[0] == '\0' || now_ns < write_at_ns_) return;
   write_at_ns_ = now_ns + kEveryNs;
-  static Page page;
-  page.length = 0;
+  const File file(new_path_, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
+  if (!file.is_open()) return;
+  Lines lines(file);
   static constexpr const char* kHelp[][3] = {
       {"dynamiccl_calls", "counter", "Collectives asked about"},
       {"dynamiccl_table", "gauge", "Number of the table in force; 0: NCCL's own choice"},
@@ -64,28 +84,21 @@ void Metrics::write(const Agreement* agreements, std::uint64_t now_ns) noexcept 
       {"dynamiccl_withdrawn", "gauge", "Choices that the guard withdrew (leader)"},
   };
   for (const auto& metric : kHelp) {
-    page.add("# HELP %s %s.\n# TYPE %s %s\n", metric[0], metric[2], metric[0], metric[1]);
+    lines.add("# HELP %s %s.\n# TYPE %s %s\n", metric[0], metric[2], metric[0], metric[1]);
     for (const Agreement* each = agreements; each != nullptr; each = each->next) {
       if (!each->begun) continue;
-      page.add("%s{comm=\"%016" PRIx64 "\",rank=\"%d\",ranks=\"%d\",nodes=\"%d\"} %" PRIu64 "\n",
-               metric[0], each->place().comm_id, each->place().rank, each->place().num_ranks,
-               each->place().num_nodes, each->metric(static_cast<int>(&metric - kHelp)));
+      lines.add("%s{comm=\"%016" PRIx64 "\",rank=\"%d\",ranks=\"%d\",nodes=\"%d\"} %" PRIu64 "\n",
+                metric[0], each->place().comm_id, each->place().rank, each->place().num_ranks,
+                each->place().num_nodes, each->metric(static_cast<int>(&metric - kHelp)));
     }
   }
   const RecorderCounters counters = Recorder::counters();
-  page.add("# TYPE dynamiccl_records counter\ndynamiccl_records %" PRIu64 "\n", counters.taken);
-  page.add("# TYPE dynamiccl_records_dropped counter\ndynamiccl_records_dropped %" PRIu64 "\n",
-           counters.dropped + counters.lost);
-  page.add("# TYPE dynamiccl_times_lost counter\ndynamiccl_times_lost %" PRIu64 "\n",
-           samples_lost());
-  {
-    const File file(new_path_, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
-    if (!file.is_open()) return;
-    if (::write(file.descriptor(), page.text, page.length) != static_cast<ssize_t>(page.length)) {
-      return;
-    }
-  }
-  rename(new_path_, path_);
+  lines.add("# TYPE dynamiccl_records counter\ndynamiccl_records %" PRIu64 "\n", counters.taken);
+  lines.add("# TYPE dynamiccl_records_dropped counter\ndynamiccl_records_dropped %" PRIu64 "\n",
+            counters.dropped + counters.lost);
+  lines.add("# TYPE dynamiccl_times_lost counter\ndynamiccl_times_lost %" PRIu64 "\n",
+            samples_lost());
+  if (lines.finish()) rename(new_path_, path_);
 }
 
 }  // namespace dynamiccl
