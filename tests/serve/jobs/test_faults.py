@@ -48,7 +48,11 @@ def test_a_stopped_process_delays_and_splits_nothing(
     rank: int, play_job: Player, four_ranks: Setting
 ) -> None:
     played = play_job(
-        *at(30, "stop=1.5", rank=rank), environment=four_ranks.environment(), ranks=4, **JOB
+        *at(30, "stop=1.5", rank=rank),
+        environment=four_ranks.environment(),
+        ranks=4,
+        rate=4000,
+        calls=16000,  # what it slept is caught up with at full speed, with no time for agreeing
     )
     assert played.is_sound, played
     assert played.acted > 0
