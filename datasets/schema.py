@@ -259,9 +259,16 @@ CALLS_COLUMNS: Final = (
     _count("actual_num_channels", "channels that were used", nullable=False),
     _count("actual_num_warps", "warps of a channel's kernel", nullable=False),
     _count(
-        "table", "number of the table in force; 0 = NCCL's own choice everywhere", nullable=False
+        "table",
+        "number of the table in force; 0 = NCCL's own choice everywhere, or a captured call, "
+        "of whose table nobody knows",
+        nullable=False,
     ),
-    _flag("decided", "our table asked for this config; else NCCL chose", nullable=False),
+    _flag(
+        "decided",
+        "our table asked for this config; else NCCL chose, or it is a captured call",
+        nullable=False,
+    ),
     _flag("probe", "NCCL's own choice, measured on purpose", nullable=False),
     _number("time_us", "us", "least of all ranks; null = not known from all of them"),
     _number("skew_us", "us", "by how much the slowest rank took longer; null as time_us"),

@@ -190,9 +190,10 @@ Context* Creation::for_agreement(const Communicator& communicator, Settings* set
     return nullptr;
   }
   if (identity.profiler != nullptr) {
-    identity.profiler->set_describe(
+    static constexpr Profiler::Hooks kHooks = {
         [](void* user, CallRecord* record) { static_cast<Agreement*>(user)->describe(record); },
-        agreement);
+        [](void* user, bool is_captured) { static_cast<Agreement*>(user)->capture(is_captured); }};
+    identity.profiler->set_hooks(&kHooks, agreement);
   }
   context->agreement_ = agreement;
   context->clock_ = agreement->clock();

@@ -80,11 +80,12 @@ __attribute__((format(printf, 2, 3))) void say(const ProfiledCommunicator& commu
   }
 }
 
-bool records_in(const char* mode) noexcept {
-  for (const char* recording : {"table", "observe", "adaptive"}) {
-    if (std::strcmp(mode, recording) == 0) return true;
+/// In every mode that decides too: the ranks must know of each other's captures.
+bool listens_in(const char* mode) noexcept {
+  for (const char* listening : {"table", "table-static", "observe", "adaptive"}) {
+    if (std::strcmp(mode, listening) == 0) return true;
   }
-  return std::strcmp(mode, "table-static") == 0 && value_of("DYNAMICCL_CALLS_DIR") != nullptr;
+  return false;
 }
 
 std::uint64_t size_bytes_of(const ncclProfilerColl_v4_t& event, const CallRecord& record) noexcept {
@@ -103,7 +104,7 @@ Profiler* Profiler::create(const ProfiledCommunicator& communicator) noexcept {
   if (mode == nullptr) mode = "table";
   const char* disable = value_of("DYNAMICCL_DISABLE");
   if (in_forked_child() || communicator.event_mask == nullptr) return nullptr;
-  if ((disable != nullptr && std::strcmp(disable, "1") == 0) || !records_in(mode)) return nullptr;
+  if ((disable != nullptr && std::strcmp(disable, "1") == 0) || !listens_in(mode)) return nullptr;
 
   EventMask* mask = EventMask::of(communicator.event_mask);
   Profiler* profiler = mask != nullptr ? take_free() : nullptr;
@@ -172,36 +173,41 @@ void Profiler::finalize() noexcept {
   if (in_forked_child()) return;
   take_times(false);
   for (Bursts& bursts : bursts_) bursts.end(mask_);
-  set_describe(nullptr, nullptr);
+  set_hooks(nullptr, nullptr);
   pending_.flush();
   Recorder::release();
   const Lock lock(table_mutex());
   is_taken_ = false;
 }
 
-bool Profiler::set_describe(Describe describe, void* user) noexcept {
-  describe_.store(nullptr);
-  for (int i = 0; describing_.load() != 0; ++i) {
+bool Profiler::set_hooks(const Hooks* hooks, void* user) noexcept {
+  hooks_.store(nullptr);
+  for (int i = 0; hooking_.load() != 0; ++i) {
     if (i == kWaitTries) return false;
     sleep_ns(kWaitPauseNs);
   }
-  describe_user_.store(user, std::memory_order_relaxed);
-  describe_.store(describe);
+  hooks_user_.store(user, std::memory_order_relaxed);
+  hooks_.store(hooks);
   return true;
 }
 
-void Profiler::describe(CallRecord* record) noexcept {
-  if (describe_.load(std::memory_order_relaxed) == nullptr) return;
-  describing_.fetch_add(1);
-  const Describe describe = describe_.load();
-  if (describe != nullptr) describe(describe_user_.load(std::memory_order_relaxed), record);
-  describing_.fetch_sub(1, std::memory_order_release);
+template <typename Call>
+void Profiler::with_hooks(const Call& call) noexcept {
+  if (hooks_.load(std::memory_order_relaxed) == nullptr) return;
+  hooking_.fetch_add(1);
+  const Hooks* hooks = hooks_.load();
+  if (hooks != nullptr) call(*hooks, hooks_user_.load(std::memory_order_relaxed));
+  hooking_.fetch_sub(1, std::memory_order_release);
 }
 
 void* Profiler::start_call(bool is_plan, bool is_captured) noexcept {
   const bool is_wide = mask_->is_wide();
   // This call has read the mask already; those captured after it will find it narrow.
   if (is_captured && is_wide) mask_->narrow();
+  if (!is_plan && (is_captured || is_capturing_.load(std::memory_order_relaxed))) {
+    is_capturing_.store(is_captured, std::memory_order_relaxed);
+    with_hooks([&](const Hooks& hooks, void* user) { hooks.capture(user, is_captured); });
+  }
   return handle_of(kOfCall | (is_wide ? kCallIsWide : 0) | (is_captured ? kCallIsCaptured : 0) |
                    (is_plan ? kCallIsPlan : 0));
 }
@@ -251,7 +257,10 @@ void* Profiler::start_collective(const ncclProfilerColl_v4_t& event, void* paren
   } else {
     bursts.step(mask_, event.seqNumber, period_, sample_ppm_, is_sampled);
   }
-  describe(&record);
+  // A captured call keeps the choice of its capture, and nobody knows which table that was of.
+  if (!is_captured) {
+    with_hooks([&](const Hooks& hooks, void* user) { hooks.describe(user, &record); });
+  }
 
   Pending::Ticket ticket;
   const bool has_channels = event.nChannels > 0 && event.nChannels <= Pending::kMaxChannels;

@@ -3,7 +3,8 @@
 //
 // Environment (read once per communicator, at its creation):
 //   DYNAMICCL_MODE            in table, observe and adaptive collectives are recorded; in
-//                             table-static only with DYNAMICCL_CALLS_DIR; in sweep never.
+//                             table-static only with DYNAMICCL_CALLS_DIR, but captures are heard
+//                             of; in sweep neither.
 //   DYNAMICCL_DISABLE         1: nothing is recorded.
 //   DYNAMICCL_SAMPLE_PERCENT  share of calls whose GPU time is taken (history/bursts.h). Default 1.
 // and those of history/recorder.h.
@@ -35,7 +36,14 @@ struct ProfiledCommunicator {
 /// generation that is gone.
 class Profiler {
  public:
-  using Describe = void (*)(void* user, CallRecord* record);
+  /// What the tuner of the communicator wants to hear.
+  struct Hooks {
+    /// Complete a record (table, decided, probe), on the thread of its event.
+    void (*describe)(void* user, CallRecord* record);
+    /// A call is about to be asked about that is captured in a CUDA graph, or the first one after
+    /// such calls that is not. NCCL tells from 2.28 on.
+    void (*capture)(void* user, bool is_captured);
+  };
 
   /// The profiler of a communicator; null when nothing is to be recorded. Either way the tuner that
   /// is created next on this thread can learn what NCCL told (history/joins.h).
@@ -44,10 +52,9 @@ class Profiler {
   /// The communicator is going. What still waits for GPU times is recorded without.
   void finalize() noexcept;
 
-  /// Have `describe` complete each record (table, decided, probe), on the thread of the event. With
-  /// null the old one is taken back: false when it was still running after 200 ms, and then `user`
-  /// must be left alone for good.
-  bool set_describe(Describe describe, void* user) noexcept;
+  /// Have the hooks called, which must outlive the profiler. With null the old ones are taken back:
+  /// false when one was still running after 200 ms, and then `user` must be left alone for good.
+  bool set_hooks(const Hooks* hooks, void* user) noexcept;
 
   /// Take the times of the calls from now on, or no longer beyond the bursts: for probes. Called on
   /// the communicator's own thread.
@@ -70,7 +77,8 @@ class Profiler {
  private:
   Profiler() = default;
   static Profiler* take_free() noexcept;
-  void describe(CallRecord* record) noexcept;
+  template <typename Call>
+  void with_hooks(const Call& call) noexcept;
 
   std::uint32_t index_ = 0;  // in the process's table of profilers
   bool is_taken_ = false;    // under the table's mutex
@@ -84,9 +92,10 @@ class Profiler {
   std::uint32_t probe_epoch_ = 0;                       // 0: no probe holds the mask
   std::atomic<std::uint64_t> latest_[kNumCollectives];  // sequence numbers
   Bursts bursts_[kNumCollectives];
-  std::atomic<Describe> describe_{nullptr};
-  std::atomic<void*> describe_user_{nullptr};
-  std::atomic<int> describing_{0};
+  std::atomic<bool> is_capturing_{false};
+  std::atomic<const Hooks*> hooks_{nullptr};
+  std::atomic<void*> hooks_user_{nullptr};
+  std::atomic<int> hooking_{0};  // threads
   Pending pending_;
 };
 

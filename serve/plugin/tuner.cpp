@@ -109,8 +109,18 @@ void Context::speak() noexcept {
 
 void Context::speak_last() noexcept {
   char line[kLineBytes];
-  if (logger_ == nullptr || !agreement_->take_note(line)) return;
-  logger_(NCCL_LOG_INFO, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__, "%s", line);
+  if (logger_ == nullptr) return;
+  if (agreement_->take_note(line)) {
+    logger_(NCCL_LOG_INFO, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__, "%s", line);
+  }
+  const std::uint64_t captured = agreement_->captured_calls();
+  if (captured == 0) return;
+  logger_(
+      NCCL_LOG_INFO, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__,
+      "DYNAMICCL: %d ranks on %d nodes: %llu calls were captured in CUDA graphs, which keep the "
+      "choice of that moment",
+      agreement_->place().num_ranks, agreement_->place().num_nodes,
+      static_cast<unsigned long long>(captured));
 }
 
 void Context::retire(Context* context) noexcept {
@@ -122,7 +132,7 @@ void Context::retire(Context* context) noexcept {
   Agreement* agreement = context->agreement_;
   if (agreement != nullptr) {
     Profiler* profiler = agreement->profiler.exchange(nullptr, std::memory_order_acq_rel);
-    const bool is_left = profiler == nullptr || profiler->set_describe(nullptr, nullptr);
+    const bool is_left = profiler == nullptr || profiler->set_hooks(nullptr, nullptr);
     context->speak();
     context->speak_last();
     if (!in_forked_child()) leave_service(agreement);

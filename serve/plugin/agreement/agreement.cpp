@@ -143,13 +143,20 @@ void Agreement::tick(std::uint64_t now_ns) noexcept {
 }
 
 void Agreement::describe(CallRecord* record) const noexcept {
-  const TableInForce& table = clock_.in_force();
+  // A launch of a graph has its events on a thread of CUDA's.
+  const Clock::Look look(clock_);
+  const TableInForce& table = look.table();
   record->table = table.number;
   const Entry* entry = lookup(table.decisions, record->collective, record->size_bytes);
   record->decided = entry != nullptr &&
                     (entry->algorithm == kAuto || entry->algorithm == record->algorithm) &&
                     (entry->protocol == kAuto || entry->protocol == record->protocol);
-  if (clock_.is_probing()) record->flags |= kFlagProbe;
+  if (table.is_probe) record->flags |= kFlagProbe;
+}
+
+void Agreement::capture(bool is_captured) noexcept {
+  clock_.set_capturing(is_captured);
+  if (is_captured) captured_calls_.fetch_add(1, std::memory_order_relaxed);
 }
 
 std::uint64_t Agreement::metric(int index) const noexcept {
@@ -173,6 +180,8 @@ std::uint64_t Agreement::metric(int index) const noexcept {
       return leads ? guard_->complete() : 0;
     case 8:
       return leads ? static_cast<std::uint64_t>(guard_->num_withdrawn()) : 0;
+    case 9:
+      return captured_calls();
     default:
       return 0;
   }

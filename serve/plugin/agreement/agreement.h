@@ -85,8 +85,13 @@ class Agreement {
   /// Put a table to the ranks, without what the guard has withdrawn.
   bool propose(const std::uint8_t* table, std::size_t bytes) noexcept;
 
-  /// Complete a record of this communicator; on the thread of its call.
+  /// Complete a record of this communicator; on any thread.
   void describe(CallRecord* record) const noexcept;
+  /// The calls that are about to be asked about are captured in a CUDA graph, or no longer.
+  void capture(bool is_captured) noexcept;
+  std::uint64_t captured_calls() const noexcept {
+    return captured_calls_.load(std::memory_order_relaxed);
+  }
   /// Adaptive mode, a leader's: whether to ask the brain now; and what it said (`reason`: it
   /// failed; no bytes: keep the table).
   bool brain_is_due(std::uint64_t now_ns) noexcept;
@@ -127,6 +132,7 @@ class Agreement {
   char line_[kLineBytes] = "";
   char note_[kLineBytes] = "";
   std::atomic<bool> has_line_{false};
+  std::atomic<std::uint64_t> captured_calls_{0};
 
   Member* member_ = nullptr;
   Leader* leader_ = nullptr;

@@ -20,6 +20,11 @@ Clock::~Clock() {
   if (staged_ != nullptr) staged_->let_go();
   TableInForce* in_force = in_force_.load(std::memory_order_relaxed);
   if (in_force != nullptr) in_force->let_go();
+  while (dropped_ != nullptr) {
+    TableInForce* next = dropped_->next_dropped;
+    dropped_->let_go();
+    dropped_ = next;
+  }
 }
 
 void Clock::adopt(TableInForce* table) noexcept {
@@ -32,6 +37,18 @@ void Clock::set_gate() noexcept {
   const bool is_closed = is_closed_.load(std::memory_order_relaxed);
   if (is_closed || failed_ || called_in_ || staged_ != nullptr) gate = 0;
   gate_.store(gate, std::memory_order_seq_cst);
+}
+
+/// It is no longer in force: nobody who looks from now on will find it.
+void Clock::drop(TableInForce* table) noexcept {
+  table->next_dropped = dropped_;
+  dropped_ = table;
+  if (lookers_.load(std::memory_order_seq_cst) != 0) return;  // the next one frees both
+  while (dropped_ != nullptr) {
+    TableInForce* next = dropped_->next_dropped;
+    dropped_->let_go();
+    dropped_ = next;
+  }
 }
 
 Clock::Turn Clock::wait_from(std::uint64_t* since_ns, std::uint64_t now_ns, std::uint64_t limit_ns,
@@ -58,8 +75,8 @@ Clock::Turn Clock::turn(std::uint64_t now_ns) noexcept {
   if (staged_ != nullptr) {
     // The call that waited, or one before it should the leader ever break its word.
     TableInForce* before = in_force_.load(std::memory_order_relaxed);
-    in_force_.store(staged_, std::memory_order_relaxed);
-    before->let_go();
+    in_force_.store(staged_, std::memory_order_seq_cst);
+    drop(before);
     staged_ = nullptr;
     hold_at_ = kNever;
   } else if (call >= muster_at_) {

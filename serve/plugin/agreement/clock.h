@@ -17,9 +17,12 @@
 namespace dynamiccl {
 
 /// Rolling hash of what was asked: ranks whose hashes are equal have made the same calls.
-inline std::uint64_t stream_hash(std::uint64_t before, int collective,
-                                 std::uint64_t size_bytes) noexcept {
-  const std::uint64_t call = size_bytes << 3 | static_cast<std::uint64_t>(collective & 7);
+/// `is_captured`, 0 or 1: a captured call comes again without being asked about, so that a rank
+/// which captures is not at one with those that only call.
+inline std::uint64_t stream_hash(std::uint64_t before, int collective, std::uint64_t size_bytes,
+                                 std::uint64_t is_captured) noexcept {
+  const std::uint64_t call =
+      size_bytes << 4 | is_captured << 3 | static_cast<std::uint64_t>(collective & 7);
   return ((before << 7 | before >> 57) ^ call) * 0x9e3779b97f4a7c15U;
 }
 
@@ -71,14 +74,19 @@ class Clock {
   bool is_probing() const noexcept { return in_force().is_probe; }
   std::uint64_t begun() const noexcept { return begun_.load(std::memory_order_relaxed); }
 
+  /// Whether the calls from now on are captured in a CUDA graph.
+  void set_capturing(bool is_capturing) noexcept {
+    capturing_.store(is_capturing ? 1 : 0, std::memory_order_relaxed);
+  }
+
   /// Before any call: have `table` in force from the first one on (a reference is taken over).
   void adopt(TableInForce* table) noexcept;
 
   /// The call has been answered.
   void end(int collective, std::uint64_t size_bytes) noexcept {
     const std::uint64_t call = begun_.load(std::memory_order_relaxed);
-    const std::uint64_t hash =
-        stream_hash(hash_.load(std::memory_order_relaxed), collective, size_bytes);
+    const std::uint64_t hash = stream_hash(hash_.load(std::memory_order_relaxed), collective,
+                                           size_bytes, capturing_.load(std::memory_order_relaxed));
     hash_.store(hash, std::memory_order_relaxed);
     hashes_[(call - 1) / kHashEvery % kHashSlots].store(hash, std::memory_order_relaxed);
     ended_.store(call, std::memory_order_release);
@@ -139,6 +147,24 @@ class Clock {
 
   // ---- any thread ----
 
+  /// What is in force for a thread that is not the caller's: the table lives as long as this does.
+  class Look {
+   public:
+    explicit Look(const Clock& clock) noexcept : lookers_(clock.lookers_) {
+      // Pairs with drop(): either it sees this one, or this one sees the new table.
+      lookers_.fetch_add(1, std::memory_order_seq_cst);
+      table_ = clock.in_force_.load(std::memory_order_seq_cst);
+    }
+    ~Look() { lookers_.fetch_sub(1, std::memory_order_release); }
+    Look(const Look&) = delete;
+    Look& operator=(const Look&) = delete;
+    const TableInForce& table() const noexcept { return *table_; }
+
+   private:
+    std::atomic<std::int32_t>& lookers_;
+    const TableInForce* table_;
+  };
+
   /// From now on every call abstains, and one that waits goes on.
   void close() noexcept;
   /// Whether the calls have left after close().
@@ -153,6 +179,7 @@ class Clock {
   friend struct Inspect;  // the tests' explorer
 
   void set_gate() noexcept;
+  void drop(TableInForce* table) noexcept;
   Turn wait_from(std::uint64_t* since_ns, std::uint64_t now_ns, std::uint64_t limit_ns,
                  Turn after) noexcept;
 
@@ -160,6 +187,7 @@ class Clock {
   alignas(64) std::atomic<std::uint64_t> begun_{0};
   std::atomic<std::uint64_t> ended_{0};
   std::atomic<std::uint64_t> hash_{0};
+  std::atomic<std::uint64_t> capturing_{0};
   // These change rarely.
   alignas(64) std::atomic<std::uint64_t> gate_{kNever};
   std::atomic<TableInForce*> in_force_;
@@ -169,6 +197,7 @@ class Clock {
   std::atomic<bool> hold_expired_{false};
   std::atomic<bool> is_closed_{false};
   std::atomic<std::int32_t> visitors_{0};
+  mutable std::atomic<std::int32_t> lookers_{0};
 
   // The slow path and the agreement's thread.
   mutable Mutex mutex_;
@@ -179,6 +208,7 @@ class Clock {
   bool promised_ = false;  // the call at muster_at_ waits for the decision, and for nothing else
   std::uint64_t hold_at_;
   TableInForce* staged_ = nullptr;
+  TableInForce* dropped_ = nullptr;  // no longer in force, but perhaps still looked at
   std::uint64_t waited_since_ns_ = 0;
   std::uint64_t held_since_ns_ = 0;
 

@@ -158,10 +158,12 @@ void Leader::count_vote(std::int32_t number, const Message& message,
   }
   if (first_yes_ns_ == 0) {
     first_yes_ns_ = now_ns;
+    first_yes_rank_ = number;
     hash_ = message.hash;
   }
   if (message.hash != hash_) {
-    note("rank %d: %s", number, words_of(kOtherStream));
+    note("rank %d: its calls, or which of them were captured, are not those of rank %d", number,
+         first_yes_rank_);
     for_good_ = true;
     return decide(false, now_ns);
   }

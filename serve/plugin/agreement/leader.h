@@ -97,7 +97,8 @@ class Leader {
   std::uint64_t compare_hash_ = 0;
   std::uint64_t at_ = 0;
   std::uint64_t first_yes_ns_ = 0;  // 0: none yet
-  std::uint64_t hash_ = 0;          // that it came with
+  std::int32_t first_yes_rank_ = 0;
+  std::uint64_t hash_ = 0;  // that it came with
 
   bool commit_ = false;
   std::uint32_t committed_ = 0;

@@ -10,7 +10,7 @@ const char* words_of(Reason reason) noexcept {
     case kTooFarApart:
       return "it is too many calls ahead of the others";
     case kOtherStream:
-      return "it has not made the same calls";
+      return "its calls, or which of them were captured, are not those of rank 0";
     case kUncountable:
       return "its calls overlapped, so that they cannot be counted";
     case kHoldExpired:

@@ -23,8 +23,9 @@ struct TableInForce {
   void let_go() noexcept;
 
   std::atomic<std::int32_t> holders;
-  std::uint32_t number;   // 0: the one that a communicator begins with
-  bool is_probe = false;  // in force for a moment, to measure NCCL's own choice
+  std::uint32_t number;                  // 0: the one that a communicator begins with
+  bool is_probe = false;                 // in force for a moment, to measure NCCL's own choice
+  TableInForce* next_dropped = nullptr;  // the clock's
   DecisionTable decisions;
 };
 

@@ -82,6 +82,8 @@ void Metrics::write(const Agreement* agreements, std::uint64_t now_ns) noexcept 
       {"dynamiccl_proposals_agreed", "counter", "Tables and probes that were agreed (leader)"},
       {"dynamiccl_timed_calls", "counter", "Calls of which all ranks told the time (leader)"},
       {"dynamiccl_withdrawn", "gauge", "Choices that the guard withdrew (leader)"},
+      {"dynamiccl_captured_calls", "counter",
+       "Calls captured in CUDA graphs, which keep the choice of that moment (NCCL 2.28 on)"},
   };
   for (const auto& metric : kHelp) {
     lines.add("# HELP %s %s.\n# TYPE %s %s\n", metric[0], metric[2], metric[0], metric[1]);

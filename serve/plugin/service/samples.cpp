@@ -33,6 +33,8 @@ std::uint64_t g_send_at_ns = 0;
 
 void take(void*, const CallRecord& record) {
   if (record.start_ns == 0 || record.stop_ns <= record.start_ns) return;
+  // Launches of a graph share a number, and run what was chosen at some other time.
+  if ((record.flags & kFlagCaptured) != 0) return;
   const Lock lock(&g_mutex);
   if (g_filled == kKept) {
     g_lost.fetch_add(1, std::memory_order_relaxed);

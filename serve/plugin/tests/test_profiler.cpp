@@ -128,7 +128,8 @@ void modes(const char* path, int version, CallsDirectory* calls) {
   unsetenv("DYNAMICCL_DISABLE");
   const std::string directory = calls->path();
   unsetenv("DYNAMICCL_CALLS_DIR");
-  CHECK(mask_in("table-static") == 0 && mask_in("table") == ncclProfileColl);
+  // No longer for records, but to hear of captures.
+  CHECK(mask_in("table-static") == ncclProfileColl && mask_in("table") == ncclProfileColl);
   setenv("DYNAMICCL_CALLS_DIR", directory.c_str(), 1);
   unsetenv("DYNAMICCL_MODE");
   CHECK(calls->take().empty());
@@ -247,6 +248,11 @@ void complete(void* user, CallRecord* record) {
   record->flags |= kFlagProbe;
 }
 
+std::string g_captures;  // c: a call is captured, -: one is not
+void note_capture(void*, bool is_captured) { g_captures += is_captured ? 'c' : '-'; }
+
+constexpr Profiler::Hooks kHooks = {complete, note_capture};
+
 /// What the tuner side uses, in this program's own copy of the plugin's core.
 void joins_and_descriptions(CallsDirectory* calls) {
   int mask = 0;
@@ -260,16 +266,32 @@ void joins_and_descriptions(CallsDirectory* calls) {
     CHECK(!take_latest_join(&other));
   }).join();
   std::uint32_t table = 9;
-  CHECK(profiler->set_describe(complete, &table));
+  CHECK(profiler->set_hooks(&kHooks, &table));
   const ncclProfilerColl_v4_t event = {0, "AllReduce", nullptr, nullptr, 1, 0, "ncclFloat32",
                                        1, 1,           "RING",  "LL"};
   profiler->start_collective(event, nullptr);
-  CHECK(profiler->set_describe(nullptr, nullptr));
+  CHECK(profiler->set_hooks(nullptr, nullptr));
   profiler->start_collective(event, nullptr);
   profiler->finalize();
   const std::vector<CallRecord> records = calls->take();
   CHECK(records.size() == 2 && records[0].table == 9 && records[0].decided == 1);
   CHECK(records[0].flags == kFlagProbe && records[1].table == 0 && records[1].flags == 0);
+
+  profiler = Profiler::create({77, 5, 8, 2, &mask, nullptr});
+  CHECK(profiler->set_hooks(&kHooks, &table));
+  void* of_captured = nullptr;
+  for (const bool is_captured : {false, true, true, false, false}) {
+    void* call = profiler->start_call(false, is_captured);
+    if (is_captured) of_captured = call;
+  }
+  CHECK(g_captures == "cc-");
+  profiler->start_call(true, false);  // plans tell nothing
+  CHECK(g_captures == "cc-");
+  profiler->start_collective(event, of_captured);
+  profiler->finalize();
+  const std::vector<CallRecord> captured = calls->take();
+  // Which table it was chosen by is not known: nothing completes it.
+  CHECK(captured.size() == 1 && captured[0].flags == kFlagCaptured && captured[0].table == 0);
 
   setenv("DYNAMICCL_MODE", "sweep", 1);
   CHECK(Profiler::create({78, 1, 4, 1, &mask, nullptr}) == nullptr);
@@ -291,9 +313,9 @@ void description_taken_back() {
   });
   for (int i = 0; i < 200; ++i) {
     auto* table = new std::uint32_t(7);
-    CHECK(profiler->set_describe(complete, table));
+    CHECK(profiler->set_hooks(&kHooks, table));
     if (i % 16 == 0) std::this_thread::yield();
-    CHECK(profiler->set_describe(nullptr, nullptr));
+    CHECK(profiler->set_hooks(nullptr, nullptr));
     delete table;  // would be read by a call that is still inside
   }
   stop.store(true);

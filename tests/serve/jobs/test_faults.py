@@ -151,6 +151,23 @@ def test_one_rank_that_captures_splits_nothing(
     assert played.is_sound, played
 
 
+@pytest.mark.parametrize("ranks", [1, "all"])
+def test_a_capture_across_the_switch(
+    ranks: int | str, play_job: Player, four_ranks: Setting
+) -> None:
+    """One rank's graph would go on with its captured choice, and the others with the table."""
+    played = play_job(
+        *at(40, "capture=20,30", rank=ranks),
+        environment=four_ranks.environment() | {"DYNAMICCL_ACTIVATE_AT": "50"},
+        ranks=4,
+        **JOB,
+    )
+    assert played.is_sound, played
+    assert (played.acted > 0) == (ranks == "all")
+    if ranks == 1:
+        assert "or which of them were captured, are not those of rank" in played.log
+
+
 def test_ranks_that_all_capture_replay_one_choice(play_job: Player, four_ranks: Setting) -> None:
     played = play_job(
         *at(1000, "capture=20,30", rank="all"),
