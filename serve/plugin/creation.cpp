@@ -180,6 +180,7 @@ Context* Creation::for_agreement(const Communicator& communicator, Settings* set
       Agreement::create(identity.place, identity.known_by, settings);  // takes the settings over
   if (context == nullptr || agreement == nullptr) reason = "memory is short";
   if (reason == nullptr) {
+    if (identity.profiler != nullptr) agreement->clock()->heed(identity.profiler->marks());
     agreement->profiler.store(identity.profiler, std::memory_order_release);
     join_service(agreement, &reason);
   }
@@ -190,10 +191,9 @@ Context* Creation::for_agreement(const Communicator& communicator, Settings* set
     return nullptr;
   }
   if (identity.profiler != nullptr) {
-    static constexpr Profiler::Hooks kHooks = {
+    identity.profiler->set_describe(
         [](void* user, CallRecord* record) { static_cast<Agreement*>(user)->describe(record); },
-        [](void* user, bool is_captured) { static_cast<Agreement*>(user)->capture(is_captured); }};
-    identity.profiler->set_hooks(&kHooks, agreement);
+        agreement);
   }
   context->agreement_ = agreement;
   context->clock_ = agreement->clock();

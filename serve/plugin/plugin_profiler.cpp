@@ -23,14 +23,16 @@ ncclResult_t init_v5(void** context, std::uint64_t commId, int* eActivationMask,
                      const char* /*commName*/, int nNodes, int nranks, int rank,
                      ncclDebugLogger_t logfn) noexcept {
   if (context == nullptr) return ncclSuccess;
-  *context = Profiler::create({commId, rank, nranks, nNodes, eActivationMask, logfn});
+  *context = Profiler::create({commId, rank, nranks, nNodes, eActivationMask, logfn, true});
   return ncclSuccess;
 }
 
-ncclResult_t init_v4(void** context, int* eActivationMask, const char* commName,
+ncclResult_t init_v4(void** context, int* eActivationMask, const char* /*commName*/,
                      std::uint64_t commHash, int nNodes, int nranks, int rank,
                      ncclDebugLogger_t logfn) noexcept {
-  return init_v5(context, commHash, eActivationMask, commName, nNodes, nranks, rank, logfn);
+  if (context == nullptr) return ncclSuccess;
+  *context = Profiler::create({commHash, rank, nranks, nNodes, eActivationMask, logfn, false});
+  return ncclSuccess;
 }
 
 /// Null where nothing more needs to be heard of the event; NCCL looks at the handle then.
@@ -68,9 +70,13 @@ ncclResult_t startEvent_v5(void* context, void** eHandle,
   *eHandle = nullptr;
   if (context == nullptr || eDescr == nullptr) return ncclSuccess;
   auto* profiler = static_cast<Profiler*>(context);
-  *eHandle = eDescr->type == ncclProfileCollApi
-                 ? profiler->start_call(false, eDescr->collApi.graphCaptured)
-                 : start(profiler, *eDescr);
+  if (eDescr->type == ncclProfileCollApi) {
+    *eHandle = profiler->start_call(false, eDescr->collApi.graphCaptured);
+  } else if (eDescr->type == ncclProfileKernelLaunch) {
+    profiler->launch();
+  } else {
+    *eHandle = start(profiler, *eDescr);
+  }
   return ncclSuccess;
 }
 

@@ -80,7 +80,7 @@ __attribute__((format(printf, 2, 3))) void say(const ProfiledCommunicator& commu
   }
 }
 
-/// In every mode that decides too: the ranks must know of each other's captures.
+/// In every mode that decides too, for the clock.
 bool listens_in(const char* mode) noexcept {
   for (const char* listening : {"table", "table-static", "observe", "adaptive"}) {
     if (std::strcmp(mode, listening) == 0) return true;
@@ -125,7 +125,8 @@ Profiler* Profiler::create(const ProfiledCommunicator& communicator) noexcept {
   for (auto& latest : profiler->latest_) latest.store(~std::uint64_t{0}, std::memory_order_relaxed);
   Recorder::set_sampling(profiler->sample_ppm_, mode);
   const char* problem = Recorder::acquire();
-  mask->begin();
+  profiler->marks_.begin(communicator.has_launches);
+  mask->begin(communicator.has_launches);
   for (Bursts& bursts : profiler->bursts_) {
     if (!Recorder::is_on()) break;
     // As if the call before the first had started: with 100 % that one is in a burst.
@@ -173,41 +174,37 @@ void Profiler::finalize() noexcept {
   if (in_forked_child()) return;
   take_times(false);
   for (Bursts& bursts : bursts_) bursts.end(mask_);
-  set_hooks(nullptr, nullptr);
+  set_describe(nullptr, nullptr);
   pending_.flush();
   Recorder::release();
   const Lock lock(table_mutex());
   is_taken_ = false;
 }
 
-bool Profiler::set_hooks(const Hooks* hooks, void* user) noexcept {
-  hooks_.store(nullptr);
-  for (int i = 0; hooking_.load() != 0; ++i) {
+bool Profiler::set_describe(Describe describe, void* user) noexcept {
+  describe_.store(nullptr);
+  for (int i = 0; describing_.load() != 0; ++i) {
     if (i == kWaitTries) return false;
     sleep_ns(kWaitPauseNs);
   }
-  hooks_user_.store(user, std::memory_order_relaxed);
-  hooks_.store(hooks);
+  describe_user_.store(user, std::memory_order_relaxed);
+  describe_.store(describe);
   return true;
 }
 
-template <typename Call>
-void Profiler::with_hooks(const Call& call) noexcept {
-  if (hooks_.load(std::memory_order_relaxed) == nullptr) return;
-  hooking_.fetch_add(1);
-  const Hooks* hooks = hooks_.load();
-  if (hooks != nullptr) call(*hooks, hooks_user_.load(std::memory_order_relaxed));
-  hooking_.fetch_sub(1, std::memory_order_release);
+void Profiler::describe(CallRecord* record) noexcept {
+  if (describe_.load(std::memory_order_relaxed) == nullptr) return;
+  describing_.fetch_add(1);
+  const Describe describe = describe_.load();
+  if (describe != nullptr) describe(describe_user_.load(std::memory_order_relaxed), record);
+  describing_.fetch_sub(1, std::memory_order_release);
 }
 
 void* Profiler::start_call(bool is_plan, bool is_captured) noexcept {
   const bool is_wide = mask_->is_wide();
   // This call has read the mask already; those captured after it will find it narrow.
   if (is_captured && is_wide) mask_->narrow();
-  if (!is_plan && (is_captured || is_capturing_.load(std::memory_order_relaxed))) {
-    is_capturing_.store(is_captured, std::memory_order_relaxed);
-    with_hooks([&](const Hooks& hooks, void* user) { hooks.capture(user, is_captured); });
-  }
+  if (!is_plan) marks_.set_captured(is_captured);
   return handle_of(kOfCall | (is_wide ? kCallIsWide : 0) | (is_captured ? kCallIsCaptured : 0) |
                    (is_plan ? kCallIsPlan : 0));
 }
@@ -258,9 +255,7 @@ void* Profiler::start_collective(const ncclProfilerColl_v4_t& event, void* paren
     bursts.step(mask_, event.seqNumber, period_, sample_ppm_, is_sampled);
   }
   // A captured call keeps the choice of its capture, and nobody knows which table that was of.
-  if (!is_captured) {
-    with_hooks([&](const Hooks& hooks, void* user) { hooks.describe(user, &record); });
-  }
+  if (!is_captured) describe(&record);
 
   Pending::Ticket ticket;
   const bool has_channels = event.nChannels > 0 && event.nChannels <= Pending::kMaxChannels;

@@ -3,8 +3,8 @@
 //
 // Environment (read once per communicator, at its creation):
 //   DYNAMICCL_MODE            in table, observe and adaptive collectives are recorded; in
-//                             table-static only with DYNAMICCL_CALLS_DIR, but captures are heard
-//                             of; in sweep neither.
+//                             table-static only with DYNAMICCL_CALLS_DIR, but the clock is told
+//                             what it needs (agreement/marks.h); in sweep neither.
 //   DYNAMICCL_DISABLE         1: nothing is recorded.
 //   DYNAMICCL_SAMPLE_PERCENT  share of calls whose GPU time is taken (history/bursts.h). Default 1.
 // and those of history/recorder.h.
@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "agreement/marks.h"
 #include "history/bursts.h"
 #include "history/pending.h"
 #include "history/record.h"
@@ -29,6 +30,7 @@ struct ProfiledCommunicator {
   int num_nodes;
   int* event_mask;           // of the whole process
   ncclDebugLogger_t logger;  // may be null
+  bool has_launches;         // NCCL tells of launches and captures: from 2.28 on
 };
 
 /// Opaque to NCCL. Its memory is used again for a later communicator but never freed: events of the
@@ -36,14 +38,7 @@ struct ProfiledCommunicator {
 /// generation that is gone.
 class Profiler {
  public:
-  /// What the tuner of the communicator wants to hear.
-  struct Hooks {
-    /// Complete a record (table, decided, probe), on the thread of its event.
-    void (*describe)(void* user, CallRecord* record);
-    /// A call is about to be asked about that is captured in a CUDA graph, or the first one after
-    /// such calls that is not. NCCL tells from 2.28 on.
-    void (*capture)(void* user, bool is_captured);
-  };
+  using Describe = void (*)(void* user, CallRecord* record);
 
   /// The profiler of a communicator; null when nothing is to be recorded. Either way the tuner that
   /// is created next on this thread can learn what NCCL told (history/joins.h).
@@ -52,9 +47,13 @@ class Profiler {
   /// The communicator is going. What still waits for GPU times is recorded without.
   void finalize() noexcept;
 
-  /// Have the hooks called, which must outlive the profiler. With null the old ones are taken back:
-  /// false when one was still running after 200 ms, and then `user` must be left alone for good.
-  bool set_hooks(const Hooks* hooks, void* user) noexcept;
+  /// What is told about the calls. Like the profiler itself it is never freed.
+  CallMarks* marks() noexcept { return &marks_; }
+
+  /// Have `describe` complete each record (table, decided, probe), on the thread of the event. With
+  /// null the old one is taken back: false when it was still running after 200 ms, and then `user`
+  /// must be left alone for good.
+  bool set_describe(Describe describe, void* user) noexcept;
 
   /// Take the times of the calls from now on, or no longer beyond the bursts: for probes. Called on
   /// the communicator's own thread.
@@ -62,6 +61,9 @@ class Profiler {
 
   /// A call of the API, or before 2.28 the launch of a plan. Returns a handle for what comes below.
   void* start_call(bool is_plan, bool is_captured) noexcept;
+
+  /// A plan of calls is launched, on the thread that called.
+  void launch() noexcept { marks_.set_launched(); }
 
   /// A collective was put on its stream; null when no more needs to be heard of it.
   void* start_collective(const ncclProfilerColl_v4_t& event, void* parent) noexcept;
@@ -77,9 +79,9 @@ class Profiler {
  private:
   Profiler() = default;
   static Profiler* take_free() noexcept;
-  template <typename Call>
-  void with_hooks(const Call& call) noexcept;
+  void describe(CallRecord* record) noexcept;
 
+  CallMarks marks_;
   std::uint32_t index_ = 0;  // in the process's table of profilers
   bool is_taken_ = false;    // under the table's mutex
   std::uint64_t comm_id_ = 0;
@@ -92,10 +94,9 @@ class Profiler {
   std::uint32_t probe_epoch_ = 0;                       // 0: no probe holds the mask
   std::atomic<std::uint64_t> latest_[kNumCollectives];  // sequence numbers
   Bursts bursts_[kNumCollectives];
-  std::atomic<bool> is_capturing_{false};
-  std::atomic<const Hooks*> hooks_{nullptr};
-  std::atomic<void*> hooks_user_{nullptr};
-  std::atomic<int> hooking_{0};  // threads
+  std::atomic<Describe> describe_{nullptr};
+  std::atomic<void*> describe_user_{nullptr};
+  std::atomic<int> describing_{0};
   Pending pending_;
 };
 

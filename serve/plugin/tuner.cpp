@@ -113,7 +113,7 @@ void Context::speak_last() noexcept {
   if (agreement_->take_note(line)) {
     logger_(NCCL_LOG_INFO, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__, "%s", line);
   }
-  const std::uint64_t captured = agreement_->captured_calls();
+  const std::uint64_t captured = agreement_->clock()->captured_calls();
   if (captured == 0) return;
   logger_(
       NCCL_LOG_INFO, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__,
@@ -132,7 +132,7 @@ void Context::retire(Context* context) noexcept {
   Agreement* agreement = context->agreement_;
   if (agreement != nullptr) {
     Profiler* profiler = agreement->profiler.exchange(nullptr, std::memory_order_acq_rel);
-    const bool is_left = profiler == nullptr || profiler->set_hooks(nullptr, nullptr);
+    const bool is_left = profiler == nullptr || profiler->set_describe(nullptr, nullptr);
     context->speak();
     context->speak_last();
     if (!in_forked_child()) leave_service(agreement);

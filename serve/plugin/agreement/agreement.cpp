@@ -154,11 +154,6 @@ void Agreement::describe(CallRecord* record) const noexcept {
   if (table.is_probe) record->flags |= kFlagProbe;
 }
 
-void Agreement::capture(bool is_captured) noexcept {
-  clock_.set_capturing(is_captured);
-  if (is_captured) captured_calls_.fetch_add(1, std::memory_order_relaxed);
-}
-
 std::uint64_t Agreement::metric(int index) const noexcept {
   const bool leads = leader_ != nullptr && guard_ != nullptr;
   switch (index) {
@@ -181,7 +176,7 @@ std::uint64_t Agreement::metric(int index) const noexcept {
     case 8:
       return leads ? static_cast<std::uint64_t>(guard_->num_withdrawn()) : 0;
     case 9:
-      return captured_calls();
+      return clock_.captured_calls();
     default:
       return 0;
   }

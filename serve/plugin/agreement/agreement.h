@@ -87,11 +87,6 @@ class Agreement {
 
   /// Complete a record of this communicator; on any thread.
   void describe(CallRecord* record) const noexcept;
-  /// The calls that are about to be asked about are captured in a CUDA graph, or no longer.
-  void capture(bool is_captured) noexcept;
-  std::uint64_t captured_calls() const noexcept {
-    return captured_calls_.load(std::memory_order_relaxed);
-  }
   /// Adaptive mode, a leader's: whether to ask the brain now; and what it said (`reason`: it
   /// failed; no bytes: keep the table).
   bool brain_is_due(std::uint64_t now_ns) noexcept;
@@ -132,7 +127,6 @@ class Agreement {
   char line_[kLineBytes] = "";
   char note_[kLineBytes] = "";
   std::atomic<bool> has_line_{false};
-  std::atomic<std::uint64_t> captured_calls_{0};
 
   Member* member_ = nullptr;
   Leader* leader_ = nullptr;

@@ -66,6 +66,8 @@ Clock::Turn Clock::turn(std::uint64_t now_ns) noexcept {
   if (is_closed_.load(std::memory_order_relaxed)) return Turn::kAbstain;
   if (failed_) return Turn::kFail;
   called_in_ = false;
+  // In the middle of a group, a rank that has simulated one could stand beside ranks that have not.
+  const bool begins_group = marks_->begins_group();
   if (ended_.load(std::memory_order_relaxed) + 1 != call) {
     // Two calls at once: NCCL forbids it to its users. The count is lost on this rank alone, so it
     // must never vote again; what is in force goes on, since the other ranks go on with it.
@@ -79,7 +81,7 @@ Clock::Turn Clock::turn(std::uint64_t now_ns) noexcept {
     drop(before);
     staged_ = nullptr;
     hold_at_ = kNever;
-  } else if (call >= muster_at_) {
+  } else if (call >= muster_at_ && begins_group) {
     const Turn turn = wait_from(&waited_since_ns_, now_ns, limits_.decision_ns,
                                 promised_ ? Turn::kFail : Turn::kGo);
     if (turn == Turn::kWait) return turn;
@@ -89,7 +91,7 @@ Clock::Turn Clock::turn(std::uint64_t now_ns) noexcept {
       return turn;
     }
     muster_at_ = kNever;  // nobody has been promised anything
-  } else if (call >= hold_at_) {
+  } else if (call >= hold_at_ && begins_group) {
     const Turn turn = wait_from(&held_since_ns_, now_ns, limits_.hold_ns, Turn::kGo);
     if (turn == Turn::kWait) return turn;
     hold_at_ = kNever;
@@ -123,17 +125,18 @@ bool Clock::muster(std::uint64_t at) noexcept {
   full_barrier();
   const std::uint64_t begun = begun_.load(std::memory_order_relaxed);
   // The call itself may have begun where it is held.
-  if (begun < at || (begun == at && hold_at_ == at)) return true;
+  const bool is_held = hold_at_ != kNever && held_since_ns_ != 0;
+  if (begun < at || (is_held && hold_at_ == at)) return true;
   muster_at_ = kNever;
   set_gate();
   return false;
 }
 
-bool Clock::vote(std::uint64_t* hash) noexcept {
+bool Clock::vote(std::uint64_t* hash, std::uint64_t* call) noexcept {
   const Lock lock(&mutex_);
+  *call = begun_.load(std::memory_order_relaxed);
   const bool waits = muster_at_ != kNever && waiting_.load(std::memory_order_relaxed) &&
-                     begun_.load(std::memory_order_relaxed) == muster_at_ && !failed_ &&
-                     !is_closed_.load(std::memory_order_relaxed);
+                     *call >= muster_at_ && !failed_ && !is_closed_.load(std::memory_order_relaxed);
   if (!waits) return false;
   promised_ = true;
   *hash = hash_.load(std::memory_order_relaxed);

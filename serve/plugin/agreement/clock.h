@@ -11,18 +11,18 @@
 #include <atomic>
 #include <cstdint>
 
+#include "agreement/marks.h"
 #include "agreement/table_in_force.h"
 #include "platform/threads.h"
 
 namespace dynamiccl {
 
 /// Rolling hash of what was asked: ranks whose hashes are equal have made the same calls.
-/// `is_captured`, 0 or 1: a captured call comes again without being asked about, so that a rank
-/// which captures is not at one with those that only call.
+/// The marks are what tells a question from a call (marks.h).
 inline std::uint64_t stream_hash(std::uint64_t before, int collective, std::uint64_t size_bytes,
-                                 std::uint64_t is_captured) noexcept {
-  const std::uint64_t call =
-      size_bytes << 4 | is_captured << 3 | static_cast<std::uint64_t>(collective & 7);
+                                 std::uint64_t marks) noexcept {
+  const std::uint64_t call = size_bytes << (3 + CallMarks::kBits) | marks << 3 |
+                             static_cast<std::uint64_t>(collective & 7);
   return ((before << 7 | before >> 57) ^ call) * 0x9e3779b97f4a7c15U;
 }
 
@@ -46,7 +46,8 @@ class Clock {
     std::uint64_t hold_ns;      // how long the call `hold_at` may wait for the agreement
   };
 
-  /// `hold_at`: the call that waits for the agreement; kNever: none does.
+  /// `hold_at`: the call that waits for the agreement, or the first after it that begins a group;
+  /// kNever: none does.
   explicit Clock(const Limits& limits, std::uint64_t hold_at = kNever) noexcept;
   ~Clock();
   Clock(const Clock&) = delete;
@@ -74,10 +75,8 @@ class Clock {
   bool is_probing() const noexcept { return in_force().is_probe; }
   std::uint64_t begun() const noexcept { return begun_.load(std::memory_order_relaxed); }
 
-  /// Whether the calls from now on are captured in a CUDA graph.
-  void set_capturing(bool is_capturing) noexcept {
-    capturing_.store(is_capturing ? 1 : 0, std::memory_order_relaxed);
-  }
+  /// Before any call: where the profiler tells about the calls. Must outlive the clock.
+  void heed(CallMarks* marks) noexcept { marks_ = marks; }
 
   /// Before any call: have `table` in force from the first one on (a reference is taken over).
   void adopt(TableInForce* table) noexcept;
@@ -85,8 +84,8 @@ class Clock {
   /// The call has been answered.
   void end(int collective, std::uint64_t size_bytes) noexcept {
     const std::uint64_t call = begun_.load(std::memory_order_relaxed);
-    const std::uint64_t hash = stream_hash(hash_.load(std::memory_order_relaxed), collective,
-                                           size_bytes, capturing_.load(std::memory_order_relaxed));
+    const std::uint64_t hash =
+        stream_hash(hash_.load(std::memory_order_relaxed), collective, size_bytes, marks_->pass());
     hash_.store(hash, std::memory_order_relaxed);
     hashes_[(call - 1) / kHashEvery % kHashSlots].store(hash, std::memory_order_relaxed);
     ended_.store(call, std::memory_order_release);
@@ -117,12 +116,14 @@ class Clock {
   /// made, or it is too long ago.
   bool hash_after(std::uint64_t calls, std::uint64_t* hash) const noexcept;
 
-  /// Stop at call `at`, once it comes. False when it has come and gone, or another is stopped at.
+  /// Stop at call `at`, once it comes, or at the first after it that begins a group. False when it
+  /// has come and gone, or another is stopped at.
   bool muster(std::uint64_t at) noexcept;
 
-  /// Whether that call has come and waits; then writes the hash of the stream before it, and
-  /// promises that it will wait for commit() or abandon(). Until then it may go on by itself.
-  bool vote(std::uint64_t* hash) noexcept;
+  /// Whether that call has come and waits; then writes the hash of the stream before it and the
+  /// call's number, and promises that it will wait for commit() or abandon(). Until then it may go
+  /// on by itself.
+  bool vote(std::uint64_t* hash, std::uint64_t* call) noexcept;
 
   /// The outcome: take `next` (a reference is taken over) from the call that waits on.
   void commit(TableInForce* next) noexcept;
@@ -146,6 +147,11 @@ class Clock {
   bool hold_expired() const noexcept { return hold_expired_.load(std::memory_order_relaxed); }
 
   // ---- any thread ----
+
+  /// Calls that were captured in a CUDA graph, as far as NCCL tells.
+  std::uint64_t captured_calls() const noexcept {
+    return marks_->captured.load(std::memory_order_relaxed);
+  }
 
   /// What is in force for a thread that is not the caller's: the table lives as long as this does.
   class Look {
@@ -187,11 +193,12 @@ class Clock {
   alignas(64) std::atomic<std::uint64_t> begun_{0};
   std::atomic<std::uint64_t> ended_{0};
   std::atomic<std::uint64_t> hash_{0};
-  std::atomic<std::uint64_t> capturing_{0};
   // These change rarely.
   alignas(64) std::atomic<std::uint64_t> gate_{kNever};
   std::atomic<TableInForce*> in_force_;
   const bool fences_;
+  CallMarks own_marks_;  // nobody tells
+  CallMarks* marks_ = &own_marks_;
   std::atomic<bool> waiting_{false};
   std::atomic<bool> broken_{false};
   std::atomic<bool> hold_expired_{false};

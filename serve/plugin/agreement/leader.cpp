@@ -160,9 +160,10 @@ void Leader::count_vote(std::int32_t number, const Message& message,
     first_yes_ns_ = now_ns;
     first_yes_rank_ = number;
     hash_ = message.hash;
+    stands_at_ = message.index;
   }
-  if (message.hash != hash_) {
-    note("rank %d: its calls, or which of them were captured, are not those of rank %d", number,
+  if (message.hash != hash_ || message.index != stands_at_) {
+    note("rank %d: it has not made, simulated and captured the same calls as rank %d", number,
          first_yes_rank_);
     for_good_ = true;
     return decide(false, now_ns);

@@ -98,7 +98,8 @@ class Leader {
   std::uint64_t at_ = 0;
   std::uint64_t first_yes_ns_ = 0;  // 0: none yet
   std::int32_t first_yes_rank_ = 0;
-  std::uint64_t hash_ = 0;  // that it came with
+  std::uint64_t stands_at_ = 0;  // its call
+  std::uint64_t hash_ = 0;       // that it came with
 
   bool commit_ = false;
   std::uint32_t committed_ = 0;

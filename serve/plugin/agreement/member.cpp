@@ -10,7 +10,7 @@ const char* words_of(Reason reason) noexcept {
     case kTooFarApart:
       return "it is too many calls ahead of the others";
     case kOtherStream:
-      return "its calls, or which of them were captured, are not those of rank 0";
+      return "it has not made, simulated and captured the same calls as rank 0";
     case kUncountable:
       return "its calls overlapped, so that they cannot be counted";
     case kHoldExpired:
@@ -113,7 +113,7 @@ Reason Member::consider(const Message& proposal) noexcept {
 
 /// Says yes once the call has come. From then on only the decision lets it go on.
 void Member::promise(std::uint64_t now_ns) noexcept {
-  if (promised_ || !clock_->vote(&hash_)) return;
+  if (promised_ || !clock_->vote(&hash_, &at_)) return;
   promised_ = true;
   ask_at_ns_ = now_ns + timing_.repeat_ns;
   say_yes();
@@ -123,6 +123,7 @@ void Member::say_yes() noexcept {
   Message ballot = about(MessageKind::kVote, proposal_);
   ballot.verdict = kYes;
   ballot.hash = hash_;
+  ballot.index = at_;
   send(0, ballot);
 }
 

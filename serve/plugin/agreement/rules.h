@@ -16,9 +16,10 @@
 // Commit takes the yes of every rank, each from inside its call A, and all with one hash: so all
 // ranks have made the same A - 1 calls, and A is the same call everywhere. A promise given earlier
 // would not do: until A a rank may count one call more than the others (ncclGroupSimulateEnd), or
-// capture calls that the others make, and nobody would know in time. (Captured calls come again
-// without a question. NCCL tells of them from 2.28 on, and then they count in the hash; before,
-// ranks that capture differently, which NCCL forbids, cannot be told from those that do not.)
+// capture calls that the others make, and nobody would know in time. What NCCL tells of captures
+// and launches counts in the hash (marks.h), and A is the first call from the proposed one on that
+// begins a group: there a rank that has simulated one stands with another hash. Before 2.28 NCCL
+// tells nothing, and ranks are known by sizes and order alone.
 //
 // In a job whose ranks go together that wait is as long as they are apart. Where they do not (a
 // call of this rank on another communicator may have to come first), the leader calls the proposal

@@ -53,8 +53,9 @@ EventMask* EventMask::of(int* mask) noexcept {
   return nullptr;
 }
 
-void EventMask::begin() noexcept {
-  __atomic_fetch_or(mask_.load(std::memory_order_relaxed), ncclProfileColl, __ATOMIC_RELAXED);
+void EventMask::begin(bool has_launches) noexcept {
+  const int wanted = ncclProfileColl | (has_launches ? ncclProfileKernelLaunch : 0);
+  __atomic_fetch_or(mask_.load(std::memory_order_relaxed), wanted, __ATOMIC_RELAXED);
 }
 
 bool EventMask::is_wide() const noexcept {

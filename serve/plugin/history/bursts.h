@@ -40,8 +40,9 @@ class EventMask {
   /// The one for NCCL's int; null when a process has more NCCLs than anybody has seen.
   static EventMask* of(int* mask) noexcept;
 
-  /// Ask for collectives. Other bits are left as they are: they may belong to a burst.
-  void begin() noexcept;
+  /// Ask for collectives, and launches where there are such events. Other bits are left as they
+  /// are: they may belong to a burst.
+  void begin(bool has_launches) noexcept;
 
   bool is_wide() const noexcept;
 

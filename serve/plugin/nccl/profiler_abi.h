@@ -22,6 +22,7 @@ enum ncclProfilerEventType : int {
   ncclProfileKernelCh = 64,
   ncclProfileGroupApi = 256,
   ncclProfileCollApi = 512,
+  ncclProfileKernelLaunch = 2048,  // from v5 on
 };
 
 // The one state that we take: the kernel of a channel has ended, at `pTimer`.

@@ -23,6 +23,7 @@ struct Rules {
   int num_calls = 4;  // of each rank
   std::uint64_t span = 1;
   int simulates = 0;      // calls that one rank alone makes
+  int group = 1;          // calls that are asked about together
   int num_proposals = 1;  // tables put one after the other
   std::uint64_t activate_at = Clock::kNever;
   int crashes = 0;
@@ -69,6 +70,8 @@ class World {
       rank->world = this;
       rank->number = i;
       rank->clock = std::make_unique<Clock>(Clock::Limits{kLong, kLong}, rules.activate_at);
+      rank->marks.begin(true);
+      rank->clock->heed(&rank->marks);
       rank->place = {7, i, rules.num_ranks, 1};
       const Outlet outlet = {send, rank.get()};
       rank->member = std::make_unique<Member>(rank->place, rank->clock.get(), outlet, timing_);
@@ -104,7 +107,10 @@ class World {
       if (rank->waits && left_.lasting_waits > 0) choices_.push_back({kWaitTooLong, i});
       if (left_.repeats > 0) choices_.push_back({kRepeat, i});
       if (left_.timeouts > 0) choices_.push_back({kTimeout, i});
-      if (left_.simulates > 0 && !rank->waits && !rank->failed) choices_.push_back({kSimulate, i});
+      const bool in_group = rank->done % rules_.group != 0;
+      if (left_.simulates > 0 && !rank->waits && !rank->failed && !in_group) {
+        choices_.push_back({kSimulate, i});
+      }
       if (left_.crashes > 0) choices_.push_back({kCrash, i});
     }
     return static_cast<int>(choices_.size());
@@ -240,6 +246,8 @@ class World {
  private:
   static constexpr std::uint64_t kLong = 1'000'000'000'000;
   static constexpr int kNone = -1;
+  // All are alike: what is simulated differs from what is called in nothing but the launch.
+  static constexpr std::uint64_t kSizeBytes = 1024;
   enum What { kDeliver, kDrop, kCall, kWaitTooLong, kRepeat, kTimeout, kCrash, kSimulate, kWake };
   static constexpr const char* kNames[] = {
       "deliver", "drop", "call", "wait too long", "repeat", "timeout", "crash", "simulate", "wake"};
@@ -251,6 +259,7 @@ class World {
     World* world;
     int number;
     Member::Place place;
+    CallMarks marks;
     std::unique_ptr<Clock> clock;
     std::unique_ptr<Member> member;
     Leader* leader = nullptr;
@@ -330,7 +339,7 @@ class World {
     if (rank.simulates) {
       rank.simulates = false;
       rank.failed = turn == Clock::Turn::kFail;
-      rank.clock->end(4, 77);
+      rank.clock->end(4, kSizeBytes);  // nothing is launched
       return;
     }
     const int number = rank.done + 1;
@@ -338,7 +347,8 @@ class World {
       rank.answers[static_cast<std::size_t>(number)] = static_cast<int>(rank.clock->table_number());
     }
     rank.failed = turn == Clock::Turn::kFail;
-    rank.clock->end(4, static_cast<std::uint64_t>(number) * 1024);
+    rank.clock->end(4, kSizeBytes);
+    if (number % rules_.group == 0) rank.marks.set_launched();
     rank.done = number;
   }
 

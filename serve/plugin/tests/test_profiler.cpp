@@ -118,10 +118,11 @@ void modes(const char* path, int version, CallsDirectory* calls) {
     nccl.finalize(&comm);
     return nccl.mask();
   };
+  const int wanted = ncclProfileColl | (version == 4 ? 0 : ncclProfileKernelLaunch);
   for (const char* mode : {"table", "table-static", "observe", "adaptive"}) {
-    CHECK(mask_in(mode) == ncclProfileColl && calls->take().size() == 1);
+    CHECK(mask_in(mode) == wanted && calls->take().size() == 1);
   }
-  CHECK(mask_in(nullptr) == ncclProfileColl && calls->take().size() == 1);
+  CHECK(mask_in(nullptr) == wanted && calls->take().size() == 1);
   for (const char* mode : {"sweep", "Table", "off"}) CHECK(mask_in(mode) == 0);
   setenv("DYNAMICCL_DISABLE", "1", 1);
   CHECK(mask_in("observe") == 0);
@@ -129,7 +130,7 @@ void modes(const char* path, int version, CallsDirectory* calls) {
   const std::string directory = calls->path();
   unsetenv("DYNAMICCL_CALLS_DIR");
   // No longer for records, but to hear of captures.
-  CHECK(mask_in("table-static") == ncclProfileColl && mask_in("table") == ncclProfileColl);
+  CHECK(mask_in("table-static") == wanted && mask_in("table") == wanted);
   setenv("DYNAMICCL_CALLS_DIR", directory.c_str(), 1);
   unsetenv("DYNAMICCL_MODE");
   CHECK(calls->take().empty());
@@ -248,17 +249,12 @@ void complete(void* user, CallRecord* record) {
   record->flags |= kFlagProbe;
 }
 
-std::string g_captures;  // c: a call is captured, -: one is not
-void note_capture(void*, bool is_captured) { g_captures += is_captured ? 'c' : '-'; }
-
-constexpr Profiler::Hooks kHooks = {complete, note_capture};
-
 /// What the tuner side uses, in this program's own copy of the plugin's core.
 void joins_and_descriptions(CallsDirectory* calls) {
   int mask = 0;
   Join join;
   CHECK(!take_latest_join(&join));
-  Profiler* profiler = Profiler::create({77, 5, 8, 2, &mask, nullptr});
+  Profiler* profiler = Profiler::create({77, 5, 8, 2, &mask, nullptr, true});
   CHECK(take_join_of(77, &join) && !take_latest_join(&join));
   CHECK(join.profiler == profiler && join.rank == 5 && join.num_ranks == 8 && join.num_nodes == 2);
   std::thread([] {
@@ -266,27 +262,28 @@ void joins_and_descriptions(CallsDirectory* calls) {
     CHECK(!take_latest_join(&other));
   }).join();
   std::uint32_t table = 9;
-  CHECK(profiler->set_hooks(&kHooks, &table));
+  CHECK(profiler->set_describe(complete, &table));
   const ncclProfilerColl_v4_t event = {0, "AllReduce", nullptr, nullptr, 1, 0, "ncclFloat32",
                                        1, 1,           "RING",  "LL"};
   profiler->start_collective(event, nullptr);
-  CHECK(profiler->set_hooks(nullptr, nullptr));
+  CHECK(profiler->set_describe(nullptr, nullptr));
   profiler->start_collective(event, nullptr);
   profiler->finalize();
   const std::vector<CallRecord> records = calls->take();
   CHECK(records.size() == 2 && records[0].table == 9 && records[0].decided == 1);
   CHECK(records[0].flags == kFlagProbe && records[1].table == 0 && records[1].flags == 0);
 
-  profiler = Profiler::create({77, 5, 8, 2, &mask, nullptr});
-  CHECK(profiler->set_hooks(&kHooks, &table));
-  void* of_captured = nullptr;
-  for (const bool is_captured : {false, true, true, false, false}) {
-    void* call = profiler->start_call(false, is_captured);
-    if (is_captured) of_captured = call;
-  }
-  CHECK(g_captures == "cc-");
+  profiler = Profiler::create({77, 5, 8, 2, &mask, nullptr, true});
+  CHECK(profiler->set_describe(complete, &table));
+  CallMarks* marks = profiler->marks();
+  CHECK(marks->pass() == CallMarks::kBegins && marks->pass() == 0);  // two calls of one group
+  void* of_captured = profiler->start_call(false, true);
   profiler->start_call(true, false);  // plans tell nothing
-  CHECK(g_captures == "cc-");
+  CHECK(marks->pass() == CallMarks::kCaptured);
+  profiler->launch();
+  CHECK(marks->pass() == (CallMarks::kBegins | CallMarks::kCaptured));
+  profiler->start_call(false, false);
+  CHECK(marks->pass() == 0 && marks->captured == 1);
   profiler->start_collective(event, of_captured);
   profiler->finalize();
   const std::vector<CallRecord> captured = calls->take();
@@ -294,9 +291,9 @@ void joins_and_descriptions(CallsDirectory* calls) {
   CHECK(captured.size() == 1 && captured[0].flags == kFlagCaptured && captured[0].table == 0);
 
   setenv("DYNAMICCL_MODE", "sweep", 1);
-  CHECK(Profiler::create({78, 1, 4, 1, &mask, nullptr}) == nullptr);
+  CHECK(Profiler::create({78, 1, 4, 1, &mask, nullptr, true}) == nullptr);
   CHECK(!take_join_of(99, &join) && !take_latest_join(&join));
-  Profiler::create({78, 1, 4, 1, &mask, nullptr});
+  Profiler::create({78, 1, 4, 1, &mask, nullptr, true});
   CHECK(take_latest_join(&join) && join.comm_id == 78 && join.profiler == nullptr);
   unsetenv("DYNAMICCL_MODE");
 }
@@ -304,7 +301,7 @@ void joins_and_descriptions(CallsDirectory* calls) {
 /// The tuner takes its hook back while another thread is in the middle of calls.
 void description_taken_back() {
   int mask = 0;
-  Profiler* profiler = Profiler::create({1, 0, 8, 1, &mask, nullptr});
+  Profiler* profiler = Profiler::create({1, 0, 8, 1, &mask, nullptr, true});
   const ncclProfilerColl_v4_t event = {0, "AllReduce", nullptr, nullptr, 1, 0, "ncclFloat32",
                                        1, 1,           "RING",  "LL"};
   std::atomic<bool> stop{false};
@@ -313,9 +310,9 @@ void description_taken_back() {
   });
   for (int i = 0; i < 200; ++i) {
     auto* table = new std::uint32_t(7);
-    CHECK(profiler->set_hooks(&kHooks, table));
+    CHECK(profiler->set_describe(complete, table));
     if (i % 16 == 0) std::this_thread::yield();
-    CHECK(profiler->set_hooks(nullptr, nullptr));
+    CHECK(profiler->set_describe(nullptr, nullptr));
     delete table;  // would be read by a call that is still inside
   }
   stop.store(true);

@@ -9,7 +9,7 @@ namespace {
 constexpr int kGroupStartApiStop = 23;  // `src/include/plugin/nccl_profiler.h`
 constexpr int kGroupEndApiStart = 24;
 constexpr int kAnyBelowApi = ncclProfileGroup | ncclProfileColl | ncclProfileKernelCh |
-                             ncclProfileGroupApi | ncclProfileCollApi;
+                             ncclProfileGroupApi | ncclProfileCollApi | ncclProfileKernelLaunch;
 constexpr int kAnyBelowColl = ncclProfileColl | ncclProfileKernelCh;
 constexpr int kNumWarps = 17;
 
@@ -49,6 +49,14 @@ ApiEvents Communicator::call_api(const std::vector<Task>& tasks, bool captured) 
   }
   profiler_->record(events.group, kGroupEndApiStart);
   return events;
+}
+
+/// Of a captured plan it comes at the capture (v2.28.9-1 `src/enqueue.cc`, ncclLaunchKernel).
+void Communicator::launch_kernel(const ApiEvents& events) const {
+  if (profiler_ == nullptr || !process_.release.has_api_events) return;
+  if ((events.mask & ncclProfileKernelLaunch) == 0) return;
+  void* handle = profiler_->start_kernel_launch(profiler_context_, events.group);
+  if (handle != nullptr) profiler_->stop(handle);
 }
 
 void Communicator::end_api(ApiEvents* events) const {

@@ -92,6 +92,7 @@ std::vector<Outcome> Communicator::run(const std::vector<Task>& tasks) {
   const Inside inside(this, elsewhere);
   ApiEvents events = call_api(tasks, false);
   const std::vector<Aggregate> aggregates = prepare(tasks);
+  launch_kernel(events);
   launch(aggregates, events, false);
   end_api(&events);
   std::vector<Outcome> outcomes;
@@ -113,6 +114,7 @@ Graph Communicator::capture(const std::vector<Task>& tasks) {
   Graph graph;
   graph.events = call_api(tasks, true);
   graph.aggregates = prepare(tasks);
+  launch_kernel(graph.events);
   // Proxy operations need the host at every replay, and then the events come there.
   graph.has_host_nodes = options_.num_nodes > 1 || (graph.events.mask & ncclProfileKernelCh) != 0;
   if (!graph.has_host_nodes) launch(graph.aggregates, graph.events, true);

@@ -169,6 +169,7 @@ class Communicator {
   std::uint32_t chunk(const Task& task, std::size_t part_bytes, int num_channels, Outcome* outcome);
   ApiEvents call_api(const std::vector<Task>& tasks, bool captured) const;
   void end_api(ApiEvents* events) const;
+  void launch_kernel(const ApiEvents& events) const;
   void launch(const std::vector<Aggregate>& aggregates, const ApiEvents& events, bool captured);
   void finalize(bool deliver_rest);
 

@@ -85,6 +85,15 @@ void* ProfilerCalls::start_coll_api(void* context, void* group_api, int collecti
   return handle;
 }
 
+void* ProfilerCalls::start_kernel_launch(void* context, void* group_api) const {
+  void* handle = nullptr;
+  ncclProfilerEventDescr_v5_t descriptor = {};
+  descriptor.type = ncclProfileKernelLaunch;
+  descriptor.parentObj = group_api;
+  as<ncclProfiler_v5_t>()->startEvent(context, &handle, &descriptor);
+  return handle;
+}
+
 void* ProfilerCalls::start_group(void* context) const {
   return start(context, ncclProfileGroup, nullptr, 0, [](auto*) {});
 }

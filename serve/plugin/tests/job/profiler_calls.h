@@ -31,10 +31,11 @@ class ProfilerCalls {
 
   ncclResult_t init(void** context, std::uint64_t comm_id, int* mask, int num_nodes, int num_ranks,
                     int rank, ncclDebugLogger_t logger) const;
-  // Both from v5 on only.
+  // The first three from v5 on only.
   void* start_group_api(void* context, bool captured) const;
   void* start_coll_api(void* context, void* group_api, int collective, std::size_t count,
                        const char* datatype, bool captured) const;
+  void* start_kernel_launch(void* context, void* group_api) const;
   void* start_group(void* context) const;
   /// `parent` is the Group event in v4, the CollApi event from v5 on.
   void* start_collective(void* context, void* parent, const CollectiveEvent& event) const;
