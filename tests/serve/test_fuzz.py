@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -71,26 +72,39 @@ def fuzz_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build
 
 
+@pytest.fixture(scope="session")
+def fuzzed(
+    fuzz_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, subprocess.CompletedProcess[str]]:
+    """How each target ended: as many at a time as there are processors."""
+    seconds = int(os.environ.get("DYNAMICCL_FUZZ_SECONDS", "10"))
+
+    def fuzz(target: str) -> subprocess.CompletedProcess[str]:
+        folder = tmp_path_factory.mktemp(target)
+        shutil.copytree(CORPUS / target, folder / "corpus")  # the fuzzer adds to it
+        return subprocess.run(
+            [
+                *_WITH_ITS_OWN_PEAK,
+                str(fuzz_dir / f"fuzz_{target}"),
+                f"-max_total_time={seconds}" if seconds > 0 else "-runs=0",
+                "-timeout=10",
+                "-rss_limit_mb=1024",
+                f"-artifact_prefix={folder}/",
+                str(folder / "corpus"),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(TARGETS, pool.map(fuzz, TARGETS), strict=True))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
-def test_no_input_crashes(target: str, fuzz_dir: Path, tmp_path: Path) -> None:
-    seconds = int(os.environ.get("DYNAMICCL_FUZZ_SECONDS", "10"))
-    corpus = tmp_path / "corpus"
-    shutil.copytree(CORPUS / target, corpus)  # the fuzzer adds to it
-    done = subprocess.run(
-        [
-            *_WITH_ITS_OWN_PEAK,
-            str(fuzz_dir / f"fuzz_{target}"),
-            f"-max_total_time={seconds}" if seconds > 0 else "-runs=0",
-            "-timeout=10",
-            "-rss_limit_mb=1024",
-            f"-artifact_prefix={tmp_path}/",
-            str(corpus),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_no_input_crashes(target: str, fuzzed: dict[str, subprocess.CompletedProcess[str]]) -> None:
+    done = fuzzed[target]
     sys.stdout.write(done.stderr[-2000:])
     assert done.returncode == 0, done.stderr[-8000:]
 
