@@ -26,10 +26,10 @@ struct Question {
   char reason[DYNAMICCL_REASON_BYTES];
 };
 
-/// The brain of one leader, opened at its first question and kept for good.
+/// The brain of one leader, opened at its first question and kept as long as the communicator.
 struct Kept {
   Kept* next;
-  std::uint64_t comm_id;
+  Agreement* agreement;  // held
   BrainHandle brain;
 };
 
@@ -46,20 +46,35 @@ void discard(Question* question) noexcept {
   std::free(question);
 }
 
-BrainHandle* brain_of(std::uint64_t comm_id) noexcept {
+BrainHandle* brain_of(Agreement* agreement) noexcept {
   for (Kept* each = g_kept; each != nullptr; each = each->next) {
-    if (each->comm_id == comm_id) return &each->brain;
+    if (each->agreement == agreement) return &each->brain;
   }
   void* memory = std::malloc(sizeof(Kept));
   if (memory == nullptr) return nullptr;
-  auto* kept = new (memory) Kept{g_kept, comm_id, {}};
+  auto* kept = new (memory) Kept{g_kept, agreement->hold(), {}};
   g_kept = kept;
   return &kept->brain;
 }
 
+/// The brains of communicators that are gone.
+void close_brains() noexcept {
+  for (Kept** place = &g_kept; *place != nullptr;) {
+    Kept* kept = *place;
+    if (!kept->agreement->closing.load(std::memory_order_acquire)) {
+      place = &kept->next;
+      continue;
+    }
+    *place = kept->next;
+    kept->agreement->let_go();
+    kept->~Kept();
+    std::free(kept);
+  }
+}
+
 void think(Question* question) noexcept {
   Agreement& agreement = *question->agreement;
-  BrainHandle* brain = brain_of(agreement.place().comm_id);
+  BrainHandle* brain = brain_of(&agreement);
   question->failed = true;
   if (brain == nullptr) return;
   const dynamiccl_brain_config config = {
@@ -90,6 +105,7 @@ void* run(void*) {
       question = g_asked;
       g_asked = nullptr;
     }
+    close_brains();
     if (question == nullptr) {
       sleep_ns(20'000'000);
       continue;

@@ -149,6 +149,29 @@ def test_a_brain_may_change_its_mind(play_job: Player, eight_ranks: Setting, kno
     assert played.switches >= 3
 
 
+def test_a_brain_is_left_with_its_communicator(
+    play_job: Player, eight_ranks: Setting, known: Path
+) -> None:
+    late = eight_ranks.root / "late"
+    with brain(eight_ranks, known, "restless") as process:
+        count = f"ls -l /proc/{process.pid}/fd | grep -c socket:"
+        idle = int(subprocess.check_output(count, shell=True))
+        played = play_job(
+            *at(4100, f"sh={count} > {late}"),
+            environment=adaptive(eight_ranks),
+            ranks=8,
+            rate=700,
+            lifetime=1400,
+            calls=4200,
+            deadline=90,
+        )
+    assert played.is_sound, played
+    (comm,) = played.communicators
+    assert comm.generations == 3
+    assert comm.generations_acted >= 2
+    assert int(late.read_text()) <= idle + 1  # not one for each generation
+
+
 @pytest.mark.parametrize("signal", ["KILL", "STOP", "TERM"])
 def test_a_brain_that_goes_leaves_the_table_in_force(
     signal: str, play_job: Player, eight_ranks: Setting, known: Path

@@ -17,6 +17,8 @@ JOB = {"ranks": 4, "rate": 500, "calls": 1500, "comms": 4, "threads": 2}
 SCENARIOS: dict[str, tuple[tuple[str, ...], dict[str, object]]] = {
     "plain": ((), {}),
     "come-and-go": ((), {"lifetime": 50}),
+    # Long enough that what was kept of a communicator is freed while the job goes on.
+    "buried": ((), {"lifetime": 700, "rate": 350, "calls": 2500, "comms": 2}),
     "no-destroy": ((), {"destroy": 0}),
     "at-once": ((), {"create_at_once": 1, "comms": 8}),
     "kernel-events": ((), {"kernel_drop": 10, "kernel_duplicate": 10, "kernel_delay_us": 500}),
