@@ -1,7 +1,9 @@
 // What NCCL sees of the profiler: one struct per ABI version, each a thin shell over Profiler.
 //
 // As in plugin.cpp NCCL's own names are used, and every function returns ncclSuccess.
+#include "heard.h"
 #include "nccl/profiler_abi.h"
+#include "next/profiler.h"
 #include "profiler.h"
 
 #define DYNAMICCL_EXPORT __attribute__((visibility("default")))
@@ -15,44 +17,32 @@ extern DYNAMICCL_EXPORT const ncclProfiler_v6_t ncclProfiler_v6;
 
 namespace {
 
+using dynamiccl::hear_start;
+using dynamiccl::hear_state;
+using dynamiccl::NextProfiler;
+using dynamiccl::Pairs;
+using dynamiccl::ProfiledCommunicator;
 using dynamiccl::Profiler;
+using dynamiccl::ProfilerLink;
 
 constexpr char kName[] = "DynamICCL";
 
-ncclResult_t init_v5(void** context, std::uint64_t commId, int* eActivationMask,
-                     const char* /*commName*/, int nNodes, int nranks, int rank,
-                     ncclDebugLogger_t logfn) noexcept {
+template <int version>
+ncclResult_t init(void** context, std::uint64_t commId, int* eActivationMask, const char* commName,
+                  int nNodes, int nranks, int rank, ncclDebugLogger_t logfn) noexcept {
   if (context == nullptr) return ncclSuccess;
-  *context = Profiler::create({commId, rank, nranks, nNodes, eActivationMask, logfn, true});
+  const ProfiledCommunicator communicator = {commId,          rank,  nranks,     nNodes,
+                                             eActivationMask, logfn, version > 4};
+  const NextProfiler* next = ProfilerLink::find(version, logfn);
+  *context = next == nullptr ? Profiler::create(communicator)
+                             : ProfilerLink::create(next, communicator, commName);
   return ncclSuccess;
 }
 
-ncclResult_t init_v4(void** context, int* eActivationMask, const char* /*commName*/,
+ncclResult_t init_v4(void** context, int* eActivationMask, const char* commName,
                      std::uint64_t commHash, int nNodes, int nranks, int rank,
                      ncclDebugLogger_t logfn) noexcept {
-  if (context == nullptr) return ncclSuccess;
-  *context = Profiler::create({commHash, rank, nranks, nNodes, eActivationMask, logfn, false});
-  return ncclSuccess;
-}
-
-/// Null where nothing more needs to be heard of the event; NCCL looks at the handle then.
-template <typename Descr>
-void* start(Profiler* profiler, const Descr& event) noexcept {
-  switch (event.type) {
-    case ncclProfileKernelCh:
-      return Profiler::start_kernel(event.parentObj, event.kernelCh.channelId,
-                                    event.kernelCh.pTimer);
-    case ncclProfileColl:
-      return profiler->start_collective(event.coll, event.parentObj);
-    case ncclProfileGroup:
-      // Never null: without it 2.27 starts no events of collectives.
-      return profiler->start_call(true, false);
-    case ncclProfileP2p:
-      profiler->start_other();
-      return nullptr;
-    default:
-      return nullptr;
-  }
+  return init<4>(context, commHash, eActivationMask, commName, nNodes, nranks, rank, logfn);
 }
 
 ncclResult_t startEvent_v4(void* context, void** eHandle,
@@ -60,41 +50,40 @@ ncclResult_t startEvent_v4(void* context, void** eHandle,
   if (eHandle == nullptr) return ncclSuccess;
   *eHandle = nullptr;
   if (context == nullptr || eDescr == nullptr) return ncclSuccess;
-  *eHandle = start(static_cast<Profiler*>(context), *eDescr);
+  *eHandle = ProfilerLink::is_context(context)
+                 ? ProfilerLink::start(context, *eDescr)
+                 : hear_start(static_cast<Profiler*>(context), *eDescr);
   return ncclSuccess;
 }
 
-ncclResult_t startEvent_v5(void* context, void** eHandle,
-                           ncclProfilerEventDescr_v5_t* eDescr) noexcept {
+template <int version>
+ncclResult_t startEvent(void* context, void** eHandle,
+                        ncclProfilerEventDescr_v5_t* eDescr) noexcept {
   if (eHandle == nullptr) return ncclSuccess;
   *eHandle = nullptr;
   if (context == nullptr || eDescr == nullptr) return ncclSuccess;
-  auto* profiler = static_cast<Profiler*>(context);
-  if (eDescr->type == ncclProfileCollApi) {
-    *eHandle = profiler->start_call(false, eDescr->collApi.graphCaptured);
-  } else if (eDescr->type == ncclProfileKernelLaunch) {
-    profiler->launch();
-  } else {
-    *eHandle = start(profiler, *eDescr);
-  }
+  *eHandle = ProfilerLink::is_context(context)
+                 ? ProfilerLink::start(version, context, *eDescr)
+                 : hear_start(static_cast<Profiler*>(context), *eDescr);
   return ncclSuccess;
 }
 
 ncclResult_t stopEvent(void* eHandle) noexcept {
-  Profiler::stop(eHandle);
+  Pairs::is_handle(eHandle) ? ProfilerLink::stop(eHandle) : Profiler::stop(eHandle);
   return ncclSuccess;
 }
 
 ncclResult_t recordEventState(void* eHandle, ncclProfilerEventState_t eState,
                               ncclProfilerEventStateArgs_v4_t* eStateArgs) noexcept {
-  if (eState == ncclProfilerKernelChStop && eStateArgs != nullptr) {
-    Profiler::stop_kernel(eHandle, eStateArgs->kernelCh.pTimer);
-  }
+  Pairs::is_handle(eHandle) ? ProfilerLink::record(eHandle, eState, eStateArgs)
+                            : hear_state(eHandle, eState, eStateArgs);
   return ncclSuccess;
 }
 
 ncclResult_t finalize(void* context) noexcept {
-  if (context != nullptr) static_cast<Profiler*>(context)->finalize();
+  if (context == nullptr) return ncclSuccess;
+  ProfilerLink::is_context(context) ? ProfilerLink::finalize(context)
+                                    : static_cast<Profiler*>(context)->finalize();
   return ncclSuccess;
 }
 
@@ -102,7 +91,7 @@ ncclResult_t finalize(void* context) noexcept {
 
 const ncclProfiler_v4_t ncclProfiler_v4 = {kName,     init_v4,          startEvent_v4,
                                            stopEvent, recordEventState, finalize};
-const ncclProfiler_v5_t ncclProfiler_v5 = {kName,     init_v5,          startEvent_v5,
+const ncclProfiler_v5_t ncclProfiler_v5 = {kName,     init<5>,          startEvent<5>,
                                            stopEvent, recordEventState, finalize};
-const ncclProfiler_v6_t ncclProfiler_v6 = {kName,     init_v5,          startEvent_v5,
+const ncclProfiler_v6_t ncclProfiler_v6 = {kName,     init<6>,          startEvent<6>,
                                            stopEvent, recordEventState, finalize};

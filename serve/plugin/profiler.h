@@ -7,6 +7,7 @@
 //                             what it needs (agreement/marks.h); in sweep neither.
 //   DYNAMICCL_DISABLE         1: nothing is recorded.
 //   DYNAMICCL_SAMPLE_PERCENT  share of calls whose GPU time is taken (history/bursts.h). Default 1.
+//   DYNAMICCL_NEXT_PROFILER   a vendor's profiler, called before ours: see next/profiler.h.
 // and those of history/recorder.h.
 #pragma once
 
