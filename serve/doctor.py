@@ -17,7 +17,7 @@ from dynamiccl.nccl import TUNER_ABI_SINCE, NcclVersion
 from dynamiccl.nccl_setup import ROLES, Origin, Role, find_other_plugin, is_efficiency_policy
 from dynamiccl.nccl_setup import nccl_settings as settings_of
 from dynamiccl.serve.artifact import open_artifact
-from dynamiccl.serve.environment import is_ours
+from dynamiccl.serve.environment import NEXT, is_ours
 from dynamiccl.serve.this_machine import NcclLibrary, ask_probe, nccl_libraries
 
 #: First NCCL release that takes each profiler ABI (`src/plugin/profiler.cc` and forebears).
@@ -157,14 +157,7 @@ def _neighbour(machine: Machine, role: Role) -> Check:
         return ok(name, f"ours, by {found.place}")
     if found.origin is Origin.SWITCHED_OFF:
         return warn(name, found.place, f"take {role.variable} out, or start with dynamiccl-run")
-    if role.name == "profiler":
-        return warn(
-            name,
-            found.place,
-            "profilers cannot be called one after the other: dynamiccl-run keeps this one, and "
-            "then communicators of all ranks alone get decisions and nothing is timed",
-        )
-    keeps = "DYNAMICCL_NEXT_TUNER"
+    keeps = NEXT[role.name]
     if machine.env.get(keeps):
         return ok(name, f"{found.place}; kept in front of ours by {keeps}={machine.env[keeps]}")
     return warn(

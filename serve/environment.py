@@ -22,15 +22,10 @@ MODES: Final[Mapping[str, str]] = {
     "adaptive": "mode adaptive changes tables while the job runs, so results are not bitwise "
     "reproducible from run to run",
 }
-#: What to do about one that ours displaces, and the variable that says that it was done.
-_NEXT: Final = {
-    "tuner": ("to have it called first, add: export DYNAMICCL_NEXT_TUNER=", "DYNAMICCL_NEXT_TUNER"),
-    "profiler": (
-        "profilers cannot be called one after the other; to keep it leave NCCL_PROFILER_PLUGIN as "
-        "it is: then communicators of all ranks alone get decisions, and nothing is timed or "
-        "recorded. It is ",
-        "",
-    ),
+#: Role -> the variable by which ours calls one that it displaces first.
+NEXT: Final[Mapping[str, str]] = {
+    "tuner": "DYNAMICCL_NEXT_TUNER",
+    "profiler": "DYNAMICCL_NEXT_PROFILER",
 }
 
 
@@ -105,6 +100,9 @@ def _about_neighbour(role: Role, machine: Machine) -> Iterator[str]:
     if found.origin is Origin.SWITCHED_OFF:
         yield f"{found.place} now, which these lines replace"
         return
-    advice, done = _NEXT[role.name]
-    if done not in machine.env:
-        yield f"displaces a {role.name}: {found.place}; {advice}{found.library}"
+    keeps = NEXT[role.name]
+    if keeps not in machine.env:
+        yield (
+            f"displaces a {role.name}: {found.place}; "
+            f"to have it called first, add: export {keeps}={found.library}"
+        )

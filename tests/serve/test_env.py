@@ -95,6 +95,12 @@ def test_neighbours_are_named_with_the_variable_that_keeps_them(
     assert shell(*env).err == ""
     monkeypatch.setenv("NCCL_TUNER_PLUGIN", str(so))
     assert shell(*env).err == ""
+    monkeypatch.setenv("NCCL_PROFILER_PLUGIN", "inspector")
+    said = shell(*env).err
+    assert "displaces a profiler: NCCL_PROFILER_PLUGIN=inspector" in said
+    assert "export DYNAMICCL_NEXT_PROFILER=inspector" in said
+    monkeypatch.setenv("DYNAMICCL_NEXT_PROFILER", "inspector")
+    assert shell(*env).err == ""
     # A network plugin that is a tuner too, as AWS's is.
     monkeypatch.delenv("NCCL_TUNER_PLUGIN")
     monkeypatch.delenv("DYNAMICCL_NEXT_TUNER")

@@ -132,9 +132,13 @@ def test_vendors_plugins_are_kept_in_front(run: Runner) -> None:
     assert shown["NCCL_TUNER_PLUGIN"].endswith(PLUGIN_NAME)
     for value in ("none", f"/elsewhere/{PLUGIN_NAME}", PLUGIN_NAME):
         assert "DYNAMICCL_NEXT_TUNER" not in run.shown(NCCL_TUNER_PLUGIN=value)
-    kept = run.shown(NCCL_PROFILER_PLUGIN="/p.so", said="keeps the profiler /p.so instead of ours")
-    assert kept["NCCL_PROFILER_PLUGIN"] == "/p.so"
-    assert kept["NCCL_TUNER_PLUGIN"].endswith(PLUGIN_NAME)
+    kept = run.shown(NCCL_PROFILER_PLUGIN="inspector", said="keeps inspector in front of ours")
+    assert kept["DYNAMICCL_NEXT_PROFILER"] == "inspector"
+    assert kept["NCCL_PROFILER_PLUGIN"].endswith(PLUGIN_NAME)
+    for value in ("NONE", f"/elsewhere/{PLUGIN_NAME}"):
+        assert "DYNAMICCL_NEXT_PROFILER" not in run.shown(NCCL_PROFILER_PLUGIN=value)
+    own = {"NCCL_PROFILER_PLUGIN": "/p.so", "DYNAMICCL_NEXT_PROFILER": "/q.so"}
+    assert run.shown(**own)["DYNAMICCL_NEXT_PROFILER"] == "/q.so"
 
 
 def meeting(shown: Mapping[str, str]) -> tuple[str, str]:
