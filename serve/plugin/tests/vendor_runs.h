@@ -52,6 +52,11 @@ struct Releases {
 inline constexpr Releases kAll[] = {{"v4", 27}, {"v4", 28},  {"v4", 30},  {"v5", 28}, {"v5", 30},
                                     {"v6", 30}, {"all", 27}, {"all", 28}, {"all", 30}};
 
+/// The events that ours asks of such a release between its bursts.
+constexpr int asked_by_ours(int release) {
+  return release > 27 ? ncclProfileColl | ncclProfileKernelLaunch : ncclProfileColl;
+}
+
 inline Settings chained(const std::string& vendor, int mask) {
   return {{"DYNAMICCL_NEXT_PROFILER", vendor_path(vendor)}, {"VENDOR_MASK", std::to_string(mask)}};
 }
