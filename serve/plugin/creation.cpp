@@ -141,6 +141,10 @@ struct Creation {
     std::free(context);
   }
 
+  static void find_fast_path(Context* context) noexcept {
+    if (!context->clock_->fences()) context->named_ = find_named(context->num_nodes_);
+  }
+
   static bool give_clock(Context* context) noexcept {
     void* memory = std::malloc(sizeof(Clock));
     if (memory == nullptr) return false;
@@ -197,6 +201,7 @@ Context* Creation::for_agreement(const Communicator& communicator, Settings* set
   }
   context->agreement_ = agreement;
   context->clock_ = agreement->clock();
+  find_fast_path(context);
   return context;
 }
 
@@ -241,6 +246,7 @@ Context* Creation::unsafely(const Communicator& communicator, const Settings& se
   std::free(memory);
   if (reason == nullptr) {
     context->clock_->adopt(table);
+    find_fast_path(context);
     return context;
   }
   destroy(context);

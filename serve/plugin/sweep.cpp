@@ -31,7 +31,7 @@ const char* Player::load(const char* path, const char* hash, std::size_t num_ran
   return nullptr;
 }
 
-void Player::answer(int collective, std::size_t size_bytes, const CostTable& costs,
+void Player::answer(int collective, std::size_t size_bytes, CostTable costs,
                     int* num_channels) noexcept {
   const Stay stay(this);
   if (!stay.is_alone()) return stop();
@@ -84,7 +84,7 @@ void Player::stop_at(int collective, std::size_t size_bytes) noexcept {
   }
 }
 
-BlockState Player::play(const CostTable& costs, int* num_channels) noexcept {
+BlockState Player::play(CostTable costs, int* num_channels) noexcept {
   if (config_->act == 0) return kAbstained;
   const int cell = is_sound(costs) ? force(*config_, schedule_.num_nodes, costs, num_channels) : -1;
   if (cell < 0) return kUnavailable;

@@ -49,8 +49,7 @@ class Player {
   const Schedule& schedule() const noexcept { return schedule_; }
 
   /// Count a getCollInfo and give it what its block is to run, or touch nothing.
-  void answer(int collective, std::size_t size_bytes, const CostTable& costs,
-              int* num_channels) noexcept;
+  void answer(int collective, std::size_t size_bytes, CostTable costs, int* num_channels) noexcept;
 
   /// A getChunkSize: give the block's chunk size when the question surely is about its call.
   bool answer_chunk(int collective, int algorithm, int protocol, std::size_t* chunk_bytes) noexcept;
@@ -77,7 +76,7 @@ class Player {
   bool begin_call() noexcept;
   bool begin_segment() noexcept;
   void stop_at(int collective, std::size_t size_bytes) noexcept;
-  BlockState play(const CostTable& costs, int* num_channels) noexcept;
+  BlockState play(CostTable costs, int* num_channels) noexcept;
   void note(BlockState state) noexcept;
 
   Schedule schedule_;

@@ -33,14 +33,23 @@ bool entry_is_sound(int collective, const Entry& entry) noexcept;
 
 /// Quarter-octave bin of a size, bit for bit dynamiccl.sizes.size_bin; -1 where there is none.
 inline int size_bin(std::uint64_t size_bytes) noexcept {
-  if (size_bytes == 0 || size_bytes >> kMaxSizeBits != 0) return -1;
-  const int zeros = __builtin_clzll(size_bytes);
-  const std::uint64_t mantissa = size_bytes << zeros >> 31;  // in [2^32, 2^33)
-  static_assert(sizeof kEdgesQ32 == 4 * sizeof kEdgesQ32[0],
-                "spelled out: not a loop on every call");
-  return kBinsPerOctave * (63 - zeros) + (mantissa >= kEdgesQ32[0]) + (mantissa >= kEdgesQ32[1]) +
-         (mantissa >= kEdgesQ32[2]) + (mantissa >= kEdgesQ32[3]);
+  // Undefined for 0, but on the processors that have an instruction which says 64.
+  const int zeros = size_bytes == 0 ? 64 : __builtin_clzll(size_bytes);
+  constexpr int kLeast = 64 - kMaxSizeBits;
+  if (static_cast<unsigned>(zeros - kLeast) >= kMaxSizeBits) return -1;
+  const std::uint64_t leading = size_bytes << zeros;
+  const std::uint64_t mantissa = leading >> 31;  // in [2^32, 2^33)
+  // Each quarter of an octave has one edge in it.
+  const auto quarter = static_cast<int>(leading >> 61 & 3);
+  return kBinsPerOctave * (63 - zeros) + quarter + (mantissa >= kEdgesQ32[quarter]);
 }
+constexpr bool each_quarter_has_an_edge() noexcept {
+  for (std::uint64_t i = 0; i < kBinsPerOctave; ++i) {
+    if (kEdgesQ32[i] >> 30 != 4 + i) return false;
+  }
+  return true;
+}
+static_assert(each_quarter_has_an_edge(), "for size_bin");
 
 /// Decode a table file's bytes. Returns null on success, else why the table must not be used; every
 /// number is checked against the vocabulary, since a wrong one could hang or crash a job.
@@ -50,14 +59,21 @@ const char* decode_table(const std::uint8_t* bytes, std::size_t size,
 /// Read and decode the file at `path`. Returns null on success, else why not.
 const char* load_table(const char* path, DecisionTable* table) noexcept;
 
-/// The entry for a call, or null to abstain: unknown collective, size outside the table, act 0.
+/// Where the entry for a call is; -1 for an unknown collective or a size outside the table.
+inline int find_entry(const DecisionTable& table, int collective,
+                      std::uint64_t size_bytes) noexcept {
+  if (collective < 0 || collective >= kNumCollectives) return -1;
+  const int column = size_bin(size_bytes) - table.first_bin;  // negative for sizes without a bin
+  if (static_cast<unsigned>(column) >= static_cast<unsigned>(table.num_bins)) return -1;
+  return collective * table.num_bins + column;
+}
+
+/// The entry for a call, or null to abstain: not in the table, or act 0.
 inline const Entry* lookup(const DecisionTable& table, int collective,
                            std::uint64_t size_bytes) noexcept {
-  if (collective < 0 || collective >= kNumCollectives) return nullptr;
-  const int column = size_bin(size_bytes) - table.first_bin;  // negative for sizes without a bin
-  if (column < 0 || column >= table.num_bins) return nullptr;
-  const Entry* entry = &table.entries[collective * table.num_bins + column];
-  return entry->act != 0 ? entry : nullptr;
+  const int index = find_entry(table, collective, size_bytes);
+  if (index < 0 || table.entries[index].act == 0) return nullptr;
+  return &table.entries[index];
 }
 
 }  // namespace dynamiccl

@@ -33,15 +33,20 @@ Context::~Context() {
   }
 }
 
-ncclResult_t Context::answer(int collective, std::size_t size_bytes, const CostTable& costs,
+ncclResult_t Context::answer(int collective, std::size_t size_bytes, CostTable costs,
                              int* num_channels) noexcept {
   if (player_.is_loaded()) {
     const Clock::Visit visit(clock_);
     if (visit.entered()) player_.answer(collective, size_bytes, costs, num_channels);
     return ncclSuccess;
   }
+  return answer_begun(clock_->begin(), collective, size_bytes, costs, num_channels);
+}
+
+ncclResult_t Context::answer_begun(bool is_free, int collective, std::size_t size_bytes,
+                                   CostTable costs, int* num_channels) noexcept {
   ncclResult_t result = ncclSuccess;
-  const bool answers = clock_->begin() || pass_gate(&result);
+  const bool answers = is_free || pass_gate(&result);
   if (sets_chunks_) chunks_.question();
   const Entry* entry = answers ? lookup(clock_->table(), collective, size_bytes) : nullptr;
   if (entry != nullptr && is_sound(costs)) {

@@ -73,8 +73,17 @@ class Context {
 
   /// v3 to v6: set the chosen cell to 0.0 and, with it, the channels; or touch nothing. An error
   /// only where the ranks' agreement has broken down, and the communicator with it.
-  ncclResult_t answer(int collective, std::size_t size_bytes, const CostTable& costs,
+  ncclResult_t answer(int collective, std::size_t size_bytes, CostTable costs,
                       int* num_channels) noexcept;
+
+  /// The same for the cost tables of all our algorithms that NCCL passes, where there is a short
+  /// cut (hot_path.cpp).
+  bool has_fast_path() const noexcept { return named_ != nullptr; }
+  ncclResult_t answer_fast(int collective, std::size_t size_bytes, float* cells,
+                           int* num_channels) noexcept;
+  /// From v6 on, where answer_chunk() may follow.
+  ncclResult_t answer_fast_with_chunks(int collective, std::size_t size_bytes, float* cells,
+                                       int* num_channels) noexcept;
 
   /// v2 (NCCL 2.21): return the choice itself, for what is known to be runnable without a cost
   /// table; or touch nothing. NCCL does not check the answer there.
@@ -90,6 +99,12 @@ class Context {
 
   Context() = default;
   ~Context();
+  /// The rest of a call that has begun, and may have to pass the gate.
+  ncclResult_t answer_begun(bool is_free, int collective, std::size_t size_bytes, CostTable costs,
+                            int* num_channels) noexcept;
+  /// What is not usual on the fast path.
+  ncclResult_t answer_unusual(bool is_free, int collective, std::size_t size_bytes, float* cells,
+                              int* num_channels) noexcept;
   /// What a call does at the gate: true to look into the table.
   bool pass_gate(ncclResult_t* result) noexcept;
   void speak() noexcept;
@@ -98,7 +113,8 @@ class Context {
   Agreement* agreement_ = nullptr;  // null in sweep mode
   Clock* clock_ = nullptr;          // of the agreement, or one's own
   bool owns_clock_ = false;
-  bool sets_chunks_ = false;  // tuner v6
+  const Named* named_ = nullptr;  // else there is no fast path
+  bool sets_chunks_ = false;      // tuner v6
   ChunkTurn chunks_;
   Player player_;  // loaded in sweep mode only
   std::int32_t num_nodes_ = 1;

@@ -57,13 +57,17 @@ class Clock {
 
   /// A call begins. True: answer from table(), then end(). False: ask turn() first.
   bool begin() noexcept {
-    const std::uint64_t call = begun_.load(std::memory_order_relaxed) + 1;
-    begun_.store(call, std::memory_order_relaxed);
+    const std::uint64_t call = count();
     // Pairs with muster(), which else makes this thread pass a barrier.
     if (fences_) full_barrier();
-    return call < gate_.load(std::memory_order_acquire) &&
-           ended_.load(std::memory_order_relaxed) + 1 == call;
+    return passes(call);
   }
+  /// The same where fences() is false; writes the call's number.
+  bool begin_unfenced(std::uint64_t* call) noexcept {
+    *call = count();
+    return passes(*call);
+  }
+  bool fences() const noexcept { return fences_; }
 
   /// What the call that has begun is to do. The one slow path; takes a lock.
   Turn turn(std::uint64_t now_ns) noexcept;
@@ -83,7 +87,10 @@ class Clock {
 
   /// The call has been answered.
   void end(int collective, std::uint64_t size_bytes) noexcept {
-    const std::uint64_t call = begun_.load(std::memory_order_relaxed);
+    end(begun_.load(std::memory_order_relaxed), collective, size_bytes);
+  }
+  /// The same of call number `call`.
+  void end(std::uint64_t call, int collective, std::uint64_t size_bytes) noexcept {
     const std::uint64_t hash =
         stream_hash(hash_.load(std::memory_order_relaxed), collective, size_bytes, marks_->pass());
     hash_.store(hash, std::memory_order_relaxed);
@@ -184,6 +191,15 @@ class Clock {
  private:
   friend struct Inspect;  // the tests' explorer
 
+  std::uint64_t count() noexcept {
+    const std::uint64_t call = begun_.load(std::memory_order_relaxed) + 1;
+    begun_.store(call, std::memory_order_relaxed);
+    return call;
+  }
+  bool passes(std::uint64_t call) const noexcept {
+    return call < gate_.load(std::memory_order_acquire) &&
+           ended_.load(std::memory_order_relaxed) + 1 == call;
+  }
   void set_gate() noexcept;
   void drop(TableInForce* table) noexcept;
   Turn wait_from(std::uint64_t* since_ns, std::uint64_t now_ns, std::uint64_t limit_ns,

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "choice.h"
 #include "table.h"
 
 namespace dynamiccl {
@@ -27,6 +28,15 @@ struct TableInForce {
   bool is_probe = false;                 // in force for a moment, to measure NCCL's own choice
   TableInForce* next_dropped = nullptr;  // the clock's
   DecisionTable decisions;
+  static constexpr int kReadyBins = 256;
+  static_assert(kMaxBins <= kReadyBins, "a power of two, which costs no multiplication");
+  Ready ready[kNumCollectives * kReadyBins];  // the same, [collective][size bin]
+
+  Ready find_ready(int collective, std::uint64_t size_bytes) const noexcept {
+    const int bin = size_bin(size_bytes);
+    if (static_cast<unsigned>(collective) >= kNumCollectives || bin < 0) return 0;
+    return ready[static_cast<unsigned>(collective * kReadyBins + bin)];
+  }
 };
 
 }  // namespace dynamiccl

@@ -47,10 +47,14 @@ class TunerLink {
                              ncclNvlDomainInfo_v5_t* domains, ncclTunerConstants_v5_t* constants,
                              void** context) noexcept;
 
+  /// Whether NCCL's `context` is a link, and no Context.
+  static bool is_one(void* context) noexcept {
+    return (reinterpret_cast<std::uintptr_t>(context) & kMark) != 0;
+  }
   /// The link that NCCL's `context` means; null when it is a Context.
   static TunerLink* of(void* context) noexcept {
     const auto bits = reinterpret_cast<std::uintptr_t>(context);
-    return (bits & kMark) != 0 ? reinterpret_cast<TunerLink*>(bits - kMark) : nullptr;
+    return is_one(context) ? reinterpret_cast<TunerLink*>(bits - kMark) : nullptr;
   }
 
   ncclResult_t answer(const Question& question) noexcept;
