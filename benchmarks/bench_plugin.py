@@ -20,7 +20,8 @@ switch (agreement/rules.h): 16 ms at that pace. The median of 11 jobs, with the 
 
 `rss_table_mib`: by how much loading the plugin and agreeing on one communicator in table mode
 makes the private pages of a process grow (/proc/self/smaps_rollup; the larger of two ranks);
-`rss_table_64_mib` for 64 communicators. `record_*`: bench_record.cpp. `policy_*`: bench_policy.py;
+`rss_table_64_mib` for 64 communicators, `rss_adaptive_worker_mib` for a rank in adaptive mode that
+does not lead. `record_*`: bench_record.cpp. `policy_*`: bench_policy.py;
 null where torch is not installed. Writes out/bench/plugin.json.
 """
 
@@ -88,7 +89,9 @@ def measure_calls(build_dir: Path) -> dict[str, float]:
     return figures | figures_of([str(build_dir / "bench_csv_scan")], {})
 
 
-def agree(build_dir: Path, ranks: int, communicators: int, calls_per_s: int) -> dict[str, Any]:
+def agree(
+    build_dir: Path, ranks: int, communicators: int, calls_per_s: int, mode: str = "table"
+) -> dict[str, Any]:
     """One job of `bench_agreement` with a table that decides everything."""
     plugin = build_dir / PLUGIN_NAME
     ring = Config(Algorithm.Ring, Protocol.Simple, 8)
@@ -104,6 +107,7 @@ def agree(build_dir: Path, ranks: int, communicators: int, calls_per_s: int) -> 
             if value is not None and name not in UNASKED
         }
         environment |= {"DYNAMICCL_RUN_DIR": str(run_dir), "DYNAMICCL_JOB_ID": run_dir.parent.name}
+        environment["DYNAMICCL_MODE"] = mode
         program = str(build_dir / "bench_agreement")
         numbers = [str(number) for number in (ranks, communicators, calls_per_s)]
         return figures_of([program, str(plugin), *numbers], environment)
@@ -127,12 +131,14 @@ def measure_creation(build_dir: Path) -> dict[str, float]:
     """Time and memory that communicators in table mode take."""
     one = agree(build_dir, 2, 1, QUIET_CALLS_PER_S)
     many = agree(build_dir, 2, MANY_COMMUNICATORS, QUIET_CALLS_PER_S)
+    adaptive = agree(build_dir, 2, 1, QUIET_CALLS_PER_S, mode="adaptive")
     return {
         "init_table_us": statistics.median(many["init_us"]),
         "init_table_max_us": max(many["init_us"]),
         "init_first_us": max(one["init_first_us"]),
         "rss_table_mib": one["private_kib"] / KIB_PER_MIB,
         "rss_table_64_mib": many["private_kib"] / KIB_PER_MIB,
+        "rss_adaptive_worker_mib": adaptive["worker_private_kib"] / KIB_PER_MIB,
     }
 
 

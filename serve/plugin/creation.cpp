@@ -11,6 +11,7 @@
 #include "identity/environment.h"
 #include "identity/job.h"
 #include "identity/preflight.h"
+#include "platform/made.h"
 #include "platform/threads.h"
 #include "profiler.h"
 #include "service/service.h"
@@ -146,11 +147,9 @@ struct Creation {
   }
 
   static bool give_clock(Context* context) noexcept {
-    void* memory = std::malloc(sizeof(Clock));
-    if (memory == nullptr) return false;
-    context->clock_ = new (memory) Clock(Clock::Limits{0, 0});
-    context->owns_clock_ = true;
-    return true;
+    context->clock_ = make<Clock>(Clock::Limits{0, 0});
+    context->owns_clock_ = context->clock_ != nullptr;
+    return context->owns_clock_;
   }
 
   static Context* for_agreement(const Communicator& communicator, Settings* settings) noexcept;
@@ -170,8 +169,7 @@ Context* Creation::for_agreement(const Communicator& communicator, Settings* set
   }
   if (reason != nullptr) {
     abstain(communicator, reason);
-    settings->~Settings();
-    std::free(settings);
+    unmake(settings);
     return nullptr;
   }
   // NCCL 2.21 asks twice about each collective (observed).
@@ -208,12 +206,11 @@ Context* Creation::for_agreement(const Communicator& communicator, Settings* set
 Context* Creation::unsafely(const Communicator& communicator, const Settings& settings) noexcept {
   const Member::Place place = {0, 0, static_cast<std::int32_t>(communicator.num_ranks),
                                static_cast<std::int32_t>(communicator.num_nodes)};
-  void* memory = std::malloc(sizeof(Artifact));
+  auto* artifact = make<Artifact>();
   Context* context = allocate(communicator);
   TableInForce* table = nullptr;
   const char* reason = "memory is short";
-  if (memory != nullptr && context != nullptr && give_clock(context)) {
-    auto* artifact = new (memory) Artifact;
+  if (artifact != nullptr && context != nullptr && give_clock(context)) {
     artifact->load(settings, place);
     reason = artifact->problem();
     char hash[2 * kDigestBytes + 1], word[kPreflightBytes];
@@ -243,7 +240,7 @@ Context* Creation::unsafely(const Communicator& communicator, const Settings& se
   } else {
     abstain(communicator, reason);
   }
-  std::free(memory);
+  unmake(artifact);
   if (reason == nullptr) {
     context->clock_->adopt(table);
     find_fast_path(context);
@@ -303,16 +300,15 @@ ncclResult_t Context::create(const Communicator& communicator, Context** context
     if (reason != nullptr) abstain(communicator, reason);
     return ncclSuccess;
   }
-  void* memory = std::malloc(sizeof(Settings));
-  auto* settings = memory != nullptr ? new (memory) Settings : nullptr;
+  auto* settings = make<Settings>();
   if (settings == nullptr || !settings->read()) {
+    unmake(settings);
     abstain(communicator, "memory is short");
     return ncclSuccess;
   }
   if (settings->coordinator == nullptr && is_one("DYNAMICCL_UNSAFE")) {
     *context = Creation::unsafely(communicator, *settings);
-    settings->~Settings();
-    std::free(settings);
+    unmake(settings);
   } else {
     *context = Creation::for_agreement(communicator, settings);
   }

@@ -12,6 +12,7 @@
 #include "history/joins.h"
 #include "history/names.h"
 #include "history/recorder.h"
+#include "identity/environment.h"
 #include "platform/threads.h"
 
 namespace dynamiccl {
@@ -60,11 +61,6 @@ Target target_of(std::uint64_t bits) noexcept {
   return {{static_cast<std::uint32_t>(bits >> 32), static_cast<std::uint8_t>(bits >> 8)},
           static_cast<std::uint32_t>(bits >> 16 & 0xffff),
           static_cast<int>(bits >> 2 & 63)};
-}
-
-const char* value_of(const char* variable) noexcept {
-  const char* value = std::getenv(variable);
-  return value != nullptr && value[0] != '\0' ? value : nullptr;
 }
 
 __attribute__((format(printf, 2, 3))) void say(const ProfiledCommunicator& communicator,

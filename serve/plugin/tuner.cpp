@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 
+#include "platform/made.h"
 #include "platform/threads.h"
 #include "profiler.h"
 #include "service/service.h"
@@ -27,10 +28,7 @@ bool runs_without_cost_table(const Entry& entry, int num_nodes, int nvls_support
 }  // namespace
 
 Context::~Context() {
-  if (owns_clock_ && clock_ != nullptr) {
-    clock_->~Clock();
-    std::free(clock_);
-  }
+  if (owns_clock_) unmake(clock_);
 }
 
 ncclResult_t Context::answer(int collective, std::size_t size_bytes, CostTable costs,

@@ -7,8 +7,8 @@
 #include <new>
 
 #include "agreement/guard.h"
-#include "agreement/made.h"
 #include "history/record.h"
+#include "platform/made.h"
 
 namespace dynamiccl {
 namespace {

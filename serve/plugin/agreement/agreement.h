@@ -44,7 +44,6 @@ class Agreement {
 
   const Member::Place& place() const noexcept { return place_; }
   const Settings& settings() const noexcept { return *settings_; }
-  KnownBy known_by() const noexcept { return known_by_; }
   bool is_leader() const noexcept { return place_.rank == 0; }
   Clock* clock() noexcept { return &clock_; }
 
@@ -80,7 +79,6 @@ class Agreement {
   Guard* guard() noexcept { return guard_; }
   const Artifact* artifact() const noexcept { return artifact_; }
   const char* identity() const noexcept { return identity_; }
-  bool is_off() const noexcept { return off_; }
 
   /// Put a table to the ranks, without what the guard has withdrawn.
   bool propose(const std::uint8_t* table, std::size_t bytes) noexcept;

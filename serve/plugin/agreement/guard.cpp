@@ -86,7 +86,6 @@ void Guard::take(const Sample& sample) noexcept {
   const bool same = call.ranks > 0 && call.first.sequence == sample.sequence &&
                     call.first.collective == sample.collective;
   if (!same) {
-    incomplete_ += call.ranks > 0 ? 1 : 0;
     call = {sample, sample.duration_ns, sample.duration_ns, 0, false};
   }
   ++call.ranks;
@@ -109,7 +108,6 @@ void Guard::finish(const OpenCall& call) noexcept {
     task->ours[task->num_ours++ % kKept] = static_cast<float>(time_us);
   } else {
     task->own[task->num_own++ % kKept] = static_cast<float>(time_us);
-    ++num_plain_;
   }
   dynamiccl_task& window = task->window;
   if (window.num_calls == DYNAMICCL_WINDOW) {

@@ -54,11 +54,8 @@ class Guard {
   /// Another artifact: judge anew.
   void forget() noexcept;
 
-  /// Calls that all ranks have told, and those of which some rank's time never came.
+  /// Calls that all ranks have told.
   std::uint64_t complete() const noexcept { return complete_; }
-  std::uint64_t incomplete() const noexcept { return incomplete_; }
-  /// Calls whose time was taken with NCCL's own choice.
-  std::uint64_t num_plain() const noexcept { return num_plain_; }
 
   /// Copies the windows of all tasks to `tasks`; the number of them.
   int copy_tasks(dynamiccl_task* tasks, int capacity) const noexcept;
@@ -88,7 +85,7 @@ class Guard {
   OpenCall open_[kOpenCalls] = {};
   Task* tasks_[kTasks] = {};
   int num_withdrawn_ = 0;
-  std::uint64_t complete_ = 0, incomplete_ = 0, num_plain_ = 0;
+  std::uint64_t complete_ = 0;
 };
 
 }  // namespace dynamiccl

@@ -12,8 +12,8 @@
 
 #include "agreement/agreement.h"
 #include "agreement/guard.h"
-#include "agreement/made.h"
 #include "file.h"
+#include "platform/made.h"
 
 namespace dynamiccl {
 

@@ -154,6 +154,7 @@ void print(const Board& board, int num_ranks, int num_comms) {
   std::printf("{\"agreed_ms\": %.3f, \"agreed_at_call\": %llu, \"private_kib\": %ld, ",
               1e-6 * static_cast<double>(ended_ns - began_ns),
               static_cast<unsigned long long>(board.ranks[0].acted_at_call), most_kib);
+  std::printf("\"worker_private_kib\": %ld, ", board.ranks[num_ranks - 1].private_kib);
   std::printf("\"init_first_us\": [");
   for (int rank = 0; rank < num_ranks; ++rank) {
     std::printf("%s%.2f", rank == 0 ? "" : ", ",

@@ -2,10 +2,12 @@
 //
 //   bench_record PLUGIN      prints JSON; the files go to a temporary directory and are removed
 //
-// A recorded call is what NCCL's caller pays for it: the event's start, reading the clock included,
-// and its end, when that was asked for. The writer writes to a real file meanwhile. Calls are timed
-// in batches, since one is about as short as reading the clock, and there is a pause after each: a
-// job's collectives do not come back to back for seconds, and the ring has an end.
+// A recorded call is what NCCL's caller pays for it: all events that NCCL 2.28 starts under the
+// mask which the profiler asks for, and their ends where it gave a handle, reading the clock
+// included (GroupApi, CollApi, Group, Coll, KernelLaunch). The writer writes to a real file
+// meanwhile. Calls are timed in batches, since one is about as short as reading the clock, and
+// there is a pause after each: a job's collectives do not come back to back for seconds, and the
+// ring has an end.
 #include <dlfcn.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -46,15 +48,16 @@ class Caller {
  public:
   explicit Caller(const ncclProfiler_v5_t* profiler) : profiler_(profiler) {
     profiler_->init(&context_, 1, &mask_, "bench", 1, 8, 0, nullptr);
-    ncclProfilerEventDescr_v5_t event = {};
-    event.type = ncclProfileCollApi;
-    profiler_->startEvent(context_, &api_, &event);  // made while the mask is narrow
   }
 
   void call(std::uint64_t number) {
+    void* const group_api = start(ncclProfileGroupApi, nullptr);
+    void* const api = start(ncclProfileCollApi, group_api);
+    stop(api);
+    void* const group = start(ncclProfileGroup, nullptr);
     ncclProfilerEventDescr_v5_t event = {};
     event.type = ncclProfileColl;
-    event.parentObj = api_;
+    event.parentObj = api;
     event.coll = {number / 3,
                   kFuncs[number % 3],
                   nullptr,
@@ -66,18 +69,32 @@ class Caller {
                   16,
                   kAlgorithms[number % 3],
                   "SIMPLE"};
-    void* handle = nullptr;
-    profiler_->startEvent(context_, &handle, &event);
-    if (handle != nullptr) profiler_->stopEvent(handle);
+    void* coll = nullptr;
+    profiler_->startEvent(context_, &coll, &event);
+    stop(start(ncclProfileKernelLaunch, group_api));
+    stop(coll);
+    stop(group);
+    stop(group_api);
   }
 
   void finalize() { profiler_->finalize(context_); }
   bool is_recorded() const { return context_ != nullptr; }
 
  private:
+  void* start(std::uint64_t type, void* parent) {
+    ncclProfilerEventDescr_v5_t event = {};
+    event.type = type;
+    event.parentObj = parent;
+    void* handle = nullptr;
+    profiler_->startEvent(context_, &handle, &event);
+    return handle;
+  }
+  void stop(void* handle) {
+    if (handle != nullptr) profiler_->stopEvent(handle);
+  }
+
   const ncclProfiler_v5_t* profiler_;
   void* context_ = nullptr;
-  void* api_ = nullptr;
   int mask_ = 0;
 };
 

@@ -10,10 +10,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <new>
 
 #include "brain/reason.h"
 #include "file.h"
+#include "platform/made.h"
 #include "platform/threads.h"
 #include "trusted/file.h"
 
@@ -185,20 +185,15 @@ bool SocketBrain::decide(const dynamiccl_history& history, std::uint8_t* table,
 
 namespace {
 
-void close_socket_brain(void* brain) {
-  auto* client = static_cast<SocketBrain*>(brain);
-  client->~SocketBrain();
-  std::free(client);
-}
+void close_socket_brain(void* brain) { unmake(static_cast<SocketBrain*>(brain)); }
 
 int open_socket_brain(const dynamiccl_brain_config* config, void** brain, char* reason,
                       std::size_t reason_bytes) {
-  void* memory = std::malloc(sizeof(SocketBrain));
-  if (memory == nullptr) {
+  auto* client = make<SocketBrain>(SocketLimits{});
+  if (client == nullptr) {
     say(reason, reason_bytes, "no memory is left");
     return 1;
   }
-  auto* client = new (memory) SocketBrain(SocketLimits{});
   if (!client->open(*config, reason, reason_bytes)) {
     close_socket_brain(client);
     return 1;

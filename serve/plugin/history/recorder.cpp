@@ -8,6 +8,7 @@
 #include <cstring>
 #include <new>
 
+#include "identity/environment.h"
 #include "identity/fingerprint.h"
 #include "platform/threads.h"
 #include "vocabulary.h"
@@ -50,11 +51,6 @@ alignas(State) unsigned char g_memory[sizeof(State)];
 __attribute__((constructor)) void make_state() { new (g_memory) State; }
 
 State& state() noexcept { return *std::launder(reinterpret_cast<State*>(g_memory)); }
-
-const char* value_of(const char* variable) noexcept {
-  const char* value = std::getenv(variable);
-  return value != nullptr && value[0] != '\0' ? value : nullptr;
-}
 
 /// The number that `text` is, when it is one of at most `largest`; else `fallback`.
 std::int64_t number_in(const char* text, std::int64_t largest, std::int64_t fallback) noexcept {

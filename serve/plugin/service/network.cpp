@@ -11,8 +11,8 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <new>
 
+#include "platform/made.h"
 #include "platform/threads.h"
 
 namespace dynamiccl {
@@ -132,12 +132,11 @@ void Network::stop_listening(int descriptor) noexcept {
 Connection* Network::add(int descriptor, Session::Role role, std::uint64_t comm_id,
                          std::uint64_t now_ns) noexcept {
   std::uint8_t nonce[kNonceBytes];
-  void* memory = grow() && make_nonce(nonce) ? std::malloc(sizeof(Connection)) : nullptr;
-  if (memory == nullptr) {
+  auto* connection = grow() && make_nonce(nonce) ? make<Connection>() : nullptr;
+  if (connection == nullptr) {
     ::close(descriptor);
     return nullptr;
   }
-  auto* connection = new (memory) Connection;
   connection->descriptor = descriptor;
   connection->is_client = role == Session::Role::kClient;
   connection->since_ns = now_ns;
@@ -202,8 +201,7 @@ void Network::drop(Connection* connection) noexcept {
     }
   }
   if (connection->descriptor >= 0) ::close(connection->descriptor);
-  connection->~Connection();
-  std::free(connection);
+  unmake(connection);
 }
 
 void Network::close(Connection* connection) noexcept {

@@ -1,3 +1,4 @@
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -27,8 +28,8 @@ def player_of(directory: Path, plugin: str) -> Player:
 
 @pytest.fixture(scope="session")
 def play_job(build_dir: Callable[[str], Path]) -> Player:
-    """Jobs under our plugin as it is built."""
-    return player_of(build_dir(""), PLUGIN_NAME)
+    """Jobs under our plugin as it is built, or as DYNAMICCL_TEST_SANITIZE says."""
+    return player_of(build_dir(os.environ.get("DYNAMICCL_TEST_SANITIZE", "")), PLUGIN_NAME)
 
 
 @pytest.fixture(scope="session")
