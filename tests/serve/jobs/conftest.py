@@ -1,13 +1,16 @@
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
+from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.build import PLUGIN_NAME
+from dynamiccl.serve.plugin_index import PluginIndex
 from tests.serve.jobs.play import Played, play
-from tests.serve.jobs.setting import Setting, make_setting
+from tests.serve.jobs.setting import Setting, fingerprint, make_setting
 
 
 class Player(Protocol):
@@ -47,3 +50,16 @@ def four_ranks(tmp_path: Path) -> Setting:
 def two_nodes(tmp_path: Path) -> Setting:
     """Eight ranks on two nodes."""
     return make_setting(tmp_path, num_ranks=8, num_nodes=2)
+
+
+@pytest.fixture
+def eight_ranks(tmp_path: Path) -> Setting:
+    return make_setting(tmp_path, num_ranks=8)
+
+
+@pytest.fixture
+def known(small_artifact: Artifact, tmp_path: Path) -> Path:
+    """A real artifact that knows the harness's machine."""
+    copied = Path(shutil.copytree(small_artifact.directory, tmp_path / "known"))
+    PluginIndex.read(copied).bound("box", fingerprint(22809)).write(copied)
+    return copied

@@ -7,7 +7,7 @@ import pytest
 from numpy.random import Generator
 
 from tests.serve.jobs.conftest import Player
-from tests.serve.jobs.play import at
+from tests.serve.jobs.play import Played, at
 from tests.serve.jobs.setting import NCCL_CODES, Setting, make_setting
 
 pytestmark = pytest.mark.slow
@@ -34,15 +34,15 @@ def draw_actions(random: Generator, setting: Setting, num_ranks: int, num_slots:
     return actions
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_a_random_job_never_splits(seed: int, play_job: Player, tmp_path: Path) -> None:
+def play_at_random(seed: int, play: Player, directory: Path) -> Played:
+    """A job drawn from `seed`, with its files in `directory`."""
     random = np.random.default_rng(seed)
     num_nodes = int(random.choice([1, 1, 2]))
     num_ranks = num_nodes * int(random.integers(2, 5))
     num_slots = int(random.integers(1, 7))
-    setting = make_setting(tmp_path, num_ranks=num_ranks, num_nodes=num_nodes)
+    setting = make_setting(directory, num_ranks=num_ranks, num_nodes=num_nodes)
     environment = setting.environment(coordinator=num_nodes > 1 or bool(random.integers(2)))
-    played = play_job(
+    return play(
         *draw_actions(random, setting, num_ranks, num_slots),
         environment=environment,
         release=random.choice(list(NCCL_CODES)),
@@ -60,5 +60,14 @@ def test_a_random_job_never_splits(seed: int, play_job: Player, tmp_path: Path) 
         seed=seed,
         watchdog=1,
     )
+
+
+def assert_never_split(played: Played) -> None:
+    """Neither the ranks' choices nor their ends."""
     assert (played.disagreements, played.acted_unevenly, played.violations) == (0, 0, 0), played
     assert (played.abnormal_exits, played.hit_deadline) == (0, False), played
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_random_job_never_splits(seed: int, play_job: Player, tmp_path: Path) -> None:
+    assert_never_split(play_at_random(seed, play_job, tmp_path))

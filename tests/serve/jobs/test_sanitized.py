@@ -1,4 +1,7 @@
-"""Whole jobs under the sanitizers, whose reports on stderr fail `play`."""
+"""Whole jobs under the sanitizers, whose reports on stderr fail `play`.
+
+Some of each kind; `DYNAMICCL_TEST_SANITIZE=thread pytest tests/serve/jobs` plays all of them so.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +12,8 @@ from dynamiccl.serve.build import PLUGIN_NAME, SANITIZERS
 from tests.serve.jobs.conftest import player_of
 from tests.serve.jobs.play import at, every
 from tests.serve.jobs.setting import Setting
+from tests.serve.jobs.test_random_jobs import assert_never_split, play_at_random
+from tests.serve.jobs.thinking import adaptive, brain
 
 pytestmark = pytest.mark.slow
 
@@ -30,8 +35,11 @@ SCENARIOS: dict[str, tuple[tuple[str, ...], dict[str, object]]] = {
 }
 
 
+sanitized = pytest.mark.parametrize("sanitize", [name for name in SANITIZERS if name])
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("sanitize", [name for name in SANITIZERS if name])
+@sanitized
 @pytest.mark.parametrize("plugin", [PLUGIN_NAME, "libwilful.so"])
 def test_a_job_is_clean(
     plugin: str,
@@ -50,3 +58,23 @@ def test_a_job_is_clean(
     played = play(*actions, environment=chosen, **(JOB | named))
     assert (played.disagreements, played.violations, played.abnormal_exits) == (0, 0, 0), played
     assert not played.hit_deadline, played
+
+
+@pytest.mark.parametrize("seed", range(100, 105))
+@sanitized
+def test_a_random_job_is_clean(
+    sanitize: str, seed: int, build_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    play = player_of(build_dir(sanitize), PLUGIN_NAME)
+    assert_never_split(play_at_random(seed, play, tmp_path))
+
+
+@sanitized
+def test_an_adaptive_job_is_clean(
+    sanitize: str, build_dir: Callable[[str], Path], eight_ranks: Setting, known: Path
+) -> None:
+    play = player_of(build_dir(sanitize), PLUGIN_NAME)
+    with brain(eight_ranks, known, "restless"):
+        played = play(environment=adaptive(eight_ranks), ranks=8, rate=500, calls=3000)
+    assert played.is_sound, played
+    assert played.switches >= 2

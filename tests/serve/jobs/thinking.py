@@ -1,0 +1,100 @@
+"""A brain in a process of its own, for jobs in adaptive mode."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from tests.serve.jobs.setting import Setting
+
+ROOT: Final = Path(__file__).parents[3]
+#: Policies, whose names say what they answer.
+POLICIES: Final = """
+from dynamiccl.nccl import Algorithm, Config, Protocol
+from dynamiccl.serve.table import MAX_BINS, DecisionTable
+
+
+class Brain:
+    def __init__(self, configs, ranks):
+        self.configs, self.ranks, self.asked = configs, ranks, 0
+
+    def decide(self, config, history):
+        assert history.tasks and history.table is not None
+        chosen = self.configs[self.asked % len(self.configs)]
+        self.asked += 1
+        return DecisionTable.from_configs(
+            [[chosen] * MAX_BINS] * 5,
+            num_nodes=config.num_nodes,
+            num_ranks=self.ranks or config.num_ranks,
+        )
+
+
+ONE, OTHER = Config(Algorithm.Ring, Protocol.Simple, 4), Config(Algorithm.Ring, Protocol.LL, 2)
+
+
+def once(artifact, seed):
+    return Brain([ONE], None)
+
+
+def restless(artifact, seed):
+    return Brain([ONE, OTHER], None)
+
+
+def elsewhere(artifact, seed):
+    return Brain([ONE], 6)
+
+
+def fails(artifact, seed):
+    return Brain([], None)
+"""
+
+
+@contextmanager
+def brain(setting: Setting, artifact: Path, policy: str) -> Iterator[subprocess.Popen[str]]:
+    """`dynamiccl-deploy brain`, listening."""
+    (setting.root / "policies_of_test.py").write_text(POLICIES)
+    name = policy if policy == "artifact" else f"policies_of_test:{policy}"
+    operands = ["--policy", name, "--artifact", artifact, "--socket", socket_of(setting), "--json"]
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import dynamiccl.serve.cli as c; c.main()",
+            "brain",
+            *map(str, operands),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=dict(os.environ) | {"PYTHONPATH": f"{ROOT}:{setting.root}"},
+    )
+    try:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["socket"] == str(socket_of(setting))
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def socket_of(setting: Setting) -> Path:
+    return setting.run_dir / "brain.sock"
+
+
+def adaptive(setting: Setting, **more: str) -> dict[str, str]:
+    return (
+        setting.environment()
+        | {
+            "DYNAMICCL_MODE": "adaptive",
+            "DYNAMICCL_ADAPT_INTERVAL_S": "0.2",
+            "DYNAMICCL_LOOK_INTERVAL_S": "0.1",
+            "DYNAMICCL_SAMPLE_PERCENT": "100",
+            "DYNAMICCL_PROBE_CALLS": "0",
+            "DYNAMICCL_BRAIN_SOCKET": str(socket_of(setting)),
+        }
+        | more
+    )
