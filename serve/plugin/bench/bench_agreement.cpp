@@ -67,6 +67,15 @@ void wait_for_all(std::atomic<int>* arrived, int num_ranks) {
   while (*arrived < num_ranks) usleep(50);
 }
 
+/// NCCL 2.28 launches what was asked about; without that, the next question belongs to the group.
+void launch(const ncclProfiler_v5_t* profiler, void* context) {
+  ncclProfilerEventDescr_v5_t event = {};
+  event.type = ncclProfileKernelLaunch;
+  void* handle = nullptr;
+  profiler->startEvent(context, &handle, &event);
+  if (handle != nullptr) profiler->stopEvent(handle);
+}
+
 /// Pages of this process alone.
 long private_kib() {
   static char text[4096];
@@ -124,6 +133,7 @@ void run_rank(const char* path, int rank, int num_ranks, int num_comms, double c
       const ncclResult_t result = tuner->getCollInfo(
           tuners[comm], 4, 1 << 20, 1, reinterpret_cast<float**>(costs), 7, 3, 0, &num_channels);
       if (result != ncclSuccess) std::exit(6);
+      launch(profiler, profilers[comm]);
       bool is_decided = false;
       for (const float cost : costs) is_decided = is_decided || cost == 0.0F;
       if (!is_decided || acts[comm]) continue;

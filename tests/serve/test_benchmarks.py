@@ -1,0 +1,27 @@
+"""The plugin's benchmarks run; what they measure is their own affair (`make bench`)."""
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+import pytest
+
+BENCHMARKS: Final = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def bench_plugin(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("bench_plugin")
+
+
+@pytest.mark.parametrize("mode", ["table", "adaptive"])
+def test_ranks_of_the_benchmark_agree(
+    mode: str, bench_plugin: ModuleType, build_dir: Callable[[str], Path]
+) -> None:
+    figures = bench_plugin.agree(build_dir(""), 2, 2, 500, mode=mode)
+    assert 0 < figures["agreed_ms"] < 10_000
+    assert figures["agreed_at_call"] > 0
+    assert 0 < figures["worker_private_kib"] < 10_000
