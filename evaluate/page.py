@@ -10,9 +10,10 @@ from markupsafe import Markup
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.evaluate.baselines.families import FAMILY
 from dynamiccl.evaluate.metrics import OPTIMISTIC, Summary
 from dynamiccl.evaluate.plots import curves, family_title, heat_map, order_by_size
-from dynamiccl.evaluate.policies import FAMILY, Actions
+from dynamiccl.evaluate.policies import Actions
 
 if TYPE_CHECKING:
     from dynamiccl.evaluate.report import SystemReport

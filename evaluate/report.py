@@ -15,6 +15,7 @@ from dynamiccl.datasets.scoring import TaskGrid, cell_values, task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import content_hash, read
 from dynamiccl.errors import NotEnoughData
+from dynamiccl.evaluate.lineup import make_policies
 from dynamiccl.evaluate.metrics import (
     Summary,
     baseline_verdicts,
@@ -23,7 +24,7 @@ from dynamiccl.evaluate.metrics import (
     summarise,
 )
 from dynamiccl.evaluate.page import render
-from dynamiccl.evaluate.policies import Actions, make_policies
+from dynamiccl.evaluate.policies import Actions
 from dynamiccl.train.policy import TorchPolicy
 
 #: The name of a policy's own row when only one is compared.
@@ -89,7 +90,8 @@ def make_report(data_dir: Path, policies: Sequence[tuple[str, Path]], out: Path)
             "measured"
         )
     training = task_grid(frame, catalogue, [Split.TRAIN])
-    players = make_policies(training, catalogue, learned)
+    validation = task_grid(frame, catalogue, [Split.VALIDATION])
+    players = make_policies(training, validation, catalogue, learned)
     choices = {player.name: player.choose(test) for player in players}
     bands = _bands(frame)
     out.mkdir(parents=True, exist_ok=True)

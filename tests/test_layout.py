@@ -45,6 +45,7 @@ OWNERS = {
     "mlflow": {"train/tracking.py"},
     "pynvml": {"collect"},
     "matplotlib": {"train", "evaluate", "collect/findings/plots.py"},
+    "sklearn": {"evaluate"},
     "pydantic": {"collect", "datasets/manifest.py"},
 }
 MAX_LINES = 400

@@ -14,7 +14,7 @@ from dynamiccl.evaluate.metrics import (
     summarise,
 )
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
-from tests.evaluate.test_policies import grid
+from tests.evaluate.grids import grid
 
 CATALOGUE = Catalogue(
     (ABSTAIN, Config(Algorithm.Ring, Protocol.LL), Config(Algorithm.Ring, Protocol.Simple))

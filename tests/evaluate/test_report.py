@@ -13,6 +13,15 @@ from dynamiccl.evaluate.report import make_report
 from tests.conftest import Trained
 from tests.data_sets import SWEEP, SYSTEM, make_data
 
+BASELINES = (
+    "nccl-default",
+    "best-fixed",
+    "five-bins",
+    "nearest-size",
+    "k-nearest",
+    "gradient-boosting",
+)
+
 
 @pytest.fixture(scope="module")
 def report_dir(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -23,7 +32,7 @@ def report_dir(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 def test_results_hold_every_policy_on_test_sizes_only(report_dir: Path) -> None:
     results = pl.read_parquet(report_dir / "results.parquet")
-    assert set(results["policy"]) == {"policy", "nccl-default", "best-fixed", "nearest-size"}
+    assert set(results["policy"]) == {"policy", *BASELINES}
     assert {split_of(size) for size in results["size_bytes"]} == {"test"}
     assert (results["regret"] >= 0).all()
     default = results.filter(policy="nccl-default")
@@ -43,7 +52,7 @@ def test_page_is_self_contained_and_says_simulated(report_dir: Path) -> None:
     assert page.count("<svg") >= 4  # two families, each a heat map and curves
     assert not re.search(r"<script|<link|src=[\"']http|href=[\"']http|url\(http", page)
     assert ">simulated<" in page
-    for name in ("policy", "nccl-default", "best-fixed", "nearest-size"):
+    for name in ("policy", *BASELINES):
         assert f"<td>{name}</td>" in page
 
 
@@ -51,7 +60,7 @@ def test_two_policies_are_told_apart(trained: Trained, tmp_path: Path) -> None:
     policies = [("policy-1", trained.policy), ("policy-2", trained.policy)]
     report = make_report(trained.data, policies, tmp_path)
     names = [summary.policy for summary in report.systems[0].summaries]
-    assert names == ["policy-1", "policy-2", "nccl-default", "best-fixed", "nearest-size"]
+    assert names == ["policy-1", "policy-2", *BASELINES]
 
 
 def test_data_without_a_test_size_says_which_to_measure(trained: Trained, tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Strong simple policies: what a learned one has to beat, on the same training bins."""

@@ -1,0 +1,25 @@
+"""Tasks of different sizes that belong together."""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+#: What makes tasks of different sizes one family: a table of configs is kept for each.
+FAMILY: Final = (
+    "system",
+    "nccl_version",
+    "num_nodes",
+    "ranks_per_node",
+    "collective",
+    "datatype",
+    "launch_profile",
+    "in_place",
+)
+
+
+def rows_by_family(tasks: pl.DataFrame) -> dict[tuple[object, ...], npt.NDArray[np.int64]]:
+    """Family -> the rows of its tasks, in order."""
+    grouped = tasks.select(FAMILY).with_row_index("row").group_by(FAMILY, maintain_order=True)
+    return {key: part["row"].to_numpy().astype(np.int64) for key, part in grouped}

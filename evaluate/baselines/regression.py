@@ -1,0 +1,203 @@
+"""Predict the time of every config, and take the least: no reinforcement in it.
+
+Both predict log2(time / NCCL's default) of a config, so that 0 is the default and the families have
+one scale. Their settings are picked by mean regret on the validation bins, as a recipe's are.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
+from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.evaluate.baselines.families import rows_by_family
+from dynamiccl.evaluate.policies import Actions, NcclDefault, Policy
+from dynamiccl.nccl import Config
+
+S = TypeVar("S")
+
+Float64Array = npt.NDArray[np.float64]
+
+#: Columns of a task that are numbers; unknown ones are NaN.
+NUMBERS: Final = (
+    "num_nodes",
+    "ranks_per_node",
+    "compute_capability",
+    "nvlink_generation",
+    "nvlinks_per_gpu",
+    "nic_gbits_per_s",
+    "nics_per_node",
+)
+#: Columns that name one of several; a name that training did not have is NaN.
+NAMES: Final = (
+    "system",
+    "nccl_version",
+    "collective",
+    "datatype",
+    "launch_profile",
+    "in_place",
+    "nvswitch",
+    "nic_kind",
+    "cpu_vendor",
+)
+
+
+class GradientBoosting:
+    """Boosted trees over task and config, and their least prediction.
+
+    Histogram-based boosting of scikit-learn (after LightGBM), with names as categories.
+    """
+
+    name = "gradient-boosting"
+    #: (learning rate, leaves of a tree, trees, least cells in a leaf) to pick from.
+    SETTINGS: Final = ((0.1, 31, 200, 2), (0.1, 31, 200, 20), (0.05, 63, 400, 2))
+
+    def __init__(
+        self,
+        training: TaskGrid,
+        catalogue: Catalogue,
+        setting: tuple[float, int, int, int] = SETTINGS[0],
+    ) -> None:
+        """Fit on every measured config of the training tasks."""
+        from sklearn.ensemble import HistGradientBoostingRegressor
+
+        self._encoder = _Encoder(training.tasks, catalogue)
+        rate, leaves, trees, least = setting
+        self._model: Any = HistGradientBoostingRegressor(
+            learning_rate=rate,
+            max_leaf_nodes=leaves,
+            max_iter=trees,
+            min_samples_leaf=least,
+            categorical_features=self._encoder.are_names,
+            early_stopping=False,
+            random_state=0,
+        )
+        rows, actions = np.nonzero(_forced(training))
+        self._model.fit(self._encoder.encode(training.tasks, rows, actions), _target(training))
+
+    def choose(self, grid: TaskGrid) -> Actions:
+        """The config with the least prediction; NCCL's default where none is below it."""
+        rows, actions = np.nonzero(_forced(grid))
+        predicted = np.full(grid.times_us.shape, np.inf)
+        predicted[:, ABSTAIN_ACTION] = 0.0
+        if len(rows):
+            encoded = self._encoder.encode(grid.tasks, rows, actions)
+            predicted[rows, actions] = self._model.predict(encoded)
+        least: Actions = np.argmin(predicted, axis=1).astype(np.int64)
+        return least
+
+
+class NearestNeighbours:
+    """The config with the least mean log ratio over the k nearest training sizes of the family."""
+
+    name = "k-nearest"
+    #: How many sizes to pick from.
+    SETTINGS: Final = (1, 2, 3, 5)
+
+    def __init__(self, training: TaskGrid, catalogue: Catalogue, setting: int = 2) -> None:
+        """Keep the training tasks."""
+        del catalogue
+        self._k = setting
+        self._log_ratio = np.log2(training.times_us / training.default_us[:, None])
+        self._log_size = np.log2(training.tasks["size_bytes"].to_numpy())
+        self._families = rows_by_family(training.tasks)
+
+    def choose(self, grid: TaskGrid) -> Actions:
+        """Among what was measured here and there; NCCL's default for a new family."""
+        chosen = NcclDefault().choose(grid)
+        log_size = np.log2(grid.tasks["size_bytes"].to_numpy())
+        for key, rows in rows_by_family(grid.tasks).items():
+            known = self._families.get(key)
+            if known is None:
+                continue
+            for row in rows:
+                order = np.argsort(np.abs(self._log_size[known] - log_size[row]), kind="stable")
+                near = self._log_ratio[known[order[: self._k]]]
+                counts = (~np.isnan(near)).sum(axis=0)
+                means = np.nansum(near, axis=0) / np.maximum(counts, 1)
+                usable = (counts > 0) & grid.mask[row]
+                if usable.any():
+                    chosen[row] = int(np.argmin(np.where(usable, means, np.inf)))
+        return chosen
+
+
+def pick(
+    make: Callable[[S], Policy], settings: Iterable[S], validation: TaskGrid
+) -> tuple[Policy, S]:
+    """The policy with the least mean regret on `validation`, the first of equals, and its setting.
+
+    Without validation tasks the first setting stands.
+    """
+    best: tuple[float, Policy, S] | None = None
+    for setting in settings:
+        policy = make(setting)
+        if validation.tasks.is_empty():
+            return policy, setting
+        regret = float(validation.regret(policy.choose(validation)).mean())
+        if best is None or regret < best[0]:
+            best = (regret, policy, setting)
+    if best is None:
+        raise ValueError("there are no settings to pick from")
+    return best[1], best[2]
+
+
+class _Encoder:
+    """(task, config) as a row of numbers; names as codes of what training had.
+
+    What training does not know of any task is left out.
+    """
+
+    def __init__(self, tasks: pl.DataFrame, catalogue: Catalogue) -> None:
+        held = [name for name in tasks.columns if tasks[name].null_count() < tasks.height]
+        self._numbers = [name for name in NUMBERS if name in held]
+        self._codes = {
+            name: {value: code for code, value in enumerate(tasks[name].unique().sort().to_list())}
+            for name in NAMES
+            if name in held
+        }
+        knobs = np.array([_knobs(config) for config in catalogue.configs])
+        used = ~np.isnan(knobs).all(axis=0)
+        self._configs = knobs[:, used]
+        self.are_names: Sequence[bool] = [
+            *[False] * (1 + len(self._numbers)),
+            *[True] * len(self._codes),
+            *np.array([True, True, False, False])[used].tolist(),
+        ]
+
+    def encode(
+        self, tasks: pl.DataFrame, rows: npt.NDArray[np.int64], actions: npt.NDArray[np.int64]
+    ) -> Float64Array:
+        """(N, columns) of the tasks `rows` with the configs `actions`."""
+        columns = [np.log2(tasks["size_bytes"].to_numpy().astype(np.float64))]
+        for number in self._numbers:
+            columns.append(tasks[number].cast(pl.Float64).to_numpy().astype(np.float64))
+        for name, codes in self._codes.items():
+            found = [codes.get(value) for value in tasks[name].to_list()]
+            columns.append(np.array([np.nan if code is None else code for code in found]))
+        return np.hstack([np.column_stack(columns)[rows], self._configs[actions]])
+
+
+def _knobs(config: Config) -> tuple[float, float, float, float]:
+    """Algorithm and protocol as codes, log2 of channels and chunk bytes; NaN = left to NCCL."""
+    return (
+        np.nan if config.algorithm is None else float(config.algorithm),
+        np.nan if config.protocol is None else float(config.protocol),
+        np.nan if not config.num_channels else float(np.log2(config.num_channels)),
+        np.nan if not config.chunk_bytes else float(np.log2(config.chunk_bytes)),
+    )
+
+
+def _forced(grid: TaskGrid) -> npt.NDArray[np.bool_]:
+    """(T, A) the measured configs, without NCCL's own choice."""
+    forced = grid.mask.copy()
+    forced[:, ABSTAIN_ACTION] = False
+    return forced
+
+
+def _target(grid: TaskGrid) -> Float64Array:
+    """(N,) log2(time / default) of the forced cells, in the order of np.nonzero."""
+    ratios: Float64Array = np.log2(grid.times_us / grid.default_us[:, None])[_forced(grid)]
+    return ratios

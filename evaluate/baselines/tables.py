@@ -1,0 +1,103 @@
+"""Tables of configs by size, made straight from the measured times."""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dynamiccl.datasets.actions import ABSTAIN_ACTION
+from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.evaluate.baselines.families import rows_by_family
+from dynamiccl.evaluate.policies import Actions, NcclDefault
+
+
+class BestFixed:
+    """The one config of each family that was best over its training sizes.
+
+    Best = least mean log time over NCCL's default; a config counts as the default where it was not
+    measured, and the default itself is a candidate.
+    """
+
+    name = "best-fixed"
+
+    def __init__(self, training: TaskGrid) -> None:
+        """Pick each family's config from its training tasks."""
+        self._best: dict[tuple[object, ...], int] = {}
+        log_ratio = np.log(training.times_us / training.default_us[:, None])
+        log_ratio = np.where(np.isnan(log_ratio), 0.0, log_ratio)
+        for key, rows in rows_by_family(training.tasks).items():
+            self._best[key] = int(np.argmin(log_ratio[rows].mean(axis=0)))
+
+    def choose(self, grid: TaskGrid) -> Actions:
+        """The family's config where it was measured, else NCCL's default."""
+        chosen = NcclDefault().choose(grid)
+        for key, rows in rows_by_family(grid.tasks).items():
+            action = self._best.get(key, ABSTAIN_ACTION)
+            chosen[rows] = np.where(grid.mask[rows, action], action, ABSTAIN_ACTION)
+        return chosen
+
+
+class NearestSize:
+    """The best config of the nearest training size of the same family (by ratio of sizes)."""
+
+    name = "nearest-size"
+
+    def __init__(self, training: TaskGrid) -> None:
+        """Keep the training tasks as the table."""
+        self._times_us = training.times_us
+        self._log_size = np.log2(training.tasks["size_bytes"].to_numpy())
+        self._families = rows_by_family(training.tasks)
+
+    def choose(self, grid: TaskGrid) -> Actions:
+        """The best config there, among those measured here; NCCL's default for a new family."""
+        chosen = NcclDefault().choose(grid)
+        log_size = np.log2(grid.tasks["size_bytes"].to_numpy())
+        for key, rows in rows_by_family(grid.tasks).items():
+            known = self._families.get(key)
+            if known is None:
+                continue
+            for row in rows:
+                nearest = known[int(np.argmin(np.abs(self._log_size[known] - log_size[row])))]
+                times = np.where(grid.mask[row], self._times_us[nearest], np.nan)
+                if not np.isnan(times).all():
+                    chosen[row] = int(np.nanargmin(times))
+        return chosen
+
+
+class FiveBins:
+    """The raw best row of each of five bins of sizes: what NVIDIA's script does.
+
+    Bins and rule of `ext-tuner/example/scripts/optimize_config.py` (v2.28.9-1, ConfigOptimizer with
+    its own size ranges): of all rows of a bin the one with the least latency wins, whatever size it
+    was measured at; so the smallest size of a bin decides for all of it.
+    """
+
+    name = "five-bins"
+    #: Largest size of each bin but the last, bytes.
+    EDGES_BYTES: Final = (1024, 64 * 1024, 1024 * 1024, 16 * 1024 * 1024)
+
+    def __init__(self, training: TaskGrid) -> None:
+        """Keep each family's row with the least time, bin by bin."""
+        self._best: dict[tuple[object, ...], dict[int, int]] = {}
+        bins = self._bins(training)
+        times = np.where(training.mask, training.times_us, np.inf)
+        for key, rows in rows_by_family(training.tasks).items():
+            self._best[key] = {
+                int(each): int(np.argmin(times[rows[bins[rows] == each]].min(axis=0)))
+                for each in np.unique(bins[rows])
+            }
+
+    def choose(self, grid: TaskGrid) -> Actions:
+        """The bin's config where it was measured, else NCCL's default."""
+        chosen = NcclDefault().choose(grid)
+        bins = self._bins(grid)
+        for key, rows in rows_by_family(grid.tasks).items():
+            best = self._best.get(key, {})
+            for row in rows:
+                action = best.get(int(bins[row]), ABSTAIN_ACTION)
+                chosen[row] = action if grid.mask[row, action] else ABSTAIN_ACTION
+        return chosen
+
+    def _bins(self, grid: TaskGrid) -> npt.NDArray[np.int64]:
+        sizes = grid.tasks["size_bytes"].to_numpy()
+        return np.searchsorted(self.EDGES_BYTES, sizes, side="left").astype(np.int64)

@@ -1,0 +1,25 @@
+"""Grids small enough to work out by hand."""
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from dynamiccl.datasets.schema import TASK_COLUMNS
+from dynamiccl.datasets.scoring import TaskGrid
+
+NAN = float("nan")
+
+
+def grid(sizes: list[int], times: list[list[float]], **columns: Any) -> TaskGrid:
+    """A grid of one family: a row a size, a column an action (0 = NCCL's default)."""
+    shared = dict.fromkeys(TASK_COLUMNS) | {"system": "s", "collective": "AllReduce"} | columns
+    tasks = pl.DataFrame([{**shared, "size_bytes": size} for size in sizes])
+    values = np.array(times)
+    return TaskGrid(tasks, values, np.where(np.isnan(values), 0, 3), tasks.head(0))
+
+
+TRAINING = grid(
+    [1 << 10, 1 << 20, 1 << 30],
+    [[10.0, 9.0, 20.0], [100.0, 120.0, 80.0], [1000.0, NAN, 700.0]],
+)

@@ -1,0 +1,144 @@
+"""The baselines: tables on grids worked out by hand, regressions on a law that they can find."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.evaluate.baselines.regression import GradientBoosting, NearestNeighbours, pick
+from dynamiccl.evaluate.baselines.tables import BestFixed, FiveBins, NearestSize
+from dynamiccl.evaluate.policies import Actions, NcclDefault, Oracle, Policy
+from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
+from tests.evaluate.grids import NAN, TRAINING, grid
+
+CATALOGUE = Catalogue(
+    (
+        ABSTAIN,
+        Config(Algorithm.Ring, Protocol.LL, 2),
+        Config(Algorithm.Ring, Protocol.Simple, 16),
+        Config(Algorithm.Tree, Protocol.LL128, 8),
+    )
+)
+
+
+def test_best_fixed_is_the_config_with_the_least_mean_log_ratio() -> None:
+    # Action 1: log(.9) + log(1.2) + 0 > 0; action 2: log(2) + log(.8) + log(.7) > 0 as well.
+    assert BestFixed(TRAINING).choose(TRAINING).tolist() == [0, 0, 0]
+    better = grid([1 << 10, 1 << 20], [[10.0, 9.0, 12.0], [100.0, 120.0, 50.0]])
+    assert BestFixed(better).choose(better).tolist() == [2, 2]
+
+
+def test_best_fixed_falls_back_to_the_default_where_its_config_was_not_measured() -> None:
+    training = grid([1 << 10], [[10.0, 5.0, 9.0]])
+    test = grid([1 << 11], [[20.0, NAN, 18.0]])
+    assert BestFixed(training).choose(test).tolist() == [0]
+
+
+def test_nearest_size_takes_the_best_config_of_the_nearest_size_by_ratio() -> None:
+    test = grid([1 << 12, 1 << 19, 1 << 28], [[1.0, 1.0, 1.0]] * 3)
+    assert NearestSize(TRAINING).choose(test).tolist() == [1, 2, 2]
+
+
+def test_nearest_size_takes_only_what_was_measured_at_the_task() -> None:
+    test = grid([1 << 20], [[1.0, 1.0, NAN]])
+    assert NearestSize(TRAINING).choose(test).tolist() == [0]
+
+
+def test_families_do_not_share_their_tables() -> None:
+    test = grid([1 << 20], [[1.0, 1.0, 1.0]], launch_profile="other")
+    assert NearestSize(TRAINING).choose(test).tolist() == [0]
+    assert BestFixed(TRAINING).choose(test).tolist() == [0]
+
+
+def test_five_bins_hold_the_raw_best_row_of_each() -> None:
+    training = grid(
+        [2 << 10, 32 << 10, 2 << 20],
+        # 2 KiB and 32 KiB share a bin: the fastest row of all is action 1 at 2 KiB.
+        [[10.0, 8.0, 9.0], [40.0, 60.0, 20.0], [100.0, 120.0, 90.0]],
+    )
+    test = grid([512, 1 << 10, 3 << 10, 64 << 10, 8 << 20, 1 << 30], [[1.0, 1.0, 1.0]] * 6)
+    assert FiveBins(training).choose(test).tolist() == [0, 0, 1, 1, 2, 0]
+    other = grid([3 << 10], [[1.0, NAN, 1.0]])
+    assert FiveBins(training).choose(other).tolist() == [0]
+
+
+def law(sizes: list[int], system: str = "s") -> TaskGrid:
+    """LL is best below 64 KiB, Tree up to 16 MiB, and the default from there on."""
+    times = []
+    for size in sizes:
+        mib = size / (1 << 20)
+        times.append([20 + 12 * mib, 5 + 400 * mib, 60 + 13 * mib, 12 + 12.4 * mib])
+    return grid(sizes, times, system=system)
+
+
+SIZES = [1 << n for n in range(10, 31)]
+BETWEEN = [3 << n for n in range(9, 29)]
+
+
+@pytest.mark.parametrize("make", [GradientBoosting, NearestNeighbours])
+def test_a_regression_finds_the_law_between_the_sizes(
+    make: type[GradientBoosting] | type[NearestNeighbours],
+) -> None:
+    policy = make(law(SIZES), CATALOGUE)
+    test = law(BETWEEN)
+    actions = policy.choose(test)
+    assert len(set(actions.tolist())) == 3
+    assert test.regret(actions).mean() < 0.03
+    assert test.regret(actions).mean() < 0.2 * test.regret(NcclDefault().choose(test)).mean()
+    assert test.regret(Oracle().choose(test)).max() == 0.0
+
+
+@pytest.mark.parametrize("make", [GradientBoosting, NearestNeighbours])
+def test_a_regression_takes_only_what_was_measured_at_the_task(
+    make: type[GradientBoosting] | type[NearestNeighbours],
+) -> None:
+    test = law([1 << 12])
+    assert make(law(SIZES), CATALOGUE).choose(test).tolist() == [1]
+    times = test.times_us.copy()
+    times[:, 1] = NAN
+    reduced = TaskGrid(test.tasks, times, test.repeats, test.unscored)
+    assert make(law(SIZES), CATALOGUE).choose(reduced).tolist() == [3]
+    times[:, 1:] = NAN
+    nothing = TaskGrid(test.tasks, times, test.repeats, test.unscored)
+    assert make(law(SIZES), CATALOGUE).choose(nothing).tolist() == [0]
+
+
+def test_only_trees_have_an_opinion_on_a_system_that_they_never_saw() -> None:
+    test = law([1 << 12], system="new")
+    assert NearestNeighbours(law(SIZES), CATALOGUE).choose(test).tolist() == [0]
+    assert GradientBoosting(law(SIZES), CATALOGUE).choose(test).tolist() == [1]
+
+
+def test_the_same_twice() -> None:
+    first, second = (GradientBoosting(law(SIZES), CATALOGUE).choose(law(BETWEEN)) for _ in "ab")
+    assert np.array_equal(first, second)
+
+
+def test_settings_are_picked_by_regret_on_validation() -> None:
+    class Always:
+        name = "always"
+
+        def __init__(self, action: int) -> None:
+            self.action = action
+
+        def choose(self, grid: TaskGrid) -> Actions:
+            return np.full(grid.tasks.height, self.action, dtype=np.int64)
+
+    def make(action: int) -> Policy:
+        return Always(action)
+
+    validation = law([1 << 12])
+    assert pick(make, (0, 3, 1, 2), validation)[1] == 1
+    nothing = TaskGrid(
+        validation.tasks.head(0),
+        validation.times_us[:0],
+        validation.repeats[:0],
+        validation.unscored,
+    )
+    assert pick(make, (3, 1), nothing)[1] == 3
+    with pytest.raises(ValueError, match="no settings"):
+        pick(make, (), validation)
+    neighbours = partial(NearestNeighbours, law(SIZES), CATALOGUE)
+    assert pick(neighbours, NearestNeighbours.SETTINGS, law(BETWEEN))[1] in (1, 2)
