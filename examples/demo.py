@@ -148,12 +148,16 @@ def regrets(report: dict[str, Any]) -> dict[str, Any]:
 
 def show_regret(report: dict[str, Any]) -> None:
     """Print mean regret by system and policy, and the verdicts in words."""
-    names = list(next(iter(report["systems"].values()))["policies"])
-    table = Table("mean regret on held-out sizes", *names, "noise band", title="What it is worth")
-    for system, found in report["systems"].items():
-        band = "unknown" if found["noise_band"] is None else f"{found['noise_band']:.2%}"
-        figures = [f"{found['policies'][name]['mean']:.2%}" for name in names]
-        table.add_row(f"{system}{' (simulated)' if found['simulated'] else ''}", *figures, band)
+    systems = report["systems"]
+    heads = [
+        f"{name}{' (simulated)' if found['simulated'] else ''}" for name, found in systems.items()
+    ]
+    table = Table("mean regret on held-out sizes", *heads, title="What it is worth")
+    for policy in next(iter(systems.values()))["policies"]:
+        means = [f"{found['policies'][policy]['mean']:.2%}" for found in systems.values()]
+        table.add_row(policy, *means)
+    bands = [found["noise_band"] for found in systems.values()]
+    table.add_row("noise band", *("unknown" if band is None else f"{band:.2%}" for band in bands))
     console.print(table)
     for found in report["systems"].values():
         for verdict in found["verdicts"]:

@@ -1,11 +1,11 @@
 """Predict the time of every config, and take the least: no reinforcement in it.
 
 Both predict log2(time / NCCL's default) of a config, so that 0 is the default and the families have
-one scale. Their settings are picked by mean regret on the validation bins, as a recipe's are.
+one scale. Their settings are picked on the validation bins (picking.py).
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +14,8 @@ import polars as pl
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.baselines.families import rows_by_family
-from dynamiccl.evaluate.policies import Actions, NcclDefault, Policy
+from dynamiccl.evaluate.policies import Actions, NcclDefault
 from dynamiccl.nccl import Config
-
-S = TypeVar("S")
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -122,26 +120,6 @@ class NearestNeighbours:
                 if usable.any():
                     chosen[row] = int(np.argmin(np.where(usable, means, np.inf)))
         return chosen
-
-
-def pick(
-    make: Callable[[S], Policy], settings: Iterable[S], validation: TaskGrid
-) -> tuple[Policy, S]:
-    """The policy with the least mean regret on `validation`, the first of equals, and its setting.
-
-    Without validation tasks the first setting stands.
-    """
-    best: tuple[float, Policy, S] | None = None
-    for setting in settings:
-        policy = make(setting)
-        if validation.tasks.is_empty():
-            return policy, setting
-        regret = float(validation.regret(policy.choose(validation)).mean())
-        if best is None or regret < best[0]:
-            best = (regret, policy, setting)
-    if best is None:
-        raise ValueError("there are no settings to pick from")
-    return best[1], best[2]
 
 
 class _Encoder:

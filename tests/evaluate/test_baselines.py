@@ -3,13 +3,15 @@
 from functools import partial
 
 import numpy as np
+import polars as pl
 import pytest
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.evaluate.baselines.regression import GradientBoosting, NearestNeighbours, pick
+from dynamiccl.evaluate.baselines.picking import Picked
+from dynamiccl.evaluate.baselines.regression import GradientBoosting, NearestNeighbours
 from dynamiccl.evaluate.baselines.tables import BestFixed, FiveBins, NearestSize
-from dynamiccl.evaluate.policies import Actions, NcclDefault, Oracle, Policy
+from dynamiccl.evaluate.policies import Actions, NcclDefault, Oracle
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from tests.evaluate.grids import NAN, TRAINING, grid
 
@@ -116,29 +118,43 @@ def test_the_same_twice() -> None:
     assert np.array_equal(first, second)
 
 
-def test_settings_are_picked_by_regret_on_validation() -> None:
-    class Always:
-        name = "always"
+class Always:
+    """Chooses one action."""
 
-        def __init__(self, action: int) -> None:
-            self.action = action
+    name = "always"
 
-        def choose(self, grid: TaskGrid) -> Actions:
-            return np.full(grid.tasks.height, self.action, dtype=np.int64)
+    def __init__(self, action: int) -> None:
+        self.action = action
 
-    def make(action: int) -> Policy:
-        return Always(action)
+    def choose(self, grid: TaskGrid) -> Actions:
+        return np.full(grid.tasks.height, self.action, dtype=np.int64)
 
-    validation = law([1 << 12])
-    assert pick(make, (0, 3, 1, 2), validation)[1] == 1
-    nothing = TaskGrid(
-        validation.tasks.head(0),
-        validation.times_us[:0],
-        validation.repeats[:0],
-        validation.unscored,
+
+def test_settings_are_picked_by_regret_on_each_systems_validation() -> None:
+    small, large = law([1 << 12], system="small"), law([1 << 20], system="large")
+    both = TaskGrid(
+        pl.concat([small.tasks, large.tasks]),
+        np.vstack([small.times_us, large.times_us]),
+        np.vstack([small.repeats, large.repeats]),
+        small.unscored,
     )
-    assert pick(make, (3, 1), nothing)[1] == 3
+    picked = Picked(Always, (0, 3, 1, 2), both)
+    assert picked.name == "always"
+    assert picked.setting_of == {"small": 1, "large": 3}
+    assert picked.choose(both).tolist() == [1, 3]
+    assert picked.choose(law([1 << 12], system="new")).tolist() == [3]  # the first of equals
+
+
+def test_without_validation_the_first_setting_stands() -> None:
+    whole = law([1 << 12])
+    nothing = TaskGrid(whole.tasks.head(0), whole.times_us[:0], whole.repeats[:0], whole.unscored)
+    assert Picked(Always, (3, 1), nothing).choose(whole).tolist() == [3]
     with pytest.raises(ValueError, match="no settings"):
-        pick(make, (), validation)
-    neighbours = partial(NearestNeighbours, law(SIZES), CATALOGUE)
-    assert pick(neighbours, NearestNeighbours.SETTINGS, law(BETWEEN))[1] in (1, 2)
+        Picked(Always, (), whole)
+
+
+def test_neighbours_are_few_where_the_law_bends() -> None:
+    picked = Picked(
+        partial(NearestNeighbours, law(SIZES), CATALOGUE), NearestNeighbours.SETTINGS, law(BETWEEN)
+    )
+    assert picked.setting_of["s"] in (1, 2)

@@ -1,0 +1,45 @@
+"""Settings of a baseline, picked on the validation bins as a recipe's are."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.evaluate.policies import Actions, Policy
+
+S = TypeVar("S")
+
+
+class Picked:
+    """For each system the setting with the least mean regret on its validation tasks.
+
+    Each on its own, since one noisy system would else decide for all. The first of equals, and for
+    systems without validation tasks the one that is best for most systems (the first, if none has).
+    """
+
+    def __init__(
+        self, make: Callable[[S], Policy], settings: Sequence[S], validation: TaskGrid
+    ) -> None:
+        """Make a policy of every setting and judge it."""
+        if not settings:
+            raise ValueError("there are no settings to pick from")
+        self._policies = [make(setting) for setting in settings]
+        self.name = self._policies[0].name
+        systems = validation.tasks["system"].to_numpy()
+        regrets = [validation.regret(policy.choose(validation)) for policy in self._policies]
+        self._of_system = {
+            str(system): int(np.argmin([float(r[systems == system].mean()) for r in regrets]))
+            for system in np.unique(systems)
+        }
+        counts = np.bincount(list(self._of_system.values()), minlength=1)
+        self._of_others = int(np.argmax(counts))
+        self.setting_of = {system: settings[i] for system, i in self._of_system.items()}
+
+    def choose(self, grid: TaskGrid) -> Actions:
+        """What the policy of each task's system chooses."""
+        systems = grid.tasks["system"].to_list()
+        picked = np.array([self._of_system.get(str(s), self._of_others) for s in systems])
+        choices = np.stack([policy.choose(grid) for policy in self._policies])
+        chosen: Actions = choices[picked, np.arange(len(picked))]
+        return chosen
