@@ -6,8 +6,13 @@ from functools import partial
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.baselines.picking import Picked
-from dynamiccl.evaluate.baselines.regression import GradientBoosting, NearestNeighbours
-from dynamiccl.evaluate.baselines.tables import BestFixed, FiveBins, NearestSize
+from dynamiccl.evaluate.baselines.regression import GradientBoosting
+from dynamiccl.evaluate.baselines.tables import (
+    BestFixed,
+    FiveBins,
+    NearestNeighbours,
+    NearestSize,
+)
 from dynamiccl.evaluate.policies import LearnedPolicy, NcclDefault, Policy
 from dynamiccl.train.policy import TorchPolicy
 
@@ -19,7 +24,7 @@ def make_policies(
     learned: Sequence[tuple[str, TorchPolicy]],
 ) -> list[Policy]:
     """The learned policies, then the baselines; those with settings tuned on `validation`."""
-    neighbours = partial(NearestNeighbours, training, catalogue)
+    neighbours = partial(NearestNeighbours, training)
     boosting = partial(GradientBoosting, training, catalogue)
     return [
         *(LearnedPolicy(policy, catalogue, name) for name, policy in learned),

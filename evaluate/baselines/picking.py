@@ -40,6 +40,8 @@ class Picked:
         """What the policy of each task's system chooses."""
         systems = grid.tasks["system"].to_list()
         picked = np.array([self._of_system.get(str(s), self._of_others) for s in systems])
-        choices = np.stack([policy.choose(grid) for policy in self._policies])
-        chosen: Actions = choices[picked, np.arange(len(picked))]
+        chosen: Actions = np.empty(len(picked), dtype=np.int64)
+        for index in np.unique(picked):
+            rows = picked == index
+            chosen[rows] = self._policies[index].choose(grid)[rows]
         return chosen

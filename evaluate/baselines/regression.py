@@ -1,7 +1,7 @@
 """Predict the time of every config, and take the least: no reinforcement in it.
 
-Both predict log2(time / NCCL's default) of a config, so that 0 is the default and the families have
-one scale. Their settings are picked on the validation bins (picking.py).
+What is predicted is log2(time / NCCL's default) of a config, so that 0 is the default and the
+families have one scale.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,7 @@ import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.evaluate.baselines.families import rows_by_family
-from dynamiccl.evaluate.policies import Actions, NcclDefault
+from dynamiccl.evaluate.policies import Actions
 from dynamiccl.nccl import Config
 
 Float64Array = npt.NDArray[np.float64]
@@ -86,40 +85,6 @@ class GradientBoosting:
             predicted[rows, actions] = self._model.predict(encoded)
         least: Actions = np.argmin(predicted, axis=1).astype(np.int64)
         return least
-
-
-class NearestNeighbours:
-    """The config with the least mean log ratio over the k nearest training sizes of the family."""
-
-    name = "k-nearest"
-    #: How many sizes to pick from.
-    SETTINGS: Final = (1, 2, 3, 5)
-
-    def __init__(self, training: TaskGrid, catalogue: Catalogue, setting: int = 2) -> None:
-        """Keep the training tasks."""
-        del catalogue
-        self._k = setting
-        self._log_ratio = np.log2(training.times_us / training.default_us[:, None])
-        self._log_size = np.log2(training.tasks["size_bytes"].to_numpy())
-        self._families = rows_by_family(training.tasks)
-
-    def choose(self, grid: TaskGrid) -> Actions:
-        """Among what was measured here and there; NCCL's default for a new family."""
-        chosen = NcclDefault().choose(grid)
-        log_size = np.log2(grid.tasks["size_bytes"].to_numpy())
-        for key, rows in rows_by_family(grid.tasks).items():
-            known = self._families.get(key)
-            if known is None:
-                continue
-            for row in rows:
-                order = np.argsort(np.abs(self._log_size[known] - log_size[row]), kind="stable")
-                near = self._log_ratio[known[order[: self._k]]]
-                counts = (~np.isnan(near)).sum(axis=0)
-                means = np.nansum(near, axis=0) / np.maximum(counts, 1)
-                usable = (counts > 0) & grid.mask[row]
-                if usable.any():
-                    chosen[row] = int(np.argmin(np.where(usable, means, np.inf)))
-        return chosen
 
 
 class _Encoder:

@@ -37,19 +37,22 @@ class BestFixed:
         return chosen
 
 
-class NearestSize:
-    """The best config of the nearest training size of the same family (by ratio of sizes)."""
+class NearestNeighbours:
+    """The config with the least mean log ratio over the k nearest training sizes of the family."""
 
-    name = "nearest-size"
+    name = "k-nearest"
+    #: How many sizes to pick from.
+    SETTINGS: Final = (1, 2, 3, 5)
 
-    def __init__(self, training: TaskGrid) -> None:
-        """Keep the training tasks as the table."""
-        self._times_us = training.times_us
+    def __init__(self, training: TaskGrid, setting: int = 2) -> None:
+        """Keep the training tasks."""
+        self._k = setting
+        self._log_ratio = np.log2(training.times_us / training.default_us[:, None])
         self._log_size = np.log2(training.tasks["size_bytes"].to_numpy())
         self._families = rows_by_family(training.tasks)
 
     def choose(self, grid: TaskGrid) -> Actions:
-        """The best config there, among those measured here; NCCL's default for a new family."""
+        """Among what was measured here and there; NCCL's default for a new family."""
         chosen = NcclDefault().choose(grid)
         log_size = np.log2(grid.tasks["size_bytes"].to_numpy())
         for key, rows in rows_by_family(grid.tasks).items():
@@ -57,11 +60,24 @@ class NearestSize:
             if known is None:
                 continue
             for row in rows:
-                nearest = known[int(np.argmin(np.abs(self._log_size[known] - log_size[row])))]
-                times = np.where(grid.mask[row], self._times_us[nearest], np.nan)
-                if not np.isnan(times).all():
-                    chosen[row] = int(np.nanargmin(times))
+                order = np.argsort(np.abs(self._log_size[known] - log_size[row]), kind="stable")
+                near = self._log_ratio[known[order[: self._k]]]
+                counts = (~np.isnan(near)).sum(axis=0)
+                means = np.nansum(near, axis=0) / np.maximum(counts, 1)
+                usable = (counts > 0) & grid.mask[row]
+                if usable.any():
+                    chosen[row] = int(np.argmin(np.where(usable, means, np.inf)))
         return chosen
+
+
+class NearestSize(NearestNeighbours):
+    """The best config of the nearest training size of the same family (by ratio of sizes)."""
+
+    name = "nearest-size"
+
+    def __init__(self, training: TaskGrid) -> None:
+        """Keep the training tasks as the table."""
+        super().__init__(training, setting=1)
 
 
 class FiveBins:

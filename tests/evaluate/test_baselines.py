@@ -1,5 +1,6 @@
 """The baselines: tables on grids worked out by hand, regressions on a law that they can find."""
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -9,9 +10,14 @@ import pytest
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.baselines.picking import Picked
-from dynamiccl.evaluate.baselines.regression import GradientBoosting, NearestNeighbours
-from dynamiccl.evaluate.baselines.tables import BestFixed, FiveBins, NearestSize
-from dynamiccl.evaluate.policies import Actions, NcclDefault, Oracle
+from dynamiccl.evaluate.baselines.regression import GradientBoosting
+from dynamiccl.evaluate.baselines.tables import (
+    BestFixed,
+    FiveBins,
+    NearestNeighbours,
+    NearestSize,
+)
+from dynamiccl.evaluate.policies import Actions, NcclDefault, Oracle, Policy
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from tests.evaluate.grids import NAN, TRAINING, grid
 
@@ -75,15 +81,19 @@ def law(sizes: list[int], system: str = "s") -> TaskGrid:
     return grid(sizes, times, system=system)
 
 
+def boosting(training: TaskGrid) -> Policy:
+    return GradientBoosting(training, CATALOGUE)
+
+
 SIZES = [1 << n for n in range(10, 31)]
 BETWEEN = [3 << n for n in range(9, 29)]
 
 
-@pytest.mark.parametrize("make", [GradientBoosting, NearestNeighbours])
+@pytest.mark.parametrize("make", [boosting, NearestNeighbours])
 def test_a_regression_finds_the_law_between_the_sizes(
-    make: type[GradientBoosting] | type[NearestNeighbours],
+    make: Callable[[TaskGrid], Policy],
 ) -> None:
-    policy = make(law(SIZES), CATALOGUE)
+    policy = make(law(SIZES))
     test = law(BETWEEN)
     actions = policy.choose(test)
     assert len(set(actions.tolist())) == 3
@@ -92,29 +102,29 @@ def test_a_regression_finds_the_law_between_the_sizes(
     assert test.regret(Oracle().choose(test)).max() == 0.0
 
 
-@pytest.mark.parametrize("make", [GradientBoosting, NearestNeighbours])
+@pytest.mark.parametrize("make", [boosting, NearestNeighbours])
 def test_a_regression_takes_only_what_was_measured_at_the_task(
-    make: type[GradientBoosting] | type[NearestNeighbours],
+    make: Callable[[TaskGrid], Policy],
 ) -> None:
     test = law([1 << 12])
-    assert make(law(SIZES), CATALOGUE).choose(test).tolist() == [1]
+    assert make(law(SIZES)).choose(test).tolist() == [1]
     times = test.times_us.copy()
     times[:, 1] = NAN
     reduced = TaskGrid(test.tasks, times, test.repeats, test.unscored)
-    assert make(law(SIZES), CATALOGUE).choose(reduced).tolist() == [3]
+    assert make(law(SIZES)).choose(reduced).tolist() == [3]
     times[:, 1:] = NAN
     nothing = TaskGrid(test.tasks, times, test.repeats, test.unscored)
-    assert make(law(SIZES), CATALOGUE).choose(nothing).tolist() == [0]
+    assert make(law(SIZES)).choose(nothing).tolist() == [0]
 
 
 def test_only_trees_have_an_opinion_on_a_system_that_they_never_saw() -> None:
     test = law([1 << 12], system="new")
-    assert NearestNeighbours(law(SIZES), CATALOGUE).choose(test).tolist() == [0]
-    assert GradientBoosting(law(SIZES), CATALOGUE).choose(test).tolist() == [1]
+    assert NearestNeighbours(law(SIZES)).choose(test).tolist() == [0]
+    assert boosting(law(SIZES)).choose(test).tolist() == [1]
 
 
 def test_the_same_twice() -> None:
-    first, second = (GradientBoosting(law(SIZES), CATALOGUE).choose(law(BETWEEN)) for _ in "ab")
+    first, second = (boosting(law(SIZES)).choose(law(BETWEEN)) for _ in "ab")
     assert np.array_equal(first, second)
 
 
@@ -155,6 +165,6 @@ def test_without_validation_the_first_setting_stands() -> None:
 
 def test_neighbours_are_few_where_the_law_bends() -> None:
     picked = Picked(
-        partial(NearestNeighbours, law(SIZES), CATALOGUE), NearestNeighbours.SETTINGS, law(BETWEEN)
+        partial(NearestNeighbours, law(SIZES)), NearestNeighbours.SETTINGS, law(BETWEEN)
     )
     assert picked.setting_of["s"] in (1, 2)
