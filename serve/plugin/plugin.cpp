@@ -25,7 +25,7 @@ namespace {
 using dynamiccl::Communicator;
 using dynamiccl::Context;
 using dynamiccl::CostTable;
-using dynamiccl::NextTuner;
+using dynamiccl::NextPlugin;
 using dynamiccl::Question;
 using dynamiccl::TunerLink;
 
@@ -35,7 +35,7 @@ ncclResult_t create(const Communicator& communicator, void** context,
                     ncclNvlDomainInfo_v5_t* domains = nullptr,
                     ncclTunerConstants_v5_t* constants = nullptr) noexcept {
   if (context == nullptr) return ncclSuccess;
-  const NextTuner* next = TunerLink::find(communicator.abi_version, communicator.logger);
+  const NextPlugin* next = TunerLink::find(communicator.abi_version, communicator.logger);
   if (next != nullptr) {
     return TunerLink::create(next, communicator, domains, constants, context);
   }

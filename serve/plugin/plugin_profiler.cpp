@@ -19,7 +19,7 @@ namespace {
 
 using dynamiccl::hear_start;
 using dynamiccl::hear_state;
-using dynamiccl::NextProfiler;
+using dynamiccl::NextPlugin;
 using dynamiccl::Pairs;
 using dynamiccl::ProfiledCommunicator;
 using dynamiccl::Profiler;
@@ -33,7 +33,7 @@ ncclResult_t init(void** context, std::uint64_t commId, int* eActivationMask, co
   if (context == nullptr) return ncclSuccess;
   const ProfiledCommunicator communicator = {commId,          rank,  nranks,     nNodes,
                                              eActivationMask, logfn, version > 4};
-  const NextProfiler* next = ProfilerLink::find(version, logfn);
+  const NextPlugin* next = ProfilerLink::find(version, logfn);
   *context = next == nullptr ? Profiler::create(communicator)
                              : ProfilerLink::create(next, communicator, commName);
   return ncclSuccess;

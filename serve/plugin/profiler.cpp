@@ -19,8 +19,6 @@ namespace dynamiccl {
 namespace {
 
 constexpr std::uint32_t kMaxProfilers = 4096;
-constexpr int kWaitTries = 200;
-constexpr std::uint64_t kWaitPauseNs = 1'000'000;
 constexpr char kDefaultPercent[] = "1";
 
 std::atomic<Profiler*> g_table[kMaxProfilers];
@@ -179,10 +177,7 @@ void Profiler::finalize() noexcept {
 
 bool Profiler::set_describe(Describe describe, void* user) noexcept {
   describe_.store(nullptr);
-  for (int i = 0; describing_.load() != 0; ++i) {
-    if (i == kWaitTries) return false;
-    sleep_ns(kWaitPauseNs);
-  }
+  if (!wait_until([this] { return describing_.load() == 0; })) return false;
   describe_user_.store(user, std::memory_order_relaxed);
   describe_.store(describe);
   return true;

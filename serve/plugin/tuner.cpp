@@ -11,8 +11,6 @@
 namespace dynamiccl {
 namespace {
 
-constexpr std::uint64_t kRetirePauseNs = 1'000'000;
-constexpr int kRetireTries = 200;
 constexpr std::uint64_t kWaitPauseNs = 50'000;
 
 /// Whether 2.21, which checks nothing, can run this everywhere that its table was measured.
@@ -130,8 +128,7 @@ void Context::retire(Context* context) noexcept {
   if (context == nullptr) return;
   Clock* clock = context->clock_;
   clock->close();
-  for (int i = 0; i < kRetireTries && !clock->is_empty(); ++i) sleep_ns(kRetirePauseNs);
-  const bool is_empty = clock->is_empty();
+  const bool is_empty = wait_until([clock] { return clock->is_empty(); });
   Agreement* agreement = context->agreement_;
   if (agreement != nullptr) {
     Profiler* profiler = agreement->profiler.exchange(nullptr, std::memory_order_acq_rel);

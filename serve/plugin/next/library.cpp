@@ -10,17 +10,10 @@
 #include "platform/dynamic.h"
 
 namespace dynamiccl {
+namespace {
 
-void say_of_next(const char* variable, ncclDebugLogger_t logger, const char* text,
-                 const char* detail) noexcept {
-  if (logger == nullptr) return;
-  char line[1024];
-  const char* name = value_of(variable);
-  std::snprintf(line, sizeof line, "DYNAMICCL: %s (%s): %s%s", variable,
-                name != nullptr ? name : "", text, detail);
-  logger(NCCL_LOG_INFO, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__, "%s", line);
-}
-
+/// Opens the plugin that `variable` names: the string itself, else libnccl-<kind>-<string>.so. Null
+/// when the variable is unset or "none", or after one line in the log.
 void* open_next(const char* variable, const char* kind, ncclDebugLogger_t logger) noexcept {
   const char* name = value_of(variable);
   if (name == nullptr || strcasecmp(name, "none") == 0) return nullptr;
@@ -43,8 +36,60 @@ void* open_next(const char* variable, const char* kind, ncclDebugLogger_t logger
   return nullptr;
 }
 
-bool is_own_name(const char* name) noexcept {
+/// Whether a plugin's name is ours: chained to itself it would ask itself for ever. `name` is the
+/// first field of every version's struct.
+bool is_own(const void* plugin) noexcept {
+  const char* name = *static_cast<const char* const*>(plugin);
   return name != nullptr && std::strcmp(name, "DynamICCL") == 0;
+}
+
+}  // namespace
+
+void say_of_next(const char* variable, ncclDebugLogger_t logger, const char* text,
+                 const char* detail) noexcept {
+  if (logger == nullptr) return;
+  char line[1024];
+  const char* name = value_of(variable);
+  std::snprintf(line, sizeof line, "DYNAMICCL: %s (%s): %s%s", variable,
+                name != nullptr ? name : "", text, detail);
+  logger(NCCL_LOG_INFO, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__, "%s", line);
+}
+
+const NextPlugin* NextLibrary::find(int abi_version, ncclDebugLogger_t logger) noexcept {
+  const Lock lock(&mutex_);
+  if (!is_looked_for_) {
+    is_looked_for_ = true;
+    library_ = open_next(kind_.variable, kind_.name, logger);
+  }
+  if (library_ == nullptr) return nullptr;
+  NextPlugin& next = by_abi_[abi_version];
+  if (next.version == 0) look(abi_version, logger, &next);
+  return next.version > 0 ? &next : nullptr;
+}
+
+void NextLibrary::look(int abi_version, ncclDebugLogger_t logger, NextPlugin* next) noexcept {
+  next->version = -1;
+  for (int version = abi_version; version >= kind_.oldest && next->version < 0; --version) {
+    char symbol[32];
+    std::snprintf(symbol, sizeof symbol, "%s%d", kind_.symbol, version);
+    const void* plugin = find_symbol(library_, symbol);
+    if (plugin != nullptr) *next = {version, abi_version, plugin};
+  }
+  const char* problem = nullptr;
+  if (next->version < 0) {
+    problem = kind_.missing;
+  } else if (is_own(next->plugin)) {
+    problem = "that is this plugin itself";
+  } else if (kind_.prepare != nullptr) {
+    problem = kind_.prepare();
+  }
+  if (problem != nullptr) {
+    next->version = -1;
+    return say_of_next(kind_.variable, logger, "goes on without it: ", problem);
+  }
+  char version[16];
+  std::snprintf(version, sizeof version, " (v%d)", next->version);
+  say_of_next(kind_.variable, logger, kind_.found, version);
 }
 
 }  // namespace dynamiccl

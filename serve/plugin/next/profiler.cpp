@@ -14,71 +14,30 @@
 namespace dynamiccl {
 namespace {
 
-constexpr int kOldest = 4;
 constexpr int kNewest = 6;
 constexpr int kCeEvents = ncclProfileCeColl | ncclProfileCeSync | ncclProfileCeBatch;
 constexpr std::uint32_t kMaxLinks = 4096;
-constexpr std::uint64_t kRetirePauseNs = 1'000'000;
-constexpr int kRetireTries = 200;
 
-/// The process's vendor plugin, and the links, which are used again but never freed.
-struct Vendor {
-  Mutex mutex;
-  bool is_looked_for = false;  // under the mutex, like the rest
-  void* library = nullptr;
-  NextProfiler by_abi[kNewest + 1] = {};  // version 0: not looked for, -1: it has none
-};
-Vendor g_vendor;
+NextLibrary g_vendor({kNextProfiler, "profiler", "ncclProfiler_v", 4,
+                      "it exports no profiler from v4 on that this NCCL takes",
+                      "is called first with every event",
+                      []() noexcept { return Pairs::allocate() ? nullptr : "memory is short"; }});
+
+// The links are used again but never freed.
+Mutex g_links_mutex;
 std::atomic<ProfilerLink*> g_links[kMaxLinks];
 std::atomic<ProfilerLink*> g_elsewhere[kNewest + 1];
 std::atomic<int> g_pid{0};
 
-/// `name` is the first field of every version's struct.
-const char* name_of(const void* plugin) noexcept {
-  return *static_cast<const char* const*>(plugin);
-}
-
 }  // namespace
 
-const NextProfiler* ProfilerLink::find(int abi_version, ncclDebugLogger_t logger) noexcept {
+const NextPlugin* ProfilerLink::find(int abi_version, ncclDebugLogger_t logger) noexcept {
   if (in_forked_child()) return nullptr;  // another thread may have held the lock
-  const Lock lock(&g_vendor.mutex);
-  if (!g_vendor.is_looked_for) {
-    g_vendor.is_looked_for = true;
-    g_pid.store(getpid(), std::memory_order_relaxed);
-    g_vendor.library = open_next(kNextProfiler, "profiler", logger);
-  }
-  if (g_vendor.library == nullptr) return nullptr;
-  NextProfiler& next = g_vendor.by_abi[abi_version];
-  if (next.version == 0) {
-    next.version = -1;
-    for (int version = abi_version; version >= kOldest && next.version < 0; --version) {
-      char symbol[32];
-      std::snprintf(symbol, sizeof symbol, "ncclProfiler_v%d", version);
-      const void* plugin = find_symbol(g_vendor.library, symbol);
-      if (plugin != nullptr) next = {version, abi_version, plugin};
-    }
-    const char* problem = nullptr;
-    if (next.version < 0) {
-      problem = "it exports no profiler from v4 on that this NCCL takes";
-    } else if (is_own_name(name_of(next.plugin))) {
-      problem = "that is this plugin itself";
-    } else if (!Pairs::allocate()) {
-      problem = "memory is short";
-    }
-    if (problem != nullptr) {
-      next.version = -1;
-      say_of_next(kNextProfiler, logger, "goes on without it: ", problem);
-    } else {
-      char version[16];
-      std::snprintf(version, sizeof version, " (v%d)", next.version);
-      say_of_next(kNextProfiler, logger, "is called first with every event", version);
-    }
-  }
-  return next.version > 0 ? &next : nullptr;
+  g_pid.store(getpid(), std::memory_order_relaxed);
+  return g_vendor.find(abi_version, logger);
 }
 
-void* ProfilerLink::create(const NextProfiler* next, const ProfiledCommunicator& communicator,
+void* ProfilerLink::create(const NextPlugin* next, const ProfiledCommunicator& communicator,
                            const char* name) noexcept {
   SharedMask* mask =
       communicator.event_mask != nullptr ? SharedMask::of(communicator.event_mask) : nullptr;
@@ -139,7 +98,7 @@ bool ProfilerLink::init_theirs(const ProfiledCommunicator& communicator,
 
 /// The link through which events of other processes' communicators pass: NCCL's context and parent
 /// are theirs, so that of ours nothing is known, and a vendor tells them by their `pid`.
-void ProfilerLink::open_elsewhere(const NextProfiler* next, SharedMask* mask,
+void ProfilerLink::open_elsewhere(const NextPlugin* next, SharedMask* mask,
                                   ncclDebugLogger_t logger) noexcept {
   std::atomic<ProfilerLink*>& elsewhere = g_elsewhere[next->abi_version];
   if (elsewhere.load() != nullptr) return;
@@ -158,7 +117,7 @@ void ProfilerLink::open_elsewhere(const NextProfiler* next, SharedMask* mask,
 }
 
 ProfilerLink* ProfilerLink::take_free() noexcept {
-  const Lock lock(&g_vendor.mutex);
+  const Lock lock(&g_links_mutex);
   for (std::uint32_t i = 0; i < kMaxLinks; ++i) {
     ProfilerLink* link = g_links[i].load(std::memory_order_relaxed);
     if (link == nullptr) {
@@ -182,7 +141,7 @@ void ProfilerLink::give_back(ProfilerLink* link) noexcept {
   link->has_theirs_ = false;
   link->is_elsewhere_ = false;
   link->lost_.store(0, std::memory_order_relaxed);
-  const Lock lock(&g_vendor.mutex);
+  const Lock lock(&g_links_mutex);
   link->is_taken_ = false;
 }
 
@@ -222,9 +181,7 @@ void ProfilerLink::finalize(void* context) noexcept {
   if (link->ours_ != nullptr) link->ours_->finalize();
   link->mask_->follow(true);
   const bool is_forked = in_forked_child();  // those inside are not here
-  for (int i = 0; i < kRetireTries && link->inside_.load() != 0 && !is_forked; ++i) {
-    sleep_ns(kRetirePauseNs);
-  }
+  if (!is_forked) wait_until([link] { return link->inside_.load() == 0; });
   // 2.27 does it without a context too.
   if (link->has_theirs_ && (link->theirs_ != nullptr || link->next_->abi_version == 4)) {
     link->next_->as<ncclProfiler_v4_t>()->finalize(link->theirs_);

@@ -11,24 +11,13 @@
 #include <cstdint>
 
 #include "../profiler.h"  // not this one: quotes look here first
+#include "next/library.h"
 #include "next/pairs.h"
 #include "next/shared_mask.h"
 
 namespace dynamiccl {
 
 inline constexpr char kNextProfiler[] = "DYNAMICCL_NEXT_PROFILER";
-
-/// The vendor's functions for one version of NCCL's ABI: the struct itself, and which it is.
-struct NextProfiler {
-  int version;         // of the vendor's struct: at most `abi_version`
-  int abi_version;     // that NCCL called us by
-  const void* plugin;  // ncclProfiler_v<version>_t
-
-  template <typename Plugin>
-  const Plugin* as() const noexcept {
-    return static_cast<const Plugin*>(plugin);
-  }
-};
 
 /// What NCCL holds for a communicator when there is a next profiler: ours, which may be null, and
 /// theirs. NCCL's context is a number, index and generation, so that a late event finds nothing.
@@ -37,11 +26,11 @@ class ProfilerLink {
  public:
   /// The next profiler's functions for NCCL's version `abi_version`; null when there is none. A
   /// plugin that cannot be used costs one line in the log.
-  static const NextProfiler* find(int abi_version, ncclDebugLogger_t logger) noexcept;
+  static const NextPlugin* find(int abi_version, ncclDebugLogger_t logger) noexcept;
 
   /// Ours and theirs, as NCCL's context; null when neither wants to hear of the communicator. An
   /// error of theirs costs theirs alone.
-  static void* create(const NextProfiler* next, const ProfiledCommunicator& communicator,
+  static void* create(const NextPlugin* next, const ProfiledCommunicator& communicator,
                       const char* name) noexcept;
 
   static bool is_context(void* context) noexcept {
@@ -97,7 +86,7 @@ class ProfilerLink {
   static bool is_gone(std::uint64_t context) noexcept;
   static bool is_of_this_process(int pid) noexcept;
   static const ProfilerLink* elsewhere(int abi_version) noexcept;
-  static void open_elsewhere(const NextProfiler* next, SharedMask* mask,
+  static void open_elsewhere(const NextPlugin* next, SharedMask* mask,
                              ncclDebugLogger_t logger) noexcept;
   void open() noexcept;
   std::uint64_t bits() const noexcept;
@@ -115,7 +104,7 @@ class ProfilerLink {
   std::atomic<std::uint32_t> generation_{0};  // 0: not open
   std::atomic<int> inside_{0};
   // Written before it opens; read by those inside.
-  const NextProfiler* next_ = nullptr;
+  const NextPlugin* next_ = nullptr;
   SharedMask* mask_ = nullptr;
   Profiler* ours_ = nullptr;
   void* theirs_ = nullptr;

@@ -15,31 +15,11 @@
 namespace dynamiccl {
 namespace {
 
-constexpr char kVariable[] = "DYNAMICCL_NEXT_TUNER";
-constexpr int kOldest = 2;
-constexpr int kNewest = 6;
 constexpr int kMostCells = 16 * kNumProtocols;
-constexpr std::uint64_t kRetirePauseNs = 1'000'000;
-constexpr int kRetireTries = 200;
 
-/// The process's vendor plugin.
-struct Vendor {
-  Mutex mutex;
-  bool is_looked_for = false;  // under the mutex, like the rest
-  void* library = nullptr;
-  NextTuner by_abi[kNewest + 1] = {};  // version 0: not looked for, -1: it has none
-};
-Vendor g_vendor;
-
-/// `name` is the first field of every version's struct.
-const char* name_of(const void* plugin) noexcept {
-  return *static_cast<const char* const*>(plugin);
-}
-
-template <typename Plugin>
-const Plugin* as(const NextTuner* next) noexcept {
-  return static_cast<const Plugin*>(next->plugin);
-}
+NextLibrary g_vendor({"DYNAMICCL_NEXT_TUNER", "tuner", "ncclTunerPlugin_v", 2,
+                      "it exports no tuner that this NCCL takes", "is asked first on every call",
+                      nullptr});
 
 bool is_available(const CostTable& costs, int algorithm, int protocol) noexcept {
   const int cell = algorithm * costs.num_protocols + protocol;
@@ -88,38 +68,11 @@ void show(const float* before, const float* after, int num_cells, float* shown) 
 
 }  // namespace
 
-const NextTuner* TunerLink::find(int abi_version, ncclDebugLogger_t logger) noexcept {
-  const Lock lock(&g_vendor.mutex);
-  if (!g_vendor.is_looked_for) {
-    g_vendor.is_looked_for = true;
-    g_vendor.library = open_next(kVariable, "tuner", logger);
-  }
-  if (g_vendor.library == nullptr) return nullptr;
-  NextTuner& next = g_vendor.by_abi[abi_version];
-  if (next.version == 0) {
-    next.version = -1;
-    for (int version = abi_version; version >= kOldest && next.version < 0; --version) {
-      char symbol[32];
-      std::snprintf(symbol, sizeof symbol, "ncclTunerPlugin_v%d", version);
-      const void* plugin = find_symbol(g_vendor.library, symbol);
-      if (plugin != nullptr) next = {version, plugin};
-    }
-    if (next.version < 0) {
-      say_of_next(kVariable, logger, "goes on without it: it exports no tuner that this NCCL takes",
-                  "");
-    } else if (is_own_name(name_of(next.plugin))) {
-      next = {-1, nullptr};
-      say_of_next(kVariable, logger, "goes on without it: that is this plugin itself", "");
-    } else {
-      char version[16];
-      std::snprintf(version, sizeof version, " (v%d)", next.version);
-      say_of_next(kVariable, logger, "is asked first on every call", version);
-    }
-  }
-  return next.version > 0 ? &next : nullptr;
+const NextPlugin* TunerLink::find(int abi_version, ncclDebugLogger_t logger) noexcept {
+  return g_vendor.find(abi_version, logger);
 }
 
-ncclResult_t TunerLink::create(const NextTuner* next, const Communicator& communicator,
+ncclResult_t TunerLink::create(const NextPlugin* next, const Communicator& communicator,
                                ncclNvlDomainInfo_v5_t* domains, ncclTunerConstants_v5_t* constants,
                                void** context) noexcept {
   const std::size_t ranks = communicator.num_ranks, nodes = communicator.num_nodes;
@@ -133,17 +86,17 @@ ncclResult_t TunerLink::create(const NextTuner* next, const Communicator& commun
   ncclResult_t result = ncclSuccess;
   switch (next->version) {
     case 2:
-      result = as<ncclTuner_v2_t>(next)->init(ranks, nodes, logger, theirs);
+      result = next->as<ncclTuner_v2_t>()->init(ranks, nodes, logger, theirs);
       break;
     case 3:
-      result = as<ncclTuner_v3_t>(next)->init(ranks, nodes, logger, theirs);
+      result = next->as<ncclTuner_v3_t>()->init(ranks, nodes, logger, theirs);
       break;
     case 4:
-      result = as<ncclTuner_v4_t>(next)->init(ranks, nodes, logger, theirs);
+      result = next->as<ncclTuner_v4_t>()->init(ranks, nodes, logger, theirs);
       break;
     default:  // v5 and v6 have these at one place
-      result = as<ncclTuner_v5_t>(next)->init(theirs, communicator.comm_id, ranks, nodes, logger,
-                                              domains, constants);
+      result = next->as<ncclTuner_v5_t>()->init(theirs, communicator.comm_id, ranks, nodes, logger,
+                                                domains, constants);
   }
   if (result == ncclSuccess) {
     result = Context::create(communicator, &link->ours_);
@@ -162,13 +115,13 @@ ncclResult_t TunerLink::ask_next(const Question& question) noexcept {
   const int algorithms = question.costs.num_algorithms, protocols = question.costs.num_protocols;
   switch (next_->version) {
     case 2:
-      return ask_v2(as<ncclTuner_v2_t>(next_), theirs_, question);
+      return ask_v2(next_->as<ncclTuner_v2_t>(), theirs_, question);
     case 3:
-      return as<ncclTuner_v3_t>(next_)->getCollInfo(
+      return next_->as<ncclTuner_v3_t>()->getCollInfo(
           theirs_, question.collective, question.size_bytes, question.num_pipe_ops, table,
           algorithms, protocols, question.num_channels);
     default:  // v4 to v6 have this one at one place
-      return as<ncclTuner_v4_t>(next_)->getCollInfo(
+      return next_->as<ncclTuner_v4_t>()->getCollInfo(
           theirs_, question.collective, question.size_bytes, question.num_pipe_ops, table,
           algorithms, protocols, question.reg_buff, question.num_channels);
   }
@@ -227,7 +180,7 @@ ncclResult_t TunerLink::answer_v2(const Question& question) noexcept {
   if (is_closing_.load()) return ncclSuccess;
   const Context::Stay stay(ours_);
   int algorithm = -1, protocol = -1, channels = *question.num_channels;
-  const ncclResult_t result = as<ncclTuner_v2_t>(next_)->getCollInfo(
+  const ncclResult_t result = next_->as<ncclTuner_v2_t>()->getCollInfo(
       theirs_, question.collective, question.size_bytes, question.collnet_support,
       question.nvls_support, question.num_pipe_ops, question.algorithm, question.protocol,
       question.num_channels);
@@ -252,9 +205,9 @@ ncclResult_t TunerLink::answer_chunk(int collective, std::size_t size_bytes, int
   const Context::Stay stay(ours_);
   std::size_t own_bytes = *chunk_bytes;
   ncclResult_t result = ncclSuccess;
-  if (next_->version >= 6 && as<ncclTuner_v6_t>(next_)->getChunkSize != nullptr) {
-    result = as<ncclTuner_v6_t>(next_)->getChunkSize(theirs_, collective, size_bytes, algorithm,
-                                                     protocol, num_channels, chunk_bytes);
+  if (next_->version >= 6 && next_->as<ncclTuner_v6_t>()->getChunkSize != nullptr) {
+    result = next_->as<ncclTuner_v6_t>()->getChunkSize(theirs_, collective, size_bytes, algorithm,
+                                                       protocol, num_channels, chunk_bytes);
   }
   if (result == ncclSuccess && stay.entered() &&
       ours_->answer_chunk(collective, algorithm, protocol, &own_bytes)) {
@@ -265,15 +218,14 @@ ncclResult_t TunerLink::answer_chunk(int collective, std::size_t size_bytes, int
 
 ncclResult_t TunerLink::finalize_next() noexcept {
   // At one place in v2 to v6.
-  return as<ncclTuner_v2_t>(next_)->destroy(theirs_);
+  return next_->as<ncclTuner_v2_t>()->destroy(theirs_);
 }
 
 ncclResult_t TunerLink::retire(TunerLink* link) noexcept {
   link->is_closing_.store(true);
   Context::retire(link->ours_);
   const ncclResult_t result = link->finalize_next();
-  for (int i = 0; i < kRetireTries && link->inside_.load() != 0; ++i) sleep_ns(kRetirePauseNs);
-  if (link->inside_.load() == 0) std::free(link);
+  if (wait_until([link] { return link->inside_.load() == 0; })) std::free(link);
   return result;
 }
 

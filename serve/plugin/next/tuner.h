@@ -9,14 +9,9 @@
 #include <atomic>
 
 #include "../tuner.h"  // not this one: quotes look here first
+#include "next/library.h"
 
 namespace dynamiccl {
-
-/// The vendor's functions for one version of NCCL's ABI: the struct itself, and which it is.
-struct NextTuner {
-  int version;         // of the vendor's struct: at most the one that NCCL called us by
-  const void* plugin;  // ncclTuner_v<version>_t
-};
 
 /// What NCCL passed to getCollInfo. `collnet_support`, `nvls_support`, `algorithm` and `protocol`
 /// are of v2 alone, `costs` and `reg_buff` of the others.
@@ -39,11 +34,11 @@ class TunerLink {
  public:
   /// The next tuner's functions for NCCL's version `abi_version`; null when there is none. A plugin
   /// that cannot be used costs one line in the log.
-  static const NextTuner* find(int abi_version, ncclDebugLogger_t logger) noexcept;
+  static const NextPlugin* find(int abi_version, ncclDebugLogger_t logger) noexcept;
 
   /// Their init, then ours. An error of either fails the communicator, as it would without the
   /// other.
-  static ncclResult_t create(const NextTuner* next, const Communicator& communicator,
+  static ncclResult_t create(const NextPlugin* next, const Communicator& communicator,
                              ncclNvlDomainInfo_v5_t* domains, ncclTunerConstants_v5_t* constants,
                              void** context) noexcept;
 
@@ -72,7 +67,7 @@ class TunerLink {
   ncclResult_t ask_next(const Question& question) noexcept;
   ncclResult_t finalize_next() noexcept;
 
-  const NextTuner* next_ = nullptr;
+  const NextPlugin* next_ = nullptr;
   void* theirs_ = nullptr;
   Context* ours_ = nullptr;
   std::atomic<bool> is_closing_{false};
