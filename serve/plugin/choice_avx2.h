@@ -211,9 +211,7 @@ __attribute__((target("avx2"), always_inline)) inline int force_ready(Ready read
   const __m128 is_chosen =
       _mm_castsi128_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(kLowest.lanes[cheapest])));
   _mm_storeu_ps(own, _mm_andnot_ps(is_chosen, before));
-  const int channels = static_cast<int>(ready & 0xff) & named.kept_channels & chosen;
-  const int is_set = -channels >> 31;
-  *num_channels = (channels & is_set) | (*num_channels & ~is_set);
+  ask_for(static_cast<int>(ready & 0xff) & named.kept_channels & chosen, num_channels);
   const int cell = static_cast<int>(own - cells) + __builtin_ctz(cheapest | 1U << Named::kCells);
   return cell | ~chosen;
 }
@@ -245,10 +243,9 @@ __attribute__((target("avx2"), always_inline)) inline int force_open(Ready ready
   }
   const int cell = __builtin_ctz(equal);
   cells[cell] = 0.0F;
-  const int channels = static_cast<int>(ready & 0xff) &
-                       by[NamedBy::index_of(cell / kNumProtocols, kAuto)].kept_channels;
-  const int is_set = -channels >> 31;
-  *num_channels = (channels & is_set) | (*num_channels & ~is_set);
+  ask_for(static_cast<int>(ready & 0xff) &
+              by[NamedBy::index_of(cell / kNumProtocols, kAuto)].kept_channels,
+          num_channels);
   return cell;
 }
 

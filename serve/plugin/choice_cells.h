@@ -61,8 +61,14 @@ inline bool clamps(int algorithm, int num_nodes) noexcept {
   return ((num_nodes > 1 ? kClampNodes : kClampOneNode) >> algorithm & 1) != 0;
 }
 
-/// Write a choice, or nothing for -1. The cell is of an algorithm that we know. Masks, since the
-/// compiler would turn a conditional into a branch, and that into a guess that is often wrong.
+/// Ask for so many channels; 0 leaves what there is. A mask, since the compiler would turn a
+/// conditional into a branch, and that into a guess that is often wrong.
+inline void ask_for(int channels, int* num_channels) noexcept {
+  const int is_set = -channels >> 31;
+  *num_channels = (channels & is_set) | (*num_channels & ~is_set);
+}
+
+/// Write a choice, or nothing for -1. The cell is of an algorithm that we know. Masks again.
 inline int take(int cell, const Entry& entry, int num_nodes, float* cells,
                 int* num_channels) noexcept {
   const auto pick = [](auto mask, auto yes, auto no) { return (yes & mask) | (no & ~mask); };
@@ -73,8 +79,7 @@ inline int take(int cell, const Entry& entry, int num_nodes, float* cells,
                        reinterpret_cast<std::uintptr_t>(&nowhere));
   *reinterpret_cast<float*>(to) = 0.0F;
   const int clamped = -static_cast<int>(clamps((cell & chosen) / kNumProtocols, num_nodes));
-  const int channels = entry.num_channels & chosen & clamped;
-  *num_channels = pick(-channels >> 31, channels, *num_channels);
+  ask_for(entry.num_channels & chosen & clamped, num_channels);
   return cell;
 }
 

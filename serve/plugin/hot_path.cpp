@@ -46,7 +46,8 @@ DYNAMICCL_HOT ncclResult_t Context::answer_fast(int collective, std::size_t size
   if (__builtin_expect(!clock->begin_unfenced(&call), 0)) {
     return answer_unusual(false, collective, size_bytes, cells, num_channels);
   }
-  const Ready ready = clock->in_force().find_ready(collective, size_bytes);
+  const int place = TableInForce::find_ready(collective, size_bytes);
+  const Ready ready = clock->in_force().ready_at(place);
   const Named* const named = named_;
   // First, since it needs the registers: nothing of the communicator may be touched afterwards.
   clock->end(call, collective, size_bytes);
@@ -63,16 +64,13 @@ DYNAMICCL_HOT ncclResult_t Context::answer_fast_with_chunks(int collective, std:
     return answer_unusual(false, collective, size_bytes, cells, num_channels);
   }
   const TableInForce& table = clock->in_force();
-  const Ready ready = table.find_ready(collective, size_bytes);
-  const int cell = force_usual(ready, named_, cells, num_channels);
+  const int place = TableInForce::find_ready(collective, size_bytes);
+  const int cell = force_usual(table.ready_at(place), named_, cells, num_channels);
   if (__builtin_expect(cell == kUnsure, 0)) {
     return answer_unusual(true, collective, size_bytes, cells, num_channels);
   }
   chunks_.question();
-  if (cell >= 0) {
-    const Entry* const entry = lookup(table.decisions, collective, size_bytes);
-    chunks_.answered(collective, cell, entry->chunk_bytes);
-  }
+  if (cell >= 0) chunks_.answered(collective, cell, table.entry_at(place).chunk_bytes);
   clock->end(call, collective, size_bytes);
   return ncclSuccess;
 }

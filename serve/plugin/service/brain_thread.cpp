@@ -4,10 +4,10 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <new>
 
 #include "agreement/guard.h"
 #include "brain/brain.h"
+#include "platform/made.h"
 #include "platform/threads.h"
 #include "service/service.h"
 #include "table.h"
@@ -28,8 +28,8 @@ struct Question {
 
 /// The brain of one leader, opened at its first question and kept as long as the communicator.
 struct Kept {
-  Kept* next;
-  Agreement* agreement;  // held
+  Kept* next = nullptr;
+  Agreement* agreement = nullptr;  // held
   BrainHandle brain;
 };
 
@@ -50,9 +50,10 @@ BrainHandle* brain_of(Agreement* agreement) noexcept {
   for (Kept* each = g_kept; each != nullptr; each = each->next) {
     if (each->agreement == agreement) return &each->brain;
   }
-  void* memory = std::malloc(sizeof(Kept));
-  if (memory == nullptr) return nullptr;
-  auto* kept = new (memory) Kept{g_kept, agreement->hold(), {}};
+  Kept* kept = make<Kept>();
+  if (kept == nullptr) return nullptr;
+  kept->next = g_kept;
+  kept->agreement = agreement->hold();
   g_kept = kept;
   return &kept->brain;
 }
@@ -67,8 +68,7 @@ void close_brains() noexcept {
     }
     *place = kept->next;
     kept->agreement->let_go();
-    kept->~Kept();
-    std::free(kept);
+    unmake(kept);
   }
 }
 
