@@ -49,6 +49,7 @@ OWNERS = {
     "pydantic": {"collect", "datasets/manifest.py"},
 }
 MAX_LINES = 400
+MAX_FILE_BYTES = 1 << 20
 
 
 def sources() -> list[Path]:
@@ -119,6 +120,17 @@ def test_no_file_is_longer_than_the_limit() -> None:
         if (n := len(p.read_text(encoding="utf-8").splitlines())) > MAX_LINES
     }
     assert not long
+
+
+def test_the_project_is_small() -> None:
+    """Nothing that a tool left behind, a core dump for one, was committed with the rest."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    # Whoever owns the checkout: in a container it can be somebody else.
+    tracked = ["git", "-c", "safe.directory=*", "ls-files", "-z"]
+    names = subprocess.check_output(tracked, cwd=ROOT, text=True).split("\0")
+    sizes = {name: (ROOT / name).stat().st_size for name in names if (ROOT / name).is_file()}
+    assert {name: size for name, size in sizes.items() if size > MAX_FILE_BYTES} == {}
 
 
 def test_parts_import_from_another_directory_without_the_root_on_the_path(tmp_path: Path) -> None:
