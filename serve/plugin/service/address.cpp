@@ -105,6 +105,12 @@ bool write_address(const Address& address, char (&text)[kAddressTextBytes]) noex
   return true;
 }
 
+int port_of(const Address& address) noexcept {
+  const auto* v4 = reinterpret_cast<const sockaddr_in*>(&address.storage);
+  const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&address.storage);
+  return ntohs(address.storage.ss_family == AF_INET ? v4->sin_port : v6->sin6_port);
+}
+
 bool local_address(const char* path, Address* address) noexcept {
   std::memset(address, 0, sizeof *address);
   auto* local = reinterpret_cast<sockaddr_un*>(&address->storage);

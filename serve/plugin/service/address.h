@@ -24,6 +24,9 @@ bool parse_address(const char* text, std::size_t length, Address* address) noexc
 /// Numbers, as parse_address reads them.
 bool write_address(const Address& address, char (&text)[kAddressTextBytes]) noexcept;
 
+/// Of an IP address.
+int port_of(const Address& address) noexcept;
+
 /// A socket at `path`; false when the path is too long for one.
 bool local_address(const char* path, Address* address) noexcept;
 

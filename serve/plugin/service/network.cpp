@@ -38,6 +38,23 @@ bool peer_is_trusted(int descriptor) noexcept {
          (peer.uid == 0 || peer.uid == geteuid());
 }
 
+/// A port that nobody listens on yet may be given to the very socket that asks for it: TCP then
+/// connects it to itself, and whoever is to listen there finds the port taken.
+bool is_its_own_peer(int descriptor, const Address& peer) noexcept {
+  sockaddr_storage own = {};
+  socklen_t size = sizeof own;
+  return peer.storage.ss_family != AF_UNIX &&
+         getsockname(descriptor, reinterpret_cast<sockaddr*>(&own), &size) == 0 &&
+         size == peer.size && std::memcmp(&own, &peer.storage, size) == 0;
+}
+
+/// Without TIME_WAIT, in which the port would not be free either.
+void close_at_once(int descriptor) noexcept {
+  const linger at_once = {1, 0};
+  setsockopt(descriptor, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+  close(descriptor);
+}
+
 void hurry(int descriptor) noexcept {
   const int yes = 1;
   setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
@@ -158,8 +175,8 @@ Connection* Network::connect(const Address& address, std::uint64_t comm_id,
     ::close(made);
     return nullptr;
   }
-  if (is_local && !peer_is_trusted(made)) {
-    ::close(made);
+  if ((is_local && !peer_is_trusted(made)) || is_its_own_peer(made, address)) {
+    close_at_once(made);
     return nullptr;
   }
   Connection* connection = add(made, Session::Role::kClient, comm_id, now_ns);

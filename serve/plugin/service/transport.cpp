@@ -88,10 +88,20 @@ const char* Transport::start_tcp(const Settings& settings, const Job& job) noexc
     }
     runs_directory_ = true;
   }
-  if (network_->listen(&own_, false, &descriptor) != nullptr || !write_address(own_, own_text_)) {
-    return "no port to listen on";
-  }
-  return nullptr;
+  return listen_for_ranks(job) && write_address(own_, own_text_) ? nullptr : "no port to listen on";
+}
+
+/// On any port but the directory's, which the system may give out here before world rank 0 has it.
+bool Transport::listen_for_ranks(const Job& job) noexcept {
+  const Address any_port = own_;
+  int descriptor = -1;
+  if (network_->listen(&own_, false, &descriptor) != nullptr) return false;
+  if (job.world_rank == 0 || port_of(own_) != port_of(coordinator_)) return true;
+  const int directorys = descriptor;
+  own_ = any_port;
+  const bool listens = network_->listen(&own_, false, &descriptor) == nullptr;
+  network_->stop_listening(directorys);
+  return listens;
 }
 
 bool Transport::path_of(const Agreement& agreement, std::int32_t rank,

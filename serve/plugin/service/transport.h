@@ -40,6 +40,7 @@ class Transport {
  private:
   const char* start_local(const Settings& settings, const Job& job) noexcept;
   const char* start_tcp(const Settings& settings, const Job& job) noexcept;
+  bool listen_for_ranks(const Job& job) noexcept;
   bool path_of(const Agreement& agreement, std::int32_t rank, Address* address) const noexcept;
 
   Network* network_ = nullptr;

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import random
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -132,8 +133,12 @@ def make_setting(root: Path, *, num_ranks: int, num_nodes: int = 1) -> Setting:
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-        assert isinstance(port, int)
-        return port
+    """A port below those that the system gives out itself, as `dynamiccl-run` takes one."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
