@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 
+#include "platform/exit_gate.h"
 #include "platform/made.h"
 #include "platform/threads.h"
 #include "profiler.h"
@@ -92,6 +93,7 @@ bool Context::pass_gate(ncclResult_t* result) noexcept {
     if (turn == Clock::Turn::kAbstain) return false;
     if (agreement_ != nullptr) {
       speak();
+      if (agreement_->settings().mode == Mode::kAdaptive) watch_exit();
       Profiler* profiler = agreement_->profiler.load(std::memory_order_acquire);
       if (profiler != nullptr) profiler->take_times(clock_->is_probing());
     }

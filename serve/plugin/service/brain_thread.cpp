@@ -7,6 +7,7 @@
 
 #include "agreement/guard.h"
 #include "brain/brain.h"
+#include "platform/exit_gate.h"
 #include "platform/made.h"
 #include "platform/threads.h"
 #include "service/service.h"
@@ -58,11 +59,21 @@ BrainHandle* brain_of(Agreement* agreement) noexcept {
   return &kept->brain;
 }
 
+bool is_gone(const Agreement& agreement) noexcept {
+  return agreement.closing.load(std::memory_order_acquire);
+}
+
+bool any_is_gone() noexcept {
+  const Kept* each = g_kept;
+  while (each != nullptr && !is_gone(*each->agreement)) each = each->next;
+  return each != nullptr;
+}
+
 /// The brains of communicators that are gone.
 void close_brains() noexcept {
   for (Kept** place = &g_kept; *place != nullptr;) {
     Kept* kept = *place;
-    if (!kept->agreement->closing.load(std::memory_order_acquire)) {
+    if (!is_gone(*kept->agreement)) {
       place = &kept->next;
       continue;
     }
@@ -74,8 +85,9 @@ void close_brains() noexcept {
 
 void think(Question* question) noexcept {
   Agreement& agreement = *question->agreement;
-  BrainHandle* brain = brain_of(&agreement);
   question->failed = true;
+  if (is_gone(agreement)) return;
+  BrainHandle* brain = brain_of(&agreement);
   if (brain == nullptr) return;
   const dynamiccl_brain_config config = {
       agreement.settings().artifact, agreement.artifact()->system(),
@@ -97,6 +109,16 @@ void think(Question* question) noexcept {
   std::memcpy(question->table, next, bytes);
 }
 
+/// False when the process ends.
+bool answer(Question* question) noexcept {
+  if (question == nullptr && !any_is_gone()) return true;
+  const BeforeExit work;
+  if (!work.may_begin()) return false;
+  close_brains();
+  if (question != nullptr) think(question);
+  return true;
+}
+
 void* run(void*) {
   for (;;) {
     Question* question = nullptr;
@@ -105,19 +127,17 @@ void* run(void*) {
       question = g_asked;
       g_asked = nullptr;
     }
-    close_brains();
+    if (!answer(question)) return nullptr;
     if (question == nullptr) {
       sleep_ns(20'000'000);
       continue;
     }
-    think(question);
     {
       const Lock lock(&g_mutex);
       g_answered = question;
     }
     wake_service();
   }
-  return nullptr;
 }
 
 }  // namespace

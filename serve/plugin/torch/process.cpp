@@ -9,11 +9,8 @@
 #include <pthread.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 
-#include <atomic>
-#include <chrono>
 #include <exception>
 #include <fstream>
-#include <mutex>
 #include <stdexcept>
 
 #include "torch/built_with.h"
@@ -22,7 +19,6 @@ namespace dynamiccl {
 namespace {
 
 constexpr std::size_t kStackBytes = std::size_t{8} << 20;  // what torch is tested with
-constexpr std::chrono::seconds kExitWait{2};
 
 std::string after(const std::string& text, const std::string& mark, char end) {
   const std::size_t found = text.find(mark);
@@ -51,31 +47,6 @@ std::string revision_beside(const std::string& library) {
 std::string described(const std::string& version, const std::string& revision) {
   return revision.empty() ? version : version + " (" + revision.substr(0, 10) + ")";
 }
-
-/// No work may be under way when libtorch's own static objects are destroyed at exit. This one is
-/// destroyed before them, because it is made after the library that it depends on was loaded.
-class ExitGate {
- public:
-  ~ExitGate() {
-    closed_ = true;
-    // Never given back: whoever comes later finds the gate closed and does not wait for it.
-    static_cast<void>(busy_.try_lock_for(kExitWait));
-  }
-
-  /// Throws when the process is ending.
-  std::unique_lock<std::timed_mutex> enter() {
-    if (closed_) throw std::runtime_error("the process is ending");
-    std::unique_lock<std::timed_mutex> lock(busy_);
-    if (closed_) throw std::runtime_error("the process is ending");
-    return lock;
-  }
-
- private:
-  std::atomic<bool> closed_{false};
-  std::timed_mutex busy_;
-};
-
-ExitGate g_gate;
 
 struct Job {
   const std::function<void()>* work;
@@ -123,7 +94,6 @@ std::string torch_mismatch() {
 }
 
 void run_beside_job(const std::function<void()>& work) {
-  const std::unique_lock<std::timed_mutex> lock = g_gate.enter();
   Job job = {&work, nullptr};
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);

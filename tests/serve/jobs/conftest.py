@@ -30,9 +30,15 @@ def player_of(directory: Path, plugin: str) -> Player:
 
 
 @pytest.fixture(scope="session")
-def play_job(build_dir: Callable[[str], Path]) -> Player:
-    """Jobs under our plugin as it is built, or as DYNAMICCL_TEST_SANITIZE says."""
-    return player_of(build_dir(os.environ.get("DYNAMICCL_TEST_SANITIZE", "")), PLUGIN_NAME)
+def job_build_dir(build_dir: Callable[[str], Path]) -> Path:
+    """The plugin and its harness as they are built, or as DYNAMICCL_TEST_SANITIZE says."""
+    return build_dir(os.environ.get("DYNAMICCL_TEST_SANITIZE", ""))
+
+
+@pytest.fixture(scope="session")
+def play_job(job_build_dir: Path) -> Player:
+    """Jobs under our plugin."""
+    return player_of(job_build_dir, PLUGIN_NAME)
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ LOOPS: Final = {"ranks": 8, "rate": 700, "calls": 4200}
 
 
 def assert_in_force_to_the_end(played: Played) -> None:
-    assert played.is_sound, played
+    assert played.is_sound, str(played)
     (comm,) = played.communicators
     assert comm.acted > 0
     assert comm.last_acted == comm.calls - 1
@@ -58,7 +58,7 @@ def test_a_brain_is_left_with_its_communicator(
             calls=4200,
             deadline=90,
         )
-    assert played.is_sound, played
+    assert played.is_sound, str(played)
     (comm,) = played.communicators
     assert comm.generations == 3
     assert comm.generations_acted >= 2
@@ -150,7 +150,7 @@ def test_the_artifacts_policy_decides_in_a_process_and_in_the_job(
     else:
         with brain(eight_ranks, known, "artifact"):
             played = play(*at(3900, look.action), environment=chosen, **LOOPS)
-    assert played.is_sound, played
+    assert played.is_sound, str(played)
     assert played.acted > 0
     assert played.switches >= 2
     assert "the brain gave no table" not in played.log

@@ -89,18 +89,22 @@ void play(const Options& options, std::vector<std::unique_ptr<Stream>>* streams)
   create_all(options.creates_at_once, *streams);
   std::vector<std::thread> threads;
   const auto num_threads = static_cast<std::size_t>(options.num_threads);
-  for (std::size_t thread = 0; thread < num_threads; ++thread) {
-    threads.emplace_back([&, thread] {
-      adopt_thread();
-      bool alive = true;
-      while (alive) {  // one group on each, in one order on all ranks
-        alive = false;
-        for (std::size_t i = thread; i < streams->size(); i += num_threads) {
-          alive = (*streams)[i]->step() || alive;
-        }
+  const auto call = [&](std::size_t thread) {
+    bool alive = true;
+    while (alive) {  // one group on each, in one order on all ranks
+      alive = false;
+      for (std::size_t i = thread; i < streams->size(); i += num_threads) {
+        alive = (*streams)[i]->step() || alive;
       }
+    }
+  };
+  for (std::size_t thread = 0; thread + 1 < num_threads; ++thread) {
+    threads.emplace_back([&call, thread] {
+      adopt_thread();
+      call(thread);
     });
   }
+  call(num_threads - 1);
   for (std::thread& thread : threads) thread.join();
   finished = true;
   watchdog.join();
