@@ -20,11 +20,10 @@ from dynamiccl.datasets.features import (
     HISTORY_FEATURES,
     STATIC_FEATURES,
     WINDOW_LENGTH,
-    Call,
     Float32Array,
     cold_observations,
-    history_arrays,
 )
+from dynamiccl.datasets.history import Call, history_arrays
 from dynamiccl.datasets.reward import ReferenceKind, reward, with_reference
 from dynamiccl.datasets.splits import Split, with_split
 from dynamiccl.errors import NotEnoughData

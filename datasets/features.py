@@ -12,7 +12,7 @@ Shapes: N rows, K = WINDOW_LENGTH calls, W = len(WINDOW_FEATURES), F = features 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +43,8 @@ def _one_hot(prefix: str, names: Sequence[str], meaning: str) -> tuple[Feature, 
     return tuple(Feature(f"{prefix}_{name}", "0/1", meaning) for name in names)
 
 
-_CONFIG_USED: Final = (
+#: The config of a call, as the window and the history hold it.
+CONFIG_USED: Final = (
     *_one_hot("algorithm", [a.wire for a in Algorithm], "algorithm of the call"),
     *_one_hot("protocol", [p.wire for p in Protocol], "protocol of the call"),
     Feature("log2_channels", "log2", "channels of the call; 0 = unknown or one"),
@@ -53,7 +54,7 @@ WINDOW_FEATURES: Final = (
     Feature("valid", "0/1", "0 = padding"),
     Feature("log2_time", "log2 us", "completion time"),
     Feature("log2_channel_throughput", "log2 GB/s", "algbw per channel; 0 when unknown"),
-    *_CONFIG_USED,
+    *CONFIG_USED,
     Feature("changed", "0/1", "the config differs from the call before"),
     Feature("interference", "", "interference level then"),
 )
@@ -87,7 +88,7 @@ NOISE_FEATURE: Final = len(STATIC_FEATURES) - 1
 #: Known from history: all zero in a cold observation.
 HISTORY_FEATURES: Final = (
     Feature("last_known", "0/1", "there is a last call"),
-    *tuple(Feature(f"last_{f.name}", f.unit, f.meaning) for f in _CONFIG_USED),
+    *tuple(Feature(f"last_{f.name}", f.unit, f.meaning) for f in CONFIG_USED),
     Feature("interference_known", "0/1", "an interference level is known"),
     Feature("interference", "", "interference level now"),
     Feature("skew_known", "0/1", "compute skew is known"),
@@ -207,83 +208,3 @@ def _profiles(tasks: pl.DataFrame, profiles: Sequence[str]) -> Float32Array:
     if not flags:
         return np.zeros((tasks.height, 0), dtype=np.float32)
     return tasks.select(flags).to_numpy().astype(np.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One past call as the window holds it."""
-
-    size_bytes: int
-    time_us: float
-    algorithm: Algorithm | None
-    protocol: Protocol | None
-    num_channels: int | None
-    interference: float | None = None
-    skew_us: float | None = None
-
-
-def history_arrays(calls: Sequence[Call]) -> tuple[Float32Array, Float32Array]:
-    """Window (K, W) and history features of the last calls of one task key, oldest first."""
-    window = np.zeros((WINDOW_LENGTH, len(WINDOW_FEATURES)), dtype=np.float32)
-    recent = list(calls)[-WINDOW_LENGTH:]
-    before: Call | None = None
-    for slot, call in enumerate(recent, start=WINDOW_LENGTH - len(recent)):
-        window[slot] = _window_row(call, before)
-        before = call
-    return window, _history(recent)
-
-
-def _window_row(call: Call, before: Call | None) -> list[float]:
-    changed = before is not None and _config(call) != _config(before)
-    throughput = 0.0
-    if call.num_channels:
-        throughput = float(np.log2(_gbytes_per_s(call) / call.num_channels))
-    return [
-        1.0,
-        float(np.log2(call.time_us)),
-        throughput,
-        *_config_used(call),
-        float(changed),
-        call.interference or 0.0,
-    ]
-
-
-def _history(recent: Sequence[Call]) -> Float32Array:
-    values = np.zeros(len(HISTORY_FEATURES), dtype=np.float32)
-    if not recent:
-        return values
-    last = recent[-1]
-    btlbw = max(_gbytes_per_s(call) for call in recent)
-    rtprop_us = min(call.time_us for call in recent)
-    bdp_bytes = btlbw * rtprop_us * 1000.0
-    filled: dict[str, Any] = {
-        "last_known": 1.0,
-        "interference_known": float(last.interference is not None),
-        "interference": last.interference or 0.0,
-        "skew_known": float(last.skew_us is not None),
-        "log2_skew": float(np.log2(1.0 + (last.skew_us or 0.0))),
-        "sense_known": 1.0,
-        "log2_ebb": float(np.log2(_gbytes_per_s(last))),
-        "log2_btlbw": float(np.log2(btlbw)),
-        "log2_rtprop": float(np.log2(rtprop_us)),
-        "inflight_over_bdp": min(last.size_bytes / bdp_bytes, MAX_INFLIGHT),
-    }
-    used = {f"last_{f.name}": v for f, v in zip(_CONFIG_USED, _config_used(last), strict=True)}
-    filled |= used
-    return np.array([filled[f.name] for f in HISTORY_FEATURES], dtype=np.float32)
-
-
-def _gbytes_per_s(call: Call) -> float:
-    return call.size_bytes / (1000.0 * call.time_us)
-
-
-def _config(call: Call) -> tuple[object, ...]:
-    return call.algorithm, call.protocol, call.num_channels
-
-
-def _config_used(call: Call) -> list[float]:
-    return [
-        *(float(call.algorithm is a) for a in Algorithm),
-        *(float(call.protocol is p) for p in Protocol),
-        float(np.log2(call.num_channels)) if call.num_channels else 0.0,
-    ]

@@ -10,11 +10,10 @@ from dynamiccl.datasets.features import (
     HISTORY_FEATURES,
     STATIC_FEATURES,
     WINDOW_LENGTH,
-    Call,
     Float32Array,
     Observations,
-    history_arrays,
 )
+from dynamiccl.datasets.history import Call, history_arrays
 from dynamiccl.datasets.manifest import BRAIN_NAME, POLICY_NAME, Manifest
 from dynamiccl.errors import ArtifactMismatch
 from dynamiccl.nccl import Algorithm, Protocol

@@ -2,7 +2,7 @@
 
 The leader of a communicator runs it inside the job, where there is no Python: it takes calls as
 they were recorded and answers with table entries, so C++ needs neither JSON nor feature code. The
-features are those of `datasets/features.py` (`history_arrays`), frozen with the policy that learned
+features are those of `datasets/history.py`, frozen with the policy that learned
 on them; `serve/brain_check.py` compares the two.
 
     N questions, K calls in the window, C columns of a call, W features of a call, H features of the
@@ -32,7 +32,7 @@ _COLUMN: Final = {name: index for index, name in enumerate(CALL_COLUMNS)}
 
 
 class HistoryFeatures(nn.Module):
-    """(calls_NKC float64) -> (window_NKW, history_NH): `history_arrays` for N task keys at once."""
+    """(calls_NKC float64) -> (window_NKW, history_NH): `history_features`."""
 
     window_names: list[str]
     history_names: list[str]

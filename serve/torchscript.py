@@ -9,7 +9,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.datasets.features import WINDOW_LENGTH, Call, Float32Array, Observations
+from dynamiccl.datasets.features import WINDOW_LENGTH, Float32Array, Observations
+from dynamiccl.datasets.history import Call
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, MachineError
 from dynamiccl.serve.brain.history import BrainConfig, Task
 from dynamiccl.serve.table import ENTRY, DecisionTable

@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.datasets.features import TUNED, Call
+from dynamiccl.datasets.features import TUNED
+from dynamiccl.datasets.history import Call
 from dynamiccl.nccl import ABSTAIN, Collective, Config
 from dynamiccl.serve.artifact import Artifact, pick_table
 from dynamiccl.serve.brain.history import BrainConfig, History, Task

@@ -10,7 +10,8 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from dynamiccl.datasets.features import WINDOW_LENGTH, Call
+from dynamiccl.datasets.features import WINDOW_LENGTH
+from dynamiccl.datasets.history import Call
 from dynamiccl.errors import CorruptFile, DataError
 from dynamiccl.nccl import MAX_CHANNELS, NUM_TUNED_COLLECTIVES, Algorithm, Collective, Protocol
 from dynamiccl.serve.brain.history import BrainConfig, History, Task

@@ -14,13 +14,12 @@ from dynamiccl.datasets.features import (
     STATIC_FEATURES,
     WINDOW_FEATURES,
     WINDOW_LENGTH,
-    Call,
     Float32Array,
     cold_observations,
     feature_table,
-    history_arrays,
     window_table,
 )
+from dynamiccl.datasets.history import Call, history_arrays
 from dynamiccl.nccl import Algorithm, Protocol
 from tests.rows import default, frame
 

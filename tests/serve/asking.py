@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from dynamiccl.datasets.features import Call
+from dynamiccl.datasets.history import Call
 from dynamiccl.serve.brain.history import Task
 from dynamiccl.serve.table import DecisionTable
 

@@ -75,7 +75,7 @@ def seal(directory: Path) -> None:
 
 def task(size_bytes: int, *times_us: float, collective: Collective = Collective.AllReduce) -> Task:
     """A task key with calls of Ring/Simple on 8 channels that took so long."""
-    from dynamiccl.datasets.features import Call
+    from dynamiccl.datasets.history import Call
 
     calls = [
         Call(size_bytes, time_us, Algorithm.Ring, Protocol.Simple, 8, None, None)

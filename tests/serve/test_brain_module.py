@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.features import Call, Observations, history_arrays
+from dynamiccl.datasets.features import Observations
+from dynamiccl.datasets.history import Call, history_arrays
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.errors import ArtifactMismatch, CorruptFile
 from dynamiccl.nccl import Algorithm, Collective, Protocol

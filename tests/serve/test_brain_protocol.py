@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamiccl.datasets.features import TUNED, Call
+from dynamiccl.datasets.features import TUNED
+from dynamiccl.datasets.history import Call
 from dynamiccl.nccl import Algorithm, Protocol
 from dynamiccl.serve.brain import protocol
 from dynamiccl.serve.brain.history import BrainConfig, History, Task
