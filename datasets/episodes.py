@@ -1,4 +1,4 @@
-"""From measurements to transitions: observation, action, reward, one-step episodes.
+"""From measurements to steps: observation, action, reward, episodes of one step.
 
 A static sweep has no order of its own, so every measurement is an episode of one step (gamma = 0).
 Each becomes one cold row; where its run measured the same task key more than once, one warm row is
@@ -16,16 +16,11 @@ import polars as pl
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import NOISE_KEY, independent, noise_bands, quiet, tuned, usable
-from dynamiccl.datasets.features import (
-    HISTORY_FEATURES,
-    STATIC_FEATURES,
-    WINDOW_LENGTH,
-    Float32Array,
-    cold_observations,
-)
-from dynamiccl.datasets.history import Call, history_arrays
+from dynamiccl.datasets.features import WINDOW_LENGTH, Float32Array, cold_observations
+from dynamiccl.datasets.history import Call, CallColumns
 from dynamiccl.datasets.reward import ReferenceKind, reward, with_reference
 from dynamiccl.datasets.splits import Split, with_split
+from dynamiccl.datasets.steps import Int64Array, Steps, Tasks
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.nccl import Algorithm, Protocol
 
@@ -62,27 +57,19 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Transitions:
-    """N one-step transitions; every one of them ends its episode."""
+class TrainingSteps:
+    """N one-step episodes, and what became of the rows that they come from."""
 
-    window: Float32Array  # (N, K, W)
-    context: Float32Array  # (N, F)
-    mask: Float32Array  # (N, A), 1 = allowed
-    action: npt.NDArray[np.int64]  # (N,)
-    reward: Float32Array  # (N,)
+    steps: Steps
     is_cold: npt.NDArray[np.bool_]  # (N,)
-    group: npt.NDArray[np.int64]  # (N,), number of the row's (system, collective)
     noise: pl.DataFrame  # `noise_band` by NOISE_KEY, of the training bins
     counts: Counts
 
-    def __len__(self) -> int:
-        return len(self.action)
 
-
-def training_transitions(
+def training_steps(
     frame: pl.DataFrame, catalogue: Catalogue, profiles: Sequence[str], *, seed: int
-) -> Transitions:
-    """Build the training transitions of a measurements frame.
+) -> TrainingSteps:
+    """Build the training steps of a measurements frame.
 
     `seed` fixes which other measurements fill a warm window. Raises NotEnoughData when no row is
     left, with the counts that say why.
@@ -96,24 +83,29 @@ def training_transitions(
     rows = rows.with_row_index("row")
     noise = training_noise(frame)
     rows = with_noise(rows, noise)
-    mask = _masks(frame, rows, catalogue)
-    cold = cold_observations(rows, profiles)
     values = rows.select(reward(pl.col("time_us"), pl.col("reference_us"))).to_series().to_numpy()
-    warm_rows, warm_window, warm_history = _warm(rows, np.random.default_rng(seed))
-    warm_context = cold.context[warm_rows].copy()
-    start = len(STATIC_FEATURES)
-    warm_context[:, start : start + len(HISTORY_FEATURES)] = warm_history
-    index = np.concatenate([np.arange(rows.height), warm_rows])
-    return Transitions(
-        window=np.concatenate([cold.window, warm_window]),
-        context=np.concatenate([cold.context, warm_context]),
-        mask=mask[index],
-        action=rows["action"].to_numpy().astype(np.int64)[index],
-        reward=values.astype(np.float32)[index],
-        group=rows.select(pl.struct(NOISE_KEY).rank("dense")).to_series().to_numpy()[index] - 1,
-        is_cold=np.arange(len(index)) < rows.height,
+    owners, windows = _warm(rows, np.random.default_rng(seed))
+    row = np.concatenate([np.arange(rows.height), owners])
+    calls = CallColumns.of([_call(each) for each in rows.iter_rows(named=True)])
+    steps = Steps(
+        tasks=Tasks(
+            context=cold_observations(rows, profiles).context,
+            mask=_masks(frame, rows, catalogue),
+            group=rows.select(pl.struct(NOISE_KEY).rank("dense")).to_series().to_numpy() - 1,
+        ),
+        starts=np.arange(len(row) + 1),
+        task=row,
+        terminated=np.ones(len(row), dtype=np.bool_),
+        calls=calls.take(row),
+        action=rows["action"].to_numpy().astype(np.int64)[row],
+        reward=values.astype(np.float32)[row],
+        windows=np.concatenate([np.full((rows.height, WINDOW_LENGTH), -1), windows]),
+    )
+    return TrainingSteps(
+        steps=steps,
+        is_cold=np.arange(len(row)) < rows.height,
         noise=noise,
-        counts=Counts(**{**counts, "cold": rows.height, "warm": len(warm_rows)}),
+        counts=Counts(**{**counts, "cold": rows.height, "warm": len(owners)}),
     )
 
 
@@ -165,32 +157,22 @@ def _masks(frame: pl.DataFrame, rows: pl.DataFrame, catalogue: Catalogue) -> Flo
     return mask
 
 
-def _warm(
-    rows: pl.DataFrame, random: np.random.Generator
-) -> tuple[npt.NDArray[np.int64], Float32Array, Float32Array]:
-    calls = [_call(row) for row in rows.iter_rows(named=True)]
+def _warm(rows: pl.DataFrame, random: np.random.Generator) -> tuple[Int64Array, Int64Array]:
+    """Owners (M,) of the warm rows, and the rows (M, K) in their windows, -1 = padding."""
     owners: list[int] = []
-    windows: list[Float32Array] = []
-    histories: list[Float32Array] = []
+    windows: list[Int64Array] = []
     groups = rows.group_by(_WINDOW_KEY, maintain_order=True).agg("row")["row"]
     for group in groups:
         members = group.to_numpy()
         for own in members if len(members) > 1 else ():
             others = members[members != own]
             size = min(len(others), int(random.integers(1, WINDOW_LENGTH + 1)))
-            picked = random.choice(others, size=size, replace=False)
-            window, history = history_arrays([calls[i] for i in picked])
+            window = np.full(WINDOW_LENGTH, -1, dtype=np.int64)
+            window[-size:] = random.choice(others, size=size, replace=False)
             owners.append(int(own))
             windows.append(window)
-            histories.append(history)
-    if not owners:
-        empty = cold_observations(rows.head(0), ())
-        return (
-            np.zeros(0, dtype=np.int64),
-            empty.window,
-            np.zeros((0, len(HISTORY_FEATURES)), np.float32),
-        )
-    return np.array(owners), np.stack(windows), np.stack(histories)
+    shape = (len(owners), WINDOW_LENGTH)
+    return np.array(owners, dtype=np.int64), np.array(windows, dtype=np.int64).reshape(shape)
 
 
 def _call(row: dict[str, object]) -> Call:

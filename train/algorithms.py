@@ -1,100 +1,148 @@
-"""From a recipe to a d3rlpy algorithm, and from transitions to its batches."""
+"""From a recipe to a d3rlpy algorithm."""
 
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, Final, cast
 
 import d3rlpy
 import numpy as np
 import torch
-from d3rlpy.dataset import TransitionMiniBatch
+from d3rlpy.algos import DiscreteBC, DiscreteBCConfig
+from d3rlpy.algos.qlearning.torch.bc_impl import DiscreteBCImpl, DiscreteBCModules
+from d3rlpy.base import register_learnable
+from d3rlpy.models.torch import Encoder
+from d3rlpy.models.torch.encoders import compute_output_size
 from d3rlpy.optimizers import AdamFactory
 from d3rlpy.optimizers.lr_schedulers import CosineAnnealingLRFactory
+from torch import nn
 
-from dynamiccl.datasets.episodes import Transitions
+from dynamiccl.datasets.steps import Steps
 from dynamiccl.errors import UnknownName
-from dynamiccl.train.networks import (
-    LogTimeDuelingFactory,
-    LogTimeDuelingQFunction,
-    ObservationEncoderFactory,
-)
+from dynamiccl.train.encoders import ObservationEncoder, ObservationEncoderFactory
+from dynamiccl.train.heads import Imitator, LogTimeFactory, LogTimeQFunction, Member
 from dynamiccl.train.recipes import Recipe
 
+#: Steps from which the scale of the features is taken.
+_MAX_SCALED: Final = 200_000
 
-def make_algorithm(recipe: Recipe, transitions: Transitions) -> Any:
+
+def make_algorithm(recipe: Recipe, steps: Steps) -> Any:
     """The d3rlpy algorithm of a recipe, its networks built and its input scaling set.
 
     Raises UnknownName when the recipe names an algorithm that is not here.
     """
-    if recipe.algorithm != "DoubleDQN":
-        raise UnknownName("algorithm", recipe.algorithm, ["DoubleDQN"])
-    config = d3rlpy.algos.DoubleDQNConfig(
-        batch_size=recipe.batch_size,
-        gamma=recipe.gamma,
-        learning_rate=recipe.learning_rate,
-        n_critics=recipe.num_members,
-        target_update_interval=recipe.target_update_interval,
-        optim_factory=AdamFactory(
+    if recipe.algorithm not in ALGORITHMS:
+        raise UnknownName("algorithm", recipe.algorithm, ALGORITHMS)
+    common: dict[str, Any] = {
+        "batch_size": recipe.batch_size,
+        "gamma": recipe.gamma,
+        "learning_rate": recipe.learning_rate,
+        "optim_factory": AdamFactory(
             lr_scheduler_factory=CosineAnnealingLRFactory(T_max=recipe.steps)
         ),
-        encoder_factory=ObservationEncoderFactory(list(recipe.hidden_sizes)),
-        q_func_factory=LogTimeDuelingFactory(),
-    )
-    algorithm = config.create(device="cpu:0")
-    shapes = [
-        transitions.window.shape[1:],
-        transitions.context.shape[1:],
-        transitions.mask.shape[1:],
-    ]
-    algorithm.create_impl(shapes, transitions.mask.shape[1])
-    _set_scaling(algorithm, transitions)
+        "encoder_factory": ObservationEncoderFactory(
+            list(recipe.hidden_sizes), recipe.window_encoder
+        ),
+    }
+    algorithm = ALGORITHMS[recipe.algorithm](recipe, common).create(device="cpu:0")
+    algorithm.create_impl(steps.shapes, steps.num_actions)
+    _set_scaling(algorithm, steps)
     return algorithm
 
 
-def q_functions(algorithm: Any) -> list[LogTimeDuelingQFunction]:
-    """The online Q functions of a built algorithm, one a member of the ensemble."""
-    return [cast(LogTimeDuelingQFunction, q_func) for q_func in algorithm.impl.q_function]
+def members_of(algorithm: Any) -> nn.ModuleList:
+    """The online networks of a built algorithm, one a member of the ensemble."""
+    if isinstance(algorithm, MaskedBC):
+        return nn.ModuleList([algorithm.impl.modules.imitator])
+    return cast(nn.ModuleList, algorithm.impl.q_function)
 
 
-def _set_scaling(algorithm: Any, transitions: Transitions) -> None:
-    mean = torch.from_numpy(transitions.context.mean(axis=0))
-    spread = transitions.context.std(axis=0)
+def set_entropy_weight(algorithm: Any, weight: float) -> None:
+    """Weigh the entropy in the loss of the next steps; an imitator has none."""
+    for member in members_of(algorithm):
+        if isinstance(member, LogTimeQFunction):
+            member.entropy_weight = weight
+
+
+@dataclass()
+class MaskedBCConfig(DiscreteBCConfig):
+    """Behaviour cloning that knows which actions were allowed."""
+
+    def create(self, device: Any = False, enable_ddp: bool = False) -> "MaskedBC":
+        """The algorithm."""
+        return MaskedBC(self, device, enable_ddp)
+
+    @staticmethod
+    def get_type() -> str:
+        """Name in a saved d3rlpy file."""
+        return "dynamiccl_masked_bc"
+
+
+class MaskedBC(DiscreteBC):
+    """d3rlpy's DiscreteBC (2.8.1) over our `Imitator`."""
+
+    def inner_create_impl(self, observation_shape: Any, action_size: int) -> None:
+        """Build the network and its optimizer."""
+        encoder: Encoder = self._config.encoder_factory.create(observation_shape)
+        hidden_size = compute_output_size([observation_shape], encoder)
+        imitator = Imitator(encoder, hidden_size, action_size).to(self._device)
+        optim = self._config.optim_factory.create(
+            imitator.named_modules(), lr=self._config.learning_rate, compiled=self.compiled
+        )
+        self._impl = DiscreteBCImpl(
+            observation_shape=observation_shape,
+            action_size=action_size,
+            modules=DiscreteBCModules(optim=optim, imitator=imitator),
+            # Its penalty on large logits would fall on those of masked actions.
+            beta=0.0,
+            compiled=self.compiled,
+            device=self._device,
+        )
+
+
+def _dqn(recipe: Recipe, common: dict[str, Any]) -> Any:
+    return d3rlpy.algos.DQNConfig(**common, **_q_learning(recipe))
+
+
+def _double_dqn(recipe: Recipe, common: dict[str, Any]) -> Any:
+    return d3rlpy.algos.DoubleDQNConfig(**common, **_q_learning(recipe))
+
+
+def _cql(recipe: Recipe, common: dict[str, Any]) -> Any:
+    alpha = recipe.conservative_weight
+    return d3rlpy.algos.DiscreteCQLConfig(**common, **_q_learning(recipe), alpha=alpha)
+
+
+def _bc(_: Recipe, common: dict[str, Any]) -> Any:
+    return MaskedBCConfig(**common)
+
+
+def _q_learning(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "n_critics": recipe.num_members,
+        "target_update_interval": recipe.target_update_interval,
+        "q_func_factory": LogTimeFactory(dueling=recipe.dueling),
+    }
+
+
+#: What a recipe may name.
+ALGORITHMS: Final = {"DQN": _dqn, "DoubleDQN": _double_dqn, "DiscreteCQL": _cql, "DiscreteBC": _bc}
+
+
+def _set_scaling(algorithm: Any, steps: Steps) -> None:
+    rows = np.arange(len(steps))
+    if len(rows) > _MAX_SCALED:
+        rows = np.sort(np.random.default_rng(0).choice(len(rows), _MAX_SCALED, replace=False))
+    context = steps.observe(rows, steps.episode_of(rows))[0].context
+    mean = torch.from_numpy(context.mean(axis=0))
+    spread = context.std(axis=0)
     # A feature that never varies says nothing, and must not explode where it does at last.
     scale = torch.from_numpy(np.where(spread > 1e-6, spread, 1.0).astype(np.float32))
-    for ensemble in (algorithm.impl.q_function, algorithm.impl.modules.targ_q_funcs):
-        for q_func in ensemble:
-            q_func.encoder.set_scaling(mean, scale)
+    for member in (*members_of(algorithm), *_targets(algorithm)):
+        cast(ObservationEncoder, cast(Member, member).encoder).set_scaling(mean, scale)
 
 
-class BatchSampler:
-    """Draws batches of one-step transitions from the columns.
+def _targets(algorithm: Any) -> list[nn.Module]:
+    return list(getattr(algorithm.impl.modules, "targ_q_funcs", []))
 
-    The next observation of a terminal step is all zero, as in d3rlpy's own replay buffer.
-    """
 
-    def __init__(
-        self, transitions: Transitions, batch_size: int, *, balance: float, seed: int
-    ) -> None:
-        """Weigh rows by their group's size to the power of -`balance`."""
-        self._transitions = transitions
-        self._batch_size = batch_size
-        self._random = np.random.default_rng(seed)
-        weights = (np.bincount(transitions.group)[transitions.group]).astype(float) ** -balance
-        self._cumulative = np.cumsum(weights) / weights.sum()
-
-    def sample(self) -> TransitionMiniBatch:
-        """One batch."""
-        columns = self._transitions
-        drawn = np.searchsorted(self._cumulative, self._random.random(self._batch_size))
-        rows = np.minimum(drawn, len(columns) - 1)
-        observation = [columns.window[rows], columns.context[rows], columns.mask[rows]]
-        action = columns.action[rows, None].astype(np.float32)
-        ones = np.ones((self._batch_size, 1), dtype=np.float32)
-        return TransitionMiniBatch(
-            observations=observation,
-            actions=action,
-            rewards=columns.reward[rows, None],
-            next_observations=[np.zeros_like(part) for part in observation],
-            next_actions=np.zeros_like(action),
-            terminals=ones,
-            intervals=ones,
-            transitions=[],
-        )
+register_learnable(MaskedBCConfig)

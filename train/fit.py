@@ -1,55 +1,43 @@
 """Fit a recipe to a data set: data in, tracked run and policy directory out."""
 
 import json
+import os
 import random
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import d3rlpy
-import numpy as np
-import numpy.typing as npt
-import polars as pl
 import torch
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import dynamiccl
-from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.cells import NOISE_KEY, tuned, usable
-from dynamiccl.datasets.episodes import (
-    Transitions,
-    training_transitions,
-    with_noise,
-)
-from dynamiccl.datasets.features import (
-    WINDOW_LENGTH,
-    Observations,
-    cold_observations,
-    feature_table,
-    window_table,
-)
+from dynamiccl.datasets.cells import usable
+from dynamiccl.datasets.features import WINDOW_LENGTH, feature_table, window_table
 from dynamiccl.datasets.manifest import POLICY_FOLDER, POLICY_NAME, Manifest
 from dynamiccl.datasets.provenance import git_commit
 from dynamiccl.datasets.schema import SCHEMA_VERSION
-from dynamiccl.datasets.scoring import TaskGrid, task_grid
-from dynamiccl.datasets.splits import Split
-from dynamiccl.datasets.store import content_hash, read
 from dynamiccl.datasets.supports import find_supports
-from dynamiccl.errors import NotEnoughData
+from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import tracking
-from dynamiccl.train.algorithms import BatchSampler, make_algorithm, q_functions
-from dynamiccl.train.networks import LogTimeDuelingQFunction
+from dynamiccl.train.algorithms import make_algorithm, members_of
+from dynamiccl.train.data import TrainingData, load_data
+from dynamiccl.train.heads import Member
+from dynamiccl.train.loop import Loop, read_state
 from dynamiccl.train.plots import training_curves
-from dynamiccl.train.policy import forward
 from dynamiccl.train.policy_module import PolicyModule
 from dynamiccl.train.recipes import Recipe
+from dynamiccl.train.replay import Replay
 
-Progress = Callable[[int, dict[str, float]], None]
+#: Told after each epoch: steps made, of how many, and the epoch's metrics.
+Progress = Callable[[int, int, dict[str, float]], None]
+
+#: What a run that was killed goes on from; gone once the run is finished.
+_STATE_NAME: Final = "state.pt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +58,6 @@ class FitSummary:
     counts: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Data:
-    frame: pl.DataFrame
-    catalogue: Catalogue
-    profiles: list[str]
-    transitions: Transitions
-    validation: TaskGrid
-    observations: Observations
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Checkpoint:
-    step: int
-    regret: float
-    weights: dict[str, Any]
-
-
 def fit(
     data_dir: Path,
     recipe: Recipe,
@@ -95,67 +65,121 @@ def fit(
     experiment: str,
     tracking_uri: str,
     seed: int,
-    progress: Progress = lambda _step, _metrics: None,
+    progress: Progress = lambda _step, _steps, _metrics: None,
 ) -> FitSummary:
     """Train, choose the checkpoint and the abstain margin on validation, export, and track.
 
     Raises what reading the data raises, NotEnoughData when nothing can be trained or validated on,
     and UserError for a tracking URI that cannot be used.
     """
-    data = _load(data_dir, seed)
-    _seed_everything(seed)
+    data = load_data(data_dir, seed)
     with tracking.start_run(tracking_uri, experiment, f"{recipe.name}-seed{seed}") as run:
         run.log_params({**recipe.to_json(), "seed": seed, "data": str(data_dir)})
-        run.log_params({f"rows_{k}": v for k, v in asdict(data.transitions.counts).items()})
+        run.log_params({f"rows_{k}": v for k, v in asdict(data.training.counts).items()})
         run.set_tags({"data_hash": data.digest, "git_commit": git_commit()})
-        with tempfile.TemporaryDirectory() as scratch:
-            return _train(data, recipe, seed, run, Path(scratch), progress)
+        loop, algorithm = _make_loop(data, recipe, seed)
+        return _finish(loop, algorithm, data, recipe, seed, run, progress)
 
 
-def _load(data_dir: Path, seed: int) -> _Data:
-    everything = read(data_dir)
-    frame = tuned(everything)
-    timed = usable(frame)
-    catalogue = Catalogue.from_frame(timed)
-    profiles = sorted(timed["launch_profile"].unique())
-    transitions = training_transitions(everything, catalogue, profiles, seed=seed)
-    validation = task_grid(frame, catalogue, [Split.VALIDATION])
-    if validation.tasks.is_empty():
-        raise NotEnoughData(
-            f"no validation task: of {validation.unscored.height} tasks in validation bins none "
-            "has the default and two forced configs measured; measure sizes in octaves 1, 5, 9, "
-            "13, 17, 21, 25, 29 too (a sweep over all powers of two does)"
-        )
-    tasks = with_noise(validation.tasks, transitions.noise)
-    observations = cold_observations(tasks, profiles)
-    digest = content_hash(data_dir)
-    return _Data(frame, catalogue, profiles, transitions, validation, observations, digest)
+def resume(
+    data_dir: Path,
+    run_id: str,
+    *,
+    tracking_uri: str,
+    progress: Progress = lambda _step, _steps, _metrics: None,
+) -> FitSummary:
+    """Go on with a run that was killed, in the same MLflow run, as if it had not been.
+
+    Raises what `fit` raises, MissingPath when the run left no state, CorruptFile when it cannot be
+    read, and UserError when the data are not those that the run began with.
+    """
+    with tracking.continue_run(tracking_uri, run_id) as run:
+        path = _state_path(run)
+        if not path.exists():
+            raise MissingPath(
+                f"state of run '{run_id}'",
+                path,
+                "a run keeps one from its first epoch until it is finished; begin anew with "
+                "'dynamiccl-train fit'",
+            )
+        state = read_state(path)
+        facts = state["facts"]
+        recipe, seed = Recipe.from_json(facts["recipe"]), int(facts["seed"])
+        data = load_data(data_dir, seed)
+        if data.digest != facts["data_hash"]:
+            raise UserError(
+                f"{data_dir} (hash {data.digest[:12]}) is not what run '{run_id}' began with "
+                f"({facts['data_hash'][:12]}, {run.param('data')}); give --data that directory"
+            )
+        loop, algorithm = _make_loop(data, recipe, seed)
+        loop.restore(state)
+        if not run.has_metric("validation_regret", loop.step):  # killed in between
+            run.log_metrics(loop.latest, step=loop.step)
+        return _finish(loop, algorithm, data, recipe, seed, run, progress)
 
 
-def _seed_everything(seed: int) -> None:
+def _make_loop(data: TrainingData, recipe: Recipe, seed: int) -> tuple[Loop, Any]:
     random.seed(seed)
     torch.manual_seed(seed)
     d3rlpy.seed(seed)
+    algorithm = make_algorithm(recipe, data.training.steps)
+    replay = Replay(
+        data.training.steps,
+        recipe.batch_size,
+        seed=seed,
+        num_steps=recipe.num_steps,
+        gamma=recipe.gamma,
+        balance=recipe.balance,
+    )
+    margin = recipe.abstain_margins[0]
+    loop = Loop(algorithm, replay, recipe, lambda members: data.validation_regret(members, margin))
+    return loop, algorithm
 
 
-def _train(
-    data: _Data, recipe: Recipe, seed: int, run: tracking.Run, scratch: Path, progress: Progress
+def _finish(  # noqa: PLR0913, PLR0917 - all of a run
+    loop: Loop,
+    algorithm: Any,
+    data: TrainingData,
+    recipe: Recipe,
+    seed: int,
+    run: tracking.Run,
+    progress: Progress,
 ) -> FitSummary:
+    """Make the steps that are left, and everything that follows them."""
     started = time.monotonic()
-    algorithm = make_algorithm(recipe, data.transitions)
-    best, curves = _loop(algorithm, data, recipe, seed, run, progress)
+    path = _state_path(run)
+    while not loop.is_over:
+        loop.run_epoch()
+        loop.save(path, recipe=recipe.to_json(), seed=seed, data_hash=data.digest)
+        run.log_metrics(loop.latest, step=loop.step)
+        progress(loop.step, recipe.steps, loop.latest)
     seconds = time.monotonic() - started
+    with tempfile.TemporaryDirectory() as scratch:
+        summary = _wrap_up(loop, algorithm, data, recipe, run, Path(scratch), seconds)
+    path.unlink(missing_ok=True)
+    return summary
+
+
+def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
+    loop: Loop,
+    algorithm: Any,
+    data: TrainingData,
+    recipe: Recipe,
+    run: tracking.Run,
+    scratch: Path,
+    seconds: float,
+) -> FitSummary:
+    best = loop.best()
     algorithm.save(str(_made(scratch / "checkpoints") / "last.d3"))
-    algorithm.impl.q_function.load_state_dict(best.weights)
+    members_of(algorithm).load_state_dict(best.weights)
     algorithm.save(str(scratch / "checkpoints" / "best.d3"))
     margin, regret = _choose_margin(algorithm, data, recipe)
     manifest = _export(_made(scratch / POLICY_FOLDER), algorithm, data, recipe, margin)
     (scratch / "recipe.json").write_text(json.dumps(recipe.to_json(), indent=1), encoding="utf-8")
-    abstaining = np.full(data.validation.tasks.height, ABSTAIN_ACTION, dtype=np.int64)
-    default = _mean_over_groups(data.validation, abstaining)
+    default = data.default_regret()
     training_curves(
         _made(scratch / "plots") / "training.png",
-        curves,
+        loop.curves,
         best_step=best.step,
         default_regret=default,
     )
@@ -179,8 +203,16 @@ def _train(
         validation_tasks=data.validation.tasks.height,
         abstain_margin=margin,
         num_actions=len(manifest.catalogue),
-        counts=asdict(data.transitions.counts),
+        counts=asdict(data.training.counts),
     )
+
+
+def _state_path(run: tracking.Run) -> Path:
+    """Among the run's artifacts where these are files here, else in the user's own state."""
+    if run.directory is not None:
+        return run.directory / _STATE_NAME
+    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return home / "dynamiccl" / run.run_id / _STATE_NAME
 
 
 def _made(folder: Path) -> Path:
@@ -188,76 +220,22 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _loop(
-    algorithm: Any,
-    data: _Data,
-    recipe: Recipe,
-    seed: int,
-    run: tracking.Run,
-    progress: Progress,
-) -> tuple[_Checkpoint, dict[str, list[Any]]]:
-    sampler = BatchSampler(data.transitions, recipe.batch_size, balance=recipe.balance, seed=seed)
-    checkpoints: list[_Checkpoint] = []
-    curves: dict[str, list[Any]] = {"steps": [], "losses": [], "regrets": []}
-    losses: list[float] = []
-    decay = get_ema_multi_avg_fn(recipe.average_decay)  # type: ignore[no-untyped-call]
-    averaged = AveragedModel(algorithm.impl.q_function, multi_avg_fn=decay)
-    for step in range(1, recipe.steps + 1):
-        losses.append(float(algorithm.update(sampler.sample())["loss"]))
-        averaged.update_parameters(algorithm.impl.q_function)
-        if step % recipe.steps_per_epoch and step != recipe.steps:
-            continue
-        members = cast(Iterable[LogTimeDuelingQFunction], averaged.module)
-        regret = _validation_regret(members, data, recipe.abstain_margins[0])
-        metrics = {"loss": float(np.mean(losses)), "validation_regret": regret}
-        run.log_metrics(metrics, step=step)
-        progress(step, metrics)
-        for name, value in zip(curves, (step, metrics["loss"], regret), strict=True):
-            curves[name].append(value)
-        losses.clear()
-        if step * 2 > recipe.steps:
-            weights = {k: v.clone() for k, v in averaged.module.state_dict().items()}
-            checkpoints.append(_Checkpoint(step, regret, weights))
-    return _choose(checkpoints, recipe), curves
+def _members(algorithm: Any) -> list[Member]:
+    return [cast(Member, member) for member in members_of(algorithm)]
 
 
-def _choose(checkpoints: Sequence[_Checkpoint], recipe: Recipe) -> _Checkpoint:
-    """The latest checkpoint whose validation regret is as good as the best one's, within tolerance.
-
-    There are few validation tasks, so the very best is partly luck; later weights are better
-    trained. Only those of the second half are here, when the learning rate has come down.
-    """
-    best = min(checkpoint.regret for checkpoint in checkpoints)
-    good = [c for c in checkpoints if c.regret <= best + recipe.checkpoint_tolerance]
-    return good[-1]
-
-
-def _validation_regret(
-    members: Iterable[LogTimeDuelingQFunction], data: _Data, margin: float
-) -> float:
-    """Mean regret on validation bins, every (system, collective) counting alike."""
-    actions, _ = forward(
-        PolicyModule(members, margin).eval(), data.observations, data.validation.mask
-    )
-    return _mean_over_groups(data.validation, actions)
-
-
-def _mean_over_groups(grid: TaskGrid, actions: npt.NDArray[np.int64]) -> float:
-    regrets = grid.tasks.select(NOISE_KEY).with_columns(regret=pl.Series(grid.regret(actions)))
-    groups = regrets.group_by(NOISE_KEY).agg(pl.col("regret").mean())
-    return float(np.mean(groups["regret"].to_numpy()))
-
-
-def _choose_margin(algorithm: Any, data: _Data, recipe: Recipe) -> tuple[float, float]:
+def _choose_margin(algorithm: Any, data: TrainingData, recipe: Recipe) -> tuple[float, float]:
     """The margin with the least validation regret; of equal ones the largest, which acts least."""
-    members = q_functions(algorithm)
-    scored = [(_validation_regret(members, data, m), -m) for m in recipe.abstain_margins]
+    members = _members(algorithm)
+    scored = [(data.validation_regret(members, m), -m) for m in recipe.abstain_margins]
     regret, negative_margin = min(scored)
     return -negative_margin, regret
 
 
-def _export(folder: Path, algorithm: Any, data: _Data, recipe: Recipe, margin: float) -> Manifest:
-    module = PolicyModule(q_functions(algorithm), margin).eval()
+def _export(
+    folder: Path, algorithm: Any, data: TrainingData, recipe: Recipe, margin: float
+) -> Manifest:
+    module = PolicyModule(_members(algorithm), margin).eval()
     with warnings.catch_warnings():
         # TorchScript is deprecated from torch 2.13 on and is still what libtorch loads.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -271,7 +249,7 @@ def _export(folder: Path, algorithm: Any, data: _Data, recipe: Recipe, margin: f
         window_features=window_table(),
         window_length=WINDOW_LENGTH,
         launch_profiles=data.profiles,
-        supports=find_supports(data.frame, data.catalogue, data.transitions.noise),
+        supports=find_supports(data.frame, data.catalogue, data.training.noise),
         min_size_bytes=int(timed["size_bytes"].min() or 0),  # type: ignore[arg-type]
         max_size_bytes=int(timed["size_bytes"].max() or 0),  # type: ignore[arg-type]
         nccl_versions=sorted(timed["nccl_version"].drop_nulls().unique()),

@@ -34,6 +34,10 @@ class TorchPolicy:
                 raise CorruptFile(f"{path} is not a TorchScript file: {error}") from error
         return cls(module.eval(), manifest)
 
+    def weights(self) -> dict[str, torch.Tensor]:
+        """All that was learned, by name."""
+        return dict(self._module.state_dict())
+
     def act(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """(N,) the chosen action of each observation, among those that `mask` (N, A) allows."""
         return forward(self._module, observations, mask)[0]

@@ -10,26 +10,21 @@ import torch
 from torch import nn
 
 from dynamiccl.datasets.features import NOISE_FEATURE
-from dynamiccl.train.networks import (
-    MASKED_Q,
-    Z_MAX,
-    Z_MIN,
-    LogTimeDuelingQFunction,
-    ObservationEncoder,
-)
+from dynamiccl.train.encoders import ObservationEncoder
+from dynamiccl.train.heads import MASKED_Q, Z_MAX, Z_MIN, Member
 
 
 class PolicyMember(nn.Module):
-    """One Q function of the ensemble as TorchScript takes it: (window, context) -> z (B, A)."""
+    """One network of the ensemble as TorchScript takes it: (window, context) -> z (B, A)."""
 
-    def __init__(self, q_func: LogTimeDuelingQFunction) -> None:
-        """Take over trunk and head of a trained Q function (not a copy)."""
+    def __init__(self, member: Member) -> None:
+        """Take over trunk and head of a trained network (not a copy)."""
         super().__init__()
-        encoder = q_func.encoder
+        encoder = member.encoder
         if not isinstance(encoder, ObservationEncoder):
             raise TypeError(f"cannot export an encoder of type {type(encoder).__name__}")
         self.trunk = encoder.trunk
-        self.head = q_func.head
+        self.head = member.head
 
     def forward(self, window_BKW: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:
         """Predicted log of time over reference."""
@@ -45,10 +40,10 @@ class PolicyModule(nn.Module):
     could be noise, the policy is not sure, and NCCL's own choice stands.
     """
 
-    def __init__(self, q_funcs: Iterable[LogTimeDuelingQFunction], margin: float) -> None:
-        """Make the policy of an ensemble of trained Q functions."""
+    def __init__(self, members: Iterable[Member], margin: float) -> None:
+        """Make the policy of an ensemble of trained networks."""
         super().__init__()
-        self.members = nn.ModuleList([PolicyMember(q_func) for q_func in q_funcs])
+        self.members = nn.ModuleList([PolicyMember(member) for member in members])
         self.margin = float(margin)
         self.noise_feature = NOISE_FEATURE
         self.masked_q = MASKED_Q

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from dynamiccl.errors import UnknownName, UserError
 
@@ -16,35 +16,72 @@ class Recipe:
 
     name: str
     summary: str
-    #: d3rlpy algorithm.
+    #: d3rlpy algorithm: DQN, DoubleDQN, DiscreteCQL or DiscreteBC.
     algorithm: str
-    #: Discount; 0 for static sweeps, whose episodes are one step long.
-    gamma: float
-    learning_rate: float
-    batch_size: int
+    #: How the window is read: mlp (as it is), lstm, gru or cnn.
+    window_encoder: str = "mlp"
+    #: Whether value and advantage have heads of their own.
+    dueling: bool = True
+    #: Discount of the next call of the task key. Steps of static sweeps end their episodes, so
+    #: that it comes to nothing there.
+    gamma: float = 0.0
+    #: Calls whose rewards are summed before the value of what follows is asked; 1 where gamma is 0.
+    num_steps: int = 1
+    #: Weight of CQL's conservative loss.
+    conservative_weight: float = 0.0
+    #: Weight of the entropy in the loss, at the first and at the last gradient step.
+    entropy_start: float = 0.0
+    entropy_end: float = 0.0
+    #: At the first gradient step; it falls to 0 along a cosine.
+    learning_rate: float = 1e-3
+    batch_size: int = 256
     #: Gradient steps in all, and between two looks at the validation bins.
-    steps: int
-    steps_per_epoch: int
-    hidden_sizes: tuple[int, ...]
-    #: Q functions trained side by side; the policy acts only where all of them agree.
-    num_members: int
+    steps: int = 4_000
+    steps_per_epoch: int = 200
+    hidden_sizes: tuple[int, ...] = (128, 128)
+    #: Networks trained side by side; the policy acts only where all of them agree.
+    num_members: int = 3
     #: How strongly rare (system, collective) groups are sampled more often: 0 = as they come,
     #: 1 = every group equally often.
-    balance: float
+    balance: float = 1.0
     #: Decay a step of the running average of the weights, which is what is validated and exported:
     #: single weights swing from epoch to epoch by more than the configs differ.
-    average_decay: float
+    average_decay: float = 0.995
     #: Validation regrets (fractions) that differ by less count as equal; the later checkpoint wins.
-    checkpoint_tolerance: float
+    checkpoint_tolerance: float = 0.002
     #: Gradient steps between two copies of the weights to the target network.
-    target_update_interval: int
+    target_update_interval: int = 500
     #: Margins in log time to choose from on validation: a config must be predicted to be this much
     #: faster than NCCL's own choice, else the policy abstains.
-    abstain_margins: tuple[float, ...]
+    abstain_margins: tuple[float, ...] = (0.02, 0.03, 0.05)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for logs and manifests."""
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """What `to_json` gave; raises TypeError for fields that this release does not have."""
+        known: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
+        return cls(**known)
+
+    def entropy_weight(self, step: int) -> float:
+        """Weight of the entropy at a gradient step, 1 to `steps`: a straight line."""
+        share = (step - 1) / max(self.steps - 1, 1)
+        return self.entropy_start + share * (self.entropy_end - self.entropy_start)
+
+
+def dqn() -> Recipe:
+    """DQN as it was (Mnih et al. 2015), feed-forward over the flattened window."""
+    return Recipe(
+        name="dqn",
+        summary="DQN, one head in log time, MLP over window and context",
+        algorithm="DQN",
+        dueling=False,
+    )
 
 
 def ddqn_dueling() -> Recipe:
@@ -53,22 +90,85 @@ def ddqn_dueling() -> Recipe:
         name="ddqn-dueling",
         summary="double DQN, dueling head in log time, MLP over window and context",
         algorithm="DoubleDQN",
-        gamma=0.0,
-        learning_rate=1e-3,
-        batch_size=256,
-        steps=4_000,
-        steps_per_epoch=200,
-        hidden_sizes=(128, 128),
-        num_members=3,
-        balance=1.0,
-        average_decay=0.995,
-        checkpoint_tolerance=0.002,
-        target_update_interval=500,
-        abstain_margins=(0.02, 0.03, 0.05),
     )
 
 
-RECIPES: Final[Mapping[str, Callable[[], Recipe]]] = {"ddqn-dueling": ddqn_dueling}
+def drqn_lstm() -> Recipe:
+    """Recurrent double DQN (Hausknecht and Stone 2015) over the window of calls."""
+    return Recipe(
+        name="drqn-lstm",
+        summary="recurrent double DQN: LSTM over the window, dueling, 3-step returns",
+        algorithm="DoubleDQN",
+        window_encoder="lstm",
+        gamma=0.5,
+        num_steps=3,
+        entropy_start=0.01,
+    )
+
+
+def drqn_gru() -> Recipe:
+    """As drqn-lstm, with gated recurrent units."""
+    return replace(
+        drqn_lstm(),
+        name="drqn-gru",
+        summary="recurrent double DQN: GRU over the window, dueling, 3-step returns",
+        window_encoder="gru",
+    )
+
+
+def ddqn_cnn() -> Recipe:
+    """Pensieve's encoder (Mao et al. 2017, section 5.1) under double DQN."""
+    return replace(
+        drqn_lstm(),
+        name="ddqn-cnn",
+        summary="double DQN: 1-D convolution over the window, scalars joined after it, dueling",
+        window_encoder="cnn",
+    )
+
+
+def cql() -> Recipe:
+    """Conservative Q-learning (Kumar et al. 2020) for logs of a policy that chose what it tried."""
+    return Recipe(
+        name="cql",
+        summary="conservative Q-learning, dueling, MLP: for adaptive or deployed logs",
+        algorithm="DiscreteCQL",
+        conservative_weight=0.1,
+        gamma=0.5,
+        num_steps=3,
+        entropy_start=0.01,
+    )
+
+
+def cql_lstm() -> Recipe:
+    """As cql, recurrent over the window."""
+    return replace(
+        cql(),
+        name="cql-lstm",
+        summary="conservative Q-learning, dueling, LSTM over the window",
+        window_encoder="lstm",
+    )
+
+
+def bc() -> Recipe:
+    """Behaviour cloning: what the data did most, as a baseline for offline learning."""
+    return Recipe(
+        name="bc",
+        summary="behaviour cloning: the action that the data took most; a baseline",
+        algorithm="DiscreteBC",
+        num_members=1,
+    )
+
+
+RECIPES: Final[Mapping[str, Callable[[], Recipe]]] = {
+    "dqn": dqn,
+    "ddqn-dueling": ddqn_dueling,
+    "drqn-lstm": drqn_lstm,
+    "drqn-gru": drqn_gru,
+    "ddqn-cnn": ddqn_cnn,
+    "cql": cql,
+    "cql-lstm": cql_lstm,
+    "bc": bc,
+}
 
 
 def make_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
@@ -96,7 +196,9 @@ def _read(text: str, default: object, setting: str) -> object:
         if isinstance(default, tuple):
             kind = type(default[0])
             return tuple(kind(part) for part in text.split(","))
-        return int(text) if isinstance(default, int) else float(text)
-    except ValueError as error:
+        if isinstance(default, bool):
+            return {"true": True, "false": False}[text.lower()]
+        return text if isinstance(default, str) else type(default)(text)  # type: ignore[call-arg]
+    except (ValueError, KeyError) as error:
         shape = "a list such as 1,2" if isinstance(default, tuple) else type(default).__name__
         raise UserError(f"--set {setting}: '{text}' is not {shape} (default {default})") from error

@@ -40,6 +40,15 @@ class Run:
         """Log metrics of one step."""
         mlflow.log_metrics(dict(metrics), step=step, run_id=self.run_id)
 
+    def param(self, name: str) -> str:
+        """A parameter that was logged; empty without."""
+        return str(self._client.get_run(self.run_id).data.params.get(name, ""))
+
+    def has_metric(self, name: str, step: int) -> bool:
+        """Whether a metric was logged for a step."""
+        history = self._client.get_metric_history(self.run_id, name)
+        return any(metric.step == step for metric in history)
+
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags."""
         for name, value in tags.items():
@@ -61,18 +70,43 @@ def start_run(tracking_uri: str, experiment: str, run_name: str) -> Iterator[Run
 
     Raises UserError when the tracking URI cannot be used.
     """
+    with _store(tracking_uri) as client:
+        run = client.create_run(_experiment(client, tracking_uri, experiment), run_name=run_name)
+    with _ended(client, Run(client, run.info.run_id, run.info.artifact_uri)) as tracked:
+        yield tracked
+
+
+@contextmanager
+def continue_run(tracking_uri: str, run_id: str) -> Iterator[Run]:
+    """Go on with a run that did not finish, and end it as `start_run` does.
+
+    Raises UserError when the tracking URI cannot be used, does not hold the run, or the run has
+    finished.
+    """
+    with _store(tracking_uri) as client:
+        run = client.get_run(run_id)
+    if run.info.status == RunStatus.to_string(RunStatus.FINISHED):
+        raise UserError(f"run '{run_id}' has finished; train anew with 'dynamiccl-train fit'")
+    with _ended(client, Run(client, run_id, run.info.artifact_uri)) as tracked:
+        client.update_run(run_id, RunStatus.to_string(RunStatus.RUNNING))
+        yield tracked
+
+
+@contextmanager
+def _store(tracking_uri: str) -> Iterator[MlflowClient]:
     _quiet()
     try:
         mlflow.set_tracking_uri(tracking_uri)
-        client = MlflowClient(tracking_uri)
-        experiment_id = _experiment(client, tracking_uri, experiment)
-        run = client.create_run(experiment_id, run_name=run_name)
+        yield MlflowClient(tracking_uri)
     except MlflowException as error:
         raise UserError(
             f"cannot track in '{tracking_uri}': {error.message}; use {DEFAULT_TRACKING_URI} or the "
             "http address of an MLflow server"
         ) from error
-    tracked = Run(client, run.info.run_id, run.info.artifact_uri)
+
+
+@contextmanager
+def _ended(client: MlflowClient, tracked: Run) -> Iterator[Run]:
     status = RunStatus.to_string(RunStatus.FAILED)
     try:
         yield tracked

@@ -1,7 +1,7 @@
 """Every time in these data sets is unique, so that a time found in a window says whose it is."""
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.episodes import Transitions, training_noise, training_transitions
+from dynamiccl.datasets.episodes import Counts, training_noise, training_steps
 from dynamiccl.datasets.features import (
     HISTORY_FEATURES,
     STATIC_FEATURES,
@@ -40,9 +40,41 @@ def grid(runs: int = 3, **columns: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def build(rows: list[dict[str, Any]], seed: int = 0) -> Transitions:
+@dataclass(frozen=True)
+class Seen:
+    """All that training sees of some rows."""
+
+    window: np.ndarray[Any, Any]
+    context: np.ndarray[Any, Any]
+    mask: np.ndarray[Any, Any]
+    action: np.ndarray[Any, Any]
+    reward: np.ndarray[Any, Any]
+    group: np.ndarray[Any, Any]
+    is_cold: np.ndarray[Any, Any]
+    counts: Counts
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+
+def build(rows: list[dict[str, Any]], seed: int = 0) -> Seen:
     made = frame(*rows)
-    return training_transitions(made, Catalogue.from_frame(made), PROFILES, seed=seed)
+    found = training_steps(made, Catalogue.from_frame(made), PROFILES, seed=seed)
+    steps = found.steps
+    assert steps.terminated.all()
+    assert np.diff(steps.starts).tolist() == [1] * len(steps)
+    every = np.arange(len(steps))
+    observations, mask, task = steps.observe(every, every)
+    return Seen(
+        observations.window,
+        observations.context,
+        mask,
+        np.asarray(steps.action),
+        steps.reward,
+        steps.tasks.group[task],
+        found.is_cold,
+        found.counts,
+    )
 
 
 def trained(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -169,7 +201,7 @@ def test_mask_refuses_what_the_system_never_ran() -> None:
     rows = [*grid(1), forced("NVLS", None, 5.0, system="other"), default(9.0, system="other")]
     made = frame(*rows)
     catalogue = Catalogue.from_frame(made)
-    found = training_transitions(made, catalogue, PROFILES, seed=0)
+    found = build(rows)
     nvls = [c.key for c in catalogue.configs].index("NVLS/auto")
     elsewhere = found.mask[found.group == 0]
     assert not elsewhere[:, nvls].any()

@@ -9,13 +9,13 @@ import pytest
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import usable
-from dynamiccl.datasets.episodes import training_transitions
+from dynamiccl.datasets.episodes import training_steps
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.store import content_hash, read
 from dynamiccl.errors import MissingPath, NotEnoughData, UserError
-from dynamiccl.train.algorithms import BatchSampler
 from dynamiccl.train.fit import fit
 from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.replay import Replay
 from dynamiccl.train.tracking import policy_directory
 from tests.conftest import Trained
 from tests.data_sets import SWEEP, make_data
@@ -103,9 +103,9 @@ def test_data_without_validation_sizes_says_which_to_measure(tmp_path: Path) -> 
 def test_balanced_batches_hold_every_group_equally_often(data_dir: Path) -> None:
     frame = read(data_dir)
     catalogue = Catalogue.from_frame(usable(frame))
-    rows = training_transitions(frame, catalogue, ["default"], seed=0)
-    assert len(set(np.bincount(rows.group).tolist())) == 2  # they are not equally often there
-    sampler = BatchSampler(rows, 4000, balance=1.0, seed=0)
-    context = sampler.sample().observations[1]
+    steps = training_steps(frame, catalogue, ["default"], seed=0).steps
+    rows = np.bincount(steps.tasks.group[steps.task])
+    assert len(set(rows.tolist())) == 2  # they are not equally often there
+    context = Replay(steps, 4000, balance=1.0, seed=0).sample().observations[1]
     share = float(np.asarray(context)[:, 4].mean())  # collective_AllGather, third one-hot
     assert 0.45 < share < 0.55

@@ -1,25 +1,30 @@
-"""The dueling head in log time, its loss, and the exported module."""
+"""The heads in log time, their loss, and the exported module."""
+
+import math
 
 import numpy as np
 import torch
 
 from dynamiccl.datasets.features import NOISE_FEATURE
-from dynamiccl.train.networks import (
+from dynamiccl.train.encoders import ObservationEncoder, Trunk
+from dynamiccl.train.heads import (
     MASKED_Q,
-    LogTimeDuelingQFunction,
+    Imitator,
     LogTimeForwarder,
-    ObservationEncoder,
-    Trunk,
+    LogTimeHead,
+    LogTimeQFunction,
+    PlainHead,
+    entropy,
 )
 from dynamiccl.train.policy_module import PolicyModule
 
 BATCH, CALLS, WIDTH, FEATURES, ACTIONS = 6, 8, 3, NOISE_FEATURE + 5, 4
 
 
-def make_q_function(seed: int = 0) -> LogTimeDuelingQFunction:
+def make_q_function(seed: int = 0) -> LogTimeQFunction:
     torch.manual_seed(seed)
     encoder = ObservationEncoder(Trunk((CALLS, WIDTH), FEATURES, [16]))
-    return LogTimeDuelingQFunction(encoder, 16, ACTIONS)
+    return LogTimeQFunction(encoder, LogTimeHead(16, ACTIONS))
 
 
 def observation(mask: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
@@ -52,6 +57,7 @@ def test_value_head_is_the_value_of_abstaining() -> None:
     q_func = make_q_function()
     z = q_func.log_time(observation())
     hidden = q_func.encoder(observation())
+    assert isinstance(q_func.head, LogTimeHead)
     torch.testing.assert_close(z[:, :1], q_func.head.value(hidden))
 
 
@@ -131,3 +137,46 @@ def test_policy_never_chooses_a_masked_action() -> None:
         mask[:, 0] = 1.0
         action, _ = module(*observation(mask))
         assert mask.gather(1, action.view(-1, 1)).all()
+
+
+def test_entropy_is_of_the_allowed_actions() -> None:
+    z = torch.tensor([[0.0, 0.0, 0.0, 5.0], [0.0, math.log(3.0), 9.0, 9.0], [1.0, 2.0, 3.0, 4.0]])
+    mask = torch.tensor([[1.0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]])
+    quarter = -0.25 * math.log(0.25) - 0.75 * math.log(0.75)
+    wanted = torch.tensor([[math.log(3.0)], [quarter], [0.0]])
+    torch.testing.assert_close(entropy(z, mask), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_entropy_lowers_the_loss_by_its_weight() -> None:
+    q_func = make_q_function()
+    forwarder = LogTimeForwarder(q_func, ACTIONS)
+    ones, zeros = torch.ones(BATCH, 1), torch.zeros(BATCH, 1)
+    arguments = (observation(), zeros, -ones, zeros, ones)
+    plain = forwarder.compute_error(*arguments)
+    q_func.entropy_weight = 0.3
+    mean = entropy(q_func.log_time(observation()), observation()[2]).mean()
+    torch.testing.assert_close(forwarder.compute_error(*arguments), plain - 0.3 * mean)
+
+
+def test_a_plain_head_has_no_value_in_common() -> None:
+    torch.manual_seed(0)
+    encoder = ObservationEncoder(Trunk((CALLS, WIDTH), FEATURES, [16]))
+    head = PlainHead(16, ACTIONS)
+    q_func = LogTimeQFunction(encoder, head)
+    q_func.log_time(observation())[:, 1].sum().backward()  # type: ignore[no-untyped-call]
+    gradient = head.layer.weight.grad
+    assert gradient is not None
+    assert gradient[1].any()
+    assert not gradient[[0, 2, 3]].any()
+
+
+def test_an_imitator_gives_masked_actions_nothing_and_is_exported_like_the_rest() -> None:
+    torch.manual_seed(0)
+    imitator = Imitator(ObservationEncoder(Trunk((CALLS, WIDTH), FEATURES, [16])), 16, ACTIONS)
+    mask = torch.ones(BATCH, ACTIONS)
+    mask[:, 2] = 0.0
+    probabilities = imitator(observation(mask)).probs
+    assert (probabilities[:, 2] == 0.0).all()
+    scripted = torch.jit.script(PolicyModule([imitator], margin=-100.0).eval())
+    _, q = scripted(*observation(mask))
+    assert q.argmax(dim=1).tolist() == probabilities.argmax(dim=1).tolist()

@@ -1,0 +1,128 @@
+"""Steps of episodes as columns: what training samples from.
+
+A step is one collective: what was seen before it, the action that was taken, what it came to. Only
+facts are kept, 30 bytes a step. Observations are made of them when a batch is drawn, so a window
+costs nothing until it is looked at, and steps may lie in memory-mapped files (`step_files`).
+
+N steps, E episodes, T tasks, B rows of a batch, K calls in the window, F features of the context,
+A actions.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dynamiccl.datasets.features import (
+    FEATURES,
+    HISTORY_FEATURES,
+    STATIC_FEATURES,
+    WINDOW_FEATURES,
+    WINDOW_LENGTH,
+    Float32Array,
+    Observations,
+)
+from dynamiccl.datasets.history import CallColumns, history_features
+
+Int64Array = npt.NDArray[np.int64]
+
+_NAMES: Final = [feature.name for feature in FEATURES]
+_LOG2_SIZE: Final = _NAMES.index("log2_size")
+_LOG2_BYTES_PER_RANK: Final = _NAMES.index("log2_bytes_per_rank")
+_LOG2_RANKS: Final = _NAMES.index("log2_ranks")
+_HISTORY: Final = slice(len(STATIC_FEATURES), len(STATIC_FEATURES) + len(HISTORY_FEATURES))
+_LOOK_BACK: Final = np.arange(-WINDOW_LENGTH, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """What was asked, once for all steps that ask it."""
+
+    context: Float32Array  # (T, F), cold
+    mask: Float32Array  # (T, A), 1 = allowed
+    group: Int64Array  # (T,), number of the task's (system, collective)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """N steps, whole episodes one after the other."""
+
+    tasks: Tasks
+    starts: Int64Array  # (E + 1,), the first step of each episode, and N
+    task: Int64Array  # (E,), the episode's task
+    terminated: npt.NDArray[np.bool_]  # (E,), else cut off: its last step leads nowhere known
+    calls: CallColumns  # (N,), what each step came to
+    action: npt.NDArray[np.integer]  # (N,)
+    reward: Float32Array  # (N,)
+    #: (N, K) the steps whose calls a step sees, right-aligned, -1 = padding. None: the K steps
+    #: before it in its episode.
+    windows: Int64Array | None = None
+
+    def __post_init__(self) -> None:
+        if self.starts[0] != 0 or self.starts[-1] != len(self.action):
+            raise ValueError("the episodes do not cover the steps")
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+    @property
+    def num_actions(self) -> int:
+        """A."""
+        return int(self.tasks.mask.shape[1])
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Of one observation's window, context and mask."""
+        window = (WINDOW_LENGTH, len(WINDOW_FEATURES))
+        return [window, self.tasks.context.shape[1:], self.tasks.mask.shape[1:]]
+
+    @cached_property
+    def choosable(self) -> Int64Array:
+        """(E,) steps of each episode that lead somewhere: all, but the last of a cut-off one."""
+        return np.diff(self.starts) - ~self.terminated
+
+    def episode_of(self, rows: Int64Array) -> Int64Array:
+        """(B,) the episode of each step; fastest for sorted rows."""
+        return np.searchsorted(self.starts, rows, side="right") - 1
+
+    def observe(
+        self, rows: Int64Array, episode: Int64Array
+    ) -> tuple[Observations, Float32Array, Int64Array]:
+        """What was seen before the steps `rows` of the episodes `episode`, masks, and tasks."""
+        if self.windows is None:
+            seen = rows[:, None] + _LOOK_BACK
+            valid = seen >= self.starts[episode][:, None]
+        else:
+            seen = self.windows[rows]
+            valid = seen >= 0
+        window, history = history_features(self.calls.take(np.maximum(seen, 0)), valid)
+        task = self.task[episode]
+        context = self.tasks.context[task]
+        # A task key is a bin of sizes: each step has its own.
+        context[:, _LOG2_SIZE] = np.log2(np.maximum(self.calls.size_bytes[rows], 1))
+        context[:, _LOG2_BYTES_PER_RANK] = context[:, _LOG2_SIZE] - context[:, _LOG2_RANKS]
+        context[:, _HISTORY] = history
+        return Observations(window, context), self.tasks.mask[task], task
+
+    def advance(
+        self, rows: Int64Array, episode: Int64Array, num_steps: int
+    ) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
+        """The step `num_steps` further on, as far as the episode goes, and whether it ends there.
+
+        Where it ends the step is one past the episode's last. As d3rlpy's MultiStepTransitionPicker
+        (2.8.1): a cut-off episode never ends, and is followed to its last step.
+        """
+        end, terminated = self.starts[episode + 1], self.terminated[episode]
+        following = np.minimum(rows + num_steps, np.where(terminated, end, end - 1))
+        return following, following == end
+
+    def discounted(self, rows: Int64Array, following: Int64Array, gamma: float) -> Float32Array:
+        """(B,) discounted sum of the rewards from each of `rows` to before `following`."""
+        total = np.zeros(len(rows))
+        last = len(self) - 1
+        for step in range(int((following - rows).max(initial=0))):
+            inside = rows + step < following
+            total += inside * gamma**step * self.reward[np.minimum(rows + step, last)]
+        return total.astype(np.float32)

@@ -1,0 +1,57 @@
+"""Window encoders: padding says nothing, and all of them are TorchScript."""
+
+import pytest
+import torch
+
+from dynamiccl.train.encoders import WINDOW_ENCODERS, Trunk
+
+SHAPE, FEATURES = (8, 5), 6
+RECURRENT = ("lstm", "gru")
+
+
+def window(valid: int, seed: int = 0) -> torch.Tensor:
+    """Three windows with so many calls each, right-aligned."""
+    made = torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(seed))
+    made[:, :, 0] = 1.0
+    made[:, : SHAPE[0] - valid] = 0.0
+    return made
+
+
+def make_trunk(name: str) -> Trunk:
+    torch.manual_seed(0)
+    return Trunk(SHAPE, FEATURES, [16], name)
+
+
+@pytest.mark.parametrize("name", WINDOW_ENCODERS)
+def test_every_encoder_scripts_and_looks_at_the_window(name: str) -> None:
+    trunk = make_trunk(name)
+    context = torch.ones(3, FEATURES)
+    scripted = torch.jit.script(trunk)
+    for valid in (0, 3, 8):
+        torch.testing.assert_close(scripted(window(valid), context), trunk(window(valid), context))
+    different = trunk(window(8, seed=1), context) - trunk(window(8, seed=2), context)
+    assert different.abs().min() > 0.0
+
+
+@pytest.mark.parametrize("name", WINDOW_ENCODERS)
+def test_all_weights_learn(name: str) -> None:
+    trunk = make_trunk(name)
+    mixed = torch.cat([window(0), window(4), window(8)])
+    trunk(mixed, torch.ones(9, FEATURES)).square().sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in trunk.parameters())
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_cold_window_has_no_state(name: str) -> None:
+    encoder = WINDOW_ENCODERS[name](SHAPE)
+    mixed = torch.cat([window(0), window(8)])
+    state = encoder(mixed)
+    assert not state[:3].any()
+    torch.testing.assert_close(state[3:], encoder(window(8)))
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_state_remembers_the_order_of_calls(name: str) -> None:
+    encoder = WINDOW_ENCODERS[name](SHAPE)
+    calls = window(8)
+    assert (encoder(calls) - encoder(calls.flip(1))).abs().max() > 1e-3

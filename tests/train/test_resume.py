@@ -1,0 +1,157 @@
+"""A run that was killed goes on in the same MLflow run, as if nothing had happened."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from mlflow import MlflowClient
+
+from dynamiccl.errors import CorruptFile, MissingPath, UserError
+from dynamiccl.train.fit import FitSummary, fit, resume
+from dynamiccl.train.loop import read_state
+from dynamiccl.train.policy import TorchPolicy
+from dynamiccl.train.recipes import make_recipe
+from tests.data_sets import SWEEP, make_data
+
+SETTINGS = ["steps=60", "steps_per_epoch=10", "hidden_sizes=16", "num_members=2"]
+EPOCHS = list(range(10, 61, 10))
+
+
+class Killed(Exception):
+    """Stands for whatever ends a run between two epochs."""
+
+
+def curve(uri: str, run_id: str, name: str) -> list[tuple[int, float]]:
+    history = MlflowClient(uri).get_metric_history(run_id, name)
+    return [(metric.step, metric.value) for metric in history]
+
+
+def run_ids(uri: str) -> list[str]:
+    client = MlflowClient(uri)
+    ids = [found.experiment_id for found in client.search_experiments()]
+    return [run.info.run_id for run in client.search_runs(ids)]
+
+
+def whole_run(data: Path, uri: str, recipe: str) -> FitSummary:
+    return fit(data, make_recipe(recipe, SETTINGS), experiment="whole", tracking_uri=uri, seed=3)
+
+
+def broken_run(data: Path, uri: str, recipe: str, at: int) -> str:
+    def stop(step: int, _steps: int, _metrics: dict[str, float]) -> None:
+        if step == at:
+            raise Killed
+
+    with pytest.raises(Killed):
+        fit(
+            data,
+            make_recipe(recipe, SETTINGS),
+            experiment="broken",
+            tracking_uri=uri,
+            seed=3,
+            progress=stop,
+        )
+    (run_id,) = run_ids(uri)
+    return run_id
+
+
+def assert_same_policy(first: Path, second: Path) -> None:
+    weights, others = (TorchPolicy.load(folder).weights() for folder in (first, second))
+    assert weights.keys() == others.keys()
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+
+
+def assert_same(uri: str, whole: FitSummary, resumed: FitSummary) -> None:
+    for name in ("loss", "validation_regret"):
+        wanted = curve(uri, whole.run_id, name)
+        assert [step for step, _ in wanted] == EPOCHS
+        assert curve(uri, resumed.run_id, name) == wanted
+    for field in ("best_step", "validation_regret", "abstain_margin", "counts"):
+        assert getattr(resumed, field) == getattr(whole, field)
+    assert_same_policy(Path(whole.run_directory) / "policy", Path(resumed.run_directory) / "policy")
+
+
+@pytest.mark.parametrize("at", [10, 40])
+@pytest.mark.parametrize("recipe", ["ddqn-dueling", "cql-lstm", "bc"])
+def test_curve_and_weights_are_those_of_an_uninterrupted_run(
+    recipe: str, at: int, data_dir: Path, tmp_path: Path
+) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    broken = broken_run(data_dir, uri, recipe, at)
+    resumed = resume(data_dir, broken, tracking_uri=uri)
+    assert resumed.run_id == broken
+    assert run_ids(uri) == [broken]
+    assert MlflowClient(uri).get_run(broken).info.status == "FINISHED"
+    assert not (Path(resumed.run_directory) / "state.pt").exists()
+    assert_same(uri, whole_run(data_dir, uri, recipe), resumed)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_after_kill_9(data_dir: Path, tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    settings = [word for setting in SETTINGS for word in ("--set", setting)]
+    command = [sys.executable, "-P", "-m", "dynamiccl.train.cli", "fit", "--data", str(data_dir)]
+    command += ["--tracking-uri", uri]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen(
+        [*command, *settings, "--seed", "3"], env=environment, cwd=tmp_path, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 120
+    while not (states := list((tmp_path / "mlruns").rglob("state.pt"))):
+        assert process.poll() is None, process.stderr
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert read_state(states[0])["step"] < 60
+    (run_id,) = run_ids(uri)
+    assert MlflowClient(uri).get_run(run_id).info.status == "RUNNING"
+    subprocess.run([*command, "--resume", run_id], env=environment, cwd=tmp_path, check=True)
+    (policy,) = (tmp_path / "mlruns").rglob("policy.pt")
+    whole = whole_run(data_dir, uri, "ddqn-dueling")
+    for name in ("loss", "validation_regret"):
+        assert curve(uri, run_id, name) == curve(uri, whole.run_id, name)
+    assert_same_policy(policy.parent, Path(whole.run_directory) / "policy")
+
+
+def test_metrics_that_were_lost_between_state_and_log_are_logged(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    recipe = make_recipe("ddqn-dueling", SETTINGS)
+    with monkeypatch.context() as patched:
+
+        def killed(*_: object, **__: object) -> None:
+            raise Killed
+
+        patched.setattr("dynamiccl.train.tracking.Run.log_metrics", killed)
+        with pytest.raises(Killed):
+            fit(data_dir, recipe, experiment="x", tracking_uri=uri, seed=3)
+    (run_id,) = run_ids(uri)
+    assert curve(uri, run_id, "loss") == []
+    resume(data_dir, run_id, tracking_uri=uri)
+    assert [step for step, _ in curve(uri, run_id, "loss")] == EPOCHS
+
+
+def test_what_cannot_be_resumed_says_why(data_dir: Path, tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    broken = broken_run(data_dir, uri, "ddqn-dueling", 10)
+    other = make_data(tmp_path / "other", SWEEP.replace("seed = 3", "seed = 4"))
+    with pytest.raises(UserError, match="is not what run"):
+        resume(other, broken, tracking_uri=uri)
+    (state,) = (tmp_path / "mlruns").rglob("state.pt")
+    state.write_bytes(b"nothing of the kind")
+    with pytest.raises(CorruptFile, match="not the state"):
+        resume(data_dir, broken, tracking_uri=uri)
+    state.unlink()
+    with pytest.raises(MissingPath, match="begin anew"):
+        resume(data_dir, broken, tracking_uri=uri)
+    with pytest.raises(UserError, match="cannot track"):
+        resume(data_dir, "0123456789abcdef", tracking_uri=uri)
+    done = whole_run(data_dir, uri, "ddqn-dueling")
+    with pytest.raises(UserError, match="has finished"):
+        resume(data_dir, done.run_id, tracking_uri=uri)

@@ -1,0 +1,73 @@
+"""A data set as a training run uses it: steps to learn from, validation bins to judge by."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
+from dynamiccl.datasets.cells import NOISE_KEY, tuned, usable
+from dynamiccl.datasets.episodes import TrainingSteps, training_steps, with_noise
+from dynamiccl.datasets.features import Observations, cold_observations
+from dynamiccl.datasets.scoring import TaskGrid, task_grid
+from dynamiccl.datasets.splits import Split
+from dynamiccl.datasets.store import content_hash, read
+from dynamiccl.errors import NotEnoughData
+from dynamiccl.train.heads import Member
+from dynamiccl.train.policy import forward
+from dynamiccl.train.policy_module import PolicyModule
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingData:
+    """What is read from a data directory, once a run."""
+
+    frame: pl.DataFrame
+    catalogue: Catalogue
+    profiles: list[str]
+    training: TrainingSteps
+    validation: TaskGrid
+    #: Of the validation tasks, cold.
+    observations: Observations
+    digest: str
+
+    def validation_regret(self, members: Iterable[Member], margin: float) -> float:
+        """Mean regret on validation bins, every (system, collective) counting alike."""
+        module = PolicyModule(members, margin).eval()
+        actions, _ = forward(module, self.observations, self.validation.mask)
+        return self._mean_over_groups(actions)
+
+    def default_regret(self) -> float:
+        """The same of NCCL's own choice."""
+        abstaining = np.full(self.validation.tasks.height, ABSTAIN_ACTION, dtype=np.int64)
+        return self._mean_over_groups(abstaining)
+
+    def _mean_over_groups(self, actions: npt.NDArray[np.int64]) -> float:
+        regret = pl.Series(self.validation.regret(actions))
+        regrets = self.validation.tasks.select(NOISE_KEY).with_columns(regret=regret)
+        groups = regrets.group_by(NOISE_KEY).agg(pl.col("regret").mean())
+        return float(np.mean(groups["regret"].to_numpy()))
+
+
+def load_data(data_dir: Path, seed: int) -> TrainingData:
+    """Read a data directory; raises what reading raises, and NotEnoughData."""
+    everything = read(data_dir)
+    frame = tuned(everything)
+    timed = usable(frame)
+    catalogue = Catalogue.from_frame(timed)
+    profiles = sorted(timed["launch_profile"].unique())
+    training = training_steps(everything, catalogue, profiles, seed=seed)
+    validation = task_grid(frame, catalogue, [Split.VALIDATION])
+    if validation.tasks.is_empty():
+        raise NotEnoughData(
+            f"no validation task: of {validation.unscored.height} tasks in validation bins none "
+            "has the default and two forced configs measured; measure sizes in octaves 1, 5, 9, "
+            "13, 17, 21, 25, 29 too (a sweep over all powers of two does)"
+        )
+    tasks = with_noise(validation.tasks, training.noise)
+    observations = cold_observations(tasks, profiles)
+    digest = content_hash(data_dir)
+    return TrainingData(frame, catalogue, profiles, training, validation, observations, digest)

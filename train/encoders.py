@@ -1,0 +1,201 @@
+"""The networks below the heads: a window encoder, and the trunk that joins it with the context.
+
+    B batch, K calls in the window, W features of a call, F features of the context, H hidden size
+
+All of it is TorchScript: what is trained is what is exported.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import torch
+from d3rlpy.models import EncoderFactory, register_encoder_factory
+from d3rlpy.models.torch import Encoder
+from torch import nn
+
+#: Wavelengths of `SizeWaves`, in octaves of message size.
+WAVE_OCTAVES: Final = (8.0, 16.0, 32.0)
+#: Width of a recurrent state, and number of filters of a convolution.
+WINDOW_UNITS: Final = 64
+#: Calls that a filter spans (Pensieve section 5.1 uses 4).
+FILTER_CALLS: Final = 4
+
+
+class SizeWaves(nn.Module):
+    """Sines and cosines of log2 size, so that the network can bend where NCCL's choice jumps.
+
+    NCCL's default switches configs from one size to the next; the time over it jumps there, and an
+    MLP over log2 size alone smooths the jump away (Tancik et al. 2020, "Fourier Features"). The
+    shortest wave spans held-out octaves, so that it interpolates between training sizes.
+    """
+
+    angular: torch.Tensor
+
+    def __init__(self) -> None:
+        """Make the frequencies; they are constants, not weights."""
+        super().__init__()
+        self.register_buffer("angular", 2.0 * torch.pi / torch.tensor(WAVE_OCTAVES))
+
+    def forward(self, context_BF: torch.Tensor) -> torch.Tensor:
+        """Waves (B, 2 x len(WAVE_OCTAVES)) of the first context feature."""
+        angle_BN = context_BF[:, 0:1] * self.angular
+        return torch.cat([torch.sin(angle_BN), torch.cos(angle_BN)], dim=1)
+
+
+class FlatWindow(nn.Module):
+    """The window as it is, call after call."""
+
+    def __init__(self, window_shape: Sequence[int]) -> None:
+        """Nothing to learn."""
+        super().__init__()
+        self.width = int(window_shape[0] * window_shape[1])
+
+    def forward(self, window_BKW: torch.Tensor) -> torch.Tensor:
+        """(B, K x W)."""
+        return window_BKW.flatten(1)
+
+
+class ConvolvedWindow(nn.Module):
+    """Filters over time, as Pensieve's (section 5.1): each spans the same few calls everywhere."""
+
+    def __init__(self, window_shape: Sequence[int]) -> None:
+        """Lay out the filters."""
+        super().__init__()
+        self.filters = nn.Conv1d(int(window_shape[1]), WINDOW_UNITS, FILTER_CALLS)
+        self.width = WINDOW_UNITS * (int(window_shape[0]) - FILTER_CALLS + 1)
+
+    def forward(self, window_BKW: torch.Tensor) -> torch.Tensor:
+        """(B, filters x places)."""
+        filtered = nn.functional.silu(self.filters(window_BKW.transpose(1, 2)))
+        return filtered.flatten(1)
+
+
+class LstmWindow(nn.Module):
+    """The last hidden state of an LSTM over the calls, oldest first; zero without any call.
+
+    Windows are right-aligned: padding comes first and is marked by the feature `valid`. Cold rows,
+    half of those of static data, do not run through it.
+    """
+
+    def __init__(self, window_shape: Sequence[int]) -> None:
+        """Lay out the layer."""
+        super().__init__()
+        self.recurrent = nn.LSTM(int(window_shape[1]), WINDOW_UNITS, batch_first=True)
+        self.width = WINDOW_UNITS
+
+    def forward(self, window_BKW: torch.Tensor) -> torch.Tensor:
+        """(B, WINDOW_UNITS)."""
+        warm = torch.nonzero(window_BKW[:, -1, 0] > 0.5).flatten()
+        state = window_BKW.new_zeros([window_BKW.size(0), self.width])
+        if warm.numel() == 0:
+            return state
+        outputs, _ = self.recurrent(window_BKW.index_select(0, warm))
+        return state.index_copy(0, warm, outputs[:, -1])
+
+
+class GruWindow(nn.Module):
+    """As LstmWindow, with gated recurrent units: a quarter fewer weights."""
+
+    def __init__(self, window_shape: Sequence[int]) -> None:
+        """Lay out the layer."""
+        super().__init__()
+        self.recurrent = nn.GRU(int(window_shape[1]), WINDOW_UNITS, batch_first=True)
+        self.width = WINDOW_UNITS
+
+    def forward(self, window_BKW: torch.Tensor) -> torch.Tensor:
+        """(B, WINDOW_UNITS)."""
+        warm = torch.nonzero(window_BKW[:, -1, 0] > 0.5).flatten()
+        state = window_BKW.new_zeros([window_BKW.size(0), self.width])
+        if warm.numel() == 0:
+            return state
+        outputs, _ = self.recurrent(window_BKW.index_select(0, warm))
+        return state.index_copy(0, warm, outputs[:, -1])
+
+
+WindowEncoder = FlatWindow | ConvolvedWindow | LstmWindow | GruWindow
+#: What a recipe may name.
+WINDOW_ENCODERS: Final[Mapping[str, Callable[[Sequence[int]], WindowEncoder]]] = {
+    "mlp": FlatWindow,
+    "lstm": LstmWindow,
+    "gru": GruWindow,
+    "cnn": ConvolvedWindow,
+}
+
+
+class Trunk(nn.Module):
+    """Standardise the context, encode the window, and run both through one MLP.
+
+    d3rlpy trains it inside `ObservationEncoder`; the exported policy holds it as it is.
+    """
+
+    context_mean: torch.Tensor
+    context_scale: torch.Tensor
+
+    def __init__(
+        self,
+        window_shape: Sequence[int],
+        context_size: int,
+        hidden_sizes: Sequence[int],
+        window_encoder: str = "mlp",
+    ) -> None:
+        """Lay out the layers for a (K, W) window and F context features."""
+        super().__init__()
+        self.register_buffer("context_mean", torch.zeros(context_size))
+        self.register_buffer("context_scale", torch.ones(context_size))
+        self.window = WINDOW_ENCODERS[window_encoder](window_shape)
+        self.waves = SizeWaves()
+        width = self.window.width + context_size + 2 * len(WAVE_OCTAVES)
+        layers: list[nn.Module] = []
+        for hidden in hidden_sizes:
+            layers += [nn.Linear(width, hidden), nn.SiLU()]
+            width = hidden
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, window_BKW: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:
+        """Hidden features (B, H)."""
+        scaled_BF = (context_BF - self.context_mean) / self.context_scale
+        parts = [self.window(window_BKW), scaled_BF, self.waves(context_BF)]
+        return self.layers(torch.cat(parts, dim=1))  # type: ignore[no-any-return]
+
+
+class ObservationEncoder(Encoder):
+    """A trunk as d3rlpy wants it: one argument, the tuple (window_BKW, context_BF, mask_BA)."""
+
+    def __init__(self, trunk: Trunk) -> None:
+        """Wrap a trunk."""
+        super().__init__()
+        self.trunk = trunk
+
+    def set_scaling(self, mean: torch.Tensor, scale: torch.Tensor) -> None:
+        """Set the statistics (F,) of the training contexts; they travel with the weights."""
+        self.trunk.context_mean.copy_(mean)
+        self.trunk.context_scale.copy_(scale)
+
+    def forward(self, observation: Any) -> torch.Tensor:
+        """Features (B, H); the mask is not looked at."""
+        window_BKW, context_BF, _ = observation
+        return cast(torch.Tensor, self.trunk(window_BKW, context_BF))
+
+
+@dataclass()
+class ObservationEncoderFactory(EncoderFactory):
+    """Makes `ObservationEncoder`s for d3rlpy."""
+
+    hidden_sizes: list[int]
+    #: One of WINDOW_ENCODERS.
+    window_encoder: str = "mlp"
+
+    def create(self, observation_shape: Any) -> ObservationEncoder:
+        """An encoder for the tuple observation [(K, W), (F,), (A,)]."""
+        window_shape, context_shape, _ = observation_shape
+        trunk = Trunk(window_shape, int(context_shape[0]), self.hidden_sizes, self.window_encoder)
+        return ObservationEncoder(trunk)
+
+    @staticmethod
+    def get_type() -> str:
+        """Name in a saved d3rlpy file."""
+        return "dynamiccl_observation"
+
+
+register_encoder_factory(ObservationEncoderFactory)

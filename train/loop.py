@@ -1,0 +1,146 @@
+"""The gradient steps of one run, and all that is needed to go on with them after a kill."""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from dynamiccl.errors import CorruptFile
+from dynamiccl.train.algorithms import members_of, set_entropy_weight
+from dynamiccl.train.heads import Member
+from dynamiccl.train.recipes import Recipe
+from dynamiccl.train.replay import Replay
+
+#: Raised with every change of what is saved.
+_STATE_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Averaged weights, and their mean regret on the validation bins."""
+
+    step: int
+    regret: float
+    weights: dict[str, Any]
+
+
+class Loop:
+    """Trains an algorithm; stops at the end of every epoch, where it can be saved."""
+
+    def __init__(
+        self,
+        algorithm: Any,
+        replay: Replay,
+        recipe: Recipe,
+        validate: Callable[[Iterable[Member]], float],
+    ) -> None:
+        """Begin before the first step. `validate` gives the regret of a set of networks."""
+        self.step = 0
+        #: Values at the end of each epoch, fractions: `steps`, `losses`, `regrets`.
+        self.curves: dict[str, list[Any]] = {"steps": [], "losses": [], "regrets": []}
+        self._checkpoints: list[Checkpoint] = []
+        self._algorithm = algorithm
+        self._replay = replay
+        self._recipe = recipe
+        self._validate = validate
+        self._online = members_of(algorithm)
+        decay = get_ema_multi_avg_fn(recipe.average_decay)  # type: ignore[no-untyped-call]
+        self._averaged = AveragedModel(self._online, multi_avg_fn=decay)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all steps are made."""
+        return self.step >= self._recipe.steps
+
+    @property
+    def latest(self) -> dict[str, float]:
+        """Metrics of the latest epoch."""
+        return {"loss": self.curves["losses"][-1], "validation_regret": self.curves["regrets"][-1]}
+
+    def run_epoch(self) -> None:
+        """The steps up to the next look at the validation bins, and that look."""
+        recipe, losses = self._recipe, []
+        end = min(self.step + recipe.steps_per_epoch, recipe.steps)
+        while self.step < end:
+            self.step += 1
+            set_entropy_weight(self._algorithm, recipe.entropy_weight(self.step))
+            losses.append(float(self._algorithm.update(self._replay.sample())["loss"]))
+            self._averaged.update_parameters(self._online)
+        regret = self._validate(cast(Iterable[Member], self._averaged.module))
+        for name, value in zip(
+            self.curves, (self.step, float(np.mean(losses)), regret), strict=True
+        ):
+            self.curves[name].append(value)
+        if self.step * 2 > recipe.steps:
+            state = self._averaged.module.state_dict()
+            weights = {name: value.clone() for name, value in state.items()}
+            self._checkpoints.append(Checkpoint(self.step, regret, weights))
+
+    def best(self) -> Checkpoint:
+        """The checkpoint to keep."""
+        return _choose(self._checkpoints, self._recipe.checkpoint_tolerance)
+
+    def save(self, path: Path, **facts: Any) -> None:
+        """Write all of it, and `facts` (plain values), so that a kill leaves the old file whole."""
+        modules = self._algorithm.impl._checkpointer.modules
+        state = {
+            "version": _STATE_VERSION,
+            "step": self.step,
+            "curves": self.curves,
+            "checkpoints": [asdict(checkpoint) for checkpoint in self._checkpoints],
+            "modules": {name: module.state_dict() for name, module in modules.items()},
+            "averaged": self._averaged.state_dict(),
+            "grad_step": self._algorithm._grad_step,
+            "replay_random": self._replay.random.bit_generator.state,
+            "torch_random": torch.get_rng_state(),
+            "facts": facts,
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        with part.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where a state (`read_state`) was saved."""
+        for name, module in self._algorithm.impl._checkpointer.modules.items():
+            module.load_state_dict(state["modules"][name])
+        self._averaged.load_state_dict(state["averaged"])
+        self._algorithm._grad_step = state["grad_step"]
+        self._replay.random.bit_generator.state = state["replay_random"]
+        torch.set_rng_state(state["torch_random"])
+        self._checkpoints = [Checkpoint(**checkpoint) for checkpoint in state["checkpoints"]]
+        self.curves, self.step = state["curves"], state["step"]
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What `Loop.save` wrote; raises CorruptFile."""
+    try:
+        # Tensors and plain values only: nothing in the file is run.
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CorruptFile(f"{path} is not the state of a training run: {error}") from error
+    if state.get("version") != _STATE_VERSION:
+        raise CorruptFile(
+            f"{path} has version {state.get('version')}, this release reads {_STATE_VERSION}; "
+            "finish the run with the release that began it, or train anew"
+        )
+    return state
+
+
+def _choose(checkpoints: Sequence[Checkpoint], tolerance: float) -> Checkpoint:
+    """The latest checkpoint whose validation regret is as good as the best one's, within tolerance.
+
+    There are few validation tasks, so the very best is partly luck; later weights are better
+    trained. Only those of the second half are here, when the learning rate has come down.
+    """
+    best = min(checkpoint.regret for checkpoint in checkpoints)
+    good = [c for c in checkpoints if c.regret <= best + tolerance]
+    return good[-1]
