@@ -9,7 +9,7 @@ is the measured time of NCCL's default. Interfered tasks are left out: a cold ob
 what disturbed them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,6 +57,8 @@ class TaskGrid:
     repeats: npt.NDArray[np.int64]
     #: Tasks that are listed and not scored, with the reason in `unscored`.
     unscored: pl.DataFrame
+    #: (task, action) -> times in us of the independent repeats behind each measured time.
+    samples: Mapping[tuple[int, int], npt.NDArray[np.float64]]
 
     @property
     def mask(self) -> npt.NDArray[np.bool_]:
@@ -102,7 +104,9 @@ def task_grid(frame: pl.DataFrame, catalogue: Catalogue, splits: Sequence[Split]
     times[index] = placed["time_us"].to_numpy()
     repeats[index] = placed["repeats"].to_numpy()
     unscored = tasks.filter(pl.col("reason").is_not_null()).rename({"reason": "unscored"})
-    return TaskGrid(scored.drop("task"), times, repeats, unscored.sort(TASK_COLUMNS))
+    samples = _samples(rows, catalogue, scored)
+    unscored = unscored.sort(TASK_COLUMNS)
+    return TaskGrid(scored.drop("task"), times, repeats, unscored, samples)
 
 
 def _tasks(rows: pl.DataFrame) -> pl.DataFrame:
@@ -126,14 +130,12 @@ def _verdicts(cells: pl.DataFrame) -> pl.DataFrame:
     return cells.group_by(TASK_COLUMNS, maintain_order=True).agg(reason=reason)
 
 
-def cell_values(
-    frame: pl.DataFrame, catalogue: Catalogue, grid: TaskGrid
+def _samples(
+    rows: pl.DataFrame, catalogue: Catalogue, tasks: pl.DataFrame
 ) -> dict[tuple[int, int], npt.NDArray[np.float64]]:
-    """Times in us of the independent repeats behind each measured (task, action), for bootstrap."""
-    rows = independent(comparable(quiet(frame)))
-    rows = rows.with_columns(catalogue.actions(rows)).drop_nulls("action")
-    tasks = grid.tasks.select(TASK_COLUMNS).with_row_index("task")
-    placed = rows.join(tasks, on=TASK_COLUMNS, nulls_equal=True)
+    found = independent(rows)
+    found = found.with_columns(catalogue.actions(found)).drop_nulls("action")
+    placed = found.join(tasks.select("task", *TASK_COLUMNS), on=TASK_COLUMNS, nulls_equal=True)
     grouped = placed.group_by("task", "action").agg("time_us")
     return {
         (int(task), int(action)): np.asarray(times, dtype=np.float64)

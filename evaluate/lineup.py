@@ -5,6 +5,7 @@ from functools import partial
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.evaluate.baselines.online import CoordinateDescent, EpsilonGreedy, Ucb1
 from dynamiccl.evaluate.baselines.picking import Picked
 from dynamiccl.evaluate.baselines.regression import GradientBoosting
 from dynamiccl.evaluate.baselines.tables import (
@@ -13,7 +14,7 @@ from dynamiccl.evaluate.baselines.tables import (
     NearestNeighbours,
     NearestSize,
 )
-from dynamiccl.evaluate.policies import LearnedPolicy, NcclDefault, Policy
+from dynamiccl.evaluate.policies import LearnedPolicy, NcclDefault, Oracle, Policy
 from dynamiccl.train.policy import TorchPolicy
 
 
@@ -23,7 +24,11 @@ def make_policies(
     catalogue: Catalogue,
     learned: Sequence[tuple[str, TorchPolicy]],
 ) -> list[Policy]:
-    """The learned policies, then the baselines; those with settings tuned on `validation`."""
+    """The learned policies, then the baselines; those with settings tuned on `validation`.
+
+    Last come those that nothing simple can be: searchers, which try configs on the test tasks, and
+    the oracle.
+    """
     neighbours = partial(NearestNeighbours, training)
     boosting = partial(GradientBoosting, training, catalogue)
     return [
@@ -34,4 +39,8 @@ def make_policies(
         NearestSize(training),
         Picked(neighbours, NearestNeighbours.SETTINGS, validation),
         Picked(boosting, GradientBoosting.SETTINGS, validation),
+        Picked(Ucb1, Ucb1.SETTINGS, validation),
+        Picked(EpsilonGreedy, EpsilonGreedy.SETTINGS, validation),
+        Picked(partial(CoordinateDescent, catalogue), CoordinateDescent.SETTINGS, validation),
+        Oracle(),
     ]

@@ -9,6 +9,7 @@ better than it is.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -23,8 +24,6 @@ from dynamiccl.evaluate.policies import Actions
 INDEPENDENT: Final = "independent runs"
 OPTIMISTIC: Final = "optimistic oracle, no interval"
 _RESAMPLES: Final = 200
-
-CellValues = Mapping[tuple[int, int], npt.NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +46,8 @@ class Summary:
     abstained: float
     #: Share of tasks slower than the default by more than the noise band (None: band unknown).
     slower_than_default: float | None
+    #: Mean number of calls of a task that it tried before it chose; 0 for all but searchers.
+    probes: float
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -88,25 +89,37 @@ def summarise(
     grid: TaskGrid,
     rows: npt.NDArray[np.int64],
     choices: Mapping[str, Actions],
-    values: CellValues,
     band: float | None,
+    probes: Mapping[str, Actions] = MappingProxyType({}),
 ) -> list[Summary]:
-    """Summaries of every policy on the tasks `rows` of a grid."""
+    """Summaries of every policy on the tasks `rows` of a grid.
+
+    `probes` (T,) of the searchers among them.
+    """
     repeated = rows[_repeated(grid)[rows]]
-    intervals = _intervals(grid, repeated, choices, values)
+    intervals = _intervals(grid, repeated, choices)
     return [
-        _summary(grid, rows, name, actions, (intervals[name], len(repeated)), band)
+        _summary(
+            grid,
+            rows,
+            name,
+            actions,
+            (intervals[name], len(repeated)),
+            band,
+            float(probes[name][rows].mean()) if name in probes else 0.0,
+        )
         for name, actions in choices.items()
     ]
 
 
-def _summary(
+def _summary(  # noqa: PLR0913, PLR0917 - all of a row
     grid: TaskGrid,
     rows: npt.NDArray[np.int64],
     name: str,
     actions: Actions,
     interval: tuple[tuple[float, float] | None, int],
     band: float | None,
+    probes: float,
 ) -> Summary:
     regret = grid.regret(actions)[rows]
     chosen, oracle = grid.chosen_us(actions)[rows], grid.oracle_us[rows]
@@ -123,6 +136,7 @@ def _summary(
         tasks_with_interval=interval[1],
         abstained=float((actions[rows] == ABSTAIN_ACTION).mean()),
         slower_than_default=None if band is None else float((ratio > 1.0 + band).mean()),
+        probes=probes,
     )
 
 
@@ -135,7 +149,6 @@ def _intervals(
     grid: TaskGrid,
     rows: npt.NDArray[np.int64],
     choices: Mapping[str, Actions],
-    values: CellValues,
 ) -> dict[str, tuple[float, float] | None]:
     """Intervals over `rows`, tasks all of whose cells were repeated; None without any."""
     if not len(rows):
@@ -145,7 +158,9 @@ def _intervals(
     for row in map(int, rows):
         best = int(np.nanargmin(grid.times_us[row]))
         wanted = {best, *(int(actions[row]) for actions in choices.values())}
-        medians = {action: _resampled_medians(values[row, action], random) for action in wanted}
+        medians = {
+            action: _resampled_medians(grid.samples[row, action], random) for action in wanted
+        }
         for name, actions in choices.items():
             means[name] += medians[int(actions[row])] / medians[best] - 1.0
     low_high = {n: np.quantile(m / len(rows), [0.025, 0.975]) for n, m in means.items()}
@@ -177,7 +192,9 @@ def baseline_verdicts(
     lines = []
     for name in learned:
         ours = by_name[name]
-        simple = [s for s in summaries if s.policy not in {*learned, "nccl-default"}]
+        # Not a searcher, which measures the very task, nor the oracle, which knows it.
+        others = [s for s in summaries if s.probes == 0.0]
+        simple = [s for s in others if s.policy not in {*learned, "nccl-default", "oracle"}]
         better = [s for s in simple if s.mean < ours.mean]
         for other in better:
             word = (

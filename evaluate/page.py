@@ -29,6 +29,7 @@ HEADS: Final = (
     "ratio to default",
     "abstained",
     "slower than default",
+    "probes a task",
 )
 #: A family is drawn when it has so many sizes; at most so many families a system.
 _MIN_SIZES: Final = 4
@@ -50,6 +51,7 @@ def cells(summary: Summary) -> list[str]:
         f"{summary.ratio_to_default:.4f}",
         f"{summary.abstained:.0%}",
         "noise unknown" if slower is None else f"{slower:.0%}",
+        f"{summary.probes:.0f}",
     ]
 
 

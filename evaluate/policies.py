@@ -27,6 +27,12 @@ class Policy(Protocol):
         """(T,) one measured action a task."""
 
 
+def probes_of(policy: Policy, grid: TaskGrid) -> Actions:
+    """(T,) calls that it tried on each task of the grid it was last asked about; 0 for most."""
+    tried = getattr(policy, "probes", None)
+    return np.zeros(grid.tasks.height, dtype=np.int64) if tried is None else tried
+
+
 class NcclDefault:
     """Leaves every choice to NCCL."""
 

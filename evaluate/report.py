@@ -11,7 +11,7 @@ import polars as pl
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import NOISE_KEY, noise_bands, tuned, usable
-from dynamiccl.datasets.scoring import TaskGrid, cell_values, task_grid
+from dynamiccl.datasets.scoring import TaskGrid, task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import content_hash, read
 from dynamiccl.errors import NotEnoughData
@@ -24,7 +24,7 @@ from dynamiccl.evaluate.metrics import (
     summarise,
 )
 from dynamiccl.evaluate.page import render
-from dynamiccl.evaluate.policies import Actions
+from dynamiccl.evaluate.policies import Actions, probes_of
 from dynamiccl.train.policy import TorchPolicy
 
 #: The name of a policy's own row when only one is compared.
@@ -92,20 +92,23 @@ def make_report(data_dir: Path, policies: Sequence[tuple[str, Path]], out: Path)
     training = task_grid(frame, catalogue, [Split.TRAIN])
     validation = task_grid(frame, catalogue, [Split.VALIDATION])
     players = make_policies(training, validation, catalogue, learned)
-    choices = {player.name: player.choose(test) for player in players}
+    choices, probes = {}, {}
+    for player in players:
+        choices[player.name] = player.choose(test)
+        probes[player.name] = probes_of(player, test)
     bands = _bands(frame)
     out.mkdir(parents=True, exist_ok=True)
     results = out / "results.parquet"
     result_rows(test, catalogue, choices, bands).write_parquet(results)
-    values = cell_values(frame, catalogue, test)
     names = [name for name, _ in policies]
     systems = [
-        _system_report(system, test, choices, values, bands, names)
+        _system_report(system, test, choices, probes, bands, names)
         for system in test.tasks["system"].unique().sort()
     ]
     page = out / "report.html"
     whole = task_grid(frame, catalogue, list(Split))
-    drawn = {player.name: player.choose(whole) for player in players}
+    offline = [player for player in players if not probes[player.name].any()]
+    drawn = {player.name: player.choose(whole) for player in offline if player.name != "oracle"}
     text = render(
         systems,
         grid=whole,
@@ -134,16 +137,16 @@ def _system_report(
     system: str,
     grid: TaskGrid,
     choices: dict[str, Actions],
-    values: dict[tuple[int, int], Any],
+    probes: dict[str, Actions],
     bands: Mapping[tuple[str, str | None], float],
     learned: Sequence[str],
 ) -> SystemReport:
     band = bands.get((system, None))
     tasks = grid.tasks.with_row_index("row").filter(pl.col("system") == system)
     rows = tasks["row"].to_numpy().astype(np.int64)
-    summaries = summarise(grid, rows, choices, values, band)
+    summaries = summarise(grid, rows, choices, band, probes)
     by_collective = {
-        str(key[0]): summarise(grid, part["row"].to_numpy().astype(np.int64), choices, values, band)
+        str(key[0]): summarise(grid, part["row"].to_numpy().astype(np.int64), choices, band, probes)
         for key, part in tasks.group_by("collective", maintain_order=True)
     }
     # One line a collective: all-gather may tie where all-reduce gains, and a mean would hide both.

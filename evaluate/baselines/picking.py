@@ -6,7 +6,7 @@ from typing import TypeVar
 import numpy as np
 
 from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.evaluate.policies import Actions, Policy
+from dynamiccl.evaluate.policies import Actions, Policy, probes_of
 
 S = TypeVar("S")
 
@@ -41,7 +41,9 @@ class Picked:
         systems = grid.tasks["system"].to_list()
         picked = np.array([self._of_system.get(str(s), self._of_others) for s in systems])
         chosen: Actions = np.empty(len(picked), dtype=np.int64)
+        self.probes = np.zeros(len(picked), dtype=np.int64)
         for index in np.unique(picked):
             rows = picked == index
             chosen[rows] = self._policies[index].choose(grid)[rows]
+            self.probes[rows] = probes_of(self._policies[index], grid)[rows]
         return chosen

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.scoring import TaskGrid, cell_values, task_grid
+from dynamiccl.datasets.scoring import TaskGrid, task_grid
 from dynamiccl.datasets.splits import Split
 from tests.rows import default, forced, frame
 
@@ -162,13 +162,13 @@ def test_simulated_tasks_are_marked() -> None:
     assert marks == {1 << 20: False, TEST_SIZE: True}
 
 
-def test_cell_values_are_the_repeats_behind_a_time() -> None:
+def test_samples_are_the_repeats_behind_a_time() -> None:
     rows = [r for i in range(3) for r in task(10.0 + i, run=f"c{i}", repeat=i)]
     twice = {**rows[0], "time_us": 99.0}
     made = frame(*rows, twice, *task(77.0, size_bytes=64))
     catalogue = Catalogue.from_frame(made)
     grid = task_grid(made, catalogue, ALL)
-    values = cell_values(made, catalogue, grid)
+    values = grid.samples
     assert sorted(values) == [(t, a) for t in range(2) for a in range(3)]
     big = grid.tasks["size_bytes"].to_list().index(1 << 20)
     assert sorted(values[big, 0].tolist()) == [10.0, 11.0, 12.0]

@@ -16,7 +16,9 @@ def grid(sizes: list[int], times: list[list[float]], **columns: Any) -> TaskGrid
     shared = dict.fromkeys(TASK_COLUMNS) | {"system": "s", "collective": "AllReduce"} | columns
     tasks = pl.DataFrame([{**shared, "size_bytes": size} for size in sizes])
     values = np.array(times)
-    return TaskGrid(tasks, values, np.where(np.isnan(values), 0, 3), tasks.head(0))
+    measured = ~np.isnan(values)
+    samples = {(int(t), int(a)): np.repeat(values[t, a], 3) for t, a in np.argwhere(measured)}
+    return TaskGrid(tasks, values, np.where(measured, 3, 0), tasks.head(0), samples)
 
 
 TRAINING = grid(

@@ -110,10 +110,10 @@ def test_a_regression_takes_only_what_was_measured_at_the_task(
     assert make(law(SIZES)).choose(test).tolist() == [1]
     times = test.times_us.copy()
     times[:, 1] = NAN
-    reduced = TaskGrid(test.tasks, times, test.repeats, test.unscored)
+    reduced = TaskGrid(test.tasks, times, test.repeats, test.unscored, test.samples)
     assert make(law(SIZES)).choose(reduced).tolist() == [3]
     times[:, 1:] = NAN
-    nothing = TaskGrid(test.tasks, times, test.repeats, test.unscored)
+    nothing = TaskGrid(test.tasks, times, test.repeats, test.unscored, test.samples)
     assert make(law(SIZES)).choose(nothing).tolist() == [0]
 
 
@@ -147,6 +147,7 @@ def test_settings_are_picked_by_regret_on_each_systems_validation() -> None:
         np.vstack([small.times_us, large.times_us]),
         np.vstack([small.repeats, large.repeats]),
         small.unscored,
+        {},
     )
     picked = Picked(Always, (0, 3, 1, 2), both)
     assert picked.name == "always"
@@ -157,7 +158,9 @@ def test_settings_are_picked_by_regret_on_each_systems_validation() -> None:
 
 def test_without_validation_the_first_setting_stands() -> None:
     whole = law([1 << 12])
-    nothing = TaskGrid(whole.tasks.head(0), whole.times_us[:0], whole.repeats[:0], whole.unscored)
+    nothing = TaskGrid(
+        whole.tasks.head(0), whole.times_us[:0], whole.repeats[:0], whole.unscored, {}
+    )
     assert Picked(Always, (3, 1), nothing).choose(whole).tolist() == [3]
     with pytest.raises(ValueError, match="no settings"):
         Picked(Always, (), whole)

@@ -1,5 +1,7 @@
 """Summaries and verdicts, against figures worked out by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -25,13 +27,10 @@ CHOICES = {
     "nccl-default": np.array([0, 0]),
     "best-fixed": np.array([2, 2]),
 }
-VALUES = {
-    (row, action): np.full(3, GRID.times_us[row, action]) for row in range(2) for action in range(3)
-}
 
 
 def summaries(band: float | None = 0.05) -> dict[str, Summary]:
-    found = summarise(GRID, np.array([0, 1]), CHOICES, VALUES, band)
+    found = summarise(GRID, np.array([0, 1]), CHOICES, band)
     return {summary.policy: summary for summary in found}
 
 
@@ -54,14 +53,14 @@ def test_share_slower_than_default_counts_beyond_the_band_only() -> None:
 
 
 def test_interval_holds_the_mean_and_needs_independent_repeats() -> None:
-    noisy = {key: times * np.array([0.9, 1.0, 1.1]) for key, times in VALUES.items()}
-    (ours, *_) = summarise(GRID, np.array([0, 1]), CHOICES, noisy, 0.05)
+    noisy = {key: times * np.array([0.9, 1.0, 1.1]) for key, times in GRID.samples.items()}
+    (ours, *_) = summarise(replace(GRID, samples=noisy), np.array([0, 1]), CHOICES, 0.05)
     assert ours.interval is not None
     low, high = ours.interval
     assert low <= ours.mean <= high
     single = grid([1 << 10], [[10.0, 8.0, 16.0]])
     single.repeats[0, 2] = 1
-    (alone, *_) = summarise(single, np.array([0]), {"policy": np.array([1])}, VALUES, 0.05)
+    (alone, *_) = summarise(single, np.array([0]), {"policy": np.array([1])}, 0.05)
     assert alone.interval is None
     assert alone.tasks_with_interval == 0
 
@@ -98,3 +97,13 @@ def test_verdict_on_a_default_within_the_noise() -> None:
 def test_verdict_without_repeats_claims_nothing() -> None:
     text = default_verdicts("s", list(summaries(None).values()), ["policy"], None)[0]
     assert "proves nothing" in text
+
+
+def test_searchers_and_the_oracle_are_no_simple_baselines() -> None:
+    choices = CHOICES | {"oracle": np.array([1, 0]), "descent": np.array([1, 0])}
+    probes = {"descent": np.array([10, 20])}
+    worse = choices | {"policy": np.array([0, 0])}
+    found = summarise(GRID, np.array([0, 1]), worse, 0.05, probes)
+    assert {s.policy: s.probes for s in found if s.probes} == {"descent": 15.0}
+    lines = baseline_verdicts("s", found, ["policy"], 0.05)
+    assert lines == ["s: no simple baseline has a lower mean regret than policy."]

@@ -46,5 +46,5 @@ def test_learned_policy_leaves_configs_alone_that_were_not_measured(trained: Tra
     favourite = int(np.bincount(player.choose(test), minlength=len(catalogue))[1:].argmax()) + 1
     times = test.times_us.copy()
     times[:, favourite] = NAN
-    reduced = TaskGrid(test.tasks, times, test.repeats, test.unscored)
+    reduced = TaskGrid(test.tasks, times, test.repeats, test.unscored, test.samples)
     assert favourite not in player.choose(reduced)

@@ -20,6 +20,10 @@ BASELINES = (
     "nearest-size",
     "k-nearest",
     "gradient-boosting",
+    "ucb1",
+    "epsilon-greedy",
+    "coordinate-descent",
+    "oracle",
 )
 
 
@@ -45,6 +49,15 @@ def test_policy_beats_the_default_on_simulated_all_reduce(report_dir: Path) -> N
     assert policies["nccl-default"]["mean"] > summary["systems"][SYSTEM]["noise_band"]
     assert policies["policy"]["mean"] < policies["nccl-default"]["mean"] / 2
     assert policies["policy"]["mean"] < 0.05
+
+
+def test_searchers_tell_what_they_tried_and_the_oracle_has_no_regret(report_dir: Path) -> None:
+    summary = json.loads((report_dir / "summary.json").read_text())
+    policies = summary["systems"][SYSTEM]["policies"]
+    searchers = ("ucb1", "epsilon-greedy", "coordinate-descent")
+    assert {name for name, figures in policies.items() if figures["probes"]} == set(searchers)
+    assert policies["oracle"]["max"] == 0.0
+    assert policies["coordinate-descent"]["mean"] < policies["nccl-default"]["mean"]
 
 
 def test_page_is_self_contained_and_says_simulated(report_dir: Path) -> None:
