@@ -6,7 +6,7 @@ import random
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,13 +58,14 @@ class FitSummary:
     counts: dict[str, int]
 
 
-def fit(
+def fit(  # noqa: PLR0913 - all of a run
     data_dir: Path,
     recipe: Recipe,
     *,
     experiment: str,
     tracking_uri: str,
     seed: int,
+    tags: Mapping[str, str] = tracking.NO_TAGS,
     progress: Progress = lambda _step, _steps, _metrics: None,
 ) -> FitSummary:
     """Train, choose the checkpoint and the abstain margin on validation, export, and track.
@@ -73,7 +74,8 @@ def fit(
     and UserError for a tracking URI that cannot be used.
     """
     data = load_data(data_dir, seed)
-    with tracking.start_run(tracking_uri, experiment, f"{recipe.name}-seed{seed}") as run:
+    name = f"{recipe.name}-seed{seed}"
+    with tracking.start_run(tracking_uri, experiment, name, tags) as run:
         run.log_params({**recipe.to_json(), "seed": seed, "data": str(data_dir)})
         run.log_params({f"rows_{k}": v for k, v in asdict(data.training.counts).items()})
         run.set_tags({"data_hash": data.digest, "git_commit": git_commit()})
@@ -190,8 +192,7 @@ def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
         "train_seconds": seconds,
     }
     run.log_metrics(final, step=recipe.steps)
-    run.log_folder(scratch)
-    return FitSummary(
+    summary = FitSummary(
         run_id=run.run_id,
         run_directory=str(run.directory or run.artifact_uri),
         recipe=recipe.name,
@@ -205,6 +206,10 @@ def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
         num_actions=len(manifest.catalogue),
         counts=asdict(data.training.counts),
     )
+    # Last of all: who finds it finds the rest.
+    run.log_folder(scratch)
+    run.log_text(json.dumps(asdict(summary), indent=1), "summary.json")
+    return summary
 
 
 def _state_path(run: tracking.Run) -> Path:

@@ -8,18 +8,23 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 from urllib.parse import unquote, urlparse
 
 import mlflow
 from mlflow.entities import Param, RunStatus
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from dynamiccl.datasets.manifest import POLICY_FOLDER, find_policy_in
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import DEFAULT_TRACKING_URI
+
+NO_TAGS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Run:
@@ -54,6 +59,15 @@ class Run:
         for name, value in tags.items():
             self._client.set_tag(self.run_id, name, value)
 
+    def log_text(self, text: str, name: str) -> None:
+        """Write a text among the run's artifacts."""
+        self._client.log_text(self.run_id, text, name)
+
+    def end(self, *, finished: bool) -> None:
+        """End it as FINISHED or FAILED."""
+        status = RunStatus.FINISHED if finished else RunStatus.FAILED
+        self._client.set_terminated(self.run_id, RunStatus.to_string(status))
+
     def log_folder(self, folder: Path) -> None:
         """Copy what a folder holds into the run's artifacts."""
         self._client.log_artifacts(self.run_id, str(folder))
@@ -64,15 +78,38 @@ class Run:
         return _local(self.artifact_uri)
 
 
+def open_run(
+    tracking_uri: str,
+    experiment: str,
+    run_name: str,
+    tags: Mapping[str, str] = NO_TAGS,
+) -> Run:
+    """Start a run that somebody ends later; raises UserError when the URI cannot be used."""
+    with _store(tracking_uri) as client:
+        experiment_id = _experiment(client, tracking_uri, experiment)
+        run = client.create_run(experiment_id, run_name=run_name, tags=dict(tags))
+    return Run(client, run.info.run_id, run.info.artifact_uri)
+
+
+def reopen_run(tracking_uri: str, run_id: str) -> Run:
+    """A run that was started; raises UserError when the store does not hold it."""
+    with _store(tracking_uri) as client:
+        run = client.get_run(run_id)
+    return Run(client, run_id, run.info.artifact_uri)
+
+
 @contextmanager
-def start_run(tracking_uri: str, experiment: str, run_name: str) -> Iterator[Run]:
+def start_run(
+    tracking_uri: str,
+    experiment: str,
+    run_name: str,
+    tags: Mapping[str, str] = NO_TAGS,
+) -> Iterator[Run]:
     """Start a run and end it as FINISHED, or as FAILED when the body raises.
 
     Raises UserError when the tracking URI cannot be used.
     """
-    with _store(tracking_uri) as client:
-        run = client.create_run(_experiment(client, tracking_uri, experiment), run_name=run_name)
-    with _ended(client, Run(client, run.info.run_id, run.info.artifact_uri)) as tracked:
+    with _ended(open_run(tracking_uri, experiment, run_name, tags)) as tracked:
         yield tracked
 
 
@@ -87,7 +124,7 @@ def continue_run(tracking_uri: str, run_id: str) -> Iterator[Run]:
         run = client.get_run(run_id)
     if run.info.status == RunStatus.to_string(RunStatus.FINISHED):
         raise UserError(f"run '{run_id}' has finished; train anew with 'dynamiccl-train fit'")
-    with _ended(client, Run(client, run_id, run.info.artifact_uri)) as tracked:
+    with _ended(Run(client, run_id, run.info.artifact_uri)) as tracked:
         client.update_run(run_id, RunStatus.to_string(RunStatus.RUNNING))
         yield tracked
 
@@ -106,13 +143,55 @@ def _store(tracking_uri: str) -> Iterator[MlflowClient]:
 
 
 @contextmanager
-def _ended(client: MlflowClient, tracked: Run) -> Iterator[Run]:
-    status = RunStatus.to_string(RunStatus.FAILED)
+def _ended(run: Run) -> Iterator[Run]:
+    finished = False
     try:
-        yield tracked
-        status = RunStatus.to_string(RunStatus.FINISHED)
+        yield run
+        finished = True
     finally:
-        client.set_terminated(tracked.run_id, status)
+        run.end(finished=finished)
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A run below another."""
+
+    run_id: str
+    tags: Mapping[str, str]
+
+
+def child_tags(parent_run_id: str) -> dict[str, str]:
+    """Tags of a run that make it a child."""
+    return {MLFLOW_PARENT_RUN_ID: parent_run_id}
+
+
+def children(tracking_uri: str, parent_run_id: str, tags: Mapping[str, str]) -> list[Child]:
+    """The runs below a run that have these tags, oldest first."""
+    wanted = child_tags(parent_run_id) | dict(tags)
+    query = " and ".join(f"tags.`{name}` = '{value}'" for name, value in wanted.items())
+    with _store(tracking_uri) as client:
+        experiment_id = client.get_run(parent_run_id).info.experiment_id
+        found: list[Child] = []
+        token: str | None = None
+        while token is None or token:
+            page = client.search_runs(
+                [experiment_id], query, order_by=["attributes.start_time"], page_token=token
+            )
+            found += [Child(run.info.run_id, run.data.tags) for run in page]
+            token = page.token or ""
+        return found
+
+
+def read_text(tracking_uri: str, run_id: str, name: str) -> str | None:
+    """A text among a run's artifacts; None without it. Raises UserError for a run that is not."""
+    run = reopen_run(tracking_uri, run_id)
+    if run.directory is not None:
+        path = run.directory / name
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+    with _store(tracking_uri) as client:
+        if name not in {entry.path for entry in client.list_artifacts(run_id)}:
+            return None
+        return str(mlflow.artifacts.load_text(f"{run.artifact_uri}/{name}"))
 
 
 def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:

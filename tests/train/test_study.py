@@ -1,0 +1,135 @@
+"""Studies: a parent run with a child for each trial, that goes on where it stopped."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from dynamiccl.errors import MissingPath, UnknownName, UserError
+from dynamiccl.train.study import (
+    begin_study,
+    end_study,
+    plan_study,
+    read_study,
+    run_trial,
+    summarise_study,
+)
+
+ROOT = Path(__file__).parents[2]
+FEW = ["steps=20", "steps_per_epoch=10", "hidden_sizes=8", "num_members=1"]
+
+
+def test_a_study_is_every_recipe_with_every_combination_and_seed() -> None:
+    study = plan_study(
+        Path("data"),
+        experiment="x",
+        recipes=["dqn", "bc"],
+        settings=["steps=20"],
+        grid=["learning_rate=0.1,0.2", "hidden_sizes=8,16+16"],
+        seeds=3,
+    )
+    assert len(study.trials) == 2 * 2 * 2 * 3
+    assert len({(trial.setting, trial.seed) for trial in study.trials}) == len(study.trials)
+    last = study.trials[-1]
+    assert last.setting == "bc learning_rate=0.2 hidden_sizes=16+16"
+    assert (last.recipe.learning_rate, last.recipe.hidden_sizes) == (0.2, (16, 16))
+    assert {trial.recipe.steps for trial in study.trials} == {20}
+    assert Path(study.data).is_absolute()
+
+
+@pytest.mark.parametrize(
+    ("recipes", "grid", "error", "words"),
+    [
+        (["dqm"], [], UnknownName, "ddqn-dueling"),
+        (["dqn"], ["learning_rate"], UserError, "key=value,value"),
+        (["dqn"], ["rate=1,2"], UnknownName, "learning_rate"),
+        (["dqn"], ["steps=1,x"], UserError, "'x' is not int"),
+    ],
+)
+def test_what_cannot_be_planned_says_why(
+    recipes: list[str], grid: list[str], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        plan_study(Path("d"), experiment="x", recipes=recipes, settings=[], grid=grid, seeds=1)
+
+
+def test_trials_are_children_and_the_parent_tells_the_best(data_dir: Path, tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    planned = plan_study(
+        data_dir, experiment="x", recipes=["dqn", "bc"], settings=FEW, grid=[], seeds=2
+    )
+    run_id = begin_study(planned, uri)
+    assert read_study(run_id, uri) == planned
+    first = run_trial(run_id, 0, uri)
+    assert run_trial(run_id, 0, uri) == first  # done: nothing runs twice
+    half = summarise_study(run_id, uri)
+    assert (half.done, half.trials, half.settings[0].low) == (1, 4, None)
+    end_study(half, uri)
+    client = MlflowClient(uri)
+    assert client.get_run(run_id).info.status == "FAILED"
+    for number in range(1, 4):
+        run_trial(run_id, number, uri)
+    summary = summarise_study(run_id, uri)
+    end_study(summary, uri)
+    assert [setting.seeds for setting in summary.settings] == [2, 2]
+    assert summary.settings[0].mean <= summary.settings[1].mean
+    for setting in summary.settings:
+        assert setting.low is not None
+        assert setting.high is not None
+        assert setting.low <= setting.mean <= setting.high
+    parent = client.get_run(run_id)
+    assert parent.info.status == "FINISHED"
+    assert parent.data.tags["best_setting"] == summary.settings[0].setting
+    assert parent.data.metrics["best_validation_regret"] == summary.settings[0].mean
+    runs = client.search_runs([parent.info.experiment_id])
+    below = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == run_id]
+    assert len(below) == 4
+    assert {run.data.params["seed"] for run in below} == {"0", "1"}
+
+
+def test_trials_that_are_not_there_say_so(data_dir: Path, tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    planned = plan_study(data_dir, experiment="x", recipes=["bc"], settings=FEW, grid=[], seeds=1)
+    run_id = begin_study(planned, uri)
+    with pytest.raises(UserError, match="trials 0 to 0"):
+        run_trial(run_id, 1, uri)
+    summary = run_trial(run_id, 0, uri)
+    with pytest.raises(MissingPath, match="no study"):
+        run_trial(summary.run_id, 0, uri)
+
+
+@pytest.mark.slow
+def test_command_goes_on_with_what_failed(data_dir: Path, tmp_path: Path) -> None:
+    """A trial that cannot be run fails alone; mended, the study is whole."""
+    base = [sys.executable, "-P", "-m", "dynamiccl.train.cli", "study", "--json"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*base, *words, "--jobs", "2"],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    settings = [word for setting in FEW for word in ("--set", setting)]
+    grid = ["--grid", "batch_size=64,-1", "--seeds", "2"]
+    broken = run("--data", str(data_dir), "--recipe", "dqn", *settings, *grid)
+    assert broken.returncode == 3, broken.stderr
+    assert "2 of 4 trials failed" in broken.stderr
+    assert "batch_size=-1, seed 1" in broken.stderr
+    found = json.loads(broken.stdout)
+    assert (found["done"], found["trials"]) == (2, 4)
+    again = run("--resume", found["run_id"])
+    assert again.returncode == 3
+    assert json.loads(again.stdout)["settings"] == found["settings"]
+    whole = run("--data", str(data_dir), "--recipe", "dqn", *settings, "--seeds", "2")
+    assert whole.returncode == 0, whole.stderr
+    (setting,) = json.loads(whole.stdout)["settings"]
+    assert (setting["setting"], setting["seeds"]) == ("dqn", 2)

@@ -1,0 +1,205 @@
+"""Studies: recipes x a grid of settings x seeds, one parent run in MLflow, a child for each trial.
+
+The parent holds `study.json`: every trial with its resolved recipe and seed. So a trial is a
+command of its own, `dynamiccl-train trial STUDY NUMBER`, for whatever runs commands: processes
+here, a batch system's array. It goes on where it was killed, and does nothing when it is done.
+"""
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from scipy import stats
+
+from dynamiccl.errors import MissingPath, UserError
+from dynamiccl.train import tracking
+from dynamiccl.train.fit import FitSummary, fit, resume
+from dynamiccl.train.recipes import Recipe, make_recipe
+
+STUDY_NAME: Final = "study.json"
+SUMMARY_NAME: Final = "summary.json"
+_TRIAL_TAG: Final = "dynamiccl.trial"
+_CONFIDENCE: Final = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One training run of a study."""
+
+    #: What is varied, e.g. `cql learning_rate=0.001`; alike for all seeds.
+    setting: str
+    recipe: Recipe
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What is to be run."""
+
+    data: str
+    experiment: str
+    trials: tuple[Trial, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SettingSummary:
+    """One setting over its seeds; regrets are fractions, the interval Student's over seeds."""
+
+    setting: str
+    seeds: int
+    mean: float
+    low: float | None
+    high: float | None
+    best_run: str
+    train_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StudySummary:
+    """What a study came to so far, the best setting first."""
+
+    run_id: str
+    trials: int
+    done: int
+    default_regret: float | None
+    settings: list[SettingSummary]
+
+
+def plan_study(
+    data: Path,
+    *,
+    experiment: str,
+    recipes: Sequence[str],
+    settings: Sequence[str],
+    grid: Sequence[str],
+    seeds: int,
+) -> Study:
+    """Every recipe with every combination of the grid's values, each with the seeds 0 to `seeds`-1.
+
+    `settings` are `key=value` for all trials, `grid` is `key=value,value,...`; a list inside a
+    value is written with `+` (`hidden_sizes=64+64,128+128`). Raises as `make_recipe`, and UserError
+    for a grid without values.
+    """
+    axes = [_axis(text) for text in grid]
+    trials = []
+    for name in recipes:
+        for chosen in itertools.product(*axes):
+            recipe = make_recipe(name, [*settings, *(s.replace("+", ",") for s in chosen)])
+            setting = " ".join([name, *chosen])
+            trials += [Trial(setting, recipe, seed) for seed in range(seeds)]
+    return Study(str(data.resolve()), experiment, tuple(trials))
+
+
+def begin_study(study: Study, tracking_uri: str) -> str:
+    """Make the parent run; its id."""
+    name = f"study of {len(study.trials)} trials"
+    run = tracking.open_run(tracking_uri, study.experiment, name)
+    run.log_params({"data": study.data, "trials": len(study.trials)})
+    run.log_text(json.dumps(asdict(study), indent=1), STUDY_NAME)
+    return run.run_id
+
+
+def read_study(run_id: str, tracking_uri: str) -> Study:
+    """The study of a parent run; raises MissingPath when the run is none, and UserError."""
+    text = tracking.read_text(tracking_uri, run_id, STUDY_NAME)
+    if text is None:
+        raise MissingPath("study", Path(run_id), "begin one with 'dynamiccl-train study'")
+    read = json.loads(text)
+    trials = tuple(
+        Trial(each["setting"], Recipe.from_json(each["recipe"]), each["seed"])
+        for each in read["trials"]
+    )
+    return Study(read["data"], read["experiment"], trials)
+
+
+def run_trial(run_id: str, number: int, tracking_uri: str) -> FitSummary:
+    """Run a study's trial, go on with it, or find that it is done.
+
+    Raises as `read_study` and `fit`, and UserError for a number that the study does not have.
+    """
+    study = read_study(run_id, tracking_uri)
+    if not 0 <= number < len(study.trials):
+        raise UserError(f"trial {number}: the study has trials 0 to {len(study.trials) - 1}")
+    trial = study.trials[number]
+    data = Path(study.data)
+    for child in tracking.children(tracking_uri, run_id, {_TRIAL_TAG: str(number)}):
+        text = tracking.read_text(tracking_uri, child.run_id, SUMMARY_NAME)
+        if text is not None:
+            return FitSummary(**json.loads(text))
+        try:
+            return resume(data, child.run_id, tracking_uri=tracking_uri)
+        except MissingPath:
+            continue  # killed before its first epoch: nothing to go on from
+    return fit(
+        data,
+        trial.recipe,
+        experiment=study.experiment,
+        tracking_uri=tracking_uri,
+        seed=trial.seed,
+        tags=tracking.child_tags(run_id) | {_TRIAL_TAG: str(number), "setting": trial.setting},
+    )
+
+
+def summarise_study(run_id: str, tracking_uri: str) -> StudySummary:
+    """What the trials that are done came to."""
+    study = read_study(run_id, tracking_uri)
+    done: dict[int, FitSummary] = {}
+    for child in tracking.children(tracking_uri, run_id, {}):
+        text = tracking.read_text(tracking_uri, child.run_id, SUMMARY_NAME)
+        if text is not None:
+            done[int(child.tags[_TRIAL_TAG])] = FitSummary(**json.loads(text))
+    by_setting: dict[str, list[FitSummary]] = {}
+    for number, summary in sorted(done.items()):
+        by_setting.setdefault(study.trials[number].setting, []).append(summary)
+    found = [_summary(setting, runs) for setting, runs in by_setting.items()]
+    defaults = {summary.validation_default_regret for summary in done.values()}
+    return StudySummary(
+        run_id=run_id,
+        trials=len(study.trials),
+        done=len(done),
+        default_regret=min(defaults, default=None),
+        settings=sorted(found, key=lambda each: each.mean),
+    )
+
+
+def end_study(summary: StudySummary, tracking_uri: str) -> None:
+    """Log a study's outcome in its parent run, and end it: as failed while a trial is missing."""
+    metrics: dict[str, float] = {"trials_done": summary.done}
+    tags: dict[str, str] = {}
+    if summary.settings:
+        best = summary.settings[0]
+        metrics["best_validation_regret"] = best.mean
+        tags = {"best_setting": best.setting, "best_run": best.best_run}
+    run = tracking.reopen_run(tracking_uri, summary.run_id)
+    run.log_metrics(metrics, step=0)
+    run.set_tags(tags)
+    run.log_text(json.dumps(asdict(summary), indent=1), SUMMARY_NAME)
+    run.end(finished=summary.done == summary.trials)
+
+
+def _axis(text: str) -> list[str]:
+    key, _, values = text.partition("=")
+    if not values:
+        raise UserError(f"--grid {text}: give key=value,value, for example learning_rate=1e-3,3e-4")
+    return [f"{key}={value}" for value in values.split(",")]
+
+
+def _summary(setting: str, runs: Sequence[FitSummary]) -> SettingSummary:
+    regrets = np.array([run.validation_regret for run in runs])
+    low = high = None
+    if len(runs) > 1:
+        spread = float(stats.t.ppf(0.5 + _CONFIDENCE / 2, len(runs) - 1) * stats.sem(regrets))
+        low, high = float(regrets.mean()) - spread, float(regrets.mean()) + spread
+    return SettingSummary(
+        setting=setting,
+        seeds=len(runs),
+        mean=float(regrets.mean()),
+        low=low,
+        high=high,
+        best_run=runs[int(regrets.argmin())].run_id,
+        train_seconds=float(np.mean([run.seconds for run in runs])),
+    )
