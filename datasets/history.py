@@ -27,9 +27,10 @@ from dynamiccl.nccl import Algorithm, Protocol
 UNKNOWN: Final = -1
 _W: Final = {feature.name: index for index, feature in enumerate(WINDOW_FEATURES)}
 _H: Final = {feature.name: index for index, feature in enumerate(HISTORY_FEATURES)}
-_USED: Final = len(CONFIG_USED)
 _W_USED: Final = slice(_W[CONFIG_USED[0].name], _W[CONFIG_USED[-1].name] + 1)
 _H_USED: Final = slice(_H[f"last_{CONFIG_USED[0].name}"], _H[f"last_{CONFIG_USED[-1].name}"] + 1)
+_W_ALGORITHM: Final = slice(_W_USED.start, _W_USED.start + len(Algorithm))
+_W_PROTOCOL: Final = slice(_W_ALGORITHM.stop, _W_ALGORITHM.stop + len(Protocol))
 #: The one-hots of algorithms and of protocols; the last row is that of UNKNOWN, -1.
 _ALGORITHMS: Final = np.eye(len(Algorithm) + 1, len(Algorithm), dtype=np.float32)
 _PROTOCOLS: Final = np.eye(len(Protocol) + 1, len(Protocol), dtype=np.float32)
@@ -68,6 +69,10 @@ class CallColumns:
         """The facts at `index`, in its shape."""
         return type(self)(*(getattr(self, name)[index] for name in self.__slots__))
 
+    def part(self, steps: slice) -> Self:
+        """The facts of some rows, not copied."""
+        return type(self)(*(getattr(self, name)[steps] for name in self.__slots__))
+
     @classmethod
     def of(cls, calls: Sequence[Call]) -> Self:
         """One row a call."""
@@ -101,34 +106,32 @@ def history_features(
     Calls are right-aligned, oldest first; where `valid` (N, K) is false there is padding, whose
     size and time must be positive, and which comes out as zeros.
     """
-    size = calls.size_bytes.astype(np.float64)
-    time_us = calls.time_us.astype(np.float64)
-    gbytes_per_s = size / (1000.0 * time_us)
-    channels = calls.num_channels.astype(np.int64)
-    used = _config_used(calls, channels)
-    window = np.empty((*valid.shape, len(WINDOW_FEATURES)), dtype=np.float32)
-    window[..., _W["valid"]] = 1.0
-    window[..., _W["log2_time"]] = np.log2(time_us)
-    throughput = np.log2(gbytes_per_s) - _LOG2[channels]
-    window[..., _W["log2_channel_throughput"]] = np.where(channels > 0, throughput, 0.0)
-    window[..., _W_USED] = used
+    window, gbytes_per_s = call_features(calls)
     window[..., _W["changed"]] = _changed(calls, valid)
-    window[..., _W["interference"]] = np.maximum(calls.interference, 0.0)
     window[~valid] = 0.0
-    return window, _history(calls, valid, time_us, used)
+    return window, _history(calls, valid, gbytes_per_s, window[:, -1])
+
+
+def call_features(calls: CallColumns) -> tuple[Float32Array, npt.NDArray[np.float64]]:
+    """The window features (..., W) of calls by themselves, `changed` left 0, and size / time."""
+    time_us = calls.time_us.astype(np.float64)
+    gbytes_per_s = calls.size_bytes / (1000.0 * time_us)
+    features = np.empty((*time_us.shape, len(WINDOW_FEATURES)), dtype=np.float32)
+    channels = calls.num_channels
+    throughput = np.log2(gbytes_per_s) - _LOG2[channels]
+    features[..., _W["valid"]] = 1.0
+    features[..., _W["log2_time"]] = np.log2(time_us)
+    features[..., _W["log2_channel_throughput"]] = np.where(channels > 0, throughput, 0.0)
+    features[..., _W_ALGORITHM] = _ALGORITHMS[calls.algorithm]
+    features[..., _W_PROTOCOL] = _PROTOCOLS[calls.protocol]
+    features[..., _W["log2_channels"]] = _LOG2[channels]
+    features[..., _W["changed"]] = 0.0
+    features[..., _W["interference"]] = np.maximum(calls.interference, 0.0)
+    return features, gbytes_per_s
 
 
 def _or_unknown(value: float | None) -> float:
     return UNKNOWN if value is None else value
-
-
-def _config_used(calls: CallColumns, channels: npt.NDArray[np.int64]) -> Float32Array:
-    """(..., len(CONFIG_USED)) one-hot algorithm and protocol, and log2 of the channels."""
-    used = np.empty((*channels.shape, _USED), dtype=np.float32)
-    used[..., : len(Algorithm)] = _ALGORITHMS[calls.algorithm]
-    used[..., len(Algorithm) : -1] = _PROTOCOLS[calls.protocol]
-    used[..., -1] = _LOG2[channels]
-    return used
 
 
 def _changed(calls: CallColumns, valid: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -143,21 +146,21 @@ def _changed(calls: CallColumns, valid: npt.NDArray[np.bool_]) -> npt.NDArray[np
 def _history(
     calls: CallColumns,
     valid: npt.NDArray[np.bool_],
-    time_us: npt.NDArray[np.float64],
-    used: Float32Array,
+    gbytes_per_s: npt.NDArray[np.float64],
+    last: Float32Array,
 ) -> Float32Array:
+    """History features (N, H); `last` (N, W) are the features of the windows' last calls."""
     history = np.zeros((len(valid), len(HISTORY_FEATURES)), dtype=np.float32)
-    if not valid.size:
+    known = valid[:, -1]
+    if not known.any():
         return history
-    gbytes_per_s = calls.size_bytes / (1000.0 * time_us)
     interference, skew_us = calls.interference[:, -1], calls.skew_us[:, -1].astype(np.float64)
     btlbw = np.where(valid, gbytes_per_s, 0.0).max(axis=1)
-    rtprop_us = np.where(valid, time_us, np.inf).min(axis=1)
-    known = valid[:, -1]
+    rtprop_us = np.where(valid, calls.time_us.astype(np.float64), np.inf).min(axis=1)
     btlbw, rtprop_us = np.where(known, btlbw, 1.0), np.where(known, rtprop_us, 1.0)
     inflight = calls.size_bytes[:, -1] / (btlbw * rtprop_us * 1000.0)
     history[:, _H["last_known"]] = 1.0
-    history[:, _H_USED] = used[:, -1]
+    history[:, _H_USED] = last[:, _W_USED]
     history[:, _H["interference_known"]] = interference >= 0.0
     history[:, _H["interference"]] = np.maximum(interference, 0.0)
     history[:, _H["skew_known"]] = skew_us >= 0.0

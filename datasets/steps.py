@@ -63,6 +63,8 @@ class Steps:
     def __post_init__(self) -> None:
         if self.starts[0] != 0 or self.starts[-1] != len(self.action):
             raise ValueError("the episodes do not cover the steps")
+        if (np.diff(self.starts) < 1).any():
+            raise ValueError("an episode has no step")
 
     def __len__(self) -> int:
         return len(self.action)
@@ -120,9 +122,12 @@ class Steps:
 
     def discounted(self, rows: Int64Array, following: Int64Array, gamma: float) -> Float32Array:
         """(B,) discounted sum of the rewards from each of `rows` to before `following`."""
+        longest = int((following - rows).max(initial=0))
+        if longest <= 1:
+            return np.where(following > rows, self.reward[rows], 0.0).astype(np.float32)
         total = np.zeros(len(rows))
         last = len(self) - 1
-        for step in range(int((following - rows).max(initial=0))):
+        for step in range(longest):
             inside = rows + step < following
             total += inside * gamma**step * self.reward[np.minimum(rows + step, last)]
         return total.astype(np.float32)

@@ -5,11 +5,18 @@ for a small network; here a batch is a handful of array operations, whatever the
 What comes out is what its `MultiStepTransitionPicker` (2.8.1) gives, row by row.
 """
 
+from typing import Final
+
 import numpy as np
+import numpy.typing as npt
 from d3rlpy.dataset import TransitionMiniBatch
 
 from dynamiccl.datasets.features import Float32Array
 from dynamiccl.datasets.steps import Int64Array, Steps
+from dynamiccl.train.feature_rows import FeatureRows
+
+#: Steps whose features are kept in memory, 84 bytes each; of more they are made for each batch.
+MAX_CACHED: Final = 16_000_000
 
 
 class Replay:
@@ -30,6 +37,8 @@ class Replay:
     ) -> None:
         """Weigh steps by the size of their task's group to the power of -`balance`."""
         self.steps = steps
+        is_cached = steps.windows is None and len(steps) <= MAX_CACHED
+        self._observe = FeatureRows(steps).observe if is_cached else steps.observe
         self.random = np.random.default_rng(seed)
         self._batch_size = batch_size
         self._num_steps = num_steps
@@ -38,57 +47,73 @@ class Replay:
         choosable = steps.choosable.astype(np.float64)
         # Of an episode's steps, which are all of one task.
         self._weight = np.bincount(group, weights=choosable).clip(1.0)[group] ** -balance
-        self._cumulative = np.cumsum(choosable * self._weight)
+        self._share = choosable * self._weight
+        self._cumulative = np.cumsum(self._share)
+        # Then no sum of weights need be searched.
+        self._is_uniform = bool(steps.terminated.all()) and np.ptp(self._weight) == 0.0
+        # The last episode that can be drawn, should rounding lead past it.
+        self._last = int(np.searchsorted(self._cumulative, self._cumulative[-1]))
         if not self._cumulative[-1] > 0:
             raise ValueError("no step leads anywhere: every episode is cut off after its first")
 
     def sample(self) -> TransitionMiniBatch:
         """One batch, in the order of the steps: neighbours lie together in memory."""
-        drawn = np.sort(self.random.random(self._batch_size)) * self._cumulative[-1]
-        last = np.searchsorted(self._cumulative, self._cumulative[-1])  # that can be chosen
-        episode = np.minimum(np.searchsorted(self._cumulative, drawn, side="right"), last)
-        before = np.where(episode > 0, self._cumulative[episode - 1], 0.0)
-        offset = ((drawn - before) / self._weight[episode]).astype(np.int64)
-        offset = np.clip(offset, 0, self.steps.choosable[episode] - 1)
-        return self.batch(self.steps.starts[episode] + offset, episode)
+        drawn = self.random.random(self._batch_size)
+        drawn.sort()
+        if self._is_uniform:
+            rows = (drawn * len(self.steps)).astype(np.int64)
+            return self.batch(rows, self.steps.episode_of(rows))
+        drawn *= self._cumulative[-1]
+        episode = np.minimum(np.searchsorted(self._cumulative, drawn, side="right"), self._last)
+        into = drawn - (self._cumulative[episode] - self._share[episode])
+        offset = np.minimum(
+            (into / self._weight[episode]).astype(np.int64), self.steps.choosable[episode] - 1
+        )
+        return self.batch(self.steps.starts[episode] + np.maximum(offset, 0), episode)
 
     def batch(self, rows: Int64Array, episode: Int64Array) -> TransitionMiniBatch:
         """The transitions that begin with the steps `rows` of the episodes `episode`."""
         steps = self.steps
         following, ends = steps.advance(rows, episode, self._num_steps)
-        observations, mask, _ = steps.observe(rows, episode)
-        goes_on = np.flatnonzero(~ends)
-        next_observations, next_actions = self._next(
-            [observations.window, observations.context, mask], following, episode, goes_on
-        )
+        rewards = steps.discounted(rows, following, self._gamma)
+        parts, next_parts, next_actions = self._observations(rows, following, episode, ends)
         return TransitionMiniBatch(
-            observations=[observations.window, observations.context, mask],
+            observations=parts,
             actions=_column(steps.action[rows]),
-            rewards=_column(steps.discounted(rows, following, self._gamma)),
-            next_observations=next_observations,
+            rewards=_column(rewards),
+            next_observations=next_parts,
             next_actions=next_actions,
             terminals=_column(ends),
             intervals=_column(following - rows),
             transitions=[],
         )
 
-    def _next(
+    def _observations(
         self,
-        observation: list[Float32Array],
+        rows: Int64Array,
         following: Int64Array,
         episode: Int64Array,
-        goes_on: Int64Array,
-    ) -> tuple[list[Float32Array], Float32Array]:
-        parts = [np.zeros_like(part) for part in observation]
-        actions = np.zeros((len(following), 1), dtype=np.float32)
-        if len(goes_on):
-            rows = following[goes_on]
-            found, mask, _ = self.steps.observe(rows, episode[goes_on])
-            for part, values in zip(parts, (found.window, found.context, mask), strict=True):
-                part[goes_on] = values
-            actions[goes_on, 0] = self.steps.action[rows]
-        return parts, actions
+        ends: npt.NDArray[np.bool_],
+    ) -> tuple[list[Float32Array], list[Float32Array], Float32Array]:
+        """Observations, those that follow, and the actions taken then."""
+        if ends.all():
+            found, mask, _ = self._observe(rows, episode)
+            parts = [found.window, found.context, mask]
+            zeros = [np.zeros_like(part) for part in parts]
+            return parts, zeros, np.zeros((len(rows), 1), dtype=np.float32)
+        # Of an episode that ends, its last step stands in until it is blanked. Both at once: most
+        # of the time goes to calls of NumPy, not to what they copy.
+        following = following - ends
+        both = np.concatenate([rows, following]), np.concatenate([episode, episode])
+        found, mask, _ = self._observe(*both)
+        parts = [found.window, found.context, mask]
+        actions = _column(self.steps.action[following])
+        next_parts = [part[len(rows) :] for part in parts]
+        blank = np.flatnonzero(ends)
+        for part in (*next_parts, actions):
+            part[blank] = 0.0
+        return [part[: len(rows)] for part in parts], next_parts, actions
 
 
-def _column(values: object) -> Float32Array:
-    return np.asarray(values, dtype=np.float32)[:, None]
+def _column(values: npt.ArrayLike) -> Float32Array:
+    return np.array(values, dtype=np.float32)[:, None]

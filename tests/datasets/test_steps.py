@@ -96,6 +96,9 @@ def test_files_say_what_is_wrong_with_them(tmp_path: Path) -> None:
     with pytest.raises(MissingPath, match="write_steps"):
         open_steps(tmp_path / "nothing")
     write_steps(tmp_path, [steps], num_steps=len(steps), num_episodes=len(steps.task))
+    np.save(tmp_path / "starts.npy", np.array([0, 5, 5, len(steps)]))
+    with pytest.raises(CorruptFile, match="has no step"):
+        open_steps(tmp_path)
     np.save(tmp_path / "starts.npy", np.array([0, 3]))
     with pytest.raises(CorruptFile, match="do not cover"):
         open_steps(tmp_path)

@@ -10,6 +10,7 @@ from d3rlpy.dataset import (
 )
 
 from dynamiccl.datasets.steps import Int64Array, Steps
+from dynamiccl.train.feature_rows import FeatureRows
 from dynamiccl.train.replay import Replay
 from tests.steps import make_steps
 
@@ -33,23 +34,26 @@ def episodes_of(steps: Steps) -> list[Episode]:
 
 
 def assert_equal(ours: TransitionMiniBatch, theirs: TransitionMiniBatch) -> None:
-    for ours_part, theirs_part in zip(ours.observations, theirs.observations, strict=True):
-        np.testing.assert_array_equal(ours_part, theirs_part)
-    for ours_part, theirs_part in zip(
-        ours.next_observations, theirs.next_observations, strict=True
-    ):
-        np.testing.assert_array_equal(ours_part, theirs_part)
+    for name in ("observations", "next_observations"):
+        window, context, mask = getattr(ours, name)
+        their_window, their_context, their_mask = getattr(theirs, name)
+        np.testing.assert_array_equal(window, their_window)
+        np.testing.assert_array_equal(mask, their_mask)
+        # Sums of logarithms against logarithms of products, in single precision.
+        np.testing.assert_allclose(context, their_context, rtol=1e-5, atol=1e-6)
     for name in ("actions", "next_actions", "terminals", "intervals"):
         np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name), err_msg=name)
     np.testing.assert_allclose(ours.rewards, theirs.rewards, rtol=1e-6)
 
 
-@pytest.mark.parametrize("own_windows", [False, True])
+@pytest.mark.parametrize("kind", ["cached", "made anew", "own windows"])
 @pytest.mark.parametrize(("num_steps", "gamma"), [(1, 0.0), (1, 0.9), (3, 0.5), (5, 0.99)])
 def test_every_row_is_what_d3rlpys_picker_gives(
-    num_steps: int, gamma: float, own_windows: bool
+    num_steps: int, gamma: float, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = make_steps(own_windows=own_windows)
+    steps = make_steps(own_windows=kind == "own windows")
+    if kind == "made anew":
+        monkeypatch.setattr("dynamiccl.train.replay.MAX_CACHED", 0)
     pickers = [MultiStepTransitionPicker(num_steps, gamma)]
     if num_steps == 1:
         pickers.append(BasicTransitionPicker())
@@ -77,6 +81,14 @@ def test_steps_are_drawn_alike_and_the_last_of_a_cut_off_episode_never() -> None
     rest = np.delete(counts, last)
     assert rest.min() > 0.8 * rest.mean()
     assert rest.max() < 1.2 * rest.mean()
+
+
+def test_steps_of_ended_episodes_are_drawn_alike() -> None:
+    steps = make_steps()
+    steps.terminated[:] = True
+    counts = draws(steps, balance=0.0)
+    assert counts.min() > 0.8 * counts.mean()
+    assert counts.max() < 1.2 * counts.mean()
 
 
 def test_balance_draws_every_group_alike() -> None:
@@ -117,3 +129,18 @@ def draws(steps: Steps, *, balance: float) -> Int64Array:
     replay = Noted(steps, 40_000, seed=0, balance=balance)
     replay.sample()
     return np.bincount(replay.drawn, minlength=len(steps))
+
+
+def test_features_of_steps_with_windows_of_their_own_are_not_kept() -> None:
+    with pytest.raises(ValueError, match="windows of their own"):
+        FeatureRows(make_steps(own_windows=True))
+
+
+def test_parts_of_the_features_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = make_steps(lengths=(30, 40))
+    rows = np.arange(len(steps))
+    whole, _, _ = FeatureRows(steps).observe(rows, steps.episode_of(rows))
+    monkeypatch.setattr("dynamiccl.train.feature_rows._PART", 7)
+    parts, _, _ = FeatureRows(steps).observe(rows, steps.episode_of(rows))
+    np.testing.assert_array_equal(parts.window, whole.window)
+    np.testing.assert_array_equal(parts.context, whole.context)
