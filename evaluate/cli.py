@@ -59,14 +59,25 @@ def report_command(
     if as_json:
         cli.print_json(report.to_json())
         return
-    wide = Console(width=max(_stdout.width, 150)) if not _stdout.is_terminal else _stdout
+    wide = Console(width=max(_stdout.width, 170)) if not _stdout.is_terminal else _stdout
     for system in report.systems:
         band = "unknown" if system.band is None else f"{system.band:.2%}"
         mark = " (simulated)" if system.simulated else ""
-        table = Table(*HEADS, title=f"{system.system}{mark}, noise band {band}")
+        table = Table(title=f"{system.system}{mark}, noise band {band}")
+        for index, head in enumerate(HEADS):
+            table.add_column(head, no_wrap=index == 0)
         for summary in system.summaries:
             table.add_row(*cells(summary))
         wide.print(table)
+        if system.beyond_noise:
+            few = system.beyond_noise
+            by_name = ", ".join(f"{each.policy} {each.mean:.2%}" for each in few)
+            wide.print(
+                f"where NCCL's default is beyond the noise band ({few[0].tasks} tasks), mean "
+                f"regret: {by_name}",
+                soft_wrap=True,
+                highlight=False,
+            )
         for line in system.verdicts:
             wide.print(line, soft_wrap=True, highlight=False)
         if system.unscored.height:

@@ -1,10 +1,9 @@
-"""From choices to figures: one row per (task, policy), and summaries with bootstrap intervals.
+"""From choices to figures: one row per (task, policy), and summaries.
 
-The interval of a mean regret comes from resampling the independent repeats of the chosen and of the
-best cell, over tasks all of whose cells were repeated. The best config stays the one found on all
-repeats: choosing it anew in every resample would count noise as regret. A task with a cell that was
-measured once is marked 'optimistic oracle, no interval': the best of noisy single figures looks
-better than it is.
+Regrets here are against the best measured config, chosen on all runs. Beside their mean stands the
+cross-fitted one (`crossfit`), with an interval, over the tasks all of whose cells have independent
+runs enough. The others are marked 'optimistic oracle, no interval': the best of noisy single
+figures looks better than it is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,11 +18,11 @@ import polars as pl
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import NOISE_KEY
 from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.evaluate.crossfit import CrossFit, cross_fit, has_runs
 from dynamiccl.evaluate.policies import Actions
 
 INDEPENDENT: Final = "independent runs"
 OPTIMISTIC: Final = "optimistic oracle, no interval"
-_RESAMPLES: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +32,16 @@ class Summary:
     policy: str
     tasks: int
     mean: float
+    p50: float
     p95: float
     max: float
     #: Geometric mean of time over the default's time; below 1 is faster than NCCL.
     ratio_to_default: float
     #: Total time over the oracle's total time - 1: large messages weigh more.
     time_weighted: float
-    #: 95 % bootstrap interval of `mean` over the tasks with independent runs; None without any.
+    #: Cross-fitted mean over the tasks with independent runs; None without any.
+    crossfit: float | None
+    #: Its 95 % interval.
     interval: tuple[float, float] | None
     tasks_with_interval: int
     #: Share of tasks on which the policy leaves the choice to NCCL.
@@ -67,7 +69,7 @@ def result_rows(
         oracle_config=pl.Series(names[best]),
         oracle_us=pl.Series(grid.oracle_us),
         default_us=pl.Series(grid.default_us),
-        evidence=pl.Series(np.where(_repeated(grid), INDEPENDENT, OPTIMISTIC)),
+        evidence=pl.Series(np.where(has_runs(grid), INDEPENDENT, OPTIMISTIC)),
         noise_band=pl.Series(
             [bands.get(key) for key in grid.tasks.select(NOISE_KEY).iter_rows()], dtype=pl.Float64
         ),
@@ -96,15 +98,15 @@ def summarise(
 
     `probes` (T,) of the searchers among them.
     """
-    repeated = rows[_repeated(grid)[rows]]
-    intervals = _intervals(grid, repeated, choices)
+    fitted = cross_fit(grid, rows, choices)
+    num_fitted = int(has_runs(grid)[rows].sum())
     return [
         _summary(
             grid,
             rows,
             name,
             actions,
-            (intervals[name], len(repeated)),
+            (fitted[name], num_fitted),
             band,
             float(probes[name][rows].mean()) if name in probes else 0.0,
         )
@@ -117,7 +119,7 @@ def _summary(  # noqa: PLR0913, PLR0917 - all of a row
     rows: npt.NDArray[np.int64],
     name: str,
     actions: Actions,
-    interval: tuple[tuple[float, float] | None, int],
+    fitted: tuple[CrossFit | None, int],
     band: float | None,
     probes: float,
 ) -> Summary:
@@ -128,51 +130,18 @@ def _summary(  # noqa: PLR0913, PLR0917 - all of a row
         policy=name,
         tasks=len(rows),
         mean=float(regret.mean()),
+        p50=float(np.median(regret)),
         p95=float(np.quantile(regret, 0.95)),
         max=float(regret.max()),
         ratio_to_default=float(np.exp(np.log(ratio).mean())),
         time_weighted=float(chosen.sum() / oracle.sum() - 1.0),
-        interval=interval[0],
-        tasks_with_interval=interval[1],
+        crossfit=None if fitted[0] is None else fitted[0].mean,
+        interval=None if fitted[0] is None else (fitted[0].low, fitted[0].high),
+        tasks_with_interval=fitted[1],
         abstained=float((actions[rows] == ABSTAIN_ACTION).mean()),
         slower_than_default=None if band is None else float((ratio > 1.0 + band).mean()),
         probes=probes,
     )
-
-
-def _repeated(grid: TaskGrid) -> npt.NDArray[np.bool_]:
-    """(T,) whether every measured cell of a task has at least two independent repeats."""
-    return np.asarray(((grid.repeats >= 2) | ~grid.mask).all(axis=1))
-
-
-def _intervals(
-    grid: TaskGrid,
-    rows: npt.NDArray[np.int64],
-    choices: Mapping[str, Actions],
-) -> dict[str, tuple[float, float] | None]:
-    """Intervals over `rows`, tasks all of whose cells were repeated; None without any."""
-    if not len(rows):
-        return dict.fromkeys(choices)
-    random = np.random.default_rng(0)
-    means: dict[str, npt.NDArray[np.float64]] = {n: np.zeros(_RESAMPLES) for n in choices}
-    for row in map(int, rows):
-        best = int(np.nanargmin(grid.times_us[row]))
-        wanted = {best, *(int(actions[row]) for actions in choices.values())}
-        medians = {
-            action: _resampled_medians(grid.samples[row, action], random) for action in wanted
-        }
-        for name, actions in choices.items():
-            means[name] += medians[int(actions[row])] / medians[best] - 1.0
-    low_high = {n: np.quantile(m / len(rows), [0.025, 0.975]) for n, m in means.items()}
-    return {name: (float(ends[0]), float(ends[1])) for name, ends in low_high.items()}
-
-
-def _resampled_medians(
-    repeats: npt.NDArray[np.float64], random: np.random.Generator
-) -> npt.NDArray[np.float64]:
-    drawn = random.integers(0, len(repeats), size=(_RESAMPLES, len(repeats)))
-    medians: npt.NDArray[np.float64] = np.median(repeats[drawn], axis=1)
-    return medians
 
 
 def default_verdicts(
@@ -196,17 +165,24 @@ def baseline_verdicts(
         others = [s for s in summaries if s.probes == 0.0]
         simple = [s for s in others if s.policy not in {*learned, "nccl-default", "oracle"}]
         better = [s for s in simple if s.mean < ours.mean]
-        for other in better:
-            word = (
-                "beats" if other.mean < ours.mean - (band or 0.0) else "is level with or ahead of"
-            )
+        by_far = [s for s in better if s.mean < ours.mean - (band or 0.0)]
+        level = [s for s in better if s not in by_far]
+        own = f"{name} (mean regret {ours.mean:.2%})"
+        if by_far:
             lines.append(
-                f"{where}: the simple baseline {other.policy} {word} {name}: mean regret "
-                f"{other.mean:.2%} against {ours.mean:.2%}."
+                f"{where}: simple baselines beat {own} beyond the noise: {_listed(by_far)}."
+            )
+        if level:
+            lines.append(
+                f"{where}: simple baselines are level with or ahead of {own}: {_listed(level)}."
             )
         if not better:
             lines.append(f"{where}: no simple baseline has a lower mean regret than {name}.")
     return lines
+
+
+def _listed(summaries: Sequence[Summary]) -> str:
+    return ", ".join(f"{each.policy} {each.mean:.2%}" for each in summaries)
 
 
 def _against_default(name: str, ours: Summary, default: Summary, band: float | None) -> str:

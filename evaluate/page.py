@@ -22,7 +22,8 @@ HEADS: Final = (
     "policy",
     "tasks",
     "mean regret",
-    "95 % interval",
+    "cross-fitted, 95 % interval",
+    "p50",
     "p95",
     "max",
     "time-weighted",
@@ -44,7 +45,10 @@ def cells(summary: Summary) -> list[str]:
         summary.policy,
         str(summary.tasks),
         f"{summary.mean:.2%}",
-        f"{interval[0]:.2%} .. {interval[1]:.2%}" if interval else OPTIMISTIC,
+        OPTIMISTIC
+        if interval is None
+        else f"{summary.crossfit:.2%} ({interval[0]:.2%} to {interval[1]:.2%})",
+        f"{summary.p50:.2%}",
         f"{summary.p95:.2%}",
         f"{summary.max:.2%}",
         f"{summary.time_weighted:.2%}",
@@ -79,6 +83,10 @@ def _section(
     learned: set[str],
 ) -> dict[str, Any]:
     tables = [{"title": "All collectives", "rows": _rows(system.summaries, learned)}]
+    if system.beyond_noise:
+        count = system.beyond_noise[0].tasks
+        title = f"Where NCCL's default itself is beyond the noise band: {count} of the tasks"
+        tables.append({"title": title, "rows": _rows(system.beyond_noise, learned)})
     if len(system.by_collective) > 1:
         tables += [
             {"title": name, "rows": _rows(part, learned)}

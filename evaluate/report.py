@@ -40,6 +40,9 @@ class SystemReport:
     band: float | None
     summaries: list[Summary]
     by_collective: dict[str, list[Summary]]
+    #: The tasks on which the default's own regret exceeds the noise band; elsewhere anything looks
+    #: good. Empty when there are none, or the band is not known.
+    beyond_noise: list[Summary]
     verdicts: list[str]
     unscored: pl.DataFrame
 
@@ -65,6 +68,7 @@ class Report:
                         c: {x.policy: x.to_json() for x in part}
                         for c, part in s.by_collective.items()
                     },
+                    "beyond_noise": {x.policy: x.to_json() for x in s.beyond_noise},
                     "verdicts": s.verdicts,
                 }
                 for s in self.systems
@@ -155,12 +159,15 @@ def _system_report(
         for name, part in by_collective.items()
         for line in default_verdicts(f"{system} {name}", part, learned, bands.get((system, name)))
     ]
+    default_regret = grid.regret(choices["nccl-default"])
+    beyond = rows[default_regret[rows] > band] if band is not None else rows[:0]
     return SystemReport(
         system=system,
         simulated=bool(tasks["simulated"].all()),
         band=band,
         summaries=summaries,
         by_collective=by_collective,
+        beyond_noise=summarise(grid, beyond, choices, band, probes) if len(beyond) else [],
         verdicts=[*against_default, *baseline_verdicts(system, summaries, learned, band)],
         unscored=grid.unscored.filter(pl.col("system") == system),
     )

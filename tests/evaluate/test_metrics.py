@@ -57,11 +57,13 @@ def test_interval_holds_the_mean_and_needs_independent_repeats() -> None:
     (ours, *_) = summarise(replace(GRID, samples=noisy), np.array([0, 1]), CHOICES, 0.05)
     assert ours.interval is not None
     low, high = ours.interval
-    assert low <= ours.mean <= high
+    assert ours.crossfit is not None
+    assert low <= ours.crossfit <= high
     single = grid([1 << 10], [[10.0, 8.0, 16.0]])
-    single.repeats[0, 2] = 1
+    single.repeats[0, 2] = 2
     (alone, *_) = summarise(single, np.array([0]), {"policy": np.array([1])}, 0.05)
     assert alone.interval is None
+    assert alone.crossfit is None
     assert alone.tasks_with_interval == 0
 
 
@@ -85,7 +87,8 @@ def test_verdict_says_that_a_simple_baseline_beats_the_policy() -> None:
     ]
     assert "DOES NOT BEAT" in default_verdicts("s", swapped, ["policy"], 0.05)[0]
     text = "\n".join(baseline_verdicts("s", swapped, ["policy"], 0.05))
-    assert "the simple baseline best-fixed beats policy" in text
+    assert "simple baselines beat policy (mean regret" in text
+    assert "beyond the noise: best-fixed 0.00%." in text
 
 
 def test_verdict_on_a_default_within_the_noise() -> None:

@@ -60,6 +60,16 @@ def test_searchers_tell_what_they_tried_and_the_oracle_has_no_regret(report_dir:
     assert policies["coordinate-descent"]["mean"] < policies["nccl-default"]["mean"]
 
 
+def test_tasks_where_the_default_is_beyond_the_noise_stand_apart(report_dir: Path) -> None:
+    found = json.loads((report_dir / "summary.json").read_text())["systems"][SYSTEM]
+    beyond, whole = found["beyond_noise"], found["policies"]
+    assert 0 < beyond["policy"]["tasks"] < whole["policy"]["tasks"]
+    assert beyond["nccl-default"]["mean"] > whole["nccl-default"]["mean"]
+    assert beyond["nccl-default"]["p50"] > found["noise_band"]
+    page = (report_dir / "report.html").read_text(encoding="utf-8")
+    assert "NCCL&#39;s default itself is beyond the noise band" in page
+
+
 def test_page_is_self_contained_and_says_simulated(report_dir: Path) -> None:
     page = (report_dir / "report.html").read_text(encoding="utf-8")
     assert page.count("<svg") >= 4  # two families, each a heat map and curves
