@@ -1,6 +1,7 @@
 """From a recipe to a d3rlpy algorithm."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, cast
 
 import d3rlpy
@@ -19,7 +20,7 @@ from dynamiccl.datasets.steps import Steps
 from dynamiccl.errors import UnknownName
 from dynamiccl.train.encoders import ObservationEncoder, ObservationEncoderFactory
 from dynamiccl.train.heads import Imitator, LogTimeFactory, LogTimeQFunction, Member
-from dynamiccl.train.recipes import Recipe
+from dynamiccl.train.recipes import Recipe, recipe_of_file
 
 #: Steps from which the scale of the features is taken.
 _MAX_SCALED: Final = 200_000
@@ -28,8 +29,11 @@ _MAX_SCALED: Final = 200_000
 def make_algorithm(recipe: Recipe, steps: Steps) -> Any:
     """The d3rlpy algorithm of a recipe, its networks built and its input scaling set.
 
-    Raises UnknownName when the recipe names an algorithm that is not here.
+    Raises UnknownName when the recipe names an algorithm or a window encoder that is not here, and
+    as `recipe_of_file` when its file is gone or broken.
     """
+    if recipe.source:  # a run that goes on has not read it yet
+        recipe_of_file(Path(recipe.source))
     if recipe.algorithm not in ALGORITHMS:
         raise UnknownName("algorithm", recipe.algorithm, ALGORITHMS)
     common: dict[str, Any] = {

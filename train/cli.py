@@ -62,7 +62,10 @@ def fit_command(
     data: Annotated[Path, typer.Option(help="Data directory of dynamiccl-collect.")],
     recipe: Annotated[
         str | None,
-        typer.Option(help=f"One of {', '.join(RECIPES)}.", show_default=_DEFAULT_RECIPE),
+        typer.Option(
+            help=f"One of {', '.join(RECIPES)}, or FILE.py with one.",
+            show_default=_DEFAULT_RECIPE,
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting.")
@@ -95,6 +98,7 @@ def fit_command(
 
     part_paths(data)
     from dynamiccl.train import fit as fitting
+    from dynamiccl.train import tracking
 
     with _progress(resume or chosen.name) as show:
         if resume is not None:
@@ -108,6 +112,7 @@ def fit_command(
                 seed=seed or 0,
                 progress=show,
             )
+    version = tracking.register(tracking_uri, summary.run_id, tracking.CANDIDATE)
     if as_json:
         cli.print_json(asdict(summary))
         return
@@ -118,6 +123,7 @@ def fit_command(
         f"tasks (NCCL's default {summary.validation_default_regret:.2%}), abstains below a "
         f"predicted gain of {summary.abstain_margin:.1%}\n"
         f"files: {summary.run_directory}\n"
+        f"registered as models:/{tracking.MODEL_NAME}@{tracking.CANDIDATE} (version {version})\n"
         f"compare runs with: mlflow ui --backend-store-uri {tracking_uri}",
         soft_wrap=True,
     )
@@ -178,7 +184,8 @@ def study_command(
     if as_json:
         cli.print_json(asdict(summary))
     else:
-        _stdout.print(_study_table(summary))
+        wide = _stdout if _stdout.is_terminal else Console(width=max(_stdout.width, 140))
+        wide.print(_study_table(summary))
     if failures:
         for failure in failures:
             _stderr.print(failure, soft_wrap=True, highlight=False)

@@ -5,7 +5,7 @@
 All of it is TorchScript: what is trained is what is exported.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -13,6 +13,8 @@ import torch
 from d3rlpy.models import EncoderFactory, register_encoder_factory
 from d3rlpy.models.torch import Encoder
 from torch import nn
+
+from dynamiccl.errors import UnknownName
 
 #: Wavelengths of `SizeWaves`, in octaves of message size.
 WAVE_OCTAVES: Final = (8.0, 16.0, 32.0)
@@ -113,14 +115,22 @@ class GruWindow(nn.Module):
         return state.index_copy(0, warm, outputs[:, -1])
 
 
-WindowEncoder = FlatWindow | ConvolvedWindow | LstmWindow | GruWindow
-#: What a recipe may name.
-WINDOW_ENCODERS: Final[Mapping[str, Callable[[Sequence[int]], WindowEncoder]]] = {
+#: What a recipe may name: from the shape (K, W) to a module whose `width` is that of its output.
+WINDOW_ENCODERS: Final[dict[str, Callable[[Sequence[int]], Any]]] = {
     "mlp": FlatWindow,
     "lstm": LstmWindow,
     "gru": GruWindow,
     "cnn": ConvolvedWindow,
 }
+
+
+def register_window_encoder(name: str, make: Callable[[Sequence[int]], nn.Module]) -> None:
+    """Let recipes name a window encoder of one's own; registering a name anew replaces it.
+
+    `make` gets the window's shape (K, W) and gives a TorchScript-able module from windows (B, K, W)
+    to features (B, `width`), `width` being an attribute of it.
+    """
+    WINDOW_ENCODERS[name] = make
 
 
 class Trunk(nn.Module):
@@ -139,8 +149,13 @@ class Trunk(nn.Module):
         hidden_sizes: Sequence[int],
         window_encoder: str = "mlp",
     ) -> None:
-        """Lay out the layers for a (K, W) window and F context features."""
+        """Lay out the layers for a (K, W) window and F context features.
+
+        Raises UnknownName for a window encoder that is not registered.
+        """
         super().__init__()
+        if window_encoder not in WINDOW_ENCODERS:
+            raise UnknownName("window encoder", window_encoder, WINDOW_ENCODERS)
         self.register_buffer("context_mean", torch.zeros(context_size))
         self.register_buffer("context_scale", torch.ones(context_size))
         self.window = WINDOW_ENCODERS[window_encoder](window_shape)

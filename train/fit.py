@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import tempfile
 import time
 import warnings
@@ -178,6 +179,8 @@ def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
     margin, regret = _choose_margin(algorithm, data, recipe)
     manifest = _export(_made(scratch / POLICY_FOLDER), algorithm, data, recipe, margin)
     (scratch / "recipe.json").write_text(json.dumps(recipe.to_json(), indent=1), encoding="utf-8")
+    if recipe.source:
+        shutil.copy(recipe.source, scratch / "recipe.py")
     default = data.default_regret()
     training_curves(
         _made(scratch / "plots") / "training.png",

@@ -1,13 +1,19 @@
 """Recipes: named functions that return a complete, frozen training set-up.
 
-`dynamiccl-train list` shows them; `--set key=value` changes a field for one run and is recorded.
+`dynamiccl-train list` shows them; `--set key=value` changes a field for one run and is recorded. A
+recipe can also be a file of one's own (`docs/new-recipe.md`).
 """
 
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Final, Self
 
-from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.errors import MissingPath, UnknownName, UserError
+
+#: What a recipe is, and not a setting of it.
+_FIXED: Final = ("name", "summary", "source", "algorithm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +22,8 @@ class Recipe:
 
     name: str
     summary: str
+    #: The file that it comes from, when it is not one of ours.
+    source: str = ""
     #: d3rlpy algorithm: DQN, DoubleDQN, DiscreteCQL or DiscreteBC.
     algorithm: str
     #: How the window is read: mlp (as it is), lstm, gru or cnn.
@@ -176,19 +184,42 @@ def make_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
 
     Raises UnknownName (recipe or key, with the choices) and UserError (a value of the wrong type).
     """
-    if name not in RECIPES:
-        raise UnknownName("recipe", name, RECIPES)
-    recipe = RECIPES[name]()
+    recipe = recipe_of_file(Path(name)) if name.endswith(".py") else _ours(name)
     for setting in settings:
         key, separator, text = setting.partition("=")
-        settable = [
-            f.name for f in fields(Recipe) if f.name not in {"name", "summary", "algorithm"}
-        ]
+        settable = [f.name for f in fields(Recipe) if f.name not in _FIXED]
         if not separator or key not in settable:
             raise UnknownName("recipe setting", key, settable, where=f"--set {setting}")
         changed: dict[str, Any] = {key: _read(text, getattr(recipe, key), setting)}
         recipe = replace(recipe, **changed)
     return recipe
+
+
+def recipe_of_file(path: Path) -> Recipe:
+    """The recipe that a Python file's function `recipe` returns; the file is run.
+
+    Raises MissingPath, and UserError for a file that fails or has no such function.
+    """
+    if not path.is_file():
+        raise MissingPath("recipe", path, "give the name of a recipe, or a Python file with one")
+    spec = importlib.util.spec_from_file_location(f"dynamiccl_recipe_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        made = module.recipe()
+    except Exception as error:  # whatever somebody's file may raise is told with its name
+        raise UserError(f"{path} gives no recipe: {type(error).__name__}: {error}") from error
+    if not isinstance(made, Recipe):
+        raise UserError(f"{path}: recipe() returns {type(made).__name__}, not a Recipe")
+    return replace(made, source=str(path.resolve()))
+
+
+def _ours(name: str) -> Recipe:
+    if name not in RECIPES:
+        raise UnknownName("recipe", name, [*RECIPES, "FILE.py"])
+    return RECIPES[name]()
 
 
 def _read(text: str, default: object, setting: str) -> object:

@@ -89,7 +89,7 @@ def plan_study(
     for name in recipes:
         for chosen in itertools.product(*axes):
             recipe = make_recipe(name, [*settings, *(s.replace("+", ",") for s in chosen)])
-            setting = " ".join([name, *chosen])
+            setting = " ".join([recipe.name, *chosen])
             trials += [Trial(setting, recipe, seed) for seed in range(seeds)]
     return Study(str(data.resolve()), experiment, tuple(trials))
 
@@ -167,13 +167,17 @@ def summarise_study(run_id: str, tracking_uri: str) -> StudySummary:
 
 
 def end_study(summary: StudySummary, tracking_uri: str) -> None:
-    """Log a study's outcome in its parent run, and end it: as failed while a trial is missing."""
+    """Log a study's outcome in its parent run, and end it: as failed while a trial is missing.
+
+    The best run of the best setting becomes the candidate.
+    """
     metrics: dict[str, float] = {"trials_done": summary.done}
     tags: dict[str, str] = {}
     if summary.settings:
         best = summary.settings[0]
         metrics["best_validation_regret"] = best.mean
         tags = {"best_setting": best.setting, "best_run": best.best_run}
+        tracking.register(tracking_uri, best.best_run, tracking.CANDIDATE)
     run = tracking.reopen_run(tracking_uri, summary.run_id)
     run.log_metrics(metrics, step=0)
     run.set_tags(tags)

@@ -24,6 +24,10 @@ from dynamiccl.datasets.manifest import POLICY_FOLDER, find_policy_in
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import DEFAULT_TRACKING_URI
 
+#: The registered model whose versions are policies.
+MODEL_NAME: Final = "dynamiccl"
+#: Alias of the version that was trained last.
+CANDIDATE: Final = "candidate"
 NO_TAGS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -194,10 +198,27 @@ def read_text(tracking_uri: str, run_id: str, name: str) -> str | None:
         return str(mlflow.artifacts.load_text(f"{run.artifact_uri}/{name}"))
 
 
+def register(tracking_uri: str, run_id: str, alias: str) -> str:
+    """Make a run's policy a version of the registered model, and let `alias` mean it; the version.
+
+    Raises UserError when the store has no registry.
+    """
+    with _store(tracking_uri) as client:
+        if not client.search_registered_models(f"name = '{MODEL_NAME}'"):
+            client.create_registered_model(MODEL_NAME, description="DynamICCL's policies")
+        source = f"runs:/{run_id}/{POLICY_FOLDER}"
+        known = client.search_model_versions(f"name = '{MODEL_NAME}' and run_id = '{run_id}'")
+        found = known[0] if known else client.create_model_version(MODEL_NAME, source, run_id)
+        version = str(found.version)
+        client.set_registered_model_alias(MODEL_NAME, alias, version)
+    return version
+
+
 def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
     """The local policy folder of a run id, a run's artifact folder, or a policy folder itself.
 
-    Raises MissingPath when it is none of them.
+    Also of a registered version, by alias or number: `models:/dynamiccl@candidate`. Raises
+    MissingPath when it is none of them.
     """
     folder = Path(run_or_folder)
     found = find_policy_in(folder)
@@ -206,10 +227,10 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
     if folder.exists():
         raise MissingPath("policy", folder, "give an MLflow run id, a run directory or an artifact")
     _quiet()
+    uri = run_or_folder if ":/" in run_or_folder else f"runs:/{run_or_folder}/{POLICY_FOLDER}"
     try:
-        local = mlflow.artifacts.download_artifacts(
-            run_id=run_or_folder, artifact_path=POLICY_FOLDER, tracking_uri=tracking_uri
-        )
+        mlflow.set_tracking_uri(tracking_uri)
+        local = mlflow.artifacts.download_artifacts(uri, tracking_uri=tracking_uri)
     except MlflowException as error:
         raise MissingPath(
             f"policy of run '{run_or_folder}'",

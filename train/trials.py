@@ -47,8 +47,7 @@ def run_trials(
         out, error = process.communicate()
         if process.returncode == 0:
             return Outcome(number, float(json.loads(out)["validation_regret"]), "")
-        lines = error.strip().splitlines() or [f"ended with {process.returncode}"]
-        return Outcome(number, None, lines[-1].removeprefix("error: "))
+        return Outcome(number, None, _reason(error) or f"ended with {process.returncode}")
 
     with ThreadPoolExecutor(jobs) as pool:
         try:
@@ -58,6 +57,14 @@ def run_trials(
             for process in processes.values():
                 process.terminate()
             raise
+
+
+def _reason(said: str) -> str:
+    """Our own error, or else the last line that begins at the margin."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith("error: ")]
+    flush = [line for line in lines if not line[0].isspace()]
+    return (ours or flush or [""])[-1].removeprefix("error: ")
 
 
 def _as_completed(

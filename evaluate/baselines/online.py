@@ -2,7 +2,8 @@
 
 A probe is one measured time of a cell, drawn from its independent repeats. Reports give the regret
 of the config that a searcher ends with, and beside it the probes of a task that it took to get
-there: calls that ran some other config in the meantime.
+there: calls that ran some other config in the meantime. It probes the very runs that it is scored
+on, so that even its cross-fitted regret flatters it, as the oracle's does.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.errors import MissingPath, UnknownName, UserError
 from dynamiccl.train.study import (
     begin_study,
@@ -18,6 +19,7 @@ from dynamiccl.train.study import (
     run_trial,
     summarise_study,
 )
+from dynamiccl.train.tracking import CANDIDATE, MODEL_NAME, policy_directory
 
 ROOT = Path(__file__).parents[2]
 FEW = ["steps=20", "steps_per_epoch=10", "hidden_sizes=8", "num_members=1"]
@@ -85,6 +87,10 @@ def test_trials_are_children_and_the_parent_tells_the_best(data_dir: Path, tmp_p
     assert parent.info.status == "FINISHED"
     assert parent.data.tags["best_setting"] == summary.settings[0].setting
     assert parent.data.metrics["best_validation_regret"] == summary.settings[0].mean
+    candidate = client.get_model_version_by_alias(MODEL_NAME, CANDIDATE)
+    assert candidate.run_id == summary.settings[0].best_run
+    policy = policy_directory(f"models:/{MODEL_NAME}@{CANDIDATE}", uri)
+    assert Manifest.read(policy).recipe == summary.settings[0].setting
     runs = client.search_runs([parent.info.experiment_id])
     below = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == run_id]
     assert len(below) == 4

@@ -1,0 +1,78 @@
+"""docs/new-recipe.md, followed to the letter."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.errors import MissingPath, UserError
+from dynamiccl.evaluate.report import make_report
+from dynamiccl.serve.artifact import export_artifact
+from dynamiccl.serve.table import DecisionTable
+from dynamiccl.train.fit import fit, resume
+from dynamiccl.train.recipes import make_recipe
+
+PAGE = Path(__file__).parents[2] / "docs" / "new-recipe.md"
+FEW = ["steps=60", "steps_per_epoch=20", "num_members=2", "hidden_sizes=16"]
+
+
+@pytest.fixture
+def attention(tmp_path: Path) -> Path:
+    """The page's file."""
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(code.splitlines()) < 60
+    path = tmp_path / "attention.py"
+    path.write_text(code, encoding="utf-8")
+    return path
+
+
+def test_one_file_gets_tracking_resume_evaluation_and_export(
+    attention: Path, data_dir: Path, tmp_path: Path
+) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    recipe = make_recipe(str(attention), FEW)
+
+    def stop(step: int, _steps: int, _metrics: dict[str, float]) -> None:
+        if step == 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(data_dir, recipe, experiment="x", tracking_uri=uri, seed=0, progress=stop)
+    client = MlflowClient(uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("x").experiment_id])
+    assert run.data.params["window_encoder"] == "attention"
+    summary = resume(data_dir, run.info.run_id, tracking_uri=uri)
+    directory = Path(summary.run_directory)
+    assert (directory / "recipe.py").read_text() == attention.read_text()
+    policy = directory / "policy"
+    assert Manifest.read(policy).recipe == "attention"
+    report = make_report(data_dir, [("policy", policy)], tmp_path / "report")
+    assert {each.policy for each in report.systems[0].summaries} >= {"policy", "oracle"}
+    artifact = export_artifact(policy, tmp_path / "artifact").directory
+    tables = [DecisionTable.read(path) for path in (artifact / "tables").rglob("*.*")]
+    assert tables
+
+
+def test_the_page_names_commands_that_there_are(attention: Path) -> None:
+    lines = re.findall(r"^(dynamiccl-\w+ \w+)", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(lines) == 4
+    for line in lines:
+        done = subprocess.run([*line.split(), "--help"], check=False, capture_output=True)
+        assert done.returncode == 0, line
+    assert json.loads(json.dumps(make_recipe(str(attention)).to_json()))["source"] == str(attention)
+
+
+def test_files_that_give_no_recipe_say_why(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    with pytest.raises(MissingPath, match="Python file"):
+        make_recipe(str(path))
+    path.write_text("import nothing_of_that_name\n")
+    with pytest.raises(UserError, match="ModuleNotFoundError: No module named 'nothing"):
+        make_recipe(str(path))
+    path.write_text("def recipe():\n    return 7\n")
+    with pytest.raises(UserError, match="returns int"):
+        make_recipe(str(path))
