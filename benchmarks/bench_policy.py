@@ -23,10 +23,10 @@ from torch import nn
 
 from dynamiccl.datasets.features import FEATURES, WINDOW_FEATURES
 from dynamiccl.datasets.manifest import BRAIN_NAME, Support
+from dynamiccl.datasets.questions import ColdQuestions
 from dynamiccl.nccl import Algorithm, Config, Protocol
 from dynamiccl.serve.brain_module import write_brain
 from dynamiccl.serve.build import TORCH_RUNTIME_NAME, build_plugin
-from dynamiccl.serve.decide import ColdQuestions
 from dynamiccl.serve.table import MAX_BINS
 from dynamiccl.serve.torchscript import ignore_deprecation
 from dynamiccl.sizes import size_bin

@@ -76,6 +76,12 @@ def _one_default(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.filter(~(is_default & ~untouched & known))
 
 
+def run_names(frame: pl.DataFrame) -> list[str]:
+    """`system/sweep/run` of every run that has rows, sorted."""
+    names = frame.select(pl.concat_str(["system", "sweep", "run"], separator="/")).to_series()
+    return [str(name) for name in names.unique().sort()]
+
+
 def independent(frame: pl.DataFrame) -> pl.DataFrame:
     """Usable rows, one for each independent repeat of a cell.
 

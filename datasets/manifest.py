@@ -62,6 +62,8 @@ class Support:
     noise_bands: dict[str, float]
     #: The machines it was measured on (dynamiccl/fingerprint.py); empty where the data do not say.
     fingerprints: list[str] = field(default_factory=list)
+    #: Collective -> action -> size bins in which it passed the gate; None: no gate was asked.
+    gated: dict[str, dict[str, list[int]]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,8 @@ class Manifest:
     dynamiccl_version: str
     schema_version: int
     created: str
+    #: `system/sweep/run` of all that was trained, validated and tested on: not fresh to a gate.
+    runs: list[str] = field(default_factory=list)
     #: Relative path -> SHA-256 of every other file of the directory.
     files: dict[str, str] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION

@@ -21,9 +21,10 @@ from dynamiccl.datasets.manifest import (
     Support,
     find_policy_in,
 )
+from dynamiccl.datasets.questions import cold_questions, table_supports
 from dynamiccl.errors import ArtifactMismatch, MissingPath, UnknownName, UserError
 from dynamiccl.serve.brain_check import NEAR_TIES, check_brain, differing_share
-from dynamiccl.serve.decide import cold_questions, make_table, table_supports
+from dynamiccl.serve.make_table import make_table
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable, relative_path
 from dynamiccl.serve.torchscript import ScriptedPolicy

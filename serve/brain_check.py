@@ -15,10 +15,10 @@ from dynamiccl.datasets.features import (
 )
 from dynamiccl.datasets.history import Call, history_arrays
 from dynamiccl.datasets.manifest import BRAIN_NAME, POLICY_NAME, Manifest
+from dynamiccl.datasets.questions import cold_questions, decide, table_supports
 from dynamiccl.errors import ArtifactMismatch
 from dynamiccl.nccl import Algorithm, Protocol
 from dynamiccl.serve.brain.history import BrainConfig
-from dynamiccl.serve.decide import cold_questions, decide, table_supports
 from dynamiccl.serve.table import DecisionTable, relative_path
 from dynamiccl.serve.torchscript import ScriptedBrain, ScriptedPolicy
 

@@ -23,8 +23,8 @@ from dynamiccl.datasets.features import (
     WINDOW_FEATURES,
     WINDOW_LENGTH,
 )
+from dynamiccl.datasets.questions import ColdQuestions
 from dynamiccl.nccl import Algorithm, Config, Protocol
-from dynamiccl.serve.decide import ColdQuestions
 from dynamiccl.serve.table import entry_of
 from dynamiccl.serve.torchscript import CALL_COLUMNS, ignore_deprecation
 
@@ -186,7 +186,7 @@ class BrainModule(nn.Module):
     def forward(
         self, calls_NKC: torch.Tensor, context_NF: torch.Tensor, mask_NA: torch.Tensor
     ) -> torch.Tensor:
-        """(N,) actions; abstains where the default was not measured (`decide.decide`)."""
+        """(N,) actions; abstains where the default was not measured (`questions.decide`)."""
         window_NKW, history_NH = self.features(calls_NKC)
         after = self.num_static + self.num_history
         parts = [context_NF[:, : self.num_static], history_NH, context_NF[:, after:]]

@@ -3,6 +3,7 @@
 import polars as pl
 
 from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.cells import run_names
 from dynamiccl.datasets.features import feature_table, window_table
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.supports import find_supports
@@ -28,4 +29,5 @@ def hand_made_manifest(rows: pl.DataFrame, noise: pl.DataFrame) -> Manifest:
         dynamiccl_version="0.1.0",
         schema_version=1,
         created="2026-01-01",
+        runs=run_names(rows),
     )

@@ -17,7 +17,7 @@ import d3rlpy
 import torch
 
 import dynamiccl
-from dynamiccl.datasets.cells import usable
+from dynamiccl.datasets.cells import run_names, usable
 from dynamiccl.datasets.features import WINDOW_LENGTH, feature_table, window_table
 from dynamiccl.datasets.manifest import POLICY_FOLDER, POLICY_NAME, Manifest
 from dynamiccl.datasets.provenance import git_commit
@@ -266,5 +266,6 @@ def _export(
         git_commit=git_commit(),
         dynamiccl_version=dynamiccl.__version__,
         schema_version=SCHEMA_VERSION,
+        runs=run_names(timed),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     ).write(folder)

@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.datasets.history import Call
+from dynamiccl.datasets.questions import allowed, table_supports
 from dynamiccl.nccl import ABSTAIN, Collective, Config
 from dynamiccl.serve.artifact import Artifact, pick_table
 from dynamiccl.serve.brain.history import BrainConfig, History, Task
-from dynamiccl.serve.decide import allowed, table_supports
 from dynamiccl.serve.table import DecisionTable
 
 #: Share of the decisions about a task key that try something at random.

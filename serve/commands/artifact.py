@@ -8,7 +8,7 @@ from rich.table import Table
 
 from dynamiccl import cli
 from dynamiccl.serve.artifact import Artifact, export_artifact, find_policy, verify_artifact
-from dynamiccl.serve.commands.options import ArtifactDir, Json, stdout
+from dynamiccl.serve.commands.options import ArtifactDir, Json, stderr, stdout
 
 
 def export_command(
@@ -21,7 +21,16 @@ def export_command(
 
     Example: dynamiccl-deploy export RUN_ID --out out/artifact
     """
-    _show(export_artifact(find_policy(run, mlruns), out), "exported", as_json=as_json)
+    artifact = export_artifact(find_policy(run, mlruns), out)
+    if any(support.gated is None for support in artifact.manifest.supports):
+        stderr.print(
+            "warning: this policy passed no gate: nothing but its own margin keeps it from being "
+            "slower than NCCL; measure fresh runs and use 'dynamiccl-evaluate gate' before jobs "
+            "run under it",
+            soft_wrap=True,
+            highlight=False,
+        )
+    _show(artifact, "exported", as_json=as_json)
 
 
 def verify_command(artifact: ArtifactDir, as_json: Json = False) -> None:

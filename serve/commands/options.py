@@ -12,3 +12,4 @@ System = Annotated[str | None, typer.Option(help="System, where several have thi
 Plugin = Annotated[Path | None, typer.Option(help="The built plugin; default out/plugin.")]
 
 stdout: Final = Console()
+stderr: Final = Console(stderr=True)

@@ -29,8 +29,8 @@ MODULES = {
 }
 COMMANDS = [
     ("dynamiccl-collect", ("plan", "run", "import", "describe", "doctor")),
-    ("dynamiccl-train", ("list", "fit")),
-    ("dynamiccl-evaluate", ("report",)),
+    ("dynamiccl-train", ("list", "fit", "study", "trial")),
+    ("dynamiccl-evaluate", ("report", "gate")),
     (
         "dynamiccl-deploy",
         ("export", "verify", "bind", "table", "env", "install", "doctor", "brain"),

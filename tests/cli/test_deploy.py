@@ -1,5 +1,6 @@
 """`dynamiccl-deploy` on an artifact: what it prints, and how it refuses a damaged one."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from tests.cli.conftest import (
 def test_export_and_verify_describe_the_artifact(
     artifact: Path, policy: Path, shell: Shell
 ) -> None:
-    exported = shell("dynamiccl-deploy", "export", policy, "--out", "again", "--json").json
+    done = shell("dynamiccl-deploy", "export", policy, "--out", "again", "--json")
+    assert "passed no gate" in done.err
+    exported = json.loads(done.out)
     verified = shell("dynamiccl-deploy", "verify", artifact, "--json").json
     assert exported["tables"] == verified["tables"]
     [table] = verified["tables"]

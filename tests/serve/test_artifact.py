@@ -12,6 +12,7 @@ from dynamiccl.collect.simulator import h100
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.features import TUNED, cold_observations
 from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.questions import allowed, cold_tasks, table_supports
 from dynamiccl.errors import (
     ArtifactMismatch,
     CorruptFile,
@@ -29,7 +30,6 @@ from dynamiccl.serve.artifact import (
     pick_table,
     verify_artifact,
 )
-from dynamiccl.serve.decide import allowed, cold_tasks, table_supports
 from dynamiccl.serve.lone_rank import lone_environment
 from dynamiccl.serve.nccl_csv import nccl_csv
 from dynamiccl.serve.plugin_index import PluginIndex

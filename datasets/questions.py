@@ -1,12 +1,12 @@
-"""From a policy to a decision table: one cold observation for each (collective, size bin).
+"""What a policy is asked for a decision table: a cold observation for each (collective, size bin).
 
-A table acts only where the data set measured both the config and NCCL's default within one octave;
-everywhere else it abstains, and NCCL's own choice stands.
+A table acts only where the data set measured both the config and NCCL's default within one octave,
+and, once a gate was passed, only with what passed there; everywhere else NCCL's own choice stands.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,6 @@ from dynamiccl.datasets.features import TUNED, Float32Array, Observations, cold_
 from dynamiccl.datasets.manifest import Manifest, Support
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, MEASUREMENTS
 from dynamiccl.nccl import Collective, NcclVersion, invalid_reason
-from dynamiccl.serve.table import DecisionTable
-from dynamiccl.serve.torchscript import ScriptedPolicy
 from dynamiccl.sizes import BINS_PER_OCTAVE, bin_center_bytes
 
 #: A config measured at most so many bins away may be chosen.
@@ -69,23 +67,16 @@ def cold_questions(manifest: Manifest, support: Support) -> ColdQuestions:
     )
 
 
-def make_table(policy: ScriptedPolicy, manifest: Manifest, support: Support) -> DecisionTable:
-    """Ask the policy about every bin and every tuned collective of one communicator shape."""
-    asked = cold_questions(manifest, support)
-    actions = decide(policy, Observations.cold(asked.context), asked.mask)
-    configs = manifest.actions().configs
-    chosen = [configs[action] for action in actions]
-    rows = [chosen[i : i + asked.num_bins] for i in range(0, len(chosen), asked.num_bins)]
-    return DecisionTable.from_configs(
-        rows,
-        num_nodes=support.num_nodes,
-        num_ranks=support.num_ranks,
-        first_bin=asked.first_bin,
-    )
+class Asked(Protocol):
+    """A policy that answers with actions."""
+
+    def act(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+        """(N,) actions for N observations, among those that `mask` (N, A) allows."""
+        ...
 
 
 def decide(
-    policy: ScriptedPolicy, observations: Observations, mask: npt.NDArray[np.bool_]
+    policy: Asked, observations: Observations, mask: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.int64]:
     """(N,) actions that a table may hold.
 
@@ -110,6 +101,9 @@ def allowed(
         if reason is None:
             distance = np.abs(centres[:, None] - np.asarray(found)[None, :]).min(axis=1)
             mask[:, action] = distance <= REACH_BINS
+            if support.gated is not None:
+                passed = support.gated.get(collective.wire, {}).get(name, [])
+                mask[:, action] &= (action == ABSTAIN_ACTION) | np.isin(centres, passed)
     # With nothing to choose from, the policy still needs one action: abstaining.
     mask[~mask.any(axis=1), ABSTAIN_ACTION] = True
     return mask

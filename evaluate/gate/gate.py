@@ -1,0 +1,253 @@
+"""From a policy and fresh runs to the policy that may be deployed.
+
+For every size bin of every group shape that a table would be made for:
+
+* where the policy leaves the choice to NCCL there is nothing to judge;
+* where it wants a config that was measured in that bin, the config's gain over NCCL's default has
+  to exceed the noise band in fresh runs (`evidence`), at a false discovery rate of `q` over all
+  bins;
+* a bin that was not measured takes the policy's config only if the nearest measured bins on both
+  sides, one octave away at most, passed with that same config, and NCCL's own choice there is known
+  to be the one of both;
+* everything else abstains, and so does whatever the data set never had: other hardware, another
+  minor version of NCCL, another group shape.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+
+from dynamiccl.datasets.actions import ABSTAIN_ACTION
+from dynamiccl.datasets.cells import run_names
+from dynamiccl.datasets.features import TUNED, Observations
+from dynamiccl.datasets.manifest import Manifest, Support
+from dynamiccl.datasets.questions import cold_questions, decide, table_supports
+from dynamiccl.errors import UserError
+from dynamiccl.evaluate.gate.evidence import Evidence, FreshRuns, passing
+from dynamiccl.sizes import BINS_PER_OCTAVE
+from dynamiccl.train.policy import TorchPolicy
+
+#: False discovery rate over all tested bins.
+DEFAULT_Q: Final = 0.01
+
+
+class Verdict(StrEnum):
+    """What the gate makes of a size bin."""
+
+    ABSTAINS = "abstains"
+    PASSED = "passed"
+    INFERRED = "inferred"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One size bin of one collective and group shape, and its verdict."""
+
+    system: str
+    num_nodes: int
+    num_ranks: int
+    collective: str
+    bin: int
+    #: What the policy wants there, and its name.
+    action: int
+    config: str
+    verdict: Verdict
+    reason: str
+    runs: int
+    gain: float | None
+    p_value: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """The outcome: every bin's verdict, and the manifest of what may be deployed."""
+
+    q: float
+    cells: list[Cell]
+    manifest: Manifest
+
+    def counts(self) -> dict[str, int]:
+        """Bins by verdict."""
+        found = Counter(cell.verdict for cell in self.cells)
+        return {verdict.value: found[verdict] for verdict in Verdict}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: what `gate.json` holds, with the bins in which the policy wants something."""
+        wanted = [asdict(c) for c in self.cells if c.verdict is not Verdict.ABSTAINS]
+        return {"q": self.q, "counts": self.counts(), "cells": wanted}
+
+
+def pass_gate(
+    policy: TorchPolicy,
+    frame: pl.DataFrame,
+    *,
+    known: pl.DataFrame | None = None,
+    q: float = DEFAULT_Q,
+) -> Gated:
+    """Judge a policy by the fresh runs of a measurements frame.
+
+    `known` may tell what NCCL's own choice was in bins that the fresh runs leave out.
+    Raises UserError when some of the runs are not fresh, or the policy does not say which are.
+    """
+    manifest = policy.manifest
+    _check_fresh(manifest, frame)
+    fresh = FreshRuns(frame, manifest.actions(), known=known)
+    supports = table_supports(manifest)
+    wanted = [cell for support in supports for cell in _wanted(policy, manifest, support)]
+    by_key = {_key(support): support for support in supports}
+    cells = _judge(wanted, by_key, fresh, q)
+    gated = _by_support(cells)
+    return Gated(
+        q,
+        cells,
+        replace(
+            manifest,
+            supports=[
+                replace(support, gated=gated.get(_key(support), {}) if support in supports else {})
+                for support in manifest.supports
+            ],
+        ),
+    )
+
+
+def _check_fresh(manifest: Manifest, frame: pl.DataFrame) -> None:
+    if not manifest.runs:
+        raise UserError(
+            "the policy does not say which runs it was trained on (an older release made it): "
+            "train it again, then measure runs for the gate"
+        )
+    seen = sorted(set(manifest.runs) & set(run_names(frame)))
+    if seen:
+        raise UserError(
+            f"{len(seen)} of the runs are not fresh, for example '{seen[0]}': the policy was "
+            "trained on data that holds them; give --data runs measured for the gate alone"
+        )
+
+
+def _wanted(policy: TorchPolicy, manifest: Manifest, support: Support) -> list[Cell]:
+    """What the policy wants in every bin of a support's table."""
+    asked = cold_questions(manifest, replace(support, gated=None))
+    actions = decide(policy, Observations.cold(asked.context), asked.mask)
+    names = [config.key for config in manifest.actions().configs]
+    cells = []
+    for row, action in enumerate(map(int, actions)):
+        abstains = action == ABSTAIN_ACTION
+        cells.append(
+            Cell(
+                system=support.system,
+                num_nodes=support.num_nodes,
+                num_ranks=support.num_ranks,
+                collective=TUNED[row // asked.num_bins].wire,
+                bin=asked.first_bin + row % asked.num_bins,
+                action=action,
+                config=names[action],
+                verdict=Verdict.ABSTAINS if abstains else Verdict.REFUSED,
+                reason="",
+                runs=0,
+                gain=None,
+                p_value=None,
+            )
+        )
+    return cells
+
+
+def _judge(
+    wanted: Sequence[Cell],
+    supports: Mapping[tuple[str, int, int], Support],
+    fresh: FreshRuns,
+    q: float,
+) -> list[Cell]:
+    acting = [i for i, cell in enumerate(wanted) if cell.verdict is not Verdict.ABSTAINS]
+    evidence: dict[int, Evidence] = {}
+    for i in acting:
+        cell = wanted[i]
+        support = supports[cell.system, cell.num_nodes, cell.num_ranks]
+        evidence[i] = fresh.test(support, cell.collective, cell.bin, cell.action)
+    tested = [i for i in acting if evidence[i].p_value is not None]
+    p_values = np.array([evidence[i].p_value for i in tested], dtype=np.float64)
+    passed = {i for i, ok in zip(tested, passing(p_values, q), strict=True) if ok}
+    cells = list(wanted)
+    for i in acting:
+        found = evidence[i]
+        verdict = Verdict.PASSED if i in passed else Verdict.REFUSED
+        reason = found.reason or ("" if i in passed else "its gain is not beyond the noise band")
+        cells[i] = replace(
+            wanted[i],
+            verdict=verdict,
+            reason=reason,
+            runs=found.runs,
+            gain=found.gain,
+            p_value=found.p_value,
+        )
+    return _infer(cells, supports, fresh)
+
+
+def _infer(
+    cells: Sequence[Cell], supports: Mapping[tuple[str, int, int], Support], fresh: FreshRuns
+) -> list[Cell]:
+    """Let bins that nobody measured follow their neighbours on both sides."""
+    families: dict[tuple[object, ...], dict[int, Cell]] = {}
+    for cell in cells:
+        families.setdefault(_family(cell), {})[cell.bin] = cell
+    inferred = {}
+    for key, family in families.items():
+        any_cell = next(iter(family.values()))
+        support = supports[any_cell.system, any_cell.num_nodes, any_cell.num_ranks]
+        measured = fresh.measured_bins(support, any_cell.collective)
+        for size_bin, cell in family.items():
+            if cell.verdict is Verdict.REFUSED and size_bin not in measured:
+                reason = _why_not(cell, family, measured, support, fresh)
+                verdict = Verdict.REFUSED if reason else Verdict.INFERRED
+                reason = reason or "as its neighbours on both sides"
+                inferred[key, size_bin] = replace(cell, verdict=verdict, reason=reason)
+    return [inferred.get((_family(cell), cell.bin), cell) for cell in cells]
+
+
+def _why_not(
+    cell: Cell,
+    family: Mapping[int, Cell],
+    measured: Sequence[int],
+    support: Support,
+    fresh: FreshRuns,
+) -> str:
+    """Why a bin that was not measured cannot follow its neighbours; empty when it can."""
+    below = [each for each in measured if cell.bin - BINS_PER_OCTAVE <= each < cell.bin]
+    above = [each for each in measured if cell.bin < each <= cell.bin + BINS_PER_OCTAVE]
+    if not below or not above:
+        return "it was not measured, nor a bin within an octave on both sides"
+    sides = [family.get(each) for each in (below[-1], above[0])]
+    for side in sides:
+        if side is None or side.verdict is not Verdict.PASSED or side.action != cell.action:
+            return "it was not measured, and its neighbours did not both pass with this config"
+    bins = (below[-1], cell.bin, above[0])
+    choices = {fresh.default_choice(support, cell.collective, each) for each in bins}
+    if len(choices) != 1 or None in choices:
+        return "it was not measured, and NCCL's own choice there is not known to be its neighbours'"
+    return ""
+
+
+def _by_support(
+    cells: Sequence[Cell],
+) -> dict[tuple[str, int, int], dict[str, dict[str, list[int]]]]:
+    """Support -> collective -> action -> bins that may act."""
+    gated: dict[tuple[str, int, int], dict[str, dict[str, list[int]]]] = {}
+    for cell in cells:
+        if cell.verdict in {Verdict.PASSED, Verdict.INFERRED}:
+            support = gated.setdefault((cell.system, cell.num_nodes, cell.num_ranks), {})
+            actions = support.setdefault(cell.collective, {})
+            actions.setdefault(str(cell.action), []).append(cell.bin)
+    return gated
+
+
+def _key(support: Support) -> tuple[str, int, int]:
+    return support.system, support.num_nodes, support.num_ranks
+
+
+def _family(cell: Cell) -> tuple[object, ...]:
+    return cell.system, cell.num_nodes, cell.num_ranks, cell.collective

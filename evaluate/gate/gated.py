@@ -1,0 +1,47 @@
+"""The policy directory that a gate leaves: the same policy, and a manifest that holds it back."""
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+from dynamiccl.datasets.manifest import POLICY_NAME
+from dynamiccl.evaluate.gate.gate import Gated, Verdict
+
+GATE_NAME: Final = "gate.json"
+
+
+def write_gated(gated: Gated, policy_dir: Path, out: Path) -> None:
+    """Write policy, manifest and every verdict to `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    shutil.copy(policy_dir / POLICY_NAME, out)
+    text = json.dumps(gated.to_json(), indent=1)
+    (out / GATE_NAME).write_text(text + "\n", encoding="utf-8")
+    gated.manifest.write(out)
+
+
+def gate_rows(gated: Gated) -> list[list[str]]:
+    """A table, heads first: bins by verdict, where the policy wants something at all.
+
+    One row a system, group shape and collective; the share inferred is that of the bins that may
+    act.
+    """
+    counts: dict[tuple[str, str, str], Counter[Verdict]] = {}
+    for cell in gated.cells:
+        shape = f"{cell.num_nodes} x {cell.num_ranks // cell.num_nodes}"
+        counts.setdefault((cell.system, shape, cell.collective), Counter())[cell.verdict] += 1
+    rows = [["system", "nodes x ranks", "collective", *Verdict, "share inferred"]]
+    for key, found in counts.items():
+        if set(found) == {Verdict.ABSTAINS}:
+            continue
+        acting = found[Verdict.PASSED] + found[Verdict.INFERRED]
+        share = f"{found[Verdict.INFERRED] / acting:.0%}" if acting else "-"
+        rows.append([*key, *(str(found[verdict]) for verdict in Verdict), share])
+    return rows
+
+
+def refusals(gated: Gated) -> list[tuple[int, str]]:
+    """How many bins were refused for which reason, the most frequent first."""
+    reasons = Counter(c.reason for c in gated.cells if c.verdict is Verdict.REFUSED)
+    return [(count, reason) for reason, count in reasons.most_common()]

@@ -1,0 +1,43 @@
+"""`dynamiccl-evaluate gate`, and what `dynamiccl-deploy export` says of policies without one."""
+
+from pathlib import Path
+
+from dynamiccl.datasets import store
+from dynamiccl.datasets.rows import measurements_table
+from tests.cli.conftest import Shell, refused
+from tests.evaluate.test_gate import runs
+
+
+def fresh_data(folder: Path, gain: float) -> Path:
+    rows = [{**row, "sweep": "fresh"} for row in runs(gain, sizes=[1 << 20, 1 << 22])]
+    store.write_part(folder, measurements_table(rows), provenance={})
+    return folder
+
+
+def test_a_gated_policy_is_exported_without_a_warning(
+    policy: Path, shell: Shell, tmp_path: Path
+) -> None:
+    data = fresh_data(tmp_path / "fresh", 0.3)
+    gate = ("dynamiccl-evaluate", "gate", "--data", data, "--policy", policy)
+    found = shell(*gate, "--out", "gated", "--json").json
+    assert found["counts"]["passed"] == 2
+    assert all(cell["gain"] > 0.2 for cell in found["cells"] if cell["verdict"] == "passed")
+    table = shell(*gate, "--out", "again")
+    assert "AllReduce" in table.out
+    assert "refused" in table.out
+    assert "is not empty" in refused(shell(*gate, "--out", "gated"), 2)
+    exported = shell("dynamiccl-deploy", "export", "gated", "--out", "artifact", "--json")
+    assert exported.json["tables"][0]["acting"] == 2
+    assert "no gate" not in exported.err
+    bare = shell("dynamiccl-deploy", "export", policy, "--out", "bare", "--json")
+    assert "passed no gate" in bare.err
+
+
+def test_runs_without_a_gain_let_nothing_through(
+    policy: Path, shell: Shell, tmp_path: Path
+) -> None:
+    data = fresh_data(tmp_path / "fresh", 0.0)
+    gate = ("dynamiccl-evaluate", "gate", "--data", data, "--policy", policy)
+    assert shell(*gate, "--out", "gated", "--json").json["counts"]["passed"] == 0
+    exported = shell("dynamiccl-deploy", "export", "gated", "--out", "artifact", "--json")
+    assert exported.json["tables"][0]["acting"] == 0

@@ -1,0 +1,280 @@
+"""The gate: what passes is better in fresh runs, and only that reaches a decision table."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from scipy import stats
+
+from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.features import WINDOW_LENGTH, feature_table, window_table
+from dynamiccl.datasets.manifest import Manifest, Support
+from dynamiccl.datasets.schema import SCHEMA_VERSION
+from dynamiccl.datasets.store import read
+from dynamiccl.datasets.supports import find_supports
+from dynamiccl.errors import UserError
+from dynamiccl.evaluate.gate.evidence import MIN_RUNS, FreshRuns, passing
+from dynamiccl.evaluate.gate.gate import Gated, Verdict, pass_gate
+from dynamiccl.evaluate.gate.gated import gate_rows, refusals, write_gated
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
+from dynamiccl.serve.artifact import export_artifact
+from dynamiccl.serve.table import DecisionTable
+from dynamiccl.sizes import bin_center_bytes, size_bin
+from dynamiccl.train.policy import TorchPolicy
+from tests.conftest import Trained
+from tests.data_sets import SWEEP, make_data
+from tests.rows import default, forced, frame
+
+CATALOGUE = Catalogue((ABSTAIN, Config(Algorithm.Ring, Protocol.LL)))
+NO_NOISE = pl.DataFrame(schema={"system": str, "collective": str, "noise_band": float})
+SIZES = [1 << k for k in range(18, 25)]
+
+
+def runs(
+    gain: float,
+    *,
+    sizes: Iterable[int] = SIZES,
+    count: int = 8,
+    noise: float = 0.01,
+    seed: int = 0,
+    **columns: Any,
+) -> list[dict[str, Any]]:
+    """Default and Ring/LL in `count` runs, each with a drift of its own."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for run in range(count):
+        drift = random.lognormal(0.0, 0.2)
+        for size in sizes:
+            slow, fast = drift * random.lognormal(0.0, noise, 2)
+            where: dict[str, Any] = {"size_bytes": size, "run": f"fresh-{run}", "repeat": run}
+            where |= columns
+            chosen = {"actual_algorithm": "Tree", "actual_protocol": "LL"}
+            rows.append(default(100.0 * slow, **chosen, **where))
+            rows.append(forced("Ring", "LL", 100.0 * fast / (1.0 + gain), **where))
+    return rows
+
+
+class AlwaysRing:
+    """Wants Ring/LL wherever it may."""
+
+    def __init__(self, supports: list[Support]) -> None:
+        self.manifest = Manifest(
+            recipe="always",
+            catalogue=CATALOGUE.to_json(),
+            features=feature_table(["default"]),
+            window_features=window_table(),
+            window_length=WINDOW_LENGTH,
+            launch_profiles=["default"],
+            supports=supports,
+            min_size_bytes=1,
+            max_size_bytes=1 << 30,
+            nccl_versions=["2.27.5"],
+            abstain_margin=0.0,
+            data_hash="",
+            git_commit="",
+            dynamiccl_version="",
+            schema_version=SCHEMA_VERSION,
+            created="",
+            runs=["box/trained/cycle-0"],
+        )
+
+    def act(self, _: object, mask: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.where(mask[:, 1], 1, 0)
+
+
+def always_ring(*trained_rows: dict[str, Any]) -> Any:
+    return AlwaysRing(find_supports(frame(*trained_rows), CATALOGUE, NO_NOISE))
+
+
+def verdicts(gated: Gated, collective: str = "AllReduce") -> dict[int, Verdict]:
+    return {cell.bin: cell.verdict for cell in gated.cells if cell.collective == collective}
+
+
+def test_benjamini_and_hochberg_take_the_last_below_the_line() -> None:
+    p_values = np.array([0.9, 0.001, 0.03, 0.02, 0.041])
+    assert passing(p_values, 0.05).tolist() == [False, True, True, True, False]
+    assert passing(np.array([0.01, 0.02, 0.03, 0.04, 0.05]), 0.05).all()
+    assert passing(np.array([0.011, 0.5]), 0.02).tolist() == [False, False]
+    assert passing(np.zeros(0), 0.05).tolist() == []
+
+
+def test_noise_passes_no_more_often_than_the_rate_says() -> None:
+    """All gains are exactly the noise band, the hardest case to tell."""
+    random = np.random.default_rng(0)
+    false = 0
+    for _ in range(200):
+        draws = random.normal(0.0, 0.01, (50, 6))
+        p_values = stats.ttest_1samp(draws, 0.0, axis=1, alternative="greater").pvalue
+        false += bool(passing(p_values, 0.1).any())
+    assert false <= 0.1 * 200 + 12
+
+
+def test_a_gain_beyond_the_band_passes_and_one_within_it_does_not() -> None:
+    trained_on = runs(0.2, count=1, sweep="trained")
+    good = pass_gate(always_ring(*trained_on), frame(*runs(0.2)))
+    measured = {size_bin(size) for size in SIZES}
+    assert {b for b, v in verdicts(good).items() if v is Verdict.PASSED} == measured
+    even = pass_gate(always_ring(*trained_on), frame(*runs(0.0)))
+    assert not {Verdict.PASSED, Verdict.INFERRED} & set(verdicts(even).values())
+    slower = pass_gate(always_ring(*trained_on), frame(*runs(-0.1)))
+    assert set(verdicts(slower).values()) <= {Verdict.REFUSED, Verdict.ABSTAINS}
+
+
+def test_what_a_run_does_to_all_its_times_cancels() -> None:
+    support = find_supports(frame(*runs(0.0, count=1)), CATALOGUE, NO_NOISE)[0]
+    found = FreshRuns(frame(*runs(0.05, noise=0.0)), CATALOGUE)
+    evidence = found.test(support, "AllReduce", size_bin(SIZES[0]), 1)
+    assert evidence.runs == 8
+    assert evidence.gain == pytest.approx(0.05)
+
+
+def test_few_runs_and_unknown_noise_are_no_evidence() -> None:
+    support = find_supports(frame(*runs(0.0, count=1)), CATALOGUE, NO_NOISE)[0]
+    few = FreshRuns(frame(*runs(0.5, count=MIN_RUNS - 1)), CATALOGUE)
+    found = few.test(support, "AllReduce", size_bin(SIZES[0]), 1)
+    assert (found.p_value, found.reason) == (None, "4 fresh runs of both, not 5")
+    lone = FreshRuns(frame(*runs(0.5, count=1)), CATALOGUE)
+    assert lone.test(support, "AllReduce", size_bin(SIZES[0]), 1).runs == 1
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        {"nccl_version": "2.28.3"},
+        {"num_nodes": 2, "ranks_per_node": 4},
+        {"system": "other"},
+        {"launch_profile": "tuned"},
+        {"interference_kind": "congestion"},
+        {"exclusive_node": False},
+    ],
+)
+def test_runs_of_something_else_are_no_evidence(elsewhere: dict[str, Any]) -> None:
+    trained_on = runs(0.2, count=1, sweep="trained")
+    gated = pass_gate(always_ring(*trained_on), frame(*runs(0.2, **elsewhere)))
+    assert not {Verdict.PASSED, Verdict.INFERRED} & set(verdicts(gated).values())
+
+
+def test_another_patch_release_is_the_same_nccl() -> None:
+    trained_on = runs(0.2, count=1, sweep="trained")
+    gated = pass_gate(always_ring(*trained_on), frame(*runs(0.2, nccl_version="2.27.7")))
+    assert Verdict.PASSED in verdicts(gated).values()
+
+
+def test_a_bin_between_follows_its_neighbours_only_where_the_default_is_known() -> None:
+    trained_on = runs(0.2, count=1, sweep="trained")
+    fresh = frame(*runs(0.2, sizes=SIZES[::2][:2]))  # 256K and 1M: two octaves apart
+    assert Verdict.INFERRED not in verdicts(pass_gate(always_ring(*trained_on), fresh)).values()
+    near = frame(*runs(0.2, sizes=[SIZES[0], SIZES[1]]))
+    between = size_bin(bin_center_bytes(size_bin(SIZES[0]) + 2))
+    alone = pass_gate(always_ring(*trained_on), near)
+    assert verdicts(alone)[between] is Verdict.REFUSED  # what NCCL does there is not known
+    middle = bin_center_bytes(between)
+
+    def known(**choice: str) -> pl.DataFrame:
+        return frame(default(100.0, size_bytes=middle, sweep="trained", **choice))
+
+    same = known(actual_algorithm="Tree", actual_protocol="LL")
+    told = pass_gate(always_ring(*trained_on), near, known=same)
+    assert verdicts(told)[between] is Verdict.INFERRED
+    other = known(actual_algorithm="Ring", actual_protocol="LL")
+    assert verdicts(pass_gate(always_ring(*trained_on), near, known=other))[between] is (
+        Verdict.REFUSED
+    )
+
+
+def test_a_bin_does_not_follow_past_a_measured_one_that_failed() -> None:
+    trained_on = runs(0.2, count=1, sweep="trained")
+    mixed = [
+        *runs(0.2, sizes=[SIZES[0]]),
+        *runs(0.0, sizes=[SIZES[1]], seed=1),
+        *runs(0.2, sizes=[SIZES[2]], seed=2),
+    ]
+    known = frame(
+        *(
+            default(
+                1.0,
+                size_bytes=bin_center_bytes(size_bin(SIZES[0]) + step),
+                sweep="trained",
+                actual_algorithm="Tree",
+                actual_protocol="LL",
+            )
+            for step in range(1, 8)
+        )
+    )
+    gated = pass_gate(always_ring(*trained_on), frame(*mixed), known=known)
+    assert Verdict.INFERRED not in verdicts(gated).values()
+
+
+def test_runs_that_were_trained_on_are_refused(trained: Trained) -> None:
+    policy = TorchPolicy.load(trained.policy)
+    with pytest.raises(UserError, match="not fresh"):
+        pass_gate(policy, read(trained.data))
+    rows = runs(0.2)
+    old = AlwaysRing([])
+    old.manifest.runs.clear()
+    with pytest.raises(UserError, match="train it again"):
+        pass_gate(old, frame(*rows))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def gated_dir(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained policy, gated by fresh simulated runs."""
+    folder = tmp_path_factory.mktemp("gate")
+    text = SWEEP.replace('name = "tiny"', 'name = "fresh"').replace("cycles = 3", "cycles = 8")
+    fresh = make_data(folder / "fresh", text.replace("seed = 3", "seed = 11"))
+    gated = pass_gate(TorchPolicy.load(trained.policy), read(fresh), known=read(trained.data))
+    write_gated(gated, trained.policy, folder / "gated")
+    return folder / "gated"
+
+
+def test_tables_of_a_gated_policy_act_where_it_passed_and_nowhere_else(
+    gated_dir: Path, tmp_path: Path
+) -> None:
+    found = json.loads((gated_dir / "gate.json").read_text())
+    assert found["counts"]["passed"] >= 3
+    assert found["counts"]["refused"] > 0
+    artifact = export_artifact(gated_dir, tmp_path / "artifact").directory
+    (path,) = (artifact / "tables").rglob("*.dct")
+    table = DecisionTable.read(path)
+    configs = Manifest.read(gated_dir).actions().configs
+    acting = {
+        (cell["collective"], cell["bin"]): configs[cell["action"]]
+        for cell in found["cells"]
+        if cell["verdict"] in {"passed", "inferred"}
+    }
+    for collective in (c for c in Collective if c.tunable):
+        for each in range(table.first_bin, table.first_bin + table.num_bins):
+            decided = table.lookup(collective, bin_center_bytes(each))
+            assert decided == acting.get((collective.wire, each))
+
+
+def test_what_passed_is_faster_in_many_more_runs(gated_dir: Path, tmp_path: Path) -> None:
+    text = SWEEP.replace('name = "tiny"', 'name = "truth"').replace("cycles = 3", "cycles = 40")
+    truth = FreshRuns(
+        read(make_data(tmp_path / "truth", text.replace("seed = 3", "seed = 99"))),
+        Manifest.read(gated_dir).actions(),
+    )
+    manifest = Manifest.read(gated_dir)
+    (support,) = manifest.supports
+    found = json.loads((gated_dir / "gate.json").read_text())
+    for cell in found["cells"]:
+        if cell["verdict"] == "passed":
+            gain = truth.test(support, cell["collective"], cell["bin"], cell["action"]).gain
+            assert gain is not None
+            assert gain > 0.0
+
+
+def test_table_of_verdicts_counts_every_bin(trained: Trained, gated_dir: Path) -> None:
+    gated = pass_gate(always_ring(*runs(0.2, count=1, sweep="trained")), frame(*runs(0.2)), q=0.05)
+    heads, *rows = gate_rows(gated)
+    assert heads[0] == "system"
+    (row,) = rows  # one collective of one shape; the others abstain throughout
+    assert row[:3] == ["box", "1 x 8", "AllReduce"]
+    assert sum(map(int, row[3:7])) == len(verdicts(gated))
+    assert sum(count for count, _ in refusals(gated)) == gated.counts()["refused"]
+    assert gated.counts() == gated.to_json()["counts"]
+    assert (gated_dir / "policy.pt").read_bytes() == (trained.policy / "policy.pt").read_bytes()
