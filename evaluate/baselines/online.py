@@ -6,6 +6,7 @@ there: calls that ran some other config in the meantime. It probes the very runs
 on, so that even its cross-fitted regret flatters it, as the oracle's does.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -44,7 +45,7 @@ class Prober:
         return float(np.median([self.time_us(action) for _ in range(probes)]))
 
 
-class _Searcher:
+class _Searcher(ABC):
     """Searches every task of a grid on its own, with one stream of random numbers a task."""
 
     name: str
@@ -61,8 +62,9 @@ class _Searcher:
             self.probes[task] = prober.count
         return chosen
 
+    @abstractmethod
     def _search(self, prober: Prober, random: np.random.Generator) -> int:
-        raise NotImplementedError
+        """The action that the search of one task ends with."""
 
 
 class _Bandit(_Searcher):
@@ -78,13 +80,14 @@ class _Bandit(_Searcher):
             counts[arm] += 1
         return int(actions[np.argmax(sums / counts)])
 
+    @abstractmethod
     def _next(
         self,
         means: npt.NDArray[np.float64],
         counts: npt.NDArray[np.float64],
         random: np.random.Generator,
     ) -> int:
-        raise NotImplementedError
+        """Which arm to try, given the means and counts so far."""
 
 
 class Ucb1(_Bandit):

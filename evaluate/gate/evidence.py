@@ -84,7 +84,8 @@ class FreshRuns:
             .unique()
             .iter_rows()
         }
-        return chosen.pop() if len(chosen) == 1 and (None, None) not in chosen else None
+        (choice,) = chosen if len(chosen) == 1 else ((None, None),)
+        return None if None in choice else choice
 
     def _of(self, support: Support) -> pl.DataFrame:
         return _of(self._rows, support)

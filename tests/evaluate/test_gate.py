@@ -180,10 +180,12 @@ def test_a_bin_between_follows_its_neighbours_only_where_the_default_is_known() 
     same = known(actual_algorithm="Tree", actual_protocol="LL")
     told = pass_gate(always_ring(*trained_on), near, known=same)
     assert verdicts(told)[between] is Verdict.INFERRED
-    other = known(actual_algorithm="Ring", actual_protocol="LL")
-    assert verdicts(pass_gate(always_ring(*trained_on), near, known=other))[between] is (
-        Verdict.REFUSED
-    )
+    for choice in (
+        {"actual_algorithm": "Ring", "actual_protocol": "LL"},
+        {"actual_algorithm": "Tree"},  # and a protocol that nobody knows
+    ):
+        gated = pass_gate(always_ring(*trained_on), near, known=known(**choice))
+        assert verdicts(gated)[between] is Verdict.REFUSED
 
 
 def test_a_bin_does_not_follow_past_a_measured_one_that_failed() -> None:
