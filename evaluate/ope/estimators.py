@@ -1,0 +1,131 @@
+"""Estimates of a policy's value from a log, with intervals where these mean something.
+
+    DM      direct method: the mean of a reward model under the policy
+    IPS     importance sampling (Horvitz and Thompson 1952): mean of w r, w = policy / behaviour
+    SNIPS   the same, normalised by the sum of weights (Swaminathan and Joachims 2015)
+    DR      doubly robust (Dudik, Langford and Li 2011): DM corrected by the weighted residuals
+
+Every estimate comes with the effective sample size (sum w)^2 / sum w^2. Where a policy wants what
+the behaviour never did, or so few rows that the weights of a handful decide, there is no number.
+Where earlier rows changed the behaviour, rows are not independent, and there is no interval:
+weights that would mend this (Hadad et al. 2021) need the probabilities of all actions, not of the
+one taken.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from scipy import stats
+
+from dynamiccl.evaluate.ope.logs import Float64Array, Log
+from dynamiccl.evaluate.ope.models import tabular_model
+
+#: Rows that have to count for an interval, in effect.
+MIN_EFFECTIVE: Final = 50.0
+#: Share of a policy's probability that may lie on what the behaviour never did.
+MAX_UNCOVERED: Final = 0.001
+NO_OVERLAP: Final = "no overlap"
+NO_INTERVAL: Final = "no interval"
+NO_PROPENSITY: Final = "no propensities: direct method only"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value, or why there is none."""
+
+    estimator: str
+    value: float | None
+    low: float | None
+    high: float | None
+    effective: float
+    note: str
+
+
+def weights_of(log: Log, policy: Float64Array) -> Float64Array:
+    """(n,) importance weights of a policy (T, A)."""
+    return policy[log.task, log.action] / log.propensity
+
+
+def direct(log: Log, policy: Float64Array, model: Float64Array) -> Estimate:
+    """The mean of a reward model (T, A) under the policy; error of the model is not in sight."""
+    value = float((policy * model).sum(axis=1)[log.task].mean())
+    return Estimate("DM", value, None, None, float(len(log)), NO_INTERVAL)
+
+
+def ips(log: Log, policy: Float64Array, behaviour: Float64Array, confidence: float) -> Estimate:
+    """Importance sampling; `behaviour` (T, A) tells what could have been taken."""
+    weights = weights_of(log, policy)
+
+    def terms() -> tuple[float, Float64Array]:
+        each = weights * log.reward
+        return float(each.mean()), each - each.mean()
+
+    return _weighted("IPS", log, policy, behaviour, confidence, terms)
+
+
+def snips(log: Log, policy: Float64Array, behaviour: Float64Array, confidence: float) -> Estimate:
+    """Self-normalised importance sampling; the interval is by the delta method."""
+    weights = weights_of(log, policy)
+
+    def terms() -> tuple[float, Float64Array]:
+        value = float((weights * log.reward).sum() / weights.sum())
+        return value, weights * (log.reward - value) / weights.mean()
+
+    return _weighted("SNIPS", log, policy, behaviour, confidence, terms)
+
+
+def doubly_robust(
+    log: Log,
+    policy: Float64Array,
+    behaviour: Float64Array,
+    confidence: float,
+    fit: Callable[[Log, tuple[int, int]], Float64Array] = tabular_model,
+) -> Estimate:
+    """Direct method and weighted residuals, each row's by a model of the other half of the rows."""
+    expected, predicted = _cross_fitted(log, policy, fit)
+    each = expected + weights_of(log, policy) * (log.reward - predicted)
+
+    def terms() -> tuple[float, Float64Array]:
+        return float(each.mean()), each - each.mean()
+
+    return _weighted("DR", log, policy, behaviour, confidence, terms)
+
+
+def _cross_fitted(
+    log: Log, policy: Float64Array, fit: Callable[[Log, tuple[int, int]], Float64Array]
+) -> tuple[Float64Array, Float64Array]:
+    """(n,) a model's reward of the policy, and of the action taken; it has not seen the row."""
+    expected, predicted = np.empty(len(log)), np.empty(len(log))
+    is_even = np.arange(len(log)) % 2 == 0
+    for part in (is_even, ~is_even):
+        model = fit(log.rows(~part), policy.shape)
+        inside = log.rows(part)
+        expected[part] = (policy * model).sum(axis=1)[inside.task]
+        predicted[part] = model[inside.task, inside.action]
+    return expected, predicted
+
+
+def _weighted(
+    name: str,
+    log: Log,
+    policy: Float64Array,
+    behaviour: Float64Array,
+    confidence: float,
+    terms: Callable[[], tuple[float, Float64Array]],
+) -> Estimate:
+    if np.isnan(log.propensity).any():
+        return Estimate(name, None, None, None, 0.0, NO_PROPENSITY)
+    weights = weights_of(log, policy)
+    total = float(weights.sum())
+    effective = total**2 / float((weights**2).sum()) if total > 0 else 0.0
+    uncovered = float(np.where(behaviour > 0, 0.0, policy).sum(axis=1)[log.task].mean())
+    if uncovered > MAX_UNCOVERED or effective < MIN_EFFECTIVE:
+        return Estimate(name, None, None, None, effective, NO_OVERLAP)
+    value, spread = terms()
+    if log.adaptive:
+        return Estimate(name, value, None, None, effective, NO_INTERVAL)
+    error = float(spread.std(ddof=1) / np.sqrt(len(log)))
+    reach = float(stats.norm.ppf(0.5 + confidence / 2)) * error
+    return Estimate(name, value, value - reach, value + reach, effective, "")
