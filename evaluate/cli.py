@@ -18,6 +18,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _stdout = Console()
+_TrackingUri = Annotated[str, typer.Option(help="MLflow store that holds the run ids.")]
+_Json = Annotated[bool, typer.Option("--json", help="Write JSON to stdout.")]
 
 
 def main() -> None:
@@ -32,10 +34,8 @@ def report_command(
         list[str], typer.Option(metavar="RUN_OR_ARTIFACT", help="Run id, run directory, artifact.")
     ],
     out: Annotated[Path, typer.Option(help="Where results.parquet and report.html go.")],
-    tracking_uri: Annotated[
-        str, typer.Option(help="MLflow store that holds the run ids.")
-    ] = DEFAULT_TRACKING_URI,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON to stdout.")] = False,
+    tracking_uri: _TrackingUri = DEFAULT_TRACKING_URI,
+    as_json: _Json = False,
 ) -> None:
     """Score policies on the test size bins, cold, against the measured oracle.
 
@@ -98,10 +98,8 @@ def gate_command(
     q: Annotated[
         float, typer.Option(help="False discovery rate over all tested bins.", min=0.0, max=1.0)
     ] = 0.01,
-    tracking_uri: Annotated[
-        str, typer.Option(help="MLflow store that holds the run ids.")
-    ] = DEFAULT_TRACKING_URI,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON to stdout.")] = False,
+    tracking_uri: _TrackingUri = DEFAULT_TRACKING_URI,
+    as_json: _Json = False,
 ) -> None:
     """Let through what fresh runs show to beat NCCL's default; everything else abstains.
 

@@ -7,6 +7,7 @@ All of it is TorchScript: what is trained is what is exported.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, cast
 
 import torch
@@ -73,36 +74,17 @@ class ConvolvedWindow(nn.Module):
         return filtered.flatten(1)
 
 
-class LstmWindow(nn.Module):
-    """The last hidden state of an LSTM over the calls, oldest first; zero without any call.
+class RecurrentWindow(nn.Module):
+    """The last hidden state of an LSTM or GRU over the calls, oldest first; zero without any call.
 
     Windows are right-aligned: padding comes first and is marked by the feature `valid`. Cold rows,
     half of those of static data, do not run through it.
     """
 
-    def __init__(self, window_shape: Sequence[int]) -> None:
+    def __init__(self, layer: type[nn.LSTM | nn.GRU], window_shape: Sequence[int]) -> None:
         """Lay out the layer."""
         super().__init__()
-        self.recurrent = nn.LSTM(int(window_shape[1]), WINDOW_UNITS, batch_first=True)
-        self.width = WINDOW_UNITS
-
-    def forward(self, window_BKW: torch.Tensor) -> torch.Tensor:
-        """(B, WINDOW_UNITS)."""
-        warm = torch.nonzero(window_BKW[:, -1, 0] > 0.5).flatten()
-        state = window_BKW.new_zeros([window_BKW.size(0), self.width])
-        if warm.numel() == 0:
-            return state
-        outputs, _ = self.recurrent(window_BKW.index_select(0, warm))
-        return state.index_copy(0, warm, outputs[:, -1])
-
-
-class GruWindow(nn.Module):
-    """As LstmWindow, with gated recurrent units: a quarter fewer weights."""
-
-    def __init__(self, window_shape: Sequence[int]) -> None:
-        """Lay out the layer."""
-        super().__init__()
-        self.recurrent = nn.GRU(int(window_shape[1]), WINDOW_UNITS, batch_first=True)
+        self.recurrent = layer(int(window_shape[1]), WINDOW_UNITS, batch_first=True)
         self.width = WINDOW_UNITS
 
     def forward(self, window_BKW: torch.Tensor) -> torch.Tensor:
@@ -118,8 +100,8 @@ class GruWindow(nn.Module):
 #: What a recipe may name: from the shape (K, W) to a module whose `width` is that of its output.
 WINDOW_ENCODERS: Final[dict[str, Callable[[Sequence[int]], Any]]] = {
     "mlp": FlatWindow,
-    "lstm": LstmWindow,
-    "gru": GruWindow,
+    "lstm": partial(RecurrentWindow, nn.LSTM),
+    "gru": partial(RecurrentWindow, nn.GRU),
     "cnn": ConvolvedWindow,
 }
 

@@ -37,6 +37,8 @@ from dynamiccl.train.replay import Replay
 #: Told after each epoch: steps made, of how many, and the epoch's metrics.
 Progress = Callable[[int, int, dict[str, float]], None]
 
+#: What a run or a study came to, among its artifacts; written last of all.
+SUMMARY_NAME: Final = "summary.json"
 #: What a run that was killed goes on from; gone once the run is finished.
 _STATE_NAME: Final = "state.pt"
 
@@ -211,7 +213,7 @@ def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
     )
     # Last of all: who finds it finds the rest.
     run.log_folder(scratch)
-    run.log_text(json.dumps(asdict(summary), indent=1), "summary.json")
+    run.log_text(json.dumps(asdict(summary), indent=1), SUMMARY_NAME)
     return summary
 
 

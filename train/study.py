@@ -17,11 +17,10 @@ from scipy import stats
 
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import tracking
-from dynamiccl.train.fit import FitSummary, fit, resume
+from dynamiccl.train.fit import SUMMARY_NAME, FitSummary, fit, resume
 from dynamiccl.train.recipes import Recipe, make_recipe
 
 STUDY_NAME: Final = "study.json"
-SUMMARY_NAME: Final = "summary.json"
 _TRIAL_TAG: Final = "dynamiccl.trial"
 _CONFIDENCE: Final = 0.95
 

@@ -1,6 +1,5 @@
 """Fresh runs, config against NCCL's default, paired by run: what a verdict rests on."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,13 +41,10 @@ class FreshRuns:
         self, frame: pl.DataFrame, catalogue: Catalogue, *, known: pl.DataFrame | None = None
     ) -> None:
         """Take the rows that may stand in a verdict; of `known`, what NCCL's own choice was."""
-        alone = quiet(tuned(frame))
         self._rows = _rows(frame, catalogue)
         self._known = [self._rows, *([] if known is None else [_rows(known, catalogue)])]
-        bands = noise_bands(alone, NOISE_KEY).select(*NOISE_KEY, "noise_band")
-        self._bands: Mapping[tuple[object, ...], float] = {
-            key: band for *key_parts, band in bands.iter_rows() for key in [tuple(key_parts)]
-        }
+        bands = noise_bands(quiet(tuned(frame)), NOISE_KEY).select(*NOISE_KEY, "noise_band")
+        self._bands = {(system, collective): band for system, collective, band in bands.iter_rows()}
 
     def test(self, support: Support, collective: str, size_bin: int, action: int) -> Evidence:
         """Whether a config's gain in a size bin exceeds the noise band, by a one-sided t-test.
@@ -56,7 +52,7 @@ class FreshRuns:
         On the logarithms of the paired ratios, one a run: what a run does to all its times alike
         cancels.
         """
-        rows = self._of(support).filter(collective=collective, bin=size_bin)
+        rows = _of(self._rows, support).filter(collective=collective, bin=size_bin)
         gains = _paired_gains(rows, action)
         gain = float(np.expm1(np.median(gains))) if len(gains) else None
         if len(gains) < MIN_RUNS:
@@ -69,7 +65,7 @@ class FreshRuns:
 
     def measured_bins(self, support: Support, collective: str) -> list[int]:
         """The size bins in which NCCL's default was measured, ascending."""
-        rows = self._of(support).filter(collective=collective, action=ABSTAIN_ACTION)
+        rows = _of(self._rows, support).filter(collective=collective, action=ABSTAIN_ACTION)
         return [int(each) for each in rows["bin"].unique().sort()]
 
     def default_choice(self, support: Support, collective: str, size_bin: int) -> object:
@@ -86,9 +82,6 @@ class FreshRuns:
         }
         (choice,) = chosen if len(chosen) == 1 else ((None, None),)
         return None if None in choice else choice
-
-    def _of(self, support: Support) -> pl.DataFrame:
-        return _of(self._rows, support)
 
 
 def _rows(frame: pl.DataFrame, catalogue: Catalogue) -> pl.DataFrame:
