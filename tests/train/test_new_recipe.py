@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,8 @@ from dynamiccl.serve.artifact import export_artifact
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.train.fit import fit, resume
 from dynamiccl.train.recipes import make_recipe
+from tests.cli.conftest import Shell
+from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
 
 PAGE = Path(__file__).parents[2] / "docs" / "new-recipe.md"
 FEW = ["steps=60", "steps_per_epoch=20", "num_members=2", "hidden_sizes=16"]
@@ -57,12 +58,16 @@ def test_one_file_gets_tracking_resume_evaluation_and_export(
     assert tables
 
 
-def test_the_page_names_commands_that_there_are(attention: Path) -> None:
-    lines = re.findall(r"^(dynamiccl-\w+ \w+)", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+def test_the_page_names_commands_that_there_are(shell: Shell) -> None:
+    lines = re.findall(r"^(dynamiccl-\w+ \w+)(.*)", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(lines) == 4
-    for line in lines:
-        done = subprocess.run([*line.split(), "--help"], check=False, capture_output=True)
-        assert done.returncode == 0, line
+    for command, operands in lines:
+        done = shell(*command.split(), "--help")
+        assert done.code == 0
+        assert set(re.findall(r"--[\w-]+", operands)) <= set(re.findall(r"--[\w-]+", done.out))
+
+
+def test_the_recipe_remembers_its_file(attention: Path) -> None:
     assert json.loads(json.dumps(make_recipe(str(attention)).to_json()))["source"] == str(attention)
 
 
