@@ -6,16 +6,18 @@ parted in two at random; the config with the least median in one half is the ora
 the other half is what times are compared with there. Regret may come out negative: the config that
 looked best was not.
 
-The interval is a bootstrap over runs, within each half, and over the ways to part them.
+The interval is a bootstrap over runs, within each half, over the ways to part them, and over the
+seeds of a policy that was trained more than once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.policies import Actions
 
@@ -26,12 +28,30 @@ _ENDS: Final = (0.025, 0.975)
 
 
 @dataclass(frozen=True, slots=True)
-class CrossFit:
-    """Mean regret (a fraction) over tasks, with its 95 % interval."""
+class Interval:
+    """A figure with its 95 % interval."""
 
     mean: float
     low: float
     high: float
+
+    @classmethod
+    def of(cls, draws: npt.NDArray[np.float64]) -> Self:
+        """The mean of bootstrap draws, and what all but one in twenty lie between."""
+        low, high = np.quantile(draws, _ENDS)
+        return cls(float(draws.mean()), float(low), float(high))
+
+
+@dataclass(frozen=True, slots=True)
+class CrossFit:
+    """A policy over tasks; regrets and shares are fractions."""
+
+    regret: Interval
+    p95_regret: Interval
+    #: Geometric mean of time over the default's time.
+    ratio_to_default: Interval
+    #: Share of tasks slower than the default by more than the noise band; None without a band.
+    share_worse: Interval | None
 
 
 def has_runs(grid: TaskGrid) -> npt.NDArray[np.bool_]:
@@ -40,24 +60,56 @@ def has_runs(grid: TaskGrid) -> npt.NDArray[np.bool_]:
 
 
 def cross_fit(
-    grid: TaskGrid, rows: npt.NDArray[np.int64], choices: Mapping[str, Actions]
+    grid: TaskGrid,
+    rows: npt.NDArray[np.int64],
+    choices: Mapping[str, Sequence[Actions]],
+    band: float | None = None,
 ) -> dict[str, CrossFit | None]:
-    """The regret of each policy over the tasks `rows` that have the runs; None without any."""
+    """Each policy over the tasks `rows` that have the runs; None without any.
+
+    `choices` (T,) of every seed of a policy: figures are means over seeds, and intervals are of the
+    seeds too.
+    """
     kept = rows[has_runs(grid)[rows]]
     if not len(kept):
         return dict.fromkeys(choices)
     random = np.random.default_rng(0)
-    sums = {name: np.zeros(RESAMPLES) for name in choices}
-    for row in map(int, kept):
+    times = {name: np.empty((len(seeds), len(kept), RESAMPLES)) for name, seeds in choices.items()}
+    oracle, default = np.empty((2, len(kept), RESAMPLES))
+    for place, row in enumerate(map(int, kept)):
         actions = np.flatnonzero(grid.mask[row])
         halves = [_halves(grid.samples[row, int(action)], random) for action in actions]
         chosen_on = np.stack([first for first, _ in halves])  # (measured actions, resamples)
         scored_on = np.stack([second for _, second in halves])
-        oracle = np.take_along_axis(scored_on, chosen_on.argmin(axis=0)[None], axis=0)[0]
-        place = {int(action): index for index, action in enumerate(actions)}
-        for name, chosen in choices.items():
-            sums[name] += scored_on[place[int(chosen[row])]] / oracle - 1.0
-    return {name: _interval(total / len(kept)) for name, total in sums.items()}
+        oracle[place] = np.take_along_axis(scored_on, chosen_on.argmin(axis=0)[None], axis=0)[0]
+        index = {int(action): i for i, action in enumerate(actions)}
+        default[place] = scored_on[index[ABSTAIN_ACTION]]
+        for name, seeds in choices.items():
+            for seed, chosen in enumerate(seeds):
+                times[name][seed, place] = scored_on[index[int(chosen[row])]]
+    return {name: _figures(each, oracle, default, band, random) for name, each in times.items()}
+
+
+def _figures(
+    times: npt.NDArray[np.float64],
+    oracle: npt.NDArray[np.float64],
+    default: npt.NDArray[np.float64],
+    band: float | None,
+    random: np.random.Generator,
+) -> CrossFit:
+    """Of times (seeds, tasks, resamples)."""
+    regret, ratio = times / oracle - 1.0, times / default
+    drawn = random.integers(0, len(times), (len(times), RESAMPLES))
+
+    def interval(by_seed: npt.NDArray[np.float64]) -> Interval:
+        return Interval.of(np.take_along_axis(by_seed, drawn, axis=0).mean(axis=0))
+
+    return CrossFit(
+        interval(regret.mean(axis=1)),
+        interval(np.quantile(regret, 0.95, axis=1)),
+        interval(np.exp(np.log(ratio).mean(axis=1))),
+        None if band is None else interval((ratio > 1.0 + band).mean(axis=1)),
+    )
 
 
 def _halves(
@@ -75,8 +127,3 @@ def _halves(
 def _resampled(part: npt.NDArray[np.int64], random: np.random.Generator) -> npt.NDArray[np.int64]:
     drawn = random.integers(0, part.shape[1], size=part.shape)
     return np.take_along_axis(part, drawn, axis=1)
-
-
-def _interval(means: npt.NDArray[np.float64]) -> CrossFit:
-    low, high = np.quantile(means, _ENDS)
-    return CrossFit(float(means.mean()), float(low), float(high))

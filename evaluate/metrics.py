@@ -98,7 +98,7 @@ def summarise(
 
     `probes` (T,) of the searchers among them.
     """
-    fitted = cross_fit(grid, rows, choices)
+    fitted = cross_fit(grid, rows, {name: [actions] for name, actions in choices.items()}, band)
     num_fitted = int(has_runs(grid)[rows].sum())
     return [
         _summary(
@@ -135,8 +135,8 @@ def _summary(  # noqa: PLR0913, PLR0917 - all of a row
         max=float(regret.max()),
         ratio_to_default=float(np.exp(np.log(ratio).mean())),
         time_weighted=float(chosen.sum() / oracle.sum() - 1.0),
-        crossfit=None if fitted[0] is None else fitted[0].mean,
-        interval=None if fitted[0] is None else (fitted[0].low, fitted[0].high),
+        crossfit=None if fitted[0] is None else fitted[0].regret.mean,
+        interval=None if fitted[0] is None else (fitted[0].regret.low, fitted[0].regret.high),
         tasks_with_interval=fitted[1],
         abstained=float((actions[rows] == ABSTAIN_ACTION).mean()),
         slower_than_default=None if band is None else float((ratio > 1.0 + band).mean()),
