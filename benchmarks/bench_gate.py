@@ -15,6 +15,7 @@ Writes out/bench/gate.json. A minute a gate on one core.
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -100,9 +101,17 @@ def trained_policy(out: Path) -> TorchPolicy:
     return TorchPolicy.load(Path(run.run_directory) / "policy")
 
 
-def sweep(out: Path, name: str, *, cycles: int, seed: int, noise: str = "") -> Path:
-    """A simulated sweep over all shapes."""
-    groups = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = {r} }}" for n, r in SHAPES)
+def sweep(
+    out: Path,
+    name: str,
+    *,
+    cycles: int,
+    seed: int,
+    noise: str = "",
+    shapes: Sequence[tuple[int, int]] = SHAPES,
+) -> Path:
+    """A simulated sweep over some shapes."""
+    groups = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = {r} }}" for n, r in shapes)
     text = SWEEP.format(name=name, groups=groups, cycles=cycles, seed=seed, noise=noise)
     parsed = parse_sweep(text, where="bench")
     strategy = make_strategy(parsed.file, parsed.trials)

@@ -90,7 +90,7 @@ def training_steps(
     steps = Steps(
         tasks=Tasks(
             context=cold_observations(rows, profiles).context,
-            mask=_masks(frame, rows, catalogue),
+            mask=action_masks(frame, rows, catalogue),
             group=rows.select(pl.struct(NOISE_KEY).rank("dense")).to_series().to_numpy() - 1,
         ),
         starts=np.arange(len(row) + 1),
@@ -143,7 +143,8 @@ def _training_rows(
     }
 
 
-def _masks(frame: pl.DataFrame, rows: pl.DataFrame, catalogue: Catalogue) -> Float32Array:
+def action_masks(frame: pl.DataFrame, rows: pl.DataFrame, catalogue: Catalogue) -> Float32Array:
+    """(R, A) what was measured of each row's collective, group and launch profile; and ABSTAIN."""
     measured = usable(frame)
     measured = measured.with_columns(catalogue.actions(measured)).drop_nulls("action")
     allowed = measured.group_by(_MASK_KEY).agg(allowed=pl.col("action").unique())

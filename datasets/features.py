@@ -101,6 +101,8 @@ HISTORY_FEATURES: Final = (
 )
 
 FEATURES: Final = (*STATIC_FEATURES, *HISTORY_FEATURES)
+#: Where the history stands in the context.
+HISTORY_SLICE: Final = slice(len(STATIC_FEATURES), len(FEATURES))
 MAX_INFLIGHT: Final = 8.0
 
 

@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from dynamiccl.datasets.features import (
     FEATURES,
-    HISTORY_FEATURES,
-    STATIC_FEATURES,
+    HISTORY_SLICE,
     WINDOW_FEATURES,
     WINDOW_LENGTH,
     Float32Array,
@@ -32,7 +31,6 @@ _NAMES: Final = [feature.name for feature in FEATURES]
 _LOG2_SIZE: Final = _NAMES.index("log2_size")
 _LOG2_BYTES_PER_RANK: Final = _NAMES.index("log2_bytes_per_rank")
 _LOG2_RANKS: Final = _NAMES.index("log2_ranks")
-_HISTORY: Final = slice(len(STATIC_FEATURES), len(STATIC_FEATURES) + len(HISTORY_FEATURES))
 _LOOK_BACK: Final = np.arange(-WINDOW_LENGTH, 0)
 
 
@@ -105,7 +103,7 @@ class Steps:
         # A task key is a bin of sizes: each step has its own.
         context[:, _LOG2_SIZE] = np.log2(np.maximum(self.calls.size_bytes[rows], 1))
         context[:, _LOG2_BYTES_PER_RANK] = context[:, _LOG2_SIZE] - context[:, _LOG2_RANKS]
-        context[:, _HISTORY] = history
+        context[:, HISTORY_SLICE] = history
         return Observations(window, context), self.tasks.mask[task], task
 
     def advance(

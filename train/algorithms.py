@@ -1,5 +1,6 @@
 """From a recipe to a d3rlpy algorithm."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -16,6 +17,7 @@ from d3rlpy.optimizers import AdamFactory
 from d3rlpy.optimizers.lr_schedulers import CosineAnnealingLRFactory
 from torch import nn
 
+from dynamiccl.datasets.features import Float32Array
 from dynamiccl.datasets.steps import Steps
 from dynamiccl.errors import UnknownName
 from dynamiccl.train.encoders import ObservationEncoder, ObservationEncoderFactory
@@ -26,8 +28,10 @@ from dynamiccl.train.recipes import Recipe, recipe_of_file
 _MAX_SCALED: Final = 200_000
 
 
-def make_algorithm(recipe: Recipe, steps: Steps) -> Any:
+def make_algorithm(recipe: Recipe, *sources: Steps) -> Any:
     """The d3rlpy algorithm of a recipe, its networks built and its input scaling set.
+
+    `sources` are what it will be trained on, all with the same tasks' shape and actions.
 
     Raises UnknownName when the recipe names an algorithm or a window encoder that is not here, and
     as `recipe_of_file` when its file is gone or broken.
@@ -48,8 +52,8 @@ def make_algorithm(recipe: Recipe, steps: Steps) -> Any:
         ),
     }
     algorithm = ALGORITHMS[recipe.algorithm](recipe, common).create(device="cpu:0")
-    algorithm.create_impl(steps.shapes, steps.num_actions)
-    _set_scaling(algorithm, steps)
+    algorithm.create_impl(sources[0].shapes, sources[0].num_actions)
+    _set_scaling(algorithm, sources)
     return algorithm
 
 
@@ -132,17 +136,21 @@ def _q_learning(recipe: Recipe) -> dict[str, Any]:
 ALGORITHMS: Final = {"DQN": _dqn, "DoubleDQN": _double_dqn, "DiscreteCQL": _cql, "DiscreteBC": _bc}
 
 
-def _set_scaling(algorithm: Any, steps: Steps) -> None:
-    rows = np.arange(len(steps))
-    if len(rows) > _MAX_SCALED:
-        rows = np.sort(np.random.default_rng(0).choice(len(rows), _MAX_SCALED, replace=False))
-    context = steps.observe(rows, steps.episode_of(rows))[0].context
+def _set_scaling(algorithm: Any, sources: Sequence[Steps]) -> None:
+    context = np.concatenate([_some_contexts(steps) for steps in sources])
     mean = torch.from_numpy(context.mean(axis=0))
     spread = context.std(axis=0)
     # A feature that never varies says nothing, and must not explode where it does at last.
     scale = torch.from_numpy(np.where(spread > 1e-6, spread, 1.0).astype(np.float32))
     for member in (*members_of(algorithm), *_targets(algorithm)):
         cast(ObservationEncoder, cast(Member, member).encoder).set_scaling(mean, scale)
+
+
+def _some_contexts(steps: Steps) -> Float32Array:
+    rows = np.arange(len(steps))
+    if len(rows) > _MAX_SCALED:
+        rows = np.sort(np.random.default_rng(0).choice(len(rows), _MAX_SCALED, replace=False))
+    return steps.observe(rows, steps.episode_of(rows))[0].context
 
 
 def _targets(algorithm: Any) -> list[nn.Module]:

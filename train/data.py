@@ -13,12 +13,15 @@ from dynamiccl.datasets.cells import NOISE_KEY, tuned, usable
 from dynamiccl.datasets.episodes import TrainingSteps, training_steps, with_noise
 from dynamiccl.datasets.features import Observations, cold_observations
 from dynamiccl.datasets.scoring import TaskGrid, task_grid
+from dynamiccl.datasets.sequences import SequenceCounts, sequence_steps
 from dynamiccl.datasets.splits import Split
-from dynamiccl.datasets.store import content_hash, read
+from dynamiccl.datasets.steps import Steps
+from dynamiccl.datasets.store import content_hash, part_paths, read
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.train.heads import Member
 from dynamiccl.train.policy import forward
 from dynamiccl.train.policy_module import PolicyModule
+from dynamiccl.train.recipes import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +32,19 @@ class TrainingData:
     catalogue: Catalogue
     profiles: list[str]
     training: TrainingSteps
+    #: Of the calls of jobs, where the data set has any that can be learnt from.
+    sequences: Steps | None
+    sequence_counts: SequenceCounts | None
     validation: TaskGrid
     #: Of the validation tasks, cold.
     observations: Observations
     digest: str
+
+    def sources(self, recipe: Recipe) -> list[Steps]:
+        """What a recipe learns from: sweeps, and calls where there are any."""
+        if self.sequences is None or not recipe.use_calls:
+            return [self.training.steps]
+        return [self.training.steps, self.sequences]
 
     def validation_regret(self, members: Iterable[Member], margin: float) -> float:
         """Mean regret on validation bins, every (system, collective) counting alike."""
@@ -69,5 +81,18 @@ def load_data(data_dir: Path, seed: int) -> TrainingData:
         )
     tasks = with_noise(validation.tasks, training.noise)
     observations = cold_observations(tasks, profiles)
-    digest = content_hash(data_dir)
-    return TrainingData(frame, catalogue, profiles, training, validation, observations, digest)
+    sequences, counts = None, None
+    if part_paths(data_dir, "calls"):
+        calls = read(data_dir, "calls")
+        sequences, counts = sequence_steps(calls, everything, catalogue, profiles)
+    return TrainingData(
+        frame=frame,
+        catalogue=catalogue,
+        profiles=profiles,
+        training=training,
+        sequences=sequences,
+        sequence_counts=counts,
+        validation=validation,
+        observations=observations,
+        digest=content_hash(data_dir),
+    )

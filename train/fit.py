@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import d3rlpy
+import numpy as np
 import torch
 
 import dynamiccl
@@ -32,7 +33,7 @@ from dynamiccl.train.loop import Loop, read_state
 from dynamiccl.train.plots import training_curves
 from dynamiccl.train.policy_module import PolicyModule
 from dynamiccl.train.recipes import Recipe
-from dynamiccl.train.replay import Replay
+from dynamiccl.train.replay import Mixed, Replay
 
 #: Told after each epoch: steps made, of how many, and the epoch's metrics.
 Progress = Callable[[int, int, dict[str, float]], None]
@@ -81,6 +82,9 @@ def fit(  # noqa: PLR0913 - all of a run
     with tracking.start_run(tracking_uri, experiment, name, tags) as run:
         run.log_params({**recipe.to_json(), "seed": seed, "data": str(data_dir)})
         run.log_params({f"rows_{k}": v for k, v in asdict(data.training.counts).items()})
+        if data.sequence_counts is not None:
+            counts = asdict(data.sequence_counts).items()
+            run.log_params({f"calls_{name}": value for name, value in counts})
         run.set_tags({"data_hash": data.digest, "git_commit": git_commit()})
         loop, algorithm = _make_loop(data, recipe, seed)
         return _finish(loop, algorithm, data, recipe, seed, run, progress)
@@ -127,18 +131,29 @@ def _make_loop(data: TrainingData, recipe: Recipe, seed: int) -> tuple[Loop, Any
     random.seed(seed)
     torch.manual_seed(seed)
     d3rlpy.seed(seed)
-    algorithm = make_algorithm(recipe, data.training.steps)
-    replay = Replay(
-        data.training.steps,
-        recipe.batch_size,
-        seed=seed,
-        num_steps=recipe.num_steps,
-        gamma=recipe.gamma,
-        balance=recipe.balance,
-    )
+    algorithm = make_algorithm(recipe, *data.sources(recipe))
+    replay = _make_replay(data, recipe, seed)
     margin = recipe.abstain_margins[0]
     loop = Loop(algorithm, replay, recipe, lambda members: data.validation_regret(members, margin))
     return loop, algorithm
+
+
+def _make_replay(data: TrainingData, recipe: Recipe, seed: int) -> Replay | Mixed:
+    """Sweeps alone, or as many steps of sweeps as of calls: half of a batch at least is cold."""
+    sources = data.sources(recipe)
+    generator = np.random.default_rng(seed)
+    replays = [
+        Replay(
+            steps,
+            recipe.batch_size // len(sources),
+            seed=generator,
+            num_steps=recipe.num_steps,
+            gamma=recipe.gamma,
+            balance=recipe.balance,
+        )
+        for steps in sources
+    ]
+    return replays[0] if len(replays) == 1 else Mixed(replays)
 
 
 def _finish(  # noqa: PLR0913, PLR0917 - all of a run

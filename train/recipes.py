@@ -43,6 +43,8 @@ class Recipe:
     #: At the first gradient step; it falls to 0 along a cosine.
     learning_rate: float = 1e-3
     batch_size: int = 256
+    #: Whether half of every batch comes from the calls of jobs, where the data set holds any.
+    use_calls: bool = True
     #: Gradient steps in all, and between two looks at the validation bins.
     steps: int = 4_000
     steps_per_epoch: int = 200

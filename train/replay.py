@@ -5,7 +5,8 @@ for a small network; here a batch is a handful of array operations, whatever the
 What comes out is what its `MultiStepTransitionPicker` (2.8.1) gives, row by row.
 """
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -30,12 +31,15 @@ class Replay:
         steps: Steps,
         batch_size: int,
         *,
-        seed: int,
+        seed: int | np.random.Generator,
         num_steps: int = 1,
         gamma: float = 0.0,
         balance: float = 0.0,
     ) -> None:
-        """Weigh steps by the size of their task's group to the power of -`balance`."""
+        """Weigh steps by the size of their task's group to the power of -`balance`.
+
+        Replays that share one generator as their `seed` draw in turns from it.
+        """
         self.steps = steps
         is_cached = steps.windows is None and len(steps) <= MAX_CACHED
         self._observe = FeatureRows(steps).observe if is_cached else steps.observe
@@ -113,6 +117,35 @@ class Replay:
         for part in (*next_parts, actions):
             part[blank] = 0.0
         return [part[: len(rows)] for part in parts], next_parts, actions
+
+
+class Mixed:
+    """Batches of which each replay gives its part: as many from sweeps as from calls, say."""
+
+    def __init__(self, replays: Sequence[Replay]) -> None:
+        """Mix replays that share a generator; raises ValueError when they do not."""
+        self.random = replays[0].random
+        if any(replay.random is not self.random for replay in replays):
+            raise ValueError("mixed replays must share one generator")
+        self._replays = replays
+
+    def sample(self) -> TransitionMiniBatch:
+        """One batch, the parts of the replays one after the other."""
+        parts = [replay.sample() for replay in self._replays]
+        return TransitionMiniBatch(
+            observations=_joined([part.observations for part in parts]),
+            actions=np.concatenate([part.actions for part in parts]),
+            rewards=np.concatenate([part.rewards for part in parts]),
+            next_observations=_joined([part.next_observations for part in parts]),
+            next_actions=np.concatenate([part.next_actions for part in parts]),
+            terminals=np.concatenate([part.terminals for part in parts]),
+            intervals=np.concatenate([part.intervals for part in parts]),
+            transitions=[],
+        )
+
+
+def _joined(observations: Sequence[Any]) -> list[Float32Array]:
+    return [np.concatenate(parts) for parts in zip(*observations, strict=True)]
 
 
 def _column(values: npt.ArrayLike) -> Float32Array:

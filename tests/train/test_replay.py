@@ -11,7 +11,7 @@ from d3rlpy.dataset import (
 
 from dynamiccl.datasets.steps import Int64Array, Steps
 from dynamiccl.train.feature_rows import FeatureRows
-from dynamiccl.train.replay import Replay
+from dynamiccl.train.replay import Mixed, Replay
 from tests.steps import make_steps
 
 
@@ -144,3 +144,27 @@ def test_parts_of_the_features_join(monkeypatch: pytest.MonkeyPatch) -> None:
     parts, _, _ = FeatureRows(steps).observe(rows, steps.episode_of(rows))
     np.testing.assert_array_equal(parts.window, whole.window)
     np.testing.assert_array_equal(parts.context, whole.context)
+
+
+def test_a_mixed_batch_has_its_part_of_each_replay() -> None:
+    swept, called = make_steps(own_windows=True), make_steps(seed=1)
+    random = np.random.default_rng(5)
+    mixed = Mixed([Replay(swept, 8, seed=random), Replay(called, 8, seed=random, num_steps=3)])
+    batch = mixed.sample()
+    random = np.random.default_rng(5)
+    parts = [Replay(swept, 8, seed=random), Replay(called, 8, seed=random, num_steps=3)]
+    first, second = parts[0].sample(), parts[1].sample()
+    for name in ("actions", "rewards", "next_actions", "terminals", "intervals"):
+        joined = np.concatenate([getattr(first, name), getattr(second, name)])
+        np.testing.assert_array_equal(getattr(batch, name), joined)
+    for name in ("observations", "next_observations"):
+        for whole, one, two in zip(
+            getattr(batch, name), getattr(first, name), getattr(second, name), strict=True
+        ):
+            np.testing.assert_array_equal(whole, np.concatenate([one, two]))
+    assert set(batch.intervals.ravel()) >= {1, 3}
+
+
+def test_replays_that_draw_each_for_itself_are_not_mixed() -> None:
+    with pytest.raises(ValueError, match="share one generator"):
+        Mixed([Replay(make_steps(), 8, seed=0), Replay(make_steps(), 8, seed=0)])

@@ -1,0 +1,125 @@
+"""Measured sweeps: every system that can be scored, trained with few steps, and left out in turn.
+
+Figures are cross-fitted over the tasks with independent runs enough, with a bootstrap over runs and
+seeds. Where a system has none they are of the optimistic oracle, over all its tasks, and have no
+interval. `left out` systems were not trained on: their policy comes from all the others.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+from learning_figures import Draws, Figures, of_crossfit, over_replicates, parallel
+
+from dynamiccl.collect.importing.importer import ImportFailed, ImportOptions, import_files
+from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.cells import noise_bands, tuned, usable
+from dynamiccl.datasets.scoring import task_grid
+from dynamiccl.datasets.splits import Split
+from dynamiccl.datasets.store import read
+from dynamiccl.errors import NotEnoughData
+from dynamiccl.evaluate.crossfit import cross_fit, has_runs
+from dynamiccl.evaluate.lineup import make_policies
+from dynamiccl.evaluate.policies import Actions
+from dynamiccl.train.fit import fit
+from dynamiccl.train.policy import TorchPolicy
+from dynamiccl.train.recipes import make_recipe
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+SAMPLE: Final = ROOT / "datasets" / "sample"
+#: A larger collection beside the project, where there is one; else the sample.
+SWEEPS: Final = ROOT.parent / "shared" / "data" / "sweeps"
+STEPS: Final = 1_000
+
+
+def real_sets(out: Path, recipes: Sequence[str], seeds: int) -> dict[str, Any]:
+    """Figures by data set and policy, and what stands beside them."""
+    source = SWEEPS if SWEEPS.is_dir() else SAMPLE
+    data = out / "real"
+    options = ImportOptions(systems_file=SAMPLE / "systems.toml")
+    refused: list[str] = []
+    try:
+        import_files(sorted(source.glob("*.csv")), data, options=options)
+    except ImportFailed as failed:  # one file holds targets, not measurements; the rest is written
+        refused = [Path(r.path).name for r in failed.summary.files if not r.measurements_written]
+    jobs = [(data, f"{r}-{s}", r, s) for s in range(seeds) for r in recipes]
+    learned: dict[str, list[Path]] = {recipe: [] for recipe in recipes}
+    for (_, _, recipe, _), policy in parallel(_train, jobs):
+        learned[recipe].append(policy)
+    sets, notes = _scored(data, data, learned)
+    systems = [name for name, note in notes.items() if note["tasks"] > 0]
+    others = [(_without(data, out / f"without-{name}", name), f"lo-{name}", recipes[0], 0)
+              for name in systems]  # fmt: skip
+    for (place, run, recipe, _), policy in parallel(_train, others):
+        name = run.removeprefix("lo-")
+        found, _ = _scored(data, place, {recipe: [policy]}, only=name)
+        sets[f"{name}, left out"] = found[name]
+        notes[f"{name}, left out"] = notes[name]
+    return {"data_sets": sets, "notes": notes, "source": source.name, "refused": refused}
+
+
+def _train(data: Path, name: str, recipe: str, seed: int) -> Path:
+    uri = f"sqlite:///{data.parent / f'mlflow-{name}.db'}"
+    made = make_recipe(recipe, [f"steps={STEPS}"])
+    done = fit(data, made, experiment="real", tracking_uri=uri, seed=seed)
+    return Path(done.run_directory) / "policy"
+
+
+def _without(data: Path, out: Path, system: str) -> Path:
+    """The data set with all of a system's files left out."""
+    shutil.copytree(data, out, ignore=shutil.ignore_patterns(f"system={system}"))
+    return out
+
+
+def _scored(
+    data: Path, training_data: Path, learned: dict[str, list[Path]], only: str | None = None
+) -> tuple[dict[str, dict[str, Figures]], dict[str, dict[str, Any]]]:
+    frame, known = tuned(read(data)), tuned(read(training_data))
+    catalogue = Catalogue.from_frame(usable(frame))
+    test = task_grid(frame, catalogue, [Split.TEST])
+    training, validation = (
+        task_grid(known, catalogue, [split]) for split in (Split.TRAIN, Split.VALIDATION)
+    )
+    choices: dict[str, list[Actions]] = {}
+    for recipe, paths in learned.items():
+        loaded = [(recipe, TorchPolicy.load(path)) for path in paths]
+        players = make_policies(training, validation, catalogue, loaded)
+        ours, simple = players[: len(loaded)], players[len(loaded) :]
+        choices[recipe] = [player.choose(test) for player in ours]
+    choices |= {player.name: [player.choose(test)] for player in simple}
+    bands = {str(s): float(b) for s, b, _ in noise_bands(frame).iter_rows()}
+    sets, notes = {}, {}
+    places = test.tasks.with_row_index("row")
+    for name in sorted({*frame["system"].unique(), *bands} if only is None else {only}):
+        rows = places.filter(pl.col("system") == name)["row"].to_numpy().astype(np.int64)
+        band = bands.get(str(name))
+        runs = int(has_runs(test)[rows].sum())
+        notes[str(name)] = {
+            "tasks": len(rows),
+            "tasks_with_runs": runs,
+            "noise_band": band,
+            "statistic": "cross-fitted" if runs else "optimistic oracle, no interval",
+        }
+        if not len(rows):
+            continue
+        fitted = cross_fit(test, rows, choices, band)
+        sets[str(name)] = {
+            policy: of_crossfit(figures)
+            if (figures := fitted[policy]) is not None
+            else _optimistic([Draws.of(test, rows, actions, band) for actions in seeds])
+            for policy, seeds in choices.items()
+        }
+    if not sets:
+        raise NotEnoughData(f"{data} has no test task to score")
+    return sets, notes
+
+
+def _optimistic(seeds: Sequence[Draws]) -> Figures:
+    """The mean over seeds, and no interval: seeds alone say nothing of the measurements."""
+    return {
+        name: None if name.endswith(("_lo", "_hi")) else value
+        for name, value in over_replicates(seeds).items()
+    }

@@ -1,0 +1,165 @@
+"""From the calls of jobs to steps: episodes that have an order, unlike a sweep's.
+
+One episode is what one job's communicator did with one task key (collective, size bin), call after
+call; the next state is the next call of that key. No episode is known to end: the job did, not what
+it ran in. Windows are the calls before a step.
+
+Rewards need a reference, NCCL's quiet default, which calls do not hold: it comes from the sweeps of
+the same data set. Only calls of training bins become steps, as with sweeps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
+from dynamiccl.datasets.cells import quiet, tuned, usable
+from dynamiccl.datasets.episodes import action_masks, training_noise, with_noise
+from dynamiccl.datasets.features import cold_observations
+from dynamiccl.datasets.history import UNKNOWN, CallColumns
+from dynamiccl.datasets.reward import reward, with_reference
+from dynamiccl.datasets.schema import DEFAULT_PROFILE
+from dynamiccl.datasets.scoring import ENVIRONMENT_COLUMNS
+from dynamiccl.datasets.splits import Split, with_split
+from dynamiccl.datasets.steps import Steps, Tasks
+from dynamiccl.nccl import Algorithm, Config, Protocol
+
+_TASK: Final = ("system", "nccl_version", "collective", "num_nodes", "ranks_per_node", "bin")
+_EPISODE: Final = (*_TASK, "sweep", "run", "comm")
+#: What a sweep says of a row and a call does not, or otherwise: not compared for a reference.
+_NOT_COMPARED: Final = ("gpu", "datatype", "in_place")
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceCounts:
+    """What became of calls on the way to training."""
+
+    calls: int
+    #: Without a time from all ranks, or ranks that did not agree.
+    unusable: int
+    held_out: int
+    #: Their config is not in the catalogue.
+    without_action: int
+    #: NCCL's default was not measured within an octave.
+    without_reward: int
+    steps: int
+    episodes: int
+
+
+def sequence_steps(
+    calls: pl.DataFrame, frame: pl.DataFrame, catalogue: Catalogue, profiles: Sequence[str]
+) -> tuple[Steps | None, SequenceCounts]:
+    """Steps of a calls frame, with rewards and masks by a measurements frame.
+
+    None when no call is left, with the counts that say why.
+    """
+    asked = tuned(calls)
+    timed = asked.filter(pl.col("time_us") > 0, pl.col("ranks_agree"))
+    train = with_split(timed).filter(pl.col("split") == Split.TRAIN.value)
+    acted = train.with_columns(_actions(train, catalogue)).drop_nulls("action")
+    rows = _referenced(acted, frame).sort([*_EPISODE, "sequence", "replay"], nulls_last=True)
+    rows = rows.with_columns(_episode=pl.struct(_EPISODE).rle_id())
+    starts = rows["_episode"].unique_counts().to_numpy().cumsum()
+    counts = SequenceCounts(
+        calls=calls.height,
+        unusable=asked.height - timed.height,
+        held_out=timed.height - train.height,
+        without_action=train.height - acted.height,
+        without_reward=acted.height - rows.height,
+        steps=rows.height,
+        episodes=len(starts),
+    )
+    if rows.is_empty():
+        return None, counts
+    keys = rows.unique(_TASK, keep="first", maintain_order=True).with_row_index("task")
+    episodes = rows.unique("_episode", keep="first", maintain_order=True)
+    task = episodes.join(
+        keys.select("task", *_TASK), on=_TASK, nulls_equal=True, maintain_order="left"
+    )["task"]
+    values = rows.select(reward(pl.col("time_us"), pl.col("reference_us"))).to_series()
+    steps = Steps(
+        tasks=_tasks(keys, rows, frame, catalogue, profiles),
+        starts=np.concatenate([[0], starts]).astype(np.int64),
+        task=task.to_numpy().astype(np.int64),
+        terminated=np.zeros(len(starts), dtype=np.bool_),
+        calls=_columns(rows),
+        action=rows["action"].to_numpy().astype(np.int16),
+        reward=values.to_numpy().astype(np.float32),
+    )
+    return steps, counts
+
+
+def _actions(calls: pl.DataFrame, catalogue: Catalogue) -> pl.Series:
+    """The action of each call: ABSTAIN where our table did not decide, else what it asked for.
+
+    A call tells what ran and not what was asked; a catalogue that leaves channels to NCCL holds the
+    pair alone, else the channels that ran are looked for.
+    """
+    known = {config: action for action, config in enumerate(catalogue.configs)}
+
+    def action(decided: bool, algorithm: str | None, protocol: str | None, n: int) -> int | None:
+        if not decided:
+            return ABSTAIN_ACTION
+        if algorithm is None or protocol is None:
+            return None
+        pair = Algorithm.parse(algorithm), Protocol.parse(protocol)
+        return known.get(Config(*pair), known.get(Config(*pair, n)))
+
+    asked = calls.select("decided", "actual_algorithm", "actual_protocol", "actual_num_channels")
+    return pl.Series("action", [action(*row) for row in asked.iter_rows()], dtype=pl.Int64)
+
+
+def _referenced(calls: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
+    """Calls with `reference_us`, without those that have none."""
+    unknown = [pl.lit(None).cast(frame.schema[name]).alias(name) for name in _NOT_COMPARED]
+    asked = calls.with_columns(*unknown, launch_profile=pl.lit(DEFAULT_PROFILE))
+    train = with_split(quiet(tuned(usable(frame)))).filter(pl.col("split") == Split.TRAIN.value)
+    found = with_reference(asked, train.with_columns(unknown))
+    return found.filter(pl.col("reference_us").is_not_null())
+
+
+def _tasks(
+    keys: pl.DataFrame,
+    rows: pl.DataFrame,
+    frame: pl.DataFrame,
+    catalogue: Catalogue,
+    profiles: Sequence[str],
+) -> Tasks:
+    # What the plugin did not tell of the machine, the sweeps did.
+    facts = frame.group_by("system").agg(
+        pl.col(name).drop_nulls().first().alias(f"_{name}") for name in ENVIRONMENT_COLUMNS
+    )
+    keys = keys.join(facts, on="system", how="left", maintain_order="left").with_columns(
+        pl.coalesce(name, f"_{name}").alias(name) for name in ENVIRONMENT_COLUMNS
+    )
+    keys = with_noise(keys, training_noise(frame))
+    mask = action_masks(frame, keys, catalogue)
+    taken = rows.join(keys.select("task", *_TASK), on=_TASK, nulls_equal=True)
+    mask[taken["task"].to_numpy(), taken["action"].to_numpy()] = 1.0
+    return Tasks(
+        context=cold_observations(keys, profiles).context,
+        mask=mask,
+        group=keys.select(pl.struct("system", "collective").rank("dense")).to_series().to_numpy()
+        - 1,
+    )
+
+
+def _columns(rows: pl.DataFrame) -> CallColumns:
+    algorithms = {each.wire: int(each) for each in Algorithm}
+    protocols = {each.wire: int(each) for each in Protocol}
+
+    def codes(name: str, known: dict[str, int]) -> pl.Series:
+        return rows[name].replace_strict(known, default=UNKNOWN, return_dtype=pl.Int8)
+
+    return CallColumns(
+        size_bytes=rows["size_bytes"].to_numpy().astype(np.int64),
+        time_us=rows["time_us"].to_numpy().astype(np.float32),
+        algorithm=codes("actual_algorithm", algorithms).to_numpy(),
+        protocol=codes("actual_protocol", protocols).to_numpy(),
+        num_channels=rows["actual_num_channels"].to_numpy().astype(np.int16),
+        interference=np.full(rows.height, UNKNOWN, dtype=np.float32),
+        skew_us=rows["skew_us"].fill_null(UNKNOWN).to_numpy().astype(np.float32),
+    )

@@ -1,0 +1,56 @@
+"""Builders of calls rows: what a test does not name has a plain value."""
+
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import polars as pl
+import pyarrow as pa
+
+from dynamiccl.datasets.schema import CALLS
+
+_PLAIN: Final[dict[str, Any]] = {
+    "system": "box",
+    "sweep": "deployed",
+    "run": "job-1",
+    "comm": "00000000000000aa",
+    "sequence": 0,
+    "replay": 0,
+    "timestamp": datetime(2026, 1, 1, tzinfo=UTC),
+    "gpu": "NVIDIA H100 80GB HBM3",
+    "nccl_version": "2.27.5",
+    "collective": "AllReduce",
+    "size_bytes": 1 << 20,
+    "num_ranks": 8,
+    "num_nodes": 1,
+    "ranks_per_node": 8,
+    "actual_algorithm": "RING",
+    "actual_protocol": "LL",
+    "actual_num_channels": 8,
+    "actual_num_warps": 16,
+    "table": 1,
+    "decided": True,
+    "probe": False,
+    "time_us": 100.0,
+    "skew_us": 1.5,
+    "ranks_seen": 8,
+    "ranks_timed": 8,
+    "ranks_agree": True,
+    "graph_captured": False,
+    "sampled": True,
+    "incomplete": False,
+}
+
+
+def call(sequence: int, time_us: float | None = 100.0, **columns: Any) -> dict[str, Any]:
+    """A call that our table decided."""
+    return {**_PLAIN, "sequence": sequence, "time_us": time_us, **columns}
+
+
+def calls_table(*rows: dict[str, Any]) -> pa.Table:
+    """The rows as they are stored."""
+    return pa.Table.from_pylist([{n: row.get(n) for n in CALLS.names} for row in rows], CALLS)
+
+
+def calls_frame(*rows: dict[str, Any]) -> pl.DataFrame:
+    """The rows as the store gives them back."""
+    return pl.DataFrame(calls_table(*rows))

@@ -1,0 +1,108 @@
+"""Calls of jobs become episodes, and nothing else than what was called becomes a step."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.features import FEATURES, WINDOW_FEATURES
+from dynamiccl.datasets.sequences import SequenceCounts, sequence_steps
+from dynamiccl.datasets.steps import Steps
+from tests.calls import call, calls_frame
+from tests.rows import default, forced, frame
+
+#: A training bin, and a test bin.
+SIZE, HELD_OUT = 1 << 20, 1 << 23
+SWEEP = frame(
+    *(default(100.0, size_bytes=size) for size in (SIZE, HELD_OUT)),
+    *(forced("Ring", "LL", 80.0, size_bytes=size) for size in (SIZE, HELD_OUT)),
+    forced("Tree", "LL", 90.0, size_bytes=SIZE),
+    forced("Ring", "Simple", 95.0, channels=4, size_bytes=SIZE),
+)
+CATALOGUE = Catalogue.from_frame(SWEEP)
+RING, TREE, RING_4 = (
+    next(i for i, config in enumerate(CATALOGUE.configs) if config.key.startswith(key))
+    for key in ("Ring/LL", "Tree/LL", "Ring/Simple")
+)
+
+
+def steps_of(calls: pl.DataFrame) -> tuple[Steps, SequenceCounts]:
+    steps, counts = sequence_steps(calls, SWEEP, CATALOGUE, ["default"])
+    assert steps is not None
+    return steps, counts
+
+
+def test_a_job_s_calls_of_one_key_are_one_episode_in_order() -> None:
+    rows = [call(n, 100.0 + n) for n in range(4)]
+    rows += [call(n, 200.0 + n, run="job-2") for n in range(3)]
+    rows += [call(n, 300.0 + n, comm="00000000000000bb") for n in range(2)]
+    shuffled = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
+    steps, counts = steps_of(calls_frame(*shuffled))
+    assert (counts.steps, counts.episodes) == (9, 3)
+    assert np.diff(steps.starts).tolist() == [4, 2, 3]
+    expected = [100, 101, 102, 103, 300, 301, 200, 201, 202]
+    assert steps.calls.time_us.tolist() == expected
+    assert steps.reward.tolist() == pytest.approx([-t / 100.0 for t in expected])
+    assert not steps.terminated.any()
+
+
+def test_a_step_sees_the_calls_before_it_and_its_system() -> None:
+    steps, _ = steps_of(calls_frame(*(call(n, 100.0 * 2**n) for n in range(3))))
+    found, mask, _ = steps.observe(np.arange(3), np.zeros(3, dtype=np.int64))
+    names = [feature.name for feature in WINDOW_FEATURES]
+    times = found.window[:, :, names.index("log2_time")]
+    assert times[0].tolist() == [0.0] * 8
+    assert times[2, -2:].tolist() == pytest.approx([np.log2(100.0), np.log2(200.0)])
+    context = dict(zip([f.name for f in FEATURES], found.context[2], strict=False))
+    assert (context["log2_ranks"], context["nccl_known"]) == (3.0, 1.0)
+    assert context["log2_rtprop"] == pytest.approx(np.log2(100.0))
+    assert np.flatnonzero(mask[0]).tolist() == sorted({0, RING, TREE, RING_4})
+
+
+def test_actions_are_what_was_asked_for() -> None:
+    steps, counts = steps_of(
+        calls_frame(
+            call(0),
+            call(1, actual_algorithm="TREE"),
+            call(2, decided=False),
+            call(3, actual_protocol="SIMPLE", actual_num_channels=4),
+            call(4, actual_protocol="SIMPLE", actual_num_channels=5),
+            call(5, actual_algorithm=None),
+        )
+    )
+    assert steps.action.tolist() == [RING, TREE, 0, RING_4]
+    assert counts.without_action == 2
+
+
+def test_what_cannot_be_learnt_from_is_counted() -> None:
+    steps, counts = steps_of(
+        calls_frame(
+            call(0),
+            call(1, None),
+            call(2, ranks_agree=False),
+            call(3, size_bytes=HELD_OUT),
+            call(4, size_bytes=1 << 28),
+            call(5, nccl_version="2.29.1"),
+            call(6, collective="Broadcast"),
+        )
+    )
+    assert len(steps) == 1
+    assert counts == SequenceCounts(
+        calls=7, unusable=2, held_out=1, without_action=0, without_reward=3, steps=1, episodes=1
+    )
+
+
+def test_no_call_left_says_why() -> None:
+    steps, counts = sequence_steps(
+        calls_frame(call(0, size_bytes=HELD_OUT)), SWEEP, CATALOGUE, ["default"]
+    )
+    assert steps is None
+    assert (counts.held_out, counts.steps) == (1, 0)
+
+
+def test_a_default_between_sizes_is_interpolated() -> None:
+    near, far = int(SIZE * 2**0.25), int(SIZE * 2**0.5)
+    two = pl.concat([SWEEP, frame(default(400.0, size_bytes=far))])
+    steps, _ = sequence_steps(calls_frame(call(0, size_bytes=near)), two, CATALOGUE, ["default"])
+    assert steps is not None
+    assert -1.0 / float(steps.reward[0]) == pytest.approx(200.0 / 100.0, rel=1e-3)

@@ -1,0 +1,99 @@
+"""Training on the calls of jobs beside the sweeps of their system."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mlflow import MlflowClient
+
+from dynamiccl.datasets.store import write_part
+from dynamiccl.train.data import load_data
+from dynamiccl.train.fit import fit, resume
+from dynamiccl.train.policy import TorchPolicy
+from dynamiccl.train.recipes import make_recipe
+from tests.calls import call, calls_table
+from tests.data_sets import SYSTEM
+
+SIZE = 1 << 24
+GROUP = {"num_ranks": 32, "num_nodes": 4, "ranks_per_node": 8, "system": SYSTEM}
+#: What a congested network makes of a config; NCCL's own choice is Ring/Simple as well.
+TIMES_US = {"RING": 3000.0, "TREE": 1500.0}
+
+
+@pytest.fixture(scope="module")
+def with_calls(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sweeps, and jobs on a network where one config takes twice as long as the other."""
+    data = tmp_path_factory.mktemp("calls") / "data"
+    shutil.copytree(data_dir, data)
+    random = np.random.default_rng(0)
+    rows = []
+    for job in range(6):
+        for number in range(60):
+            algorithm = ("RING", "TREE")[random.integers(2)]
+            rows.append(
+                call(
+                    number,
+                    TIMES_US[algorithm] * random.lognormal(0.0, 0.02),
+                    run=f"job-{job}",
+                    size_bytes=SIZE,
+                    actual_algorithm=algorithm,
+                    actual_protocol="SIMPLE",
+                    decided=algorithm == "TREE" or bool(random.integers(2)),
+                    **GROUP,
+                )
+            )
+    write_part(data, calls_table(*rows), kind="calls", provenance={})
+    return data
+
+
+def chosen(policy: TorchPolicy, data: Path) -> str:
+    """The config for a job that has seen the congested network, of the two that were tried."""
+    steps = load_data(data, 0).sequences
+    assert steps is not None
+    found, mask, _ = steps.observe(np.array([20]), np.array([0]))
+    assert found.window[0, :, 0].all()
+    names = [config.key for config in policy.manifest.actions().configs]
+    tried = np.isin(names, ["ABSTAIN", "Tree/Simple"])[None]
+    (action,) = policy.act(found, tried & (mask > 0.5))
+    return names[action]
+
+
+def test_a_policy_learns_from_calls_what_sweeps_do_not_show(
+    with_calls: Path, tmp_path: Path
+) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    congested = {}
+    for use in ("true", "false"):
+        settings = ["steps=400", "steps_per_epoch=200", "num_members=2", f"use_calls={use}"]
+        recipe = make_recipe("ddqn-dueling", settings)
+        run = fit(with_calls, recipe, experiment="x", tracking_uri=uri, seed=0)
+        policy = TorchPolicy.load(Path(run.run_directory) / "policy")
+        congested[use] = chosen(policy, with_calls)
+        params = MlflowClient(uri).get_run(run.run_id).data.params
+        assert (params["calls_steps"], params["calls_episodes"]) == ("360", "6")
+    assert congested["true"] == "Tree/Simple"
+    assert congested["false"] == "ABSTAIN"
+
+
+def test_a_run_with_calls_goes_on_where_it_was_killed(with_calls: Path, tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    settings = ["steps=40", "steps_per_epoch=10", "hidden_sizes=16", "num_members=2"]
+    recipe = make_recipe("drqn-lstm", settings)
+
+    def stop(step: int, _steps: int, _metrics: dict[str, float]) -> None:
+        if step == 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(with_calls, recipe, experiment="x", tracking_uri=uri, seed=0, progress=stop)
+    client = MlflowClient(uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("x").experiment_id])
+    resume(with_calls, run.info.run_id, tracking_uri=uri)
+    whole = fit(with_calls, recipe, experiment="x", tracking_uri=uri, seed=0)
+    curves = [
+        [metric.value for metric in client.get_metric_history(run_id, "loss")]
+        for run_id in (run.info.run_id, whole.run_id)
+    ]
+    assert curves[0] == curves[1]
+    assert len(curves[0]) == 4
