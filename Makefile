@@ -9,7 +9,7 @@ BENCHMARKS := $(filter-out %/bench_collect.py,$(wildcard benchmarks/bench_*.py))
 export OMP_NUM_THREADS := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: demo test check format tree bench plugin install constraints clean
+.PHONY: demo test check format tree bench bench-learning plugin install constraints clean
 
 demo: install ## the whole pipeline, from measured data to the plugin's answers
 	$(BIN)/python -P examples/demo.py
@@ -36,6 +36,9 @@ tree: install ## write the file tree into the README
 
 bench: install ## figures into out/bench/*.json
 	for file in $(BENCHMARKS); do $(BIN)/python $$file || exit 1; done
+
+bench-learning: install ## docs/results.md's figures into out/bench/learning.json; FULL=1 for all
+	$(BIN)/python benchmarks/learning.py
 
 plugin: install ## out/plugin/libnccl-tuner-dynamiccl.so
 	$(BIN)/python -m dynamiccl.serve.build --dir out/plugin

@@ -16,15 +16,19 @@ from dynamiccl.datasets.provenance import git_commit
 OUT: Final = Path(__file__).resolve().parents[1] / "out" / "bench"
 
 
-def write_result(name: str, figures: Mapping[str, float | int | str | None]) -> Path:
-    """Write `figures` and the machine they were taken on to out/bench/NAME.json; print them."""
-    record: dict[str, float | int | str | None] = {
-        **figures,
+def machine_facts() -> dict[str, float | int | str | None]:
+    """What figures were taken with."""
+    return {
         "commit": git_commit(),
         "machine": platform.machine(),
         "cpu_count": os.cpu_count() or 0,
         "python": platform.python_version(),
     }
+
+
+def write_result(name: str, figures: Mapping[str, float | int | str | None]) -> Path:
+    """Write `figures` and the machine they were taken on to out/bench/NAME.json; print them."""
+    record: dict[str, float | int | str | None] = {**figures, **machine_facts()}
     OUT.mkdir(parents=True, exist_ok=True)
     path = OUT / f"{name}.json"
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

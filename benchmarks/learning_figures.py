@@ -15,7 +15,8 @@ from dynamiccl.evaluate.crossfit import CrossFit, Interval
 from dynamiccl.evaluate.policies import Actions
 
 #: By name: the figure, and its interval as NAME_lo and NAME_hi; None where there is none.
-Figures = dict[str, float | None]
+Number = float | None
+Figures = dict[str, Number]
 _NAMES: Final = ("mean_regret", "p95_regret", "ratio_to_default", "share_worse_than_default")
 
 
@@ -49,13 +50,20 @@ def over_replicates(draws: Sequence[Draws]) -> Figures:
     """Means, and Student's 95 % interval; None with a single replicate."""
     figures: Figures = {}
     for name in _NAMES:
-        values = np.array([getattr(each, name) for each in draws], dtype=np.float64)
-        mean = float(values.mean())
-        reach = None
-        if len(values) > 1:
-            reach = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
-        figures |= _row(name, mean, reach and (mean - reach, mean + reach))
+        values = [getattr(each, name) for each in draws]
+        figures |= student([value for value in values if value is not None], name)
     return figures
+
+
+def student(values: Sequence[float], name: str = "mean") -> Figures:
+    """The mean of some replicates as `name`, and its 95 % interval; None where there is none."""
+    if not values:
+        return _row(name, None, None)
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return _row(name, mean, None)
+    reach = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+    return _row(name, mean, (mean - reach, mean + reach))
 
 
 def of_crossfit(fitted: CrossFit) -> Figures:
@@ -73,8 +81,8 @@ def of_crossfit(fitted: CrossFit) -> Figures:
     return figures
 
 
-def _row(name: str, mean: float | None, ends: tuple[float, float] | float | None) -> Figures:
-    low, high = ends if isinstance(ends, tuple) else (mean if ends == 0.0 else None,) * 2
+def _row(name: str, mean: Number, ends: tuple[float, float] | None) -> Figures:
+    low, high = ends or (None, None)
     return {name: mean, f"{name}_lo": low, f"{name}_hi": high}
 
 

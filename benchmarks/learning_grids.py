@@ -6,7 +6,6 @@ noise; half of the sizes are no powers of two. Intervals are Student's over repl
 hold the noise of the data and the seed together.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -37,14 +36,13 @@ WORSE: Final = 0.01
 
 def simulated_grid(out: Path, recipes: Sequence[str], seeds: int) -> dict[str, Any]:
     """Figures by policy, the validation regrets by recipe, and which recipe these choose."""
-    began = time.monotonic()
     truth = sweep(out / "truth", "truth", cycles=1, seed=1000, noise=NO_NOISE, shapes=SHAPES)
     jobs = [(out / f"data-{seed}", recipe, seed) for seed in range(seeds) for recipe in recipes]
-    for data in dict(parallel(_measure, [(out, seed) for seed in range(seeds)])).values():
+    for data in dict(parallel(measure, [(out, seed) for seed in range(seeds)])).values():
         assert data.is_dir()
     regrets: dict[str, list[float]] = {recipe: [] for recipe in recipes}
     learned: dict[int, list[tuple[str, Path]]] = {seed: [] for seed in range(seeds)}
-    for (_, recipe, seed), (regret, policy) in parallel(_train, jobs):
+    for (_, recipe, seed), (regret, policy) in parallel(train, jobs):
         regrets[recipe].append(regret)
         learned[seed].append((recipe, policy))
     draws: dict[str, dict[str, list[Draws]]] = {NAME: {}, BEYOND: {}}
@@ -57,19 +55,20 @@ def simulated_grid(out: Path, recipes: Sequence[str], seeds: int) -> dict[str, A
             data_set: {name: over_replicates(each) for name, each in policies.items()}
             for data_set, policies in draws.items()
         },
-        "tasks": {name: policies[chosen][0].tasks for name, policies in draws.items()},
-        "validation_regret": {name: float(np.mean(each)) for name, each in regrets.items()},
+        "grid_tasks": {name: policies[chosen][0].tasks for name, policies in draws.items()},
+        "grid_validation_regret": {name: float(np.mean(each)) for name, each in regrets.items()},
         "chosen_recipe": chosen,
-        "minutes": (time.monotonic() - began) / 60,
     }
 
 
-def _measure(out: Path, seed: int) -> Path:
+def measure(out: Path, seed: int) -> Path:
+    """A replicate's data."""
     return sweep(out / f"data-{seed}", f"cycles-{seed}", cycles=3, seed=seed, shapes=SHAPES)
 
 
-def _train(data: Path, recipe: str, seed: int) -> tuple[float, Path]:
-    uri = f"sqlite:///{data.parent / f'mlflow-{recipe}-{seed}.db'}"
+def train(data: Path, recipe: str, seed: int, name: str = "grid") -> tuple[float, Path]:
+    """A recipe with one seed: its validation regret, and its policy."""
+    uri = f"sqlite:///{data.parent / f'mlflow-{name}-{recipe}-{seed}.db'}"
     done = fit(data, make_recipe(recipe), experiment="grid", tracking_uri=uri, seed=seed)
     return done.validation_regret, Path(done.run_directory) / "policy"
 

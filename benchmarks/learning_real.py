@@ -58,7 +58,7 @@ def real_sets(out: Path, recipes: Sequence[str], seeds: int) -> dict[str, Any]:
         found, _ = _scored(data, place, {recipe: [policy]}, only=name)
         sets[f"{name}, left out"] = found[name]
         notes[f"{name}, left out"] = notes[name]
-    return {"data_sets": sets, "notes": notes, "source": source.name, "refused": refused}
+    return {"data_sets": sets, "real_notes": notes, "real_files_refused": refused}
 
 
 def _train(data: Path, name: str, recipe: str, seed: int) -> Path:

@@ -1,6 +1,6 @@
 """From a recipe to a d3rlpy algorithm."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -53,7 +53,7 @@ def make_algorithm(recipe: Recipe, *sources: Steps) -> Any:
     }
     algorithm = ALGORITHMS[recipe.algorithm](recipe, common).create(device="cpu:0")
     algorithm.create_impl(sources[0].shapes, sources[0].num_actions)
-    _set_scaling(algorithm, sources)
+    set_scaling([*members_of(algorithm), *_targets(algorithm)], sources)
     return algorithm
 
 
@@ -136,14 +136,15 @@ def _q_learning(recipe: Recipe) -> dict[str, Any]:
 ALGORITHMS: Final = {"DQN": _dqn, "DoubleDQN": _double_dqn, "DiscreteCQL": _cql, "DiscreteBC": _bc}
 
 
-def _set_scaling(algorithm: Any, sources: Sequence[Steps]) -> None:
+def set_scaling(networks: Iterable[nn.Module], sources: Sequence[Steps]) -> None:
+    """Scale the context as seen in `sources`, in the encoder of each network."""
     context = np.concatenate([_some_contexts(steps) for steps in sources])
     mean = torch.from_numpy(context.mean(axis=0))
     spread = context.std(axis=0)
     # A feature that never varies says nothing, and must not explode where it does at last.
     scale = torch.from_numpy(np.where(spread > 1e-6, spread, 1.0).astype(np.float32))
-    for member in (*members_of(algorithm), *_targets(algorithm)):
-        cast(ObservationEncoder, cast(Member, member).encoder).set_scaling(mean, scale)
+    for network in networks:
+        cast(ObservationEncoder, cast(Member, network).encoder).set_scaling(mean, scale)
 
 
 def _some_contexts(steps: Steps) -> Float32Array:

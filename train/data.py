@@ -48,7 +48,7 @@ class TrainingData:
 
     def validation_regret(self, members: Iterable[Member], margin: float) -> float:
         """Mean regret on validation bins, every (system, collective) counting alike."""
-        module = PolicyModule(members, margin).eval()
+        module = PolicyModule(members, margin, warm_margin=0.0).eval()  # all are cold
         actions, _ = forward(module, self.observations, self.validation.mask)
         return self._mean_over_groups(actions)
 

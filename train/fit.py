@@ -260,7 +260,7 @@ def _choose_margin(algorithm: Any, data: TrainingData, recipe: Recipe) -> tuple[
 def _export(
     folder: Path, algorithm: Any, data: TrainingData, recipe: Recipe, margin: float
 ) -> Manifest:
-    module = PolicyModule(_members(algorithm), margin).eval()
+    module = PolicyModule(_members(algorithm), margin, recipe.warm_margin).eval()
     with warnings.catch_warnings():
         # TorchScript is deprecated from torch 2.13 on and is still what libtorch loads.
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,14 @@ class TorchPolicy:
     def weights(self) -> dict[str, torch.Tensor]:
         """All that was learned, by name."""
         return dict(self._module.state_dict())
+
+    def best_actions(
+        self, window: torch.Tensor, context: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
+        """(B,) the chosen action of each observation."""
+        with torch.no_grad():
+            action, _ = self._module(window, context, mask)
+        return cast(torch.Tensor, action)
 
     def act(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """(N,) the chosen action of each observation, among those that `mask` (N, A) allows."""

@@ -34,17 +34,22 @@ class PolicyMember(nn.Module):
 class PolicyModule(nn.Module):
     """(window_BKW, context_BF, mask_BA) -> (action_B int64, q_BA).
 
-    The members' mean picks the best allowed action. It is taken only when *every* member predicts
-    that it undercuts ABSTAIN in log time by more than `margin`, and by more than the noise band of
-    the collective on the system (a feature of the context): where the members disagree or the gain
-    could be noise, the policy is not sure, and NCCL's own choice stands.
+    The members' mean picks the best allowed action. Cold, it is taken only when *every* member
+    predicts that it undercuts ABSTAIN in log time by more than `margin`, and by more than the noise
+    band of the collective on the system (a feature of the context): where the members disagree or
+    the gain could be noise, the policy is not sure, and NCCL's own choice stands.
+
+    Warm, with calls in the window, it is taken when the members' mean undercuts ABSTAIN by more
+    than `warm_margin`: what the network does now is in sight, and on a congested one NCCL's own
+    choice, which does not see it, is no safe harbour.
     """
 
-    def __init__(self, members: Iterable[Member], margin: float) -> None:
+    def __init__(self, members: Iterable[Member], margin: float, warm_margin: float) -> None:
         """Make the policy of an ensemble of trained networks."""
         super().__init__()
         self.members = nn.ModuleList([PolicyMember(member) for member in members])
         self.margin = float(margin)
+        self.warm_margin = float(warm_margin)
         self.noise_feature = NOISE_FEATURE
         self.masked_q = MASKED_Q
         self.z_min = Z_MIN
@@ -63,8 +68,11 @@ class PolicyModule(nn.Module):
         best_B = z_BA.masked_fill(mask_BA < 0.5, float("inf")).argmin(dim=1)
         index_EB1 = best_B.view(1, -1, 1).expand(z_EBA.size(0), -1, 1)
         gain_EB = z_EBA[:, :, 0] - z_EBA.gather(2, index_EB1).squeeze(2)
-        threshold_B = context_BF[:, self.noise_feature].clamp(min=self.margin)
+        cold_B = window_BKW[:, -1, 0] < 0.5  # the feature `valid` of the last call
+        least_B = torch.where(cold_B, gain_EB.min(dim=0)[0], gain_EB.mean(dim=0))
+        noise_B = context_BF[:, self.noise_feature].clamp(min=self.margin)
+        threshold_B = torch.where(cold_B, noise_B, torch.full_like(noise_B, self.warm_margin))
         # Where ABSTAIN itself is not allowed there is nothing to fall back on.
-        abstain_B = (gain_EB.min(dim=0)[0] <= threshold_B) & (mask_BA[:, 0] > 0.5)
+        abstain_B = (least_B <= threshold_B) & (mask_BA[:, 0] > 0.5)
         action_B = torch.where(abstain_B, torch.zeros_like(best_B), best_B)
         return action_B, q_BA

@@ -64,6 +64,9 @@ class Recipe:
     #: Margins in log time to choose from on validation: a config must be predicted to be this much
     #: faster than NCCL's own choice, else the policy abstains.
     abstain_margins: tuple[float, ...] = (0.02, 0.03, 0.05)
+    #: The margin where there are calls to go by, of which cold validation says nothing: the mean of
+    #: the members, not each of them, has to be this much faster.
+    warm_margin: float = 0.02
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for logs and manifests."""

@@ -56,7 +56,7 @@ def chosen(policy: TorchPolicy, data: Path) -> str:
     names = [config.key for config in policy.manifest.actions().configs]
     tried = np.isin(names, ["ABSTAIN", "Tree/Simple"])[None]
     (action,) = policy.act(found, tried & (mask > 0.5))
-    return names[action]
+    return str(names[action])
 
 
 def test_a_policy_learns_from_calls_what_sweeps_do_not_show(

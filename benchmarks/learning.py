@@ -1,0 +1,110 @@
+"""Every figure of docs/results.md: what learning is worth, against everything simpler.
+
+    python benchmarks/learning.py            # `make bench-learning`, within the hour on 2 cores
+    FULL=1 python benchmarks/learning.py     # all recipes, the sequences and thirty gates as well
+    python benchmarks/learning.py ope gate   # some parts; the others' figures stay as they are
+
+Parts: `grid`, simulated grids whose truth is known (learning_grids.py); `real`, measured sweeps
+(learning_real.py); `ope`, off-policy estimates (learning_ope.py); `sequences` (FULL, or by name),
+the ablation (learning_sequences.py); `replay` and `gate`, what bench_replay.py and bench_gate.py
+print.
+
+Writes out/bench/learning.json: under `data_sets`, by data set and policy, `mean_regret`,
+`p95_regret`, `ratio_to_default` and `share_worse_than_default`, each with `_lo` and `_hi` (95 %).
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from harness import OUT, machine_facts
+from learning_grids import measure, simulated_grid, train
+from learning_ope import ope_figures
+from learning_real import real_sets
+from learning_sequences import ablation
+from rich.console import Console
+from rich.table import Table
+
+from dynamiccl.train.recipes import RECIPES
+
+SEEDS: Final = 5
+FEW: Final = ("ddqn-dueling", "drqn-lstm", "cql", "bc")
+#: Chosen on the validation bins of the grid; what the parts that take one policy train.
+CHOSEN: Final = "ddqn-dueling"
+FULL: Final = bool(os.environ.get("FULL"))
+HERE: Final = Path(__file__).resolve().parent
+PATH: Final = OUT / "learning.json"
+console = Console(width=150)
+
+
+def main() -> None:
+    """Run the parts that are asked for."""
+    parts: dict[str, Callable[[Path], dict[str, Any]]] = {
+        "grid": lambda out: simulated_grid(out, list(RECIPES) if FULL else FEW, SEEDS),
+        "real": lambda out: real_sets(out, [CHOSEN], SEEDS),
+        "ope": lambda out: ope_figures(out, train(measure(out, 0), CHOSEN, 0)[1]),
+        "sequences": lambda out: ablation(out, SEEDS),
+        "replay": lambda _: printed("replay", "bench_replay.py"),
+        "gate": lambda _: printed("gate", "bench_gate.py"),
+    }
+    asked = sys.argv[1:] or [name for name in parts if FULL or name != "sequences"]
+    unknown = set(asked) - set(parts)
+    if unknown:
+        sys.exit(f"no part {', '.join(sorted(unknown))}; choose from {', '.join(parts)}")
+    figures: dict[str, Any] = {"minutes": {}, "data_sets": {}}
+    if sys.argv[1:] and PATH.exists():
+        figures = json.loads(PATH.read_text(encoding="utf-8"))
+    for name in asked:
+        console.print(f"{name} ...")
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            made = parts[name](Path(folder))
+        figures["data_sets"] |= made.pop("data_sets", {})
+        figures |= made | {"seeds": SEEDS} | machine_facts()
+        figures["minutes"][name] = round((time.monotonic() - began) / 60, 1)
+        PATH.parent.mkdir(parents=True, exist_ok=True)
+        PATH.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    show(figures)
+    console.print(str(PATH))
+
+
+def printed(name: str, script: str) -> dict[str, Any]:
+    """What another benchmark wrote."""
+    subprocess.run([sys.executable, HERE / script], check=True, stdout=subprocess.DEVNULL)
+    read: dict[str, Any] = json.loads((OUT / f"{name}.json").read_text(encoding="utf-8"))
+    wanted = ("sampling_speedup", "steps_speedup", "gate_", "ungated_")
+    return {key: value for key, value in read.items() if key.startswith(wanted)}
+
+
+def show(figures: dict[str, Any]) -> None:
+    """A table a data set."""
+    for name, policies in (figures["data_sets"] | figures.get("sequence_sets", {})).items():
+        table = Table("policy", "mean regret", "p95", "time / default", "share worse", title=name)
+        for policy, row in policies.items():
+            keys = ("mean_regret", "p95_regret", "ratio_to_default", "share_worse_than_default")
+            table.add_row(policy, *(cell(row, key) for key in keys))
+        console.print(table)
+
+
+def cell(row: dict[str, float | None], key: str) -> str:
+    """A figure and its interval."""
+    value, low, high = (row[each] for each in (key, f"{key}_lo", f"{key}_hi"))
+    if value is None:
+        return "-"
+    if key == "ratio_to_default":
+        return (
+            f"{value:.3f}"
+            if low is None or high is None
+            else f"{value:.3f} [{low:.3f}, {high:.3f}]"
+        )
+    return f"{value:.2%}" if low is None or high is None else f"{value:.2%} [{low:.2%}, {high:.2%}]"
+
+
+if __name__ == "__main__":
+    main()
