@@ -1,0 +1,103 @@
+"""The tables of docs/results.md, from the figures that stand beside it.
+
+    python benchmarks/learning_tables.py
+
+copies out/bench/learning.json to docs/results.json and writes the page's tables from it; each
+stands between `<!-- table NAME -->` and `<!-- end -->`.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from harness import OUT
+
+DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
+PAGE: Final = DOCS / "results.md"
+FIGURES: Final = DOCS / "results.json"
+#: Column -> key of a figure, and whether it is a fraction.
+COLUMNS: Final = {
+    "mean regret": ("mean_regret", True),
+    "p95": ("p95_regret", True),
+    "time / default": ("ratio_to_default", False),
+    "slower than default": ("share_worse_than_default", True),
+}
+CALLS: Final = {
+    **COLUMNS,
+    "switches / 1,000 calls": ("switches_per_1000_calls", False),
+    "calls to adapt": ("adaptation_calls", False),
+    "never adapted": ("never_adapted", True),
+}
+_MARKED: Final = re.compile(r"(<!-- table (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def main() -> None:
+    """Copy the figures, and write the tables into the page."""
+    shutil.copy(OUT / "learning.json", FIGURES)
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), figures()), encoding="utf-8")
+
+
+def figures() -> dict[str, Any]:
+    """What the page is written from."""
+    read: dict[str, Any] = json.loads(FIGURES.read_text(encoding="utf-8"))
+    return read
+
+
+def with_tables(page: str, found: Mapping[str, Any]) -> str:
+    """The page with every marked table written anew; raises KeyError for one without figures."""
+
+    def write(match: re.Match[str]) -> str:
+        return f"{match[1]}{table(match[2], found)}{match[3]}"
+
+    return _MARKED.sub(write, page)
+
+
+def table(name: str, found: Mapping[str, Any]) -> str:
+    """One table in Markdown: a data set's policies, or figures by name."""
+    if name in found["data_sets"]:
+        columns = CALLS if name.endswith("calls") else COLUMNS
+        rows = [
+            [policy, *(cell(row, *each) for each in columns.values())]
+            for policy, row in found["data_sets"][name].items()
+        ]
+        return markdown([["policy", *columns], *rows])
+    keys = [key for key in found if key.startswith(name) and not key.endswith(("_lo", "_hi"))]
+    if not keys:
+        raise KeyError(f"no figures for table '{name}'")
+    return markdown([["figure", "value"], *([f"`{k}`", cell(found, k, False)] for k in keys)])
+
+
+def cell(row: Mapping[str, Any], key: str, is_fraction: bool) -> str:
+    """A figure, and its interval where it has one."""
+    value, low, high = (row.get(each) for each in (key, f"{key}_lo", f"{key}_hi"))
+    if value is None:
+        return "-"
+    if isinstance(value, dict):
+        return "; ".join(f"{name}: {_said(each)}" for name, each in value.items())
+    if low is None or high is None:
+        return _text(value, is_fraction)
+    return f"{_text(value, is_fraction)} [{_text(low, is_fraction)}, {_text(high, is_fraction)}]"
+
+
+def _said(value: Any) -> str:
+    return cell(value, "mean", True) if isinstance(value, dict) else _text(value, False)
+
+
+def _text(value: float | str, is_fraction: bool) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:.2%}" if is_fraction else f"{value:.4g}"
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Rows, heads first."""
+    head, *body = rows
+    lines = [head, ["---"] * len(head), *body]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    main()
