@@ -1,18 +1,21 @@
 """The HTML page of a report: one self-contained file, no script, no fetch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
 import jinja2
 import polars as pl
-from markupsafe import Markup
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.datasets.store import slug
 from dynamiccl.evaluate.baselines.families import FAMILY
+from dynamiccl.evaluate.blocks import Block, FigureBlock, Section, TableBlock
+from dynamiccl.evaluate.figures.drawing import family_title, order_by_size
+from dynamiccl.evaluate.figures.families import curves, heat_map
 from dynamiccl.evaluate.metrics import OPTIMISTIC, Summary
-from dynamiccl.evaluate.plots import curves, family_title, heat_map, order_by_size
 from dynamiccl.evaluate.policies import Actions
 
 if TYPE_CHECKING:
@@ -39,15 +42,12 @@ _MAX_FAMILIES: Final = 8
 
 def cells(summary: Summary) -> list[str]:
     """One summary as the texts of a table row, in the order of HEADS."""
-    interval = summary.interval
     slower = summary.slower_than_default
     return [
         summary.policy,
         str(summary.tasks),
         f"{summary.mean:.2%}",
-        OPTIMISTIC
-        if interval is None
-        else f"{summary.crossfit:.2%} ({interval[0]:.2%} to {interval[1]:.2%})",
+        crossfit_text(summary),
         f"{summary.p50:.2%}",
         f"{summary.p95:.2%}",
         f"{summary.max:.2%}",
@@ -59,75 +59,102 @@ def cells(summary: Summary) -> list[str]:
     ]
 
 
-def render(
-    systems: Sequence["SystemReport"],
-    *,
-    grid: TaskGrid,
-    choices: Mapping[str, Actions],
-    catalogue: Catalogue,
-    header: Mapping[str, Any],
-) -> str:
+def crossfit_text(summary: Summary) -> str:
+    """The cross-fitted mean regret with its interval, or that there is none."""
+    if summary.interval is None:
+        return OPTIMISTIC
+    low, high = summary.interval
+    return f"{summary.crossfit:.2%} ({low:.2%} to {high:.2%})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """What the figures of all systems are drawn from."""
+
+    #: Tasks of all splits.
+    grid: TaskGrid
+    #: What each policy that tries nothing chose on them, ours first.
+    choices: Mapping[str, Actions]
+    catalogue: Catalogue
+    #: The policies that the report is about.
+    learned: frozenset[str]
+
+
+def render(sections: Sequence[Section], header: Mapping[str, Any]) -> str:
     """The page's text."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     source = resources.files("dynamiccl.evaluate").joinpath("report.html.jinja").read_text("utf-8")
-    learned = {name for name, _ in header["policies"]}
-    sections = [_section(s, grid, choices, catalogue, learned) for s in systems]
-    return environment.from_string(source).render(sections=sections, heads=HEADS, **header)
+    return environment.from_string(source).render(sections=sections, **header)
 
 
-def _section(
-    system: "SystemReport",
-    grid: TaskGrid,
-    choices: Mapping[str, Actions],
-    catalogue: Catalogue,
-    learned: set[str],
-) -> dict[str, Any]:
-    tables = [{"title": "All collectives", "rows": _rows(system.summaries, learned)}]
+def system_section(system: "SystemReport", drawn: Drawn) -> Section:
+    """Everything about one system."""
+    figures, not_drawn = _figures(system.system, drawn)
+    scored = system.summaries[0]
+    band = "unknown (no repeats)" if system.band is None else f"{system.band:.2%}"
+    text = (
+        f"Noise band {band}; {scored.tasks} test tasks scored, {system.unscored.height} listed and "
+        f"not scored, {scored.tasks - scored.tasks_with_interval} of the scored ones with an "
+        "optimistic oracle (no independent repeats, no interval)."
+    )
+    if not_drawn:
+        text += f" {not_drawn} more families with fewer sizes are in results.parquet only."
+    return Section(
+        system.system,
+        [*_tables(system, drawn.learned), *figures],
+        simulated=system.simulated,
+        text=text,
+        verdicts=system.verdicts,
+        details=_listed(system),
+    )
+
+
+def _tables(system: "SystemReport", learned: frozenset[str]) -> Iterator[TableBlock]:
+    def table(title: str, summaries: Sequence[Summary]) -> TableBlock:
+        return TableBlock(title, HEADS, [cells(s) for s in summaries], ours=learned)
+
+    yield table("All collectives", system.summaries)
     if system.beyond_noise:
         count = system.beyond_noise[0].tasks
         title = f"Where NCCL's default itself is beyond the noise band: {count} of the tasks"
-        tables.append({"title": title, "rows": _rows(system.beyond_noise, learned)})
+        yield table(title, system.beyond_noise)
     if len(system.by_collective) > 1:
-        tables += [
-            {"title": name, "rows": _rows(part, learned)}
-            for name, part in system.by_collective.items()
-        ]
-    figures, not_drawn = _figures(system.system, grid, choices, catalogue)
-    scored = system.summaries[0]
-    listed = system.unscored.group_by("unscored", "collective", maintain_order=True).len()
-    return {
-        "system": system.system,
-        "simulated": system.simulated,
-        "band": "unknown (no repeats)" if system.band is None else f"{system.band:.2%}",
-        "scored": scored.tasks,
-        "optimistic": scored.tasks - scored.tasks_with_interval,
-        "unscored": system.unscored.height,
-        "listed": list(listed.iter_rows()),
-        "verdicts": system.verdicts,
-        "tables": tables,
-        "figures": figures,
-        "not_drawn": not_drawn,
-    }
+        for name, part in system.by_collective.items():
+            yield table(name, part)
 
 
-def _rows(summaries: Sequence[Summary], learned: set[str]) -> list[dict[str, Any]]:
-    return [{"ours": s.policy in learned, "cells": cells(s)} for s in summaries]
+def _listed(system: "SystemReport") -> list[TableBlock]:
+    if not system.unscored.height:
+        return []
+    counted = system.unscored.group_by("unscored", "collective", maintain_order=True).len()
+    rows = [[str(cell) for cell in row] for row in counted.iter_rows()]
+    title = f"Tasks that are listed and not scored ({system.unscored.height})"
+    return [TableBlock(title, ["reason", "collective", "tasks"], rows)]
 
 
-def _figures(
-    system: str, grid: TaskGrid, choices: Mapping[str, Actions], catalogue: Catalogue
-) -> tuple[list[dict[str, Any]], int]:
-    mine = grid.tasks.with_row_index("row").filter(pl.col("system") == system)
+def _figures(system: str, drawn: Drawn) -> tuple[list[Block], int]:
+    mine = drawn.grid.tasks.with_row_index("row").filter(pl.col("system") == system)
     families = [part for _, part in mine.group_by(FAMILY, maintain_order=True)]
     wide = sorted((f for f in families if f.height >= _MIN_SIZES), key=lambda f: -f.height)
-    figures = []
-    for part in wide[:_MAX_FAMILIES]:
-        rows = order_by_size(grid.tasks, part["row"].to_list())
-        figures.append(
-            {
-                "title": family_title(part.row(0, named=True)),
-                "heat_map": Markup(heat_map(grid, rows, catalogue)),
-                "curves": Markup(curves(grid, rows, choices)),
-            }
-        )
-    return figures, len(families) - len(figures)
+    figures: list[Block] = []
+    for number, part in enumerate(wide[:_MAX_FAMILIES], start=1):
+        rows = order_by_size(drawn.grid.tasks, part["row"].to_list())
+        title, name = family_title(part.row(0, named=True)), f"{slug(system)}-{number}"
+        figures += [
+            FigureBlock(
+                title,
+                f"{name}-configs",
+                heat_map(drawn.grid, rows, drawn.catalogue),
+                "Time over the best measured config of each size, as figures; a dot marks the "
+                "best, grey was not measured, an asterisk marks the sizes of test bins (the others "
+                "were seen in training or validation).",
+            ),
+            FigureBlock(
+                f"{title}: policies",
+                f"{name}-policies",
+                curves(drawn.grid, rows, drawn.choices),
+                "Time over the best measured config by message size, a line and a marker each "
+                "policy; 1 is the best.",
+            ),
+        ]
+    return figures, len(families) - len(figures) // 2

@@ -23,7 +23,7 @@ from dynamiccl.evaluate.metrics import (
     result_rows,
     summarise,
 )
-from dynamiccl.evaluate.page import render
+from dynamiccl.evaluate.page import Drawn, render, system_section
 from dynamiccl.evaluate.policies import Actions, probes_of
 from dynamiccl.train.policy import TorchPolicy
 
@@ -113,17 +113,14 @@ def make_report(data_dir: Path, policies: Sequence[tuple[str, Path]], out: Path)
     whole = task_grid(frame, catalogue, list(Split))
     offline = [player for player in players if not probes[player.name].any()]
     drawn = {player.name: player.choose(whole) for player in offline if player.name != "oracle"}
-    text = render(
-        systems,
-        grid=whole,
-        choices=drawn,
-        catalogue=catalogue,
-        header={
-            "data": str(data_dir),
-            "data_hash": content_hash(data_dir),
-            "policies": [(name, str(path)) for name, path in policies],
-        },
-    )
+    content = Drawn(grid=whole, choices=drawn, catalogue=catalogue, learned=frozenset(names))
+    sections = [system_section(system, content) for system in systems]
+    header = {
+        "data": str(data_dir),
+        "data_hash": content_hash(data_dir),
+        "policies": [(name, str(path)) for name, path in policies],
+    }
+    text = render(sections, header)
     page.write_text(text, encoding="utf-8")
     report = Report(systems, results, page)
     (out / "summary.json").write_text(json.dumps(report.to_json(), indent=1), encoding="utf-8")
