@@ -1,25 +1,13 @@
 """The HTML page of a report: one self-contained file, no script, no fetch."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import jinja2
-import polars as pl
 
-from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.datasets.store import slug
-from dynamiccl.evaluate.baselines.families import FAMILY
-from dynamiccl.evaluate.blocks import Block, FigureBlock, Section, TableBlock
-from dynamiccl.evaluate.figures.drawing import family_title, order_by_size
-from dynamiccl.evaluate.figures.families import curves, heat_map
+from dynamiccl.evaluate.blocks import Section
 from dynamiccl.evaluate.metrics import OPTIMISTIC, Summary
-from dynamiccl.evaluate.policies import Actions
-
-if TYPE_CHECKING:
-    from dynamiccl.evaluate.report import SystemReport
 
 HEADS: Final = (
     "policy",
@@ -35,9 +23,6 @@ HEADS: Final = (
     "slower than default",
     "probes a task",
 )
-#: A family is drawn when it has so many sizes; at most so many families a system.
-_MIN_SIZES: Final = 4
-_MAX_FAMILIES: Final = 8
 
 
 def cells(summary: Summary) -> list[str]:
@@ -67,94 +52,8 @@ def crossfit_text(summary: Summary) -> str:
     return f"{summary.crossfit:.2%} ({low:.2%} to {high:.2%})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """What the figures of all systems are drawn from."""
-
-    #: Tasks of all splits.
-    grid: TaskGrid
-    #: What each policy that tries nothing chose on them, ours first.
-    choices: Mapping[str, Actions]
-    catalogue: Catalogue
-    #: The policies that the report is about.
-    learned: frozenset[str]
-
-
 def render(sections: Sequence[Section], header: Mapping[str, Any]) -> str:
     """The page's text."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     source = resources.files("dynamiccl.evaluate").joinpath("report.html.jinja").read_text("utf-8")
     return environment.from_string(source).render(sections=sections, **header)
-
-
-def system_section(system: "SystemReport", drawn: Drawn) -> Section:
-    """Everything about one system."""
-    figures, not_drawn = _figures(system.system, drawn)
-    scored = system.summaries[0]
-    band = "unknown (no repeats)" if system.band is None else f"{system.band:.2%}"
-    text = (
-        f"Noise band {band}; {scored.tasks} test tasks scored, {system.unscored.height} listed and "
-        f"not scored, {scored.tasks - scored.tasks_with_interval} of the scored ones with an "
-        "optimistic oracle (no independent repeats, no interval)."
-    )
-    if not_drawn:
-        text += f" {not_drawn} more families with fewer sizes are in results.parquet only."
-    return Section(
-        system.system,
-        [*_tables(system, drawn.learned), *figures],
-        simulated=system.simulated,
-        text=text,
-        verdicts=system.verdicts,
-        details=_listed(system),
-    )
-
-
-def _tables(system: "SystemReport", learned: frozenset[str]) -> Iterator[TableBlock]:
-    def table(title: str, summaries: Sequence[Summary]) -> TableBlock:
-        return TableBlock(title, HEADS, [cells(s) for s in summaries], ours=learned)
-
-    yield table("All collectives", system.summaries)
-    if system.beyond_noise:
-        count = system.beyond_noise[0].tasks
-        title = f"Where NCCL's default itself is beyond the noise band: {count} of the tasks"
-        yield table(title, system.beyond_noise)
-    if len(system.by_collective) > 1:
-        for name, part in system.by_collective.items():
-            yield table(name, part)
-
-
-def _listed(system: "SystemReport") -> list[TableBlock]:
-    if not system.unscored.height:
-        return []
-    counted = system.unscored.group_by("unscored", "collective", maintain_order=True).len()
-    rows = [[str(cell) for cell in row] for row in counted.iter_rows()]
-    title = f"Tasks that are listed and not scored ({system.unscored.height})"
-    return [TableBlock(title, ["reason", "collective", "tasks"], rows)]
-
-
-def _figures(system: str, drawn: Drawn) -> tuple[list[Block], int]:
-    mine = drawn.grid.tasks.with_row_index("row").filter(pl.col("system") == system)
-    families = [part for _, part in mine.group_by(FAMILY, maintain_order=True)]
-    wide = sorted((f for f in families if f.height >= _MIN_SIZES), key=lambda f: -f.height)
-    figures: list[Block] = []
-    for number, part in enumerate(wide[:_MAX_FAMILIES], start=1):
-        rows = order_by_size(drawn.grid.tasks, part["row"].to_list())
-        title, name = family_title(part.row(0, named=True)), f"{slug(system)}-{number}"
-        figures += [
-            FigureBlock(
-                title,
-                f"{name}-configs",
-                heat_map(drawn.grid, rows, drawn.catalogue),
-                "Time over the best measured config of each size, as figures; a dot marks the "
-                "best, grey was not measured, an asterisk marks the sizes of test bins (the others "
-                "were seen in training or validation).",
-            ),
-            FigureBlock(
-                f"{title}: policies",
-                f"{name}-policies",
-                curves(drawn.grid, rows, drawn.choices),
-                "Time over the best measured config by message size, a line and a marker each "
-                "policy; 1 is the best.",
-            ),
-        ]
-    return figures, len(families) - len(figures) // 2

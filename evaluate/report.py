@@ -1,6 +1,7 @@
 """The report: score policies on the test bins, write results.parquet, summary.json and a page."""
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from dynamiccl.datasets.scoring import TaskGrid, task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import content_hash, read
 from dynamiccl.errors import NotEnoughData
+from dynamiccl.evaluate.blocks import FigureBlock, Section
+from dynamiccl.evaluate.defaults import default_names
 from dynamiccl.evaluate.lineup import make_policies
 from dynamiccl.evaluate.metrics import (
     Summary,
@@ -23,10 +26,13 @@ from dynamiccl.evaluate.metrics import (
     result_rows,
     summarise,
 )
-from dynamiccl.evaluate.page import Drawn, render, system_section
-from dynamiccl.evaluate.policies import Actions, probes_of
+from dynamiccl.evaluate.page import render
+from dynamiccl.evaluate.policies import Actions, Oracle, probes_of
+from dynamiccl.evaluate.systems import Drawn, system_section
 from dynamiccl.train.policy import TorchPolicy
 
+#: Every figure of the page as a file of its own, below the report.
+FIGURES_FOLDER: Final = "figures"
 #: The name of a policy's own row when only one is compared.
 POLICY_NAME: Final = "policy"
 
@@ -113,7 +119,14 @@ def make_report(data_dir: Path, policies: Sequence[tuple[str, Path]], out: Path)
     whole = task_grid(frame, catalogue, list(Split))
     offline = [player for player in players if not probes[player.name].any()]
     drawn = {player.name: player.choose(whole) for player in offline if player.name != "oracle"}
-    content = Drawn(grid=whole, choices=drawn, catalogue=catalogue, learned=frozenset(names))
+    content = Drawn(
+        grid=whole,
+        choices=drawn,
+        oracle=Oracle().choose(whole),
+        defaults=default_names(frame, whole.tasks),
+        catalogue=catalogue,
+        learned=frozenset(names),
+    )
     sections = [system_section(system, content) for system in systems]
     header = {
         "data": str(data_dir),
@@ -122,9 +135,19 @@ def make_report(data_dir: Path, policies: Sequence[tuple[str, Path]], out: Path)
     }
     text = render(sections, header)
     page.write_text(text, encoding="utf-8")
+    _write_figures(sections, out / FIGURES_FOLDER)
     report = Report(systems, results, page)
     (out / "summary.json").write_text(json.dumps(report.to_json(), indent=1), encoding="utf-8")
     return report
+
+
+def _write_figures(sections: Sequence[Section], folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # those of an earlier report
+    folder.mkdir()
+    for section in sections:
+        for block in section.blocks:
+            if isinstance(block, FigureBlock):
+                (folder / f"{block.name}.svg").write_text(block.svg, encoding="utf-8")
 
 
 def _bands(frame: pl.DataFrame) -> dict[tuple[str, str | None], float]:

@@ -24,6 +24,15 @@ def line_style(index: int) -> dict[str, Any]:
     }
 
 
+def column_inches(count: int) -> float:
+    """Width of a size's column: a family of 44 sizes is to fit a page.
+
+    >>> column_inches(12), column_inches(44)
+    (0.34, 0.24)
+    """
+    return 0.34 if count <= 28 else 0.24
+
+
 def size_label(size_bytes: int) -> str:
     """A byte count as people say it.
 

@@ -11,7 +11,13 @@ from matplotlib.figure import Figure
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.evaluate.figures.drawing import line_style, size_label, size_labels, svg_text
+from dynamiccl.evaluate.figures.drawing import (
+    column_inches,
+    line_style,
+    size_label,
+    size_labels,
+    svg_text,
+)
 from dynamiccl.evaluate.policies import Actions
 
 #: Slowdown at which the colours end; a worse config is not told apart from this.
@@ -28,7 +34,8 @@ def heat_map(grid: TaskGrid, rows: Sequence[int], catalogue: Catalogue) -> str:
     names = [c.key for c, keep in zip(catalogue.configs, measured, strict=True) if keep]
     labels = size_labels(grid.tasks[list(rows)])
     figure = Figure(
-        figsize=(1.9 + 0.34 * len(labels), 1.3 + 0.26 * len(names)), layout="constrained"
+        figsize=(1.9 + column_inches(len(labels)) * len(labels), 1.3 + 0.26 * len(names)),
+        layout="constrained",
     )
     axes = figure.subplots()
     image = axes.pcolormesh(

@@ -79,6 +79,18 @@ def test_page_is_self_contained_and_says_simulated(report_dir: Path) -> None:
         assert f"<td>{name}</td>" in page
 
 
+def test_every_figure_of_the_page_is_a_file_too(report_dir: Path) -> None:
+    page = (report_dir / "report.html").read_text(encoding="utf-8")
+    files = sorted((report_dir / "figures").iterdir())
+    assert {f"{SYSTEM}-1-{kind}.svg" for kind in ("configs", "policies", "crossovers")} <= {
+        path.name for path in files
+    }
+    assert f"{SYSTEM}-by-size.svg" in {path.name for path in files}
+    assert page.count("<svg") == len(files)
+    for path in files:
+        assert path.read_text(encoding="utf-8") in page
+
+
 def test_two_policies_are_told_apart(trained: Trained, tmp_path: Path) -> None:
     policies = [("policy-1", trained.policy), ("policy-2", trained.policy)]
     report = make_report(trained.data, policies, tmp_path)
