@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -26,11 +27,15 @@ from dynamiccl.evaluate.metrics import (
     result_rows,
     summarise,
 )
+from dynamiccl.evaluate.origins import origin_section
 from dynamiccl.evaluate.page import render
 from dynamiccl.evaluate.policies import Actions, Oracle, probes_of
-from dynamiccl.evaluate.systems import Drawn, system_section
+from dynamiccl.evaluate.systems import Drawn, headline_section, system_section
+from dynamiccl.evaluate.training import Training
 from dynamiccl.train.policy import TorchPolicy
 
+SUMMARY_NAME: Final = "summary.json"
+NO_TRAININGS: Final[Mapping[str, Training]] = MappingProxyType({})
 #: Every figure of the page as a file of its own, below the report.
 FIGURES_FOLDER: Final = "figures"
 #: The name of a policy's own row when only one is compared.
@@ -60,6 +65,14 @@ class Report:
     systems: list[SystemReport]
     results: Path
     page: Path
+    #: Of the data that were scored.
+    data_hash: str
+
+    @property
+    def files(self) -> list[Path]:
+        """The page, its figures and the summary."""
+        folder = self.page.parent
+        return [self.page, folder / SUMMARY_NAME, folder / FIGURES_FOLDER]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: system -> policy -> figures."""
@@ -84,13 +97,20 @@ class Report:
         }
 
 
-def make_report(data_dir: Path, policies: Sequence[tuple[str, Path]], out: Path) -> Report:
+def make_report(
+    data_dir: Path,
+    policies: Sequence[tuple[str, Path]],
+    out: Path,
+    trainings: Mapping[str, Training] = NO_TRAININGS,
+) -> Report:
     """Score `policies` (name, policy directory) and the baselines on the test bins of a data set.
 
+    `trainings` are the runs, by name of a policy, whose curves are to be shown.
     Raises what reading data and policies raises, and NotEnoughData when no task can be scored.
     """
     learned = [(name, TorchPolicy.load(path)) for name, path in policies]
-    frame = tuned(read(data_dir))
+    everything = read(data_dir)
+    frame = tuned(everything)
     catalogue = Catalogue.from_frame(usable(frame))
     test = task_grid(frame, catalogue, [Split.TEST])
     if test.tasks.is_empty():
@@ -127,17 +147,24 @@ def make_report(data_dir: Path, policies: Sequence[tuple[str, Path]], out: Path)
         catalogue=catalogue,
         learned=frozenset(names),
     )
-    sections = [system_section(system, content) for system in systems]
+    curves = [trainings[name].block(name) for name in names if name in trainings]
+    sections = [
+        headline_section(systems, names),
+        *(system_section(system, content) for system in systems),
+        *([Section("How it was trained", curves)] if curves else []),
+        origin_section(data_dir, everything, {n: policy.manifest for n, policy in learned}),
+    ]
+    runs = {name: f"run {training.run_id}" for name, training in trainings.items()}
     header = {
         "data": str(data_dir),
         "data_hash": content_hash(data_dir),
-        "policies": [(name, str(path)) for name, path in policies],
+        "policies": [(name, runs.get(name, str(path))) for name, path in policies],
     }
     text = render(sections, header)
     page.write_text(text, encoding="utf-8")
     _write_figures(sections, out / FIGURES_FOLDER)
-    report = Report(systems, results, page)
-    (out / "summary.json").write_text(json.dumps(report.to_json(), indent=1), encoding="utf-8")
+    report = Report(systems, results, page, str(header["data_hash"]))
+    (out / SUMMARY_NAME).write_text(json.dumps(report.to_json(), indent=1), encoding="utf-8")
     return report
 
 

@@ -16,8 +16,8 @@ from dynamiccl.evaluate.figures.crossover import crossover_map
 from dynamiccl.evaluate.figures.drawing import family_title, order_by_size
 from dynamiccl.evaluate.figures.families import curves, heat_map
 from dynamiccl.evaluate.figures.regret import regret_by_octave, regret_by_size
-from dynamiccl.evaluate.metrics import Summary
-from dynamiccl.evaluate.page import HEADS, cells
+from dynamiccl.evaluate.metrics import Summary, simple_baselines
+from dynamiccl.evaluate.page import HEADS, cells, crossfit_text
 from dynamiccl.evaluate.policies import Actions
 
 if TYPE_CHECKING:
@@ -43,6 +43,40 @@ class Drawn:
     catalogue: Catalogue
     #: The policies that the report is about.
     learned: frozenset[str]
+
+
+def headline_section(systems: Sequence["SystemReport"], learned: Sequence[str]) -> Section:
+    """What it comes to on each system, before all detail."""
+    heads = [
+        "system", "policy", "cross-fitted regret, 95 % interval", "NCCL's default",
+        "best simple baseline", "mean regret", "default's", "ratio to default", "noise band",
+    ]  # fmt: skip
+    rows = []
+    for system in systems:
+        by_name = {summary.policy: summary for summary in system.summaries}
+        default = by_name["nccl-default"]
+        simple = simple_baselines(system.summaries, learned)
+        best = min(simple, key=lambda each: each.mean)
+        for name in learned:
+            ours = by_name[name]
+            rows.append(
+                [
+                    system.system + (" (simulated)" if system.simulated else ""),
+                    name,
+                    crossfit_text(ours),
+                    crossfit_text(default),
+                    f"{best.policy}: {crossfit_text(best)}",
+                    f"{ours.mean:.2%}",
+                    f"{default.mean:.2%}",
+                    f"{ours.ratio_to_default:.4f}",
+                    "unknown" if system.band is None else f"{system.band:.2%}",
+                ]
+            )
+    note = (
+        "Test size bins. The best simple baseline is that of the least mean regret there, which "
+        "flatters it; searchers and the oracle are left out."
+    )
+    return Section("In short", [TableBlock("Mean regret by system", heads, rows, note)])
 
 
 def system_section(system: "SystemReport", drawn: Drawn) -> Section:

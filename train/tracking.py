@@ -72,9 +72,14 @@ class Run:
         status = RunStatus.FINISHED if finished else RunStatus.FAILED
         self._client.set_terminated(self.run_id, RunStatus.to_string(status))
 
-    def log_folder(self, folder: Path) -> None:
-        """Copy what a folder holds into the run's artifacts."""
-        self._client.log_artifacts(self.run_id, str(folder))
+    def history(self, name: str) -> dict[int, float]:
+        """Step -> value of a metric, in order of the steps; empty when it was never logged."""
+        found = self._client.get_metric_history(self.run_id, name)
+        return {each.step: each.value for each in sorted(found, key=lambda each: each.step)}
+
+    def log_folder(self, folder: Path, below: str | None = None) -> None:
+        """Copy what a folder holds into the run's artifacts, or into a folder `below` these."""
+        self._client.log_artifacts(self.run_id, str(folder), below)
 
     @property
     def directory(self) -> Path | None:
@@ -238,6 +243,24 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
             f"'{tracking_uri}' does not hold it either; list the runs with 'mlflow ui'",
         ) from error
     return Path(local)
+
+
+def find_run(run_or_folder: str, tracking_uri: str) -> str | None:
+    """The id of the run that `policy_directory` would take the policy from; None for a folder.
+
+    Raises UserError when the store holds no such run or registered version.
+    """
+    if Path(run_or_folder).exists():
+        return None
+    with _store(tracking_uri) as client:
+        model, _, which = run_or_folder.removeprefix("models:/").partition("@")
+        if not run_or_folder.startswith("models:/"):
+            run_id = run_or_folder.removeprefix("runs:/").partition("/")[0]
+        elif which:
+            run_id = client.get_model_version_by_alias(model, which).run_id
+        else:
+            run_id = client.get_model_version(*model.split("/", 1)).run_id
+        return str(client.get_run(run_id).info.run_id)
 
 
 def _experiment(client: MlflowClient, tracking_uri: str, name: str) -> str:
