@@ -14,6 +14,8 @@ class TableBlock:
     note: str = ""
     #: First cells of the rows that stand out: those of the policies that the report is about.
     ours: frozenset[str] = frozenset()
+    #: Whether its columns are those of policies' scores.
+    scores: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,21 +65,11 @@ def _writers(records: Sequence[Mapping[str, Any]]) -> TableBlock:
     for record in records:
         files = record.get("files", {})
         read = ", ".join(f"{name} ({digest[:_HASH_DIGITS]})" for name, digest in files.items())
-        row = [
-            str(record.get(key, _UNKNOWN))
-            for key in ("tool", "dynamiccl_version", "git_commit", "python", "platform", "host")
-        ]
-        rows.append([*row, read or "-"])
+        keys = ("tool", "dynamiccl_version", "python", "host")
+        row = [str(record.get(key, _UNKNOWN)) for key in keys]
+        rows.append([*row, _short(record.get("git_commit")), read or "-"])
     unique = [row for index, row in enumerate(rows) if row not in rows[:index]]
-    heads = [
-        "written by",
-        "release",
-        "commit",
-        "Python",
-        "platform",
-        "host",
-        "files read (SHA-256)",
-    ]
+    heads = ["written by", "release", "Python", "host", "commit", "files read (SHA-256)"]
     return TableBlock("What wrote the data", heads, unique)
 
 
@@ -100,7 +90,7 @@ def _policies(manifests: Mapping[str, Manifest], frame: pl.DataFrame, data_dir: 
                 manifest.recipe,
                 manifest.created or _UNKNOWN,
                 manifest.dynamiccl_version or _UNKNOWN,
-                manifest.git_commit or _UNKNOWN,
+                _short(manifest.git_commit),
                 (manifest.data_hash[:_HASH_DIGITS] or _UNKNOWN) + same,
                 str(len(manifest.runs)),
                 f"{shared} of {len(here)}",
@@ -114,6 +104,12 @@ def _policies(manifests: Mapping[str, Manifest], frame: pl.DataFrame, data_dir: 
         "bins that are scored here."
     )
     return TableBlock("Policies", heads, rows, note)
+
+
+def _short(commit: str | None) -> str:
+    """The first digits of a commit, and whether the source had been changed since."""
+    digest, plus, changed = (commit or _UNKNOWN).partition("+")
+    return digest[:_HASH_DIGITS] + plus + changed
 
 
 def _listed(values: pl.Series) -> str:

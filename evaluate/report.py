@@ -19,6 +19,8 @@ from dynamiccl.datasets.store import content_hash, read
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.evaluate.blocks import FigureBlock, Section
 from dynamiccl.evaluate.defaults import default_names
+from dynamiccl.evaluate.gate.gated import read_gated
+from dynamiccl.evaluate.gate.shown import gate_blocks
 from dynamiccl.evaluate.lineup import make_policies
 from dynamiccl.evaluate.metrics import (
     Summary,
@@ -152,6 +154,7 @@ def make_report(
         headline_section(systems, names),
         *(system_section(system, content) for system in systems),
         *([Section("How it was trained", curves)] if curves else []),
+        *_gate_section(policies),
         origin_section(data_dir, everything, {n: policy.manifest for n, policy in learned}),
     ]
     runs = {name: f"run {training.run_id}" for name, training in trainings.items()}
@@ -166,6 +169,14 @@ def make_report(
     report = Report(systems, results, page, str(header["data_hash"]))
     (out / SUMMARY_NAME).write_text(json.dumps(report.to_json(), indent=1), encoding="utf-8")
     return report
+
+
+def _gate_section(policies: Sequence[tuple[str, Path]]) -> list[Section]:
+    """The decisions of the gates that policies went through; none without one."""
+    found = [(name, read_gated(path)) for name, path in policies]
+    blocks = [block for name, gated in found if gated for block in gate_blocks(name, gated)]
+    text = "A policy that went through a gate is scored as its tables act: with what passed alone."
+    return [Section("What the gate let through", blocks, text=text)] if blocks else []
 
 
 def _write_figures(sections: Sequence[Section], folder: Path) -> None:

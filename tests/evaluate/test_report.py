@@ -126,7 +126,8 @@ def test_page_begins_with_the_short_of_it_and_ends_with_where_it_comes_from(
     assert f"<td>{summary['noise_band']:.2%}</td>" in short
     manifest = Manifest.read(trained.policy)
     origin = page[page.index("Where the figures come from") :]
-    for text in (manifest.git_commit, manifest.created, f"{manifest.data_hash[:12]} (these)"):
+    assert f"<td>{manifest.git_commit[:12]}" in origin
+    for text in (manifest.created, f"{manifest.data_hash[:12]} (these)"):
         assert f"<td>{text}</td>" in origin
     assert f"hash {content_hash(trained.data)}" in origin
     for text in ("simulator", "2.27.5", "AllGather, AllReduce", "4 x 8", "3 of 3", "run"):
