@@ -29,6 +29,7 @@ from dynamiccl.evaluate.metrics import (
     result_rows,
     summarise,
 )
+from dynamiccl.evaluate.ope.calibration import Calibration, calibrate
 from dynamiccl.evaluate.origins import origin_section
 from dynamiccl.evaluate.page import render
 from dynamiccl.evaluate.policies import Actions, Oracle, probes_of
@@ -57,6 +58,8 @@ class SystemReport:
     #: good. Empty when there are none, or the band is not known.
     beyond_noise: list[Summary]
     verdicts: list[str]
+    #: Off-policy estimates of the policies, where the runs are enough to try them.
+    calibrations: list[Calibration]
     unscored: pl.DataFrame
 
 
@@ -226,6 +229,7 @@ def _system_report(
         summaries=summaries,
         by_collective=by_collective,
         beyond_noise=summarise(grid, beyond, choices, band, probes) if len(beyond) else [],
+        calibrations=calibrate(grid, rows, choices),
         verdicts=[*against_default, *baseline_verdicts(system, summaries, learned, band)],
         unscored=grid.unscored.filter(pl.col("system") == system),
     )

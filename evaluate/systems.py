@@ -17,6 +17,7 @@ from dynamiccl.evaluate.figures.drawing import family_title, order_by_size
 from dynamiccl.evaluate.figures.families import curves, heat_map
 from dynamiccl.evaluate.figures.regret import regret_by_octave, regret_by_size
 from dynamiccl.evaluate.metrics import Summary, simple_baselines
+from dynamiccl.evaluate.ope.shown import calibration_blocks
 from dynamiccl.evaluate.page import HEADS, cells, crossfit_text
 from dynamiccl.evaluate.policies import Actions
 
@@ -82,6 +83,7 @@ def headline_section(systems: Sequence["SystemReport"], learned: Sequence[str]) 
 def system_section(system: "SystemReport", drawn: Drawn) -> Section:
     """Everything about one system."""
     figures, not_drawn = _figures(system.system, drawn)
+    estimates = calibration_blocks(system.system, system.calibrations)
     scored = system.summaries[0]
     band = "unknown (no repeats)" if system.band is None else f"{system.band:.2%}"
     text = (
@@ -93,7 +95,7 @@ def system_section(system: "SystemReport", drawn: Drawn) -> Section:
         text += f" {not_drawn} more families with fewer sizes are in results.parquet only."
     return Section(
         system.system,
-        [*_tables(system, drawn.learned), _by_size(system, drawn), *figures],
+        [*_tables(system, drawn.learned), _by_size(system, drawn), *figures, *estimates],
         simulated=system.simulated,
         text=text,
         verdicts=system.verdicts,

@@ -22,7 +22,7 @@ _LOOKS: Final[dict[Verdict, dict[str, Any]]] = {
     Verdict.REFUSED: {"facecolor": "#f4cccc", "hatch": "//"},
     Verdict.ABSTAINS: {"facecolor": "#f3f3f3"},
 }
-_CELL_INCHES: Final = 0.16
+_CELL_INCHES: Final = 0.11
 
 
 def gate_strips(strips: Sequence[tuple[str, Sequence[Cell]]]) -> str:
@@ -45,7 +45,7 @@ def gate_strips(strips: Sequence[tuple[str, Sequence[Cell]]]) -> str:
                 _LETTERS[cell.verdict],
                 ha="center",
                 va="center",
-                fontsize=7,
+                fontsize=6.5,
                 bbox={"boxstyle": "square,pad=0.05", "facecolor": "white", "linewidth": 0},
             )
     axes.set_xlim(first - 0.5, last + 0.5)

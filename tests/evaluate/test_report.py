@@ -145,3 +145,11 @@ def test_origin_tells_what_is_not_known_and_other_data(trained: Trained, tmp_pat
     assert (written["written by"], written["commit"]) == ("import", "not known")
     assert policies["trained on data"].endswith("(others)")
     assert (policies["runs of these data"], policies["gate"]) == ("0 of 1", "none")
+
+
+def test_off_policy_estimates_stand_beside_the_truth(report_dir: Path) -> None:
+    page = (report_dir / "report.html").read_text(encoding="utf-8")
+    table = page[page.index("Off-policy estimates and the truth") :]
+    table = table[: table.index("</table>")]
+    assert table.count("<tr>") == 1 + len(("policy", *BASELINES))
+    assert f"{SYSTEM}-estimates.svg" in {p.name for p in (report_dir / "figures").iterdir()}
