@@ -14,8 +14,9 @@ class TableBlock:
     note: str = ""
     #: First cells of the rows that stand out: those of the policies that the report is about.
     ours: frozenset[str] = frozenset()
-    #: Whether its columns are those of policies' scores.
-    scores: bool = False
+    #: How the page lays it out: `scores` of policies, `numbers` that stay on one line, `reasons`
+    #: that end in a sentence; empty: as it comes.
+    layout: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,9 @@ def system_section(system: "SystemReport", drawn: Drawn) -> Section:
 
 def _tables(system: "SystemReport", learned: frozenset[str]) -> Iterator[TableBlock]:
     def table(title: str, summaries: Sequence[Summary]) -> TableBlock:
-        return TableBlock(title, HEADS, [cells(s) for s in summaries], ours=learned, scores=True)
+        return TableBlock(
+            title, HEADS, [cells(s) for s in summaries], ours=learned, layout="scores"
+        )
 
     yield table("All collectives", system.summaries)
     if system.beyond_noise:

@@ -19,9 +19,10 @@ def gate_blocks(name: str, gated: Gated) -> Iterator[Block]:
         "choice to NCCL itself. Collectives in which it wants nothing are left out."
     )
     yield TableBlock(f"Verdicts on {name}", heads, rows, note)
-    found = [[reason, str(count)] for count, reason in refusals(gated)]
+    found = [[str(count), reason] for count, reason in refusals(gated)]
     if found:
-        yield TableBlock(f"Why {name} was refused", ["reason", "bins"], found)
+        title = f"Why {name} was refused"
+        yield TableBlock(title, ["bins", "reason"], found, layout="reasons")
     for system, strips in _strips(gated).items():
         yield FigureBlock(
             f"What the gate let through: {name} on {system}",

@@ -36,7 +36,8 @@ def calibration_blocks(system: str, found: Sequence[Calibration]) -> Iterator[Bl
         f"them, and in how many of those that have an interval it held the truth: nine in ten are "
         "promised. DM has no interval."
     )
-    yield TableBlock("Off-policy estimates and the truth", heads, [_row(c) for c in found], note)
+    rows = [_row(each) for each in found]
+    yield TableBlock("Off-policy estimates and the truth", heads, rows, note, layout="numbers")
 
 
 def _row(found: Calibration) -> list[str]:

@@ -15,6 +15,7 @@ from scipy import stats
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.features import WINDOW_LENGTH, feature_table, window_table
 from dynamiccl.datasets.manifest import Manifest, Support
+from dynamiccl.datasets.questions import table_supports
 from dynamiccl.datasets.schema import SCHEMA_VERSION
 from dynamiccl.datasets.store import read
 from dynamiccl.datasets.supports import find_supports
@@ -160,6 +161,27 @@ def test_runs_of_something_else_are_no_evidence(elsewhere: dict[str, Any]) -> No
     trained_on = runs(0.2, count=1, sweep="trained")
     gated = pass_gate(always_ring(*trained_on), frame(*runs(0.2, **elsewhere)))
     assert not {Verdict.PASSED, Verdict.INFERRED} & set(verdicts(gated).values())
+
+
+def test_group_shapes_that_were_never_measured_get_no_table() -> None:
+    """However many shapes were: nothing is carried over, though the fresh runs have the new one."""
+    shapes = [(nodes, 8) for nodes in range(1, 22)]
+
+    def where(nodes: int, ranks: int) -> dict[str, Any]:
+        return {"num_nodes": nodes, "ranks_per_node": ranks, "num_ranks": nodes * ranks}
+
+    few = SIZES[:2]
+    trained_on = [
+        row for s in shapes for row in runs(0.2, count=1, sizes=few, sweep="trained", **where(*s))
+    ]
+    fresh = [row for s in [*shapes, (22, 8)] for row in runs(0.2, sizes=few, **where(*s))]
+    gated = pass_gate(always_ring(*trained_on), frame(*fresh))
+    passed = {
+        (c.num_nodes, c.num_ranks // c.num_nodes) for c in gated.cells if c.verdict == "passed"
+    }
+    assert passed == set(shapes)
+    tables = {(s.num_nodes, s.ranks_per_node) for s in table_supports(gated.manifest)}
+    assert tables == set(shapes)
 
 
 def test_another_patch_release_is_the_same_nccl() -> None:
