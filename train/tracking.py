@@ -77,9 +77,9 @@ class Run:
         found = self._client.get_metric_history(self.run_id, name)
         return {each.step: each.value for each in sorted(found, key=lambda each: each.step)}
 
-    def log_folder(self, folder: Path, below: str | None = None) -> None:
-        """Copy what a folder holds into the run's artifacts, or into a folder `below` these."""
-        self._client.log_artifacts(self.run_id, str(folder), below)
+    def log_folder(self, folder: Path) -> None:
+        """Copy what a folder holds into the run's artifacts."""
+        self._client.log_artifacts(self.run_id, str(folder))
 
     @property
     def directory(self) -> Path | None:
@@ -203,6 +203,15 @@ def read_text(tracking_uri: str, run_id: str, name: str) -> str | None:
         return str(mlflow.artifacts.load_text(f"{run.artifact_uri}/{name}"))
 
 
+def add_artifacts(tracking_uri: str, run_id: str, folder: Path, place: str) -> None:
+    """Copy what a folder holds to `place` among the artifacts of a run, which may have ended.
+
+    Raises UserError for a run that is not, and for a store that takes nothing.
+    """
+    with _store(tracking_uri) as client:
+        client.log_artifacts(run_id, str(folder), place)
+
+
 def register(tracking_uri: str, run_id: str, alias: str) -> str:
     """Make a run's policy a version of the registered model, and let `alias` mean it; the version.
 
@@ -245,22 +254,33 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
     return Path(local)
 
 
-def find_run(run_or_folder: str, tracking_uri: str) -> str | None:
+def find_run(named: str, tracking_uri: str) -> str | None:
     """The id of the run that `policy_directory` would take the policy from; None for a folder.
 
-    Raises UserError when the store holds no such run or registered version.
+    None also for files that lie elsewhere (`s3://...`), of which no run is known. Raises UserError
+    when the store holds no such run or registered version.
     """
-    if Path(run_or_folder).exists():
+    kind, found, path = named.partition(":/")
+    if Path(named).exists() or (found and kind not in {"runs", "models"}):
         return None
     with _store(tracking_uri) as client:
-        model, _, which = run_or_folder.removeprefix("models:/").partition("@")
-        if not run_or_folder.startswith("models:/"):
-            run_id = run_or_folder.removeprefix("runs:/").partition("/")[0]
-        elif which:
-            run_id = client.get_model_version_by_alias(model, which).run_id
+        if not found or kind == "runs":
+            run_id = (path or named).partition("/")[0]
         else:
-            run_id = client.get_model_version(*model.split("/", 1)).run_id
+            run_id = _version_named(client, path).run_id
         return str(client.get_run(run_id).info.run_id)
+
+
+def _version_named(client: MlflowClient, path: str) -> Any:
+    """The registered version that NAME@ALIAS, NAME/NUMBER or NAME/latest means."""
+    name, _, alias = path.partition("@")
+    if alias:
+        return client.get_model_version_by_alias(name, alias)
+    name, _, number = path.partition("/")
+    if number == "latest":
+        versions = client.search_model_versions(f"name = '{name}'")
+        return max(versions, key=lambda each: int(each.version))
+    return client.get_model_version(name, number)
 
 
 def _experiment(client: MlflowClient, tracking_uri: str, name: str) -> str:

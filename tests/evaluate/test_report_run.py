@@ -8,8 +8,8 @@ import pytest
 
 from dynamiccl.datasets.store import content_hash
 from dynamiccl.errors import UserError
-from dynamiccl.evaluate.training import Training
-from dynamiccl.train.tracking import find_run, register, reopen_run
+from dynamiccl.evaluate.training import Training, log_report
+from dynamiccl.train.tracking import find_run, policy_directory, register, reopen_run
 from tests.cli.conftest import Shell, refused
 from tests.conftest import Trained
 
@@ -50,6 +50,11 @@ def test_nothing_is_kept_where_no_run_was_named_or_nobody_wants_it(
     assert not (trained.run_directory / "report").exists()
 
 
+def test_run_that_is_not_there_takes_no_report(trained: Trained, report: Path) -> None:
+    with pytest.raises(UserError, match="cannot track"):
+        log_report([report / "report.html"], "0" * 32, trained.tracking_uri, "1" * 64)
+
+
 def test_curves_are_those_of_the_run(trained: Trained) -> None:
     training = Training.read(trained.run_id, trained.tracking_uri)
     assert list(training.losses) == list(training.regrets) == list(range(150, 1201, 150))
@@ -68,9 +73,12 @@ def test_runs_are_found_by_every_name_but_a_folders(trained: Trained, shell: She
     version = register(uri, trained.run_id, "shown")
     for name in (trained.run_id, f"runs:/{trained.run_id}/policy"):
         assert find_run(name, uri) == trained.run_id
-    for name in ("models:/dynamiccl@shown", f"models:/dynamiccl/{version}"):
+    for which in ("@shown", f"/{version}", "/latest"):
+        name = f"models:/dynamiccl{which}"
+        assert policy_directory(name, uri).is_dir()
         assert find_run(name, uri) == trained.run_id
     assert find_run(str(trained.run_directory), uri) is None
+    assert find_run("s3://bucket/policy", uri) is None
     with pytest.raises(UserError, match="cannot track"):
         find_run("models:/dynamiccl@nobody", uri)
     gone = shell(*_command(trained), "--policy", "0123456789abcdef", "--out", "gone")
