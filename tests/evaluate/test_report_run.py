@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,11 @@ from tests.conftest import Trained
 
 
 @pytest.fixture(name="report")
-def report_fixture(trained: Trained, shell: Shell, tmp_path: Path) -> Path:
+def report_fixture(trained: Trained, shell: Shell, tmp_path: Path) -> Iterator[Path]:
     done = shell(*_command(trained), "--policy", trained.run_id, "--out", "report", "--json")
     assert done.json["page"] == "report/report.html"
-    return tmp_path / "report"
+    yield tmp_path / "report"
+    shutil.rmtree(trained.run_directory / "report")  # the run is every test's
 
 
 def _command(trained: Trained) -> tuple[object, ...]:
@@ -36,7 +38,6 @@ def test_page_shows_how_the_run_learned_and_is_kept_there(trained: Trained, repo
     assert "training-policy.svg" in names
     assert sorted(path.name for path in (kept / "figures").iterdir()) == names
     assert (kept / "summary.json").read_bytes() == (report / "summary.json").read_bytes()
-    shutil.rmtree(kept.parent)
 
 
 def test_nothing_is_kept_where_no_run_was_named_or_nobody_wants_it(
@@ -50,9 +51,11 @@ def test_nothing_is_kept_where_no_run_was_named_or_nobody_wants_it(
     assert not (trained.run_directory / "report").exists()
 
 
-def test_run_that_is_not_there_takes_no_report(trained: Trained, report: Path) -> None:
+def test_run_that_is_not_there_takes_no_report(trained: Trained, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text("a page")
     with pytest.raises(UserError, match="cannot track"):
-        log_report([report / "report.html"], "0" * 32, trained.tracking_uri, "1" * 64)
+        log_report([page], "0" * 32, trained.tracking_uri, "1" * 64)
 
 
 def test_curves_are_those_of_the_run(trained: Trained) -> None:
