@@ -50,17 +50,21 @@ class ColdQuestions:
     mask: npt.NDArray[np.bool_]
 
 
+def table_bins(support: Support) -> range:
+    """The size bins of a support's table: from the first to the last that was measured."""
+    bins = [b for actions in support.measured.values() for found in actions.values() for b in found]
+    return range(min(bins), max(bins) + 1)
+
+
 def cold_questions(manifest: Manifest, support: Support) -> ColdQuestions:
     """What a policy is asked to make the table of one communicator shape."""
-    bins = [b for actions in support.measured.values() for found in actions.values() for b in found]
-    first, last = min(bins), max(bins)
-    asked = range(first, last + 1)
+    asked = table_bins(support)
     sizes = [bin_center_bytes(index) for index in asked]
     tasks = pl.concat([cold_tasks(support, collective, sizes) for collective in TUNED])
     masks = [allowed(manifest, support, collective, asked) for collective in TUNED]
     return ColdQuestions(
         support,
-        first,
+        asked.start,
         len(asked),
         cold_observations(tasks, manifest.launch_profiles).context,
         np.vstack(masks),

@@ -1,7 +1,7 @@
 """`dynamiccl-evaluate`: what a policy is worth, on sizes it never saw."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -10,6 +10,9 @@ from rich.table import Table
 from dynamiccl import cli
 from dynamiccl.errors import UserError
 from dynamiccl.train import DEFAULT_TRACKING_URI
+
+if TYPE_CHECKING:
+    from dynamiccl.evaluate.report import Report
 
 app = typer.Typer(
     help="Score policies against NCCL's default and simple baselines on held-out sizes.",
@@ -35,6 +38,9 @@ def report_command(
     ],
     out: Annotated[Path, typer.Option(help="Where results.parquet and report.html go.")],
     tracking_uri: _TrackingUri = DEFAULT_TRACKING_URI,
+    log: Annotated[
+        bool, typer.Option(help="Keep page and figures among the artifacts of each RUN_ID given.")
+    ] = True,
     as_json: _Json = False,
 ) -> None:
     """Score policies on the test size bins, cold, against the measured oracle.
@@ -45,40 +51,26 @@ def report_command(
     from dynamiccl.datasets.store import part_paths
 
     part_paths(data)
-    from dynamiccl.evaluate.page import HEADS, cells
     from dynamiccl.evaluate.report import POLICY_NAME, make_report
-    from dynamiccl.train.tracking import policy_directory
+    from dynamiccl.evaluate.training import Training, log_report
+    from dynamiccl.train.tracking import find_run, policy_directory
 
     folders = [policy_directory(name, tracking_uri) for name in policy]
     names = [POLICY_NAME] if len(folders) == 1 else [f"policy-{i + 1}" for i in range(len(folders))]
-    report = make_report(data, list(zip(names, folders, strict=True)), out)
+    runs = [find_run(name, tracking_uri) for name in policy]
+    trainings = {
+        name: Training.read(run_id, tracking_uri)
+        for name, run_id in zip(names, runs, strict=True)
+        if run_id is not None
+    }
+    report = make_report(data, list(zip(names, folders, strict=True)), out, trainings)
+    if log:
+        for training in trainings.values():
+            log_report(report.files, training.run_id, tracking_uri, report.data_hash)
     if as_json:
         cli.print_json(report.to_json())
         return
-    wide = Console(width=max(_stdout.width, 170)) if not _stdout.is_terminal else _stdout
-    for system in report.systems:
-        band = "unknown" if system.band is None else f"{system.band:.2%}"
-        mark = " (simulated)" if system.simulated else ""
-        table = Table(title=f"{system.system}{mark}, noise band {band}")
-        for index, head in enumerate(HEADS):
-            table.add_column(head, no_wrap=index == 0)
-        for summary in system.summaries:
-            table.add_row(*cells(summary))
-        wide.print(table)
-        if system.beyond_noise:
-            few = system.beyond_noise
-            by_name = ", ".join(f"{each.policy} {each.mean:.2%}" for each in few)
-            wide.print(
-                f"where NCCL's default is beyond the noise band ({few[0].tasks} tasks), mean "
-                f"regret: {by_name}",
-                soft_wrap=True,
-                highlight=False,
-            )
-        for line in system.verdicts:
-            wide.print(line, soft_wrap=True, highlight=False)
-        if system.unscored.height:
-            wide.print(f"{system.unscored.height} tasks listed and not scored (see the page)")
-    wide.print(f"{report.page}\n{report.results}", soft_wrap=True)
+    _print_report(report)
 
 
 @app.command("gate")
@@ -135,6 +127,35 @@ def gate_command(
         wide.print(f"refused {count}: {reason}", soft_wrap=True, highlight=False)
     fix = f"{out}: deploy it with 'dynamiccl-deploy export {out} --out DIR'"
     wide.print(fix, soft_wrap=True, highlight=False)
+
+
+def _print_report(report: "Report") -> None:
+    from dynamiccl.evaluate.page import HEADS, cells
+
+    wide = Console(width=max(_stdout.width, 170)) if not _stdout.is_terminal else _stdout
+    for system in report.systems:
+        band = "unknown" if system.band is None else f"{system.band:.2%}"
+        mark = " (simulated)" if system.simulated else ""
+        table = Table(title=f"{system.system}{mark}, noise band {band}")
+        for index, head in enumerate(HEADS):
+            table.add_column(head, no_wrap=index == 0)
+        for summary in system.summaries:
+            table.add_row(*cells(summary))
+        wide.print(table)
+        if system.beyond_noise:
+            few = system.beyond_noise
+            by_name = ", ".join(f"{each.policy} {each.mean:.2%}" for each in few)
+            wide.print(
+                f"where NCCL's default is beyond the noise band ({few[0].tasks} tasks), mean "
+                f"regret: {by_name}",
+                soft_wrap=True,
+                highlight=False,
+            )
+        for line in system.verdicts:
+            wide.print(line, soft_wrap=True, highlight=False)
+        if system.unscored.height:
+            wide.print(f"{system.unscored.height} tasks listed and not scored (see the page)")
+    wide.print(f"{report.page}\n{report.results}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -153,6 +153,15 @@ def default_verdicts(
     return [f"{where}: {_against_default(n, by_name[n], default, band)}" for n in learned]
 
 
+def simple_baselines(summaries: Sequence[Summary], learned: Sequence[str]) -> list[Summary]:
+    """The baselines that know no more than a policy.
+
+    Not a searcher, which measures the very task, nor the oracle, which knows it.
+    """
+    others = [s for s in summaries if s.probes == 0.0]
+    return [s for s in others if s.policy not in {*learned, "nccl-default", "oracle"}]
+
+
 def baseline_verdicts(
     where: str, summaries: Sequence[Summary], learned: Sequence[str], band: float | None
 ) -> list[str]:
@@ -161,9 +170,7 @@ def baseline_verdicts(
     lines = []
     for name in learned:
         ours = by_name[name]
-        # Not a searcher, which measures the very task, nor the oracle, which knows it.
-        others = [s for s in summaries if s.probes == 0.0]
-        simple = [s for s in others if s.policy not in {*learned, "nccl-default", "oracle"}]
+        simple = simple_baselines(summaries, learned)
         better = [s for s in simple if s.mean < ours.mean]
         by_far = [s for s in better if s.mean < ours.mean - (band or 0.0)]
         level = [s for s in better if s not in by_far]

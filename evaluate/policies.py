@@ -4,17 +4,21 @@ Everything chooses among the actions that were measured for a task, on the same 
 workload and system; but for the oracle, which looks at the answers.
 """
 
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.episodes import with_noise
 from dynamiccl.datasets.features import cold_observations
+from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.train.policy import TorchPolicy
 
+#: What a support and a task have in common.
+_PLACE: Final = ("system", "num_nodes", "ranks_per_node", "launch_profile", "nccl_version")
 Actions = npt.NDArray[np.int64]
 
 
@@ -55,7 +59,10 @@ class Oracle:
 
 
 class LearnedPolicy:
-    """A trained policy, asked with cold observations; its catalogue is mapped onto the data's."""
+    """A trained policy, asked with cold observations; its catalogue is mapped onto the data's.
+
+    One that passed a gate chooses only what passed, as its tables do.
+    """
 
     def __init__(self, policy: TorchPolicy, catalogue: Catalogue, name: str) -> None:
         """Wrap a loaded policy for a data set with `catalogue`."""
@@ -72,5 +79,19 @@ class LearnedPolicy:
         manifest = self._policy.manifest
         tasks = with_noise(grid.tasks, manifest.noise_table())
         observations = cold_observations(tasks, manifest.launch_profiles)
-        mask = grid.mask[:, self._to_data] & (self._to_data >= 0)
+        mask = grid.mask[:, self._to_data] & (self._to_data >= 0) & let_through(manifest, tasks)
         return self._to_data[self._policy.act(observations, mask)]
+
+
+def let_through(manifest: Manifest, tasks: pl.DataFrame) -> npt.NDArray[np.bool_]:
+    """(T, A) which actions of a policy a gate lets through on each task; all where it had none."""
+    mask = np.ones((tasks.height, len(manifest.catalogue)), dtype=np.bool_)
+    if all(support.gated is None for support in manifest.supports):
+        return mask
+    gated = {tuple(getattr(s, name) for name in _PLACE): s.gated or {} for s in manifest.supports}
+    mask[:, ABSTAIN_ACTION + 1 :] = False
+    asked = tasks.select(*_PLACE, "collective", "bin").iter_rows()
+    for row, (*place, collective, size_bin) in enumerate(asked):
+        for action, bins in gated.get(tuple(place), {}).get(collective, {}).items():
+            mask[row, int(action)] = size_bin in bins
+    return mask

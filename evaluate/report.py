@@ -1,9 +1,11 @@
 """The report: score policies on the test bins, write results.parquet, summary.json and a page."""
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +17,10 @@ from dynamiccl.datasets.scoring import TaskGrid, task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import content_hash, read
 from dynamiccl.errors import NotEnoughData
+from dynamiccl.evaluate.blocks import FigureBlock, Section
+from dynamiccl.evaluate.defaults import default_names
+from dynamiccl.evaluate.gate.gated import read_gated
+from dynamiccl.evaluate.gate.shown import gate_blocks
 from dynamiccl.evaluate.lineup import make_policies
 from dynamiccl.evaluate.metrics import (
     Summary,
@@ -23,10 +29,18 @@ from dynamiccl.evaluate.metrics import (
     result_rows,
     summarise,
 )
+from dynamiccl.evaluate.ope.calibration import Calibration, calibrate
+from dynamiccl.evaluate.origins import origin_section
 from dynamiccl.evaluate.page import render
-from dynamiccl.evaluate.policies import Actions, probes_of
+from dynamiccl.evaluate.policies import Actions, Oracle, probes_of
+from dynamiccl.evaluate.systems import Drawn, headline_section, system_section
+from dynamiccl.evaluate.training import Training
 from dynamiccl.train.policy import TorchPolicy
 
+SUMMARY_NAME: Final = "summary.json"
+NO_TRAININGS: Final[Mapping[str, Training]] = MappingProxyType({})
+#: Every figure of the page as a file of its own, below the report.
+FIGURES_FOLDER: Final = "figures"
 #: The name of a policy's own row when only one is compared.
 POLICY_NAME: Final = "policy"
 
@@ -44,6 +58,8 @@ class SystemReport:
     #: good. Empty when there are none, or the band is not known.
     beyond_noise: list[Summary]
     verdicts: list[str]
+    #: Off-policy estimates of the policies, where the runs are enough to try them.
+    calibrations: list[Calibration]
     unscored: pl.DataFrame
 
 
@@ -54,6 +70,14 @@ class Report:
     systems: list[SystemReport]
     results: Path
     page: Path
+    #: Of the data that were scored.
+    data_hash: str
+
+    @property
+    def files(self) -> list[Path]:
+        """The page, its figures and the summary."""
+        folder = self.page.parent
+        return [self.page, folder / SUMMARY_NAME, folder / FIGURES_FOLDER]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: system -> policy -> figures."""
@@ -78,13 +102,20 @@ class Report:
         }
 
 
-def make_report(data_dir: Path, policies: Sequence[tuple[str, Path]], out: Path) -> Report:
+def make_report(
+    data_dir: Path,
+    policies: Sequence[tuple[str, Path]],
+    out: Path,
+    trainings: Mapping[str, Training] = NO_TRAININGS,
+) -> Report:
     """Score `policies` (name, policy directory) and the baselines on the test bins of a data set.
 
+    `trainings` are the runs, by name of a policy, whose curves are to be shown.
     Raises what reading data and policies raises, and NotEnoughData when no task can be scored.
     """
     learned = [(name, TorchPolicy.load(path)) for name, path in policies]
-    frame = tuned(read(data_dir))
+    everything = read(data_dir)
+    frame = tuned(everything)
     catalogue = Catalogue.from_frame(usable(frame))
     test = task_grid(frame, catalogue, [Split.TEST])
     if test.tasks.is_empty():
@@ -113,21 +144,51 @@ def make_report(data_dir: Path, policies: Sequence[tuple[str, Path]], out: Path)
     whole = task_grid(frame, catalogue, list(Split))
     offline = [player for player in players if not probes[player.name].any()]
     drawn = {player.name: player.choose(whole) for player in offline if player.name != "oracle"}
-    text = render(
-        systems,
+    content = Drawn(
         grid=whole,
         choices=drawn,
+        oracle=Oracle().choose(whole),
+        defaults=default_names(frame, whole.tasks),
         catalogue=catalogue,
-        header={
-            "data": str(data_dir),
-            "data_hash": content_hash(data_dir),
-            "policies": [(name, str(path)) for name, path in policies],
-        },
+        learned=frozenset(names),
     )
+    curves = [trainings[name].block(name) for name in names if name in trainings]
+    sections = [
+        headline_section(systems, names),
+        *(system_section(system, content) for system in systems),
+        *([Section("How it was trained", curves)] if curves else []),
+        *_gate_section(policies),
+        origin_section(data_dir, everything, {n: policy.manifest for n, policy in learned}),
+    ]
+    runs = {name: f"run {training.run_id}" for name, training in trainings.items()}
+    header = {
+        "data": str(data_dir),
+        "data_hash": content_hash(data_dir),
+        "policies": [(name, runs.get(name, str(path))) for name, path in policies],
+    }
+    text = render(sections, header)
     page.write_text(text, encoding="utf-8")
-    report = Report(systems, results, page)
-    (out / "summary.json").write_text(json.dumps(report.to_json(), indent=1), encoding="utf-8")
+    _write_figures(sections, out / FIGURES_FOLDER)
+    report = Report(systems, results, page, str(header["data_hash"]))
+    (out / SUMMARY_NAME).write_text(json.dumps(report.to_json(), indent=1), encoding="utf-8")
     return report
+
+
+def _gate_section(policies: Sequence[tuple[str, Path]]) -> list[Section]:
+    """The decisions of the gates that policies went through; none without one."""
+    found = [(name, read_gated(path)) for name, path in policies]
+    blocks = [block for name, gated in found if gated for block in gate_blocks(name, gated)]
+    text = "A policy that went through a gate is scored as its tables act: with what passed alone."
+    return [Section("What the gate let through", blocks, text=text)] if blocks else []
+
+
+def _write_figures(sections: Sequence[Section], folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # those of an earlier report
+    folder.mkdir()
+    for section in sections:
+        for block in section.blocks:
+            if isinstance(block, FigureBlock):
+                (folder / f"{block.name}.svg").write_text(block.svg, encoding="utf-8")
 
 
 def _bands(frame: pl.DataFrame) -> dict[tuple[str, str | None], float]:
@@ -168,6 +229,7 @@ def _system_report(
         summaries=summaries,
         by_collective=by_collective,
         beyond_noise=summarise(grid, beyond, choices, band, probes) if len(beyond) else [],
+        calibrations=calibrate(grid, rows, choices),
         verdicts=[*against_default, *baseline_verdicts(system, summaries, learned, band)],
         unscored=grid.unscored.filter(pl.col("system") == system),
     )

@@ -70,8 +70,8 @@ def main() -> None:
     )
     run = fitted["run_directory"]
     report = command(
-        "evaluate", "report", "--data", str(data), "--policy", run, "--out", str(out / "report"),
-        parse=True,
+        "evaluate", "report", "--data", str(data), "--policy", fitted["run_id"],
+        "--tracking-uri", tracking, "--out", str(out / "report"), parse=True,
     )  # fmt: skip
     artifact = out / "artifact"
     command("deploy", "export", run, "--out", str(artifact))

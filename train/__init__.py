@@ -11,6 +11,8 @@ from typing import Final
 
 #: MLflow's store where none is named; here, so that a command line need not import MLflow for it.
 DEFAULT_TRACKING_URI: Final = "sqlite:///mlflow.db"
+#: What a run or a study came to, among its artifacts; written last of all.
+SUMMARY_NAME: Final = "summary.json"
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")

@@ -25,7 +25,7 @@ from dynamiccl.datasets.provenance import git_commit
 from dynamiccl.datasets.schema import SCHEMA_VERSION
 from dynamiccl.datasets.supports import find_supports
 from dynamiccl.errors import MissingPath, UserError
-from dynamiccl.train import tracking
+from dynamiccl.train import SUMMARY_NAME, tracking
 from dynamiccl.train.algorithms import make_algorithm, members_of
 from dynamiccl.train.data import TrainingData, load_data
 from dynamiccl.train.heads import Member
@@ -38,8 +38,6 @@ from dynamiccl.train.replay import Mixed, Replay
 #: Told after each epoch: steps made, of how many, and the epoch's metrics.
 Progress = Callable[[int, int, dict[str, float]], None]
 
-#: What a run or a study came to, among its artifacts; written last of all.
-SUMMARY_NAME: Final = "summary.json"
 #: What a run that was killed goes on from; gone once the run is finished.
 _STATE_NAME: Final = "state.pt"
 

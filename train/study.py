@@ -16,8 +16,8 @@ import numpy as np
 from scipy import stats
 
 from dynamiccl.errors import MissingPath, UserError
-from dynamiccl.train import tracking
-from dynamiccl.train.fit import SUMMARY_NAME, FitSummary, fit, resume
+from dynamiccl.train import SUMMARY_NAME, tracking
+from dynamiccl.train.fit import FitSummary, fit, resume
 from dynamiccl.train.recipes import Recipe, make_recipe
 
 STUDY_NAME: Final = "study.json"

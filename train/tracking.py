@@ -72,6 +72,11 @@ class Run:
         status = RunStatus.FINISHED if finished else RunStatus.FAILED
         self._client.set_terminated(self.run_id, RunStatus.to_string(status))
 
+    def history(self, name: str) -> dict[int, float]:
+        """Step -> value of a metric, in order of the steps; empty when it was never logged."""
+        found = self._client.get_metric_history(self.run_id, name)
+        return {each.step: each.value for each in sorted(found, key=lambda each: each.step)}
+
     def log_folder(self, folder: Path) -> None:
         """Copy what a folder holds into the run's artifacts."""
         self._client.log_artifacts(self.run_id, str(folder))
@@ -198,6 +203,15 @@ def read_text(tracking_uri: str, run_id: str, name: str) -> str | None:
         return str(mlflow.artifacts.load_text(f"{run.artifact_uri}/{name}"))
 
 
+def add_artifacts(tracking_uri: str, run_id: str, folder: Path, place: str) -> None:
+    """Copy what a folder holds to `place` among the artifacts of a run, which may have ended.
+
+    Raises UserError for a run that is not, and for a store that takes nothing.
+    """
+    with _store(tracking_uri) as client:
+        client.log_artifacts(run_id, str(folder), place)
+
+
 def register(tracking_uri: str, run_id: str, alias: str) -> str:
     """Make a run's policy a version of the registered model, and let `alias` mean it; the version.
 
@@ -238,6 +252,35 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
             f"'{tracking_uri}' does not hold it either; list the runs with 'mlflow ui'",
         ) from error
     return Path(local)
+
+
+def find_run(named: str, tracking_uri: str) -> str | None:
+    """The id of the run that `policy_directory` would take the policy from; None for a folder.
+
+    None also for files that lie elsewhere (`s3://...`), of which no run is known. Raises UserError
+    when the store holds no such run or registered version.
+    """
+    kind, found, path = named.partition(":/")
+    if Path(named).exists() or (found and kind not in {"runs", "models"}):
+        return None
+    with _store(tracking_uri) as client:
+        if not found or kind == "runs":
+            run_id = (path or named).partition("/")[0]
+        else:
+            run_id = _version_named(client, path).run_id
+        return str(client.get_run(run_id).info.run_id)
+
+
+def _version_named(client: MlflowClient, path: str) -> Any:
+    """The registered version that NAME@ALIAS, NAME/NUMBER or NAME/latest means."""
+    name, _, alias = path.partition("@")
+    if alias:
+        return client.get_model_version_by_alias(name, alias)
+    name, _, number = path.partition("/")
+    if number == "latest":
+        versions = client.search_model_versions(f"name = '{name}'")
+        return max(versions, key=lambda each: int(each.version))
+    return client.get_model_version(name, number)
 
 
 def _experiment(client: MlflowClient, tracking_uri: str, name: str) -> str:

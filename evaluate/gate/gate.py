@@ -26,9 +26,10 @@ from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.cells import run_names
 from dynamiccl.datasets.features import TUNED, Observations
 from dynamiccl.datasets.manifest import Manifest, Support
-from dynamiccl.datasets.questions import cold_questions, decide, table_supports
+from dynamiccl.datasets.questions import cold_questions, decide, table_bins, table_supports
 from dynamiccl.errors import UserError
 from dynamiccl.evaluate.gate.evidence import Evidence, FreshRuns, passing
+from dynamiccl.nccl import ABSTAIN
 from dynamiccl.sizes import BINS_PER_OCTAVE
 from dynamiccl.train.policy import TorchPolicy
 
@@ -130,30 +131,38 @@ def _check_fresh(manifest: Manifest, frame: pl.DataFrame) -> None:
         )
 
 
+def abstaining_cells(support: Support) -> list[Cell]:
+    """Every bin of a support's table, collective by collective, where nothing is wanted."""
+    return [
+        Cell(
+            system=support.system,
+            num_nodes=support.num_nodes,
+            num_ranks=support.num_ranks,
+            collective=collective.wire,
+            bin=size_bin,
+            action=ABSTAIN_ACTION,
+            config=ABSTAIN.key,
+            verdict=Verdict.ABSTAINS,
+            reason="",
+            runs=0,
+            gain=None,
+            p_value=None,
+        )
+        for collective in TUNED
+        for size_bin in table_bins(support)
+    ]
+
+
 def _wanted(policy: TorchPolicy, manifest: Manifest, support: Support) -> list[Cell]:
     """What the policy wants in every bin of a support's table."""
     asked = cold_questions(manifest, replace(support, gated=None))
     actions = decide(policy, Observations.cold(asked.context), asked.mask)
     names = [config.key for config in manifest.actions().configs]
-    cells = []
+    cells = abstaining_cells(support)
     for row, action in enumerate(map(int, actions)):
-        abstains = action == ABSTAIN_ACTION
-        cells.append(
-            Cell(
-                system=support.system,
-                num_nodes=support.num_nodes,
-                num_ranks=support.num_ranks,
-                collective=TUNED[row // asked.num_bins].wire,
-                bin=asked.first_bin + row % asked.num_bins,
-                action=action,
-                config=names[action],
-                verdict=Verdict.ABSTAINS if abstains else Verdict.REFUSED,
-                reason="",
-                runs=0,
-                gain=None,
-                p_value=None,
-            )
-        )
+        if action != ABSTAIN_ACTION:
+            config, verdict = names[action], Verdict.REFUSED
+            cells[row] = replace(cells[row], action=action, config=config, verdict=verdict)
     return cells
 
 

@@ -6,8 +6,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from dynamiccl.datasets.manifest import POLICY_NAME
-from dynamiccl.evaluate.gate.gate import Gated, Verdict
+from dynamiccl.datasets.manifest import POLICY_NAME, Manifest
+from dynamiccl.datasets.questions import table_supports
+from dynamiccl.errors import CorruptFile
+from dynamiccl.evaluate.gate.gate import Cell, Gated, Verdict, abstaining_cells
 
 GATE_NAME: Final = "gate.json"
 
@@ -19,6 +21,34 @@ def write_gated(gated: Gated, policy_dir: Path, out: Path) -> None:
     text = json.dumps(gated.to_json(), indent=1)
     (out / GATE_NAME).write_text(text + "\n", encoding="utf-8")
     gated.manifest.write(out)
+
+
+def read_gated(policy_dir: Path) -> Gated | None:
+    """What a gate found of the policy in a directory, every bin of its tables; None without one.
+
+    Raises CorruptFile when its file is damaged, and what `Manifest.read` raises.
+    """
+    path = policy_dir / GATE_NAME
+    if not path.is_file():
+        return None
+    manifest = Manifest.read(policy_dir)  # which also compares the file's hash
+    try:
+        raw = json.loads(path.read_bytes())
+        found = [Cell(**{**cell, "verdict": Verdict(cell["verdict"])}) for cell in raw["cells"]]
+        q = float(raw["q"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptFile(f"{path} is not what a gate writes: {error}; gate again") from error
+    wanted = {_place(cell): cell for cell in found}
+    cells = [
+        wanted.get(_place(cell), cell)
+        for support in table_supports(manifest)
+        for cell in abstaining_cells(support)
+    ]
+    return Gated(q, cells, manifest)
+
+
+def _place(cell: Cell) -> tuple[object, ...]:
+    return cell.system, cell.num_nodes, cell.num_ranks, cell.collective, cell.bin
 
 
 def gate_rows(gated: Gated) -> list[list[str]]:

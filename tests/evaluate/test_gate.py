@@ -1,6 +1,8 @@
 """The gate: what passes is better in fresh runs, and only that reaches a decision table."""
 
 import json
+import re
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,16 @@ from scipy import stats
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.features import WINDOW_LENGTH, feature_table, window_table
 from dynamiccl.datasets.manifest import Manifest, Support
+from dynamiccl.datasets.questions import table_supports
 from dynamiccl.datasets.schema import SCHEMA_VERSION
 from dynamiccl.datasets.store import read
 from dynamiccl.datasets.supports import find_supports
-from dynamiccl.errors import UserError
+from dynamiccl.errors import ArtifactMismatch, CorruptFile, UserError
 from dynamiccl.evaluate.gate.evidence import MIN_RUNS, FreshRuns, passing
 from dynamiccl.evaluate.gate.gate import Gated, Verdict, pass_gate
-from dynamiccl.evaluate.gate.gated import gate_rows, refusals, write_gated
+from dynamiccl.evaluate.gate.gated import gate_rows, read_gated, refusals, write_gated
+from dynamiccl.evaluate.policies import let_through
+from dynamiccl.evaluate.report import make_report
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.artifact import export_artifact
 from dynamiccl.serve.table import DecisionTable
@@ -158,6 +163,27 @@ def test_runs_of_something_else_are_no_evidence(elsewhere: dict[str, Any]) -> No
     assert not {Verdict.PASSED, Verdict.INFERRED} & set(verdicts(gated).values())
 
 
+def test_group_shapes_that_were_never_measured_get_no_table() -> None:
+    """However many shapes were: nothing is carried over, though the fresh runs have the new one."""
+    shapes = [(nodes, 8) for nodes in range(1, 22)]
+
+    def where(nodes: int, ranks: int) -> dict[str, Any]:
+        return {"num_nodes": nodes, "ranks_per_node": ranks, "num_ranks": nodes * ranks}
+
+    few = SIZES[:2]
+    trained_on = [
+        row for s in shapes for row in runs(0.2, count=1, sizes=few, sweep="trained", **where(*s))
+    ]
+    fresh = [row for s in [*shapes, (22, 8)] for row in runs(0.2, sizes=few, **where(*s))]
+    gated = pass_gate(always_ring(*trained_on), frame(*fresh))
+    passed = {
+        (c.num_nodes, c.num_ranks // c.num_nodes) for c in gated.cells if c.verdict == "passed"
+    }
+    assert passed == set(shapes)
+    tables = {(s.num_nodes, s.ranks_per_node) for s in table_supports(gated.manifest)}
+    assert tables == set(shapes)
+
+
 def test_another_patch_release_is_the_same_nccl() -> None:
     trained_on = runs(0.2, count=1, sweep="trained")
     gated = pass_gate(always_ring(*trained_on), frame(*runs(0.2, nccl_version="2.27.7")))
@@ -280,3 +306,84 @@ def test_table_of_verdicts_counts_every_bin(trained: Trained, gated_dir: Path) -
     assert sum(count for count, _ in refusals(gated)) == gated.counts()["refused"]
     assert gated.counts() == gated.to_json()["counts"]
     assert (gated_dir / "policy.pt").read_bytes() == (trained.policy / "policy.pt").read_bytes()
+
+
+def test_gate_is_read_back_with_every_bin(trained: Trained, gated_dir: Path) -> None:
+    assert read_gated(trained.policy) is None
+    found = read_gated(gated_dir)
+    assert found is not None
+    said = json.loads((gated_dir / "gate.json").read_text())
+    assert found.to_json() == said
+    assert found.counts() == said["counts"]  # with the bins that abstain, which the file leaves out
+    assert len(found.cells) == sum(said["counts"].values())
+
+
+def test_damaged_gate_is_refused(gated_dir: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(gated_dir, tmp_path / "gated"))
+    (copy / "gate.json").write_text('{"q": 0.01, "cells": [{}]}')
+    with pytest.raises(ArtifactMismatch):
+        read_gated(copy)
+    Manifest.read_unchecked(copy).write(copy)
+    with pytest.raises(CorruptFile, match="not what a gate writes"):
+        read_gated(copy)
+
+
+def test_report_scores_a_gated_policy_as_its_tables_act(
+    trained: Trained, gated_dir: Path, tmp_path: Path
+) -> None:
+    policies = [("free", trained.policy), ("gated", gated_dir)]
+    report = make_report(trained.data, policies, tmp_path)
+    rows = pl.read_parquet(report.results)
+    manifest = Manifest.read(gated_dir)
+    (support,) = manifest.supports
+    names = [config.key for config in manifest.actions().configs]
+    passed = {
+        (collective, size, names[int(action)])
+        for collective, actions in (support.gated or {}).items()
+        for action, bins in actions.items()
+        for size in bins
+    }
+    chosen = rows.filter(pl.col("chosen_config") != ABSTAIN.key)
+    acts = {
+        name: set(chosen.filter(policy=name).select("collective", "bin", "chosen_config").rows())
+        for name in ("free", "gated")
+    }
+    assert acts["gated"] == acts["free"] & passed
+    assert acts["gated"]
+    assert acts["free"] - passed
+    page = report.page.read_text(encoding="utf-8")
+    shown = page[page.index("What the gate let through") :]
+    counts = json.loads((gated_dir / "gate.json").read_text())["counts"]
+    assert "Verdicts on gated" in shown
+    assert "Verdicts on free" not in shown
+    (svg,) = re.findall(r"<svg.*?</svg>", shown, re.DOTALL)
+    marks = [text.strip() for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
+    for letter, verdict in (("P", "passed"), ("i", "inferred"), ("R", "refused")):
+        assert marks.count(letter) == counts[verdict]
+        assert f"{letter}  {verdict}" in marks
+
+
+def test_tasks_where_nothing_was_gated_abstain(gated_dir: Path) -> None:
+    manifest = Manifest.read(gated_dir)
+    (support,) = manifest.supports
+    (collective, actions), *_ = (support.gated or {}).items()
+    (action, (size, *_)), *_ = actions.items()
+    place: dict[str, Any] = {
+        "system": support.system,
+        "num_nodes": support.num_nodes,
+        "ranks_per_node": support.ranks_per_node,
+        "launch_profile": support.launch_profile,
+        "nccl_version": support.nccl_version,
+        "collective": collective,
+        "bin": size,
+    }
+    others: list[dict[str, Any]] = [
+        {"system": "other"},
+        {"num_nodes": 5},
+        {"nccl_version": "2.26.0"},
+        {"bin": 1},
+    ]
+    mask = let_through(manifest, pl.DataFrame([place, *({**place, **each} for each in others)]))
+    assert mask[:, 0].all()
+    assert mask[0, int(action)]
+    assert not mask[1:, 1:].any()

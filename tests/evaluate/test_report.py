@@ -7,11 +7,17 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.splits import split_of
+from dynamiccl.datasets.store import content_hash, read, write_part
 from dynamiccl.errors import NotEnoughData
+from dynamiccl.evaluate.blocks import TableBlock
+from dynamiccl.evaluate.origins import origin_section
 from dynamiccl.evaluate.report import make_report
 from tests.conftest import Trained
 from tests.data_sets import SWEEP, SYSTEM, make_data
+from tests.rows import default, forced
 
 BASELINES = (
     "nccl-default",
@@ -79,6 +85,18 @@ def test_page_is_self_contained_and_says_simulated(report_dir: Path) -> None:
         assert f"<td>{name}</td>" in page
 
 
+def test_every_figure_of_the_page_is_a_file_too(report_dir: Path) -> None:
+    page = (report_dir / "report.html").read_text(encoding="utf-8")
+    files = sorted((report_dir / "figures").iterdir())
+    assert {f"{SYSTEM}-1-{kind}.svg" for kind in ("configs", "policies", "crossovers")} <= {
+        path.name for path in files
+    }
+    assert f"{SYSTEM}-by-size.svg" in {path.name for path in files}
+    assert page.count("<svg") == len(files)
+    for path in files:
+        assert path.read_text(encoding="utf-8") in page
+
+
 def test_two_policies_are_told_apart(trained: Trained, tmp_path: Path) -> None:
     policies = [("policy-1", trained.policy), ("policy-2", trained.policy)]
     report = make_report(trained.data, policies, tmp_path)
@@ -92,3 +110,46 @@ def test_data_without_a_test_size_says_which_to_measure(trained: Trained, tmp_pa
     )
     with pytest.raises(NotEnoughData, match="no test task"):
         make_report(data, [("policy", trained.policy)], tmp_path / "out")
+
+
+def test_page_begins_with_the_short_of_it_and_ends_with_where_it_comes_from(
+    report_dir: Path, trained: Trained
+) -> None:
+    page = (report_dir / "report.html").read_text(encoding="utf-8")
+    titles = re.findall(r"<h2>([^<]*?)\s*(?:<|$)", page)
+    assert titles == ["In short", SYSTEM, "Where the figures come from"]
+    short = page[page.index("In short") : page.index(f"<h2>{SYSTEM}")]
+    summary = json.loads((report_dir / "summary.json").read_text())["systems"][SYSTEM]
+    ours = summary["policies"]["policy"]
+    low, high = ours["interval"]
+    assert f"<td>{ours['crossfit']:.2%} ({low:.2%} to {high:.2%})</td>" in short
+    assert f"<td>{summary['noise_band']:.2%}</td>" in short
+    manifest = Manifest.read(trained.policy)
+    origin = page[page.index("Where the figures come from") :]
+    assert f"<td>{manifest.git_commit[:12]}" in origin
+    for text in (manifest.created, f"{manifest.data_hash[:12]} (these)"):
+        assert f"<td>{text}</td>" in origin
+    assert f"hash {content_hash(trained.data)}" in origin
+    for text in ("simulator", "2.27.5", "AllGather, AllReduce", "4 x 8", "3 of 3", "run"):
+        assert f"<td>{text}</td>" in origin
+
+
+def test_origin_tells_what_is_not_known_and_other_data(trained: Trained, tmp_path: Path) -> None:
+    rows = [default(size_bytes=1 << 20), forced("Ring", "LL"), forced("Tree", None)]
+    write_part(tmp_path, measurements_table(rows), provenance={"tool": "import"})
+    section = origin_section(tmp_path, read(tmp_path), {"p": Manifest.read(trained.policy)})
+    tables = [block for block in section.blocks if isinstance(block, TableBlock)]
+    measured, written, policies = (dict(zip(t.heads, t.rows[0], strict=True)) for t in tables)
+    assert measured["measured"] == "not known"
+    assert (measured["rows"], measured["runs"], measured["NCCL"]) == ("3", "1", "2.27.5")
+    assert (written["written by"], written["commit"]) == ("import", "not known")
+    assert policies["trained on data"].endswith("(others)")
+    assert (policies["runs of these data"], policies["gate"]) == ("0 of 1", "none")
+
+
+def test_off_policy_estimates_stand_beside_the_truth(report_dir: Path) -> None:
+    page = (report_dir / "report.html").read_text(encoding="utf-8")
+    table = page[page.index("Off-policy estimates and the truth") :]
+    table = table[: table.index("</table>")]
+    assert table.count("<tr>") == 1 + len(("policy", *BASELINES))
+    assert f"{SYSTEM}-estimates.svg" in {p.name for p in (report_dir / "figures").iterdir()}

@@ -1,0 +1,85 @@
+"""What all figures share: sizes and families in words, line styles, and SVG as text."""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import matplotlib as mpl
+import polars as pl
+from matplotlib.figure import Figure
+
+mpl.use("Agg")
+#: Lines are told apart by dashes and markers, not by colour alone.
+_DASHES: Final = ("-", "--", "-.", ":")
+_MARKERS: Final = ("o", "s", "^", "v", "D", "x", "+", "*", "P")
+
+
+def line_style(index: int) -> dict[str, Any]:
+    """How the line of number `index` is drawn; the first is the widest."""
+    return {
+        "linestyle": _DASHES[index % len(_DASHES)],
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "markersize": 4.5,
+        "linewidth": 2.2 if index == 0 else 1.2,
+    }
+
+
+def column_inches(count: int) -> float:
+    """Width of a size's column: a family of 44 sizes is to fit a page.
+
+    >>> column_inches(12), column_inches(44)
+    (0.34, 0.24)
+    """
+    return 0.34 if count <= 28 else 0.24
+
+
+def size_label(size_bytes: int) -> str:
+    """A byte count as people say it.
+
+    >>> size_label(1 << 20), size_label(1448), size_label(1518500250)
+    ('1M', '1.4K', '1.4G')
+    """
+    for exponent, unit in ((40, "T"), (30, "G"), (20, "M"), (10, "K")):
+        if size_bytes >= 1 << exponent:
+            return (
+                f"{size_bytes / (1 << exponent):.3g}".replace(".0", "") + unit
+                if (size_bytes % (1 << exponent) == 0)
+                else f"{size_bytes / (1 << exponent):.1f}{unit}"
+            )
+    return str(size_bytes)
+
+
+def size_labels(tasks: pl.DataFrame) -> list[str]:
+    """The size of each task, with an asterisk for those of test bins."""
+    return [
+        f"{size_label(size)}{' *' if split == 'test' else ''}"
+        for size, split in tasks.select("size_bytes", "split").iter_rows()
+    ]
+
+
+def svg_text(figure: Figure) -> str:
+    """The figure as an SVG element; the same figure gives the same text."""
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dynamiccl"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def family_title(row: Mapping[str, object]) -> str:
+    """One line that names a family of tasks."""
+    place = {True: "in place", False: "out of place", None: "placement unknown"}
+    shape = f"{row['num_nodes']} x {row['ranks_per_node']} ranks"
+    in_place = row["in_place"]
+    words = [str(row["collective"]), shape, place[in_place if isinstance(in_place, bool) else None]]
+    if row["launch_profile"] != "default":
+        words.append(f"launch profile {row['launch_profile']}")
+    if row["nccl_version"]:
+        words.append(f"NCCL {row['nccl_version']}")
+    return ", ".join(words)
+
+
+def order_by_size(tasks: pl.DataFrame, rows: Sequence[int]) -> list[int]:
+    """The rows of a family, smallest message first."""
+    sizes = tasks["size_bytes"].to_list()
+    return sorted(rows, key=lambda row: sizes[row])

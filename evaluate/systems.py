@@ -1,0 +1,179 @@
+"""What a report says of one system: tables, regret by size, and figures of its families."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import polars as pl
+
+from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.datasets.store import slug
+from dynamiccl.evaluate.baselines.families import FAMILY
+from dynamiccl.evaluate.blocks import Block, FigureBlock, Section, TableBlock
+from dynamiccl.evaluate.figures.crossover import crossover_map
+from dynamiccl.evaluate.figures.drawing import family_title, order_by_size
+from dynamiccl.evaluate.figures.families import curves, heat_map
+from dynamiccl.evaluate.figures.regret import regret_by_octave, regret_by_size
+from dynamiccl.evaluate.metrics import Summary, simple_baselines
+from dynamiccl.evaluate.ope.shown import calibration_blocks
+from dynamiccl.evaluate.page import HEADS, cells, crossfit_text
+from dynamiccl.evaluate.policies import Actions
+
+if TYPE_CHECKING:
+    from dynamiccl.evaluate.report import SystemReport
+
+#: A family is drawn when it has so many sizes; at most so many families a system.
+_MIN_SIZES: Final = 4
+_MAX_FAMILIES: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """What the figures of all systems are drawn from."""
+
+    #: Tasks of all splits.
+    grid: TaskGrid
+    #: What each policy that tries nothing chose on them, ours first.
+    choices: Mapping[str, Actions]
+    #: (T,) the fastest measured config.
+    oracle: Actions
+    #: (T,) what NCCL chose by itself, where the data say so.
+    defaults: Sequence[str | None]
+    catalogue: Catalogue
+    #: The policies that the report is about.
+    learned: frozenset[str]
+
+
+def headline_section(systems: Sequence["SystemReport"], learned: Sequence[str]) -> Section:
+    """What it comes to on each system, before all detail."""
+    heads = [
+        "system", "policy", "cross-fitted regret, 95 % interval", "NCCL's default",
+        "best simple baseline", "mean regret", "default's", "ratio to default", "noise band",
+    ]  # fmt: skip
+    rows = []
+    for system in systems:
+        by_name = {summary.policy: summary for summary in system.summaries}
+        default = by_name["nccl-default"]
+        simple = simple_baselines(system.summaries, learned)
+        best = min(simple, key=lambda each: each.mean)
+        for name in learned:
+            ours = by_name[name]
+            rows.append(
+                [
+                    system.system + (" (simulated)" if system.simulated else ""),
+                    name,
+                    crossfit_text(ours),
+                    crossfit_text(default),
+                    f"{best.policy}: {crossfit_text(best)}",
+                    f"{ours.mean:.2%}",
+                    f"{default.mean:.2%}",
+                    f"{ours.ratio_to_default:.4f}",
+                    "unknown" if system.band is None else f"{system.band:.2%}",
+                ]
+            )
+    note = (
+        "Test size bins. The best simple baseline is that of the least mean regret there, which "
+        "flatters it; searchers and the oracle are left out."
+    )
+    return Section("In short", [TableBlock("Mean regret by system", heads, rows, note)])
+
+
+def system_section(system: "SystemReport", drawn: Drawn) -> Section:
+    """Everything about one system."""
+    figures, not_drawn = _figures(system.system, drawn)
+    estimates = calibration_blocks(system.system, system.calibrations)
+    scored = system.summaries[0]
+    band = "unknown (no repeats)" if system.band is None else f"{system.band:.2%}"
+    text = (
+        f"Noise band {band}; {scored.tasks} test tasks scored, {system.unscored.height} listed and "
+        f"not scored, {scored.tasks - scored.tasks_with_interval} of the scored ones with an "
+        "optimistic oracle (no independent repeats, no interval)."
+    )
+    if not_drawn:
+        text += f" {not_drawn} more families with fewer sizes are in results.parquet only."
+    return Section(
+        system.system,
+        [*_tables(system, drawn.learned), _by_size(system, drawn), *figures, *estimates],
+        simulated=system.simulated,
+        text=text,
+        verdicts=system.verdicts,
+        details=_listed(system),
+    )
+
+
+def _tables(system: "SystemReport", learned: frozenset[str]) -> Iterator[TableBlock]:
+    def table(title: str, summaries: Sequence[Summary]) -> TableBlock:
+        return TableBlock(
+            title, HEADS, [cells(s) for s in summaries], ours=learned, layout="scores"
+        )
+
+    yield table("All collectives", system.summaries)
+    if system.beyond_noise:
+        count = system.beyond_noise[0].tasks
+        title = f"Where NCCL's default itself is beyond the noise band: {count} of the tasks"
+        yield table(title, system.beyond_noise)
+    if len(system.by_collective) > 1:
+        for name, part in system.by_collective.items():
+            yield table(name, part)
+
+
+def _by_size(system: "SystemReport", drawn: Drawn) -> FigureBlock:
+    is_mine = (drawn.grid.tasks["system"] == system.system).to_numpy()
+    by_octave = regret_by_octave(drawn.grid, np.flatnonzero(is_mine), drawn.choices)
+    return FigureBlock(
+        "Regret by message size",
+        f"{slug(system.system)}-by-size",
+        regret_by_size(by_octave, system.band),
+        "Regret against the best measured config, the mean over all families that have sizes in "
+        "the octave. An asterisk marks the octaves of test bins; at the others the policies were "
+        "trained or tuned. Below the hatched line differences may be noise.",
+    )
+
+
+def _listed(system: "SystemReport") -> list[TableBlock]:
+    if not system.unscored.height:
+        return []
+    counted = system.unscored.group_by("unscored", "collective", maintain_order=True).len()
+    rows = [[str(cell) for cell in row] for row in counted.iter_rows()]
+    title = f"Tasks that are listed and not scored ({system.unscored.height})"
+    return [TableBlock(title, ["reason", "collective", "tasks"], rows)]
+
+
+def _figures(system: str, drawn: Drawn) -> tuple[list[Block], int]:
+    mine = drawn.grid.tasks.with_row_index("row").filter(pl.col("system") == system)
+    families = [part for _, part in mine.group_by(FAMILY, maintain_order=True)]
+    wide = sorted((f for f in families if f.height >= _MIN_SIZES), key=lambda f: -f.height)
+    ends = {"nccl-default": drawn.choices["nccl-default"]}
+    ours = {name: actions for name, actions in drawn.choices.items() if name in drawn.learned}
+    strips = {**ends, **ours, "oracle": drawn.oracle}
+    figures: list[Block] = []
+    for number, part in enumerate(wide[:_MAX_FAMILIES], start=1):
+        rows = order_by_size(drawn.grid.tasks, part["row"].to_list())
+        title, name = family_title(part.row(0, named=True)), f"{slug(system)}-{number}"
+        figures += [
+            FigureBlock(
+                title,
+                f"{name}-configs",
+                heat_map(drawn.grid, rows, drawn.catalogue),
+                "Time over the best measured config of each size, as figures; a dot marks the "
+                "best, grey was not measured, an asterisk marks the sizes of test bins (the others "
+                "were seen in training or validation).",
+            ),
+            FigureBlock(
+                f"{title}: policies",
+                f"{name}-policies",
+                curves(drawn.grid, rows, drawn.choices),
+                "Time over the best measured config by message size, a line and a marker each "
+                "policy; 1 is the best.",
+            ),
+            FigureBlock(
+                f"{title}: crossovers",
+                f"{name}-crossovers",
+                crossover_map(drawn.grid, rows, drawn.catalogue, strips, drawn.defaults),
+                "What is chosen at which size: a letter and a hatch each config, in brackets "
+                "where the choice is NCCL's own. An asterisk marks the sizes of test bins.",
+            ),
+        ]
+    return figures, len(families) - len(wide[:_MAX_FAMILIES])

@@ -1,0 +1,70 @@
+"""How a policy was trained, as its MLflow run tells; and the report among that run's artifacts."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from dynamiccl.evaluate.blocks import FigureBlock
+from dynamiccl.evaluate.figures.learning import learning_curves
+from dynamiccl.train import SUMMARY_NAME, tracking
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The curves of a training run; regrets are fractions."""
+
+    run_id: str
+    #: Gradient step -> mean training loss of the epoch that ended there.
+    losses: dict[int, float]
+    #: Gradient step -> mean regret on the validation bins.
+    regrets: dict[int, float]
+    #: That of NCCL's default, and the step of the exported weights; None before the run ended.
+    default_regret: float | None
+    best_step: int | None
+
+    @classmethod
+    def read(cls, run_id: str, tracking_uri: str) -> Self:
+        """From the run's metrics and its summary; raises UserError for a run that is not."""
+        run = tracking.reopen_run(tracking_uri, run_id)
+        default = run.history("default_validation_regret")
+        text = tracking.read_text(tracking_uri, run_id, SUMMARY_NAME)
+        best_step = None if text is None else json.loads(text).get("best_step")
+        return cls(
+            run_id,
+            run.history("loss"),
+            run.history("validation_regret"),
+            next(reversed(default.values()), None),
+            best_step,
+        )
+
+    def block(self, policy: str) -> FigureBlock:
+        """Its curves, for the page."""
+        text = "Training loss, and mean regret on the validation bins, by gradient step"
+        if self.best_step is not None:
+            text += f"; the weights of step {self.best_step} were exported (dotted line)"
+        if self.default_regret is not None:
+            text += f"; NCCL's default has {self.default_regret:.2%} there (dashed line)"
+        svg = learning_curves(
+            self.losses, self.regrets, best_step=self.best_step, default_regret=self.default_regret
+        )
+        return FigureBlock(f"Learning curves of {policy}", f"training-{policy}", svg, f"{text}.")
+
+
+def log_report(files: Iterable[Path], run_id: str, tracking_uri: str, data_hash: str) -> str:
+    """Copy a report's files and folders to `report/HASH` of a run's artifacts; that place.
+
+    One report a data set: a later one of the same data takes its place.
+    """
+    place = f"report/{data_hash[:12]}"
+    with tempfile.TemporaryDirectory() as scratch:
+        for path in files:
+            if path.is_dir():
+                shutil.copytree(path, Path(scratch) / path.name)
+            else:
+                shutil.copy(path, scratch)
+        tracking.add_artifacts(tracking_uri, run_id, Path(scratch), place)
+    return place
