@@ -28,6 +28,7 @@ from learning_grids import measure, simulated_grid, train
 from learning_ope import ope_figures
 from learning_real import real_sets
 from learning_sequences import ablation
+from learning_tables import COLUMNS, cell
 from rich.console import Console
 from rich.table import Table
 
@@ -35,8 +36,8 @@ from dynamiccl.train.recipes import RECIPES
 
 SEEDS: Final = 5
 FEW: Final = ("ddqn-dueling", "drqn-lstm", "cql", "bc")
-#: Chosen on the validation bins of the grid; what the parts that take one policy train.
-CHOSEN: Final = "ddqn-dueling"
+#: What parts that take one recipe train where the grid has not chosen one on its validation bins.
+DEFAULT: Final = "ddqn-dueling"
 FULL: Final = bool(os.environ.get("FULL"))
 HERE: Final = Path(__file__).resolve().parent
 PATH: Final = OUT / "learning.json"
@@ -45,10 +46,17 @@ console = Console(width=150)
 
 def main() -> None:
     """Run the parts that are asked for."""
+    figures: dict[str, Any] = {"minutes": {}, "data_sets": {}}
+    if sys.argv[1:] and PATH.exists():
+        figures = json.loads(PATH.read_text(encoding="utf-8"))
+
+    def chosen() -> str:
+        return str(figures.get("chosen_recipe", DEFAULT))
+
     parts: dict[str, Callable[[Path], dict[str, Any]]] = {
         "grid": lambda out: simulated_grid(out, list(RECIPES) if FULL else FEW, SEEDS),
-        "real": lambda out: real_sets(out, [CHOSEN], SEEDS),
-        "ope": lambda out: ope_figures(out, train(measure(out, 0), CHOSEN, 0)[1]),
+        "real": lambda out: real_sets(out, [chosen()], SEEDS),
+        "ope": lambda out: ope_figures(out, train(measure(out, 0), chosen(), 0)[1]),
         "sequences": lambda out: ablation(out, SEEDS),
         "replay": lambda _: printed("replay", "bench_replay.py"),
         "gate": lambda _: printed("gate", "bench_gate.py"),
@@ -57,9 +65,6 @@ def main() -> None:
     unknown = set(asked) - set(parts)
     if unknown:
         sys.exit(f"no part {', '.join(sorted(unknown))}; choose from {', '.join(parts)}")
-    figures: dict[str, Any] = {"minutes": {}, "data_sets": {}}
-    if sys.argv[1:] and PATH.exists():
-        figures = json.loads(PATH.read_text(encoding="utf-8"))
     for name in asked:
         console.print(f"{name} ...")
         began = time.monotonic()
@@ -84,26 +89,11 @@ def printed(name: str, script: str) -> dict[str, Any]:
 
 def show(figures: dict[str, Any]) -> None:
     """A table a data set."""
-    for name, policies in (figures["data_sets"] | figures.get("sequence_sets", {})).items():
-        table = Table("policy", "mean regret", "p95", "time / default", "share worse", title=name)
+    for name, policies in figures["data_sets"].items():
+        table = Table("policy", *COLUMNS, title=name)
         for policy, row in policies.items():
-            keys = ("mean_regret", "p95_regret", "ratio_to_default", "share_worse_than_default")
-            table.add_row(policy, *(cell(row, key) for key in keys))
+            table.add_row(policy, *(cell(row, *each) for each in COLUMNS.values()))
         console.print(table)
-
-
-def cell(row: dict[str, float | None], key: str) -> str:
-    """A figure and its interval."""
-    value, low, high = (row[each] for each in (key, f"{key}_lo", f"{key}_hi"))
-    if value is None:
-        return "-"
-    if key == "ratio_to_default":
-        return (
-            f"{value:.3f}"
-            if low is None or high is None
-            else f"{value:.3f} [{low:.3f}, {high:.3f}]"
-        )
-    return f"{value:.2%}" if low is None or high is None else f"{value:.2%} [{low:.2%}, {high:.2%}]"
 
 
 if __name__ == "__main__":
