@@ -21,6 +21,7 @@ KERNEL = {
     "dynamiccl.nccl_setup",
     "dynamiccl.schedule",
     "dynamiccl.sizes",
+    "dynamiccl.slurm",
 }
 #: Which parts each part may import, besides the kernel and itself.
 ALLOWED = {
