@@ -1,8 +1,8 @@
 """Studies: recipes x a grid of settings x seeds, one parent run in MLflow, a child for each trial.
 
 The parent holds `study.json`: every trial with its resolved recipe and seed. So a trial is a
-command of its own, `dynamiccl-train trial STUDY NUMBER`, for whatever runs commands: processes
-here, a batch system's array. It goes on where it was killed, and does nothing when it is done.
+command of its own, `dynamiccl-train trial STUDY NUMBER`, for whatever runs commands
+(`train/fanout`). It goes on where it was killed, and does nothing when it is done.
 """
 
 import itertools
@@ -143,14 +143,27 @@ def run_trial(run_id: str, number: int, tracking_uri: str) -> FitSummary:
     )
 
 
-def summarise_study(run_id: str, tracking_uri: str) -> StudySummary:
-    """What the trials that are done came to."""
-    study = read_study(run_id, tracking_uri)
+def done_trials(run_id: str, tracking_uri: str) -> dict[int, FitSummary]:
+    """What the trials that are done came to, by number; raises UserError for a run that is not."""
     done: dict[int, FitSummary] = {}
     for child in tracking.children(tracking_uri, run_id, {}):
         text = tracking.read_text(tracking_uri, child.run_id, SUMMARY_NAME)
         if text is not None:
             done[int(child.tags[_TRIAL_TAG])] = FitSummary(**json.loads(text))
+    return done
+
+
+def missing_trials(run_id: str, tracking_uri: str) -> list[int]:
+    """Numbers of the trials that are not done; raises as `read_study`."""
+    trials = read_study(run_id, tracking_uri).trials
+    done = done_trials(run_id, tracking_uri)
+    return [number for number in range(len(trials)) if number not in done]
+
+
+def summarise_study(run_id: str, tracking_uri: str) -> StudySummary:
+    """What the settings came to, over the trials that are done."""
+    study = read_study(run_id, tracking_uri)
+    done = done_trials(run_id, tracking_uri)
     by_setting: dict[str, list[FitSummary]] = {}
     for number, summary in sorted(done.items()):
         by_setting.setdefault(study.trials[number].setting, []).append(summary)

@@ -53,6 +53,10 @@ class Run:
         """A parameter that was logged; empty without."""
         return str(self._client.get_run(self.run_id).data.params.get(name, ""))
 
+    def tag(self, name: str) -> str:
+        """A tag; empty without."""
+        return str(self._client.get_run(self.run_id).data.tags.get(name, ""))
+
     def has_metric(self, name: str, step: int) -> bool:
         """Whether a metric was logged for a step."""
         history = self._client.get_metric_history(self.run_id, name)
@@ -154,6 +158,18 @@ def _ended(run: Run) -> Iterator[Run]:
         finished = True
     finally:
         run.end(finished=finished)
+
+
+def absolute_uri(tracking_uri: str) -> str:
+    """The same store for a process with another working directory.
+
+    >>> absolute_uri("http://server:5000")
+    'http://server:5000'
+    """
+    scheme, separator, rest = tracking_uri.partition(":///")
+    if separator and scheme.startswith("sqlite") and rest:
+        return f"{scheme}:///{Path(rest).absolute()}"
+    return tracking_uri if ":" in tracking_uri else str(Path(tracking_uri).absolute())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """`dynamiccl-train study` and `trial`: recipes over a grid and seeds, and one run of them."""
 
 import os
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,6 +25,7 @@ from dynamiccl.train.commands.options import (
 )
 
 if TYPE_CHECKING:
+    from dynamiccl.train.fanout.backend import Backend
     from dynamiccl.train.study import StudySummary
 
 
@@ -42,12 +44,24 @@ def study_command(
     seeds: Annotated[int, typer.Option(help="Trials of each setting.", min=1)] = 5,
     jobs: Annotated[
         int | None,
-        typer.Option(help="Trials at a time, a thread each.", min=1, show_default="processors"),
+        typer.Option(
+            help="Trials at a time, a thread each.",
+            min=1,
+            show_default="processors; with --slurm, no limit",
+        ),
     ] = None,
+    slurm: Annotated[bool, typer.Option("--slurm", help="Run trials as a Slurm array.")] = False,
+    sbatch_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OPTION", help="For sbatch, one an option, like --time=02:00:00."),
+    ] = None,
+    script_only: Annotated[
+        bool, typer.Option("--script-only", help="Write the batch script, submit nothing.")
+    ] = False,
     experiment: Experiment = DEFAULT_EXPERIMENT,
     tracking_uri: TrackingUri = DEFAULT_TRACKING_URI,
     resume: Annotated[
-        str | None, typer.Option(metavar="STUDY_ID", help="Go on with a study.")
+        str | None, typer.Option(metavar="STUDY_ID", help="Go on with a study, wherever it ran.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -55,12 +69,18 @@ def study_command(
 
     Example: dynamiccl-train study --data out/data --recipe dqn --recipe cql --seeds 5
     """
+    cli.configure_logging(verbose=False)
     if (resume is None) == (data is None):
         raise UserError("give --data for a new study, or --resume STUDY_ID to go on with one")
     if resume is not None and (recipe or settings or grid):
         raise UserError("--resume goes on with a study's own trials: leave out what they are")
+    if script_only and not slurm:
+        raise UserError("--script-only writes the batch script of --slurm: give both")
+    backend = _backend(jobs, sbatch_option or [], slurm=slurm)
     from dynamiccl.train import study as studies
+    from dynamiccl.train import tracking
 
+    uri = tracking.absolute_uri(tracking_uri)
     run_id = resume
     if data is not None:
         from dynamiccl.datasets.store import part_paths
@@ -74,10 +94,75 @@ def study_command(
             grid=grid or [],
             seeds=seeds,
         )
-        run_id = studies.begin_study(planned, tracking_uri)
-    failures = _run_study(str(run_id), tracking_uri, jobs or os.cpu_count() or 1)
-    summary = studies.summarise_study(str(run_id), tracking_uri)
-    studies.end_study(summary, tracking_uri)
+        run_id = studies.begin_study(planned, uri)
+    assert run_id is not None
+    if script_only:
+        _write_script(backend, run_id, uri, as_json=as_json)
+        return
+    failures = _run_trials(backend, run_id, uri)
+    summary = studies.summarise_study(run_id, uri)
+    studies.end_study(summary, uri)
+    _show(summary, failures, as_json=as_json)
+
+
+def _backend(jobs: int | None, sbatch_options: list[str], *, slurm: bool) -> "Backend":
+    """Where the trials run."""
+    if slurm:
+        from dynamiccl.train.fanout.slurm_array import SlurmArray
+
+        return SlurmArray(jobs, tuple(sbatch_options))
+    if sbatch_options:
+        raise UserError(f"--sbatch-option {sbatch_options[0]} is for --slurm: give both")
+    from dynamiccl.train.fanout.processes import Processes
+
+    return Processes(jobs or os.cpu_count() or 1)
+
+
+def _write_script(backend: "Backend", run_id: str, tracking_uri: str, *, as_json: bool) -> None:
+    from dynamiccl.train.fanout.slurm_array import SlurmArray
+    from dynamiccl.train.study import missing_trials
+
+    assert isinstance(backend, SlurmArray)
+    numbers = missing_trials(run_id, tracking_uri)
+    if not numbers:
+        raise UserError(f"study {run_id} has no trial left to run: leave out --script-only")
+    script = backend.write_script(run_id, numbers, tracking_uri)
+    if as_json:
+        cli.print_json({"run_id": run_id, "script": str(script), "trials": numbers})
+        return
+    stdout.print(
+        f"study {run_id}: {len(numbers)} trials\n"
+        f"submit them with: sbatch {shlex.quote(str(script))}\n"
+        f"when they have ended: dynamiccl-train study --resume {run_id} --tracking-uri "
+        f"{tracking_uri}",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def _run_trials(backend: "Backend", run_id: str, tracking_uri: str) -> list[str]:
+    """Run the trials that are not done; what those that failed said."""
+    from dynamiccl.train.study import missing_trials, read_study
+
+    trials = read_study(run_id, tracking_uri).trials
+    missing = missing_trials(run_id, tracking_uri)
+    words = f"study {run_id}: {len(missing)} of {len(trials)} trials to run"
+    stderr.print(words, soft_wrap=True, highlight=False)
+    failures, best = [], float("inf")
+    with progress_bar("trials") as show:
+        for done, outcome in enumerate(backend.run(run_id, missing, tracking_uri), start=1):
+            trial = trials[outcome.number]
+            if outcome.validation_regret is None:
+                where = f"trial {outcome.number} ({trial.setting}, seed {trial.seed})"
+                failures.append(f"{where}: {outcome.error}")
+            else:
+                best = min(best, outcome.validation_regret)
+            show(done, len(missing), {"validation_regret": best})
+    return failures
+
+
+def _show(summary: "StudySummary", failures: list[str], *, as_json: bool) -> None:
+    """Print a study's outcome; raises DataError when trials failed."""
     if as_json:
         cli.print_json(asdict(summary))
     else:
@@ -88,29 +173,8 @@ def study_command(
             stderr.print(failure, soft_wrap=True, highlight=False)
         raise DataError(
             f"{len(failures)} of {summary.trials} trials failed; the others are kept: when what "
-            f"they say is mended, go on with 'dynamiccl-train study --resume {run_id}'"
+            f"they say is mended, go on with 'dynamiccl-train study --resume {summary.run_id}'"
         )
-
-
-def _run_study(run_id: str, tracking_uri: str, jobs: int) -> list[str]:
-    """Run its trials, those that are done included; what those that failed said."""
-    from dynamiccl.train.study import read_study
-    from dynamiccl.train.trials import run_trials
-
-    trials = read_study(run_id, tracking_uri).trials
-    stderr.print(f"study {run_id}: {len(trials)} trials", soft_wrap=True, highlight=False)
-    failures, best = [], float("inf")
-    with progress_bar("trials") as show:
-        outcomes = run_trials(run_id, range(len(trials)), tracking_uri, jobs=jobs)
-        for done, outcome in enumerate(outcomes, start=1):
-            trial = trials[outcome.number]
-            if outcome.validation_regret is None:
-                where = f"trial {outcome.number} ({trial.setting}, seed {trial.seed})"
-                failures.append(f"{where}: {outcome.error}")
-            else:
-                best = min(best, outcome.validation_regret)
-            show(done, len(trials), {"validation_regret": best})
-    return failures
 
 
 def trial_command(
