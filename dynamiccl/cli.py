@@ -19,6 +19,7 @@ _EXTRAS: Final = {
     "jinja2": "evaluate",
     "matplotlib": "train",
     "mlflow": "train",
+    "ray": "ray",
     "torch": "train",
 }
 #: As shells count a program that SIGINT ended.

@@ -47,13 +47,17 @@ def study_command(
         typer.Option(
             help="Trials at a time, a thread each.",
             min=1,
-            show_default="processors; with --slurm, no limit",
+            show_default="processors; with --slurm or --ray, theirs",
         ),
     ] = None,
     slurm: Annotated[bool, typer.Option("--slurm", help="Run trials as a Slurm array.")] = False,
     sbatch_option: Annotated[
         list[str] | None,
         typer.Option(metavar="OPTION", help="For sbatch, one an option, like --time=02:00:00."),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Run trials on a Ray cluster: HOST:PORT, or auto."),
     ] = None,
     script_only: Annotated[
         bool, typer.Option("--script-only", help="Write the batch script, submit nothing.")
@@ -76,7 +80,9 @@ def study_command(
         raise UserError("--resume goes on with a study's own trials: leave out what they are")
     if script_only and not slurm:
         raise UserError("--script-only writes the batch script of --slurm: give both")
-    backend = _backend(jobs, sbatch_option or [], slurm=slurm)
+    if slurm and ray is not None:
+        raise UserError("--slurm and --ray are two places for the same trials: give one")
+    backend = _backend(jobs, sbatch_option or [], ray, slurm=slurm)
     from dynamiccl.train import study as studies
     from dynamiccl.train import tracking
 
@@ -105,7 +111,9 @@ def study_command(
     _show(summary, failures, as_json=as_json)
 
 
-def _backend(jobs: int | None, sbatch_options: list[str], *, slurm: bool) -> "Backend":
+def _backend(
+    jobs: int | None, sbatch_options: list[str], ray: str | None, *, slurm: bool
+) -> "Backend":
     """Where the trials run."""
     if slurm:
         from dynamiccl.train.fanout.slurm_array import SlurmArray
@@ -113,6 +121,10 @@ def _backend(jobs: int | None, sbatch_options: list[str], *, slurm: bool) -> "Ba
         return SlurmArray(jobs, tuple(sbatch_options))
     if sbatch_options:
         raise UserError(f"--sbatch-option {sbatch_options[0]} is for --slurm: give both")
+    if ray is not None:
+        from dynamiccl.train.fanout.ray_cluster import RayCluster
+
+        return RayCluster(ray, jobs)
     from dynamiccl.train.fanout.processes import Processes
 
     return Processes(jobs or os.cpu_count() or 1)
