@@ -19,6 +19,7 @@ _EXTRAS: Final = {
     "jinja2": "evaluate",
     "matplotlib": "train",
     "mlflow": "train",
+    "optuna": "optuna",
     "ray": "ray",
     "torch": "train",
 }

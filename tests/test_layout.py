@@ -44,6 +44,7 @@ OWNERS = {
     },
     "d3rlpy": {"train"},
     "mlflow": {"train/tracking.py"},
+    "optuna": {"train/search.py"},
     "ray": {"train/fanout/ray_cluster.py"},
     "pynvml": {"collect"},
     "matplotlib": {"train", "evaluate", "collect/findings/plots.py"},

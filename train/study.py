@@ -7,8 +7,9 @@ command of its own, `dynamiccl-train trial STUDY NUMBER`, for whatever runs comm
 
 import itertools
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import tracking
 from dynamiccl.train.fit import SUMMARY_NAME, FitSummary, fit, resume
 from dynamiccl.train.recipes import Recipe, make_recipe
+from dynamiccl.train.search import Search, check_space, suggest, write_journal
 
 STUDY_NAME: Final = "study.json"
 _TRIAL_TAG: Final = "dynamiccl.trial"
@@ -42,6 +44,8 @@ class Study:
     data: str
     experiment: str
     trials: tuple[Trial, ...]
+    #: Where more trials come from when these are done; None: these are all.
+    search: Search | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +97,60 @@ def plan_study(
     return Study(str(data.resolve()), experiment, tuple(trials))
 
 
+def plan_search(data: Path, *, experiment: str, search: Search) -> Study:
+    """A study without trials, which `extend_study` adds.
+
+    Raises UserError and UnknownName for what cannot be searched.
+    """
+    check_space(search)
+    return Study(str(data.resolve()), experiment, (), search)
+
+
 def begin_study(study: Study, tracking_uri: str) -> str:
     """Make the parent run; its id."""
-    name = f"study of {len(study.trials)} trials"
-    run = tracking.open_run(tracking_uri, study.experiment, name)
-    run.log_params({"data": study.data, "trials": len(study.trials)})
-    run.log_text(json.dumps(asdict(study), indent=1), STUDY_NAME)
+    search = study.search
+    count = len(study.trials) if search is None else search.count * search.seeds
+    run = tracking.open_run(tracking_uri, study.experiment, f"study of {count} trials")
+    run.log_params({"data": study.data, "trials": count})
+    if search is not None:
+        run.log_params({"space": " ".join(search.space), "recipes": ", ".join(search.recipes)})
+    _write_study(run, study)
     return run.run_id
+
+
+def extend_study(run_id: str, tracking_uri: str) -> bool:
+    """Add a round of trials to a search, by what those that are done came to; whether any are left.
+
+    Raises as `read_study`.
+    """
+    study = read_study(run_id, tracking_uri)
+    search = study.search
+    wanted = 0 if search is None else min(search.per_round, search.count - len(search.asked))
+    if search is None or wanted <= 0:
+        return False
+    found = suggest(search, _regrets(search, done_trials(run_id, tracking_uri)), wanted)
+    trials = list(study.trials)
+    for chosen in found:
+        recipe, setting = search.recipe_of(chosen), search.setting_of(chosen)
+        trials += [Trial(setting, recipe, seed) for seed in range(search.seeds)]
+    asked = replace(search, asked=(*search.asked, *found))
+    run = tracking.reopen_run(tracking_uri, run_id)
+    _write_study(run, replace(study, trials=tuple(trials), search=asked))
+    return bool(found)
+
+
+def _write_study(run: tracking.Run, study: Study) -> None:
+    run.log_text(json.dumps(asdict(study), indent=1), STUDY_NAME)
+
+
+def _regrets(search: Search, done: Mapping[int, FitSummary]) -> list[float | None]:
+    """What each setting that was asked came to, over its seeds; None while a seed is missing."""
+    found: list[float | None] = []
+    for first in range(0, len(search.asked) * search.seeds, search.seeds):
+        runs = [done[n] for n in range(first, first + search.seeds) if n in done]
+        whole = len(runs) == search.seeds
+        found.append(float(np.mean([r.validation_regret for r in runs])) if whole else None)
+    return found
 
 
 def read_study(run_id: str, tracking_uri: str) -> Study:
@@ -112,7 +163,8 @@ def read_study(run_id: str, tracking_uri: str) -> Study:
         Trial(each["setting"], Recipe.from_json(each["recipe"]), each["seed"])
         for each in read["trials"]
     )
-    return Study(read["data"], read["experiment"], trials)
+    search = None if read.get("search") is None else Search.from_json(read["search"])
+    return Study(read["data"], read["experiment"], trials, search)
 
 
 def run_trial(run_id: str, number: int, tracking_uri: str) -> FitSummary:
@@ -194,6 +246,12 @@ def end_study(summary: StudySummary, tracking_uri: str) -> None:
     run.log_metrics(metrics, step=0)
     run.set_tags(tags)
     run.log_text(json.dumps(asdict(summary), indent=1), SUMMARY_NAME)
+    search = read_study(summary.run_id, tracking_uri).search
+    if search is not None:
+        with tempfile.TemporaryDirectory() as scratch:
+            done = done_trials(summary.run_id, tracking_uri)
+            write_journal(search, _regrets(search, done), Path(scratch))
+            run.log_folder(Path(scratch))
     run.end(finished=summary.done == summary.trials)
 
 

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +26,7 @@ from dynamiccl.train.commands.options import (
 
 if TYPE_CHECKING:
     from dynamiccl.train.fanout.backend import Backend
-    from dynamiccl.train.study import StudySummary
+    from dynamiccl.train.study import Study, StudySummary
 
 
 def study_command(
@@ -40,6 +40,14 @@ def study_command(
     grid: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=V1,V2", help="Vary a setting; lists with +, as in 64+64."),
+    ] = None,
+    optuna: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Search: try N settings of --space by TPE.", min=1),
+    ] = None,
+    space: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=LOW:HIGH[:log]", help="What to search; or KEY=V1,V2, as --grid."),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Trials of each setting.", min=1)] = 5,
     jobs: Annotated[
@@ -76,10 +84,13 @@ def study_command(
     cli.configure_logging(verbose=False)
     if (resume is None) == (data is None):
         raise UserError("give --data for a new study, or --resume STUDY_ID to go on with one")
-    if resume is not None and (recipe or settings or grid):
+    if resume is not None and (recipe or settings or grid or optuna or space):
         raise UserError("--resume goes on with a study's own trials: leave out what they are")
-    if script_only and not slurm:
-        raise UserError("--script-only writes the batch script of --slurm: give both")
+    if script_only and (not slurm or optuna):
+        raise UserError(
+            "--script-only writes one batch script, with --slurm and without --optuna, whose later "
+            "trials depend on the first"
+        )
     if slurm and ray is not None:
         raise UserError("--slurm and --ray are two places for the same trials: give one")
     backend = _backend(jobs, sbatch_option or [], ray, slurm=slurm)
@@ -92,23 +103,73 @@ def study_command(
         from dynamiccl.datasets.store import part_paths
 
         part_paths(data)
-        planned = studies.plan_study(
-            data,
+        order = _Order(
+            data=data,
             experiment=experiment,
-            recipes=recipe or [DEFAULT_RECIPE],
-            settings=settings or [],
-            grid=grid or [],
+            recipes=tuple(recipe or [DEFAULT_RECIPE]),
+            settings=tuple(settings or []),
+            grid=tuple(grid or []),
+            space=tuple(space or []),
+            count=optuna,
             seeds=seeds,
+            at_once=jobs or os.cpu_count() or 1,
         )
-        run_id = studies.begin_study(planned, uri)
+        run_id = studies.begin_study(_planned(order), uri)
     assert run_id is not None
     if script_only:
         _write_script(backend, run_id, uri, as_json=as_json)
         return
-    failures = _run_trials(backend, run_id, uri)
+    failures = _run_study(backend, run_id, uri)
     summary = studies.summarise_study(run_id, uri)
     studies.end_study(summary, uri)
     _show(summary, failures, as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """What the command line says about a new study."""
+
+    data: Path
+    experiment: str
+    recipes: tuple[str, ...]
+    settings: tuple[str, ...]
+    grid: tuple[str, ...]
+    space: tuple[str, ...]
+    #: Settings to try in a search; None: a grid.
+    count: int | None
+    seeds: int
+    at_once: int
+
+
+def _planned(order: _Order) -> "Study":
+    """Every setting of a grid, or the beginning of a search."""
+    from dynamiccl.train.search import Search
+    from dynamiccl.train.study import plan_search, plan_study
+
+    if order.count is None:
+        if order.space:
+            raise UserError(f"--space {order.space[0]} is for --optuna N: give both, or --grid")
+        return plan_study(
+            order.data,
+            experiment=order.experiment,
+            recipes=order.recipes,
+            settings=order.settings,
+            grid=order.grid,
+            seeds=order.seeds,
+        )
+    if order.grid:
+        raise UserError(f"--grid {order.grid[0]} is for all its values: with --optuna use --space")
+    if not order.space and len(order.recipes) == 1:
+        raise UserError("--optuna needs something to search: give --space, or several --recipe")
+    search = Search(
+        recipes=order.recipes,
+        settings=order.settings,
+        space=order.space,
+        count=order.count,
+        seeds=order.seeds,
+        per_round=max(1, order.at_once // order.seeds),
+    )
+    return plan_search(order.data, experiment=order.experiment, search=search)
 
 
 def _backend(
@@ -152,14 +213,33 @@ def _write_script(backend: "Backend", run_id: str, tracking_uri: str, *, as_json
     )
 
 
-def _run_trials(backend: "Backend", run_id: str, tracking_uri: str) -> list[str]:
-    """Run the trials that are not done; what those that failed said."""
-    from dynamiccl.train.study import missing_trials, read_study
+def _run_study(backend: "Backend", run_id: str, tracking_uri: str) -> list[str]:
+    """Run the trials that are not done, round by round; what those that failed said."""
+    from dynamiccl.train.study import extend_study, missing_trials
+
+    failures: list[str] = []
+    tried: set[int] = set()
+    while True:
+        missing = [n for n in missing_trials(run_id, tracking_uri) if n not in tried]
+        failures += _run_trials(backend, run_id, missing, tracking_uri)
+        tried.update(missing)
+        if not extend_study(run_id, tracking_uri):
+            return failures
+
+
+def _run_trials(
+    backend: "Backend", run_id: str, missing: list[int], tracking_uri: str
+) -> list[str]:
+    """Run trials; what those that failed said."""
+    from dynamiccl.train.study import read_study
 
     trials = read_study(run_id, tracking_uri).trials
-    missing = missing_trials(run_id, tracking_uri)
+    if not missing and not trials:
+        return []  # a search, before its first round
     words = f"study {run_id}: {len(missing)} of {len(trials)} trials to run"
     stderr.print(words, soft_wrap=True, highlight=False)
+    if not missing:
+        return []
     failures, best = [], float("inf")
     with progress_bar("trials") as show:
         for done, outcome in enumerate(backend.run(run_id, missing, tracking_uri), start=1):
