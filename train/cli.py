@@ -4,6 +4,7 @@ import typer
 
 from dynamiccl import cli
 from dynamiccl.train.commands.fit import fit_command, list_command
+from dynamiccl.train.commands.promote import promote_command
 from dynamiccl.train.commands.study import study_command, trial_command
 
 app = typer.Typer(
@@ -16,6 +17,7 @@ app.command("list")(list_command)
 app.command("fit")(fit_command)
 app.command("study")(study_command)
 app.command("trial")(trial_command)
+app.command("promote")(promote_command)
 
 
 def main() -> None:

@@ -28,6 +28,8 @@ from dynamiccl.train import DEFAULT_TRACKING_URI
 MODEL_NAME: Final = "dynamiccl"
 #: Alias of the version that was trained last.
 CANDIDATE: Final = "candidate"
+#: Alias of the version that jobs are to run under (`train/promote.py`).
+CHAMPION: Final = "champion"
 NO_TAGS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -76,9 +78,9 @@ class Run:
         status = RunStatus.FINISHED if finished else RunStatus.FAILED
         self._client.set_terminated(self.run_id, RunStatus.to_string(status))
 
-    def log_folder(self, folder: Path) -> None:
-        """Copy what a folder holds into the run's artifacts."""
-        self._client.log_artifacts(self.run_id, str(folder))
+    def log_folder(self, folder: Path, name: str | None = None) -> None:
+        """Copy what a folder holds into the run's artifacts, or into folder `name` of them."""
+        self._client.log_artifacts(self.run_id, str(folder), name)
 
     @property
     def directory(self) -> Path | None:
@@ -214,20 +216,38 @@ def read_text(tracking_uri: str, run_id: str, name: str) -> str | None:
         return str(mlflow.artifacts.load_text(f"{run.artifact_uri}/{name}"))
 
 
-def register(tracking_uri: str, run_id: str, alias: str) -> str:
+def register(tracking_uri: str, run_id: str, alias: str, *, folder: str = POLICY_FOLDER) -> str:
     """Make a run's policy a version of the registered model, and let `alias` mean it; the version.
 
-    Raises UserError when the store has no registry.
+    `folder` is where it lies among the run's artifacts; each has one version. Raises
+    UserError when the store has no registry.
     """
     with _store(tracking_uri) as client:
         if not client.search_registered_models(f"name = '{MODEL_NAME}'"):
             client.create_registered_model(MODEL_NAME, description="DynamICCL's policies")
-        source = f"runs:/{run_id}/{POLICY_FOLDER}"
-        known = client.search_model_versions(f"name = '{MODEL_NAME}' and run_id = '{run_id}'")
+        source = f"runs:/{run_id}/{folder}"
+        of_run = client.search_model_versions(f"name = '{MODEL_NAME}' and run_id = '{run_id}'")
+        known = [version for version in of_run if version.source == source]
         found = known[0] if known else client.create_model_version(MODEL_NAME, source, run_id)
         version = str(found.version)
         client.set_registered_model_alias(MODEL_NAME, alias, version)
     return version
+
+
+def version_of(tracking_uri: str, alias: str) -> str | None:
+    """The version of the registered model that an alias means; None when it means none."""
+    with _store(tracking_uri) as client:
+        for model in client.search_registered_models(f"name = '{MODEL_NAME}'"):
+            version = model.aliases.get(alias)
+            return None if version is None else str(version)
+        return None
+
+
+def tag_version(tracking_uri: str, version: str, tags: Mapping[str, str]) -> None:
+    """Set tags of a version of the registered model."""
+    with _store(tracking_uri) as client:
+        for name, value in tags.items():
+            client.set_model_version_tag(MODEL_NAME, version, name, value)
 
 
 def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
