@@ -177,10 +177,10 @@ def run_trial(run_id: str, number: int, tracking_uri: str) -> FitSummary:
         raise UserError(f"trial {number}: the study has trials 0 to {len(study.trials) - 1}")
     trial = study.trials[number]
     data = Path(study.data)
+    known = trial_summary(run_id, number, tracking_uri)
+    if known is not None:
+        return known
     for child in tracking.children(tracking_uri, run_id, {_TRIAL_TAG: str(number)}):
-        text = tracking.read_text(tracking_uri, child.run_id, SUMMARY_NAME)
-        if text is not None:
-            return FitSummary(**json.loads(text))
         try:
             return resume(data, child.run_id, tracking_uri=tracking_uri)
         except MissingPath:
@@ -193,6 +193,15 @@ def run_trial(run_id: str, number: int, tracking_uri: str) -> FitSummary:
         seed=trial.seed,
         tags=tracking.child_tags(run_id) | {_TRIAL_TAG: str(number), "setting": trial.setting},
     )
+
+
+def trial_summary(run_id: str, number: int, tracking_uri: str) -> FitSummary | None:
+    """What one trial came to; None while it is not done."""
+    for child in tracking.children(tracking_uri, run_id, {_TRIAL_TAG: str(number)}):
+        text = tracking.read_text(tracking_uri, child.run_id, SUMMARY_NAME)
+        if text is not None:
+            return FitSummary(**json.loads(text))
+    return None
 
 
 def done_trials(run_id: str, tracking_uri: str) -> dict[int, FitSummary]:

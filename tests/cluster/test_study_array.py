@@ -158,7 +158,8 @@ def test_an_array_that_was_left_alone_is_followed_again(
 def test_a_script_can_be_submitted_by_hand_and_summed_up_later(
     studies: Studies, options: list[str]
 ) -> None:
-    code, found, said = studies.run(*options, "--slurm", "--script-only")
+    few = ("--set", "steps=20")
+    code, found, said = studies.run(*options, *few, "--slurm", "--script-only")
     assert code == 0, said
     assert (found["trials"], studies.job()) == ([0, 1, 2, 3], "")
     studies.slurm.run(["sbatch", "--wait", found["script"]], timeout_s=200)
@@ -166,6 +167,17 @@ def test_a_script_can_be_submitted_by_hand_and_summed_up_later(
     assert code == 0, said
     assert "0 of 4 trials to run" in said
     assert (found["done"], len(found["settings"])) == (4, 2)
+
+
+def test_a_search_submits_an_array_for_each_round(studies: Studies, data_dir: Path) -> None:
+    words = ["--data", str(data_dir), "--recipe", "dqn", "--set", "steps=20", "--seeds", "2"]
+    words += ["--set", "steps_per_epoch=10", "--set", "num_members=1"]
+    search = ["--optuna", "2", "--space", "learning_rate=1e-4:1e-2:log", "--jobs", "2"]
+    code, found, said = studies.run(*words, *search, "--slurm")
+    assert code == 0, said
+    assert (found["done"], len(found["settings"])) == (4, 2)
+    assert len([line for line in said.splitlines() if " submitted (" in line]) == 2
+    assert "--array=2-3%2\n" in studies.script()
 
 
 def test_what_sbatch_refuses_is_told(studies: Studies, options: list[str]) -> None:

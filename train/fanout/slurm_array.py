@@ -26,7 +26,7 @@ from dynamiccl.slurm import (
 )
 from dynamiccl.train import tracking
 from dynamiccl.train.fanout.backend import ONE_THREAD, Outcome, reason, trial_arguments
-from dynamiccl.train.study import done_trials
+from dynamiccl.train.study import trial_summary
 
 _log = logging.getLogger(__name__)
 
@@ -169,10 +169,11 @@ class SlurmArray:
         deadline = time.monotonic() + self.pace.settle_s
         left = dict(over)
         while left:
-            done = done_trials(run_id, tracking_uri)
-            for number in [n for n in left if n in done]:
-                del left[number]
-                yield Outcome(number, done[number].validation_regret, "")
+            for number in sorted(left):
+                summary = trial_summary(run_id, number, tracking_uri)
+                if summary is not None:
+                    del left[number]
+                    yield Outcome(number, summary.validation_regret, "")
             # One that Slurm saw succeed has written its summary: it is on its way to us.
             late = any(e is None or e.state == "COMPLETED" for e in left.values())
             if not late or time.monotonic() >= deadline:
