@@ -125,6 +125,25 @@ def test_a_search_ends_where_nothing_is_left_and_failures_stop_nothing(
     assert states == {"16": "COMPLETE", "-1": "FAIL", "32": "COMPLETE"}
 
 
+def test_without_optuna_the_message_names_the_extra(data_dir: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['optuna'] = None; sys.argv = sys.argv[1:]; "
+        "from dynamiccl.train.cli import main; main()"
+    )
+    words = ["study", "--data", str(data_dir), "--optuna", "3", "--space", "steps=10:20"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, "dynamiccl-train", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 4, done.stderr
+    assert "needs the package 'optuna', which is not installed" in done.stderr
+    assert "pip install 'dynamiccl[optuna]'" in done.stderr
+    assert not (tmp_path / "mlflow.db").exists()  # no study was begun
+
+
 @pytest.mark.slow
 def test_a_search_that_is_killed_goes_on_as_if_it_had_not_been(
     data_dir: Path, tmp_path: Path
