@@ -19,6 +19,8 @@ _EXTRAS: Final = {
     "jinja2": "evaluate",
     "matplotlib": "train",
     "mlflow": "train",
+    "optuna": "optuna",
+    "ray": "ray",
     "torch": "train",
 }
 #: As shells count a program that SIGINT ended.
@@ -35,11 +37,12 @@ def run(app: Callable[[], Any]) -> None:
         _log.debug("raised here", exc_info=True)
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
-        extra = _EXTRAS.get((error.name or "").split(".")[0])
+        package = (error.name or "").split(".")[0]
+        extra = _EXTRAS.get(package)
         if extra is None:
             raise
         print(
-            f"error: this command needs the package '{error.name}', which is not installed; "
+            f"error: this command needs the package '{package}', which is not installed; "
             f"install it with: pip install 'dynamiccl[{extra}]'",
             file=sys.stderr,
         )

@@ -21,6 +21,7 @@ KERNEL = {
     "dynamiccl.nccl_setup",
     "dynamiccl.schedule",
     "dynamiccl.sizes",
+    "dynamiccl.slurm",
 }
 #: Which parts each part may import, besides the kernel and itself.
 ALLOWED = {
@@ -43,6 +44,8 @@ OWNERS = {
     },
     "d3rlpy": {"train"},
     "mlflow": {"train/tracking.py"},
+    "optuna": {"train/search.py"},
+    "ray": {"train/fanout/ray_cluster.py"},
     "pynvml": {"collect"},
     "matplotlib": {"train", "evaluate", "collect/findings/plots.py"},
     "sklearn": {"evaluate"},

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shutil
+import socket
 import tempfile
 import time
 import warnings
@@ -164,6 +165,7 @@ def _finish(  # noqa: PLR0913, PLR0917 - all of a run
     progress: Progress,
 ) -> FitSummary:
     """Make the steps that are left, and everything that follows them."""
+    run.set_tags({"host": socket.gethostname()})
     started = time.monotonic()
     path = _state_path(run)
     while not loop.is_over:

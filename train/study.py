@@ -1,14 +1,15 @@
 """Studies: recipes x a grid of settings x seeds, one parent run in MLflow, a child for each trial.
 
 The parent holds `study.json`: every trial with its resolved recipe and seed. So a trial is a
-command of its own, `dynamiccl-train trial STUDY NUMBER`, for whatever runs commands: processes
-here, a batch system's array. It goes on where it was killed, and does nothing when it is done.
+command of its own, `dynamiccl-train trial STUDY NUMBER`, for whatever runs commands
+(`train/fanout`). It goes on where it was killed, and does nothing when it is done.
 """
 
 import itertools
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import SUMMARY_NAME, tracking
 from dynamiccl.train.fit import FitSummary, fit, resume
 from dynamiccl.train.recipes import Recipe, make_recipe
+from dynamiccl.train.search import Search, check_space, suggest, write_journal
 
 STUDY_NAME: Final = "study.json"
 _TRIAL_TAG: Final = "dynamiccl.trial"
@@ -42,6 +44,8 @@ class Study:
     data: str
     experiment: str
     trials: tuple[Trial, ...]
+    #: Where more trials come from when these are done; None: these are all.
+    search: Search | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +97,60 @@ def plan_study(
     return Study(str(data.resolve()), experiment, tuple(trials))
 
 
+def plan_search(data: Path, *, experiment: str, search: Search) -> Study:
+    """A study without trials, which `extend_study` adds.
+
+    Raises UserError and UnknownName for what cannot be searched.
+    """
+    check_space(search)
+    return Study(str(data.resolve()), experiment, (), search)
+
+
 def begin_study(study: Study, tracking_uri: str) -> str:
     """Make the parent run; its id."""
-    name = f"study of {len(study.trials)} trials"
-    run = tracking.open_run(tracking_uri, study.experiment, name)
-    run.log_params({"data": study.data, "trials": len(study.trials)})
-    run.log_text(json.dumps(asdict(study), indent=1), STUDY_NAME)
+    search = study.search
+    count = len(study.trials) if search is None else search.count * search.seeds
+    run = tracking.open_run(tracking_uri, study.experiment, f"study of {count} trials")
+    run.log_params({"data": study.data, "trials": count})
+    if search is not None:
+        run.log_params({"space": " ".join(search.space), "recipes": ", ".join(search.recipes)})
+    _write_study(run, study)
     return run.run_id
+
+
+def extend_study(run_id: str, tracking_uri: str) -> bool:
+    """Add a round of trials to a search, by what those that are done came to; whether any are left.
+
+    Raises as `read_study`.
+    """
+    study = read_study(run_id, tracking_uri)
+    search = study.search
+    wanted = 0 if search is None else min(search.per_round, search.count - len(search.asked))
+    if search is None or wanted <= 0:
+        return False
+    found = suggest(search, _regrets(search, done_trials(run_id, tracking_uri)), wanted)
+    trials = list(study.trials)
+    for chosen in found:
+        recipe, setting = search.recipe_of(chosen), search.setting_of(chosen)
+        trials += [Trial(setting, recipe, seed) for seed in range(search.seeds)]
+    asked = replace(search, asked=(*search.asked, *found))
+    run = tracking.reopen_run(tracking_uri, run_id)
+    _write_study(run, replace(study, trials=tuple(trials), search=asked))
+    return bool(found)
+
+
+def _write_study(run: tracking.Run, study: Study) -> None:
+    run.log_text(json.dumps(asdict(study), indent=1), STUDY_NAME)
+
+
+def _regrets(search: Search, done: Mapping[int, FitSummary]) -> list[float | None]:
+    """What each setting that was asked came to, over its seeds; None while a seed is missing."""
+    found: list[float | None] = []
+    for first in range(0, len(search.asked) * search.seeds, search.seeds):
+        runs = [done[n] for n in range(first, first + search.seeds) if n in done]
+        whole = len(runs) == search.seeds
+        found.append(float(np.mean([r.validation_regret for r in runs])) if whole else None)
+    return found
 
 
 def read_study(run_id: str, tracking_uri: str) -> Study:
@@ -112,7 +163,8 @@ def read_study(run_id: str, tracking_uri: str) -> Study:
         Trial(each["setting"], Recipe.from_json(each["recipe"]), each["seed"])
         for each in read["trials"]
     )
-    return Study(read["data"], read["experiment"], trials)
+    search = None if read.get("search") is None else Search.from_json(read["search"])
+    return Study(read["data"], read["experiment"], trials, search)
 
 
 def run_trial(run_id: str, number: int, tracking_uri: str) -> FitSummary:
@@ -125,10 +177,10 @@ def run_trial(run_id: str, number: int, tracking_uri: str) -> FitSummary:
         raise UserError(f"trial {number}: the study has trials 0 to {len(study.trials) - 1}")
     trial = study.trials[number]
     data = Path(study.data)
+    known = trial_summary(run_id, number, tracking_uri)
+    if known is not None:
+        return known
     for child in tracking.children(tracking_uri, run_id, {_TRIAL_TAG: str(number)}):
-        text = tracking.read_text(tracking_uri, child.run_id, SUMMARY_NAME)
-        if text is not None:
-            return FitSummary(**json.loads(text))
         try:
             return resume(data, child.run_id, tracking_uri=tracking_uri)
         except MissingPath:
@@ -143,14 +195,36 @@ def run_trial(run_id: str, number: int, tracking_uri: str) -> FitSummary:
     )
 
 
-def summarise_study(run_id: str, tracking_uri: str) -> StudySummary:
-    """What the trials that are done came to."""
-    study = read_study(run_id, tracking_uri)
+def trial_summary(run_id: str, number: int, tracking_uri: str) -> FitSummary | None:
+    """What one trial came to; None while it is not done."""
+    for child in tracking.children(tracking_uri, run_id, {_TRIAL_TAG: str(number)}):
+        text = tracking.read_text(tracking_uri, child.run_id, SUMMARY_NAME)
+        if text is not None:
+            return FitSummary(**json.loads(text))
+    return None
+
+
+def done_trials(run_id: str, tracking_uri: str) -> dict[int, FitSummary]:
+    """What the trials that are done came to, by number; raises UserError for a run that is not."""
     done: dict[int, FitSummary] = {}
     for child in tracking.children(tracking_uri, run_id, {}):
         text = tracking.read_text(tracking_uri, child.run_id, SUMMARY_NAME)
         if text is not None:
             done[int(child.tags[_TRIAL_TAG])] = FitSummary(**json.loads(text))
+    return done
+
+
+def missing_trials(run_id: str, tracking_uri: str) -> list[int]:
+    """Numbers of the trials that are not done; raises as `read_study`."""
+    trials = read_study(run_id, tracking_uri).trials
+    done = done_trials(run_id, tracking_uri)
+    return [number for number in range(len(trials)) if number not in done]
+
+
+def summarise_study(run_id: str, tracking_uri: str) -> StudySummary:
+    """What the settings came to, over the trials that are done."""
+    study = read_study(run_id, tracking_uri)
+    done = done_trials(run_id, tracking_uri)
     by_setting: dict[str, list[FitSummary]] = {}
     for number, summary in sorted(done.items()):
         by_setting.setdefault(study.trials[number].setting, []).append(summary)
@@ -181,6 +255,12 @@ def end_study(summary: StudySummary, tracking_uri: str) -> None:
     run.log_metrics(metrics, step=0)
     run.set_tags(tags)
     run.log_text(json.dumps(asdict(summary), indent=1), SUMMARY_NAME)
+    search = read_study(summary.run_id, tracking_uri).search
+    if search is not None:
+        with tempfile.TemporaryDirectory() as scratch:
+            done = done_trials(summary.run_id, tracking_uri)
+            write_journal(search, _regrets(search, done), Path(scratch))
+            run.log_folder(Path(scratch))
     run.end(finished=summary.done == summary.trials)
 
 

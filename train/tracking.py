@@ -28,6 +28,8 @@ from dynamiccl.train import DEFAULT_TRACKING_URI
 MODEL_NAME: Final = "dynamiccl"
 #: Alias of the version that was trained last.
 CANDIDATE: Final = "candidate"
+#: Alias of the version that jobs are to run under (`train/promote.py`).
+CHAMPION: Final = "champion"
 NO_TAGS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -53,6 +55,10 @@ class Run:
         """A parameter that was logged; empty without."""
         return str(self._client.get_run(self.run_id).data.params.get(name, ""))
 
+    def tag(self, name: str) -> str:
+        """A tag; empty without."""
+        return str(self._client.get_run(self.run_id).data.tags.get(name, ""))
+
     def has_metric(self, name: str, step: int) -> bool:
         """Whether a metric was logged for a step."""
         history = self._client.get_metric_history(self.run_id, name)
@@ -77,9 +83,9 @@ class Run:
         found = self._client.get_metric_history(self.run_id, name)
         return {each.step: each.value for each in sorted(found, key=lambda each: each.step)}
 
-    def log_folder(self, folder: Path) -> None:
-        """Copy what a folder holds into the run's artifacts."""
-        self._client.log_artifacts(self.run_id, str(folder))
+    def log_folder(self, folder: Path, name: str | None = None) -> None:
+        """Copy what a folder holds into the run's artifacts, or into folder `name` of them."""
+        self._client.log_artifacts(self.run_id, str(folder), name)
 
     @property
     def directory(self) -> Path | None:
@@ -161,6 +167,18 @@ def _ended(run: Run) -> Iterator[Run]:
         run.end(finished=finished)
 
 
+def absolute_uri(tracking_uri: str) -> str:
+    """The same store for a process with another working directory.
+
+    >>> absolute_uri("http://server:5000")
+    'http://server:5000'
+    """
+    scheme, separator, rest = tracking_uri.partition(":///")
+    if separator and scheme.startswith("sqlite") and rest:
+        return f"{scheme}:///{Path(rest).absolute()}"
+    return tracking_uri if ":" in tracking_uri else str(Path(tracking_uri).absolute())
+
+
 @dataclass(frozen=True, slots=True)
 class Child:
     """A run below another."""
@@ -212,20 +230,38 @@ def add_artifacts(tracking_uri: str, run_id: str, folder: Path, place: str) -> N
         client.log_artifacts(run_id, str(folder), place)
 
 
-def register(tracking_uri: str, run_id: str, alias: str) -> str:
+def register(tracking_uri: str, run_id: str, alias: str, *, folder: str = POLICY_FOLDER) -> str:
     """Make a run's policy a version of the registered model, and let `alias` mean it; the version.
 
-    Raises UserError when the store has no registry.
+    `folder` is where it lies among the run's artifacts; each has one version. Raises
+    UserError when the store has no registry.
     """
     with _store(tracking_uri) as client:
         if not client.search_registered_models(f"name = '{MODEL_NAME}'"):
             client.create_registered_model(MODEL_NAME, description="DynamICCL's policies")
-        source = f"runs:/{run_id}/{POLICY_FOLDER}"
-        known = client.search_model_versions(f"name = '{MODEL_NAME}' and run_id = '{run_id}'")
+        source = f"runs:/{run_id}/{folder}"
+        of_run = client.search_model_versions(f"name = '{MODEL_NAME}' and run_id = '{run_id}'")
+        known = [version for version in of_run if version.source == source]
         found = known[0] if known else client.create_model_version(MODEL_NAME, source, run_id)
         version = str(found.version)
         client.set_registered_model_alias(MODEL_NAME, alias, version)
     return version
+
+
+def version_of(tracking_uri: str, alias: str) -> str | None:
+    """The version of the registered model that an alias means; None when it means none."""
+    with _store(tracking_uri) as client:
+        for model in client.search_registered_models(f"name = '{MODEL_NAME}'"):
+            version = model.aliases.get(alias)
+            return None if version is None else str(version)
+        return None
+
+
+def tag_version(tracking_uri: str, version: str, tags: Mapping[str, str]) -> None:
+    """Set tags of a version of the registered model."""
+    with _store(tracking_uri) as client:
+        for name, value in tags.items():
+            client.set_model_version_tag(MODEL_NAME, version, name, value)
 
 
 def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dynamiccl.collect.companions.nodes import Nodes
-from dynamiccl.collect.processes.process import capture
 from dynamiccl.collect.telemetry.node import NodeFacts, node_argv
 from dynamiccl.errors import CorruptFile, MachineError
+from dynamiccl.slurm import capture
 
 _log = logging.getLogger(__name__)
 

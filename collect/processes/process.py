@@ -15,7 +15,6 @@ from dynamiccl.collect.launchers.job import Command
 from dynamiccl.collect.processes import process_group
 from dynamiccl.collect.processes.interrupt import Interrupt
 from dynamiccl.collect.processes.output_lines import Line, LineSplitter
-from dynamiccl.errors import MachineError
 
 _log = logging.getLogger(__name__)
 
@@ -101,39 +100,6 @@ def run_process(
             raise
     returncode = leader.returncode if reason is None else None
     return Finished(returncode, reason, tuple(reader.lines), time.monotonic() - started)
-
-
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """What a short command said."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def capture(argv: tuple[str, ...], *, timeout_s: float) -> Captured:
-    """Run a short command, e.g. squeue, to its end.
-
-    Raises:
-        MachineError: it is not there, or does not end in time.
-    """
-    try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise MachineError(f"cannot start '{argv[0]}': {error.strerror}; install it") from error
-    except subprocess.TimeoutExpired as error:
-        raise MachineError(f"no answer from '{' '.join(argv)}' in {timeout_s:g} s") from error
-    return Captured(done.returncode, done.stdout, done.stderr)
 
 
 class _Clock:

@@ -17,12 +17,14 @@ from dynamiccl.collect.runners import LAUNCHERS, find_plugin, make_runner
 from dynamiccl.collect.runs.journal import begun_here, commits_on_disk, is_complete
 from dynamiccl.collect.runs.progress import SweepProgress
 from dynamiccl.collect.runs.run import RunSummary, Shard, journal_folder, run_sweep
-from dynamiccl.collect.sbatch import BatchJob, Outcome, SlurmQueue, Work, run_as_batch, run_command
+from dynamiccl.collect.sbatch import BatchJob, Outcome, Work, run_as_batch, run_command
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep.load import Sweep
 from dynamiccl.collect.sweep.settings import LauncherSettings, SweepFile
 from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.slurm import SlurmQueue
 
+_FIX: Final = "correct launcher.sbatch_header or the sweep's groups"
 _SHARD: Final = re.compile(r"(\d+)/([1-9]\d*)")
 
 
@@ -108,7 +110,7 @@ def submit(sweep: Sweep, order: RunOrder, launcher: LauncherSettings) -> RunSumm
     )
     began = work.progress()
     with Interrupt() as interrupt:
-        outcome = run_as_batch(job, work, SlurmQueue(), interrupt)
+        outcome = run_as_batch(job, work, SlurmQueue(_FIX), interrupt)
     return RunSummary(
         trials=len(sweep.trials),
         rounds_done=0,

@@ -1,20 +1,16 @@
 """A sweep as a Slurm batch job that may end and start again any number of times.
 
 script  the batch script (pure)
-queue   sbatch, squeue and scancel; no accounting database is needed
 watch   submit, watch, and submit again while work is left
 """
 
-from dynamiccl.collect.sbatch.queue import Element, SlurmQueue
 from dynamiccl.collect.sbatch.script import BatchJob, batch_script, run_command
 from dynamiccl.collect.sbatch.watch import Outcome, Pace, Work, run_as_batch
 
 __all__ = [
     "BatchJob",
-    "Element",
     "Outcome",
     "Pace",
-    "SlurmQueue",
     "Work",
     "batch_script",
     "run_as_batch",

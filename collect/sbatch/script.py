@@ -15,11 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from dynamiccl.errors import InvalidSweep
-
-#: Long names of sbatch's one-letter options (sbatch(1), Slurm 22.05 to 25.05) that matter to us.
-_SHORT: Final = {"J": "job-name", "N": "nodes", "o": "output", "a": "array"}
-#: Options of which one replaces the other.
-_SAME: Final = {"no-requeue": "requeue"}
+from dynamiccl.slurm import bare_option, option_name, quoted
 
 _BODY: Final = """\
 # Written by dynamiccl-collect. It resumes the sweep, so it may run any number of times.
@@ -92,7 +88,7 @@ def batch_script(job: BatchJob) -> str:
     for name, value in _options(job):
         if name not in given:
             lines.append(f"#SBATCH --{name}" + (f"={value}" if value else ""))
-    lines += [f"#SBATCH {_bare(line)}" for line in job.header]
+    lines += [f"#SBATCH {bare_option(line)}" for line in job.header]
     command = shlex.join(job.command)
     if job.array > 1:
         command += f' --shard "$SLURM_ARRAY_TASK_ID/{job.array}"'
@@ -106,7 +102,7 @@ def _options(job: BatchJob) -> Iterator[tuple[str, str]]:
     yield "job-name", job.word
     yield "nodes", str(job.num_nodes)
     yield "ntasks-per-node", str(job.ranks_per_node)
-    yield "output", _quoted(f"{folder}/{job.word}-{number}.out")
+    yield "output", quoted(f"{folder}/{job.word}-{number}.out")
     # A requeued job keeps its number, and its log goes on.
     yield "open-mode", "append"
     yield "signal", "B:USR1@120"
@@ -115,22 +111,12 @@ def _options(job: BatchJob) -> Iterator[tuple[str, str]]:
         yield "array", f"0-{job.array - 1}"
 
 
-def _bare(line: str) -> str:
-    return line.strip().removeprefix("#SBATCH").strip()
-
-
 def _option(line: str) -> str:
     """The long name of the option that a header line sets."""
-    found = re.match(r"--([a-z0-9-]+)(?:[= ]|$)|-([A-Za-z])", _bare(line))
-    if found is None or "\n" in line:
+    name = option_name(line)
+    if name is None:
         raise InvalidSweep(
             f"sbatch_header line '{line}' is no option of sbatch; write one option a line, "
             'e.g. "--time=02:00:00"'
         )
-    name = found[1] or _SHORT.get(found[2], found[2])
-    return _SAME.get(name, name)
-
-
-def _quoted(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    return name

@@ -7,16 +7,15 @@ goes on from there. Only an attempt that got nothing done stops us.
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from dynamiccl.collect.processes.interrupt import Interrupt
-from dynamiccl.collect.sbatch.queue import Element, Queue
 from dynamiccl.collect.sbatch.script import BatchJob, batch_script
 from dynamiccl.errors import MachineError
+from dynamiccl.slurm import Element, Queue, summarise
 
 _log = logging.getLogger(__name__)
 
@@ -137,22 +136,6 @@ class _Watcher:
                     raise
                 _log.warning("%s; asking again", error)
                 _sleep(self._pace.longest_s, self._interrupt)
-
-
-def summarise(elements: tuple[Element, ...]) -> str:
-    """One line about a job: how many elements are in which state, where or why (pure)."""
-    if not elements:
-        return "gone from the queue"
-    counts = Counter(_words(element) for element in elements)
-    if len(elements) == 1:
-        return next(iter(counts))
-    return ", ".join(f"{count} {words}" for words, count in sorted(counts.items()))
-
-
-def _words(element: Element) -> str:
-    if element.state == "PENDING" or element.ended:
-        return element.state + ("" if element.reason == "None" else f" ({element.reason})")
-    return element.state + (f" on {element.nodes}" if element.nodes else "")
 
 
 def _judge(job: BatchJob, work: Work, watcher: _Watcher, before: int, pace: Pace) -> None:

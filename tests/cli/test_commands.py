@@ -44,7 +44,7 @@ def test_command_starts_as_a_program(module: str) -> None:
 
 def test_light_commands_load_no_heavy_package() -> None:
     """`dynamiccl-collect` runs on a login node, and --help at once."""
-    heavy = {"torch", "d3rlpy", "mlflow", "matplotlib", "jinja2"}
+    heavy = {"torch", "d3rlpy", "mlflow", "matplotlib", "jinja2", "ray", "optuna"}
     code = f"import sys, {', '.join(MODULES.values())}; print({heavy} & sys.modules.keys())"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.collect.processes.interrupt import Interrupt
-from dynamiccl.collect.sbatch import BatchJob, Outcome, Pace, SlurmQueue, Work, run_as_batch
+from dynamiccl.collect.sbatch import BatchJob, Outcome, Pace, Work, run_as_batch
 from dynamiccl.errors import MachineError
+from dynamiccl.slurm import SlurmQueue
 from tests.cluster.slurm import Slurm, wait_until
 
 pytestmark = pytest.mark.cluster
@@ -73,7 +74,7 @@ class Batch:
     def _watch(self) -> None:
         work = Work(lambda: self.done() == self.units, self.done)
         try:
-            self.outcome = run_as_batch(self.job, work, SlurmQueue(), self.interrupt, PACE)
+            self.outcome = run_as_batch(self.job, work, SlurmQueue(""), self.interrupt, PACE)
         except BaseException as error:  # for the test to look at
             self.error = error
 

@@ -17,7 +17,6 @@ from dynamiccl.collect.processes.process import (
     Finished,
     Limits,
     StopReason,
-    capture,
     run_process,
 )
 from dynamiccl.errors import MachineError
@@ -280,15 +279,3 @@ def test_it_runs_in_a_thread_too() -> None:
 def test_a_terminals_signals_do_not_reach_the_program() -> None:
     done = run_process(python("import os; print(os.getsid(0) == os.getpid())"), LIMITS)
     assert texts(done) == ["True"]
-
-
-def test_capture_takes_both_streams() -> None:
-    done = capture(("sh", "-c", "echo out; echo err >&2; exit 6"), timeout_s=20)
-    assert (done.returncode, done.stdout, done.stderr) == (6, "out\n", "err\n")
-
-
-def test_capture_names_what_is_missing_or_silent() -> None:
-    with pytest.raises(MachineError, match="cannot start 'no-squeue'"):
-        capture(("no-squeue",), timeout_s=20)
-    with pytest.raises(MachineError, match=r"no answer from 'sleep 60' in 0\.2 s"):
-        capture(("sleep", "60"), timeout_s=0.2)

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.sbatch import Element, SlurmQueue
-from dynamiccl.collect.sbatch.queue import parse_queue
 from dynamiccl.errors import MachineError
+from dynamiccl.slurm import Element, SlurmQueue, capture, parse_queue
+
+FIX = "correct --time"
 
 
 def command(folder: Path, name: str, script: str) -> None:
@@ -24,14 +25,16 @@ def bin_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("answer", ["77", "77;cluster-b"])
 def test_submit(bin_dir: Path, answer: str) -> None:
     command(bin_dir, "sbatch", f"echo '{answer}'")
-    assert SlurmQueue().submit(Path("/d/x y.sbatch")) == "77"
+    assert SlurmQueue(FIX).submit(Path("/d/x y.sbatch")) == "77"
     assert (bin_dir / "asked").read_text(encoding="utf-8") == "--parsable /d/x y.sbatch\n"
 
 
 def test_a_refusal_is_passed_on(bin_dir: Path) -> None:
     command(bin_dir, "sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
-    with pytest.raises(MachineError, match=r"refused /d/s: sbatch: error: invalid partition; corr"):
-        SlurmQueue().submit(Path("/d/s"))
+    with pytest.raises(
+        MachineError, match="/d/s: sbatch: error: invalid partition; correct --time"
+    ):
+        SlurmQueue(FIX).submit(Path("/d/s"))
 
 
 def test_without_slurm_the_message_names_the_command(
@@ -39,7 +42,7 @@ def test_without_slurm_the_message_names_the_command(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MachineError, match="cannot start 'sbatch'"):
-        SlurmQueue().submit(Path("/d/s"))
+        SlurmQueue(FIX).submit(Path("/d/s"))
 
 
 def test_elements(bin_dir: Path) -> None:
@@ -48,7 +51,7 @@ def test_elements(bin_dir: Path) -> None:
         "squeue",
         "echo '77_0|RUNNING|None|n[1-2]|/d/a|b.sbatch'; echo '77_1|PENDING|Resources||/d/x'",
     )
-    assert SlurmQueue().elements("77") == (
+    assert SlurmQueue(FIX).elements("77") == (
         Element("77_0", "RUNNING", "None", "n[1-2]", "/d/a|b.sbatch"),
         Element("77_1", "PENDING", "Resources", "", "/d/x"),
     )
@@ -60,23 +63,23 @@ def test_elements(bin_dir: Path) -> None:
 def test_a_forgotten_job_has_no_elements(bin_dir: Path) -> None:
     words = "slurm_load_jobs error: Invalid job id specified"
     command(bin_dir, "squeue", f"echo '{words}' >&2; exit 1")
-    assert SlurmQueue().elements("77") == ()
+    assert SlurmQueue(FIX).elements("77") == ()
 
 
 def test_a_silent_controller_is_an_error(bin_dir: Path) -> None:
     words = "slurm_load_jobs error: Unable to contact slurm controller"
     command(bin_dir, "squeue", f"echo '{words}' >&2; exit 1")
     with pytest.raises(MachineError, match="nothing about job 77: slurm_load_jobs error: Unable"):
-        SlurmQueue().elements("77")
+        SlurmQueue(FIX).elements("77")
 
 
 def test_cancel(bin_dir: Path) -> None:
     command(bin_dir, "scancel", "exit 0")
-    SlurmQueue().cancel("77")
+    SlurmQueue(FIX).cancel("77")
     assert (bin_dir / "asked").read_text(encoding="utf-8") == "77\n"
     command(bin_dir, "scancel", "echo 'Access denied' >&2; exit 1")
     with pytest.raises(MachineError, match="scancel 77 failed: Access denied"):
-        SlurmQueue().cancel("77")
+        SlurmQueue(FIX).cancel("77")
 
 
 @pytest.mark.parametrize(
@@ -93,3 +96,15 @@ def test_cancel(bin_dir: Path) -> None:
 def test_a_state_is_alive_unless_it_is_known_to_be_the_end(state: str, *, ended: bool) -> None:
     (element,) = parse_queue(f"1|{state}|None||s\n")
     assert element.ended is ended
+
+
+def test_capture_takes_both_streams() -> None:
+    done = capture(("sh", "-c", "echo out; echo err >&2; exit 6"), timeout_s=20)
+    assert (done.returncode, done.stdout, done.stderr) == (6, "out\n", "err\n")
+
+
+def test_capture_names_what_is_missing_or_silent() -> None:
+    with pytest.raises(MachineError, match="cannot start 'no-squeue'"):
+        capture(("no-squeue",), timeout_s=20)
+    with pytest.raises(MachineError, match=r"no answer from 'sleep 60' in 0\.2 s"):
+        capture(("sleep", "60"), timeout_s=0.2)

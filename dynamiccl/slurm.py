@@ -1,10 +1,12 @@
-"""The batch system's own commands: sbatch, squeue, scancel. No accounting database is needed."""
+"""Slurm by its own commands: sbatch, squeue, scancel. No accounting database is needed."""
 
+import re
+import subprocess
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from dynamiccl.collect.processes.process import Captured, capture
 from dynamiccl.errors import MachineError
 
 #: States in which an element will not run any more (squeue(1), "JOB STATE CODES"). Every other
@@ -23,8 +25,22 @@ ENDED_STATES: Final = frozenset(
         "TIMEOUT",
     }
 )
+#: Long names of sbatch's one-letter options (sbatch(1), Slurm 22.05 to 25.05) that matter to us.
+_SHORT: Final = {"J": "job-name", "N": "nodes", "o": "output", "a": "array"}
+#: Options of which one replaces the other.
+_SAME: Final = {"no-requeue": "requeue"}
+_OPTION: Final = re.compile(r"--([a-z0-9-]+)(?:[= ]|$)|-([A-Za-z])")
 #: Seconds that a busy controller may take to answer (its own MessageTimeout is 10 by default).
 _ANSWER_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What a short command said."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +78,12 @@ class Queue(Protocol):
         """End a job with all its elements."""
 
 
+@dataclass(frozen=True, slots=True)
 class SlurmQueue:
     """Slurm by its commands on PATH."""
+
+    #: What somebody can do about a script that is refused.
+    fix: str
 
     def submit(self, script: Path) -> str:
         """Run sbatch.
@@ -73,10 +93,7 @@ class SlurmQueue:
         """
         done = capture(("sbatch", "--parsable", str(script)), timeout_s=_ANSWER_S)
         if done.returncode != 0:
-            raise MachineError(
-                f"sbatch refused {script}: {_words(done)}; correct launcher.sbatch_header or the "
-                "sweep's groups"
-            )
+            raise MachineError(f"sbatch refused {script}: {_words(done)}; {self.fix}")
         # "1234", or "1234;cluster".
         return done.stdout.strip().partition(";")[0]
 
@@ -117,3 +134,67 @@ def parse_queue(text: str) -> tuple[Element, ...]:
 
 def _words(done: Captured) -> str:
     return " | ".join((done.stderr or done.stdout).strip().splitlines()) or "no message"
+
+
+def summarise(elements: tuple[Element, ...]) -> str:
+    """One line about a job: how many elements are in which state, where or why (pure)."""
+    if not elements:
+        return "gone from the queue"
+    counts = Counter(_state_words(element) for element in elements)
+    if len(elements) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{count} {words}" for words, count in sorted(counts.items()))
+
+
+def _state_words(element: Element) -> str:
+    if element.state == "PENDING" or element.ended:
+        return element.state + ("" if element.reason == "None" else f" ({element.reason})")
+    return element.state + (f" on {element.nodes}" if element.nodes else "")
+
+
+def option_name(line: str) -> str | None:
+    """The long name of the sbatch option that a line sets; None when it sets none.
+
+    >>> option_name("#SBATCH -N 2"), option_name("--no-requeue"), option_name("fast, please")
+    ('nodes', 'requeue', None)
+    """
+    found = _OPTION.match(bare_option(line))
+    if found is None or "\n" in line:
+        return None
+    name = found[1] or _SHORT.get(found[2], found[2])
+    return _SAME.get(name, name)
+
+
+def bare_option(line: str) -> str:
+    """A line without the mark that it has in a script."""
+    return line.strip().removeprefix("#SBATCH").strip()
+
+
+def quoted(value: str) -> str:
+    """A value as a script's option line takes it."""
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def capture(argv: tuple[str, ...], *, timeout_s: float) -> Captured:
+    """Run a short command, e.g. squeue, to its end.
+
+    Raises:
+        MachineError: it is not there, or does not end in time.
+    """
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise MachineError(f"cannot start '{argv[0]}': {error.strerror}; install it") from error
+    except subprocess.TimeoutExpired as error:
+        raise MachineError(f"no answer from '{' '.join(argv)}' in {timeout_s:g} s") from error
+    return Captured(done.returncode, done.stdout, done.stderr)

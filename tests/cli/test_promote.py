@@ -1,0 +1,122 @@
+"""`dynamiccl-train promote`: only what a gate let through becomes the champion, unless forced."""
+
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.train import tracking
+from tests.cli.conftest import Done, Shell, refused
+from tests.cli.test_gate import fresh_data
+
+Promote = Callable[..., Done]
+Gate = Callable[[str, float], Path]
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'mlflow.db'}"
+
+
+@pytest.fixture
+def run_id(policy: Path, uri: str) -> str:
+    """A run with the hand-made policy."""
+    return made_run(policy, uri)
+
+
+@pytest.fixture
+def promote(shell: Shell, uri: str) -> Promote:
+    return partial(shell, "dynamiccl-train", "promote", "--tracking-uri", uri)
+
+
+@pytest.fixture
+def gate(shell: Shell, run_id: str, uri: str, tmp_path: Path) -> Gate:
+    """Judge the run by fresh runs in which the configs gain so much."""
+
+    def judge(name: str, gain: float) -> Path:
+        data = fresh_data(tmp_path / f"{name}-fresh", gain)
+        words = ("--data", data, "--policy", run_id, "--out", name, "--tracking-uri", uri)
+        assert shell("dynamiccl-evaluate", "gate", *words, "--json").code == 0
+        return tmp_path / name
+
+    return judge
+
+
+def made_run(policy: Path, uri: str) -> str:
+    with tracking.start_run(uri, "x", "hand-made") as run:
+        run.log_folder(policy, "policy")
+    tracking.register(uri, run.run_id, tracking.CANDIDATE)
+    return run.run_id
+
+
+def test_what_a_gate_let_through_becomes_the_champion(
+    run_id: str, uri: str, gate: Gate, promote: Promote, shell: Shell
+) -> None:
+    gated = gate("gated", 0.3)
+    found = promote(run_id, "--gated", gated, "--json").json
+    assert (found["passed_bins"], found["version_before"]) == (2, None)
+    client = MlflowClient(uri)
+    champion = client.get_model_version_by_alias("dynamiccl", "champion")
+    assert (str(champion.version), champion.run_id) == (found["version"], run_id)
+    assert champion.tags == {"gate": "passed 2 size bins"}
+    candidate = client.get_model_version_by_alias("dynamiccl", "candidate")
+    assert candidate.version != champion.version  # the policy as it was trained
+    held_back = Manifest.read(tracking.policy_directory("models:/dynamiccl@champion", uri))
+    assert held_back == Manifest.read(gated)
+    exported = shell("dynamiccl-deploy", "export", found["policy"], "--out", "a", "--json").json
+    assert exported["tables"][0]["acting"] == 2
+    again = promote(run_id, "--gated", gated, "--json").json
+    assert again == {**found, "version_before": found["version"]}
+
+
+def test_a_champion_of_before_stays_what_it_was_and_can_come_back(
+    run_id: str, gate: Gate, promote: Promote
+) -> None:
+    first = gate("first", 0.3)
+    second = gate("second", 0.5)
+    one = promote(run_id, "--gated", first, "--json").json
+    two = promote(run_id, "--gated", second, "--json").json
+    assert (two["version_before"], two["version"] != one["version"]) == (one["version"], True)
+    for found, folder in [(one, first), (two, second)]:
+        assert Manifest.read(Path(found["policy"])) == Manifest.read(folder)
+    back = promote(run_id, "--gated", first)
+    assert f"champion is version {one['version']}, acts in 2 size bins (before: " in back.out
+
+
+def test_what_no_gate_let_through_is_refused_unless_forced(
+    run_id: str, uri: str, gate: Gate, promote: Promote, tmp_path: Path
+) -> None:
+    assert f"gate --data FRESH --policy {run_id}" in refused(promote(run_id), 2)
+    nothing = gate("nothing", 0.0)
+    said = refused(promote(run_id, "--gated", nothing), 2)
+    assert "act in any size bin" in said
+    ungated = tmp_path / "ungated"
+    shutil.copytree(tracking.policy_directory(run_id, uri), ungated)
+    said = refused(promote(run_id, "--gated", ungated), 2)
+    assert "act in any size bin" in said
+    assert tracking.version_of(uri, tracking.CHAMPION) is None
+    forced = promote(run_id, "--force", "--json").json
+    assert forced["passed_bins"] is None
+    assert tracking.version_of(uri, tracking.CHAMPION) == forced["version"]
+    version = MlflowClient(uri).get_model_version("dynamiccl", forced["version"])
+    assert version.tags == {"gate": "forced"}
+
+
+def test_a_verdict_on_another_policy_is_refused_even_by_force(
+    run_id: str, uri: str, policy: Path, gate: Gate, promote: Promote, tmp_path: Path
+) -> None:
+    gated = gate("gated", 0.3)
+    other = tmp_path / "other"
+    shutil.copytree(policy, other)
+    with (other / "policy.pt").open("ab") as file:
+        file.write(b"\0")
+    Manifest.read_unchecked(other).write(other)
+    another = made_run(other, uri)
+    said = refused(promote(another, "--gated", gated, "--force"), 2)
+    assert f"is not about the policy of run '{another}'" in said
+    assert "no policy manifest at gone" in refused(promote(run_id, "--gated", "gone"), 2)
+    assert "cannot track in" in refused(promote("no-such-run", "--force"), 2)

@@ -1,0 +1,112 @@
+"""`dynamiccl-train list` and `fit`: the recipes, and one training run."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from dynamiccl import cli
+from dynamiccl.errors import UserError
+from dynamiccl.train import DEFAULT_TRACKING_URI
+from dynamiccl.train.commands.options import (
+    DEFAULT_EXPERIMENT,
+    DEFAULT_RECIPE,
+    Experiment,
+    Json,
+    TrackingUri,
+    progress_bar,
+    stdout,
+)
+from dynamiccl.train.recipes import RECIPES, make_recipe
+
+
+def list_command(as_json: Json = False) -> None:
+    """Show the recipes and their settings.
+
+    Example: dynamiccl-train list
+    """
+    recipes = [make().to_json() for make in RECIPES.values()]
+    if as_json:
+        cli.print_json(recipes)
+        return
+    for recipe in recipes:
+        table = Table(title=f"{recipe['name']}: {recipe['summary']}", title_justify="left")
+        table.add_column("setting (--set)")
+        table.add_column("value")
+        for key, value in recipe.items():
+            if key not in {"name", "summary"}:
+                table.add_row(key, str(value))
+        stdout.print(table)
+
+
+def fit_command(
+    data: Annotated[Path, typer.Option(help="Data directory of dynamiccl-collect.")],
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help=f"One of {', '.join(RECIPES)}, or FILE.py with one.",
+            show_default=DEFAULT_RECIPE,
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting.")
+    ] = None,
+    experiment: Experiment = DEFAULT_EXPERIMENT,
+    tracking_uri: TrackingUri = DEFAULT_TRACKING_URI,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of weights and batches.", min=0, show_default="0")
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="RUN_ID", help="Go on with a run that was killed, as it began."),
+    ] = None,
+    as_json: Json = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+) -> None:
+    """Train a recipe; the checkpoint and the abstain margin are chosen on validation bins.
+
+    Example: dynamiccl-train fit --data out/data --recipe ddqn-dueling --seed 1
+    """
+    cli.configure_logging(verbose=verbose)
+    if resume is not None and (recipe, settings or None, seed) != (None, None, None):
+        raise UserError(
+            "--resume goes on with a run's own recipe, settings and seed: leave out --recipe, "
+            "--set and --seed, or begin a new run without --resume"
+        )
+    chosen = make_recipe(recipe or DEFAULT_RECIPE, settings or [])
+    # Checked before the heavy imports: a typo should not take five seconds to be told.
+    from dynamiccl.datasets.store import part_paths
+
+    part_paths(data)
+    from dynamiccl.train import fit as fitting
+    from dynamiccl.train import tracking
+
+    with progress_bar(resume or chosen.name) as show:
+        if resume is not None:
+            summary = fitting.resume(data, resume, tracking_uri=tracking_uri, progress=show)
+        else:
+            summary = fitting.fit(
+                data,
+                chosen,
+                experiment=experiment,
+                tracking_uri=tracking_uri,
+                seed=seed or 0,
+                progress=show,
+            )
+    version = tracking.register(tracking_uri, summary.run_id, tracking.CANDIDATE)
+    if as_json:
+        cli.print_json(asdict(summary))
+        return
+    stdout.print(
+        f"run {summary.run_id}: {summary.steps} steps in {summary.seconds:.1f} s, best at step "
+        f"{summary.best_step}\n"
+        f"validation: mean regret {summary.validation_regret:.2%} on {summary.validation_tasks} "
+        f"tasks (NCCL's default {summary.validation_default_regret:.2%}), abstains below a "
+        f"predicted gain of {summary.abstain_margin:.1%}\n"
+        f"files: {summary.run_directory}\n"
+        f"registered as models:/{tracking.MODEL_NAME}@{tracking.CANDIDATE} (version {version})\n"
+        f"compare runs with: mlflow ui --backend-store-uri {tracking_uri}",
+        soft_wrap=True,
+    )

@@ -1,0 +1,300 @@
+"""`dynamiccl-train study` and `trial`: recipes over a grid and seeds, and one run of them."""
+
+import os
+import shlex
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dynamiccl import cli
+from dynamiccl.errors import DataError, UserError
+from dynamiccl.train import DEFAULT_TRACKING_URI
+from dynamiccl.train.commands.options import (
+    DEFAULT_EXPERIMENT,
+    DEFAULT_RECIPE,
+    Experiment,
+    Json,
+    TrackingUri,
+    progress_bar,
+    stderr,
+    stdout,
+)
+
+if TYPE_CHECKING:
+    from dynamiccl.train.fanout.backend import Backend
+    from dynamiccl.train.study import Study, StudySummary
+
+
+def study_command(
+    data: Annotated[Path | None, typer.Option(help="Data directory of dynamiccl-collect.")] = None,
+    recipe: Annotated[
+        list[str] | None, typer.Option(help="Recipes to compare, one an option.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="For all trials.")
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V1,V2", help="Vary a setting; lists with +, as in 64+64."),
+    ] = None,
+    optuna: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Search: try N settings of --space by TPE.", min=1),
+    ] = None,
+    space: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=LOW:HIGH[:log]", help="What to search; or KEY=V1,V2, as --grid."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Trials of each setting.", min=1)] = 5,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            help="Trials at a time, a thread each.",
+            min=1,
+            show_default="processors; with --slurm or --ray, theirs",
+        ),
+    ] = None,
+    slurm: Annotated[bool, typer.Option("--slurm", help="Run trials as a Slurm array.")] = False,
+    sbatch_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OPTION", help="For sbatch, one an option, like --time=02:00:00."),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Run trials on a Ray cluster: HOST:PORT, or auto."),
+    ] = None,
+    script_only: Annotated[
+        bool, typer.Option("--script-only", help="Write the batch script, submit nothing.")
+    ] = False,
+    experiment: Experiment = DEFAULT_EXPERIMENT,
+    tracking_uri: TrackingUri = DEFAULT_TRACKING_URI,
+    resume: Annotated[
+        str | None, typer.Option(metavar="STUDY_ID", help="Go on with a study, wherever it ran.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train recipes over a grid and several seeds, side by side; one parent run, a child a trial.
+
+    Example: dynamiccl-train study --data out/data --recipe dqn --recipe cql --seeds 5
+    """
+    cli.configure_logging(verbose=False)
+    if (resume is None) == (data is None):
+        raise UserError("give --data for a new study, or --resume STUDY_ID to go on with one")
+    if resume is not None and (recipe or settings or grid or optuna or space):
+        raise UserError("--resume goes on with a study's own trials: leave out what they are")
+    if script_only and (not slurm or optuna):
+        raise UserError(
+            "--script-only writes one batch script, with --slurm and without --optuna, whose later "
+            "trials depend on the first"
+        )
+    if slurm and ray is not None:
+        raise UserError("--slurm and --ray are two places for the same trials: give one")
+    backend = _backend(jobs, sbatch_option or [], ray, slurm=slurm)
+    from dynamiccl.train import study as studies
+    from dynamiccl.train import tracking
+
+    uri = tracking.absolute_uri(tracking_uri)
+    run_id = resume
+    if data is not None:
+        from dynamiccl.datasets.store import part_paths
+
+        part_paths(data)
+        order = _Order(
+            data=data,
+            experiment=experiment,
+            recipes=tuple(recipe or [DEFAULT_RECIPE]),
+            settings=tuple(settings or []),
+            grid=tuple(grid or []),
+            space=tuple(space or []),
+            count=optuna,
+            seeds=seeds,
+            at_once=jobs or os.cpu_count() or 1,
+        )
+        run_id = studies.begin_study(_planned(order), uri)
+    assert run_id is not None
+    if script_only:
+        _write_script(backend, run_id, uri, as_json=as_json)
+        return
+    failures = _run_study(backend, run_id, uri)
+    summary = studies.summarise_study(run_id, uri)
+    studies.end_study(summary, uri)
+    _show(summary, failures, as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """What the command line says about a new study."""
+
+    data: Path
+    experiment: str
+    recipes: tuple[str, ...]
+    settings: tuple[str, ...]
+    grid: tuple[str, ...]
+    space: tuple[str, ...]
+    #: Settings to try in a search; None: a grid.
+    count: int | None
+    seeds: int
+    at_once: int
+
+
+def _planned(order: _Order) -> "Study":
+    """Every setting of a grid, or the beginning of a search."""
+    from dynamiccl.train.search import Search
+    from dynamiccl.train.study import plan_search, plan_study
+
+    if order.count is None:
+        if order.space:
+            raise UserError(f"--space {order.space[0]} is for --optuna N: give both, or --grid")
+        return plan_study(
+            order.data,
+            experiment=order.experiment,
+            recipes=order.recipes,
+            settings=order.settings,
+            grid=order.grid,
+            seeds=order.seeds,
+        )
+    if order.grid:
+        raise UserError(f"--grid {order.grid[0]} is for all its values: with --optuna use --space")
+    if not order.space and len(order.recipes) == 1:
+        raise UserError("--optuna needs something to search: give --space, or several --recipe")
+    search = Search(
+        recipes=order.recipes,
+        settings=order.settings,
+        space=order.space,
+        count=order.count,
+        seeds=order.seeds,
+        per_round=max(1, order.at_once // order.seeds),
+    )
+    return plan_search(order.data, experiment=order.experiment, search=search)
+
+
+def _backend(
+    jobs: int | None, sbatch_options: list[str], ray: str | None, *, slurm: bool
+) -> "Backend":
+    """Where the trials run."""
+    if slurm:
+        from dynamiccl.train.fanout.slurm_array import SlurmArray
+
+        return SlurmArray(jobs, tuple(sbatch_options))
+    if sbatch_options:
+        raise UserError(f"--sbatch-option {sbatch_options[0]} is for --slurm: give both")
+    if ray is not None:
+        from dynamiccl.train.fanout.ray_cluster import RayCluster
+
+        return RayCluster(ray, jobs)
+    from dynamiccl.train.fanout.processes import Processes
+
+    return Processes(jobs or os.cpu_count() or 1)
+
+
+def _write_script(backend: "Backend", run_id: str, tracking_uri: str, *, as_json: bool) -> None:
+    from dynamiccl.train.fanout.slurm_array import SlurmArray
+    from dynamiccl.train.study import missing_trials
+
+    assert isinstance(backend, SlurmArray)
+    numbers = missing_trials(run_id, tracking_uri)
+    if not numbers:
+        raise UserError(f"study {run_id} has no trial left to run: leave out --script-only")
+    script = backend.write_script(run_id, numbers, tracking_uri)
+    if as_json:
+        cli.print_json({"run_id": run_id, "script": str(script), "trials": numbers})
+        return
+    stdout.print(
+        f"study {run_id}: {len(numbers)} trials\n"
+        f"submit them with: sbatch {shlex.quote(str(script))}\n"
+        f"when they have ended: dynamiccl-train study --resume {run_id} --tracking-uri "
+        f"{tracking_uri}",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def _run_study(backend: "Backend", run_id: str, tracking_uri: str) -> list[str]:
+    """Run the trials that are not done, round by round; what those that failed said."""
+    from dynamiccl.train.study import extend_study, missing_trials
+
+    failures: list[str] = []
+    tried: set[int] = set()
+    while True:
+        missing = [n for n in missing_trials(run_id, tracking_uri) if n not in tried]
+        failures += _run_trials(backend, run_id, missing, tracking_uri)
+        tried.update(missing)
+        if not extend_study(run_id, tracking_uri):
+            return failures
+
+
+def _run_trials(
+    backend: "Backend", run_id: str, missing: list[int], tracking_uri: str
+) -> list[str]:
+    """Run trials; what those that failed said."""
+    from dynamiccl.train.study import read_study
+
+    trials = read_study(run_id, tracking_uri).trials
+    if not missing and not trials:
+        return []  # a search, before its first round
+    words = f"study {run_id}: {len(missing)} of {len(trials)} trials to run"
+    stderr.print(words, soft_wrap=True, highlight=False)
+    if not missing:
+        return []
+    failures, best = [], float("inf")
+    with progress_bar("trials") as show:
+        for done, outcome in enumerate(backend.run(run_id, missing, tracking_uri), start=1):
+            trial = trials[outcome.number]
+            if outcome.validation_regret is None:
+                where = f"trial {outcome.number} ({trial.setting}, seed {trial.seed})"
+                failures.append(f"{where}: {outcome.error}")
+            else:
+                best = min(best, outcome.validation_regret)
+            show(done, len(missing), {"validation_regret": best})
+    return failures
+
+
+def _show(summary: "StudySummary", failures: list[str], *, as_json: bool) -> None:
+    """Print a study's outcome; raises DataError when trials failed."""
+    if as_json:
+        cli.print_json(asdict(summary))
+    else:
+        wide = stdout if stdout.is_terminal else Console(width=max(stdout.width, 140))
+        wide.print(_study_table(summary))
+    if failures:
+        for failure in failures:
+            stderr.print(failure, soft_wrap=True, highlight=False)
+        raise DataError(
+            f"{len(failures)} of {summary.trials} trials failed; the others are kept: when what "
+            f"they say is mended, go on with 'dynamiccl-train study --resume {summary.run_id}'"
+        )
+
+
+def trial_command(
+    study: Annotated[str, typer.Argument(metavar="STUDY_ID", help="The study's parent run.")],
+    number: Annotated[int, typer.Argument(help="Which of its trials, from 0.")],
+    tracking_uri: TrackingUri = DEFAULT_TRACKING_URI,
+    as_json: Json = False,
+) -> None:
+    """Run one trial of a study, or go on with it: what a study runs, and a batch array can.
+
+    Example: dynamiccl-train trial STUDY_ID $SLURM_ARRAY_TASK_ID
+    """
+    from dynamiccl.train.study import run_trial
+
+    summary = run_trial(study, number, tracking_uri)
+    if as_json:
+        cli.print_json(asdict(summary))
+        return
+    stdout.print(f"run {summary.run_id}: validation regret {summary.validation_regret:.2%}")
+
+
+def _study_table(summary: "StudySummary") -> Table:
+    default = "" if summary.default_regret is None else f"{summary.default_regret:.2%}"
+    title = f"{summary.done} of {summary.trials} trials; NCCL's default {default}"
+    heads = ("setting", "seeds", "validation regret", "95 % interval", "seconds", "best run")
+    table = Table(*heads, title=title, title_justify="left")
+    for each in summary.settings:
+        interval = "one seed" if each.low is None else f"{each.low:.2%} .. {each.high:.2%}"
+        row = (each.setting, str(each.seeds), f"{each.mean:.2%}", interval)
+        table.add_row(*row, f"{each.train_seconds:.0f}", each.best_run)
+    return table

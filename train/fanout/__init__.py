@@ -1,0 +1,7 @@
+"""Where the trials of a study run: processes here, a Slurm array, or a Ray cluster.
+
+backend       what all of them have in common
+processes     processes of this machine
+slurm_array   an array of batch jobs
+ray_cluster   tasks of a Ray cluster; only it imports Ray
+"""

@@ -1,0 +1,256 @@
+"""Trials of a study as a Slurm array: one element a trial, one processor each.
+
+An element that is preempted or loses its node is queued again by Slurm (`--requeue`) and its trial
+goes on from its last epoch. Whether a trial is done, the tracking store says; the queue says only
+that nothing more will come.
+"""
+
+import logging
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from dynamiccl.errors import MachineError, UserError
+from dynamiccl.slurm import (
+    Element,
+    Queue,
+    SlurmQueue,
+    bare_option,
+    option_name,
+    quoted,
+    summarise,
+)
+from dynamiccl.train import tracking
+from dynamiccl.train.fanout.backend import ONE_THREAD, Outcome, reason, trial_arguments
+from dynamiccl.train.study import trial_summary
+
+_log = logging.getLogger(__name__)
+
+#: Tag of the parent run: the array that was submitted last.
+_JOB_TAG: Final = "slurm_job"
+_SCRIPT_NAME: Final = "trials.sbatch"
+_JOB_NAME: Final = "dynamiccl-study"
+_FIX: Final = "correct what --sbatch-option gives, then go on with --resume"
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often we look, in seconds."""
+
+    #: Between two looks right after a change ...
+    shortest_s: float = 1.0
+    #: ... and at most; a controller is shared by everybody.
+    longest_s: float = 15.0
+    #: A shared file system may show a node's last files late.
+    settle_s: float = 15.0
+    #: How long a controller may be away, e.g. for a restart.
+    patience_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmArray:
+    """Slurm, by its commands on PATH."""
+
+    #: Elements that run at a time; None: as many as Slurm lets.
+    jobs: int | None = None
+    #: The user's options of sbatch, one each, e.g. "--time=02:00:00"; they replace ours.
+    options: tuple[str, ...] = ()
+    #: Scripts and logs go to `root`/study id, on a file system that all nodes share.
+    root: Path = Path("dynamiccl-slurm")
+    pace: Pace = field(default_factory=Pace)
+
+    def __post_init__(self) -> None:
+        """Raise UserError for what is no option of sbatch, or would be another array."""
+        for line in self.options:
+            if option_name(_dashed(line)) is None:
+                raise UserError(
+                    f"--sbatch-option {line} is no option of sbatch; write one at a time, like "
+                    "--sbatch-option=--time=02:00:00"
+                )
+            if option_name(_dashed(line)) == "array":
+                raise UserError(
+                    f"--sbatch-option {line}: the array is the study's; --jobs N lets N of its "
+                    "elements run at a time"
+                )
+
+    def run(self, run_id: str, numbers: Sequence[int], tracking_uri: str) -> Iterator[Outcome]:
+        """Submit an array and follow it to its end; one that is still there is followed first.
+
+        Interrupted, it leaves the array to itself, and says how to come back to it.
+
+        Raises:
+            MachineError: sbatch refuses the script, or the controller stays silent.
+        """
+        queue = SlurmQueue(_FIX)
+        run = tracking.reopen_run(tracking_uri, run_id)
+        job = run.tag(_JOB_TAG)
+        there = set(numbers) & set(self._alive(queue, job, run_id))
+        if there:
+            _log.info("job %s of an earlier call is still there: following it", job)
+            yield from self._follow(queue, job, run_id, there, tracking_uri)
+        rest = [number for number in numbers if number not in there]
+        if not rest:
+            return
+        script = self.write_script(run_id, rest, tracking_uri)
+        job = queue.submit(script)
+        run.set_tags({_JOB_TAG: job})
+        _log.info("job %s submitted (%s)", job, script)
+        yield from self._follow(queue, job, run_id, set(rest), tracking_uri)
+
+    def write_script(self, run_id: str, numbers: Sequence[int], tracking_uri: str) -> Path:
+        """Write the batch script for these trials; where it is."""
+        folder = self._folder(run_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / _SCRIPT_NAME
+        text = array_script(run_id, numbers, tracking_uri, folder, self)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def _folder(self, run_id: str) -> Path:
+        return self.root.absolute() / run_id
+
+    def _alive(self, queue: Queue, job: str, run_id: str) -> Iterator[int]:
+        """Trials of a job that has not ended."""
+        for element in queue.elements(job) if job else ():
+            # Another cluster, or the same one years later, may know another job by this number.
+            ours = element.script.endswith(f"/{run_id}/{_SCRIPT_NAME}")
+            if ours and not element.ended:
+                yield _trial_of(element)
+
+    def _follow(
+        self, queue: Queue, job: str, run_id: str, waiting: set[int], tracking_uri: str
+    ) -> Iterator[Outcome]:
+        wait_s, shown = self.pace.shortest_s, ""
+        try:
+            while True:
+                found = {_trial_of(e): e for e in self._look(queue, job)}
+                over = {n for n in waiting if n not in found or found[n].ended}
+                yield from self._outcomes(
+                    job, run_id, {n: found.get(n) for n in over}, tracking_uri
+                )
+                waiting = waiting - over
+                if not waiting:
+                    return
+                summary = summarise(tuple(found.values()))
+                if summary != shown:
+                    _log.info("job %s: %s", job, summary)
+                    shown, wait_s = summary, self.pace.shortest_s
+                time.sleep(wait_s)
+                wait_s = min(1.5 * wait_s, self.pace.longest_s)
+        except KeyboardInterrupt:
+            _log.warning(
+                "leaving job %s to itself: follow it again with --resume %s --slurm, end it with "
+                "`scancel %s`",
+                job,
+                run_id,
+                job,
+            )
+            raise
+
+    def _look(self, queue: Queue, job: str) -> tuple[Element, ...]:
+        deadline = time.monotonic() + self.pace.patience_s
+        while True:
+            try:
+                return queue.elements(job)
+            except MachineError as error:
+                if time.monotonic() >= deadline:
+                    raise
+                _log.warning("%s; asking again", error)
+                time.sleep(self.pace.longest_s)
+
+    def _outcomes(
+        self, job: str, run_id: str, over: dict[int, Element | None], tracking_uri: str
+    ) -> Iterator[Outcome]:
+        """What the store says about elements that have ended."""
+        deadline = time.monotonic() + self.pace.settle_s
+        left = dict(over)
+        while left:
+            for number in sorted(left):
+                summary = trial_summary(run_id, number, tracking_uri)
+                if summary is not None:
+                    del left[number]
+                    yield Outcome(number, summary.validation_regret, "")
+            # One that Slurm saw succeed has written its summary: it is on its way to us.
+            late = any(e is None or e.state == "COMPLETED" for e in left.values())
+            if not late or time.monotonic() >= deadline:
+                break
+            time.sleep(min(self.pace.shortest_s, self.pace.settle_s))
+        for number, element in sorted(left.items()):
+            yield Outcome(number, None, self._error(job, run_id, number, element))
+
+    def _error(self, job: str, run_id: str, number: int, element: Element | None) -> str:
+        log = self._folder(run_id) / f"{job}_{number}.out"
+        state = summarise(() if element is None else (element,))
+        try:
+            said = log.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return f"job {job}_{number} {state}; no log at {log}"
+        return f"{reason(said) or 'it said nothing'} (job {job}_{number} {state}; {log})"
+
+
+def array_script(
+    run_id: str, numbers: Sequence[int], tracking_uri: str, folder: Path, array: SlurmArray
+) -> str:
+    """The text of the batch script (pure)."""
+    lines = [_dashed(line) for line in array.options]
+    given = {option_name(line) for line in lines}
+    throttle = f"%{array.jobs}" if array.jobs else ""
+    # sbatch reads a percent sign in a file name as a pattern.
+    output = quoted(f"{folder}/".replace("%", "%%") + "%A_%a.out")
+    ours = {
+        "job-name": "=" + _JOB_NAME,
+        "ntasks": "=1",
+        "cpus-per-task": "=1",
+        "output": "=" + output,
+        # A requeued element keeps its number, and its log goes on.
+        "open-mode": "=append",
+        "requeue": "",
+        "array": f"={_ranges(numbers)}{throttle}",
+    }
+    arguments = trial_arguments(run_id, "$SLURM_ARRAY_TASK_ID", tracking_uri)
+    words = [
+        f'"{word}"' if word.startswith("$") else shlex.quote(word)
+        for word in (sys.executable, *arguments)
+    ]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *(f"#SBATCH --{name}{value}" for name, value in ours.items() if name not in given),
+            *(f"#SBATCH {line}" for line in lines),
+            "",
+            "# Written by dynamiccl-train. A trial goes on where it stopped, so it may run again.",
+            *(f"export {name}={value}" for name, value in ONE_THREAD.items()),
+            f"exec {' '.join(words)}",
+            "",
+        ]
+    )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Numbers as sbatch takes them.
+
+    >>> _ranges([5, 0, 1, 2])
+    '0-2,5'
+    """
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ",".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
+
+
+def _trial_of(element: Element) -> int:
+    """The trial of an element, whose id is JOB_TRIAL."""
+    return int(element.id.rpartition("_")[2])
+
+
+def _dashed(line: str) -> str:
+    """An option as sbatch spells it; its dashes may be left out."""
+    bare = bare_option(line)
+    return bare if bare.startswith("-") else f"--{bare}"
