@@ -8,14 +8,19 @@ import pytest
 from mlflow import MlflowClient
 
 from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.store import read
 from dynamiccl.errors import MissingPath, UserError
+from dynamiccl.evaluate.gate.gate import pass_gate
+from dynamiccl.evaluate.gate.gated import write_gated
 from dynamiccl.evaluate.report import make_report
 from dynamiccl.serve.artifact import export_artifact
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.train.fit import fit, resume
+from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
 from tests.cli.conftest import Shell
 from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
+from tests.data_sets import SWEEP, make_data
 
 PAGE = Path(__file__).parents[2] / "docs" / "new-recipe.md"
 FEW = ["steps=60", "steps_per_epoch=20", "num_members=2", "hidden_sizes=16"]
@@ -31,7 +36,7 @@ def attention(tmp_path: Path) -> Path:
     return path
 
 
-def test_one_file_gets_tracking_resume_evaluation_and_export(
+def test_one_file_gets_tracking_resume_evaluation_gate_and_export(
     attention: Path, data_dir: Path, tmp_path: Path
 ) -> None:
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
@@ -53,14 +58,18 @@ def test_one_file_gets_tracking_resume_evaluation_and_export(
     assert Manifest.read(policy).recipe == "attention"
     report = make_report(data_dir, [("policy", policy)], tmp_path / "report")
     assert {each.policy for each in report.systems[0].summaries} >= {"policy", "oracle"}
-    artifact = export_artifact(policy, tmp_path / "artifact").directory
+    fresh = SWEEP.replace('name = "tiny"', 'name = "fresh"').replace("cycles = 3", "cycles = 6")
+    gated = pass_gate(TorchPolicy.load(policy), read(make_data(tmp_path / "fresh", fresh)))
+    write_gated(gated, policy, tmp_path / "gated")
+    assert gated.cells
+    artifact = export_artifact(tmp_path / "gated", tmp_path / "artifact").directory
     tables = [DecisionTable.read(path) for path in (artifact / "tables").rglob("*.*")]
     assert tables
 
 
 def test_the_page_names_commands_that_there_are(shell: Shell) -> None:
     lines = re.findall(r"^(dynamiccl-\w+ \w+)(.*)", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(lines) == 4
+    assert len(lines) == 5
     for command, operands in lines:
         done = shell(*command.split(), "--help")
         assert done.code == 0
