@@ -1,12 +1,12 @@
 """Every figure of docs/results.md: what learning is worth, against everything simpler.
 
     python benchmarks/learning.py            # `make bench-learning`, within the hour on 2 cores
-    FULL=1 python benchmarks/learning.py     # all recipes, the sequences and thirty gates as well
+    FULL=1 python benchmarks/learning.py     # all recipes on the grid, and thirty gates
     python benchmarks/learning.py ope gate   # some parts; the others' figures stay as they are
 
 Parts: `grid`, simulated grids whose truth is known (learning_grids.py); `real`, measured sweeps
-(learning_real.py); `ope`, off-policy estimates (learning_ope.py); `sequences` (FULL, or by name),
-the ablation (learning_sequences.py); `replay` and `gate`, what bench_replay.py and bench_gate.py
+(learning_real.py); `ope`, off-policy estimates (learning_ope.py); `sequences`, the
+ablation (learning_sequences.py); `replay` and `gate`, what bench_replay.py and bench_gate.py
 print.
 
 Writes out/bench/learning.json: under `data_sets`, by data set and policy, `mean_regret`,
@@ -61,7 +61,7 @@ def main() -> None:
         "replay": lambda _: printed("replay", "bench_replay.py"),
         "gate": lambda _: printed("gate", "bench_gate.py"),
     }
-    asked = sys.argv[1:] or [name for name in parts if FULL or name != "sequences"]
+    asked = sys.argv[1:] or list(parts)
     unknown = set(asked) - set(parts)
     if unknown:
         sys.exit(f"no part {', '.join(sorted(unknown))}; choose from {', '.join(parts)}")

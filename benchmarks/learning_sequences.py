@@ -52,6 +52,7 @@ AHEAD: Final = ("gamma=0.5", "num_steps=3", "entropy_start=0")
 ARMS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "DDQN, sweeps only": ("ddqn-dueling", (*ALONE, "use_calls=false")),
     "DDQN": ("ddqn-dueling", ALONE),
+    "DDQN, 9,000 gradient steps": ("ddqn-dueling", (*ALONE, "steps=9000")),
     "DDQN, 3-step": ("ddqn-dueling", AHEAD),
     "DRQN-LSTM": ("drqn-lstm", ALONE),
     "DRQN-LSTM, 3-step": ("drqn-lstm", AHEAD),

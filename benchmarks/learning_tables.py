@@ -64,10 +64,29 @@ def table(name: str, found: Mapping[str, Any]) -> str:
             for policy, row in found["data_sets"][name].items()
         ]
         return markdown([["policy", *columns], *rows])
+    if name == "real_notes":
+        return notes(found["real_notes"])
     keys = [key for key in found if key.startswith(name) and not key.endswith(("_lo", "_hi"))]
     if not keys:
         raise KeyError(f"no figures for table '{name}'")
     return markdown([["figure", "value"], *([f"`{k}`", cell(found, k, False)] for k in keys)])
+
+
+def notes(systems: Mapping[str, Mapping[str, Any]]) -> str:
+    """What stands beside the figures of measured systems."""
+    head = ["system", "test tasks", "of them with runs enough", "noise band", "statistic"]
+    rows = [
+        [
+            name,
+            str(note["tasks"]),
+            str(note["tasks_with_runs"]),
+            "unknown (no repeats)" if note["noise_band"] is None else f"{note['noise_band']:.2%}",
+            note["statistic"] if note["tasks"] else "nothing to score",
+        ]
+        for name, note in systems.items()
+        if not name.endswith(", left out")
+    ]
+    return markdown([head, *rows])
 
 
 def cell(row: Mapping[str, Any], key: str, is_fraction: bool) -> str:

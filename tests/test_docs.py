@@ -1,6 +1,7 @@
 """Documents that are checked: the README's tree, links between pages, what pages may not say."""
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,15 @@ def test_readme_starts_with_the_two_commands() -> None:
 
 def test_every_make_target_of_the_pages_exists() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     for page in PAGES:
-        for target in re.findall(r"`make ([a-z]+)`", page.read_text(encoding="utf-8")):
+        for target in re.findall(r"`make ([a-z-]+)[` ]", page.read_text(encoding="utf-8")):
             assert target in targets, f"{page.name} names `make {target}`"
+
+
+def test_the_tables_of_results_are_those_of_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    tables = import_module("learning_tables")
+    page = tables.PAGE.read_text(encoding="utf-8")
+    assert page.count("<!-- table ") > 3
+    assert tables.with_tables(page, tables.figures()) == page, "run learning_tables.py"
