@@ -7,18 +7,19 @@
 
 Every estimate comes with the effective sample size (sum w)^2 / sum w^2. Where a policy wants what
 the behaviour never did, or so few rows that the weights of a handful decide, there is no number.
-Where earlier rows changed the behaviour, rows are not independent, and there is no interval:
-weights that would mend this (Hadad et al. 2021) need the probabilities of all actions, not of the
-one taken.
+Where earlier rows changed the behaviour, rows are not independent, and there is no interval; but
+for DR, where the log holds the probabilities of all actions and not of the one taken alone
+(`adaptive.py`).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from scipy import stats
 
+from dynamiccl.evaluate.ope.adaptive import adaptive_value
 from dynamiccl.evaluate.ope.logs import Float64Array, Log
 from dynamiccl.evaluate.ope.models import tabular_model
 
@@ -83,14 +84,31 @@ def doubly_robust(
     confidence: float,
     fit: Callable[[Log, tuple[int, int]], Float64Array] = tabular_model,
 ) -> Estimate:
-    """Direct method and weighted residuals, each row's by a model of the other half of the rows."""
+    """Direct method and weighted residuals, each row's by a model of the other half of the rows.
+
+    Of an adaptive log with all probabilities and rows enough: adaptively weighted, by tabular
+    models of the rows before, and with an interval.
+    """
     expected, predicted = _cross_fitted(log, policy, fit)
     each = expected + weights_of(log, policy) * (log.reward - predicted)
 
     def terms() -> tuple[float, Float64Array]:
         return float(each.mean()), each - each.mean()
 
-    return _weighted("DR", log, policy, behaviour, confidence, terms)
+    found = _weighted("DR", log, policy, behaviour, confidence, terms)
+    if found.note != NO_INTERVAL or log.probabilities is None:
+        return found
+    weighted = adaptive_value(log, policy)
+    if weighted is None:
+        return found
+    value, error = weighted
+    reach = _normal(confidence) * error
+    return replace(found, value=value, low=value - reach, high=value + reach, note="")
+
+
+def _normal(confidence: float) -> float:
+    """How many standard errors an interval reaches to each side."""
+    return float(stats.norm.ppf(0.5 + confidence / 2))
 
 
 def _cross_fitted(
@@ -127,5 +145,5 @@ def _weighted(
     if log.adaptive:
         return Estimate(name, value, None, None, effective, NO_INTERVAL)
     error = float(spread.std(ddof=1) / np.sqrt(len(log)))
-    reach = float(stats.norm.ppf(0.5 + confidence / 2)) * error
+    reach = _normal(confidence) * error
     return Estimate(name, value, value - reach, value + reach, effective, "")

@@ -26,6 +26,8 @@ class Log:
     propensity: Float64Array
     #: Whether what came before changed the probabilities: such rows are not independent.
     adaptive: bool = False
+    #: (n, A) the probabilities of all actions at each row's time, where they were kept.
+    probabilities: Float64Array | None = None
 
     def __len__(self) -> int:
         return len(self.action)
@@ -38,6 +40,7 @@ class Log:
             self.reward[which],
             self.propensity[which],
             self.adaptive,
+            None if self.probabilities is None else self.probabilities[which],
         )
 
 
