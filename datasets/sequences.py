@@ -27,6 +27,14 @@ from dynamiccl.datasets.splits import Split, with_split
 from dynamiccl.datasets.steps import Steps, Tasks
 from dynamiccl.nccl import Algorithm, Config, Protocol
 
+#: The columns of calls that steps are made of.
+CALLS_USED: Final = (
+    *("system", "sweep", "run", "comm", "sequence", "replay"),
+    *("collective", "size_bytes", "num_nodes", "ranks_per_node", "nccl_version"),
+    *("decided", "actual_algorithm", "actual_protocol", "actual_num_channels"),
+    *("time_us", "skew_us", "ranks_agree"),
+    *ENVIRONMENT_COLUMNS,
+)
 _TASK: Final = ("system", "nccl_version", "collective", "num_nodes", "ranks_per_node", "bin")
 _EPISODE: Final = (*_TASK, "sweep", "run", "comm")
 #: What a sweep says of a row and a call does not, or otherwise: not compared for a reference.
@@ -54,7 +62,8 @@ def sequence_steps(
 ) -> tuple[Steps | None, SequenceCounts]:
     """Steps of a calls frame, with rewards and masks by a measurements frame.
 
-    None when no call is left, with the counts that say why.
+    Of the calls, the columns CALLS_USED are looked at. None when no call is left, with the counts
+    that say why.
     """
     asked = tuned(calls)
     timed = asked.filter(pl.col("time_us") > 0, pl.col("ranks_agree"))
@@ -108,8 +117,17 @@ def _actions(calls: pl.DataFrame, catalogue: Catalogue) -> pl.Series:
         pair = Algorithm.parse(algorithm), Protocol.parse(protocol)
         return known.get(Config(*pair), known.get(Config(*pair, n)))
 
-    asked = calls.select("decided", "actual_algorithm", "actual_protocol", "actual_num_channels")
-    return pl.Series("action", [action(*row) for row in asked.iter_rows()], dtype=pl.Int64)
+    ran = calls.select("decided", "actual_algorithm", "actual_protocol", "actual_num_channels")
+    kinds = ran.unique()  # a handful, of millions of calls
+    found = pl.Series("action", [action(*row) for row in kinds.iter_rows()], dtype=pl.Int64)
+    joined = ran.join(
+        kinds.with_columns(found),
+        on=ran.columns,
+        nulls_equal=True,
+        how="left",
+        maintain_order="left",
+    )
+    return joined["action"]
 
 
 def _referenced(calls: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:

@@ -13,10 +13,10 @@ from dynamiccl.datasets.cells import NOISE_KEY, tuned, usable
 from dynamiccl.datasets.episodes import TrainingSteps, training_steps, with_noise
 from dynamiccl.datasets.features import Observations, cold_observations
 from dynamiccl.datasets.scoring import TaskGrid, task_grid
-from dynamiccl.datasets.sequences import SequenceCounts, sequence_steps
+from dynamiccl.datasets.sequences import CALLS_USED, SequenceCounts, sequence_steps
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.steps import Steps
-from dynamiccl.datasets.store import content_hash, part_paths, read
+from dynamiccl.datasets.store import content_hash, part_paths, read, scan
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.train.heads import Member
 from dynamiccl.train.policy import forward
@@ -83,7 +83,7 @@ def load_data(data_dir: Path, seed: int) -> TrainingData:
     observations = cold_observations(tasks, profiles)
     sequences, counts = None, None
     if part_paths(data_dir, "calls"):
-        calls = read(data_dir, "calls")
+        calls = scan(data_dir, "calls").select(CALLS_USED).collect()
         sequences, counts = sequence_steps(calls, everything, catalogue, profiles)
     return TrainingData(
         frame=frame,
