@@ -43,6 +43,8 @@ from dynamiccl.serve.table import DecisionTable
 #: 1 KiB to 16 GiB, octave by octave.
 SIZES: Final = tuple(1 << octave for octave in range(10, 35))
 _FIRST_COST_US: Final = 10.0
+#: What the line begins with that holds the answer.
+_ANSWER: Final = "dynamiccl-answer "
 _TIMEOUT_S: Final = 60.0
 
 
@@ -77,9 +79,10 @@ def ask_plugin(plugin: Path, num_ranks: int, num_nodes: int) -> dict[str, Any]:
         )
     except subprocess.TimeoutExpired:
         raise PluginError(f"{plugin} had not answered after {_TIMEOUT_S:g} s") from None
-    lines = done.stdout.splitlines()
-    if done.returncode == 0 and lines:
-        return dict(json.loads(lines[-1]))
+    # A plugin may write to stdout as well, and what C has buffered comes after all of ours.
+    answers = [line for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
+    if done.returncode == 0 and answers:
+        return dict(json.loads(answers[-1].removeprefix(_ANSWER)))
     said = done.stderr.strip().rpartition("\n")[2].removeprefix("error: ")
     if done.returncode < 0:
         said = f"signal {-done.returncode} ended the process that asked {plugin}"
@@ -154,7 +157,7 @@ def _wanted(answer: Answer) -> str | None:
 def _main() -> None:
     path, num_ranks, num_nodes = sys.argv[1:]
     asked = _asked(TunerPlugin(Path(path)), int(num_ranks), int(num_nodes))
-    sys.stdout.write(f"\n{json.dumps(asked)}\n")
+    sys.stdout.write(f"\n{_ANSWER}{json.dumps(asked)}\n")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from mlflow import MlflowClient
 
 from dynamiccl.datasets.store import write_part
@@ -63,17 +64,26 @@ def test_a_policy_learns_from_calls_what_sweeps_do_not_show(
     with_calls: Path, tmp_path: Path
 ) -> None:
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    congested = {}
-    for use in ("true", "false"):
-        settings = ["steps=400", "steps_per_epoch=200", "num_members=2", f"use_calls={use}"]
-        recipe = make_recipe("ddqn-dueling", settings)
-        run = fit(with_calls, recipe, experiment="x", tracking_uri=uri, seed=0)
-        policy = TorchPolicy.load(Path(run.run_directory) / "policy")
-        congested[use] = chosen(policy, with_calls)
-        params = MlflowClient(uri).get_run(run.run_id).data.params
-        assert (params["calls_steps"], params["calls_episodes"]) == ("360", "6")
-    assert congested["true"] == "Tree/Simple"
-    assert congested["false"] == "ABSTAIN"
+    recipe = make_recipe("ddqn-dueling", ["steps=400", "steps_per_epoch=200", "num_members=2"])
+    run = fit(with_calls, recipe, experiment="x", tracking_uri=uri, seed=0)
+    assert chosen(TorchPolicy.load(Path(run.run_directory) / "policy"), with_calls) == "Tree/Simple"
+    params = MlflowClient(uri).get_run(run.run_id).data.params
+    assert (params["calls_steps"], params["calls_episodes"]) == ("360", "6")
+
+
+def test_calls_that_are_left_out_change_nothing(
+    with_calls: Path, data_dir: Path, tmp_path: Path
+) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    settings = ["steps=20", "steps_per_epoch=10", "num_members=2", "hidden_sizes=16"]
+    weights = []
+    for data, used in ((with_calls, "true"), (with_calls, "false"), (data_dir, "true")):
+        recipe = make_recipe("ddqn-dueling", [*settings, f"use_calls={used}"])
+        run = fit(data, recipe, experiment="x", tracking_uri=uri, seed=0)
+        weights.append(TorchPolicy.load(Path(run.run_directory) / "policy").weights())
+    calls, left_out, none = weights
+    assert all(torch.equal(left_out[name], none[name]) for name in none)
+    assert not all(torch.equal(calls[name], none[name]) for name in none)
 
 
 def test_a_run_with_calls_goes_on_where_it_was_killed(with_calls: Path, tmp_path: Path) -> None:

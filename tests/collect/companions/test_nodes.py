@@ -22,7 +22,7 @@ def test_node_is_asked_and_answers_line_by_line() -> None:
 
 
 def test_answer_that_failed_is_told_with_its_last_words() -> None:
-    code = "import sys; [print(i) for i in range(9)]; sys.exit('no such device')"
+    code = "import sys; [print(i, flush=True) for i in range(9)]; sys.exit('no such device')"
     with pytest.raises(MachineError, match=r"ended with 1 and said: 7 \| 8 \| no such device"):
         LOCAL.ask(python(code), 1)
     with pytest.raises(MachineError, match="said: nothing"):
@@ -88,7 +88,9 @@ def test_program_that_ended_before_it_heard_us_is_ended_all_the_same(tmp_path: P
 
 def test_output_goes_to_the_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    process = LOCAL.start(python("import sys; print('one'); sys.exit('two')"), 1, log=log)
+    process = LOCAL.start(
+        python("import sys; print('one', flush=True); sys.exit('two')"), 1, log=log
+    )
     assert process.wait(timeout=20) == 1
     assert process.stdout is None
     assert log.read_text().split() == ["one", "two"]
