@@ -108,7 +108,9 @@ def _said(value: Any) -> str:
 def _text(value: float | str, is_fraction: bool) -> str:
     if isinstance(value, str):
         return value
-    return f"{value:.2%}" if is_fraction else f"{value:.4g}"
+    if is_fraction:
+        return f"{value:.2%}"
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
