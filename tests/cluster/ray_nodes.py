@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from tests.cluster.processes import processes_with, spawn_mortal
 from tests.cluster.slurm import wait_until
 
 PROGRAMS = ("ip", "nsenter", "setpriv", "unshare")
@@ -124,28 +125,11 @@ class RayNodes:
         return int(done.stdout) if done.returncode == 0 else 0
 
     def _processes(self, mark: str) -> list[int]:
-        """Living processes with a mark in their environment, other than we are."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) != os.getpid():
-                try:
-                    environ = (entry / "environ").read_bytes().split(b"\0")
-                except (FileNotFoundError, ProcessLookupError, PermissionError):
-                    continue  # ended, or not to be looked at, hence not ours
-                if any(variable.startswith(mark.encode()) for variable in environ):
-                    found.append(int(entry.name))
-        return found
+        """Those with a variable that begins with `mark`: a node's, or all of the cluster's."""
+        return processes_with(lambda variable: variable.startswith(mark.encode()))
 
     def _spawn(self, name: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-        with (self.root / "nodes.log").open("ab") as log:
-            self._children[name] = subprocess.Popen(
-                ["setpriv", "--pdeathsig=KILL", "--", *argv],
-                env=self.environ(env),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        self._children[name] = spawn_mortal(argv, self.environ(env), self.root / "nodes.log")
 
     def _ip(self, node: str, words: str) -> None:
         subprocess.run(self.wrap(["ip", *words.split()], node), check=True, capture_output=True)

@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from tests.cluster.processes import processes_with, spawn_mortal
+
 NODES = 4
 CPUS = 4
 #: Set to `loopback`, it does without namespaces where they would be allowed.
@@ -159,28 +161,10 @@ class Slurm:
     def _processes(self) -> list[int]:
         """Processes that belong to this cluster, by the configuration in their environment."""
         mark = f"SLURM_CONF={self.conf}".encode()
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) != os.getpid():
-                try:
-                    environ = (entry / "environ").read_bytes().split(b"\0")
-                except (FileNotFoundError, ProcessLookupError, PermissionError):
-                    continue  # ended, or not to be looked at, hence not ours
-                if mark in environ:
-                    found.append(int(entry.name))
-        return found
+        return processes_with(lambda variable: variable == mark)
 
     def _spawn(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
-        mortal = ["setpriv", "--pdeathsig=KILL", "--", *argv]
-        with (self.root / "daemons.log").open("ab") as log:
-            child = subprocess.Popen(
-                mortal,
-                env=self.environ(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        child = spawn_mortal(argv, self.environ(), self.root / "daemons.log")
         self._children.append(child)
         return child
 
