@@ -17,6 +17,7 @@ from mlflow.entities import Run
 
 from tests.cluster.ray_nodes import RayNodes, missing
 from tests.cluster.slurm import wait_until
+from tests.train.runs import without_package
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -157,17 +158,7 @@ def test_what_is_no_address_or_does_not_answer_says_so(data_dir: Path, tmp_path:
 
 
 def test_without_ray_the_message_names_the_extra(data_dir: Path, tmp_path: Path) -> None:
-    code = (
-        "import sys; sys.modules['ray'] = None; sys.argv = sys.argv[1:]; "
-        "from dynamiccl.train.cli import main; main()"
-    )
-    wanted = ["dynamiccl-train", "study", "--data", str(data_dir), "--ray", "10.79.0.1:6379"]
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code, *wanted],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ["study", "--data", str(data_dir), "--ray", "10.79.0.1:6379"]
+    done = without_package("ray", tmp_path, *words)
     assert done.returncode == 4, done.stderr
     assert "pip install 'dynamiccl[ray]'" in done.stderr

@@ -15,6 +15,7 @@ from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
 from tests.calls import call, calls_table
 from tests.data_sets import SYSTEM
+from tests.train.runs import broken_run
 
 SIZE = 1 << 24
 GROUP = {"num_ranks": 32, "num_nodes": 4, "ranks_per_node": 8, "system": SYSTEM}
@@ -91,19 +92,13 @@ def test_a_run_with_calls_goes_on_where_it_was_killed(with_calls: Path, tmp_path
     settings = ["steps=40", "steps_per_epoch=10", "hidden_sizes=16", "num_members=2"]
     recipe = make_recipe("drqn-lstm", settings)
 
-    def stop(step: int, _steps: int, _metrics: dict[str, float]) -> None:
-        if step == 20:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fit(with_calls, recipe, experiment="x", tracking_uri=uri, seed=0, progress=stop)
-    client = MlflowClient(uri)
-    (run,) = client.search_runs([client.get_experiment_by_name("x").experiment_id])
-    resume(with_calls, run.info.run_id, tracking_uri=uri)
+    broken = broken_run(with_calls, uri, recipe, at=20)
+    resume(with_calls, broken, tracking_uri=uri)
     whole = fit(with_calls, recipe, experiment="x", tracking_uri=uri, seed=0)
+    client = MlflowClient(uri)
     curves = [
         [metric.value for metric in client.get_metric_history(run_id, "loss")]
-        for run_id in (run.info.run_id, whole.run_id)
+        for run_id in (broken, whole.run_id)
     ]
     assert curves[0] == curves[1]
     assert len(curves[0]) == 4

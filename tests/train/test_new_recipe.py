@@ -15,12 +15,13 @@ from dynamiccl.evaluate.gate.gated import write_gated
 from dynamiccl.evaluate.report import make_report
 from dynamiccl.serve.artifact import export_artifact
 from dynamiccl.serve.table import DecisionTable
-from dynamiccl.train.fit import fit, resume
+from dynamiccl.train.fit import resume
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
 from tests.cli.conftest import Shell
 from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
 from tests.data_sets import SWEEP, make_data
+from tests.train.runs import broken_run
 
 PAGE = Path(__file__).parents[2] / "docs" / "new-recipe.md"
 FEW = ["steps=60", "steps_per_epoch=20", "num_members=2", "hidden_sizes=16"]
@@ -42,16 +43,9 @@ def test_one_file_gets_tracking_resume_evaluation_gate_and_export(
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     recipe = make_recipe(str(attention), FEW)
 
-    def stop(step: int, _steps: int, _metrics: dict[str, float]) -> None:
-        if step == 20:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fit(data_dir, recipe, experiment="x", tracking_uri=uri, seed=0, progress=stop)
-    client = MlflowClient(uri)
-    (run,) = client.search_runs([client.get_experiment_by_name("x").experiment_id])
-    assert run.data.params["window_encoder"] == "attention"
-    summary = resume(data_dir, run.info.run_id, tracking_uri=uri)
+    broken = broken_run(data_dir, uri, recipe, at=20)
+    assert MlflowClient(uri).get_run(broken).data.params["window_encoder"] == "attention"
+    summary = resume(data_dir, broken, tracking_uri=uri)
     directory = Path(summary.run_directory)
     assert (directory / "recipe.py").read_text() == attention.read_text()
     policy = directory / "policy"

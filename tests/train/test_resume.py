@@ -17,13 +17,10 @@ from dynamiccl.train.loop import read_state
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
 from tests.data_sets import SWEEP, make_data
+from tests.train.runs import Killed, broken_run
 
 SETTINGS = ["steps=60", "steps_per_epoch=10", "hidden_sizes=16", "num_members=2"]
 EPOCHS = list(range(10, 61, 10))
-
-
-class Killed(Exception):
-    """Stands for whatever ends a run between two epochs."""
 
 
 def curve(uri: str, run_id: str, name: str) -> list[tuple[int, float]]:
@@ -39,24 +36,6 @@ def run_ids(uri: str) -> list[str]:
 
 def whole_run(data: Path, uri: str, recipe: str) -> FitSummary:
     return fit(data, make_recipe(recipe, SETTINGS), experiment="whole", tracking_uri=uri, seed=3)
-
-
-def broken_run(data: Path, uri: str, recipe: str, at: int) -> str:
-    def stop(step: int, _steps: int, _metrics: dict[str, float]) -> None:
-        if step == at:
-            raise Killed
-
-    with pytest.raises(Killed):
-        fit(
-            data,
-            make_recipe(recipe, SETTINGS),
-            experiment="broken",
-            tracking_uri=uri,
-            seed=3,
-            progress=stop,
-        )
-    (run_id,) = run_ids(uri)
-    return run_id
 
 
 def assert_same_policy(first: Path, second: Path) -> None:
@@ -81,7 +60,7 @@ def test_curve_and_weights_are_those_of_an_uninterrupted_run(
     recipe: str, at: int, data_dir: Path, tmp_path: Path
 ) -> None:
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    broken = broken_run(data_dir, uri, recipe, at)
+    broken = broken_run(data_dir, uri, make_recipe(recipe, SETTINGS), at=at, seed=3)
     resumed = resume(data_dir, broken, tracking_uri=uri)
     assert resumed.run_id == broken
     assert run_ids(uri) == [broken]
@@ -143,7 +122,7 @@ def test_metrics_that_were_lost_between_state_and_log_are_logged(
 
 def test_what_cannot_be_resumed_says_why(data_dir: Path, tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    broken = broken_run(data_dir, uri, "ddqn-dueling", 10)
+    broken = broken_run(data_dir, uri, make_recipe("ddqn-dueling", SETTINGS), at=10, seed=3)
     other = make_data(tmp_path / "other", SWEEP.replace("seed = 3", "seed = 4"))
     with pytest.raises(UserError, match="is not what run"):
         resume(other, broken, tracking_uri=uri)

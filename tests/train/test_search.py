@@ -29,6 +29,7 @@ from dynamiccl.train.study import (
     summarise_study,
 )
 from dynamiccl.train.tracking import reopen_run
+from tests.train.runs import without_package
 
 FEW = ("steps=20", "steps_per_epoch=10", "hidden_sizes=8", "num_members=1")
 SPACE = ("learning_rate=1e-4:1e-1:log", "batch_size=16:64", "hidden_sizes=8,16+16")
@@ -126,18 +127,8 @@ def test_a_search_ends_where_nothing_is_left_and_failures_stop_nothing(
 
 
 def test_without_optuna_the_message_names_the_extra(data_dir: Path, tmp_path: Path) -> None:
-    code = (
-        "import sys; sys.modules['optuna'] = None; sys.argv = sys.argv[1:]; "
-        "from dynamiccl.train.cli import main; main()"
-    )
     words = ["study", "--data", str(data_dir), "--optuna", "3", "--space", "steps=10:20"]
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code, "dynamiccl-train", *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = without_package("optuna", tmp_path, *words)
     assert done.returncode == 4, done.stderr
     assert "needs the package 'optuna', which is not installed" in done.stderr
     assert "pip install 'dynamiccl[optuna]'" in done.stderr
