@@ -24,7 +24,7 @@ from dynamiccl.datasets.scoring import TaskGrid, task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.lineup import make_policies
-from dynamiccl.evaluate.ope.estimators import Estimate, direct, doubly_robust, ips, snips
+from dynamiccl.evaluate.ope.estimators import Estimate, every_estimate
 from dynamiccl.evaluate.ope.logs import (
     Float64Array,
     deterministic,
@@ -32,7 +32,6 @@ from dynamiccl.evaluate.ope.logs import (
     mixture,
     true_value,
 )
-from dynamiccl.evaluate.ope.models import tabular_model
 from dynamiccl.train.policy import TorchPolicy
 
 ROWS: Final = 40_000
@@ -89,19 +88,7 @@ def _estimates(
     world: TaskGrid, behaviour: Float64Array, policies: list[Float64Array], seed: int
 ) -> list[dict[str, Estimate]]:
     log = draw_log(world, behaviour, ROWS, np.random.default_rng(seed))
-    model = tabular_model(log, behaviour.shape)
-    return [
-        {
-            each.estimator: each
-            for each in (
-                direct(log, policy, model),
-                ips(log, policy, behaviour, CONFIDENCE),
-                snips(log, policy, behaviour, CONFIDENCE),
-                doubly_robust(log, policy, behaviour, CONFIDENCE),
-            )
-        }
-        for policy in policies
-    ]
+    return every_estimate(log, policies, behaviour, CONFIDENCE)
 
 
 def _ranks(

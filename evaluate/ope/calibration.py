@@ -17,16 +17,13 @@ import numpy.typing as npt
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.crossfit import has_runs
-from dynamiccl.evaluate.ope.estimators import Estimate, direct, doubly_robust, ips, snips
+from dynamiccl.evaluate.ope.estimators import Estimate, every_estimate
 from dynamiccl.evaluate.ope.logs import (
-    Float64Array,
-    Log,
     deterministic,
     draw_log,
     mixture,
     true_value,
 )
-from dynamiccl.evaluate.ope.models import tabular_model
 from dynamiccl.evaluate.policies import Actions
 
 #: How often the behaviour tries something.
@@ -75,13 +72,16 @@ def calibrate(
     random = np.random.default_rng(seed)
     size = CALLS_PER_TASK * len(kept)
     logs = [draw_log(world, behaviour, size, random) for _ in range(LOGS)]
-    found = []
-    for name, actions in choices.items():
-        policy = deterministic(actions[kept], num_actions)
-        by_log = [_estimates(log, policy, behaviour) for log in logs]
-        estimates = {each: [found[each] for found in by_log] for each in ESTIMATORS}
-        found.append(Calibration(name, true_value(world, policy), estimates))
-    return found
+    policies = [deterministic(actions[kept], num_actions) for actions in choices.values()]
+    by_log = [every_estimate(log, policies, behaviour, CONFIDENCE) for log in logs]
+    return [
+        Calibration(
+            name,
+            true_value(world, policy),
+            {each: [found[index][each] for found in by_log] for each in ESTIMATORS},
+        )
+        for index, (name, policy) in enumerate(zip(choices, policies, strict=True))
+    ]
 
 
 def _means_of_runs(grid: TaskGrid, rows: npt.NDArray[np.int64]) -> TaskGrid:
@@ -101,13 +101,3 @@ def _means_of_runs(grid: TaskGrid, rows: npt.NDArray[np.int64]) -> TaskGrid:
         repeats=grid.repeats[rows],
         samples=samples,
     )
-
-
-def _estimates(log: Log, policy: Float64Array, behaviour: Float64Array) -> dict[str, Estimate]:
-    found = [
-        direct(log, policy, tabular_model(log, policy.shape)),
-        ips(log, policy, behaviour, CONFIDENCE),
-        snips(log, policy, behaviour, CONFIDENCE),
-        doubly_robust(log, policy, behaviour, CONFIDENCE),
-    ]
-    return {each.estimator: each for each in found}

@@ -12,7 +12,7 @@ for DR, where the log holds the probabilities of all actions and not of the one 
 (`adaptive.py`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -104,6 +104,25 @@ def doubly_robust(
     value, error = weighted
     reach = _normal(confidence) * error
     return replace(found, value=value, low=value - reach, high=value + reach, note="")
+
+
+def every_estimate(
+    log: Log, policies: Sequence[Float64Array], behaviour: Float64Array, confidence: float
+) -> list[dict[str, Estimate]]:
+    """What each estimator says of each policy, by its name, with one reward model for all."""
+    model = tabular_model(log, behaviour.shape)
+    return [
+        {
+            each.estimator: each
+            for each in (
+                direct(log, policy, model),
+                ips(log, policy, behaviour, confidence),
+                snips(log, policy, behaviour, confidence),
+                doubly_robust(log, policy, behaviour, confidence),
+            )
+        }
+        for policy in policies
+    ]
 
 
 def _normal(confidence: float) -> float:

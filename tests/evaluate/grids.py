@@ -1,5 +1,6 @@
 """Grids small enough to work out by hand."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,15 @@ def grid(sizes: list[int], times: list[list[float]], **columns: Any) -> TaskGrid
     measured = ~np.isnan(values)
     samples = {(int(t), int(a)): np.repeat(values[t, a], 3) for t, a in np.argwhere(measured)}
     return TaskGrid(tasks, values, np.where(measured, 3, 0), tasks.head(0), samples)
+
+
+def noisy(exact: TaskGrid, spread: float, random: np.random.Generator) -> TaskGrid:
+    """The grid with 40 log-normal samples a cell, whose mean is the cell's time."""
+    samples = {}
+    for cell, times in exact.samples.items():
+        drawn = times[0] * random.lognormal(0.0, spread, 40)
+        samples[cell] = drawn * times[0] / drawn.mean()
+    return replace(exact, samples=samples)
 
 
 TRAINING = grid(

@@ -14,12 +14,13 @@ from dynamiccl.evaluate.ope.estimators import (
     Estimate,
     direct,
     doubly_robust,
+    every_estimate,
     ips,
     snips,
 )
 from dynamiccl.evaluate.ope.logs import Float64Array, deterministic, draw_log, mixture, true_value
 from dynamiccl.evaluate.ope.models import tabular_model
-from tests.evaluate.grids import grid
+from tests.evaluate.grids import grid, noisy
 
 TASKS, ACTIONS, ROWS = 24, 8, 3000
 
@@ -32,11 +33,7 @@ def make_world(seed: int = 0, spread: float = 0.05) -> TaskGrid:
     times[random.random((TASKS, ACTIONS)) < 0.15] = np.nan
     times[:, 0] = 100.0
     exact = grid([1 << (10 + t) for t in range(TASKS)], times.tolist())
-    samples = {}
-    for cell, values in exact.samples.items():
-        noisy = values[0] * random.lognormal(0.0, spread, 40)
-        samples[cell] = noisy * values[0] / noisy.mean()
-    return replace(exact, samples=samples)
+    return noisy(exact, spread, random)
 
 
 WORLD = make_world()
@@ -53,13 +50,8 @@ POLICIES = {
 
 def estimates(seed: int, policy: Float64Array, rows: int = ROWS) -> dict[str, Estimate]:
     log = draw_log(WORLD, BEHAVIOUR, rows, np.random.default_rng(seed))
-    found = [
-        direct(log, policy, tabular_model(log, policy.shape)),
-        ips(log, policy, BEHAVIOUR, 0.9),
-        snips(log, policy, BEHAVIOUR, 0.9),
-        doubly_robust(log, policy, BEHAVIOUR, 0.9),
-    ]
-    return {each.estimator: each for each in found}
+    (found,) = every_estimate(log, [policy], BEHAVIOUR, 0.9)
+    return found
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -9,7 +9,7 @@ from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.ope.adaptive import MIN_ROWS, adaptive_value
 from dynamiccl.evaluate.ope.estimators import NO_INTERVAL, NO_OVERLAP, doubly_robust, snips
 from dynamiccl.evaluate.ope.logs import Log, deterministic, mixture, true_value
-from tests.evaluate.grids import grid
+from tests.evaluate.grids import grid, noisy
 
 TASKS, ACTIONS, ROWS = 5, 5, 5200
 EPSILON = 0.25
@@ -20,11 +20,7 @@ def make_world() -> TaskGrid:
     times = 100.0 * np.exp(random.uniform(-0.4, 0.4, (TASKS, ACTIONS)))
     times[:, 0] = 100.0
     exact = grid([1 << (10 + t) for t in range(TASKS)], times.tolist())
-    samples = {}
-    for cell, values in exact.samples.items():
-        noisy = values[0] * random.lognormal(0.0, 0.1, 40)
-        samples[cell] = noisy * values[0] / noisy.mean()
-    return replace(exact, samples=samples)
+    return noisy(exact, 0.1, random)
 
 
 WORLD = make_world()
