@@ -3,67 +3,39 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from multiprocessing import get_context
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
-from scipy import stats
 
-from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.crossfit import CrossFit, Interval
-from dynamiccl.evaluate.policies import Actions
+from dynamiccl.evaluate.metrics import Summary
+from dynamiccl.train.study import student_interval
 
 #: By name: the figure, and its interval as NAME_lo and NAME_hi; None where there is none.
 Number = float | None
 Figures = dict[str, Number]
-_NAMES: Final = ("mean_regret", "p95_regret", "ratio_to_default", "share_worse_than_default")
+#: The figures, and what a summary calls them.
+_NAMES: Final = {
+    "mean_regret": "mean",
+    "p95_regret": "p95",
+    "ratio_to_default": "ratio_to_default",
+    "share_worse_than_default": "slower_than_default",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """One replicate's figures of a policy; regrets and shares are fractions."""
-
-    mean_regret: float
-    p95_regret: float
-    ratio_to_default: float
-    share_worse_than_default: float | None
-    tasks: int
-
-    @classmethod
-    def of(cls, grid: TaskGrid, rows: Actions, actions: Actions, band: float | None) -> Self:
-        """Choices (T,) on some tasks of a grid; worse is slower by more than `band`."""
-        regret, ratio = (
-            grid.regret(actions)[rows],
-            (grid.chosen_us(actions) / grid.default_us)[rows],
-        )
-        return cls(
-            float(regret.mean()),
-            float(np.quantile(regret, 0.95)),
-            float(np.exp(np.log(ratio).mean())),
-            None if band is None else float((ratio > 1.0 + band).mean()),
-            len(rows),
-        )
-
-
-def over_replicates(draws: Sequence[Draws]) -> Figures:
-    """Means, and Student's 95 % interval; None with a single replicate."""
+def over_replicates(summaries: Sequence[Summary]) -> Figures:
+    """Means of one policy's summaries, and Student's 95 % interval."""
     figures: Figures = {}
-    for name in _NAMES:
-        values = [getattr(each, name) for each in draws]
+    for name, field in _NAMES.items():
+        values = [getattr(each, field) for each in summaries]
         figures |= student([value for value in values if value is not None], name)
     return figures
 
 
 def student(values: Sequence[float], name: str = "mean") -> Figures:
     """The mean of some replicates as `name`, and its 95 % interval; None where there is none."""
-    if not values:
-        return _row(name, None, None)
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return _row(name, mean, None)
-    reach = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
-    return _row(name, mean, (mean - reach, mean + reach))
+    return _row(name, float(np.mean(values)) if values else None, student_interval(values))
 
 
 def of_crossfit(fitted: CrossFit) -> Figures:
@@ -76,14 +48,13 @@ def of_crossfit(fitted: CrossFit) -> Figures:
     )
     figures: Figures = {}
     for name, part in zip(_NAMES, parts, strict=True):
-        mean, ends = (None, None) if part is None else (part.mean, (part.low, part.high))
-        figures |= _row(name, mean, ends)
+        ends = (None, None) if part is None else (part.low, part.high)
+        figures |= _row(name, None if part is None else part.mean, ends)
     return figures
 
 
-def _row(name: str, mean: Number, ends: tuple[float, float] | None) -> Figures:
-    low, high = ends or (None, None)
-    return {name: mean, f"{name}_lo": low, f"{name}_hi": high}
+def _row(name: str, mean: Number, ends: tuple[Number, Number]) -> Figures:
+    return {name: mean, f"{name}_lo": ends[0], f"{name}_hi": ends[1]}
 
 
 def parallel(

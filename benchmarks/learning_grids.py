@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 from bench_gate import NO_NOISE, sweep
-from learning_figures import Draws, over_replicates, parallel
+from learning_figures import over_replicates, parallel
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import tuned, usable
@@ -21,6 +21,7 @@ from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.lineup import make_policies
+from dynamiccl.evaluate.metrics import Summary, summarise
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
@@ -37,18 +38,17 @@ WORSE: Final = 0.01
 def simulated_grid(out: Path, recipes: Sequence[str], seeds: int) -> dict[str, Any]:
     """Figures by policy, the validation regrets by recipe, and which recipe these choose."""
     truth = sweep(out / "truth", "truth", cycles=1, seed=1000, noise=NO_NOISE, shapes=SHAPES)
-    jobs = [(out / f"data-{seed}", recipe, seed) for seed in range(seeds) for recipe in recipes]
-    for data in dict(parallel(measure, [(out, seed) for seed in range(seeds)])).values():
-        assert data.is_dir()
+    measured = {s: data for (_, s), data in parallel(measure, [(out, s) for s in range(seeds)])}
+    jobs = [(measured[seed], recipe, seed) for seed in range(seeds) for recipe in recipes]
     regrets: dict[str, list[float]] = {recipe: [] for recipe in recipes}
     learned: dict[int, list[tuple[str, Path]]] = {seed: [] for seed in range(seeds)}
     for (_, recipe, seed), (regret, policy) in parallel(train, jobs):
         regrets[recipe].append(regret)
         learned[seed].append((recipe, policy))
-    draws: dict[str, dict[str, list[Draws]]] = {NAME: {}, BEYOND: {}}
+    draws: dict[str, dict[str, list[Summary]]] = {NAME: {}, BEYOND: {}}
     for seed in range(seeds):
-        for data_set, name, found in _score(out / f"data-{seed}", truth, learned[seed]):
-            draws[data_set].setdefault(name, []).append(found)
+        for data_set, found in _score(measured[seed], truth, learned[seed]):
+            draws[data_set].setdefault(found.policy, []).append(found)
     chosen = min(recipes, key=lambda recipe: float(np.mean(regrets[recipe])))
     return {
         "data_sets": {
@@ -75,7 +75,7 @@ def train(data: Path, recipe: str, seed: int, name: str = "grid") -> tuple[float
 
 def _score(
     data: Path, truth: Path, learned: Sequence[tuple[str, Path]]
-) -> Iterator[tuple[str, str, Draws]]:
+) -> Iterator[tuple[str, Summary]]:
     frame = tuned(read(data))
     catalogue = Catalogue.from_frame(usable(frame))
     parts = [task_grid(frame, catalogue, [s]) for s in (Split.TRAIN, Split.VALIDATION, Split.TEST)]
@@ -84,8 +84,11 @@ def _score(
     assert exact.tasks.select(TASK_COLUMNS).equals(parts[2].tasks.select(TASK_COLUMNS))
     everywhere = np.arange(exact.tasks.height)
     beyond = np.flatnonzero(exact.default_us > (1.0 + WORSE) * exact.oracle_us)
-    for policy in make_policies(parts[0], parts[1], catalogue, loaded):
-        # Searchers try what was measured; the oracle is the truth's own.
-        actions = policy.choose(exact if policy.name == "oracle" else parts[2])
-        for name, rows in ((NAME, everywhere), (BEYOND, beyond)):
-            yield name, policy.name, Draws.of(exact, rows, actions, WORSE)
+    # Searchers try what was measured; the oracle is the truth's own.
+    choices = {
+        player.name: player.choose(exact if player.name == "oracle" else parts[2])
+        for player in make_policies(parts[0], parts[1], catalogue, loaded)
+    }
+    for name, rows in ((NAME, everywhere), (BEYOND, beyond)):
+        for summary in summarise(exact, rows, choices, WORSE):
+            yield name, summary

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import polars as pl
-from learning_figures import Draws, Figures, of_crossfit, over_replicates, parallel
+from learning_figures import Figures, of_crossfit, over_replicates, parallel
 
 from dynamiccl.collect.importing.importer import ImportFailed, ImportOptions, import_files
 from dynamiccl.datasets.actions import Catalogue
@@ -23,6 +23,7 @@ from dynamiccl.datasets.store import read
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.evaluate.crossfit import cross_fit, has_runs
 from dynamiccl.evaluate.lineup import make_policies
+from dynamiccl.evaluate.metrics import OPTIMISTIC, Summary, summarise
 from dynamiccl.evaluate.policies import Actions
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
@@ -83,13 +84,10 @@ def _scored(
     training, validation = (
         task_grid(known, catalogue, [split]) for split in (Split.TRAIN, Split.VALIDATION)
     )
+    loaded = [(name, TorchPolicy.load(path)) for name, paths in learned.items() for path in paths]
     choices: dict[str, list[Actions]] = {}
-    for recipe, paths in learned.items():
-        loaded = [(recipe, TorchPolicy.load(path)) for path in paths]
-        players = make_policies(training, validation, catalogue, loaded)
-        ours, simple = players[: len(loaded)], players[len(loaded) :]
-        choices[recipe] = [player.choose(test) for player in ours]
-    choices |= {player.name: [player.choose(test)] for player in simple}
+    for player in make_policies(training, validation, catalogue, loaded):
+        choices.setdefault(player.name, []).append(player.choose(test))
     bands = {str(s): float(b) for s, b, _ in noise_bands(frame).iter_rows()}
     sets, notes = {}, {}
     places = test.tasks.with_row_index("row")
@@ -101,7 +99,7 @@ def _scored(
             "tasks": len(rows),
             "tasks_with_runs": runs,
             "noise_band": band,
-            "statistic": "cross-fitted" if runs else "optimistic oracle, no interval",
+            "statistic": "cross-fitted" if runs else OPTIMISTIC,
         }
         if not len(rows):
             continue
@@ -109,7 +107,7 @@ def _scored(
         sets[str(name)] = {
             policy: of_crossfit(figures)
             if (figures := fitted[policy]) is not None
-            else _optimistic([Draws.of(test, rows, actions, band) for actions in seeds])
+            else _optimistic([s for a in seeds for s in summarise(test, rows, {policy: a}, band)])
             for policy, seeds in choices.items()
         }
     if not sets:
@@ -117,7 +115,7 @@ def _scored(
     return sets, notes
 
 
-def _optimistic(seeds: Sequence[Draws]) -> Figures:
+def _optimistic(seeds: Sequence[Summary]) -> Figures:
     """The mean over seeds, and no interval: seeds alone say nothing of the measurements."""
     return {
         name: None if name.endswith(("_lo", "_hi")) else value

@@ -22,7 +22,6 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import tuned, usable
 from dynamiccl.datasets.episodes import training_noise
-from dynamiccl.datasets.sequences import sequence_steps
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.steps import Steps
 from dynamiccl.datasets.store import read
@@ -39,6 +38,7 @@ from dynamiccl.evaluate.sequences import (
     figures,
     play,
 )
+from dynamiccl.train.data import load_data
 from dynamiccl.train.fit import fit
 from dynamiccl.train.fqe import fitted_value
 from dynamiccl.train.policy import TorchPolicy
@@ -121,17 +121,26 @@ def _row(replicates: Sequence[Figures]) -> dict[str, Number]:
     return row
 
 
-def _worlds(data: Path) -> tuple[Catalogue, World, World]:
+def _worlds(data: Path) -> tuple[World, World]:
+    """The worlds of the logs and of the test."""
     frame = read(data)
     catalogue = Catalogue.from_frame(usable(tuned(frame)))
     noise = training_noise(frame)
-    return (catalogue, *(make_world(catalogue, s, noise) for s in (Split.TRAIN, Split.TEST)))
+    logged, test = (make_world(catalogue, s, noise) for s in (Split.TRAIN, Split.TEST))
+    return logged, test
+
+
+def _steps(data: Path) -> Steps:
+    """The logs, as a training run makes steps of them."""
+    steps = load_data(data, 0).sequences
+    assert steps is not None
+    return steps
 
 
 def _prepare(data: Path, seed: int) -> dict[str, Figures]:
     """Write a replicate's sweep and logs; play what needs no training, but for the trees."""
     measure_quiet(data, seed)
-    catalogue, logged, test = _worlds(data)
+    logged, test = _worlds(data)
     random = np.random.default_rng(seed)
     nccl = Fixed(np.zeros(logged.tasks.height, dtype=np.int64))
     table = Fixed(np.nanargmin(logged.times_us[0], axis=1))
@@ -140,15 +149,13 @@ def _prepare(data: Path, seed: int) -> dict[str, Figures]:
         exploring = Exploring(player, epsilon, random)
         log = play(logged, exploring, PROFILES, jobs=4, rounds=500, seed=1000 * seed + index)
         write_calls(data, logged, log, name)
-    steps, _ = sequence_steps(read(data, "calls"), read(data), catalogue, PROFILES)
-    assert steps is not None
     usual = np.linalg.matrix_power(test.transitions, 10_000)[0]
     mean_us = np.tensordot(usual, test.times_us / test.oracle_us[:, :, None], axes=1)
     players: dict[str, Player] = {
         "nccl-default": Fixed(np.zeros(test.tasks.height, dtype=np.int64)),
         "best quiet table (true)": Fixed(np.nanargmin(test.times_us[0], axis=1)),
         "best table of all states (true)": Fixed(np.nanargmin(mean_us, axis=1)),
-        "gradient boosting": Boosted.fitted(steps),
+        "gradient boosting": Boosted.fitted(_steps(data)),
         "oracle": KnowsState(test),
     }
     return {name: _play(test, player, seed) for name, player in players.items()}
@@ -165,17 +172,15 @@ def _run(data: Path, seed: int, arm: str) -> tuple[Figures, float | None]:
     uri = f"sqlite:///{data.parent / f'mlflow-{seed}-{list(ARMS).index(arm)}.db'}"
     done = fit(data, made, experiment="sequences", tracking_uri=uri, seed=seed)
     policy = TorchPolicy.load(Path(done.run_directory) / "policy")
-    _, logged, test = _worlds(data)
+    logged, test = _worlds(data)
     error = _fqe_error(data, logged, policy, seed) if arm in EVALUATED else None
     return _play(test, Learned(policy), seed), error
 
 
 def _fqe_error(data: Path, world: World, policy: TorchPolicy, seed: int) -> float:
     """Estimated over true discounted value, less one."""
-    steps, _ = sequence_steps(read(data, "calls"), read(data), policy.manifest.actions(), PROFILES)
-    assert steps is not None
     played = play(world, Learned(policy), PROFILES, jobs=32, rounds=ROLLOUT, seed=77 + seed)
     rewards = -played.measured_us / world.times_us[0, :, 0]
     weights = GAMMA ** np.arange(ROLLOUT)
     truth = float((rewards * weights[:, None, None]).sum(axis=0).mean())
-    return fitted_value(policy, steps, gamma=GAMMA, seed=seed) / truth - 1.0
+    return fitted_value(policy, _steps(data), gamma=GAMMA, seed=seed) / truth - 1.0

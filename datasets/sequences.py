@@ -16,8 +16,8 @@ import numpy as np
 import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.cells import quiet, tuned, usable
-from dynamiccl.datasets.episodes import action_masks, training_noise, with_noise
+from dynamiccl.datasets.cells import NOISE_KEY, quiet, tuned, usable
+from dynamiccl.datasets.episodes import action_masks, with_noise
 from dynamiccl.datasets.features import cold_observations
 from dynamiccl.datasets.history import UNKNOWN, CallColumns
 from dynamiccl.datasets.reward import reward, with_reference
@@ -58,12 +58,16 @@ class SequenceCounts:
 
 
 def sequence_steps(
-    calls: pl.DataFrame, frame: pl.DataFrame, catalogue: Catalogue, profiles: Sequence[str]
+    calls: pl.DataFrame,
+    frame: pl.DataFrame,
+    catalogue: Catalogue,
+    profiles: Sequence[str],
+    noise: pl.DataFrame,
 ) -> tuple[Steps | None, SequenceCounts]:
     """Steps of a calls frame, with rewards and masks by a measurements frame.
 
-    Of the calls, the columns CALLS_USED are looked at. None when no call is left, with the counts
-    that say why.
+    `noise` is what `training_noise` gives of the frame. Of the calls, the columns CALLS_USED are
+    looked at. None when no call is left, with the counts that say why.
     """
     asked = tuned(calls)
     timed = asked.filter(pl.col("time_us") > 0, pl.col("ranks_agree"))
@@ -90,7 +94,7 @@ def sequence_steps(
     )["task"]
     values = rows.select(reward(pl.col("time_us"), pl.col("reference_us"))).to_series()
     steps = Steps(
-        tasks=_tasks(keys, rows, frame, catalogue, profiles),
+        tasks=_tasks(with_noise(keys, noise), rows, frame, catalogue, profiles),
         starts=np.concatenate([[0], starts]).astype(np.int64),
         task=task.to_numpy().astype(np.int64),
         terminated=np.zeros(len(starts), dtype=np.bool_),
@@ -153,15 +157,13 @@ def _tasks(
     keys = keys.join(facts, on="system", how="left", maintain_order="left").with_columns(
         pl.coalesce(name, f"_{name}").alias(name) for name in ENVIRONMENT_COLUMNS
     )
-    keys = with_noise(keys, training_noise(frame))
     mask = action_masks(frame, keys, catalogue)
     taken = rows.join(keys.select("task", *_TASK), on=_TASK, nulls_equal=True)
     mask[taken["task"].to_numpy(), taken["action"].to_numpy()] = 1.0
     return Tasks(
         context=cold_observations(keys, profiles).context,
         mask=mask,
-        group=keys.select(pl.struct("system", "collective").rank("dense")).to_series().to_numpy()
-        - 1,
+        group=keys.select(pl.struct(NOISE_KEY).rank("dense")).to_series().to_numpy() - 1,
     )
 
 

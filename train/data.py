@@ -84,7 +84,7 @@ def load_data(data_dir: Path, seed: int) -> TrainingData:
     sequences, counts = None, None
     if part_paths(data_dir, "calls"):
         calls = scan(data_dir, "calls").select(CALLS_USED).collect()
-        sequences, counts = sequence_steps(calls, everything, catalogue, profiles)
+        sequences, counts = sequence_steps(calls, everything, catalogue, profiles, training.noise)
     return TrainingData(
         frame=frame,
         catalogue=catalogue,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 from scipy import stats
 
 from dynamiccl.errors import MissingPath, UserError
@@ -271,12 +272,18 @@ def _axis(text: str) -> list[str]:
     return [f"{key}={value}" for value in values.split(",")]
 
 
+def student_interval(values: npt.ArrayLike) -> tuple[float, float] | tuple[None, None]:
+    """Student's 95 % interval of the mean of some replicates; None of fewer than two."""
+    drawn = np.asarray(values, dtype=np.float64)
+    if len(drawn) < 2:
+        return None, None
+    reach = float(stats.t.ppf(0.5 + _CONFIDENCE / 2, len(drawn) - 1) * stats.sem(drawn))
+    return float(drawn.mean()) - reach, float(drawn.mean()) + reach
+
+
 def _summary(setting: str, runs: Sequence[FitSummary]) -> SettingSummary:
     regrets = np.array([run.validation_regret for run in runs])
-    low = high = None
-    if len(runs) > 1:
-        spread = float(stats.t.ppf(0.5 + _CONFIDENCE / 2, len(runs) - 1) * stats.sem(regrets))
-        low, high = float(regrets.mean()) - spread, float(regrets.mean()) + spread
+    low, high = student_interval(regrets)
     return SettingSummary(
         setting=setting,
         seeds=len(runs),

@@ -5,6 +5,7 @@ import polars as pl
 import pytest
 
 from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.episodes import training_noise
 from dynamiccl.datasets.features import FEATURES, WINDOW_FEATURES
 from dynamiccl.datasets.sequences import SequenceCounts, sequence_steps
 from dynamiccl.datasets.steps import Steps
@@ -20,6 +21,7 @@ SWEEP = frame(
     forced("Ring", "Simple", 95.0, channels=4, size_bytes=SIZE),
 )
 CATALOGUE = Catalogue.from_frame(SWEEP)
+NOISE = training_noise(SWEEP)
 RING, TREE, RING_4 = (
     next(i for i, config in enumerate(CATALOGUE.configs) if config.key.startswith(key))
     for key in ("Ring/LL", "Tree/LL", "Ring/Simple")
@@ -27,7 +29,7 @@ RING, TREE, RING_4 = (
 
 
 def steps_of(calls: pl.DataFrame) -> tuple[Steps, SequenceCounts]:
-    steps, counts = sequence_steps(calls, SWEEP, CATALOGUE, ["default"])
+    steps, counts = sequence_steps(calls, SWEEP, CATALOGUE, ["default"], NOISE)
     assert steps is not None
     return steps, counts
 
@@ -94,7 +96,7 @@ def test_what_cannot_be_learnt_from_is_counted() -> None:
 
 def test_no_call_left_says_why() -> None:
     steps, counts = sequence_steps(
-        calls_frame(call(0, size_bytes=HELD_OUT)), SWEEP, CATALOGUE, ["default"]
+        calls_frame(call(0, size_bytes=HELD_OUT)), SWEEP, CATALOGUE, ["default"], NOISE
     )
     assert steps is None
     assert (counts.held_out, counts.steps) == (1, 0)
@@ -103,6 +105,8 @@ def test_no_call_left_says_why() -> None:
 def test_a_default_between_sizes_is_interpolated() -> None:
     near, far = int(SIZE * 2**0.25), int(SIZE * 2**0.5)
     two = pl.concat([SWEEP, frame(default(400.0, size_bytes=far))])
-    steps, _ = sequence_steps(calls_frame(call(0, size_bytes=near)), two, CATALOGUE, ["default"])
+    steps, _ = sequence_steps(
+        calls_frame(call(0, size_bytes=near)), two, CATALOGUE, ["default"], NOISE
+    )
     assert steps is not None
     assert -1.0 / float(steps.reward[0]) == pytest.approx(200.0 / 100.0, rel=1e-3)
