@@ -1,0 +1,98 @@
+"""H100 nodes on InfiniBand as a simulated system: assembled from published figures, not fitted."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dynamiccl.collect.simulator import h100
+from dynamiccl.collect.simulator.channels import actual_channels, communicator_channels
+from dynamiccl.collect.simulator.group import Group
+from dynamiccl.collect.simulator.system import UNTOUCHED, Call, Launch, Parts
+from dynamiccl.nccl import Algorithm, Collective, Config, NcclVersion, Protocol
+
+#: Bus bandwidth of a ring or tree inside an NVSwitch node (cost_model.py).
+_INTRA_BUS_GBYTES_PER_S: Final = 360.0
+#: NVIDIA H100 SXM5 (data sheet): 132 streaming multiprocessors.
+_NUM_SMS: Final = 132
+
+
+class H100System:
+    """The tables of h100.py behind the interface of every system. Launch knobs change nothing."""
+
+    name = "h100-ib"
+    nccl_version: NcclVersion = h100.NCCL_VERSION
+    num_sms = _NUM_SMS
+
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        """Facts of the machines."""
+        return h100.ENVIRONMENT
+
+    def groups(self) -> Sequence[Group]:
+        """Shapes that the tables hold."""
+        return h100.groups()
+
+    def collectives(self) -> Sequence[Collective]:
+        """Collectives that the tables hold."""
+        return h100.collectives()
+
+    def cells(self, group: Group, collective: Collective) -> Sequence[tuple[Algorithm, Protocol]]:
+        """Pairs that NCCL has."""
+        return h100.cells(group, collective)
+
+    def cost_table(self, call: Call) -> npt.NDArray[np.float32]:
+        """NCCL's own predictions."""
+        return h100.cost_table(call.group, call.collective, call.size_bytes)
+
+    def max_channels(self, group: Group, algorithm: Algorithm) -> int:
+        """Channels that a communicator opens."""
+        return communicator_channels(group, algorithm)
+
+    def resolve(self, call: Call, config: Config) -> Config:
+        """What runs."""
+        costs = self.cost_table(call)
+        cells = [
+            (algorithm, protocol)
+            for algorithm, protocol in self.cells(call.group, call.collective)
+            if config.algorithm in {None, algorithm} and config.protocol in {None, protocol}
+        ]
+        if not cells:
+            raise KeyError(f"NCCL has no {config.key} for {call.collective.wire}")
+        algorithm, protocol = min(cells, key=lambda cell: (costs[cell], cell))
+        channels = actual_channels(
+            call.group, call.collective, algorithm, protocol, call.size_bytes, config.num_channels
+        )
+        return Config(algorithm, protocol, channels, config.chunk_bytes)
+
+    def parts(self, call: Call, config: Config, launch: Launch = UNTOUCHED) -> Parts:  # noqa: ARG002
+        """The tables' line: its latency is fixed, the rest moves bytes over the slowest link."""
+        ran = self.resolve(call, config)
+        assert ran.algorithm is not None
+        assert ran.protocol is not None
+        assert ran.num_channels is not None
+        cell = (call.group, call.collective, ran.algorithm, ran.protocol, call.size_bytes)
+
+        def time_us(congestion: float) -> float:
+            return h100.true_us(
+                *cell,
+                congestion=congestion,
+                num_channels=config.num_channels,
+                chunk_bytes=config.chunk_bytes,
+            )
+
+        quiet_us = time_us(0.0)
+        # Congestion stretches what moves bytes, and nothing else: so the two come apart.
+        moving_us = time_us(1.0) - quiet_us
+        several = call.group.num_nodes > 1
+        bus_bytes = call.size_bytes * call.collective.bus_factor(call.group.num_ranks)
+        inside_us = min(bus_bytes / (1000.0 * _INTRA_BUS_GBYTES_PER_S), moving_us)
+        return Parts(
+            algorithm=ran.algorithm,
+            protocol=ran.protocol,
+            num_channels=ran.num_channels,
+            fixed_us=quiet_us - moving_us,
+            intra_us=inside_us if several else moving_us,
+            inter_us=moving_us if several else 0.0,
+        )
