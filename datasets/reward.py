@@ -9,8 +9,10 @@ one octave away on each side. Without any of these a row has no reward. -1 is "a
 """
 
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.cells import quiet, usable
@@ -28,6 +30,7 @@ _REFERENCE_KEY: Final = tuple(
 )
 #: A run, whose name is unique within its sweep only.
 _RUN: Final = ("sweep", "run")
+_Column = TypeVar("_Column", pl.Expr, npt.NDArray[np.floating[Any]])
 _CURVE_KEY: Final = tuple(name for name in _REFERENCE_KEY if name != "size_bytes")
 
 
@@ -106,22 +109,24 @@ def _interpolate(frame: pl.DataFrame, points: pl.DataFrame) -> pl.DataFrame:
 
 
 def reward(
-    time_us: pl.Expr,
-    reference_us: pl.Expr,
+    time_us: _Column,
+    reference_us: _Column,
     *,
-    changed: pl.Expr | None = None,
-    congestion: pl.Expr | None = None,
+    changed: _Column | None = None,
+    congestion: _Column | None = None,
     lambda_switch: float = 0.0,
     lambda_congestion: float = 0.0,
-) -> pl.Expr:
+) -> _Column:
     """The reward of one call, unitless; -1 is as good as NCCL's default.
+
+    Columns of a table, or arrays of one shape: the simulated environment's are these, too.
 
     >>> pl.select(reward(pl.lit(15.0), pl.lit(10.0))).item()
     -1.5
     """
-    value = -time_us / reference_us
+    value = -1.0 * time_us / reference_us
     if changed is not None and lambda_switch:
-        value = value - lambda_switch * changed.cast(pl.Float64)
+        value = value - changed * lambda_switch
     if congestion is not None and lambda_congestion:
-        value = value - lambda_congestion * congestion
+        value = value - congestion * lambda_congestion
     return value

@@ -1,0 +1,258 @@
+"""The simulated environment: Gymnasium's rules, delays, and that nothing is computed twice."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dynamiccl.collect.runs.run import run_sweep
+from dynamiccl.collect.simulator.group import Group
+from dynamiccl.collect.simulator.recording import Recording
+from dynamiccl.collect.simulator.runner import SimulatorRunner
+from dynamiccl.collect.simulator.scenario import Scenario, find_scenario
+from dynamiccl.collect.simulator.systems import find_system
+from dynamiccl.collect.simulator.workloads import WorkCall, Workload
+from dynamiccl.collect.simulator.world import World
+from dynamiccl.collect.strategies import make_strategy
+from dynamiccl.collect.sweep.load import parse_sweep
+from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.cells import tuned, usable
+from dynamiccl.datasets.episodes import training_noise
+from dynamiccl.datasets.features import WINDOW_FEATURES
+from dynamiccl.datasets.sequences import sequence_steps
+from dynamiccl.datasets.splits import Split, split_of
+from dynamiccl.datasets.store import read
+from dynamiccl.nccl import Collective
+from dynamiccl.train.environment import CollectiveEnv, Course, Tables, delay_calls
+
+SHAPE = Group(4, 8)
+PROFILES = ["default"]
+WHOLE = Course()
+SWEEP = """
+name = "quiet"
+system = "h100-ib"
+collectives = ["AllReduce", "AllGather"]
+algorithms = ["Ring", "Tree", "NVLSTree"]
+groups = [{ num_nodes = 4, ranks_per_node = 8 }]
+sizes = { min = "64K", max = "64M", steps_per_octave = 4 }
+nccl_version = "2.27.5"
+cycles = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> pl.DataFrame:
+    out = tmp_path_factory.mktemp("quiet")
+    parsed = parse_sweep(SWEEP, where="test")
+    strategy = make_strategy(parsed.file, parsed.trials)
+    run_sweep(parsed, strategy, SimulatorRunner(parsed.file), out, resume=False)
+    return read(out)
+
+
+def small_workload() -> Workload:
+    """Three task keys, in training bins, of two collectives."""
+    sizes = [s for s in (1 << 18, 1 << 20, 1 << 22, 1 << 24) if split_of(s) is Split.TRAIN][:2]
+    assert len(sizes) == 2
+    calls = [WorkCall(SHAPE, Collective.AllReduce, size, 500.0) for size in sizes]
+    gather = WorkCall(SHAPE, Collective.AllGather, sizes[0], 500.0)
+    return Workload("small", (*calls, gather, calls[0]))
+
+
+def small_world(frame: pl.DataFrame, scenario: Scenario | None = None) -> World:
+    catalogue = Catalogue.from_frame(usable(tuned(frame)))
+    around = scenario or find_scenario("congested")
+    return World(find_system("h100-ib"), small_workload(), catalogue.configs, around)
+
+
+def small_env(frame: pl.DataFrame, jobs: int = 3, course: Course = WHOLE) -> CollectiveEnv:
+    world = small_world(frame)
+    return CollectiveEnv(world, Tables.of(world, PROFILES, training_noise(frame)), jobs, course)
+
+
+def allowed(observation: dict[str, np.ndarray], random: np.random.Generator) -> np.ndarray:
+    mask = observation["mask"]
+    drawn: np.ndarray = (random.random(mask.shape) * mask).argmax(axis=1)
+    return drawn
+
+
+@dataclass(frozen=True)
+class Step:
+    seen: dict[str, np.ndarray]
+    action: int
+    reward: float
+
+
+def references(frame: pl.DataFrame, world: World) -> np.ndarray:
+    """NCCL's default as the sweep measured it, by task key."""
+    default = frame.filter("is_default")
+    return np.array(
+        [
+            default.filter(
+                pl.col("collective") == call.collective.wire,
+                pl.col("size_bytes") == call.size_bytes,
+            )["time_us"].median()
+            for call in world.keys
+        ],
+        dtype=np.float64,
+    )
+
+
+def test_what_is_seen_done_and_earned_is_what_datasets_makes_of_the_recording(
+    sweep: pl.DataFrame, tmp_path: Path
+) -> None:
+    """One code: an environment's steps are those of the same calls, recorded and read back."""
+    world = small_world(sweep)
+    noise = training_noise(sweep)
+    tables = replace(Tables.of(world, PROFILES, noise), reference_us=references(sweep, world))
+    recording = Recording(world, "played")
+    env = CollectiveEnv(world, tables, 3, Course(episode_calls=200))
+    random = np.random.default_rng(0)
+    observation, _ = env.reset(seed=4)
+    played: dict[tuple[int, int], list[Step]] = {}
+    for _ in range(200):
+        chosen = allowed(observation, random)
+        key, before = env.jobs.key, observation
+        observation, earned, _, _, info = env.step(chosen)
+        recording.add(info["ran"])
+        for job in range(3):
+            seen = {name: part[job] for name, part in before.items()}
+            one = Step(seen, int(chosen[job]), float(earned[job]))
+            played.setdefault((job, int(key[job])), []).append(one)
+    recording.write(tmp_path)
+
+    calls = read(tmp_path, "calls")
+    made, counts = sequence_steps(calls, sweep, Catalogue(world.configs), PROFILES, noise)
+    assert made is not None
+    assert counts.steps == 600
+    assert len(made.starts) - 1 == len(played) == 9
+    for episode in range(9):
+        rows = np.arange(made.starts[episode], made.starts[episode + 1])
+        first = float(made.reward[rows[0]])
+        steps = min(played.values(), key=lambda each: abs(each[0].reward - first))
+        played = {place: each for place, each in played.items() if each is not steps}
+        found, mask, _ = made.observe(rows, np.full(len(rows), episode))
+        assert len(rows) == len(steps)
+        for name, part in (("window", found.window), ("context", found.context)):
+            expected = np.stack([step.seen[name] for step in steps])
+            np.testing.assert_allclose(part, expected, rtol=1e-5, atol=1e-5)
+        assert (mask > 0.5).tolist() == [step.seen["mask"].tolist() for step in steps]
+        assert made.action[rows].tolist() == [step.action for step in steps]
+        assert made.reward[rows] == pytest.approx([step.reward for step in steps], rel=1e-5)
+
+
+def test_rewards_are_minus_one_where_the_default_runs_undisturbed(sweep: pl.DataFrame) -> None:
+    silent = find_scenario("quiet").model_copy(update={"first_use_us": 0.0, "switch_us": 0.0})
+    world = small_world(sweep, silent)
+    env = CollectiveEnv(world, Tables.of(world, PROFILES, training_noise(sweep)), 64, Course())
+    env.reset(seed=0)
+    earned = np.concatenate([env.step(np.zeros(64, dtype=np.int64))[1] for _ in range(100)])
+    assert np.median(earned) == pytest.approx(-1.0, abs=0.002)
+
+
+def test_a_decision_is_in_force_after_the_delay_and_not_before(sweep: pl.DataFrame) -> None:
+    for delay in (0, 1, 5):
+        env = small_env(sweep, jobs=1, course=Course(episode_calls=100, delay_calls=delay))
+        observation, _ = env.reset(seed=1)
+        random = np.random.default_rng(delay)
+        decided: list[tuple[int, int]] = []
+        for step in range(60):
+            key = int(env.jobs.key[0])
+            chosen = allowed(observation, random)
+            decided.append((key, int(chosen[0])))
+            observation, _, _, _, info = env.step(chosen)
+            known = [a for k, a in decided[: max(step + 1 - delay, 0)] if k == key]
+            assert info["ran"].action[0] == (known[-1] if known else 0)
+
+
+def test_what_was_decided_for_a_key_is_seen_at_its_next_call(sweep: pl.DataFrame) -> None:
+    env = small_env(sweep, jobs=1, course=Course(delay_calls=7))
+    observation, _ = env.reset(seed=1)
+    random = np.random.default_rng(0)
+    decided: dict[int, list[int]] = {}
+    for _ in range(40):
+        key = int(env.jobs.key[0])
+        history = [-1] * 4 + decided.get(key, [])
+        assert observation["actions"][0].tolist() == history[-4:]
+        chosen = allowed(observation, random)
+        decided.setdefault(key, []).append(int(chosen[0]))
+        observation = env.step(chosen)[0]
+
+
+def test_a_masked_action_is_refused_with_its_job_and_call(sweep: pl.DataFrame) -> None:
+    env = small_env(sweep)
+    env.reset(seed=0)
+    mask = env.tables.mask[env.jobs.key]
+    bad = (~mask).argmax(axis=1)
+    assert not mask[np.arange(3), bad].all()
+    with pytest.raises(ValueError, match=r"job \d: action \d+ is masked for All"):
+        env.step(bad)
+
+
+def test_episodes_end_and_begin_anew_by_gymnasiums_rules(sweep: pl.DataFrame) -> None:
+    env = small_env(sweep, course=Course(episode_calls=5))
+    observation, info = env.reset(seed=3)
+    assert info == {}
+    first = env.observation_space.sample()
+    assert {name: part.shape for name, part in observation.items()} == {
+        name: part.shape for name, part in first.items()
+    }
+    zeros = np.zeros(3, dtype=np.int64)
+    ends = [env.step(zeros)[3].all() for _ in range(5)]
+    assert ends == [False] * 4 + [True]
+    observation, earned, _, truncated, _ = env.step(zeros)
+    assert not observation["window"].any()  # a new episode: nothing was called yet
+    assert not earned.any()
+    assert not truncated.any()
+
+
+def test_equal_seeds_play_alike_and_others_do_not(sweep: pl.DataFrame) -> None:
+    def times(seed: int) -> np.ndarray:
+        env = small_env(sweep)
+        env.reset(seed=seed)
+        zeros = np.zeros(3, dtype=np.int64)
+        return np.stack([env.step(zeros)[4]["ran"].measured_us for _ in range(20)])
+
+    assert (times(1) == times(1)).all()
+    assert (times(1) != times(2)).any()
+
+
+class HalfOfIt:
+    """A watch that tells each stream's number of calls, over a hundred."""
+
+    def __init__(self) -> None:
+        self.count: dict[int, int] = {}
+
+    def observe(self, stream: np.ndarray, log_time: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        assert np.isfinite(log_time).all()
+        for each in stream.tolist():
+            self.count[each] = self.count.get(each, 0) + 1
+        level = np.array([self.count[each] / 100.0 for each in stream.tolist()])
+        return level > 1.0, level
+
+
+def test_what_a_watch_tells_is_seen_with_the_call(sweep: pl.DataFrame) -> None:
+    world = small_world(sweep)
+    tables = Tables.of(world, PROFILES, training_noise(sweep))
+    env = CollectiveEnv(world, tables, 2, Course(), HalfOfIt())
+    env.reset(seed=0)
+    at = [feature.name for feature in WINDOW_FEATURES].index("interference")
+    for _ in range(30):
+        observation = env.step(np.zeros(2, dtype=np.int64))[0]
+    for window in observation["window"]:
+        levels = window[window[:, 0] > 0, at]
+        assert np.diff(levels) == pytest.approx(np.full(len(levels) - 1, 0.01), abs=1e-6)
+
+
+def test_the_delay_is_the_agreements_time_over_that_between_calls(sweep: pl.DataFrame) -> None:
+    world = small_world(sweep)
+    assert delay_calls(world, 0.0) == 0
+    assert delay_calls(world, 10.5 * world.mean_interval_us) == 11
+
+
+def test_a_course_without_calls_is_refused() -> None:
+    with pytest.raises(ValueError, match="episode"):
+        Course(episode_calls=0)
+    with pytest.raises(ValueError, match="delay"):
+        Course(delay_calls=-1)

@@ -1,0 +1,260 @@
+"""The simulated world as a Gymnasium environment: one step is one collective of each of N jobs.
+
+What is seen, what may be chosen and what it earns are made by `datasets`, the same code that makes
+them of recorded calls. A decision is about a task key, as an entry of a decision table is, and is
+in force `delay_calls` calls of the job later: ranks have to agree on it first. What was decided and
+is not in force yet is part of the observation (as in mvfst-rl, Sivakumar et al. 2019, section 3).
+
+N jobs, K calls in the window, W and F features, A actions, H = ACTION_HISTORY.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, Self
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from dynamiccl.collect.simulator.world import Jobs, Ran, World
+from dynamiccl.datasets.actions import ABSTAIN_ACTION
+from dynamiccl.datasets.episodes import with_noise
+from dynamiccl.datasets.features import (
+    HISTORY_SLICE,
+    WINDOW_FEATURES,
+    WINDOW_LENGTH,
+    Float32Array,
+    cold_observations,
+)
+from dynamiccl.datasets.history import UNKNOWN, CallColumns
+from dynamiccl.datasets.reward import reward
+from dynamiccl.datasets.rings import CallRings
+from dynamiccl.datasets.schema import DEFAULT_PROFILE
+
+Int64Array = npt.NDArray[np.int64]
+Float64Array = npt.NDArray[np.float64]
+#: Decisions of a task key that an observation holds, the latest last; -1 = none yet.
+ACTION_HISTORY: Final = 4
+#: What 16 ranks on one machine took to agree, 22 to 33 ms (`bench_plugin.py`).
+AGREEMENT_US: Final = 28_000.0
+
+
+class Watch(Protocol):
+    """Tells interference from completion times: the Trigger agent, or one of its rivals."""
+
+    def observe(
+        self, stream: Int64Array, log_time: Float64Array
+    ) -> tuple[npt.NDArray[np.bool_], Float64Array]:
+        """(N,) alarms and levels after one more time of each stream; a stream is (job, key)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What `datasets` says of a world's task keys."""
+
+    context: Float32Array  # (keys, F), cold
+    mask: npt.NDArray[np.bool_]  # (keys, A)
+    #: (keys,) NCCL's default, quiet: what rewards are in units of.
+    reference_us: Float64Array
+
+    @classmethod
+    def of(cls, world: World, profiles: Sequence[str], noise: pl.DataFrame) -> Self:
+        """Cold questions about the keys of a world.
+
+        `profiles` are the launch profiles and `noise` the noise bands that a policy was trained
+        with (`datasets.episodes.training_noise`, or its manifest's).
+        """
+        asked = with_noise(world_tasks(world), noise)
+        context = cold_observations(asked, profiles).context
+        return cls(context, world.mask, world.quiet_us[:, ABSTAIN_ACTION].copy())
+
+
+def world_tasks(world: World) -> pl.DataFrame:
+    """The task keys of a world as rows with workload and environment columns."""
+    return pl.DataFrame(
+        [
+            {
+                "system": world.system.name,
+                "collective": call.collective.wire,
+                "size_bytes": call.size_bytes,
+                "num_nodes": call.group.num_nodes,
+                "ranks_per_node": call.group.ranks_per_node,
+                "num_ranks": call.group.num_ranks,
+                "launch_profile": DEFAULT_PROFILE,
+                **world.system.environment,
+            }
+            for call in world.keys
+        ]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How episodes go."""
+
+    episode_calls: int = 1_000
+    #: Calls of a job from a decision to its being in force (`delay_calls`).
+    delay_calls: int = 0
+    lambda_switch: float = 0.0
+    #: Without it the observations of a step are empty, for players that look at nothing.
+    observed: bool = True
+
+    def __post_init__(self) -> None:
+        if self.episode_calls < 1 or self.delay_calls < 0:
+            raise ValueError("an episode needs a call, and a delay cannot be negative")
+
+
+def delay_calls(world: World, latency_us: float = AGREEMENT_US) -> int:
+    """Calls that a job of the world makes on average while its ranks agree."""
+    return math.ceil(latency_us / world.mean_interval_us)
+
+
+class CollectiveEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):
+    """N jobs that call, at once; autoreset is Gymnasium's next-step mode.
+
+    Observations are of the call that comes next: `window` (N, K, W), `context` (N, F), `mask`
+    (N, A) and `actions` (N, H). `info` has what the calls of the step came to (`ran`) and what
+    they would have come to by NCCL's choice in quiet (`reference_us`).
+    """
+
+    metadata: dict[str, Any] = {"autoreset_mode": "NextStep"}  # noqa: RUF012 - Gymnasium's own
+
+    def __init__(
+        self,
+        world: World,
+        tables: Tables,
+        num_jobs: int,
+        course: Course = Course(),
+        watch: Watch | None = None,
+    ) -> None:
+        """Put N jobs into a world; `watch` gives the interference levels of recorded calls."""
+        self.world, self.tables, self.num_envs, self.course = world, tables, num_jobs, course
+        self._watch = watch
+        self._num_keys, num_actions = tables.mask.shape
+        self._job = np.arange(num_jobs)
+        self._sizes = np.array([call.size_bytes for call in world.keys])
+        self._rings = CallRings(num_jobs * self._num_keys)
+        unbounded = {"low": -np.inf, "high": np.inf, "dtype": np.float32}
+        self.single_observation_space = gymnasium.spaces.Dict(
+            {
+                "window": gymnasium.spaces.Box(
+                    shape=(WINDOW_LENGTH, len(WINDOW_FEATURES)), **unbounded
+                ),
+                "context": gymnasium.spaces.Box(shape=tables.context.shape[1:], **unbounded),
+                "mask": gymnasium.spaces.MultiBinary(num_actions),
+                "actions": gymnasium.spaces.Box(
+                    -1, num_actions - 1, (ACTION_HISTORY,), dtype=np.int64
+                ),
+            }
+        )
+        self.single_action_space = gymnasium.spaces.Discrete(num_actions)
+        self.observation_space = gymnasium.vector.utils.batch_space(
+            self.single_observation_space, num_jobs
+        )
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_jobs)
+        self._random = np.random.default_rng()
+        self._over = True
+        self.jobs: Jobs
+
+    def reset(
+        self,
+        *,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,  # noqa: ARG002 - Gymnasium's signature
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin an episode; every communicator leaves its choices to NCCL."""
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        self.jobs = self.world.jobs(self.num_envs, int(self._random.integers(1 << 62)))
+        self._rings.clear()
+        shape = (self.num_envs, self._num_keys)
+        self._in_force = np.full(shape, ABSTAIN_ACTION, dtype=np.int64)
+        self._decided: Int64Array = np.full((*shape, ACTION_HISTORY), -1, dtype=np.int64)
+        waiting = (self.course.delay_calls + 1, self.num_envs)
+        self._waiting_key, self._waiting = np.zeros((2, *waiting), dtype=np.int64)
+        self._calls = 0
+        self._over = False
+        return self._observe(), {}
+
+    def step(
+        self, actions: Int64Array
+    ) -> tuple[dict[str, Any], npt.NDArray[np.floating[Any]], Any, Any, dict[str, Any]]:
+        """Decide about the task keys of the next calls, and run those with what is in force.
+
+        Rewards are of the calls that ran. Raises ValueError for an action that is masked.
+        """
+        none = np.zeros(self.num_envs, dtype=np.bool_)
+        if self._over:
+            found, info = self.reset()
+            return found, np.zeros(self.num_envs), none, none, info
+        key = self.jobs.key
+        if not self.tables.mask[key, actions].all():
+            bad = int(np.flatnonzero(~self.tables.mask[key, actions])[0])
+            raise ValueError(f"job {bad}: action {actions[bad]} is masked for {self._name(bad)}")
+        self._decide(key, actions)
+        ran = self.jobs.step(self._in_force[self._job, key])
+        level = self._record(ran)
+        reference_us = self.tables.reference_us[key]
+        earned = reward(
+            ran.measured_us,
+            reference_us,
+            changed=ran.changed.astype(np.float64),
+            congestion=np.maximum(level, 0.0),
+            lambda_switch=self.course.lambda_switch,
+        )
+        self._calls += 1
+        self._over = self._calls >= self.course.episode_calls
+        info = {"ran": ran, "reference_us": reference_us}
+        return self._observe(), earned, none, none | self._over, info
+
+    def _name(self, job: int) -> str:
+        call = self.world.keys[self.jobs.key[job]]
+        return f"{call.collective.wire} of {call.size_bytes} bytes"
+
+    def _decide(self, key: Int64Array, actions: Int64Array) -> None:
+        now = self._calls % len(self._waiting)
+        self._waiting_key[now], self._waiting[now] = key, actions
+        if self.course.observed:
+            past = self._decided[self._job, key]
+            past[:, :-1] = past[:, 1:]
+            past[:, -1] = actions
+            self._decided[self._job, key] = past
+        if self._calls >= self.course.delay_calls:
+            due = (self._calls - self.course.delay_calls) % len(self._waiting)
+            self._in_force[self._job, self._waiting_key[due]] = self._waiting[due]
+
+    def _record(self, ran: Ran) -> Float64Array:
+        """Keep the calls as the plugin would; (N,) their interference levels, -1 = unknown."""
+        ring = self._job * self._num_keys + ran.key
+        level = np.full(self.num_envs, float(UNKNOWN))
+        if self._watch is not None:
+            _, level = self._watch.observe(ring, np.log(ran.measured_us))
+        if self.course.observed:
+            where = ran.key * len(self.world.configs) + self._in_force[self._job, ran.key]
+            calls = CallColumns(
+                size_bytes=self._sizes[ran.key],
+                time_us=ran.measured_us,
+                algorithm=self.world.algorithm.take(where),
+                protocol=self.world.protocol.take(where),
+                num_channels=self.world.num_channels.take(where),
+                interference=level,
+                skew_us=ran.skew_us,
+            )
+            self._rings.add(ring, calls)
+        return level
+
+    def _observe(self) -> dict[str, Any]:
+        if not self.course.observed:
+            return {}
+        key = self.jobs.key
+        window, history = self._rings.observe(self._job * self._num_keys + key)
+        context = self.tables.context[key]
+        context[:, HISTORY_SLICE] = history
+        return {
+            "window": window,
+            "context": context,
+            "mask": self.tables.mask[key],
+            "actions": self._decided[self._job, key],
+        }
