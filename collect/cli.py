@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from dynamiccl import cli
@@ -21,6 +22,11 @@ from dynamiccl.collect.runners import LAUNCHERS, RUNNERS
 from dynamiccl.collect.runs.carry_out import RunOrder, carry_out
 from dynamiccl.collect.runs.plan import make_plan, plan_lines
 from dynamiccl.collect.runs.run import RunSummary
+from dynamiccl.collect.simulator.group import Group
+from dynamiccl.collect.simulator.record_jobs import Exploration, Order, record_jobs
+from dynamiccl.collect.simulator.scenario import find_scenario
+from dynamiccl.collect.simulator.systems import find_system
+from dynamiccl.collect.simulator.workloads import make_workload
 from dynamiccl.collect.sweep.load import Sweep, load_sweep
 from dynamiccl.datasets import store
 from dynamiccl.machine import ThisMachine
@@ -242,6 +248,51 @@ def _show_import(summary: ImportSummary, out: Path, *, as_json: bool) -> None:
         soft_wrap=True,
         highlight=False,
     )
+
+
+@app.command("jobs")
+def jobs_command(
+    out: _Out,
+    system: Annotated[str, typer.Option(help="Simulated system: a name or a file.")] = "h100-ib",
+    scenario: Annotated[str, typer.Option(help="Surroundings: a name or a file.")] = "congested",
+    workload: Annotated[
+        list[str] | None, typer.Option(help="What jobs call; may be repeated. Default: ddp.")
+    ] = None,
+    nodes: Annotated[int, typer.Option(help="NCCL's nNodes.", min=1)] = 4,
+    ranks_per_node: Annotated[int, typer.Option(help="GPUs of a node.", min=1)] = 8,
+    jobs: Annotated[int, typer.Option(help="How many jobs.", min=1)] = 8,
+    calls: Annotated[int, typer.Option(help="Calls of each job.", min=1)] = 10_000,
+    explore: Annotated[
+        float, typer.Option(help="Share of calls with a config drawn at random.", min=0, max=1)
+    ] = 0.3,
+    hold: Annotated[
+        float, typer.Option(help="Calls of a task key that a draw lasts on average.", min=1)
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of surroundings, noise and draws.")] = 0,
+    name: Annotated[str, typer.Option(help="The sweep that the calls belong to.")] = "jobs",
+    as_json: _Json = False,
+) -> None:
+    """Simulate jobs and write what the plugin would have recorded of their calls.
+
+    Example: dynamiccl-collect jobs --scenario congested --workload decode --out out/data
+    """
+    order = Order(
+        system=find_system(system),
+        workload=make_workload(workload or ["ddp"], Group(nodes, ranks_per_node)),
+        scenario=find_scenario(scenario),
+        exploration=Exploration(explore, hold),
+        jobs=jobs,
+        calls=calls,
+        seed=seed,
+        name=store.check_slug(name, "name"),
+    )
+    with Progress(console=_stderr, transient=True, disable=not _stderr.is_terminal) as progress:
+        bar = progress.add_task("calls", total=calls)
+        parts = record_jobs(order, out, lambda count: progress.advance(bar, count))
+    if as_json:
+        cli.print_json({"calls": jobs * calls, "parts": [str(path) for path in parts]})
+        return
+    _stdout.print(f"{jobs * calls} calls of {jobs} jobs -> {out}", soft_wrap=True, highlight=False)
 
 
 @app.command("describe")

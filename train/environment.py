@@ -9,7 +9,7 @@ N jobs, K calls in the window, W and F features, A actions, H = ACTION_HISTORY.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self
 
@@ -46,8 +46,12 @@ class Watch(Protocol):
 
     def observe(
         self, stream: Int64Array, log_time: Float64Array
-    ) -> tuple[npt.NDArray[np.bool_], Float64Array]:
-        """(N,) alarms and levels after one more time of each stream; a stream is (job, key)."""
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Alarms (N,), above 0 while a stream is slow, and levels (N,), below 0 = unknown.
+
+        A stream is a task key of a job under one config, and has one more time, of which `log_time`
+        is the natural logarithm in us.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +131,11 @@ class CollectiveEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any])
         tables: Tables,
         num_jobs: int,
         course: Course = Course(),
-        watch: Watch | None = None,
+        make_watch: Callable[[], Watch] | None = None,
     ) -> None:
-        """Put N jobs into a world; `watch` gives the interference levels of recorded calls."""
+        """Put N jobs into a world; a watch gives the interference levels of an episode's calls."""
         self.world, self.tables, self.num_envs, self.course = world, tables, num_jobs, course
-        self._watch = watch
+        self._make_watch = make_watch
         self._num_keys, num_actions = tables.mask.shape
         self._job = np.arange(num_jobs)
         self._sizes = np.array([call.size_bytes for call in world.keys])
@@ -176,6 +180,12 @@ class CollectiveEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any])
         self._waiting_key, self._waiting = np.zeros((2, *waiting), dtype=np.int64)
         self._calls = 0
         self._over = False
+        self._watch = None if self._make_watch is None else self._make_watch()
+        #: (N,) what the watch says of the task keys of the last calls, and whether it is new.
+        self.alarm = self.alarm_began = np.zeros(self.num_envs, dtype=np.bool_)
+        self.level = np.full(self.num_envs, float(UNKNOWN))
+        self._alarms = np.zeros(shape, dtype=np.bool_)
+        self._levels = np.full(shape, float(UNKNOWN))
         return self._observe(), {}
 
     def step(
@@ -228,11 +238,12 @@ class CollectiveEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any])
     def _record(self, ran: Ran) -> Float64Array:
         """Keep the calls as the plugin would; (N,) their interference levels, -1 = unknown."""
         ring = self._job * self._num_keys + ran.key
-        level = np.full(self.num_envs, float(UNKNOWN))
+        where = ran.key * len(self.world.configs) + ran.action
         if self._watch is not None:
-            _, level = self._watch.observe(ring, np.log(ran.measured_us))
+            stream = ring * len(self.world.configs) + ran.action
+            self._listen(ran.key, *self._watch.observe(stream, np.log(ran.measured_us)))
+        level = self.level
         if self.course.observed:
-            where = ran.key * len(self.world.configs) + self._in_force[self._job, ran.key]
             calls = CallColumns(
                 size_bytes=self._sizes[ran.key],
                 time_us=ran.measured_us,
@@ -244,6 +255,14 @@ class CollectiveEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any])
             )
             self._rings.add(ring, calls)
         return level
+
+    def _listen(self, key: Int64Array, alarm: npt.NDArray[Any], level: npt.NDArray[Any]) -> None:
+        """Keep what the watch says; of a config that it does not know yet, what it said before."""
+        self.alarm = alarm > 0
+        self.alarm_began = self.alarm & ~self._alarms[self._job, key]
+        self._alarms[self._job, key] = self.alarm
+        self.level = np.where(level >= 0.0, level, self._levels[self._job, key])
+        self._levels[self._job, key] = self.level
 
     def _observe(self) -> dict[str, Any]:
         if not self.course.observed:

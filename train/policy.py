@@ -47,6 +47,12 @@ class TorchPolicy:
             action, _ = self._module(window, context, mask)
         return cast(torch.Tensor, action)
 
+    def values(
+        self, observations: Observations, mask: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.float32]:
+        """(N, A) Q values; those of actions that the mask leaves out are far below all others."""
+        return forward(self._module, observations, mask)[1]
+
     def act(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """(N,) the chosen action of each observation, among those that `mask` (N, A) allows."""
         return forward(self._module, observations, mask)[0]

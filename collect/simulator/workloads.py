@@ -91,6 +91,28 @@ def moe(shape: Group) -> Workload:
     return Workload("moe", (*(layer * 24), *tail))
 
 
+def lora(shape: Group) -> Workload:
+    """Fine-tuning of adapters: small gradients, once a step of four micro-batches."""
+    sizes = [1 * _MIB, 2 * _MIB, 4 * _MIB, 8 * _MIB]
+    return Workload("lora", tuple(WorkCall(shape, _AR, s, 3_000.0, beside_us=500.0) for s in sizes))
+
+
+def decode(shape: Group) -> Workload:
+    """Tensor-parallel inference over all GPUs: two all-reduces a layer over the tokens of a batch.
+
+    Hidden size 8,192 in bf16; batches of 8, 32 and 128 sequences, 20 layers of each in turn, and a
+    prompt of 1,024 tokens now and then.
+    """
+    token = 8_192 * _BF16
+    layers = [
+        call
+        for tokens in (8, 32, 128)
+        for call in [WorkCall(shape, _AR, tokens * token, 60.0)] * (2 * 20)
+    ]
+    prompt = [WorkCall(shape, _AR, 1_024 * token, 700.0)] * 8
+    return Workload("decode", (*layers, *prompt))
+
+
 def phi_2(shape: Group) -> Workload:
     """AutoCCL's Phi-2-2B, TP 8 x DP 4: its calls of one iteration, in its proportions.
 
@@ -135,6 +157,8 @@ WORKLOADS: Final[Mapping[str, Callable[[Group], Workload]]] = {
     "fsdp": fsdp,
     "megatron": megatron,
     "moe": moe,
+    "lora": lora,
+    "decode": decode,
     "phi-2": phi_2,
     "llama-3": llama_3,
 }

@@ -235,7 +235,7 @@ class HalfOfIt:
 def test_what_a_watch_tells_is_seen_with_the_call(sweep: pl.DataFrame) -> None:
     world = small_world(sweep)
     tables = Tables.of(world, PROFILES, training_noise(sweep))
-    env = CollectiveEnv(world, tables, 2, Course(), HalfOfIt())
+    env = CollectiveEnv(world, tables, 2, Course(), HalfOfIt)
     env.reset(seed=0)
     at = [feature.name for feature in WINDOW_FEATURES].index("interference")
     for _ in range(30):

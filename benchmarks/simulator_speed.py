@@ -1,0 +1,89 @@
+"""How many collectives a second one core simulates, and whether the trace's length matters.
+
+The best of several rounds of a quarter of a second, of one process with one thread: the machine's
+other work makes rounds slower and none faster. Half the calls follow NCCL, half a random config.
+"""
+
+import time
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from dynamiccl.collect.simulator.group import Group
+from dynamiccl.collect.simulator.scenario import find_scenario
+from dynamiccl.collect.simulator.systems import find_system
+from dynamiccl.collect.simulator.workloads import Workload, make_workload
+from dynamiccl.collect.simulator.world import World
+from dynamiccl.datasets.cells import NOISE_KEY
+from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
+from dynamiccl.train.environment import CollectiveEnv, Course, Tables
+
+JOBS: Final = 2048
+ROUND_S: Final = 0.25
+ROUNDS: Final = 12
+CONFIGS: Final = (
+    ABSTAIN,
+    *(Config(a, p) for a in (Algorithm.Tree, Algorithm.Ring) for p in Protocol),
+    Config(Algorithm.NVLS, Protocol.Simple),
+    Config(Algorithm.NVLSTree, Protocol.Simple),
+)
+LOOP: Final = ("ddp", "fsdp", "megatron", "moe")
+
+
+def figures() -> dict[str, float]:
+    """Rates with and without observations, and the ratio of rates of a short and a long loop."""
+    loop = make_workload(LOOP, Group(4, 8))
+    world = _world(loop)
+    long = _world(replace(loop, calls=loop.calls * 100))
+    return {
+        "collectives_per_s_per_core": _rate(world, observed=False),
+        "steps_with_observation_per_s_per_core": _rate(world, observed=True),
+        "speed_jobs": float(JOBS),
+        "speed_trace_calls": float(len(loop.calls)),
+        # Both in turn, so that a slow minute is slow for both.
+        "speed_of_100x_trace": _ratio(long, world),
+    }
+
+
+def _world(loop: Workload) -> World:
+    return World(find_system("h100-ib"), loop, CONFIGS, find_scenario("congested"))
+
+
+def _env(world: World, *, observed: bool) -> tuple[CollectiveEnv, np.ndarray]:
+    noise = pl.DataFrame(schema={**dict.fromkeys(NOISE_KEY, pl.String), "noise_band": pl.Float64})
+    course = Course(episode_calls=1 << 60, delay_calls=20, observed=observed)
+    env = CollectiveEnv(world, Tables.of(world, ["default"], noise), JOBS, course)
+    env.reset(seed=0)
+    # A config for each key and job that does not change: drawing one is the player's work.
+    random = np.random.default_rng(0)
+    drawn = (random.random((JOBS, *world.mask.shape)) * world.mask).argmax(axis=2)
+    drawn[::2] = 0
+    return env, drawn
+
+
+def _steps_per_s(env: CollectiveEnv, drawn: np.ndarray) -> float:
+    job = np.arange(JOBS)
+    steps, began = 0, time.perf_counter()
+    while (spent := time.perf_counter() - began) < ROUND_S:
+        for _ in range(8):
+            env.step(drawn[job, env.jobs.key])
+        steps += 8 * JOBS
+    return steps / spent
+
+
+def _rate(world: World, *, observed: bool) -> float:
+    env, drawn = _env(world, observed=observed)
+    return max(_steps_per_s(env, drawn) for _ in range(ROUNDS))
+
+
+def _ratio(first: World, second: World) -> float:
+    pairs = [_env(world, observed=False) for world in (first, second)]
+    ratios = [_steps_per_s(*pairs[0]) / _steps_per_s(*pairs[1]) for _ in range(ROUNDS)]
+    return float(np.median(ratios))
+
+
+if __name__ == "__main__":
+    for name, value in figures().items():
+        print(f"{name:40} {value:12,.3f}")
