@@ -33,6 +33,10 @@ POLICY_NAME: Final = "policy.pt"
 #: Policy, feature code and cold questions in one module, for the plugin's mode `adaptive`. An older
 #: artifact has none, and serves its tables alone.
 BRAIN_NAME: Final = "brain.pt"
+#: The Trigger agent beside a policy (train/trigger), where there is one; `brain.pt` holds it, too.
+TRIGGER_NAME: Final = "trigger.pt"
+#: What is known of it, in the folder where it was trained.
+TRIGGER_FACTS_NAME: Final = "trigger.json"
 #: What the plugin reads of an artifact (serve/plugin_index.py); made last.
 INDEX_NAME: Final = "plugin.index"
 #: While it is there, jobs under the artifact go on with NCCL's own choice.
@@ -40,6 +44,8 @@ KILL_NAME: Final = "kill"
 _UNLISTED: Final = frozenset({MANIFEST_NAME, INDEX_NAME, KILL_NAME})
 #: Where the policy directory lies inside a run's artifacts.
 POLICY_FOLDER: Final = "policy"
+#: Where `trigger.pt` lies inside the artifacts of a run of its own.
+TRIGGER_FOLDER: Final = "trigger"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,8 @@ class Manifest:
     created: str
     #: `system/sweep/run` of all that was trained, validated and tested on: not fresh to a gate.
     runs: list[str] = field(default_factory=list)
+    #: What `trigger.json` of its run says of the Trigger agent; None: there is none.
+    trigger: dict[str, Any] | None = None
     #: Relative path -> SHA-256 of every other file of the directory.
     files: dict[str, str] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
@@ -190,4 +198,12 @@ def find_policy_in(folder: Path) -> Path | None:
     for candidate in (folder, folder / POLICY_FOLDER):
         if (candidate / MANIFEST_NAME).is_file():
             return candidate
+    return None
+
+
+def find_trigger_in(folder: Path) -> Path | None:
+    """The `trigger.pt` of a run or an artifact; None where there is none."""
+    for candidate in (folder, folder / TRIGGER_FOLDER, folder / POLICY_FOLDER):
+        if (candidate / TRIGGER_NAME).is_file():
+            return candidate / TRIGGER_NAME
     return None

@@ -37,6 +37,10 @@ CALLS_USED: Final = (
 )
 _TASK: Final = ("system", "nccl_version", "collective", "num_nodes", "ranks_per_node", "bin")
 _EPISODE: Final = (*_TASK, "sweep", "run", "comm")
+#: Calls of one stream of the Trigger: a task key of a communicator under one config.
+STREAM_COLUMNS: Final = (*_EPISODE, "actual_algorithm", "actual_protocol", "actual_num_channels")
+#: Timed on all ranks, which agreed.
+_IS_TIMED: Final = (pl.col("time_us") > 0) & pl.col("ranks_agree")
 #: What a sweep says of a row and a call does not, or otherwise: not compared for a reference.
 _NOT_COMPARED: Final = ("gpu", "datatype", "in_place")
 
@@ -70,7 +74,7 @@ def sequence_steps(
     looked at. None when no call is left, with the counts that say why.
     """
     asked = tuned(calls)
-    timed = asked.filter(pl.col("time_us") > 0, pl.col("ranks_agree"))
+    timed = asked.filter(_IS_TIMED)
     train = with_split(timed).filter(pl.col("split") == Split.TRAIN.value)
     acted = train.with_columns(_actions(train, catalogue)).drop_nulls("action")
     rows = _referenced(acted, frame).sort([*_EPISODE, "sequence", "replay"], nulls_last=True)
@@ -103,6 +107,12 @@ def sequence_steps(
         reward=values.to_numpy().astype(np.float32),
     )
     return steps, counts
+
+
+def timed_calls(calls: pl.LazyFrame) -> pl.DataFrame:
+    """The calls that have a time, with their size `bin`, each communicator's in its order."""
+    rows = with_split(tuned(calls.select(CALLS_USED).collect()).filter(_IS_TIMED))
+    return rows.sort(["system", "sweep", "run", "comm", "sequence", "replay"], nulls_last=True)
 
 
 def _actions(calls: pl.DataFrame, catalogue: Catalogue) -> pl.Series:

@@ -2,13 +2,16 @@
 
 policy.pt       TorchScript: window, context, mask -> action, q values
 brain.pt        TorchScript: recorded calls -> table entries, for the leader of a job
+trigger.pt      TorchScript: what tells how slow calls are; brain.pt holds it too; not everywhere
 manifest.json   features, catalogue, supports, hashes (datasets/manifest.py)
 tables/         integer decision tables, one a system and communicator shape
 plugin.index    what the plugin reads: table hashes, known machines (serve/plugin_index.py)
 """
 
+import json
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,13 +20,16 @@ from dynamiccl.datasets.features import WINDOW_LENGTH, feature_table, window_tab
 from dynamiccl.datasets.manifest import (
     BRAIN_NAME,
     POLICY_NAME,
+    TRIGGER_FACTS_NAME,
+    TRIGGER_NAME,
     Manifest,
     Support,
     find_policy_in,
+    find_trigger_in,
 )
 from dynamiccl.datasets.questions import cold_questions, table_supports
-from dynamiccl.errors import ArtifactMismatch, MissingPath, UnknownName, UserError
-from dynamiccl.serve.brain_check import NEAR_TIES, check_brain, differing_share
+from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath, UnknownName, UserError
+from dynamiccl.serve.brain_check import NEAR_TIES, check_brain, check_trigger, differing_share
 from dynamiccl.serve.make_table import make_table
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable, relative_path
@@ -61,6 +67,7 @@ class Artifact:
             "git_commit": self.manifest.git_commit,
             "actions": len(self.manifest.catalogue),
             "sha256": self.index.sha256,
+            "trigger": self.manifest.trigger,
             "machines": {name: self.index.machines_of(name) for name in self.index.system_names},
             "tables": [
                 {name: getattr(info, name) for name in TableInfo.__slots__} for info in self.tables
@@ -73,27 +80,42 @@ def find_policy(run: str, mlruns: Path) -> Path:
 
     Raises MissingPath.
     """
+    return _find("policy", run, mlruns, find_policy_in)
+
+
+def find_trigger(run: str, mlruns: Path) -> Path:
+    """The `trigger.pt` of a run, as `find_policy` finds a policy; raises MissingPath."""
+    return _find("trigger", run, mlruns, find_trigger_in)
+
+
+def _find(what: str, run: str, mlruns: Path, find_in: Callable[[Path], Path | None]) -> Path:
     folder = Path(run.removeprefix("file://"))
     candidates = chain([folder], mlruns.glob(f"**/{run}/artifacts"))
-    for found in filter(None, map(find_policy_in, candidates)):
+    for found in filter(None, map(find_in, candidates)):
         return found
     raise MissingPath(
-        "policy",
+        what,
         folder,
         f"give a run directory, or a run id whose files lie under {mlruns} (--mlruns); from a "
-        "tracking server fetch it first: mlflow artifacts download -r RUN -a policy -d DIR",
+        f"tracking server fetch it first: mlflow artifacts download -r RUN -a {what} -d DIR",
     )
 
 
-def export_artifact(policy_dir: Path, out: Path) -> Artifact:
+def export_artifact(policy_dir: Path, out: Path, trigger: Path | None = None) -> Artifact:
     """Copy a trained policy to `out`, add its tables and its brain; return the verified artifact.
 
-    Raises UserError when `out` holds something already, and what `Manifest.read` raises.
+    `trigger`: the `trigger.pt` to go with it, where the policy has none of its own or another is
+    wanted. Raises UserError when `out` holds something already, CorruptFile for a trigger without
+    its facts, and what `Manifest.read` raises.
     """
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; take another --out or remove it")
     manifest = Manifest.read(policy_dir)
     _check_features(manifest, policy_dir)
+    if trigger is not None:
+        manifest = replace(manifest, trigger=_trigger_facts(trigger))
+    elif (policy_dir / TRIGGER_NAME).is_file():
+        trigger = policy_dir / TRIGGER_NAME
     supports = table_supports(manifest)
     if not supports:
         raise UserError(
@@ -107,13 +129,28 @@ def export_artifact(policy_dir: Path, out: Path) -> Artifact:
         path = out / relative_path(support.system, support.num_nodes, support.num_ranks)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(make_table(policy, manifest, support).to_bytes())
+    if trigger is not None:
+        shutil.copyfile(trigger, out / TRIGGER_NAME)
     from dynamiccl.serve.brain_module import write_brain
 
     questions = [cold_questions(manifest, support) for support in supports]
-    write_brain(out / POLICY_NAME, manifest.actions().configs, questions, out / BRAIN_NAME)
+    configs = manifest.actions().configs
+    write_brain(out / POLICY_NAME, configs, questions, out / BRAIN_NAME, trigger)
     manifest.write(out)
     PluginIndex.of_artifact(out, supports).write(out)
     return verify_artifact(out)
+
+
+def _trigger_facts(trigger: Path) -> dict[str, Any]:
+    """What stands beside a trained trigger."""
+    path = trigger.with_name(TRIGGER_FACTS_NAME)
+    try:
+        facts: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise CorruptFile(
+            f"{path} cannot be read: {error}; give the run directory of 'dynamiccl-train trigger'"
+        ) from error
+    return facts
 
 
 def open_artifact(directory: Path) -> Artifact:
@@ -145,6 +182,8 @@ def verify_artifact(directory: Path) -> Artifact:
             )
     if (directory / BRAIN_NAME).is_file():
         check_brain(directory, artifact.manifest)
+        if (directory / TRIGGER_NAME).is_file():
+            check_trigger(directory)
     return artifact
 
 

@@ -1,10 +1,14 @@
-"""The check that an artifact's `brain.pt` decides what its tables and its policy say."""
+"""The check that an artifact's `brain.pt` decides what its tables and its policy say.
 
-from collections.abc import Sequence
+And that it finds the interference that `trigger.pt` finds when it is given call after call.
+"""
+
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from dynamiccl.datasets.features import (
     HISTORY_FEATURES,
@@ -14,13 +18,13 @@ from dynamiccl.datasets.features import (
     Observations,
 )
 from dynamiccl.datasets.history import Call, history_arrays
-from dynamiccl.datasets.manifest import BRAIN_NAME, POLICY_NAME, Manifest
+from dynamiccl.datasets.manifest import BRAIN_NAME, POLICY_NAME, TRIGGER_NAME, Manifest
 from dynamiccl.datasets.questions import cold_questions, decide, table_supports
 from dynamiccl.errors import ArtifactMismatch
-from dynamiccl.nccl import Algorithm, Protocol
-from dynamiccl.serve.brain.history import BrainConfig
+from dynamiccl.nccl import Algorithm, Collective, Protocol
+from dynamiccl.serve.brain.history import BrainConfig, Task
 from dynamiccl.serve.table import DecisionTable, relative_path
-from dynamiccl.serve.torchscript import ScriptedBrain, ScriptedPolicy
+from dynamiccl.serve.torchscript import ScriptedBrain, ScriptedPolicy, ScriptedTrigger
 
 #: Share of decisions that may come out otherwise on another processor, where two configs are
 #: predicted to be equally fast and floats round differently. The artifact's table counts.
@@ -28,6 +32,9 @@ NEAR_TIES: Final = 0.01
 #: Features are float32 of about 1 to 40: rounding of a logarithm's last bits, no more.
 _TOLERANCE: Final = 1e-5
 _RANDOM_WINDOWS: Final = 512
+#: Task keys and questions of the check of the Trigger.
+_WATCHED_KEYS: Final = 6
+_QUESTIONS: Final = 30
 
 
 def differing_share(one: DecisionTable, other: DecisionTable) -> float:
@@ -67,6 +74,65 @@ def check_brain(directory: Path, manifest: Manifest, *, seed: int = 0) -> None:
         actions = brain.act(windows, asked.context[rows], asked.mask[rows])
         if (actions != decide(policy, observations, asked.mask[rows])).mean() > NEAR_TIES:
             raise _mismatch(directory, f"on a history it does not decide what {POLICY_NAME} does")
+
+
+def check_trigger(directory: Path, *, seed: int = 0) -> None:
+    """Compare what `brain.pt` finds in overlapping windows with `trigger.pt`, call by call.
+
+    Raises ArtifactMismatch.
+    """
+    brain = ScriptedBrain(directory / BRAIN_NAME)
+    trigger = ScriptedTrigger(directory / TRIGGER_NAME)
+    rows = np.arange(_WATCHED_KEYS)
+    for tasks, wanted in watched_questions(trigger, np.random.default_rng(seed), _QUESTIONS):
+        found = brain.interference(tasks, rows)
+        if not np.allclose(found, wanted, rtol=1e-4, atol=1e-4):
+            raise _mismatch(
+                directory, f"it does not find the interference that {TRIGGER_NAME} does"
+            )
+
+
+def watched_questions(
+    trigger: ScriptedTrigger, random: np.random.Generator, count: int
+) -> Iterator[tuple[list[Task], npt.NDArray[np.float64]]]:
+    """Questions about a few keys of a job that slows down, and the interference (N, K) of each.
+
+    Between two questions there are none to more calls than a window holds, whose configs change.
+    """
+    told: list[list[Call]] = [[] for _ in range(_WATCHED_KEYS)]
+    levels: list[list[float]] = [[] for _ in range(_WATCHED_KEYS)]
+    seen = [0] * _WATCHED_KEYS
+    for question in range(count):
+        slowness = 1.0 if question < count // 2 else 1.6
+        for key in range(_WATCHED_KEYS):
+            for _ in range(random.integers(0, WINDOW_LENGTH + 3)):
+                told[key].append(_call_of_job(random, key, slowness))
+            # What falls out of the window before a question is never seen.
+            new = min(len(told[key]) - seen[key], WINDOW_LENGTH)
+            seen[key] = len(told[key])
+            for call in told[key][len(told[key]) - new :]:
+                stream = (key, call.algorithm, call.protocol, call.num_channels)
+                levels[key].append(trigger.observe(stream, call.time_us, call.size_bytes)[1])
+        wanted = np.zeros((_WATCHED_KEYS, WINDOW_LENGTH))
+        tasks = []
+        for key in range(_WATCHED_KEYS):
+            calls = told[key][-WINDOW_LENGTH:]
+            tasks.append(Task(Collective.AllReduce, key, tuple(calls), len(told[key])))
+            if calls:
+                wanted[key, -len(calls) :] = levels[key][-len(calls) :]
+        yield tasks, wanted
+
+
+def _call_of_job(random: np.random.Generator, key: int, slowness: float) -> Call:
+    protocol = Protocol.Simple if random.random() < 0.9 else Protocol.LL128
+    noise = 0.02 * random.standard_t(3)
+    return Call(
+        size_bytes=1 << (16 + key),
+        time_us=float(slowness * (20.0 + 10.0 * key) * np.exp(noise)),
+        algorithm=Algorithm.Ring,
+        protocol=protocol,
+        num_channels=8,
+    )
 
 
 def random_windows(random: np.random.Generator, count: int) -> list[list[Call]]:

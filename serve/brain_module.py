@@ -27,6 +27,7 @@ from dynamiccl.datasets.questions import ColdQuestions
 from dynamiccl.nccl import Algorithm, Config, Protocol
 from dynamiccl.serve.table import entry_of
 from dynamiccl.serve.torchscript import CALL_COLUMNS, ignore_deprecation
+from dynamiccl.serve.watcher import NoWatcher, Watcher
 
 _COLUMN: Final = {name: index for index, name in enumerate(CALL_COLUMNS)}
 
@@ -129,11 +130,19 @@ class BrainModule(nn.Module):
     call_columns: list[str]
 
     def __init__(
-        self, policy: nn.Module, configs: Sequence[Config], questions: Sequence[ColdQuestions]
+        self,
+        policy: nn.Module,
+        configs: Sequence[Config],
+        questions: Sequence[ColdQuestions],
+        trigger: nn.Module | None = None,
     ) -> None:
-        """Put a loaded policy, its catalogue and the cold questions of every shape together."""
+        """Put a loaded policy, its catalogue and the cold questions of every shape together.
+
+        `trigger`: a loaded `trigger.pt`, that says what interference calls were under.
+        """
         super().__init__()
         self.policy = policy
+        self.watcher = NoWatcher() if trigger is None else Watcher(trigger, WINDOW_LENGTH)
         self.features = HistoryFeatures()
         self.num_static = len(STATIC_FEATURES)
         self.num_history = len(HISTORY_FEATURES)
@@ -177,6 +186,13 @@ class BrainModule(nn.Module):
         return self.warm(shape, torch.arange(num_rows), torch.zeros(size, dtype=torch.float64))
 
     @torch.jit.export
+    def watch(
+        self, row_N: torch.Tensor, calls_NKC: torch.Tensor, timed_N: torch.Tensor
+    ) -> torch.Tensor:
+        """The calls (N, K, C), with interference where it was unknown; see `Watcher`."""
+        return self.watcher(row_N, calls_NKC, timed_N)  # type: ignore[no-any-return]
+
+    @torch.jit.export
     def warm(self, shape: int, row_N: torch.Tensor, calls_NKC: torch.Tensor) -> torch.Tensor:
         """The entries (N, 5) of some of a table's rows, given their latest calls."""
         context_NF = self.contexts[shape].index_select(0, row_N)
@@ -195,12 +211,20 @@ class BrainModule(nn.Module):
 
 
 def write_brain(
-    policy: Path, configs: Sequence[Config], questions: Sequence[ColdQuestions], path: Path
+    policy: Path,
+    configs: Sequence[Config],
+    questions: Sequence[ColdQuestions],
+    path: Path,
+    trigger: Path | None = None,
 ) -> None:
-    """Write `brain.pt` from a `policy.pt`; both are TorchScript."""
+    """Write `brain.pt` from a `policy.pt` and perhaps a `trigger.pt`; all are TorchScript."""
     with ignore_deprecation():
         loaded: Any = torch.jit.load(str(policy), map_location="cpu")  # type: ignore[no-untyped-call]
-        scripted: Any = torch.jit.script(BrainModule(loaded, configs, questions).eval())
+        watching: Any = None
+        if trigger is not None:
+            watching = torch.jit.load(str(trigger), map_location="cpu")  # type: ignore[no-untyped-call]
+        brain = BrainModule(loaded, configs, questions, watching)
+        scripted: Any = torch.jit.script(brain.eval())
         scripted.save(str(path))
     # The plugin takes no file that somebody else can change.
     path.chmod(path.stat().st_mode & ~0o022)

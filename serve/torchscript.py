@@ -1,7 +1,7 @@
 """TorchScript, loaded where an artifact is made, verified or asked; torch is imported then."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,9 @@ CALL_COLUMNS: Final = (
     "interference",
     "skew_us",
 )
+
+#: How many calls of a task key there have been is told modulo this (one byte of a message).
+TIMED_MODULO: Final = 256
 
 
 @contextmanager
@@ -80,7 +83,7 @@ class ScriptedBrain:
             columns = self._module.cold(shape).numpy()
             if warm:
                 rows = np.array([t.collective * num_bins + t.bin - first_bin for t in warm])
-                calls = torch.from_numpy(raw_calls([t.calls for t in warm]))
+                calls = self._watched(warm, rows)
                 columns[rows] = self._module.warm(shape, torch.from_numpy(rows), calls).numpy()
         entries = np.array([tuple(row) for row in columns], dtype=ENTRY)
         try:
@@ -96,6 +99,27 @@ class ScriptedBrain:
             raise ArtifactMismatch(
                 f"{self._path} decides what NCCL cannot run: {error}; export the artifact again"
             ) from error
+
+    def interference(
+        self, tasks: Sequence[Task], rows: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float64]:
+        """(N, K) interference of the calls of N task keys, as the policy will see it; -1: unknown.
+
+        `rows` (N,) tells the keys apart. What is new in the windows is remembered.
+        """
+        with self._torch.no_grad():
+            filled = self._watched(tasks, rows)[:, :, CALL_COLUMNS.index("interference")]
+        known: npt.NDArray[np.float64] = filled.numpy()
+        return known
+
+    def _watched(self, tasks: Sequence[Task], rows: npt.NDArray[np.int64]) -> Any:
+        """Raw calls, with the interference that the brain's own Trigger finds."""
+        torch = self._torch
+        calls = torch.from_numpy(raw_calls([task.calls for task in tasks]))
+        if not hasattr(self._module, "watch"):  # of an older release
+            return calls
+        timed = [-1 if t.num_timed is None else t.num_timed % TIMED_MODULO for t in tasks]
+        return self._module.watch(torch.from_numpy(rows), calls, torch.tensor(timed))
 
     def observe(self, windows: Sequence[Sequence[Call]]) -> tuple[Float32Array, Float32Array]:
         """Window (N, K, W) and history features (N, H), as its own feature code makes them."""
@@ -119,6 +143,35 @@ class ScriptedBrain:
             )
         chosen: npt.NDArray[np.int64] = action.numpy()
         return chosen
+
+
+class ScriptedTrigger:
+    """A loaded `trigger.pt`: what tells how much longer than quiet calls take.
+
+    A stream is the calls of one task key under one config; see `train/trigger/module.py`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Load it; raises as `ScriptedPolicy` does."""
+        self._torch, self._module = _load(path)
+        if not hasattr(self._module, "new_state"):
+            raise CorruptFile(f"{path} is TorchScript, but no trigger; export the artifact again")
+        self._states: dict[Hashable, Any] = {}
+
+    def observe(self, stream: Hashable, time_us: float, size_bytes: int) -> tuple[int, float]:
+        """Take the next call of a stream: alarm and level.
+
+        Alarm: 1 while it is slow, -1 at a call that says that it is faster than what was taken for
+        quiet, else 0. Level: 1 = twice the quiet time; -1 = unknown.
+        """
+        torch = self._torch
+        state = self._states.get(stream)
+        if state is None:
+            state = self._module.new_state(1)
+        facts = torch.tensor([time_us, size_bytes], dtype=torch.float64).log().to(torch.float32)
+        with torch.no_grad():
+            self._states[stream], alarm, level = self._module(state, facts[:1], facts[1:])
+        return int(alarm), float(level)
 
 
 def raw_calls(windows: Sequence[Sequence[Call]]) -> npt.NDArray[np.float64]:

@@ -40,6 +40,7 @@ OWNERS = {
         "train",
         "serve/brain_module.py",
         "serve/torchscript.py",
+        "serve/watcher.py",
         "collect/interference/gemm.py",
     },
     "d3rlpy": {"train"},

@@ -7,7 +7,6 @@ import shutil
 import socket
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -35,6 +34,7 @@ from dynamiccl.train.plots import training_curves
 from dynamiccl.train.policy_module import PolicyModule
 from dynamiccl.train.recipes import Recipe
 from dynamiccl.train.replay import Mixed, Replay
+from dynamiccl.train.torch_files import save_script
 
 #: Told after each epoch: steps made, of how many, and the epoch's metrics.
 Progress = Callable[[int, int, dict[str, float]], None]
@@ -260,12 +260,8 @@ def _choose_margin(algorithm: Any, data: TrainingData, recipe: Recipe) -> tuple[
 def _export(
     folder: Path, algorithm: Any, data: TrainingData, recipe: Recipe, margin: float
 ) -> Manifest:
-    module = PolicyModule(_members(algorithm), margin, recipe.warm_margin).eval()
-    with warnings.catch_warnings():
-        # TorchScript is deprecated from torch 2.13 on and is still what libtorch loads.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        scripted = torch.jit.script(module)
-        scripted.save(str(folder / POLICY_NAME))  # type: ignore[no-untyped-call]
+    module = PolicyModule(_members(algorithm), margin, recipe.warm_margin)
+    save_script(module, folder / POLICY_NAME)
     timed = usable(data.frame)
     return Manifest(
         recipe=recipe.name,

@@ -1,6 +1,5 @@
 """A trained policy, loaded from its directory: what evaluation asks."""
 
-import warnings
 from pathlib import Path
 from typing import cast
 
@@ -10,7 +9,7 @@ import torch
 
 from dynamiccl.datasets.features import Observations
 from dynamiccl.datasets.manifest import POLICY_NAME, Manifest
-from dynamiccl.errors import CorruptFile
+from dynamiccl.train.torch_files import load_script
 
 
 class TorchPolicy:
@@ -25,15 +24,7 @@ class TorchPolicy:
     def load(cls, directory: Path) -> "TorchPolicy":
         """Read and verify a policy directory; raises as `Manifest.read`, and CorruptFile."""
         manifest = Manifest.read(directory)
-        path = directory / POLICY_NAME
-        with warnings.catch_warnings():
-            # TorchScript is deprecated from torch 2.13 on and is still what libtorch loads.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            try:
-                module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
-            except RuntimeError as error:
-                raise CorruptFile(f"{path} is not a TorchScript file: {error}") from error
-        return cls(module.eval(), manifest)
+        return cls(load_script(directory / POLICY_NAME), manifest)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """All that was learned, by name."""

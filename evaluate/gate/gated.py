@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from dynamiccl.datasets.manifest import POLICY_NAME, Manifest
+from dynamiccl.datasets.manifest import POLICY_NAME, TRIGGER_NAME, Manifest
 from dynamiccl.datasets.questions import table_supports
 from dynamiccl.errors import CorruptFile
 from dynamiccl.evaluate.gate.gate import Cell, Gated, Verdict, abstaining_cells
@@ -18,6 +18,8 @@ def write_gated(gated: Gated, policy_dir: Path, out: Path) -> None:
     """Write policy, manifest and every verdict to `out`."""
     out.mkdir(parents=True, exist_ok=True)
     shutil.copy(policy_dir / POLICY_NAME, out)
+    if (policy_dir / TRIGGER_NAME).is_file():
+        shutil.copy(policy_dir / TRIGGER_NAME, out)
     text = json.dumps(gated.to_json(), indent=1)
     (out / GATE_NAME).write_text(text + "\n", encoding="utf-8")
     gated.manifest.write(out)

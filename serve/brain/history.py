@@ -31,6 +31,10 @@ class Task:
     bin: int
     #: Oldest first, at most WINDOW_LENGTH.
     calls: tuple[Call, ...]
+    #: Calls of the key that have been timed so far, of which `calls` are the last; modulo 256, as a
+    #: message has it, is enough to tell new ones from those that were shown before. None: the
+    #: leader does not say.
+    num_timed: int | None = None
 
     def __post_init__(self) -> None:
         if not self.collective.tunable or not 0 <= self.bin < MAX_BINS:

@@ -7,7 +7,9 @@ is ever read.
 
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from dynamiccl.datasets.features import WINDOW_LENGTH
@@ -77,7 +79,8 @@ def encode_question(question: Question) -> bytes:
     ]
     for task in history.tasks:
         parts.append(_TASK.pack(task.collective, task.bin, len(task.calls)))
-        parts += [_encode_call(call) for call in task.calls]
+        numbers = _numbers(task)
+        parts += [_encode_call(*each) for each in zip(task.calls, numbers, strict=True)]
     return _sized(b"".join(parts))
 
 
@@ -132,7 +135,23 @@ def _sized(data: bytes) -> bytes:
     return LENGTH.pack(len(data)) + data
 
 
-def _encode_call(call: Call) -> bytes:
+def _numbers(task: Task) -> list[int]:
+    """The last byte of each call: its number among the timed ones of its key, or zeros."""
+    count = len(task.calls)
+    if task.num_timed is None:
+        return [0] * count
+    return [(task.num_timed - back) % 256 for back in reversed(range(count))]
+
+
+def _num_timed(numbers: Sequence[int]) -> int | None:
+    """The number of the last call, modulo 256; None from a leader of an older release."""
+    in_order = all((b - a) % 256 == 1 for a, b in pairwise(numbers))
+    # A lone call is the first of its key.
+    is_told = in_order and (len(numbers) > 1 or list(numbers) == [1])
+    return numbers[-1] if is_told else None
+
+
+def _encode_call(call: Call, number: int) -> bytes:
     return _CALL.pack(
         call.size_bytes,
         call.time_us,
@@ -141,7 +160,7 @@ def _encode_call(call: Call) -> bytes:
         AUTO if call.algorithm is None else call.algorithm,
         AUTO if call.protocol is None else call.protocol,
         call.num_channels or 0,
-        0,
+        number,
     )
 
 
@@ -188,11 +207,13 @@ class _Reader:
         collective, index, num_calls = self.unpack(_TASK)
         if not 0 <= num_calls <= WINDOW_LENGTH:
             raise MessageError(f"{num_calls} calls in a window")
-        calls = tuple(self.call() for _ in range(num_calls))
-        return Task(Collective(collective), index, calls)
+        pairs = [self.call() for _ in range(num_calls)]
+        calls = tuple(call for call, _ in pairs)
+        return Task(Collective(collective), index, calls, _num_timed([n for _, n in pairs]))
 
-    def call(self) -> Call:
-        size_bytes, time_us, skew_us, interference, algorithm, protocol, num_channels, _ = (
+    def call(self) -> tuple[Call, int]:
+        """A call, and its number."""
+        size_bytes, time_us, skew_us, interference, algorithm, protocol, num_channels, number = (
             _CALL.unpack(self.take(_CALL.size))
         )
         finite = math.isfinite(time_us) and math.isfinite(skew_us) and math.isfinite(interference)
@@ -200,7 +221,7 @@ class _Reader:
             raise MessageError(f"{size_bytes} bytes in {time_us} us")
         if not 0 <= num_channels <= MAX_CHANNELS:
             raise MessageError(f"{num_channels} channels")
-        return Call(
+        call = Call(
             size_bytes=size_bytes,
             time_us=time_us,
             algorithm=None if algorithm == AUTO else Algorithm(algorithm),
@@ -209,6 +230,7 @@ class _Reader:
             interference=None if interference < 0 else interference,
             skew_us=None if skew_us < 0 else skew_us,
         )
+        return call, number
 
     def rest(self) -> bytes:
         return self.take(len(self._data) - self._offset)

@@ -7,13 +7,23 @@ import typer
 from rich.table import Table
 
 from dynamiccl import cli
-from dynamiccl.serve.artifact import Artifact, export_artifact, find_policy, verify_artifact
+from dynamiccl.serve.artifact import (
+    Artifact,
+    export_artifact,
+    find_policy,
+    find_trigger,
+    verify_artifact,
+)
 from dynamiccl.serve.commands.options import ArtifactDir, Json, stderr, stdout
 
 
 def export_command(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory or run id.")],
     out: Annotated[Path, typer.Option(help="New artifact directory.")],
+    trigger: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Run of dynamiccl-train trigger that goes into it."),
+    ] = None,
     mlruns: Annotated[Path, typer.Option(help="Where run ids are looked up.")] = Path("mlruns"),
     as_json: Json = False,
 ) -> None:
@@ -21,7 +31,9 @@ def export_command(
 
     Example: dynamiccl-deploy export RUN_ID --out out/artifact
     """
-    artifact = export_artifact(find_policy(run, mlruns), out)
+    policy = find_policy(run, mlruns)
+    watching = None if trigger is None else find_trigger(trigger, mlruns)
+    artifact = export_artifact(policy, out, watching)
     if any(support.gated is None for support in artifact.manifest.supports):
         stderr.print(
             "warning: this policy passed no gate: nothing but its own margin keeps it from being "

@@ -15,7 +15,7 @@ def task_line(tasks: Sequence[Task]) -> str:
     """A history as `ask_brain` reads it."""
     words: list[object] = [len(tasks)]
     for task in tasks:
-        words += [int(task.collective), task.bin, len(task.calls)]
+        words += [int(task.collective), task.bin, task.num_timed or 0, len(task.calls)]
         for call in task.calls:
             words += call_words(call)
     return " ".join(map(str, words))

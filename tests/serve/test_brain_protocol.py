@@ -3,13 +3,14 @@
 import contextlib
 import re
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamiccl.datasets.features import TUNED
+from dynamiccl.datasets.features import TUNED, WINDOW_LENGTH
 from dynamiccl.datasets.history import Call
 from dynamiccl.nccl import Algorithm, Protocol
 from dynamiccl.serve.brain import protocol
@@ -27,6 +28,12 @@ from dynamiccl.serve.brain.protocol import (
 from dynamiccl.serve.build import SOURCE_DIR
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
 from tests.serve.tables import random_table
+
+
+def told_task(task: Task, more: int) -> Task:
+    """The task with a number of calls that its window can be the end of."""
+    count = len(task.calls) + (more if len(task.calls) == WINDOW_LENGTH else 0)
+    return replace(task, num_timed=count % 256 if task.calls else None)
 
 
 def drawn_table(seed: int, num_bins: int = 5) -> DecisionTable:
@@ -51,6 +58,7 @@ TASKS = st.builds(
     st.integers(0, MAX_BINS - 1),
     st.lists(CALLS, max_size=8).map(tuple),
 )
+TOLD_TASKS = TASKS | st.builds(told_task, TASKS, st.integers(0, 1000))
 TABLES = st.integers(0, 2**16).map(drawn_table)
 QUESTIONS = st.builds(
     Question,
@@ -62,7 +70,7 @@ QUESTIONS = st.builds(
         st.integers(1, 2**20),
         st.integers(1, 2**30),
     ),
-    st.builds(History, st.lists(TASKS, max_size=20).map(tuple), st.none() | TABLES),
+    st.builds(History, st.lists(TOLD_TASKS, max_size=20).map(tuple), st.none() | TABLES),
 )
 ANSWERS = st.integers(0, 2**64 - 1).flatmap(
     lambda number: (

@@ -114,6 +114,7 @@ void Guard::finish(const OpenCall& call) noexcept {
     std::memmove(window.calls, window.calls + 1, sizeof window.calls - sizeof window.calls[0]);
     --window.num_calls;
   }
+  ++window.num_timed;
   dynamiccl_call& latest = window.calls[window.num_calls++];
   latest.size_bytes = call.first.size_bytes;
   latest.time_us = time_us;

@@ -55,7 +55,7 @@ std::vector<dynamiccl_task> warm_tasks(int first_bin, int num_bins, std::mt19937
   std::vector<dynamiccl_task> tasks;
   for (int collective = 0; collective < dynamiccl::kNumCollectives; ++collective) {
     for (int bin = first_bin; bin < first_bin + num_bins; ++bin) {
-      dynamiccl_task task = {collective, bin, DYNAMICCL_WINDOW, {}};
+      dynamiccl_task task = {collective, bin, DYNAMICCL_WINDOW, DYNAMICCL_WINDOW, {}};
       for (dynamiccl_call& call : task.calls) call = random_call(bin / 4.0, random);
       tasks.push_back(task);
     }

@@ -41,6 +41,7 @@ typedef struct {
   int32_t collective;                     /* ncclFunc_t, 0 .. 4 */
   int32_t bin;                            /* size bin (dynamiccl/sizes.py) */
   int32_t num_calls;                      /* 1 .. DYNAMICCL_WINDOW */
+  uint32_t num_timed;                     /* calls so far, of which these are the last; 0: unknown */
   dynamiccl_call calls[DYNAMICCL_WINDOW]; /* the latest, oldest first, from calls[0] on */
 } dynamiccl_task;
 

@@ -69,7 +69,9 @@ void put_task(const dynamiccl_task& task, Writer* writer) noexcept {
     writer->put(static_cast<std::uint8_t>(call.algorithm), 1);
     writer->put(static_cast<std::uint8_t>(call.protocol), 1);
     writer->put(static_cast<std::uint8_t>(call.num_channels), 1);
-    writer->put(0, 1);
+    // Of the last: task.num_timed. Nothing is known of calls where that is 0.
+    const auto back = static_cast<std::uint32_t>(task.num_calls - 1 - i);
+    writer->put(task.num_timed > back ? task.num_timed - back : 0, 1);
   }
 }
 

@@ -14,7 +14,8 @@
 //         uint32 length, table in force as a table file (0: NCCL's own choice everywhere)
 //         uint32 number of tasks; each: int32 collective, int32 size bin, uint32 number of calls;
 //           each call, oldest first: uint64 size_bytes, double time_us, double skew_us,
-//           double interference, int8 algorithm, int8 protocol, int8 num_channels, uint8 0
+//           double interference, int8 algorithm, int8 protocol, int8 num_channels, uint8 number of
+//           the call among the timed ones of its key, from 1 on, modulo 256 (0.1.0: always 0)
 //         (unknown: skew_us, interference, algorithm and protocol -1; num_channels 0)
 // table:  the whole next table as a table file (serve/table.py)
 // keep:   nothing; the table in force stays

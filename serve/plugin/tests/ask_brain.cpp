@@ -2,8 +2,8 @@
 //
 //   ask_brain socket|torch|LIBRARY ARTIFACT SYSTEM NODES RANKS [SOCKET]
 //
-// Histories come on stdin as text, one a line: the number of tasks; for each its collective, bin
-// and number of calls; for each call the seven fields of dynamiccl_call. Each line is answered with
+// Histories come on stdin as text, one a line: the number of tasks; for each its collective, bin,
+// number of timed calls and number of calls shown; for each of these the seven fields of dynamiccl_call. Each line is answered with
 // the table in hex, `keep` or `error: REASON`.
 #include <cstdio>
 #include <cstdlib>
@@ -23,7 +23,7 @@ std::vector<dynamiccl_task> read_tasks(const std::string& line) {
   text >> count;
   std::vector<dynamiccl_task> tasks(count);
   for (dynamiccl_task& task : tasks) {
-    text >> task.collective >> task.bin >> task.num_calls;
+    text >> task.collective >> task.bin >> task.num_timed >> task.num_calls;
     for (int i = 0; i < task.num_calls && i < DYNAMICCL_WINDOW; ++i) {
       dynamiccl_call& call = task.calls[i];
       int algorithm = 0, protocol = 0, num_channels = 0;

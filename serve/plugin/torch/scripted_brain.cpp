@@ -26,6 +26,7 @@ constexpr int kColumns = 8;
 constexpr const char* kColumnNames[kColumns] = {"valid",        "size_bytes", "time_us",
                                                 "algorithm",    "protocol",   "num_channels",
                                                 "interference", "skew_us"};
+constexpr std::uint32_t kTimedModulo = 256;  // TIMED_MODULO of serve/torchscript.py
 constexpr off_t kMaxModuleBytes = off_t{1} << 30;
 
 std::string read_module(const std::string& path) {
@@ -139,6 +140,7 @@ std::vector<std::uint8_t> ScriptedBrain::decide(const dynamiccl_history& history
     throw std::runtime_error("an impossible number of tasks");
   }
   std::vector<std::int64_t> rows;
+  std::vector<std::int64_t> timed;
   std::vector<double> calls;
   for (int i = 0; i < history.num_tasks; ++i) {
     const dynamiccl_task& task = history.tasks[i];
@@ -146,14 +148,19 @@ std::vector<std::uint8_t> ScriptedBrain::decide(const dynamiccl_history& history
     const std::int64_t column = task.bin - shape_[3];
     if (task.num_calls == 0 || column < 0 || column >= shape_[4]) continue;
     rows.push_back(task.collective * shape_[4] + column);
+    timed.push_back(task.num_timed == 0 ? -1 : task.num_timed % kTimedModulo);
     append_window(task, &calls);
   }
   std::vector<Entry> entries = cold_;
   if (!rows.empty()) {
     const auto num_rows = static_cast<std::int64_t>(rows.size());
     const at::Tensor row = torch::from_blob(rows.data(), {num_rows}, torch::kLong);
-    const at::Tensor window =
+    at::Tensor window =
         torch::from_blob(calls.data(), {num_rows, DYNAMICCL_WINDOW, kColumns}, torch::kDouble);
+    if (module_->script.find_method("watch")) {  // not in older artifacts
+      const at::Tensor told = torch::from_blob(timed.data(), {num_rows}, torch::kLong);
+      window = module_->script.run_method("watch", row, window, told).toTensor();
+    }
     const std::vector<Entry> warm = entries_of(
         module_->script.run_method("warm", module_->shape, row, window).toTensor(), num_rows);
     for (std::size_t i = 0; i < rows.size(); ++i) {

@@ -42,6 +42,17 @@ def test_a_brain_may_change_its_mind(play_job: Player, eight_ranks: Setting, kno
     assert played.switches >= 3
 
 
+def test_a_brain_can_tell_new_calls_from_those_that_it_has_seen(
+    play_job: Player, eight_ranks: Setting, known: Path
+) -> None:
+    often = {"DYNAMICCL_ADAPT_INTERVAL_S": "0.02", "DYNAMICCL_LOOK_INTERVAL_S": "0.02"}
+    with brain(eight_ranks, known, "counting"):
+        played = play_job(environment=adaptive(eight_ranks, **often), **LOOPS)
+    assert_in_force_to_the_end(played)
+    assert played.switches == 2
+    assert "the brain gave no table" not in played.log
+
+
 def test_a_brain_is_left_with_its_communicator(
     play_job: Player, eight_ranks: Setting, known: Path
 ) -> None:

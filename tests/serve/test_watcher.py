@@ -1,0 +1,285 @@
+"""The Trigger inside a brain: each call seen once, alike in Python, TorchScript and the plugin."""
+
+import dataclasses
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dynamiccl.datasets.history import Call
+from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath
+from dynamiccl.nccl import Algorithm, Collective, Protocol
+from dynamiccl.serve import watcher
+from dynamiccl.serve.artifact import Artifact, export_artifact, find_trigger, verify_artifact
+from dynamiccl.serve.brain.history import History, Task
+from dynamiccl.serve.brain.policies import POLICIES
+from dynamiccl.serve.brain.server import BrainServer
+from dynamiccl.serve.brain_check import check_trigger, watched_questions
+from dynamiccl.serve.brain_module import BrainModule
+from dynamiccl.serve.torchscript import ScriptedBrain, ScriptedTrigger
+from dynamiccl.train.torch_files import save_script
+from dynamiccl.train.trigger.detector import Detector
+from dynamiccl.train.trigger.module import TriggerModule
+from tests.serve.asking import Asking
+from tests.serve.brains import CONFIG, FIRST_BIN, seal
+
+SIZE = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def module() -> TriggerModule:
+    """One whose LSTM says something, though nothing sensible."""
+    torch.manual_seed(3)
+    made = TriggerModule(0.05)
+    torch.nn.init.normal_(made.head.weight, std=0.3)
+    return made.eval()
+
+
+@pytest.fixture(scope="module")
+def trigger(module: TriggerModule, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "trigger"
+    folder.mkdir()
+    save_script(module, folder / "trigger.pt")
+    (folder / "trigger.json").write_text(json.dumps({"false_alarms_per_1e5": 0.5}))
+    return folder / "trigger.pt"
+
+
+@pytest.fixture(scope="module")
+def watching(
+    small_artifact: Artifact, trigger: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Artifact:
+    """The small artifact with a Trigger."""
+    policy = small_artifact.directory.parent / "policy"
+    return export_artifact(policy, tmp_path_factory.mktemp("with") / "artifact", trigger)
+
+
+def questions(trigger: Path, seed: int, count: int) -> Iterator[list[Task]]:
+    """Questions of a job that slows down, about keys that the small artifact has a table for."""
+    random = np.random.default_rng(seed)
+    for tasks, _ in watched_questions(ScriptedTrigger(trigger), random, count):
+        yield [dataclasses.replace(task, bin=FIRST_BIN + 4 * task.bin) for task in tasks]
+
+
+def level_of_last(brain: ScriptedBrain, calls: list[Call], num_timed: int | None) -> float:
+    task = Task(Collective.AllReduce, 80, tuple(calls), num_timed)
+    return float(brain.interference([task], np.array([80]))[0, -1])
+
+
+def call(time_us: float, protocol: Protocol = Protocol.LL, level: float | None = None) -> Call:
+    return Call(SIZE, time_us, Algorithm.Ring, protocol, 8, level)
+
+
+def slowing(count: int, slow_from: int) -> list[Call]:
+    random = np.random.default_rng(1)
+    times = 50.0 * np.exp(0.01 * random.standard_normal(count))
+    times[slow_from:] *= 2.0
+    return [call(float(time_us)) for time_us in times]
+
+
+def test_a_brain_finds_what_the_trigger_finds_call_by_call(watching: Artifact) -> None:
+    for seed in range(3):
+        check_trigger(watching.directory, seed=seed)
+
+
+def test_the_detector_in_python_is_the_one_that_is_exported(
+    module: TriggerModule, trigger: Path
+) -> None:
+    random = np.random.default_rng(0)
+    times = np.exp(4.0 + 0.05 * random.standard_normal((120, 5)))
+    times[70:, :3] *= 1.4
+    ours, loaded, exported = Detector(module), Detector.load(trigger), ScriptedTrigger(trigger)
+    for row in times:
+        alarm, level = ours.observe(np.arange(5), np.log(row), np.full(5, np.log(SIZE)))
+        again, same = loaded.observe(np.arange(5), np.log(row), np.full(5, np.log(SIZE)))
+        one_by_one = [exported.observe(i, float(t), SIZE) for i, t in enumerate(row)]
+        assert alarm.tolist() == again.tolist() == [a for a, _ in one_by_one]
+        np.testing.assert_allclose(level, same, atol=1e-5)
+        np.testing.assert_allclose(level, [found for _, found in one_by_one], atol=1e-5)
+    assert alarm.tolist() == [1, 1, 1, 0, 0]
+
+
+def test_a_call_that_is_shown_again_is_not_seen_again(watching: Artifact) -> None:
+    calls = slowing(60, 40)
+    often, seldom = (ScriptedBrain(watching.directory / "brain.pt") for _ in range(2))
+    for count in range(1, 61):
+        window = calls[max(count - 8, 0) : count]
+        found = [level_of_last(often, window, count) for _ in range(3)]
+        assert found[0] == found[1] == found[2]
+        if count % 8 == 0:
+            assert level_of_last(seldom, window, count) == found[0]
+    assert found[0] == pytest.approx(1.0, abs=0.1)
+
+
+def test_counts_go_round(watching: Artifact) -> None:
+    brain = ScriptedBrain(watching.directory / "brain.pt")
+    calls = slowing(600, 590)
+    levels = [
+        level_of_last(brain, calls[max(count - 8, 0) : count], count % 256)
+        for count in range(1, 601)
+    ]
+    assert max(levels[20:585]) < 0.05
+    assert levels[-1] == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_leader_that_does_not_count_leaves_interference_unknown(watching: Artifact) -> None:
+    brain = ScriptedBrain(watching.directory / "brain.pt")
+    calls = slowing(60, 40)
+    assert {level_of_last(brain, calls[k : k + 8], None) for k in range(52)} == {-1.0}
+
+
+def test_interference_that_is_known_stays(watching: Artifact) -> None:
+    brain = ScriptedBrain(watching.directory / "brain.pt")
+    for count in range(1, 40):
+        level = level_of_last(brain, [call(50.0 + count % 2, level=0.25)], count)
+        assert level == 0.25
+
+
+def test_each_config_has_a_quiet_time_of_its_own(watching: Artifact) -> None:
+    brain = ScriptedBrain(watching.directory / "brain.pt")
+    levels = [
+        level_of_last(brain, [call(50.0 if count % 2 else 150.0, Protocol(count % 2))], count)
+        for count in range(1, 80)
+    ]
+    assert set(levels[:32]) == {-1.0}
+    assert max(levels[32:]) < 0.05
+
+
+def test_streams_beyond_the_most_stay_unknown(
+    small_artifact: Artifact, trigger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "MAX_STREAMS", 1)
+    policy = small_artifact.directory.parent / "policy"
+    with pytest.raises(ArtifactMismatch, match="does not find the interference"):
+        export_artifact(policy, tmp_path / "artifact", trigger)
+    brain = ScriptedBrain(tmp_path / "artifact" / "brain.pt")
+    for count in range(1, 41):
+        protocol = Protocol(count % 2)
+        level = level_of_last(brain, [call(50.0, protocol)], count)
+        assert (level == -1.0) == (count < 33 or protocol is Protocol.LL)
+
+
+def test_levels_change_what_a_policy_decides(
+    watching: Artifact, small_artifact: Artifact, trigger: Path
+) -> None:
+    with_levels = ScriptedBrain(watching.directory / "brain.pt")
+    without = ScriptedBrain(small_artifact.directory / "brain.pt")
+    pairs = [
+        (with_levels.decide(CONFIG, tasks), without.decide(CONFIG, tasks))
+        for tasks in questions(trigger, 0, 30)
+    ]
+    assert pairs[0][0] == pairs[0][1]  # nothing is known yet
+    assert any(one != other for one, other in pairs[20:])
+
+
+def test_an_artifact_says_what_its_trigger_is(watching: Artifact, small_artifact: Artifact) -> None:
+    assert watching.manifest.trigger == {"false_alarms_per_1e5": 0.5}
+    assert {"trigger.pt", "brain.pt"} <= watching.manifest.files.keys()
+    assert small_artifact.manifest.trigger is None
+    assert "trigger.pt" not in small_artifact.manifest.files
+
+
+def test_an_artifact_without_a_trigger_leaves_interference_unknown(
+    small_artifact: Artifact,
+) -> None:
+    brain = ScriptedBrain(small_artifact.directory / "brain.pt")
+    assert level_of_last(brain, slowing(8, 4), 8) == -1.0
+
+
+def test_a_brain_of_an_older_release_still_decides(
+    small_artifact: Artifact, trigger: Path, tmp_path: Path
+) -> None:
+    old = torch.jit.load(str(small_artifact.directory / "brain.pt"))  # type: ignore[no-untyped-call]
+
+    class Older(BrainModule):
+        watch = None  # type: ignore[assignment]
+
+    older = Older(old.policy, [], [])
+    older.shapes, older.systems = old.shapes, old.systems
+    older.contexts, older.masks, older.entries = old.contexts, old.masks, old.entries
+    torch.jit.script(older.eval()).save(str(tmp_path / "brain.pt"))  # type: ignore[no-untyped-call]
+    brain = ScriptedBrain(tmp_path / "brain.pt")
+    now = ScriptedBrain(small_artifact.directory / "brain.pt")
+    for tasks in questions(trigger, 0, 5):
+        assert brain.decide(CONFIG, tasks) == now.decide(CONFIG, tasks)
+
+
+def test_a_trigger_beside_another_brain_is_refused(watching: Artifact, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(watching.directory, tmp_path / "copy"))
+    save_script(TriggerModule(0.3), copied / "trigger.pt")
+    seal(copied)
+    with pytest.raises(ArtifactMismatch, match="does not find the interference"):
+        verify_artifact(copied)
+    shutil.copy(copied / "policy.pt", copied / "trigger.pt")
+    seal(copied)
+    with pytest.raises(CorruptFile, match="no trigger"):
+        verify_artifact(copied)
+
+
+def test_a_trigger_is_found_in_its_run_and_needs_its_facts(
+    trigger: Path, small_artifact: Artifact, tmp_path: Path
+) -> None:
+    run = tmp_path / "mlruns" / "0a1b" / "artifacts" / "trigger"
+    shutil.copytree(trigger.parent, run)
+    assert find_trigger("0a1b", tmp_path / "mlruns") == run / "trigger.pt"
+    assert find_trigger(str(run.parent), tmp_path) == run / "trigger.pt"
+    with pytest.raises(MissingPath, match="-a trigger"):
+        find_trigger("0a1c", tmp_path / "mlruns")
+    (run / "trigger.json").unlink()
+    policy = small_artifact.directory.parent / "policy"
+    with pytest.raises(CorruptFile, match=r"trigger\.json"):
+        export_artifact(policy, tmp_path / "artifact", run / "trigger.pt")
+
+
+def test_a_policys_own_trigger_is_exported_with_it(
+    small_artifact: Artifact, trigger: Path, tmp_path: Path
+) -> None:
+    policy = Path(shutil.copytree(small_artifact.directory.parent / "policy", tmp_path / "policy"))
+    shutil.copy(trigger, policy)
+    manifest = dataclasses.replace(small_artifact.manifest, trigger={"usual_scale": 0.1})
+    manifest.write(policy)
+    exported = export_artifact(policy, tmp_path / "artifact")
+    assert exported.manifest.trigger == {"usual_scale": 0.1}
+    assert (exported.directory / "trigger.pt").read_bytes() == trigger.read_bytes()
+
+
+@pytest.mark.slow
+def test_the_plugins_runtime_decides_as_python_does(
+    torch_build_dir: Path, watching: Artifact, trigger: Path
+) -> None:
+    for seed in range(3):
+        brain = ScriptedBrain(watching.directory / "brain.pt")
+        with Asking(torch_build_dir, "torch", watching.directory) as leader:
+            for tasks in islice(questions(trigger, seed, 60), 60):
+                told = [task for task in tasks if task.calls]
+                assert leader.table(told) == brain.decide(CONFIG, told)
+
+
+@pytest.mark.slow
+def test_a_brain_process_decides_as_the_plugins_own_does(
+    plugin_path: Path, watching: Artifact, trigger: Path, tmp_path: Path
+) -> None:
+    brain = ScriptedBrain(watching.directory / "brain.pt")
+    path = tmp_path / "brain.sock"
+    with BrainServer(path, lambda: POLICIES["artifact"](watching, 0)) as server:
+        thread = threading.Thread(target=server.serve)
+        thread.start()
+        with Asking(plugin_path.parent, "socket", watching.directory, path) as leader:
+            for tasks in questions(trigger, 5, 60):
+                told = [task for task in tasks if task.calls]
+                assert leader.table(told) == brain.decide(CONFIG, told)
+        server.stop()
+        thread.join()
+
+
+def test_brains_of_two_communicators_do_not_mix(watching: Artifact, trigger: Path) -> None:
+    one, other = (POLICIES["artifact"](watching, 0) for _ in range(2))
+    asked = list(questions(trigger, 0, 40))
+    for tasks in asked:
+        decided = one.decide(CONFIG, History(tuple(tasks), None))
+    assert decided != other.decide(CONFIG, History(tuple(asked[-1]), None))

@@ -1,0 +1,42 @@
+"""TorchScript files: written and read with torch's notice of retirement held back."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dynamiccl.errors import CorruptFile
+
+
+def save_script(module: torch.nn.Module, path: Path) -> None:
+    """Script a module in eval mode and save it."""
+    with _ignored_deprecation():
+        scripted = torch.jit.script(module.eval())
+        scripted.save(str(path))  # type: ignore[no-untyped-call]
+
+
+def script(module: torch.nn.Module) -> Any:
+    """A module as TorchScript, in eval mode."""
+    with _ignored_deprecation():
+        return torch.jit.script(module.eval())
+
+
+def load_script(path: Path) -> Any:
+    """A saved module, in eval mode; raises CorruptFile when it is no TorchScript."""
+    with _ignored_deprecation():
+        try:
+            module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise CorruptFile(f"{path} is not a TorchScript file: {error}") from error
+    return module.eval()
+
+
+@contextmanager
+def _ignored_deprecation() -> Iterator[None]:
+    """TorchScript is deprecated from torch 2.13 on and is still what libtorch loads."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield

@@ -1,0 +1,1 @@
+"""The Trigger agent: a forecast of quiet times, and a CUSUM over what is above it."""

@@ -1,0 +1,134 @@
+"""Thresholds from a wanted rate of false alarms, by simulated average run lengths.
+
+The whole detector, warm-up and forecaster included, runs on streams drawn from quiet calls,
+without a threshold. Where its sums leave zero and come back there is one *excursion*, and a
+threshold has as many false alarms as there are excursions that reach it. Far out in the tail, where
+even millions of calls show few, the peaks of excursions are exponential (a random walk with
+negative drift), and that is fitted to the largest.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dynamiccl.train.trigger.module import RUNGS, SMALLEST_SLOWDOWN, TriggerModule
+from dynamiccl.train.trigger.series import FloatArray, Series
+
+#: Called now and then with calls made and calls to be made.
+Told = Callable[[int, int], None]
+#: Quiet calls that are run for each rung.
+CALLS_PER_RUNG: Final = 1_000_000
+#: Streams that run side by side, and calls of each: as long as streams live in a job, roughly.
+_WIDTH: Final = 500
+_LENGTH: Final = 2_000
+#: Peaks that the tail is fitted to.
+_TAIL: Final = 100
+#: No threshold while excursions are looked for; streams that get here begin anew.
+_NO_THRESHOLD: Final = 80.0
+
+
+class Peaks:
+    """The peaks of a statistic's excursions from rest, over N streams."""
+
+    def __init__(self, width: int, floor: float = 0.0) -> None:
+        """Peaks up to `floor` are not kept."""
+        self._peak = np.zeros(width)
+        self._found: list[npt.NDArray[np.float64]] = []
+        self._floor = floor
+        self.calls = 0
+
+    def take(self, statistic: npt.NDArray[Any], at_rest: npt.NDArray[np.bool_]) -> None:
+        """The statistic (N,) after a call of each stream, and where its excursion is over."""
+        self.calls += len(statistic)
+        np.maximum(self._peak, statistic, out=self._peak)
+        ended = at_rest & (self._peak > self._floor)
+        if ended.any():
+            self._found.append(self._peak[ended])
+        self._peak[at_rest] = 0.0
+
+    def end(self) -> None:
+        """The streams are over, and so are their excursions."""
+        self._found.append(self._peak[self._peak > self._floor])
+        self._peak[:] = 0.0
+
+    def all(self) -> npt.NDArray[np.float64]:
+        """The peaks of all excursions that are over, largest first."""
+        return np.sort(np.concatenate([np.zeros(0), *self._found]))[::-1]
+
+
+def threshold_for(peaks: npt.NDArray[np.float64], calls: int, per_call: float) -> float:
+    """The threshold that `per_call` of the calls would cross, by peaks (largest first).
+
+    Raises ValueError without any peak.
+    """
+    if len(peaks) == 0:
+        raise ValueError("a statistic that never left its rest has no threshold")
+    wanted = per_call * calls
+    if wanted >= _TAIL and wanted < len(peaks):
+        return float(peaks[int(wanted)])
+    count = min(_TAIL, max(len(peaks) // 2, 1))
+    base = peaks[count - 1]
+    mean_excess = float(np.mean(peaks[:count] - base))
+    return float(base + mean_excess * np.log(count / wanted))
+
+
+@dataclass(frozen=True, slots=True)
+class RungPeaks:
+    """What excursions did on one rung."""
+
+    rung: float
+    calls: int
+    peaks: npt.NDArray[np.float64]
+
+    def threshold(self, per_call: float) -> float:
+        """The threshold for a rate of false alarms per call."""
+        return threshold_for(self.peaks, self.calls, per_call)
+
+
+def scale_of_rung(rung: float) -> float:
+    """The noise (robust sigma of log time) that a rung is for."""
+    return 0.5 * float(np.log(SMALLEST_SLOWDOWN)) / rung
+
+
+def find_peaks(
+    module: TriggerModule,
+    series: Series,
+    *,
+    seed: int,
+    calls_per_rung: int = CALLS_PER_RUNG,
+    told: Told = lambda _done, _total: None,
+) -> list[RungPeaks]:
+    """Run the detector on quiet streams at the noise of each rung."""
+    random = np.random.default_rng(seed)
+    before = module.thresholds.tolist()
+    module.set_thresholds([_NO_THRESHOLD] * len(RUNGS))
+    found = []
+    try:
+        rounds = max(calls_per_rung // (_WIDTH * _LENGTH), 1)
+        for number, rung in enumerate(RUNGS):
+            peaks = Peaks(_WIDTH, floor=1.0)
+            for turn in range(rounds):
+                values, sizes, _ = series.draw(random, _WIDTH, _LENGTH)
+                log_time = values * np.float32(scale_of_rung(rung)) + np.float32(5.0)
+                _run(module, log_time, sizes, peaks)
+                told(number * rounds + turn + 1, rounds * len(RUNGS))
+            found.append(RungPeaks(rung, peaks.calls, peaks.all()))
+    finally:
+        module.set_thresholds(before)
+    return found
+
+
+def _run(module: TriggerModule, log_time: FloatArray, sizes: FloatArray, peaks: Peaks) -> None:
+    width = log_time.shape[1]
+    times, log_sizes = torch.from_numpy(log_time), torch.from_numpy(np.ascontiguousarray(sizes))
+    with torch.inference_mode():
+        state = module.new_state(width)
+        for time, size in zip(times, log_sizes, strict=True):
+            state, _, _ = module(state, time, size)
+            sums = state[:, 3:5].amax(dim=1).numpy()
+            peaks.take(sums, sums <= 0.0)
+    peaks.end()

@@ -1,0 +1,86 @@
+"""The Trigger for Python: numpy in, numpy out, and a state for every stream that is asked about."""
+
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dynamiccl.datasets.manifest import TRIGGER_NAME, find_trigger_in
+from dynamiccl.errors import CorruptFile, MissingPath
+from dynamiccl.train.torch_files import load_script
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+#: What a message says of a folder without one.
+_FIX: Final = "give a run directory of 'dynamiccl-train trigger', or an artifact that has one"
+
+
+class Detector:
+    """Watches any number of streams: calls of one task key under one config.
+
+    A stream is a number of the caller's choice, from 0 on; memory goes with the largest.
+    """
+
+    def __init__(self, module: Any, num_streams: int = 0) -> None:
+        """Take a `TriggerModule`, scripted or not, and room for streams; more is made as needed."""
+        self._module = module
+        with torch.no_grad():
+            self._state: torch.Tensor = module.new_state(num_streams)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """The trigger of a run, an artifact or a file; raises MissingPath and CorruptFile."""
+        found = path if path.is_file() else find_trigger_in(path)
+        if found is None:
+            raise MissingPath("trigger", path / TRIGGER_NAME, _FIX)
+        module = load_script(found)
+        if not hasattr(module, "new_state"):
+            raise CorruptFile(f"{found} is TorchScript, but no trigger; {_FIX}")
+        return cls(module)
+
+    @property
+    def num_streams(self) -> int:
+        """Streams that there is room for."""
+        return len(self._state)
+
+    def observe(
+        self,
+        stream: npt.ArrayLike,
+        log_time: npt.ArrayLike,
+        log_size: npt.ArrayLike | None = None,
+    ) -> tuple[npt.NDArray[np.int8], FloatArray]:
+        """Take one call of each of N streams, none of them twice: alarm (N,) and level (N,).
+
+        Natural logarithms of the time in us and, where sizes of a stream differ, of NCCL's nBytes.
+        Alarm: 1 while the stream is slow, -1 at a call that says that it is faster than what was
+        taken for quiet (it is learned anew), else 0. Level: how much longer than quiet, 1 = twice
+        the time; -1 (unknown) in the first calls. Raises ValueError.
+        """
+        index = np.asarray(stream, dtype=np.int64)
+        if len(index) == 0:
+            return np.zeros(0, dtype=np.int8), np.zeros(0, dtype=np.float32)
+        if index.min() < 0 or len(np.unique(index)) != len(index):
+            raise ValueError("streams are different numbers from 0 on, one call of each at a time")
+        self._grow(int(index.max()) + 1)
+        time = torch.from_numpy(np.ascontiguousarray(log_time, dtype=np.float32))
+        size = torch.zeros_like(time)
+        if log_size is not None:
+            size = torch.from_numpy(np.ascontiguousarray(log_size, dtype=np.float32))
+        rows = torch.from_numpy(index)
+        with torch.inference_mode():
+            state, alarm, level = self._module(self._state[rows], time, size)
+            self._state[rows] = state
+        return alarm.numpy().astype(np.int8), level.numpy()
+
+    def forget(self, stream: npt.ArrayLike) -> None:
+        """Begin these streams anew."""
+        index = np.asarray(stream, dtype=np.int64)
+        self._state[torch.from_numpy(index[index < self.num_streams])] = 0.0
+
+    def _grow(self, wanted: int) -> None:
+        if wanted > self.num_streams:
+            more = max(wanted, 2 * self.num_streams) - self.num_streams
+            with torch.no_grad():
+                self._state = torch.cat([self._state, self._module.new_state(more)])

@@ -1,0 +1,239 @@
+"""Train a Trigger on a data set: quiet series in, tracked run and `trigger.pt` out."""
+
+import json
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+
+from dynamiccl.datasets.manifest import TRIGGER_FACTS_NAME, TRIGGER_FOLDER, TRIGGER_NAME
+from dynamiccl.datasets.provenance import git_commit
+from dynamiccl.datasets.store import content_hash
+from dynamiccl.errors import UserError
+from dynamiccl.train import SUMMARY_NAME, tracking
+from dynamiccl.train.torch_files import save_script, script
+from dynamiccl.train.trigger.calibration import CALLS_PER_RUNG, RungPeaks, find_peaks
+from dynamiccl.train.trigger.measure import delays, watch_with
+from dynamiccl.train.trigger.module import RUNGS, SMALLEST_SLOWDOWN, WARM_UP, TriggerModule
+from dynamiccl.train.trigger.plots import DelayCurve, trigger_curves
+from dynamiccl.train.trigger.series import Series, SeriesCounts, read_series
+from dynamiccl.train.trigger.training import forecast_error, train
+
+#: What is wanted where nobody says otherwise.
+FALSE_ALARMS_PER_1E5: Final = 0.5
+STEPS: Final = 200
+#: Of each series, what the forecaster is trained on; thresholds come from the rest.
+TRAINING_SHARE: Final = 0.6
+#: Told of the work in hand, and how much of it is done.
+Progress = Callable[[str, int, int], None]
+_EVERY: Final = 10
+_FACTORS: Final = (SMALLEST_SLOWDOWN, 1.5)
+_RATES: Final = (0.1, 0.5, 1.0, 10.0, 100.0)
+_ONSETS: Final = 500
+_KNOWN: Final = 256
+_HORIZON: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerSettings:
+    """How a Trigger is trained and what it is to keep to."""
+
+    false_alarms_per_1e5: float = FALSE_ALARMS_PER_1E5
+    steps: int = STEPS
+    calls_per_rung: int = CALLS_PER_RUNG
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.false_alarms_per_1e5 <= 1000.0:
+            raise UserError(
+                f"{self.false_alarms_per_1e5} false alarms in 100,000 calls cannot be wanted; take "
+                "0.5, or anything above 0 and up to 1000"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerFacts:
+    """What stands beside `trigger.pt`."""
+
+    false_alarms_per_1e5: float
+    #: Reference value of the CUSUM (in robust sigmas) -> threshold.
+    thresholds: dict[str, float]
+    #: Robust sigma of log time of the site's usual quiet call.
+    usual_scale: float
+    warm_up_calls: int
+    smallest_slowdown: float
+    #: Mean absolute error on quiet calls that were not trained on, in robust sigmas.
+    level_error: float
+    forecast_error: float
+    counts: SeriesCounts
+    #: Averages of nccl-tests stood in for calls, which vary more.
+    from_averages: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerSummary:
+    """What a run left behind."""
+
+    run_id: str
+    run_directory: str
+    seconds: float
+    facts: TriggerFacts
+    #: `delay_1_5x_calls` and so on: median calls at the site's usual noise; null: not in 500.
+    delays: dict[str, float | None]
+
+
+def make_trigger(
+    series: Series,
+    settings: TriggerSettings,
+    progress: Progress = lambda _what, _done, _total: None,
+) -> tuple[TriggerModule, list[float], list[RungPeaks]]:
+    """A trained and calibrated Trigger, the loss of each step, and what excursions did."""
+    torch.manual_seed(settings.seed)
+    training, rest = series.split(TRAINING_SHARE)
+    module = TriggerModule(series.usual_scale)
+    losses = train(
+        module,
+        training,
+        steps=settings.steps,
+        seed=settings.seed,
+        told=lambda step, steps, _loss: progress("training", step, steps),
+    )
+    module.eval()
+    peaks = find_peaks(
+        module,
+        rest,
+        seed=settings.seed + 1,
+        calls_per_rung=settings.calls_per_rung,
+        told=lambda done, total: progress("calibrating", done, total),
+    )
+    per_call = settings.false_alarms_per_1e5 * 1e-5
+    module.set_thresholds([each.threshold(per_call) for each in peaks])
+    return module, losses, peaks
+
+
+def fit_trigger(
+    data_dir: Path,
+    settings: TriggerSettings,
+    *,
+    experiment: str,
+    tracking_uri: str,
+    progress: Progress = lambda _what, _done, _total: None,
+) -> TriggerSummary:
+    """Train, calibrate, export and track.
+
+    Raises what reading the data raises, NotEnoughData without quiet series, and UserError for a
+    tracking URI that cannot be used.
+    """
+    series, counts = read_series(data_dir)
+    name = f"trigger-seed{settings.seed}"
+    with tracking.start_run(tracking_uri, experiment, name, {"kind": "trigger"}) as run:
+        run.log_params({**asdict(settings), "data": str(data_dir), "recipe": "trigger"})
+        run.log_params({f"series_{key}": value for key, value in asdict(counts).items()})
+        run.set_tags(
+            {
+                "data_hash": content_hash(data_dir),
+                "git_commit": git_commit(),
+                "host": socket.gethostname(),
+            }
+        )
+        started = time.monotonic()
+        module, losses, peaks = make_trigger(series, settings, progress)
+        seconds = time.monotonic() - started
+        for step in range(0, len(losses), _EVERY):
+            run.log_metrics({"loss": float(np.mean(losses[step : step + _EVERY]))}, step=step)
+        facts = _facts(module, series, settings, counts)
+        curves = [_delay_curve(module, series, peaks, factor) for factor in _FACTORS]
+        at = _RATES.index(FALSE_ALARMS_PER_1E5)
+        found = {f"delay_{_name(c.factor)}_calls": c.delays[at] for c in curves}
+        run.log_metrics(
+            {
+                **{f"threshold_{key}": value for key, value in facts.thresholds.items()},
+                **{key: value for key, value in found.items() if value is not None},
+                "level_error": facts.level_error,
+                "forecast_error": facts.forecast_error,
+                "train_seconds": seconds,
+            },
+            step=settings.steps,
+        )
+        summary = TriggerSummary(
+            run_id=run.run_id,
+            run_directory=str(run.directory or run.artifact_uri),
+            seconds=seconds,
+            facts=facts,
+            delays=found,
+        )
+        with tempfile.TemporaryDirectory() as scratch:
+            _write(Path(scratch), module, facts, losses, curves)
+            run.log_folder(Path(scratch))
+        # Last of all: who finds it finds the rest.
+        run.log_text(json.dumps(asdict(summary), indent=1), SUMMARY_NAME)
+    return summary
+
+
+def _facts(
+    module: TriggerModule, series: Series, settings: TriggerSettings, counts: SeriesCounts
+) -> TriggerFacts:
+    rest = series.split(TRAINING_SHARE)[1]
+    untrained = TriggerModule(series.usual_scale).eval()
+    pairs = zip(RUNGS, module.thresholds.tolist(), strict=True)
+    return TriggerFacts(
+        false_alarms_per_1e5=settings.false_alarms_per_1e5,
+        thresholds={f"{rung:.3f}": threshold for rung, threshold in pairs},
+        usual_scale=series.usual_scale,
+        warm_up_calls=WARM_UP,
+        smallest_slowdown=SMALLEST_SLOWDOWN,
+        level_error=forecast_error(untrained, rest, seed=settings.seed),
+        forecast_error=forecast_error(module, rest, seed=settings.seed),
+        counts=counts,
+        from_averages=counts.averages > 0,
+    )
+
+
+def _delay_curve(
+    module: TriggerModule, series: Series, peaks: list[RungPeaks], factor: float
+) -> DelayCurve:
+    """Median delays at the site's usual noise, by the false alarms that are allowed."""
+    random = np.random.default_rng(11)
+    values, _, _ = series.split(TRAINING_SHARE)[1].draw(random, _ONSETS, _KNOWN + _HORIZON)
+    log_time = values * np.float32(series.usual_scale) + np.float32(5.0)
+    log_time[_KNOWN:] += np.float32(np.log(factor))
+    kept = module.thresholds.tolist()
+    found: list[float | None] = []
+    for rate in _RATES:
+        module.set_thresholds([each.threshold(rate * 1e-5) for each in peaks])
+        middle = float(np.median(delays(watch_with(script(module), _ONSETS), log_time, _KNOWN)))
+        found.append(middle if np.isfinite(middle) else None)
+    module.set_thresholds(kept)
+    return DelayCurve(factor, list(_RATES), found)
+
+
+def _write(
+    scratch: Path,
+    module: TriggerModule,
+    facts: TriggerFacts,
+    losses: list[float],
+    curves: list[DelayCurve],
+) -> None:
+    folder = scratch / TRIGGER_FOLDER
+    folder.mkdir()
+    save_script(module, folder / TRIGGER_NAME)
+    (folder / TRIGGER_FACTS_NAME).write_text(
+        json.dumps(asdict(facts), indent=1) + "\n", encoding="utf-8"
+    )
+    (scratch / "plots").mkdir()
+    trigger_curves(scratch / "plots" / "trigger.png", losses, curves)
+
+
+def _name(factor: float) -> str:
+    """1.15 -> 1_15x.
+
+    >>> _name(1.5)
+    '1_5x'
+    """
+    return f"{factor:g}x".replace(".", "_")

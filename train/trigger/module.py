@@ -1,0 +1,219 @@
+"""What the Trigger computes, in one place: training, calibration, evaluation and export run this.
+
+A *stream* is the calls of one task key under one config. Its state is a row of numbers, so that
+many streams advance at once, and a call of a stream is one step:
+
+1. Forecast. The first WARM_UP calls give a level and a robust scale (median, MAD). From then on the
+   forecast of the quiet log time is the level and what the LSTM makes of the calls before.
+2. Residual to the forecast, divided by the scale and clipped at 3: one outlier cannot alarm.
+3. Two-sided CUSUM. Its reference value is half of the smallest slowdown that is looked for, 15 %,
+   in units of the scale, as near as RUNGS have it, and more while the level is uncertain; each rung
+   has its threshold (`calibration.py`).
+4. Only while both sums were zero does a call enter the history (level, scale, LSTM): a slowdown
+   must not become part of what it is compared with.
+5. Alarm from the threshold on until the sum is back at zero. When the *other* sum reaches it, calls
+   are faster than what was taken for quiet: the stream is learned anew.
+
+N streams, S = STATE_SIZE numbers a stream, H hidden units.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+import torch
+from torch import nn
+
+#: Calls of a stream before there is a forecast.
+WARM_UP: Final = 16
+#: Residuals whose median is the interference.
+RECENT: Final = 7
+HIDDEN: Final = 12
+#: Where residuals are clipped, in scales.
+CLIP: Final = 3.0
+#: The smallest slowdown that is looked for: the time is so many times the quiet one.
+SMALLEST_SLOWDOWN: Final = 1.15
+#: Reference values of the CUSUM, in scales, largest first.
+RUNGS: Final = tuple(2.0 ** (-i / 2) for i in range(7))
+#: Less noise than this (log time) is taken for this: nobody wants an alarm for 3 %.
+LEAST_SCALE: Final = 0.01
+#: A stream without a forecast: its interference is unknown (`datasets.history.UNKNOWN`).
+UNKNOWN: Final = -1.0
+
+#: The numbers of a stream, first in its state: accepted calls, level and log scale of log time, the
+#: two sums, whether it is alarmed, calls since the last accepted one, mean log size.
+NUMBERS: Final = ("count", "level", "log_scale", "up", "down", "alarmed", "age", "log_size")
+#: The state: the numbers, the calls of the warm-up, the latest residuals, the LSTM's two vectors.
+PARTS: Final = (len(NUMBERS), WARM_UP, RECENT, HIDDEN, HIDDEN)
+STATE_SIZE: Final = sum(PARTS)
+
+#: Standard normal: MAD to sigma, and the gain that makes a sign recursion as fast as a mean.
+_MAD: Final = 0.6745
+_SCALE_GAIN: Final = 1.2
+#: A level or scale is a mean over at most so many calls: what drifts more slowly is followed.
+_LEVEL_CALLS: Final = 512.0
+_SCALE_CALLS: Final = 512.0
+#: How many calls the site's usual scale counts for, beside the first ones of a stream.
+_PRIOR_CALLS: Final = 8.0
+#: A level is known to so many scales over the root of its calls: it widens the reference value.
+_LEVEL_ERROR: Final = 3.0
+#: The LSTM moves a forecast by at most so many scales.
+_MOST_SHIFT: Final = 2.0
+#: The level follows a call by at most so many scales (Huber).
+_HUBER: Final = 1.5
+
+
+class TriggerModule(nn.Module):
+    """(state (N, S), log time (N,), log size (N,)) -> (state, alarm (N,), interference (N,)).
+
+    Times in us and sizes in bytes, as natural logarithms. Alarm: 1 while the stream is slow, -1 at
+    a call that says that it is faster than what was taken for quiet, else 0. Interference: by how
+    much a call takes longer than quiet (1: twice the time); UNKNOWN while there is no forecast.
+    """
+
+    parts: list[int]
+    rungs: torch.Tensor
+    thresholds: torch.Tensor
+    edges: torch.Tensor
+
+    def __init__(self, prior_scale: float = 0.1) -> None:
+        """`prior_scale`: the usual robust sigma of log time on the site."""
+        super().__init__()
+        self.cell = nn.LSTMCell(2, HIDDEN)
+        self.head = nn.Linear(HIDDEN + 2, 1)
+        # Untrained, the forecast is the level.
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        self.register_buffer("rungs", torch.tensor(RUNGS))
+        # By the exponential tail of a CUSUM, roughly; calibration has the real ones.
+        self.register_buffer("thresholds", torch.tensor([9.0 / rung for rung in RUNGS]))
+        between = [math.sqrt(a * b) for a, b in pairwise(RUNGS)]
+        self.register_buffer("edges", torch.tensor(between[::-1]))
+        self.parts = list(PARTS)
+        self.state_size = STATE_SIZE
+        self.warm_up = WARM_UP
+        self.prior_scale = float(prior_scale)
+        self.clip = CLIP
+        self.mad = _MAD
+        self.prior_calls = _PRIOR_CALLS
+        self.level_calls, self.scale_calls = _LEVEL_CALLS, _SCALE_CALLS
+        self.scale_gain = _SCALE_GAIN
+        self.level_error = _LEVEL_ERROR
+        self.most_shift = _MOST_SHIFT
+        self.huber = _HUBER
+        self.unknown = UNKNOWN
+        self.least_log_scale = math.log(LEAST_SCALE)
+        self.half_shift = 0.5 * math.log(SMALLEST_SLOWDOWN)
+
+    def set_thresholds(self, thresholds: Sequence[float]) -> None:
+        """One for each rung."""
+        if len(thresholds) != len(RUNGS):
+            raise ValueError(f"{len(thresholds)} thresholds for {len(RUNGS)} rungs")
+        self.thresholds.copy_(torch.tensor(list(thresholds)))
+
+    @torch.jit.export
+    def new_state(self, count: int) -> torch.Tensor:
+        """The state (N, S) of streams of which nothing is known."""
+        return torch.zeros(count, self.state_size)
+
+    def forward(
+        self, state: torch.Tensor, log_time: torch.Tensor, log_size: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """One call of each of N streams; see the class."""
+        state, alarm, level, _ = self.step(state, log_time, log_size)
+        return state, alarm, level
+
+    @torch.jit.export
+    def step(
+        self, state: torch.Tensor, log_time: torch.Tensor, log_size: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As `forward`, and the forecast of the quiet log time (N,), of no use in the warm-up."""
+        numbers, first, latest, hidden, cell = torch.split(state, self.parts, dim=1)
+        count, mean, log_scale, up, down, alarmed, age, mean_size = torch.unbind(numbers, dim=1)
+        scale = torch.exp(log_scale)
+        size_shift = ((log_size - mean_size) / scale).clamp(-self.clip, self.clip)
+        extra = torch.stack([0.25 * torch.log1p(age), size_shift], dim=1)
+        shift = self.head(torch.cat([hidden, extra], dim=1)).squeeze(1)
+        forecast = mean + scale * self.most_shift * torch.tanh(shift)
+        residual = log_time - forecast.detach()
+
+        # The CUSUM, with the reference value that the noise asks for.
+        clipped = (residual / scale).clamp(-self.clip, self.clip)
+        rung = self.edges.size(0) - torch.bucketize(self.half_shift / scale, self.edges)
+        threshold = self.thresholds[rung]
+        was_alarmed = alarmed > 0.5
+        latest = torch.cat([latest[:, 1:], residual.unsqueeze(1)], dim=1)
+        middle = latest.median(dim=1)[0]
+        reference = self.rungs[rung] + self.level_error / torch.sqrt(count.clamp(min=1.0))
+        # Known to be slow, the question is whether it still is: half of what it was slow by.
+        half = 0.5 * (middle / scale).clamp(0.0, self.clip)
+        up_reference = torch.where(was_alarmed, torch.maximum(reference, half), reference)
+        new_up = (up + clipped - up_reference).clamp(min=0.0)
+        new_down = (down - clipped - reference).clamp(min=0.0)
+        crossed = new_up >= threshold
+        is_alarmed = crossed | (was_alarmed & (new_up > 0.0))
+        is_faster = (new_down >= threshold) & ~crossed
+        new_up = torch.minimum(new_up, threshold)
+        evidence = torch.where(is_alarmed, torch.ones_like(new_up), new_up / threshold)
+        level = evidence * torch.expm1(middle.clamp(min=0.0, max=8.0))
+
+        # What enters the history: a call before which both sums were zero.
+        enters = (up + down) <= 0.0
+        standard = ((log_time - mean) / scale).clamp(-self.clip, self.clip)
+        gain = 1.0 / (count.clamp(max=self.level_calls) + 1.0)
+        moved = mean + scale * standard.clamp(-self.huber, self.huber) * gain
+        sign = torch.where(torch.abs(residual) > self.mad * scale, 1.0, -1.0)
+        step = self.scale_gain / (count + self.prior_calls).clamp(max=self.scale_calls)
+        widened = (log_scale + sign * step).clamp(min=self.least_log_scale)
+        entered = [
+            torch.where(enters, count + 1.0, count),
+            torch.where(enters, moved, mean),
+            torch.where(enters, widened, log_scale),
+            new_up,
+            new_down,
+            is_alarmed.to(state.dtype),
+            torch.where(enters, torch.zeros_like(age), age + 1.0),
+            torch.where(enters, mean_size + (log_size - mean_size) * gain, mean_size),
+        ]
+        new_hidden, new_cell = self.cell(torch.stack([standard, size_shift], dim=1), (hidden, cell))
+        entering = enters.unsqueeze(1)
+        advanced = torch.cat(
+            [
+                torch.stack(entered, dim=1).detach(),
+                first,
+                latest.detach(),
+                torch.where(entering, new_hidden, hidden),
+                torch.where(entering, new_cell, cell),
+            ],
+            dim=1,
+        )
+        advanced = torch.where(is_faster.unsqueeze(1), torch.zeros_like(advanced), advanced)
+
+        is_warm = count >= self.warm_up
+        state = torch.where(is_warm.unsqueeze(1), advanced, self.begin(state, log_time, log_size))
+        alarm = torch.where(is_alarmed, 1, torch.where(is_faster, -1, 0))
+        alarm = torch.where(is_warm, alarm, 0)
+        level = torch.where(is_warm & ~is_faster, level, self.unknown)
+        return state, alarm, level, forecast
+
+    def begin(
+        self, state: torch.Tensor, log_time: torch.Tensor, log_size: torch.Tensor
+    ) -> torch.Tensor:
+        """A call of the warm-up: it is kept, and the last one makes level and scale of them."""
+        numbers, first, latest, hidden, cell = torch.split(state, self.parts, dim=1)
+        count, mean_size = numbers[:, 0], numbers[:, 7]
+        first = torch.cat([first[:, 1:], log_time.unsqueeze(1)], dim=1)
+        mean = self.middle(first)
+        sigma = self.middle(torch.abs(first - mean.unsqueeze(1))) / self.mad
+        prior = self.prior_calls * self.prior_scale * self.prior_scale
+        variance = (prior + self.warm_up * sigma * sigma) / (self.prior_calls + self.warm_up)
+        log_scale = (0.5 * torch.log(variance)).clamp(min=self.least_log_scale)
+        mean_size = mean_size + (log_size - mean_size) / (count + 1.0)
+        zero = torch.zeros_like(count)
+        begun = [count + 1.0, mean, log_scale, zero, zero, zero, zero, mean_size]
+        return torch.cat([torch.stack(begun, dim=1), first, latest, hidden, cell], dim=1)
+
+    def middle(self, values: torch.Tensor) -> torch.Tensor:
+        """Median (N,) of rows (N, W): the mean of the two in the middle."""
+        return 0.5 * (values.median(dim=1)[0] - (-values).median(dim=1)[0])
