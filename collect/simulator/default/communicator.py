@@ -1,6 +1,7 @@
 """A communicator as the cost model sees it, and how many channels it opens."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from dynamiccl.collect.simulator.default.constants import (
     LL_MAX,
@@ -28,7 +29,7 @@ class Overrides:
     num_threads: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Communicator:
     """A group of ranks on machines of one kind, in one release."""
 
@@ -38,22 +39,22 @@ class Communicator:
     graph: Graph
     overrides: Overrides = Overrides()
 
-    @property
+    @cached_property
     def generation(self) -> Generation:
         """Row of the GPU's tables."""
         return Generation.of(self.machine.compute_capability)
 
-    @property
+    @cached_property
     def one_node(self) -> bool:
         """Whether no network is crossed."""
         return self.group.num_nodes == 1
 
-    @property
+    @cached_property
     def column(self) -> int:
         """Column of the bandwidth tables: 1, 2 or more nodes."""
         return min(self.group.num_nodes, 3) - 1
 
-    @property
+    @cached_property
     def ll_max(self) -> float:
         """Largest bus bandwidth of LL: by GPU on one node, by CPU on several."""
         row: int = self.generation
@@ -61,7 +62,7 @@ class Communicator:
             row = 1 if self.machine.cpu in {Cpu.AMD, Cpu.MIXED} else 0
         return LL_MAX[row][self.column]
 
-    @property
+    @cached_property
     def num_channels(self) -> int:
         """`comm->nChannels`: twice the search's, within bounds (`src/graph/connect.cc`)."""
         channels = min(2 * self.graph.channels, MAX_CHANNELS)
@@ -76,7 +77,7 @@ class Communicator:
             channels = max(channels, self.nvls_channels)
         return min(channels, MAX_CHANNELS)
 
-    @property
+    @cached_property
     def nvls_channels(self) -> int:
         """`comm->nvlsChannels`; 0 without NVLS."""
         if self.nvls is None:
@@ -87,7 +88,7 @@ class Communicator:
         channels = min(channels, self.overrides.max_channels or MAX_CHANNELS)
         return max(channels, self.overrides.min_channels or 1)
 
-    @property
+    @cached_property
     def nvls(self) -> Search | None:
         """The NVLS graph, where NVLS is set up."""
         enough = self.group.ranks_per_node >= self.release.nvls_min_ranks
@@ -110,7 +111,7 @@ class Communicator:
         """Channels that there are for an algorithm."""
         return self.nvls_channels if algorithm in NVLS_KINDS else self.num_channels
 
-    @property
+    @cached_property
     def slow_ring(self) -> bool:
         """Whether a ring is no faster than PCI, and gets half the threads in Simple."""
         ring = self.graph.ring

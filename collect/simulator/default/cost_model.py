@@ -96,15 +96,25 @@ class CostModel:
         """The (algorithm, protocol) pairs that NCCL has, in the order of its cost table."""
         return [cell[1:] for cell in self.lines(group) if cell[0] is collective]
 
+    def line(self, call: Call, algorithm: Algorithm, protocol: Protocol) -> Line:
+        """Latency and bandwidth of one cell at the call's size.
+
+        Raises KeyError for a cell that NCCL lacks.
+        """
+        line = self.lines(call.group)[call.collective, algorithm, protocol]
+        if call.collective is not Collective.AllReduce:
+            return line
+        comm = self.communicator(call.group)
+        latency = _plateau(comm, algorithm, protocol, call.size_bytes)
+        bandwidth = _correction(comm, algorithm, protocol, call.size_bytes)
+        if latency == bandwidth == 1.0:
+            return line
+        return Line(line.latency_us * latency, line.algbw_gbytes_per_s * bandwidth)
+
     def cost_us(self, call: Call, algorithm: Algorithm, protocol: Protocol) -> float:
         """What NCCL predicts for one cell. Raises KeyError for a cell that it lacks."""
-        comm, size = self.communicator(call.group), call.size_bytes
-        line = self.lines(call.group)[call.collective, algorithm, protocol]
-        latency, bandwidth = line.latency_us, line.algbw_gbytes_per_s
-        if call.collective is Collective.AllReduce:
-            latency *= _plateau(comm, algorithm, protocol, size)
-            bandwidth *= _correction(comm, algorithm, protocol, size)
-        return latency + size / (1000.0 * bandwidth)
+        line = self.line(call, algorithm, protocol)
+        return line.latency_us + call.size_bytes / (1000.0 * line.algbw_gbytes_per_s)
 
     def cost_table(self, call: Call) -> npt.NDArray[np.float32]:
         """What NCCL hands to a tuner: (7 algorithms, 3 protocols) in us, -1 = not available."""
@@ -162,19 +172,20 @@ def _has_ll128(comm: Communicator, algorithm: Algorithm) -> bool:
 
 
 def _plateau(comm: Communicator, algorithm: Algorithm, protocol: Protocol, size: int) -> float:
-    ring = algorithm is Algorithm.Ring and protocol is Protocol.Simple and not comm.one_node
-    if ring and size // (comm.num_channels * comm.group.num_ranks) >= PLATEAU_BYTES:
+    if algorithm is not Algorithm.Ring or protocol is not Protocol.Simple or comm.one_node:
+        return 1.0
+    if size // (comm.num_channels * comm.group.num_ranks) >= PLATEAU_BYTES:
         before, since = PLATEAU
         return since if comm.generation >= Generation.Ampere else before
     return 1.0
 
 
 def _correction(comm: Communicator, algorithm: Algorithm, protocol: Protocol, size: int) -> float:
-    index = (size >> 6).bit_length() - 1
     end = 0
     if algorithm is Algorithm.Tree:
         end = TREE_CORRECTED
     elif algorithm is Algorithm.NVLSTree and comm.release.nvls_tree_corrected:
         blackwell = comm.generation >= Generation.Blackwell
         end = NVLS_TREE_CORRECTED if blackwell and comm.machine.cpu.x86 else 0
+    index = (size >> 6).bit_length() - 1
     return TREE_CORRECTION[protocol][index] if 0 <= index < end else 1.0
