@@ -168,7 +168,8 @@ def test_wheel_holds_the_parts_under_our_name_only(tmp_path: Path) -> None:
     assert tops == {"dynamiccl"}
     for wanted in (
         "dynamiccl/collect/nccl_tests/text.py",
-        "dynamiccl/collect/simulator/h100_ib_nccl2.27.5.csv",
+        "dynamiccl/collect/simulator/default/machines/h100-ib.toml",
+        "dynamiccl/collect/simulator/h100_corrections.csv",
         "dynamiccl/datasets/sample/b300_nvlink_allreduce.csv",
         "dynamiccl/evaluate/report.html.jinja",
         "dynamiccl/serve/commands/doctor.py",

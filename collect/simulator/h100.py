@@ -1,37 +1,30 @@
 """H100 nodes, one or several on InfiniBand: NCCL's model of them, and what was measured of them.
 
-`predicted_us` is NCCL 2.27's own cost model, the one by which the *default* decides. `true_us` is
-the same model times published factors that were fitted to nccl-tests runs; where neither channels
-nor a chunk are asked for nothing else is added, so the gap between the default and the best
-algorithm and protocol is the gap that those measurements show. What a number of channels or a chunk
-does is ours (channels.py, chunks.py). ORIGIN.md says where the figures come from.
+`predicted_us` is NCCL 2.27's own cost model (default/), the one by which the *default* decides.
+`true_us` is the same model times published factors that were fitted to nccl-tests runs; where
+neither channels nor a chunk are asked for nothing else is added, so the gap between the default and
+the best algorithm and protocol is the gap that those measurements show. What a number of channels
+or a chunk does is ours (channels.py, chunks.py). ORIGIN.md says where the figures come from.
 
 time_us = latency_us + bytes / (1000 x algbw_gbytes_per_s)
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from dynamiccl.collect.simulator import tables
 from dynamiccl.collect.simulator.channels import channel_factor
 from dynamiccl.collect.simulator.chunks import chunk_factor
-from dynamiccl.collect.simulator.group import GPUS_PER_NODE, Group, Line
+from dynamiccl.collect.simulator.group import GPUS_PER_NODE, Group
 from dynamiccl.collect.simulator.one_node import correction
-from dynamiccl.collect.simulator.tables import lines, read_csv
-from dynamiccl.nccl import (
-    COST_IGNORE,
-    NUM_ALGORITHMS,
-    NUM_PROTOCOLS,
-    Algorithm,
-    Collective,
-    Config,
-    NcclVersion,
-    Protocol,
-)
+from dynamiccl.collect.simulator.system import Call
+from dynamiccl.collect.simulator.tables import NCCL_VERSION, default_model, read_csv
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 
 __all__ = [
     "ENVIRONMENT",
@@ -47,7 +40,6 @@ __all__ = [
     "true_us",
 ]
 
-NCCL_VERSION: Final = NcclVersion(2, 27, 5)
 #: Facts of the nodes that the tables describe (DGX H100 class), as measurement columns.
 ENVIRONMENT: Final[Mapping[str, Any]] = {
     "system_description": "simulated: H100 NVSwitch nodes on InfiniBand, NCCL 2.27.5 model "
@@ -63,29 +55,6 @@ ENVIRONMENT: Final[Mapping[str, Any]] = {
     "nics_per_node": 8,
     "cpu_vendor": "intel",
 }
-#: Channels in the plateau rule below, NCCL's default on Hopper in the source.
-_CHANNELS: Final = 16
-#: NCCL multiplies Ring/Simple's all-reduce latency by 1.4 from 64 bytes per channel and rank on
-#: (NCCL 2.27 `src/graph/tuning.cc`, ncclTopoGetAlgoTime).
-_PLATEAU_BYTES: Final = 64
-_PLATEAU_FACTOR: Final = 1.4
-#: treeCorrectionFactor by floor(log2(bytes / 64)), same source: part of the model, not measured.
-_TREE_CORRECTION: Final[Mapping[Protocol, Sequence[float]]] = {
-    Protocol.LL: (
-        1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5,
-        0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.0, 1.0, 1.0, 1.0,
-    ),
-    Protocol.LL128: (
-        1.0, 1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6,
-        0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1.0, 1.0, 1.0,
-    ),
-    Protocol.Simple: (
-        0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5,
-        0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9, 0.9,
-    ),
-}  # fmt: skip
-#: NCCL applies the tree correction below this index (`logSize < 23`).
-_TREE_CORRECTION_END: Final = 23
 
 
 @cache
@@ -96,29 +65,25 @@ def _ramp(table: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 
 
 def groups() -> list[Group]:
-    """Every group shape that the tables hold, smallest first."""
-    return sorted(lines(), key=lambda group: (group.num_nodes, group.ranks_per_node))
+    """Every group shape that was measured, smallest first."""
+    return [*tables.groups()]
 
 
 def collectives() -> list[Collective]:
-    """Every collective that the tables hold."""
-    return sorted({cell[0] for cells in lines().values() for cell in cells})
+    """Every collective that NCCL tunes."""
+    return sorted({cell[0] for cells in tables.lines().values() for cell in cells})
 
 
 def cells(group: Group, collective: Collective) -> list[tuple[Algorithm, Protocol]]:
     """The (algorithm, protocol) pairs that NCCL has for this group, in cost-table order."""
-    return sorted((a, p) for c, a, p in lines()[group] if c is collective)
+    return [*default_model().cells(group, collective)]
 
 
 def predicted_us(
     group: Group, collective: Collective, algorithm: Algorithm, protocol: Protocol, size_bytes: int
 ) -> float:
     """What NCCL 2.27.5 thinks one call takes, in us; it decides by this. KeyError: no such cell."""
-    line = lines()[group][collective, algorithm, protocol]
-    algbw = line.algbw_gbytes_per_s * _tree_correction(collective, algorithm, protocol, size_bytes)
-    return _latency_us(line, group, collective, algorithm, protocol, size_bytes) + size_bytes / (
-        1000.0 * algbw
-    )
+    return default_model().cost_us(Call(group, collective, size_bytes), algorithm, protocol)
 
 
 def true_us(  # noqa: PLR0913 - a call, and everything that can be set about it
@@ -139,59 +104,25 @@ def true_us(  # noqa: PLR0913 - a call, and everything that can be set about it
     `chunk_bytes` are what a tuner asks for, None for NCCL's own; `max_channels` is what the
     communicator was made with, None for what NCCL opens. KeyError: no such cell.
     """
-    line = lines()[group][collective, algorithm, protocol]
-    algbw = line.algbw_gbytes_per_s * _tree_correction(collective, algorithm, protocol, size_bytes)
-    algbw *= _measured_factor(group, collective, algorithm, size_bytes)
+    line = default_model().line(Call(group, collective, size_bytes), algorithm, protocol)
+    algbw = line.algbw_gbytes_per_s * _measured_factor(group, collective, algorithm, size_bytes)
     transfer_us = size_bytes / (1000.0 * algbw) * (1.0 + congestion)
     call = (group, collective, algorithm, protocol, size_bytes)
     if num_channels is not None or max_channels is not None:
         transfer_us *= channel_factor(*call, num_channels, max_channels=max_channels)
     transfer_us *= chunk_factor(*call, chunk_bytes)
-    return _latency_us(line, *call) + _extra_latency_us(group, collective) + transfer_us
+    return line.latency_us + _extra_latency_us(group, collective) + transfer_us
 
 
 def default_config(group: Group, collective: Collective, size_bytes: int) -> Config:
-    """NCCL's own choice: the argmin of its model, ties to the lower index (`src/enqueue.cc`)."""
-    predicted = [
-        (predicted_us(group, collective, algorithm, protocol, size_bytes), algorithm, protocol)
-        for algorithm, protocol in cells(group, collective)
-    ]
-    _, algorithm, protocol = min(predicted)
-    return Config(algorithm, protocol)
+    """NCCL's own choice of algorithm and protocol."""
+    chosen = default_model().resolve(Call(group, collective, size_bytes), ABSTAIN)
+    return Config(chosen.algorithm, chosen.protocol)
 
 
 def cost_table(group: Group, collective: Collective, size_bytes: int) -> npt.NDArray[np.float32]:
     """What NCCL hands to a tuner: (7 algorithms, 3 protocols) in us, -1 = not available."""
-    table = np.full((NUM_ALGORITHMS, NUM_PROTOCOLS), COST_IGNORE, dtype=np.float32)
-    for algorithm, protocol in cells(group, collective):
-        table[algorithm, protocol] = predicted_us(
-            group, collective, algorithm, protocol, size_bytes
-        )
-    return table
-
-
-def _latency_us(
-    line: Line,
-    group: Group,
-    collective: Collective,
-    algorithm: Algorithm,
-    protocol: Protocol,
-    size_bytes: int,
-) -> float:
-    ring_simple = algorithm is Algorithm.Ring and protocol is Protocol.Simple
-    plateau = size_bytes / (_CHANNELS * group.num_ranks) >= _PLATEAU_BYTES
-    if collective is Collective.AllReduce and ring_simple and plateau and group.num_nodes > 1:
-        return line.latency_us * _PLATEAU_FACTOR
-    return line.latency_us
-
-
-def _tree_correction(
-    collective: Collective, algorithm: Algorithm, protocol: Protocol, size_bytes: int
-) -> float:
-    if algorithm is not Algorithm.Tree or collective is not Collective.AllReduce:
-        return 1.0
-    index = (size_bytes >> 6).bit_length() - 1
-    return _TREE_CORRECTION[protocol][index] if 0 <= index < _TREE_CORRECTION_END else 1.0
+    return default_model().cost_table(Call(group, collective, size_bytes))
 
 
 def _extra_latency_us(group: Group, collective: Collective) -> float:

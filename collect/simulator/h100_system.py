@@ -7,12 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.collect.simulator import h100
-from dynamiccl.collect.simulator.channels import actual_channels, communicator_channels
 from dynamiccl.collect.simulator.group import Group
 from dynamiccl.collect.simulator.system import UNTOUCHED, Call, Launch, Parts
+from dynamiccl.collect.simulator.tables import default_model
 from dynamiccl.nccl import Algorithm, Collective, Config, NcclVersion, Protocol
 
-#: Bus bandwidth of a ring or tree inside an NVSwitch node (cost_model.py).
+#: Bus bandwidth of a ring or tree inside an NVSwitch node (default/).
 _INTRA_BUS_GBYTES_PER_S: Final = 360.0
 #: NVIDIA H100 SXM5 (data sheet): 132 streaming multiprocessors.
 _NUM_SMS: Final = 132
@@ -44,27 +44,15 @@ class H100System:
 
     def cost_table(self, call: Call) -> npt.NDArray[np.float32]:
         """NCCL's own predictions."""
-        return h100.cost_table(call.group, call.collective, call.size_bytes)
+        return default_model().cost_table(call)
 
     def max_channels(self, group: Group, algorithm: Algorithm) -> int:
         """Channels that a communicator opens."""
-        return communicator_channels(group, algorithm)
+        return default_model().max_channels(group, algorithm)
 
     def resolve(self, call: Call, config: Config) -> Config:
         """What runs."""
-        costs = self.cost_table(call)
-        cells = [
-            (algorithm, protocol)
-            for algorithm, protocol in self.cells(call.group, call.collective)
-            if config.algorithm in {None, algorithm} and config.protocol in {None, protocol}
-        ]
-        if not cells:
-            raise KeyError(f"NCCL has no {config.key} for {call.collective.wire}")
-        algorithm, protocol = min(cells, key=lambda cell: (costs[cell], cell))
-        channels = actual_channels(
-            call.group, call.collective, algorithm, protocol, call.size_bytes, config.num_channels
-        )
-        return Config(algorithm, protocol, channels, config.chunk_bytes)
+        return default_model().resolve(call, config)
 
     def parts(self, call: Call, config: Config, launch: Launch = UNTOUCHED) -> Parts:  # noqa: ARG002
         """The tables' line: its latency is fixed, the rest moves bytes over the slowest link."""

@@ -13,9 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from dynamiccl.collect.simulator.cost_model import one_node_lines
-from dynamiccl.collect.simulator.group import Line
-from dynamiccl.collect.simulator.tables import read_csv
+from dynamiccl.collect.simulator.group import Group, Line
+from dynamiccl.collect.simulator.tables import default_model, read_csv
 from dynamiccl.nccl import Collective
 
 _LARGE_BYTES: Final = 10**9
@@ -32,7 +31,8 @@ class Correction:
 @cache
 def correction(collective: Collective, num_ranks: int) -> Correction:
     """The correction for `num_ranks` GPUs of one node; none where nothing was measured."""
-    lines = [line for cell, line in one_node_lines(num_ranks).items() if cell[0] is collective]
+    model = default_model().lines(Group(1, num_ranks))
+    lines = [line for cell, line in model.items() if cell[0] is collective]
     algbw = _points("one_node_algbw").get(collective.wire.lower())
     latency = _points("one_node_latency").get(collective.wire.lower())
     if algbw is None or latency is None:

@@ -1,13 +1,17 @@
-"""The tables that the simulator ships, and the lines of NCCL's model that they hold."""
+"""What the simulator has of H100 nodes: NCCL's model of them, and tables of what was measured."""
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
+from typing import Final
 
-from dynamiccl.collect.simulator.cost_model import one_node_groups, one_node_lines, rooted_lines
-from dynamiccl.collect.simulator.group import Cell, Group, Line
-from dynamiccl.nccl import Algorithm, Collective, Protocol
+from dynamiccl.collect.simulator.default import CostModel, Overrides, find_machine
+from dynamiccl.collect.simulator.group import GPUS_PER_NODE, Cell, Group, Line
+from dynamiccl.nccl import NcclVersion
+
+#: The release of the published corrections, and so of the default.
+NCCL_VERSION: Final = NcclVersion(2, 27, 5)
 
 
 def read_csv(name: str) -> list[dict[str, str]]:
@@ -17,18 +21,20 @@ def read_csv(name: str) -> list[dict[str, str]]:
 
 
 @cache
+def groups() -> Sequence[Group]:
+    """One node of two GPUs up to all, and the shapes of several nodes that were measured."""
+    one_node = [Group(1, ranks) for ranks in range(2, GPUS_PER_NODE + 1)]
+    return [*one_node, *(Group(n, r) for n in (2, 4, 8, 16, 32) for r in (1, 2, 4, 8))]
+
+
+@cache
+def default_model(num_channels: int | None = None) -> CostModel:
+    """What NCCL decides on these nodes; `num_channels` is what a communicator was made with."""
+    made = Overrides(min_channels=num_channels, max_channels=num_channels)
+    return CostModel(NCCL_VERSION, find_machine("h100-ib"), made)
+
+
+@cache
 def lines() -> Mapping[Group, Mapping[Cell, Line]]:
-    """NCCL's model by group: several nodes from the table, the rest from NCCL's formulas."""
-    known: dict[Group, dict[Cell, Line]] = {
-        group: one_node_lines(group.num_ranks) for group in one_node_groups()
-    }
-    for row in read_csv("h100_ib_nccl2.27.5.csv"):
-        group = Group(int(row["nodes"]), int(row["ranks_per_node"]))
-        cell = (
-            Collective.parse(row["collective"]),
-            Algorithm.parse(row["algorithm"]),
-            Protocol.parse(row["protocol"]),
-        )
-        line = Line(float(row["latency_us"]), float(row["algbw_gbytes_per_s"]))
-        known.setdefault(group, {})[cell] = line
-    return {group: {**held, **rooted_lines(group, held)} for group, held in known.items()}
+    """NCCL's model by group, before corrections by size."""
+    return {group: default_model().lines(group) for group in groups()}

@@ -1,0 +1,1 @@
+"""Fitting a simulated system to measurements, and saying how well it holds."""
