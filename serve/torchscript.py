@@ -49,15 +49,25 @@ class ScriptedPolicy:
 
     def act(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """(N,) actions for N observations, among those that `mask` (N, A) allows."""
+        return self._forward(observations, mask)[0]
+
+    def values(
+        self, observations: Observations, mask: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.float32]:
+        """(N, A) Q values for N observations: minus the expected time over the reference."""
+        return self._forward(observations, mask)[1]
+
+    def _forward(
+        self, observations: Observations, mask: npt.NDArray[np.bool_]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         torch = self._torch
         with torch.no_grad():
-            action, _ = self._module(
+            action, q = self._module(
                 torch.from_numpy(observations.window),
                 torch.from_numpy(observations.context),
                 torch.from_numpy(mask.astype(np.float32)),
             )
-        chosen: npt.NDArray[np.int64] = action.numpy()
-        return chosen
+        return action.numpy(), q.numpy()
 
 
 class ScriptedBrain:

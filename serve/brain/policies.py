@@ -15,6 +15,7 @@ from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.serve.artifact import Artifact, pick_table
 from dynamiccl.serve.brain.bandit import EpsilonGreedy
 from dynamiccl.serve.brain.history import BrainConfig, History
+from dynamiccl.serve.brain.tuning import autoccl_brain, search_brain
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import ScriptedBrain
 
@@ -77,6 +78,8 @@ POLICIES: Final[Mapping[str, MakeBrain]] = {
     "table": lambda artifact, _seed: TableBrain(artifact),
     "artifact": lambda artifact, _seed: PolicyBrain(artifact),
     "epsilon-greedy": EpsilonGreedy,
+    "autoccl": autoccl_brain,
+    "search": search_brain,
 }
 
 

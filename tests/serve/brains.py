@@ -1,7 +1,7 @@
 """A small artifact whose policy looks at the history: random weights, no training."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -19,6 +19,16 @@ from tests.rows import default, forced, frame
 CONFIG = BrainConfig("", "box", 1, 8)
 SIZES = [1 << k for k in range(16, 27)]
 FIRST_BIN, NUM_BINS = size_bin(SIZES[0]), size_bin(SIZES[-1]) - size_bin(SIZES[0]) + 1
+#: Expected times of the artifact's configs, in the order of its catalogue; NCCL's own choice: 1.
+HINT: Final = {
+    "Tree/LL": 1.4,
+    "Tree/LL128": 1.4,
+    "Tree/Simple": 0.8,
+    "Ring/LL": 1.4,
+    "Ring/LL128": 1.4,
+    "Ring/Simple": 0.9,
+    "Ring/Simple/4ch": 0.9,
+}
 
 
 class RandomPolicy(nn.Module):
@@ -39,7 +49,26 @@ class RandomPolicy(nn.Module):
         return scores.argmax(dim=1), scores
 
 
-def make_artifact(parent: Path) -> Artifact:
+class HintPolicy(nn.Module):
+    """Expects the same times of every task, those of `HINT`, and abstains."""
+
+    times: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("times", torch.tensor([[1.0, *HINT.values()]]))
+
+    def forward(
+        self,
+        window: torch.Tensor,  # noqa: ARG002 - the signature is every policy's
+        context: torch.Tensor,  # noqa: ARG002
+        mask: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        q = torch.neg(self.times).expand_as(mask).masked_fill(mask < 0.5, -1e6)
+        return torch.zeros(mask.size(0), dtype=torch.int64), q
+
+
+def make_artifact(parent: Path, policy: nn.Module | None = None) -> Artifact:
     """Two collectives, 41 size bins, eight actions."""
     rows: list[dict[str, Any]] = []
     for size in SIZES:
@@ -57,7 +86,7 @@ def make_artifact(parent: Path) -> Artifact:
     noise = frame().select("system", "collective", noise_band="time_us")
     manifest = hand_made_manifest(measured, noise)
     torch.manual_seed(5)
-    policy = RandomPolicy(
+    policy = policy or RandomPolicy(
         len(manifest.window_features), len(manifest.features), len(manifest.catalogue)
     )
     folder = parent / "policy"

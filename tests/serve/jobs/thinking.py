@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from dynamiccl.serve.brain.policies import POLICIES as BUILT_IN
 from tests.serve.jobs.setting import Setting
 
 ROOT: Final = Path(__file__).parents[3]
@@ -80,7 +81,7 @@ def fails(artifact, seed):
 def brain(setting: Setting, artifact: Path, policy: str) -> Iterator[subprocess.Popen[str]]:
     """`dynamiccl-deploy brain`, listening."""
     (setting.root / "policies_of_test.py").write_text(POLICIES)
-    name = policy if policy == "artifact" else f"policies_of_test:{policy}"
+    name = policy if policy in BUILT_IN else f"policies_of_test:{policy}"
     operands = ["--policy", name, "--artifact", artifact, "--socket", socket_of(setting), "--json"]
     process = subprocess.Popen(
         [

@@ -32,6 +32,13 @@ std::size_t count_of(const Task& task, int num_ranks) {
   return bytes / (task.datatype == Datatype::f32 ? 4 : 2);
 }
 
+/// From 0 to 1, another one for each call and rank, and the same in each run.
+double drawn(std::uint64_t sequence, int rank) {
+  std::uint64_t x = sequence * 0x9e3779b97f4a7c15 + static_cast<std::uint64_t>(rank) + 1;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  return static_cast<double>(x >> 44) / (1 << 20);
+}
+
 }  // namespace
 
 ApiEvents Communicator::call_api(const std::vector<Task>& tasks, bool captured) const {
@@ -94,7 +101,9 @@ void Communicator::launch(const std::vector<Aggregate>& aggregates, const ApiEve
       const std::vector<float> costs =
           model_.costs(task.collective, task.size_bytes, 1, task.datatype == Datatype::fp8);
       const int cell = outcome.algorithm * kNumProtocols + outcome.protocol;
-      const double factor = cell == process_.options.slow_cell ? process_.options.slow_factor : 1;
+      const double slow = cell == process_.options.slow_cell ? process_.options.slow_factor : 1;
+      const double factor =
+          slow * (1 + 0.01 * process_.options.scatter_percent * drawn(sequence, options_.rank));
       const double cost_us = std::max(1.0F, costs[static_cast<std::size_t>(cell)]);
       const std::uint64_t start_ns = now_ns();
       const Kernel kernel = {

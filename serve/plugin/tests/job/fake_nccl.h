@@ -79,6 +79,7 @@ struct ProcessOptions {
   std::uint64_t seed = 1;
   int slow_cell = -1;  // algorithm x 3 + protocol whose kernels take `slow_factor` times as long
   double slow_factor = 1.0;
+  double scatter_percent = 0.0;  // kernels take up to so much longer, by chance
 };
 
 /// State that NCCL has once a process.

@@ -106,6 +106,7 @@ const std::map<std::string, Setter>& setters() {
       {"kernel-drop", [](Options* o, const std::string& v) { o->kernel_drop_percent = whole(v); }},
       {"kernel-duplicate",
        [](Options* o, const std::string& v) { o->kernel_duplicate_percent = whole(v); }},
+      {"scatter", [](Options* o, const std::string& v) { o->scatter_percent = number(v); }},
       {"slow",
        [](Options* o, const std::string& v) {
          const std::vector<std::string> parts = split(v, ':', 3);

@@ -53,6 +53,7 @@ struct Options {
   int kernel_delay_us = 0, kernel_drop_percent = 0, kernel_duplicate_percent = 0;
   int slow_cell = -1;
   double slow_factor = 1.0;
+  double scatter_percent = 0.0;
   std::set<int> without_plugin, without_profiler;
   std::map<int, std::string> namespaces;                 // path of the rank's network namespace
   std::vector<std::pair<int, std::string>> environment;  // rank or -1, NAME=VALUE or NAME

@@ -59,6 +59,7 @@ ProcessOptions process_options(const Options& options, int rank) {
   chosen.seed = options.seed * 31 + static_cast<std::uint64_t>(rank);
   chosen.slow_cell = options.slow_cell;
   chosen.slow_factor = options.slow_factor;
+  chosen.scatter_percent = options.scatter_percent;
   return chosen;
 }
 

@@ -1,0 +1,204 @@
+"""How many probes online search needs, AutoCCL's and ours, and what probing costs.
+
+    python benchmarks/bench_search.py [FOLDER_OF_TIDY_CSV]
+
+A task is a (system, group, collective, size) with everything that may run (search_world.py); an
+episode is its first 1,000 calls, with heavy-tailed noise (search_episode.py). Coordinate descent
+begins at what NCCL's own choice would set, or anywhere, and measures a candidate once, or three
+times (`x3`). Ours begins with a model that was learned on the other systems (search_warm.py).
+
+Probes are counted to the moment from which on the incumbent is within 2 % of the best by true time
+for good, on the tasks where NCCL's own choice is not; an episode that never gets there counts as if
+it had probed every config of the task once. Means over tasks, systems alike; intervals are
+Student's t over seeds, 95 %. Headline noise: 2 %, since half of the published cells with repeats
+spread by less than 1.5 %; figures at other noise carry it in their name.
+
+Writes out/bench/search.json.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from harness import write_result
+from learning_figures import student
+from search_episode import CALLS, WITHIN, Outcome, noise, play
+from search_warm import WarmStart, learn
+from search_world import Task, by_system
+
+from dynamiccl.collect.simulator.systems import SYSTEMS
+from dynamiccl.serve.search.autoccl import AutoCcl
+from dynamiccl.serve.search.policy_search import PolicySearch
+from dynamiccl.serve.search.tuner import Tuner
+
+SEEDS: Final = range(5)
+HEADLINE: Final = 0.02
+NOISES: Final = (0.0, HEADLINE, 0.05, 0.1)
+
+#: What plays a task; a prior is made for the task once, whatever the seed.
+Make = Callable[[Task, int], Tuner]
+Figures = dict[str, float | int | str | None]
+#: (task, outcome of it) by seed.
+Played = Mapping[int, Sequence[tuple[Task, Outcome]]]
+
+
+def tuners(warm: WarmStart) -> dict[str, Make]:
+    """The rivals, and ours."""
+    priors = {}
+
+    def ours(task: Task, _: int) -> Tuner:
+        if task.name not in priors:
+            priors[task.name] = warm.prior(task)
+        return PolicySearch(lambda _: task.space, lambda _: priors[task.name])
+
+    return {
+        "cd_default": lambda task, _: AutoCcl(lambda _: task.space),
+        "cd_random": lambda task, seed: AutoCcl(lambda _: task.space, start="random", seed=seed),
+        "cd_default_x3": lambda task, _: AutoCcl(lambda _: task.space, repeats=3),
+        "cd_random_x3": lambda task, seed: AutoCcl(
+            lambda _: task.space, start="random", seed=seed, repeats=3
+        ),
+        "ours": ours,
+    }
+
+
+def learned_elsewhere(tasks: Mapping[str, Sequence[Task]]) -> list[tuple[WarmStart, list[Task]]]:
+    """Each part of the tasks with what was learned on the others.
+
+    A part is a system. With one system alone it is a group shape, which is no other system.
+    """
+    if len(tasks) > 1:
+        return [
+            (learn([t for other in tasks if other != name for t in tasks[other]]), list(held))
+            for name, held in tasks.items()
+        ]
+    everything = [task for held in tasks.values() for task in held]
+    groups = sorted({task.call.group for task in everything}, key=str)
+    return [
+        (
+            learn([task for task in everything if task.call.group != group]),
+            [task for task in everything if task.call.group == group],
+        )
+        for group in groups
+    ]
+
+
+def play_all(make: Make, tasks: Sequence[Task], sigma: float) -> Played:
+    """Every task once with each seed; all tuners meet the same noise."""
+    return {
+        seed: [
+            (
+                task,
+                play(
+                    make(task, seed),
+                    task.times_us,
+                    noise(sigma, CALLS, np.random.default_rng((number, seed))),
+                    task.space.default,
+                ),
+            )
+            for number, task in enumerate(tasks)
+        ]
+        for seed in SEEDS
+    }
+
+
+def probes_to(played: Sequence[tuple[Task, Outcome]]) -> float:
+    """Mean probes to within 2 % for good, where there is something to find."""
+    counts = [
+        len(task.space.actions) if outcome.probes_to is None else outcome.probes_to
+        for task, outcome in played
+        if task.headroom > WITHIN
+    ]
+    return float(np.mean(counts)) if counts else math.nan
+
+
+def reached(played: Sequence[tuple[Task, Outcome]]) -> float:
+    """Share of these that get there."""
+    found = [o.probes_to is not None for task, o in played if task.headroom > WITHIN]
+    return float(np.mean(found)) if found else math.nan
+
+
+def mean_of(name: str) -> Callable[[Sequence[tuple[Task, Outcome]]], float]:
+    """Mean of a field over all tasks."""
+    return lambda played: float(np.mean([getattr(outcome, name) for _, outcome in played]))
+
+
+MEASURES: Final[Mapping[str, Callable[[Sequence[tuple[Task, Outcome]]], float]]] = {
+    "probes_to_2pct": probes_to,
+    "reached_2pct": reached,
+    "probes": mean_of("probes"),
+    "probing_slowdown": mean_of("slowdown"),
+    "total_over_default": mean_of("total_ratio"),
+    "final_regret": mean_of("regret"),
+}
+
+
+def summarise(by_name: Mapping[str, Played], tuner: str, suffix: str) -> Figures:
+    """Figures of a tuner: by system, and the mean of the systems with an interval over seeds."""
+    figures: Figures = {}
+    for measure, of in MEASURES.items():
+        name = f"{measure}_{tuner}{suffix}"
+        table = np.array([[of(played[seed]) for seed in SEEDS] for played in by_name.values()])
+        figures |= student(np.nanmean(table, axis=0).tolist(), name)
+        if not suffix and len(by_name) > 1:
+            means = np.nanmean(table, axis=1)
+            figures |= {
+                f"{name}_{system}": float(m) for system, m in zip(by_name, means, strict=True)
+            }
+    slow = [o.slowdown for played in by_name.values() for each in played.values() for _, o in each]
+    figures[f"probing_slowdown_p95_{tuner}{suffix}"] = float(np.quantile(slow, 0.95))
+    figures[f"probing_slowdown_worst_{tuner}{suffix}"] = max(slow)
+    return figures
+
+
+def simulated_figures() -> Figures:
+    """Search on every simulated system."""
+    tasks = dict(by_system([make() for make in SYSTEMS.values()]))
+    parts = learned_elsewhere(tasks)
+    figures: Figures = {
+        "systems": len(tasks),
+        "left_out": "system" if len(tasks) > 1 else "group shape (there is one system only)",
+        "warm_start": "boosted trees (regression, no reinforcement)",
+        "tasks": sum(map(len, tasks.values())),
+        "tasks_to_search": sum(t.headroom > WITHIN for held in tasks.values() for t in held),
+        "configs_per_task_mean": float(
+            np.mean([len(t.space.actions) for held in tasks.values() for t in held])
+        ),
+        "headline_noise_sigma": HEADLINE,
+    }
+    for sigma in NOISES:
+        suffix = "" if sigma == HEADLINE else f"_at_noise_{sigma:g}"
+        for tuner in tuners(parts[0][0]):
+            by_name: dict[str, dict[int, list[tuple[Task, Outcome]]]] = {
+                name: {seed: [] for seed in SEEDS} for name in tasks
+            }
+            for warm, held in parts:
+                for seed, each in play_all(tuners(warm)[tuner], held, sigma).items():
+                    by_name[held[0].system][seed] += each
+            figures |= summarise(by_name, tuner, suffix)
+        figures |= headlines(figures, suffix)
+    return figures
+
+
+def headlines(figures: Figures, suffix: str) -> Figures:
+    """The bar: the better of the two starts, each with the repeats that serve it best."""
+    names = ("cd_default", "cd_random", "cd_default_x3", "cd_random_x3")
+    rival = min(names, key=lambda name: float(str(figures[f"probes_to_2pct_{name}{suffix}"])))
+    theirs = float(str(figures[f"probes_to_2pct_{rival}{suffix}"]))
+    ours = float(str(figures[f"probes_to_2pct_ours{suffix}"]))
+    return {
+        f"best_cd{suffix}": rival,
+        f"probes_to_2pct_cd{suffix}": theirs,
+        f"probes_ratio{suffix}": theirs / ours,
+        f"probing_slowdown{suffix}": figures[f"probing_slowdown_ours{suffix}"],
+    }
+
+
+def main() -> None:
+    """Simulate, report."""
+    write_result("search", simulated_figures())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""One search of one task, counted from true times.
+
+A *probe* is a call that runs another config than the incumbent of that moment. `probes_to` are
+those made before the incumbent is within 2 % of the best config by true time *and stays so* to the
+end of the episode. What probing costs is the true time by which probes were slower than the
+incumbent, over the time of the episode with the incumbents alone; what they were faster by is not
+set against it.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dynamiccl.serve.search.tuner import State, Tuner
+
+CALLS: Final = 1000
+WITHIN: Final = 0.02
+#: Degrees of freedom of the noise: stragglers (Student's t, as the Trigger agent is tested with).
+_TAIL: Final = 3
+#: The 0.75 quantile of t3 and of a normal: makes `sigma` the robust one (1.4826 x MAD).
+_QUARTILE_T3, _QUARTILE_NORMAL = 0.764892, 0.674490
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an episode came to."""
+
+    #: Probes made before the answer is good for ever; None: it was not at the end.
+    probes_to: int | None
+    probes: int
+    #: Calls before the answer is good for ever.
+    calls_to: int | None
+    slowdown: float
+    #: Time of all calls over what NCCL's own choice would have taken.
+    total_ratio: float
+    #: True time of the last incumbent over the best, minus one.
+    regret: float
+    converged: bool
+
+
+def noise(sigma: float, calls: int, random: np.random.Generator) -> npt.NDArray[np.float64]:
+    """(calls,) factors with heavy tails; `sigma` is the robust one of their logarithm."""
+    scale = sigma * _QUARTILE_NORMAL / _QUARTILE_T3
+    factors: npt.NDArray[np.float64] = np.exp(scale * random.standard_t(_TAIL, calls))
+    return factors
+
+
+def play(
+    tuner: Tuner, times_us: npt.NDArray[np.float64], factors: npt.NDArray[np.float64], default: int
+) -> Outcome:
+    """Let a new tuner decide the calls of one task."""
+    key = "task"
+    calls = len(factors)
+    ran, incumbent = np.zeros((2, calls), dtype=np.int64)
+    for call in range(calls):
+        incumbent[call] = tuner.best(key)
+        ran[call] = action = tuner.ask(key)
+        tuner.tell(key, float(times_us[action] * factors[call]))
+    took, settled = times_us[ran], times_us[incumbent]
+    is_probe = ran != incumbent
+    last = tuner.best(key)
+    good = np.append(settled, times_us[last]) <= (1.0 + WITHIN) * times_us.min()
+    bad = np.flatnonzero(~good)
+    since = int(bad[-1]) + 1 if len(bad) else 0
+    reached = since <= calls
+    return Outcome(
+        probes_to=int(is_probe[:since].sum()) if reached else None,
+        probes=int(is_probe.sum()),
+        calls_to=since if reached else None,
+        slowdown=float(np.maximum(took - settled, 0.0)[is_probe].sum() / settled.sum()),
+        total_ratio=float(took.sum() / (calls * times_us[default])),
+        regret=float(times_us[last] / times_us.min() - 1.0),
+        converged=tuner.state(key) is State.CONVERGED,
+    )

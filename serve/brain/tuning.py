@@ -1,0 +1,178 @@
+"""A tuner of `serve/search` as the brain of a communicator: AutoCCL's search, or ours.
+
+The leader asks a brain every DYNAMICCL_ADAPT_INTERVAL_S and shows it the last calls of each task
+key. So a probe lasts from one table to the next, not one call: the interval is what a slow probe
+costs. The calls of a window that are new and certainly ran what was asked for are told to the
+tuner; what it asks for next is in the table that is answered, and all ranks agree on that before it
+takes effect.
+
+Only knobs that NCCL takes by call are searched: algorithm, protocol, channels, and chunk sizes
+where the artifact's NCCL has them. Only what the artifact's data measured near a size may be
+played.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dynamiccl.datasets.features import Observations
+from dynamiccl.datasets.history import Call
+from dynamiccl.datasets.manifest import POLICY_NAME
+from dynamiccl.datasets.questions import cold_questions
+from dynamiccl.nccl import ABSTAIN, Collective, Config
+from dynamiccl.serve.artifact import Artifact
+from dynamiccl.serve.brain.ground import (
+    MIN_CALLS,
+    Ground,
+    in_force,
+    latest_config,
+    may_be,
+    open_ground,
+)
+from dynamiccl.serve.brain.history import BrainConfig, History, Task
+from dynamiccl.serve.search.autoccl import AutoCcl
+from dynamiccl.serve.search.policy_search import PolicySearch, Rules
+from dynamiccl.serve.search.prior import Prior
+from dynamiccl.serve.search.space import Choice, SearchSpace
+from dynamiccl.serve.search.tuner import Key, SpaceOf, Tuner
+from dynamiccl.serve.table import DecisionTable
+from dynamiccl.serve.torchscript import ScriptedPolicy
+from dynamiccl.sizes import bin_center_bytes
+
+#: A window has few calls: less is waited for than where every call is told.
+RULES: Final = Rules(watch_calls=MIN_CALLS, rest_calls=0)
+
+PriorOf = Callable[[Key], Prior]
+MakeTuner = Callable[[SpaceOf, PriorOf], Tuner]
+
+
+@dataclass(slots=True)
+class _Progress:
+    """One task key: what was told of it, and what the tuner was waiting for."""
+
+    playing: int
+    seen: tuple[Call, ...] = ()
+    disturbed: bool = False
+
+
+class TunerBrain:
+    """Drives one communicator by a tuner."""
+
+    def __init__(self, artifact: Artifact, make_tuner: MakeTuner, *, from_table: bool) -> None:
+        """Search what `artifact` measured, from its table on or from NCCL's own choice."""
+        self._artifact = artifact
+        self._configs = artifact.manifest.actions().configs
+        self._from_table = from_table
+        self._tuner = make_tuner(self._space, self._prior)
+        self._spaces: dict[Key, SearchSpace] = {}
+        self._progress: dict[tuple[Collective, int], _Progress] = {}
+        self._ground: Ground | None = None
+        self._policy: _ColdPolicy | None = None
+
+    def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
+        """The table with what the tuner wants to run for each task key that has a history.
+
+        Raises UnknownName for a communicator shape that the artifact does not have.
+        """
+        if self._ground is None:
+            self._ground = open_ground(self._artifact, config)
+        for task in history.tasks:
+            if self._ground.holds(task):
+                self._learn(task, self._ground, in_force(history.table, task))
+        chosen = {key: self._configs[found.playing] for key, found in self._progress.items()}
+        table = self._ground.with_configs(chosen, elsewhere=self._from_table)
+        return None if table == history.table else table
+
+    def _learn(self, task: Task, ground: Ground, running: Config) -> None:
+        key = (task.collective, task.bin)
+        if key not in self._progress:
+            self._spaces[key] = self._open_space(task, ground, running)
+            self._progress[key] = _Progress(self._tuner.ask(key))
+        progress = self._progress[key]
+        if running != self._configs[progress.playing]:
+            return  # the table with it is not in force yet
+        fresh = _news(progress.seen, task.calls)
+        calls = [call for call in latest_config(task.calls) if may_be(running, call)]
+        calls = calls[len(calls) - min(len(calls), fresh) :]
+        if len(calls) < MIN_CALLS:
+            return
+        progress.seen = task.calls
+        disturbed = bool(calls[-1].interference)
+        if disturbed != progress.disturbed:
+            progress.disturbed = disturbed
+            self._tuner.alarm(key)
+        size_bytes = bin_center_bytes(task.bin)
+        for call in calls:
+            time_us = call.time_us * size_bytes / call.size_bytes
+            self._tuner.tell(key, time_us, progress.playing)
+        progress.playing = self._tuner.ask(key)
+
+    def _open_space(self, task: Task, ground: Ground, running: Config) -> SearchSpace:
+        mask = ground.mask[task.collective, task.bin - ground.table.first_bin]
+        last = task.calls[-1]
+        ran = Config(last.algorithm, last.protocol, last.num_channels)
+        begin = in_force(ground.table, task) if self._from_table else ABSTAIN
+        return SearchSpace(
+            [Choice(config) for config in self._configs],
+            np.flatnonzero(mask).tolist(),
+            default_runs=Choice(ran) if running == ABSTAIN else None,
+            begin=Choice(begin),
+        )
+
+    def _space(self, key: Key) -> SearchSpace:
+        return self._spaces[key]
+
+    def _prior(self, key: Key) -> Prior:
+        assert self._ground is not None
+        if self._policy is None:
+            self._policy = _ColdPolicy(self._artifact, self._ground)
+        return self._policy.prior(key)
+
+
+class _ColdPolicy:
+    """What an artifact's policy expects of each config before anything was seen."""
+
+    def __init__(self, artifact: Artifact, ground: Ground) -> None:
+        """Ask about every task; raises MachineError without torch."""
+        asked = cold_questions(artifact.manifest, ground.support)
+        policy = ScriptedPolicy(artifact.directory / POLICY_NAME)
+        self._first_bin, self._num_bins = asked.first_bin, asked.num_bins
+        self._q: npt.NDArray[np.float32] = policy.values(
+            Observations.cold(asked.context), asked.mask
+        )
+
+    def prior(self, key: Key) -> Prior:
+        """Of one (collective, size bin)."""
+        assert isinstance(key, tuple)
+        collective, index = key
+        return Prior.from_q(self._q[collective * self._num_bins + index - self._first_bin])
+
+
+def autoccl_brain(artifact: Artifact, seed: int) -> TunerBrain:
+    """AutoCCL's search, from NCCL's own choice: it knows no policy."""
+    return TunerBrain(
+        artifact,
+        lambda space_of, _: AutoCcl(space_of, repeats=MIN_CALLS, seed=seed),
+        from_table=False,
+    )
+
+
+def search_brain(artifact: Artifact, seed: int) -> TunerBrain:  # noqa: ARG001 - it draws nothing
+    """Our search, from the artifact's table; raises MachineError without torch."""
+    ScriptedPolicy(artifact.directory / POLICY_NAME)  # what is wrong with it shows now
+    return TunerBrain(
+        artifact,
+        lambda space_of, prior_of: PolicySearch(space_of, prior_of, RULES),
+        from_table=True,
+    )
+
+
+def _news(seen: tuple[Call, ...], calls: tuple[Call, ...]) -> int:
+    """How many calls at the end of a window were not in the one before."""
+    for kept in range(min(len(seen), len(calls)), 0, -1):
+        if seen[-kept:] == calls[:kept]:
+            return len(calls) - kept
+    return len(calls)

@@ -1,0 +1,137 @@
+"""AutoCCL's search as an online tuner: every subspace, coordinate descent in each.
+
+Algorithm 1 (Xu et al., NSDI 2025): go through the subspaces one after the other, descend in each
+(descent.py), keep the fastest of all. Each call runs one candidate until the search is over:
+nothing is predicted, nothing spread in time, and no probe is too dear. It never looks again, unless
+told to.
+"""
+
+from collections.abc import Generator
+from statistics import median
+from typing import Final, Literal
+
+import numpy as np
+
+from dynamiccl.serve.search.descent import descend
+from dynamiccl.serve.search.history import HistoryTable
+from dynamiccl.serve.search.space import SearchSpace
+from dynamiccl.serve.search.tuner import Key, SpaceOf, State
+
+#: Where the descent in a subspace begins: at what NCCL's own choice would set, or anywhere.
+Start = Literal["default", "random"]
+#: Calls of which the median is compared; more than one only pays under noise.
+REPEATS: Final = 1
+
+
+class _Task:
+    """The search of one task key."""
+
+    def __init__(self, space: SearchSpace, start: Start, random: np.random.Generator) -> None:
+        self.history = HistoryTable()
+        self.incumbent = space.default
+        #: Median of the incumbent's measured calls, us.
+        self.incumbent_us = float("inf")
+        self.proposal = space.default
+        self.state = State.IDLE
+        self.samples: list[float] = []
+        self._search = _all_subspaces(space, start, random)
+        next(self._search)  # it asks for the default first
+
+    def resolve(self, time_us: float) -> None:
+        """The proposal took so long; move on to the next."""
+        improved = time_us < self.incumbent_us
+        if improved:
+            self.incumbent, self.incumbent_us = self.proposal, time_us
+        try:
+            self.proposal = self._search.send(time_us)
+        except StopIteration:
+            self.proposal, self.state = self.incumbent, State.CONVERGED
+        else:
+            self.state = State.IMPROVING if improved else State.ADVANCE
+
+
+class AutoCcl:
+    """One job's search, all its task keys."""
+
+    def __init__(
+        self,
+        space_of: SpaceOf,
+        *,
+        start: Start = "default",
+        repeats: int = REPEATS,
+        seed: int = 0,
+        reopens: bool = False,
+    ) -> None:
+        """Search the space of each key; `reopens`: begin anew on an alarm, which AutoCCL does not.
+
+        Raises ValueError for fewer than one repeat.
+        """
+        if repeats < 1:
+            raise ValueError(f"a candidate cannot be measured {repeats} times; take 1 or more")
+        self._space_of, self._start, self._repeats = space_of, start, repeats
+        self._random = np.random.default_rng(seed)
+        self._reopens = reopens
+        self._tasks: dict[Key, _Task] = {}
+
+    def ask(self, key: Key) -> int:
+        """The candidate that is being measured; the incumbent when there is none."""
+        task = self._task(key)
+        if task.state is not State.CONVERGED:
+            task.state = State.PROBING
+        return task.proposal
+
+    def tell(self, key: Key, time_us: float, action: int | None = None) -> None:
+        """Count a call; after `repeats` of the candidate, go on to the next."""
+        task = self._task(key)
+        ran = task.proposal if action is None else action
+        task.history.add(ran, time_us, is_probe=ran != task.incumbent)
+        if task.state is State.CONVERGED or ran != task.proposal:
+            return
+        task.samples.append(time_us)
+        if len(task.samples) >= self._repeats:
+            taken = median(task.samples)
+            task.samples.clear()
+            task.resolve(taken)
+
+    def best(self, key: Key) -> int:
+        """The fastest so far."""
+        return self._task(key).incumbent
+
+    def state(self, key: Key) -> State:
+        """Where the search of `key` stands."""
+        return self._task(key).state
+
+    def history(self, key: Key) -> HistoryTable:
+        """What was measured of a key."""
+        return self._task(key).history
+
+    def alarm(self, key: Key | None = None) -> None:
+        """Begin anew, where the tuner was made to."""
+        if self._reopens:
+            for each in [key] if key is not None else list(self._tasks):
+                self._tasks.pop(each, None)
+
+    def _task(self, key: Key) -> _Task:
+        task = self._tasks.get(key)
+        if task is None:
+            task = self._tasks[key] = _Task(self._space_of(key), self._start, self._random)
+        return task
+
+
+def _all_subspaces(
+    space: SearchSpace, start: Start, random: np.random.Generator
+) -> Generator[int, float, None]:
+    """Algorithm 1, as a generator like `descend`."""
+    known = {space.default: (yield space.default)}
+    numbers = list(range(len(space.subspaces)))
+    if start == "random":
+        random.shuffle(numbers)
+    else:
+        first = space.default_subspace()
+        numbers.sort(key=lambda number: number != first)
+    for number in numbers:
+        if start == "random":
+            begin = int(random.choice(space.subspaces[number]))
+        else:
+            begin = space.start(number)
+        yield from descend(space, begin, known)

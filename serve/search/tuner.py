@@ -1,0 +1,71 @@
+"""What every online search answers to, and how to drive one.
+
+A tuner decides one call after the other, each task key on its own, and is told what the calls took:
+
+    tuner = AutoCcl(lambda key: space)          # or PolicySearch(lambda key: space, prior_of)
+    while job:
+        action = tuner.ask(key)                 # index into space.choices; any hashable key
+        tuner.tell(key, time_of(action))        # us, of the call that ran what was asked
+
+* `ask` changes nothing: until it is told, a tuner answers the same.
+* Where a decision takes effect some calls later, say what ran: `tell(key, time_us, action)`. Times
+  of another action than the one last asked for are no answer to it; the tuner goes on asking.
+* `best` is the *incumbent*, what the tuner would settle on now. A call that ran something else was
+  a *probe*. The first incumbent is NCCL's own choice, or ours begins at `SearchSpace.begin`.
+* `alarm` says that the surroundings changed (the Trigger agent): what was measured is old.
+* Equal seeds and equal times give equal answers. No clock, no thread, no torch.
+
+Keys are opened by the first `ask` or `tell`. A settled key costs a few microseconds a call.
+"""
+
+from collections.abc import Callable, Hashable
+from enum import StrEnum
+from typing import Protocol
+
+from dynamiccl.serve.search.space import SearchSpace
+
+Key = Hashable
+#: What may be tried for a task key.
+SpaceOf = Callable[[Key], SearchSpace]
+
+
+class State(StrEnum):
+    """Where the search of a task key stands (AutoCCL's names)."""
+
+    #: Nothing was measured yet, or nothing may be tried for now: the incumbent runs.
+    IDLE = "idle"
+    #: A probe was asked for and its time is awaited.
+    PROBING = "probing"
+    #: The last probe was better: it is the incumbent now, and the search goes on from it.
+    IMPROVING = "improving"
+    #: The last probe was no better: the search turns to the next direction, knob or subspace.
+    ADVANCE = "advance"
+    #: Nothing is left to try; the incumbent runs until an alarm.
+    CONVERGED = "converged"
+
+
+class Tuner(Protocol):
+    """A search over configs, online."""
+
+    def ask(self, key: Key) -> int:
+        """The action that the next call of `key` should run."""
+        ...
+
+    def tell(self, key: Key, time_us: float, action: int | None = None) -> None:
+        """What a call of `key` took that ran `action`; None: what `ask` answers.
+
+        Raises ValueError for a time that is not above zero.
+        """
+        ...
+
+    def best(self, key: Key) -> int:
+        """The incumbent."""
+        ...
+
+    def state(self, key: Key) -> State:
+        """Where the search of `key` stands."""
+        ...
+
+    def alarm(self, key: Key | None = None) -> None:
+        """The surroundings of `key`, or of every key, changed."""
+        ...

@@ -1,0 +1,106 @@
+"""AutoCCL's search: every subspace, one valley each."""
+
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from dynamiccl.serve.search.autoccl import AutoCcl
+from dynamiccl.serve.search.tuner import State
+from tests.serve.search.worlds import KEY, drive, grid, scatter, valleys
+
+SPACE = grid()
+TIMES = valleys(SPACE)
+BEST = int(np.argmin(TIMES))
+
+
+@pytest.mark.parametrize("start", ["default", "random"])
+@pytest.mark.parametrize("seed", range(4))
+def test_descent_finds_the_best_where_every_subspace_has_one_valley(
+    start: Literal["default", "random"], seed: int
+) -> None:
+    tuner = AutoCcl(lambda _: SPACE, start=start, seed=seed)
+    ran = drive(tuner, TIMES, 100)
+    assert tuner.best(KEY) == BEST
+    assert tuner.state(KEY) is State.CONVERGED
+    assert ran[-1] == BEST
+    probed = set(ran) - {SPACE.default}
+    assert {int(SPACE.subspace_of[action]) for action in probed} == {0, 1, 2, 3}
+    assert len(probed) < len(SPACE.actions) / 2
+
+
+def test_nothing_is_measured_twice_but_the_incumbent() -> None:
+    ran = drive(AutoCcl(lambda _: SPACE), TIMES, 60)
+    others = [action for action in ran if action != BEST]
+    assert len(others) == len(set(others))
+
+
+def test_candidates_are_repeated_as_told_and_their_median_counts() -> None:
+    tuner = AutoCcl(lambda _: SPACE, repeats=3)
+    ran = drive(tuner, TIMES, 240, noise=lambda call: 5.0 if call % 3 == 1 else 1.0)
+    assert tuner.best(KEY) == BEST
+    assert ran[:3] == [SPACE.default] * 3
+    assert len(set(ran[3:6])) == 1
+    with pytest.raises(ValueError, match="0 times"):
+        AutoCcl(lambda _: SPACE, repeats=0)
+
+
+def test_states_follow_the_search() -> None:
+    tuner = AutoCcl(lambda _: SPACE)
+    assert tuner.state(KEY) is State.IDLE
+    seen = []
+    for _ in range(100):
+        action = tuner.ask(KEY)
+        seen.append(tuner.state(KEY))
+        tuner.tell(KEY, float(TIMES[action]))
+        seen.append(tuner.state(KEY))
+    assert set(seen) == {State.PROBING, State.IMPROVING, State.ADVANCE, State.CONVERGED}
+    assert seen[1] is State.IMPROVING
+    assert seen[seen.index(State.CONVERGED) :] == [State.CONVERGED] * seen.count(State.CONVERGED)
+
+
+def test_time_of_another_action_is_no_answer() -> None:
+    tuner = AutoCcl(lambda _: SPACE)
+    drive(tuner, TIMES, 2)
+    wanted = tuner.ask(KEY)
+    for _ in range(5):  # the decision takes effect some calls later
+        tuner.tell(KEY, 1.0, SPACE.default)
+        assert tuner.ask(KEY) == wanted
+    tuner.tell(KEY, float(TIMES[wanted]), wanted)
+    assert tuner.ask(KEY) != wanted
+    assert tuner.history(KEY).records[SPACE.default].calls == 6
+
+
+def test_keys_are_searched_apart_and_equal_seeds_alike() -> None:
+    def both(seed: int) -> list[int]:
+        tuner = AutoCcl(lambda _: SPACE, start="random", seed=seed)
+        ran = []
+        for key in ["a", "b"] * 30:
+            ran.append(tuner.ask(key))
+            tuner.tell(key, float(TIMES[ran[-1]]))
+        assert tuner.history("a").calls == tuner.history("b").calls == 30
+        return ran
+
+    assert both(1) == both(1) != both(2)
+
+
+def test_noise_misleads_it_and_it_never_looks_again() -> None:
+    worse = 0
+    for seed in range(20):
+        tuner = AutoCcl(lambda _: SPACE)
+        drive(tuner, TIMES, 400, noise=scatter(0.1, seed))
+        worse += TIMES[tuner.best(KEY)] > 1.02 * TIMES[BEST]
+    assert worse > 5
+
+
+def test_an_alarm_begins_anew_only_where_it_was_made_to() -> None:
+    for reopens in (False, True):
+        tuner = AutoCcl(lambda _: SPACE, reopens=reopens)
+        drive(tuner, TIMES, 100)
+        tuner.alarm()
+        assert (tuner.state(KEY) is State.CONVERGED) != reopens
+
+
+def test_times_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"0\.0 us"):
+        AutoCcl(lambda _: SPACE).tell(KEY, 0.0)

@@ -1,0 +1,88 @@
+"""What a probe says of what was not probed, and how sure that is."""
+
+import numpy as np
+import pytest
+
+from dynamiccl.serve.search.belief import Belief
+from dynamiccl.serve.search.prior import Prior
+from dynamiccl.serve.search.watch import Watch
+from tests.serve.search.worlds import grid
+
+SPACE = grid()
+ONE, NEIGHBOUR = SPACE.subspaces[1][0], SPACE.subspaces[1][1]
+ELSEWHERE = SPACE.subspaces[2][0]
+
+
+def belief() -> Belief:
+    return Belief(SPACE, Prior(np.zeros(len(SPACE.choices)), 0.1, 0.2, 0.1))
+
+
+def spread_of(found: Belief, action: int) -> float:
+    return float(found.gain_over(SPACE.default, np.array([action]))[1, 0])
+
+
+def test_one_observation_is_weighed_against_the_prior_as_normals_are() -> None:
+    found = belief()
+    prior = 0.1**2 + 0.2**2 + 0.1**2
+    assert spread_of(found, ONE) == pytest.approx(prior**0.5)
+    found.observe(ONE, SPACE.default, -0.2, 0.03)
+    assert found.mean[ONE] == pytest.approx(-0.2 * prior / (prior + 0.03))
+    assert spread_of(found, ONE) == pytest.approx((1 / (1 / prior + 1 / 0.03)) ** 0.5)
+
+
+def test_a_probe_says_more_of_a_neighbour_than_of_another_subspace() -> None:
+    found = belief()
+    found.observe(ONE, SPACE.default, -0.2, 0.0001)
+    assert found.mean[ONE] < found.mean[NEIGHBOUR] < found.mean[ELSEWHERE] < 0.0
+    assert found.mean[SPACE.default] == 0.0
+    assert spread_of(found, NEIGHBOUR) < spread_of(found, ELSEWHERE)
+
+
+def test_a_comparison_with_another_incumbent_says_nothing_of_the_level() -> None:
+    found = belief()
+    found.observe(ONE, ELSEWHERE, -0.2, 0.0001)
+    assert found.mean[ONE] == pytest.approx(-found.mean[ELSEWHERE])
+    gain = found.gain_over(ELSEWHERE, np.array([ONE]))[0, 0]
+    assert gain == pytest.approx(0.2, rel=0.01)
+
+
+def test_repeats_are_one_observation_that_gets_surer() -> None:
+    found = belief()
+    spreads = []
+    for seen in (-0.1, -0.12, -0.08):
+        found.observe(ONE, SPACE.default, seen, 0.01)
+        spreads.append(spread_of(found, ONE))
+    assert sorted(spreads, reverse=True) == spreads
+    prior = 0.1**2 + 0.2**2 + 0.1**2
+    assert found.mean[ONE] == pytest.approx(-0.1 * prior / (prior + 0.01 / 3))
+
+
+def test_what_lies_far_out_counts_less() -> None:
+    near, far = belief(), belief()
+    near.observe(ONE, SPACE.default, 0.2, 0.01)
+    far.observe(ONE, SPACE.default, 5.0, 0.01)
+    assert far.mean[ONE] / 5.0 < 0.5 * near.mean[ONE] / 0.2
+
+
+def test_age_takes_certainty_and_old_observations_go() -> None:
+    found = belief()
+    found.observe(ONE, SPACE.default, -0.2, 0.0001)
+    sure = spread_of(found, ONE)
+    found.age(0.2)
+    assert spread_of(found, ONE) > 5 * sure
+    for action in SPACE.actions[1:]:
+        found.observe(action, SPACE.default, 0.1, 0.01)
+    assert found.mean[ONE] > 0.0
+
+
+def test_scatter_is_seen_beside_a_level_that_wanders_and_stragglers() -> None:
+    random = np.random.default_rng(0)
+    watch = Watch()
+    for call in range(64):
+        slow = 3.0 if call % 10 == 9 else 0.0
+        watch.add(0.002 * call + slow + random.normal(0.0, 0.05))
+    assert watch.sigma() == pytest.approx(0.05, rel=0.4)
+    assert watch.level() == pytest.approx(0.002 * 48, abs=0.05)
+    watch.restart()
+    assert len(watch) == 0
+    assert watch.sigma() == pytest.approx(0.05, rel=0.4)

@@ -1,0 +1,152 @@
+"""Our search: few probes, none too dear, and none where there is nothing to gain."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from dynamiccl.serve.search.autoccl import AutoCcl
+from dynamiccl.serve.search.policy_search import PolicySearch
+from dynamiccl.serve.search.prior import Prior
+from dynamiccl.serve.search.tuner import State
+from tests.serve.search.worlds import KEY, drive, grid, scatter, valleys
+
+SPACE = grid()
+TIMES = valleys(SPACE)
+BEST = int(np.argmin(TIMES))
+RATIO = np.log(TIMES / TIMES[SPACE.default])
+
+
+def search(prior: Prior) -> PolicySearch:
+    return PolicySearch(lambda _: SPACE, lambda _: prior)
+
+
+def rough(seed: int, sigma: float = 0.05) -> Prior:
+    """The truth with an error, as of a policy that was trained elsewhere."""
+    return Prior(RATIO + np.random.default_rng(seed).normal(0.0, sigma, len(RATIO)), 0.1, 0.1, 0.06)
+
+
+def probes(ran: list[int], tuner: PolicySearch) -> int:
+    assert tuner.history(KEY).calls == len(ran)
+    return tuner.history(KEY).probes
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_policy_that_is_nearly_right_is_confirmed_in_few_probes(seed: int) -> None:
+    tuner = search(rough(seed))
+    ran = drive(tuner, TIMES, 1000, scatter(0.02, seed))
+    assert TIMES[tuner.best(KEY)] <= 1.05 * TIMES[BEST]
+    rival = AutoCcl(lambda _: SPACE)
+    drive(rival, TIMES, 1000, scatter(0.02, seed))
+    assert probes(ran, tuner) < 0.7 * rival.history(KEY).probes
+
+
+def test_a_policy_that_knows_nothing_still_finds_something_better() -> None:
+    tuner = search(Prior.ignorant(len(RATIO)))
+    drive(tuner, TIMES, 5000, scatter(0.02, 3))
+    assert TIMES[tuner.best(KEY)] < 0.95 * TIMES[SPACE.default]
+
+
+def test_a_wrong_policy_does_not_slow_the_job() -> None:
+    tuner = search(Prior(-RATIO, 0.2, 0.2, 0.1))
+    ran = drive(tuner, TIMES, 1000, scatter(0.02, 1))
+    assert TIMES[ran].mean() < 1.01 * TIMES[SPACE.default]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_stays_with_ncclss_own_choice_where_nothing_is_better(seed: int) -> None:
+    times = np.where(np.arange(len(TIMES)) == SPACE.default, 75.0, TIMES)
+    ratio = np.log(times / 75.0) + np.random.default_rng(seed).normal(0.0, 0.05, len(times))
+    tuner = search(Prior(ratio, 0.1, 0.1, 0.06))
+    ran = drive(tuner, times, 1000, scatter(0.02, seed))
+    assert tuner.best(KEY) == SPACE.default
+    assert tuner.state(KEY) is State.CONVERGED
+    assert times[ran].mean() < 1.01 * 75.0
+
+
+@pytest.mark.parametrize("factor", [1.0, 8.0])
+def test_probes_never_cost_more_than_their_share_of_the_time(factor: float) -> None:
+    times = TIMES.copy()
+    times[np.arange(len(times)) != SPACE.default] *= factor  # all are much worse than predicted
+    tuner = search(rough(1))
+    paid = total = 0.0
+    for call in range(2000):
+        incumbent, action = tuner.best(KEY), tuner.ask(KEY)
+        tuner.tell(KEY, float(times[action]))
+        paid += max(0.0, times[action] / times[incumbent] - 1.0)
+        total += 1.0
+        # One probe may surprise by its whole time; no other follows until it is paid.
+        assert paid <= 0.008 * (call + 101) + factor
+    assert paid <= 0.01 * total + (factor > 1.0) * factor
+
+
+def test_noise_is_met_with_repeats_and_only_as_far_as_they_pay() -> None:
+    repeats = {}
+    for sigma in (0.001, 0.1, 1.0):
+        each = []
+        for seed in range(20):
+            tuner = search(rough(seed))
+            ran = drive(tuner, TIMES, 1000, scatter(sigma, seed))
+            each.append(probes(ran, tuner) - len(set(ran)))
+        repeats[sigma] = float(np.mean(each))
+    assert repeats[0.1] > repeats[0.001] + 0.5
+    assert repeats[1.0] < 10.0
+
+
+def test_one_straggler_does_not_throw_out_the_best() -> None:
+    straggler: Callable[[int], float] = lambda call: 6.0 if call in {8, 30} else 1.0  # noqa: E731
+    tuner = search(rough(2, 0.01))
+    drive(tuner, TIMES, 2000, straggler)
+    assert TIMES[tuner.best(KEY)] <= 1.02 * TIMES[BEST]
+
+
+def test_an_alarm_opens_the_search_again_and_the_change_is_found() -> None:
+    tuner = search(rough(0))
+    drive(tuner, TIMES, 3000)
+    found = tuner.best(KEY)
+    assert tuner.state(KEY) is State.CONVERGED
+    changed = TIMES.copy()
+    changed[SPACE.subspace_of == SPACE.subspace_of[found]] *= (
+        1.5  # that algorithm's link is congested
+    )
+    drive(tuner, changed, 100)
+    assert tuner.best(KEY) == found
+    tuner.alarm(KEY)
+    assert tuner.state(KEY) is State.IDLE
+    drive(tuner, changed, 1500)
+    assert changed[tuner.best(KEY)] < 0.9 * changed[found]
+
+
+def test_states_follow_the_search() -> None:
+    tuner = search(rough(4))
+    seen = []
+    for _ in range(400):
+        action = tuner.ask(KEY)
+        seen.append(tuner.state(KEY))
+        tuner.tell(KEY, float(TIMES[action]))
+        seen.append(tuner.state(KEY))
+    assert set(seen) == set(State)
+    assert seen[0] is State.IDLE
+    assert seen[-1] is State.CONVERGED
+
+
+def test_decisions_that_take_effect_later_are_learned_from_all_the_same() -> None:
+    tuner = search(rough(1))
+    pipeline = [SPACE.default] * 10
+    for _ in range(1000):
+        pipeline.append(tuner.ask(KEY))
+        action = pipeline.pop(0)
+        tuner.tell(KEY, float(TIMES[action]), action)
+    assert TIMES[tuner.best(KEY)] <= 1.02 * TIMES[BEST]
+
+
+def test_equal_times_give_equal_searches() -> None:
+    one, same = (drive(search(rough(3)), TIMES, 300, scatter(0.05, 3)) for _ in range(2))
+    assert one == same
+
+
+def test_a_prediction_for_another_space_is_refused() -> None:
+    with pytest.raises(ValueError, match="3 actions for 97 choices"):
+        search(Prior.ignorant(3)).ask(KEY)
+    with pytest.raises(ValueError, match="without error"):
+        Prior(RATIO, own_sigma=0.0)
