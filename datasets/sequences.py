@@ -8,11 +8,12 @@ Rewards need a reference, NCCL's quiet default, which calls do not hold: it come
 the same data set. Only calls of training bins become steps, as with sweeps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
@@ -41,6 +42,8 @@ _EPISODE: Final = (*_TASK, "sweep", "run", "comm")
 STREAM_COLUMNS: Final = (*_EPISODE, "actual_algorithm", "actual_protocol", "actual_num_channels")
 #: Timed on all ranks, which agreed.
 _IS_TIMED: Final = (pl.col("time_us") > 0) & pl.col("ranks_agree")
+#: Interference levels of timed calls, one each; -1 = unknown (train/trigger/levels.py).
+Levels = Callable[[pl.DataFrame], npt.NDArray[np.float32]]
 #: What a sweep says of a row and a call does not, or otherwise: not compared for a reference.
 _NOT_COMPARED: Final = ("gpu", "datatype", "in_place")
 
@@ -67,15 +70,18 @@ def sequence_steps(
     catalogue: Catalogue,
     profiles: Sequence[str],
     noise: pl.DataFrame,
+    levels: Levels | None = None,
 ) -> tuple[Steps | None, SequenceCounts]:
     """Steps of a calls frame, with rewards and masks by a measurements frame.
 
-    `noise` is what `training_noise` gives of the frame. Of the calls, the columns CALLS_USED are
-    looked at. None when no call is left, with the counts that say why.
+    `noise` is what `training_noise` gives of the frame, `levels` tells the interference of calls;
+    without it none is known. Of the calls, the columns CALLS_USED are looked at. None when no call
+    is left, with the counts that say why.
     """
     asked = tuned(calls)
-    timed = asked.filter(_IS_TIMED)
-    train = with_split(timed).filter(pl.col("split") == Split.TRAIN.value)
+    timed = timed_calls(asked)
+    told = np.full(timed.height, UNKNOWN, dtype=np.float32) if levels is None else levels(timed)
+    train = timed.with_columns(interference=told).filter(pl.col("split") == Split.TRAIN.value)
     acted = train.with_columns(_actions(train, catalogue)).drop_nulls("action")
     rows = _referenced(acted, frame).sort([*_EPISODE, "sequence", "replay"], nulls_last=True)
     rows = rows.with_columns(_episode=pl.struct(_EPISODE).rle_id())
@@ -109,9 +115,9 @@ def sequence_steps(
     return steps, counts
 
 
-def timed_calls(calls: pl.LazyFrame) -> pl.DataFrame:
-    """The calls that have a time, with their size `bin`, each communicator's in its order."""
-    rows = with_split(tuned(calls.select(CALLS_USED).collect()).filter(_IS_TIMED))
+def timed_calls(calls: pl.DataFrame) -> pl.DataFrame:
+    """The calls that have a time, with `bin` and `split`, each communicator's in its order."""
+    rows = with_split(tuned(calls).filter(_IS_TIMED))
     return rows.sort(["system", "sweep", "run", "comm", "sequence", "replay"], nulls_last=True)
 
 
@@ -190,6 +196,6 @@ def _columns(rows: pl.DataFrame) -> CallColumns:
         algorithm=codes("actual_algorithm", algorithms).to_numpy(),
         protocol=codes("actual_protocol", protocols).to_numpy(),
         num_channels=rows["actual_num_channels"].to_numpy().astype(np.int16),
-        interference=np.full(rows.height, UNKNOWN, dtype=np.float32),
+        interference=rows["interference"].to_numpy(),
         skew_us=rows["skew_us"].fill_null(UNKNOWN).to_numpy().astype(np.float32),
     )

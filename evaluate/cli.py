@@ -129,6 +129,71 @@ def gate_command(
     wide.print(fix, soft_wrap=True, highlight=False)
 
 
+@app.command("simulate")
+def simulate_command(
+    out: Annotated[Path, typer.Option(help="Where simulate.html and simulate.json go.")],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]RUN_OR_ARTIFACT", help="Policies to play; may be repeated."),
+    ] = None,
+    trigger: Annotated[
+        str | None,
+        typer.Option(metavar="RUN_OR_ARTIFACT", help="A Trigger to watch policies and searches."),
+    ] = None,
+    system: Annotated[str, typer.Option(help="Simulated system: a name or a file.")] = "h100-ib",
+    scenario: Annotated[str, typer.Option(help="Surroundings: a name or a file.")] = "congested",
+    workload: Annotated[
+        list[str] | None, typer.Option(help="What jobs call; may be repeated. Default: ddp.")
+    ] = None,
+    nodes: Annotated[int, typer.Option(help="NCCL's nNodes.", min=1)] = 4,
+    ranks_per_node: Annotated[int, typer.Option(help="GPUs of a node.", min=1)] = 8,
+    calls: Annotated[int, typer.Option(help="Calls of each job.", min=1)] = 100_000,
+    jobs: Annotated[int, typer.Option(help="Jobs at once, for each seed.", min=1)] = 4,
+    seeds: Annotated[int, typer.Option(help="Seeds: 5 for intervals worth the name.", min=1)] = 5,
+    tracking_uri: _TrackingUri = DEFAULT_TRACKING_URI,
+    as_json: _Json = False,
+) -> None:
+    """Play whole jobs in a changing network: policies, searches, fixed choices, the oracle.
+
+    Example: dynamiccl-evaluate simulate --policy RUN_ID --scenario congested --out out/simulate
+    """
+    from dynamiccl.collect.simulator.group import Group
+    from dynamiccl.collect.simulator.scenario import find_scenario
+    from dynamiccl.collect.simulator.systems import find_system
+    from dynamiccl.collect.simulator.workloads import make_workload
+    from dynamiccl.evaluate.simulate.lineup import Setting
+    from dynamiccl.evaluate.simulate.run import Named, simulate
+    from dynamiccl.train.tracking import policy_directory, run_directory
+
+    shape = Group(nodes, ranks_per_node)
+    setting = Setting(
+        system=find_system(system),
+        workload=make_workload(workload or ["ddp"], shape),
+        scenario=find_scenario(scenario),
+        calls=calls,
+        jobs=jobs,
+    )
+    asked = [Named.parse(text, index) for index, text in enumerate(policy or [])]
+    folders = {each.name: policy_directory(each.run, tracking_uri) for each in asked}
+    watching = None if trigger is None else run_directory(trigger, tracking_uri)
+    found = simulate(setting, folders, watching, range(seeds), out)
+    if as_json:
+        cli.print_json(found.to_json())
+        return
+    from dynamiccl.evaluate.simulate.page import HEADS, PAGE_NAME, cells
+
+    table = Table(title=f"{setting.system.name}, {setting.workload.name} (simulated)")
+    for index, head in enumerate(HEADS):
+        table.add_column(head, no_wrap=index == 0)
+    for row in found.rows:
+        table.add_row(*cells(row))
+    wide = _stdout if _stdout.is_terminal else Console(width=max(_stdout.width, 170))
+    wide.print(table)
+    for line in found.verdicts:
+        wide.print(line, soft_wrap=True, highlight=False)
+    wide.print(out / PAGE_NAME, soft_wrap=True)
+
+
 def _print_report(report: "Report") -> None:
     from dynamiccl.evaluate.page import HEADS, cells
 

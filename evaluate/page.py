@@ -52,8 +52,11 @@ def crossfit_text(summary: Summary) -> str:
     return f"{summary.crossfit:.2%} ({low:.2%} to {high:.2%})"
 
 
-def render(sections: Sequence[Section], header: Mapping[str, Any]) -> str:
-    """The page's text."""
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    source = resources.files("dynamiccl.evaluate").joinpath("report.html.jinja").read_text("utf-8")
-    return environment.from_string(source).render(sections=sections, **header)
+def render(sections: Sequence[Section], header: Mapping[str, Any], page: str = "report") -> str:
+    """The text of a page, `report` or `simulate`."""
+    folder = resources.files("dynamiccl.evaluate")
+    loader = jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text("utf-8"))
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, loader=loader
+    )
+    return environment.get_template(f"{page}.html.jinja").render(sections=sections, **header)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,8 @@ from dynamiccl.train.heads import Member
 from dynamiccl.train.policy import forward
 from dynamiccl.train.policy_module import PolicyModule
 from dynamiccl.train.recipes import Recipe
+from dynamiccl.train.trigger.detector import Detector
+from dynamiccl.train.trigger.levels import interference_levels
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,13 @@ class TrainingData:
         return float(np.mean(groups["regret"].to_numpy()))
 
 
-def load_data(data_dir: Path, seed: int) -> TrainingData:
-    """Read a data directory; raises what reading raises, and NotEnoughData."""
+def load_data(data_dir: Path, seed: int, trigger: str = "") -> TrainingData:
+    """Read a data directory; raises what reading raises, and NotEnoughData.
+
+    `trigger` is a run directory of a Trigger, or its file: it tells the interference of calls.
+    Raises MissingPath and CorruptFile for what is none.
+    """
+    levels = None if not trigger else partial(interference_levels, Detector.load(Path(trigger)))
     everything = read(data_dir)
     frame = tuned(everything)
     timed = usable(frame)
@@ -84,7 +92,9 @@ def load_data(data_dir: Path, seed: int) -> TrainingData:
     sequences, counts = None, None
     if part_paths(data_dir, "calls"):
         calls = scan(data_dir, "calls").select(CALLS_USED).collect()
-        sequences, counts = sequence_steps(calls, everything, catalogue, profiles, training.noise)
+        sequences, counts = sequence_steps(
+            calls, everything, catalogue, profiles, training.noise, levels
+        )
     return TrainingData(
         frame=frame,
         catalogue=catalogue,

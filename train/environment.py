@@ -185,7 +185,6 @@ class CollectiveEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any])
         self.alarm = self.alarm_began = np.zeros(self.num_envs, dtype=np.bool_)
         self.level = np.full(self.num_envs, float(UNKNOWN))
         self._alarms = np.zeros(shape, dtype=np.bool_)
-        self._levels = np.full(shape, float(UNKNOWN))
         return self._observe(), {}
 
     def step(
@@ -240,8 +239,11 @@ class CollectiveEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any])
         ring = self._job * self._num_keys + ran.key
         where = ran.key * len(self.world.configs) + ran.action
         if self._watch is not None:
-            stream = ring * len(self.world.configs) + ran.action
-            self._listen(ran.key, *self._watch.observe(stream, np.log(ran.measured_us)))
+            stream = ring * len(self.world.configs) + self.world.stream[ran.key, ran.action]
+            alarm, level = self._watch.observe(stream, np.log(ran.measured_us))
+            self.alarm, self.level = alarm > 0, level.astype(np.float64)
+            self.alarm_began = self.alarm & ~self._alarms[self._job, ran.key]
+            self._alarms[self._job, ran.key] = self.alarm
         level = self.level
         if self.course.observed:
             calls = CallColumns(
@@ -255,14 +257,6 @@ class CollectiveEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any])
             )
             self._rings.add(ring, calls)
         return level
-
-    def _listen(self, key: Int64Array, alarm: npt.NDArray[Any], level: npt.NDArray[Any]) -> None:
-        """Keep what the watch says; of a config that it does not know yet, what it said before."""
-        self.alarm = alarm > 0
-        self.alarm_began = self.alarm & ~self._alarms[self._job, key]
-        self._alarms[self._job, key] = self.alarm
-        self.level = np.where(level >= 0.0, level, self._levels[self._job, key])
-        self._levels[self._job, key] = self.level
 
     def _observe(self) -> dict[str, Any]:
         if not self.course.observed:

@@ -35,6 +35,7 @@ from dynamiccl.train.policy_module import PolicyModule
 from dynamiccl.train.recipes import Recipe
 from dynamiccl.train.replay import Mixed, Replay
 from dynamiccl.train.torch_files import save_script
+from dynamiccl.train.trigger.detector import copy_trigger
 
 #: Told after each epoch: steps made, of how many, and the epoch's metrics.
 Progress = Callable[[int, int, dict[str, float]], None]
@@ -76,7 +77,7 @@ def fit(  # noqa: PLR0913 - all of a run
     Raises what reading the data raises, NotEnoughData when nothing can be trained or validated on,
     and UserError for a tracking URI that cannot be used.
     """
-    data = load_data(data_dir, seed)
+    data = load_data(data_dir, seed, recipe.trigger)
     name = f"{recipe.name}-seed{seed}"
     with tracking.start_run(tracking_uri, experiment, name, tags) as run:
         run.log_params({**recipe.to_json(), "seed": seed, "data": str(data_dir)})
@@ -113,7 +114,7 @@ def resume(
         state = read_state(path)
         facts = state["facts"]
         recipe, seed = Recipe.from_json(facts["recipe"]), int(facts["seed"])
-        data = load_data(data_dir, seed)
+        data = load_data(data_dir, seed, recipe.trigger)
         if data.digest != facts["data_hash"]:
             raise UserError(
                 f"{data_dir} (hash {data.digest[:12]}) is not what run '{run_id}' began with "
@@ -262,6 +263,7 @@ def _export(
 ) -> Manifest:
     module = PolicyModule(_members(algorithm), margin, recipe.warm_margin)
     save_script(module, folder / POLICY_NAME)
+    watching = None if not recipe.trigger else copy_trigger(Path(recipe.trigger), folder)
     timed = usable(data.frame)
     return Manifest(
         recipe=recipe.name,
@@ -280,5 +282,6 @@ def _export(
         dynamiccl_version=dynamiccl.__version__,
         schema_version=SCHEMA_VERSION,
         runs=run_names(timed),
+        trigger=watching,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     ).write(folder)

@@ -45,6 +45,9 @@ class Recipe:
     batch_size: int = 256
     #: Whether half of every batch comes from the calls of jobs, where the data set holds any.
     use_calls: bool = True
+    #: Run directory of a Trigger (`dynamiccl-train trigger`), or its file: it tells the policy the
+    #: interference of calls, in training and where it is deployed; empty = unknown.
+    trigger: str = ""
     #: Gradient steps in all, and between two looks at the validation bins.
     steps: int = 4_000
     steps_per_epoch: int = 200

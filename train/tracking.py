@@ -290,6 +290,21 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
     return Path(local)
 
 
+def run_directory(run_or_folder: str, tracking_uri: str) -> Path:
+    """The local artifact folder of a run id, or a folder or file as it is.
+
+    Raises MissingPath for a run whose files are elsewhere, and UserError for no run at all.
+    """
+    folder = Path(run_or_folder)
+    if folder.exists():
+        return folder
+    found = reopen_run(tracking_uri, run_or_folder).directory
+    if found is None:
+        fix = "fetch them first: mlflow artifacts download -r RUN -d DIR, and give DIR"
+        raise MissingPath(f"files of run '{run_or_folder}'", folder, fix)
+    return found
+
+
 def find_run(named: str, tracking_uri: str) -> str | None:
     """The id of the run that `policy_directory` would take the policy from; None for a folder.
 

@@ -80,6 +80,8 @@ class World:
         #: (K, A) one number for what runs: equal numbers are no change of config.
         wide = self.algorithm.astype(np.int64) * 64 + self.protocol
         self.identity = wide * 1024 + self.num_channels
+        #: (K, A) the first action that comes to the same: calls of these are one stream of times.
+        self.stream: Int64Array = (self.identity[:, :, None] == self.identity[:, None, :]).argmax(2)
 
     def _fill(self, key: int, call: Call, launch: Launch) -> None:
         for action, config in enumerate(self.configs):

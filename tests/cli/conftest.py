@@ -33,7 +33,7 @@ COMMANDS = [
         ("plan", "run", "import", "jobs", "describe", "doctor", "fit-simulator"),
     ),
     ("dynamiccl-train", ("list", "fit", "study", "trial", "promote")),
-    ("dynamiccl-evaluate", ("report", "gate")),
+    ("dynamiccl-evaluate", ("report", "gate", "simulate")),
     (
         "dynamiccl-deploy",
         ("export", "verify", "bind", "table", "env", "install", "doctor", "brain"),

@@ -1,5 +1,7 @@
 """The Trigger for Python: numpy in, numpy out, and a state for every stream that is asked about."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -7,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dynamiccl.datasets.manifest import TRIGGER_NAME, find_trigger_in
+from dynamiccl.datasets.manifest import TRIGGER_FACTS_NAME, TRIGGER_NAME, find_trigger_in
 from dynamiccl.errors import CorruptFile, MissingPath
 from dynamiccl.train.torch_files import load_script
 
@@ -32,9 +34,7 @@ class Detector:
     @classmethod
     def load(cls, path: Path) -> Self:
         """The trigger of a run, an artifact or a file; raises MissingPath and CorruptFile."""
-        found = path if path.is_file() else find_trigger_in(path)
-        if found is None:
-            raise MissingPath("trigger", path / TRIGGER_NAME, _FIX)
+        found = trigger_file(path)
         module = load_script(found)
         if not hasattr(module, "new_state"):
             raise CorruptFile(f"{found} is TorchScript, but no trigger; {_FIX}")
@@ -58,16 +58,16 @@ class Detector:
         taken for quiet (it is learned anew), else 0. Level: how much longer than quiet, 1 = twice
         the time; -1 (unknown) in the first calls. Raises ValueError.
         """
-        index = np.asarray(stream, dtype=np.int64)
+        index = np.array(stream, dtype=np.int64)
         if len(index) == 0:
             return np.zeros(0, dtype=np.int8), np.zeros(0, dtype=np.float32)
         if index.min() < 0 or len(np.unique(index)) != len(index):
             raise ValueError("streams are different numbers from 0 on, one call of each at a time")
         self._grow(int(index.max()) + 1)
-        time = torch.from_numpy(np.ascontiguousarray(log_time, dtype=np.float32))
+        time = torch.from_numpy(np.array(log_time, dtype=np.float32))
         size = torch.zeros_like(time)
         if log_size is not None:
-            size = torch.from_numpy(np.ascontiguousarray(log_size, dtype=np.float32))
+            size = torch.from_numpy(np.array(log_size, dtype=np.float32))
         rows = torch.from_numpy(index)
         with torch.inference_mode():
             state, alarm, level = self._module(self._state[rows], time, size)
@@ -84,3 +84,23 @@ class Detector:
             more = max(wanted, 2 * self.num_streams) - self.num_streams
             with torch.no_grad():
                 self._state = torch.cat([self._state, self._module.new_state(more)])
+
+
+def trigger_file(path: Path) -> Path:
+    """The `trigger.pt` of a run, an artifact, or itself; raises MissingPath."""
+    found = path if path.is_file() else find_trigger_in(path)
+    if found is None:
+        raise MissingPath("trigger", path / TRIGGER_NAME, _FIX)
+    return found
+
+
+def copy_trigger(path: Path, folder: Path) -> dict[str, Any]:
+    """Put a trigger beside a policy; what is known of it. Raises MissingPath."""
+    found = trigger_file(path)
+    facts = found.with_name(TRIGGER_FACTS_NAME)
+    if not facts.is_file():
+        raise MissingPath("facts of the trigger", facts, _FIX)
+    for each in (found, facts):
+        shutil.copyfile(each, folder / each.name)
+    read: dict[str, Any] = json.loads(facts.read_text(encoding="utf-8"))
+    return read

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.cells import CELL_COLUMNS, REPEAT_COLUMNS, quiet, tuned, usable
-from dynamiccl.datasets.sequences import STREAM_COLUMNS, timed_calls
+from dynamiccl.datasets.sequences import CALLS_USED, STREAM_COLUMNS, timed_calls
 from dynamiccl.datasets.store import part_paths, read, scan
 from dynamiccl.errors import NotEnoughData
 
@@ -158,7 +158,7 @@ def read_series(data_dir: Path) -> tuple[Series, SeriesCounts]:
 
 
 def _call_series(data_dir: Path) -> list[tuple[FloatArray, FloatArray]]:
-    rows = timed_calls(scan(data_dir, "calls"))
+    rows = timed_calls(scan(data_dir, "calls").select(CALLS_USED).collect())
     groups = rows.group_by(STREAM_COLUMNS, maintain_order=True).agg(
         pl.col("time_us").log(), pl.col("size_bytes").cast(pl.Float64).log()
     )

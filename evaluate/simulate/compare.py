@@ -1,0 +1,160 @@
+"""All rows of the comparison, by total true communication time, with intervals over seeds."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from dynamiccl.evaluate.simulate.lineup import NCCL, ORACLE, Contender, Setting
+from dynamiccl.evaluate.simulate.rollout import Timeline, Totals, roll_out
+from dynamiccl.train.study import student_interval
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over seeds with its 95 % interval; None of a single seed."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """Student's."""
+        return cls(float(np.mean(values)), *student_interval(values))
+
+    def text(self, spec: str = ".2%") -> str:
+        """For a table."""
+        if self.low is None or self.high is None:
+            return f"{self.mean:{spec}}"
+        return f"{self.mean:{spec}} ({self.low:{spec}} to {self.high:{spec}})"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One contender; shares are fractions. All times are true ones, changes of config included."""
+
+    name: str
+    #: Of one job, all its calls.
+    seconds: Estimate
+    #: Over the jobs that leave all to NCCL, less one: below 0 is faster.
+    over_default: Estimate
+    #: Over the oracle, less one.
+    regret: Estimate
+    changes_per_1000_calls: float
+    share_slower_than_default: float
+    alarms_per_1e5_calls: float
+    #: Totals of each seed, s: what rows are compared by, pair by pair.
+    seed_seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What `dynamiccl-evaluate simulate` found."""
+
+    system: str
+    workload: str
+    scenario: str
+    calls: int
+    jobs: int
+    seeds: int
+    rows: list[Row]
+    verdicts: list[str]
+    #: The first job of the first seed, by row.
+    timelines: Mapping[str, Timeline] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the timelines."""
+        return {name: value for name, value in self._plain().items() if name != "timelines"}
+
+    def _plain(self) -> dict[str, Any]:
+        plain = {name: getattr(self, name) for name in self.__slots__}
+        return {**plain, "rows": [asdict(row) for row in self.rows]}
+
+    def write(self, path: Path) -> None:
+        """Write the JSON."""
+        path.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+
+
+def compare(
+    setting: Setting,
+    contenders: Sequence[Contender],
+    seeds: Sequence[int],
+    progress: Callable[[int], None] | None = None,
+) -> Comparison:
+    """Play every contender with every seed; `progress` is told of calls.
+
+    One of them has to be NCCL's own choice: KeyError.
+    """
+    played: dict[str, list[Totals]] = {}
+    timelines: dict[str, Timeline] = {}
+    for contender in contenders:
+        totals = played[contender.name] = []
+        for index, seed in enumerate(seeds):
+            env, player = contender.prepare(setting, seed)
+            total, timeline = roll_out(env, player, seed=seed, progress=progress)
+            totals.append(total)
+            if index == 0:
+                timelines[contender.name] = timeline
+    rows = [make_row(name, totals, played[NCCL]) for name, totals in played.items()]
+    return Comparison(
+        system=setting.system.name,
+        workload=setting.workload.name,
+        scenario=setting.scenario.meaning,
+        calls=setting.calls,
+        jobs=setting.jobs,
+        seeds=len(seeds),
+        rows=rows,
+        verdicts=verdicts(rows),
+        timelines=timelines,
+    )
+
+
+def make_row(name: str, totals: Sequence[Totals], default: Sequence[Totals]) -> Row:
+    """The figures of a contender's seeds; `default` is what NCCL's choice came to in each."""
+    calls = sum(each.calls * len(each.total_us) for each in totals)
+
+    def share(what: Callable[[Totals], float]) -> float:
+        return sum(what(each) for each in totals) / calls
+
+    spent = tuple(float(each.total_us.mean()) / 1e6 for each in totals)
+    return Row(
+        name=name,
+        seconds=Estimate.of(spent),
+        over_default=Estimate.of(
+            [
+                mine.total_us.sum() / theirs.total_us.sum() - 1
+                for mine, theirs in zip(totals, default, strict=True)
+            ]
+        ),
+        regret=Estimate.of([t.total_us.sum() / t.oracle_us.sum() - 1 for t in totals]),
+        changes_per_1000_calls=1e3 * share(lambda t: t.changes.sum()),
+        share_slower_than_default=share(lambda t: t.slower.sum()),
+        alarms_per_1e5_calls=1e5 * share(lambda t: t.alarms.sum()),
+        seed_seconds=spent,
+    )
+
+
+def verdicts(rows: Sequence[Row]) -> list[str]:
+    """Plain sentences: who is fastest but for the oracle, by pairs, and who loses to NCCL."""
+    others = [row for row in rows if row.name != ORACLE]
+    if not others:
+        return []
+    best = min(others, key=lambda row: row.seconds.mean)
+    lines = [f"{best.name} spends least time of all that do not know the state"]
+    for row in others:
+        if row is best:
+            continue
+        ratio = Estimate.of(
+            [a / b - 1 for a, b in zip(row.seed_seconds, best.seed_seconds, strict=True)]
+        )
+        if ratio.low is not None and ratio.low <= 0.0:
+            lines.append(f"{row.name} cannot be told from {best.name}: {ratio.text()} more time")
+    for row in others:
+        over = row.over_default
+        if row.name != NCCL and over.low is not None and over.low > 0.0:
+            lines.append(f"{row.name} is slower than NCCL's own choice: {over.text()}")
+    return lines

@@ -1,0 +1,166 @@
+"""The rows of the comparison: who plays, in which world, and whether somebody watches.
+
+Every policy plays in a world of its own catalogue; all worlds of one seed meet the same
+surroundings.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from dynamiccl.collect.simulator.record_jobs import all_configs
+from dynamiccl.collect.simulator.scenario import Scenario
+from dynamiccl.collect.simulator.system import System
+from dynamiccl.collect.simulator.workloads import Workload
+from dynamiccl.collect.simulator.world import World
+from dynamiccl.datasets.cells import NOISE_KEY
+from dynamiccl.datasets.features import Observations
+from dynamiccl.datasets.schema import DEFAULT_PROFILE
+from dynamiccl.evaluate.simulate.players import (
+    Actions,
+    Fixed,
+    Learned,
+    Oracle,
+    Player,
+    Searching,
+    best_fixed,
+    best_table,
+    mean_times_us,
+)
+from dynamiccl.nccl import Config
+from dynamiccl.serve.search.autoccl import AutoCcl
+from dynamiccl.serve.search.policy_search import PolicySearch
+from dynamiccl.serve.search.prior import Prior
+from dynamiccl.serve.search.space import SearchSpace
+from dynamiccl.serve.search.tuner import Key
+from dynamiccl.train.environment import CollectiveEnv, Course, Tables, Watch, delay_calls
+from dynamiccl.train.policy import TorchPolicy
+
+NCCL: Final = "nccl-default"
+ORACLE: Final = "oracle"
+#: Jobs that are looked at to find the best fixed choices; other seeds than any that is played.
+_PILOT_SEEDS: Final = (1_000_001, 1_000_002)
+_PILOT_STEPS: Final = 4_000
+
+MakeWatch = Callable[[], Watch]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is simulated."""
+
+    system: System
+    workload: Workload
+    scenario: Scenario
+    calls: int
+    jobs: int
+
+    def world(self, configs: Sequence[Config]) -> World:
+        """The world of a catalogue."""
+        return World(self.system, self.workload, configs, self.scenario)
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A row: a player that begins anew with each seed, and its environment."""
+
+    name: str
+    world: World
+    tables: Tables
+    make: Callable[[CollectiveEnv, int], Player]
+    make_watch: MakeWatch | None = None
+
+    def prepare(self, setting: Setting, seed: int) -> tuple[CollectiveEnv, Player]:
+        """An environment and the player for one seed."""
+        course = Course(episode_calls=setting.calls, delay_calls=delay_calls(self.world))
+        env = CollectiveEnv(self.world, self.tables, setting.jobs, course, self.make_watch)
+        player = self.make(env, seed)
+        env.course = Course(
+            episode_calls=setting.calls,
+            delay_calls=0 if player.at_once else course.delay_calls,
+            observed=player.observes,
+        )
+        return env, player
+
+
+def simple_contenders(setting: Setting) -> list[Contender]:
+    """NCCL, fixed choices, AutoCCL's search, and the oracle."""
+    world = setting.world(all_configs(setting.system, setting.workload))
+    tables = Tables.of(world, [DEFAULT_PROFILE], _no_noise())
+    mean_us = mean_times_us(world, _PILOT_SEEDS, steps=_PILOT_STEPS)
+    default = np.zeros(len(world.keys), dtype=np.int64)
+    fixed = {
+        NCCL: default,
+        "best fixed config": best_fixed(world, mean_us),
+        "best quiet table": np.nanargmin(world.quiet_us, axis=1),
+        "best table of all states": best_table(mean_us),
+    }
+    rows = [
+        Contender(name, world, tables, partial(_fixed, chosen)) for name, chosen in fixed.items()
+    ]
+    rows.append(Contender("AutoCCL search", world, tables, _autoccl))
+    rows.append(Contender(ORACLE, world, tables, lambda _env, _seed: Oracle()))
+    return rows
+
+
+def policy_contenders(
+    setting: Setting, name: str, policy: TorchPolicy, make_watch: MakeWatch | None
+) -> list[Contender]:
+    """A policy on its own; and with a Trigger watching: it, and a search that begins from it."""
+    world = setting.world(policy.manifest.actions().configs)
+    tables = Tables.of(world, policy.manifest.launch_profiles, policy.manifest.noise_table())
+
+    def learned(_env: CollectiveEnv, _seed: int) -> Player:
+        return Learned(policy)
+
+    if make_watch is None:
+        return [Contender(name, world, tables, learned)]
+    priors: dict[Key, Prior] = dict(enumerate(cold_priors(policy, tables)))
+    spaces = _spaces(world)
+
+    def search(env: CollectiveEnv, _seed: int) -> Player:
+        def tuner(_job: int) -> PolicySearch:
+            return PolicySearch(lambda key: spaces[key], lambda key: priors[key])
+
+        return Searching(tuner, env.num_envs, alarmed=True)
+
+    return [
+        Contender(f"{name} + Trigger", world, tables, learned, make_watch),
+        Contender(f"search from {name} + Trigger", world, tables, search, make_watch),
+    ]
+
+
+def _fixed(chosen: Actions, _env: CollectiveEnv, _seed: int) -> Player:
+    return Fixed(chosen)
+
+
+def cold_priors(policy: TorchPolicy, tables: Tables) -> list[Prior]:
+    """What a policy predicts of every task key without a history."""
+    q = policy.values(Observations.cold(tables.context.copy()), tables.mask)
+    return [Prior.from_q(row) for row in q]
+
+
+def _autoccl(env: CollectiveEnv, seed: int) -> Player:
+    spaces = _spaces(env.world)
+
+    def tuner(job: int) -> AutoCcl:
+        return AutoCcl(lambda key: spaces[key], seed=seed * 1000 + job)
+
+    return Searching(tuner, env.num_envs, alarmed=False)
+
+
+def _spaces(world: World) -> dict[Key, SearchSpace]:
+    """What may be tried for each task key."""
+    return {
+        key: SearchSpace.of_configs(world.configs, np.flatnonzero(mask).tolist())
+        for key, mask in enumerate(world.mask)
+    }
+
+
+def _no_noise() -> pl.DataFrame:
+    """Bands of which none is known: who looks at nothing needs none."""
+    return pl.DataFrame(schema={**dict.fromkeys(NOISE_KEY, pl.String), "noise_band": pl.Float64})

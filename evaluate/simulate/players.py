@@ -1,0 +1,144 @@
+"""Who decides in a simulated world: fixed choices, searches, learned policies, the oracle.
+
+N jobs, A actions of the player's own world.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dynamiccl.collect.simulator.world import Ran, World
+from dynamiccl.datasets.actions import ABSTAIN_ACTION
+from dynamiccl.datasets.features import Observations
+from dynamiccl.serve.search.tuner import Tuner
+from dynamiccl.train.environment import CollectiveEnv
+from dynamiccl.train.policy import TorchPolicy
+
+Actions = npt.NDArray[np.int64]
+
+
+class Player(Protocol):
+    """Decides about the next call of every job."""
+
+    @property
+    def observes(self) -> bool:
+        """Whether it looks at observations; they cost time."""
+
+    @property
+    def at_once(self) -> bool:
+        """Whether decisions take effect at once, as only somebody's can who needs no agreement."""
+
+    def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:
+        """(N,) actions."""
+
+    def learn(self, ran: Ran, env: CollectiveEnv) -> None:
+        """Be told what the calls came to."""
+
+
+class _Silent:
+    """What players share that learn nothing while they play."""
+
+    observes = False
+    at_once = False
+
+    def learn(self, ran: Ran, env: CollectiveEnv) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed(_Silent):
+    """An action (keys,) for each task key; zeros are NCCL's own choice. In force from the start."""
+
+    actions: Actions
+    at_once: bool = field(default=True, init=False)
+
+    def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:  # noqa: ARG002
+        """Look up."""
+        return self.actions[env.jobs.key]
+
+
+class Oracle(_Silent):
+    """Knows the state of every link, and decides at once."""
+
+    at_once = True
+
+    def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:  # noqa: ARG002
+        """The least true time of the call that comes, changes left out."""
+        found: Actions = np.nanargmin(env.jobs.oracle_us(), axis=1).astype(np.int64)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Learned(_Silent):
+    """A trained policy on live observations, as the leader's brain asks it."""
+
+    policy: TorchPolicy
+    observes: bool = field(default=True, init=False)
+
+    def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:  # noqa: ARG002
+        """Ask the TorchScript policy."""
+        seen = Observations(observation["window"], observation["context"])
+        return self.policy.act(seen, observation["mask"])
+
+
+class Searching:
+    """An online search for each job, told of every call."""
+
+    observes = False
+    at_once = False
+
+    def __init__(self, make: Callable[[int], Tuner], num_jobs: int, *, alarmed: bool) -> None:
+        """Make a tuner for each job; `alarmed` ones are told what the environment's watch says."""
+        self._tuners = [make(job) for job in range(num_jobs)]
+        self._alarmed = alarmed
+
+    def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:  # noqa: ARG002
+        """Ask each."""
+        keys = env.jobs.key.tolist()
+        asked = [tuner.ask(key) for tuner, key in zip(self._tuners, keys, strict=True)]
+        return np.array(asked, dtype=np.int64)
+
+    def learn(self, ran: Ran, env: CollectiveEnv) -> None:
+        """Tell each, and pass alarms on."""
+        told = (ran.key.tolist(), ran.measured_us.tolist(), ran.action.tolist())
+        for tuner, key, time_us, action in zip(self._tuners, *told, strict=True):
+            tuner.tell(key, time_us, action)
+        if self._alarmed:
+            for job in np.flatnonzero(env.alarm_began):
+                self._tuners[job].alarm()
+
+
+def best_fixed(world: World, times_us: npt.NDArray[np.float64]) -> Actions:
+    """The one config with the least total time; keys that lack it take NCCL's choice.
+
+    `times_us` (keys, A) is the mean true time of each config on each key, NaN where there is none.
+    """
+    calls = np.bincount(world.order, minlength=len(world.keys))[:, None]
+    filled = np.where(np.isnan(times_us), times_us[:, :1], times_us)
+    action = int((filled * calls).sum(axis=0).argmin())
+    return np.where(world.mask[:, action], action, ABSTAIN_ACTION)
+
+
+def best_table(times_us: npt.NDArray[np.float64]) -> Actions:
+    """The best config of each key on average over all states: what no table can beat."""
+    found: Actions = np.nanargmin(times_us, axis=1).astype(np.int64)
+    return found
+
+
+def mean_times_us(world: World, seeds: Sequence[int], *, steps: int) -> npt.NDArray[np.float64]:
+    """(keys, A) true times of every config, averaged over states that jobs of `seeds` meet."""
+    total = np.zeros(world.mask.shape)
+    count = np.zeros(len(world.keys))
+    for seed in seeds:
+        jobs = world.jobs(16, seed)
+        none = np.zeros(len(jobs), dtype=np.int64)
+        for _ in range(steps):
+            key = jobs.key
+            np.add.at(total, key, jobs.oracle_us())
+            np.add.at(count, key, 1)
+            jobs.step(none)
+    # A key that came seldom has its quiet times.
+    return np.where(count[:, None] > 0, total / np.maximum(count, 1)[:, None], world.quiet_us)

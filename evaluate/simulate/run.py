@@ -1,0 +1,79 @@
+"""`dynamiccl-evaluate simulate`: from policies and a setting to a page."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dynamiccl.collect.simulator.record_jobs import check_workload
+from dynamiccl.evaluate.simulate.compare import Comparison, compare
+from dynamiccl.evaluate.simulate.lineup import (
+    MakeWatch,
+    Setting,
+    policy_contenders,
+    simple_contenders,
+)
+from dynamiccl.evaluate.simulate.page import write_page
+from dynamiccl.train.environment import delay_calls
+from dynamiccl.train.policy import TorchPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A policy as it is given on the command line."""
+
+    name: str
+    run: str
+
+    @classmethod
+    def parse(cls, text: str, index: int) -> Self:
+        """Read `NAME=RUN`, or a run alone."""
+        name, equals, run = text.partition("=")
+        return (
+            cls(name, run) if equals else cls("policy" if index == 0 else f"policy-{index}", text)
+        )
+
+
+def simulate(
+    setting: Setting,
+    policies: Mapping[str, Path],
+    trigger: Path | None,
+    seeds: Sequence[int],
+    out: Path,
+) -> Comparison:
+    """Play all rows and write the page; `policies` are directories by name.
+
+    Raises UserError for a system that cannot run the workload, and as `TorchPolicy.load`.
+    """
+    check_workload(setting.system, setting.workload)
+    contenders = simple_contenders(setting)
+    make_watch = None if trigger is None else _watch(trigger)
+    for name, folder in policies.items():
+        policy = TorchPolicy.load(folder)
+        contenders += policy_contenders(setting, name, policy, None)
+        if make_watch is not None:
+            contenders += policy_contenders(setting, name, policy, make_watch)
+    ours = frozenset(each.name for each in contenders if any(n in each.name for n in policies))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    shown = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with shown as progress:
+        total = len(contenders) * len(seeds) * setting.calls
+        bar = progress.add_task("calls", total=total)
+        found = compare(setting, contenders, seeds, lambda count: progress.advance(bar, count))
+    write_page(found, ours, delay_calls(contenders[0].world), out)
+    return found
+
+
+def _watch(trigger: Path) -> MakeWatch:
+    from dynamiccl.train.trigger.detector import Detector
+
+    return lambda: Detector.load(trigger)

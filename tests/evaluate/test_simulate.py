@@ -1,0 +1,139 @@
+"""Whole jobs in the simulated world: who plays, in what order they come out, and the page."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dynamiccl.collect.simulator.group import Group
+from dynamiccl.collect.simulator.scenario import MarkovLink, Scenario
+from dynamiccl.collect.simulator.systems import find_system
+from dynamiccl.collect.simulator.workloads import make_workload
+from dynamiccl.evaluate.simulate.compare import Comparison, Estimate, compare, verdicts
+from dynamiccl.evaluate.simulate.lineup import NCCL, ORACLE, Setting, simple_contenders
+from dynamiccl.evaluate.simulate.players import best_fixed, best_table
+from dynamiccl.evaluate.simulate.rollout import roll_out
+from tests.cli.conftest import Shell
+
+#: Congestion that moves what is best, and little noise.
+AROUND = Scenario(
+    meaning="for a test",
+    link=(
+        MarkovLink(
+            on="inter",
+            kind="markov",
+            slowdowns=(1.0, 8.0),
+            dwell_us=(100_000.0, 100_000.0),
+            following=((0.0, 1.0), (1.0, 0.0)),
+        ),
+    ),
+    first_use_us=0.0,
+    switch_us=2.0,
+)
+
+
+def setting(calls: int = 600, scenario: Scenario = AROUND) -> Setting:
+    workload = make_workload(["decode"], Group(4, 8))
+    return Setting(find_system("h100-ib"), workload, scenario, calls=calls, jobs=2)
+
+
+@pytest.fixture(scope="module")
+def compared() -> Comparison:
+    each = setting()
+    return compare(each, simple_contenders(each), range(3))
+
+
+def test_the_oracle_comes_first_and_no_table_beats_the_best_one(compared: Comparison) -> None:
+    seconds = {row.name: row.seconds.mean for row in compared.rows}
+    assert seconds[ORACLE] == min(seconds.values())
+    tables = [seconds[n] for n in (NCCL, "best fixed config", "best quiet table")]
+    assert seconds["best table of all states"] <= min(tables) * 1.005
+    # There is something to gain from knowing the state, or this world would test nothing.
+    assert seconds[ORACLE] < 0.99 * seconds["best table of all states"]
+
+
+def test_nccl_is_what_rows_are_compared_with(compared: Comparison) -> None:
+    rows = {row.name: row for row in compared.rows}
+    assert rows[NCCL].over_default == Estimate(0.0, 0.0, 0.0)
+    assert rows[NCCL].changes_per_1000_calls == 0.0
+    assert rows[NCCL].share_slower_than_default == 0.0
+    best = rows["best table of all states"]
+    pairs = zip(best.seed_seconds, rows[NCCL].seed_seconds, strict=True)
+    assert best.over_default.mean == pytest.approx(np.mean([a / b - 1 for a, b in pairs]))
+
+
+def test_regret_counts_changes_and_is_never_below_zero(compared: Comparison) -> None:
+    for row in compared.rows:
+        assert row.regret.mean >= 0.0
+        assert (row.regret.low or 0.0) <= row.regret.mean <= (row.regret.high or 0.0)
+
+
+def test_equal_seeds_give_equal_totals(compared: Comparison) -> None:
+    each = setting()
+    again = compare(each, simple_contenders(each)[-1:] + simple_contenders(each)[:1], [0])
+    oracle = {row.name: row for row in compared.rows}[ORACLE]
+    assert again.rows[0].seed_seconds[0] == oracle.seed_seconds[0]
+
+
+def test_searches_try_configs_and_settle(compared: Comparison) -> None:
+    changes = {row.name: row.changes_per_1000_calls for row in compared.rows}
+    assert changes["AutoCCL search"] > 5.0
+    each = setting(calls=3_000, scenario=AROUND.model_copy(update={"link": ()}))
+    [search] = [c for c in simple_contenders(each) if c.name == "AutoCCL search"]
+    env, player = search.prepare(each, 0)
+    _, line = roll_out(env, player, seed=0)
+    assert line.changed[:1_000].sum() > 10
+    assert line.changed[-500:].sum() == 0
+
+
+def test_a_table_begins_at_the_first_call_and_a_search_waits_for_agreement() -> None:
+    each = setting()
+    waits = {
+        contender.name: contender.prepare(each, 0)[0].course.delay_calls
+        for contender in simple_contenders(each)
+    }
+    assert waits[NCCL] == waits[ORACLE] == 0
+    assert waits["AutoCCL search"] > 10
+
+
+def test_the_best_fixed_config_falls_back_to_nccl_where_it_is_lacking() -> None:
+    world = simple_contenders(setting())[0].world
+    times = np.where(world.mask, 100.0, np.nan)
+    favoured = int(np.flatnonzero(world.mask.all(axis=0))[-1])
+    times[:, favoured] = 10.0
+    assert set(best_fixed(world, times)) == {favoured}
+    assert (best_table(times) == favoured).all()
+
+
+def test_what_cannot_be_told_apart_is_said(compared: Comparison) -> None:
+    lines = verdicts(compared.rows)
+    assert "spends least time" in lines[0]
+    assert not any(line.startswith(ORACLE) for line in lines)
+    slow = [row for row in compared.rows if (row.over_default.low or 0.0) > 0.0]
+    for row in slow:
+        assert any(line.startswith(f"{row.name} is slower than NCCL") for line in lines)
+
+
+def test_the_command_writes_a_page_with_the_jobs_course(shell: Shell, tmp_path: Path) -> None:
+    out = tmp_path / "page"
+    done = shell(
+        *("dynamiccl-evaluate", "simulate", "--out", out, "--workload", "decode"),
+        *("--calls", 300, "--jobs", 1, "--seeds", 2, "--json"),
+    )
+    found = done.json
+    assert found["rows"][0]["name"] == NCCL
+    assert json.loads((out / "simulate.json").read_text()) == found
+    page = (out / "simulate.html").read_text()
+    for row in found["rows"]:
+        assert row["name"].replace("'", "&#39;") in page
+    assert page.count("<svg") == 1
+
+
+def test_an_unknown_scenario_is_refused_before_anything_is_played(
+    shell: Shell, tmp_path: Path
+) -> None:
+    done = shell("dynamiccl-evaluate", "simulate", "--out", tmp_path / "o", "--scenario", "rain")
+    assert done.code == 2
+    assert "congested" in done.err
+    assert not (tmp_path / "o").exists()
