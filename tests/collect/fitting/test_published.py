@@ -46,16 +46,14 @@ def test_the_bar_is_reached_on_sizes_that_the_fit_has_not_seen(
 
 
 @NEEDS_SWEEPS
-def test_gb10_reaches_the_median_and_not_the_tail(fits: dict[str, Fit]) -> None:
-    errors = report.errors_of(report.large(fits["gb10-roce"]))
+def test_gb10_misses_the_tail_where_its_launches_differ(fits: dict[str, Fit]) -> None:
+    fit = fits["gb10-roce"]
+    errors = report.errors_of(report.large(fit))
     assert errors is not None
-    assert errors.median <= report.BAR_MEDIAN
-    # Its 1.4 and 2 MiB in Simple differ by a half between launches; docs/simulator.md says more.
-    assert [line.split()[0] for line in report.misses(fits["gb10-roce"])] == ["90th"]
-    assert {one.item.cell.call.size_bytes >> 20 for one in report.worst(fits["gb10-roce"], 4)} == {
-        1,
-        2,
-    }
+    # docs/simulator.md says why; a better form would be news.
+    assert errors.median < 0.08
+    assert any(line.startswith("90th percentile") for line in report.misses(fit))
+    assert {one.item.cell.call.size_bytes for one in report.worst(fit, 4)} == {1_474_560, 2 << 20}
 
 
 @NEEDS_SWEEPS
