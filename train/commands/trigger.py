@@ -29,7 +29,7 @@ def trigger_command(
     false_alarms_per_1e5: Annotated[
         float, typer.Option("--false-alarms-per-1e5", help="False alarms in 100,000 quiet calls.")
     ] = 0.5,
-    steps: Annotated[int, typer.Option(help="Training steps of the forecaster.", min=0)] = 200,
+    steps: Annotated[int, typer.Option(help="Training steps of the forecaster.", min=0)] = 80,
     experiment: Experiment = DEFAULT_EXPERIMENT,
     tracking_uri: TrackingUri = DEFAULT_TRACKING_URI,
     seed: Annotated[int, typer.Option(help="Seed of weights and streams.", min=0)] = 0,

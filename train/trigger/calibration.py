@@ -28,7 +28,7 @@ _LENGTH: Final = 2_000
 #: Peaks that the tail is fitted to.
 _TAIL: Final = 100
 #: No threshold while excursions are looked for; streams that get here begin anew.
-_NO_THRESHOLD: Final = 80.0
+_NO_THRESHOLD: Final = 1000.0
 
 
 class Peaks:
@@ -108,11 +108,12 @@ def find_peaks(
     module.set_thresholds([_NO_THRESHOLD] * len(RUNGS))
     found = []
     try:
-        rounds = max(calls_per_rung // (_WIDTH * _LENGTH), 1)
+        length = min(_LENGTH, max(calls_per_rung // _WIDTH, 1))
+        rounds = max(calls_per_rung // (_WIDTH * length), 1)
         for number, rung in enumerate(RUNGS):
             peaks = Peaks(_WIDTH, floor=1.0)
             for turn in range(rounds):
-                values, sizes, _ = series.draw(random, _WIDTH, _LENGTH)
+                values, sizes, _ = series.draw(random, _WIDTH, length)
                 log_time = values * np.float32(scale_of_rung(rung)) + np.float32(5.0)
                 _run(module, log_time, sizes, peaks)
                 told(number * rounds + turn + 1, rounds * len(RUNGS))

@@ -27,7 +27,7 @@ from dynamiccl.train.trigger.training import forecast_error, train
 
 #: What is wanted where nobody says otherwise.
 FALSE_ALARMS_PER_1E5: Final = 0.5
-STEPS: Final = 200
+STEPS: Final = 80
 #: Of each series, what the forecaster is trained on; thresholds come from the rest.
 TRAINING_SHARE: Final = 0.6
 #: Told of the work in hand, and how much of it is done.
@@ -100,6 +100,7 @@ def make_trigger(
     losses = train(
         module,
         training,
+        rest,
         steps=settings.steps,
         seed=settings.seed,
         told=lambda step, steps, _loss: progress("training", step, steps),

@@ -10,7 +10,8 @@ many streams advance at once, and a call of a stream is one step:
    in units of the scale, as near as RUNGS have it, and more while the level is uncertain; each rung
    has its threshold (`calibration.py`).
 4. Only while both sums were zero does a call enter the history (level, scale, LSTM): a slowdown
-   must not become part of what it is compared with.
+   must not become part of what it is compared with. Calls in between wait; they enter level and
+   scale when the sums are back at zero without an alarm, and not at all with one.
 5. Alarm from the threshold on until the sum is back at zero. When the *other* sum reaches it, calls
    are faster than what was taken for quiet: the stream is learned anew.
 
@@ -41,9 +42,13 @@ LEAST_SCALE: Final = 0.01
 #: A stream without a forecast: its interference is unknown (`datasets.history.UNKNOWN`).
 UNKNOWN: Final = -1.0
 
-#: The numbers of a stream, first in its state: accepted calls, level and log scale of log time, the
-#: two sums, whether it is alarmed, calls since the last accepted one, mean log size.
-NUMBERS: Final = ("count", "level", "log_scale", "up", "down", "alarmed", "age", "log_size")
+#: The numbers of a stream, first in its state: calls that entered, level and log scale of log time,
+#: the two sums, whether it is alarmed, calls that wait, mean log size, and of the calls that wait
+#: the sum of residuals (in scales) and of signs (beyond the scale or not).
+NUMBERS: Final = (
+    *("count", "level", "log_scale", "up", "down", "alarmed"),
+    *("age", "log_size", "waiting", "signs"),
+)
 #: The state: the numbers, the calls of the warm-up, the latest residuals, the LSTM's two vectors.
 PARTS: Final = (len(NUMBERS), WARM_UP, RECENT, HIDDEN, HIDDEN)
 STATE_SIZE: Final = sum(PARTS)
@@ -56,8 +61,9 @@ _LEVEL_CALLS: Final = 512.0
 _SCALE_CALLS: Final = 512.0
 #: How many calls the site's usual scale counts for, beside the first ones of a stream.
 _PRIOR_CALLS: Final = 8.0
-#: A level is known to so many scales over the root of its calls: it widens the reference value.
-_LEVEL_ERROR: Final = 3.0
+#: Widens the reference value while a level is uncertain: so many scales over calls ** 0.75. Less,
+#: and a level that began wrong keeps its sum above zero, and itself frozen, for good.
+_LEVEL_ERROR: Final = 8.0
 #: The LSTM moves a forecast by at most so many scales.
 _MOST_SHIFT: Final = 2.0
 #: The level follows a call by at most so many scales (Huber).
@@ -130,7 +136,9 @@ class TriggerModule(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """As `forward`, and the forecast of the quiet log time (N,), of no use in the warm-up."""
         numbers, first, latest, hidden, cell = torch.split(state, self.parts, dim=1)
-        count, mean, log_scale, up, down, alarmed, age, mean_size = torch.unbind(numbers, dim=1)
+        count, mean, log_scale, up, down, alarmed, age, mean_size, waiting, signs = torch.unbind(
+            numbers, dim=1
+        )
         scale = torch.exp(log_scale)
         size_shift = ((log_size - mean_size) / scale).clamp(-self.clip, self.clip)
         extra = torch.stack([0.25 * torch.log1p(age), size_shift], dim=1)
@@ -145,7 +153,7 @@ class TriggerModule(nn.Module):
         was_alarmed = alarmed > 0.5
         latest = torch.cat([latest[:, 1:], residual.unsqueeze(1)], dim=1)
         middle = latest.median(dim=1)[0]
-        reference = self.rungs[rung] + self.level_error / torch.sqrt(count.clamp(min=1.0))
+        reference = self.rungs[rung] + self.level_error * count.clamp(min=1.0).pow(-0.75)
         # Known to be slow, the question is whether it still is: half of what it was slow by.
         half = 0.5 * (middle / scale).clamp(0.0, self.clip)
         up_reference = torch.where(was_alarmed, torch.maximum(reference, half), reference)
@@ -158,26 +166,35 @@ class TriggerModule(nn.Module):
         evidence = torch.where(is_alarmed, torch.ones_like(new_up), new_up / threshold)
         level = evidence * torch.expm1(middle.clamp(min=0.0, max=8.0))
 
-        # What enters the history: a call before which both sums were zero.
-        enters = (up + down) <= 0.0
+        # What enters the history: a call before which both sums were zero, and with it or without
+        # it those that waited, once the sums are zero again.
+        was_still = (up + down) <= 0.0
         standard = ((log_time - mean) / scale).clamp(-self.clip, self.clip)
-        gain = 1.0 / (count.clamp(max=self.level_calls) + 1.0)
-        moved = mean + scale * standard.clamp(-self.huber, self.huber) * gain
-        sign = torch.where(torch.abs(residual) > self.mad * scale, 1.0, -1.0)
-        step = self.scale_gain / (count + self.prior_calls).clamp(max=self.scale_calls)
-        widened = (log_scale + sign * step).clamp(min=self.least_log_scale)
+        waiting = waiting + standard.clamp(-self.huber, self.huber)
+        signs = signs + torch.where(torch.abs(residual) > self.mad * scale, 1.0, -1.0)
+        age = age + 1.0
+        enters = was_still | ((new_up + new_down <= 0.0) & ~was_alarmed)
+        known = count.clamp(max=self.level_calls)
+        moved = mean + scale * waiting / (known + age)
+        step = self.scale_gain / (count + age + self.prior_calls).clamp(max=self.scale_calls)
+        widened = (log_scale + (signs * step).clamp(-1.0, 1.0)).clamp(min=self.least_log_scale)
+        size_gain = 1.0 / (known + 1.0)
+        zero = torch.zeros_like(age)
+        dropped = enters | was_alarmed  # whoever waited during an alarm
         entered = [
-            torch.where(enters, count + 1.0, count),
+            torch.where(enters, count + age, count),
             torch.where(enters, moved, mean),
             torch.where(enters, widened, log_scale),
             new_up,
             new_down,
             is_alarmed.to(state.dtype),
-            torch.where(enters, torch.zeros_like(age), age + 1.0),
-            torch.where(enters, mean_size + (log_size - mean_size) * gain, mean_size),
+            torch.where(dropped, zero, age),
+            torch.where(enters, mean_size + (log_size - mean_size) * size_gain, mean_size),
+            torch.where(dropped, zero, waiting),
+            torch.where(dropped, zero, signs),
         ]
         new_hidden, new_cell = self.cell(torch.stack([standard, size_shift], dim=1), (hidden, cell))
-        entering = enters.unsqueeze(1)
+        entering = was_still.unsqueeze(1)
         advanced = torch.cat(
             [
                 torch.stack(entered, dim=1).detach(),
@@ -211,7 +228,7 @@ class TriggerModule(nn.Module):
         log_scale = (0.5 * torch.log(variance)).clamp(min=self.least_log_scale)
         mean_size = mean_size + (log_size - mean_size) / (count + 1.0)
         zero = torch.zeros_like(count)
-        begun = [count + 1.0, mean, log_scale, zero, zero, zero, zero, mean_size]
+        begun = [count + 1.0, mean, log_scale, zero, zero, zero, zero, mean_size, zero, zero]
         return torch.cat([torch.stack(begun, dim=1), first, latest, hidden, cell], dim=1)
 
     def middle(self, values: torch.Tensor) -> torch.Tensor:

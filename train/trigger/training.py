@@ -6,7 +6,6 @@ a slowdown, and there the target says no.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -18,8 +17,10 @@ from dynamiccl.train.trigger.series import Series
 
 #: Gradients go back over so many calls.
 _CHUNK: Final = 40
-_CHUNKS: Final = 4
-_WIDTH: Final = 256
+_CHUNKS: Final = 8
+_WIDTH: Final = 192
+#: Steps between two looks at calls that are not trained on.
+_LOOK: Final = 20
 _LEARNING_RATE: Final = 5e-3
 #: Slowdowns that are put in: factors, and calls that they last, both log-uniform.
 _SLOWEST: Final = 3.0
@@ -29,28 +30,21 @@ _SLOWED: Final = 0.5
 Told = Callable[[int, int, float], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Losses:
-    """Mean absolute error of the forecast in scales, on quiet calls that were not trained on."""
-
-    #: Of the level alone.
-    level: float
-    forecaster: float
-
-    def to_json(self) -> dict[str, float]:
-        """Plain data."""
-        return asdict(self)
-
-
 def train(
     module: TriggerModule,
     series: Series,
+    held_out: Series,
     *,
     steps: int,
     seed: int,
     told: Told = lambda _step, _steps, _loss: None,
 ) -> list[float]:
-    """Fit the LSTM; the loss of each step, in scales."""
+    """Fit the LSTM; the loss of each step, in scales.
+
+    What is kept is the state with the least error on quiet calls of `held_out`: the untrained one,
+    whose forecast is the level alone, where nothing can be learned.
+    """
+    best = (forecast_error(module, held_out, seed=seed), _weights(module))
     random = np.random.default_rng(seed)
     optimizer = torch.optim.Adam(module.parameters(), lr=_LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
@@ -70,8 +64,16 @@ def train(
         schedule.step()
         losses.append(total / _CHUNKS)
         told(step + 1, steps, losses[-1])
+        if (step + 1) % _LOOK == 0 or step + 1 == steps:
+            error = forecast_error(module, held_out, seed=seed)
+            best = min(best, (error, _weights(module)), key=lambda each: each[0])
+    module.load_state_dict(best[1])
     module.eval()
     return losses
+
+
+def _weights(module: TriggerModule) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
 
 def forecast_error(module: TriggerModule, series: Series, *, seed: int) -> float:

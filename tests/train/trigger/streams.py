@@ -1,0 +1,35 @@
+"""Made-up quiet calls, and quick Triggers for them."""
+
+import numpy as np
+import torch
+
+from dynamiccl.train.trigger.calibration import find_peaks
+from dynamiccl.train.trigger.module import TriggerModule
+from dynamiccl.train.trigger.series import FloatArray, Series
+
+#: Robust sigma of Student's t with three degrees of freedom: 1.4826 x its upper quartile.
+T3_SIGMA = 1.4826 * 0.7648923
+
+
+def t3(random: np.random.Generator, steps: int, width: int, sigma: float = 1.0) -> FloatArray:
+    """Heavy-tailed noise (steps, width) of a robust sigma."""
+    return (random.standard_t(3, (steps, width)) * sigma / T3_SIGMA).astype(np.float32)
+
+
+def made_up_series(seed: int = 0, keys: int = 30, calls: int = 1_000) -> Series:
+    """A/A data of keys whose noise is 0.02 to 0.5."""
+    random = np.random.default_rng(seed)
+    scales = np.exp(random.uniform(np.log(0.02), np.log(0.5), keys)).astype(np.float32)
+    times = t3(random, calls, keys) * scales
+    return Series.of(list(times.T), [np.zeros(calls, dtype=np.float32)] * keys)
+
+
+def calibrated(
+    series: Series, *, per_call: float, calls_per_rung: int = 1_000_000
+) -> TriggerModule:
+    """A Trigger whose forecast is the level alone."""
+    torch.manual_seed(0)
+    module = TriggerModule(series.usual_scale).eval()
+    peaks = find_peaks(module, series, seed=1, calls_per_rung=calls_per_rung)
+    module.set_thresholds([each.threshold(per_call) for each in peaks])
+    return module

@@ -1,0 +1,79 @@
+"""Thresholds keep the rate of false alarms that was wanted, and the bars are met."""
+
+import numpy as np
+import pytest
+
+from dynamiccl.train.torch_files import script
+from dynamiccl.train.trigger.calibration import Peaks, find_peaks, scale_of_rung, threshold_for
+from dynamiccl.train.trigger.measure import count_false_alarms, delays, watch_with
+from dynamiccl.train.trigger.module import RUNGS, TriggerModule
+from tests.train.trigger.streams import calibrated, made_up_series, t3
+
+
+def test_peaks_are_the_largest_values_between_rests() -> None:
+    peaks = Peaks(2)
+    for first, second in ((1, 0), (3, 2), (0, 5), (4, 0), (0, 1)):
+        values = np.array([first, second], dtype=float)
+        peaks.take(values, values <= 0)
+    peaks.end()
+    assert peaks.all().tolist() == [5.0, 4.0, 3.0, 1.0]
+    assert peaks.calls == 10
+
+
+def test_a_threshold_in_the_middle_is_read_off_and_one_in_the_tail_is_extrapolated() -> None:
+    random = np.random.default_rng(0)
+    peaks = np.sort(random.exponential(2.0, 50_000))[::-1]
+    for per_call in (1e-2, 1e-3, 1e-5, 1e-7):
+        exact = -2.0 * np.log(per_call * 1_000_000 / 50_000)
+        assert threshold_for(peaks, 1_000_000, per_call) == pytest.approx(exact, abs=1.5)
+    with pytest.raises(ValueError, match="never left its rest"):
+        threshold_for(np.zeros(0), 100, 0.1)
+
+
+def test_rarer_alarms_and_smaller_reference_values_need_higher_thresholds() -> None:
+    module = TriggerModule(0.1).eval()
+    before = module.thresholds.tolist()
+    peaks = find_peaks(module, made_up_series(), seed=0, calls_per_rung=100_000)
+    assert [each.rung for each in peaks] == list(RUNGS)
+    assert module.thresholds.tolist() == before
+    for each in peaks:
+        assert each.threshold(1e-6) > each.threshold(1e-5) > each.threshold(1e-3) > 0.0
+    thresholds = [each.threshold(1e-4) for each in peaks]
+    assert thresholds == sorted(thresholds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sigma", [0.02, 0.1, scale_of_rung(0.25)])
+def test_a_wanted_rate_of_false_alarms_is_kept_on_calls_that_are_fresh(sigma: float) -> None:
+    module = script(calibrated(made_up_series(), per_call=2e-5))
+    quiet = t3(np.random.default_rng(5), 2_256, 500, sigma) + np.float32(5.0)
+    found = count_false_alarms(watch_with(module, 500), quiet, 256)
+    assert found.calls == 1_000_000
+    # Twenty are wanted; three times the Poisson deviation, and a fifth for the threshold's own.
+    assert found.onsets <= 38
+
+
+@pytest.mark.slow
+def test_the_bars_are_met_at_sigma_0_1() -> None:
+    module = script(calibrated(made_up_series(), per_call=0.5e-5))
+    random = np.random.default_rng(6)
+    quiet = t3(random, 2_256, 500, 0.1) + np.float32(5.0)
+    assert count_false_alarms(watch_with(module, 500), quiet, 256).per_1e5 <= 1.0
+    for factor, bar in ((1.5, 10), (1.15, 60)):
+        streams = t3(random, 256 + 300, 1_024, 0.1) + np.float32(5.0)
+        streams[256:] += np.float32(np.log(factor))
+        found = delays(watch_with(module, 1_024), streams, 256)
+        assert len(found) >= 1_000
+        assert np.median(found) <= bar
+
+
+def test_delays_count_from_the_first_slow_call_and_leave_out_who_was_alarmed() -> None:
+    alarms = iter(np.array([[0, 0, 1], [0, 0, 1], [1, 0, 1], [1, 0, 1]], dtype=bool))
+    found = delays(lambda _times: next(alarms), np.zeros((4, 3), dtype=np.float32), 1)
+    assert found.tolist() == [2.0, np.inf]
+
+
+def test_false_alarms_are_counted_once_each() -> None:
+    alarms = iter(np.array([[1, 0], [1, 1], [0, 1], [1, 0]], dtype=bool))
+    found = count_false_alarms(lambda _times: next(alarms), np.zeros((4, 2), dtype=np.float32), 1)
+    assert (found.calls, found.onsets, found.alarmed) == (6, 2, 4)

@@ -1,0 +1,104 @@
+"""`dynamiccl-train trigger`: from recorded calls to a run that the export takes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mlflow import MlflowClient
+
+from dynamiccl.datasets.store import write_part
+from dynamiccl.errors import UserError
+from dynamiccl.train.trigger.detector import Detector
+from dynamiccl.train.trigger.fit import TriggerSettings, TriggerSummary, fit_trigger
+from dynamiccl.train.trigger.module import TriggerModule
+from dynamiccl.train.trigger.series import Series
+from dynamiccl.train.trigger.training import forecast_error, train
+from tests.calls import call, calls_table
+from tests.train.trigger.streams import t3
+
+QUICK = TriggerSettings(steps=2, calls_per_rung=100_000)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    times = np.exp(5.0 + t3(np.random.default_rng(0), 300, 6, 0.05))
+    rows = [
+        call(i, float(times[i, key]), comm=f"{key:016x}", size_bytes=1 << (20 + key))
+        for key in range(6)
+        for i in range(300)
+    ]
+    write_part(folder, calls_table(*rows), kind="calls", provenance={})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
+
+
+@pytest.fixture(scope="module")
+def summary(data: Path, uri: str) -> TriggerSummary:
+    return fit_trigger(data, QUICK, experiment="x", tracking_uri=uri)
+
+
+def test_a_run_holds_trigger_facts_and_plot(summary: TriggerSummary) -> None:
+    run = Path(summary.run_directory)
+    assert (run / "plots" / "trigger.png").stat().st_size > 10_000
+    facts = json.loads((run / "trigger" / "trigger.json").read_bytes())
+    assert facts["counts"]["calls"] == 1_800
+    assert facts["usual_scale"] == pytest.approx(0.05, rel=0.1)
+    assert json.loads((run / "summary.json").read_bytes())["facts"] == facts
+    detector = Detector.load(run)
+    for _ in range(40):
+        alarm, _ = detector.observe([0], [5.0])
+    assert alarm.tolist() == [0]
+
+
+def test_a_run_is_tracked(summary: TriggerSummary, uri: str) -> None:
+    run = MlflowClient(uri).get_run(summary.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["false_alarms_per_1e5"] == "0.5"
+    assert run.data.params["series_calls"] == "1800"
+    assert run.data.tags["kind"] == "trigger"
+    assert {"loss", "threshold_1.000", "forecast_error", "delay_1_5x_calls"} <= set(
+        run.data.metrics
+    )
+
+
+def test_equal_seeds_train_alike(summary: TriggerSummary, data: Path, uri: str) -> None:
+    again = fit_trigger(data, QUICK, experiment="x", tracking_uri=uri)
+    assert again.facts == summary.facts
+    other = TriggerSettings(steps=2, calls_per_rung=100_000, seed=1)
+    assert fit_trigger(data, other, experiment="x", tracking_uri=uri).facts != summary.facts
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, 2000.0])
+def test_a_rate_that_cannot_be_wanted_is_refused(rate: float) -> None:
+    with pytest.raises(UserError, match="false alarms in 100,000 calls cannot be wanted"):
+        TriggerSettings(rate)
+
+
+@pytest.mark.slow
+def test_the_forecaster_learns_what_follows_from_the_calls_before() -> None:
+    """Calls that alternate: the level alone is wrong about each of them."""
+    random = np.random.default_rng(0)
+    swing = np.where(np.arange(2_000) % 2 == 1, 1.0, -1.0) * 0.05
+    times = [(swing + t3(random, 2_000, 1, 0.02)[:, 0]).astype(np.float32) for _ in range(10)]
+    series = Series.of(times, [np.zeros(2_000, dtype=np.float32)] * 10)
+    training, rest = series.split(0.6)
+    module = TriggerModule(series.usual_scale)
+    before = forecast_error(module, rest, seed=1)
+    train(module, training, rest, steps=60, seed=0)
+    assert forecast_error(module, rest, seed=1) < 0.75 * before
+
+
+def test_what_cannot_be_learned_leaves_the_level() -> None:
+    series = Series.of(
+        list(t3(np.random.default_rng(0), 600, 4).T), [np.zeros(600, dtype=np.float32)] * 4
+    )
+    training, rest = series.split(0.6)
+    module, level = TriggerModule(1.0), TriggerModule(1.0)
+    train(module, training, rest, steps=2, seed=0)
+    assert forecast_error(module, rest, seed=0) <= forecast_error(level, rest, seed=0)

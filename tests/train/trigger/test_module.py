@@ -1,0 +1,181 @@
+"""What a stream's state goes through: warm-up, forecast, alarm, level, and learning anew."""
+
+import numpy as np
+import pytest
+import torch
+
+from dynamiccl.train.torch_files import script
+from dynamiccl.train.trigger.detector import Detector
+from dynamiccl.train.trigger.module import NUMBERS, RUNGS, WARM_UP, TriggerModule
+from dynamiccl.train.trigger.series import FloatArray
+from tests.train.trigger.streams import t3
+
+QUIET = np.log(100.0)
+
+
+@pytest.fixture
+def detector() -> Detector:
+    return Detector(TriggerModule(0.05).eval())
+
+
+def run(detector: Detector, log_time: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Alarms and levels (T, N) of streams (T, N)."""
+    streams = np.arange(log_time.shape[1])
+    pairs = [detector.observe(streams, row) for row in log_time]
+    return np.array([a for a, _ in pairs]), np.array([level for _, level in pairs])
+
+
+def noise(steps: int, width: int = 8, sigma: float = 0.05, seed: int = 0) -> FloatArray:
+    return np.float32(QUIET) + t3(np.random.default_rng(seed), steps, width, sigma)
+
+
+def test_the_first_calls_have_no_level_and_no_alarm(detector: Detector) -> None:
+    times = noise(WARM_UP + 1)
+    times[5:] += 3.0
+    alarms, levels = run(detector, times)
+    assert not alarms[:WARM_UP].any()
+    assert (levels[:WARM_UP] == -1.0).all()
+    assert (levels[WARM_UP] >= 0.0).all()
+
+
+def test_a_slowdown_alarms_and_its_level_stays_as_long_as_it_does(detector: Detector) -> None:
+    times = noise(900)
+    times[300:700] += np.log(1.5)
+    alarms, levels = run(detector, times)
+    assert not alarms[:300].any()
+    assert alarms[310:700].all()
+    assert not alarms[720:].any()
+    assert levels[:300].max() < 0.25
+    assert np.median(levels[310:700]) == pytest.approx(0.5, abs=0.03)
+    assert levels[650:700].mean() == pytest.approx(levels[310:360].mean(), abs=0.05)
+    assert np.median(levels[720:]) < 0.01
+
+
+@pytest.mark.parametrize("factor", [2.0, 30.0, 1e4])
+def test_one_call_that_is_very_slow_alarms_nobody(detector: Detector, factor: float) -> None:
+    times = noise(200)
+    times[100] += np.log(factor)
+    alarms, levels = run(detector, times)
+    assert not alarms.any()
+    assert levels[100:110].max() < 0.1
+
+
+def test_what_was_learned_on_a_slow_network_is_learned_anew_once_it_is_quiet(
+    detector: Detector,
+) -> None:
+    times = noise(500)
+    times[:150] += np.log(2.0)
+    times[300:400] += np.log(2.0)
+    alarms, levels = run(detector, times)
+    assert (alarms[150:165].min(axis=0) == -1).all()
+    assert (alarms[320:400] == 1).all()
+    assert np.median(levels[320:400]) == pytest.approx(1.0, abs=0.1)
+
+
+def test_the_level_does_not_follow_a_slowdown(detector: Detector) -> None:
+    times = noise(200, width=1)
+    run(detector, times)
+    column = NUMBERS.index("level")
+    before = float(detector._state[0, column])
+    run(detector, noise(3_000, width=1, seed=1) + np.log(1.3))
+    assert float(detector._state[0, column]) == pytest.approx(before, abs=0.01)
+
+
+def test_a_drift_that_is_slow_is_followed(detector: Detector) -> None:
+    times = noise(6_000)
+    times += np.linspace(0.0, 0.3, 6_000)[:, None].astype(np.float32)
+    alarms, _ = run(detector, times)
+    assert alarms.mean() < 0.01
+
+
+def test_scale_is_that_of_each_stream() -> None:
+    detector = Detector(TriggerModule(0.05).eval())
+    sigmas = np.array([0.02, 0.05, 0.2, 0.5], dtype=np.float32)
+    times = QUIET + t3(np.random.default_rng(0), 2_000, 4) * sigmas
+    run(detector, times)
+    found = np.exp(detector._state[:, NUMBERS.index("log_scale")].numpy())
+    np.testing.assert_allclose(found, sigmas, rtol=0.25)
+
+
+def test_calls_in_a_false_start_enter_the_history_afterwards() -> None:
+    detector = Detector(TriggerModule(0.05).eval())
+    run(detector, noise(400))
+    count = detector._state[:, NUMBERS.index("count")].numpy()
+    age = detector._state[:, NUMBERS.index("age")].numpy()
+    assert (count + age == 400).all()
+
+
+def test_times_without_noise_do_no_harm(detector: Detector) -> None:
+    times = np.full((200, 2), QUIET)
+    times[100:, 0] += np.log(1.2)
+    alarms, levels = run(detector, times)
+    assert not alarms[:100].any()
+    assert not alarms[:, 1].any()
+    assert alarms[110:, 0].all()
+    assert levels[-1].tolist() == [pytest.approx(0.2, abs=1e-3), 0.0]
+
+
+def test_sizes_that_differ_within_a_key_can_be_told() -> None:
+    torch.manual_seed(0)
+    module = TriggerModule(0.05)
+    torch.nn.init.normal_(module.head.weight, std=1.0)
+    random = np.random.default_rng(0)
+    times, sizes = noise(60, width=4), random.normal(14.0, 0.05, (60, 4))
+    told, untold = Detector(module.eval()), Detector(module)
+    for time, size in zip(times, sizes, strict=True):
+        with_sizes = told.observe(np.arange(4), time, size)
+        without = untold.observe(np.arange(4), time)
+    assert not np.allclose(told._state.numpy(), untold._state.numpy())
+    assert with_sizes[0].tolist() == without[0].tolist() == [0] * 4
+
+
+def test_streams_are_independent_and_any_of_them_may_come() -> None:
+    module = TriggerModule(0.05).eval()
+    times = noise(60, width=6)
+    together, apart = Detector(module), Detector(module)
+    for row in times:
+        _, levels = together.observe(np.arange(6), row)
+    order = np.random.default_rng(1).permutation(np.repeat(np.arange(6), 60))
+    position = np.zeros(6, dtype=int)
+    last = np.zeros(6)
+    for stream in order:
+        _, level = apart.observe([stream], [times[position[stream], stream]])
+        position[stream] += 1
+        last[stream] = level[0]
+    np.testing.assert_allclose(last, levels, atol=1e-5)
+    assert apart.num_streams >= 6
+
+
+def test_a_stream_twice_in_a_call_and_a_negative_one_are_refused(detector: Detector) -> None:
+    for streams in ([1, 1], [0, -1]):
+        with pytest.raises(ValueError, match="different numbers from 0 on"):
+            detector.observe(streams, [1.0, 1.0])
+    alarm, level = detector.observe([], [])
+    assert alarm.shape == level.shape == (0,)
+
+
+def test_a_stream_that_is_forgotten_begins_anew(detector: Detector) -> None:
+    run(detector, noise(100, width=3))
+    detector.forget([1, 7])
+    _, level = detector.observe([0, 1, 2], [QUIET] * 3)
+    assert (level == -1.0).tolist() == [False, True, False]
+
+
+def test_torchscript_computes_the_same() -> None:
+    torch.manual_seed(0)
+    module = TriggerModule(0.05)
+    torch.nn.init.normal_(module.head.weight, std=0.3)
+    ours, scripted = Detector(module.eval()), Detector(script(module))
+    times = noise(400)
+    times[200:300] += 0.4
+    one, other = run(ours, times), run(scripted, times)
+    assert np.array_equal(one[0], other[0])
+    np.testing.assert_allclose(one[1], other[1], atol=1e-4)
+
+
+def test_thresholds_are_one_for_each_rung() -> None:
+    module = TriggerModule()
+    with pytest.raises(ValueError, match="2 thresholds for 7 rungs"):
+        module.set_thresholds([1.0, 2.0])
+    module.set_thresholds([float(i) for i in range(len(RUNGS))])
+    assert module.thresholds.tolist() == [0, 1, 2, 3, 4, 5, 6]
