@@ -4,7 +4,7 @@ A table acts only where the data set measured both the config and NCCL's default
 and, once a gate was passed, only with what passed there; everywhere else NCCL's own choice stands.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -124,15 +124,16 @@ def cold_tasks(support: Support, collective: Collective, sizes: Sequence[int]) -
         "nccl_version": support.nccl_version,
         **support.environment,
     }
-    types = {name: _polars_type(name) for name in (*shared, "size_bytes")}
+    types = column_types((*shared, "size_bytes"))
     types["noise_band"] = pl.Float64()
     shared["noise_band"] = support.noise_bands.get(collective.wire)
     return pl.DataFrame([{**shared, "size_bytes": size} for size in sizes], schema=types)
 
 
-def _polars_type(name: str) -> pl.DataType:
-    empty = MEASUREMENTS.empty_table().select([name])
-    return pl.DataFrame(empty).schema[name]
+def column_types(names: Iterable[str]) -> dict[str, pl.DataType]:
+    """The Polars type of each of some columns of the measurements."""
+    known = pl.DataFrame(MEASUREMENTS.empty_table()).schema
+    return {name: known[name] for name in names}
 
 
 def _version(support: Support) -> NcclVersion:

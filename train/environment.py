@@ -29,9 +29,11 @@ from dynamiccl.datasets.features import (
     cold_observations,
 )
 from dynamiccl.datasets.history import UNKNOWN, CallColumns
+from dynamiccl.datasets.questions import column_types
 from dynamiccl.datasets.reward import reward
 from dynamiccl.datasets.rings import CallRings
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
+from dynamiccl.datasets.scoring import ENVIRONMENT_COLUMNS
 
 Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
@@ -77,21 +79,23 @@ class Tables:
 
 def world_tasks(world: World) -> pl.DataFrame:
     """The task keys of a world as rows with workload and environment columns."""
-    return pl.DataFrame(
-        [
-            {
-                "system": world.system.name,
-                "collective": call.collective.wire,
-                "size_bytes": call.size_bytes,
-                "num_nodes": call.group.num_nodes,
-                "ranks_per_node": call.group.ranks_per_node,
-                "num_ranks": call.group.num_ranks,
-                "launch_profile": DEFAULT_PROFILE,
-                **world.system.environment,
-            }
-            for call in world.keys
-        ]
-    )
+    facts: dict[str, Any] = dict.fromkeys(ENVIRONMENT_COLUMNS) | {
+        "system": world.system.name,
+        "launch_profile": DEFAULT_PROFILE,
+        **world.system.environment,
+    }
+    rows = [
+        facts
+        | {
+            "collective": call.collective.wire,
+            "size_bytes": call.size_bytes,
+            "num_nodes": call.group.num_nodes,
+            "ranks_per_node": call.group.ranks_per_node,
+            "num_ranks": call.group.num_ranks,
+        }
+        for call in world.keys
+    ]
+    return pl.DataFrame(rows, schema=column_types(rows[0]))
 
 
 @dataclass(frozen=True, slots=True)
