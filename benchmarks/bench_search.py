@@ -17,13 +17,16 @@ Writes out/bench/search.json.
 """
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 from harness import write_result
 from learning_figures import student
 from search_episode import CALLS, WITHIN, Outcome, noise, play
+from search_replay import replay_figures
 from search_warm import WarmStart, learn
 from search_world import Task, by_system
 
@@ -33,6 +36,9 @@ from dynamiccl.serve.search.policy_search import PolicySearch
 from dynamiccl.serve.search.tuner import Tuner
 
 SEEDS: Final = range(5)
+ROOT: Final = Path(__file__).resolve().parents[1]
+#: Where published sweeps are looked for; the second is shipped.
+DATA: Final = (ROOT.parent / "shared" / "data" / "sweeps", ROOT / "datasets" / "sample")
 HEADLINE: Final = 0.02
 NOISES: Final = (0.0, HEADLINE, 0.05, 0.1)
 
@@ -196,8 +202,15 @@ def headlines(figures: Figures, suffix: str) -> Figures:
 
 
 def main() -> None:
-    """Simulate, report."""
-    write_result("search", simulated_figures())
+    """Simulate, replay, report."""
+    given = [Path(argument) for argument in sys.argv[1:]]
+    folder = next((path for path in (*given, *DATA) if path.is_dir()), None)
+    figures = simulated_figures()
+    if folder is None:
+        figures["replay_skipped"] = f"no such folder: {', '.join(map(str, (*given, *DATA)))}"
+    else:
+        figures |= replay_figures(folder, SEEDS)
+    write_result("search", figures)
 
 
 if __name__ == "__main__":

@@ -50,14 +50,18 @@ def noise(sigma: float, calls: int, random: np.random.Generator) -> npt.NDArray[
 def play(
     tuner: Tuner, times_us: npt.NDArray[np.float64], factors: npt.NDArray[np.float64], default: int
 ) -> Outcome:
-    """Let a new tuner decide the calls of one task."""
+    """Let a new tuner decide the calls of one task.
+
+    `factors` are (calls,), or (calls, A) where each action scatters in its own way.
+    """
+    by_action = np.broadcast_to(factors.reshape(len(factors), -1), (len(factors), len(times_us)))
     key = "task"
     calls = len(factors)
     ran, incumbent = np.zeros((2, calls), dtype=np.int64)
     for call in range(calls):
         incumbent[call] = tuner.best(key)
         ran[call] = action = tuner.ask(key)
-        tuner.tell(key, float(times_us[action] * factors[call]))
+        tuner.tell(key, float(times_us[action] * by_action[call, action]))
     took, settled = times_us[ran], times_us[incumbent]
     is_probe = ran != incumbent
     last = tuner.best(key)

@@ -9,9 +9,10 @@ How wrong it is on a system that it has not seen is measured on systems that wer
 training in turn; where only one is left, on its group shapes instead, which flatters.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,76 +28,125 @@ _LEAST_SIGMA: Final = 0.02
 _AUTO: Final = -1.0
 
 
+class _Setting(NamedTuple):
+    rate: float
+    leaves: int
+    trees: int
+    least: int
+    #: How much more often fast configs are learned from: by exp(-preference x log time).
+    preference: float
+
+
+#: From much detail to little.
+SETTINGS: Final = (
+    _Setting(0.08, 31, 300, 10, 2.0),
+    _Setting(0.05, 8, 200, 40, 0.5),
+    _Setting(0.05, 4, 200, 40, 2.0),
+    _Setting(0.05, 4, 200, 40, 0.5),
+)
+
+
+class _Errors(NamedTuple):
+    """How wrong a model is of a task, in log time."""
+
+    #: At the predicted peak of each subspace, and elsewhere in it against its peak.
+    peaks: npt.NDArray[np.float64]
+    own: npt.NDArray[np.float64]
+
+
 @dataclass(frozen=True)
 class WarmStart:
     """A learned prediction, and how wrong it is elsewhere."""
 
-    model: Any
+    model: "_Ensemble"
     level_sigma: float
     shared_sigma: float
     own_sigma: float
 
     def prior(self, task: Task) -> Prior:
         """What it predicts of a task."""
-        ratios = self.model.predict(_encode(task, range(len(task.times_us))))
-        return Prior(ratios, self.level_sigma, self.shared_sigma, self.own_sigma)
+        return Prior(self.model.predict(task), self.level_sigma, self.shared_sigma, self.own_sigma)
+
+
+class _Ensemble:
+    """The mean of models of several settings: with so few systems none can be chosen."""
+
+    def __init__(self, tasks: Sequence[Task], seed: int) -> None:
+        self._models = [_fit(tasks, setting, seed) for setting in SETTINGS]
+
+    def predict(self, task: Task) -> npt.NDArray[np.float64]:
+        """(A,) log(time / NCCL's own choice)."""
+        encoded = _encode(task, range(len(task.times_us)))
+        found = np.mean([model.predict(encoded) for model in self._models], axis=0)
+        found[task.space.default] = 0.0
+        return found  # type: ignore[no-any-return]
 
 
 def learn(tasks: Sequence[Task], seed: int = 0) -> WarmStart:
-    """Fit on tasks of some systems, with errors measured on each that was left out."""
-    names = {task.system for task in tasks}
-    by_shape = len(names) == 1
-    parts = sorted({_part(task, by_shape=by_shape) for task in tasks})
-    errors: list[list[npt.NDArray[np.float64]]] = []
-    for part in parts:
-        held = [task for task in tasks if _part(task, by_shape=by_shape) == part]
+    """Fit on tasks of some systems; how wrong it is comes from each left out in turn."""
+    by_shape = len({task.system for task in tasks}) == 1
+    errors: list[_Errors] = []
+    for part in sorted({_part(task, by_shape=by_shape) for task in tasks}):
         rest = [task for task in tasks if _part(task, by_shape=by_shape) != part]
-        model = _fit(rest, seed)
+        model = _Ensemble(rest, seed)
+        held = [task for task in tasks if _part(task, by_shape=by_shape) == part]
         errors += [_errors(model, task) for task in held]
-    means = [np.array([each.mean() for each in of_task]) for of_task in errors]
-    sigmas = (
-        _spread([each.mean() for each in means]),
-        _spread(np.concatenate([each - each.mean() for each in means])),
-        _spread(np.concatenate([each - each.mean() for of_task in errors for each in of_task])),
-    )
-    return WarmStart(_fit(tasks, seed), *sigmas)
+    levels = [float(np.median(each.peaks)) for each in errors]
+    shared = np.concatenate([each.peaks - np.median(each.peaks) for each in errors])
+    own = np.concatenate([each.own for each in errors])
+    spreads = (_spread(each) for each in (levels, shared, own))
+    return WarmStart(_Ensemble(tasks, seed), *spreads)
 
 
 def _spread(errors: npt.ArrayLike) -> float:
-    return max(float(np.sqrt(np.mean(np.square(errors)))), _LEAST_SIGMA)
+    """The robust one: a model that is far off in places must not look unsure everywhere."""
+    return max(1.4826 * float(np.median(np.abs(errors))), _LEAST_SIGMA)
 
 
 def _part(task: Task, *, by_shape: bool) -> str:
     return f"{task.call.group}" if by_shape else task.system
 
 
-def _errors(model: Any, task: Task) -> list[npt.NDArray[np.float64]]:
-    """By subspace, of the configs that could be worth a probe: those near the fastest."""
-    found = task.log_ratio - model.predict(_encode(task, range(len(task.times_us))))
-    kept = []
+def _errors(model: _Ensemble, task: Task) -> _Errors:
+    predicted = model.predict(task)
+    errors = task.log_ratio - predicted
+    peaks, own = [], []
     for actions in task.space.subspaces:
-        near = [a for a in actions if task.log_ratio[a] < task.log_ratio.min() + np.log(2.0)]
-        if near:
-            kept.append(found[near])
-    return kept
+        each = list(actions)
+        peak = each[int(np.argmin(predicted[each]))]
+        peaks.append(errors[peak])
+        own.append(errors[each] - errors[peak])
+    return _Errors(np.array(peaks), np.concatenate(own))
 
 
-def _fit(tasks: Sequence[Task], seed: int) -> Any:
+def _fit(tasks: Sequence[Task], setting: _Setting, seed: int) -> Any:
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     random = np.random.default_rng(seed)
-    rows, targets = [], []
+    rows, targets, weights = [], [], []
+    counts = Counter(task.system for task in tasks)
     for task in tasks:
         forced = np.setdiff1d(np.array(task.space.actions), [task.space.default])
-        weight = np.exp(-2.0 * (task.log_ratio[forced] - task.log_ratio.min()))
+        weight = np.exp(-setting.preference * (task.log_ratio[forced] - task.log_ratio.min()))
         count = min(SAMPLE, len(forced))
         picked = random.choice(forced, count, replace=False, p=weight / weight.sum())
         rows.append(_encode(task, picked.tolist()))
         targets.append(task.log_ratio[picked])
+        weights.append(np.full(count, 1.0 / (count * counts[task.system])))
     model = HistGradientBoostingRegressor(
-        learning_rate=0.08, max_leaf_nodes=31, max_iter=300, min_samples_leaf=10, random_state=0
+        learning_rate=setting.rate,
+        max_leaf_nodes=setting.leaves,
+        max_iter=setting.trees,
+        min_samples_leaf=setting.least,
+        random_state=0,
     )
-    return model.fit(np.vstack(rows), np.clip(np.concatenate(targets), -2.0, 2.0))
+    # Systems weigh alike, and tasks within them, however many there are.
+    weight = np.concatenate(weights)
+    return model.fit(
+        np.vstack(rows),
+        np.clip(np.concatenate(targets), -2.0, 2.0),
+        sample_weight=weight / weight.mean(),
+    )
 
 
 def _encode(task: Task, actions: Sequence[int]) -> npt.NDArray[np.float64]:

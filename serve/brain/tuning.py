@@ -92,6 +92,11 @@ class TunerBrain:
             self._spaces[key] = self._open_space(task, ground, running)
             self._progress[key] = _Progress(self._tuner.ask(key))
         progress = self._progress[key]
+        disturbed = bool(task.calls[-1].interference)
+        if disturbed != progress.disturbed:
+            progress.disturbed = disturbed
+            self._tuner.alarm(key)
+            progress.playing = self._tuner.ask(key)
         if running != self._configs[progress.playing]:
             return  # the table with it is not in force yet
         fresh = _news(progress.seen, task.calls)
@@ -100,10 +105,6 @@ class TunerBrain:
         if len(calls) < MIN_CALLS:
             return
         progress.seen = task.calls
-        disturbed = bool(calls[-1].interference)
-        if disturbed != progress.disturbed:
-            progress.disturbed = disturbed
-            self._tuner.alarm(key)
         size_bytes = bin_center_bytes(task.bin)
         for call in calls:
             time_us = call.time_us * size_bytes / call.size_bytes

@@ -3,9 +3,10 @@
 r(a) = log(time of a / time of NCCL's own choice); r(default) = 0. The prior's predictions are its
 mean; its errors covary:
 
-    cov(a, b) = level^2 + [same subspace] (shared^2 + own^2 exp(-steps between a and b / REACH))
+    cov(a, b) = level^2 + [same subspace] (shared^2 + own^2 (1 + s) exp(-s))
 
-for a and b other than NCCL's own choice, which all r are relative to.
+for a and b other than NCCL's own choice, which all r are relative to; s = sqrt(3) x steps between a
+and b / REACH (Matern 3/2: a trend along a knob goes on a little beyond what was probed).
 
 What is observed is a *difference*, a probe against the incumbent's latest calls, so that a level
 that drifts (congestion, clocks) is in both and cancels. Times have long tails, and one probe may be
@@ -15,6 +16,7 @@ by a few of its spreads only. What is really so shows again.
 O observations, A actions.
 """
 
+import math
 from typing import Final
 
 import numpy as np
@@ -24,11 +26,14 @@ from dynamiccl.serve.search.prior import Prior
 from dynamiccl.serve.search.space import SearchSpace
 
 #: Steps along the knobs over which a config's own error is shared.
-REACH: Final = 3.0
+REACH: Final = 4.0
 #: One observation moves a belief by so many of its spreads at most.
 _MOST_MOVES: Final = 3.0
 #: The oldest observations go when there are so many.
 _MAX_OBSERVATIONS: Final = 48
+#: How far the config that NCCL's own choice comes to may be from it, and the nearest to that one.
+_TWIN: Final = 0.02
+_NEAR_TWIN: Final = 0.1
 _FAINT: Final = 1e-9
 
 
@@ -52,6 +57,11 @@ class Belief:
         #: (O, A) covariance of observations and actions, a row for each observation.
         self._cross: list[npt.NDArray[np.float64]] = []
         self._solve()
+        twin = space.twin()
+        if twin is not None:
+            # NCCL's own choice is one of the configs: r of that one is known to be 0.
+            action, is_same = twin
+            self._add((action, space.default), 0.0, (_TWIN if is_same else _NEAR_TWIN) ** 2)
 
     @property
     def mean(self) -> npt.NDArray[np.float64]:
@@ -86,18 +96,22 @@ class Belief:
             total = weights[0] + weights[1]
             self._seen[index] = (weights[0] * self._seen[index] + weights[1] * difference) / total
             self._variance[index] = 1.0 / total
+            self._solve()
         else:
-            if len(self._pairs) >= _MAX_OBSERVATIONS:
-                for held in (self._pairs, self._seen, self._variance, self._cross):
-                    del held[0]
-            everything = np.arange(len(self._prior_mean))
-            self._pairs.append(pair)
-            self._seen.append(difference)
-            self._variance.append(variance)
-            self._cross.append(
-                self._covariance(np.full(len(everything), action), everything)
-                - self._covariance(np.full(len(everything), incumbent), everything)
-            )
+            self._add(pair, difference, variance)
+
+    def _add(self, pair: tuple[int, int], difference: float, variance: float) -> None:
+        if len(self._pairs) >= _MAX_OBSERVATIONS:
+            for held in (self._pairs, self._seen, self._variance, self._cross):
+                del held[0]
+        everything = np.arange(len(self._prior_mean))
+        self._pairs.append(pair)
+        self._seen.append(difference)
+        self._variance.append(variance)
+        self._cross.append(
+            self._covariance(np.full(len(everything), pair[0]), everything)
+            - self._covariance(np.full(len(everything), pair[1]), everything)
+        )
         self._solve()
 
     def age(self, sigma: float) -> None:
@@ -122,7 +136,8 @@ class Belief:
         """(N,) prior covariance of r(a) and r(b), pair by pair."""
         forced = (self._subspace[a] >= 0) & (self._subspace[b] >= 0)
         same = self._subspace[a] == self._subspace[b]
-        steps = np.abs(self._places[a] - self._places[b]).sum(axis=1)
-        near = same * (self._shared + self._own * np.exp(-steps / REACH))
+        steps = np.sqrt(np.square(self._places[a] - self._places[b]).sum(axis=1))
+        reach = math.sqrt(3.0) * steps / REACH
+        near = same * (self._shared + self._own * (1.0 + reach) * np.exp(-reach))
         found: npt.NDArray[np.float64] = forced * (self._level + near)
         return found

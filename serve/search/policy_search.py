@@ -45,15 +45,15 @@ class Rules:
     rest_calls: int = 2
     #: A probe is made when it is expected to save so much of a call's time over as many calls as
     #: there were already; and never for less than `least_worth` of each.
-    price: float = 0.1
-    least_worth: float = 0.0001
+    price: float = 0.02
+    least_worth: float = 0.00002
     #: Certainty with which a probed candidate must be better to take over.
     confidence: float = 0.6
     #: What probes may cost, as a share of time, and calls' worth of it that are lent at the start.
-    budget: float = 0.008
-    lent_calls: int = 100
+    budget: float = 0.007
+    lent_calls: int = 200
     #: Nothing is probed that is expected to take so many times as long as the incumbent.
-    worst_ratio: float = 1.5
+    worst_ratio: float = 3.0
     #: How much an alarm means that every ratio may have changed (log time).
     change_sigma: float = 0.2
 
@@ -89,7 +89,11 @@ class _Task:
         self.incumbent = self.proposal = space.begin
         self.state = State.IDLE
         self.spent = 0.0
-        self._probed = {space.begin}
+        twin = space.twin()
+        #: The config that NCCL's own choice comes to, or nearly.
+        self._twin = space.default if twin is None else twin[0]
+        self._same = {self._twin} if twin is not None and twin[1] else set()
+        self._probed = {space.begin, self._twin}
         self._trial: _Trial | None = None
         self._rest = 0
         #: No plan before this call.
@@ -129,7 +133,7 @@ class _Task:
             return
         candidates = self._candidates()
         mean, spread = self.belief.gain_over(self.incumbent, candidates)
-        cost = _expected_above(-mean, spread)
+        cost = _expected_excess(-mean, spread)
         worth = _worth(mean, spread, self.watch.sigma())
         # Nobody has seen yet that what the policy likes better is: that is worth its whole gain.
         unseen = np.array([action not in self._probed for action in candidates.tolist()])
@@ -169,11 +173,11 @@ class _Task:
 
     def _take_over(self) -> bool:
         """Make a better action the incumbent, where there is one beyond doubt."""
-        probed = np.array(sorted(self._probed - {self.incumbent}), dtype=np.int64)
+        probed = np.array(sorted(self._probed - {self.incumbent} - self._same), dtype=np.int64)
         if not len(probed) or not len(self.watch):
             return False
         mean, spread = self.belief.gain_over(self.incumbent, probed)
-        sure = np.array([_chance_above_zero(m, s) for m, s in zip(mean, spread, strict=True)])
+        sure = _share_above(-mean / spread)
         mean = np.where(sure >= self.rules.confidence, mean, -np.inf)
         index = int(np.argmax(mean))
         if mean[index] <= 0.0:
@@ -204,10 +208,11 @@ class _Task:
         mean = self.belief.mean
         peaks = [min(actions, key=mean.__getitem__) for actions in self.space.subspaces]
         found = {self.space.default, *peaks}
-        for peak in (self.incumbent, *peaks):
+        for peak in (self.incumbent, self._twin, *peaks):
             if peak in self._probed:
                 found |= set(self.space.neighbours(peak))
-        return np.array(sorted(found - {self.incumbent}), dtype=np.int64)
+        # What NCCL's own choice comes to is tried as NCCL's own choice.
+        return np.array(sorted(found - {self.incumbent} - self._same), dtype=np.int64)
 
     def _allowed(self, calls: int) -> float:
         return self.rules.budget * (calls + self.rules.lent_calls)
@@ -278,21 +283,23 @@ def _worth(
     return worth
 
 
-def _expected_above(
+def _expected_excess(
     mean: npt.NDArray[np.float64], spread: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """E[max(x, 0)] of normals: what a call is expected to take beyond the incumbent's time."""
-    found: npt.NDArray[np.float64] = spread * _loss(-mean / spread)
+    """E[max(exp(x) - 1, 0)] of normals x: what a call is expected to cost beyond the incumbent."""
+    above = _share_above(-mean / spread)
+    grown = np.exp(mean + 0.5 * spread**2) * _share_above(-(mean + spread**2) / spread)
+    found: npt.NDArray[np.float64] = grown - above
     return found
 
 
 def _loss(z: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """E[max(x - z, 0)] of a standard normal x."""
     density = np.exp(-0.5 * z**2) / math.sqrt(2.0 * math.pi)
-    above = 0.5 * np.array([math.erfc(each / _SQRT2) for each in z])
-    found: npt.NDArray[np.float64] = density - z * above
+    found: npt.NDArray[np.float64] = density - z * _share_above(z)
     return found
 
 
-def _chance_above_zero(mean: float, spread: float) -> float:
-    return 0.5 * math.erfc(-mean / spread / _SQRT2)
+def _share_above(z: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Share of a standard normal above z."""
+    return 0.5 * np.array([math.erfc(each / _SQRT2) for each in z.tolist()])

@@ -118,6 +118,18 @@ class SearchSpace:
         wanted = _values(self.default_runs) if self.default_runs else (None, None, None)
         return min(actions, key=lambda a: (_distance(_values(self.choices[a]), wanted), a))
 
+    def twin(self) -> tuple[int, bool] | None:
+        """The action that does what NCCL's own choice does, or nearly, and whether it is the same.
+
+        None where nobody knows what that is, or nothing of its subspace may be played.
+        """
+        number = self.default_subspace()
+        if number is None or self.default_runs is None:
+            return None
+        action = self.start(number)
+        found, wanted = _values(self.choices[action]), _values(self.default_runs)
+        return action, all(a == b for a, b in zip(found, wanted, strict=True))
+
     def default_subspace(self) -> int | None:
         """The subspace that NCCL's own choice runs in, where that is known."""
         if self.default_runs is None:

@@ -14,10 +14,11 @@ from dynamiccl.serve.artifact import Artifact, open_artifact
 from dynamiccl.serve.brain.bandit import EpsilonGreedy
 from dynamiccl.serve.brain.history import BrainConfig, History, Task
 from dynamiccl.serve.brain.policies import POLICIES, find_policy_maker
+from dynamiccl.serve.search.policy_search import PolicySearch
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import ScriptedBrain
 from dynamiccl.sizes import size_bin
-from tests.serve.brains import CONFIG, task
+from tests.serve.brains import CONFIG, HintPolicy, make_artifact, task
 
 SIZE = 1 << 20
 BIN = size_bin(SIZE)
@@ -73,10 +74,14 @@ def test_own_policy_is_imported(
 
 
 def play(
-    artifact: Artifact, seed: int, time_us: Callable[[Config], float], steps: int
+    artifact: Artifact,
+    seed: int,
+    time_us: Callable[[Config], float],
+    steps: int,
+    policy: str = "epsilon-greedy",
 ) -> list[Config]:
     """Let the search drive one task key; what was in force after each step."""
-    brain = EpsilonGreedy(artifact, seed)
+    brain = POLICIES[policy](artifact, seed)
     in_force: DecisionTable | None = None
     calls: list[Call] = []
     played = []
@@ -118,6 +123,46 @@ def test_epsilon_greedy_finds_the_fastest_config_that_was_measured(
     best = Config(Algorithm.Ring, Protocol.LL128)
     assert played[-100:].count(best) > 70
     assert len(set(played)) > 4
+
+
+@pytest.fixture(scope="module")
+def hinted(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return make_artifact(tmp_path_factory.mktemp("hinted"), HintPolicy())
+
+
+@pytest.mark.parametrize("policy", ["autoccl", "search"])
+def test_tuners_settle_on_the_fastest_config_that_was_measured(
+    hinted: Artifact, policy: str
+) -> None:
+    played = play(hinted, 1, slowness, 200, policy)
+    assert played[0] == ABSTAIN
+    if policy == "autoccl":  # it goes through all subspaces
+        assert len(set(played)) > 6
+        assert set(played[-100:]) == {Config(Algorithm.Ring, Protocol.LL128)}
+    else:  # the hint is wrong, and what it expects to be slow is tried when it can be paid for
+        assert sum(slowness(config) > slowness(ABSTAIN) for config in played[-100:]) <= 5
+
+
+def test_a_tuner_waits_for_new_calls_and_for_its_table_to_be_in_force(hinted: Artifact) -> None:
+    brain = POLICIES["autoccl"](hinted, 0)
+    window = task(SIZE, 5.0, 5.1, 5.2)
+    probe = brain.decide(CONFIG, History((window,), None))
+    assert probe is not None
+    assert probe.at(*KEY) is not None
+    for calls in (window, task(SIZE, 5.2, 5.3, 5.4)):  # still NCCL's own choice
+        assert brain.decide(CONFIG, History((calls,), None)) == probe
+    assert brain.decide(CONFIG, History((task(1 << 40, 5.0, 5.0, 5.0),), probe)) is None
+
+
+def test_a_tuner_is_told_of_interference(hinted: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    alarms: list[object] = []
+    monkeypatch.setattr(PolicySearch, "alarm", lambda _, key: alarms.append(key))
+    brain = POLICIES["search"](hinted, 0)
+    for level in (None, 0.0, 0.4, 0.5, 0.0):
+        calls = tuple(replace(call, interference=level) for call in task(SIZE, 5, 5.1, 5.2).calls)
+        window = Task(*KEY, tuple(replace(c, time_us=c.time_us + len(alarms)) for c in calls))
+        brain.decide(CONFIG, History((window,), None))
+    assert alarms == [KEY, KEY]
 
 
 def test_equal_seeds_search_alike(small_artifact: Artifact) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.artifact import open_artifact
-from dynamiccl.serve.brain.history import BrainConfig, History
+from dynamiccl.serve.brain.history import BrainConfig, History, Task
 from dynamiccl.serve.brain.policies import POLICIES
 from dynamiccl.serve.brain.server import BrainServer
 from dynamiccl.serve.plugin_index import PluginIndex
@@ -80,7 +80,7 @@ def test_a_search_drives_a_job_and_what_it_found_comes_into_force(
     assert played.switches > 3
     last = recorder.shown[-1]
     assert last.table is not None
-    assert last.table == recorder.answers[-1]
+    assert last.table in recorder.answers
     tried = {
         answer.at(Collective.AllReduce, task.bin) or ABSTAIN
         for answer in recorder.answers
@@ -90,10 +90,25 @@ def test_a_search_drives_a_job_and_what_it_found_comes_into_force(
     large = [t for t in last.tasks if t.bin in LARGE and t.collective is Collective.AllReduce]
     assert large
     for task in large:
-        assert is_ring_simple(last.table.at(task.collective, task.bin)), task
-        assert {(c.algorithm, c.protocol) for c in task.calls[-2:]} == {
-            (Algorithm.Ring, Protocol.Simple)
-        }
+        # What is in force may be a probe, now and then.
+        late = [
+            shown.table.at(task.collective, task.bin)
+            for shown in recorder.shown[-9:]
+            if shown.table
+        ]
+        assert sum(map(is_ring_simple, late)) >= 5, late
+        used = [shown for shown in recorder.shown[-9:] if ran_ring_simple(shown, task)]
+        assert len(used) >= 5
+
+
+def ran_ring_simple(shown: History, task: Task) -> bool:
+    """Whether the last call of a task key, as its ranks ran it, was Ring/Simple."""
+    return any(
+        (call.algorithm, call.protocol) == (Algorithm.Ring, Protocol.Simple)
+        for each in shown.tasks
+        if (each.collective, each.bin) == (task.collective, task.bin)
+        for call in each.calls[-1:]
+    )
 
 
 def is_ring_simple(config: Config | None) -> bool:

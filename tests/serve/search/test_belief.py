@@ -8,7 +8,7 @@ from dynamiccl.serve.search.prior import Prior
 from dynamiccl.serve.search.watch import Watch
 from tests.serve.search.worlds import grid
 
-SPACE = grid()
+SPACE = grid(default_runs=None)
 ONE, NEIGHBOUR = SPACE.subspaces[1][0], SPACE.subspaces[1][1]
 ELSEWHERE = SPACE.subspaces[2][0]
 
@@ -28,6 +28,19 @@ def test_one_observation_is_weighed_against_the_prior_as_normals_are() -> None:
     found.observe(ONE, SPACE.default, -0.2, 0.03)
     assert found.mean[ONE] == pytest.approx(-0.2 * prior / (prior + 0.03))
     assert spread_of(found, ONE) == pytest.approx((1 / (1 / prior + 1 / 0.03)) ** 0.5)
+
+
+def test_what_ncclss_own_choice_runs_is_known_without_a_probe() -> None:
+    space = grid()
+    twin = space.twin()
+    assert twin is not None
+    action, is_same = twin
+    assert is_same
+    predicted = np.full(len(space.choices), 0.5)
+    found = Belief(space, Prior(predicted, 0.1, 0.2, 0.1))
+    assert found.mean[action] == pytest.approx(0.0, abs=0.01)
+    neighbour = space.neighbours(action)[0]
+    assert found.mean[neighbour] < 0.2 < found.mean[ELSEWHERE] < 0.5
 
 
 def test_a_probe_says_more_of_a_neighbour_than_of_another_subspace() -> None:

@@ -51,7 +51,7 @@ def test_a_descent_starts_at_what_ncclss_own_choice_runs() -> None:
     number = space.default_subspace()
     assert number == CELLS.index(RING)
     config = space.choices[space.start(number)].config
-    assert (config.num_channels, config.chunk_bytes) == (32, CHUNKS[-1])
+    assert (config.num_channels, config.chunk_bytes) == (8, 1 << 18)
     unknown = SearchSpace([DEFAULT, *ring(1, None, 4)])
     assert unknown.start(0) == 2
     assert unknown.default_subspace() is None
