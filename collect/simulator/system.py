@@ -10,7 +10,7 @@ the parts once and computes with arrays from there on (`world.py`).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ import numpy.typing as npt
 from dynamiccl.collect.simulator.group import Group
 from dynamiccl.nccl import Algorithm, Collective, Config, NcclVersion, Transport
 from dynamiccl.nccl import Protocol as NcclProtocol
+
+if TYPE_CHECKING:
+    from dynamiccl.collect.simulator.contention import Contention
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,10 @@ class System(Protocol):
     @property
     def num_sms(self) -> int:
         """Streaming multiprocessors of a GPU."""
+
+    @property
+    def contention(self) -> "Contention":
+        """What a call and compute on the same GPU do to each other."""
 
     def groups(self) -> Sequence[Group]:
         """Shapes of communicators that are known, smallest first."""

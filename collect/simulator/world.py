@@ -41,6 +41,8 @@ class Ran:
     skew_us: Float64Array
     #: Whether the call ran another config than the one before of its key.
     changed: npt.NDArray[np.bool_]
+    #: The compute before the call, and the call and the compute beside it until both are done.
+    lasted_us: Float64Array
 
 
 class World:
@@ -75,6 +77,9 @@ class World:
         #: What runs when an action is taken, (K, A); -1 and 0 where NCCL lacks the config.
         self.algorithm, self.protocol = np.full((2, *shape), -1, dtype=np.int8)
         self.num_channels = np.zeros(shape, dtype=np.int16)
+        #: Speed of the compute beside a call, over its speed alone, and the call's slowdown by it.
+        self.compute_speed = np.ones(shape)
+        self.compute_slowdown = system.contention.surroundings(1.0).compute
         for key, call in enumerate(self.keys):
             self._fill(key, call, launch)
         #: (K, A) one number for what runs: equal numbers are no change of config.
@@ -95,6 +100,8 @@ class World:
             self.intra_us[key, action] = parts.intra_us
             self.inter_us[key, action] = parts.inter_us
             self.host_share[key, action] = parts.host_share
+            speed = self.system.contention.compute_speed(parts, call.size_bytes)
+            self.compute_speed[key, action] = speed
             self.algorithm[key, action] = parts.algorithm
             self.protocol[key, action] = parts.protocol
             self.num_channels[key, action] = parts.num_channels
@@ -179,6 +186,9 @@ class Jobs:
             found[on] = found[on] * process.advance(self._elapsed_us, draw)
         #: (N,) slowdowns that the next calls meet.
         self.intra, self.inter, self.host = found["intra"], found["inter"], found["host"]
+        self._beside_us = world.beside_us[self._place]
+        #: (N,) what the compute beside the next calls does to them.
+        self._felt = np.where(self._beside_us > 0.0, world.compute_slowdown, 1.0)
         self._elapsed_us = self._nominal_us[self._place]
         self._clock_us = self._clock_us + self._elapsed_us
 
@@ -189,7 +199,7 @@ class Jobs:
         fixed_us, intra_us, inter_us, host_share = (part.take(cell) for part in self._flat)
         true_us = np.maximum(intra_us * self.intra, inter_us * self.inter)
         true_us += fixed_us
-        true_us *= 1.0 + host_share * (self.host - 1.0)
+        true_us *= (1.0 + host_share * (self.host - 1.0)) * self._felt
         algorithm = world.algorithm.take(cell)
         for update in world.scenario.version_step:
             self._update(update.after_us, update.factors, algorithm, true_us)
@@ -202,11 +212,31 @@ class Jobs:
         if first.any():
             true_us += world.scenario.first_use_us * first
             self._used[self._job, algorithm] = True
+        lasted_us = self._lasted_us(cell, true_us)
         factors = np.exp(self._noise.log_factors(self._draw_noise))
         skew_us = self._noise.skew_us(self._draw_skew)
         self._place = (self._place + 1) % len(world.order)
         self._move()
-        return Ran(key, action, true_us, true_us * factors, skew_us, changed)
+        return Ran(key, action, true_us, true_us * factors, skew_us, changed, lasted_us)
+
+    def _lasted_us(self, cell: Int64Array, call_us: Float64Array) -> Float64Array:
+        """(N,) from the compute before the calls to the end of all (`Contention.iteration_us`)."""
+        world, beside_us = self.world, self._beside_us
+        before_us = world.before_us[self._place]
+        if not beside_us.any():
+            return before_us + call_us
+        waiting_us = np.minimum(world.system.contention.held_us, beside_us / 4)
+        both_us = waiting_us + call_us
+        speed = world.compute_speed.take(cell)
+        together_us = beside_us / speed
+        left = np.minimum(1.0, (both_us - together_us) / call_us)
+        found = np.where(
+            together_us >= both_us,
+            both_us + (beside_us - both_us * speed),
+            together_us + left * call_us / self._felt,
+        )
+        lasted: Float64Array = before_us + np.where(beside_us > 0.0, found, call_us)
+        return lasted
 
     def _update(
         self,
@@ -224,6 +254,7 @@ class Jobs:
         """(N, A) what the next calls would truly take under every config, changes left out."""
         world = self.world
         times = world.times_us(self.key, self.intra, self.inter, self.host)
+        times *= self._felt[:, None]
         for update in world.scenario.version_step:
             by_algorithm = np.ones(NUM_ALGORITHMS + 1)  # the last for configs that NCCL lacks
             for name, factor in update.factors.items():

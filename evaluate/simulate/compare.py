@@ -42,6 +42,8 @@ class Row:
     seconds: Estimate
     #: Over the jobs that leave all to NCCL, less one: below 0 is faster.
     over_default: Estimate
+    #: The same of whole jobs, compute included: what is won, or lost to compute that is slowed.
+    job_over_default: Estimate
     #: Over the oracle, less one.
     regret: Estimate
     changes_per_1000_calls: float
@@ -79,37 +81,50 @@ class Comparison:
         path.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
 
 
-def compare(
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What rows came to with each seed, and the first seed's course."""
+
+    totals: dict[str, list[Totals]]
+    timelines: dict[str, Timeline]
+
+    def add(self, other: "Played") -> None:
+        """Add the same rows with other seeds."""
+        for name, totals in other.totals.items():
+            self.totals.setdefault(name, []).extend(totals)
+            self.timelines.setdefault(name, other.timelines[name])
+
+
+def play(
     setting: Setting,
     contenders: Sequence[Contender],
     seeds: Sequence[int],
     progress: Callable[[int], None] | None = None,
-) -> Comparison:
-    """Play every contender with every seed; `progress` is told of calls.
-
-    One of them has to be NCCL's own choice: KeyError.
-    """
-    played: dict[str, list[Totals]] = {}
-    timelines: dict[str, Timeline] = {}
+) -> Played:
+    """Play every contender with every seed; `progress` is told of calls."""
+    played = Played({}, {})
     for contender in contenders:
-        totals = played[contender.name] = []
-        for index, seed in enumerate(seeds):
+        for seed in seeds:
             env, player = contender.prepare(setting, seed)
             total, timeline = roll_out(env, player, seed=seed, progress=progress)
-            totals.append(total)
-            if index == 0:
-                timelines[contender.name] = timeline
-    rows = [make_row(name, totals, played[NCCL]) for name, totals in played.items()]
+            played.add(Played({contender.name: [total]}, {contender.name: timeline}))
+    return played
+
+
+def conclude(setting: Setting, played: Played) -> Comparison:
+    """Figures and verdicts. One of the rows has to be NCCL's own choice: KeyError."""
+    default = played.totals[NCCL]
+    rows = [make_row(name, totals, default) for name, totals in played.totals.items()]
     return Comparison(
         system=setting.system.name,
         workload=setting.workload.name,
         scenario=setting.scenario.meaning,
         calls=setting.calls,
         jobs=setting.jobs,
-        seeds=len(seeds),
+        seeds=len(default),
         rows=rows,
         verdicts=verdicts(rows),
-        timelines=timelines,
+        timelines=played.timelines,
     )
 
 
@@ -121,15 +136,16 @@ def make_row(name: str, totals: Sequence[Totals], default: Sequence[Totals]) -> 
         return sum(what(each) for each in totals) / calls
 
     spent = tuple(float(each.total_us.mean()) / 1e6 for each in totals)
+
+    def over(time_of: Callable[[Totals], Any]) -> Estimate:
+        pairs = zip(totals, default, strict=True)
+        return Estimate.of([time_of(a).sum() / time_of(b).sum() - 1 for a, b in pairs])
+
     return Row(
         name=name,
         seconds=Estimate.of(spent),
-        over_default=Estimate.of(
-            [
-                mine.total_us.sum() / theirs.total_us.sum() - 1
-                for mine, theirs in zip(totals, default, strict=True)
-            ]
-        ),
+        over_default=over(lambda t: t.total_us),
+        job_over_default=over(lambda t: t.job_us),
         regret=Estimate.of([t.total_us.sum() / t.oracle_us.sum() - 1 for t in totals]),
         changes_per_1000_calls=1e3 * share(lambda t: t.changes.sum()),
         share_slower_than_default=share(lambda t: t.slower.sum()),

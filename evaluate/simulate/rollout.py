@@ -43,6 +43,8 @@ class Totals:
 
     #: True time of all calls, changes included.
     total_us: Float64Array
+    #: With the compute between and beside the calls: what the jobs take.
+    job_us: Float64Array
     #: The best config of each call, changes left out.
     oracle_us: Float64Array
     changes: npt.NDArray[np.int64]
@@ -64,7 +66,7 @@ def roll_out(
     """Play an episode of the environment's course."""
     observation, _ = env.reset(seed=seed)
     calls, jobs = env.course.episode_calls, env.num_envs
-    total, oracle = np.zeros((2, jobs))
+    total, job, oracle = np.zeros((3, jobs))
     changes, slower, alarms = np.zeros((3, jobs), dtype=np.int64)
     first: dict[str, Any] = {
         "key": np.zeros(calls, dtype=np.int64),
@@ -83,6 +85,7 @@ def roll_out(
         if recorded is not None:
             recorded(ran)
         total += ran.true_us
+        job += ran.lasted_us
         oracle += np.nanmin(times, axis=1)
         changes += ran.changed
         slower += ran.true_us > (1.0 + SLOWER) * usual
@@ -101,5 +104,5 @@ def roll_out(
         first["slowdown"][call] = worst
         if progress is not None and (call + 1) % 1000 == 0:
             progress(1000)
-    totals = Totals(total, oracle, changes, slower, alarms, calls)
+    totals = Totals(total, job, oracle, changes, slower, alarms, calls)
     return totals, Timeline(**first)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dynamiccl.collect.simulator.record_jobs import check_workload
-from dynamiccl.evaluate.simulate.compare import Comparison, compare
+from dynamiccl.evaluate.simulate.compare import Comparison, conclude, play
 from dynamiccl.evaluate.simulate.lineup import (
     MakeWatch,
     Setting,
@@ -68,7 +68,8 @@ def simulate(
     with shown as progress:
         total = len(contenders) * len(seeds) * setting.calls
         bar = progress.add_task("calls", total=total)
-        found = compare(setting, contenders, seeds, lambda count: progress.advance(bar, count))
+        played = play(setting, contenders, seeds, lambda count: progress.advance(bar, count))
+    found = conclude(setting, played)
     write_page(found, ours, delay_calls(contenders[0].world), out)
     return found
 

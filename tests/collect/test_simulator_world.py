@@ -55,17 +55,50 @@ def test_times_are_those_of_the_system_under_the_surroundings() -> None:
     jobs = made.jobs(64, 1)
     seen = set()
     for _ in range(300):
-        key, around = jobs.key, (jobs.intra.copy(), jobs.inter.copy(), jobs.host.copy())
+        place, key, around = (
+            jobs.place,
+            jobs.key,
+            (jobs.intra.copy(), jobs.inter.copy(), jobs.host.copy()),
+        )
         oracle = jobs.oracle_us()
         ran = jobs.step(np.ones(64, dtype=np.int64))
         assert (ran.true_us == oracle[np.arange(64), 1]).all()
         for job in (0, 17, 63):
             intra, inter, host = (each[job] for each in around)
             parts = made.system.parts(made.keys[key[job]], CONFIGS[1])
-            expected = parts.time_us(Surroundings(intra=intra, inter=inter, host=host))
+            beside = made.beside_us[place[job]] > 0
+            compute = made.system.contention.surroundings(float(beside)).compute
+            expected = parts.time_us(
+                Surroundings(intra=intra, inter=inter, host=host, compute=compute)
+            )
             assert ran.true_us[job] == pytest.approx(expected)
             seen.add(inter)
     assert len(seen) > 4
+
+
+def test_compute_beside_a_call_ends_as_the_contention_of_the_system_says() -> None:
+    system = find_system("b300-nvlink")
+    workload = make_workload(["lora", "decode"], Group(1, 8))
+    channels = [Config(Algorithm.Ring, Protocol.LL128, n) for n in (2, 8, 24)]
+    made = World(system, workload, [ABSTAIN, *channels], SILENT)
+    jobs = made.jobs(64, 0)
+    trap = {}
+    for step in range(200):
+        place, key = jobs.place, jobs.key
+        action = np.full(64, step % 4)
+        ran = jobs.step(action)
+        for job in (0, 40):
+            parts = system.parts(made.keys[key[job]], made.configs[action[job]])
+            beside_us = made.beside_us[place[job]]
+            expected = made.before_us[place[job]] + (
+                system.contention.iteration_us(parts, made.keys[key[job]].size_bytes, beside_us)
+                if beside_us
+                else parts.quiet_us
+            )
+            if not ran.changed[job]:
+                assert ran.lasted_us[job] == pytest.approx(expected)
+            trap[int(key[job]), int(action[job])] = (ran.true_us[job], ran.lasted_us[job])
+    assert len(trap) > 20
 
 
 def test_congestion_is_the_same_whatever_is_chosen() -> None:
@@ -81,7 +114,7 @@ def test_congestion_is_the_same_whatever_is_chosen() -> None:
 
 
 def test_a_change_of_config_and_a_first_use_cost_once() -> None:
-    made = world(SILENT.model_copy(update={"switch_us": 7.0, "first_use_us": 1000.0}), "phi-2")
+    made = world(SILENT.model_copy(update={"switch_us": 7.0, "first_use_us": 1000.0}), "decode")
     jobs = made.jobs(1, 0)
     base = made.quiet_us
     spent: dict[int, list[float]] = {}

@@ -10,7 +10,7 @@ from dynamiccl.collect.simulator.group import Group
 from dynamiccl.collect.simulator.scenario import MarkovLink, Scenario
 from dynamiccl.collect.simulator.systems import find_system
 from dynamiccl.collect.simulator.workloads import make_workload
-from dynamiccl.evaluate.simulate.compare import Comparison, Estimate, compare, verdicts
+from dynamiccl.evaluate.simulate.compare import Comparison, Estimate, conclude, play, verdicts
 from dynamiccl.evaluate.simulate.lineup import NCCL, ORACLE, Setting, simple_contenders
 from dynamiccl.evaluate.simulate.players import best_fixed, best_table
 from dynamiccl.evaluate.simulate.rollout import roll_out
@@ -41,7 +41,7 @@ def setting(calls: int = 600, scenario: Scenario = AROUND) -> Setting:
 @pytest.fixture(scope="module")
 def compared() -> Comparison:
     each = setting()
-    return compare(each, simple_contenders(each), range(3))
+    return conclude(each, play(each, simple_contenders(each), range(3)))
 
 
 def test_the_oracle_comes_first_and_no_table_beats_the_best_one(compared: Comparison) -> None:
@@ -71,7 +71,8 @@ def test_regret_counts_changes_and_is_never_below_zero(compared: Comparison) -> 
 
 def test_equal_seeds_give_equal_totals(compared: Comparison) -> None:
     each = setting()
-    again = compare(each, simple_contenders(each)[-1:] + simple_contenders(each)[:1], [0])
+    rows = simple_contenders(each)
+    again = conclude(each, play(each, [rows[-1], rows[0]], [0]))
     oracle = {row.name: row for row in compared.rows}[ORACLE]
     assert again.rows[0].seed_seconds[0] == oracle.seed_seconds[0]
 

@@ -1,0 +1,143 @@
+"""The two agents together: whole jobs whose surroundings change, against everything simpler.
+
+The world is the fitted B300 node under `busy-host`: NVLS does not feel slow host CPUs, rings do, so
+what is best depends on what nobody tells. Every seed has a quiet sweep, recordings of jobs that
+stray from NCCL's choice in half of their calls, quiet recordings for a Trigger, and policies and
+Trigger of its own; policies learn on training sizes alone (octaves 18, 20, 22, 24) and play on the
+workloads' sizes, most of them of other octaves. Total true communication time of episodes of
+100,000 calls, the same surroundings for all rows of a seed; Student's intervals over seeds.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from learning_figures import parallel
+
+from dynamiccl.collect.runs.run import run_sweep
+from dynamiccl.collect.simulator.group import Group
+from dynamiccl.collect.simulator.record_jobs import Exploration, Order, record_jobs
+from dynamiccl.collect.simulator.runner import SimulatorRunner
+from dynamiccl.collect.simulator.scenario import find_scenario
+from dynamiccl.collect.simulator.systems import find_system
+from dynamiccl.collect.simulator.workloads import WorkCall, Workload, make_workload
+from dynamiccl.collect.strategies import make_strategy
+from dynamiccl.collect.sweep.load import parse_sweep
+from dynamiccl.evaluate.simulate.compare import Played, conclude, play
+from dynamiccl.evaluate.simulate.lineup import Setting, policy_contenders, simple_contenders
+from dynamiccl.evaluate.simulate.page import write_page
+from dynamiccl.nccl import Collective
+from dynamiccl.train.environment import delay_calls
+from dynamiccl.train.fit import fit
+from dynamiccl.train.policy import TorchPolicy
+from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.trigger.detector import Detector
+from dynamiccl.train.trigger.fit import TriggerSettings, fit_trigger
+
+SYSTEM: Final = "b300-nvlink"
+SCENARIO: Final = "busy-host"
+SHAPE: Final = Group(1, 8)
+WORKLOADS: Final = ("decode", "lora")
+CALLS: Final = 100_000
+JOBS: Final = 2
+STEPS: Final = 3_000
+ALONE: Final = ("gamma=0", "num_steps=1", "entropy_start=0", f"steps={STEPS}")
+SWEEP: Final = """
+name = "quiet"
+system = "b300-nvlink"
+collectives = ["AllReduce"]
+algorithms = ["Ring", "Tree", "NVLS"]
+groups = [{{ num_nodes = 1, ranks_per_node = 8 }}]
+sizes = {{ min = "64K", max = "64M", steps_per_octave = 2 }}
+cycles = 3
+[simulator]
+system = "b300-nvlink"
+seed = {seed}
+"""
+#: Row -> recipe, and whether the Trigger tells it the interference of calls.
+POLICIES: Final = {
+    "feed-forward policy": ("ddqn-dueling", False),
+    "recurrent policy": ("drqn-lstm", False),
+    "feed-forward policy, told": ("ddqn-dueling", True),
+    "recurrent policy, told": ("drqn-lstm", True),
+}
+
+
+def agents(out: Path, seeds: int, page: Path) -> dict[str, Any]:
+    """The figures of all rows; the page with a job's course goes into `page`."""
+    played = Played({}, {})
+    found = dict(parallel(_of_seed, [(out / f"seed-{seed}", seed) for seed in range(seeds)]))
+    for _, part in sorted(found.items(), key=lambda item: item[0][1]):
+        played.add(part)
+    setting = _setting()
+    compared = conclude(setting, played)
+    delay = delay_calls(simple_contenders(setting)[0].world)
+    ours = frozenset(name for name in played.totals if "policy" in name)
+    write_page(compared, ours, delay, page)
+    return {
+        "system": compared.system,
+        "scenario": SCENARIO,
+        "workload": compared.workload,
+        "calls": CALLS,
+        "jobs_per_seed": JOBS,
+        "seeds": compared.seeds,
+        "delay_calls": delay,
+        "rows": {row.name: asdict(row) for row in compared.rows},
+        "verdicts": compared.verdicts,
+    }
+
+
+def _setting() -> Setting:
+    return Setting(
+        system=find_system(SYSTEM),
+        workload=make_workload(WORKLOADS, SHAPE),
+        scenario=find_scenario(SCENARIO),
+        calls=CALLS,
+        jobs=JOBS,
+    )
+
+
+def _of_seed(data: Path, seed: int) -> Played:
+    """Measure, record, train and play."""
+    parsed = parse_sweep(SWEEP.format(seed=seed), where="bench")
+    strategy = make_strategy(parsed.file, parsed.trials)
+    run_sweep(parsed, strategy, SimulatorRunner(parsed.file), data / "data", resume=False)
+    _record(data / "data", SCENARIO, share=0.5, jobs=12, calls=20_000, seed=10_000 + seed)
+    _record(data / "aa", "quiet", share=0.5, jobs=4, calls=6_000, seed=20_000 + seed)
+    uri = f"sqlite:///{data / 'mlflow.db'}"
+    told = fit_trigger(
+        data / "aa", TriggerSettings(seed=seed), experiment="trigger", tracking_uri=uri
+    )
+    trigger = Path(told.run_directory)
+
+    def watch() -> Detector:
+        return Detector.load(trigger)
+
+    setting = _setting()
+    contenders = simple_contenders(setting)
+    for name, (recipe, is_told) in POLICIES.items():
+        settings = [*ALONE, f"trigger={trigger}"] if is_told else list(ALONE)
+        made = make_recipe(recipe, settings)
+        done = fit(data / "data", made, experiment=name, tracking_uri=uri, seed=seed)
+        policy = TorchPolicy.load(Path(done.run_directory) / "policy")
+        rows = policy_contenders(setting, name, policy, watch if is_told else None)
+        # The search begins from a cold table, which is the same for all policies.
+        contenders += rows if name == "recurrent policy, told" else rows[:1]
+    return play(setting, contenders, [seed])
+
+
+def _record(out: Path, scenario: str, *, share: float, jobs: int, calls: int, seed: int) -> None:
+    sizes = [int(2 ** (quarter / 4)) for octave in (18, 20, 22, 24) for quarter in
+             range(4 * octave, 4 * octave + 4, 2)]  # fmt: skip
+    work = [WorkCall(SHAPE, Collective.AllReduce, size, 200.0) for size in sizes]
+    order = Order(
+        system=find_system(SYSTEM),
+        workload=Workload("training sizes", tuple(work)),
+        scenario=find_scenario(scenario),
+        exploration=Exploration(share, hold_calls=20.0),
+        jobs=jobs,
+        calls=calls,
+        seed=seed,
+        name=scenario,
+    )
+    record_jobs(order, out, lambda _count: None)
