@@ -29,7 +29,7 @@ MODULES = {
 }
 COMMANDS = [
     ("dynamiccl-collect", ("plan", "run", "import", "describe", "doctor")),
-    ("dynamiccl-train", ("list", "fit", "study", "trial", "promote")),
+    ("dynamiccl-train", ("list", "fit", "study", "trial", "trigger", "promote")),
     ("dynamiccl-evaluate", ("report", "gate")),
     (
         "dynamiccl-deploy",
