@@ -114,8 +114,8 @@ def policy_contenders(
     world = setting.world(policy.manifest.actions().configs)
     tables = Tables.of(world, policy.manifest.launch_profiles, policy.manifest.noise_table())
 
-    def learned(_env: CollectiveEnv, _seed: int) -> Player:
-        return Learned(policy)
+    def learned(env: CollectiveEnv, _seed: int) -> Player:
+        return Learned(policy, env)
 
     if make_watch is None:
         return [Contender(name, world, tables, learned)]

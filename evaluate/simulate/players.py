@@ -71,17 +71,36 @@ class Oracle(_Silent):
         return found
 
 
-@dataclass(frozen=True, slots=True)
 class Learned(_Silent):
-    """A trained policy on live observations, as the leader's brain asks it."""
+    """A trained policy on live observations, as the leader's brain asks it.
 
-    policy: TorchPolicy
-    observes: bool = field(default=True, init=False)
+    A brain decides again only when the last decision is in force: so a task key is asked about
+    when that many calls of its job have passed since it was asked about, and not at every call.
+    """
 
-    def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:  # noqa: ARG002
-        """Ask the TorchScript policy."""
-        seen = Observations(observation["window"], observation["context"])
-        return self.policy.act(seen, observation["mask"])
+    observes = True
+
+    def __init__(self, policy: TorchPolicy, env: CollectiveEnv) -> None:
+        """Decide about the jobs of an environment, nothing yet."""
+        self._policy = policy
+        self._period = max(env.course.delay_calls, 1)
+        shape = (env.num_envs, len(env.world.keys))
+        self._decided = np.full(shape, ABSTAIN_ACTION, dtype=np.int64)
+        self._asked_at = np.full(shape, -self._period, dtype=np.int64)
+        self._job = np.arange(env.num_envs)
+        self._calls = 0
+
+    def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:
+        """Ask the TorchScript policy about the keys that are due."""
+        key = env.jobs.key
+        due = np.flatnonzero(self._calls - self._asked_at[self._job, key] >= self._period)
+        if len(due):
+            seen = Observations(observation["window"][due], observation["context"][due])
+            chosen = self._policy.act(seen, observation["mask"][due])
+            self._decided[due, key[due]] = chosen
+            self._asked_at[due, key[due]] = self._calls
+        self._calls += 1
+        return self._decided[self._job, key]
 
 
 class Searching:

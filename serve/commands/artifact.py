@@ -7,6 +7,7 @@ import typer
 from rich.table import Table
 
 from dynamiccl import cli
+from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.serve.artifact import (
     Artifact,
     export_artifact,
@@ -34,6 +35,13 @@ def export_command(
     policy = find_policy(run, mlruns)
     watching = None if trigger is None else find_trigger(trigger, mlruns)
     artifact = export_artifact(policy, out, watching)
+    if watching is not None and Manifest.read_unchecked(policy).trigger is None:
+        stderr.print(
+            "warning: this policy was trained without a Trigger: interference levels are something "
+            "that it has never seen, and what it makes of them was never learned",
+            soft_wrap=True,
+            highlight=False,
+        )
     if any(support.gated is None for support in artifact.manifest.supports):
         stderr.print(
             "warning: this policy passed no gate: nothing but its own margin keeps it from being "

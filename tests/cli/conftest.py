@@ -32,7 +32,7 @@ COMMANDS = [
         "dynamiccl-collect",
         ("plan", "run", "import", "jobs", "describe", "doctor", "fit-simulator"),
     ),
-    ("dynamiccl-train", ("list", "fit", "study", "trial", "promote")),
+    ("dynamiccl-train", ("list", "fit", "study", "trial", "trigger", "promote")),
     ("dynamiccl-evaluate", ("report", "gate", "simulate")),
     (
         "dynamiccl-deploy",

@@ -89,6 +89,12 @@ def test_unknown_subcommand_is_wrong_usage(command: str, shell: Shell) -> None:
         ("dynamiccl-collect", ("describe", "gone"), "no data directory at gone; make one with"),
         ("dynamiccl-collect", ("import", "gone.log", "--out", "o"), "no file to import at gone"),
         ("dynamiccl-train", ("fit", "--data", "gone"), "no data directory at gone"),
+        ("dynamiccl-train", ("trigger", "--data", "gone"), "no data directory at gone"),
+        (
+            "dynamiccl-train",
+            ("trigger", "--data", ".", "--false-alarms-per-1e5", "0"),
+            "0.0 false alarms in 100,000 calls cannot be wanted",
+        ),
         ("dynamiccl-train", ("fit", "--data", ".", "--recipe", "dqm"), "did you mean 'dqn'?"),
         (
             "dynamiccl-train",

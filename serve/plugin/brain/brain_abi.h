@@ -38,10 +38,10 @@ typedef struct {
 /* One task key with at least one timed call. A key that is not listed is decided as at the start of
  * a job, when nothing but the job is known. */
 typedef struct {
-  int32_t collective;                     /* ncclFunc_t, 0 .. 4 */
-  int32_t bin;                            /* size bin (dynamiccl/sizes.py) */
-  int32_t num_calls;                      /* 1 .. DYNAMICCL_WINDOW */
-  uint32_t num_timed;                     /* calls so far, of which these are the last; 0: unknown */
+  int32_t collective; /* ncclFunc_t, 0 .. 4 */
+  int32_t bin;        /* size bin (dynamiccl/sizes.py) */
+  int32_t num_calls;  /* 1 .. DYNAMICCL_WINDOW */
+  uint32_t num_timed; /* calls so far, of which these are the last; 0: unknown */
   dynamiccl_call calls[DYNAMICCL_WINDOW]; /* the latest, oldest first, from calls[0] on */
 } dynamiccl_task;
 

@@ -3,8 +3,8 @@
 //   ask_brain socket|torch|LIBRARY ARTIFACT SYSTEM NODES RANKS [SOCKET]
 //
 // Histories come on stdin as text, one a line: the number of tasks; for each its collective, bin,
-// number of timed calls and number of calls shown; for each of these the seven fields of dynamiccl_call. Each line is answered with
-// the table in hex, `keep` or `error: REASON`.
+// number of timed calls and number of calls shown; for each of these the seven fields of
+// dynamiccl_call. Each line is answered with the table in hex, `keep` or `error: REASON`.
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>

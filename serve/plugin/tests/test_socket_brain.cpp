@@ -175,8 +175,11 @@ void full_history_goes_through(const std::string& path) {
   std::vector<dynamiccl_task> tasks(kMaxTasks);
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     dynamiccl_task& task = tasks[i];
-    task = {static_cast<int>(i) / kMaxBins, static_cast<int>(i) % kMaxBins, DYNAMICCL_WINDOW,
-            DYNAMICCL_WINDOW, {}};
+    task = {static_cast<int>(i) / kMaxBins,
+            static_cast<int>(i) % kMaxBins,
+            DYNAMICCL_WINDOW,
+            DYNAMICCL_WINDOW,
+            {}};
     for (dynamiccl_call& call : task.calls) call = {1 << 20, 50.0, -1.0, -1.0, kRing, kLL, 8};
   }
   const Bytes table = good_table();

