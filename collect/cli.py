@@ -15,12 +15,15 @@ from dynamiccl.collect.doctor.examine import run_checks
 from dynamiccl.collect.doctor.inside import check_inside
 from dynamiccl.collect.findings import describe as describing
 from dynamiccl.collect.findings.plots import plot_systems
+from dynamiccl.collect.fitting import command as fitting
+from dynamiccl.collect.fitting.report import to_json as fit_to_json
 from dynamiccl.collect.importing.importer import import_files
 from dynamiccl.collect.importing.report import ImportOptions, ImportSummary
 from dynamiccl.collect.runners import LAUNCHERS, RUNNERS
 from dynamiccl.collect.runs.carry_out import RunOrder, carry_out
 from dynamiccl.collect.runs.plan import make_plan, plan_lines
 from dynamiccl.collect.runs.run import RunSummary
+from dynamiccl.collect.simulator.systems import PARAMETRIC
 from dynamiccl.collect.sweep.load import Sweep, load_sweep
 from dynamiccl.datasets import store
 from dynamiccl.machine import ThisMachine
@@ -282,6 +285,59 @@ def describe_command(
         _stdout.print(table)
     for found in calls:
         _stdout.print(describing.calls_line(found), soft_wrap=True, highlight=False, markup=False)
+
+
+@app.command("fit-simulator")
+def fit_command(
+    data: Annotated[Path, typer.Option("--data", metavar="DIR", help="A data directory.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="SYSTEM.toml", help="System file to write.")
+    ],
+    base: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|FILE",
+            help=f"Description to start from: {', '.join(PARAMETRIC)}, or a system file.",
+        ),
+    ],
+    system: Annotated[
+        list[str] | None,
+        typer.Option(help="System of the data, where the description names none; repeatable."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the fitted system; default: the base's.")
+    ] = None,
+    plots: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Draw the held-out errors into DIR.")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Fit the simulator's parameters of a system to its measurements.
+
+    What is marked origin = "fitted" in the description is fitted, by robust least squares on log
+    time; every third size of every config is held out in turn for the errors that are shown. Data
+    that cannot tell a parameter is refused, with what would have to be measured.
+
+    Example: dynamiccl-collect fit-simulator --data out/data --base b300-nvlink --out mine.toml
+    """
+    with _stderr.status("reading") as status:
+        fit, drawn = fitting.fit_to_file(
+            data,
+            out,
+            base=base,
+            systems=system or (),
+            name=name,
+            plots=plots,
+            progress=status.update,
+        )
+    if as_json:
+        document = {**fit_to_json(fit), "out": str(out), "plots": [str(path) for path in drawn]}
+        cli.print_json(document)
+        return
+    for path in drawn:
+        _stderr.print(f"drawn: {path}", soft_wrap=True, highlight=False)
+    fitting.show(fit, _stdout)
+    _stdout.print(f"{fit.file.name} -> {out}", soft_wrap=True, highlight=False)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
 
     Raises MachineError without matplotlib, NotEnoughData when no task has a time.
     """
-    figure_class = _figure_class()
+    kind = figure_class()
     found = crossovers(frame)
     if found.is_empty():
         raise NotEnoughData("nothing to draw: no quiet task of a tuned collective has a time")
@@ -43,12 +43,13 @@ def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
     paths = []
     for (system,), part in found.group_by("system", maintain_order=True):
         path = folder / f"{slug(str(system))}.png"
-        _draw(str(system), part, figure_class).savefig(path, dpi=120)
+        _draw(str(system), part, kind).savefig(path, dpi=120)
         paths.append(path)
     return paths
 
 
-def _figure_class() -> Any:
+def figure_class() -> Any:
+    """Matplotlib's Figure, drawn without a screen. Raises MachineError without matplotlib."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
@@ -60,11 +61,11 @@ def _figure_class() -> Any:
     return Figure
 
 
-def _draw(system: str, part: pl.DataFrame, figure_class: Any) -> Any:
+def _draw(system: str, part: pl.DataFrame, kind: Any) -> Any:
     families = part.partition_by(FAMILY_COLUMNS, maintain_order=True)[:_MOST_FAMILIES]
     sizes = sorted(part["size_bytes"].unique())
     height = 3.6 + _INCHES_PER_ROW * len(families)
-    figure = figure_class(figsize=(max(8.0, 2.6 + 0.36 * len(sizes)), height), layout="constrained")
+    figure = kind(figsize=(max(8.0, 2.6 + 0.36 * len(sizes)), height), layout="constrained")
     rows, lines = figure.subplots(
         2, 1, height_ratios=[_INCHES_PER_ROW * len(families) + 0.6, 2.6], sharex=True
     )

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.collect.simulator import h100
+from dynamiccl.collect.simulator.contention import Contention
 from dynamiccl.collect.simulator.group import Group
 from dynamiccl.collect.simulator.system import UNTOUCHED, Call, Launch, Parts
 from dynamiccl.collect.simulator.tables import default_model
@@ -16,6 +17,8 @@ from dynamiccl.nccl import Algorithm, Collective, Config, NcclVersion, Protocol
 _INTRA_BUS_GBYTES_PER_S: Final = 360.0
 #: NVIDIA H100 SXM5 (data sheet): 132 streaming multiprocessors.
 _NUM_SMS: Final = 132
+#: The same: 3.35 TB/s of HBM3.
+_MEMORY_GBYTES_PER_S: Final = 3350.0
 
 
 class H100System:
@@ -29,6 +32,11 @@ class H100System:
     def environment(self) -> Mapping[str, Any]:
         """Facts of the machines."""
         return h100.ENVIRONMENT
+
+    @property
+    def contention(self) -> Contention:
+        """What calls and compute do to each other: the GPU's data sheet, and A100's priors."""
+        return Contention(_NUM_SMS, _MEMORY_GBYTES_PER_S, 0.35, 0.2, held_us=2400.0)
 
     def groups(self) -> Sequence[Group]:
         """Shapes that the tables hold."""

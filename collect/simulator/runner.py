@@ -6,26 +6,28 @@ from itertools import groupby
 from typing import Any
 
 from dynamiccl.collect.runner import Launch, LaunchMode, LaunchResult, Measured, Pick, Round, Row
-from dynamiccl.collect.simulator import h100
-from dynamiccl.collect.simulator.channels import actual_channels
+from dynamiccl.collect.simulator.group import Group
+from dynamiccl.collect.simulator.launches import launch_of
 from dynamiccl.collect.simulator.noise import Noise
+from dynamiccl.collect.simulator.system import Call, Surroundings, System
+from dynamiccl.collect.simulator.systems import find_system
 from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.collect.sweep.trial import Setting, Trial
 from dynamiccl.collect.trial_rows import lost_row, pick_row
-from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET, Source, Statistic, Status
+from dynamiccl.datasets.schema import QUIET, Source, Statistic, Status
 from dynamiccl.errors import InvalidSweep
-from dynamiccl.nccl import ABSTAIN
 
 
 class SimulatorRunner:
-    """Measures in the H100 + InfiniBand model; needs no GPU, no NCCL and no network."""
+    """Measures on a simulated system; needs no GPU, no NCCL and no network."""
 
     name = "simulator"
 
     def __init__(self, file: SweepFile) -> None:
-        """Take the sweep's simulator settings."""
+        """Take the sweep's simulator settings. Raises UnknownName for a system that nobody has."""
         settings = file.simulator
         self._file = file
+        self._system = find_system(settings.system)
         self._noise = Noise(
             settings.seed,
             settings.noise_sigma,
@@ -36,7 +38,7 @@ class SimulatorRunner:
     def check(self, trials: Sequence[Trial]) -> None:
         """Refuse groups, collectives, profiles and interference that the model does not hold."""
         for setting in dict.fromkeys(trial.setting for trial in trials):
-            _check(setting)
+            _check(setting, self._system)
 
     def launches(self, round_: Round) -> tuple[Launch, ...]:
         """One launch for each setting of the round."""
@@ -70,7 +72,7 @@ class SimulatorRunner:
     def environment(self) -> Row:
         """The simulated system's facts."""
         return {
-            **h100.ENVIRONMENT,
+            **self._system.environment,
             "source": Source.SIMULATOR.value,
             "timestamp": datetime.now(UTC),
             "in_place": False,
@@ -81,31 +83,24 @@ class SimulatorRunner:
     def _measure(self, launch: Launch, pick: Pick) -> Row:
         trial, setting = pick.trial, launch.setting
         row = {**pick_row(self._file, launch, pick), **self.environment()}
-        group = h100.Group(setting.num_nodes, setting.ranks_per_node)
-        config = trial.config
-        if config == ABSTAIN:
-            config = h100.default_config(group, setting.collective, trial.size_bytes)
-        if config.algorithm is None or config.protocol is None:
-            reason = "the simulator needs both algorithm and protocol"
+        group = Group(setting.num_nodes, setting.ranks_per_node)
+        call = Call(group, setting.collective, trial.size_bytes)
+        fixed = launch_of(setting.profile, self._system)
+        try:
+            parts = self._system.parts(call, trial.config, fixed)
+        except KeyError:
+            reason = f"NCCL has no {trial.config.key} for this group"
             return lost_row(row, Status.INFEASIBLE, reason)
-        cell = (config.algorithm, config.protocol)
-        if cell not in h100.cells(group, setting.collective):
-            return lost_row(row, Status.INFEASIBLE, f"NCCL has no {config.key} for this group")
-        call = (group, setting.collective, *cell, trial.size_bytes)
-        quiet_us = h100.true_us(
-            *call,
-            congestion=setting.interference.level,
-            num_channels=config.num_channels,
-            chunk_bytes=config.chunk_bytes,
-        )
+        slower = 1.0 + setting.interference.level
+        quiet_us = parts.time_us(Surroundings(intra=slower, inter=slower))
         repeat = f"#{pick.repeat}" if pick.repeat else ""
         time_us = quiet_us * self._noise.factor(launch.run, trial.key + repeat)
         algbw = trial.size_bytes / (1000.0 * time_us)
         return {
             **row,
-            "actual_algorithm": cell[0].wire,
-            "actual_protocol": cell[1].wire,
-            "actual_num_channels": actual_channels(*call, config.num_channels),
+            "actual_algorithm": parts.algorithm.wire,
+            "actual_protocol": parts.protocol.wire,
+            "actual_num_channels": parts.num_channels,
             "verified": True,
             "statistic": Statistic.MEAN.value,
             "time_us": time_us,
@@ -115,21 +110,18 @@ class SimulatorRunner:
         }
 
 
-def _check(setting: Setting) -> None:
-    known = h100.groups()
-    if h100.Group(setting.num_nodes, setting.ranks_per_node) not in known:
+def _check(setting: Setting, system: System) -> None:
+    known = system.groups()
+    if Group(setting.num_nodes, setting.ranks_per_node) not in known:
         shapes = ", ".join(f"{g.num_nodes}x{g.ranks_per_node}" for g in known)
         raise InvalidSweep(
             f"the simulator has no group of {setting.num_nodes} nodes x "
             f"{setting.ranks_per_node} ranks; choose from {shapes}"
         )
-    if setting.collective not in h100.collectives():
-        names = ", ".join(c.wire for c in h100.collectives())
+    if setting.collective not in system.collectives():
+        names = ", ".join(c.wire for c in system.collectives())
         raise InvalidSweep(f"the simulator has no {setting.collective.wire}; choose from {names}")
-    if setting.profile.name != DEFAULT_PROFILE:
-        raise InvalidSweep(
-            f"the simulator knows no launch profiles: remove '{setting.profile.name}'"
-        )
+    launch_of(setting.profile, system)
     if setting.interference.kind not in {QUIET, "congestion"}:
         raise InvalidSweep(
             f"the simulator has no interference '{setting.interference.kind}'; choose from "

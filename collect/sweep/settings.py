@@ -265,6 +265,8 @@ class TelemetrySettings(_Table):
 class SimulatorSettings(_Table):
     """Knobs of the embedded simulator; the noise is ours, not fitted (simulator/noise.py)."""
 
+    #: A shipped system, or the TOML file of one (docs/simulator.md).
+    system: str = "h100-ib"
     seed: int = 0
     noise_sigma: float = Field(default=0.015, ge=0, le=1)
     tail_probability: float = Field(default=0.02, ge=0, le=1)

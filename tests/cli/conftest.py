@@ -28,7 +28,7 @@ MODULES = {
     "dynamiccl-deploy": "dynamiccl.serve.cli",
 }
 COMMANDS = [
-    ("dynamiccl-collect", ("plan", "run", "import", "describe", "doctor")),
+    ("dynamiccl-collect", ("plan", "run", "import", "describe", "doctor", "fit-simulator")),
     ("dynamiccl-train", ("list", "fit", "study", "trial", "promote")),
     ("dynamiccl-evaluate", ("report", "gate")),
     (

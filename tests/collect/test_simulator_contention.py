@@ -4,10 +4,11 @@ import pytest
 
 from dynamiccl.collect.simulator.contention import Contention
 from dynamiccl.collect.simulator.group import Group
+from dynamiccl.collect.simulator.h100_system import H100System
 from dynamiccl.collect.simulator.parametric import ParametricSystem
 from dynamiccl.collect.simulator.system import Call, Parts
-from dynamiccl.collect.simulator.systems import find_system
-from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
+from dynamiccl.collect.simulator.systems import SYSTEMS, find_system
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 
 MIB = 1 << 20
 ALONE = Contention(num_sms=100, memory_gbytes_per_s=2000, memory_share=0.0, call_slowdown=0.0)
@@ -86,3 +87,14 @@ def test_eight_a100_lose_about_what_was_measured_by_too_many_channels() -> None:
 
     # Measured, Ring and Simple beside 8.4 ms of compute: 8,448 us with 4 channels, 9,284 with 24.
     assert iteration_us(24) / iteration_us(4) == pytest.approx(9284 / 8448, abs=0.06)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_shipped_system_says_how_compute_and_calls_disturb_each_other(name: str) -> None:
+    system = find_system(name)
+    assert isinstance(system, ParametricSystem | H100System)
+    assert system.contention.num_sms == system.num_sms
+    call = Call(system.groups()[-1], Collective.AllReduce, 16 * MIB)
+    runs = system.parts(call, ABSTAIN)
+    both = system.contention.iteration_us(runs, call.size_bytes, 5000.0)
+    assert both > max(5000.0, runs.quiet_us)

@@ -1,5 +1,6 @@
 """The simulator as a runner: rows as a real sweep writes them."""
 
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -7,8 +8,11 @@ import pytest
 from dynamiccl.collect.runner import Pick, Round
 from dynamiccl.collect.simulator import h100
 from dynamiccl.collect.simulator.runner import SimulatorRunner
+from dynamiccl.collect.simulator.system import Call
+from dynamiccl.collect.simulator.system_text import system_text
+from dynamiccl.collect.simulator.systems import SYSTEMS, find_system, shipped_file
 from dynamiccl.collect.sweep.load import Sweep, parse_sweep
-from dynamiccl.errors import InvalidSweep
+from dynamiccl.errors import InvalidSweep, UnknownName
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 
 MIB: Final = 1 << 20
@@ -51,7 +55,7 @@ def measured(made: Sweep) -> dict[str, dict[str, Any]]:
         ({"collectives": '["AlltoAll"]'}, "no AlltoAll; choose from Broadcast, Reduce, AllGather"),
         (
             {"profiles": '[{ name = "shm", transport = "SHM" }]'},
-            "knows no launch profiles: remove 'shm'",
+            "knows no launch profiles of 'h100-ib': remove 'shm'",
         ),
         (
             {"interference": '[{ kind = "gemm", level = 0.5 }]'},
@@ -125,3 +129,63 @@ def test_congested_rows_say_so() -> None:
     row = measured(sweep(interference=beside))["Tree/LL128"]
     assert (row["interference_kind"], row["interference_level"]) == ("congestion", 1.0)
     assert row["time_us"] == pytest.approx(65.5 + 2 * 8 * MIB / (1000 * 98.6 * 0.9))
+
+
+NODE = "[{ num_nodes = 1, ranks_per_node = 8 }]"
+B300 = '{ system = "b300-nvlink", noise_sigma = 0, tail_probability = 0, drift_sigma = 0 }'
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_shipped_system_runs(name: str) -> None:
+    group = find_system(name).groups()[-1]
+    quiet = f'{{ system = "{name}", noise_sigma = 0, tail_probability = 0, drift_sigma = 0 }}'
+    shape = f"[{{ num_nodes = {group.num_nodes}, ranks_per_node = {group.ranks_per_node} }}]"
+    rows = measured(sweep(groups=shape, simulator=quiet))
+    parts = find_system(name).parts(Call(group, AR, 8 * MIB), ABSTAIN)
+    default = rows["ABSTAIN"]
+    assert default["time_us"] == pytest.approx(parts.quiet_us)
+    assert default["actual_num_channels"] == parts.num_channels
+    assert default["nccl_version"] == str(find_system(name).nccl_version)
+    assert "simulated" in default["system_description"]
+
+
+def test_a_fitted_system_s_file_runs(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(system_text(shipped_file("b300-nvlink")), encoding="utf-8")
+    mine = B300.replace("b300-nvlink", str(path))
+    ours, theirs = (measured(sweep(groups=NODE, simulator=s)) for s in (mine, B300))
+    assert {k: row.get("time_us") for k, row in ours.items()} == {
+        k: row.get("time_us") for k, row in theirs.items()
+    }
+
+
+def test_threads_and_transport_of_a_profile_change_the_time() -> None:
+    def row(profile: str) -> dict[str, Any]:
+        made = sweep(groups=NODE, simulator=B300, profiles=f"[{profile}]", num_channels="[0, 2]")
+        return measured(made)["Ring/Simple/2ch"]
+
+    usual = row('{ name = "default" }')["time_us"]
+    assert row('{ name = "few", threads = 64 }')["time_us"] > 1.2 * usual
+    assert row('{ name = "shm", transport = "SHM" }')["time_us"] > usual
+    assert row('{ name = "shm", transport = "SHM" }')["launch_profile"] == "shm"
+
+
+@pytest.mark.parametrize(
+    ("profile", "said"),
+    [
+        ('{ name = "big", buffer_bytes = "8M" }', r"sets NCCL_BUFFSIZE, which .* not model"),
+        (
+            '{ name = "odd", env = { NCCL_NTHREADS = "many" } }',
+            r"profile 'odd': invalid literal for int\(\) with base 10: 'many'",
+        ),
+    ],
+)
+def test_a_profile_that_is_not_modelled_is_refused(profile: str, said: str) -> None:
+    made = sweep(groups=NODE, simulator=B300, profiles=f"[{profile}]")
+    with pytest.raises(InvalidSweep, match=said):
+        SimulatorRunner(made.file).check(made.trials)
+
+
+def test_a_system_that_nobody_has_is_named_with_the_choices() -> None:
+    with pytest.raises(UnknownName, match="'b200-nvlink'; choose from h100-ib, b300-nvlink"):
+        SimulatorRunner(sweep(simulator='{ system = "b200-nvlink" }').file)

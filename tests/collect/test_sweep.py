@@ -109,7 +109,7 @@ def test_plain_sweep_is_the_default_and_every_algorithm_and_protocol() -> None:
         ("iterations = 1.5", "iterations: Input should be a valid integer"),
         ('nccl_version = "new"', "unknown NCCL version 'new'"),
         ("cycels = 5", "cycels: Extra inputs are not permitted; known keys are name, system"),
-        ("[simulator]\nsead = 1", "sead: Extra inputs are not permitted; known keys are seed,"),
+        ("[simulator]\nsead = 1", "sead: Extra inputs are not permitted; known keys are system,"),
         ("[simulator]\nnoise_sigma = 2", "noise_sigma: Input should be less than or equal to 1"),
         ("[simulator]\nnoise_sigma = nan", "noise_sigma: Input should be a finite number"),
         ('[[interference]]\nkind = "cpu"\nlevel = -1', "level: Input should be greater than"),

@@ -1,0 +1,215 @@
+"""How well the simulated systems hold: held-out errors of every fitted one, and of what none saw.
+
+    python benchmarks/simulator_fit.py
+
+Imports the published sweeps, fits every shipped system that says `fitted` from its own numbers, and
+compares what a fit without each size says of it with what was measured. Below that, measurements
+that no fit has seen at all: another number of ranks, another setting, a sweep too wild to fit.
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from dynamiccl.collect.fitting import report
+from dynamiccl.collect.fitting.fit import Fit, HeldOut, fit_system
+from dynamiccl.collect.fitting.measured import measured_cells
+from dynamiccl.collect.fitting.problem import Problem, make_items
+from dynamiccl.collect.importing.importer import import_files
+from dynamiccl.collect.simulator.parameters import SystemFile
+from dynamiccl.collect.simulator.systems import PARAMETRIC, parametric_system, shipped_file
+from dynamiccl.errors import MissingPath
+
+DATA: Final = Path(__file__).resolve().parents[2] / "shared" / "data" / "sweeps"
+SWEEPS: Final = (
+    "b300_nvlink_allreduce.csv",
+    "gb10_roce_ring.csv",
+    "rtx5090_socket_tables.csv",
+    "rtx5090_socket_raw_repeats.csv",
+)
+_SOCKETS: Final = "rtx-5090-workstation-{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """Measurements of a fitted system under conditions that its fit does not look at."""
+
+    key: str
+    base: str
+    #: Instead of the description's.
+    groups: tuple[tuple[int, int], ...] = ()
+    rules: tuple[tuple[str, Any], ...] = ()
+
+
+UNSEEN: Final = (
+    Unseen(
+        "rtx5090_three_ranks",
+        "rtx5090-sockets",
+        groups=((3, 1),),
+        rules=(
+            (
+                "systems",
+                (
+                    _SOCKETS.format(
+                        "3-ranks-on-one-gpu-tcp-sockets-p2p-and-shm-off-a-host-id-per-rank"
+                    ),
+                ),
+            ),
+        ),
+    ),
+    Unseen(
+        "rtx5090_shm_allowed",
+        "rtx5090-sockets",
+        rules=(
+            (
+                "systems",
+                (
+                    _SOCKETS.format(
+                        "2-ranks-on-one-gpu-tcp-sockets-p2p-off-shm-allowed-a-host-id-per-rank"
+                    ),
+                ),
+            ),
+        ),
+    ),
+    Unseen(
+        "b300_wild_protocol_sweep",
+        "b300-nvlink",
+        rules=(
+            ("exclude_forced_of", ()),
+            ("exclude_runs", ("algo-sweep", "channel-sweep", "exp3.1-default", "exp3.1-ring-mid",
+                              "exp3.1-noop", "exp3.2-bad-channels", "overhead",
+                              "interference-a2-baseline", "interference-a3-baseline",
+                              "stability-allgather")),
+        ),
+    ),
+)  # fmt: skip
+
+
+@cache
+def imported(data: Path = DATA) -> Path:
+    """A store of the published sweeps, kept for this process. Raises MissingPath without them."""
+    if not data.is_dir():
+        raise MissingPath("published sweeps", data, "name the folder that holds them")
+    folder = Path(tempfile.mkdtemp(prefix="dynamiccl-fit-"))
+    import_files([data / name for name in SWEEPS], folder)
+    return folder
+
+
+def fits(data: Path = DATA) -> Iterator[Fit]:
+    """A fit of every shipped system that is fitted."""
+    store = imported(data)
+    for name in PARAMETRIC:
+        file = shipped_file(name)
+        if file.kind == "fitted":
+            yield fit_system(file, measured_cells(store, file))
+
+
+def unseen(data: Path = DATA) -> Iterator[tuple[str, report.Errors]]:
+    """Errors above 1 MiB of the shipped numbers on what no fit has seen."""
+    store = imported(data)
+    for case in UNSEEN:
+        file = shipped_file(case.base)
+        groups = [{"num_nodes": nodes, "ranks_per_node": ranks} for nodes, ranks in case.groups]
+        document = file.model_dump()
+        document["fit"] |= dict(case.rules)
+        document["groups"] = groups or document["groups"]
+        told = SystemFile.model_validate(_by_name(document))
+        items, _ = make_items(parametric_system(told), measured_cells(store, told))
+        problem = Problem(told, items)
+        predicted = np.exp(problem.log_times(problem.start()))
+        judged = [HeldOut(item, float(us)) for item, us in zip(items, predicted, strict=True)]
+        large = [one for one in judged if one.item.cell.call.size_bytes > report.LARGE_BYTES]
+        errors = report.errors_of(large)
+        if errors is not None:
+            yield case.key, errors
+
+
+def _by_name(document: dict[str, Any]) -> dict[str, Any]:
+    """The dump with NCCL's names instead of its numbers, as a file has them."""
+
+    def named(value: Any) -> Any:
+        if hasattr(value, "wire"):
+            return value.wire
+        if isinstance(value, Mapping):
+            return {key: named(one) for key, one in value.items()}
+        return [named(one) for one in value] if isinstance(value, list | tuple) else value
+
+    found: dict[str, Any] = named(document)
+    return found
+
+
+def figures(data: Path = DATA) -> dict[str, float | int | str | None]:
+    """Held-out errors above 1 MiB by system (0.05 = five per cent), and by size class.
+
+    Keys end in the system's name with underscores: `fit_median_error_b300_nvlink`,
+    `fit_p90_error_*`, `repeat_noise_*` (None where nothing was measured twice),
+    `fit_held_out_cells_*`, `fit_reaches_bar_*` (1 or 0), and
+    `fit_median_error_*_to_16_mib` for each class. `unseen_median_error_*` are the shipped numbers'
+    errors on measurements outside every fit. Raises MissingPath without the data.
+    """
+    found: dict[str, float | int | str | None] = {}
+    for fit in fits(data):
+        name = _key(fit.file.name)
+        errors = report.errors_of(report.large(fit))
+        if errors is None:
+            continue
+        found[f"fit_median_error_{name}"] = errors.median
+        found[f"fit_p90_error_{name}"] = errors.p90
+        found[f"repeat_noise_{name}"] = errors.noise
+        found[f"fit_held_out_cells_{name}"] = errors.cells
+        found[f"fit_reaches_bar_{name}"] = int(not report.misses(fit))
+        for size, part in report.by_size(fit).items():
+            found[f"fit_median_error_{name}_{_key(size)}"] = part.median
+            found[f"fit_p90_error_{name}_{_key(size)}"] = part.p90
+    for name, errors in unseen(data):
+        found[f"unseen_median_error_{name}"] = errors.median
+        found[f"unseen_p90_error_{name}"] = errors.p90
+        found[f"unseen_cells_{name}"] = errors.cells
+    return found
+
+
+def _key(name: str) -> str:
+    return name.lower().replace("-", "_").replace(" ", "_")
+
+
+def _table() -> Table:
+    table = Table(title="errors of the simulated systems' times")
+    for heading in ("", "cells", "median error", "90th percentile", "repeat noise", "bar"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    return table
+
+
+def _row(name: str, errors: report.Errors, bar: str = "") -> tuple[str, ...]:
+    noise = "-" if errors.noise is None else f"{errors.noise:.1%}"
+    return name, str(errors.cells), f"{errors.median:.1%}", f"{errors.p90:.1%}", noise, bar
+
+
+def main() -> None:
+    """Fit, judge, print."""
+    console, table, details = Console(), _table(), []
+    for fit in fits():
+        errors = report.errors_of(report.large(fit))
+        if errors is None:
+            continue
+        missed = report.misses(fit)
+        bar = "missed" if missed else "reached"
+        table.add_row(*_row(f"{fit.file.name}, held out, above 1 MiB", errors, bar))
+        for size, part in report.by_size(fit).items():
+            table.add_row(*_row(f"  {size}", part))
+        details += [f"{fit.file.name}: {line}" for line in missed]
+    for name, errors in unseen():
+        table.add_row(*_row(f"{name}, seen by no fit, above 1 MiB", errors))
+    console.print(table)
+    for line in details:
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""`dynamiccl-collect fit-simulator` from the outside."""
+
+from pathlib import Path
+
+import pytest
+
+from dynamiccl.collect.simulator.system_text import system_text
+from dynamiccl.collect.simulator.systems import find_system, system_file
+from tests.cli.conftest import Shell, refused
+from tests.collect.fitting.worlds import SIZES, ring_only, rows, store_of
+
+FIT = ("dynamiccl-collect", "fit-simulator", "--data", "data")
+
+
+@pytest.fixture(name="base")
+def base_fixture(tmp_path: Path) -> Path:
+    """Measurements in `data`, and the description to start from."""
+    store_of(tmp_path / "data", rows(noise=0.01))
+    path = tmp_path / "base.toml"
+    path.write_text(system_text(ring_only(lambda value: 1.5 * value)), encoding="utf-8")
+    return path
+
+
+def test_a_fitted_file_is_a_system_to_sweep_on(shell: Shell, base: Path, tmp_path: Path) -> None:
+    done = shell(*FIT, "--base", base, "--name", "mine", "--out", "mine.toml")
+    assert done.code == 0
+    assert "above 1 MiB: median error" in done.out
+    assert "mine -> mine.toml" in done.out
+    assert find_system(str(tmp_path / "mine.toml")).name == "mine"
+    sweep = tmp_path / "on_mine.toml"
+    sweep.write_text(
+        'name = "s"\nsystem = "mine"\ncollectives = ["AllReduce"]\n'
+        "groups = [{ num_nodes = 1, ranks_per_node = 8 }]\n"
+        'sizes = { list = ["1M"] }\nprotocols = ["LL"]\nalgorithms = ["Ring"]\n'
+        '[simulator]\nsystem = "mine.toml"\n'
+    )
+    ran = shell("dynamiccl-collect", "run", sweep, "--runner", "simulator", "--out", "o", "--json")
+    assert ran.json["rows_by_status"] == {"ok": 15}
+    assert shell("dynamiccl-collect", "plan", sweep, "--json").json["system"] == "mine"
+
+
+def test_json_has_errors_by_size_and_config_and_the_plot(shell: Shell, base: Path) -> None:
+    document = shell(*FIT, "--base", base, "--out", "mine.toml", "--plots", "plots", "--json").json
+    assert document["held_out_above_1mib"]["cells"] == 40
+    assert document["misses"] == []
+    assert len(document["by_config"]) == 4
+    assert document["out"] == "mine.toml"
+    [plot] = document["plots"]
+    assert Path(plot).read_bytes().startswith(b"\x89PNG")
+
+
+def test_data_that_cannot_tell_is_refused_and_nothing_is_written(
+    shell: Shell, base: Path, tmp_path: Path
+) -> None:
+    store_of(tmp_path / "few", rows(sizes=SIZES[:3]))
+    command = ("dynamiccl-collect", "fit-simulator", "--data", "few", "--base", base)
+    assert "cannot" in (line := refused(shell(*command, "--out", "mine.toml"), 3)) or (
+        "does not tell" in line
+    )
+    assert not (tmp_path / "mine.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (("--base", "b200", "--out", "o.toml"), 2, "unknown parametric system 'b200'; choose"),
+        (("--base", "gone.toml", "--out", "o.toml"), 2, "no system file at gone.toml"),
+        (("--base", "base.toml", "--out", "mine"), 2, "name a TOML file, such as mine.toml"),
+        (("--base", "base.toml", "--out", "o.toml", "--system", "b"), 2, "choose from box"),
+        (("--base", "base.toml", "--out", "o.toml", "--name", "a b"), 2, "a b"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(
+    shell: Shell, base: Path, options: tuple[str, ...], code: int, said: str
+) -> None:
+    assert base.is_file()
+    assert said in refused(shell(*FIT, *options), code)
+
+
+def test_a_name_of_the_data_is_found_without_the_description_s_rules(
+    shell: Shell, base: Path, tmp_path: Path
+) -> None:
+    store_of(tmp_path / "data", rows(system="rack", noise=0.01))
+    command = (*FIT, "--base", base, "--out", "rack.toml", "--system", "rack", "--name", "rack")
+    assert shell(*command, "--json").json["system"] == "rack"
+    assert system_file(str(tmp_path / "rack.toml")).fit.systems == ("rack",)
