@@ -46,7 +46,7 @@ class Rules:
     #: A probe is made when it is expected to save so much of a call's time over as many calls as
     #: there were already; and never for less than `least_worth` of each.
     price: float = 0.02
-    least_worth: float = 0.00002
+    least_worth: float = 0.0001
     #: Certainty with which a probed candidate must be better to take over.
     confidence: float = 0.6
     #: What probes may cost, as a share of time, and calls' worth of it that are lent at the start.
