@@ -31,11 +31,11 @@ from dynamiccl.evaluate.simulate.players import (
     best_table,
     mean_times_us,
 )
-from dynamiccl.nccl import Config
+from dynamiccl.nccl import ABSTAIN, Config
 from dynamiccl.serve.search.autoccl import AutoCcl
 from dynamiccl.serve.search.policy_search import PolicySearch
 from dynamiccl.serve.search.prior import Prior
-from dynamiccl.serve.search.space import SearchSpace
+from dynamiccl.serve.search.space import Choice, SearchSpace
 from dynamiccl.serve.search.tuner import Key
 from dynamiccl.train.environment import CollectiveEnv, Course, Tables, Watch, delay_calls
 from dynamiccl.train.policy import TorchPolicy
@@ -154,10 +154,15 @@ def _autoccl(env: CollectiveEnv, seed: int) -> Player:
 
 
 def _spaces(world: World) -> dict[Key, SearchSpace]:
-    """What may be tried for each task key."""
+    """What may be tried for each task key; a search begins where NCCL's own knobs are."""
+    choices = [Choice(config) for config in world.configs]
     return {
-        key: SearchSpace.of_configs(world.configs, np.flatnonzero(mask).tolist())
-        for key, mask in enumerate(world.mask)
+        key: SearchSpace(
+            choices,
+            np.flatnonzero(world.mask[key]).tolist(),
+            default_runs=Choice(world.system.resolve(call, ABSTAIN)),
+        )
+        for key, call in enumerate(world.keys)
     }
 
 
