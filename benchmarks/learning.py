@@ -6,8 +6,8 @@
 
 Parts: `grid`, simulated grids whose truth is known (learning_grids.py); `real`, measured sweeps
 (learning_real.py); `ope`, off-policy estimates (learning_ope.py); `sequences`, the
-ablation (learning_sequences.py); `replay` and `gate`, what bench_replay.py and bench_gate.py
-print.
+ablation (learning_sequences.py); `agents`, whole jobs in a changing world (learning_agents.py);
+`replay` and `gate`, what bench_replay.py and bench_gate.py print.
 
 Writes out/bench/learning.json: under `data_sets`, by data set and policy, `mean_regret`,
 `p95_regret`, `ratio_to_default` and `share_worse_than_default`, each with `_lo` and `_hi` (95 %).
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from harness import OUT, machine_facts
+from learning_agents import agents
 from learning_grids import measure, simulated_grid, train
 from learning_ope import ope_figures
 from learning_real import real_sets
@@ -58,6 +59,7 @@ def main() -> None:
         "real": lambda out: real_sets(out, [chosen()], SEEDS),
         "ope": lambda out: ope_figures(out, train(measure(out, 0), chosen(), 0)[1]),
         "sequences": lambda out: ablation(out, SEEDS),
+        "agents": lambda out: {"agents": agents(out, SEEDS, OUT / "agents")},
         "replay": lambda _: printed("replay", "bench_replay.py"),
         "gate": lambda _: printed("gate", "bench_gate.py"),
     }

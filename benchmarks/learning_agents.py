@@ -54,13 +54,13 @@ cycles = 3
 system = "b300-nvlink"
 seed = {seed}
 """
-#: Row -> recipe, and whether the Trigger tells it the interference of calls.
-POLICIES: Final = {
-    "feed-forward policy": ("ddqn-dueling", False),
-    "recurrent policy": ("drqn-lstm", False),
-    "feed-forward policy, told": ("ddqn-dueling", True),
-    "recurrent policy, told": ("drqn-lstm", True),
-}
+#: Row, recipe, and whether the Trigger tells it the interference of calls: then " + Trigger" comes
+#: behind the name, and a search that begins from the policy plays, too.
+POLICIES: Final = (
+    ("feed-forward policy", "ddqn-dueling", False),
+    ("recurrent policy", "drqn-lstm", False),
+    ("recurrent policy", "drqn-lstm", True),
+)
 
 
 def agents(out: Path, seeds: int, page: Path) -> dict[str, Any]:
@@ -115,14 +115,13 @@ def _of_seed(data: Path, seed: int) -> Played:
 
     setting = _setting()
     contenders = simple_contenders(setting)
-    for name, (recipe, is_told) in POLICIES.items():
+    for name, recipe, is_told in POLICIES:
         settings = [*ALONE, f"trigger={trigger}"] if is_told else list(ALONE)
         made = make_recipe(recipe, settings)
         done = fit(data / "data", made, experiment=name, tracking_uri=uri, seed=seed)
         policy = TorchPolicy.load(Path(done.run_directory) / "policy")
         rows = policy_contenders(setting, name, policy, watch if is_told else None)
-        # The search begins from a cold table, which is the same for all policies.
-        contenders += rows if name == "recurrent policy, told" else rows[:1]
+        contenders += rows
     return play(setting, contenders, [seed])
 
 
