@@ -5,16 +5,29 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from dynamiccl.collect.simulator.group import Group
 from dynamiccl.collect.simulator.scenario import MarkovLink, Scenario
 from dynamiccl.collect.simulator.systems import find_system
 from dynamiccl.collect.simulator.workloads import make_workload
+from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.evaluate.simulate.compare import Comparison, Estimate, conclude, play, verdicts
-from dynamiccl.evaluate.simulate.lineup import NCCL, ORACLE, Setting, simple_contenders
+from dynamiccl.evaluate.simulate.lineup import (
+    NCCL,
+    ORACLE,
+    Setting,
+    policy_contenders,
+    simple_contenders,
+)
 from dynamiccl.evaluate.simulate.players import best_fixed, best_table
 from dynamiccl.evaluate.simulate.rollout import roll_out
+from dynamiccl.train.policy import TorchPolicy
+from dynamiccl.train.trigger.detector import Detector
+from dynamiccl.train.trigger.module import TriggerModule
 from tests.cli.conftest import Shell
+from tests.policies import hand_made_manifest
+from tests.rows import default, forced, frame
 
 #: Congestion that moves what is best, and little noise.
 AROUND = Scenario(
@@ -138,3 +151,62 @@ def test_an_unknown_scenario_is_refused_before_anything_is_played(
     assert done.code == 2
     assert "congested" in done.err
     assert not (tmp_path / "o").exists()
+
+
+def few_configs() -> Manifest:
+    """A policy that knows three configs, trained on a system that is not simulated here."""
+    rows = frame(
+        *(default(size_bytes=1 << k) for k in (20, 22)),
+        *(forced(a, "LL128", size_bytes=1 << k) for a in ("Ring", "Tree") for k in (20, 22)),
+    )
+    return hand_made_manifest(rows, frame().select("system", "collective", noise_band="time_us"))
+
+
+class Counted(torch.nn.Module):
+    """Takes the action of the highest number that is allowed, and counts what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def forward(
+        self, window: torch.Tensor, context: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert len(context) == len(window)
+        self.asked += len(window)
+        q = mask * -torch.arange(mask.shape[1], 0, -1) + (mask - 1.0) * 1e6
+        return q.argmax(dim=1), q
+
+
+def test_a_policy_plays_in_its_own_catalogue_and_is_asked_when_its_last_word_is_in_force() -> None:
+    each, module = setting(calls=500), Counted()
+    [contender] = policy_contenders(each, "mine", TorchPolicy(module, few_configs()), None)
+    assert [config.key for config in contender.world.configs] == [
+        "ABSTAIN",
+        "Tree/LL128",
+        "Ring/LL128",
+    ]
+    env, player = contender.prepare(each, 0)
+    _, line = roll_out(env, player, seed=0)
+    delay = env.course.delay_calls
+    assert delay > 10
+    # NCCL's own choice until the ranks agree, and then what the policy wants: Ring.
+    assert (line.action[:delay] == 0).all()
+    assert (line.action[-100:] == 2).all()
+    asks = 500 / delay * len(env.world.keys) * each.jobs
+    assert 0.2 * asks < module.asked <= asks + len(env.world.keys) * each.jobs
+
+
+def test_with_a_trigger_levels_are_seen_and_a_search_begins_from_the_policy() -> None:
+    each = setting(calls=1_500)
+    trigger = TriggerModule(0.05).eval()
+    policy = TorchPolicy(Counted(), few_configs())
+    rows = policy_contenders(each, "mine", policy, lambda: Detector(trigger))
+    assert [row.name for row in rows] == ["mine + Trigger", "search from mine + Trigger"]
+    for row in rows:
+        env, player = row.prepare(each, 1)
+        totals, line = roll_out(env, player, seed=1)
+        # Sudden congestion by eight, and next to no noise: it is found, and not without cause.
+        assert totals.alarms.sum() > 0
+        assert line.level.max() > 0.5
+        assert (line.slowdown[np.flatnonzero(line.alarm_began)] > 1.0).mean() > 0.5
