@@ -87,3 +87,11 @@ def may_be(config: Config, call: Call) -> bool:
 
 def _used(call: Call) -> tuple[object, ...]:
     return call.algorithm, call.protocol, call.num_channels
+
+
+def news(seen: tuple[Call, ...], calls: tuple[Call, ...]) -> int:
+    """How many calls at the end of a window were not in the one before."""
+    for kept in range(min(len(seen), len(calls)), 0, -1):
+        if seen[-kept:] == calls[:kept]:
+            return len(calls) - kept
+    return len(calls)

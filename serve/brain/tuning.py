@@ -24,12 +24,14 @@ from dynamiccl.datasets.manifest import POLICY_NAME
 from dynamiccl.datasets.questions import cold_questions
 from dynamiccl.nccl import ABSTAIN, Collective, Config
 from dynamiccl.serve.artifact import Artifact
+from dynamiccl.serve.brain.disturbance import Disturbance
 from dynamiccl.serve.brain.ground import (
     MIN_CALLS,
     Ground,
     in_force,
     latest_config,
     may_be,
+    news,
     open_ground,
 )
 from dynamiccl.serve.brain.history import BrainConfig, History, Task
@@ -68,6 +70,7 @@ class TunerBrain:
         self._from_table = from_table
         self._tuner = make_tuner(self._space, self._prior)
         self._spaces: dict[Key, SearchSpace] = {}
+        self._disturbance = Disturbance(artifact)
         self._progress: dict[tuple[Collective, int], _Progress] = {}
         self._ground: Ground | None = None
         self._policy: _ColdPolicy | None = None
@@ -92,14 +95,14 @@ class TunerBrain:
             self._spaces[key] = self._open_space(task, ground, running)
             self._progress[key] = _Progress(self._tuner.ask(key))
         progress = self._progress[key]
-        disturbed = bool(task.calls[-1].interference)
+        disturbed = self._disturbance.has(task)
         if disturbed != progress.disturbed:
             progress.disturbed = disturbed
             self._tuner.alarm(key)
             progress.playing = self._tuner.ask(key)
         if running != self._configs[progress.playing]:
             return  # the table with it is not in force yet
-        fresh = _news(progress.seen, task.calls)
+        fresh = news(progress.seen, task.calls)
         calls = [call for call in latest_config(task.calls) if may_be(running, call)]
         calls = calls[len(calls) - min(len(calls), fresh) :]
         if len(calls) < MIN_CALLS:
@@ -169,11 +172,3 @@ def search_brain(artifact: Artifact, seed: int) -> TunerBrain:  # noqa: ARG001 -
         lambda space_of, prior_of: PolicySearch(space_of, prior_of, RULES),
         from_table=True,
     )
-
-
-def _news(seen: tuple[Call, ...], calls: tuple[Call, ...]) -> int:
-    """How many calls at the end of a window were not in the one before."""
-    for kept in range(min(len(seen), len(calls)), 0, -1):
-        if seen[-kept:] == calls[:kept]:
-            return len(calls) - kept
-    return len(calls)

@@ -1,5 +1,6 @@
 """The policies that a brain process can run."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from dynamiccl.serve.search.policy_search import PolicySearch
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import ScriptedBrain
 from dynamiccl.sizes import size_bin
+from dynamiccl.train.torch_files import save_script
+from dynamiccl.train.trigger.module import TriggerModule
 from tests.serve.brains import CONFIG, HintPolicy, make_artifact, task
 
 SIZE = 1 << 20
@@ -158,11 +161,36 @@ def test_a_tuner_is_told_of_interference(hinted: Artifact, monkeypatch: pytest.M
     alarms: list[object] = []
     monkeypatch.setattr(PolicySearch, "alarm", lambda _, key: alarms.append(key))
     brain = POLICIES["search"](hinted, 0)
-    for level in (None, 0.0, 0.4, 0.5, 0.0):
+    # What is next to nothing is no disturbance, and a fading one is still one.
+    told = [None, 0.0, 0.04, 0.1, 0.4, 0.5, 0.1, None, 0.01, 0.1]
+    found = []
+    for index, level in enumerate(told):
         calls = tuple(replace(call, interference=level) for call in task(SIZE, 5, 5.1, 5.2).calls)
-        window = Task(*KEY, tuple(replace(c, time_us=c.time_us + len(alarms)) for c in calls))
+        window = Task(*KEY, tuple(replace(c, time_us=c.time_us + index) for c in calls))
         brain.decide(CONFIG, History((window,), None))
-    assert alarms == [KEY, KEY]
+        found.append(len(alarms))
+    assert found == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
+    assert set(alarms) == {KEY}
+
+
+def test_an_artifacts_trigger_tells_a_tuner_of_slow_calls(
+    hinted: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alarms: list[object] = []
+    monkeypatch.setattr(PolicySearch, "alarm", lambda _, key: alarms.append(key))
+    shutil.copytree(hinted.directory, tmp_path / "artifact")
+    save_script(TriggerModule(0.02), tmp_path / "artifact" / "trigger.pt")
+    brain = POLICIES["search"](replace(hinted, directory=tmp_path / "artifact"), 0)
+    random = np.random.default_rng(0)
+    found = []
+    for round_ in range(60):
+        slow = 1.5 if 30 <= round_ < 45 else 1.0
+        times = 5.0 * slow * np.exp(0.02 * random.standard_normal(4))
+        brain.decide(CONFIG, History((task(SIZE, *times.tolist()),), None))
+        found.append(len(alarms))
+    assert found[29] == 0
+    assert found[34] == found[44] == 1
+    assert found[-1] == 2
 
 
 def test_equal_seeds_search_alike(small_artifact: Artifact) -> None:

@@ -1,0 +1,45 @@
+"""Whether a task key is disturbed: by the artifact's Trigger, or by levels that calls carry."""
+
+from typing import Final
+
+from dynamiccl.datasets.history import Call
+from dynamiccl.datasets.manifest import TRIGGER_NAME
+from dynamiccl.nccl import Collective
+from dynamiccl.serve.artifact import Artifact
+from dynamiccl.serve.brain.ground import news
+from dynamiccl.serve.brain.history import Task
+from dynamiccl.serve.torchscript import ScriptedTrigger
+
+#: A recorded level is continuous and seldom quite zero. A disturbance begins where a call takes so
+#: much longer than quiet, the smallest slowdown that a Trigger looks for, and ends below the other.
+BEGINS: Final = 0.15
+ENDS: Final = 0.05
+
+
+class Disturbance:
+    """One communicator's task keys."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        """Take the artifact's Trigger, where it has one."""
+        path = artifact.directory / TRIGGER_NAME
+        self._trigger = ScriptedTrigger(path) if path.is_file() else None
+        self._seen: dict[tuple[Collective, int], tuple[Call, ...]] = {}
+        self._is_disturbed: dict[tuple[Collective, int], bool] = {}
+
+    def has(self, task: Task) -> bool:
+        """Whether the task key is disturbed, after the calls of its window that are new."""
+        key = (task.collective, task.bin)
+        fresh = news(self._seen.get(key, ()), task.calls)
+        self._seen[key] = task.calls
+        for call in task.calls[len(task.calls) - fresh :]:
+            self._is_disturbed[key] = self._after(key, call)
+        return self._is_disturbed.get(key, False)
+
+    def _after(self, key: tuple[Collective, int], call: Call) -> bool:
+        if self._trigger is not None:
+            stream = (*key, call.algorithm, call.protocol, call.num_channels)
+            return self._trigger.observe(stream, call.time_us, call.size_bytes)[0] > 0
+        before = self._is_disturbed.get(key, False)
+        if call.interference is None:
+            return before
+        return call.interference >= (ENDS if before else BEGINS)
