@@ -1,5 +1,6 @@
 """Training on the calls of jobs beside the sweeps of their system."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -8,11 +9,15 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
+from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.store import write_part
+from dynamiccl.errors import MissingPath
 from dynamiccl.train.data import load_data
 from dynamiccl.train.fit import fit, resume
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.torch_files import save_script
+from dynamiccl.train.trigger.module import TriggerModule
 from tests.calls import call, calls_table
 from tests.data_sets import SYSTEM
 from tests.train.runs import broken_run
@@ -102,3 +107,41 @@ def test_a_run_with_calls_goes_on_where_it_was_killed(with_calls: Path, tmp_path
     ]
     assert curves[0] == curves[1]
     assert len(curves[0]) == 4
+
+
+@pytest.fixture(name="trigger")
+def trigger_fixture(tmp_path: Path) -> Path:
+    """A run directory of a Trigger that was not trained: its forecast is the level."""
+    folder = tmp_path / "run" / "trigger"
+    folder.mkdir(parents=True)
+    save_script(TriggerModule(0.02), folder / "trigger.pt")
+    (folder / "trigger.json").write_text(json.dumps({"usual_scale": 0.02}))
+    return folder.parent
+
+
+def test_a_policy_that_learned_with_a_trigger_has_it_beside_it(
+    with_calls: Path, trigger: Path, tmp_path: Path
+) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    settings = ["steps=20", "steps_per_epoch=10", "num_members=2", "hidden_sizes=16"]
+    recipe = make_recipe("ddqn-dueling", [*settings, f"trigger={trigger}"])
+    run = fit(with_calls, recipe, experiment="x", tracking_uri=uri, seed=0)
+    policy = Path(run.run_directory) / "policy"
+    copied = policy / "trigger.pt"
+    assert copied.read_bytes() == (trigger / "trigger" / "trigger.pt").read_bytes()
+    assert Manifest.read(policy).trigger == {"usual_scale": 0.02}
+    assert MlflowClient(uri).get_run(run.run_id).data.params["trigger"] == str(trigger)
+
+    told, plain = (load_data(with_calls, 0, each).sequences for each in (str(trigger), ""))
+    assert told is not None
+    assert plain is not None
+    # Sixteen calls of each config tell what is quiet.
+    known = told.calls.interference >= 0.0
+    assert 0.3 < known.mean() < 0.6
+    assert (plain.calls.interference < 0.0).all()
+    assert (told.reward == plain.reward).all()
+
+
+def test_what_is_no_trigger_is_refused_before_training(with_calls: Path, tmp_path: Path) -> None:
+    with pytest.raises(MissingPath, match="dynamiccl-train trigger"):
+        load_data(with_calls, 0, str(tmp_path))
