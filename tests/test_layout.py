@@ -167,12 +167,19 @@ def test_wheel_holds_the_parts_under_our_name_only(tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert tops == {"dynamiccl"}
+    packages = {str(p.parent.relative_to(ROOT)) for p in sources() if p.name == "__init__.py"}
+    for package in packages - {"dynamiccl"}:
+        assert f"dynamiccl/{package}/__init__.py" in names
     for wanted in (
         "dynamiccl/collect/nccl_tests/text.py",
         "dynamiccl/collect/simulator/default/machines/h100-ib.toml",
         "dynamiccl/collect/simulator/h100_corrections.csv",
+        "dynamiccl/collect/simulator/scenarios/congested.toml",
+        "dynamiccl/collect/simulator/systems/b300-nvlink.toml",
         "dynamiccl/datasets/sample/b300_nvlink_allreduce.csv",
+        "dynamiccl/evaluate/page.html.jinja",
         "dynamiccl/evaluate/report.html.jinja",
+        "dynamiccl/evaluate/simulate.html.jinja",
         "dynamiccl/serve/commands/doctor.py",
         "dynamiccl/serve/launch/dynamiccl-run",
         "dynamiccl/serve/plugin/plugin.cpp",
