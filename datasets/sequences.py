@@ -38,8 +38,9 @@ CALLS_USED: Final = (
 )
 _TASK: Final = ("system", "nccl_version", "collective", "num_nodes", "ranks_per_node", "bin")
 _EPISODE: Final = (*_TASK, "sweep", "run", "comm")
-#: Calls of one stream of the Trigger: a task key of a communicator under one config.
-STREAM_COLUMNS: Final = (*_EPISODE, "actual_algorithm", "actual_protocol", "actual_num_channels")
+#: Calls of one task key of a communicator, and of one stream of the Trigger: under one config.
+KEY_COLUMNS: Final = _EPISODE
+STREAM_COLUMNS: Final = (*KEY_COLUMNS, "actual_algorithm", "actual_protocol", "actual_num_channels")
 #: Timed on all ranks, which agreed.
 _IS_TIMED: Final = (pl.col("time_us") > 0) & pl.col("ranks_agree")
 #: Interference levels of timed calls, one each; -1 = unknown (train/trigger/levels.py).

@@ -112,7 +112,7 @@ def watched_questions(
             seen[key] = len(told[key])
             for call in told[key][len(told[key]) - new :]:
                 stream = (key, call.algorithm, call.protocol, call.num_channels)
-                levels[key].append(trigger.observe(stream, call.time_us, call.size_bytes)[1])
+                levels[key].append(trigger.tell(key, stream, call.time_us, call.size_bytes))
         wanted = np.zeros((_WATCHED_KEYS, WINDOW_LENGTH))
         tasks = []
         for key in range(_WATCHED_KEYS):

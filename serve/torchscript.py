@@ -167,6 +167,20 @@ class ScriptedTrigger:
         if not hasattr(self._module, "new_state"):
             raise CorruptFile(f"{path} is TorchScript, but no trigger; export the artifact again")
         self._states: dict[Hashable, Any] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._carried: dict[Hashable, Any] = {}
+
+    def tell(self, key: Hashable, stream: Hashable, time_us: float, size_bytes: int) -> float:
+        """Take the next call of a stream of a task key: the key's level, -1 = unknown."""
+        level = self.observe(stream, time_us, size_bytes)[1]
+        torch = self._torch
+        number = torch.tensor([self._numbers.setdefault(stream, len(self._numbers))])
+        carried = self._carried.get(key)
+        if carried is None:
+            carried = self._module.new_keys(1)
+        with torch.no_grad():
+            self._carried[key], told = self._module.carry(carried, number, torch.tensor([level]))
+        return float(told)
 
     def observe(self, stream: Hashable, time_us: float, size_bytes: int) -> tuple[int, float]:
         """Take the next call of a stream: alarm and level.

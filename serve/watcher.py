@@ -48,6 +48,8 @@ class Watcher(nn.Module):
         self.keys = {}
         self.streams = {}
         self.state = torch.zeros(0, trigger.state_size)
+        #: Of each key, what levels under other configs still say.
+        self.carried = trigger.new_keys(0)
         #: Calls of each key that were timed when it was last asked about; -1: never asked.
         self.seen = torch.zeros(0, dtype=torch.int64)
         #: Of the latest calls, as a window has them.
@@ -88,6 +90,11 @@ class Watcher(nn.Module):
             )
             self.state[slot] = state
             level[index] = found
+            which = key[due]
+            self.carried[which], told = self.trigger.carry(
+                self.carried[which], stream[due, place], level[due]
+            )
+            level[due] = told
             moved = torch.cat([levels[:, 1:], level.unsqueeze(1)], dim=1)
             levels = torch.where(due.unsqueeze(1), moved, levels)
         self.levels[key] = levels
@@ -113,6 +120,7 @@ class Watcher(nn.Module):
             self.seen = torch.cat([self.seen, torch.full((more,), -1, dtype=torch.int64)])
             unknown = torch.full((more, self.levels.size(1)), self.unknown)
             self.levels = torch.cat([self.levels, unknown])
+            self.carried = torch.cat([self.carried, self.trigger.new_keys(more)])
         return torch.tensor(found, dtype=torch.int64)
 
     def find_streams(

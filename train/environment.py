@@ -47,12 +47,12 @@ class Watch(Protocol):
     """Tells interference from completion times: the Trigger agent, or one of its rivals."""
 
     def observe(
-        self, stream: Int64Array, log_time: Float64Array
+        self, stream: Int64Array, log_time: Float64Array, *, key: Int64Array
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Alarms (N,), above 0 while a stream is slow, and levels (N,), below 0 = unknown.
 
         A stream is a task key of a job under one config, and has one more time, of which `log_time`
-        is the natural logarithm in us.
+        is the natural logarithm in us; levels are those of the task keys.
         """
 
 
@@ -244,7 +244,7 @@ class CollectiveEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any])
         where = ran.key * len(self.world.configs) + ran.action
         if self._watch is not None:
             stream = ring * len(self.world.configs) + self.world.stream[ran.key, ran.action]
-            alarm, level = self._watch.observe(stream, np.log(ran.measured_us))
+            alarm, level = self._watch.observe(stream, np.log(ran.measured_us), key=ring)
             self.alarm, self.level = alarm > 0, level.astype(np.float64)
             self.alarm_began = self.alarm & ~self._alarms[self._job, ran.key]
             self._alarms[self._job, ran.key] = self.alarm

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from dynamiccl.collect.simulator.world import Ran, World
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.features import Observations
-from dynamiccl.serve.search.tuner import Tuner
+from dynamiccl.serve.search.tuner import Tuner, is_disturbed
 from dynamiccl.train.environment import CollectiveEnv
 from dynamiccl.train.policy import TorchPolicy
 
@@ -113,6 +113,8 @@ class Searching:
         """Make a tuner for each job; `alarmed` ones are told what the environment's watch says."""
         self._tuners = [make(job) for job in range(num_jobs)]
         self._alarmed = alarmed
+        #: (job, key) of task keys that are disturbed.
+        self._disturbed: set[tuple[int, int]] = set()
 
     def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:  # noqa: ARG002
         """Ask each."""
@@ -126,8 +128,11 @@ class Searching:
         for tuner, key, time_us, action in zip(self._tuners, *told, strict=True):
             tuner.tell(key, time_us, action)
         if self._alarmed:
-            for job in np.flatnonzero(env.alarm_began):
-                self._tuners[job].alarm()
+            for job, (key, level) in enumerate(zip(told[0], env.level.tolist(), strict=True)):
+                before = (job, key) in self._disturbed
+                if is_disturbed(level, before=before) != before:
+                    self._disturbed ^= {(job, key)}
+                    self._tuners[job].alarm(key)
 
 
 def best_fixed(world: World, times_us: npt.NDArray[np.float64]) -> Actions:

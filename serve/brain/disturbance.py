@@ -1,19 +1,13 @@
 """Whether a task key is disturbed: by the artifact's Trigger, or by levels that calls carry."""
 
-from typing import Final
-
 from dynamiccl.datasets.history import Call
 from dynamiccl.datasets.manifest import TRIGGER_NAME
 from dynamiccl.nccl import Collective
 from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.brain.ground import news
 from dynamiccl.serve.brain.history import Task
+from dynamiccl.serve.search.tuner import is_disturbed
 from dynamiccl.serve.torchscript import ScriptedTrigger
-
-#: A recorded level is continuous and seldom quite zero. A disturbance begins where a call takes so
-#: much longer than quiet, the smallest slowdown that a Trigger looks for, and ends below the other.
-BEGINS: Final = 0.15
-ENDS: Final = 0.05
 
 
 class Disturbance:
@@ -36,10 +30,9 @@ class Disturbance:
         return self._is_disturbed.get(key, False)
 
     def _after(self, key: tuple[Collective, int], call: Call) -> bool:
+        before = self._is_disturbed.get(key, False)
+        level = call.interference
         if self._trigger is not None:
             stream = (*key, call.algorithm, call.protocol, call.num_channels)
-            return self._trigger.observe(stream, call.time_us, call.size_bytes)[0] > 0
-        before = self._is_disturbed.get(key, False)
-        if call.interference is None:
-            return before
-        return call.interference >= (ENDS if before else BEGINS)
+            level = self._trigger.tell(key, stream, call.time_us, call.size_bytes)
+        return before if level is None else is_disturbed(level, before=before)

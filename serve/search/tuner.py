@@ -20,11 +20,16 @@ Keys are opened by the first `ask` or `tell`. A settled key costs a few microsec
 
 from collections.abc import Callable, Hashable
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from dynamiccl.serve.search.space import SearchSpace
 
 Key = Hashable
+#: Levels of interference are continuous and seldom quite zero. A disturbance begins where calls
+#: take so much longer than quiet, the smallest slowdown that a Trigger looks for, and it ends below
+#: the other.
+DISTURBED_FROM: Final = 0.15
+DISTURBED_UNTIL: Final = 0.05
 #: What may be tried for a task key.
 SpaceOf = Callable[[Key], SearchSpace]
 
@@ -69,3 +74,16 @@ class Tuner(Protocol):
     def alarm(self, key: Key | None = None) -> None:
         """The surroundings of `key`, or of every key, changed."""
         ...
+
+
+def is_disturbed(level: float, *, before: bool) -> bool:
+    """Whether a task key is disturbed at an interference level; -1, unknown, changes nothing.
+
+    A tuner's `alarm` is due when this changes, either way.
+
+    >>> is_disturbed(0.1, before=False), is_disturbed(0.1, before=True)
+    (False, True)
+    """
+    if level < 0.0:
+        return before
+    return level >= (DISTURBED_UNTIL if before else DISTURBED_FROM)

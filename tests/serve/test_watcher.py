@@ -150,7 +150,24 @@ def test_each_config_has_a_quiet_time_of_its_own(watching: Artifact) -> None:
     assert max(levels[32:]) < 0.05
 
 
-def test_streams_beyond_the_most_stay_unknown(
+def test_what_one_config_felt_is_told_under_another_and_fades(watching: Artifact) -> None:
+    brain = ScriptedBrain(watching.directory / "brain.pt")
+    calls = [*slowing(100, 60), *(call(80.0, Protocol.Simple) for _ in range(200))]
+    levels = [
+        level_of_last(brain, calls[max(count - 8, 0) : count], count)
+        for count in range(1, len(calls) + 1)
+    ]
+    assert levels[99] == pytest.approx(1.0, abs=0.1)
+    # The other config does not feel it: its own level would be unknown, and then zero.
+    assert levels[199] == pytest.approx(0.5, abs=0.05)
+    assert levels[299] == pytest.approx(0.25, abs=0.03)
+    back = [*calls, *(call(50.0) for _ in range(12))]
+    for count in range(301, 313):
+        level = level_of_last(brain, back[count - 8 : count], count)
+    assert level < 0.05  # it is asked again, and says that it is over
+
+
+def test_streams_beyond_the_most_say_nothing_of_their_own(
     small_artifact: Artifact, trigger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watcher, "MAX_STREAMS", 1)
@@ -159,9 +176,11 @@ def test_streams_beyond_the_most_stay_unknown(
         export_artifact(policy, tmp_path / "artifact", trigger)
     brain = ScriptedBrain(tmp_path / "artifact" / "brain.pt")
     for count in range(1, 41):
-        protocol = Protocol(count % 2)
-        level = level_of_last(brain, [call(50.0, protocol)], count)
-        assert (level == -1.0) == (count < 33 or protocol is Protocol.LL)
+        level = level_of_last(brain, [call(50.0, Protocol(count % 2))], count)
+        # The one stream has a forecast from its 17th call on, and its key with it.
+        assert (level == -1.0) == (count < 33)
+    slow = [level_of_last(brain, [call(500.0)], 41 + 2 * each) for each in range(20)]
+    assert max(slow) < 0.05
 
 
 def test_levels_change_what_a_policy_decides(

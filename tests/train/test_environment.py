@@ -219,16 +219,19 @@ def test_equal_seeds_play_alike_and_others_do_not(sweep: pl.DataFrame) -> None:
 
 
 class HalfOfIt:
-    """A watch that tells each stream's number of calls, over a hundred."""
+    """A watch that tells each key's number of calls, over a hundred."""
 
     def __init__(self) -> None:
         self.count: dict[int, int] = {}
 
-    def observe(self, stream: np.ndarray, log_time: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def observe(
+        self, stream: np.ndarray, log_time: np.ndarray, *, key: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         assert np.isfinite(log_time).all()
-        for each in stream.tolist():
+        assert (stream >= key).all()
+        for each in key.tolist():
             self.count[each] = self.count.get(each, 0) + 1
-        level = np.array([self.count[each] / 100.0 for each in stream.tolist()])
+        level = np.array([self.count[each] / 100.0 for each in key.tolist()])
         return level > 1.0, level
 
 

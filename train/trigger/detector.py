@@ -30,6 +30,7 @@ class Detector:
         self._module = module
         with torch.no_grad():
             self._state: torch.Tensor = module.new_state(num_streams)
+            self._carried: torch.Tensor = module.new_keys(0)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -50,8 +51,12 @@ class Detector:
         stream: npt.ArrayLike,
         log_time: npt.ArrayLike,
         log_size: npt.ArrayLike | None = None,
+        key: npt.ArrayLike | None = None,
     ) -> tuple[npt.NDArray[np.int8], FloatArray]:
         """Take one call of each of N streams, none of them twice: alarm (N,) and level (N,).
+
+        Where the numbers of their task keys are given, none of them twice, levels are those of the
+        keys: what was found under another config before stands for a while.
 
         Natural logarithms of the time in us and, where sizes of a stream differ, of NCCL's nBytes.
         Alarm: 1 while the stream is slow, -1 at a call that says that it is faster than what was
@@ -72,6 +77,12 @@ class Detector:
         with torch.inference_mode():
             state, alarm, level = self._module(self._state[rows], time, size)
             self._state[rows] = state
+            if key is not None:
+                keys = torch.from_numpy(np.array(key, dtype=np.int64))
+                more = int(keys.max()) + 1 - len(self._carried)
+                if more > 0:
+                    self._carried = torch.cat([self._carried, self._module.new_keys(more)])
+                self._carried[keys], level = self._module.carry(self._carried[keys], rows, level)
         return alarm.numpy().astype(np.int8), level.numpy()
 
     def forget(self, stream: npt.ArrayLike) -> None:

@@ -39,6 +39,9 @@ SMALLEST_SLOWDOWN: Final = 1.15
 RUNGS: Final = tuple(2.0 ** (-i / 2) for i in range(7))
 #: Less noise than this (log time) is taken for this: nobody wants an alarm for 3 %.
 LEAST_SCALE: Final = 0.01
+#: A level that was found under one config is still told after so many calls of the task key under
+#: others, halved: they may not feel what slowed the first, and then say nothing about it.
+HALF_LIFE: Final = 100.0
 #: A stream without a forecast: its interference is unknown (`datasets.history.UNKNOWN`).
 UNKNOWN: Final = -1.0
 
@@ -109,6 +112,7 @@ class TriggerModule(nn.Module):
         self.most_shift = _MOST_SHIFT
         self.huber = _HUBER
         self.unknown = UNKNOWN
+        self.keep = 0.5 ** (1.0 / HALF_LIFE)
         self.least_log_scale = math.log(LEAST_SCALE)
         self.half_shift = 0.5 * math.log(SMALLEST_SLOWDOWN)
 
@@ -129,6 +133,27 @@ class TriggerModule(nn.Module):
         """One call of each of N streams; see the class."""
         state, alarm, level, _ = self.step(state, log_time, log_size)
         return state, alarm, level
+
+    @torch.jit.export
+    def new_keys(self, count: int) -> torch.Tensor:
+        """What is carried (N, 2) of task keys when nothing is known: a level, and its stream."""
+        return torch.full((count, 2), self.unknown)
+
+    @torch.jit.export
+    def carry(
+        self, carried: torch.Tensor, stream: torch.Tensor, level: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is carried (N, 2), and the levels to tell (N,), after a call of N task keys.
+
+        `level` is what `forward` found in the stream of the call. It takes the place of the same
+        stream's before it; that of another stream stands while it is higher, and fades.
+        """
+        before, owner = torch.unbind(carried, dim=1)
+        faded = torch.where(before >= 0.0, before * self.keep, before)
+        number = stream.to(carried.dtype)
+        takes = (level >= 0.0) & ((number == owner) | (level >= faded))
+        told = torch.where(takes, level, faded)
+        return torch.stack([told, torch.where(takes, number, owner)], dim=1), told
 
     @torch.jit.export
     def step(

@@ -6,7 +6,14 @@ import torch
 
 from dynamiccl.train.torch_files import script
 from dynamiccl.train.trigger.detector import Detector
-from dynamiccl.train.trigger.module import NUMBERS, RUNGS, WARM_UP, TriggerModule
+from dynamiccl.train.trigger.module import (
+    HALF_LIFE,
+    NUMBERS,
+    RUNGS,
+    UNKNOWN,
+    WARM_UP,
+    TriggerModule,
+)
 from dynamiccl.train.trigger.series import FloatArray
 from tests.train.trigger.streams import t3
 
@@ -179,3 +186,23 @@ def test_thresholds_are_one_for_each_rung() -> None:
         module.set_thresholds([1.0, 2.0])
     module.set_thresholds([float(i) for i in range(len(RUNGS))])
     assert module.thresholds.tolist() == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_level_is_carried_to_other_configs_of_its_key_and_no_further() -> None:
+    module = TriggerModule()
+    carried = module.new_keys(2)
+    one, other = torch.tensor([4, 9]), torch.tensor([5, 10])
+
+    def tell(streams: torch.Tensor, first: float, second: float) -> list[float]:
+        nonlocal carried
+        carried, told = module.carry(carried, streams, torch.tensor([first, second]))
+        return [round(each, 4) for each in told.tolist()]
+
+    assert tell(one, UNKNOWN, UNKNOWN) == [UNKNOWN, UNKNOWN]
+    assert tell(one, 0.8, 0.0) == [0.8, 0.0]
+    # Another stream that feels less, or knows nothing, leaves it, faded; one that feels more wins.
+    fade = 0.5 ** (1 / HALF_LIFE)
+    assert tell(other, 0.0, 0.3) == [round(0.8 * fade, 4), 0.3]
+    assert tell(other, UNKNOWN, 0.0) == [round(0.8 * fade**2, 4), 0.0]
+    # The stream itself is believed at once.
+    assert tell(one, 0.1, 0.0) == [0.1, 0.0]
