@@ -29,7 +29,7 @@ from learning_grids import measure, simulated_grid, train
 from learning_ope import ope_figures
 from learning_real import real_sets
 from learning_sequences import ablation
-from learning_tables import COLUMNS, cell
+from learning_tables import cell, columns_of
 from rich.console import Console
 from rich.table import Table
 
@@ -59,7 +59,7 @@ def main() -> None:
         "real": lambda out: real_sets(out, [chosen()], SEEDS),
         "ope": lambda out: ope_figures(out, train(measure(out, 0), chosen(), 0)[1]),
         "sequences": lambda out: ablation(out, SEEDS),
-        "agents": lambda out: {"agents": agents(out, SEEDS, OUT / "agents")},
+        "agents": lambda out: agents(out, SEEDS, OUT / "agents"),
         "replay": lambda _: printed("replay", "bench_replay.py"),
         "gate": lambda _: printed("gate", "bench_gate.py"),
     }
@@ -92,9 +92,10 @@ def printed(name: str, script: str) -> dict[str, Any]:
 def show(figures: dict[str, Any]) -> None:
     """A table a data set."""
     for name, policies in figures["data_sets"].items():
-        table = Table("policy", *COLUMNS, title=name)
+        columns = columns_of(name)
+        table = Table("policy", *columns, title=name)
         for policy, row in policies.items():
-            table.add_row(policy, *(cell(row, *each) for each in COLUMNS.values()))
+            table.add_row(policy, *(cell(row, *each) for each in columns.values()))
         console.print(table)
 
 

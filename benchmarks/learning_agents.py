@@ -8,11 +8,11 @@ workloads' sizes, most of them of other octaves. Total true communication time o
 100,000 calls, the same surroundings for all rows of a seed; Student's intervals over seeds.
 """
 
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
-from learning_figures import parallel
+from learning_figures import Number, parallel
 
 from dynamiccl.collect.runs.run import run_sweep
 from dynamiccl.collect.simulator.group import Group
@@ -23,7 +23,7 @@ from dynamiccl.collect.simulator.systems import find_system
 from dynamiccl.collect.simulator.workloads import WorkCall, Workload, make_workload
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep.load import parse_sweep
-from dynamiccl.evaluate.simulate.compare import Played, conclude, play
+from dynamiccl.evaluate.simulate.compare import Estimate, Played, Row, conclude, play
 from dynamiccl.evaluate.simulate.lineup import Setting, policy_contenders, simple_contenders
 from dynamiccl.evaluate.simulate.page import write_page
 from dynamiccl.nccl import Collective
@@ -38,10 +38,10 @@ SYSTEM: Final = "b300-nvlink"
 SCENARIO: Final = "busy-host"
 SHAPE: Final = Group(1, 8)
 WORKLOADS: Final = ("decode", "lora")
+DATA_SET: Final = "b300-nvlink, busy-host, jobs"
 CALLS: Final = 100_000
 JOBS: Final = 2
-STEPS: Final = 3_000
-ALONE: Final = ("gamma=0", "num_steps=1", "entropy_start=0", f"steps={STEPS}")
+ALONE: Final = ("gamma=0", "num_steps=1", "entropy_start=0")
 SWEEP: Final = """
 name = "quiet"
 system = "b300-nvlink"
@@ -54,12 +54,12 @@ cycles = 3
 system = "b300-nvlink"
 seed = {seed}
 """
-#: Row, recipe, and whether the Trigger tells it the interference of calls: then " + Trigger" comes
+#: Row, recipe, gradient steps, and whether the Trigger tells it the interference of calls: then " + Trigger" comes
 #: behind the name, and a search that begins from the policy plays, too.
 POLICIES: Final = (
-    ("feed-forward policy", "ddqn-dueling", False),
-    ("recurrent policy", "drqn-lstm", False),
-    ("recurrent policy", "drqn-lstm", True),
+    ("feed-forward policy", "ddqn-dueling", 9_000, False),
+    ("recurrent policy", "drqn-lstm", 6_000, False),
+    ("recurrent policy", "drqn-lstm", 6_000, True),
 )
 
 
@@ -75,16 +75,22 @@ def agents(out: Path, seeds: int, page: Path) -> dict[str, Any]:
     ours = frozenset(name for name in played.totals if "policy" in name)
     write_page(compared, ours, delay, page)
     return {
-        "system": compared.system,
-        "scenario": SCENARIO,
-        "workload": compared.workload,
-        "calls": CALLS,
-        "jobs_per_seed": JOBS,
-        "seeds": compared.seeds,
-        "delay_calls": delay,
-        "rows": {row.name: asdict(row) for row in compared.rows},
-        "verdicts": compared.verdicts,
+        "data_sets": {DATA_SET: {row.name: _figures(row) for row in compared.rows}},
+        "agents_calls": CALLS,
+        "agents_jobs_per_seed": JOBS,
+        "agents_delay_calls": delay,
+        "agents_verdicts": compared.verdicts,
     }
+
+
+def _figures(row: Row) -> dict[str, Number]:
+    found: dict[str, Number] = {}
+    for name, value in ((field.name, getattr(row, field.name)) for field in fields(Row)):
+        if isinstance(value, Estimate):
+            found |= {name: value.mean, f"{name}_lo": value.low, f"{name}_hi": value.high}
+        elif isinstance(value, float):
+            found[name] = value
+    return found
 
 
 def _setting() -> Setting:
@@ -115,8 +121,10 @@ def _of_seed(data: Path, seed: int) -> Played:
 
     setting = _setting()
     contenders = simple_contenders(setting)
-    for name, recipe, is_told in POLICIES:
-        settings = [*ALONE, f"trigger={trigger}"] if is_told else list(ALONE)
+    for name, recipe, steps, is_told in POLICIES:
+        settings = [*ALONE, f"steps={steps}"]
+        if is_told:
+            settings.append(f"trigger={trigger}")
         made = make_recipe(recipe, settings)
         done = fit(data / "data", made, experiment=name, tracking_uri=uri, seed=seed)
         policy = TorchPolicy.load(Path(done.run_directory) / "policy")

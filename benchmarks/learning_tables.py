@@ -31,6 +31,15 @@ CALLS: Final = {
     "calls to adapt": ("adaptation_calls", False),
     "never adapted": ("never_adapted", True),
 }
+JOBS: Final = {
+    "communication, s a job": ("seconds", False),
+    "over NCCL's choice": ("over_default", True),
+    "whole job over NCCL's": ("job_over_default", True),
+    "over the oracle": ("regret", True),
+    "slower than NCCL's": ("share_slower_than_default", True),
+    "changes / 1,000 calls": ("changes_per_1000_calls", False),
+    "alarms / 100,000 calls": ("alarms_per_1e5_calls", False),
+}
 _MARKED: Final = re.compile(r"(<!-- table (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -58,7 +67,7 @@ def with_tables(page: str, found: Mapping[str, Any]) -> str:
 def table(name: str, found: Mapping[str, Any]) -> str:
     """One table in Markdown: a data set's policies, or figures by name."""
     if name in found["data_sets"]:
-        columns = CALLS if name.endswith("calls") else COLUMNS
+        columns = columns_of(name)
         rows = [
             [policy, *(cell(row, *each) for each in columns.values())]
             for policy, row in found["data_sets"][name].items()
@@ -70,6 +79,12 @@ def table(name: str, found: Mapping[str, Any]) -> str:
     if not keys:
         raise KeyError(f"no figures for table '{name}'")
     return markdown([["figure", "value"], *([f"`{k}`", cell(found, k, False)] for k in keys)])
+
+
+def columns_of(data_set: str) -> Mapping[str, tuple[str, bool]]:
+    """The columns of a data set's table: of sweeps, of calls, or of whole jobs."""
+    kinds = {"calls": CALLS, "jobs": JOBS}
+    return kinds.get(data_set.rpartition(", ")[2], COLUMNS)
 
 
 def notes(systems: Mapping[str, Mapping[str, Any]]) -> str:
