@@ -54,8 +54,8 @@ cycles = 3
 system = "b300-nvlink"
 seed = {seed}
 """
-#: Row, recipe, gradient steps, and whether the Trigger tells it the interference of calls: then " + Trigger" comes
-#: behind the name, and a search that begins from the policy plays, too.
+#: Row, recipe, gradient steps, and whether the Trigger tells it the interference of calls: then
+#: " + Trigger" comes behind the name, and a search that begins from the policy plays, too.
 POLICIES: Final = (
     ("feed-forward policy", "ddqn-dueling", 9_000, False),
     ("recurrent policy", "drqn-lstm", 6_000, False),
