@@ -116,7 +116,7 @@ class Course:
 
 def delay_calls(world: World, latency_us: float = AGREEMENT_US) -> int:
     """Calls that a job of the world makes on average while its ranks agree."""
-    return math.ceil(latency_us / world.mean_interval_us)
+    return math.ceil(latency_us / float(world.nominal_us.mean()))
 
 
 class CollectiveEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):

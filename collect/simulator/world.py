@@ -79,7 +79,8 @@ class World:
         self.num_channels = np.zeros(shape, dtype=np.int16)
         #: Speed of the compute beside a call, over its speed alone, and the call's slowdown by it.
         self.compute_speed = np.ones(shape)
-        self.compute_slowdown = system.contention.surroundings(1.0).compute
+        self.contention = system.contention
+        self.compute_slowdown = self.contention.surroundings(1.0).compute
         for key, call in enumerate(self.keys):
             self._fill(key, call, launch)
         #: (K, A) one number for what runs: equal numbers are no change of config.
@@ -100,8 +101,7 @@ class World:
             self.intra_us[key, action] = parts.intra_us
             self.inter_us[key, action] = parts.inter_us
             self.host_share[key, action] = parts.host_share
-            speed = self.system.contention.compute_speed(parts, call.size_bytes)
-            self.compute_speed[key, action] = speed
+            self.compute_speed[key, action] = self.contention.compute_speed(parts, call.size_bytes)
             self.algorithm[key, action] = parts.algorithm
             self.protocol[key, action] = parts.protocol
             self.num_channels[key, action] = parts.num_channels
@@ -117,11 +117,27 @@ class World:
         found: Float64Array = self.fixed_us + np.maximum(self.intra_us, self.inter_us)
         return found
 
-    @property
-    def mean_interval_us(self) -> float:
-        """From one call of a job to its next, under NCCL's own choices in quiet."""
+    @cached_property
+    def nominal_us(self) -> Float64Array:
+        """(L,) from a call of a job to its next, under NCCL's own choices in quiet."""
         calls_us = self.quiet_us[self.order, _ABSTAIN_ACTION]
-        return float((self.before_us + np.maximum(calls_us, self.beside_us)).mean())
+        # The compute beside a call has to end, too.
+        found: Float64Array = self.before_us + np.maximum(calls_us, self.beside_us)
+        return found
+
+    @cached_property
+    def updates(self) -> list[tuple[float, Float64Array]]:
+        """When each update of the scenario comes, us, and the factors that it has by algorithm.
+
+        The last factor is for configs that NCCL lacks, whose algorithm is -1.
+        """
+        found = []
+        for step in self.scenario.version_step:
+            factors = np.ones(NUM_ALGORITHMS + 1)
+            for name, factor in step.factors.items():
+                factors[Algorithm.parse(name)] = factor
+            found.append((step.after_us, factors))
+        return found
 
     def times_us(
         self, key: Int64Array, intra: Float64Array, inter: Float64Array, host: Float64Array
@@ -159,9 +175,6 @@ class Jobs:
         self._place: Int64Array = draw_start.integers(len(world.order), size=num_jobs)
         self._job = np.arange(num_jobs)
         self._clock_us = np.zeros(num_jobs)
-        quiet_us = world.quiet_us[world.order, _ABSTAIN_ACTION]
-        # (L,) from a call to the one after it; the compute beside it has to end, too.
-        self._nominal_us = world.before_us + np.maximum(quiet_us, world.beside_us)
         self._elapsed_us = np.zeros(num_jobs)
         self._used = np.zeros((num_jobs, NUM_ALGORITHMS), dtype=np.bool_)
         self._last: Int64Array = np.full((num_jobs, len(world.keys)), -1, dtype=np.int64)
@@ -189,7 +202,7 @@ class Jobs:
         self._beside_us = world.beside_us[self._place]
         #: (N,) what the compute beside the next calls does to them.
         self._felt = np.where(self._beside_us > 0.0, world.compute_slowdown, 1.0)
-        self._elapsed_us = self._nominal_us[self._place]
+        self._elapsed_us = world.nominal_us[self._place]
         self._clock_us = self._clock_us + self._elapsed_us
 
     def step(self, action: Int64Array) -> Ran:
@@ -201,8 +214,8 @@ class Jobs:
         true_us += fixed_us
         true_us *= (1.0 + host_share * (self.host - 1.0)) * self._felt
         algorithm = world.algorithm.take(cell)
-        for update in world.scenario.version_step:
-            self._update(update.after_us, update.factors, algorithm, true_us)
+        for after_us, factors in world.updates:
+            true_us *= np.where(self._clock_us > after_us, factors[algorithm], 1.0)
         identity = world.identity.take(cell)
         last = self._last[self._job, key]
         changed = (identity != last) & (last >= 0)
@@ -213,11 +226,11 @@ class Jobs:
             true_us += world.scenario.first_use_us * first
             self._used[self._job, algorithm] = True
         lasted_us = self._lasted_us(cell, true_us)
-        factors = np.exp(self._noise.log_factors(self._draw_noise))
+        noise = np.exp(self._noise.log_factors(self._draw_noise))
         skew_us = self._noise.skew_us(self._draw_skew)
         self._place = (self._place + 1) % len(world.order)
         self._move()
-        return Ran(key, action, true_us, true_us * factors, skew_us, changed, lasted_us)
+        return Ran(key, action, true_us, true_us * noise, skew_us, changed, lasted_us)
 
     def _lasted_us(self, cell: Int64Array, call_us: Float64Array) -> Float64Array:
         """(N,) from the compute before the calls to the end of all (`Contention.iteration_us`)."""
@@ -225,7 +238,7 @@ class Jobs:
         before_us = world.before_us[self._place]
         if not beside_us.any():
             return before_us + call_us
-        waiting_us = np.minimum(world.system.contention.held_us, beside_us / 4)
+        waiting_us = np.minimum(world.contention.held_us, beside_us / 4)
         both_us = waiting_us + call_us
         speed = world.compute_speed.take(cell)
         together_us = beside_us / speed
@@ -238,27 +251,12 @@ class Jobs:
         lasted: Float64Array = before_us + np.where(beside_us > 0.0, found, call_us)
         return lasted
 
-    def _update(
-        self,
-        after_us: float,
-        factors: dict[str, float],
-        algorithm: npt.NDArray[np.int8],
-        true_us: Float64Array,
-    ) -> None:
-        by_algorithm = np.ones(NUM_ALGORITHMS)
-        for name, factor in factors.items():
-            by_algorithm[Algorithm.parse(name)] = factor
-        true_us *= np.where(self._clock_us > after_us, by_algorithm[algorithm], 1.0)
-
     def oracle_us(self) -> Float64Array:
         """(N, A) what the next calls would truly take under every config, changes left out."""
         world = self.world
         times = world.times_us(self.key, self.intra, self.inter, self.host)
         times *= self._felt[:, None]
-        for update in world.scenario.version_step:
-            by_algorithm = np.ones(NUM_ALGORITHMS + 1)  # the last for configs that NCCL lacks
-            for name, factor in update.factors.items():
-                by_algorithm[Algorithm.parse(name)] = factor
-            later = self._clock_us[:, None] > update.after_us
-            times *= np.where(later, by_algorithm[world.algorithm[self.key]], 1.0)
+        for after_us, factors in world.updates:
+            later = self._clock_us[:, None] > after_us
+            times *= np.where(later, factors[world.algorithm[self.key]], 1.0)
         return times

@@ -251,7 +251,7 @@ def test_what_a_watch_tells_is_seen_with_the_call(sweep: pl.DataFrame) -> None:
 def test_the_delay_is_the_agreements_time_over_that_between_calls(sweep: pl.DataFrame) -> None:
     world = small_world(sweep)
     assert delay_calls(world, 0.0) == 0
-    assert delay_calls(world, 10.5 * world.mean_interval_us) == 11
+    assert delay_calls(world, 10.5 * world.nominal_us.mean()) == 11
 
 
 def test_a_course_without_calls_is_refused() -> None:
