@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -70,11 +70,9 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the timelines."""
-        return {name: value for name, value in self._plain().items() if name != "timelines"}
-
-    def _plain(self) -> dict[str, Any]:
-        plain = {name: getattr(self, name) for name in self.__slots__}
-        return {**plain, "rows": [asdict(row) for row in self.rows]}
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        del plain["timelines"]
+        return plain | {"rows": [asdict(row) for row in self.rows]}
 
     def write(self, path: Path) -> None:
         """Write the JSON."""

@@ -73,18 +73,20 @@ class Contender:
     tables: Tables
     make: Callable[[CollectiveEnv, int], Player]
     make_watch: MakeWatch | None = None
+    #: Whether the player looks at observations; they cost time.
+    observes: bool = False
+    #: Whether decisions take effect at once: a table from the start, and the oracle's.
+    at_once: bool = False
 
     def prepare(self, setting: Setting, seed: int) -> tuple[CollectiveEnv, Player]:
         """An environment and the player for one seed."""
-        course = Course(episode_calls=setting.calls, delay_calls=delay_calls(self.world))
-        env = CollectiveEnv(self.world, self.tables, setting.jobs, course, self.make_watch)
-        player = self.make(env, seed)
-        env.course = Course(
+        course = Course(
             episode_calls=setting.calls,
-            delay_calls=0 if player.at_once else course.delay_calls,
-            observed=player.observes,
+            delay_calls=0 if self.at_once else delay_calls(self.world),
+            observed=self.observes,
         )
-        return env, player
+        env = CollectiveEnv(self.world, self.tables, setting.jobs, course, self.make_watch)
+        return env, self.make(env, seed)
 
 
 def simple_contenders(setting: Setting) -> list[Contender]:
@@ -100,10 +102,11 @@ def simple_contenders(setting: Setting) -> list[Contender]:
         "best table of all states": best_table(mean_us),
     }
     rows = [
-        Contender(name, world, tables, partial(_fixed, chosen)) for name, chosen in fixed.items()
+        Contender(name, world, tables, partial(_fixed, chosen), at_once=True)
+        for name, chosen in fixed.items()
     ]
     rows.append(Contender("AutoCCL search", world, tables, _autoccl))
-    rows.append(Contender(ORACLE, world, tables, lambda _env, _seed: Oracle()))
+    rows.append(Contender(ORACLE, world, tables, lambda _env, _seed: Oracle(), at_once=True))
     return rows
 
 
@@ -118,7 +121,7 @@ def policy_contenders(
         return Learned(policy, env)
 
     if make_watch is None:
-        return [Contender(name, world, tables, learned)]
+        return [Contender(name, world, tables, learned, observes=True)]
     priors: dict[Key, Prior] = dict(enumerate(cold_priors(policy, tables)))
     spaces = _spaces(world)
 
@@ -129,7 +132,7 @@ def policy_contenders(
         return Searching(tuner, env.num_envs, alarmed=True)
 
     return [
-        Contender(f"{name} + Trigger", world, tables, learned, make_watch),
+        Contender(f"{name} + Trigger", world, tables, learned, make_watch, observes=True),
         Contender(f"search from {name} + Trigger", world, tables, search, make_watch),
     ]
 

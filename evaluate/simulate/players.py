@@ -4,7 +4,7 @@ N jobs, A actions of the player's own world.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,14 +23,6 @@ Actions = npt.NDArray[np.int64]
 class Player(Protocol):
     """Decides about the next call of every job."""
 
-    @property
-    def observes(self) -> bool:
-        """Whether it looks at observations; they cost time."""
-
-    @property
-    def at_once(self) -> bool:
-        """Whether decisions take effect at once, as only somebody's can who needs no agreement."""
-
     def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:
         """(N,) actions."""
 
@@ -41,19 +33,15 @@ class Player(Protocol):
 class _Silent:
     """What players share that learn nothing while they play."""
 
-    observes = False
-    at_once = False
-
     def learn(self, ran: Ran, env: CollectiveEnv) -> None:
         """Nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed(_Silent):
-    """An action (keys,) for each task key; zeros are NCCL's own choice. In force from the start."""
+    """An action (keys,) for each task key; zeros are NCCL's own choice."""
 
     actions: Actions
-    at_once: bool = field(default=True, init=False)
 
     def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:  # noqa: ARG002
         """Look up."""
@@ -61,9 +49,7 @@ class Fixed(_Silent):
 
 
 class Oracle(_Silent):
-    """Knows the state of every link, and decides at once."""
-
-    at_once = True
+    """Knows the state of every link."""
 
     def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:  # noqa: ARG002
         """The least true time of the call that comes, changes left out."""
@@ -77,8 +63,6 @@ class Learned(_Silent):
     A brain decides again only when the last decision is in force: so a task key is asked about
     when that many calls of its job have passed since it was asked about, and not at every call.
     """
-
-    observes = True
 
     def __init__(self, policy: TorchPolicy, env: CollectiveEnv) -> None:
         """Decide about the jobs of an environment, nothing yet."""
@@ -105,9 +89,6 @@ class Learned(_Silent):
 
 class Searching:
     """An online search for each job, told of every call."""
-
-    observes = False
-    at_once = False
 
     def __init__(self, make: Callable[[int], Tuner], num_jobs: int, *, alarmed: bool) -> None:
         """Make a tuner for each job; `alarmed` ones are told what the environment's watch says."""
