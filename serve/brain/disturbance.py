@@ -1,4 +1,4 @@
-"""Whether a task key is disturbed: by the artifact's Trigger, or by levels that calls carry."""
+"""When a task key is disturbed: by the artifact's Trigger, or by levels that calls carry."""
 
 from dynamiccl.datasets.history import Call
 from dynamiccl.datasets.manifest import TRIGGER_NAME
@@ -20,14 +20,15 @@ class Disturbance:
         self._seen: dict[tuple[Collective, int], tuple[Call, ...]] = {}
         self._is_disturbed: dict[tuple[Collective, int], bool] = {}
 
-    def has(self, task: Task) -> bool:
-        """Whether the task key is disturbed, after the calls of its window that are new."""
+    def has_changed(self, task: Task) -> bool:
+        """Whether the calls of its window that are new disturb the task key, or no longer do."""
         key = (task.collective, task.bin)
         fresh = news(self._seen.get(key, ()), task.calls)
         self._seen[key] = task.calls
+        before = self._is_disturbed.get(key, False)
         for call in task.calls[len(task.calls) - fresh :]:
             self._is_disturbed[key] = self._after(key, call)
-        return self._is_disturbed.get(key, False)
+        return self._is_disturbed.get(key, False) != before
 
     def _after(self, key: tuple[Collective, int], call: Call) -> bool:
         before = self._is_disturbed.get(key, False)

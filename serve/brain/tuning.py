@@ -57,7 +57,6 @@ class _Progress:
 
     playing: int
     seen: tuple[Call, ...] = ()
-    disturbed: bool = False
 
 
 class TunerBrain:
@@ -95,9 +94,7 @@ class TunerBrain:
             self._spaces[key] = self._open_space(task, ground, running)
             self._progress[key] = _Progress(self._tuner.ask(key))
         progress = self._progress[key]
-        disturbed = self._disturbance.has(task)
-        if disturbed != progress.disturbed:
-            progress.disturbed = disturbed
+        if self._disturbance.has_changed(task):
             self._tuner.alarm(key)
             progress.playing = self._tuner.ask(key)
         if running != self._configs[progress.playing]:
