@@ -17,7 +17,7 @@ from d3rlpy.optimizers import AdamFactory
 from d3rlpy.optimizers.lr_schedulers import CosineAnnealingLRFactory
 from torch import nn
 
-from dynamiccl.datasets.features import Float32Array
+from dynamiccl.datasets.features import Float32Array, Observations
 from dynamiccl.datasets.steps import Steps
 from dynamiccl.errors import UnknownName
 from dynamiccl.train.encoders import ObservationEncoder, ObservationEncoderFactory
@@ -137,21 +137,34 @@ ALGORITHMS: Final = {"DQN": _dqn, "DoubleDQN": _double_dqn, "DiscreteCQL": _cql,
 
 
 def set_scaling(networks: Iterable[nn.Module], sources: Sequence[Steps]) -> None:
-    """Scale the context as seen in `sources`, in the encoder of each network."""
-    context = np.concatenate([_some_contexts(steps) for steps in sources])
-    mean = torch.from_numpy(context.mean(axis=0))
-    spread = context.std(axis=0)
-    # A feature that never varies says nothing, and must not explode where it does at last.
-    scale = torch.from_numpy(np.where(spread > 1e-6, spread, 1.0).astype(np.float32))
+    """Scale windows and contexts as seen in `sources`, in the encoder of each network."""
+    seen = [_some_observations(steps) for steps in sources]
+    context = _scaling(np.concatenate([each.context for each in seen]))
+    calls = np.concatenate([each.window[each.window[..., 0] > 0.0] for each in seen])
+    # The first feature, `valid`, tells calls from padding and stays as it is.
+    window = _scaling(calls, kept=1)
     for network in networks:
-        cast(ObservationEncoder, cast(Member, network).encoder).set_scaling(mean, scale)
+        encoder = cast(ObservationEncoder, cast(Member, network).encoder)
+        encoder.set_scaling(window=window, context=context)
 
 
-def _some_contexts(steps: Steps) -> Float32Array:
+def _scaling(rows: Float32Array, kept: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and spread of each column, 0 and 1 of the first `kept` and where there is no row."""
+    width = rows.shape[1]
+    mean, scale = np.zeros(width, dtype=np.float32), np.ones(width, dtype=np.float32)
+    if len(rows):
+        mean[kept:] = rows.mean(axis=0)[kept:]
+        spread = rows.std(axis=0)[kept:]
+        # A feature that never varies says nothing, and must not explode where it does at last.
+        scale[kept:] = np.where(spread > 1e-6, spread, 1.0)
+    return torch.from_numpy(mean), torch.from_numpy(scale)
+
+
+def _some_observations(steps: Steps) -> Observations:
     rows = np.arange(len(steps))
     if len(rows) > _MAX_SCALED:
         rows = np.sort(np.random.default_rng(0).choice(len(rows), _MAX_SCALED, replace=False))
-    return steps.observe(rows, steps.episode_of(rows))[0].context
+    return steps.observe(rows, steps.episode_of(rows))[0]
 
 
 def _targets(algorithm: Any) -> list[nn.Module]:

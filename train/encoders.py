@@ -123,6 +123,8 @@ class Trunk(nn.Module):
 
     context_mean: torch.Tensor
     context_scale: torch.Tensor
+    window_mean: torch.Tensor
+    window_scale: torch.Tensor
 
     def __init__(
         self,
@@ -140,6 +142,8 @@ class Trunk(nn.Module):
             raise UnknownName("window encoder", window_encoder, WINDOW_ENCODERS)
         self.register_buffer("context_mean", torch.zeros(context_size))
         self.register_buffer("context_scale", torch.ones(context_size))
+        self.register_buffer("window_mean", torch.zeros(int(window_shape[1])))
+        self.register_buffer("window_scale", torch.ones(int(window_shape[1])))
         self.window = WINDOW_ENCODERS[window_encoder](window_shape)
         self.waves = SizeWaves()
         width = self.window.width + context_size + 2 * len(WAVE_OCTAVES)
@@ -152,7 +156,9 @@ class Trunk(nn.Module):
     def forward(self, window_BKW: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:
         """Hidden features (B, H)."""
         scaled_BF = (context_BF - self.context_mean) / self.context_scale
-        parts = [self.window(window_BKW), scaled_BF, self.waves(context_BF)]
+        # Padding stays zero: its first feature, `valid`, is.
+        scaled_BKW = (window_BKW - self.window_mean) / self.window_scale * window_BKW[:, :, 0:1]
+        parts = [self.window(scaled_BKW), scaled_BF, self.waves(context_BF)]
         return self.layers(torch.cat(parts, dim=1))  # type: ignore[no-any-return]
 
 
@@ -164,10 +170,23 @@ class ObservationEncoder(Encoder):
         super().__init__()
         self.trunk = trunk
 
-    def set_scaling(self, mean: torch.Tensor, scale: torch.Tensor) -> None:
-        """Set the statistics (F,) of the training contexts; they travel with the weights."""
-        self.trunk.context_mean.copy_(mean)
-        self.trunk.context_scale.copy_(scale)
+    def set_scaling(
+        self,
+        *,
+        window: tuple[torch.Tensor, torch.Tensor],
+        context: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        """Set mean and spread of the features of calls (W,) and contexts (F,) in training.
+
+        They travel with the weights.
+        """
+        for buffer, value in (
+            (self.trunk.window_mean, window[0]),
+            (self.trunk.window_scale, window[1]),
+            (self.trunk.context_mean, context[0]),
+            (self.trunk.context_scale, context[1]),
+        ):
+            buffer.copy_(value)
 
     def forward(self, observation: Any) -> torch.Tensor:
         """Features (B, H); the mask is not looked at."""

@@ -55,3 +55,17 @@ def test_a_state_remembers_the_order_of_calls(name: str) -> None:
     encoder = WINDOW_ENCODERS[name](SHAPE)
     calls = window(8)
     assert (encoder(calls) - encoder(calls.flip(1))).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", WINDOW_ENCODERS)
+def test_calls_are_scaled_and_padding_says_nothing(name: str) -> None:
+    trunk, plain = make_trunk(name), make_trunk(name)
+    mean = torch.tensor([0.0, 10.0, -3.0, 0.0, 5.0])
+    scale = torch.tensor([1.0, 4.0, 2.0, 1.0, 0.1])
+    trunk.window_mean.copy_(mean)
+    trunk.window_scale.copy_(scale)
+    context = torch.ones(3, FEATURES)
+    for valid in (0, 3, 8):
+        calls = window(valid)
+        raw = (calls * scale + mean) * calls[:, :, 0:1]  # padding is zeros as ever
+        torch.testing.assert_close(trunk(raw, context), plain(calls, context))
