@@ -8,9 +8,9 @@ N steps, E episodes, T tasks, B rows of a batch, K calls in the window, F featur
 A actions.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -117,6 +117,24 @@ class Steps:
         end, terminated = self.starts[episode + 1], self.terminated[episode]
         following = np.minimum(rows + num_steps, np.where(terminated, end, end - 1))
         return following, following == end
+
+    def held(self, most: int) -> Self:
+        """These steps, each with the mean reward of the calls from it on that took its action.
+
+        At most so many calls, and none beyond the episode's end: what a decision earns that stays
+        in force for a while, so that a change of config costs once and not at every call.
+        """
+        if most <= 1:
+            return self
+        place = np.arange(len(self))
+        changes = np.diff(self.action, prepend=-1) != 0
+        changes[self.starts[:-1]] = True
+        bounds = np.append(np.flatnonzero(changes), len(self))
+        run_end = bounds[np.cumsum(changes)]
+        end = np.minimum(run_end, place + most)
+        total = np.concatenate([[0.0], np.cumsum(self.reward, dtype=np.float64)])
+        mean = (total[end] - total[place]) / (end - place)
+        return replace(self, reward=mean.astype(np.float32))
 
     def discounted(self, rows: Int64Array, following: Int64Array, gamma: float) -> Float32Array:
         """(B,) discounted sum of the rewards from each of `rows` to before `following`."""

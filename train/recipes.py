@@ -35,6 +35,10 @@ class Recipe:
     gamma: float = 0.0
     #: Calls whose rewards are summed before the value of what follows is asked; 1 where gamma is 0.
     num_steps: int = 1
+    #: Calls of jobs are rewarded by the mean over the calls from them on that took the same action,
+    #: at most so many: a decision stays in force for a while, and a change of config costs once. It
+    #: takes the place of looking ahead, so only where gamma is 0.
+    held_calls: int = 1
     #: Weight of CQL's conservative loss.
     conservative_weight: float = 0.0
     #: Weight of the entropy in the loss, at the first and at the last gradient step.
@@ -190,7 +194,8 @@ RECIPES: Final[Mapping[str, Callable[[], Recipe]]] = {
 def make_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
     """The recipe called `name`, with `key=value` settings applied.
 
-    Raises UnknownName (recipe or key, with the choices) and UserError (a value of the wrong type).
+    Raises UnknownName (recipe or key, with the choices) and UserError (a value of the wrong type,
+    or two that exclude each other).
     """
     recipe = recipe_of_file(Path(name)) if name.endswith(".py") else _ours(name)
     for setting in settings:
@@ -200,6 +205,11 @@ def make_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
             raise UnknownName("recipe setting", key, settable, where=f"--set {setting}")
         changed: dict[str, Any] = {key: _read(text, getattr(recipe, key), setting)}
         recipe = replace(recipe, **changed)
+    if recipe.held_calls > 1 and recipe.gamma > 0.0:
+        raise UserError(
+            f"held_calls={recipe.held_calls} takes the place of looking ahead, and gamma is "
+            f"{recipe.gamma}: --set gamma=0, or --set held_calls=1"
+        )
     return recipe
 
 

@@ -1,5 +1,6 @@
 """Columns of steps: what a step sees, on the way to files and back."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -105,3 +106,26 @@ def test_files_say_what_is_wrong_with_them(tmp_path: Path) -> None:
     (tmp_path / "reward.npy").write_bytes(b"not a column")
     with pytest.raises(CorruptFile, match="no column"):
         open_steps(tmp_path)
+
+
+@pytest.mark.parametrize("most", [1, 2, 8])
+def test_a_held_action_is_rewarded_by_the_mean_of_its_calls(most: int) -> None:
+    steps = make_steps(num_actions=2)
+    held = steps.held(most)
+    for row, found in enumerate(held.reward):
+        end = int(steps.starts[steps.episode_of(np.array([row]))[0] + 1])
+        rewards = []
+        for later in range(row, min(end, row + most)):
+            if steps.action[later] != steps.action[row]:
+                break
+            rewards.append(steps.reward[later])
+        assert found == pytest.approx(np.mean(rewards), rel=1e-6)
+    np.testing.assert_array_equal(held.action, steps.action)
+
+
+def test_a_change_that_costs_once_is_spread_over_what_follows_it() -> None:
+    steps = make_steps(lengths=(6,))
+    action = np.array([0, 0, 1, 1, 1, 1])
+    reward = np.array([-1.5, -1.5, -2.2, -1.2, -1.2, -1.2], dtype=np.float32)
+    held = replace(steps, action=action, reward=reward).held(4)
+    np.testing.assert_allclose(held.reward, [-1.5, -1.5, -1.45, -1.2, -1.2, -1.2], rtol=1e-6)

@@ -30,6 +30,12 @@ def test_unknown_setting_lists_choices(setting: str) -> None:
         make_recipe("ddqn-dueling", [setting])
 
 
+def test_what_is_judged_by_held_calls_does_not_look_ahead_too() -> None:
+    assert make_recipe("ddqn-dueling", ["held_calls=8"]).held_calls == 8
+    with pytest.raises(UserError, match=r"held_calls=8 .* gamma is 0\.5: --set gamma=0"):
+        make_recipe("drqn-lstm", ["held_calls=8"])
+
+
 def test_setting_of_the_wrong_type_names_value_and_default() -> None:
     with pytest.raises(UserError, match=r"'many'.*4000"):
         make_recipe("ddqn-dueling", ["steps=many"])
