@@ -40,8 +40,10 @@ RUNGS: Final = tuple(2.0 ** (-i / 2) for i in range(7))
 #: Less noise than this (log time) is taken for this: nobody wants an alarm for 3 %.
 LEAST_SCALE: Final = 0.01
 #: A level that was found under one config is still told after so many calls of the task key under
-#: others, halved: they may not feel what slowed the first, and then say nothing about it.
-HALF_LIFE: Final = 100.0
+#: others, halved: they may not feel what slowed the first, and then say nothing about it. A policy
+#: that reads it goes back when it has faded, and if it was early, feels the slowdown for as long as
+#: its ranks take to agree. What 100 and 1000 came to is in docs/trigger.md.
+HALF_LIFE: Final = 300.0
 #: A stream without a forecast: its interference is unknown (`datasets.history.UNKNOWN`).
 UNKNOWN: Final = -1.0
 
