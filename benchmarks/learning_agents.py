@@ -31,7 +31,7 @@ from dynamiccl.train.environment import delay_calls
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
-from dynamiccl.train.trigger.detector import Detector
+from dynamiccl.train.trigger.detector import Detector, copy_trigger
 from dynamiccl.train.trigger.fit import TriggerSettings, fit_trigger
 
 SYSTEM: Final = "b300-nvlink"
@@ -41,7 +41,9 @@ WORKLOADS: Final = ("decode", "lora")
 DATA_SET: Final = "b300-nvlink, busy-host, jobs"
 CALLS: Final = 100_000
 JOBS: Final = 2
-ALONE: Final = ("gamma=0", "num_steps=1", "entropy_start=0")
+STEPS: Final = 6_000
+#: A decision is in force for a while: it is judged by that, and looks no further ahead.
+ALONE: Final = ("gamma=0", "num_steps=1", "entropy_start=0", "held_calls=8")
 SWEEP: Final = """
 name = "quiet"
 system = "b300-nvlink"
@@ -54,20 +56,27 @@ cycles = 3
 system = "b300-nvlink"
 seed = {seed}
 """
-#: Row, recipe, gradient steps, and whether the Trigger tells it the interference of calls: then
-#: " + Trigger" comes behind the name, and a search that begins from the policy plays, too.
+#: Row, recipe, and whether the Trigger tells it the interference of calls: then " + Trigger" comes
+#: behind the name.
 POLICIES: Final = (
-    ("feed-forward policy", "ddqn-dueling", 9_000, False),
-    ("recurrent policy", "drqn-lstm", 6_000, False),
-    ("recurrent policy", "drqn-lstm", 6_000, True),
+    ("feed-forward policy", "ddqn-dueling", False),
+    ("feed-forward policy", "ddqn-dueling", True),
+    ("recurrent policy", "drqn-lstm", False),
+    ("recurrent policy", "drqn-lstm", True),
 )
+#: The one that a search begins from, too: it plays as two rows.
+SEARCHED: Final = POLICIES[-1]
 
 
 def agents(out: Path, seeds: int, page: Path) -> dict[str, Any]:
     """The figures of all rows; the page with a job's course goes into `page`."""
     played = Played({}, {})
-    found = dict(parallel(_of_seed, [(out / f"seed-{seed}", seed) for seed in range(seeds)]))
-    for _, part in sorted(found.items(), key=lambda item: item[0][1]):
+    folders = [(out / f"seed-{seed}", seed) for seed in range(seeds)]
+    for _ in parallel(_prepare, folders):
+        pass
+    rows = [(*each, row) for each in folders for row in range(1 + len(POLICIES))]
+    found = dict(parallel(_play_row, rows))
+    for _, part in sorted(found.items(), key=lambda item: item[0][1:]):
         played.add(part)
     setting = _setting()
     compared = conclude(setting, played)
@@ -103,37 +112,45 @@ def _setting() -> Setting:
     )
 
 
-def _of_seed(data: Path, seed: int) -> Played:
-    """Measure, record, train and play."""
+def _prepare(data: Path, seed: int) -> None:
+    """Measure, record, and make a Trigger."""
     parsed = parse_sweep(SWEEP.format(seed=seed), where="bench")
     strategy = make_strategy(parsed.file, parsed.trials)
     run_sweep(parsed, strategy, SimulatorRunner(parsed.file), data / "data", resume=False)
-    _record(data / "data", SCENARIO, share=0.5, jobs=12, calls=20_000, seed=10_000 + seed)
-    _record(data / "aa", "quiet", share=0.5, jobs=4, calls=6_000, seed=20_000 + seed)
+    _record(data / "data", SCENARIO, jobs=48, calls=40_000, seed=10_000 + seed)
+    _record(data / "aa", "quiet", jobs=4, calls=6_000, seed=20_000 + seed)
     uri = f"sqlite:///{data / 'mlflow.db'}"
-    told = fit_trigger(
-        data / "aa", TriggerSettings(seed=seed), experiment="trigger", tracking_uri=uri
+    settings = TriggerSettings(seed=seed)
+    told = fit_trigger(data / "aa", settings, experiment="trigger", tracking_uri=uri)
+    copy_trigger(Path(told.run_directory), data)
+
+
+def _play_row(data: Path, seed: int, row: int) -> Played:
+    """Row 0: all that needs no training; else a policy, trained and played."""
+    setting = _setting()
+    if row == 0:
+        return play(setting, simple_contenders(setting), [seed])
+    name, recipe, is_told = POLICIES[row - 1]
+    settings = [*ALONE, f"steps={STEPS}", *([f"trigger={data}"] if is_told else [])]
+    done = fit(
+        data / "data",
+        make_recipe(recipe, settings),
+        experiment=name,
+        tracking_uri=f"sqlite:///{data / f'mlflow-{row}.db'}",
+        seed=seed,
     )
-    trigger = Path(told.run_directory)
+    policy = TorchPolicy.load(Path(done.run_directory) / "policy")
 
     def watch() -> Detector:
-        return Detector.load(trigger)
+        return Detector.load(data)
 
-    setting = _setting()
-    contenders = simple_contenders(setting)
-    for name, recipe, steps, is_told in POLICIES:
-        settings = [*ALONE, f"steps={steps}"]
-        if is_told:
-            settings.append(f"trigger={trigger}")
-        made = make_recipe(recipe, settings)
-        done = fit(data / "data", made, experiment=name, tracking_uri=uri, seed=seed)
-        policy = TorchPolicy.load(Path(done.run_directory) / "policy")
-        rows = policy_contenders(setting, name, policy, watch if is_told else None)
-        contenders += rows
+    contenders = policy_contenders(setting, name, policy, watch if is_told else None)
+    if POLICIES[row - 1] != SEARCHED:
+        del contenders[1:]
     return play(setting, contenders, [seed])
 
 
-def _record(out: Path, scenario: str, *, share: float, jobs: int, calls: int, seed: int) -> None:
+def _record(out: Path, scenario: str, *, jobs: int, calls: int, seed: int) -> None:
     sizes = [int(2 ** (quarter / 4)) for octave in (18, 20, 22, 24) for quarter in
              range(4 * octave, 4 * octave + 4, 2)]  # fmt: skip
     work = [WorkCall(SHAPE, Collective.AllReduce, size, 200.0) for size in sizes]
@@ -141,7 +158,7 @@ def _record(out: Path, scenario: str, *, share: float, jobs: int, calls: int, se
         system=find_system(SYSTEM),
         workload=Workload("training sizes", tuple(work)),
         scenario=find_scenario(scenario),
-        exploration=Exploration(share, hold_calls=20.0),
+        exploration=Exploration(share=0.5, hold_calls=8.0),
         jobs=jobs,
         calls=calls,
         seed=seed,
