@@ -24,6 +24,7 @@ from dynamiccl.collect.runners import LAUNCHERS, RUNNERS
 from dynamiccl.collect.runs.carry_out import RunOrder, carry_out
 from dynamiccl.collect.runs.plan import make_plan, plan_lines
 from dynamiccl.collect.runs.run import RunSummary
+from dynamiccl.collect.simulator import options as simulating
 from dynamiccl.collect.simulator.group import Group
 from dynamiccl.collect.simulator.record_jobs import Exploration, Order, record_jobs
 from dynamiccl.collect.simulator.scenario import find_scenario
@@ -255,15 +256,13 @@ def _show_import(summary: ImportSummary, out: Path, *, as_json: bool) -> None:
 @app.command("jobs")
 def jobs_command(
     out: _Out,
-    system: Annotated[str, typer.Option(help="Simulated system: a name or a file.")] = "h100-ib",
-    scenario: Annotated[str, typer.Option(help="Surroundings: a name or a file.")] = "congested",
-    workload: Annotated[
-        list[str] | None, typer.Option(help="What jobs call; may be repeated. Default: ddp.")
-    ] = None,
-    nodes: Annotated[int, typer.Option(help="NCCL's nNodes.", min=1)] = 4,
-    ranks_per_node: Annotated[int, typer.Option(help="GPUs of a node.", min=1)] = 8,
+    system: simulating.SystemOption = simulating.DEFAULT_SYSTEM,
+    scenario: simulating.ScenarioOption = simulating.DEFAULT_SCENARIO,
+    workload: simulating.WorkloadOption = None,
+    nodes: simulating.NodesOption = 4,
+    ranks_per_node: simulating.RanksPerNodeOption = 8,
     jobs: Annotated[int, typer.Option(help="How many jobs.", min=1)] = 8,
-    calls: Annotated[int, typer.Option(help="Calls of each job.", min=1)] = 10_000,
+    calls: simulating.CallsOption = 10_000,
     explore: Annotated[
         float, typer.Option(help="Share of calls with a config drawn at random.", min=0, max=1)
     ] = 0.3,
@@ -280,7 +279,9 @@ def jobs_command(
     """
     order = Order(
         system=find_system(system),
-        workload=make_workload(workload or ["ddp"], Group(nodes, ranks_per_node)),
+        workload=make_workload(
+            workload or simulating.DEFAULT_WORKLOADS, Group(nodes, ranks_per_node)
+        ),
         scenario=find_scenario(scenario),
         exploration=Exploration(explore, hold),
         jobs=jobs,

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dynamiccl import cli
+from dynamiccl.collect.simulator import options as simulating
 from dynamiccl.errors import UserError
 from dynamiccl.train import DEFAULT_TRACKING_URI
 
@@ -140,14 +141,12 @@ def simulate_command(
         str | None,
         typer.Option(metavar="RUN_OR_ARTIFACT", help="A Trigger to watch policies and searches."),
     ] = None,
-    system: Annotated[str, typer.Option(help="Simulated system: a name or a file.")] = "h100-ib",
-    scenario: Annotated[str, typer.Option(help="Surroundings: a name or a file.")] = "congested",
-    workload: Annotated[
-        list[str] | None, typer.Option(help="What jobs call; may be repeated. Default: ddp.")
-    ] = None,
-    nodes: Annotated[int, typer.Option(help="NCCL's nNodes.", min=1)] = 4,
-    ranks_per_node: Annotated[int, typer.Option(help="GPUs of a node.", min=1)] = 8,
-    calls: Annotated[int, typer.Option(help="Calls of each job.", min=1)] = 100_000,
+    system: simulating.SystemOption = simulating.DEFAULT_SYSTEM,
+    scenario: simulating.ScenarioOption = simulating.DEFAULT_SCENARIO,
+    workload: simulating.WorkloadOption = None,
+    nodes: simulating.NodesOption = 4,
+    ranks_per_node: simulating.RanksPerNodeOption = 8,
+    calls: simulating.CallsOption = 100_000,
     jobs: Annotated[int, typer.Option(help="Jobs at once, for each seed.", min=1)] = 4,
     seeds: Annotated[int, typer.Option(help="Seeds: 5 for intervals worth the name.", min=1)] = 5,
     tracking_uri: _TrackingUri = DEFAULT_TRACKING_URI,
@@ -168,7 +167,7 @@ def simulate_command(
     shape = Group(nodes, ranks_per_node)
     setting = Setting(
         system=find_system(system),
-        workload=make_workload(workload or ["ddp"], shape),
+        workload=make_workload(workload or simulating.DEFAULT_WORKLOADS, shape),
         scenario=find_scenario(scenario),
         calls=calls,
         jobs=jobs,
