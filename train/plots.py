@@ -28,7 +28,7 @@ def training_curves(
     right.plot(steps, [100 * value for value in regrets], color="tab:red")
     right.axhline(100 * default_regret, color="grey", linestyle="--", label="NCCL's default")
     right.axvline(best_step, color="tab:red", alpha=0.4, linestyle=":", label="chosen checkpoint")
-    right.legend(fontsize=8)
+    right.legend(loc="upper right", fontsize=8)
     right.set(xlabel="gradient step", ylabel="mean regret on validation bins (%)")
     right.set_ylim(bottom=0)
     for axes in (left, right):

@@ -32,7 +32,7 @@ def plot_residuals(fit: Fit, folder: Path) -> Path:
     axes.set_xlabel("message size")
     axes.set_ylabel("predicted over measured, % off")
     axes.set_title(f"{fit.file.name}: sizes that the fit has not seen")
-    axes.legend(fontsize=8)
+    figure.legend(loc="outside right upper", fontsize=8)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{fit.file.name}.png"
     figure.savefig(path, dpi=120)

@@ -27,7 +27,7 @@ def learning_curves(
         right.axvline(best_step, color="black", linestyle=":", label=f"exported ({best_step})")
     right.set(xlabel="gradient step", ylabel="validation regret (%)")
     right.set_ylim(bottom=0)
-    right.legend(fontsize=8)
+    right.legend(loc="upper right", fontsize=8)
     for axes in (left, right):
         axes.grid(visible=True, alpha=0.3)
     return svg_text(figure)

@@ -39,7 +39,7 @@ def trigger_curves(path: Path, losses: Sequence[float], curves: Sequence[DelayCu
         ylabel="median delay (calls of the key)",
     )
     if right.lines:
-        right.legend(fontsize=8)
+        right.legend(loc="upper right", fontsize=8)
     for axes in (left, right):
         axes.grid(visible=True, alpha=0.3)
     figure.savefig(path, dpi=120)
