@@ -1,4 +1,4 @@
-"""What the commands that simulate jobs ask alike: the system, what happens around it, the jobs."""
+"""What the commands that simulate jobs ask alike."""
 
 from typing import Annotated, Final
 
