@@ -1,6 +1,6 @@
 """Every figure of docs/results.md: what learning is worth, against everything simpler.
 
-    python benchmarks/learning.py            # `make bench-learning`, within the hour on 2 cores
+    python benchmarks/learning.py            # `make bench-learning`, under two hours on 2 cores
     FULL=1 python benchmarks/learning.py     # all recipes on the grid, and thirty gates
     python benchmarks/learning.py ope gate   # some parts; the others' figures stay as they are
 

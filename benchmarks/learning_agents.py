@@ -8,6 +8,7 @@ workloads' sizes, most of them of other octaves. Total true communication time o
 100,000 calls, the same surroundings for all rows of a seed; Student's intervals over seeds.
 """
 
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +24,7 @@ from dynamiccl.collect.simulator.systems import find_system
 from dynamiccl.collect.simulator.workloads import WorkCall, Workload, make_workload
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep.load import parse_sweep
-from dynamiccl.evaluate.simulate.compare import Estimate, Played, Row, conclude, play
+from dynamiccl.evaluate.simulate.compare import Estimate, Played, Row, conclude, over_best, play
 from dynamiccl.evaluate.simulate.lineup import Setting, policy_contenders, simple_contenders
 from dynamiccl.evaluate.simulate.page import write_page
 from dynamiccl.nccl import Collective
@@ -89,6 +90,16 @@ def agents(out: Path, seeds: int, page: Path) -> dict[str, Any]:
         "agents_jobs_per_seed": JOBS,
         "agents_delay_calls": delay,
         "agents_verdicts": compared.verdicts,
+        "agents_over_best": over_best_figures(compared.rows),
+    }
+
+
+def over_best_figures(rows: Sequence[Row]) -> dict[str, dict[str, Number]]:
+    """How much more time each row takes than the best that does not know the state."""
+    _, more = over_best(rows)
+    return {
+        name: {"mean": each.mean, "mean_lo": each.low, "mean_hi": each.high}
+        for name, each in more.items()
     }
 
 

@@ -12,7 +12,14 @@ from dynamiccl.collect.simulator.scenario import MarkovLink, Scenario
 from dynamiccl.collect.simulator.systems import find_system
 from dynamiccl.collect.simulator.workloads import make_workload
 from dynamiccl.datasets.manifest import Manifest
-from dynamiccl.evaluate.simulate.compare import Comparison, Estimate, conclude, play, verdicts
+from dynamiccl.evaluate.simulate.compare import (
+    Comparison,
+    Estimate,
+    conclude,
+    over_best,
+    play,
+    verdicts,
+)
 from dynamiccl.evaluate.simulate.lineup import (
     NCCL,
     ORACLE,
@@ -127,6 +134,22 @@ def test_what_cannot_be_told_apart_is_said(compared: Comparison) -> None:
     slow = [row for row in compared.rows if (row.over_default.low or 0.0) > 0.0]
     for row in slow:
         assert any(line.startswith(f"{row.name} is slower than NCCL") for line in lines)
+
+
+def test_rows_are_compared_with_the_best_seed_by_seed(compared: Comparison) -> None:
+    best, more = over_best(compared.rows)
+    spent = {row.name: row.seed_seconds for row in compared.rows}
+    assert set(more) == set(spent) - {best, ORACLE}
+    for name, ratio in more.items():
+        ratios = [a / b - 1 for a, b in zip(spent[name], spent[best], strict=True)]
+        assert ratio == Estimate.of(ratios)
+        assert np.mean(spent[name]) >= np.mean(spent[best])
+    lines = verdicts(compared.rows)
+    told = {name for name, ratio in more.items() if ratio.low is not None and ratio.low > 0.0}
+    for name in more:
+        assert (f"{name} cannot be told from {best}" in "\n".join(lines)) == (name not in told)
+    following = next(iter(more))
+    assert any(line.startswith(f"{following} comes next") for line in lines) == (following in told)
 
 
 def test_the_command_writes_a_page_with_the_jobs_course(shell: Shell, tmp_path: Path) -> None:
