@@ -25,7 +25,7 @@ from dynamiccl.serve.brain_module import BrainModule
 from dynamiccl.serve.torchscript import ScriptedBrain, ScriptedTrigger
 from dynamiccl.train.torch_files import save_script
 from dynamiccl.train.trigger.detector import Detector
-from dynamiccl.train.trigger.module import TriggerModule
+from dynamiccl.train.trigger.module import HALF_LIFE, TriggerModule
 from tests.serve.asking import Asking
 from tests.serve.brains import CONFIG, FIRST_BIN, seal
 
@@ -152,17 +152,18 @@ def test_each_config_has_a_quiet_time_of_its_own(watching: Artifact) -> None:
 
 def test_what_one_config_felt_is_told_under_another_and_fades(watching: Artifact) -> None:
     brain = ScriptedBrain(watching.directory / "brain.pt")
-    calls = [*slowing(100, 60), *(call(80.0, Protocol.Simple) for _ in range(200))]
+    half = int(HALF_LIFE)
+    calls = [*slowing(100, 60), *(call(80.0, Protocol.Simple) for _ in range(2 * half))]
     levels = [
         level_of_last(brain, calls[max(count - 8, 0) : count], count)
         for count in range(1, len(calls) + 1)
     ]
     assert levels[99] == pytest.approx(1.0, abs=0.1)
     # The other config does not feel it: its own level would be unknown, and then zero.
-    assert levels[199] == pytest.approx(0.5, abs=0.05)
-    assert levels[299] == pytest.approx(0.25, abs=0.03)
+    assert levels[99 + half] == pytest.approx(0.5, abs=0.05)
+    assert levels[99 + 2 * half] == pytest.approx(0.25, abs=0.03)
     back = [*calls, *(call(50.0) for _ in range(12))]
-    for count in range(301, 313):
+    for count in range(len(calls) + 1, len(back) + 1):
         level = level_of_last(brain, back[count - 8 : count], count)
     assert level < 0.05  # it is asked again, and says that it is over
 
