@@ -147,4 +147,6 @@ def test_ranks_meet_by_pmix_under_srun(allocation: Allocation) -> None:
     made = LauncherSettings(kind="srun", extra_args=("--mpi=pmix",))
     job = Job(python(MEET), {"OMPI_MCA_btl": "self,tcp"}, num_nodes=2, ranks_per_node=2)
     done = run_process(allocation.inside(command(job, made, uid=0)), LIMITS)
+    if "can not load PMIx library" in done.output:
+        pytest.skip("Slurm finds no libpmix.so (Debian: apt-get install libpmix-dev)")
     assert meetings(done) == [f"rank {i} of 4" for i in range(4)]
