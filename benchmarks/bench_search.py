@@ -18,6 +18,7 @@ Writes out/bench/search.json.
 
 import math
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -26,13 +27,15 @@ import numpy as np
 from harness import write_result
 from learning_figures import student
 from search_episode import CALLS, WITHIN, Outcome, noise, play
+from search_policy import Policies, policy_priors, train_all
 from search_replay import replay_figures
 from search_warm import WarmStart, learn
-from search_world import Task, by_system
+from search_world import Task, by_system, running
 
 from dynamiccl.collect.simulator.systems import SYSTEMS
 from dynamiccl.serve.search.autoccl import AutoCcl
 from dynamiccl.serve.search.policy_search import PolicySearch
+from dynamiccl.serve.search.prior import Prior
 from dynamiccl.serve.search.tuner import Tuner
 
 SEEDS: Final = range(5)
@@ -41,23 +44,20 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 DATA: Final = (ROOT.parent / "shared" / "data" / "sweeps", ROOT / "datasets" / "sample")
 HEADLINE: Final = 0.02
 NOISES: Final = (0.0, HEADLINE, 0.05, 0.1)
+#: Ends the names of figures on what a running job can set.
+RUNNING: Final = "_running"
 
-#: What plays a task; a prior is made for the task once, whatever the seed.
+#: What plays a task with a seed.
 Make = Callable[[Task, int], Tuner]
 Figures = dict[str, float | int | str | None]
 #: (task, outcome of it) by seed.
 Played = Mapping[int, Sequence[tuple[Task, Outcome]]]
+#: All tuners, and the tasks of a part, of which what they begin with has seen nothing.
+Part = tuple[Mapping[str, Make], Sequence[Task]]
 
 
-def tuners(warm: WarmStart) -> dict[str, Make]:
-    """The rivals, and ours."""
-    priors = {}
-
-    def ours(task: Task, _: int) -> Tuner:
-        if task.name not in priors:
-            priors[task.name] = warm.prior(task)
-        return PolicySearch(lambda _: task.space, lambda _: priors[task.name])
-
+def rivals() -> dict[str, Make]:
+    """Coordinate descent, from either start, with and without repeats."""
     return {
         "cd_default": lambda task, _: AutoCcl(lambda _: task.space),
         "cd_random": lambda task, seed: AutoCcl(lambda _: task.space, start="random", seed=seed),
@@ -65,8 +65,18 @@ def tuners(warm: WarmStart) -> dict[str, Make]:
         "cd_random_x3": lambda task, seed: AutoCcl(
             lambda _: task.space, start="random", seed=seed, repeats=3
         ),
-        "ours": ours,
     }
+
+
+def ours(priors: Mapping[tuple[str, int], Prior]) -> Make:
+    """Our search, from what is said of (task, seed)."""
+    return lambda task, seed: PolicySearch(lambda _: task.space, lambda _: priors[task.name, seed])
+
+
+def from_trees(warm: WarmStart, tasks: Sequence[Task]) -> Make:
+    """Our search, from a prediction that is the same for every seed."""
+    said = {task.name: warm.prior(task) for task in tasks}
+    return ours({(name, seed): prior for name, prior in said.items() for seed in SEEDS})
 
 
 def learned_elsewhere(tasks: Mapping[str, Sequence[Task]]) -> list[tuple[WarmStart, list[Task]]]:
@@ -160,61 +170,102 @@ def summarise(by_name: Mapping[str, Played], tuner: str, suffix: str) -> Figures
         means = table.mean(axis=1)
         # A system where NCCL's own choice is never worse than 2 % has nothing to find.
         figures |= student(table[~np.isnan(means)].mean(axis=0).tolist(), name)
-        if not suffix and len(by_name) > 1:
+        if suffix in {"", RUNNING} and len(by_name) > 1:
             figures |= {
                 f"{name}_{system}": None if math.isnan(mean) else float(mean)
                 for system, mean in zip(by_name, means, strict=True)
             }
-    slow = [o.slowdown for played in by_name.values() for each in played.values() for _, o in each]
+    slow = [o.slowdown for seeds in by_name.values() for held in seeds.values() for _, o in held]
     figures[f"probing_slowdown_p95_{tuner}{suffix}"] = float(np.quantile(slow, 0.95))
     figures[f"probing_slowdown_worst_{tuner}{suffix}"] = max(slow)
+    return figures
+
+
+def compared(parts: Sequence[Part], sigma: float, suffix: str) -> Figures:
+    """Figures of all tuners."""
+    figures: Figures = {}
+    for tuner in parts[0][0]:
+        by_name: dict[str, dict[int, list[tuple[Task, Outcome]]]] = {}
+        for makes, held in parts:
+            found = by_name.setdefault(held[0].system, {seed: [] for seed in SEEDS})
+            for seed, played in play_all(makes[tuner], held, sigma).items():
+                found[seed] += played
+        figures |= summarise(by_name, tuner, suffix)
     return figures
 
 
 def simulated_figures() -> Figures:
     """Search on every simulated system."""
     tasks = dict(by_system([make() for make in SYSTEMS.values()]))
-    parts = learned_elsewhere(tasks)
+    parts = [
+        (rivals() | {"ours": from_trees(warm, held)}, held)
+        for warm, held in learned_elsewhere(tasks)
+    ]
     figures: Figures = {
         "systems": len(tasks),
         "left_out": "system" if len(tasks) > 1 else "group shape (there is one system only)",
         "warm_start": "boosted trees (regression, no reinforcement)",
-        "tasks": sum(map(len, tasks.values())),
-        "tasks_to_search": sum(t.headroom > WITHIN for held in tasks.values() for t in held),
-        "configs_per_task_mean": float(
-            np.mean([len(t.space.actions) for held in tasks.values() for t in held])
-        ),
+        **counted(tasks, ""),
         "headline_noise_sigma": HEADLINE,
     }
     for sigma in NOISES:
         suffix = "" if sigma == HEADLINE else f"_at_noise_{sigma:g}"
-        for tuner in tuners(parts[0][0]):
-            by_name: dict[str, dict[int, list[tuple[Task, Outcome]]]] = {
-                name: {seed: [] for seed in SEEDS} for name in tasks
-            }
-            for warm, held in parts:
-                for seed, each in play_all(tuners(warm)[tuner], held, sigma).items():
-                    by_name[held[0].system][seed] += each
-            figures |= summarise(by_name, tuner, suffix)
+        figures |= compared(parts, sigma, suffix)
         figures |= headlines(figures, suffix)
-    return figures
+    return figures | policy_figures(tasks)
+
+
+def policy_figures(tasks: Mapping[str, Sequence[Task]]) -> Figures:
+    """Our search from policies, and from nothing; and all on what running jobs can set."""
+    with tempfile.TemporaryDirectory() as out:
+        trained = train_all(Path(out), SEEDS)
+    figures = compared(
+        [(beginnings(trained, tasks), held) for held in tasks.values()], HEADLINE, ""
+    )
+    by_call = {name: [running(task) for task in held] for name, held in tasks.items()}
+    others = beginnings(trained, by_call)
+    parts = [
+        (rivals() | {"ours": from_trees(warm, held)} | others, held)
+        for warm, held in learned_elsewhere(by_call)
+    ]
+    figures |= counted(by_call, RUNNING) | compared(parts, HEADLINE, RUNNING)
+    return figures | headlines(figures, RUNNING)
+
+
+def beginnings(trained: Policies, tasks: Mapping[str, Sequence[Task]]) -> dict[str, Make]:
+    """Our search from a policy, and with every config expected to be as good as any."""
+    nothing = {
+        (task.name, seed): Prior.ignorant(len(task.times_us))
+        for held in tasks.values()
+        for task in held
+        for seed in SEEDS
+    }
+    return {"policy": ours(policy_priors(trained, tasks, SEEDS)), "nothing": ours(nothing)}
+
+
+def counted(tasks: Mapping[str, Sequence[Task]], suffix: str) -> Figures:
+    """How many tasks there are, and of what size."""
+    everything = [task for held in tasks.values() for task in held]
+    sizes = [len(task.space.actions) for task in everything]
+    return {
+        f"tasks{suffix}": len(everything),
+        f"tasks_to_search{suffix}": sum(task.headroom > WITHIN for task in everything),
+        f"configs_per_task_mean{suffix}": float(np.mean(sizes)),
+    }
 
 
 def headlines(figures: Figures, suffix: str) -> Figures:
     """The bar: the better of the two starts, each with the repeats that serve it best."""
-    names = ("cd_default", "cd_random", "cd_default_x3", "cd_random_x3")
-    plain = {
-        f"probes_ratio_{name}{suffix}": float(str(figures[f"probes_to_2pct_{name}{suffix}"]))
-        / float(str(figures[f"probes_to_2pct_ours{suffix}"]))
-        for name in names
-    }
-    rival = min(names, key=lambda name: float(str(figures[f"probes_to_2pct_{name}{suffix}"])))
-    theirs = float(str(figures[f"probes_to_2pct_{rival}{suffix}"]))
-    ours = float(str(figures[f"probes_to_2pct_ours{suffix}"]))
-    return plain | {
+
+    def probes(tuner: str) -> float:
+        return float(str(figures[f"probes_to_2pct_{tuner}{suffix}"]))
+
+    rival = min(rivals(), key=probes)
+    return {
+        **{f"probes_ratio_{name}{suffix}": probes(name) / probes("ours") for name in rivals()},
         f"best_cd{suffix}": rival,
-        f"probes_to_2pct_cd{suffix}": theirs,
-        f"probes_ratio{suffix}": theirs / ours,
+        f"probes_to_2pct_cd{suffix}": probes(rival),
+        f"probes_ratio{suffix}": probes(rival) / probes("ours"),
         f"probing_slowdown{suffix}": figures[f"probing_slowdown_ours{suffix}"],
     }
 

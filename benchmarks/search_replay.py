@@ -19,7 +19,7 @@ task: coordinate descent has little to waste on them.
 
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -110,7 +110,7 @@ def _a100(sweep: Path) -> list[Replayed]:
 
 
 def _pooled(
-    tasks: pl.DataFrame, samples: "dict[tuple[int, int], npt.NDArray[np.float64]]"
+    tasks: pl.DataFrame, samples: Mapping[tuple[int, int], npt.NDArray[np.float64]]
 ) -> dict[str, npt.NDArray[np.float64]]:
     """Repeats over their cell's median, by system."""
     found: dict[str, list[npt.NDArray[np.float64]]] = {}
@@ -180,5 +180,6 @@ def replay_figures(folder: Path, seeds: Sequence[int]) -> Figures:
 def _tuner(name: str, task: Replayed, prior: Prior, seed: int) -> Tuner:
     if name == "ours":
         return PolicySearch(lambda _: task.space, lambda _: prior)
-    start = "random" if name == "cd_random" else "default"
-    return AutoCcl(lambda _: task.space, start=start, seed=seed)
+    if name == "cd_random":
+        return AutoCcl(lambda _: task.space, start="random", seed=seed)
+    return AutoCcl(lambda _: task.space)

@@ -46,12 +46,20 @@ SETTINGS: Final = (
 )
 
 
-class _Errors(NamedTuple):
-    """How wrong a model is of a task, in log time."""
+class Errors(NamedTuple):
+    """How wrong a prediction is of a task, in log time."""
 
     #: At the predicted peak of each subspace, and elsewhere in it against its peak.
     peaks: npt.NDArray[np.float64]
     own: npt.NDArray[np.float64]
+
+
+class Spreads(NamedTuple):
+    """How wrong predictions usually are: the spreads of a `Prior`, in its order."""
+
+    level: float
+    shared: float
+    own: float
 
 
 @dataclass(frozen=True)
@@ -59,13 +67,11 @@ class WarmStart:
     """A learned prediction, and how wrong it is elsewhere."""
 
     model: "_Ensemble"
-    level_sigma: float
-    shared_sigma: float
-    own_sigma: float
+    spreads: Spreads
 
     def prior(self, task: Task) -> Prior:
         """What it predicts of a task."""
-        return Prior(self.model.predict(task), self.level_sigma, self.shared_sigma, self.own_sigma)
+        return Prior(self.model.predict(task), *self.spreads)
 
 
 class _Ensemble:
@@ -85,30 +91,17 @@ class _Ensemble:
 def learn(tasks: Sequence[Task], seed: int = 0) -> WarmStart:
     """Fit on tasks of some systems; how wrong it is comes from each left out in turn."""
     by_shape = len({task.system for task in tasks}) == 1
-    errors: list[_Errors] = []
+    errors: list[Errors] = []
     for part in sorted({_part(task, by_shape=by_shape) for task in tasks}):
         rest = [task for task in tasks if _part(task, by_shape=by_shape) != part]
         model = _Ensemble(rest, seed)
         held = [task for task in tasks if _part(task, by_shape=by_shape) == part]
-        errors += [_errors(model, task) for task in held]
-    levels = [float(np.median(each.peaks)) for each in errors]
-    shared = np.concatenate([each.peaks - np.median(each.peaks) for each in errors])
-    own = np.concatenate([each.own for each in errors])
-    spreads = (_spread(each) for each in (levels, shared, own))
-    return WarmStart(_Ensemble(tasks, seed), *spreads)
+        errors += [errors_of(task, model.predict(task)) for task in held]
+    return WarmStart(_Ensemble(tasks, seed), spreads_of(errors))
 
 
-def _spread(errors: npt.ArrayLike) -> float:
-    """The robust one: a model that is far off in places must not look unsure everywhere."""
-    return max(1.4826 * float(np.median(np.abs(errors))), _LEAST_SIGMA)
-
-
-def _part(task: Task, *, by_shape: bool) -> str:
-    return f"{task.call.group}" if by_shape else task.system
-
-
-def _errors(model: _Ensemble, task: Task) -> _Errors:
-    predicted = model.predict(task)
+def errors_of(task: Task, predicted: npt.NDArray[np.float64]) -> Errors:
+    """Of what is predicted, (A,) log(time / NCCL's own choice), for a task."""
     errors = task.log_ratio - predicted
     peaks, own = [], []
     for actions in task.space.subspaces:
@@ -116,7 +109,24 @@ def _errors(model: _Ensemble, task: Task) -> _Errors:
         peak = each[int(np.argmin(predicted[each]))]
         peaks.append(errors[peak])
         own.append(errors[each] - errors[peak])
-    return _Errors(np.array(peaks), np.concatenate(own))
+    return Errors(np.array(peaks), np.concatenate(own))
+
+
+def spreads_of(errors: Sequence[Errors]) -> Spreads:
+    """Robust ones: a model that is far off in places must not look unsure everywhere."""
+    levels = np.array([np.median(each.peaks) for each in errors])
+    shared = np.concatenate([each.peaks - np.median(each.peaks) for each in errors])
+    own = np.concatenate([each.own for each in errors])
+    return Spreads(
+        *(
+            max(1.4826 * float(np.median(np.abs(each))), _LEAST_SIGMA)
+            for each in (levels, shared, own)
+        )
+    )
+
+
+def _part(task: Task, *, by_shape: bool) -> str:
+    return f"{task.call.group}" if by_shape else task.system
 
 
 def _fit(tasks: Sequence[Task], setting: _Setting, seed: int) -> Any:

@@ -8,7 +8,7 @@ to get stuck on.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import Final
@@ -83,6 +83,18 @@ def make_task(system: System, call: Call) -> Task | None:
     ran = Choice(system.resolve(call, ABSTAIN))
     space = SearchSpace(list(found), default_runs=ran)
     return Task(system.name, call, _facts(system, call), space, np.array(list(found.values())))
+
+
+def running(task: Task) -> Task:
+    """What of a task a running job can set: threads and transport are fixed when it starts."""
+    kept = [
+        action
+        for action, choice in enumerate(task.space.choices)
+        if choice.num_threads is None and choice.transport is None
+    ]
+    choices = [task.space.choices[action] for action in kept]
+    space = SearchSpace(choices, default_runs=task.space.default_runs)
+    return replace(task, space=space, times_us=task.times_us[kept])
 
 
 def _subspace(system: System, call: Call, cell: Config) -> dict[Choice, float]:
