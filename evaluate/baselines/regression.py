@@ -61,7 +61,8 @@ class GradientBoosting:
         """Fit on every measured config of the training tasks."""
         from sklearn.ensemble import HistGradientBoostingRegressor
 
-        self._encoder = _Encoder(training.tasks, catalogue)
+        rows, actions = np.nonzero(_forced(training))
+        self._encoder = _Encoder(training.tasks, catalogue, rows, actions)
         rate, leaves, trees, least = setting
         self._model: Any = HistGradientBoostingRegressor(
             learning_rate=rate,
@@ -72,7 +73,6 @@ class GradientBoosting:
             early_stopping=False,
             random_state=0,
         )
-        rows, actions = np.nonzero(_forced(training))
         self._model.fit(self._encoder.encode(training.tasks, rows, actions), _target(training))
 
     def choose(self, grid: TaskGrid) -> Actions:
@@ -90,11 +90,19 @@ class GradientBoosting:
 class _Encoder:
     """(task, config) as a row of numbers; names as codes of what training had.
 
-    What training does not know of any task is left out.
+    What is not known of any row of the fit, the tasks `rows` with the configs `actions`, is left
+    out: the catalogue may hold knobs that training never set.
     """
 
-    def __init__(self, tasks: pl.DataFrame, catalogue: Catalogue) -> None:
-        held = [name for name in tasks.columns if tasks[name].null_count() < tasks.height]
+    def __init__(
+        self,
+        tasks: pl.DataFrame,
+        catalogue: Catalogue,
+        rows: npt.NDArray[np.int64],
+        actions: npt.NDArray[np.int64],
+    ) -> None:
+        fitted = tasks[np.unique(rows)]
+        held = [name for name in fitted.columns if fitted[name].null_count() < fitted.height]
         self._numbers = [name for name in NUMBERS if name in held]
         self._codes = {
             name: {value: code for code, value in enumerate(tasks[name].unique().sort().to_list())}
@@ -102,7 +110,7 @@ class _Encoder:
             if name in held
         }
         knobs = np.array([_knobs(config) for config in catalogue.configs])
-        used = ~np.isnan(knobs).all(axis=0)
+        used = ~np.isnan(knobs[actions]).all(axis=0)
         self._configs = knobs[:, used]
         self.are_names: Sequence[bool] = [
             *[False] * (1 + len(self._numbers)),

@@ -1,6 +1,7 @@
 """The baselines: tables on grids worked out by hand, regressions on a law that they can find."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -121,6 +122,16 @@ def test_only_trees_have_an_opinion_on_a_system_that_they_never_saw() -> None:
     test = law([1 << 12], system="new")
     assert NearestNeighbours(law(SIZES)).choose(test).tolist() == [0]
     assert boosting(law(SIZES)).choose(test).tolist() == [1]
+
+
+def test_trees_are_fit_where_the_catalogue_holds_a_knob_that_training_never_set() -> None:
+    times = law(SIZES).times_us.copy()
+    times[:, 2] = NAN  # the only config with a chunk size
+    chunks = replace(CATALOGUE.configs[2], chunk_bytes=1 << 20)
+    catalogue = Catalogue((*CATALOGUE.configs[:2], chunks, CATALOGUE.configs[3]))
+    training = grid(SIZES, times.tolist())
+    policy = GradientBoosting(training, catalogue)
+    assert policy.choose(law([1 << 12])).tolist() == [1]
 
 
 def test_the_same_twice() -> None:
