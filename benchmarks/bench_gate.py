@@ -23,11 +23,8 @@ from typing import Final
 import numpy as np
 import torch
 from harness import write_result
+from sweeps import simulate
 
-from dynamiccl.collect.runs.run import run_sweep
-from dynamiccl.collect.simulator.runner import SimulatorRunner
-from dynamiccl.collect.strategies import make_strategy
-from dynamiccl.collect.sweep.load import parse_sweep
 from dynamiccl.datasets.cells import tuned
 from dynamiccl.datasets.scoring import TaskGrid, task_grid
 from dynamiccl.datasets.splits import Split
@@ -113,10 +110,7 @@ def sweep(
     """A simulated sweep over some shapes."""
     groups = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = {r} }}" for n, r in shapes)
     text = SWEEP.format(name=name, groups=groups, cycles=cycles, seed=seed, noise=noise)
-    parsed = parse_sweep(text, where="bench")
-    strategy = make_strategy(parsed.file, parsed.trials)
-    run_sweep(parsed, strategy, SimulatorRunner(parsed.file), out, resume=False)
-    return out
+    return simulate(text, out)
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,9 +219,8 @@ def policy_figures(tasks: Mapping[str, Sequence[Task]]) -> Figures:
     """Our search from policies, and from nothing; and all on what running jobs can set."""
     with tempfile.TemporaryDirectory() as out:
         trained = train_all(Path(out), SEEDS)
-    figures = compared(
-        [(beginnings(trained, tasks), held) for held in tasks.values()], HEADLINE, ""
-    )
+    others = beginnings(trained, tasks)
+    figures = compared([(others, held) for held in tasks.values()], HEADLINE, "")
     by_call = {name: [running(task) for task in held] for name, held in tasks.items()}
     others = beginnings(trained, by_call)
     parts = [

@@ -14,16 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from learning_figures import Number, parallel
+from sweeps import simulate
 
-from dynamiccl.collect.runs.run import run_sweep
 from dynamiccl.collect.simulator.group import Group
 from dynamiccl.collect.simulator.record_jobs import Exploration, Order, record_jobs
-from dynamiccl.collect.simulator.runner import SimulatorRunner
 from dynamiccl.collect.simulator.scenario import find_scenario
 from dynamiccl.collect.simulator.systems import find_system
 from dynamiccl.collect.simulator.workloads import WorkCall, Workload, make_workload
-from dynamiccl.collect.strategies import make_strategy
-from dynamiccl.collect.sweep.load import parse_sweep
 from dynamiccl.evaluate.simulate.compare import Estimate, Played, Row, conclude, over_best, play
 from dynamiccl.evaluate.simulate.lineup import Setting, policy_contenders, simple_contenders
 from dynamiccl.evaluate.simulate.page import write_page
@@ -125,9 +122,7 @@ def _setting() -> Setting:
 
 def _prepare(data: Path, seed: int) -> None:
     """Measure, record, and make a Trigger."""
-    parsed = parse_sweep(SWEEP.format(seed=seed), where="bench")
-    strategy = make_strategy(parsed.file, parsed.trials)
-    run_sweep(parsed, strategy, SimulatorRunner(parsed.file), data / "data", resume=False)
+    simulate(SWEEP.format(seed=seed), data / "data")
     _record(data / "data", SCENARIO, jobs=48, calls=40_000, seed=10_000 + seed)
     _record(data / "aa", "quiet", jobs=4, calls=6_000, seed=20_000 + seed)
     uri = f"sqlite:///{data / 'mlflow.db'}"

@@ -5,7 +5,6 @@ seeds. Where a system has none they are of the optimistic oracle, over all its t
 interval. `left out` systems were not trained on: their policy comes from all the others.
 """
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 from learning_figures import Figures, of_crossfit, over_replicates, parallel
+from sweeps import without
 
 from dynamiccl.collect.importing.importer import ImportFailed, ImportOptions, import_files
 from dynamiccl.datasets.actions import Catalogue
@@ -52,7 +52,7 @@ def real_sets(out: Path, recipes: Sequence[str], seeds: int) -> dict[str, Any]:
         learned[recipe].append(policy)
     sets, notes = _scored(data, data, learned)
     systems = [name for name, note in notes.items() if note["tasks"] > 0]
-    others = [(_without(data, out / f"without-{name}", name), f"lo-{name}", recipes[0], 0)
+    others = [(without(data, out / f"without-{name}", [name]), f"lo-{name}", recipes[0], 0)
               for name in systems]  # fmt: skip
     for (place, run, recipe, _), policy in parallel(_train, others):
         name = run.removeprefix("lo-")
@@ -67,12 +67,6 @@ def _train(data: Path, name: str, recipe: str, seed: int) -> Path:
     made = make_recipe(recipe, [f"steps={STEPS}"])
     done = fit(data, made, experiment="real", tracking_uri=uri, seed=seed)
     return Path(done.run_directory) / "policy"
-
-
-def _without(data: Path, out: Path, system: str) -> Path:
-    """The data set with all of a system's files left out."""
-    shutil.copytree(data, out, ignore=shutil.ignore_patterns(f"system={system}"))
-    return out
 
 
 def _scored(

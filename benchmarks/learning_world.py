@@ -12,13 +12,10 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 import pyarrow as pa
+from sweeps import simulate
 
-from dynamiccl.collect.runs.run import run_sweep
 from dynamiccl.collect.simulator import h100
 from dynamiccl.collect.simulator.channels import actual_channels
-from dynamiccl.collect.simulator.runner import SimulatorRunner
-from dynamiccl.collect.strategies import make_strategy
-from dynamiccl.collect.sweep.load import parse_sweep
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.episodes import with_noise
 from dynamiccl.datasets.provenance import program_record
@@ -57,10 +54,7 @@ seed = {seed}
 
 def measure_quiet(out: Path, seed: int) -> Path:
     """A sweep of the quiet network: the reference of rewards, and the cold half of training."""
-    parsed = parse_sweep(SWEEP.format(system=SYSTEM, seed=seed), where="bench")
-    strategy = make_strategy(parsed.file, parsed.trials)
-    run_sweep(parsed, strategy, SimulatorRunner(parsed.file), out, resume=False)
-    return out
+    return simulate(SWEEP.format(system=SYSTEM, seed=seed), out)
 
 
 def make_world(catalogue: Catalogue, split: Split, noise: pl.DataFrame) -> World:

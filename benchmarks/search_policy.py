@@ -20,15 +20,12 @@ import numpy.typing as npt
 from learning_figures import parallel
 from search_warm import errors_of, spreads_of
 from search_world import COLLECTIVES, SIZES, Task, chosen_groups
+from sweeps import simulate, without
 
-from dynamiccl.collect.runs.run import run_sweep
-from dynamiccl.collect.simulator.runner import SimulatorRunner
 from dynamiccl.collect.simulator.scenario import find_scenario
 from dynamiccl.collect.simulator.systems import SYSTEMS
 from dynamiccl.collect.simulator.workloads import WorkCall, Workload
 from dynamiccl.collect.simulator.world import World
-from dynamiccl.collect.strategies import make_strategy
-from dynamiccl.collect.sweep.load import parse_sweep
 from dynamiccl.evaluate.simulate.lineup import cold_priors
 from dynamiccl.nccl import Config
 from dynamiccl.serve.search.prior import Prior
@@ -60,6 +57,8 @@ Policies = Mapping[tuple[frozenset[str], int], TorchPolicy]
 
 def train_all(out: Path, seeds: Sequence[int]) -> Policies:
     """Without each system, for every seed, with noise of its own; and without each two, once."""
+    for _ in parallel(_measure_all, [(out, seed) for seed in seeds]):
+        pass
     alone = [(out, frozenset({name}), seed) for name in SYSTEMS for seed in seeds]
     pairs = [(out, frozenset(pair), seeds[0]) for pair in combinations(SYSTEMS, 2)]
     return {job[1:]: TorchPolicy.load(path) for job, path in parallel(_train, alone + pairs)}
@@ -88,13 +87,16 @@ def policy_priors(
 
 def _train(out: Path, left_out: frozenset[str], seed: int) -> Path:
     """A policy that never saw some systems."""
-    data = out / f"{'-'.join(sorted(left_out))}-{seed}"
-    for name in SYSTEMS:
-        if name not in left_out:
-            _measure(name, seed, data)
+    data = without(out / f"{seed}", out / f"{'-'.join(sorted(left_out))}-{seed}", left_out)
     uri = f"sqlite:///{data / 'mlflow.db'}"
     done = fit(data, make_recipe(RECIPE), experiment="search", tracking_uri=uri, seed=seed)
     return Path(done.run_directory) / "policy"
+
+
+def _measure_all(out: Path, seed: int) -> None:
+    """A sweep of every system, once for all policies of a seed."""
+    for name in SYSTEMS:
+        _measure(name, seed, out / f"{seed}")
 
 
 def _measure(name: str, seed: int, data: Path) -> None:
@@ -113,9 +115,7 @@ def _measure(name: str, seed: int, data: Path) -> None:
         most=max(SIZES),
         seed=seed,
     )
-    parsed = parse_sweep(text, where="bench")
-    strategy = make_strategy(parsed.file, parsed.trials)
-    run_sweep(parsed, strategy, SimulatorRunner(parsed.file), data, resume=False)
+    simulate(text, data)
 
 
 def _predict(policy: TorchPolicy, tasks: Sequence[Task]) -> Iterator[tuple[Task, Prediction]]:
