@@ -166,7 +166,7 @@ assert torch.get_num_threads() == 2, torch.get_num_threads()
 assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 # A thread that was waited for stays listed until the kernel has buried it.
 deadline = time.monotonic() + 10
-while len(os.listdir("/proc/self/task")) > threads:
+while len(os.listdir("/proc/self/task")) != threads:
     assert time.monotonic() < deadline, "threads were left behind"
     time.sleep(0.01)
 if sys.argv[3] == "close":
