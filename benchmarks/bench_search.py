@@ -32,11 +32,11 @@ from search_replay import replay_figures
 from search_warm import WarmStart, learn
 from search_world import Task, by_system, running
 
-from dynamiccl.collect.simulator.systems import SYSTEMS
 from dynamiccl.serve.search.autoccl import AutoCcl
 from dynamiccl.serve.search.policy_search import PolicySearch
 from dynamiccl.serve.search.prior import Prior
 from dynamiccl.serve.search.tuner import Tuner
+from dynamiccl.simulator.systems import SYSTEMS
 
 SEEDS: Final = range(5)
 ROOT: Final = Path(__file__).resolve().parents[1]

@@ -34,8 +34,6 @@ from harness import write_result
 from dynamiccl.collect.importing.importer import import_files
 from dynamiccl.collect.runner import Pick
 from dynamiccl.collect.runs.outcomes import Outcome
-from dynamiccl.collect.simulator import h100
-from dynamiccl.collect.simulator.noise import Noise
 from dynamiccl.collect.strategies import Strategy, choose
 from dynamiccl.collect.strategies.adaptive import Adaptive
 from dynamiccl.collect.strategies.exhaustive import Exhaustive
@@ -47,6 +45,8 @@ from dynamiccl.datasets.cells import independent, quiet
 from dynamiccl.datasets.schema import TASK_COLUMNS
 from dynamiccl.datasets.store import read
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
+from dynamiccl.simulator import h100
+from dynamiccl.simulator.noise import Noise
 
 CYCLES: Final = 3
 SEEDS: Final = range(6)

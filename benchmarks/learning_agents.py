@@ -16,15 +16,15 @@ from typing import Any, Final
 from learning_figures import Number, parallel
 from sweeps import simulate
 
-from dynamiccl.collect.simulator.group import Group
-from dynamiccl.collect.simulator.record_jobs import Exploration, Order, record_jobs
-from dynamiccl.collect.simulator.scenario import find_scenario
-from dynamiccl.collect.simulator.systems import find_system
-from dynamiccl.collect.simulator.workloads import WorkCall, Workload, make_workload
 from dynamiccl.evaluate.simulate.compare import Estimate, Played, Row, conclude, over_best, play
 from dynamiccl.evaluate.simulate.lineup import Setting, policy_contenders, simple_contenders
 from dynamiccl.evaluate.simulate.page import write_page
 from dynamiccl.nccl import Collective
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.record_jobs import Exploration, Order, record_jobs
+from dynamiccl.simulator.scenario import find_scenario
+from dynamiccl.simulator.systems import find_system
+from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
 from dynamiccl.train.environment import delay_calls
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy

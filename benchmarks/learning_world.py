@@ -14,8 +14,6 @@ import polars as pl
 import pyarrow as pa
 from sweeps import simulate
 
-from dynamiccl.collect.simulator import h100
-from dynamiccl.collect.simulator.channels import actual_channels
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.episodes import with_noise
 from dynamiccl.datasets.provenance import program_record
@@ -24,6 +22,8 @@ from dynamiccl.datasets.splits import Split, with_split
 from dynamiccl.datasets.store import write_part
 from dynamiccl.evaluate.sequences import Played, World
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Protocol
+from dynamiccl.simulator import h100
+from dynamiccl.simulator.channels import actual_channels
 
 SYSTEM: Final = "h100-ib-congested"
 GROUP: Final = h100.Group(4, 8)

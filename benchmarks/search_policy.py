@@ -22,13 +22,13 @@ from search_warm import errors_of, spreads_of
 from search_world import COLLECTIVES, SIZES, Task, chosen_groups
 from sweeps import simulate, without
 
-from dynamiccl.collect.simulator.scenario import find_scenario
-from dynamiccl.collect.simulator.systems import SYSTEMS
-from dynamiccl.collect.simulator.workloads import WorkCall, Workload
-from dynamiccl.collect.simulator.world import World
 from dynamiccl.evaluate.simulate.lineup import cold_priors
 from dynamiccl.nccl import Config
 from dynamiccl.serve.search.prior import Prior
+from dynamiccl.simulator.scenario import find_scenario
+from dynamiccl.simulator.systems import SYSTEMS
+from dynamiccl.simulator.workloads import WorkCall, Workload
+from dynamiccl.simulator.world import World
 from dynamiccl.train.environment import Tables
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy

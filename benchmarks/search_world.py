@@ -16,10 +16,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.collect.simulator.group import Group
-from dynamiccl.collect.simulator.system import Call, Launch, System
 from dynamiccl.nccl import ABSTAIN, Collective, Config, Transport
 from dynamiccl.serve.search.space import DEFAULT, Choice, SearchSpace
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.system import Call, Launch, System
 
 CHANNELS: Final = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 CHUNKS: Final = (None, *(1 << k for k in range(15, 23)))

@@ -17,12 +17,12 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from dynamiccl.collect.simulator.default import CostModel, find_machine
-from dynamiccl.collect.simulator.default.recorded import Verdict, judge, read_decisions
-from dynamiccl.collect.simulator.group import Group
-from dynamiccl.collect.simulator.system import Call
 from dynamiccl.errors import MissingPath
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, NcclVersion, Protocol
+from dynamiccl.simulator.default import CostModel, find_machine
+from dynamiccl.simulator.default.recorded import Verdict, judge, read_decisions
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.system import Call
 
 DATA: Final = Path(__file__).resolve().parents[2] / "shared" / "data"
 DECISIONS: Final = DATA / "model" / "nccl_default_decisions.csv"

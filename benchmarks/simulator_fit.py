@@ -23,9 +23,9 @@ from dynamiccl.collect.fitting.fit import Fit, HeldOut, fit_system
 from dynamiccl.collect.fitting.measured import measured_cells
 from dynamiccl.collect.fitting.problem import Problem, make_items
 from dynamiccl.collect.importing.importer import import_files
-from dynamiccl.collect.simulator.parameters import SystemFile
-from dynamiccl.collect.simulator.systems import PARAMETRIC, parametric_system, shipped_file
 from dynamiccl.errors import MissingPath
+from dynamiccl.simulator.parameters import SystemFile
+from dynamiccl.simulator.systems import PARAMETRIC, parametric_system, shipped_file
 
 DATA: Final = Path(__file__).resolve().parents[2] / "shared" / "data" / "sweeps"
 SWEEPS: Final = (

@@ -12,13 +12,13 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from dynamiccl.collect.simulator.group import Group
-from dynamiccl.collect.simulator.scenario import find_scenario
-from dynamiccl.collect.simulator.systems import find_system
-from dynamiccl.collect.simulator.workloads import Workload, make_workload
-from dynamiccl.collect.simulator.world import World
 from dynamiccl.datasets.cells import NOISE_KEY
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.scenario import find_scenario
+from dynamiccl.simulator.systems import find_system
+from dynamiccl.simulator.workloads import Workload, make_workload
+from dynamiccl.simulator.world import World
 from dynamiccl.train.environment import CollectiveEnv, Course, Tables
 
 JOBS: Final = 2048

@@ -24,15 +24,15 @@ from dynamiccl.collect.runners import LAUNCHERS, RUNNERS
 from dynamiccl.collect.runs.carry_out import RunOrder, carry_out
 from dynamiccl.collect.runs.plan import make_plan, plan_lines
 from dynamiccl.collect.runs.run import RunSummary
-from dynamiccl.collect.simulator import options as simulating
-from dynamiccl.collect.simulator.group import Group
-from dynamiccl.collect.simulator.record_jobs import Exploration, Order, record_jobs
-from dynamiccl.collect.simulator.scenario import find_scenario
-from dynamiccl.collect.simulator.systems import PARAMETRIC, find_system
-from dynamiccl.collect.simulator.workloads import make_workload
 from dynamiccl.collect.sweep.load import Sweep, load_sweep
 from dynamiccl.datasets import store
 from dynamiccl.machine import ThisMachine
+from dynamiccl.simulator import options as simulating
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.record_jobs import Exploration, Order, record_jobs
+from dynamiccl.simulator.scenario import find_scenario
+from dynamiccl.simulator.systems import PARAMETRIC, find_system
+from dynamiccl.simulator.workloads import make_workload
 
 app = typer.Typer(
     help="Sweep nccl-tests over NCCL's configs, or import what others measured, into Parquet.",

@@ -9,7 +9,7 @@ from dynamiccl.collect.companions.facts import SiteFacts
 from dynamiccl.collect.companions.watch import Watch
 from dynamiccl.collect.processes.interrupt import Interrupt
 from dynamiccl.collect.runner import Runner
-from dynamiccl.collect.simulator.runner import SimulatorRunner
+from dynamiccl.collect.simulated.runner import SimulatorRunner
 from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.errors import MissingPath, UnknownName
 

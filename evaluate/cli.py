@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dynamiccl import cli
-from dynamiccl.collect.simulator import options as simulating
 from dynamiccl.errors import UserError
+from dynamiccl.simulator import options as simulating
 from dynamiccl.train import DEFAULT_TRACKING_URI
 
 if TYPE_CHECKING:
@@ -156,12 +156,12 @@ def simulate_command(
 
     Example: dynamiccl-evaluate simulate --policy RUN_ID --scenario congested --out out/simulate
     """
-    from dynamiccl.collect.simulator.group import Group
-    from dynamiccl.collect.simulator.scenario import find_scenario
-    from dynamiccl.collect.simulator.systems import find_system
-    from dynamiccl.collect.simulator.workloads import make_workload
     from dynamiccl.evaluate.simulate.lineup import Setting
     from dynamiccl.evaluate.simulate.run import Named, simulate
+    from dynamiccl.simulator.group import Group
+    from dynamiccl.simulator.scenario import find_scenario
+    from dynamiccl.simulator.systems import find_system
+    from dynamiccl.simulator.workloads import make_workload
     from dynamiccl.train.tracking import policy_directory, run_directory
 
     shape = Group(nodes, ranks_per_node)

@@ -17,10 +17,10 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from dynamiccl.collect.simulator import h100
 from dynamiccl.nccl import Collective
 from dynamiccl.serve.abi import TunerPlugin
 from dynamiccl.serve.lone_rank import lone_environment
+from dynamiccl.simulator import h100
 from dynamiccl.sizes import bin_center_bytes
 
 ROOT: Final = Path(__file__).resolve().parent.parent

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.collect.runs.run import run_sweep
-from dynamiccl.collect.simulator.runner import SimulatorRunner
+from dynamiccl.collect.simulated.runner import SimulatorRunner
 from dynamiccl.collect.sweep.load import parse_sweep
 
 SWEEP = """

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("collect", "datasets", "train", "evaluate", "serve")
+#: The folders at the root that are links in `dynamiccl/`.
+LINKS = ("collect", "datasets", "train", "evaluate", "serve")
+PARTS = (*LINKS, "simulator")
 KERNEL = {
     "dynamiccl",
     "dynamiccl.checks",
@@ -27,13 +29,14 @@ KERNEL = {
 ALLOWED = {
     "kernel": set[str](),
     "datasets": set[str](),
-    "collect": {"datasets"},
-    "train": {"datasets", "collect.simulator"},
-    "evaluate": {"datasets", "train", "collect.simulator", "serve.search"},
+    "simulator": {"datasets"},
+    "collect": {"datasets", "simulator"},
+    "train": {"datasets", "simulator"},
+    "evaluate": {"datasets", "train", "simulator", "serve.search"},
     "serve": {"datasets"},
 }
-#: What collect may use of datasets: the tables, never what learning makes of them.
-COLLECT_USES = {"schema", "store", "rows", "provenance", "cells"}
+#: What collect and simulator may use of datasets: the tables, never what learning makes of them.
+TABLES = {"schema", "store", "rows", "provenance", "cells"}
 #: Heavy or optional packages, and the one part that imports each (modules for mlflow).
 OWNERS = {
     "torch": {
@@ -50,14 +53,14 @@ OWNERS = {
     "pynvml": {"collect"},
     "matplotlib": {"train", "evaluate", "collect/findings/plots.py"},
     "sklearn": {"evaluate"},
-    "pydantic": {"collect", "datasets/manifest.py"},
+    "pydantic": {"collect", "datasets/manifest.py", "dynamiccl/simulator"},
 }
 MAX_LINES = 400
 MAX_FILE_BYTES = 1 << 20
 
 
 def sources() -> list[Path]:
-    folders = [ROOT / "dynamiccl", *(ROOT / part for part in PARTS)]
+    folders = [ROOT / "dynamiccl", *(ROOT / part for part in LINKS)]
     found = [p for f in folders for p in f.rglob("*.py") if not p.is_symlink()]
     # rglob does not follow the links, so every file is seen once.
     return sorted(p for p in found if "dynamiccl/dynamiccl" not in str(p))
@@ -76,11 +79,13 @@ def imports(path: Path) -> set[str]:
 
 
 def part_of(path: Path) -> str:
-    top = path.relative_to(ROOT).parts[0]
-    return "kernel" if top == "dynamiccl" else top
+    top, below, *_ = path.relative_to(ROOT).parts
+    if top == "dynamiccl":
+        return below if below in PARTS else "kernel"
+    return top
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", LINKS)
 def test_part_is_a_relative_link_to_its_folder(part: str) -> None:
     link = ROOT / "dynamiccl" / part
     assert link.is_symlink()
@@ -97,8 +102,8 @@ def test_import_direction_holds(path: Path) -> None:
         allowed = ALLOWED[part] | {part}
         below = {piece for piece in allowed if f"{name}.".startswith(f"dynamiccl.{piece}.")}
         assert below or name == f"dynamiccl.{pieces[1]}", f"{part} must not import {name}"
-        if part == "collect" and pieces[1] == "datasets" and len(pieces) > 2:
-            assert pieces[2] in COLLECT_USES, f"collect must not import {name}"
+        if part in {"collect", "simulator"} and pieces[1] == "datasets" and len(pieces) > 2:
+            assert pieces[2] in TABLES, f"{part} must not import {name}"
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
@@ -167,15 +172,16 @@ def test_wheel_holds_the_parts_under_our_name_only(tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert tops == {"dynamiccl"}
-    packages = {str(p.parent.relative_to(ROOT)) for p in sources() if p.name == "__init__.py"}
-    for package in packages - {"dynamiccl"}:
-        assert f"dynamiccl/{package}/__init__.py" in names
+    packages = {p.parent.relative_to(ROOT) for p in sources() if p.name == "__init__.py"}
+    for package in packages:
+        inside = package if package.parts[0] == "dynamiccl" else Path("dynamiccl") / package
+        assert f"{inside}/__init__.py" in names
     for wanted in (
         "dynamiccl/collect/nccl_tests/text.py",
-        "dynamiccl/collect/simulator/default/machines/h100-ib.toml",
-        "dynamiccl/collect/simulator/h100_corrections.csv",
-        "dynamiccl/collect/simulator/scenarios/congested.toml",
-        "dynamiccl/collect/simulator/systems/b300-nvlink.toml",
+        "dynamiccl/simulator/default/machines/h100-ib.toml",
+        "dynamiccl/simulator/h100_corrections.csv",
+        "dynamiccl/simulator/scenarios/congested.toml",
+        "dynamiccl/simulator/systems/b300-nvlink.toml",
         "dynamiccl/datasets/sample/b300_nvlink_allreduce.csv",
         "dynamiccl/evaluate/page.html.jinja",
         "dynamiccl/evaluate/report.html.jinja",

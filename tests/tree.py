@@ -17,7 +17,7 @@ FOLDERS: Final = (
     "dynamiccl",
     "collect",
     "collect/nccl_tests",
-    "collect/simulator",
+    "dynamiccl/simulator",
     "datasets",
     "datasets/sample",
     "train",

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dynamiccl.collect.simulator.world import Jobs, Ran, World
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.episodes import with_noise
 from dynamiccl.datasets.features import (
@@ -34,6 +33,7 @@ from dynamiccl.datasets.reward import reward
 from dynamiccl.datasets.rings import CallRings
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.datasets.scoring import ENVIRONMENT_COLUMNS
+from dynamiccl.simulator.world import Jobs, Ran, World
 
 Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]

@@ -11,11 +11,11 @@ from dynamiccl.collect.fitting import report
 from dynamiccl.collect.fitting.fit import Fit, fit_system
 from dynamiccl.collect.fitting.measured import measured_cells
 from dynamiccl.collect.fitting.plots import plot_residuals
-from dynamiccl.collect.simulator.parameters import FitParameters, SystemFile
-from dynamiccl.collect.simulator.system_text import system_text
-from dynamiccl.collect.simulator.systems import system_file
 from dynamiccl.datasets.store import check_slug
 from dynamiccl.errors import UserError
+from dynamiccl.simulator.parameters import FitParameters, SystemFile
+from dynamiccl.simulator.system_text import system_text
+from dynamiccl.simulator.systems import system_file
 
 _HEAD: Final = (
     "Fitted by dynamiccl-collect fit-simulator; docs/simulator.md says what each number does.\n"

@@ -14,9 +14,9 @@ import numpy as np
 from dynamiccl.collect.fitting.identify import check_data, check_sensitivity
 from dynamiccl.collect.fitting.measured import MeasuredCell
 from dynamiccl.collect.fitting.problem import Item, Problem, Vector, make_items
-from dynamiccl.collect.simulator.parameters import SystemFile
-from dynamiccl.collect.simulator.systems import parametric_system
 from dynamiccl.errors import MachineError
+from dynamiccl.simulator.parameters import SystemFile
+from dynamiccl.simulator.systems import parametric_system
 
 FOLDS: Final = 3
 _BENDS_AT: Final = 0.1

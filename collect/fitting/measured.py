@@ -8,13 +8,13 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
-from dynamiccl.collect.simulator.group import Group
-from dynamiccl.collect.simulator.parameters import FitParameters, SystemFile
-from dynamiccl.collect.simulator.system import Call
 from dynamiccl.datasets import store
 from dynamiccl.datasets.cells import pair_spread, quiet, tuned, usable
 from dynamiccl.errors import NotEnoughData, UnknownName, UserError
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.parameters import FitParameters, SystemFile
+from dynamiccl.simulator.system import Call
 
 _CELL: Final = (
     "collective",

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.collect.fitting.measured import MeasuredCell
-from dynamiccl.collect.simulator.parameters import (
+from dynamiccl.nccl import Config
+from dynamiccl.simulator.parameters import (
     CELL_NUMBERS,
     LINK_NUMBERS,
     CellParameters,
@@ -21,15 +22,14 @@ from dynamiccl.collect.simulator.parameters import (
     Parameter,
     SystemFile,
 )
-from dynamiccl.collect.simulator.parametric import ParametricSystem
-from dynamiccl.collect.simulator.physics import (
+from dynamiccl.simulator.parametric import ParametricSystem
+from dynamiccl.simulator.physics import (
     MAX_OVERLAP,
     CellValues,
     LinkValues,
     Work,
     times,
 )
-from dynamiccl.nccl import Config
 
 Vector = npt.NDArray[np.float64]
 #: Where a call counts fully.

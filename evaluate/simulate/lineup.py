@@ -12,11 +12,6 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from dynamiccl.collect.simulator.record_jobs import all_configs
-from dynamiccl.collect.simulator.scenario import Scenario
-from dynamiccl.collect.simulator.system import System
-from dynamiccl.collect.simulator.workloads import Workload
-from dynamiccl.collect.simulator.world import World
 from dynamiccl.datasets.cells import NOISE_KEY
 from dynamiccl.datasets.features import Observations
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
@@ -37,6 +32,11 @@ from dynamiccl.serve.search.policy_search import PolicySearch
 from dynamiccl.serve.search.prior import Prior
 from dynamiccl.serve.search.space import Choice, SearchSpace
 from dynamiccl.serve.search.tuner import Key
+from dynamiccl.simulator.record_jobs import all_configs
+from dynamiccl.simulator.scenario import Scenario
+from dynamiccl.simulator.system import System
+from dynamiccl.simulator.workloads import Workload
+from dynamiccl.simulator.world import World
 from dynamiccl.train.environment import CollectiveEnv, Course, Tables, Watch, delay_calls
 from dynamiccl.train.policy import TorchPolicy
 

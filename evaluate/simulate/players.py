@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.collect.simulator.world import Ran, World
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.features import Observations
 from dynamiccl.serve.search.tuner import Tuner, is_disturbed
+from dynamiccl.simulator.world import Ran, World
 from dynamiccl.train.environment import CollectiveEnv
 from dynamiccl.train.policy import TorchPolicy
 

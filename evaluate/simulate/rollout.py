@@ -1,6 +1,6 @@
 """One player's jobs from begin to end, and what they come to by true times.
 
-Surroundings do not depend on what is chosen (collect/simulator/world.py), so players of one seed
+Surroundings do not depend on what is chosen (dynamiccl/simulator/world.py), so players of one seed
 meet the same congestion at the same calls, and differences are theirs.
 """
 
@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.collect.simulator.world import Ran
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.evaluate.simulate.players import Player
+from dynamiccl.simulator.world import Ran
 from dynamiccl.train.environment import CollectiveEnv
 
 Float64Array = npt.NDArray[np.float64]

@@ -8,7 +8,6 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dynamiccl.collect.simulator.record_jobs import check_workload
 from dynamiccl.evaluate.simulate.compare import Comparison, conclude, play
 from dynamiccl.evaluate.simulate.lineup import (
     MakeWatch,
@@ -17,6 +16,7 @@ from dynamiccl.evaluate.simulate.lineup import (
     simple_contenders,
 )
 from dynamiccl.evaluate.simulate.page import write_page
+from dynamiccl.simulator.record_jobs import check_workload
 from dynamiccl.train.environment import delay_calls
 from dynamiccl.train.policy import TorchPolicy
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.simulator.system_text import system_text
-from dynamiccl.collect.simulator.systems import find_system, system_file
+from dynamiccl.simulator.system_text import system_text
+from dynamiccl.simulator.systems import find_system, system_file
 from tests.cli.conftest import Shell, refused
 from tests.collect.fitting.worlds import SIZES, ring_only, rows, store_of
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dynamiccl.collect.simulator import h100
 from dynamiccl.datasets import store
 from dynamiccl.nccl import Algorithm, Collective, Protocol
+from dynamiccl.simulator import h100
 from tests.cluster.slurm import Slurm, wait_until
 from tests.fakes.nccl_tests.install import install_stand_in
 

@@ -17,7 +17,7 @@ from dynamiccl.collect.runner import (
 )
 from dynamiccl.collect.runs.outcomes import Outcome
 from dynamiccl.collect.runs.run import RunSummary, Shard, run_sweep
-from dynamiccl.collect.simulator.runner import SimulatorRunner
+from dynamiccl.collect.simulated.runner import SimulatorRunner
 from dynamiccl.collect.sweep.load import Sweep, parse_sweep
 from dynamiccl.collect.sweep.trial import Trial
 from dynamiccl.collect.trial_rows import pick_row

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.collect.nccl_tests.text import parse_text
-from dynamiccl.collect.simulator import h100
-from dynamiccl.collect.simulator.channels import default_channels
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
+from dynamiccl.simulator import h100
+from dynamiccl.simulator.channels import default_channels
 from tests.fakes.nccl_tests.install import install_stand_in
 from tests.fakes.nccl_tests.releases import NCCL_RELEASES, tuner_versions
 from tests.fakes.recording import build_recorder, compiler

@@ -7,10 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from dynamiccl.collect.simulator.group import Group
-from dynamiccl.collect.simulator.scenario import MarkovLink, Scenario
-from dynamiccl.collect.simulator.systems import find_system
-from dynamiccl.collect.simulator.workloads import make_workload
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.evaluate.simulate.compare import (
     Comparison,
@@ -29,6 +25,10 @@ from dynamiccl.evaluate.simulate.lineup import (
 )
 from dynamiccl.evaluate.simulate.players import best_fixed, best_table
 from dynamiccl.evaluate.simulate.rollout import roll_out
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.scenario import MarkovLink, Scenario
+from dynamiccl.simulator.systems import find_system
+from dynamiccl.simulator.workloads import make_workload
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.trigger.detector import Detector
 from dynamiccl.train.trigger.module import TriggerModule

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynamiccl.collect.simulator import h100
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.features import TUNED, cold_observations
 from dynamiccl.datasets.manifest import Manifest
@@ -34,6 +33,7 @@ from dynamiccl.serve.lone_rank import lone_environment
 from dynamiccl.serve.nccl_csv import nccl_csv
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable
+from dynamiccl.simulator import h100
 from dynamiccl.sizes import bin_center_bytes, bin_first_byte, size_bin
 from dynamiccl.train.policy import TorchPolicy
 from tests.conftest import Trained

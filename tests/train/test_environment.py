@@ -8,13 +8,7 @@ import polars as pl
 import pytest
 
 from dynamiccl.collect.runs.run import run_sweep
-from dynamiccl.collect.simulator.group import Group
-from dynamiccl.collect.simulator.recording import Recording
-from dynamiccl.collect.simulator.runner import SimulatorRunner
-from dynamiccl.collect.simulator.scenario import Scenario, find_scenario
-from dynamiccl.collect.simulator.systems import find_system
-from dynamiccl.collect.simulator.workloads import WorkCall, Workload
-from dynamiccl.collect.simulator.world import World
+from dynamiccl.collect.simulated.runner import SimulatorRunner
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep.load import parse_sweep
 from dynamiccl.datasets.actions import Catalogue
@@ -25,6 +19,12 @@ from dynamiccl.datasets.sequences import sequence_steps
 from dynamiccl.datasets.splits import Split, split_of
 from dynamiccl.datasets.store import read
 from dynamiccl.nccl import Collective
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.recording import Recording
+from dynamiccl.simulator.scenario import Scenario, find_scenario
+from dynamiccl.simulator.systems import find_system
+from dynamiccl.simulator.workloads import WorkCall, Workload
+from dynamiccl.simulator.world import World
 from dynamiccl.train.environment import CollectiveEnv, Course, Tables, delay_calls
 
 SHAPE = Group(4, 8)

@@ -6,16 +6,16 @@ import numpy as np
 import polars as pl
 import torch
 
-from dynamiccl.collect.simulator.group import Group
-from dynamiccl.collect.simulator.record_jobs import all_configs
-from dynamiccl.collect.simulator.recording import Recording
-from dynamiccl.collect.simulator.scenario import find_scenario
-from dynamiccl.collect.simulator.systems import find_system
-from dynamiccl.collect.simulator.workloads import make_workload
-from dynamiccl.collect.simulator.world import World
 from dynamiccl.datasets.cells import NOISE_KEY
 from dynamiccl.datasets.sequences import CALLS_USED, timed_calls
 from dynamiccl.datasets.store import read
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.record_jobs import all_configs
+from dynamiccl.simulator.recording import Recording
+from dynamiccl.simulator.scenario import find_scenario
+from dynamiccl.simulator.systems import find_system
+from dynamiccl.simulator.workloads import make_workload
+from dynamiccl.simulator.world import World
 from dynamiccl.train.environment import CollectiveEnv, Course, Tables
 from dynamiccl.train.trigger.detector import Detector
 from dynamiccl.train.trigger.levels import interference_levels

@@ -5,8 +5,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dynamiccl.collect.simulator import h100
 from dynamiccl.nccl import Algorithm, Collective, Protocol
+from dynamiccl.simulator import h100
 from tests.collect.benchmark.stand_in import rows, run, statuses, wanted
 from tests.collect.benchmark.sweeps import sweep
 

@@ -8,8 +8,8 @@ import pytest
 from dynamiccl.collect.fitting import report
 from dynamiccl.collect.fitting.fit import FOLDS, Fit, fit_system
 from dynamiccl.collect.fitting.measured import measured_cells
-from dynamiccl.collect.simulator.parameters import CellParameters, Origin, SystemFile
-from dynamiccl.collect.simulator.systems import shipped_file
+from dynamiccl.simulator.parameters import CellParameters, Origin, SystemFile
+from dynamiccl.simulator.systems import shipped_file
 from tests.collect.fitting.worlds import SIZES, ring_only, rows, store_of
 
 FREE = ("hop_us", "slice_us", "channel_gbytes_per_s", "overlap")

@@ -6,9 +6,9 @@ import pytest
 
 from dynamiccl.collect.fitting.measured import MeasuredCell, measured_cells, systems_in
 from dynamiccl.collect.fitting.problem import make_items
-from dynamiccl.collect.simulator.parameters import FitParameters, FitProfile, Rescale, SystemFile
-from dynamiccl.collect.simulator.systems import parametric_system, shipped_file
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
+from dynamiccl.simulator.parameters import FitParameters, FitProfile, Rescale, SystemFile
+from dynamiccl.simulator.systems import parametric_system, shipped_file
 from tests.collect.fitting.worlds import store_of
 from tests.rows import MIB, default, forced
 

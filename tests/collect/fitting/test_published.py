@@ -6,8 +6,8 @@ from dynamiccl.collect.fitting import report
 from dynamiccl.collect.fitting.fit import Fit, fit_system
 from dynamiccl.collect.fitting.measured import measured_cells
 from dynamiccl.collect.importing.importer import ImportOptions, import_files
-from dynamiccl.collect.simulator.parameters import CELL_NUMBERS, Origin
-from dynamiccl.collect.simulator.systems import shipped_file
+from dynamiccl.simulator.parameters import CELL_NUMBERS, Origin
+from dynamiccl.simulator.systems import shipped_file
 from tests.collect.fitting.worlds import NEEDS_SWEEPS, SWEEPS
 
 FILES = ("b300_nvlink_allreduce", "gb10_roce_ring", "rtx5090_socket_tables",

@@ -8,8 +8,8 @@ import pytest
 
 from dynamiccl.collect.fitting.fit import fit_system
 from dynamiccl.collect.fitting.measured import measured_cells
-from dynamiccl.collect.simulator.parameters import SystemFile
 from dynamiccl.errors import MachineError, NotEnoughData, UnknownName, UserError
+from dynamiccl.simulator.parameters import SystemFile
 from tests.collect.fitting.worlds import SIZES, ring_only, rows, store_of
 
 KIB, MIB = 1 << 10, 1 << 20

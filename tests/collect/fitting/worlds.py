@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dynamiccl.collect.simulator.group import Group
-from dynamiccl.collect.simulator.parameters import Origin, Parameter, SystemFile
-from dynamiccl.collect.simulator.system import Call
-from dynamiccl.collect.simulator.systems import parametric_system, shipped_file
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.store import write_part
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.parameters import Origin, Parameter, SystemFile
+from dynamiccl.simulator.system import Call
+from dynamiccl.simulator.systems import parametric_system, shipped_file
 from tests.rows import forced
 
 SWEEPS = Path(__file__).parents[3].parent / "shared" / "data" / "sweeps"

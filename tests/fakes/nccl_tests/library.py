@@ -15,9 +15,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.collect.simulator.channels import actual_channels, communicator_channels
-from dynamiccl.collect.simulator.chunks import actual_chunk_bytes, default_chunk_bytes
 from dynamiccl.nccl import NUM_PROTOCOLS, Algorithm, Collective, NcclVersion, Protocol
+from dynamiccl.simulator.channels import actual_channels, communicator_channels
+from dynamiccl.simulator.chunks import actual_chunk_bytes, default_chunk_bytes
 from tests.fakes.nccl_tests import log_lines, mischief
 from tests.fakes.nccl_tests.debug import DebugLog
 from tests.fakes.nccl_tests.model import Choice, Model

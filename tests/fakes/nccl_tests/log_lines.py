@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from dynamiccl.collect.simulator.tables import lines
 from dynamiccl.nccl import NUM_TUNED_COLLECTIVES, Algorithm, Collective, NcclVersion, Protocol
+from dynamiccl.simulator.tables import lines
 from tests.fakes.nccl_tests.debug import DebugLog
 from tests.fakes.nccl_tests.model import Choice, Model
 from tests.fakes.nccl_tests.numbers import strtol

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.collect.simulator import h100
-from dynamiccl.collect.simulator.point_to_point import point_to_point_us
 from dynamiccl.nccl import COST_IGNORE, NUM_PROTOCOLS, Algorithm, Collective, Protocol
+from dynamiccl.simulator import h100
+from dynamiccl.simulator.point_to_point import point_to_point_us
 from tests.fakes.nccl_tests.settings import Settings
 
 #: One rank has nobody to talk to: a copy within the GPU, made up.

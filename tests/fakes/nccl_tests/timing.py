@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dynamiccl.collect.simulator.noise import Noise
+from dynamiccl.simulator.noise import Noise
 from tests.fakes.nccl_tests.rows import Iterations, slowest
 
 #: Spread of single iterations around their mean; made up.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from dynamiccl.collect.simulator.group import GPUS_PER_NODE
+from dynamiccl.simulator.group import GPUS_PER_NODE
 from tests.fakes.nccl_tests.debug import DebugLog
 
 _SWITCHES: Final = ((0xE0, 5), (0xE1, 5), (0xE2, 4), (0xE3, 4))

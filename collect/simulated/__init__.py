@@ -1,0 +1,1 @@
+"""Sweeps without a GPU: the simulated world as a runner."""

@@ -1,0 +1,129 @@
+"""The simulator as a runner: the same rows as a real sweep, marked `source = simulator`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Any
+
+from dynamiccl.collect.runner import Launch, LaunchMode, LaunchResult, Measured, Pick, Round, Row
+from dynamiccl.collect.simulated.launches import launch_of
+from dynamiccl.collect.sweep.settings import SweepFile
+from dynamiccl.collect.sweep.trial import Setting, Trial
+from dynamiccl.collect.trial_rows import lost_row, pick_row
+from dynamiccl.datasets.schema import QUIET, Source, Statistic, Status
+from dynamiccl.errors import InvalidSweep
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.noise import Noise
+from dynamiccl.simulator.system import Call, Surroundings, System
+from dynamiccl.simulator.systems import find_system
+
+
+class SimulatorRunner:
+    """Measures on a simulated system; needs no GPU, no NCCL and no network."""
+
+    name = "simulator"
+
+    def __init__(self, file: SweepFile) -> None:
+        """Take the sweep's simulator settings. Raises UnknownName for a system that nobody has."""
+        settings = file.simulator
+        self._file = file
+        self._system = find_system(settings.system)
+        self._noise = Noise(
+            settings.seed,
+            settings.noise_sigma,
+            settings.tail_probability,
+            settings.drift_sigma,
+        )
+
+    def check(self, trials: Sequence[Trial]) -> None:
+        """Refuse groups, collectives, profiles and interference that the model does not hold."""
+        for setting in dict.fromkeys(trial.setting for trial in trials):
+            _check(setting, self._system)
+
+    def launches(self, round_: Round) -> tuple[Launch, ...]:
+        """One launch for each setting of the round."""
+
+        def key(pick: Pick) -> Setting:
+            return pick.trial.setting
+
+        grouped = groupby(sorted(round_.picks, key=key), key=key)
+        return tuple(
+            Launch(
+                f"{round_.number}:{setting.key}",
+                round_.number,
+                setting,
+                LaunchMode.SIMULATED,
+                tuple(picks),
+            )
+            for setting, picks in grouped
+        )
+
+    def run(self, launch: Launch, progress: Callable[[int], None]) -> LaunchResult:
+        """Simulate one call for each pick; out-of-place only."""
+        measured = []
+        for pick in launch.picks:
+            measured.append(Measured(pick, (self._measure(launch, pick),)))
+            progress(1)
+        return LaunchResult(tuple(measured))
+
+    def learn(self, launch: str, facts: Mapping[str, Any]) -> None:
+        """Nothing is learnt in a world that is known."""
+
+    def environment(self) -> Row:
+        """The simulated system's facts."""
+        return {
+            **self._system.environment,
+            "source": Source.SIMULATOR.value,
+            "timestamp": datetime.now(UTC),
+            "in_place": False,
+            "exclusive_node": True,
+            "mig": False,
+        }
+
+    def _measure(self, launch: Launch, pick: Pick) -> Row:
+        trial, setting = pick.trial, launch.setting
+        row = {**pick_row(self._file, launch, pick), **self.environment()}
+        group = Group(setting.num_nodes, setting.ranks_per_node)
+        call = Call(group, setting.collective, trial.size_bytes)
+        fixed = launch_of(setting.profile, self._system)
+        try:
+            parts = self._system.parts(call, trial.config, fixed)
+        except KeyError:
+            reason = f"NCCL has no {trial.config.key} for this group"
+            return lost_row(row, Status.INFEASIBLE, reason)
+        slower = 1.0 + setting.interference.level
+        quiet_us = parts.time_us(Surroundings(intra=slower, inter=slower))
+        repeat = f"#{pick.repeat}" if pick.repeat else ""
+        time_us = quiet_us * self._noise.factor(launch.run, trial.key + repeat)
+        algbw = trial.size_bytes / (1000.0 * time_us)
+        return {
+            **row,
+            "actual_algorithm": parts.algorithm.wire,
+            "actual_protocol": parts.protocol.wire,
+            "actual_num_channels": parts.num_channels,
+            "verified": True,
+            "statistic": Statistic.MEAN.value,
+            "time_us": time_us,
+            "algbw_gbytes_per_s": algbw,
+            "busbw_gbytes_per_s": algbw * setting.collective.bus_factor(group.num_ranks),
+            "wrong_values": 0,
+        }
+
+
+def _check(setting: Setting, system: System) -> None:
+    known = system.groups()
+    if Group(setting.num_nodes, setting.ranks_per_node) not in known:
+        shapes = ", ".join(f"{g.num_nodes}x{g.ranks_per_node}" for g in known)
+        raise InvalidSweep(
+            f"the simulator has no group of {setting.num_nodes} nodes x "
+            f"{setting.ranks_per_node} ranks; choose from {shapes}"
+        )
+    if setting.collective not in system.collectives():
+        names = ", ".join(c.wire for c in system.collectives())
+        raise InvalidSweep(f"the simulator has no {setting.collective.wire}; choose from {names}")
+    launch_of(setting.profile, system)
+    if setting.interference.kind not in {QUIET, "congestion"}:
+        raise InvalidSweep(
+            f"the simulator has no interference '{setting.interference.kind}'; choose from "
+            f"{QUIET}, congestion"
+        )

@@ -1,1 +1,0 @@
-"""The embedded simulator: a runner for machines without a GPU."""

@@ -1,0 +1,191 @@
+"""NCCL's own choice for a call, from its cost model (`src/graph/tuning.cc`, `src/enqueue.cc`)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dynamiccl.nccl import (
+    COST_IGNORE,
+    NUM_ALGORITHMS,
+    NUM_PROTOCOLS,
+    VALID_PROTOCOLS,
+    Algorithm,
+    Collective,
+    Config,
+    NcclVersion,
+    Protocol,
+)
+from dynamiccl.simulator.default.bandwidth import algbw_gbytes_per_s
+from dynamiccl.simulator.default.channels import used_channels, used_threads
+from dynamiccl.simulator.default.communicator import (
+    NVLS_KINDS,
+    Communicator,
+    Overrides,
+)
+from dynamiccl.simulator.default.constants import (
+    NVLS_TREE_CORRECTED,
+    PLATEAU,
+    PLATEAU_BYTES,
+    TREE_CORRECTED,
+    TREE_CORRECTION,
+    Generation,
+    release_of,
+)
+from dynamiccl.simulator.default.graph import Machine, Path
+from dynamiccl.simulator.default.latency import latency_us
+from dynamiccl.simulator.group import Cell, Group, Line
+from dynamiccl.simulator.system import Call
+
+Pair = tuple[Algorithm, Protocol]
+
+#: CollNet needs a plug-in for switches that reduce, and is off.
+_NO_COLLNET: Final = frozenset({Algorithm.CollNetDirect, Algorithm.CollNetChain})
+
+
+class CostModel:
+    """What one NCCL release decides on machines of one kind, for any group that they can hold."""
+
+    def __init__(
+        self, version: NcclVersion, machine: Machine, overrides: Overrides | None = None
+    ) -> None:
+        """Take the release, the machine, and what the job's environment sets.
+
+        Raises UnknownName for a release whose constants nobody has read.
+        """
+        self.version = version
+        self.machine = machine
+        self._release = release_of(version)
+        self._overrides = overrides or Overrides()
+        self._communicators: dict[Group, Communicator] = {}
+        self._lines: dict[Group, Mapping[Cell, Line]] = {}
+
+    def communicator(self, group: Group) -> Communicator:
+        """A group as the model sees it.
+
+        Raises UnknownName for a shape that the machine's description lacks, and ValueError for
+        fewer than two ranks, where NCCL has nothing to decide.
+        """
+        if group not in self._communicators:
+            if group.num_ranks < 2:
+                raise ValueError(f"{group} has one rank: NCCL decides nothing")
+            graph = self.machine.graph(group)
+            comm = Communicator(self._release, self.machine, group, graph, self._overrides)
+            self._communicators[group] = comm
+        return self._communicators[group]
+
+    def lines(self, group: Group) -> Mapping[Cell, Line]:
+        """Latency and bandwidth of every cell that there is, before corrections by size."""
+        if group not in self._lines:
+            comm = self.communicator(group)
+            self._lines[group] = {
+                (collective, algorithm, protocol): Line(
+                    latency_us(comm, collective, algorithm, protocol),
+                    algbw_gbytes_per_s(comm, collective, algorithm, protocol),
+                )
+                for collective, algorithms in VALID_PROTOCOLS.items()
+                for algorithm, protocols in sorted(algorithms.items())
+                if _has(comm, algorithm)
+                for protocol in sorted(protocols)
+                if protocol is not Protocol.LL128 or _has_ll128(comm, algorithm)
+            }
+        return self._lines[group]
+
+    def cells(self, group: Group, collective: Collective) -> Sequence[Pair]:
+        """The (algorithm, protocol) pairs that NCCL has, in the order of its cost table."""
+        return [cell[1:] for cell in self.lines(group) if cell[0] is collective]
+
+    def line(self, call: Call, algorithm: Algorithm, protocol: Protocol) -> Line:
+        """Latency and bandwidth of one cell at the call's size.
+
+        Raises KeyError for a cell that NCCL lacks.
+        """
+        line = self.lines(call.group)[call.collective, algorithm, protocol]
+        if call.collective is not Collective.AllReduce:
+            return line
+        comm = self.communicator(call.group)
+        latency = _plateau(comm, algorithm, protocol, call.size_bytes)
+        bandwidth = _correction(comm, algorithm, protocol, call.size_bytes)
+        if latency == bandwidth == 1.0:
+            return line
+        return Line(line.latency_us * latency, line.algbw_gbytes_per_s * bandwidth)
+
+    def cost_us(self, call: Call, algorithm: Algorithm, protocol: Protocol) -> float:
+        """What NCCL predicts for one cell. Raises KeyError for a cell that it lacks."""
+        line = self.line(call, algorithm, protocol)
+        return line.latency_us + call.size_bytes / (1000.0 * line.algbw_gbytes_per_s)
+
+    def cost_table(self, call: Call) -> npt.NDArray[np.float32]:
+        """What NCCL hands to a tuner: (7 algorithms, 3 protocols) in us, -1 = not available."""
+        table = np.full((NUM_ALGORITHMS, NUM_PROTOCOLS), COST_IGNORE, dtype=np.float32)
+        for algorithm, protocol in self.cells(call.group, call.collective):
+            table[algorithm, protocol] = self.cost_us(call, algorithm, protocol)
+        return table
+
+    def max_channels(self, group: Group, algorithm: Algorithm) -> int:
+        """Channels that a communicator opens for an algorithm; 0 where it has none."""
+        return self.communicator(group).opened(algorithm)
+
+    def resolve(self, call: Call, config: Config) -> Config:
+        """What runs when `config` is asked for; no knob of the answer is AUTO but the chunk.
+
+        What is AUTO goes to the cheapest cell that is left, ties to the lower index, and channels
+        are those that carry something. Raises KeyError for a cell that NCCL lacks.
+        """
+        table = self.cost_table(call)
+        cells = [
+            cell
+            for cell in self.cells(call.group, call.collective)
+            if config.algorithm in {None, cell[0]} and config.protocol in {None, cell[1]}
+        ]
+        if not cells:
+            raise KeyError(f"NCCL has no {config.key} for {call.collective.wire} on {call.group}")
+        algorithm, protocol = min(cells, key=lambda cell: (table[cell], cell))
+        cell = (call.collective, algorithm, protocol)
+        comm = self.communicator(call.group)
+        channels = used_channels(comm, *cell, call.size_bytes, config.num_channels)
+        return Config(algorithm, protocol, channels, config.chunk_bytes)
+
+    def threads(self, call: Call, algorithm: Algorithm, protocol: Protocol) -> int:
+        """Threads of each channel's block."""
+        comm = self.communicator(call.group)
+        return used_threads(comm, algorithm, protocol, call.size_bytes)
+
+
+def _has(comm: Communicator, algorithm: Algorithm) -> bool:
+    if algorithm in comm.machine.without or algorithm in _NO_COLLNET:
+        return False
+    if algorithm in NVLS_KINDS:
+        # On several nodes NVLS itself needs CollNet.
+        right = comm.one_node == (algorithm is Algorithm.NVLS)
+        return right and comm.nvls is not None and comm.nvls.channels >= 2
+    if algorithm is Algorithm.PAT:
+        return comm.group.ranks_per_node == 1
+    return True
+
+
+def _has_ll128(comm: Communicator, algorithm: Algorithm) -> bool:
+    search, generation = comm.search(algorithm), comm.generation
+    most = comm.release.ll128_hopper_path if generation >= Generation.Hopper else Path.PXB
+    return search.intra_path <= Path.NVB and search.inter_path <= most
+
+
+def _plateau(comm: Communicator, algorithm: Algorithm, protocol: Protocol, size: int) -> float:
+    if algorithm is not Algorithm.Ring or protocol is not Protocol.Simple or comm.one_node:
+        return 1.0
+    if size // (comm.num_channels * comm.group.num_ranks) >= PLATEAU_BYTES:
+        before, since = PLATEAU
+        return since if comm.generation >= Generation.Ampere else before
+    return 1.0
+
+
+def _correction(comm: Communicator, algorithm: Algorithm, protocol: Protocol, size: int) -> float:
+    end = 0
+    if algorithm is Algorithm.Tree:
+        end = TREE_CORRECTED
+    elif algorithm is Algorithm.NVLSTree and comm.release.nvls_tree_corrected:
+        blackwell = comm.generation >= Generation.Blackwell
+        end = NVLS_TREE_CORRECTED if blackwell and comm.machine.cpu.x86 else 0
+    index = (size >> 6).bit_length() - 1
+    return TREE_CORRECTION[protocol][index] if 0 <= index < end else 1.0

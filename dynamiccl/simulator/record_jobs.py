@@ -1,0 +1,120 @@
+"""Jobs that only record: what training on sequences needs, from the simulated world.
+
+Each job leaves its calls to NCCL but for a share of them, which run a config drawn at random; that
+is held for some calls of the key, since whoever watches a config has to see more than one call.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dynamiccl.errors import UserError
+from dynamiccl.nccl import ABSTAIN, Config
+from dynamiccl.simulator.recording import Recording
+from dynamiccl.simulator.scenario import Scenario
+from dynamiccl.simulator.system import System
+from dynamiccl.simulator.workloads import Workload
+from dynamiccl.simulator.world import Jobs, World
+
+_ABSTAIN_ACTION: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Exploration:
+    """How jobs stray from NCCL's choice. Raises ValueError for what is no share or no length."""
+
+    #: Share of the calls that run a config drawn at random.
+    share: float
+    #: Calls of a task key that a draw lasts, on average.
+    hold_calls: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.share <= 1.0 or self.hold_calls < 1.0:
+            raise ValueError("a share lies in 0..1, and a draw lasts a call at least")
+
+
+class Explorer:
+    """Draws for N jobs."""
+
+    def __init__(self, world: World, num_jobs: int, exploration: Exploration, seed: int) -> None:
+        """Begin with a draw for every job and task key."""
+        self._world, self._exploration = world, exploration
+        self._random = np.random.default_rng(seed)
+        self._job = np.arange(num_jobs)
+        keys = np.tile(np.arange(len(world.keys)), (num_jobs, 1))
+        self._held = self._draw(keys.reshape(-1)).reshape(keys.shape)
+
+    def act(self, jobs: Jobs) -> npt.NDArray[np.int64]:
+        """(N,) actions for the next calls."""
+        key = jobs.key
+        again = self._random.random(len(key)) < 1.0 / self._exploration.hold_calls
+        drawn = np.where(again, self._draw(key), self._held[self._job, key])
+        self._held[self._job, key] = drawn
+        return drawn
+
+    def _draw(self, key: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        mask = self._world.mask[key]
+        drawn = (self._random.random(mask.shape) * mask).argmax(axis=1)
+        explores = self._random.random(len(key)) < self._exploration.share
+        return np.where(explores, drawn, _ABSTAIN_ACTION)
+
+
+def all_configs(system: System, workload: Workload) -> tuple[Config, ...]:
+    """NCCL's choice, and every algorithm and protocol that any call of the workload has."""
+    places = dict.fromkeys((call.group, call.collective) for call in workload.calls)
+    cells = {cell for place in places for cell in system.cells(*place)}
+    return (ABSTAIN, *(Config(*cell) for cell in sorted(cells)))
+
+
+def check_workload(system: System, workload: Workload) -> None:
+    """Raises UserError for a group or a collective that the system does not have."""
+    known = system.groups()
+    for call in workload.calls:
+        if call.group not in known:
+            shapes = ", ".join(f"{g.num_nodes}x{g.ranks_per_node}" for g in known)
+            raise UserError(
+                f"{system.name} has no group of {call.group.num_nodes} nodes x "
+                f"{call.group.ranks_per_node} ranks, which {workload.name} calls on; it has "
+                f"{shapes}: choose --nodes, --ranks-per-node and --workload by it"
+            )
+        if call.collective not in system.collectives():
+            names = ", ".join(c.wire for c in system.collectives())
+            raise UserError(
+                f"{system.name} has no {call.collective.wire}, which {workload.name} calls; it has "
+                f"{names}: choose another --workload"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to simulate, and where it goes."""
+
+    system: System
+    workload: Workload
+    scenario: Scenario
+    exploration: Exploration
+    jobs: int
+    calls: int
+    seed: int
+    name: str
+
+
+def record_jobs(order: Order, out: Path, progress: Callable[[int], None]) -> list[Path]:
+    """Play and write the `calls` table; the parts that were written. `progress` counts steps.
+
+    Raises UserError as `check_workload`.
+    """
+    check_workload(order.system, order.workload)
+    configs = all_configs(order.system, order.workload)
+    world = World(order.system, order.workload, configs, order.scenario)
+    jobs = world.jobs(order.jobs, order.seed)
+    explorer = Explorer(world, order.jobs, order.exploration, order.seed + 1)
+    recording = Recording(world, order.name)
+    for _ in range(order.calls):
+        recording.add(jobs.step(explorer.act(jobs)))
+        progress(1)
+    return recording.write(out)

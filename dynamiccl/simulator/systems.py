@@ -1,0 +1,64 @@
+"""The simulated systems that ship, by name, and those in files that `fit-simulator` wrote."""
+
+from collections.abc import Callable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+from dynamiccl.errors import UnknownName
+from dynamiccl.simulator.decisions import decisions_of
+from dynamiccl.simulator.h100_system import H100System
+from dynamiccl.simulator.parameters import SystemFile, load_system_file, parse_system
+from dynamiccl.simulator.parametric import ParametricSystem
+from dynamiccl.simulator.system import System
+
+#: Systems that a TOML file beside this module describes.
+PARAMETRIC: Final = ("b300-nvlink", "gb10-roce", "rtx5090-sockets", "a100-nvswitch")
+_PACKAGE: Final = "dynamiccl.simulator"
+
+
+def shipped_file(name: str) -> SystemFile:
+    """The description of a shipped parametric system. Raises UnknownName with the choices."""
+    if name not in PARAMETRIC:
+        raise UnknownName("parametric system", name, PARAMETRIC)
+    place = resources.files(_PACKAGE).joinpath("systems", f"{name}.toml")
+    return parse_system(place.read_text(encoding="utf-8"), where=f"{name}.toml")
+
+
+def system_file(name: str) -> SystemFile:
+    """The description of a parametric system by name, or in the file that `name` is the path of.
+
+    Raises UnknownName with the choices, MissingPath and UserError.
+    """
+    return load_system_file(Path(name)) if _is_path(name) else shipped_file(name)
+
+
+def find_system(name: str) -> System:
+    """The system called `name`, or described by the TOML file that `name` is the path of.
+
+    Raises UnknownName with the choices, MissingPath and UserError.
+    """
+    if _is_path(name):
+        return parametric_system(load_system_file(Path(name)))
+    if name not in SYSTEMS:
+        raise UnknownName("simulated system", name, [*SYSTEMS])
+    return SYSTEMS[name]()
+
+
+def parametric_system(file: SystemFile) -> ParametricSystem:
+    """The system of a file."""
+    return ParametricSystem(file, decisions_of(file))
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith(".toml")
+
+
+def _shipped(name: str) -> Callable[[], System]:
+    return lambda: parametric_system(shipped_file(name))
+
+
+SYSTEMS: Final[Mapping[str, Callable[[], System]]] = {
+    "h100-ib": H100System,
+    **{name: _shipped(name) for name in PARAMETRIC},
+}

@@ -1,0 +1,262 @@
+"""Jobs in a simulated world: a system, a workload's calls, and a scenario around them.
+
+Everything that a config can come to is computed once, as arrays over task keys and configs; a step
+of N jobs is then a handful of look-ups and does not depend on how long the workload is.
+
+The clock of the surroundings is the one that a job would have under NCCL's own choices in quiet: so
+congestion comes at the same calls whatever is chosen, and choices can be compared call by call.
+
+N jobs, L calls of an iteration, K task keys, A configs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dynamiccl.nccl import ABSTAIN, NUM_ALGORITHMS, Algorithm, Config
+from dynamiccl.simulator.jitter import Noise
+from dynamiccl.simulator.links import Float64Array, Process
+from dynamiccl.simulator.scenario import Scenario
+from dynamiccl.simulator.system import UNTOUCHED, Call, Launch, System
+from dynamiccl.simulator.workloads import Workload
+
+Int64Array = npt.NDArray[np.int64]
+_ABSTAIN_ACTION: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What N calls came to."""
+
+    key: Int64Array  # (N,)
+    action: Int64Array  # (N,)
+    #: With switches and surroundings, without noise.
+    true_us: Float64Array
+    #: What the plugin would have recorded.
+    measured_us: Float64Array
+    skew_us: Float64Array
+    #: Whether the call ran another config than the one before of its key.
+    changed: npt.NDArray[np.bool_]
+    #: The compute before the call, and the call and the compute beside it until both are done.
+    lasted_us: Float64Array
+
+
+class World:
+    """Times of every config on every task key, by parts, and the course of the calls."""
+
+    def __init__(
+        self,
+        system: System,
+        workload: Workload,
+        configs: Sequence[Config],
+        scenario: Scenario,
+        launch: Launch = UNTOUCHED,
+    ) -> None:
+        """Compute the parts of every call under every config; `configs[0]` is ABSTAIN.
+
+        Raises ValueError for configs that do not begin so, and KeyError for a group or a
+        collective that the system does not have.
+        """
+        if not configs or configs[0] != ABSTAIN:
+            raise ValueError("the first config must be ABSTAIN")
+        self.system, self.workload, self.scenario = system, workload, scenario
+        self.configs = tuple(configs)
+        calls = [Call(c.group, c.collective, c.size_bytes) for c in workload.calls]
+        self.keys = tuple(dict.fromkeys(calls))
+        number = {call: index for index, call in enumerate(self.keys)}
+        self.order: Int64Array = np.array([number[call] for call in calls])  # (L,)
+        self.before_us = np.array([call.before_us for call in workload.calls])
+        self.beside_us = np.array([call.beside_us for call in workload.calls])
+        shape = (len(self.keys), len(self.configs))
+        self.fixed_us, self.intra_us, self.inter_us = np.full((3, *shape), np.nan)
+        self.host_share = np.zeros(shape)
+        #: What runs when an action is taken, (K, A); -1 and 0 where NCCL lacks the config.
+        self.algorithm, self.protocol = np.full((2, *shape), -1, dtype=np.int8)
+        self.num_channels = np.zeros(shape, dtype=np.int16)
+        #: Speed of the compute beside a call, over its speed alone, and the call's slowdown by it.
+        self.compute_speed = np.ones(shape)
+        self.contention = system.contention
+        self.compute_slowdown = self.contention.surroundings(1.0).compute
+        for key, call in enumerate(self.keys):
+            self._fill(key, call, launch)
+        #: (K, A) one number for what runs: equal numbers are no change of config.
+        wide = self.algorithm.astype(np.int64) * 64 + self.protocol
+        self.identity = wide * 1024 + self.num_channels
+        #: (K, A) the first action that comes to the same: calls of these are one stream of times.
+        self.stream: Int64Array = (self.identity[:, :, None] == self.identity[:, None, :]).argmax(2)
+
+    def _fill(self, key: int, call: Call, launch: Launch) -> None:
+        for action, config in enumerate(self.configs):
+            try:
+                parts = self.system.parts(call, config, launch)
+            except KeyError:
+                if config == ABSTAIN:
+                    raise
+                continue
+            self.fixed_us[key, action] = parts.fixed_us
+            self.intra_us[key, action] = parts.intra_us
+            self.inter_us[key, action] = parts.inter_us
+            self.host_share[key, action] = parts.host_share
+            self.compute_speed[key, action] = self.contention.compute_speed(parts, call.size_bytes)
+            self.algorithm[key, action] = parts.algorithm
+            self.protocol[key, action] = parts.protocol
+            self.num_channels[key, action] = parts.num_channels
+
+    @cached_property
+    def mask(self) -> npt.NDArray[np.bool_]:
+        """(K, A) which configs NCCL has."""
+        return self.algorithm >= 0
+
+    @cached_property
+    def quiet_us(self) -> Float64Array:
+        """(K, A) times when nothing disturbs; NaN where NCCL lacks the config."""
+        found: Float64Array = self.fixed_us + np.maximum(self.intra_us, self.inter_us)
+        return found
+
+    @cached_property
+    def nominal_us(self) -> Float64Array:
+        """(L,) from a call of a job to its next, under NCCL's own choices in quiet."""
+        calls_us = self.quiet_us[self.order, _ABSTAIN_ACTION]
+        # The compute beside a call has to end, too.
+        found: Float64Array = self.before_us + np.maximum(calls_us, self.beside_us)
+        return found
+
+    @cached_property
+    def updates(self) -> list[tuple[float, Float64Array]]:
+        """When each update of the scenario comes, us, and the factors that it has by algorithm.
+
+        The last factor is for configs that NCCL lacks, whose algorithm is -1.
+        """
+        found = []
+        for step in self.scenario.version_step:
+            factors = np.ones(NUM_ALGORITHMS + 1)
+            for name, factor in step.factors.items():
+                factors[Algorithm.parse(name)] = factor
+            found.append((step.after_us, factors))
+        return found
+
+    def times_us(
+        self, key: Int64Array, intra: Float64Array, inter: Float64Array, host: Float64Array
+    ) -> Float64Array:
+        """(N, A) true times of every config under slowdowns (N,): what an oracle looks at."""
+        moving = np.maximum(
+            self.intra_us[key] * intra[:, None], self.inter_us[key] * inter[:, None]
+        )
+        felt = 1.0 + self.host_share[key] * (host[:, None] - 1.0)
+        found: Float64Array = (self.fixed_us[key] + moving) * felt
+        return found
+
+    def jobs(self, num_jobs: int, seed: int) -> "Jobs":
+        """N jobs, each at a place of its own in the workload."""
+        return Jobs(self, num_jobs, seed)
+
+
+class Jobs:
+    """N jobs that call, one call of each a step."""
+
+    def __init__(self, world: World, num_jobs: int, seed: int) -> None:
+        """Begin: nothing has run yet. Equal seeds meet equal surroundings and noise."""
+        self.world = world
+        scenario = world.scenario
+        draw_start, self._draw_noise, self._draw_skew, *draw_links = (
+            np.random.default_rng(each)
+            for each in np.random.SeedSequence(seed).spawn(3 + len(scenario.link))
+        )
+        self._links: list[tuple[str, Process, np.random.Generator]] = []
+        for link, draw in zip(scenario.link, draw_links, strict=True):
+            process = link.make()
+            process.reset(num_jobs, draw)
+            self._links.append((link.on, process, draw))
+        self._noise = Noise(scenario.jitter, scenario.stragglers, num_jobs)
+        self._place: Int64Array = draw_start.integers(len(world.order), size=num_jobs)
+        self._job = np.arange(num_jobs)
+        self._clock_us = np.zeros(num_jobs)
+        self._elapsed_us = np.zeros(num_jobs)
+        self._used = np.zeros((num_jobs, NUM_ALGORITHMS), dtype=np.bool_)
+        self._last: Int64Array = np.full((num_jobs, len(world.keys)), -1, dtype=np.int64)
+        self._flat = [
+            np.ascontiguousarray(part).reshape(-1)
+            for part in (world.fixed_us, world.intra_us, world.inter_us, world.host_share)
+        ]
+        self._ones = np.ones(num_jobs)
+        self._move()
+
+    def __len__(self) -> int:
+        return len(self._job)
+
+    def _move(self) -> None:
+        """Let time pass up to the next calls."""
+        world = self.world
+        self.place = self._place
+        #: (N,) the task keys of the calls that come next.
+        self.key: Int64Array = world.order[self._place]
+        found = {"intra": self._ones, "inter": self._ones, "host": self._ones}
+        for on, process, draw in self._links:
+            found[on] = found[on] * process.advance(self._elapsed_us, draw)
+        #: (N,) slowdowns that the next calls meet.
+        self.intra, self.inter, self.host = found["intra"], found["inter"], found["host"]
+        self._beside_us = world.beside_us[self._place]
+        #: (N,) what the compute beside the next calls does to them.
+        self._felt = np.where(self._beside_us > 0.0, world.compute_slowdown, 1.0)
+        self._elapsed_us = world.nominal_us[self._place]
+        self._clock_us = self._clock_us + self._elapsed_us
+
+    def step(self, action: Int64Array) -> Ran:
+        """Run the next call of every job under `action` (N,), and go on to the one after it."""
+        world, key = self.world, self.key
+        cell = key * len(world.configs) + action
+        fixed_us, intra_us, inter_us, host_share = (part.take(cell) for part in self._flat)
+        true_us = np.maximum(intra_us * self.intra, inter_us * self.inter)
+        true_us += fixed_us
+        true_us *= (1.0 + host_share * (self.host - 1.0)) * self._felt
+        algorithm = world.algorithm.take(cell)
+        for after_us, factors in world.updates:
+            true_us *= np.where(self._clock_us > after_us, factors[algorithm], 1.0)
+        identity = world.identity.take(cell)
+        last = self._last[self._job, key]
+        changed = (identity != last) & (last >= 0)
+        self._last[self._job, key] = identity
+        true_us += world.scenario.switch_us * changed
+        first = ~self._used[self._job, algorithm]
+        if first.any():
+            true_us += world.scenario.first_use_us * first
+            self._used[self._job, algorithm] = True
+        lasted_us = self._lasted_us(cell, true_us)
+        noise = np.exp(self._noise.log_factors(self._draw_noise))
+        skew_us = self._noise.skew_us(self._draw_skew)
+        self._place = (self._place + 1) % len(world.order)
+        self._move()
+        return Ran(key, action, true_us, true_us * noise, skew_us, changed, lasted_us)
+
+    def _lasted_us(self, cell: Int64Array, call_us: Float64Array) -> Float64Array:
+        """(N,) from the compute before the calls to the end of all (`Contention.iteration_us`)."""
+        world, beside_us = self.world, self._beside_us
+        before_us = world.before_us[self._place]
+        if not beside_us.any():
+            return before_us + call_us
+        waiting_us = np.minimum(world.contention.held_us, beside_us / 4)
+        both_us = waiting_us + call_us
+        speed = world.compute_speed.take(cell)
+        together_us = beside_us / speed
+        left = np.minimum(1.0, (both_us - together_us) / call_us)
+        found = np.where(
+            together_us >= both_us,
+            both_us + (beside_us - both_us * speed),
+            together_us + left * call_us / self._felt,
+        )
+        lasted: Float64Array = before_us + np.where(beside_us > 0.0, found, call_us)
+        return lasted
+
+    def oracle_us(self) -> Float64Array:
+        """(N, A) what the next calls would truly take under every config, changes left out."""
+        world = self.world
+        times = world.times_us(self.key, self.intra, self.inter, self.host)
+        times *= self._felt[:, None]
+        for after_us, factors in world.updates:
+            later = self._clock_us[:, None] > after_us
+            times *= np.where(later, factors[world.algorithm[self.key]], 1.0)
+        return times

@@ -1,0 +1,271 @@
+"""NCCL's cost model against figures computed here by hand, and against NCCL's own record."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynamiccl.errors import MissingPath, UnknownName
+from dynamiccl.nccl import (
+    ABSTAIN,
+    COST_IGNORE,
+    Algorithm,
+    Collective,
+    Config,
+    NcclVersion,
+    Protocol,
+)
+from dynamiccl.simulator.default import CostModel, Overrides, find_machine, machine_names
+from dynamiccl.simulator.default.constants import RELEASES, Generation, release_of
+from dynamiccl.simulator.default.recorded import judge, read_decisions
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.system import Call
+
+MODEL = Path(__file__).parents[2].parent / "shared" / "data" / "model"
+DECISIONS = MODEL / "nccl_default_decisions.csv"
+needs_model = pytest.mark.skipif(not DECISIONS.is_file(), reason=f"{DECISIONS} is not here")
+AR, AG, RS, BC = (
+    Collective.AllReduce,
+    Collective.AllGather,
+    Collective.ReduceScatter,
+    Collective.Broadcast,
+)
+RING, TREE, NVLS, NVLS_TREE, PAT = (
+    Algorithm.Ring,
+    Algorithm.Tree,
+    Algorithm.NVLS,
+    Algorithm.NVLSTree,
+    Algorithm.PAT,
+)
+LL, LL128, SIMPLE = Protocol.LL, Protocol.LL128, Protocol.Simple
+V27, V28, V29, V30 = (NcclVersion(2, *v) for v in ((27, 7), (28, 9), (29, 7), (30, 7)))
+MIB = 1 << 20
+
+
+def model_of(machine: str, version: NcclVersion, overrides: Overrides | None = None) -> CostModel:
+    return CostModel(version, find_machine(machine), overrides)
+
+
+@needs_model
+def test_choices_are_those_of_nccl_s_own_code() -> None:
+    verdicts = judge(read_decisions(DECISIONS))
+    assert len(verdicts) == 925
+    assert sum(v.agrees for v in verdicts) / 925 >= 0.95
+    held_out = [v for v in verdicts if v.decision.held_out]
+    assert len(held_out) == 300
+    assert sum(v.agrees for v in held_out) / 300 >= 0.95
+    assert sum(v.channels_agree for v in verdicts) / 925 >= 0.95
+    # The record holds float32.
+    assert max(error for v in verdicts for error in v.cost_errors) < 1e-6
+
+
+@needs_model
+def test_lines_are_those_that_h100_nodes_printed() -> None:
+    model = model_of("h100-ib", NcclVersion(2, 27, 5))
+    with (MODEL / "h100_ib_nccl2.27.5.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 250
+    for row in rows:
+        lines = model.lines(Group(int(row["nodes"]), int(row["ranks_per_node"])))
+        cell = Algorithm.parse(row["algorithm"]), Protocol.parse(row["protocol"])
+        line = lines[Collective.parse(row["collective"]), *cell]
+        # One digit is printed.
+        assert line.latency_us == pytest.approx(float(row["latency_us"]), abs=0.0501)
+        printed = float(row["algbw_gbytes_per_s"])
+        assert line.algbw_gbytes_per_s == pytest.approx(printed, abs=0.0501)
+
+
+# NCCL's model table of the same log as in test_broadcasts_run_as_the_log_says, 2.29.7 on 2 x 1.
+@pytest.mark.parametrize(
+    ("collective", "cell", "latency", "bandwidth"),
+    [
+        (BC, (RING, LL), 9.3, 1.2),
+        (BC, (RING, SIMPLE), 22.4, 2.4),
+        (AG, (RING, LL), 11.6, 2.4),
+        (AG, (RING, SIMPLE), 22.4, 4.8),
+        (RS, (PAT, SIMPLE), 17.6, 3.6),
+        (AR, (TREE, LL), 16.8, 0.5),
+        (AR, (TREE, SIMPLE), 36.4, 1.9),
+        (AR, (RING, LL), 16.6, 1.2),
+        (AR, (RING, SIMPLE), 36.4, 2.4),
+    ],
+)
+def test_sockets_have_the_table_that_nccl_logged(
+    collective: Collective, cell: tuple[Algorithm, Protocol], latency: float, bandwidth: float
+) -> None:
+    line = model_of("rtx5090-sockets", V29).lines(Group(2, 1))[collective, *cell]
+    assert line.latency_us == pytest.approx(latency, abs=0.0501)
+    assert line.algbw_gbytes_per_s == pytest.approx(bandwidth, abs=0.0501)
+
+
+@pytest.mark.parametrize(
+    ("size", "protocol", "channels"),
+    [
+        (8 << 10, LL, 1),
+        (16 << 10, LL, 2),
+        (32 << 10, SIMPLE, 1),
+        (64 << 10, SIMPLE, 2),
+        (128 << 10, SIMPLE, 4),
+        (128 << 20, SIMPLE, 4),
+    ],
+)
+def test_broadcasts_run_as_the_log_says(size: int, protocol: Protocol, channels: int) -> None:
+    """ebpf_broadcast_default_v2.18.nccl_debug.log, lines such as `channel{Lo..Hi}={0..3}`."""
+    ran = model_of("rtx5090-sockets", V29).resolve(Call(Group(2, 1), BC, size), ABSTAIN)
+    assert ran == Config(RING, protocol, channels)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "size", "cell"),
+    [
+        (2, 81920, (RING, LL)),
+        (2, 86016, (RING, SIMPLE)),
+        (3, 2048, (TREE, LL)),
+        (3, 4096, (RING, LL)),
+        (3, 65536, (RING, LL)),
+        (3, 131072, (RING, SIMPLE)),
+    ],
+)
+def test_all_reduce_over_sockets_switches_where_it_was_seen_to(
+    ranks: int, size: int, cell: tuple[Algorithm, Protocol]
+) -> None:
+    """Read back by the source of rtx5090_socket_tables.csv (runs transition-8k and 3rank)."""
+    ran = model_of("rtx5090-sockets", V29).resolve(Call(Group(ranks, 1), AR, size), ABSTAIN)
+    assert (ran.algorithm, ran.protocol) == cell
+
+
+def test_nvls_went_from_a_ratio_to_an_efficiency() -> None:
+    group = Group(1, 8)
+    old = model_of("h100-ib", V27).lines(group)[AR, NVLS, SIMPLE]
+    new = model_of("h100-ib", V28).lines(group)[AR, NVLS, SIMPLE]
+    assert old.algbw_gbytes_per_s == pytest.approx(8 * 40 * 5 / 6)
+    assert new.algbw_gbytes_per_s == pytest.approx(8 * (2 * 40 * 0.85 * 7 / 8) * 8 / 14)
+    gathers = model_of("h100-ib", V28).lines(group)[AG, NVLS, SIMPLE]
+    assert gathers.algbw_gbytes_per_s == pytest.approx(8 * 40 * 0.85 * 7 / 8 * 7 / 8)
+
+
+def test_nvls_tree_costs_more_latency_since_2_28_9() -> None:
+    group = Group(2, 8)
+    assert model_of("h100-ib", V27).lines(group)[AR, NVLS_TREE, SIMPLE].latency_us == 25 + 2 * 14
+    later = model_of("h100-ib", V28).lines(group)[AR, NVLS_TREE, SIMPLE]
+    assert later.latency_us == pytest.approx(25 + 2 * 20.9)
+    # Two nodes count the network twice; 48 GB/s x 2 is more than Hopper's 57.7 a channel.
+    assert later.algbw_gbytes_per_s == pytest.approx(8 * min(59.5, 57.7) * 16 / 30)
+
+
+def test_nvls_needs_three_ranks_of_a_node_until_2_28_7() -> None:
+    cells = {v: model_of("h100-ib", v).cells(Group(1, 2), AR) for v in (V27, V28)}
+    assert (NVLS, SIMPLE) not in cells[V27]
+    assert (NVLS, SIMPLE) in cells[V28]
+
+
+def test_blackwell_ring_ll128_has_the_release_s_limit() -> None:
+    # 16 channels of 45 GB/s: 0.92 x 720 is beyond 16 x 40 from 2.29.7 on, and 16 x 34.5 before.
+    found = [
+        model_of("b300", NcclVersion(2, 29, patch)).lines(Group(1, 8))[AG, RING, LL128]
+        for patch in (2, 7)
+    ]
+    assert [line.algbw_gbytes_per_s for line in found] == pytest.approx(
+        [16 * 34.5 * 8 / 7, 16 * 40 * 8 / 7]
+    )
+
+
+def test_channels_reach_twice_the_search_and_what_the_environment_asks_for() -> None:
+    group = Group(1, 8)
+    assert model_of("b300", V29).max_channels(group, RING) == 32
+    assert model_of("b300", V29).max_channels(group, NVLS) == 24
+    few = model_of("b300", V29, Overrides(max_channels=8))
+    assert (few.max_channels(group, RING), few.max_channels(group, NVLS)) == (8, 8)
+    many = model_of("gb10-roce-ring", V30, Overrides(min_channels=64))
+    assert many.max_channels(Group(4, 1), RING) == 64
+    # 8 rings of 48 GB/s on two nodes are twice 8, and fast; 2 of 24 are not.
+    h100 = model_of("h100-ib", V27)
+    assert [h100.max_channels(Group(2, n), RING) for n in (1, 2, 4, 8)] == [4, 8, 16, 16]
+
+
+def test_ring_only_build_has_rings_only() -> None:
+    model = model_of("gb10-roce-ring", V30)
+    for collective in (AR, AG, BC):
+        assert {a for a, _ in model.cells(Group(4, 1), collective)} == {RING}
+
+
+def test_small_messages_run_fewer_threads() -> None:
+    model, group = model_of("a100-nvswitch", V27), Group(1, 8)
+    found = [model.threads(Call(group, AR, size), RING, SIMPLE) for size in (4096, MIB, 1 << 30)]
+    assert found == [96, 544, 544]
+    assert model.threads(Call(group, AR, 4096), TREE, SIMPLE) == 640
+    sockets = model_of("rtx5090-sockets", V29)
+    assert sockets.threads(Call(Group(2, 1), AR, MIB), RING, SIMPLE) == 256 + 32
+
+
+def test_channels_may_be_one_more_than_asked_where_cells_do_not_divide_evenly() -> None:
+    # 12 x 8 KiB of AllReduce in 2.27 are 12 cells; four bytes more are a thirteenth.
+    model, group = model_of("h100-ib", V27), Group(1, 8)
+    even = Call(group, AR, 12 * 8192)
+    assert model.resolve(even, Config(RING, SIMPLE, 12)).num_channels == 12
+    odd = Call(group, AR, 12 * 8192 + 4)
+    assert model.resolve(odd, Config(RING, SIMPLE, 12)).num_channels == 13
+
+
+def test_unread_release_is_refused_with_the_choices() -> None:
+    with pytest.raises(UnknownName, match=r"'2\.26\.5'; choose from 2\.27\.3"):
+        release_of(NcclVersion(2, 26, 5))
+    with pytest.raises(UnknownName, match=r"'2\.31\.0'"):
+        release_of(NcclVersion(2, 31, 0))
+    assert release_of(NcclVersion(2, 28, 8)).version == NcclVersion(2, 28, 7)
+    assert [release.version for release in RELEASES] == sorted(r.version for r in RELEASES)
+
+
+def test_generations_follow_the_compute_capability() -> None:
+    found = [Generation.of(c) for c in (7.0, 8.0, 8.9, 9.0, 10.3, 12.1)]
+    assert [g.name for g in found] == ["Volta", *["Ampere"] * 2, "Hopper", *["Blackwell"] * 2]
+
+
+def test_one_rank_decides_nothing() -> None:
+    with pytest.raises(ValueError, match="one rank"):
+        model_of("b300", V29).cost_table(Call(Group(1, 1), AR, MIB))
+
+
+def test_cell_that_nccl_lacks_is_refused() -> None:
+    with pytest.raises(KeyError, match="PAT"):
+        model_of("b300", V29).resolve(Call(Group(1, 8), AR, MIB), Config(PAT))
+
+
+def test_missing_record_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MissingPath, match="record of NCCL's decisions"):
+        read_decisions(tmp_path / "none.csv")
+
+
+SHAPES = [
+    (name, version, group)
+    for name in machine_names()
+    for version in (V27, V28, V29, V30)
+    for group in (Group(1, 2), Group(1, 8), Group(1, 4), Group(2, 8), Group(4, 1), Group(32, 4))
+    if find_machine(name).covers(group)
+]
+
+
+@given(
+    shape=st.sampled_from(SHAPES),
+    collective=st.sampled_from([*Collective][:5]),
+    size=st.integers(1, 1 << 34),
+    asked=st.none() | st.integers(1, 64),
+)
+@settings(deadline=None, max_examples=200)
+def test_choice_is_the_cheapest_cell_with_channels_that_exist(
+    shape: tuple[str, NcclVersion, Group], collective: Collective, size: int, asked: int | None
+) -> None:
+    name, version, group = shape
+    model, call = model_of(name, version), Call(group, collective, size)
+    table = model.cost_table(call)
+    there = {(int(a), int(p)) for a, p in np.argwhere(table != COST_IGNORE)}
+    assert there == {(int(a), int(p)) for a, p in model.cells(group, collective)}
+    assert (table[table != COST_IGNORE] > 0).all()
+    ran = model.resolve(call, Config(num_channels=asked))
+    assert ran.algorithm is not None
+    assert ran.num_channels is not None
+    assert table[ran.algorithm, ran.protocol] == table[table != COST_IGNORE].min()
+    assert 1 <= ran.num_channels <= model.max_channels(group, ran.algorithm)

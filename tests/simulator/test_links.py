@@ -1,0 +1,86 @@
+"""Links that change: long-run shares, dwell times, bounds, and what is refused."""
+
+import numpy as np
+import pytest
+
+from dynamiccl.simulator.links import Bursts, Markov, Process, Trace
+
+FOLLOWING = [[0.0, 0.7, 0.3], [0.6, 0.0, 0.4], [0.5, 0.5, 0.0]]
+DWELL = [200.0, 60.0, 20.0]
+
+
+def course(process: Process, *, jobs: int, steps: int, elapsed_us: float = 1.0) -> np.ndarray:
+    random = np.random.default_rng(0)
+    process.reset(jobs, random)
+    elapsed = np.full(jobs, elapsed_us)
+    return np.stack([process.advance(elapsed, random).copy() for _ in range(steps)])
+
+
+def test_congestion_stays_as_long_as_it_says() -> None:
+    seen = course(Markov([1.0, 2.0, 4.0], DWELL, FOLLOWING), jobs=200, steps=4_000)
+    for level, dwell in zip((1.0, 2.0, 4.0), DWELL, strict=True):
+        inside = seen == level
+        leaves = (inside[:-1] & ~inside[1:]).sum()
+        assert inside[:-1].sum() / leaves == pytest.approx(dwell, rel=0.1)
+
+
+def test_shares_of_time_are_the_usual_ones_from_the_start() -> None:
+    process = Markov([1.0, 2.0, 4.0], DWELL, FOLLOWING)
+    seen = course(process, jobs=4_000, steps=50)
+    shares = [float((seen == level).mean()) for level in (1.0, 2.0, 4.0)]
+    # Balance by hand: flow into each state equals flow out of it.
+    rates = 1.0 / np.array(DWELL)
+    flow = (process.usual() * rates) @ np.array(FOLLOWING)
+    assert flow == pytest.approx(process.usual() * rates)
+    assert shares == pytest.approx(process.usual(), abs=0.03)
+
+
+def test_what_changes_does_so_by_time_and_not_by_calls() -> None:
+    slow, fast = (
+        (np.diff(course(Markov([1.0, 2.0], [100.0, 100.0], [[0, 1], [1, 0]]), jobs=100, steps=1_000,
+                        elapsed_us=each), axis=0) != 0).mean()
+        for each in (1.0, 10.0)
+    )  # fmt: skip
+    assert fast == pytest.approx(1 - np.exp(-0.1), rel=0.1)
+    assert slow == pytest.approx(1 - np.exp(-0.01), rel=0.1)
+
+
+def test_of_several_links_the_slowest_counts() -> None:
+    args = ([1.0, 3.0], [90.0, 10.0], [[0, 1], [1, 0]])
+    one = (course(Markov(*args), jobs=2_000, steps=20) > 1).mean()
+    four = (course(Markov(*args, links=4), jobs=2_000, steps=20) > 1).mean()
+    assert four == pytest.approx(1 - (1 - one) ** 4, abs=0.03)
+
+
+def test_bursts_take_their_share_while_they_last() -> None:
+    seen = course(Bursts(90.0, 5.0, 2.0, (0.5, 0.75)), jobs=400, steps=3_000)
+    busy = seen > 1
+    assert seen[busy].min() >= 2.0
+    assert seen[busy].max() <= 4.0
+    # Pareto's mean: shortest x tail / (tail - 1) = 10 us of bursts for 90 of pauses.
+    assert busy.mean() == pytest.approx(0.1, abs=0.03)
+
+
+def test_a_trace_comes_round_and_every_job_begins_elsewhere() -> None:
+    seen = course(Trace([1.0, 0.5, 0.25], 10.0), jobs=300, steps=60)
+    assert set(np.unique(seen)) == {1.0, 2.0, 4.0}
+    assert (seen[:30] == seen[30:]).all()
+    assert (seen == 4.0).mean() == pytest.approx(1 / 3, abs=0.02)
+    assert len(np.unique(seen[0])) == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: Markov([1.0], [1.0, 2.0], [[0.0]]), "need"),
+        (lambda: Markov([1.0, 2.0], [1.0, 1.0], [[0.5, 0.5], [1.0, 0.0]]), "sum to 1"),
+        (lambda: Markov([0.5, 2.0], [1.0, 1.0], [[0, 1], [1, 0]]), "1 or more"),
+        (lambda: Bursts(1.0, 1.0, 1.0, (0.1, 0.2)), "tail"),
+        (lambda: Bursts(1.0, 1.0, 2.0, (0.3, 0.2)), "in order"),
+        (lambda: Trace([0.5, 0.0], 1.0), "shares"),
+        (lambda: Trace([0.5], 0.0), "interval"),
+    ],
+)
+def test_what_is_no_process_is_refused(make: "type[Process]", reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        make()

@@ -1,0 +1,257 @@
+"""The time model: what each term does, and that bandwidth has one peak over NC, NT and C."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol, Transport
+from dynamiccl.simulator.buffers import (
+    asked_chunk_bytes,
+    largest_chunk_bytes,
+    nvls_chunk_bytes,
+)
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.physics import CellValues, LinkValues, Work, blend, times
+from dynamiccl.simulator.routes import route
+from dynamiccl.simulator.system import Call, Launch, System
+from dynamiccl.simulator.systems import PARAMETRIC, find_system
+
+KIB, MIB = 1 << 10, 1 << 20
+AR = Collective.AllReduce
+NODE = Group(1, 8)
+#: A ring that costs 2 us a hop and 10 GB/s a channel under a link of 100 GB/s, nothing else.
+PLAIN = CellValues(
+    base_us=5.0,
+    hop_us=2.0,
+    net_hop_us=7.0,
+    slice_us=0.0,
+    turn_us=0.0,
+    proxy_us=0.0,
+    channel_gbytes_per_s=10.0,
+    link_share=1.0,
+    overlap=1.0,
+    crowd_penalty=0.0,
+    crowd_channels=16.0,
+    small_penalty=0.0,
+    small_bytes=8192.0,
+    host_share=0.0,
+)
+LINKS = LinkValues(inside_gbytes_per_s=100.0, between_gbytes_per_s=20.0)
+#: Loops over the buffers are whole, so a curve may step up by this before it falls on.
+STEP = 0.05
+
+
+def work(  # noqa: PLR0913 - a call and what runs
+    size_bytes: int,
+    *,
+    channels: int = 4,
+    group: Group = NODE,
+    collective: Collective = AR,
+    algorithm: Algorithm = Algorithm.Ring,
+    protocol: Protocol = Protocol.LL,
+    chunk_bytes: int = 2 * MIB,
+) -> Work:
+    way = route(group, collective, algorithm)
+    return Work(way, protocol, size_bytes, channels, chunk_bytes)
+
+
+def test_a_ring_pays_its_hops_and_moves_its_bytes_over_the_slower_of_channels_and_link() -> None:
+    few = times(work(MIB), PLAIN, LINKS)
+    assert few.fixed_us == pytest.approx(5.0 + 14 * 2.0)
+    assert few.inside_us == pytest.approx(MIB * 1.75 / 1000 / (4 * 10.0))
+    many = times(work(MIB, channels=32), PLAIN, LINKS)
+    assert many.inside_us == pytest.approx(MIB * 1.75 / 1000 / 100.0)
+    assert (few.between_us, many.between_us) == (0.0, 0.0)
+
+
+def test_a_ring_pays_all_hops_again_for_each_loop_over_its_buffers() -> None:
+    loop = 8 * 4 * 64 * KIB
+    once, twice = (
+        times(work(size, chunk_bytes=64 * KIB), PLAIN, LINKS) for size in (loop, loop + 4 * KIB)
+    )
+    assert twice.fixed_us - once.fixed_us == pytest.approx(14 * 2.0)
+
+
+def test_a_pipeline_pays_its_hops_once_and_a_turn_for_each_loop() -> None:
+    turning = replace(PLAIN, turn_us=3.0)
+
+    def fixed(size: int) -> float:
+        tree = work(size, algorithm=Algorithm.Tree, chunk_bytes=64 * KIB)
+        return times(tree, turning, LINKS).fixed_us
+
+    assert fixed(4 * 64 * KIB) == pytest.approx(5.0 + 14 * 2.0 + 3.0)
+    assert fixed(3 * 4 * 64 * KIB) == pytest.approx(5.0 + 14 * 2.0 + 9.0)
+
+
+def test_a_large_simple_chunk_is_sent_in_two_slices() -> None:
+    slicing = replace(PLAIN, slice_us=1.5)
+
+    def fixed(size: int) -> float:
+        return times(work(size, protocol=Protocol.Simple), slicing, LINKS).fixed_us
+
+    small, large = fixed(32 * KIB * 8 * 4), fixed(64 * KIB * 8 * 4)
+    assert large - small == pytest.approx(14 * 1.5)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "collective", "hops"),
+    [
+        (Algorithm.Ring, AR, (62 - 6, 6)),
+        (Algorithm.Ring, Collective.AllGather, (31 - 3, 3)),
+        (Algorithm.Ring, Collective.Broadcast, (31 - 3, 3)),
+        (Algorithm.Tree, AR, (14, 4)),
+        (Algorithm.NVLSTree, AR, (2, 4)),
+        (Algorithm.NVLS, AR, (2, 2)),
+        (Algorithm.CollNetDirect, AR, (2, 1)),
+        (Algorithm.CollNetChain, AR, (14, 1)),
+    ],
+)
+def test_hops_are_those_of_the_algorithm(
+    algorithm: Algorithm, collective: Collective, hops: tuple[int, int]
+) -> None:
+    way = route(Group(4, 8), collective, algorithm)
+    assert (way.hops_inside, way.hops_between) == hops
+
+
+def test_pat_takes_a_logarithm_of_the_nodes_where_a_ring_takes_all() -> None:
+    nodes = Group(16, 1)
+    pat = route(nodes, Collective.AllGather, Algorithm.PAT)
+    ring = route(nodes, Collective.AllGather, Algorithm.Ring)
+    assert (pat.hops_between, ring.hops_between) == (4, 15)
+    assert pat.wire_between == ring.wire_between
+    assert (pat.wire_inside, ring.wire_inside) == (0.0, 0.0)
+
+
+def test_between_nodes_the_network_is_the_ceiling() -> None:
+    found = times(work(64 * MIB, channels=32, group=Group(2, 8)), PLAIN, LINKS)
+    assert found.between_us == pytest.approx(5.0 * found.inside_us)
+    assert found.total_us == pytest.approx(found.fixed_us + found.between_us)
+
+
+def test_latency_and_transfer_overlap_as_far_as_the_cell_says() -> None:
+    assert blend(100.0, 100.0, 1.0) == 200.0
+    assert 100.0 < blend(100.0, 100.0, 8.0) < 110.0
+    assert blend(0.0, 50.0, 3.0) == 50.0
+    apart, together = (
+        times(work(MIB), replace(PLAIN, overlap=p), LINKS).total_us for p in (1.0, 4.0)
+    )
+    assert together < apart
+
+
+def test_channels_crowd_each_other_and_proxies_serve_them_one_by_one() -> None:
+    crowded = replace(PLAIN, crowd_penalty=2.0, crowd_channels=32.0)
+    call = work(256 * MIB, channels=32)
+    alone, beside = times(call, PLAIN, LINKS), times(call, crowded, LINKS)
+    assert beside.inside_us == pytest.approx(2.0 * alone.inside_us)
+    served = times(call, replace(PLAIN, proxy_us=3.0), LINKS)
+    assert served.fixed_us - alone.fixed_us == pytest.approx(32 * 3.0)
+
+
+def test_small_pieces_lose_bandwidth() -> None:
+    weak = replace(PLAIN, small_penalty=3.0, small_bytes=8.0 * KIB)
+    call = work(8 * KIB * 8 * 4)
+    lost = times(call, weak, LINKS).inside_us / times(call, PLAIN, LINKS).inside_us
+    assert lost == pytest.approx(1.0 + 3.0 / 2.0)
+
+
+def test_chunks_are_nccl_s() -> None:
+    def largest(algorithm: Algorithm, protocol: Protocol, collective: Collective = AR) -> int:
+        return largest_chunk_bytes(collective, algorithm, protocol, 4 * MIB)
+
+    ring, tree = Algorithm.Ring, Algorithm.Tree
+    assert largest(ring, Protocol.Simple) == 2 * MIB
+    assert largest(ring, Protocol.Simple, Collective.Broadcast) == 512 * KIB
+    assert largest(tree, Protocol.Simple) == 512 * KIB
+    assert (largest(ring, Protocol.LL), largest(ring, Protocol.LL128)) == (32 * KIB, 576_000)
+    assert asked_chunk_bytes(2 * MIB, None) == asked_chunk_bytes(2 * MIB, 9 * MIB) == 2 * MIB
+    assert [asked_chunk_bytes(2 * MIB, size) for size in (1, 1500)] == [512, 1024]
+    assert nvls_chunk_bytes(1 << 33, 16, 8) == 128 * KIB
+
+
+@pytest.fixture(params=PARAMETRIC)
+def system(request: pytest.FixtureRequest) -> System:
+    return find_system(request.param)
+
+
+def rise_before_the_end(times_us: list[float]) -> float:
+    """By how much a curve rises on its way to its lowest point, or falls after it."""
+    best = times_us.index(min(times_us))
+    down, up = times_us[: best + 1], times_us[best:]
+    before = [max(down[i:]) / down[i - 1] for i in range(1, len(down))]
+    after = [max(up[:i]) / up[i] for i in range(1, len(up))]
+    return max([1.0, *before, *after]) - 1.0
+
+
+def test_the_rise_of_a_curve_with_two_valleys_is_seen() -> None:
+    assert rise_before_the_end([4.0, 2.0, 1.0, 1.0, 3.0]) == 0.0
+    assert rise_before_the_end([4.0, 2.0, 3.0, 1.0]) == pytest.approx(0.5)
+    assert rise_before_the_end([1.0, 3.0, 2.0, 4.0]) == pytest.approx(0.5)
+
+
+def calls(system: System) -> list[Call]:
+    sizes = [*(1 << k for k in range(12, 31, 3)), 3 << 22]
+    return [Call(g, c, s) for g in system.groups() for c in system.collectives() for s in sizes]
+
+
+def test_bandwidth_has_one_peak_over_channels(system: System) -> None:
+    for call in calls(system):
+        for algorithm, protocol in system.cells(call.group, call.collective):
+            # NVLS's own chunk shrinks as channels grow: NCCL's step, not the model's.
+            chunk = 16 * KIB if algorithm is Algorithm.NVLS else None
+            curve = [
+                system.parts(call, Config(algorithm, protocol, n, chunk)).quiet_us
+                for n in range(1, system.max_channels(call.group, algorithm) + 1)
+            ]
+            assert rise_before_the_end(curve) <= STEP, (call, algorithm, protocol)
+
+
+def test_bandwidth_has_one_peak_over_threads_and_over_chunks(system: System) -> None:
+    for call in calls(system):
+        for cell in system.cells(call.group, call.collective):
+            threads = [
+                system.parts(call, Config(*cell), Launch(n)).quiet_us for n in range(64, 513, 32)
+            ]
+            chunks = [
+                system.parts(call, Config(*cell, None, 1 << k)).quiet_us for k in range(10, 23)
+            ]
+            assert rise_before_the_end(threads) <= STEP, (call, cell)
+            assert rise_before_the_end(chunks) <= STEP, (call, cell)
+
+
+def test_forcing_nccl_s_own_config_changes_nothing(system: System) -> None:
+    for call in calls(system):
+        ran = system.resolve(call, ABSTAIN)
+        assert system.parts(call, ran) == system.parts(call, ABSTAIN)
+
+
+def test_time_grows_with_the_size(system: System) -> None:
+    for group in system.groups():
+        for cell in system.cells(group, AR):
+            config = Config(*cell, 2, 16 * KIB)
+            curve = [system.parts(Call(group, AR, 1 << k), config).quiet_us for k in range(10, 34)]
+            assert all(b > a - 1e-9 for a, b in pairwise(curve)), cell
+
+
+@pytest.mark.parametrize("name", ["b300-nvlink", "a100-nvswitch"])
+def test_threads_and_transport_change_the_time_of_a_launch(name: str) -> None:
+    system = find_system(name)
+    call, ring = Call(NODE, AR, 64 * MIB), Config(Algorithm.Ring, Protocol.Simple, 4)
+
+    def time_us(launch: Launch) -> float:
+        return system.parts(call, ring, launch).quiet_us
+
+    usual = time_us(Launch())
+    assert time_us(Launch(num_threads=64)) > 1.3 * usual
+    assert time_us(Launch(num_threads=512)) == usual
+    assert time_us(Launch(transport=Transport.P2P)) == usual
+    by_memory, by_network = (time_us(Launch(transport=t)) for t in (Transport.SHM, Transport.NET))
+    assert usual < by_memory < by_network
+
+
+def test_threads_change_rings_alone() -> None:
+    system = find_system("b300-nvlink")
+    call = Call(NODE, AR, 64 * MIB)
+    for cell in ((Algorithm.Tree, Protocol.Simple), (Algorithm.Ring, Protocol.LL128)):
+        config = Config(*cell, 4)
+        assert system.parts(call, config, Launch(64)) == system.parts(call, config)

@@ -1,0 +1,191 @@
+"""Jobs in a world: what runs, what it takes, and what surroundings do to it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dynamiccl.errors import MissingPath, UnknownName, UserError
+from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.jitter import Noise
+from dynamiccl.simulator.scenario import Jitter, Scenario, find_scenario, shipped_scenarios
+from dynamiccl.simulator.system import Surroundings
+from dynamiccl.simulator.systems import find_system
+from dynamiccl.simulator.workloads import WORKLOADS, make_workload
+from dynamiccl.simulator.world import World
+
+SHAPE = Group(4, 8)
+CONFIGS = [
+    ABSTAIN,
+    Config(Algorithm.Ring, Protocol.Simple),
+    Config(Algorithm.Ring, Protocol.LL),
+    Config(Algorithm.Tree, Protocol.LL128),
+    Config(Algorithm.NVLSTree, Protocol.Simple),
+]
+SILENT = Scenario(meaning="", link=(), jitter=Jitter(sigma=0, drift_sigma=0), first_use_us=0.0)
+
+
+def world(scenario: Scenario = SILENT, *names: str) -> World:
+    workload = make_workload(names or ("megatron",), SHAPE)
+    return World(find_system("h100-ib"), workload, CONFIGS, scenario)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_workload_can_be_played_on_nodes_of_gpus(name: str) -> None:
+    made = world(SILENT, name)
+    assert np.isfinite(made.quiet_us[:, 0]).all()
+    jobs = made.jobs(8, 0)
+    for _ in range(len(made.order)):
+        assert (jobs.step(np.zeros(8, dtype=np.int64)).true_us > 0).all()
+
+
+def test_calls_come_in_the_order_of_the_loop_round_and_round() -> None:
+    made = world()
+    jobs = made.jobs(1, 3)
+    keys = [int(jobs.step(np.zeros(1, dtype=np.int64)).key[0]) for _ in range(2 * len(made.order))]
+    turns = [np.roll(made.order, -start).tolist() for start in range(len(made.order))]
+    assert keys[: len(made.order)] in turns
+    assert keys[: len(made.order)] == keys[len(made.order) :]
+
+
+def test_times_are_those_of_the_system_under_the_surroundings() -> None:
+    scenario = find_scenario("congested").model_copy(update={"switch_us": 0.0, "first_use_us": 0.0})
+    made = world(scenario)
+    jobs = made.jobs(64, 1)
+    seen = set()
+    for _ in range(300):
+        place, key, around = (
+            jobs.place,
+            jobs.key,
+            (jobs.intra.copy(), jobs.inter.copy(), jobs.host.copy()),
+        )
+        oracle = jobs.oracle_us()
+        ran = jobs.step(np.ones(64, dtype=np.int64))
+        assert (ran.true_us == oracle[np.arange(64), 1]).all()
+        for job in (0, 17, 63):
+            intra, inter, host = (each[job] for each in around)
+            parts = made.system.parts(made.keys[key[job]], CONFIGS[1])
+            beside = made.beside_us[place[job]] > 0
+            compute = made.system.contention.surroundings(float(beside)).compute
+            expected = parts.time_us(
+                Surroundings(intra=intra, inter=inter, host=host, compute=compute)
+            )
+            assert ran.true_us[job] == pytest.approx(expected)
+            seen.add(inter)
+    assert len(seen) > 4
+
+
+def test_compute_beside_a_call_ends_as_the_contention_of_the_system_says() -> None:
+    system = find_system("b300-nvlink")
+    workload = make_workload(["lora", "decode"], Group(1, 8))
+    channels = [Config(Algorithm.Ring, Protocol.LL128, n) for n in (2, 8, 24)]
+    made = World(system, workload, [ABSTAIN, *channels], SILENT)
+    jobs = made.jobs(64, 0)
+    trap = {}
+    for step in range(200):
+        place, key = jobs.place, jobs.key
+        action = np.full(64, step % 4)
+        ran = jobs.step(action)
+        for job in (0, 40):
+            parts = system.parts(made.keys[key[job]], made.configs[action[job]])
+            beside_us = made.beside_us[place[job]]
+            expected = made.before_us[place[job]] + (
+                system.contention.iteration_us(parts, made.keys[key[job]].size_bytes, beside_us)
+                if beside_us
+                else parts.quiet_us
+            )
+            if not ran.changed[job]:
+                assert ran.lasted_us[job] == pytest.approx(expected)
+            trap[int(key[job]), int(action[job])] = (ran.true_us[job], ran.lasted_us[job])
+    assert len(trap) > 20
+
+
+def test_congestion_is_the_same_whatever_is_chosen() -> None:
+    made = world(find_scenario("congested"))
+    first, second = made.jobs(16, 5), made.jobs(16, 5)
+    random = np.random.default_rng(0)
+    for _ in range(500):
+        assert (first.inter == second.inter).all()
+        assert (first.key == second.key).all()
+        first.step(np.zeros(16, dtype=np.int64))
+        mask = made.mask[second.key]
+        second.step((random.random(mask.shape) * mask).argmax(axis=1))
+
+
+def test_a_change_of_config_and_a_first_use_cost_once() -> None:
+    made = world(SILENT.model_copy(update={"switch_us": 7.0, "first_use_us": 1000.0}), "decode")
+    jobs = made.jobs(1, 0)
+    base = made.quiet_us
+    spent: dict[int, list[float]] = {}
+    first: dict[int, int] = {}
+    for step in range(300):
+        key = int(jobs.key[0])
+        first.setdefault(key, step)
+        action = 1 if len(spent.get(key, [])) % 4 >= 2 else 0
+        ran = jobs.step(np.array([action]))
+        spent.setdefault(key, []).append(float(ran.true_us[0] - base[key, action]))
+    for extras in spent.values():
+        assert set(np.round(extras[4:], 6)) <= {0.0, 7.0}
+    total = sum(round(extra) for extras in spent.values() for extra in extras if extra > 500)
+    used = {int(made.algorithm[key, action]) for key in spent for action in (0, 1)}
+    assert total // 1000 == len(used)
+
+
+def test_an_update_changes_the_times_of_its_algorithms_for_good() -> None:
+    made = world(find_scenario("update").model_copy(update={"first_use_us": 0.0, "switch_us": 0.0}))
+    jobs = made.jobs(4, 0)
+    ratios = []
+    for _ in range(20_000):
+        quiet = made.quiet_us[jobs.key, 0]
+        algorithm = made.algorithm[jobs.key, 0]
+        ran = jobs.step(np.zeros(4, dtype=np.int64))
+        ratios.append(np.where(algorithm == Algorithm.NVLS, ran.true_us / quiet, np.nan))
+    course = np.array(ratios)
+    assert np.nanmax(course[:50]) == 1.0
+    assert np.nanmin(course[-2_000:]) == pytest.approx(1.3)
+
+
+def test_noise_has_its_robust_sigma_and_heavy_tails() -> None:
+    noise = Noise(Jitter(sigma=0.1, drift_sigma=0.0), None, 100_000)
+    drawn = noise.log_factors(np.random.default_rng(0))
+    robust = 1.4826 * np.median(np.abs(drawn))
+    assert robust == pytest.approx(0.1, rel=0.02)
+    assert (np.abs(drawn) > 0.4).mean() > 20 * 6.3e-5  # the normal's share beyond four sigmas
+
+
+def test_drift_is_remembered() -> None:
+    noise = Noise(Jitter(sigma=0.0, drift_sigma=0.05, drift_calls=50.0), None, 2_000)
+    random = np.random.default_rng(0)
+    course = np.stack([noise.log_factors(random) for _ in range(400)])[200:]
+    assert course.std() == pytest.approx(0.05, rel=0.1)
+    lag = np.corrcoef(course[:-50].ravel(), course[50:].ravel())[0, 1]
+    assert lag == pytest.approx(np.exp(-1), abs=0.06)
+
+
+def test_scenarios_that_ship_are_read_and_say_what_they_stand_for() -> None:
+    assert {"quiet", "congested", "busy-host", "update", "shared-uplink"} <= {*shipped_scenarios()}
+    for name in shipped_scenarios():
+        assert find_scenario(name).meaning
+
+
+def test_what_is_no_scenario_is_refused_with_the_place(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="congested"):
+        find_scenario("stormy")
+    with pytest.raises(MissingPath):
+        find_scenario(str(tmp_path / "no.toml"))
+    path = tmp_path / "mine.toml"
+    trace = 'on = "inter", kind = "trace"'
+    for text, reason in [
+        ("link = []", "meaning"),
+        (f'meaning = "m"\nlink = [{{ {trace}, shares = [0.0], interval_us = 1 }}]', "shares"),
+        ("meaning = ", "Invalid"),
+    ]:  # fmt: skip
+        path.write_text(text)
+        with pytest.raises(UserError, match=reason):
+            find_scenario(str(path))
+
+
+def test_an_unknown_workload_is_named_with_the_choices() -> None:
+    with pytest.raises(UnknownName, match="megatron"):
+        make_workload(["gpt"], SHAPE)
