@@ -5,25 +5,46 @@ BIN := $(VENV)/bin
 CPP := $(wildcard tests/fakes/*.cpp tests/fakes/*/*.c) $(shell find serve/plugin -name "*.cpp" -o -name "*.h")
 # bench_collect takes figures of the others, so it comes last.
 BENCHMARKS := $(filter-out %/bench_collect.py,$(wildcard benchmarks/bench_*.py)) benchmarks/bench_collect.py
+# Tests wait more than they compute.
+WORKERS ?= 4
+ONLY ?=
+SEED ?= 0
+SECONDS ?= 60
 # Two threads on a busy machine spin against each other: one each is faster and repeatable.
 export OMP_NUM_THREADS := 1
 export MLFLOW_DISABLE_TELEMETRY := true
+# Without compiled files each of hundreds of started Pythons compiles all of it again.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check format tree bench bench-learning plugin install constraints clean
+.PHONY: demo test soak soak-slice check check-style check-types check-plugin check-layout format tree bench bench-learning plugin install constraints clean
 
 demo: install ## the whole pipeline, from measured data to the plugin's answers
 	$(BIN)/python -P examples/demo.py
 
-test: install ## all tests: Python, C++, sanitizers
-	$(BIN)/pytest
+test: install ## all tests but soak: Python, C++, a job under a sanitizer; side by side
+	$(BIN)/pytest -n $(WORKERS)
 
-check: install ## format, lint, types, layout, generated files; C++ format and warnings as errors
+soak: install ## what takes long on purpose, recorded in tests/soak_runs.json; ONLY=, SEED=, SECONDS=
+	$(BIN)/python -m tests.soak --only "$(ONLY)" --seed $(SEED) --seconds $(SECONDS)
+
+soak-slice: install ## a part of it in four minutes, which the commit chooses
+	$(BIN)/python -m tests.soak --slice 240 --seed $(SEED)
+
+check: check-style check-types check-plugin check-layout ## format, lint, types, C++ warnings, layout
+
+check-style: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/clang-format --style=file:serve/plugin/.clang-format --dry-run --Werror $(CPP)
 	$(BIN)/python -m dynamiccl.serve.vocabulary --check
-	$(BIN)/python -m dynamiccl.serve.build --tests --dir out/test-plugin/plain > /dev/null
+
+check-types: install
+	$(BIN)/mypy
+
+check-plugin: install ## warnings are errors; the tests take this build
+	$(BIN)/python -m tests.plugin_build
+
+check-layout: install
 	$(BIN)/pytest -p no:randomly tests/test_layout.py tests/test_docs.py
 
 format: install ## write the format that `check` wants

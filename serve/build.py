@@ -33,13 +33,19 @@ _log = logging.getLogger(__name__)
 
 
 def build_plugin(
-    build_dir: Path, *, sanitize: str = "", tests: bool = False, torch: bool = False
+    build_dir: Path,
+    *,
+    sanitize: str = "",
+    tests: bool = False,
+    torch: bool = False,
+    targets: Sequence[str] = (),
 ) -> Path:
     """Configure and build into `build_dir` (incrementally); return the plugin's path.
 
     `sanitize` is one of SANITIZERS; `tests` adds the C++ tests (ctest) and the benchmark, `torch`
-    the TorchScript runtime, beside the plugin. Raises PluginError when a tool is missing or the
-    compiler fails, with the end of what it said, and MachineError without torch.
+    the TorchScript runtime, beside the plugin; with `targets`, CMake builds these alone. Raises
+    PluginError when a tool is missing or the compiler fails, with the end of what it said, and
+    MachineError without torch.
     """
     if sanitize not in SANITIZERS:
         raise ValueError(f"sanitize is '{sanitize}' and must be one of {SANITIZERS}")
@@ -62,7 +68,7 @@ def build_plugin(
             str(SOURCE_DIR),
         ]
     )
-    _run([cmake, "--build", str(build_dir)])
+    _run([cmake, "--build", str(build_dir), *(("--target", *targets) if targets else ())])
     return build_dir / PLUGIN_NAME
 
 

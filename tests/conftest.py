@@ -1,5 +1,10 @@
-"""Shared fixtures: one simulated data set and one trained run for the whole session."""
+"""Shared fixtures: one simulated data set, one trained run and one build for the whole session.
 
+Tests run side by side (pytest-xdist): a file's tests on one worker, and the tests of a GROUPS entry
+too. The order is random (pytest-randomly), but what takes longest begins first.
+"""
+
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +14,11 @@ from hypothesis import settings
 
 # Fixtures for every test.
 from tests.data_sets import data_dir as data_dir  # noqa: PLC0414
+from tests.once import once
 from tests.plugin_build import build_dir as build_dir  # noqa: PLC0414
 from tests.plugin_build import plugin_path as plugin_path  # noqa: PLC0414
 from tests.plugin_build import torch_build_dir as torch_build_dir  # noqa: PLC0414
+from tests.stores import new_store, uri_of
 
 # CI repeats one set of examples, so that a run says something about the change; by hand they vary.
 settings.register_profile("ci", derandomize=True, deadline=None)
@@ -19,6 +26,48 @@ if os.environ.get("CI"):
     settings.load_profile("ci")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+#: Files that one worker runs, in the order in which groups are begun: the longest first.
+GROUPS = {
+    "slurm": ("cluster/test_steps", "cluster/test_sbatch", "cluster/test_sweeps"),
+}
+
+
+@dataclass(frozen=True)
+class Soak:
+    """What a soak test is told: where to begin, and for how long to go on."""
+
+    seed: int
+    seconds: float
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("soak")
+    group.addoption("--soak-seed", type=int, default=0, help="where soak tests begin (0)")
+    group.addoption("--soak-seconds", type=float, default=60, help="how long each goes on (60)")
+
+
+@pytest.fixture(scope="session")
+def soak(pytestconfig: pytest.Config) -> Soak:
+    return Soak(pytestconfig.getoption("soak_seed"), pytestconfig.getoption("soak_seconds"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say which tests go to one worker; long groups come first, files in their random order."""
+    order = {name: rank for rank, name in enumerate(GROUPS)}
+    groups = {item: group_of(item) for item in items}
+    for item, group in groups.items():
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: order.get(groups[item], len(order)))
+
+
+def group_of(item: pytest.Item) -> str:
+    place = item.nodeid.partition("::")[0].removeprefix("tests/").removesuffix(".py")
+    for name, places in GROUPS.items():
+        if place.startswith(places):
+            return name
+    return place
 
 
 @dataclass(frozen=True)
@@ -38,14 +87,19 @@ class Trained:
 @pytest.fixture(scope="session")
 def trained(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """The recipe, with fewer steps than its default, on the simulated data set."""
-    import torch
 
-    from dynamiccl.train.fit import fit
-    from dynamiccl.train.recipes import make_recipe
+    def train(store: Path) -> None:
+        import torch
 
-    torch.set_num_threads(1)
-    store = tmp_path_factory.mktemp("mlflow")
-    uri = f"sqlite:///{store / 'mlflow.db'}"
-    recipe = make_recipe("ddqn-dueling", ["steps=1200", "steps_per_epoch=150"])
-    summary = fit(data_dir, recipe, experiment="tests", tracking_uri=uri, seed=0)
-    return Trained(data_dir, Path(summary.run_directory), summary.run_id, uri)
+        from dynamiccl.train.fit import fit
+        from dynamiccl.train.recipes import make_recipe
+
+        torch.set_num_threads(1)
+        recipe = make_recipe("ddqn-dueling", ["steps=1200", "steps_per_epoch=150"])
+        summary = fit(data_dir, recipe, experiment="tests", tracking_uri=new_store(store), seed=0)
+        found = {"run_directory": str(summary.run_directory), "run_id": summary.run_id}
+        (store / "summary.json").write_text(json.dumps(found))
+
+    store = once(tmp_path_factory, "trained", train)
+    found = json.loads((store / "summary.json").read_text())
+    return Trained(data_dir, Path(found["run_directory"]), found["run_id"], uri_of(store))

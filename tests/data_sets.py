@@ -7,6 +7,7 @@ import pytest
 from dynamiccl.collect.runs.run import run_sweep
 from dynamiccl.collect.simulated.runner import SimulatorRunner
 from dynamiccl.collect.sweep.load import parse_sweep
+from tests.once import once
 
 SWEEP = """
 name = "tiny"
@@ -34,4 +35,4 @@ def make_data(out: Path, text: str = SWEEP) -> Path:
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_data(tmp_path_factory.mktemp("data") / "store")
+    return once(tmp_path_factory, "data", lambda folder: make_data(folder / "store")) / "store"

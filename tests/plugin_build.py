@@ -1,5 +1,6 @@
 """The plugin and its C++ tests, built once a session, for every test that needs them."""
 
+import importlib.util
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -7,29 +8,32 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.serve.build import PLUGIN_NAME, build_plugin
+from tests.once import locked
 
 BUILDS = Path(__file__).resolve().parents[1] / "out" / "test-plugin"
+#: A sanitized job needs these alone; the rest of a sanitized build is for soak tests.
+JOB_TARGETS = ("play_job", "nccl-tuner-dynamiccl", "wilful")
 
 
 @cache
-def built(sanitize: str = "") -> Path:
+def built(sanitize: str = "", targets: tuple[str, ...] = ()) -> Path:
     """The build directory with the plugin and its C++ tests, built once a session, incrementally.
 
     Under out/ rather than a temporary directory: unchanged sources are then not compiled again.
+    The plain build has the TorchScript runtime too, where there is torch.
     """
     name = {"": "plain", "address,undefined": "asan", "thread": "tsan"}[sanitize]
-    return build_plugin(BUILDS / name, sanitize=sanitize, tests=True).parent
-
-
-@cache
-def built_with_torch() -> Path:
-    """The build directory that has the TorchScript runtime as well, built once a session."""
-    return build_plugin(BUILDS / "torch", tests=True, torch=True).parent
+    torch = not sanitize and importlib.util.find_spec("torch") is not None
+    with locked(BUILDS / f"{name}.lock"):
+        return build_plugin(
+            BUILDS / name, sanitize=sanitize, tests=True, torch=torch, targets=targets
+        ).parent
 
 
 @pytest.fixture(scope="session")
 def torch_build_dir() -> Path:
-    return built_with_torch()
+    pytest.importorskip("torch", reason="torch is not installed: no TorchScript runtime")
+    return built()
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +44,7 @@ def build_dir() -> Callable[[str], Path]:
 @pytest.fixture(scope="session")
 def plugin_path() -> Path:
     return built() / PLUGIN_NAME
+
+
+if __name__ == "__main__":
+    built()

@@ -27,6 +27,7 @@ from tests.cli.conftest import (
     only_part,
     refused,
 )
+from tests.stores import new_store
 
 
 @pytest.mark.parametrize("module", MODULES.values())
@@ -170,7 +171,7 @@ def reading_fixture(
     request: pytest.FixtureRequest, shell: Shell, policy: Path, tmp_path: Path
 ) -> Callable[[Path], Done]:
     """Each command that reads a data directory."""
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_store(tmp_path)
 
     def read(data: Path) -> Done:
         commands: dict[str, tuple[object, ...]] = {

@@ -12,6 +12,7 @@ from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.train import tracking
 from tests.cli.conftest import Done, Shell, refused
 from tests.cli.test_gate import fresh_data
+from tests.stores import new_store
 
 Promote = Callable[..., Done]
 Gate = Callable[[str, float], Path]
@@ -19,7 +20,7 @@ Gate = Callable[[str, float], Path]
 
 @pytest.fixture
 def uri(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'mlflow.db'}"
+    return new_store(tmp_path)
 
 
 @pytest.fixture

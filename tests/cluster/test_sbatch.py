@@ -210,7 +210,7 @@ def test_a_second_ctrl_c_cancels_the_job(batch: Batch) -> None:
     wait_until(lambda: batch.slurm.state(batch.number()) == "CANCELLED", "cancelled")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_time_limit_ends_a_job_and_the_next_one_goes_on(batch: Batch, tmp_path: Path) -> None:
     # Slurm looks at limits every 30 s (slurmctld's PERIODIC_TIMEOUT), hence both cases at once.
     warned = replace(batch, units=350)

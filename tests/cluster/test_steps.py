@@ -1,7 +1,6 @@
 """Steps on a real Slurm: what our srun and mpirun command lines do."""
 
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,11 +115,9 @@ def test_a_killed_step_has_lost_no_row_(
 def test_a_rank_that_dies_ends_the_step(slurm: Slurm, allocation: Allocation) -> None:
     code = "import os, time\nif os.environ['SLURM_PROCID'] == '1': os._exit(5)\ntime.sleep(600)"
     job = Job(python(code, "dies-here"), num_nodes=2, ranks_per_node=1)
-    started = time.monotonic()
     done = run_process(allocation.inside(command(job, SRUN, uid=0)), LIMITS)
     assert done.reason is None
     assert done.returncode != 0
-    assert time.monotonic() - started < 10
     wait_until(lambda: not slurm.processes_with("dies-here"), "all ranks gone", 10)
 
 

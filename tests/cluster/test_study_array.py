@@ -17,7 +17,7 @@ from mlflow.entities import Run
 
 from tests.cluster.slurm import Slurm, wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.cluster
 
 #: A trial takes some seconds, so that something can happen to it.
 SETTINGS = ["steps=1200", "steps_per_epoch=20", "hidden_sizes=8", "num_members=1"]

@@ -15,11 +15,12 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from dynamiccl.errors import MachineError
 from tests.cluster.ray_nodes import RayNodes, missing
 from tests.cluster.slurm import wait_until
 from tests.train.runs import without_package
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.cluster
 
 COMMAND = [sys.executable, "-P", "-m", "dynamiccl.train.cli", "study", "--json"]
 FEW = ["steps_per_epoch=20", "hidden_sizes=8", "num_members=1"]
@@ -92,6 +93,7 @@ def test_trials_run_on_both_nodes(studies: Studies) -> None:
     assert {run.data.tags["host"] for run in studies.children()} == {"r1", "r2"}
 
 
+@pytest.mark.soak
 def test_a_trial_goes_on_elsewhere_when_its_node_is_killed(studies: Studies) -> None:
     study = studies.start(seeds=2, steps=3000)
     begun: list[str | None] = []
@@ -112,6 +114,17 @@ def test_a_trial_goes_on_elsewhere_when_its_node_is_killed(studies: Studies) -> 
     studies.nodes.start_node("r2")
 
 
+def test_who_takes_connections_and_never_answers_is_no_head() -> None:
+    pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
+    from dynamiccl.train.fanout.ray_cluster import RayCluster
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(MachineError, match="no end after 2 s; is that a head's port"):
+            RayCluster(address, join_s=2.0)
+
+
+@pytest.mark.soak
 def test_a_port_that_is_no_heads_is_told_in_time(studies: Studies) -> None:
     """A listener that never answers would keep Ray itself waiting for minutes."""
     listen = "import socket, time; s = socket.create_server(('127.0.0.1', 7)); time.sleep(600)"

@@ -66,7 +66,7 @@ def test_lines_of_both_streams_arrive_with_their_time() -> None:
     assert done.output == "one\ntwo\n"
     first, second = (line.arrived_s for line in seen)
     assert before <= first <= second - 0.15
-    assert 0.2 <= done.seconds < 5
+    assert done.seconds >= 0.2
 
 
 def test_environment_is_added_to_and_taken_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,16 +91,16 @@ def test_silence_before_the_first_progress_is_a_startup_timeout() -> None:
     limits = Limits(startup_s=0.3, stall_s=60)
     done = run_process(shell("echo hello; sleep 60"), limits, lambda _: False)
     assert (done.returncode, done.reason, texts(done)) == (None, StopReason.STARTUP, ["hello"])
-    assert 0.3 <= done.seconds < 3
+    assert done.seconds >= 0.3
 
 
 def test_lines_that_are_no_progress_do_not_put_off_a_stall() -> None:
-    script = "echo row; while :; do echo noise; sleep 0.02; done"
+    # It ends by itself some time, so that noise that counts fails the test instead of hanging it.
+    script = "echo row; for i in $(seq 2000); do echo noise; sleep 0.02; done"
     limits = Limits(startup_s=60, stall_s=0.4)
     done = run_process(shell(script), limits, lambda line: line.text == "row")
     assert done.reason == StopReason.STALLED
     assert texts(done).count("noise") > 3
-    assert done.seconds < 3
 
 
 def test_progress_keeps_a_slow_program_alive() -> None:
@@ -142,8 +142,8 @@ def test_children_in_other_groups_are_killed_too() -> None:
 
 def test_a_grandchild_that_holds_the_pipe_does_not_hold_us() -> None:
     done = run_process(shell("sleep 300 & echo $!; exit 0"), LIMITS)
-    assert done.returncode == 0
-    assert done.seconds < 3
+    # Held, it would have been stopped as stalled.
+    assert (done.returncode, done.reason) == (0, None)
     assert not is_running(int(done.lines[0].text))
 
 
@@ -153,8 +153,7 @@ def test_a_grandchild_that_left_the_session_and_floods_the_pipe_does_not_hold_us
     script = f"setsid sh -c 'echo $$ > {tmp_path}/pid; exec yes' & sleep 0.2; exit 4"
     done = run_process(shell(script), LIMITS)
     try:
-        assert done.returncode == 4
-        assert done.seconds < 4
+        assert (done.returncode, done.reason) == (4, None)
     finally:
         # It left our session, so it is the test's to end (a closed pipe may have done it).
         pid = int((tmp_path / "pid").read_text(encoding="utf-8"))
@@ -209,12 +208,6 @@ def test_an_error_in_the_callback_leaves_no_process(tmp_path: Path) -> None:
     assert not is_running(int((tmp_path / "pid").read_text(encoding="utf-8")))
 
 
-def test_a_program_with_nothing_to_say_costs_little() -> None:
-    command = shell("exit 0")
-    fastest = min(run_process(command, LIMITS).seconds for _ in range(10))
-    assert fastest < 0.05
-
-
 def test_the_first_signal_lets_the_trial_finish() -> None:
     with Interrupt() as interrupt:
         done = run_process(
@@ -227,10 +220,9 @@ def test_the_first_signal_lets_the_trial_finish() -> None:
 def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
     me = os.getpid()
     script = f"echo $$ > {tmp_path}/pid; kill -INT {me}; sleep 0.1; kill -INT {me}; sleep 300"
-    started = time.monotonic()
+    # Not ended at once, it would be stopped as stalled, and nothing would be raised.
     with Interrupt() as interrupt, pytest.raises(KeyboardInterrupt):
         run_process(shell(script), LIMITS, interrupt=interrupt)
-    assert time.monotonic() - started < 4
     assert not is_running(int((tmp_path / "pid").read_text(encoding="utf-8")))
 
 
@@ -242,8 +234,8 @@ def test_a_third_ctrl_c_does_not_wait_for_a_program_that_ignores_sigterm(tmp_pat
     )
     started = time.monotonic()
     with Interrupt() as interrupt, pytest.raises(KeyboardInterrupt):
-        run_process(shell(script), Limits(60, 60, grace_s=60), interrupt=interrupt)
-    assert time.monotonic() - started < 10
+        run_process(shell(script), Limits(600, 600, grace_s=600), interrupt=interrupt)
+    assert time.monotonic() - started < 600
     assert not is_running(int((tmp_path / "pid").read_text(encoding="utf-8")))
 
 

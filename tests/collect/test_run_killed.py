@@ -12,6 +12,7 @@ import pytest
 from dynamiccl.datasets import store
 from dynamiccl.errors import MachineError
 from tests.collect.test_run import TEXT, figures, parts, run, sweep
+from tests.conftest import Soak
 
 KILLED = """
 import random, sys, time
@@ -33,7 +34,10 @@ run_sweep(made, cycles, Slow(made.file), Path(sys.argv[2]), resume=True)
 """
 
 
-def test_kill_9_at_50_moments_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wanted", [4, pytest.param(50, marks=pytest.mark.soak)])
+def test_kill_9_at_any_moment_loses_nothing_and_repeats_nothing(
+    wanted: int, tmp_path: Path, soak: Soak
+) -> None:
     text = TEXT.replace(
         "groups = [{ num_nodes = 2, ranks_per_node = 8 }]",
         "groups = ["
@@ -41,15 +45,15 @@ def test_kill_9_at_50_moments_loses_nothing_and_repeats_nothing(tmp_path: Path) 
             f"{{ num_nodes = {n}, ranks_per_node = {r} }}" for n in (2, 4) for r in (2, 4, 8)
         )
         + "]",
-    ).replace("cycles = 3", "cycles = 12")
+    ).replace("cycles = 3", f"cycles = {max(3, wanted // 4)}")
     (tmp_path / "s.toml").write_text(text)
     out = tmp_path / "killed"
-    draw = random.Random(7)
+    draw = random.Random(7 + soak.seed)
     root = Path(__file__).parents[2]
     command = [sys.executable, "-c", KILLED, str(tmp_path / "s.toml"), str(out)]
     kills = 0
     committed = 0
-    while kills < 50:
+    while kills < wanted:
         with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == b"begun\n"
@@ -64,7 +68,7 @@ def test_kill_9_at_50_moments_loses_nothing_and_repeats_nothing(tmp_path: Path) 
             committed = found
             if process.returncode == 0:
                 break
-    assert kills == 50, "the sweep was over before it was killed often enough"
+    assert kills == wanted, "the sweep was over before it was killed often enough"
     made = sweep(text)
     run(out, made, resume=True)
     run(tmp_path / "whole", made)

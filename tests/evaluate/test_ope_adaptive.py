@@ -53,7 +53,6 @@ def greedy_log(seed: int, rows: int = ROWS) -> Log:
     return Log(task, action, reward, propensity, adaptive=True, probabilities=probabilities)
 
 
-@pytest.mark.slow
 def test_intervals_hold_the_truth_nine_times_in_ten() -> None:
     policies = {
         "default": DEFAULT,

@@ -241,7 +241,6 @@ class FixedBrain:
         return TABLE if history.tasks else None
 
 
-@pytest.mark.slow
 def test_plugins_client_and_this_server_understand_each_other(
     path: Path, plugin_path: Path
 ) -> None:

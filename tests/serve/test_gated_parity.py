@@ -27,6 +27,7 @@ from dynamiccl.train.recipes import make_recipe
 from tests.data_sets import SWEEP, make_data
 from tests.policies import hand_made_manifest
 from tests.rows import default, forced, frame
+from tests.stores import new_store
 
 COST_VERSIONS = (3, 4, 5, 6)
 SHAPES = ((2, 4), (4, 8), (1, 8))
@@ -60,7 +61,7 @@ def trained_gated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("parity")
     data = make_data(folder / "data", ALL_SHAPES)
     recipe = make_recipe("ddqn-dueling", ["steps=900", "steps_per_epoch=150"])
-    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    uri = new_store(folder)
     run = fit(data, recipe, experiment="parity", tracking_uri=uri, seed=0)
     policy = Path(run.run_directory) / "policy"
     fresh = ALL_SHAPES.replace('name = "tiny"', 'name = "fresh"').replace(
@@ -112,7 +113,6 @@ def _rows(sweep: str, count: int) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["trained_gated", "restless_gated"])
 def test_policy_table_and_plugin_agree_in_every_bin(
     policy: str, plugin_path: Path, tmp_path: Path, request: pytest.FixtureRequest

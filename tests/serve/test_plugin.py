@@ -16,6 +16,7 @@ from dynamiccl.serve.build import SANITIZERS, find_tool
 from dynamiccl.serve.lone_rank import lone_environment, write_bare_artifact
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import BINS_PER_OCTAVE, EDGES_Q32, bin_center_bytes, size_bin
+from tests.conftest import Soak
 from tests.serve.tables import TUNED, random_costs, random_table
 
 SYSTEM = "test-system"
@@ -33,17 +34,27 @@ def uniform(config: Config) -> DecisionTable:
     return DecisionTable.from_configs([[config] * 249] * 5, num_nodes=1, num_ranks=8)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sanitize", SANITIZERS)
-def test_cpp_tests_pass(sanitize: str, build_dir: Callable[[str], Path]) -> None:
+def run_ctest(build: Path, **settings: str) -> None:
     done = subprocess.run(
-        [find_tool("ctest"), "--output-on-failure", "--no-tests=error"],
-        cwd=build_dir(sanitize),
+        [find_tool("ctest"), "--output-on-failure", "--no-tests=error", "--parallel", "2"],
+        cwd=build,
+        env=os.environ | settings,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_cpp_tests_pass(build_dir: Callable[[str], Path]) -> None:
+    run_ctest(build_dir(""), DYNAMICCL_SCHEDULES="20000", DYNAMICCL_FEW_PROCESSES="1")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_cpp_tests_pass_whole(sanitize: str, build_dir: Callable[[str], Path], soak: Soak) -> None:
+    """A million schedules, hundreds of processes, and all of it under the sanitizers."""
+    run_ctest(build_dir(sanitize), DYNAMICCL_SEED=str(soak.seed))
 
 
 def test_only_the_structs_that_nccl_looks_for_are_exported(plugin_path: Path) -> None:

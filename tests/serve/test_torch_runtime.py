@@ -19,8 +19,6 @@ from dynamiccl.serve.torchscript import ScriptedBrain
 from tests.serve.asking import Asking
 from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS
 
-pytestmark = pytest.mark.slow
-
 
 def random_history(seed: int) -> list[Task]:
     random = np.random.default_rng(seed)

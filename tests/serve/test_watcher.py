@@ -268,7 +268,6 @@ def test_a_policys_own_trigger_is_exported_with_it(
     assert (exported.directory / "trigger.pt").read_bytes() == trigger.read_bytes()
 
 
-@pytest.mark.slow
 def test_the_plugins_runtime_decides_as_python_does(
     torch_build_dir: Path, watching: Artifact, trigger: Path
 ) -> None:
@@ -280,7 +279,6 @@ def test_the_plugins_runtime_decides_as_python_does(
                 assert leader.table(told) == brain.decide(CONFIG, told)
 
 
-@pytest.mark.slow
 def test_a_brain_process_decides_as_the_plugins_own_does(
     plugin_path: Path, watching: Artifact, trigger: Path, tmp_path: Path
 ) -> None:

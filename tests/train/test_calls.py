@@ -20,6 +20,7 @@ from dynamiccl.train.torch_files import save_script
 from dynamiccl.train.trigger.module import TriggerModule
 from tests.calls import call, calls_table
 from tests.data_sets import SYSTEM
+from tests.stores import new_store
 from tests.train.runs import broken_run
 
 SIZE = 1 << 24
@@ -69,7 +70,7 @@ def chosen(policy: TorchPolicy, data: Path) -> str:
 def test_a_policy_learns_from_calls_what_sweeps_do_not_show(
     with_calls: Path, tmp_path: Path
 ) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_store(tmp_path)
     recipe = make_recipe("ddqn-dueling", ["steps=400", "steps_per_epoch=200", "num_members=2"])
     run = fit(with_calls, recipe, experiment="x", tracking_uri=uri, seed=0)
     assert chosen(TorchPolicy.load(Path(run.run_directory) / "policy"), with_calls) == "Tree/Simple"
@@ -80,7 +81,7 @@ def test_a_policy_learns_from_calls_what_sweeps_do_not_show(
 def test_calls_that_are_left_out_change_nothing(
     with_calls: Path, data_dir: Path, tmp_path: Path
 ) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_store(tmp_path)
     settings = ["steps=20", "steps_per_epoch=10", "num_members=2", "hidden_sizes=16"]
     weights = []
     for data, used in ((with_calls, "true"), (with_calls, "false"), (data_dir, "true")):
@@ -93,7 +94,7 @@ def test_calls_that_are_left_out_change_nothing(
 
 
 def test_a_run_with_calls_goes_on_where_it_was_killed(with_calls: Path, tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_store(tmp_path)
     settings = ["steps=40", "steps_per_epoch=10", "hidden_sizes=16", "num_members=2"]
     recipe = make_recipe("drqn-lstm", settings)
 
@@ -122,7 +123,7 @@ def trigger_fixture(tmp_path: Path) -> Path:
 def test_a_policy_that_learned_with_a_trigger_has_it_beside_it(
     with_calls: Path, trigger: Path, tmp_path: Path
 ) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_store(tmp_path)
     settings = ["steps=20", "steps_per_epoch=10", "num_members=2", "hidden_sizes=16"]
     recipe = make_recipe("ddqn-dueling", [*settings, f"trigger={trigger}"])
     run = fit(with_calls, recipe, experiment="x", tracking_uri=uri, seed=0)

@@ -19,6 +19,7 @@ from dynamiccl.train.replay import Replay
 from dynamiccl.train.tracking import policy_directory
 from tests.conftest import Trained
 from tests.data_sets import SWEEP, make_data
+from tests.stores import new_store
 
 
 def test_run_is_tracked_with_what_made_it(trained: Trained) -> None:
@@ -64,7 +65,7 @@ def test_manifest_says_where_the_policy_was_trained(trained: Trained) -> None:
 
 def test_same_seed_gives_the_same_weights(data_dir: Path, tmp_path: Path) -> None:
     recipe = make_recipe("ddqn-dueling", ["steps=40", "steps_per_epoch=20", "hidden_sizes=16"])
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_store(tmp_path)
     runs = [fit(data_dir, recipe, experiment="x", tracking_uri=uri, seed=s) for s in (1, 1, 2)]
     policies = [Manifest.read(Path(run.run_directory) / "policy") for run in runs]
     same, again, other = [run.validation_regret for run in runs]

@@ -60,7 +60,6 @@ class Always(TorchPolicy):
         return super().act(observations, mask) * 0 + self._action
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("action", [0, 1, 2])
 def test_the_value_of_always_the_same_is_its_reward_for_ever(action: int, trained: Trained) -> None:
     policy = TorchPolicy.load(Path(trained.policy))

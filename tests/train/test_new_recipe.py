@@ -21,6 +21,7 @@ from dynamiccl.train.recipes import make_recipe
 from tests.cli.conftest import Shell
 from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
 from tests.data_sets import SWEEP, make_data
+from tests.stores import new_store
 from tests.train.runs import broken_run
 
 PAGE = Path(__file__).parents[2] / "docs" / "new-recipe.md"
@@ -40,7 +41,7 @@ def attention(tmp_path: Path) -> Path:
 def test_one_file_gets_tracking_resume_evaluation_gate_and_export(
     attention: Path, data_dir: Path, tmp_path: Path
 ) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_store(tmp_path)
     recipe = make_recipe(str(attention), FEW)
 
     broken = broken_run(data_dir, uri, recipe, at=20)

@@ -17,6 +17,7 @@ from dynamiccl.train.loop import read_state
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
 from tests.data_sets import SWEEP, make_data
+from tests.stores import new_store
 from tests.train.runs import Killed, broken_run
 
 SETTINGS = ["steps=60", "steps_per_epoch=10", "hidden_sizes=16", "num_members=2"]
@@ -59,7 +60,7 @@ def assert_same(uri: str, whole: FitSummary, resumed: FitSummary) -> None:
 def test_curve_and_weights_are_those_of_an_uninterrupted_run(
     recipe: str, at: int, data_dir: Path, tmp_path: Path
 ) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_store(tmp_path)
     broken = broken_run(data_dir, uri, make_recipe(recipe, SETTINGS), at=at, seed=3)
     resumed = resume(data_dir, broken, tracking_uri=uri)
     assert resumed.run_id == broken
@@ -69,9 +70,8 @@ def test_curve_and_weights_are_those_of_an_uninterrupted_run(
     assert_same(uri, whole_run(data_dir, uri, recipe), resumed)
 
 
-@pytest.mark.slow
 def test_a_run_goes_on_after_kill_9(data_dir: Path, tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_store(tmp_path)
     # Long enough that nobody who looks for its state comes too late.
     many = [setting.replace("steps=60", "steps=600") for setting in SETTINGS]
     settings = [word for setting in many for word in ("--set", setting)]
@@ -104,7 +104,7 @@ def test_a_run_goes_on_after_kill_9(data_dir: Path, tmp_path: Path) -> None:
 def test_metrics_that_were_lost_between_state_and_log_are_logged(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_store(tmp_path)
     recipe = make_recipe("ddqn-dueling", SETTINGS)
     with monkeypatch.context() as patched:
 
@@ -121,7 +121,7 @@ def test_metrics_that_were_lost_between_state_and_log_are_logged(
 
 
 def test_what_cannot_be_resumed_says_why(data_dir: Path, tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_store(tmp_path)
     broken = broken_run(data_dir, uri, make_recipe("ddqn-dueling", SETTINGS), at=10, seed=3)
     other = make_data(tmp_path / "other", SWEEP.replace("seed = 3", "seed = 4"))
     with pytest.raises(UserError, match="is not what run"):

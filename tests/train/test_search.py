@@ -29,6 +29,7 @@ from dynamiccl.train.study import (
     summarise_study,
 )
 from dynamiccl.train.tracking import reopen_run
+from tests.stores import new_store, uri_of
 from tests.train.runs import without_package
 
 FEW = ("steps=20", "steps_per_epoch=10", "hidden_sizes=8", "num_members=1")
@@ -111,7 +112,7 @@ def test_suggestions_follow_what_was_good() -> None:
 def test_a_search_ends_where_nothing_is_left_and_failures_stop_nothing(
     data_dir: Path, tmp_path: Path
 ) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_store(tmp_path)
     planned = plan_search(data_dir, experiment="x", search=search("batch_size=16,-1,32", count=9))
     run_id = begin_study(planned, uri)
     summary = carry_out(run_id, uri)
@@ -135,12 +136,11 @@ def test_without_optuna_the_message_names_the_extra(data_dir: Path, tmp_path: Pa
     assert not (tmp_path / "mlflow.db").exists()  # no study was begun
 
 
-@pytest.mark.slow
 def test_a_search_that_is_killed_goes_on_as_if_it_had_not_been(
     data_dir: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "whole").mkdir()
-    uri = f"sqlite:///{tmp_path / 'whole' / 'mlflow.db'}"
+    uri = new_store(tmp_path / "whole")
     planned = plan_search(data_dir, experiment="x", search=search(*SPACE))
     whole_id = begin_study(planned, uri)
     whole = carry_out(whole_id, uri)
@@ -165,7 +165,7 @@ def test_a_search_that_is_killed_goes_on_as_if_it_had_not_been(
         time.sleep(0.05)
     os.killpg(study.pid, signal.SIGKILL)
     study.communicate()
-    killed = read_study(run_id, f"sqlite:///{tmp_path / 'mlflow.db'}")
+    killed = read_study(run_id, uri_of(tmp_path))
     assert killed.search is not None
     assert 0 < len(killed.search.asked) < 3
     done = subprocess.run(
@@ -174,7 +174,7 @@ def test_a_search_that_is_killed_goes_on_as_if_it_had_not_been(
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["done"] == 3
-    resumed = read_study(run_id, f"sqlite:///{tmp_path / 'mlflow.db'}")
+    resumed = read_study(run_id, uri_of(tmp_path))
     assert resumed.search == read_study(whole_id, uri).search
     assert [(s["setting"], s["mean"]) for s in found["settings"]] == [
         (s.setting, s.mean) for s in whole.settings

@@ -20,6 +20,7 @@ from dynamiccl.train.study import (
     summarise_study,
 )
 from dynamiccl.train.tracking import CANDIDATE, MODEL_NAME, policy_directory
+from tests.stores import new_store
 
 ROOT = Path(__file__).parents[2]
 FEW = ["steps=20", "steps_per_epoch=10", "hidden_sizes=8", "num_members=1"]
@@ -60,7 +61,7 @@ def test_what_cannot_be_planned_says_why(
 
 
 def test_trials_are_children_and_the_parent_tells_the_best(data_dir: Path, tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_store(tmp_path)
     planned = plan_study(
         data_dir, experiment="x", recipes=["dqn", "bc"], settings=FEW, grid=[], seeds=2
     )
@@ -98,7 +99,7 @@ def test_trials_are_children_and_the_parent_tells_the_best(data_dir: Path, tmp_p
 
 
 def test_trials_that_are_not_there_say_so(data_dir: Path, tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_store(tmp_path)
     planned = plan_study(data_dir, experiment="x", recipes=["bc"], settings=FEW, grid=[], seeds=1)
     run_id = begin_study(planned, uri)
     with pytest.raises(UserError, match="trials 0 to 0"):
@@ -108,7 +109,6 @@ def test_trials_that_are_not_there_say_so(data_dir: Path, tmp_path: Path) -> Non
         run_trial(summary.run_id, 0, uri)
 
 
-@pytest.mark.slow
 def test_command_goes_on_with_what_failed(data_dir: Path, tmp_path: Path) -> None:
     """A trial that cannot be run fails alone; mended, the study is whole."""
     base = [sys.executable, "-P", "-m", "dynamiccl.train.cli", "study", "--json"]

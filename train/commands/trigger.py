@@ -30,6 +30,9 @@ def trigger_command(
         float, typer.Option("--false-alarms-per-1e5", help="False alarms in 100,000 quiet calls.")
     ] = 0.5,
     steps: Annotated[int, typer.Option(help="Training steps of the forecaster.", min=0)] = 80,
+    calls_per_rung: Annotated[
+        int, typer.Option(help="Quiet calls by which each threshold is calibrated.", min=1000)
+    ] = 1_000_000,
     experiment: Experiment = DEFAULT_EXPERIMENT,
     tracking_uri: TrackingUri = DEFAULT_TRACKING_URI,
     seed: Annotated[int, typer.Option(help="Seed of weights and streams.", min=0)] = 0,
@@ -46,7 +49,7 @@ def trigger_command(
     part_paths(data)
     from dynamiccl.train.trigger.fit import TriggerSettings, fit_trigger
 
-    settings = TriggerSettings(false_alarms_per_1e5, steps, seed=seed)
+    settings = TriggerSettings(false_alarms_per_1e5, steps, calls_per_rung, seed)
     with _bar() as show:
         summary = fit_trigger(
             data, settings, experiment=experiment, tracking_uri=tracking_uri, progress=show

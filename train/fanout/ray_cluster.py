@@ -28,8 +28,6 @@ AUTO: Final = "auto"
 _RETRIES: Final = 3
 #: Seconds in which a head that is there takes a connection.
 _ANSWER_S: Final = 10.0
-#: Seconds in which a cluster that is there is joined; a second or two is usual.
-_JOIN_S: Final = 30.0
 _JOIN: Final = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, logging_level='error')"
 
 
@@ -41,6 +39,8 @@ class RayCluster:
     address: str
     #: Trials at a time; None: as many as the cluster has processors.
     jobs: int | None = None
+    #: Seconds in which a cluster that is there is joined; a second or two is usual.
+    join_s: float = 30.0
 
     def __post_init__(self) -> None:
         """Raise UserError for what is no address, MachineError when nobody answers there."""
@@ -81,11 +81,11 @@ class RayCluster:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=_JOIN_S,
+                timeout=self.join_s,
                 check=True,
             )
         except subprocess.TimeoutExpired as error:
-            said = f"no end after {_JOIN_S:g} s; is that a head's port?"
+            said = f"no end after {self.join_s:g} s; is that a head's port?"
             raise self._refused(said) from error
         except subprocess.CalledProcessError as error:
             raise self._refused(reason(error.stderr) or f"ended with {error.returncode}") from error

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dynamiccl.train.torch_files import script
 from dynamiccl.train.trigger.module import RUNGS, SMALLEST_SLOWDOWN, TriggerModule
 from dynamiccl.train.trigger.series import FloatArray, Series
 
@@ -106,6 +107,7 @@ def find_peaks(
     random = np.random.default_rng(seed)
     before = module.thresholds.tolist()
     module.set_thresholds([_NO_THRESHOLD] * len(RUNGS))
+    scripted = script(module)  # a fifth faster
     found = []
     try:
         length = min(_LENGTH, max(calls_per_rung // _WIDTH, 1))
@@ -115,7 +117,7 @@ def find_peaks(
             for turn in range(rounds):
                 values, sizes, _ = series.draw(random, _WIDTH, length)
                 log_time = values * np.float32(scale_of_rung(rung)) + np.float32(5.0)
-                _run(module, log_time, sizes, peaks)
+                _run(scripted, log_time, sizes, peaks)
                 told(number * rounds + turn + 1, rounds * len(RUNGS))
             found.append(RungPeaks(rung, peaks.calls, peaks.all()))
     finally:
@@ -123,7 +125,7 @@ def find_peaks(
     return found
 
 
-def _run(module: TriggerModule, log_time: FloatArray, sizes: FloatArray, peaks: Peaks) -> None:
+def _run(module: Any, log_time: FloatArray, sizes: FloatArray, peaks: Peaks) -> None:
     width = log_time.shape[1]
     times, log_sizes = torch.from_numpy(log_time), torch.from_numpy(np.ascontiguousarray(sizes))
     with torch.inference_mode():

@@ -205,10 +205,11 @@ def _delay_curve(
     log_time = values * np.float32(series.usual_scale) + np.float32(5.0)
     log_time[_KNOWN:] += np.float32(np.log(factor))
     kept = module.thresholds.tolist()
+    scripted = script(module)  # it has the module's own thresholds, not copies
     found: list[float | None] = []
     for rate in _RATES:
         module.set_thresholds([each.threshold(rate * 1e-5) for each in peaks])
-        middle = float(np.median(delays(watch_with(script(module), _ONSETS), log_time, _KNOWN)))
+        middle = float(np.median(delays(watch_with(scripted, _ONSETS), log_time, _KNOWN)))
         found.append(middle if np.isfinite(middle) else None)
     module.set_thresholds(kept)
     return DelayCurve(factor, list(_RATES), found)

@@ -182,6 +182,11 @@ int main(int count, char** arguments) {
     report(small.what, found);
     CHECK(sanitized || found.states < most);
   }
-  report("random", wander(sanitized ? 5'000 : 1'000'000, 20261121));
+  const char* schedules = std::getenv("DYNAMICCL_SCHEDULES");
+  const char* seed = std::getenv("DYNAMICCL_SEED");
+  const std::uint64_t many =
+      schedules != nullptr ? std::strtoull(schedules, nullptr, 10) : 1'000'000;
+  report("random", wander(sanitized ? 5'000 : many,
+                          seed != nullptr ? std::strtoull(seed, nullptr, 10) : 20261121));
   return g_failures;
 }

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -48,24 +49,31 @@ def await_ready(child: Child) -> None:
 GEMM_ON_CPU = [*argv_for("gemm", 0.5), "--device", "cpu", "--edge", "64"]
 
 
-def test_cpu_stress_takes_about_its_share_of_a_core() -> None:
+def states(pid: int, samples: int = 100) -> set[str]:
+    """The states that a process is seen in: R where it runs or wants to, S where it sleeps."""
+    seen = set()
+    for _ in range(samples):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+        seen.add(stat.rpartition(")")[2].split()[0])
+        time.sleep(0.005)
+    return seen
+
+
+def test_cpu_stress_takes_no_more_than_its_share_of_a_core() -> None:
     with disturbing(argv_for("cpu", 0.5)) as child:
         await_ready(child)
         (worker,) = children(child.pid)
         used, began = cpu_seconds(worker), time.monotonic()
-        time.sleep(1.0)
+        assert states(worker) == {"R", "S"}
         share = (cpu_seconds(worker) - used) / (time.monotonic() - began)
-    # Never more than asked; less on a machine whose core somebody else wants too.
-    assert 0.05 < share < 0.6
+    assert share < 0.6
 
 
-def test_full_cpu_stress_takes_what_the_core_has() -> None:
+def test_full_cpu_stress_never_sleeps() -> None:
     with disturbing(argv_for("cpu", 1.0)) as child:
         await_ready(child)
         (worker,) = children(child.pid)
-        used, began = cpu_seconds(worker), time.monotonic()
-        time.sleep(0.5)
-        assert (cpu_seconds(worker) - used) / (time.monotonic() - began) > 0.15
+        assert states(worker) == {"R"}
 
 
 @pytest.mark.parametrize("argv", [argv_for("cpu", 1.0), GEMM_ON_CPU], ids=["cpu", "gemm"])

@@ -32,7 +32,7 @@ def test_waiting_takes_as_long_as_was_asked(pipe: Pipe) -> None:
     with Ending(pipe.reading.fileno()) as ending:
         began = time.monotonic()
         assert not ending.wait(0.05)
-        assert 0.05 <= time.monotonic() - began < 5.0
+        assert time.monotonic() - began >= 0.05
 
 
 def test_a_signal_cuts_the_wait_short(pipe: Pipe) -> None:

@@ -135,7 +135,8 @@ def make_setting(root: Path, *, num_ranks: int, num_nodes: int = 1) -> Setting:
 def free_port() -> int:
     """A port below those that the system gives out itself, as `dynamiccl-run` takes one."""
     while True:
-        port = random.randrange(20000, 32000)
+        # Not from the generator that each test seeds alike: workers would all draw the same ports.
+        port = random.SystemRandom().randrange(20000, 32000)
         with socket.socket() as listener:
             try:
                 listener.bind(("127.0.0.1", port))

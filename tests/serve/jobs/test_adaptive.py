@@ -143,7 +143,6 @@ def test_without_a_brain_the_table_stays(play_job: Player, eight_ranks: Setting)
     assert "there is no such file" in played.log
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("where", ["process", "job"])
 def test_the_artifacts_policy_decides_in_a_process_and_in_the_job(
     where: str,

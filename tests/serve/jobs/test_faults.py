@@ -58,7 +58,7 @@ def test_a_stopped_process_delays_and_splits_nothing(
     assert played.acted > 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("call", [0, 30, 300])
 def test_a_leader_ten_seconds_late(call: int, play_job: Player, four_ranks: Setting) -> None:
     played = play_job(

@@ -63,7 +63,7 @@ def test_both_get_the_gpu_times(
         assert counted["kernels_stopped"] == counted["kernel"] > counted["coll"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "named",
     [{}, {"lifetime": 50}, {"kernel_drop": 10, "kernel_duplicate": 10, "kernel_delay_us": 500}],

@@ -1,16 +1,17 @@
 """Jobs and faults drawn at random: nothing may split the ranks or hold them up."""
 
+import time
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.random import Generator
 
+from tests.conftest import Soak
 from tests.serve.jobs.conftest import Player
 from tests.serve.jobs.play import Played, at
 from tests.serve.jobs.setting import NCCL_CODES, Setting, make_setting
-
-pytestmark = pytest.mark.slow
 
 CALLS = 3000
 #: What may come at any call, to any rank.
@@ -68,6 +69,22 @@ def assert_never_split(played: Played) -> None:
     assert (played.abnormal_exits, played.hit_deadline) == (0, False), played
 
 
-@pytest.mark.parametrize("seed", range(30))
+def play_for_a_while(play: Player, directory: Path, soak: Soak) -> None:
+    """Jobs of one seed after the other, at least one, until the time is over."""
+    until = time.monotonic() + soak.seconds
+    for seed in count(soak.seed):
+        made = directory / str(seed)
+        made.mkdir()
+        assert_never_split(play_at_random(seed, play, made))
+        if time.monotonic() >= until:
+            return
+
+
+@pytest.mark.parametrize("seed", range(4))
 def test_a_random_job_never_splits(seed: int, play_job: Player, tmp_path: Path) -> None:
     assert_never_split(play_at_random(seed, play_job, tmp_path))
+
+
+@pytest.mark.soak
+def test_random_jobs_never_split(play_job: Player, tmp_path: Path, soak: Soak) -> None:
+    play_for_a_while(play_job, tmp_path, soak)

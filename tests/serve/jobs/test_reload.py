@@ -100,7 +100,7 @@ def test_a_static_job_takes_no_new_artifact(play_job: Player, four_ranks: Settin
     assert played.switches == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_four_hundred_thousand_calls_while_artifacts_change(
     play_job: Player, four_ranks: Setting
 ) -> None:
@@ -118,7 +118,7 @@ def test_four_hundred_thousand_calls_while_artifacts_change(
     assert played.switches > 10
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_ten_thousand_switches_under_load(play_job: Player, four_ranks: Setting) -> None:
     swap = f"swap={four_ranks.artifact},{four_ranks.other_artifact}"
     played = play_job(

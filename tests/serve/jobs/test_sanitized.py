@@ -1,6 +1,7 @@
 """Whole jobs under the sanitizers, whose reports on stderr fail `play`.
 
-Some of each kind; `DYNAMICCL_TEST_SANITIZE=thread pytest tests/serve/jobs` plays all of them so.
+One is played at each `make test`; `DYNAMICCL_TEST_SANITIZE=thread pytest tests/serve/jobs` plays
+all jobs so.
 """
 
 from collections.abc import Callable
@@ -9,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.serve.build import PLUGIN_NAME, SANITIZERS
+from tests.conftest import Soak
+from tests.plugin_build import JOB_TARGETS
 from tests.serve.jobs.conftest import player_of
-from tests.serve.jobs.play import at, every
+from tests.serve.jobs.play import Played, at, every
 from tests.serve.jobs.setting import Setting
-from tests.serve.jobs.test_random_jobs import assert_never_split, play_at_random
+from tests.serve.jobs.test_random_jobs import play_for_a_while
 from tests.serve.jobs.thinking import adaptive, brain
-
-pytestmark = pytest.mark.slow
 
 #: Slow enough that ranks under a sanitizer keep up.
 JOB = {"ranks": 4, "rate": 500, "calls": 1500, "comms": 4, "threads": 2}
@@ -35,9 +36,29 @@ SCENARIOS: dict[str, tuple[tuple[str, ...], dict[str, object]]] = {
 }
 
 
+def test_a_plain_job_is_clean(build_dir: Callable[..., Path], four_ranks: Setting) -> None:
+    play = player_of(build_dir("address,undefined", JOB_TARGETS), PLUGIN_NAME)
+    assert_clean(play(environment=sampled(four_ranks), **JOB))
+
+
+def sampled(setting: Setting) -> dict[str, str]:
+    """All calls are recorded; a wilful plugin acts, and listens to kernels and collectives."""
+    return setting.environment() | {
+        "DYNAMICCL_SAMPLE_PERCENT": "100",
+        "WILFUL_MASK": "66",
+        "WILFUL_ACT_FROM": "100",
+    }
+
+
+def assert_clean(played: Played) -> None:
+    assert (played.disagreements, played.violations, played.abnormal_exits) == (0, 0, 0), played
+    assert not played.hit_deadline, played
+
+
 sanitized = pytest.mark.parametrize("sanitize", [name for name in SANITIZERS if name])
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @sanitized
 @pytest.mark.parametrize("plugin", [PLUGIN_NAME, "libwilful.so"])
@@ -50,25 +71,18 @@ def test_a_job_is_clean(
 ) -> None:
     actions, named = SCENARIOS[scenario]
     play = player_of(build_dir(sanitize), plugin)
-    chosen = four_ranks.environment() | {
-        "DYNAMICCL_SAMPLE_PERCENT": "100",
-        "WILFUL_MASK": "66",
-        "WILFUL_ACT_FROM": "100",
-    }
-    played = play(*actions, environment=chosen, **(JOB | named))
-    assert (played.disagreements, played.violations, played.abnormal_exits) == (0, 0, 0), played
-    assert not played.hit_deadline, played
+    assert_clean(play(*actions, environment=sampled(four_ranks), **(JOB | named)))
 
 
-@pytest.mark.parametrize("seed", range(100, 105))
+@pytest.mark.soak
 @sanitized
-def test_a_random_job_is_clean(
-    sanitize: str, seed: int, build_dir: Callable[[str], Path], tmp_path: Path
+def test_random_jobs_are_clean(
+    sanitize: str, build_dir: Callable[[str], Path], tmp_path: Path, soak: Soak
 ) -> None:
-    play = player_of(build_dir(sanitize), PLUGIN_NAME)
-    assert_never_split(play_at_random(seed, play, tmp_path))
+    play_for_a_while(player_of(build_dir(sanitize), PLUGIN_NAME), tmp_path, soak)
 
 
+@pytest.mark.soak
 @sanitized
 def test_an_adaptive_job_is_clean(
     sanitize: str, build_dir: Callable[[str], Path], eight_ranks: Setting, known: Path

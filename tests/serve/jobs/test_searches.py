@@ -32,8 +32,6 @@ JOB: Final = {
 #: Where large messages are: Ring/Simple is the fastest that the artifact has.
 LARGE: Final = range(92, FIRST_BIN + NUM_BINS)
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def hinted(tmp_path: Path) -> Path:

@@ -24,12 +24,14 @@ def made_up_series(seed: int = 0, keys: int = 30, calls: int = 1_000) -> Series:
     return Series.of(list(times.T), [np.zeros(calls, dtype=np.float32)] * keys)
 
 
-def calibrated(
-    series: Series, *, per_call: float, calls_per_rung: int = 1_000_000
-) -> TriggerModule:
-    """A Trigger whose forecast is the level alone."""
-    torch.manual_seed(0)
-    module = TriggerModule(series.usual_scale).eval()
-    peaks = find_peaks(module, series, seed=1, calls_per_rung=calls_per_rung)
-    module.set_thresholds([each.threshold(per_call) for each in peaks])
-    return module
+class Calibration:
+    """Triggers whose forecast is the level alone, for any rate of false alarms."""
+
+    def __init__(self, series: Series, calls_per_rung: int) -> None:
+        torch.manual_seed(0)
+        self._module = TriggerModule(series.usual_scale).eval()
+        self._peaks = find_peaks(self._module, series, seed=1, calls_per_rung=calls_per_rung)
+
+    def trigger(self, per_call: float) -> TriggerModule:
+        self._module.set_thresholds([each.threshold(per_call) for each in self._peaks])
+        return self._module

@@ -1,6 +1,7 @@
 """`dynamiccl-train trigger`: from recorded calls to a run that the export takes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,17 +11,23 @@ from mlflow import MlflowClient
 from dynamiccl.datasets.store import write_part
 from dynamiccl.errors import UserError
 from dynamiccl.train.trigger.detector import Detector
-from dynamiccl.train.trigger.fit import TriggerSettings, TriggerSummary, fit_trigger
+from dynamiccl.train.trigger.fit import (
+    TriggerSettings,
+    TriggerSummary,
+    fit_trigger,
+    make_trigger,
+)
 from dynamiccl.train.trigger.module import RUNGS, TriggerModule
-from dynamiccl.train.trigger.series import Series
+from dynamiccl.train.trigger.series import Series, read_series
 from dynamiccl.train.trigger.training import forecast_error, train
 from tests.calls import call, calls_table
 from tests.cli.conftest import Shell
 from tests.cli.conftest import policy_fixture as policy_fixture  # noqa: PLC0414
 from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
+from tests.stores import new_store
 from tests.train.trigger.streams import t3
 
-QUICK = TriggerSettings(steps=2, calls_per_rung=100_000)
+QUICK = TriggerSettings(steps=2, calls_per_rung=50_000)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +45,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
+    return new_store(tmp_path_factory.mktemp("store"))
 
 
 @pytest.fixture(scope="module")
@@ -70,18 +77,21 @@ def test_a_run_is_tracked(summary: TriggerSummary, uri: str) -> None:
     )
 
 
-def test_equal_seeds_train_alike(summary: TriggerSummary, data: Path, uri: str) -> None:
-    again = fit_trigger(data, QUICK, experiment="x", tracking_uri=uri)
-    assert again.facts == summary.facts
-    other = TriggerSettings(steps=2, calls_per_rung=100_000, seed=1)
-    assert fit_trigger(data, other, experiment="x", tracking_uri=uri).facts != summary.facts
+def test_equal_seeds_train_alike(summary: TriggerSummary, data: Path) -> None:
+    def thresholds(seed: int) -> list[float]:
+        settings = replace(QUICK, seed=seed)
+        return make_trigger(read_series(data)[0], settings)[0].thresholds.tolist()
+
+    found = list(summary.facts.thresholds.values())
+    assert thresholds(QUICK.seed) == found
+    assert thresholds(QUICK.seed + 1) != found
 
 
-@pytest.mark.slow
 def test_the_command_says_what_it_found_and_the_export_takes_its_run(
     data: Path, uri: str, policy: Path, shell: Shell
 ) -> None:
-    arguments = ("dynamiccl-train", "trigger", "--data", data, "--steps", 1, "--tracking-uri", uri)
+    settings = ("--steps", 1, "--calls-per-rung", 20_000, "--tracking-uri", uri)
+    arguments = ("dynamiccl-train", "trigger", "--data", data, *settings)
     found = shell(*arguments, "--json").json
     assert found["facts"]["thresholds"].keys() == {f"{rung:.3f}" for rung in RUNGS}
     exporting = ("dynamiccl-deploy", "export", policy, "--out", "with")
@@ -97,7 +107,6 @@ def test_a_rate_that_cannot_be_wanted_is_refused(rate: float) -> None:
         TriggerSettings(rate)
 
 
-@pytest.mark.slow
 def test_the_forecaster_learns_what_follows_from_the_calls_before() -> None:
     """Calls that alternate: the level alone is wrong about each of them."""
     random = np.random.default_rng(0)
