@@ -2,18 +2,17 @@
 
 from pathlib import Path
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.collect.importing.importer import ImportOptions, import_files
 from dynamiccl.collect.nccl_tests.text import parse_text
 from dynamiccl.errors import DynamicclError
+from tests.published import folder
 
-LOGS = Path(__file__).parents[2].parent / "shared" / "data" / "logs"
+LOGS = folder("logs")
 DATA = Path(__file__).parents[1] / "data"
-NEEDS_LOGS = pytest.mark.skipif(not LOGS.is_dir(), reason="the measured data is not beside us")
-NAMES = sorted(path.name for path in LOGS.glob("*.log")) or ["none"]
+NAMES = sorted(path.name for path in LOGS.glob("*.log"))
 #: The largest log has 70 KB; the damage is looked for in the first part of it.
 LIMIT = 12_000
 RELAXED = settings(
@@ -38,7 +37,6 @@ def survives(data: bytes, name: str, folder: Path) -> None:
     assert refused is None or (refused.exit_code == 3 and name in str(refused))
 
 
-@NEEDS_LOGS
 @RELAXED
 @given(name=st.sampled_from(NAMES), at=st.floats(0, 1))
 def test_truncated_anywhere(name: str, at: float, tmp_path: Path) -> None:
@@ -46,7 +44,6 @@ def test_truncated_anywhere(name: str, at: float, tmp_path: Path) -> None:
     survives(data[: int(at * len(data))], name, tmp_path)
 
 
-@NEEDS_LOGS
 @RELAXED
 @given(name=st.sampled_from(NAMES), random=st.randoms(use_true_random=False))
 def test_lines_in_any_order(name: str, random: st.randoms, tmp_path: Path) -> None:  # type: ignore[valid-type]
@@ -55,7 +52,6 @@ def test_lines_in_any_order(name: str, random: st.randoms, tmp_path: Path) -> No
     survives(b"".join(lines), name, tmp_path)
 
 
-@NEEDS_LOGS
 @RELAXED
 @given(
     name=st.sampled_from(NAMES),

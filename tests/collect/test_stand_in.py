@@ -20,8 +20,9 @@ from tests.fakes.nccl_tests.numbers import narrow
 from tests.fakes.nccl_tests.program import PROGRAMS
 from tests.fakes.nccl_tests.releases import TESTS_RELEASES
 from tests.fakes.running import StandIn
+from tests.published import folder, published
 
-LOGS = Path(__file__).parents[2].parent / "shared" / "data" / "logs"
+LOGS = folder("logs")
 RELEASES = [str(release) for release in TESTS_RELEASES]
 WITH_JSON = RELEASES[2:]
 
@@ -100,7 +101,6 @@ def shape_of(text: str) -> str:
     return re.sub(r"\d", "9", text)
 
 
-@pytest.mark.skipif(not LOGS.is_dir(), reason=f"{LOGS} is not here")
 def test_lines_are_those_of_a_real_run_of_2_18_2(stand_in: StandIn) -> None:
     """Two GH200, one process each: the same command line, digit for digit the same shape."""
     real = (LOGS / "cscs_gh200_2ranks_v2.18.2.log").read_text(encoding="utf-8")
@@ -122,7 +122,6 @@ def test_lines_are_those_of_a_real_run_of_2_18_2(stand_in: StandIn) -> None:
             assert ends[0] == ends[1]
 
 
-@pytest.mark.skipif(not LOGS.is_dir(), reason=f"{LOGS} is not here")
 @pytest.mark.parametrize(
     ("log", "version"),
     [
@@ -131,7 +130,7 @@ def test_lines_are_those_of_a_real_run_of_2_18_2(stand_in: StandIn) -> None:
     ],
 )
 def test_table_head_is_that_of_real_runs(stand_in: StandIn, log: str, version: str) -> None:
-    real = (LOGS / log).read_text(encoding="utf-8")
+    real = published(LOGS / log).read_text(encoding="utf-8")
     [names] = {line for line in real.splitlines() if "algbw" in line and "#wrong" in line}
     text = stand_in.output("all_reduce_perf", "-b", "8", "-e", "8", settings=release(version))
     assert names in text.splitlines()

@@ -9,9 +9,8 @@ from dynamiccl.collect.importing.importer import ImportOptions, import_files
 from dynamiccl.collect.importing.tidy_csv import COLUMNS
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
+from tests.published import sweep
 
-SWEEPS = Path(__file__).parents[2].parent / "shared" / "data" / "sweeps"
-NEEDS_SWEEPS = pytest.mark.skipif(not SWEEPS.is_dir(), reason="the measured data is not beside us")
 #: Data lines, measurements, duplicates, default rows, attempts without a result, derived times.
 FILES = {
     "a100_channels_overlap.csv": (440, 440, 0, 0, 0, 0),
@@ -65,11 +64,10 @@ def refusal(tmp_path: Path, change: dict[str, str]) -> str:
     return summary.rejected[0].reason
 
 
-@NEEDS_SWEEPS
 @pytest.mark.parametrize("name", FILES)
 def test_published_sweep(name: str, tmp_path: Path) -> None:
     lines, written, duplicates, defaults, failures, derived = FILES[name]
-    summary = import_files([SWEEPS / name], tmp_path)
+    summary = import_files([sweep(name)], tmp_path)
     frame = store.read(tmp_path)
     assert (summary.rows_read, summary.measurements_written) == (lines, written)
     assert (summary.duplicates, summary.rejected) == (duplicates, ())
@@ -80,15 +78,13 @@ def test_published_sweep(name: str, tmp_path: Path) -> None:
     assert frame["sweep"].unique().to_list() == [name.removesuffix(".csv")]
 
 
-@NEEDS_SWEEPS
 def test_targets_of_other_libraries_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"mscclpp_targets\.csv:2: statistic 'target'"):
-        import_files([SWEEPS / "mscclpp_targets.csv"], tmp_path)
+        import_files([sweep("mscclpp_targets.csv")], tmp_path)
 
 
-@NEEDS_SWEEPS
 def test_channels_requested_in_a_default_row_are_a_request(tmp_path: Path) -> None:
-    import_files([SWEEPS / "a100_channels_overlap.csv"], tmp_path)
+    import_files([sweep("a100_channels_overlap.csv")], tmp_path)
     frame = store.read(tmp_path).filter(pl.col("requested_algorithm").is_null())
     assert frame.height == 88
     assert sorted(frame["requested_num_channels"].unique()) == [1, 2, 4, 8, 12, 16, 24, 32]
@@ -101,9 +97,8 @@ def test_channels_requested_in_a_default_row_are_a_request(tmp_path: Path) -> No
     }
 
 
-@NEEDS_SWEEPS
 def test_read_back_channels_are_actual(tmp_path: Path) -> None:
-    import_files([SWEEPS / "rtx5090_socket_tables.csv"], tmp_path)
+    import_files([sweep("rtx5090_socket_tables.csv")], tmp_path)
     frame = store.read(tmp_path).filter("is_default", pl.col("actual_num_channels").is_not_null())
     assert frame.height > 0
     assert frame["requested_num_channels"].null_count() == frame.height

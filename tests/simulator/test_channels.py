@@ -2,7 +2,6 @@
 
 import csv
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -10,9 +9,9 @@ from hypothesis import strategies as st
 
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.simulator import channels, chunks, h100
+from tests.published import folder
 
-MODEL = Path(__file__).parents[2].parent / "shared" / "data" / "model"
-needs_model = pytest.mark.skipif(not MODEL.is_dir(), reason=f"{MODEL} is not here")
+MODEL = folder("model")
 MIB = 1 << 20
 AR, AG = Collective.AllReduce, Collective.AllGather
 RING, TREE, NVLS, NVLS_TREE = (
@@ -31,7 +30,6 @@ CALLS = [
 SIZES = st.integers(64, 1 << 34)
 
 
-@needs_model
 def test_default_channels_are_those_that_nccl_s_own_code_used() -> None:
     """370 recorded decisions of NCCL 2.27.7 on one and two nodes of eight H100."""
     compared = 0

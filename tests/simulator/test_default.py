@@ -23,10 +23,10 @@ from dynamiccl.simulator.default.constants import RELEASES, Generation, release_
 from dynamiccl.simulator.default.recorded import judge, read_decisions
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.system import Call
+from tests.published import folder
 
-MODEL = Path(__file__).parents[2].parent / "shared" / "data" / "model"
+MODEL = folder("model")
 DECISIONS = MODEL / "nccl_default_decisions.csv"
-needs_model = pytest.mark.skipif(not DECISIONS.is_file(), reason=f"{DECISIONS} is not here")
 AR, AG, RS, BC = (
     Collective.AllReduce,
     Collective.AllGather,
@@ -49,7 +49,6 @@ def model_of(machine: str, version: NcclVersion, overrides: Overrides | None = N
     return CostModel(version, find_machine(machine), overrides)
 
 
-@needs_model
 def test_choices_are_those_of_nccl_s_own_code() -> None:
     verdicts = judge(read_decisions(DECISIONS))
     assert len(verdicts) == 925
@@ -62,7 +61,6 @@ def test_choices_are_those_of_nccl_s_own_code() -> None:
     assert max(error for v in verdicts for error in v.cost_errors) < 1e-6
 
 
-@needs_model
 def test_lines_are_those_that_h100_nodes_printed() -> None:
     model = model_of("h100-ib", NcclVersion(2, 27, 5))
     with (MODEL / "h100_ib_nccl2.27.5.csv").open(encoding="utf-8", newline="") as file:

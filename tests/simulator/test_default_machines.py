@@ -20,10 +20,10 @@ from dynamiccl.simulator.default import (
 )
 from dynamiccl.simulator.default.recorded import Decision, read_decisions
 from dynamiccl.simulator.group import Group
+from tests.published import folder
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data" / "model"
+DATA = folder("model")
 DECISIONS = DATA / "nccl_default_decisions.csv"
-needs_model = pytest.mark.skipif(not DECISIONS.is_file(), reason=f"{DECISIONS} is not here")
 #: Speeds that searches choose from (`speedArray*` and `sm90SpeedArray*`, search.cc of 2.27.7).
 LISTED = (
     60.0, 50.0, 48.0, 45.0, 42.0, 40.0, 30.0, 28.0, 24.0, 22.0, 20.0, 18.0, 17.5, 15.0, 12.0, 11.0,
@@ -95,7 +95,6 @@ def with_numbers(
     return replace(machine, searches=searches)
 
 
-@needs_model
 @pytest.mark.parametrize("pattern", [*Pattern])
 def test_no_other_search_result_explains_the_powers_of_two(pattern: Pattern) -> None:
     """All listed speeds, for rings with all numbers of channels, against half of the record."""

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.simulator import h100
 from dynamiccl.simulator.noise import Noise
+from tests.published import folder
 
 HERE = Path(__file__).parents[2] / "dynamiccl" / "simulator"
-MODEL = Path(__file__).parents[2].parent / "shared" / "data" / "model"
-needs_model = pytest.mark.skipif(not MODEL.is_dir(), reason=f"{MODEL} is not here")
+MODEL = folder("model")
 MIB = 1 << 20
 GROUP = h100.Group(4, 8)
 AR, AG = Collective.AllReduce, Collective.AllGather
@@ -28,7 +28,6 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@needs_model
 def test_shipped_ramps_are_those_of_the_source() -> None:
     # Not applied: the second ramp that its source fits to rings of part of a node.
     left_out = {"ring_multinode_ramp", "ring_sync_per_node", "alltoall_nic_ramp"}
@@ -187,7 +186,6 @@ def test_tables_hold_27_groups_and_5_collectives() -> None:
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
 @pytest.mark.parametrize("collective", h100.collectives())
-@needs_model
 def test_default_is_what_nccl_s_own_code_chose(collective: Collective, num_nodes: int) -> None:
     """NCCL 2.27.7's recorded decisions for one and two nodes of eight GPUs."""
     decisions: dict[int, list[dict[str, str]]] = {}

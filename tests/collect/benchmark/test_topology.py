@@ -10,9 +10,10 @@ from dynamiccl.collect.sweep.trial import LaunchProfile, Setting
 from dynamiccl.datasets.schema import MEASUREMENTS
 from dynamiccl.nccl import Collective
 from tests.fakes.nccl_tests.topology import graph_xml, topology_xml
+from tests.published import folder
 
-#: Dumps of real machines and files that cloud vendors give their users; not part of the repository.
-REAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "topologies"
+#: Dumps of real machines and files that cloud vendors give their users.
+REAL = folder("topologies")
 
 OCI = {
     "compute_capability": 9.0,
@@ -50,8 +51,6 @@ AZURE_NCV4 = {
     ],
 )
 def test_features_of_real_machines(name: str, features: dict[str, Any]) -> None:
-    if not REAL.is_dir():
-        pytest.skip(f"no {REAL}: dumps of real machines are not in the repository")
     assert topology_features((REAL / name).read_text()) == features
 
 
