@@ -8,8 +8,8 @@ that was requested for it; the default is the cell with `is_default`. A repeat i
 measurement of one cell (REPEAT_COLUMNS). The time of a cell is the median over its repeats.
 """
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
@@ -33,16 +33,46 @@ REPEAT_COLUMNS: Final = ("sweep", "run", "repeat", "default_scope")
 _MAX_PAIRED: Final = 256
 #: What a noise band is estimated for.
 NOISE_KEY: Final = ("system", "collective")
-_IS_USABLE: Final = (
+#: What says that the GPUs were unwell: true, or above zero. Unknown (null) is taken for well.
+UNWELL_COLUMNS: Final = ("throttled", "ecc_errors")
+_IS_TIMED: Final = (
     (pl.col("status") == Status.OK.value)
     & pl.col("time_us").is_not_null()
     & (pl.col("time_us") > 0)
 )
+_IS_UNWELL: Final = pl.any_horizontal(
+    (pl.col(name) > 0).fill_null(value=False) for name in UNWELL_COLUMNS
+)
+_IS_USABLE: Final = _IS_TIMED & ~_IS_UNWELL
 
 
 def usable(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows that hold a time of a collective that worked."""
+    """Rows that hold a time of a collective that worked, on GPUs that were well.
+
+    What heat, power or memory errors slowed says nothing about a config: such a row stays on disk
+    and is in no reference, noise band, verdict or training.
+    """
     return frame.filter(_IS_USABLE)
+
+
+def is_unwell(row: Mapping[str, Any]) -> bool:
+    """Whether `usable` leaves a row out for the GPUs that it was measured on."""
+    return any(row.get(name) for name in UNWELL_COLUMNS)
+
+
+def left_out(frame: pl.DataFrame) -> dict[str, int]:
+    """How many rows with a time `usable` leaves out, by column; one row may count in both."""
+    timed = frame.filter(_IS_TIMED)
+    return {name: timed.filter(pl.col(name) > 0).height for name in UNWELL_COLUMNS}
+
+
+def left_out_text(counts: Mapping[str, int]) -> str:
+    """The counts of `left_out` for people.
+
+    >>> left_out_text({"throttled": 3, "ecc_errors": 0}), left_out_text({"throttled": 0})
+    ('3 throttled', 'none')
+    """
+    return ", ".join(f"{n} {name}" for name, n in counts.items() if n) or "none"
 
 
 def tuned(frame: pl.DataFrame) -> pl.DataFrame:

@@ -7,7 +7,14 @@ from typing import Any
 
 import polars as pl
 
-from dynamiccl.datasets.cells import CONFIG_COLUMNS, REPEAT_COLUMNS, noise_bands, usable
+from dynamiccl.datasets.cells import (
+    CONFIG_COLUMNS,
+    REPEAT_COLUMNS,
+    left_out,
+    left_out_text,
+    noise_bands,
+    usable,
+)
 from dynamiccl.datasets.schema import TASK_COLUMNS, Source, Status
 from dynamiccl.datasets.store import part_paths, read, scan
 
@@ -25,6 +32,8 @@ class SystemSummary:
     rows: int
     rows_with_time: int
     rows_by_status: dict[str, int]
+    #: Rows with a time that nothing uses, by the column that says why: the GPUs were unwell.
+    rows_left_out: dict[str, int]
     min_size_bytes: int
     max_size_bytes: int
     num_sizes: int
@@ -109,7 +118,11 @@ def lines(summary: SystemSummary) -> list[tuple[str, str]]:
         ("GPU", f"{summary.gpu}; nodes x ranks per node: {', '.join(summary.shapes)}"),
         ("source", summary.source),
         ("collectives", ", ".join(summary.collectives)),
-        ("rows", f"{summary.rows} ({by_status}); {summary.rows_with_time} with a time"),
+        (
+            "rows",
+            f"{summary.rows} ({by_status}); {summary.rows_with_time} with a time, "
+            f"left out: {left_out_text(summary.rows_left_out)}",
+        ),
         (
             "sizes",
             f"{summary.num_sizes}, {summary.min_size_bytes} to {summary.max_size_bytes} bytes",
@@ -154,6 +167,7 @@ def _summarise(part: pl.DataFrame, band: tuple[float, float] | None) -> SystemSu
         rows=part.height,
         rows_with_time=timed.height,
         rows_by_status=dict(part["status"].value_counts().sort("status").iter_rows()),
+        rows_left_out=left_out(part),
         min_size_bytes=int(part.select(pl.col("size_bytes").min()).item()),
         max_size_bytes=int(part.select(pl.col("size_bytes").max()).item()),
         num_sizes=part["size_bytes"].n_unique(),

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynamiccl.collect.runner import Launch, LaunchMode, LaunchResult, Measured
+from dynamiccl.datasets.cells import is_unwell
 from dynamiccl.datasets.schema import Status
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One pick: its trial, the round, and its time (None when there is none)."""
+    """One pick: its trial, the round, and its time (None when there is none that may be used)."""
 
     trial_key: str
     round: int
@@ -37,9 +38,10 @@ def decode_outcomes(record: Mapping[str, Any]) -> Iterator[Outcome]:
 
 
 def _time_and_status(measured: Measured) -> tuple[float | None, bool, bool]:
-    """Out-of-place counts; a wrong value in any half is a failure."""
+    """Out-of-place counts; a wrong value in any half is a failure, unwell GPUs leave no time."""
     rows = measured.rows
     ok = all(row.get("status", Status.OK.value) == Status.OK.value for row in rows)
     first = next((row for row in rows if not row.get("in_place")), rows[0])
     infeasible = all(row.get("status") == Status.INFEASIBLE.value for row in rows)
-    return first.get("time_us") if ok else None, ok, infeasible
+    is_told = ok and not is_unwell(first)
+    return first.get("time_us") if is_told else None, ok, infeasible

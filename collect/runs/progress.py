@@ -98,7 +98,7 @@ class SweepProgress:
         """Count a failure, or take a time into the best so far."""
         if outcome.time_us is not None:
             self._best.add(trial, outcome.time_us)
-        elif not outcome.infeasible:
+        elif not (outcome.ok or outcome.infeasible):
             self._failed += 1
         self._bar.line = self._best.text()
         self._bar.update(self._task, failed=self._failed)

@@ -29,6 +29,14 @@ def test_best_config_and_what_it_gains() -> None:
     assert found["beyond_noise"]
 
 
+@pytest.mark.parametrize("flags", [{"throttled": True}, {"ecc_errors": 1}])
+def test_rows_of_unwell_gpus_are_in_no_verdict(flags: dict[str, Any]) -> None:
+    slow = default(150.0, repeat=2, aa_noise_band=0.5, **flags)
+    found = only(default(100.0), slow, forced("Ring", "LL", 90.0), forced("Tree", "LL", 1, **flags))
+    assert (found["best"], found["default_us"], found["noise_band"]) == ("Ring/LL", 100.0, None)
+    assert only(slow, forced("Ring", "LL", 90.0))["default_us"] is None
+
+
 def test_default_that_nothing_beats_is_abstain() -> None:
     found = only(default(80.0), forced("Ring", "LL", 90.0))
     assert (found["best"], found["gain"], found["beyond_noise"]) == ("ABSTAIN", 0.0, False)

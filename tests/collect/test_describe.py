@@ -92,8 +92,19 @@ def test_summaries_are_json(tmp_path: Path) -> None:
 def test_lines_name_what_people_ask_for(tmp_path: Path) -> None:
     text = dict(lines(summaries(tmp_path, default(), default(repeat=1), forced("Ring"))["box"]))
     assert text["GPU"] == "H100; nodes x ranks per node: 1x8"
-    assert text["rows"] == "3 (3 ok); 3 with a time"
+    assert text["rows"] == "3 (3 ok); 3 with a time, left out: none"
     assert text["verified"] == "0% of the rows that worked"
+
+
+def test_rows_of_unwell_gpus_are_shown_and_not_used(tmp_path: Path) -> None:
+    hot = [default(50.0 * i, repeat=i, throttled=True) for i in (1, 2, 3)]
+    erring = forced("Ring", "LL", 9.0, ecc_errors=4)
+    found = summaries(tmp_path, default(), *hot, erring, forced("Tree", "LL", throttled=False))
+    assert (found["box"].rows, found["box"].rows_with_time) == (6, 2)
+    assert found["box"].rows_left_out == {"throttled": 3, "ecc_errors": 1}
+    assert (found["box"].num_configs, found["box"].noise_band) == (1, None)
+    text = dict(lines(found["box"]))["rows"]
+    assert text == "6 (6 ok); 2 with a time, left out: 3 throttled, 1 ecc_errors"
 
 
 def test_no_data_is_said(tmp_path: Path) -> None:

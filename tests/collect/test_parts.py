@@ -52,6 +52,8 @@ def test_sizes_and_scopes_make_no_pair_with_each_other() -> None:
         {"in_place": True},
         {"status": "wrong_values"},
         {"time_us": None},
+        {"throttled": True},
+        {"ecc_errors": 1},
         {"is_default": False, "requested_algorithm": "Ring"},
     ],
 )

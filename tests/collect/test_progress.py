@@ -67,6 +67,16 @@ def test_outcome_of_a_pick_is_its_out_of_place_time() -> None:
     ]
 
 
+@pytest.mark.parametrize("flags", [{"throttled": True}, {"ecc_errors": 1}])
+def test_time_of_unwell_gpus_is_no_time_and_no_failure(flags: dict[str, object]) -> None:
+    pick = Pick(trial(RING))
+    result = LaunchResult((Measured(pick, ({"time_us": 5.0, **flags},)),))
+    encoded = encode_outcomes(launch(LaunchMode.SWEEP, pick), result)
+    assert list(decode_outcomes({"outcomes": encoded})) == [
+        Outcome(pick.trial.key, 3, None, ok=True)
+    ]
+
+
 def test_wrong_value_in_one_half_is_a_failure_without_a_time() -> None:
     pick = Pick(trial(RING))
     rows = ({"time_us": 5.0}, {"time_us": 7.0, "in_place": True, "status": "wrong_values"})
@@ -101,6 +111,8 @@ def drawn(*, terminal: bool) -> str:
         progress.outcome(trial(), Outcome("d", 0, 10.0, ok=True))
         progress.outcome(trial(RING), Outcome("r", 0, 8.0, ok=True))
         progress.outcome(trial(TREE), Outcome("t", 0, None, ok=False))
+        # Worked, on GPUs that were slowed: no time, and no failure.
+        progress.outcome(trial(TREE), Outcome("t", 0, None, ok=True))
         impossible = Trial(SETTING, 64, TREE, "for a reason")
         progress.outcome(impossible, Outcome("i", 0, None, ok=False, infeasible=True))
     return screen.getvalue()

@@ -9,6 +9,8 @@ from dynamiccl.datasets.cells import (
     cell_times,
     comparable,
     independent,
+    is_unwell,
+    left_out,
     noise_bands,
     pair_spread,
     usable,
@@ -72,6 +74,39 @@ def test_rows_that_did_not_work_are_not_usable() -> None:
         *(default(1.0, status=s) for s in ("failed", "infeasible", "timed_out", "wrong_values")),
     ]
     assert usable(frame(*rows))["time_us"].to_list() == [1.0]
+
+
+WELL = ({}, {"throttled": False, "ecc_errors": 0}, {"throttled": None, "ecc_errors": None})
+UNWELL = ({"throttled": True}, {"ecc_errors": 2}, {"throttled": True, "ecc_errors": 1})
+
+
+def test_rows_of_gpus_that_were_unwell_are_not_usable() -> None:
+    rows = [default(float(i), **flags) for i, flags in enumerate((*WELL, *UNWELL), start=1)]
+    assert usable(frame(*rows))["time_us"].to_list() == [1.0, 2.0, 3.0]
+    assert [is_unwell(row) for row in rows] == [False] * 3 + [True] * 3
+
+
+def test_rows_left_out_are_counted_by_their_reason() -> None:
+    rows = [default(2.0, **flags) for flags in (*WELL, *UNWELL)]
+    assert left_out(frame(*rows)) == {"throttled": 2, "ecc_errors": 2}
+    # It has no time that could be used.
+    assert left_out(frame(default(None, throttled=True))) == {"throttled": 0, "ecc_errors": 0}
+
+
+@pytest.mark.parametrize("flags", UNWELL)
+def test_unwell_repeat_widens_no_noise_band(flags: dict[str, object]) -> None:
+    rows = [*repeats(100.0, 101.0), {**repeats(900.0)[0], "repeat": 2, **flags}]
+    [cell] = cell_times(frame(*rows)).to_dicts()
+    assert (cell["time_us"], cell["repeats"]) == (100.5, 2)
+    assert noise_bands(frame(*rows))["noise_band"].to_list() == [pytest.approx(0.01)]
+
+
+@pytest.mark.parametrize("flags", UNWELL)
+def test_unwell_default_leaves_the_one_under_our_plugin(flags: dict[str, object]) -> None:
+    scoped = default(12.0, default_scope="profile")
+    assert comparable(frame(default(10.0), scoped))["time_us"].to_list() == [10.0]
+    found = usable(comparable(frame(default(10.0, **flags), scoped)))
+    assert found["time_us"].to_list() == [12.0]
 
 
 def test_a_frame_without_a_usable_row_has_no_cell() -> None:

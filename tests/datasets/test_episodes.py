@@ -214,6 +214,8 @@ def test_every_row_is_accounted_for() -> None:
         *grid(),
         default(None),
         default(1.0, status="failed"),
+        default(1.0, throttled=True, repeat=9),
+        default(1.0, ecc_errors=2, repeat=9),
         default(3.0, interference_kind="congestion", interference_level=1.0),
         default(3.0, collective="AlltoAll"),
         default(3.0, size_bytes=0),
@@ -222,7 +224,7 @@ def test_every_row_is_accounted_for() -> None:
     ]
     counts = asdict(build(rows).counts)
     assert counts["rows"] == len(rows)
-    assert (counts["unusable"], counts["interfered"], counts["not_tuned"]) == (2, 1, 1)
+    assert (counts["unusable"], counts["interfered"], counts["not_tuned"]) == (4, 1, 1)
     assert (counts["without_action"], counts["without_reward"]) == (1, 1)
     assert counts["held_out"] == len(grid()) - len(trained(grid())) + 1
     parts = ("unusable", "interfered", "not_tuned", "held_out", "without_action", "without_reward")

@@ -43,6 +43,8 @@ def test_run_of_the_same_name_in_another_sweep_is_another_run() -> None:
         {"launch_profile": "tuned"},
         {"interference_kind": "congestion", "interference_level": 1.0},
         {"status": "wrong_values"},
+        {"throttled": True},
+        {"ecc_errors": 1},
         {"system": "other"},
         {"nccl_version": "2.28.9"},
         {"in_place": True},

@@ -112,6 +112,17 @@ def test_interfered_tasks_are_left_out() -> None:
     assert grid.unscored.height == 0
 
 
+@pytest.mark.parametrize("flags", [{"throttled": True}, {"ecc_errors": 3}])
+def test_rows_of_unwell_gpus_are_in_no_verdict(flags: dict[str, object]) -> None:
+    hot = [{**row, **flags, "repeat": 1} for row in task(1.0, 1.0, 1.0)]
+    grid = score(*task(), *hot)
+    assert (grid.default_us.tolist(), grid.oracle_us.tolist()) == ([10.0], [8.0])
+    # Without another measurement the default was not measured.
+    assert score(*hot[:1], *task()[1:]).unscored["unscored"].to_list() == [
+        "NCCL's default was not measured"
+    ]
+
+
 def test_collectives_without_a_tuner_are_left_out() -> None:
     grid = score(*task(collective="AlltoAll"))
     assert (grid.tasks.height, grid.unscored.height) == (0, 0)

@@ -135,12 +135,17 @@ def test_page_begins_with_the_short_of_it_and_ends_with_where_it_comes_from(
 
 
 def test_origin_tells_what_is_not_known_and_other_data(trained: Trained, tmp_path: Path) -> None:
-    rows = [default(size_bytes=1 << 20), forced("Ring", "LL"), forced("Tree", None)]
+    rows = [
+        default(size_bytes=1 << 20),
+        forced("Ring", "LL", throttled=True),
+        forced("Tree", None, ecc_errors=1),
+    ]
     write_part(tmp_path, measurements_table(rows), provenance={"tool": "import"})
     section = origin_section(tmp_path, read(tmp_path), {"p": Manifest.read(trained.policy)})
     tables = [block for block in section.blocks if isinstance(block, TableBlock)]
     measured, written, policies = (dict(zip(t.heads, t.rows[0], strict=True)) for t in tables)
     assert measured["measured"] == "not known"
+    assert (measured["timed"], measured["left out"]) == ("1", "1 throttled, 1 ecc_errors")
     assert (measured["rows"], measured["runs"], measured["NCCL"]) == ("3", "1", "2.27.5")
     assert (written["written by"], written["commit"]) == ("import", "not known")
     assert policies["trained on data"].endswith("(others)")
