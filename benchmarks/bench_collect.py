@@ -6,8 +6,8 @@
 each config. *Overhead*: a sweep of the nccl-tests stand-in through the real runner, journal,
 sampler and plugin; everything that is not spent inside the benchmark's processes, start of the
 command included, over the measurements taken. *Rows*: text of the stand-in, made into measurement
-rows and checked block by block. Measurements saved and the sampler's share come from their own
-benchmarks, `strategies.json` and `sampler.json`, which are run first when they are not there.
+rows and checked block by block. Measurements saved come from a benchmark of their own,
+`strategies.json`, which is run first when it is not there.
 
 Writes out/bench/collect.json.
 """
@@ -134,7 +134,6 @@ def main() -> None:
             "overhead_trials": measured,
             "rows_per_s": parsed_per_s,
             "rows": parsed,
-            "sampler_cpu_share": figure("sampler", "sampler_cpu_share"),
         },
     )
 

@@ -1,9 +1,8 @@
 """THE column tables: name, Arrow type, unit and meaning of every column that is written.
 
 Format history
-    1 (0.1.0)  first: `measurements` and `telemetry`.
-    2 (0.2.0)  round, launch, aa_noise_band, mig, throttled, ecc_errors,
-                 actual_chunk_bytes; telemetry: launch.
+    1 (0.1.0)  first.
+    2 (0.2.0)  round, launch, aa_noise_band, mig, throttled, ecc_errors, actual_chunk_bytes.
     3 (0.2.0)  node_fingerprint.
     `calls` counts for itself:
     1 (0.2.0)  first.
@@ -209,23 +208,6 @@ _RESULT: Final = (
 
 MEASUREMENT_COLUMNS: Final = (*_IDENTITY, *_ENVIRONMENT, *_WORKLOAD, *_CONFIG, *_RESULT)
 
-TELEMETRY_COLUMNS: Final = (
-    _text("system", "short name of the cluster or machine (hive directory)", nullable=False),
-    _text("sweep", "short name of the sweep (hive directory)", nullable=False),
-    _text(
-        "trial",
-        "the setting (collective, group, profile) that was measured around the reading",
-        nullable=False,
-    ),
-    _text("run", "the run of that trial", nullable=False),
-    _text("launch", "id of the process that measured it, within the sweep"),
-    Column("timestamp", _TIMESTAMP, "", "when the reading was taken", nullable=False),
-    _text("host", "host name", nullable=False),
-    _text("device", "gpu0, mlx5_0, ...", nullable=False),
-    _text("counter", "what was read, unit as suffix: sm_clock_mhz, power_w, ...", nullable=False),
-    Column("value", pa.float64(), "", "the reading, in the counter's unit", nullable=False),
-)
-
 _CALL_ENVIRONMENT: Final = tuple(
     column
     for column in _ENVIRONMENT
@@ -292,7 +274,6 @@ def _schema(name: str, columns: tuple[Column, ...], version: int = SCHEMA_VERSIO
 
 
 MEASUREMENTS: Final = _schema("measurements", MEASUREMENT_COLUMNS)
-TELEMETRY: Final = _schema("telemetry", TELEMETRY_COLUMNS)
 CALLS: Final = _schema("calls", CALLS_COLUMNS, CALLS_VERSION)
 
 #: Columns that make two rows the same task: what the job asked, where, and under which conditions.

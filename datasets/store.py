@@ -1,7 +1,6 @@
 """The store: Parquet parts on disk, hive-partitioned by system and sweep, written atomically.
 
     DIR/measurements/system=NAME/sweep=NAME/part-<id>.parquet
-    DIR/telemetry/system=NAME/sweep=NAME/part-<id>.parquet
     DIR/calls/system=NAME/sweep=NAME/part-<id>.parquet
 
 A part is written to a hidden name beside its place and renamed, so a reader never sees half a file
@@ -26,14 +25,12 @@ from dynamiccl.datasets.schema import (
     MEASUREMENTS,
     META_PROVENANCE,
     PARTITION_COLUMNS,
-    TELEMETRY,
     check_schema,
 )
 from dynamiccl.errors import CorruptFile, MissingPath, NotEnoughData, UserError
 
 SCHEMAS: Final[Mapping[str, pa.Schema]] = {
     "measurements": MEASUREMENTS,
-    "telemetry": TELEMETRY,
     "calls": CALLS,
 }
 _SLUG: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,119}")

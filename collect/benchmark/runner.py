@@ -46,7 +46,7 @@ from dynamiccl.collect.runner import (
 )
 from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.collect.sweep.trial import Trial
-from dynamiccl.collect.telemetry.windows import Health
+from dynamiccl.collect.telemetry.health import Health
 from dynamiccl.collect.trial_rows import lost_row, pick_row
 from dynamiccl.datasets.schema import Source, Status
 from dynamiccl.errors import InvalidSweep, MachineError
@@ -206,8 +206,6 @@ class NcclTestsRunner:
         base["timestamp"] = datetime.fromtimestamp(began_s, UTC)
         base |= {"throttled": state.throttled, "ecc_errors": state.ecc_errors}
         base["actual_chunk_bytes"] = verdict.chunk_bytes
-        if state.mig is not None:
-            base["mig"] = state.mig
         if verdict.status is not Status.OK:
             return (lost_row(base, verdict.status, verdict.reason),)
         return tuple(base | self._actual(pick) | _result(half) for half in block)

@@ -2,5 +2,5 @@
 
 nodes      start and end a program on each node, through the launcher
 facts      what the nodes are, and whether we have them to ourselves
-watch      samplers of telemetry, and what they say of a stretch of time
+watch      samplers of the GPUs' health, and what they say of a stretch of time
 """

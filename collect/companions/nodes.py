@@ -4,7 +4,6 @@ import os
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 from dynamiccl.collect.launchers import Job, command, needs_mpi, per_node_command
@@ -61,19 +60,15 @@ class Nodes:
         num_nodes: int,
         *,
         ranks_per_node: int = 1,
-        log: Path | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start a program beside what runs: one process on each node, or ranks of its own.
 
-        Its standard input is a pipe, so that it can see us die; its output goes to `log`, or to a
-        pipe that the caller closes. End it with `end`.
+        Its standard input is a pipe, so that it can see us die; its output goes to a pipe that the
+        caller closes. End it with `end`.
         """
         job = Job(tuple(argv), num_nodes=num_nodes, ranks_per_node=ranks_per_node, overlap=True)
         started = command(job, self._launcher, uid=os.getuid())
-        if log is None:
-            return process_group.start(started, subprocess.PIPE, stdin=subprocess.PIPE)
-        with log.open("wb") as file:
-            return process_group.start(started, file, stdin=subprocess.PIPE)
+        return process_group.start(started, subprocess.PIPE, stdin=subprocess.PIPE)
 
     @staticmethod
     def end(process: subprocess.Popen[bytes]) -> None:

@@ -87,7 +87,7 @@ def _telemetry(machine: Machine) -> Check:
     return warn(
         "telemetry",
         f"no GPU readings ({error})",
-        "throttling and memory errors will not be noticed; NICs are read all the same",
+        "throttling and memory errors will not be noticed",
     )
 
 

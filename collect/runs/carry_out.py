@@ -64,12 +64,10 @@ def carry_out(sweep: Sweep, order: RunOrder, *, console: Console) -> RunSummary:
             num_nodes = max(group.hosts for group in sweep.file.groups)
             facts = ask_nodes(nodes, num_nodes, environment())
             if sweep.file.telemetry.enabled:
-                folder = journal_folder(sweep, order.out, shard) / "telemetry"
-                rate_hz = sweep.file.telemetry.rate_hz
-                watch = stack.enter_context(NodeWatch(nodes, num_nodes, rate_hz, folder))
+                watch = stack.enter_context(NodeWatch(nodes, num_nodes))
         runner = make_runner(order.runner, sweep.file, site, interrupt, watch=watch, facts=facts)
         progress = SweepProgress(sweep.file.name, console, lambda: interrupt.requested)
-        summary = run_sweep(
+        return run_sweep(
             sweep,
             make_strategy(sweep.file, sweep.trials),
             runner,
@@ -77,11 +75,7 @@ def carry_out(sweep: Sweep, order: RunOrder, *, console: Console) -> RunSummary:
             resume=order.resume,
             watcher=stack.enter_context(progress),
             shard=shard,
-            watch=watch,
         )
-        if summary.ended == "done":
-            watch.forget()
-        return summary
 
 
 def submit(sweep: Sweep, order: RunOrder, launcher: LauncherSettings) -> RunSummary:

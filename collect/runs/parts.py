@@ -1,6 +1,5 @@
-"""From a segment of the journal to Parquet: its rows with their noise band, and its telemetry."""
+"""From a segment of the journal to Parquet: its rows with their noise band."""
 
-from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -9,10 +8,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from dynamiccl.collect.companions.watch import Watch
 from dynamiccl.collect.runs.journal import Sealing
 from dynamiccl.collect.sweep.load import Sweep
-from dynamiccl.collect.telemetry.windows import Window
 from dynamiccl.datasets.cells import usable
 from dynamiccl.datasets.provenance import run_record
 from dynamiccl.datasets.rows import measurements_table
@@ -36,26 +33,22 @@ _QUANTILE: Final = 0.9
 class Scribe:
     """Writes the parts of one journal; a part's provenance names its segment."""
 
-    def __init__(self, sweep: Sweep, out: Path, journal: str, runner: str, watch: Watch) -> None:
-        """Take what is run, where to, by whom, and who knows how the nodes were meanwhile."""
+    def __init__(self, sweep: Sweep, out: Path, journal: str, runner: str) -> None:
+        """Take what is run, where to, the journal's identity, and who measures."""
         self._sweep = sweep
         self._out = out
         self._journal = journal
         self._runner = runner
-        self._watch = watch
 
-    def segments(self, kind: str = "measurements") -> set[int]:
+    def segments(self) -> set[int]:
         """Segments of the journal that are in a part."""
         file = self._sweep.file
-        paths = sweep_parts(self._out, file.system, file.name, kind)
+        paths = sweep_parts(self._out, file.system, file.name)
         records = [part_provenance(path) for path in paths]
         return {int(r["segment"]) for r in records if r.get("journal") == self._journal}
 
     def write(self, sealing: Sealing) -> None:
-        """Write the rows of a segment, and what was read on the nodes meanwhile.
-
-        Telemetry goes first: a segment counts as written when its rows are.
-        """
+        """Write the rows of a segment."""
         rows = [row | _timestamp(row) for commit in sealing.commits for row in commit["rows"]]
         if not rows:
             return
@@ -67,30 +60,12 @@ class Scribe:
             runner=self._runner,
         )
         try:
-            self._write_telemetry(sealing, provenance)
             write_part(self._out, with_noise_band(measurements_table(rows)), provenance=provenance)
         except OSError as error:
             raise MachineError(
                 f"cannot write a part into {self._out}: {error}; everything measured is in the "
                 "journal: make room and go on with --resume"
             ) from error
-
-    def _write_telemetry(self, sealing: Sealing, provenance: Mapping[str, Any]) -> None:
-        windows = [
-            Window(
-                trial=commit["setting"],
-                run=commit["rows"][0]["run"],
-                launch=commit["launch"],
-                begin_s=commit["began_s"],
-                end_s=commit["ended_s"],
-            )
-            for commit in sealing.commits
-            if commit["rows"]
-        ]
-        file = self._sweep.file
-        table = self._watch.table(windows, system=file.system, sweep=file.name)
-        if table is not None and sealing.segment not in self.segments("telemetry"):
-            write_part(self._out, table, kind="telemetry", provenance=provenance)
 
 
 def with_noise_band(table: pa.Table) -> pa.Table:

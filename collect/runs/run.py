@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from dynamiccl.collect.companions.watch import NoWatch, Watch
 from dynamiccl.collect.runner import Launch, LaunchMode, LaunchResult, Measured, Pick, Round, Runner
 from dynamiccl.collect.runs.choices import choices_path, write_choices
 from dynamiccl.collect.runs.journal import Journal, Record, Sealing
@@ -98,7 +97,6 @@ def run_sweep(  # noqa: PLR0913 - the one place that puts a run together
     resume: bool,
     watcher: Watcher | None = None,
     shard: Shard | None = None,
-    watch: Watch | None = None,
 ) -> RunSummary:
     """Measure what the strategy picks, and write a part after each round.
 
@@ -110,7 +108,6 @@ def run_sweep(  # noqa: PLR0913 - the one place that puts a run together
         resume: go on with what is in `out`, instead of refusing to add to it.
         watcher: is told of progress and asked whether to stop.
         shard: this process's share of the launches.
-        watch: knows how the nodes were meanwhile; its readings are written with each part.
 
     Raises:
         UserError: the sweep is in `out` already and `resume` is False, or with other trials, or
@@ -124,7 +121,7 @@ def run_sweep(  # noqa: PLR0913 - the one place that puts a run together
     _refuse_orphans(sweep, out, folder)
     grid = {"trials": _trials_hash(sweep), "runner": runner.name}
     with Journal(folder, grid, resume=resume) as journal:
-        scribe = Scribe(sweep, out, journal.identity, runner.name, watch or NoWatch())
+        scribe = Scribe(sweep, out, journal.identity, runner.name)
         journal.settle(scribe.segments(), scribe.write)
         run = _Run(sweep, strategy, runner, journal, watcher or _Silent(), shard)
         summary = run.go(scribe.write)

@@ -256,10 +256,9 @@ class LauncherSettings(_Table):
 
 
 class TelemetrySettings(_Table):
-    """Readings of GPUs and NICs while trials run."""
+    """Whether somebody looks, while trials run, whether the GPUs are well."""
 
     enabled: bool = True
-    rate_hz: float = Field(default=10.0, gt=0, le=100)
 
 
 class SimulatorSettings(_Table):

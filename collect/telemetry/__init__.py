@@ -1,1 +1,1 @@
-"""Readings of GPUs and NICs while trials run."""
+"""Whether the GPUs of a node are well while trials run, and what a node is."""

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from dynamiccl import cli
-from dynamiccl.collect.telemetry.collectors import Refused
 from dynamiccl.collect.telemetry.nics import SYSFS, net_devices, rdma_ports
-from dynamiccl.collect.telemetry.nvml import Nvml
+from dynamiccl.collect.telemetry.nvml import Nvml, Refused
 from dynamiccl.errors import CorruptFile
 from dynamiccl.fingerprint import node_part
 

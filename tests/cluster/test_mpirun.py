@@ -96,20 +96,18 @@ def test_variables_reach_the_other_nodes_of_an_allocation(slurm: Slurm) -> None:
 
 #: Runs one mpirun beside another inside one allocation, as a sampler beside a benchmark.
 BESIDE = """
-import os, sys
-from pathlib import Path
 from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.launchers import Job, command
 from dynamiccl.collect.processes.process import Limits, run_process
 from dynamiccl.collect.sweep.settings import LauncherSettings
 from tests.cluster.payloads import HANG, python
-from tests.cluster.slurm import wait_until
-settings, log = LauncherSettings(kind="mpirun"), Path(sys.argv[1])
+settings = LauncherSettings(kind="mpirun")
 nodes = Nodes(settings)
 full = Job(("echo", "ran"), num_nodes=2, ranks_per_node=2)
-sampler = nodes.start(python(HANG, "beside-mpirun"), 2, log=log)
+sampler, up = nodes.start(python(HANG, "beside-mpirun"), 2), 0
 try:
-    wait_until(lambda: log.read_text().count("row") == 2, "samplers up")
+    while up < 2 and (line := sampler.stdout.readline()):
+        up += b"row" in line
     done = run_process(command(full, settings, uid=0), Limits(20, 20))
     print(sampler.poll() is None, done.returncode, done.output.count("ran"))
 finally:
@@ -117,8 +115,8 @@ finally:
 """
 
 
-def test_one_mpirun_runs_beside_another_in_an_allocation(slurm: Slurm, tmp_path: Path) -> None:
-    driver = Command(python(BESIDE, str(tmp_path / "log")), {"PYTHONPATH": str(Path.cwd())})
+def test_one_mpirun_runs_beside_another_in_an_allocation(slurm: Slurm) -> None:
+    driver = Command(python(BESIDE), {"PYTHONPATH": str(Path.cwd())})
     done = run_process(inside(slurm, driver, 2), LIMITS)
     assert done.output == "True 0 4\n"
     wait_until(lambda: not slurm.processes_with("beside-mpirun"), "samplers gone", 10)

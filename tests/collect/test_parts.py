@@ -1,24 +1,19 @@
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.collect.companions.watch import NoWatch, Watch
-from dynamiccl.collect.runs import parts
 from dynamiccl.collect.runs.journal import Sealing
 from dynamiccl.collect.runs.parts import Scribe, with_noise_band
-from dynamiccl.collect.telemetry.windows import UNKNOWN, Health, Window
 from dynamiccl.datasets import store
 from dynamiccl.datasets.rows import measurements_table
-from dynamiccl.datasets.schema import MEASUREMENTS, TELEMETRY
+from dynamiccl.datasets.schema import MEASUREMENTS
 from tests.collect.benchmark.sweeps import sweep
 from tests.rows import MIB, default, forced
 
@@ -132,38 +127,6 @@ def brute_force(rows: list[dict[str, Any]]) -> list[float]:
     ]
 
 
-class OneReading:
-    """A watch that saw one reading in each window."""
-
-    def __init__(self) -> None:
-        self.windows: list[Window] = []
-
-    def health(self, stretches: Sequence[tuple[float, float]]) -> list[Health]:
-        return [UNKNOWN] * len(stretches)
-
-    def forget(self) -> None:
-        self.windows.clear()
-
-    def table(self, windows: Sequence[Window], *, system: str, sweep: str) -> pa.Table | None:
-        self.windows += windows
-        rows = [
-            {
-                "system": system,
-                "sweep": sweep,
-                "trial": window.trial,
-                "run": window.run,
-                "launch": window.launch,
-                "timestamp": datetime.fromtimestamp(window.begin_s, UTC),
-                "host": "n1",
-                "device": "gpu0",
-                "counter": "power_w",
-                "value": 70.0,
-            }
-            for window in windows
-        ]
-        return pa.Table.from_pylist(rows, schema=TELEMETRY)
-
-
 MADE = sweep()
 
 
@@ -172,9 +135,9 @@ def commit(launch: str, *rows: dict[str, Any]) -> dict[str, Any]:
     return {"launch": launch, "setting": "S", "began_s": 10.0, "ended_s": 12.5, "rows": plain}
 
 
-def scribe(out: Path, watch: Watch | None = None, journal: str = "j1") -> Scribe:
+def scribe(out: Path, journal: str = "j1") -> Scribe:
     out.mkdir(exist_ok=True)
-    return Scribe(MADE, out, journal, "nccl-tests", watch or NoWatch())
+    return Scribe(MADE, out, journal, "nccl-tests")
 
 
 STAMP = "2026-01-02T03:04:05.678901+00:00"
@@ -198,23 +161,11 @@ def test_segment_becomes_one_part_with_its_band_and_origin(tmp_path: Path) -> No
     origin = store.part_provenance(path)
     assert (origin["segment"], origin["journal"], origin["runner"]) == (3, "j1", "nccl-tests")
     assert origin["sweep_file"] == MADE.text
-    assert store.part_paths(tmp_path, "telemetry") == []
-
-
-def test_readings_of_launches_with_rows_are_a_part_of_their_own(tmp_path: Path) -> None:
-    watch = OneReading()
-    scribe(tmp_path, watch).write(SEALING)
-    assert watch.windows == [
-        Window("S", "cycle-0", launch, 10.0, 12.5) for launch in ("0:a", "0:b")
-    ]
-    assert store.read(tmp_path, "telemetry")["launch"].to_list() == ["0:a", "0:b"]
 
 
 def test_segment_without_rows_leaves_nothing(tmp_path: Path) -> None:
-    watch = OneReading()
-    scribe(tmp_path, watch).write(Sealing(0, (commit("0:a"),)))
+    scribe(tmp_path).write(Sealing(0, (commit("0:a"),)))
     assert list(tmp_path.iterdir()) == []
-    assert watch.windows == []
 
 
 def test_segments_are_those_of_this_journal_and_sweep(tmp_path: Path) -> None:
@@ -227,32 +178,6 @@ def test_segments_are_those_of_this_journal_and_sweep(tmp_path: Path) -> None:
     store.write_part(tmp_path, imported, provenance={})
     assert scribe(tmp_path).segments() == {3, 5}
     assert scribe(tmp_path, journal="j2").segments() == {7}
-    assert scribe(tmp_path).segments("telemetry") == set()
-
-
-def test_crash_between_the_two_parts_writes_neither_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Crash(Exception):
-        """The machine goes down."""
-
-    def crashing(*args: Any, kind: str = "measurements", **more: Any) -> list[Path]:
-        if kind == "measurements":
-            raise Crash
-        return store.write_part(*args, kind=kind, **more)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(parts, "write_part", crashing)
-        with pytest.raises(Crash):
-            scribe(tmp_path, OneReading()).write(SEALING)
-    assert scribe(tmp_path).segments() == set()
-    assert scribe(tmp_path).segments("telemetry") == {3}
-    before = store.part_paths(tmp_path, "telemetry")
-    # As a resume does it: the same segment again, by another process that read other values.
-    scribe(tmp_path, OneReading()).write(SEALING)
-    assert scribe(tmp_path).segments() == {3}
-    assert store.part_paths(tmp_path, "telemetry") == before
-    assert store.read(tmp_path).height == 3
 
 
 def test_band_of_a_part_does_not_depend_on_the_order_of_its_rows() -> None:

@@ -76,8 +76,16 @@ def test_rows_that_did_not_work_are_not_usable() -> None:
     assert usable(frame(*rows))["time_us"].to_list() == [1.0]
 
 
-WELL = ({}, {"throttled": False, "ecc_errors": 0}, {"throttled": None, "ecc_errors": None})
-UNWELL = ({"throttled": True}, {"ecc_errors": 2}, {"throttled": True, "ecc_errors": 1})
+WELL: tuple[dict[str, object], ...] = (
+    {},
+    {"throttled": False, "ecc_errors": 0},
+    {"throttled": None, "ecc_errors": None},
+)
+UNWELL: tuple[dict[str, object], ...] = (
+    {"throttled": True},
+    {"ecc_errors": 2},
+    {"throttled": True, "ecc_errors": 1},
+)
 
 
 def test_rows_of_gpus_that_were_unwell_are_not_usable() -> None:

@@ -13,13 +13,11 @@ from dynamiccl.datasets.schema import (
     REQUESTED_COLUMNS,
     SCHEMA_VERSION,
     TASK_COLUMNS,
-    TELEMETRY,
-    TELEMETRY_COLUMNS,
     check_schema,
 )
 from dynamiccl.errors import SchemaMismatch
 
-COLUMNS = (*MEASUREMENT_COLUMNS, *TELEMETRY_COLUMNS, *CALLS_COLUMNS)
+COLUMNS = (*MEASUREMENT_COLUMNS, *CALLS_COLUMNS)
 #: Unit -> what a column of that unit must end in.
 SUFFIXES = {"us": "_us", "%": "_percent", "GB/s": "_gbytes_per_s", "Gbit/s": "_gbits_per_s"}
 
@@ -39,13 +37,13 @@ def test_names_carry_their_units() -> None:
 
 
 def test_names_are_unique() -> None:
-    for columns in (MEASUREMENT_COLUMNS, TELEMETRY_COLUMNS, CALLS_COLUMNS):
+    for columns in (MEASUREMENT_COLUMNS, CALLS_COLUMNS):
         assert len({column.name for column in columns}) == len(columns)
 
 
 @pytest.mark.parametrize(
     ("schema", "version"),
-    [(MEASUREMENTS, SCHEMA_VERSION), (TELEMETRY, SCHEMA_VERSION), (CALLS, CALLS_VERSION)],
+    [(MEASUREMENTS, SCHEMA_VERSION), (CALLS, CALLS_VERSION)],
 )
 def test_units_and_meanings_travel_in_the_file(schema: pa.Schema, version: int) -> None:
     assert all(field.metadata[b"meaning"] for field in schema)
@@ -86,7 +84,7 @@ def test_another_version_names_both() -> None:
 
 
 def test_another_table_is_refused() -> None:
-    assert f"telemetry version {SCHEMA_VERSION}" in refused(TELEMETRY)
+    assert f"calls version {CALLS_VERSION}" in refused(CALLS)
 
 
 @pytest.mark.parametrize("metadata", [None, {META_VERSION: b"\xff"}])

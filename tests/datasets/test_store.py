@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dynamiccl.datasets import store
 from dynamiccl.datasets.rows import measurements_table
-from dynamiccl.datasets.schema import META_VERSION, TELEMETRY
+from dynamiccl.datasets.schema import CALLS, META_VERSION
 from dynamiccl.errors import CorruptFile, MissingPath, NotEnoughData, SchemaMismatch, UserError
 from tests.rows import default, forced
 
@@ -79,27 +79,18 @@ def test_table_of_another_schema_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(SchemaMismatch, match="table to be written"):
         store.write_part(tmp_path, measurements_table(ROWS).drop_columns(["run"]), provenance={})
     with pytest.raises(SchemaMismatch):
-        store.write_part(tmp_path, TELEMETRY.empty_table(), provenance={})
+        store.write_part(tmp_path, CALLS.empty_table(), provenance={})
     assert files_below(tmp_path) == []
 
 
-def test_telemetry_is_a_table_of_its_own(tmp_path: Path) -> None:
-    reading = {
-        "system": "box",
-        "sweep": "grid",
-        "trial": "t",
-        "run": "r",
-        "timestamp": 0,
-        "host": "h",
-        "device": "gpu0",
-        "counter": "power_w",
-        "value": 1.5,
-    }
-    table = pa.Table.from_pylist([reading], schema=TELEMETRY)
-    store.write_part(tmp_path, table, kind="telemetry", provenance={})
-    assert store.read(tmp_path, "telemetry")["value"].to_list() == [1.5]
-    with pytest.raises(NotEnoughData, match="holds no measurements"):
-        store.read(tmp_path)
+def test_telemetry_of_an_older_release_is_not_in_the_way(tmp_path: Path) -> None:
+    write(tmp_path)
+    digest = store.content_hash(tmp_path)
+    folder = tmp_path / "telemetry" / "system=box" / "sweep=grid"
+    folder.mkdir(parents=True)
+    pq.write_table(pa.table({"value": [1.5]}), folder / "part-0123456789abcdef.parquet")
+    assert store.read(tmp_path).height == len(ROWS)
+    assert store.content_hash(tmp_path) == digest
 
 
 def test_missing_directory_says_how_to_make_one(tmp_path: Path) -> None:

@@ -1,0 +1,146 @@
+"""What samplers say of a stretch of time: whether the GPUs of all nodes were well.
+
+A trial may be shorter than the time between two readings. So a stretch is judged by the readings
+inside it *and* by the last before and the first after it: clocks that are down just before and just
+after were down in between, and an error counter needs both to show a difference.
+"""
+
+import json
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+#: A reading further than this from a stretch says nothing about it, in seconds.
+MAX_GAP_S: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What the readings say about a stretch of time; None = not known."""
+
+    #: A GPU was slowed by heat or power (throttle.SLOWED).
+    throttled: bool | None
+    #: Uncorrected memory errors that were counted meanwhile.
+    ecc_errors: int | None
+
+
+#: What is known of a node without a GPU that can be asked.
+UNKNOWN: Final = Health(throttled=None, ecc_errors=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Readings in a row that say the same, from the first to the last of them (Unix seconds)."""
+
+    begin_s: float
+    end_s: float
+    #: One value for each GPU, as sampler.py prints them.
+    slowed: tuple[bool | None, ...]
+    ecc_errors: tuple[int | None, ...]
+
+
+def parse_reading(line: str) -> tuple[str, Window] | None:
+    """The sampler and the reading of its line; None for anything else that came along.
+
+    >>> parse_reading('0: {"sampler": "n1:7", "time_s": 5.0, "slowed": [true], "ecc_errors": [0]}')
+    ('n1:7', Window(begin_s=5.0, end_s=5.0, slowed=(True,), ecc_errors=(0,)))
+    """
+    # A launcher may label each line with its rank, and says things of its own.
+    _, brace, rest = line.partition("{")
+    try:
+        found = json.loads(brace + rest)
+        slowed, errors = tuple(found["slowed"]), tuple(found["ecc_errors"])
+        return str(found["sampler"]), Window(found["time_s"], found["time_s"], slowed, errors)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+class NodeReadings:
+    """What was read on one node."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self._windows: list[Window] = []
+
+    def add(self, reading: Window) -> None:
+        """Take in a reading; each is later than the one before."""
+        last = self._windows[-1] if self._windows else None
+        if (
+            last is not None
+            and reading.begin_s - last.end_s <= MAX_GAP_S
+            and (reading.slowed, reading.ecc_errors) == (last.slowed, last.ecc_errors)
+        ):
+            self._windows[-1] = replace(last, end_s=reading.end_s)
+        else:
+            self._windows.append(reading)
+
+    def has_since(self, time_s: float) -> bool:
+        """Whether there is a reading of then or later."""
+        return bool(self._windows) and self._windows[-1].end_s >= time_s
+
+    def forget_before(self, time_s: float) -> None:
+        """Drop what says nothing about that time and what follows."""
+        self._windows = [w for w in self._windows if w.end_s >= time_s - MAX_GAP_S]
+
+    def health(self, begin_s: float, end_s: float) -> Health:
+        """What the readings say about the time from `begin_s` to `end_s`."""
+        near = self._around(begin_s, end_s)
+        is_known = (
+            bool(near)
+            and near[0].begin_s <= begin_s
+            and near[-1].end_s >= end_s
+            and all(after.begin_s - w.end_s <= MAX_GAP_S for w, after in pairwise(near))
+        )
+        slowed = zip(*(w.slowed for w in near), strict=True)
+        errors = zip(*(w.ecc_errors for w in near), strict=True)
+        return Health(
+            throttled=_any([_any(gpu) if any(gpu) or is_known else None for gpu in slowed]),
+            ecc_errors=_sum(
+                [_counted(gpu) if _counted(gpu) or is_known else None for gpu in errors]
+            ),
+        )
+
+    def _around(self, begin_s: float, end_s: float) -> list[Window]:
+        """The windows in the stretch, the last before and the first after, if they are near."""
+        first = max(bisect_right(self._windows, begin_s, key=lambda w: w.begin_s) - 1, 0)
+        last = bisect_left(self._windows, end_s, key=lambda w: w.end_s)
+        return [
+            w
+            for w in self._windows[first : last + 1]
+            if w.end_s >= begin_s - MAX_GAP_S and w.begin_s <= end_s + MAX_GAP_S
+        ]
+
+
+def worst(nodes: Iterable[Health]) -> Health:
+    """The verdict on several nodes: one bad node is a bad stretch, one unknown node no good one.
+
+    >>> worst([Health(False, 0), UNKNOWN]).throttled is None
+    True
+    >>> worst([Health(True, 2), UNKNOWN])
+    Health(throttled=True, ecc_errors=2)
+    """
+    every = list(nodes)
+    return Health(
+        throttled=_any([h.throttled for h in every]), ecc_errors=_sum([h.ecc_errors for h in every])
+    )
+
+
+def _counted(totals: Sequence[int | None]) -> int | None:
+    """The errors that one GPU counted; None where it did not tell and none is known of."""
+    known = [total for total in totals if total is not None]
+    # A counter that began anew (a driver reload) has counted what it shows since then.
+    steps = [after - before if after >= before else after for before, after in pairwise(known)]
+    return sum(steps) or (0 if len(known) == len(totals) else None)
+
+
+def _any(verdicts: Sequence[bool | None]) -> bool | None:
+    if any(verdicts):
+        return True
+    return None if not verdicts or None in verdicts else False
+
+
+def _sum(counts: Sequence[int | None]) -> int | None:
+    known = sum(count or 0 for count in counts)
+    return None if not known and (not counts or None in counts) else known
