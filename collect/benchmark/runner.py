@@ -146,6 +146,7 @@ class NcclTestsRunner:
             verdicts = [Verdict(Status.FAILED, alone)] * len(verdicts)
         stretches = ran.stretches_of(len(output.blocks))
         healths = self._watch.health(stretches)
+        _warn_of_unwell(launch, healths)
         measured = [
             Measured(pick, self._rows(launch, pick, block, verdict, began_s, state))
             for pick, block, verdict, (began_s, _), state in zip(
@@ -318,6 +319,16 @@ class NcclTestsRunner:
             return f"it needs NCCL {TUNER_ABI_SINCE[3]} and this is {version}"
         without = [p.path for p in self._programs.values() if not p.has_cycles]
         return f"{without[0]} has no option -N; build nccl-tests 2.13 or later" if without else None
+
+
+def _warn_of_unwell(launch: Launch, healths: Sequence[Health]) -> None:
+    if unwell := sum(bool(health.throttled or health.ecc_errors) for health in healths):
+        _log.warning(
+            "%s: heat, power or memory errors of GPUs in %d of %d blocks, whose times are not used",
+            launch.id,
+            unwell,
+            len(healths),
+        )
 
 
 def _result(half: Mapping[str, Any]) -> dict[str, Any]:

@@ -297,24 +297,19 @@ class _Run:
             lost.append(Measured(pick, (lost_row(base, status, reason),)))
         self._watcher.advance(len(lost))
         result = LaunchResult(())
-        began_s = time.time()
         if kept:
             self._launched += 1
             # Nobody picked the reference default: it is not in what the bar expects.
             asked = 0 if launch.mode is LaunchMode.REFERENCE else len(kept)
             progress = _AtMost(asked, self._watcher.advance)
             result = self._runner.run(replace(launch, picks=tuple(kept)), progress.advance)
-        self._commit(launch, replace(result, measured=(*lost, *result.measured)), began_s)
+        self._commit(launch, replace(result, measured=(*lost, *result.measured)))
 
-    def _commit(self, launch: Launch, result: LaunchResult, began_s: float) -> None:
+    def _commit(self, launch: Launch, result: LaunchResult) -> None:
         rows = [row for measured in result.measured for row in measured.rows]
         record: Record = {
             "launch": launch.id,
             "round": launch.round,
-            "setting": launch.setting.key,
-            "mode": launch.mode.value,
-            "began_s": began_s,
-            "ended_s": time.time(),
             "unfinished": [[p.trial.key, p.repeat, p.probability] for p in result.unfinished],
             "quarantined": [[q.trial.key, q.reason] for q in result.quarantined],
             "facts": dict(result.facts),

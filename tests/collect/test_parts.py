@@ -132,7 +132,7 @@ MADE = sweep()
 
 def commit(launch: str, *rows: dict[str, Any]) -> dict[str, Any]:
     plain = [{**row, "sweep": "grid", "launch": launch} for row in rows]
-    return {"launch": launch, "setting": "S", "began_s": 10.0, "ended_s": 12.5, "rows": plain}
+    return {"launch": launch, "rows": plain}
 
 
 def scribe(out: Path, journal: str = "j1") -> Scribe:

@@ -204,7 +204,7 @@ def measured(folder: Path) -> pl.DataFrame:
 
 
 def test_verdicts_on_a_slow_machine_reach_the_data(
-    machine: pytest.MonkeyPatch, tmp_path: Path
+    machine: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine.setenv("FAKE_NVML_REASONS", "0x40")
     machine.setenv("FAKE_NVML_MIG", "1")
@@ -214,6 +214,7 @@ def test_verdicts_on_a_slow_machine_reach_the_data(
     assert set(rows["status"]) == {"ok"}
     assert rows["throttled"].all()
     assert usable(rows).is_empty()
+    assert "heat, power or memory errors of GPUs in 2 of 2 blocks" in caplog.text
     assert rows["mig"].all()
     assert comparable(rows).is_empty()
     assert set(rows["driver_version"]) == {"999.10.fake"}
@@ -226,9 +227,12 @@ def test_verdicts_on_a_slow_machine_reach_the_data(
 
 
 @pytest.mark.usefixtures("machine")
-def test_every_row_of_a_healthy_machine_is_known_to_be_good(tmp_path: Path) -> None:
+def test_every_row_of_a_healthy_machine_is_known_to_be_good(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     rows = measured(tmp_path)
     assert set(rows["throttled"]) == {False}
     assert set(rows["ecc_errors"]) == {0}
     assert set(rows["mig"]) == {False}
     assert usable(comparable(rows)).height == rows.height
+    assert "heat" not in caplog.text
