@@ -118,10 +118,10 @@ def part_paths(directory: Path, kind: str = "measurements") -> list[Path]:
     return sorted((directory / kind).glob("system=*/sweep=*/part-*.parquet"))
 
 
-def sweep_parts(directory: Path, system: str, sweep: str, kind: str = "measurements") -> list[Path]:
-    """The parts of `kind` of one sweep on one system, sorted; raises as `part_paths`."""
-    folder = sweep_folder(directory, system, sweep, kind)
-    return [path for path in part_paths(directory, kind) if path.parent == folder]
+def sweep_parts(directory: Path, system: str, sweep: str) -> list[Path]:
+    """The parts of one sweep on one system, sorted; raises as `part_paths`."""
+    folder = sweep_folder(directory, system, sweep)
+    return [path for path in part_paths(directory) if path.parent == folder]
 
 
 def scan(directory: Path, kind: str = "measurements") -> pl.LazyFrame:
