@@ -36,7 +36,8 @@ TIMED_MODULO: Final = 256
 def ignore_deprecation() -> Iterator[None]:
     """TorchScript is deprecated from torch 2.13 on and is still what libtorch loads."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        # Of any category: a DeprecationWarning in torch 2.13, a FutureWarning from 2.14 on.
+        warnings.filterwarnings("ignore", r"`torch\.jit\.")
         yield
 
 
