@@ -91,7 +91,6 @@ def test_an_abort_wakes_who_waits(rank: int, play_job: Player, four_ranks: Setti
     assert (played.disagreements, played.violations, played.abnormal_exits) == (0, 0, 0), played
     assert not played.hit_deadline, played
     assert played.asked_longest_ms > 300  # somebody did wait
-    assert played.raw["wall_s"] < 8
 
 
 @pytest.mark.parametrize("rank", [0, 1], ids=["leader", "worker"])
@@ -205,7 +204,6 @@ def test_a_job_that_destroys_nothing_ends_as_well(play_job: Player, four_ranks: 
             environment=four_ranks.environment(), ranks=4, comms=3, destroy=0, calls=calls
         )
         assert played.is_sound, played
-        assert played.raw["wall_s"] < 8
 
 
 def test_the_library_may_be_closed_and_opened_again(play_job: Player, four_ranks: Setting) -> None:
