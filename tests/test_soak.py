@@ -1,0 +1,52 @@
+"""What chooses soak tests: all are found, and a commit's slice begins where its hash says."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import soak
+
+NAMES = ["a.py::test_a", "b.py::test_b", "c.py::test_c"]
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The entries that are run; `c` fails."""
+    found: list[str] = []
+
+    def run_entry(name: str, *_: object) -> int:
+        found.append(name)
+        return int("test_c" in name)
+
+    monkeypatch.setattr(soak, "run_entry", run_entry)
+    monkeypatch.setattr(soak, "head", lambda: "4" * 40)
+    monkeypatch.setattr(soak, "RUNS", tmp_path / "runs.json")
+    return found
+
+
+def test_fuzzers_and_sanitized_jobs_are_among_the_entries() -> None:
+    names = soak.entries()
+    assert "tests/serve/test_fuzz.py::test_no_input_crashes" in names
+    assert "tests/serve/jobs/test_sanitized.py::test_a_job_is_clean" in names
+    assert not any("[" in name for name in names)
+
+
+def test_a_slice_begins_where_the_commit_says_and_leaves_out_what_does_not_fit(
+    ran: list[str],
+) -> None:
+    begin = int("4" * 40, 16) % 3
+    soak.RUNS.write_text(json.dumps({NAMES[(begin + 1) % 3]: {"seconds": 1000}}))
+    soak.run_slice(NAMES, 240.0, seed=0)
+    assert ran == [NAMES[begin], NAMES[(begin + 2) % 3]]
+
+
+def test_a_whole_run_records_what_passed(
+    ran: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert soak.run_all(NAMES, seed=7, seconds=3.0) == 1
+    assert ran == NAMES
+    runs = json.loads(soak.RUNS.read_text())
+    assert list(runs) == NAMES[:2]
+    assert (runs[NAMES[0]]["seed"], runs[NAMES[0]]["commit"]) == (7, "4" * 12)
+    assert "2 passed, 1 failed" in capsys.readouterr().out
