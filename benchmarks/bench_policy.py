@@ -21,7 +21,8 @@ import torch
 from harness import write_result
 from torch import nn
 
-from dynamiccl.datasets.features import FEATURES, WINDOW_FEATURES
+from dynamiccl.datasets.features import FEATURES
+from dynamiccl.datasets.history_columns import WINDOW_FEATURES
 from dynamiccl.datasets.manifest import BRAIN_NAME, Support
 from dynamiccl.datasets.questions import ColdQuestions
 from dynamiccl.nccl import Algorithm, Config, Protocol

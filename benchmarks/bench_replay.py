@@ -32,7 +32,7 @@ from d3rlpy.dataset import (
 )
 from harness import write_result
 
-from dynamiccl.datasets.features import FEATURES, STATIC_FEATURES
+from dynamiccl.datasets.features import FEATURES, HISTORY_SLICE
 from dynamiccl.datasets.history import CallColumns
 from dynamiccl.datasets.step_files import STEP_TYPES, open_steps, write_steps
 from dynamiccl.datasets.steps import Steps, Tasks
@@ -101,7 +101,7 @@ def make_steps(num_steps: int, *, seed: int = 0) -> Steps:
 def make_tasks(random: np.random.Generator) -> Tasks:
     """Cold contexts and masks."""
     context = np.zeros((NUM_TASKS, len(FEATURES)), dtype=np.float32)
-    context[:, : len(STATIC_FEATURES)] = random.random((NUM_TASKS, len(STATIC_FEATURES)))
+    context[:, : HISTORY_SLICE.start] = random.random((NUM_TASKS, HISTORY_SLICE.start))
     mask = (random.random((NUM_TASKS, NUM_ACTIONS)) < 0.6).astype(np.float32)
     mask[:, 0] = 1.0
     return Tasks(context, mask, np.arange(NUM_TASKS) % 5)

@@ -1,39 +1,25 @@
-"""What a policy sees of the past: the window of calls and the features drawn from it.
+"""What a policy sees of the past, of many task keys at once: windows of calls, and their history.
 
-The one definition, for many task keys at once; `serve/brain_module.py` has the same in TorchScript,
-and `serve/brain_check.py` compares the two.
+The columns are those of `datasets/history_columns.py`; `serve/brain_module.py` has them in
+TorchScript, and `serve/brain_check.py` compares the two.
 
 N windows, K = WINDOW_LENGTH calls, W = len(WINDOW_FEATURES), H = len(HISTORY_FEATURES).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.datasets.features import (
-    CONFIG_USED,
-    HISTORY_FEATURES,
-    MAX_INFLIGHT,
-    WINDOW_FEATURES,
-    WINDOW_LENGTH,
-    Float32Array,
-)
+from dynamiccl.datasets.features import WINDOW_LENGTH, Float32Array
+from dynamiccl.datasets.history_columns import HISTORY_COLUMNS, HistoryColumns, Past
 from dynamiccl.nccl import Algorithm, Protocol
 
 #: An algorithm, a protocol, an interference or a skew that is not known; channels are then 0.
 UNKNOWN: Final = -1
-_W: Final = {feature.name: index for index, feature in enumerate(WINDOW_FEATURES)}
-_H: Final = {feature.name: index for index, feature in enumerate(HISTORY_FEATURES)}
-_W_USED: Final = slice(_W[CONFIG_USED[0].name], _W[CONFIG_USED[-1].name] + 1)
-_H_USED: Final = slice(_H[f"last_{CONFIG_USED[0].name}"], _H[f"last_{CONFIG_USED[-1].name}"] + 1)
-_W_ALGORITHM: Final = slice(_W_USED.start, _W_USED.start + len(Algorithm))
-_W_PROTOCOL: Final = slice(_W_ALGORITHM.stop, _W_ALGORITHM.stop + len(Protocol))
-#: The one-hots of algorithms and of protocols; the last row is that of UNKNOWN, -1.
-_ALGORITHMS: Final = np.eye(len(Algorithm) + 1, len(Algorithm), dtype=np.float32)
-_PROTOCOLS: Final = np.eye(len(Protocol) + 1, len(Protocol), dtype=np.float32)
 _LOG2: Final = np.log2(np.maximum(np.arange(1 << 16), 1)).astype(np.float32)
 
 
@@ -99,76 +85,97 @@ def history_arrays(calls: Sequence[Call]) -> tuple[Float32Array, Float32Array]:
 
 
 def history_features(
-    calls: CallColumns, valid: npt.NDArray[np.bool_]
+    calls: CallColumns, valid: npt.NDArray[np.bool_], columns: HistoryColumns = HISTORY_COLUMNS
 ) -> tuple[Float32Array, Float32Array]:
     """Windows (N, K, W) and history features (N, H) of N windows of K calls.
 
     Calls are right-aligned, oldest first; where `valid` (N, K) is false there is padding, whose
     size and time must be positive, and which comes out as zeros.
     """
-    window, gbytes_per_s = call_features(calls)
-    window[..., _W["changed"]] = _changed(calls, valid)
+    past = _Windows(calls, valid)
+    window = window_rows(past, calls.time_us.shape, columns)
     window[~valid] = 0.0
-    return window, _history(calls, valid, gbytes_per_s, window[:, -1])
+    history = np.zeros((len(valid), len(columns.history_features)), dtype=np.float32)
+    known = valid[:, -1]
+    if known.any():
+        computed = computed_rows(past, len(valid), columns)
+        for to, source in columns.computed:
+            history[:, to] = computed[:, source]
+        for to, source in columns.repeated:
+            history[:, to] = window[:, -1, source]
+        history[~known] = 0.0
+    return window, history
 
 
-def call_features(calls: CallColumns) -> tuple[Float32Array, npt.NDArray[np.float64]]:
-    """The window features (..., W) of calls by themselves, `changed` left 0, and size / time."""
-    time_us = calls.time_us.astype(np.float64)
-    gbytes_per_s = calls.size_bytes / (1000.0 * time_us)
-    features = np.empty((*time_us.shape, len(WINDOW_FEATURES)), dtype=np.float32)
-    channels = calls.num_channels
-    throughput = np.log2(gbytes_per_s) - _LOG2[channels]
-    features[..., _W["valid"]] = 1.0
-    features[..., _W["log2_time"]] = np.log2(time_us)
-    features[..., _W["log2_channel_throughput"]] = np.where(channels > 0, throughput, 0.0)
-    features[..., _W_ALGORITHM] = _ALGORITHMS[calls.algorithm]
-    features[..., _W_PROTOCOL] = _PROTOCOLS[calls.protocol]
-    features[..., _W["log2_channels"]] = _LOG2[channels]
-    features[..., _W["changed"]] = 0.0
-    features[..., _W["interference"]] = np.maximum(calls.interference, 0.0)
-    return features, gbytes_per_s
+def window_rows(past: Past, shape: tuple[int, ...], columns: HistoryColumns) -> Float32Array:
+    """The window's columns (..., W) of calls of a shape."""
+    rows = np.empty((*shape, len(columns.window_features)), dtype=np.float32)
+    for place, each in columns.window_places:
+        rows[..., place] = each.of(past)
+    return rows
+
+
+def computed_rows(past: Past, num_rows: int, columns: HistoryColumns) -> Float32Array:
+    """The columns (N, C) of the history that are computed from N windows."""
+    rows = np.empty((num_rows, len(columns.computed_features)), dtype=np.float32)
+    for place, each in columns.computed_places:
+        rows[:, place] = each.of(past)
+    return rows
+
+
+class NumpyCalls:
+    """The facts of calls as `Past` names them."""
+
+    xp: Any = np
+
+    def __init__(self, calls: CallColumns) -> None:
+        """Take over the columns; times and skews become float64."""
+        self.size_bytes = calls.size_bytes
+        self.time_us = calls.time_us.astype(np.float64)
+        self.gbytes_per_s = calls.size_bytes / (1000.0 * self.time_us)
+        self.algorithm = calls.algorithm
+        self.protocol = calls.protocol
+        self.num_channels = calls.num_channels
+        self.log2_channels = _LOG2[calls.num_channels]
+        self.interference = calls.interference
+        self.skew_us = calls.skew_us.astype(np.float64)
+
+    def one_hot(self, code: npt.NDArray[Any], count: int) -> Float32Array:
+        """(..., count) of codes (...)."""
+        return _one_hots(count).take(code, axis=0)
+
+
+class _Windows(NumpyCalls):
+    """N windows of K calls (N, K), right-aligned."""
+
+    def __init__(self, calls: CallColumns, valid: npt.NDArray[np.bool_]) -> None:
+        super().__init__(calls)
+        self._valid = valid
+
+    def before(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        found = values.copy()
+        np.copyto(found[:, 1:], values[:, :-1], where=self._valid[:, :-1])
+        return found
+
+    def last(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return values[:, -1]
+
+    def largest(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return self._in_window(values).max(axis=1)  # type: ignore[no-any-return]
+
+    def smallest(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return self._in_window(values).min(axis=1)  # type: ignore[no-any-return]
+
+    def _in_window(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The last value in the padding's place, where it changes no extreme."""
+        return np.where(self._valid, values, values[:, -1:])
+
+
+@cache
+def _one_hots(count: int) -> Float32Array:
+    """(count + 1, count); the last row is that of UNKNOWN, -1."""
+    return np.eye(count + 1, count, dtype=np.float32)
 
 
 def _or_unknown(value: float | None) -> float:
     return UNKNOWN if value is None else value
-
-
-def _changed(calls: CallColumns, valid: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """(N, K) whether a call's config differs from that of the call before in its window."""
-    changed = np.zeros(valid.shape, dtype=np.bool_)
-    for knob in (calls.algorithm, calls.protocol, calls.num_channels):
-        changed[:, 1:] |= knob[:, 1:] != knob[:, :-1]
-    changed[:, 1:] &= valid[:, :-1]
-    return changed
-
-
-def _history(
-    calls: CallColumns,
-    valid: npt.NDArray[np.bool_],
-    gbytes_per_s: npt.NDArray[np.float64],
-    last: Float32Array,
-) -> Float32Array:
-    """History features (N, H); `last` (N, W) are the features of the windows' last calls."""
-    history = np.zeros((len(valid), len(HISTORY_FEATURES)), dtype=np.float32)
-    known = valid[:, -1]
-    if not known.any():
-        return history
-    interference, skew_us = calls.interference[:, -1], calls.skew_us[:, -1].astype(np.float64)
-    btlbw = np.where(valid, gbytes_per_s, 0.0).max(axis=1)
-    rtprop_us = np.where(valid, calls.time_us.astype(np.float64), np.inf).min(axis=1)
-    btlbw, rtprop_us = np.where(known, btlbw, 1.0), np.where(known, rtprop_us, 1.0)
-    inflight = calls.size_bytes[:, -1] / (btlbw * rtprop_us * 1000.0)
-    history[:, _H["last_known"]] = 1.0
-    history[:, _H_USED] = last[:, _W_USED]
-    history[:, _H["interference_known"]] = interference >= 0.0
-    history[:, _H["interference"]] = np.maximum(interference, 0.0)
-    history[:, _H["skew_known"]] = skew_us >= 0.0
-    history[:, _H["log2_skew"]] = np.log2(1.0 + np.maximum(skew_us, 0.0))
-    history[:, _H["sense_known"]] = 1.0
-    history[:, _H["log2_ebb"]] = np.log2(gbytes_per_s[:, -1])
-    history[:, _H["log2_btlbw"]] = np.log2(btlbw)
-    history[:, _H["log2_rtprop"]] = np.log2(rtprop_us)
-    history[:, _H["inflight_over_bdp"]] = np.minimum(inflight, MAX_INFLIGHT)
-    history[~known] = 0.0
-    return history

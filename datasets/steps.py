@@ -16,21 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.datasets.features import (
-    FEATURES,
     HISTORY_SLICE,
-    WINDOW_FEATURES,
     WINDOW_LENGTH,
     Float32Array,
     Observations,
+    set_sizes,
 )
 from dynamiccl.datasets.history import CallColumns, history_features
+from dynamiccl.datasets.history_columns import WINDOW_FEATURES
 
 Int64Array = npt.NDArray[np.int64]
 
-_NAMES: Final = [feature.name for feature in FEATURES]
-_LOG2_SIZE: Final = _NAMES.index("log2_size")
-_LOG2_BYTES_PER_RANK: Final = _NAMES.index("log2_bytes_per_rank")
-_LOG2_RANKS: Final = _NAMES.index("log2_ranks")
 _LOOK_BACK: Final = np.arange(-WINDOW_LENGTH, 0)
 
 
@@ -100,9 +96,7 @@ class Steps:
         window, history = history_features(self.calls.take(np.maximum(seen, 0)), valid)
         task = self.task[episode]
         context = self.tasks.context[task]
-        # A task key is a bin of sizes: each step has its own.
-        context[:, _LOG2_SIZE] = np.log2(np.maximum(self.calls.size_bytes[rows], 1))
-        context[:, _LOG2_BYTES_PER_RANK] = context[:, _LOG2_SIZE] - context[:, _LOG2_RANKS]
+        set_sizes(context, np.log2(np.maximum(self.calls.size_bytes[rows], 1)))
         context[:, HISTORY_SLICE] = history
         return Observations(window, context), self.tasks.mask[task], task
 

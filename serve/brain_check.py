@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.datasets.features import (
-    HISTORY_FEATURES,
-    STATIC_FEATURES,
+    HISTORY_SLICE,
     WINDOW_LENGTH,
     Float32Array,
     Observations,
@@ -63,13 +62,8 @@ def check_brain(directory: Path, manifest: Manifest, *, seed: int = 0) -> None:
         windows = random_windows(random, _RANDOM_WINDOWS)
         observations = _observations(windows, asked.context[rows])
         window, history = brain.observe(windows)
-        whole = np.concatenate([window.reshape(len(window), -1), history], axis=1)
-        first, last = len(STATIC_FEATURES), len(STATIC_FEATURES) + len(HISTORY_FEATURES)
-        wanted = np.concatenate(
-            [observations.window.reshape(len(window), -1), observations.context[:, first:last]],
-            axis=1,
-        )
-        if not np.allclose(whole, wanted, rtol=_TOLERANCE, atol=_TOLERANCE):
+        pairs = (window, observations.window), (history, observations.context[:, HISTORY_SLICE])
+        if not all(np.allclose(*pair, rtol=_TOLERANCE, atol=_TOLERANCE) for pair in pairs):
             raise _mismatch(directory, "its features are not those of this release")
         actions = brain.act(windows, asked.context[rows], asked.mask[rows])
         if (actions != decide(policy, observations, asked.mask[rows])).mean() > NEAR_TIES:
@@ -158,11 +152,8 @@ def _random_call(random: np.random.Generator) -> Call:
 
 def _observations(windows: Sequence[Sequence[Call]], context: Float32Array) -> Observations:
     observations = Observations.cold(context.copy())
-    first = len(STATIC_FEATURES)
     for row, calls in enumerate(windows):
-        window, history = history_arrays(calls)
-        observations.window[row] = window
-        observations.context[row, first : first + len(history)] = history
+        observations.window[row], observations.context[row, HISTORY_SLICE] = history_arrays(calls)
     return observations
 
 

@@ -2,8 +2,8 @@
 
 The leader of a communicator runs it inside the job, where there is no Python: it takes calls as
 they were recorded and answers with table entries, so C++ needs neither JSON nor feature code. The
-features are those of `datasets/history.py`, frozen with the policy that learned
-on them; `serve/brain_check.py` compares the two.
+features are those of `datasets/history_columns.py`, frozen with the policy that learned on them;
+`serve/brain_check.py` compares them with those of `datasets/history.py`.
 
     N questions, K calls in the window, C columns of a call, W features of a call, H features of the
     history, F features of the context, A actions, R = 5 x size bins questions of a shape
@@ -16,15 +16,16 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from dynamiccl.datasets.features import (
-    HISTORY_FEATURES,
-    MAX_INFLIGHT,
-    STATIC_FEATURES,
-    WINDOW_FEATURES,
-    WINDOW_LENGTH,
+from dynamiccl.datasets.features import HISTORY_SLICE, WINDOW_LENGTH
+from dynamiccl.datasets.history_columns import (
+    HISTORY_COLUMNS,
+    Columns,
+    HistoryColumns,
+    Past,
+    positions,
 )
 from dynamiccl.datasets.questions import ColdQuestions
-from dynamiccl.nccl import Algorithm, Config, Protocol
+from dynamiccl.nccl import Config
 from dynamiccl.serve.table import entry_of
 from dynamiccl.serve.torchscript import CALL_COLUMNS, ignore_deprecation
 from dynamiccl.serve.watcher import NoWatcher, Watcher
@@ -32,89 +33,84 @@ from dynamiccl.serve.watcher import NoWatcher, Watcher
 _COLUMN: Final = {name: index for index, name in enumerate(CALL_COLUMNS)}
 
 
+class _Windows:
+    """Calls (N, K, C) as `Past` names their facts, each (N, K) float64."""
+
+    xp: Any = torch
+
+    def __init__(self, calls_NKC: torch.Tensor) -> None:
+        facts = {name: calls_NKC[:, :, index] for name, index in _COLUMN.items()}
+        self.valid_NK = facts["valid"] > 0.5
+        # Padding gets harmless numbers, so that no logarithm is taken of 0.
+        self.size_bytes = torch.where(self.valid_NK, facts["size_bytes"], 1000.0)
+        self.time_us = torch.where(self.valid_NK, facts["time_us"], 1.0)
+        self.gbytes_per_s = self.size_bytes / (1000.0 * self.time_us)
+        self.algorithm = facts["algorithm"]
+        self.protocol = facts["protocol"]
+        self.num_channels = facts["num_channels"]
+        self.log2_channels = torch.log2(self.num_channels.clamp(min=1.0))
+        self.interference = facts["interference"]
+        self.skew_us = facts["skew_us"]
+
+    def one_hot(self, code: torch.Tensor, count: int) -> torch.Tensor:
+        return code.unsqueeze(-1) == torch.arange(count, dtype=code.dtype)
+
+    def before(self, values: torch.Tensor) -> torch.Tensor:
+        earlier = torch.where(self.valid_NK[:, :-1], values[:, :-1], values[:, 1:])
+        return torch.cat([values[:, :1], earlier], dim=1)
+
+    def last(self, values: torch.Tensor) -> torch.Tensor:
+        return values[:, -1]
+
+    def largest(self, values: torch.Tensor) -> torch.Tensor:
+        return self._in_window(values).amax(dim=1)
+
+    def smallest(self, values: torch.Tensor) -> torch.Tensor:
+        return self._in_window(values).amin(dim=1)
+
+    def _in_window(self, values: torch.Tensor) -> torch.Tensor:
+        """The last value in the padding's place, where it changes no extreme."""
+        return torch.where(self.valid_NK, values, values[:, -1:])
+
+
 class HistoryFeatures(nn.Module):
-    """(calls_NKC float64) -> (window_NKW, history_NH): `history_features`."""
+    """(calls_NKC float64) -> (window_NKW, history_NH): `history_features`.
 
-    window_names: list[str]
-    history_names: list[str]
-    algorithms: list[str]
-    protocols: list[str]
-    columns: dict[str, int]
+    Python code that TorchScript cannot compile, so it is traced: see `traced_features`.
+    """
 
-    def __init__(self) -> None:
-        """Take the features' names and order from `datasets/features.py`."""
+    def __init__(self, columns: HistoryColumns) -> None:
+        """Compute so many columns of the window and of the history."""
         super().__init__()
-        self.window_names = [feature.name for feature in WINDOW_FEATURES]
-        self.history_names = [feature.name for feature in HISTORY_FEATURES]
-        self.algorithms = [algorithm.wire for algorithm in Algorithm]
-        self.protocols = [protocol.wire for protocol in Protocol]
-        self.columns = dict(_COLUMN)
-        self.max_inflight = float(MAX_INFLIGHT)
+        self.columns = columns
 
     def forward(self, calls_NKC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Calls are right-aligned, oldest first; a row whose `valid` is 0 is padding."""
-        valid_NK = calls_NKC[:, :, self.columns["valid"]] > 0.5
-        # Padding gets harmless numbers, so that no logarithm is taken of 0.
-        size_NK = torch.where(valid_NK, calls_NKC[:, :, self.columns["size_bytes"]], 1000.0)
-        time_NK = torch.where(valid_NK, calls_NKC[:, :, self.columns["time_us"]], 1.0)
-        gbytes_NK = size_NK / (1000.0 * time_NK)
-        used = self.config_used(calls_NKC)
-        interference_NK = calls_NKC[:, :, self.columns["interference"]]
-
-        window = dict(used)
-        window["valid"] = torch.ones_like(time_NK)
-        window["log2_time"] = torch.log2(time_NK)
-        channels_NK = calls_NKC[:, :, self.columns["num_channels"]]
-        throughput_NK = torch.log2(gbytes_NK / channels_NK.clamp(min=1.0))
-        window["log2_channel_throughput"] = torch.where(channels_NK > 0.5, throughput_NK, 0.0)
-        window["changed"] = self.changed(calls_NKC, valid_NK)
-        window["interference"] = interference_NK.clamp(min=0.0)
-        window_NKW = torch.stack([window[name] for name in self.window_names], dim=2)
-        window_NKW = torch.where(valid_NK.unsqueeze(2), window_NKW, 0.0)
-
-        skew_N = calls_NKC[:, -1, self.columns["skew_us"]]
-        btlbw_N = torch.where(valid_NK, gbytes_NK, 0.0).amax(dim=1)
-        rtprop_N = torch.where(valid_NK, time_NK, float("inf")).amin(dim=1)
-        known_N = valid_NK[:, -1]
-        rtprop_N = torch.where(known_N, rtprop_N, 1.0)
-        btlbw_N = torch.where(known_N, btlbw_N, 1.0)
-        history: dict[str, torch.Tensor] = {}
-        for name in used:
-            history["last_" + name] = used[name][:, -1]
-        history["last_known"] = torch.ones_like(skew_N)
-        history["interference_known"] = (interference_NK[:, -1] >= 0.0).to(torch.float64)
-        history["interference"] = interference_NK[:, -1].clamp(min=0.0)
-        history["skew_known"] = (skew_N >= 0.0).to(torch.float64)
-        history["log2_skew"] = torch.log2(1.0 + skew_N.clamp(min=0.0))
-        history["sense_known"] = torch.ones_like(skew_N)
-        history["log2_ebb"] = torch.log2(gbytes_NK[:, -1])
-        history["log2_btlbw"] = torch.log2(btlbw_N)
-        history["log2_rtprop"] = torch.log2(rtprop_N)
-        inflight_N = size_NK[:, -1] / (btlbw_N * rtprop_N * 1000.0)
-        history["inflight_over_bdp"] = inflight_N.clamp(max=self.max_inflight)
-        history_NH = torch.stack([history[name] for name in self.history_names], dim=1)
-        history_NH = torch.where(known_N.unsqueeze(1), history_NH, 0.0)
+        past = _Windows(calls_NKC)
+        window_NKW = torch.cat([_computed(past, each) for each in self.columns.window], dim=2)
+        window_NKW = torch.where(past.valid_NK.unsqueeze(2), window_NKW, 0.0)
+        at = positions(self.columns.window_features)
+        parts = [
+            _computed(past, each)
+            if isinstance(each, Columns)
+            else window_NKW[:, -1, at[each.column]].unsqueeze(1)
+            for each in self.columns.history
+        ]
+        history_NH = torch.where(past.valid_NK[:, -1:], torch.cat(parts, dim=1), 0.0)
         return window_NKW.to(torch.float32), history_NH.to(torch.float32)
 
-    def config_used(self, calls_NKC: torch.Tensor) -> dict[str, torch.Tensor]:
-        """One-hot algorithm and protocol, and log2 channels: each (N, K)."""
-        used: dict[str, torch.Tensor] = {}
-        algorithm_NK = calls_NKC[:, :, self.columns["algorithm"]]
-        for index, name in enumerate(self.algorithms):
-            used["algorithm_" + name] = (algorithm_NK == float(index)).to(torch.float64)
-        protocol_NK = calls_NKC[:, :, self.columns["protocol"]]
-        for index, name in enumerate(self.protocols):
-            used["protocol_" + name] = (protocol_NK == float(index)).to(torch.float64)
-        channels_NK = calls_NKC[:, :, self.columns["num_channels"]]
-        used["log2_channels"] = torch.log2(channels_NK.clamp(min=1.0))
-        return used
 
-    def changed(self, calls_NKC: torch.Tensor, valid_NK: torch.Tensor) -> torch.Tensor:
-        """(N, K) whether a call's config differs from that of the call before."""
-        first = self.columns["algorithm"]
-        config_NK3 = calls_NKC[:, :, first : first + 3]
-        differs_NK = (config_NK3[:, 1:] != config_NK3[:, :-1]).any(dim=2) & valid_NK[:, :-1]
-        return torch.cat([torch.zeros_like(valid_NK[:, :1]), differs_NK], dim=1).to(torch.float64)
+def _computed(past: Past, columns: Columns) -> torch.Tensor:
+    values: torch.Tensor = columns.of(past)
+    found = values.to(torch.float64)
+    return found.unsqueeze(-1) if len(columns.features) == 1 else found
+
+
+def traced_features(columns: HistoryColumns = HISTORY_COLUMNS) -> Any:
+    """`HistoryFeatures` as TorchScript, for any number of windows."""
+    example = torch.ones(2, WINDOW_LENGTH, len(CALL_COLUMNS), dtype=torch.float64)
+    with ignore_deprecation():
+        return torch.jit.trace(HistoryFeatures(columns), example)  # type: ignore[no-untyped-call]
 
 
 class BrainModule(nn.Module):
@@ -143,9 +139,9 @@ class BrainModule(nn.Module):
         super().__init__()
         self.policy = policy
         self.watcher = NoWatcher() if trigger is None else Watcher(trigger, WINDOW_LENGTH)
-        self.features = HistoryFeatures()
-        self.num_static = len(STATIC_FEATURES)
-        self.num_history = len(HISTORY_FEATURES)
+        self.features = traced_features()
+        self.history_start = HISTORY_SLICE.start
+        self.history_stop = HISTORY_SLICE.stop
         self.window_length = WINDOW_LENGTH
         self.call_columns = list(CALL_COLUMNS)
         self.systems = [asked.support.system for asked in questions]
@@ -204,8 +200,8 @@ class BrainModule(nn.Module):
     ) -> torch.Tensor:
         """(N,) actions; abstains where the default was not measured (`questions.decide`)."""
         window_NKW, history_NH = self.features(calls_NKC)
-        after = self.num_static + self.num_history
-        parts = [context_NF[:, : self.num_static], history_NH, context_NF[:, after:]]
+        before, after = context_NF[:, : self.history_start], context_NF[:, self.history_stop :]
+        parts = [before, history_NH, after]
         action_N = self.policy(window_NKW, torch.cat(parts, dim=1), mask_NA)[0]
         return torch.where(mask_NA[:, 0] > 0.5, action_N, torch.zeros_like(action_N))
 

@@ -10,23 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.datasets.features import WINDOW_LENGTH, Float32Array, Observations
-from dynamiccl.datasets.history import Call
+from dynamiccl.datasets.history import Call, CallColumns
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, MachineError
 from dynamiccl.serve.brain.history import BrainConfig, Task
 from dynamiccl.serve.table import ENTRY, DecisionTable
 
 #: What `brain.pt` wants of a call, as float64. An unknown algorithm, protocol, interference or skew
-#: is -1, an unknown number of channels 0; the three knobs stand together.
-CALL_COLUMNS: Final = (
-    "valid",
-    "size_bytes",
-    "time_us",
-    "algorithm",
-    "protocol",
-    "num_channels",
-    "interference",
-    "skew_us",
-)
+#: is -1, an unknown number of channels 0.
+CALL_COLUMNS: Final = ("valid", *CallColumns.__slots__)
 
 #: How many calls of a task key there have been is told modulo this (one byte of a message).
 TIMED_MODULO: Final = 256
@@ -204,17 +195,10 @@ def raw_calls(windows: Sequence[Sequence[Call]]) -> npt.NDArray[np.float64]:
     raw = np.zeros((len(windows), WINDOW_LENGTH, len(CALL_COLUMNS)), dtype=np.float64)
     for row, calls in zip(raw, windows, strict=True):
         recent = list(calls)[-WINDOW_LENGTH:]
-        for slot, call in enumerate(recent, start=WINDOW_LENGTH - len(recent)):
-            row[slot] = [
-                1.0,
-                call.size_bytes,
-                call.time_us,
-                -1 if call.algorithm is None else call.algorithm,
-                -1 if call.protocol is None else call.protocol,
-                call.num_channels or 0,
-                -1.0 if call.interference is None else call.interference,
-                -1.0 if call.skew_us is None else call.skew_us,
-            ]
+        if recent:
+            told = CallColumns.of(recent)
+            facts = [np.ones(len(recent)), *(getattr(told, name) for name in CallColumns.__slots__)]
+            row[-len(recent) :] = np.stack(facts, axis=1)
     return raw
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dynamiccl.datasets.features import FEATURES, STATIC_FEATURES, WINDOW_LENGTH
+from dynamiccl.datasets.features import FEATURES, HISTORY_SLICE, WINDOW_LENGTH
 from dynamiccl.datasets.history import CallColumns
 from dynamiccl.datasets.steps import Steps, Tasks
 from dynamiccl.nccl import Algorithm, Protocol
@@ -34,7 +34,7 @@ def make_steps(
         skew_us=np.where(known[0], random.random(num_steps), -1.0).astype(np.float32),
     )
     context = np.zeros((NUM_TASKS, len(FEATURES)), dtype=np.float32)
-    context[:, : len(STATIC_FEATURES)] = random.random((NUM_TASKS, len(STATIC_FEATURES)))
+    context[:, : HISTORY_SLICE.start] = random.random((NUM_TASKS, HISTORY_SLICE.start))
     mask = (random.random((NUM_TASKS, num_actions)) < 0.6).astype(np.float32)
     mask[:, 0] = 1.0
     windows = random.integers(-1, num_steps, (num_steps, WINDOW_LENGTH))

@@ -18,6 +18,7 @@ from d3rlpy.optimizers.lr_schedulers import CosineAnnealingLRFactory
 from torch import nn
 
 from dynamiccl.datasets.features import Float32Array, Observations
+from dynamiccl.datasets.history_columns import WINDOW_COLUMN
 from dynamiccl.datasets.steps import Steps
 from dynamiccl.errors import UnknownName
 from dynamiccl.train.encoders import ObservationEncoder, ObservationEncoderFactory
@@ -140,23 +141,24 @@ def set_scaling(networks: Iterable[nn.Module], sources: Sequence[Steps]) -> None
     """Scale windows and contexts as seen in `sources`, in the encoder of each network."""
     seen = [_some_observations(steps) for steps in sources]
     context = _scaling(np.concatenate([each.context for each in seen]))
-    calls = np.concatenate([each.window[each.window[..., 0] > 0.0] for each in seen])
-    # The first feature, `valid`, tells calls from padding and stays as it is.
-    window = _scaling(calls, kept=1)
+    valid = WINDOW_COLUMN["valid"]
+    calls = np.concatenate([each.window[each.window[..., valid] > 0.0] for each in seen])
+    mean, scale = _scaling(calls)
+    mean[valid], scale[valid] = 0.0, 1.0  # it tells calls from padding and stays as it is
     for network in networks:
         encoder = cast(ObservationEncoder, cast(Member, network).encoder)
-        encoder.set_scaling(window=window, context=context)
+        encoder.set_scaling(window=(mean, scale), context=context)
 
 
-def _scaling(rows: Float32Array, kept: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and spread of each column, 0 and 1 of the first `kept` and where there is no row."""
+def _scaling(rows: Float32Array) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and spread of each column, 0 and 1 where there is no row."""
     width = rows.shape[1]
     mean, scale = np.zeros(width, dtype=np.float32), np.ones(width, dtype=np.float32)
     if len(rows):
-        mean[kept:] = rows.mean(axis=0)[kept:]
-        spread = rows.std(axis=0)[kept:]
+        mean = rows.mean(axis=0)
+        spread = rows.std(axis=0)
         # A feature that never varies says nothing, and must not explode where it does at last.
-        scale[kept:] = np.where(spread > 1e-6, spread, 1.0)
+        scale = np.where(spread > 1e-6, spread, 1.0)
     return torch.from_numpy(mean), torch.from_numpy(scale)
 
 

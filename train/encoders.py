@@ -15,6 +15,8 @@ from d3rlpy.models import EncoderFactory, register_encoder_factory
 from d3rlpy.models.torch import Encoder
 from torch import nn
 
+from dynamiccl.datasets.features import CONTEXT_COLUMN
+from dynamiccl.datasets.history_columns import WINDOW_COLUMN
 from dynamiccl.errors import UnknownName
 
 #: Wavelengths of `SizeWaves`, in octaves of message size.
@@ -39,10 +41,11 @@ class SizeWaves(nn.Module):
         """Make the frequencies; they are constants, not weights."""
         super().__init__()
         self.register_buffer("angular", 2.0 * torch.pi / torch.tensor(WAVE_OCTAVES))
+        self.log2_size = CONTEXT_COLUMN["log2_size"]
 
     def forward(self, context_BF: torch.Tensor) -> torch.Tensor:
-        """Waves (B, 2 x len(WAVE_OCTAVES)) of the first context feature."""
-        angle_BN = context_BF[:, 0:1] * self.angular
+        """Waves (B, 2 x len(WAVE_OCTAVES))."""
+        angle_BN = context_BF[:, self.log2_size].unsqueeze(1) * self.angular
         return torch.cat([torch.sin(angle_BN), torch.cos(angle_BN)], dim=1)
 
 
@@ -86,10 +89,11 @@ class RecurrentWindow(nn.Module):
         super().__init__()
         self.recurrent = layer(int(window_shape[1]), WINDOW_UNITS, batch_first=True)
         self.width = WINDOW_UNITS
+        self.valid = WINDOW_COLUMN["valid"]
 
     def forward(self, window_BKW: torch.Tensor) -> torch.Tensor:
         """(B, WINDOW_UNITS)."""
-        warm = torch.nonzero(window_BKW[:, -1, 0] > 0.5).flatten()
+        warm = torch.nonzero(window_BKW[:, -1, self.valid] > 0.5).flatten()
         state = window_BKW.new_zeros([window_BKW.size(0), self.width])
         if warm.numel() == 0:
             return state
@@ -152,12 +156,14 @@ class Trunk(nn.Module):
             layers += [nn.Linear(width, hidden), nn.SiLU()]
             width = hidden
         self.layers = nn.Sequential(*layers)
+        self.valid = WINDOW_COLUMN["valid"]
 
     def forward(self, window_BKW: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:
         """Hidden features (B, H)."""
         scaled_BF = (context_BF - self.context_mean) / self.context_scale
-        # Padding stays zero: its first feature, `valid`, is.
-        scaled_BKW = (window_BKW - self.window_mean) / self.window_scale * window_BKW[:, :, 0:1]
+        # Padding stays zero: its feature `valid` is.
+        valid_BK1 = window_BKW[:, :, self.valid].unsqueeze(2)
+        scaled_BKW = (window_BKW - self.window_mean) / self.window_scale * valid_BK1
         parts = [self.window(scaled_BKW), scaled_BF, self.waves(context_BF)]
         return self.layers(torch.cat(parts, dim=1))  # type: ignore[no-any-return]
 

@@ -22,12 +22,12 @@ from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.episodes import with_noise
 from dynamiccl.datasets.features import (
     HISTORY_SLICE,
-    WINDOW_FEATURES,
     WINDOW_LENGTH,
     Float32Array,
     cold_observations,
 )
 from dynamiccl.datasets.history import UNKNOWN, CallColumns
+from dynamiccl.datasets.history_columns import WINDOW_FEATURES
 from dynamiccl.datasets.questions import column_types
 from dynamiccl.datasets.reward import reward
 from dynamiccl.datasets.rings import CallRings

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from dynamiccl.datasets.features import NOISE_FEATURE
+from dynamiccl.datasets.features import CONTEXT_COLUMN
+from dynamiccl.datasets.history_columns import WINDOW_COLUMN
 from dynamiccl.train.encoders import ObservationEncoder
 from dynamiccl.train.heads import MASKED_Q, Z_MAX, Z_MIN, Member
 
@@ -50,7 +51,8 @@ class PolicyModule(nn.Module):
         self.members = nn.ModuleList([PolicyMember(member) for member in members])
         self.margin = float(margin)
         self.warm_margin = float(warm_margin)
-        self.noise_feature = NOISE_FEATURE
+        self.noise_band = CONTEXT_COLUMN["noise_band"]
+        self.valid = WINDOW_COLUMN["valid"]
         self.masked_q = MASKED_Q
         self.z_min = Z_MIN
         self.z_max = Z_MAX
@@ -68,9 +70,9 @@ class PolicyModule(nn.Module):
         best_B = z_BA.masked_fill(mask_BA < 0.5, float("inf")).argmin(dim=1)
         index_EB1 = best_B.view(1, -1, 1).expand(z_EBA.size(0), -1, 1)
         gain_EB = z_EBA[:, :, 0] - z_EBA.gather(2, index_EB1).squeeze(2)
-        cold_B = window_BKW[:, -1, 0] < 0.5  # the feature `valid` of the last call
+        cold_B = window_BKW[:, -1, self.valid] < 0.5
         least_B = torch.where(cold_B, gain_EB.min(dim=0)[0], gain_EB.mean(dim=0))
-        noise_B = context_BF[:, self.noise_feature].clamp(min=self.margin)
+        noise_B = context_BF[:, self.noise_band].clamp(min=self.margin)
         threshold_B = torch.where(cold_B, noise_B, torch.full_like(noise_B, self.warm_margin))
         # Where ABSTAIN itself is not allowed there is nothing to fall back on.
         abstain_B = (least_B <= threshold_B) & (mask_BA[:, 0] > 0.5)

@@ -10,19 +10,15 @@ import pytest
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.episodes import Counts, training_noise, training_steps
-from dynamiccl.datasets.features import (
-    HISTORY_FEATURES,
-    STATIC_FEATURES,
-    WINDOW_FEATURES,
-    WINDOW_LENGTH,
-)
+from dynamiccl.datasets.features import CONTEXT_COLUMN, HISTORY_SLICE, WINDOW_LENGTH
+from dynamiccl.datasets.history_columns import WINDOW_COLUMN
 from dynamiccl.datasets.splits import Split, split_of
 from dynamiccl.errors import NotEnoughData
 from tests.rows import default, forced, frame
 
 PROFILES = ("default",)
-TIME = [feature.name for feature in WINDOW_FEATURES].index("log2_time")
-VALID = [feature.name for feature in WINDOW_FEATURES].index("valid")
+SIZE = CONTEXT_COLUMN["log2_size"]
+TIME, VALID = WINDOW_COLUMN["log2_time"], WINDOW_COLUMN["valid"]
 SIZES = [1 << k for k in range(18, 26)]
 CONFIGS = [("Ring", "LL"), ("Ring", "Simple"), ("Tree", "LL")]
 
@@ -100,18 +96,17 @@ def test_cold_rows_are_the_training_measurements_in_order() -> None:
     found = build(rows)
     cold = found.is_cold
     assert found.counts.cold == int(cold.sum()) == len(trained(rows))
-    sizes = [round(2 ** float(context[0])) for context in found.context[cold]]
+    sizes = [round(2 ** float(context[SIZE])) for context in found.context[cold]]
     assert sizes == [row["size_bytes"] for row in trained(rows)]
 
 
 def test_at_least_half_is_cold_and_cold_sees_nothing() -> None:
     found = build(grid())
     assert found.counts.cold >= found.counts.warm > 0
-    start = len(STATIC_FEATURES)
-    history = found.context[:, start : start + len(HISTORY_FEATURES)]
+    history = found.context[:, HISTORY_SLICE]
     assert not found.window[found.is_cold].any()
     assert not history[found.is_cold].any()
-    assert history[~found.is_cold][:, 0].all()
+    assert found.context[~found.is_cold, CONTEXT_COLUMN["last_known"]].all()
     assert found.window[~found.is_cold][:, -1, VALID].all()
 
 
@@ -129,7 +124,7 @@ def test_warm_window_holds_other_training_times_of_the_same_task_and_run_only(se
     assert len(warm) == len(owners)
     for index, owner in zip(warm, owners, strict=True):
         own = members[owner]
-        assert round(2 ** float(found.context[index, 0])) == own["size_bytes"]
+        assert round(2 ** float(found.context[index, SIZE])) == own["size_bytes"]
         seen = window_times(found.window[index])
         assert seen
         assert seen <= by_task[own["size_bytes"], own["run"]] - {tag(own)}
@@ -298,9 +293,10 @@ def test_noise_is_of_quiet_training_repeats() -> None:
 
 def test_noise_is_a_feature_of_every_row() -> None:
     found = build(grid())
-    column = [feature.name for feature in STATIC_FEATURES].index("noise_band")
     assert isinstance(found.context, np.ndarray)
     band = training_noise(frame(*grid()))["noise_band"][0]
     assert isinstance(band, float)
-    np.testing.assert_allclose(found.context[:, column], np.log1p(band), rtol=1e-6)
-    assert not pl.Series(found.context[:, column - 1]).eq(0.0).any()
+    np.testing.assert_allclose(
+        found.context[:, CONTEXT_COLUMN["noise_band"]], np.log1p(band), rtol=1e-6
+    )
+    assert not pl.Series(found.context[:, CONTEXT_COLUMN["noise_known"]]).eq(0.0).any()

@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.datasets.features import (
+    CONTEXT_COLUMN,
     FEATURES,
-    HISTORY_FEATURES,
-    NOISE_FEATURE,
-    STATIC_FEATURES,
-    WINDOW_FEATURES,
+    HISTORY_SLICE,
     WINDOW_LENGTH,
     Float32Array,
     cold_observations,
@@ -20,11 +18,11 @@ from dynamiccl.datasets.features import (
     window_table,
 )
 from dynamiccl.datasets.history import Call, history_arrays
+from dynamiccl.datasets.history_columns import HISTORY_FEATURES, WINDOW_COLUMN
 from dynamiccl.nccl import Algorithm, Protocol
 from tests.rows import default, frame
 
 PROFILES = ("default", "tuned")
-COLUMN = {feature.name: i for i, feature in enumerate(WINDOW_FEATURES)}
 FACTS: dict[str, Any] = {
     "compute_capability": 9.0,
     "nvlink_generation": 4,
@@ -84,7 +82,7 @@ def test_table_of_the_manifest_is_the_order_of_the_columns() -> None:
         "profile:default",
         "profile:tuned",
     ]
-    assert feature_table(())[NOISE_FEATURE]["name"] == "noise_band"
+    assert [entry["name"] for entry in feature_table(())] == list(CONTEXT_COLUMN)
 
 
 def test_one_row_by_hand() -> None:
@@ -128,8 +126,7 @@ def test_one_row_by_hand() -> None:
 def test_cold_knows_no_history() -> None:
     observed = cold_observations(tasks(default(), default(size_bytes=8)), PROFILES)
     assert not observed.window.any()
-    start = len(STATIC_FEATURES)
-    assert not observed.context[:, start : start + len(HISTORY_FEATURES)].any()
+    assert not observed.context[:, HISTORY_SLICE].any()
 
 
 def test_unknown_facts_are_zero_and_say_so() -> None:
@@ -184,23 +181,23 @@ def test_collective_without_a_tuner_is_refused() -> None:
 def test_order_of_rows_stays() -> None:
     sizes = [1 << 20, 8, 1 << 30, 64]
     observed = cold_observations(tasks(*(default(size_bytes=n) for n in sizes)), PROFILES)
-    assert observed.context[:, 0].tolist() == [20.0, 3.0, 30.0, 6.0]
+    assert observed.context[:, CONTEXT_COLUMN["log2_size"]].tolist() == [20.0, 3.0, 30.0, 6.0]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, WINDOW_LENGTH, WINDOW_LENGTH + 4])
 def test_window_holds_the_last_calls_oldest_first(count: int) -> None:
     window, _ = history(*(call(2.0 ** (i + 1)) for i in range(count)))
     kept = min(count, WINDOW_LENGTH)
-    valid = window[:, COLUMN["valid"]].tolist()
+    valid = window[:, WINDOW_COLUMN["valid"]].tolist()
     assert valid == [0.0] * (WINDOW_LENGTH - kept) + [1.0] * kept
     assert not window[: WINDOW_LENGTH - kept].any()
-    times = window[WINDOW_LENGTH - kept :, COLUMN["log2_time"]].tolist()
+    times = window[WINDOW_LENGTH - kept :, WINDOW_COLUMN["log2_time"]].tolist()
     assert times == [float(i + 1) for i in range(count - kept, count)]
 
 
 def test_window_row_by_hand() -> None:
     window, _ = history(call(8.0), call(16.0, protocol=Protocol.Simple, interference=0.5))
-    newest = dict(zip(COLUMN, map(float, window[-1]), strict=True))
+    newest = dict(zip(WINDOW_COLUMN, map(float, window[-1]), strict=True))
     # 16000 B in 16 us are 1 GB/s; over 4 channels 2^-2.
     expected = {
         "valid": 1.0,
@@ -217,13 +214,13 @@ def test_window_row_by_hand() -> None:
 
 def test_first_call_and_equal_configs_have_not_changed() -> None:
     window, _ = history(call(), call(9.0), call(9.0, num_channels=8), call(9.0, num_channels=8))
-    assert window[-4:, COLUMN["changed"]].tolist() == [0.0, 0.0, 1.0, 0.0]
+    assert window[-4:, WINDOW_COLUMN["changed"]].tolist() == [0.0, 0.0, 1.0, 0.0]
 
 
 def test_change_from_a_call_that_fell_out_of_the_window_is_not_seen() -> None:
     calls = [call(num_channels=1), *(call() for _ in range(WINDOW_LENGTH))]
     window, _ = history(*calls)
-    assert not window[:, COLUMN["changed"]].any()
+    assert not window[:, WINDOW_COLUMN["changed"]].any()
 
 
 def test_network_sense_by_hand() -> None:
@@ -249,9 +246,11 @@ def test_bytes_in_flight_are_bounded() -> None:
 
 def test_unknown_config_of_a_call_is_all_zero() -> None:
     window, values = history(call(algorithm=None, protocol=None, num_channels=None))
-    used = [COLUMN[name] for name in COLUMN if name.startswith(("algorithm", "protocol"))]
-    assert not window[-1, [*used, COLUMN["log2_channels"]]].any()
-    assert window[-1, COLUMN["log2_channel_throughput"]] == 0.0
+    used = [
+        WINDOW_COLUMN[name] for name in WINDOW_COLUMN if name.startswith(("algorithm", "protocol"))
+    ]
+    assert not window[-1, [*used, WINDOW_COLUMN["log2_channels"]]].any()
+    assert window[-1, WINDOW_COLUMN["log2_channel_throughput"]] == 0.0
     assert values["last_algorithm_Tree"] == 0.0
     assert values["last_known"] == 1.0
 

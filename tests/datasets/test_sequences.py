@@ -6,7 +6,8 @@ import pytest
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.episodes import training_noise
-from dynamiccl.datasets.features import FEATURES, WINDOW_FEATURES
+from dynamiccl.datasets.features import FEATURES
+from dynamiccl.datasets.history_columns import WINDOW_COLUMN
 from dynamiccl.datasets.sequences import SequenceCounts, sequence_steps
 from dynamiccl.datasets.steps import Steps
 from tests.calls import call, calls_frame
@@ -51,8 +52,7 @@ def test_a_job_s_calls_of_one_key_are_one_episode_in_order() -> None:
 def test_a_step_sees_the_calls_before_it_and_its_system() -> None:
     steps, _ = steps_of(calls_frame(*(call(n, 100.0 * 2**n) for n in range(3))))
     found, mask, _ = steps.observe(np.arange(3), np.zeros(3, dtype=np.int64))
-    names = [feature.name for feature in WINDOW_FEATURES]
-    times = found.window[:, :, names.index("log2_time")]
+    times = found.window[:, :, WINDOW_COLUMN["log2_time"]]
     assert times[0].tolist() == [0.0] * 8
     assert times[2, -2:].tolist() == pytest.approx([np.log2(100.0), np.log2(200.0)])
     context = dict(zip([f.name for f in FEATURES], found.context[2], strict=False))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynamiccl.datasets.features import HISTORY_FEATURES, STATIC_FEATURES, WINDOW_LENGTH
+from dynamiccl.datasets.features import CONTEXT_COLUMN, HISTORY_SLICE, WINDOW_LENGTH
 from dynamiccl.datasets.history import UNKNOWN, Call, history_arrays
 from dynamiccl.datasets.step_files import open_steps, write_steps
 from dynamiccl.datasets.steps import Steps
@@ -36,7 +36,6 @@ def test_a_step_sees_the_calls_before_it(own_windows: bool) -> None:
     rows = np.arange(len(steps))
     episode = steps.episode_of(rows)
     observations, mask, task = steps.observe(rows, episode)
-    first = len(STATIC_FEATURES)
     for row in rows:
         start = int(steps.starts[episode[row]])
         seen = list(range(max(start, int(row) - WINDOW_LENGTH), int(row)))
@@ -44,9 +43,10 @@ def test_a_step_sees_the_calls_before_it(own_windows: bool) -> None:
             seen = [int(each) for each in steps.windows[row] if each >= 0]
         window, history = history_arrays([call_of(steps, each) for each in seen])
         np.testing.assert_array_equal(observations.window[row], window)
-        found = observations.context[row, first : first + len(HISTORY_FEATURES)]
+        found = observations.context[row, HISTORY_SLICE]
         np.testing.assert_array_equal(found, history)
-        assert observations.context[row, 0] == np.float32(np.log2(steps.calls.size_bytes[row]))
+        log2_size = observations.context[row, CONTEXT_COLUMN["log2_size"]]
+        assert log2_size == np.float32(np.log2(steps.calls.size_bytes[row]))
     np.testing.assert_array_equal(mask, steps.tasks.mask[steps.task[episode]])
     np.testing.assert_array_equal(task, steps.task[episode])
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.features import Observations
+from dynamiccl.datasets.features import HISTORY_SLICE, Observations
 from dynamiccl.datasets.history import Call, history_arrays
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.questions import cold_questions, table_supports
@@ -98,11 +98,8 @@ def test_warm_decisions_are_those_of_features_and_policy(
     assert table is not None
     first = Collective.AllGather * NUM_BINS
     observations = Observations.cold(asked.context[first : first + NUM_BINS].copy())
-    offset = [f["name"] for f in artifact.manifest.features].index("last_known")
     for row, calls in enumerate(windows):
-        window, history = history_arrays(calls)
-        observations.window[row] = window
-        observations.context[row, offset : offset + len(history)] = history
+        observations.window[row], observations.context[row, HISTORY_SLICE] = history_arrays(calls)
     actions = policy.act(observations, asked.mask[first : first + NUM_BINS])
     wanted = DecisionTable.from_configs(
         [[configs[a] for a in actions]] * 5, num_nodes=1, num_ranks=8, first_bin=FIRST_BIN
@@ -143,7 +140,7 @@ def test_brain_with_other_features_is_refused(
     copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("dynamiccl.serve.brain_module.MAX_INFLIGHT", 0.5)
+        patched.setattr("dynamiccl.datasets.history_columns.MAX_INFLIGHT", 0.5)
         manifest = Manifest.read(copied)
         questions = [cold_questions(manifest, s) for s in table_supports(manifest)]
         configs = manifest.actions().configs

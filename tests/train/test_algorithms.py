@@ -5,7 +5,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from dynamiccl.datasets.features import WINDOW_FEATURES
+from dynamiccl.datasets.history_columns import WINDOW_COLUMN
 from dynamiccl.train.algorithms import make_algorithm, members_of
 from dynamiccl.train.encoders import ObservationEncoder
 from dynamiccl.train.heads import Member
@@ -18,16 +18,17 @@ def test_networks_scale_what_they_see_by_what_they_learn_from() -> None:
     algorithm = make_algorithm(make_recipe("ddqn-dueling", ["num_members=2"]), steps, steps)
     rows = np.arange(len(steps))
     seen = steps.observe(rows, steps.episode_of(rows))[0]
-    calls = torch.from_numpy(seen.window[seen.window[..., 0] > 0.0])
+    valid = WINDOW_COLUMN["valid"]
+    calls = torch.from_numpy(seen.window[seen.window[..., valid] > 0.0])
     members = list(members_of(algorithm))
     assert len(members) == 2
     for member in members:
         trunk = cast(ObservationEncoder, cast(Member, member).encoder).trunk
         scaled = (calls - trunk.window_mean) / trunk.window_scale
-        assert (scaled[:, 0] == 1.0).all()  # `valid` tells calls from padding
+        assert (scaled[:, valid] == 1.0).all()  # `valid` tells calls from padding
         varies = calls.std(dim=0) > 1e-6
-        varies[0] = False
-        assert varies.sum() > len(WINDOW_FEATURES) // 2
+        varies[valid] = False
+        assert varies.sum() > len(WINDOW_COLUMN) // 2
         torch.testing.assert_close(
             scaled[:, varies].mean(dim=0), torch.zeros(int(varies.sum())), atol=1e-4, rtol=0
         )

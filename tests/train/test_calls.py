@@ -9,6 +9,7 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
+from dynamiccl.datasets.history_columns import WINDOW_COLUMN
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.store import write_part
 from dynamiccl.errors import MissingPath
@@ -60,7 +61,7 @@ def chosen(policy: TorchPolicy, data: Path) -> str:
     steps = load_data(data, 0).sequences
     assert steps is not None
     found, mask, _ = steps.observe(np.array([20]), np.array([0]))
-    assert found.window[0, :, 0].all()
+    assert found.window[0, :, WINDOW_COLUMN["valid"]].all()
     names = [config.key for config in policy.manifest.actions().configs]
     tried = np.isin(names, ["ABSTAIN", "Tree/Simple"])[None]
     (action,) = policy.act(found, tried & (mask > 0.5))

@@ -3,16 +3,18 @@
 import pytest
 import torch
 
+from dynamiccl.datasets.history_columns import WINDOW_COLUMN
 from dynamiccl.train.encoders import WINDOW_ENCODERS, Trunk
 
 SHAPE, FEATURES = (8, 5), 6
+VALID = WINDOW_COLUMN["valid"]
 RECURRENT = ("lstm", "gru")
 
 
 def window(valid: int, seed: int = 0) -> torch.Tensor:
     """Three windows with so many calls each, right-aligned."""
     made = torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(seed))
-    made[:, :, 0] = 1.0
+    made[:, :, VALID] = 1.0
     made[:, : SHAPE[0] - valid] = 0.0
     return made
 
@@ -67,5 +69,5 @@ def test_calls_are_scaled_and_padding_says_nothing(name: str) -> None:
     context = torch.ones(3, FEATURES)
     for valid in (0, 3, 8):
         calls = window(valid)
-        raw = (calls * scale + mean) * calls[:, :, 0:1]  # padding is zeros as ever
+        raw = (calls * scale + mean) * calls[:, :, [VALID]]  # padding is zeros as ever
         torch.testing.assert_close(trunk(raw, context), plain(calls, context))

@@ -14,7 +14,7 @@ from dynamiccl.collect.sweep.load import parse_sweep
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import tuned, usable
 from dynamiccl.datasets.episodes import training_noise
-from dynamiccl.datasets.features import WINDOW_FEATURES
+from dynamiccl.datasets.history_columns import WINDOW_COLUMN
 from dynamiccl.datasets.sequences import sequence_steps
 from dynamiccl.datasets.splits import Split, split_of
 from dynamiccl.datasets.store import read
@@ -240,11 +240,11 @@ def test_what_a_watch_tells_is_seen_with_the_call(sweep: pl.DataFrame) -> None:
     tables = Tables.of(world, PROFILES, training_noise(sweep))
     env = CollectiveEnv(world, tables, 2, Course(), HalfOfIt)
     env.reset(seed=0)
-    at = [feature.name for feature in WINDOW_FEATURES].index("interference")
+    valid, at = WINDOW_COLUMN["valid"], WINDOW_COLUMN["interference"]
     for _ in range(30):
         observation = env.step(np.zeros(2, dtype=np.int64))[0]
     for window in observation["window"]:
-        levels = window[window[:, 0] > 0, at]
+        levels = window[window[:, valid] > 0, at]
         assert np.diff(levels) == pytest.approx(np.full(len(levels) - 1, 0.01), abs=1e-6)
 
 

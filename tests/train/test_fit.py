@@ -10,6 +10,7 @@ import pytest
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import usable
 from dynamiccl.datasets.episodes import training_steps
+from dynamiccl.datasets.features import CONTEXT_COLUMN
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.store import content_hash, read
 from dynamiccl.errors import MissingPath, NotEnoughData, UserError
@@ -108,5 +109,5 @@ def test_balanced_batches_hold_every_group_equally_often(data_dir: Path) -> None
     rows = np.bincount(steps.tasks.group[steps.task])
     assert len(set(rows.tolist())) == 2  # they are not equally often there
     context = Replay(steps, 4000, balance=1.0, seed=0).sample().observations[1]
-    share = float(np.asarray(context)[:, 4].mean())  # collective_AllGather, third one-hot
+    share = float(np.asarray(context)[:, CONTEXT_COLUMN["collective_AllGather"]].mean())
     assert 0.45 < share < 0.55

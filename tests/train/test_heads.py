@@ -5,7 +5,8 @@ import math
 import numpy as np
 import torch
 
-from dynamiccl.datasets.features import NOISE_FEATURE
+from dynamiccl.datasets.features import CONTEXT_COLUMN
+from dynamiccl.datasets.history_columns import WINDOW_COLUMN
 from dynamiccl.train.encoders import ObservationEncoder, Trunk
 from dynamiccl.train.heads import (
     MASKED_Q,
@@ -18,7 +19,8 @@ from dynamiccl.train.heads import (
 )
 from dynamiccl.train.policy_module import PolicyModule
 
-BATCH, CALLS, WIDTH, FEATURES, ACTIONS = 6, 8, 3, NOISE_FEATURE + 5, 4
+NOISE_BAND = CONTEXT_COLUMN["noise_band"]
+BATCH, CALLS, WIDTH, FEATURES, ACTIONS = 6, 8, 3, NOISE_BAND + 5, 4
 
 
 def make_q_function(seed: int = 0) -> LogTimeQFunction:
@@ -32,9 +34,9 @@ def observation(
 ) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(1)
     window = torch.randn(BATCH, CALLS, WIDTH, generator=generator)
-    window[:, -1, 0] = float(warm)  # whether the last call is one, or padding
+    window[:, -1, WINDOW_COLUMN["valid"]] = float(warm)
     context = torch.randn(BATCH, FEATURES, generator=generator)
-    context[:, NOISE_FEATURE] = 0.0
+    context[:, NOISE_BAND] = 0.0
     return window, context, torch.ones(BATCH, ACTIONS) if mask is None else mask
 
 
@@ -113,7 +115,7 @@ def test_policy_abstains_unless_the_gain_exceeds_the_margin() -> None:
 def test_policy_abstains_unless_the_gain_exceeds_the_noise_band() -> None:
     q_func = make_q_function()
     window, context, mask = observation()
-    context[:, NOISE_FEATURE] = 100.0
+    context[:, NOISE_BAND] = 100.0
     action, _ = PolicyModule([q_func], margin=0.0, warm_margin=0.0)(window, context, mask)
     assert (action == 0).all()
 
@@ -141,10 +143,10 @@ def test_warm_the_members_mean_decides_and_noise_does_not() -> None:
     gain, least = gains.mean(dim=0), gains.min(dim=0).values
     margin = float(gain.sort().values[BATCH // 2])
     module = PolicyModule(members, margin=50.0, warm_margin=margin)
-    context[:, NOISE_FEATURE] = 100.0
+    context[:, NOISE_BAND] = 100.0
     noisy = torch.stack([m.log_time((window, context, mask)) for m in members]).detach()
     for found, feature in ((all_z, 0.0), (noisy, 100.0)):
-        context[:, NOISE_FEATURE] = feature
+        context[:, NOISE_BAND] = feature
         choice = found.mean(dim=0).argmin(dim=1)
         gained = found[:, :, 0] - found.gather(2, choice.view(1, -1, 1).expand(3, -1, 1))[..., 0]
         acts = gained.mean(dim=0) > margin

@@ -1,0 +1,141 @@
+"""A column of the past is written once: numpy's windows, rows of steps and TorchScript have it."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from dynamiccl.datasets.features import HISTORY_SLICE, WINDOW_LENGTH, Float32Array
+from dynamiccl.datasets.history import CallColumns, history_features
+from dynamiccl.datasets.history_columns import (
+    HISTORY_COLUMNS,
+    Columns,
+    Feature,
+    HistoryColumns,
+    OfLast,
+    Past,
+    positions,
+    runs,
+)
+from dynamiccl.datasets.steps import Steps
+from dynamiccl.serve.brain_module import traced_features
+from dynamiccl.serve.torchscript import CALL_COLUMNS
+from dynamiccl.train.feature_rows import FeatureRows
+from tests.steps import make_steps
+
+
+def _slower(past: Past) -> Any:
+    return past.xp.log2(past.time_us / past.before(past.time_us))
+
+
+def _spread(past: Past) -> Any:
+    return past.xp.log2(past.largest(past.time_us) / past.smallest(past.time_us))
+
+
+def wider() -> HistoryColumns:
+    """With columns of every kind in the middle, where they move all that follows."""
+    slower = Columns((Feature("slower", "log2", "than the call before"),), _slower, compares=True)
+    flags = Columns(
+        (Feature("is_ll", "0/1", "LL"), Feature("is_ll128", "0/1", "LL128")),
+        lambda past: past.one_hot(past.protocol, 2),
+    )
+    spread = Columns((Feature("spread", "log2", "slowest over fastest"),), _spread)
+    last = OfLast(Feature("last_slower", "log2", "than the call before"), "slower")
+    columns = HISTORY_COLUMNS
+    return replace(
+        columns,
+        window=(*columns.window[:2], slower, flags, *columns.window[2:]),
+        history=(*columns.history[:3], spread, last, *columns.history[3:]),
+    )
+
+
+def seen(steps: Steps) -> tuple[CallColumns, np.typing.NDArray[np.bool_]]:
+    """Each step's window of the calls before it."""
+    rows = np.arange(len(steps))
+    index = rows[:, None] + np.arange(-WINDOW_LENGTH, 0)
+    valid = index >= steps.starts[steps.episode_of(rows)][:, None]
+    return steps.calls.take(np.maximum(index, 0)), valid
+
+
+def by_rows(steps: Steps, columns: HistoryColumns) -> tuple[Float32Array, Float32Array]:
+    """Windows and history of every step, as training has them."""
+    num_history = len(columns.history_features)
+    width = HISTORY_SLICE.start + num_history + 1
+    context = np.full((len(steps.tasks.context), width), 7.0, dtype=np.float32)
+    context[:, HISTORY_SLICE.start : -1] = 0.0
+    steps = replace(steps, tasks=replace(steps.tasks, context=context))
+    rows = np.arange(len(steps))
+    found, _, _ = FeatureRows(steps, columns).observe(rows, steps.episode_of(rows))
+    assert (found.context[:, -1] == 7.0).all()  # a launch profile's flag stands there
+    return found.window, found.context[:, HISTORY_SLICE.start : -1]
+
+
+def by_script(
+    calls: CallColumns, valid: np.typing.NDArray[np.bool_], columns: HistoryColumns
+) -> tuple[Float32Array, Float32Array]:
+    """Windows and history as an exported brain computes them."""
+    facts = [valid if name == "valid" else getattr(calls, name) for name in CALL_COLUMNS]
+    raw = np.stack(facts, axis=2).astype(np.float64) * valid[:, :, None]
+    scripted: Any = torch.jit.script(traced_features(columns))
+    window, history = scripted(torch.from_numpy(raw))
+    return window.numpy(), history.numpy()
+
+
+def assert_same_everywhere(columns: HistoryColumns) -> tuple[Float32Array, Float32Array]:
+    steps = make_steps(lengths=(1, 2, 5, 9, 20, 30))
+    calls, valid = seen(steps)
+    window, history = history_features(calls, valid, columns)
+    for found_window, found_history in (by_rows(steps, columns), by_script(calls, valid, columns)):
+        np.testing.assert_allclose(found_window, window, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(found_history, history, rtol=1e-6, atol=1e-6)
+    assert window.shape[2] == len(columns.window_features)
+    assert history.shape[1] == len(columns.history_features)
+    return window, history
+
+
+def test_all_three_have_the_columns() -> None:
+    assert_same_everywhere(HISTORY_COLUMNS)
+
+
+def test_a_column_that_is_added_to_the_specification_is_in_all_three() -> None:
+    columns = wider()
+    window, history = assert_same_everywhere(columns)
+    at, in_history = positions(columns.window_features), positions(columns.history_features)
+    valid = window[:, :, at["valid"]] > 0.0
+    log2_time = window[:, :, at["log2_time"]]
+    slower = np.where(valid[:, :-1], np.diff(log2_time, axis=1), 0.0)
+    np.testing.assert_allclose(window[:, 1:, at["slower"]], slower, atol=1e-5)
+    assert not window[:, 0, at["slower"]].any()
+    np.testing.assert_array_equal(window[:, :, at["is_ll"]], window[:, :, at["protocol_LL"]])
+    np.testing.assert_array_equal(
+        history[:, in_history["last_slower"]], window[:, -1, at["slower"]]
+    )
+    known = valid[:, -1]
+    largest = np.where(valid, log2_time, -np.inf).max(axis=1)
+    spread = largest[known] - history[known, in_history["log2_rtprop"]]
+    np.testing.assert_allclose(history[known, in_history["spread"]], spread, atol=1e-5)
+    assert spread.max() > 1.0
+    assert not history[~known].any()
+
+
+def test_a_column_that_is_added_leaves_the_others_as_they_are() -> None:
+    calls, valid = seen(make_steps())
+    columns = wider()
+    window, history = history_features(calls, valid)
+    more_window, more_history = history_features(calls, valid, columns)
+    at, in_history = positions(columns.window_features), positions(columns.history_features)
+    kept = [at[feature.name] for feature in HISTORY_COLUMNS.window_features]
+    np.testing.assert_array_equal(more_window[:, :, kept], window)
+    kept = [in_history[feature.name] for feature in HISTORY_COLUMNS.history_features]
+    np.testing.assert_array_equal(more_history[:, kept], history)
+
+
+def test_positions_side_by_side_are_one_run() -> None:
+    pairs = [(0, 0), (1, 3), (2, 4), (3, 5), (5, 6)]
+    found = [
+        (slice(0, 1), slice(0, 1)),
+        (slice(1, 4), slice(3, 6)),
+        (slice(5, 6), slice(6, 7)),
+    ]
+    assert runs(pairs) == found
