@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import NOISE_KEY, noise_bands, tuned, usable
+from dynamiccl.datasets.cells import NOISE_KEY, noise_bands, quiet, tuned, usable
 from dynamiccl.datasets.scoring import TaskGrid, task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import content_hash, read
@@ -131,7 +131,7 @@ def make_report(
     for player in players:
         choices[player.name] = player.choose(test)
         probes[player.name] = probes_of(player, test)
-    bands = _bands(frame)
+    bands = _bands(quiet(frame))
     out.mkdir(parents=True, exist_ok=True)
     results = out / "results.parquet"
     result_rows(test, catalogue, choices, bands).write_parquet(results)
