@@ -85,6 +85,11 @@ def quiet(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.filter(pl.col("interference_kind") == QUIET)
 
 
+def interfered(frame: pl.DataFrame) -> pl.DataFrame:
+    """Rows of collectives that something ran beside, on purpose."""
+    return frame.filter(pl.col("interference_kind") != QUIET)
+
+
 def comparable(frame: pl.DataFrame) -> pl.DataFrame:
     """Rows that may stand in a verdict of NCCL's default against a forced config.
 

@@ -2,8 +2,12 @@
 
 A static sweep has no order of its own, so every measurement is an episode of one step (gamma = 0).
 Each becomes one cold row; where its run measured the same task key more than once, one warm row is
-added whose window holds the *other* measurements, so at least half of all rows are cold and no row
-sees its own time. Only training bins are read: no window holds a held-out time.
+added whose window holds the *other* measurements, so no row sees its own time. Only training bins
+are read: no window holds a held-out time.
+
+What was measured beside a disturbance becomes warm rows only, whose windows hold what the same run
+measured beside the same one: their interference is known. Cold rows are repeated until they are
+half of all.
 """
 
 from collections.abc import Sequence
@@ -15,10 +19,23 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import NOISE_KEY, independent, noise_bands, quiet, tuned, usable
+from dynamiccl.datasets.cells import (
+    NOISE_KEY,
+    independent,
+    interfered,
+    noise_bands,
+    quiet,
+    tuned,
+    usable,
+)
 from dynamiccl.datasets.features import WINDOW_LENGTH, Float32Array, cold_observations
 from dynamiccl.datasets.history import Call, CallColumns
-from dynamiccl.datasets.reward import ReferenceKind, reward, with_reference
+from dynamiccl.datasets.reward import (
+    ReferenceKind,
+    reward,
+    with_interfered_reference,
+    with_reference,
+)
 from dynamiccl.datasets.splits import Split, with_split
 from dynamiccl.datasets.steps import Int64Array, Steps, Tasks
 from dynamiccl.errors import NotEnoughData
@@ -35,6 +52,8 @@ _WINDOW_KEY: Final = (
     "ranks_per_node",
     "launch_profile",
     "in_place",
+    "interference_kind",
+    "interference_level",
 )
 #: Configs that were measured here are what an action mask allows.
 _MASK_KEY: Final = ("system", "collective", "num_nodes", "ranks_per_node", "launch_profile")
@@ -46,12 +65,16 @@ class Counts:
 
     rows: int
     unusable: int
+    #: Beside a disturbance, of any split.
     interfered: int
     not_tuned: int
     held_out: int
     without_action: int
     without_reward: int
     reference_interpolated: int
+    #: Of those beside a disturbance: without the default, or anything else, beside the same one.
+    interfered_without_level: int
+    interfered_used: int
     cold: int
     warm: int
 
@@ -74,18 +97,26 @@ def training_steps(
     `seed` fixes which other measurements fill a warm window. Raises NotEnoughData when no row is
     left, with the counts that say why.
     """
-    rows, counts = _training_rows(frame, catalogue)
-    if rows.is_empty():
+    alone, counts = _quiet_rows(frame, catalogue)
+    if alone.is_empty():
         raise NotEnoughData(
             f"no row to train on: {counts}; measure NCCL's default (quiet, launch profile "
             "'default') at sizes in even octaves, beside the forced configs"
         )
-    rows = rows.with_row_index("row")
+    beside = _interfered_rows(frame, catalogue)
+    levelled = beside.filter(pl.col("interference").is_not_null())
+    rows = pl.concat([alone, levelled]).with_row_index("row")
     noise = training_noise(frame)
     rows = with_noise(rows, noise)
     values = rows.select(reward(pl.col("time_us"), pl.col("reference_us"))).to_series().to_numpy()
     owners, windows = _warm(rows, np.random.default_rng(seed))
-    row = np.concatenate([np.arange(rows.height), owners])
+    # Tables are made of cold observations: there are never fewer of them than of warm ones.
+    cold = np.resize(np.arange(alone.height), max(alone.height, len(owners)))
+    row = np.concatenate([cold, owners])
+    # A window names steps; of a row that has several, the first.
+    step_of = np.full(rows.height, -1)
+    step_of[row[::-1]] = np.arange(len(row))[::-1]
+    used = int((owners >= alone.height).sum())
     calls = CallColumns.of([_call(each) for each in rows.iter_rows(named=True)])
     steps = Steps(
         tasks=Tasks(
@@ -99,13 +130,24 @@ def training_steps(
         calls=calls.take(row),
         action=rows["action"].to_numpy().astype(np.int64)[row],
         reward=values.astype(np.float32)[row],
-        windows=np.concatenate([np.full((rows.height, WINDOW_LENGTH), -1), windows]),
+        windows=np.concatenate(
+            [
+                np.full((len(cold), WINDOW_LENGTH), -1),
+                np.where(windows >= 0, step_of[windows], -1),
+            ]
+        ),
     )
     return TrainingSteps(
         steps=steps,
-        is_cold=np.arange(len(row)) < rows.height,
+        is_cold=np.arange(len(row)) < len(cold),
         noise=noise,
-        counts=Counts(**{**counts, "cold": rows.height, "warm": len(owners)}),
+        counts=Counts(
+            **counts,
+            interfered_without_level=beside.height - used,
+            interfered_used=used,
+            cold=len(cold),
+            warm=len(owners),
+        ),
     )
 
 
@@ -120,9 +162,7 @@ def with_noise(tasks: pl.DataFrame, noise: pl.DataFrame) -> pl.DataFrame:
     return tasks.join(noise, on=NOISE_KEY, how="left", maintain_order="left")
 
 
-def _training_rows(
-    frame: pl.DataFrame, catalogue: Catalogue
-) -> tuple[pl.DataFrame, dict[str, int]]:
+def _quiet_rows(frame: pl.DataFrame, catalogue: Catalogue) -> tuple[pl.DataFrame, dict[str, int]]:
     timed = independent(frame)
     alone = quiet(timed)
     asked = tuned(alone)
@@ -131,7 +171,7 @@ def _training_rows(
     referenced = with_reference(acted, train)
     kept = referenced.filter(pl.col("reference_us").is_not_null())
     between = kept.filter(pl.col("reference_kind") == ReferenceKind.INTERPOLATED.value)
-    return kept, {
+    return kept.with_columns(interference=0.0), {
         "rows": frame.height,
         "unusable": frame.height - timed.height,
         "interfered": timed.height - alone.height,
@@ -141,6 +181,14 @@ def _training_rows(
         "without_reward": referenced.height - kept.height,
         "reference_interpolated": between.height,
     }
+
+
+def _interfered_rows(frame: pl.DataFrame, catalogue: Catalogue) -> pl.DataFrame:
+    """Training rows that something ran beside; `interference` is null where it is not known."""
+    train = with_split(tuned(independent(frame))).filter(pl.col("split") == Split.TRAIN.value)
+    beside = interfered(train)
+    acted = beside.with_columns(catalogue.actions(beside)).drop_nulls("action")
+    return with_interfered_reference(acted, train)
 
 
 def action_masks(frame: pl.DataFrame, rows: pl.DataFrame, catalogue: Catalogue) -> Float32Array:
@@ -186,5 +234,5 @@ def _call(row: dict[str, object]) -> Call:
         algorithm=Algorithm.parse(str(algorithm)) if algorithm else None,
         protocol=Protocol.parse(str(protocol)) if protocol else None,
         num_channels=int(str(channels)) if channels else None,
-        interference=0.0,
+        interference=float(str(row["interference"])),
     )

@@ -6,8 +6,12 @@
 environment (launch profile `default`), of the same run; where that run did not measure it, of all
 runs; where the size was not measured, log-log interpolation between measured default sizes at most
 one octave away on each side. Without any of these a row has no reward. -1 is "as good as default".
+
+Rows that were measured beside a disturbance have the default beside the same one for a reference:
+-1 is "as good as default would be now".
 """
 
+import math
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
@@ -15,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dynamiccl.datasets.cells import quiet, usable
+from dynamiccl.datasets.cells import interfered, quiet, usable
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, TASK_COLUMNS, DefaultScope
 
 #: Where the default was measured for a size: one octave to each side at most.
@@ -30,6 +34,12 @@ _REFERENCE_KEY: Final = tuple(
 )
 #: A run, whose name is unique within its sweep only.
 _RUN: Final = ("sweep", "run")
+#: What ran beside the same disturbance, in one run.
+_BESIDE: Final = (*_REFERENCE_KEY, *_RUN, "interference_kind", "interference_level")
+#: The default as a job without us has it.
+_IS_UNTOUCHED: Final = pl.col("default_scope") == DefaultScope.UNTOUCHED.value
+#: Bounds of an interference level; the Trigger's residuals of log time are clipped at 8.
+_LEVELS: Final = (0.0, math.expm1(8.0))
 _Column = TypeVar("_Column", pl.Expr, npt.NDArray[np.floating[Any]])
 _CURVE_KEY: Final = tuple(name for name in _REFERENCE_KEY if name != "size_bytes")
 
@@ -53,11 +63,10 @@ def with_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
     `profile_default_us` is the default measured inside the row's own launch profile.
     """
     defaults = quiet(usable(training)).filter(pl.col("is_default"))
-    is_untouched = pl.col("default_scope") == DefaultScope.UNTOUCHED.value
-    untouched = defaults.filter((pl.col("launch_profile") == DEFAULT_PROFILE) & is_untouched)
+    untouched = defaults.filter((pl.col("launch_profile") == DEFAULT_PROFILE) & _IS_UNTOUCHED)
     # Inside a profile: as measured under our plugin, or without it where it plays no schedule.
     inside = defaults.filter(
-        ~is_untouched | ~(~is_untouched).any().over([*_REFERENCE_KEY, "launch_profile"])
+        ~_IS_UNTOUCHED | ~(~_IS_UNTOUCHED).any().over([*_REFERENCE_KEY, "launch_profile"])
     )
     median = pl.col("time_us").median()
     same_run = untouched.group_by([*_REFERENCE_KEY, *_RUN]).agg(_same_us=median)
@@ -81,6 +90,29 @@ def with_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
     return joined.with_columns(
         reference_us=pl.coalesce("_same_us", "_any_us", "_between_us"), reference_kind=kind
     ).drop("_same_us", "_any_us", "_between_us")
+
+
+def with_interfered_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
+    """Add the columns of `with_reference`, and `interference`, to rows that something ran beside.
+
+    Their `reference_us` is another: the median of the default's training repeats beside the same
+    disturbance, in the same run. `interference` is by how much it exceeds the default's quiet time
+    (1: twice the time): what a Trigger that is sure tells. Both are null where the default was not
+    measured both ways.
+    """
+    beside = interfered(usable(training)).filter(
+        pl.col("is_default") & (pl.col("launch_profile") == DEFAULT_PROFILE) & _IS_UNTOUCHED
+    )
+    now = beside.group_by(_BESIDE).agg(_now_us=pl.col("time_us").median())
+    joined = with_reference(frame, training).join(now, on=_BESIDE, how="left", nulls_equal=True)
+    is_measured = pl.col("reference_kind").is_in(
+        [ReferenceKind.SAME_RUN.value, ReferenceKind.OTHER_RUNS.value]
+    )
+    level = (pl.col("_now_us") / pl.col("reference_us") - 1.0).clip(*_LEVELS)
+    return joined.with_columns(
+        interference=pl.when(is_measured).then(level),
+        reference_us=pl.when(is_measured).then(pl.col("_now_us")),
+    ).drop("_now_us")
 
 
 def _interpolate(frame: pl.DataFrame, points: pl.DataFrame) -> pl.DataFrame:

@@ -1,0 +1,92 @@
+"""A sweep with and without a disturbance beside it: trained on, and no quiet figure moves."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dynamiccl.datasets.cells import quiet
+from dynamiccl.datasets.features import CONTEXT_COLUMN
+from dynamiccl.datasets.rows import measurements_table
+from dynamiccl.datasets.splits import Split, split_of
+from dynamiccl.datasets.store import read, write_part
+from dynamiccl.evaluate.report import make_report
+from dynamiccl.train.algorithms import make_algorithm
+from dynamiccl.train.data import TrainingData, load_data
+from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.replay import Replay
+from tests.data_sets import make_data
+
+SWEEP = """
+name = "disturbed"
+system = "sim-4x8"
+collectives = ["AllReduce"]
+algorithms = ["Ring", "Tree"]
+groups = [{ num_nodes = 4, ranks_per_node = 8 }]
+sizes = { min = "64K", max = "256M" }
+nccl_version = "2.27.5"
+cycles = 2
+[[interference]]
+kind = "none"
+[[interference]]
+kind = "congestion"
+level = 1.0
+[simulator]
+seed = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data(tmp_path_factory.mktemp("both") / "store", SWEEP)
+
+
+@pytest.fixture(scope="module")
+def alone(both: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The quiet rows of the same sweep."""
+    out = tmp_path_factory.mktemp("alone") / "store"
+    write_part(out, measurements_table(quiet(read(both)).to_dicts()), provenance={})
+    return out
+
+
+def seen(data: TrainingData) -> tuple[Any, Any]:
+    """Contexts of all training steps, and the sizes that their windows hold."""
+    steps = data.training.steps
+    rows = np.arange(len(steps))
+    assert steps.windows is not None
+    inside = steps.calls.size_bytes[steps.windows[steps.windows >= 0]]
+    return steps.observe(rows, rows)[0].context, inside
+
+
+def test_a_policy_learns_from_what_was_disturbed(both: Path, alone: Path) -> None:
+    data, without = load_data(both, 0), load_data(alone, 0)
+    context, inside = seen(data)
+    assert {split_of(int(size)) for size in inside} == {Split.TRAIN}
+    levels = context[:, CONTEXT_COLUMN["interference"]]
+    used = data.training.counts.interfered_used
+    assert 0 < used == int((levels > 0.0).sum())
+    # The simulator halves the network: large messages take almost twice the time.
+    assert 0.5 < levels.max() < 1.1
+    assert not seen(without)[0][:, CONTEXT_COLUMN["interference"]].any()
+    recipe = make_recipe("ddqn-dueling", ["hidden_sizes=16"])
+    (steps,) = data.sources(recipe)
+    batch = Replay(steps, 256, seed=0).sample()
+    drawn = np.asarray(batch.observations[1])[:, CONTEXT_COLUMN["interference"]] > 0.0
+    assert 0 < drawn.sum() < len(drawn) // 2
+    losses = make_algorithm(recipe, steps).update(batch)
+    assert np.isfinite(list(losses.values())).all()
+    noise = [each.training.noise for each in (data, without)]
+    assert noise[0].equals(noise[1])
+    np.testing.assert_array_equal(data.validation.times_us, without.validation.times_us)
+    np.testing.assert_array_equal(data.observations.context, without.observations.context)
+
+
+def test_no_quiet_figure_of_the_report_moves(both: Path, alone: Path, tmp_path: Path) -> None:
+    first, second = (
+        make_report(data, [], tmp_path / data.parent.name).to_json()["systems"]
+        for data in (both, alone)
+    )
+    assert first == second
+    assert pl.Series(read(both)["interference_kind"]).n_unique() == 2
