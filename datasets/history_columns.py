@@ -47,23 +47,18 @@ class Past(Protocol):
 
     def one_hot(self, code: Any, count: int) -> Any:
         """(..., count) of codes (...); nothing but 0 for -1."""
-        ...
 
     def before(self, values: Any) -> Any:
         """For each call the value of the call before; its own where none is in the window."""
-        ...
 
     def last(self, values: Any) -> Any:
         """Of each window the value of its last call."""
-        ...
 
     def largest(self, values: Any) -> Any:
         """Of each window the largest value."""
-        ...
 
     def smallest(self, values: Any) -> Any:
         """Of each window the smallest value."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
