@@ -36,8 +36,6 @@ _REFERENCE_KEY: Final = tuple(
 _RUN: Final = ("sweep", "run")
 #: What ran beside the same disturbance, in one run.
 _BESIDE: Final = (*_REFERENCE_KEY, *_RUN, "interference_kind", "interference_level")
-#: The default as a job without us has it.
-_IS_UNTOUCHED: Final = pl.col("default_scope") == DefaultScope.UNTOUCHED.value
 #: Bounds of an interference level; the Trigger's residuals of log time are clipped at 8.
 _LEVELS: Final = (0.0, math.expm1(8.0))
 _Column = TypeVar("_Column", pl.Expr, npt.NDArray[np.floating[Any]])
@@ -63,10 +61,11 @@ def with_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
     `profile_default_us` is the default measured inside the row's own launch profile.
     """
     defaults = quiet(usable(training)).filter(pl.col("is_default"))
-    untouched = defaults.filter((pl.col("launch_profile") == DEFAULT_PROFILE) & _IS_UNTOUCHED)
+    is_untouched = pl.col("default_scope") == DefaultScope.UNTOUCHED.value
+    untouched = defaults.filter((pl.col("launch_profile") == DEFAULT_PROFILE) & is_untouched)
     # Inside a profile: as measured under our plugin, or without it where it plays no schedule.
     inside = defaults.filter(
-        ~_IS_UNTOUCHED | ~(~_IS_UNTOUCHED).any().over([*_REFERENCE_KEY, "launch_profile"])
+        ~is_untouched | ~(~is_untouched).any().over([*_REFERENCE_KEY, "launch_profile"])
     )
     median = pl.col("time_us").median()
     same_run = untouched.group_by([*_REFERENCE_KEY, *_RUN]).agg(_same_us=median)
@@ -101,10 +100,14 @@ def with_interfered_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl
     measured both ways.
     """
     beside = interfered(usable(training)).filter(
-        pl.col("is_default") & (pl.col("launch_profile") == DEFAULT_PROFILE) & _IS_UNTOUCHED
+        pl.col("is_default")
+        & (pl.col("launch_profile") == DEFAULT_PROFILE)
+        & (pl.col("default_scope") == DefaultScope.UNTOUCHED.value)
     )
     now = beside.group_by(_BESIDE).agg(_now_us=pl.col("time_us").median())
-    joined = with_reference(frame, training).join(now, on=_BESIDE, how="left", nulls_equal=True)
+    joined = with_reference(frame, training).join(
+        now, on=_BESIDE, how="left", nulls_equal=True, maintain_order="left"
+    )
     is_measured = pl.col("reference_kind").is_in(
         [ReferenceKind.SAME_RUN.value, ReferenceKind.OTHER_RUNS.value]
     )
