@@ -32,8 +32,8 @@ import numpy as np
 from harness import write_result
 
 from dynamiccl.collect.importing.importer import import_files
+from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.runner import Pick
-from dynamiccl.collect.runs.outcomes import Outcome
 from dynamiccl.collect.strategies import Strategy, choose
 from dynamiccl.collect.strategies.adaptive import Adaptive
 from dynamiccl.collect.strategies.exhaustive import Exhaustive

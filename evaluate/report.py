@@ -23,17 +23,16 @@ from dynamiccl.evaluate.gate.gated import read_gated
 from dynamiccl.evaluate.gate.shown import gate_blocks
 from dynamiccl.evaluate.lineup import make_policies
 from dynamiccl.evaluate.metrics import (
-    Summary,
     baseline_verdicts,
     default_verdicts,
     result_rows,
     summarise,
 )
-from dynamiccl.evaluate.ope.calibration import Calibration, calibrate
+from dynamiccl.evaluate.ope.calibration import calibrate
 from dynamiccl.evaluate.origins import origin_section
 from dynamiccl.evaluate.page import render
 from dynamiccl.evaluate.policies import Actions, Oracle, probes_of
-from dynamiccl.evaluate.systems import Drawn, headline_section, system_section
+from dynamiccl.evaluate.systems import Drawn, SystemReport, headline_section, system_section
 from dynamiccl.evaluate.training import Training
 from dynamiccl.train.policy import TorchPolicy
 
@@ -43,24 +42,6 @@ NO_TRAININGS: Final[Mapping[str, Training]] = MappingProxyType({})
 FIGURES_FOLDER: Final = "figures"
 #: The name of a policy's own row when only one is compared.
 POLICY_NAME: Final = "policy"
-
-
-@dataclass(frozen=True, slots=True)
-class SystemReport:
-    """Everything that was found on one system."""
-
-    system: str
-    simulated: bool
-    band: float | None
-    summaries: list[Summary]
-    by_collective: dict[str, list[Summary]]
-    #: The tasks on which the default's own regret exceeds the noise band; elsewhere anything looks
-    #: good. Empty when there are none, or the band is not known.
-    beyond_noise: list[Summary]
-    verdicts: list[str]
-    #: Off-policy estimates of the policies, where the runs are enough to try them.
-    calibrations: list[Calibration]
-    unscored: pl.DataFrame
 
 
 @dataclass(frozen=True, slots=True)

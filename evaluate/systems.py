@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
@@ -17,16 +17,32 @@ from dynamiccl.evaluate.figures.drawing import family_title, order_by_size
 from dynamiccl.evaluate.figures.families import curves, heat_map
 from dynamiccl.evaluate.figures.regret import regret_by_octave, regret_by_size
 from dynamiccl.evaluate.metrics import Summary, simple_baselines
+from dynamiccl.evaluate.ope.calibration import Calibration
 from dynamiccl.evaluate.ope.shown import calibration_blocks
 from dynamiccl.evaluate.page import HEADS, cells, crossfit_text
 from dynamiccl.evaluate.policies import Actions
 
-if TYPE_CHECKING:
-    from dynamiccl.evaluate.report import SystemReport
-
 #: A family is drawn when it has so many sizes; at most so many families a system.
 _MIN_SIZES: Final = 4
 _MAX_FAMILIES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SystemReport:
+    """Everything that was found on one system."""
+
+    system: str
+    simulated: bool
+    band: float | None
+    summaries: list[Summary]
+    by_collective: dict[str, list[Summary]]
+    #: The tasks on which the default's own regret exceeds the noise band; elsewhere anything looks
+    #: good. Empty when there are none, or the band is not known.
+    beyond_noise: list[Summary]
+    verdicts: list[str]
+    #: Off-policy estimates of the policies, where the runs are enough to try them.
+    calibrations: list[Calibration]
+    unscored: pl.DataFrame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +62,7 @@ class Drawn:
     learned: frozenset[str]
 
 
-def headline_section(systems: Sequence["SystemReport"], learned: Sequence[str]) -> Section:
+def headline_section(systems: Sequence[SystemReport], learned: Sequence[str]) -> Section:
     """What it comes to on each system, before all detail."""
     heads = [
         "system", "policy", "cross-fitted regret, 95 % interval", "NCCL's default",
@@ -80,7 +96,7 @@ def headline_section(systems: Sequence["SystemReport"], learned: Sequence[str]) 
     return Section("In short", [TableBlock("Mean regret by system", heads, rows, note)])
 
 
-def system_section(system: "SystemReport", drawn: Drawn) -> Section:
+def system_section(system: SystemReport, drawn: Drawn) -> Section:
     """Everything about one system."""
     figures, not_drawn = _figures(system.system, drawn)
     estimates = calibration_blocks(system.system, system.calibrations)
@@ -103,7 +119,7 @@ def system_section(system: "SystemReport", drawn: Drawn) -> Section:
     )
 
 
-def _tables(system: "SystemReport", learned: frozenset[str]) -> Iterator[TableBlock]:
+def _tables(system: SystemReport, learned: frozenset[str]) -> Iterator[TableBlock]:
     def table(title: str, summaries: Sequence[Summary]) -> TableBlock:
         return TableBlock(
             title, HEADS, [cells(s) for s in summaries], ours=learned, layout="scores"
@@ -119,7 +135,7 @@ def _tables(system: "SystemReport", learned: frozenset[str]) -> Iterator[TableBl
             yield table(name, part)
 
 
-def _by_size(system: "SystemReport", drawn: Drawn) -> FigureBlock:
+def _by_size(system: SystemReport, drawn: Drawn) -> FigureBlock:
     is_mine = (drawn.grid.tasks["system"] == system.system).to_numpy()
     by_octave = regret_by_octave(drawn.grid, np.flatnonzero(is_mine), drawn.choices)
     return FigureBlock(
@@ -132,7 +148,7 @@ def _by_size(system: "SystemReport", drawn: Drawn) -> FigureBlock:
     )
 
 
-def _listed(system: "SystemReport") -> list[TableBlock]:
+def _listed(system: SystemReport) -> list[TableBlock]:
     if not system.unscored.height:
         return []
     counted = system.unscored.group_by("unscored", "collective", maintain_order=True).len()

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dynamiccl.collect.importing.report import FileReport, ImportOptions
 from dynamiccl.collect.nccl_tests.json_output import json_tables
 from dynamiccl.collect.nccl_tests.text import parse_text
+from dynamiccl.collect.reports import FileReport, ImportOptions
 from dynamiccl.collect.sweep.sizes import DATATYPE_BYTES
 from dynamiccl.errors import DataError
 from dynamiccl.nccl import Collective

@@ -136,7 +136,7 @@ class NcclTestsRunner:
         self, launch: Launch, grid: Grid, folder: Path, progress: Callable[[int], None]
     ) -> LaunchResult:
         program = self._program(launch)
-        with self._disturber.disturb(launch.setting, program) as disturbance:
+        with self._disturber.disturb(launch.setting, program.path) as disturbance:
             ran = self._starter.start(launch, grid, program, folder, progress)
             alone = disturbance.lost
         output = self._output(launch, grid, folder, ran)

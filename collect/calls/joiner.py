@@ -14,7 +14,7 @@ import polars as pl
 import pyarrow as pa
 
 from dynamiccl.collect.calls.reader import FLAG_CAPTURED, FLAG_INCOMPLETE, FLAG_PROBE, RECORD
-from dynamiccl.collect.importing.report import FileReport
+from dynamiccl.collect.reports import FileReport
 from dynamiccl.datasets.schema import CALLS
 from dynamiccl.nccl import NUM_TUNED_COLLECTIVES, Algorithm, Collective, Protocol
 from dynamiccl.sizes import MAX_SIZE_BITS

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.collect.importing.report import FileReport
+from dynamiccl.collect.reports import FileReport
 from dynamiccl.errors import CorruptFile, UnknownName
 from dynamiccl.nccl import NcclVersion
 

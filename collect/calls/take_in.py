@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from dynamiccl.collect.calls.joiner import Spill, join
 from dynamiccl.collect.calls.reader import SUFFIX, CallsHeader, read_header, read_records
-from dynamiccl.collect.importing.report import FileReport
+from dynamiccl.collect.reports import FileReport
 from dynamiccl.datasets.provenance import program_record
 from dynamiccl.datasets.store import slug, write_part
 from dynamiccl.errors import CorruptFile, DataError, MissingPath, OutputError

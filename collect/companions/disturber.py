@@ -4,7 +4,6 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dynamiccl.collect.benchmark.programs import Program
 from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.interference.disturb import Disturbance, disturb
 from dynamiccl.collect.interference.traffic import Traffic, spare_gpus
@@ -21,8 +20,10 @@ class Disturber:
         self._num_gpus = num_gpus
 
     @contextmanager
-    def disturb(self, setting: Setting, program: Program) -> Iterator[Disturbance]:
+    def disturb(self, setting: Setting, program: str) -> Iterator[Disturbance]:
         """Disturb what runs inside the `with`; nothing for a setting that runs alone.
+
+        `program` is the path of the benchmark that traffic comes from, which is the launch's own.
 
         Raises MachineError when it does not get under way.
         """
@@ -44,7 +45,7 @@ class Disturber:
         ) as disturbance:
             yield disturbance
 
-    def _traffic(self, setting: Setting, program: Program) -> tuple[Traffic, int]:
+    def _traffic(self, setting: Setting, program: str) -> tuple[Traffic, int]:
         """The second benchmark, and its ranks on each node: on the GPUs that are left free."""
         if self._num_gpus is None:
             raise MachineError(
@@ -53,5 +54,5 @@ class Disturber:
             )
         spare = spare_gpus(self._num_gpus, setting.ranks_per_host)
         if self._nodes.one_process:
-            return Traffic(program.path, setting.ranks_per_host, spare), 1
-        return Traffic(program.path, setting.ranks_per_host), spare
+            return Traffic(program, setting.ranks_per_host, spare), 1
+        return Traffic(program, setting.ranks_per_host), spare

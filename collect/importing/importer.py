@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from dynamiccl.collect.calls.reader import MAGIC, SUFFIX
 from dynamiccl.collect.calls.take_in import CallsFile, CallsTaken, files_in, take_in
-from dynamiccl.collect.importing.report import FileReport, ImportOptions, ImportSummary
 from dynamiccl.collect.importing.systems import KnownSystems, load_systems
 from dynamiccl.collect.importing.tidy_csv import csv_tables, is_tidy_csv
 from dynamiccl.collect.nccl_tests.json_output import json_tables
 from dynamiccl.collect.nccl_tests.text import main_of, text_file_tables
+from dynamiccl.collect.reports import FileReport, ImportOptions, ImportSummary
 from dynamiccl.datasets.provenance import file_sha256, program_record
 from dynamiccl.datasets.store import check_slug, slug, write_part
 from dynamiccl.errors import DataError, MissingPath, OutputError, UserError

@@ -19,9 +19,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from dynamiccl.collect.importing.report import FileReport, ImportOptions
 from dynamiccl.collect.importing.systems import KnownSystems
 from dynamiccl.collect.nccl_tests.settings import default_scope
+from dynamiccl.collect.reports import FileReport, ImportOptions
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.schema import QUIET, Source, Statistic, Status
 from dynamiccl.datasets.store import slug

@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
-from dynamiccl.collect.launchers import local, mpirun, srun
 from dynamiccl.collect.launchers.job import Command, Job
+from dynamiccl.collect.launchers.local import command as local_command
+from dynamiccl.collect.launchers.mpirun import command as mpirun_command
+from dynamiccl.collect.launchers.srun import command as srun_command
 from dynamiccl.collect.sweep.settings import LauncherSettings
 
 
@@ -21,10 +23,10 @@ def command(job: Job, settings: LauncherSettings, *, uid: int) -> Command:
         InvalidSweep: the launcher cannot start such a job; the message says which can.
     """
     if settings.kind == "local":
-        return local.command(job, settings)
+        return local_command(job, settings)
     if settings.kind == "mpirun":
-        return mpirun.command(job, settings, uid=uid)
-    return srun.command(job, settings)
+        return mpirun_command(job, settings, uid=uid)
+    return srun_command(job, settings)
 
 
 def per_node_command(job: Job, settings: LauncherSettings, *, uid: int) -> Command:

@@ -15,11 +15,11 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from dynamiccl.collect.importing.report import FileReport, ImportOptions
 from dynamiccl.collect.nccl_tests.facts import RankLine, RunFacts, nccl_version_of
 from dynamiccl.collect.nccl_tests.parser import MISSING, ROW, ParsedText
 from dynamiccl.collect.nccl_tests.settings import kept_settings
 from dynamiccl.collect.nccl_tests.tables import columns_array, text_tables
+from dynamiccl.collect.reports import FileReport, ImportOptions
 from dynamiccl.datasets.schema import MEASUREMENTS, Source
 from dynamiccl.errors import CorruptFile, OutputError
 from dynamiccl.sizes import MAX_SIZE_BITS

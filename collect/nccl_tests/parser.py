@@ -14,7 +14,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.collect.importing.report import FileReport
 from dynamiccl.collect.nccl_tests.facts import RunFacts, header_kind, is_command
 from dynamiccl.collect.nccl_tests.layout import (
     Half,
@@ -27,6 +26,7 @@ from dynamiccl.collect.nccl_tests.layout import (
     split_touching,
 )
 from dynamiccl.collect.nccl_tests.lines import may_have_prefix, strip_prefix
+from dynamiccl.collect.reports import FileReport
 from dynamiccl.sizes import MAX_SIZE_BITS
 
 #: Stands for null in integer fields of a row; no root and no count is negative like this.

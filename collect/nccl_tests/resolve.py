@@ -18,11 +18,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.collect.importing.report import FileReport, ImportOptions
 from dynamiccl.collect.nccl_tests.facts import RunFacts
 from dynamiccl.collect.nccl_tests.names import collective_in_file_name, collective_of_program
 from dynamiccl.collect.nccl_tests.settings import Requested, requested_by
 from dynamiccl.collect.nccl_tests.tuning import Choice, TuningLog
+from dynamiccl.collect.reports import FileReport, ImportOptions
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
 
 #: Bandwidths below this have too few digits for a ratio.

@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dynamiccl.collect.importing.report import FileReport, ImportOptions
 from dynamiccl.collect.nccl_tests.facts import RunFacts
 from dynamiccl.collect.nccl_tests.parser import MISSING, ParsedText
 from dynamiccl.collect.nccl_tests.resolve import ResolvedRun, resolve_run
 from dynamiccl.collect.nccl_tests.settings import default_scope
+from dynamiccl.collect.reports import FileReport, ImportOptions
 from dynamiccl.datasets.rows import columns_table, trial_id
 from dynamiccl.datasets.schema import MEASUREMENTS, QUIET, Source, Status
 

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from dynamiccl.collect.importing.report import FileReport, ImportOptions, Rejected
 from dynamiccl.collect.nccl_tests.facts import RunFacts
 from dynamiccl.collect.nccl_tests.parser import parse_lines
 from dynamiccl.collect.nccl_tests.tables import merge_facts, shared_facts, text_tables
+from dynamiccl.collect.reports import FileReport, ImportOptions, Rejected
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Collective
 

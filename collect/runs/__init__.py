@@ -6,7 +6,6 @@ run         round by round, launch by launch
 journal     what is on disk, and what a resume has to do
 parts       from the journal to Parquet
 quarantine  what is not tried again
-outcomes    what became of each pick
 progress    what a person sees of it
 choices     the table that follows from it
 """

@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from dynamiccl.collect.runs.outcomes import Outcome
+from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.sweep.trial import Setting, Trial
 from dynamiccl.nccl import ABSTAIN
 

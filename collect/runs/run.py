@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from dynamiccl.collect.outcomes import Outcome, decode_outcomes, encode_outcomes
 from dynamiccl.collect.runner import Launch, LaunchMode, LaunchResult, Measured, Pick, Round, Runner
 from dynamiccl.collect.runs.choices import choices_path, write_choices
 from dynamiccl.collect.runs.journal import Journal, Record, Sealing
-from dynamiccl.collect.runs.outcomes import Outcome, decode_outcomes, encode_outcomes
 from dynamiccl.collect.runs.parts import Scribe
 from dynamiccl.collect.runs.quarantine import Quarantine
 from dynamiccl.collect.strategies import choose

@@ -14,7 +14,8 @@ from dynamiccl.datasets.schema import QUIET, Source, Statistic, Status
 from dynamiccl.errors import InvalidSweep
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.noise import Noise
-from dynamiccl.simulator.system import Call, Surroundings, System
+from dynamiccl.simulator.parts import Surroundings
+from dynamiccl.simulator.system import Call, System
 from dynamiccl.simulator.systems import find_system
 
 

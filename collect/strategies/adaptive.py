@@ -23,8 +23,8 @@ from typing import Final
 
 import numpy as np
 
+from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.runner import Pick
-from dynamiccl.collect.runs.outcomes import Outcome
 from dynamiccl.collect.strategies.belief import Belief
 from dynamiccl.collect.strategies.choose import by_setting, current_beliefs
 from dynamiccl.collect.strategies.samples import Floats

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from dynamiccl.collect.runs.outcomes import Outcome
+from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.strategies.belief import Belief, beliefs_of_setting
 from dynamiccl.collect.strategies.samples import condense, failed_trials, times_by_trial
 from dynamiccl.collect.strategies.strategy import TaskTrials, group_by_task, seed_of

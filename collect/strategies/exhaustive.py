@@ -3,8 +3,8 @@
 import random
 from collections.abc import Sequence
 
+from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.runner import Pick
-from dynamiccl.collect.runs.outcomes import Outcome
 from dynamiccl.collect.strategies.strategy import group_by_task, infeasible_picks, seed_of
 from dynamiccl.collect.sweep.trial import Trial
 

@@ -4,8 +4,8 @@ import math
 import random
 from collections.abc import Sequence
 
+from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.runner import Pick
-from dynamiccl.collect.runs.outcomes import Outcome
 from dynamiccl.collect.strategies.strategy import (
     TaskTrials,
     group_by_task,

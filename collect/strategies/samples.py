@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.collect.runs.outcomes import Outcome
+from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.strategies.strategy import TaskTrials, subspace
 
 Floats = npt.NDArray[np.float64]

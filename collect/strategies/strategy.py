@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.runner import Pick
-from dynamiccl.collect.runs.outcomes import Outcome
 from dynamiccl.collect.sweep.trial import Setting, Trial
 from dynamiccl.nccl import ABSTAIN, Algorithm
 from dynamiccl.nccl import Protocol as NcclProtocol

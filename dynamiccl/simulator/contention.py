@@ -18,7 +18,7 @@ compute: the config that is fastest alone need not be fastest for the iteration,
 
 from dataclasses import dataclass
 
-from dynamiccl.simulator.system import Parts, Surroundings
+from dynamiccl.simulator.parts import Parts, Surroundings
 
 
 @dataclass(frozen=True, slots=True)

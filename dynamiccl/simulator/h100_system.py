@@ -10,7 +10,8 @@ from dynamiccl.nccl import Algorithm, Collective, Config, NcclVersion, Protocol
 from dynamiccl.simulator import h100
 from dynamiccl.simulator.contention import Contention
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.system import UNTOUCHED, Call, Launch, Parts
+from dynamiccl.simulator.parts import Parts
+from dynamiccl.simulator.system import UNTOUCHED, Call, Launch
 from dynamiccl.simulator.tables import default_model
 
 #: Bus bandwidth of a ring or tree inside an NVSwitch node (default/).

@@ -23,10 +23,11 @@ from dynamiccl.simulator.parameters import (
     CellParameters,
     SystemFile,
 )
+from dynamiccl.simulator.parts import Parts
 from dynamiccl.simulator.physics import CellValues, LinkValues, Work, times
 from dynamiccl.simulator.resources import chunk_factor, thread_factor
 from dynamiccl.simulator.routes import route
-from dynamiccl.simulator.system import UNTOUCHED, Call, Launch, Parts
+from dynamiccl.simulator.system import UNTOUCHED, Call, Launch
 
 _NVLS_KINDS: Final = frozenset({Algorithm.NVLS, Algorithm.NVLSTree})
 Cell = tuple[Algorithm, NcclProtocol]

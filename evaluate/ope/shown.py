@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 
 from dynamiccl.datasets.store import slug
 from dynamiccl.evaluate.blocks import Block, FigureBlock, TableBlock
-from dynamiccl.evaluate.figures.calibration import calibration_figure
 from dynamiccl.evaluate.ope.calibration import (
     CALLS_PER_TASK,
     CONFIDENCE,
@@ -13,6 +12,7 @@ from dynamiccl.evaluate.ope.calibration import (
     LOGS,
     Calibration,
 )
+from dynamiccl.evaluate.ope.figure import calibration_figure
 
 
 def calibration_blocks(system: str, found: Sequence[Calibration]) -> Iterator[Block]:

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Final
 
 from dynamiccl.evaluate.blocks import FigureBlock, Section, TableBlock
-from dynamiccl.evaluate.figures.timeline import timeline_figure
 from dynamiccl.evaluate.page import render
 from dynamiccl.evaluate.simulate.compare import Comparison, Row
+from dynamiccl.evaluate.simulate.timeline import timeline_figure
 
 HEADS: Final = (
     "who decides",

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.runner import Pick
-from dynamiccl.collect.runs.outcomes import Outcome
 from dynamiccl.collect.sweep.trial import Trial
 from dynamiccl.nccl import ABSTAIN
 

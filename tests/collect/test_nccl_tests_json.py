@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dynamiccl.collect.importing.importer import ImportOptions, import_files
-from dynamiccl.collect.importing.report import ImportSummary
+from dynamiccl.collect.reports import ImportSummary
 from dynamiccl.datasets import store
 from dynamiccl.errors import CorruptFile, OutputError
 

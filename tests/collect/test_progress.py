@@ -3,8 +3,8 @@ import io
 import pytest
 from rich.console import Console
 
+from dynamiccl.collect.outcomes import Outcome, decode_outcomes, encode_outcomes
 from dynamiccl.collect.runner import Launch, LaunchMode, LaunchResult, Measured, Pick
-from dynamiccl.collect.runs.outcomes import Outcome, decode_outcomes, encode_outcomes
 from dynamiccl.collect.runs.progress import BestSoFar, SweepProgress
 from dynamiccl.collect.sweep.trial import Setting, Trial
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol

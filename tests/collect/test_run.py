@@ -6,6 +6,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.runner import (
     Launch,
     LaunchResult,
@@ -15,7 +16,6 @@ from dynamiccl.collect.runner import (
     Row,
     Runner,
 )
-from dynamiccl.collect.runs.outcomes import Outcome
 from dynamiccl.collect.runs.run import RunSummary, Shard, run_sweep
 from dynamiccl.collect.simulated.runner import SimulatorRunner
 from dynamiccl.collect.sweep.load import Sweep, parse_sweep

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from dynamiccl.collect.importing.report import FileReport, ImportOptions
 from dynamiccl.collect.nccl_tests.json_output import json_tables, read_json
 from dynamiccl.collect.nccl_tests.text import TextOutput, parse_text
+from dynamiccl.collect.reports import FileReport, ImportOptions
 from dynamiccl.errors import CorruptFile
 from dynamiccl.nccl import Collective
 from tests.fakes.nccl_tests.flags import parse, usage

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.collect.importing.importer import ImportFailed, ImportOptions, import_files
-from dynamiccl.collect.importing.report import FileReport
 from dynamiccl.collect.nccl_tests.layout import split_touching
 from dynamiccl.collect.nccl_tests.lines import strip_prefix
 from dynamiccl.collect.nccl_tests.parser import parse_lines
 from dynamiccl.collect.nccl_tests.text import TextOutput, parse_text
+from dynamiccl.collect.reports import FileReport
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Collective

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from dynamiccl.collect.calls.reader import read_records
 from dynamiccl.collect.calls.take_in import files_in
-from dynamiccl.collect.importing.report import FileReport
+from dynamiccl.collect.reports import FileReport
 from dynamiccl.nccl import Algorithm, Config, Protocol
 
 Records = npt.NDArray[np.void]

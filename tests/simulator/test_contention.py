@@ -7,7 +7,8 @@ from dynamiccl.simulator.contention import Contention
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.h100_system import H100System
 from dynamiccl.simulator.parametric import ParametricSystem
-from dynamiccl.simulator.system import Call, Parts
+from dynamiccl.simulator.parts import Parts
+from dynamiccl.simulator.system import Call
 from dynamiccl.simulator.systems import SYSTEMS, find_system
 
 MIB = 1 << 20

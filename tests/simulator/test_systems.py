@@ -5,7 +5,8 @@ import pytest
 
 from dynamiccl.errors import UnknownName
 from dynamiccl.nccl import ABSTAIN, COST_IGNORE, Algorithm, Config
-from dynamiccl.simulator.system import QUIET, Call, Surroundings, System
+from dynamiccl.simulator.parts import QUIET, Surroundings
+from dynamiccl.simulator.system import Call, System
 from dynamiccl.simulator.systems import SYSTEMS, find_system
 
 SIZES = [1 << 10, 3 << 16, 1 << 22, 1 << 28]

@@ -16,7 +16,7 @@ from dynamiccl.collect.calls.reader import ENTRY, HEADER, read_header
 from dynamiccl.collect.cli import app
 from dynamiccl.collect.findings.describe import CallsSummary, describe, describe_calls, to_json
 from dynamiccl.collect.importing.importer import ImportFailed, ImportOptions, import_files
-from dynamiccl.collect.importing.report import ImportSummary
+from dynamiccl.collect.reports import ImportSummary
 from dynamiccl.datasets import store
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.store import write_part

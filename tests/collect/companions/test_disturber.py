@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.benchmark.programs import Program
 from dynamiccl.collect.companions.disturber import Disturber
 from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.sweep.settings import LauncherSettings
@@ -14,7 +13,7 @@ from tests.collect.interference.processes import await_true, is_running
 from tests.fakes.nccl_tests.install import install_stand_in
 
 LOCAL = Nodes(LauncherSettings())
-NOTHING = Program("/no/such/program", frozenset())
+NOTHING = "/no/such/program"
 
 
 def setting(kind: str = "none", level: float = 0.0, ranks: int = 2) -> Setting:
@@ -76,9 +75,7 @@ def test_traffic_runs_on_the_gpus_that_are_left_free(
     binary = install_stand_in(tmp_path) / "all_reduce_perf"
     nodes = Started()
     disturber = Disturber(nodes, 8)
-    with disturber.disturb(
-        setting("traffic", 0.5), Program(str(binary), frozenset())
-    ) as disturbance:
+    with disturber.disturb(setting("traffic", 0.5), str(binary)) as disturbance:
         assert disturbance.lost is None
         assert is_running(nodes.pids[0])
     assert not is_running(nodes.pids[0])
@@ -108,6 +105,6 @@ def test_traffic_that_does_not_get_under_way_is_an_error_with_its_words(tmp_path
     broken.chmod(0o755)
     with (
         pytest.raises(MachineError, match=r"ended with status 3.*no libnccl here"),
-        Disturber(LOCAL, 8).disturb(setting("traffic", 0.5), Program(str(broken), frozenset())),
+        Disturber(LOCAL, 8).disturb(setting("traffic", 0.5), str(broken)),
     ):
         pass

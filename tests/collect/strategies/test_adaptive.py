@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.runner import Pick
-from dynamiccl.collect.runs.outcomes import Outcome
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.strategies.adaptive import (
     Adaptive,

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dynamiccl.collect.runs.outcomes import Outcome
+from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.strategies import choose, make_strategy
 from dynamiccl.collect.strategies.strategy import seed_of
 from dynamiccl.collect.sweep.load import Sweep

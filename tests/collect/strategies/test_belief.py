@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dynamiccl.collect.runs.outcomes import Outcome
+from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.strategies.belief import Belief
 from dynamiccl.collect.strategies.choose import current_beliefs
 from dynamiccl.collect.strategies.exhaustive import Exhaustive

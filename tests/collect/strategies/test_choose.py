@@ -1,6 +1,6 @@
 import random
 
-from dynamiccl.collect.runs.outcomes import Outcome
+from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.strategies.choose import choose
 from dynamiccl.collect.strategies.exhaustive import Exhaustive
 from dynamiccl.collect.sweep.trial import Trial

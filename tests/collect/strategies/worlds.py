@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.runner import Pick
-from dynamiccl.collect.runs.outcomes import Outcome
 from dynamiccl.collect.strategies.strategy import Strategy, seed_of
 from dynamiccl.collect.sweep.load import Sweep, parse_sweep
 from dynamiccl.collect.sweep.trial import Setting, Trial

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.collect.calls.reader import SUFFIX, read_header, read_records
-from dynamiccl.collect.importing.report import FileReport
+from dynamiccl.collect.reports import FileReport
 
 #: Prints the threads and libraries of its parent's other children, by process.
 _LOOK: Final = """
