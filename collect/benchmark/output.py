@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from dynamiccl.collect.nccl_tests.json_output import json_tables
+from dynamiccl.collect.nccl_tests.tables import rows_of
 from dynamiccl.collect.nccl_tests.text import parse_text
 from dynamiccl.collect.reports import FileReport, ImportOptions
 from dynamiccl.collect.sweep.sizes import DATATYPE_BYTES
+from dynamiccl.datasets.schema import MEASUREMENTS
 from dynamiccl.errors import DataError
 from dynamiccl.nccl import Collective
 
@@ -23,25 +25,28 @@ _ROW: Final = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w+\s+\w+\s+-?\d+\s+[\d.]")
 #: From the type on: what is left of a row whose head another rank's words cut off.
 _TAIL: Final = re.compile(rf"(?:^|\s)(?:{'|'.join(DATATYPE_BYTES)})\s+\w+\s+-?\d+\s+[\d.]")
 #: What a half of a row says of itself; everything else is the harness's to know.
-_KEPT: Final = (
-    "source",
-    "gpu",
-    "nccl_version",
-    "nccl_tests_version",
-    "size_bytes",
-    "in_place",
-    "time_us",
-    "algbw_gbytes_per_s",
-    "busbw_gbytes_per_s",
-    "wrong_values",
-    "status",
-    "statistic",
-    "time_min_us",
-    "time_max_us",
-    "time_p99_us",
-    "time_cv_percent",
-    "iteration_times_us",
+_KEPT: Final = frozenset(
+    (
+        "source",
+        "gpu",
+        "nccl_version",
+        "nccl_tests_version",
+        "size_bytes",
+        "in_place",
+        "time_us",
+        "algbw_gbytes_per_s",
+        "busbw_gbytes_per_s",
+        "wrong_values",
+        "status",
+        "statistic",
+        "time_min_us",
+        "time_max_us",
+        "time_p99_us",
+        "time_cv_percent",
+        "iteration_times_us",
+    )
 )
+_DROPPED: Final = frozenset(field.name for field in MEASUREMENTS) - _KEPT
 _IMPOSSIBLE: Final = re.compile(r"no algorithm/protocol available", re.IGNORECASE)
 _FAILURE: Final = re.compile(
     r"(Test \w+ failure|error|NCCL WARN|DYNAMICCL:|invalid)", re.IGNORECASE
@@ -121,7 +126,7 @@ def _text_blocks(lines: Sequence[str], collective: Collective) -> list[Block | N
     for half in parsed.rows:
         block = by_line.setdefault(half["source_line"], [])
         if block is not None:
-            block.append(_kept(half))
+            block.append({name: half[name] for name in half if name in _KEPT})
     for reject in parsed.rejected:
         by_line[reject.line] = None
     return [by_line[number] for number in sorted(by_line)]
@@ -138,16 +143,12 @@ def _json_blocks(path: Path, collective: Collective) -> list[Block | None]:
     except DataError:
         return []  # cut off by a crash: the text has what was measured
     blocks: list[Block | None] = []
-    for half in (row for table in tables for row in table.to_pylist()):
+    for half in (row for table in tables for row in rows_of(table, _DROPPED)):
         if not half["in_place"]:
             blocks.append([])
         if blocks and blocks[-1] is not None:
-            blocks[-1].append(_kept(half))
+            blocks[-1].append(half)
     return [] if report.rejected else blocks
-
-
-def _kept(half: dict[str, Any]) -> dict[str, Any]:
-    return {name: half[name] for name in _KEPT if half.get(name) is not None}
 
 
 def _believed(blocks: Sequence[Block | None], sizes: Sequence[int]) -> list[Block]:

@@ -1,6 +1,6 @@
 """From parsed text output to measurement tables, column by column, in bounded pieces."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -52,6 +52,26 @@ def text_tables(
         columns["trial"] = trials.take(pa.array(cell[part]))
         columns["repeat"] = pa.array(repeats[part])
         yield columns_table(columns, len(rows[part]))
+
+
+def rows_of(table: pa.Table, left_out: Collection[str] = ()) -> list[dict[str, Any]]:
+    """The rows of a table as they go into a journal: columns that have a value.
+
+    Most columns of a measurement are not known to a benchmark's output: those that are empty
+    throughout are not looked at row by row.
+    """
+    known = [
+        name
+        for name, column in zip(table.column_names, table.columns, strict=True)
+        if name not in left_out and column.null_count < len(column)
+    ]
+    rows: list[dict[str, Any]] = table.select(known).to_pylist()
+    gaps = [name for name in known if table[name].null_count]
+    for row in rows:
+        for name in gaps:
+            if row[name] is None:
+                del row[name]
+    return rows
 
 
 def shared_facts(parsed: ParsedText) -> RunFacts:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from dynamiccl.collect.nccl_tests.facts import RunFacts
 from dynamiccl.collect.nccl_tests.parser import parse_lines
-from dynamiccl.collect.nccl_tests.tables import merge_facts, shared_facts, text_tables
+from dynamiccl.collect.nccl_tests.tables import merge_facts, rows_of, shared_facts, text_tables
 from dynamiccl.collect.reports import FileReport, ImportOptions, Rejected
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Collective
@@ -54,11 +54,7 @@ def parse_text(text: str, *, where: str, collective: Collective | None = None) -
     tables = text_tables(
         parsed, shared=shared_facts(parsed), base=base, options=options, report=report
     )
-    rows = [
-        {name: v for name, v in row.items() if v is not None and name not in _IDENTITY}
-        for table in tables
-        for row in table.to_pylist()
-    ]
+    rows = [row for table in tables for row in rows_of(table, _IDENTITY)]
     return TextOutput(rows, tuple(report.rejected), tuple(report.remarks))
 
 

@@ -3,10 +3,17 @@
 import math
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from dynamiccl.collect.outcomes import Outcome
@@ -23,14 +30,16 @@ _COLUMNS: Final = (
 
 
 class _Bar(Progress):
-    """A bar, and under it a line of text."""
+    """A bar, and under it a line of text, which is asked for when it is drawn."""
 
-    line = ""
+    def __init__(self, *columns: ProgressColumn, line: Callable[[], str], **more: Any) -> None:
+        self._line = line
+        super().__init__(*columns, **more)
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield from super().get_renderables()
-        if self.line:
-            yield Text(self.line, style="dim", no_wrap=True, overflow="ellipsis")
+        if line := self._line():
+            yield Text(line, style="dim", no_wrap=True, overflow="ellipsis")
 
 
 class BestSoFar:
@@ -40,6 +49,7 @@ class BestSoFar:
         """Know nothing yet."""
         self._default: dict[tuple[Setting, int], float] = {}
         self._best: dict[tuple[Setting, int], tuple[float, Trial]] = {}
+        self._gains: dict[tuple[Setting, int], tuple[float, Trial]] = {}
 
     def add(self, trial: Trial, time_us: float) -> None:
         """Take in a time; of a config the smallest counts."""
@@ -48,14 +58,14 @@ class BestSoFar:
             self._default[task] = min(time_us, self._default.get(task, math.inf))
         elif time_us < self._best.get(task, (math.inf, trial))[0]:
             self._best[task] = (time_us, trial)
+        if task in self._default and task in self._best:
+            best_us, best = self._best[task]
+            self._gains[task] = (self._default[task] / best_us, best)
 
     def text(self) -> str:
         """One line: the task with the largest gain; empty before there is one."""
-        gains = [
-            (self._default[task] / best_us, trial)
-            for task, (best_us, trial) in self._best.items()
-            if task in self._default
-        ]
+        # A copy: the thread that draws asks while times come in.
+        gains = list(self._gains.values())
         if not gains:
             return ""
         gain, trial = max(gains, key=lambda found: found[0])
@@ -68,11 +78,18 @@ class SweepProgress:
     def __init__(self, name: str, console: Console, stopping: Callable[[], bool]) -> None:
         """Name the bar, where it is drawn, and what tells whether to stop."""
         shown = console.is_terminal
-        self._bar = _Bar(*_COLUMNS, console=console, transient=True, disable=not shown, expand=True)
+        self._best = BestSoFar()
+        self._bar = _Bar(
+            *_COLUMNS,
+            line=self._best.text,
+            console=console,
+            transient=True,
+            disable=not shown,
+            expand=True,
+        )
         self._task = self._bar.add_task(name, total=None, failed=0)
         self._stopping = stopping
         self._failed = 0
-        self._best = BestSoFar()
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -100,7 +117,6 @@ class SweepProgress:
             self._best.add(trial, outcome.time_us)
         elif not (outcome.ok or outcome.infeasible):
             self._failed += 1
-        self._bar.line = self._best.text()
         self._bar.update(self._task, failed=self._failed)
 
     def stopping(self) -> bool:
