@@ -19,8 +19,9 @@ from dynamiccl.collect.findings.plots import plot_systems
 from dynamiccl.collect.fitting import command as fitting
 from dynamiccl.collect.fitting.report import to_json as fit_to_json
 from dynamiccl.collect.importing.importer import import_files
+from dynamiccl.collect.launchers import LAUNCHERS
 from dynamiccl.collect.reports import ImportOptions, ImportSummary
-from dynamiccl.collect.runners import LAUNCHERS, RUNNERS
+from dynamiccl.collect.runners import RUNNERS
 from dynamiccl.collect.runs.carry_out import RunOrder, carry_out
 from dynamiccl.collect.runs.plan import make_plan, plan_lines
 from dynamiccl.collect.runs.run import RunSummary

@@ -1,33 +1,64 @@
-"""The two runners, by name, and where the real one finds what it needs."""
+"""The runners by name, and what they find around them."""
 
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dynamiccl.collect.benchmark.launching import Site
 from dynamiccl.collect.benchmark.runner import NcclTestsRunner
-from dynamiccl.collect.companions.facts import SiteFacts
-from dynamiccl.collect.companions.watch import Watch
+from dynamiccl.collect.companions.facts import ask_nodes, environment
+from dynamiccl.collect.companions.nodes import Nodes
+from dynamiccl.collect.companions.watch import NodeWatch, NoWatch, Watch
 from dynamiccl.collect.processes.interrupt import Interrupt
 from dynamiccl.collect.runner import Runner
 from dynamiccl.collect.simulated.runner import SimulatorRunner
 from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.errors import MissingPath, UnknownName
 
-RUNNERS: Final = ("nccl-tests", "simulator")
-LAUNCHERS: Final = ("local", "mpirun", "srun", "sbatch")
 #: Where `make plugin` puts the tuner plugin, from the directory that it is run in.
 _BUILT_PLUGIN: Final = Path("out/plugin/libnccl-tuner-dynamiccl.so")
 
 
-def make_runner(
-    name: str, file: SweepFile, site: Site, interrupt: Interrupt, *, watch: Watch, facts: SiteFacts
-) -> Runner:
-    """The runner called `name`. Raises UnknownName with the choices."""
-    if name == "simulator":
-        return SimulatorRunner(file)
-    if name == "nccl-tests":
-        return NcclTestsRunner(file, site, interrupt, watch=watch, facts=facts)
-    raise UnknownName("runner", name, RUNNERS)
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a runner is made of."""
+
+    file: SweepFile
+    site: Site
+    interrupt: Interrupt
+    #: Ends what runs beside the sweep.
+    stack: ExitStack
+
+
+Maker = Callable[[Means], Runner]
+
+
+def _nccl_tests(means: Means) -> Runner:
+    file, site = means.file, means.site
+    nodes = Nodes(site.launcher)
+    num_nodes = max(group.hosts for group in file.groups)
+    facts = ask_nodes(nodes, num_nodes, environment())
+    watch: Watch = NoWatch()
+    if file.telemetry.enabled:
+        watch = means.stack.enter_context(NodeWatch(nodes, num_nodes))
+    return NcclTestsRunner(file, site, means.interrupt, watch=watch, facts=facts)
+
+
+def _simulator(means: Means) -> Runner:
+    return SimulatorRunner(means.file)
+
+
+#: Name -> what makes the runner.
+RUNNERS: Final[Mapping[str, Maker]] = {"nccl-tests": _nccl_tests, "simulator": _simulator}
+
+
+def find_runner(name: str) -> Maker:
+    """What makes the runner called `name`. Raises UnknownName with the choices."""
+    if name not in RUNNERS:
+        raise UnknownName("runner", name, RUNNERS)
+    return RUNNERS[name]
 
 
 def find_plugin(file: SweepFile) -> Path | None:

@@ -16,12 +16,13 @@ from dynamiccl.collect.benchmark.grid import Grid
 from dynamiccl.collect.benchmark.output import is_row
 from dynamiccl.collect.benchmark.programs import Program
 from dynamiccl.collect.benchmark.schedules import schedule_of
-from dynamiccl.collect.launchers import Job, command, map_into_container, needs_mpi
+from dynamiccl.collect.launchers import Job, command, find_launcher, map_into_container
+from dynamiccl.collect.launchers.settings import LauncherSettings
 from dynamiccl.collect.processes.interrupt import Interrupt
 from dynamiccl.collect.processes.output_lines import Line
 from dynamiccl.collect.processes.process import Finished, Limits, run_process
 from dynamiccl.collect.runner import Launch
-from dynamiccl.collect.sweep.settings import LauncherSettings, SweepFile
+from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.collect.sweep.trial import Setting
 
 _log = logging.getLogger(__name__)
@@ -127,7 +128,8 @@ class Starter:
             digest = schedule.content_hash
         plugin = map_into_container(str(self._site.plugin), container) if digest else ""
         environment = commands.environment(launch, places, plugin, digest)
-        gpus = 1 if needs_mpi(self._site.launcher.kind) else launch.setting.ranks_per_host
+        mpi = find_launcher(self._site.launcher.kind).needs_mpi
+        gpus = 1 if mpi else launch.setting.ranks_per_host
         argv = commands.arguments(program, launch, grid, self._file, gpus=gpus, json=places.json)
         return self._follow(self._job(launch.setting, argv, environment), progress)
 

@@ -32,7 +32,7 @@ from dynamiccl.collect.companions.disturber import Disturber
 from dynamiccl.collect.companions.facts import SiteFacts
 from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.companions.watch import NoWatch, Watch
-from dynamiccl.collect.launchers import needs_mpi
+from dynamiccl.collect.launchers import find_launcher
 from dynamiccl.collect.processes.interrupt import Interrupt
 from dynamiccl.collect.runner import (
     Launch,
@@ -86,7 +86,7 @@ class NcclTestsRunner:
 
     def check(self, trials: Sequence[Trial]) -> None:
         """Find the binaries and settle the mode; refuse what cannot be measured here."""
-        mpi = needs_mpi(self._site.launcher.kind)
+        mpi = find_launcher(self._site.launcher.kind).needs_mpi
         for setting in dict.fromkeys(trial.setting for trial in trials):
             if setting.interference.kind == "congestion":
                 raise InvalidSweep(

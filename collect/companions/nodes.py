@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from dynamiccl.collect.launchers import Job, command, needs_mpi, per_node_command
+from dynamiccl.collect.launchers import Job, command, find_launcher, per_node_command
+from dynamiccl.collect.launchers.settings import LauncherSettings
 from dynamiccl.collect.processes import process_group
 from dynamiccl.collect.processes.process import Limits, run_process
-from dynamiccl.collect.sweep.settings import LauncherSettings
 from dynamiccl.errors import MachineError
 
 #: Seconds for srun or mpirun to end ranks elsewhere before they are killed here.
@@ -18,17 +18,13 @@ _GRACE_S: Final = 5.0
 _ANSWER_S: Final = 120.0
 
 
-#: Launchers whose processes srun starts.
-_SLURM: Final = frozenset({"srun", "sbatch"})
-
-
 class Nodes:
     """The nodes that a launcher reaches; our own programs run outside of any container."""
 
     def __init__(self, launcher: LauncherSettings) -> None:
         """Take the sweep's launcher."""
         extra = launcher.extra_args
-        if launcher.kind in _SLURM:
+        if find_launcher(launcher.kind).is_slurm:
             # Bound to the one core of its task, CPU stress would leave all others alone.
             extra = (*extra, "--cpu-bind=none")
         changes = {"container": None, "prefix": (), "extra_args": extra}
@@ -37,7 +33,7 @@ class Nodes:
     @property
     def one_process(self) -> bool:
         """Whether all ranks of a node are one process."""
-        return not needs_mpi(self._launcher.kind)
+        return not find_launcher(self._launcher.kind).needs_mpi
 
     def ask(self, argv: Sequence[str], num_nodes: int) -> list[str]:
         """Run a program once on each node; what they printed, line by line, in any order.

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dynamiccl.collect.sweep.settings import LauncherSettings, SweepFile
+from dynamiccl.collect.launchers import LAUNCHERS
+from dynamiccl.collect.launchers.settings import LauncherSettings
+from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.nccl import Collective
 
 #: Where `make plugin` puts the tuner plugin, from the directory that it is run in.
@@ -25,7 +27,7 @@ class Context:
     wants_chunk_sizes: bool = False
     wants_iteration_times: bool = True
     plugin: str = _BUILT_PLUGIN
-    #: local, mpirun, srun or sbatch.
+    #: One of LAUNCHERS.
     launcher: str = "local"
     partition: str | None = None
     #: pyxis, enroot or apptainer; None = none, or we are inside.
@@ -44,12 +46,12 @@ class Context:
     @property
     def is_distributed(self) -> bool:
         """Whether ranks are processes of their own, started by MPI or Slurm."""
-        return self.launcher != "local"
+        return LAUNCHERS[self.launcher].needs_mpi
 
     @property
     def is_slurm(self) -> bool:
         """Whether Slurm starts them."""
-        return self.launcher in {"srun", "sbatch"}
+        return LAUNCHERS[self.launcher].is_slurm
 
 
 def context_of(

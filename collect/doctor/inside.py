@@ -8,8 +8,8 @@ from typing import Final
 
 from dynamiccl.checks import Check, Verdict
 from dynamiccl.collect.launchers import Job, command, map_into_container
+from dynamiccl.collect.launchers.settings import LauncherSettings
 from dynamiccl.collect.processes.process import Limits, run_process
-from dynamiccl.collect.sweep.settings import LauncherSettings
 from dynamiccl.errors import InvalidSweep, MachineError
 
 #: A first start pulls the image.

@@ -14,17 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import IO, Any, Final, Protocol, TypeVar
 
+from dynamiccl.collect.interference.kinds import MODULES, REAL
 from dynamiccl.collect.interference.traffic import Traffic, is_under_way, traffic_argv
 from dynamiccl.collect.telemetry.companion import HELLO
 from dynamiccl.datasets.schema import QUIET
 from dynamiccl.errors import MachineError, UnknownName, UserError
 
-#: Kinds that are a process of ours on each node -> its module.
-_MODULES: Final = {
-    "cpu": "dynamiccl.collect.interference.cpu",
-    "gemm": "dynamiccl.collect.interference.gemm",
-}
-KINDS: Final = (*_MODULES, "traffic")
 #: A launcher may label each line with its rank.
 _READY: Final = re.compile(r"(?:^|[\s:>\]])ready$")
 #: Importing torch from a slow disk takes a minute, and so does NCCL's start on many nodes.
@@ -77,15 +72,15 @@ def argv_for(kind: str, level: float, traffic: Traffic | None = None) -> list[st
     channels (traffic). Raises UnknownName for a kind that is no process, and UserError for another
     level.
     """
-    if kind not in KINDS:
-        raise UnknownName("interference", kind, KINDS, where="a sweep of real processes")
+    if kind not in REAL:
+        raise UnknownName("interference", kind, REAL, where="a sweep of real processes")
     if not 0 < level <= 1:
         raise UserError(f"the level of '{kind}' is {level:g}; give a share above 0 and at most 1")
     if kind == "traffic":
         if traffic is None:
             raise ValueError("traffic needs to know its binary and devices")
         return traffic_argv(traffic, level)
-    return [sys.executable, "-m", _MODULES[kind], "--level", f"{level:g}"]
+    return [sys.executable, "-m", MODULES[kind], "--level", f"{level:g}"]
 
 
 class Disturbance:
@@ -187,7 +182,7 @@ def disturb(
     """Disturb what runs inside the `with`; kind 'none' does nothing.
 
     Args:
-        kind: 'none', or one of KINDS.
+        kind: 'none', or one of `kinds.REAL`.
         level: see `argv_for`.
         start: starts an argument vector wherever the trial runs.
         end: ends what `start` returned, and waits for it.

@@ -11,7 +11,7 @@ import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dynamiccl.collect.sweep.settings import ContainerSettings
+from dynamiccl.collect.launchers.settings import ContainerSettings
 from dynamiccl.errors import InvalidSweep
 
 
@@ -31,18 +31,12 @@ def wrap(
     argv: tuple[str, ...],
     env: Mapping[str, str],
     container: ContainerSettings | None,
-    *,
-    launcher: str,
 ) -> Wrapped:
-    """Put a rank's command into the container, with its environment (pure).
-
-    Raises:
-        InvalidSweep: the runtime needs another launcher.
-    """
+    """Put a rank's command into the container, with its environment (pure)."""
     if container is None:
         return Wrapped((), argv, env)
     if container.runtime == "pyxis":
-        return _pyxis(argv, env, container, launcher)
+        return _pyxis(argv, env, container)
     if container.runtime == "enroot":
         return Wrapped((), (*_enroot(env, container), *argv), env)
     # Set under this prefix a variable wins over what the image sets, and PATH and LD_LIBRARY_PATH
@@ -77,14 +71,7 @@ def map_into_container(path: str, container: ContainerSettings | None) -> str:
     return posixpath.normpath(posixpath.join(target, posixpath.relpath(host, source)))
 
 
-def _pyxis(
-    argv: tuple[str, ...], env: Mapping[str, str], container: ContainerSettings, launcher: str
-) -> Wrapped:
-    if launcher != "srun":
-        raise InvalidSweep(
-            f"container runtime 'pyxis' is a plugin of srun and does not work with launcher "
-            f"'{launcher}'; take launcher srun or sbatch, or runtime enroot or apptainer"
-        )
+def _pyxis(argv: tuple[str, ...], env: Mapping[str, str], container: ContainerSettings) -> Wrapped:
     options = [f"--container-image={container.image}"]
     if container.mounts:
         options.append(f"--container-mounts={','.join(container.mounts)}")

@@ -8,7 +8,7 @@ from typing import Final
 
 from dynamiccl.collect.launchers.job import Command, Job
 from dynamiccl.collect.launchers.rank import rank_command
-from dynamiccl.collect.sweep.settings import LauncherSettings
+from dynamiccl.collect.launchers.settings import LauncherSettings
 
 #: Options of mpirun that say where ranks are bound.
 _BINDING: Final = ("--bind-to", "-bind-to", "--cpu-set", "--rankfile", "-rf", "--cpu-list")
@@ -20,7 +20,7 @@ def command(job: Job, settings: LauncherSettings, *, uid: int) -> Command:
     Output is never tagged with ranks: the benchmark's tables are read as it prints them.
     """
     # Ranks elsewhere start in that node's own environment: they drop variables themselves.
-    rank = rank_command(job, settings, launcher="mpirun", unset=True)
+    rank = rank_command(job, settings, unset=True)
     exports = [word for name in sorted(rank.env) for word in ("-x", f"{name}={rank.env[name]}")]
     argv = (
         "mpirun",

@@ -4,16 +4,15 @@ from collections.abc import Mapping
 
 from dynamiccl.collect.launchers.container import Wrapped, wrap
 from dynamiccl.collect.launchers.job import Job
-from dynamiccl.collect.sweep.settings import LauncherSettings
+from dynamiccl.collect.launchers.settings import LauncherSettings
 
 
-def rank_command(job: Job, settings: LauncherSettings, *, launcher: str, unset: bool) -> Wrapped:
+def rank_command(job: Job, settings: LauncherSettings, *, unset: bool) -> Wrapped:
     """A rank's command and environment (pure).
 
     Args:
         job: what is to run.
         settings: the sweep's `[launcher]`.
-        launcher: what starts the rank.
         unset: whether the rank itself must drop the job's unset variables, since the launcher hands
             it another environment than our own. An image's variables always need it.
     """
@@ -21,7 +20,7 @@ def rank_command(job: Job, settings: LauncherSettings, *, launcher: str, unset: 
     if job.unset and (unset or settings.container is not None):
         drop = ("env", *(word for name in job.unset for word in ("-u", name)))
     argv = (*drop, *settings.prefix, *job.argv)
-    return wrap(argv, environment(job, settings), settings.container, launcher=launcher)
+    return wrap(argv, environment(job, settings), settings.container)
 
 
 def environment(job: Job, settings: LauncherSettings) -> Mapping[str, str]:

@@ -8,12 +8,12 @@ Open MPI, put `--mpi=pmix` into extra_args.
 
 from dynamiccl.collect.launchers.job import Command, Job
 from dynamiccl.collect.launchers.rank import rank_command
-from dynamiccl.collect.sweep.settings import LauncherSettings
+from dynamiccl.collect.launchers.settings import LauncherSettings
 
 
 def command(job: Job, settings: LauncherSettings) -> Command:
     """An srun command line (pure)."""
-    rank = rank_command(job, settings, launcher="srun", unset=False)
+    rank = rank_command(job, settings, unset=False)
     argv = (
         "srun",
         *("-N", str(job.num_nodes), "-n", str(job.num_ranks)),

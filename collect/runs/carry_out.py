@@ -9,19 +9,18 @@ from typing import Final
 from rich.console import Console
 
 from dynamiccl.collect.benchmark.launching import Site
-from dynamiccl.collect.companions.facts import SiteFacts, ask_nodes, environment
-from dynamiccl.collect.companions.nodes import Nodes
-from dynamiccl.collect.companions.watch import NodeWatch, NoWatch, Watch
+from dynamiccl.collect.launchers import find_launcher
+from dynamiccl.collect.launchers.settings import LauncherSettings
 from dynamiccl.collect.processes.interrupt import Interrupt
-from dynamiccl.collect.runners import LAUNCHERS, find_plugin, make_runner
+from dynamiccl.collect.runners import Means, find_plugin, find_runner
 from dynamiccl.collect.runs.journal import begun_here, commits_on_disk, is_complete
 from dynamiccl.collect.runs.progress import SweepProgress
 from dynamiccl.collect.runs.run import RunSummary, Shard, journal_folder, run_sweep
 from dynamiccl.collect.sbatch import BatchJob, Outcome, Work, run_as_batch, run_command
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep.load import Sweep
-from dynamiccl.collect.sweep.settings import LauncherSettings, SweepFile
-from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.collect.sweep.settings import SweepFile
+from dynamiccl.errors import UserError
 from dynamiccl.slurm import SlurmQueue
 
 _FIX: Final = "correct launcher.sbatch_header or the sweep's groups"
@@ -46,26 +45,20 @@ class RunOrder:
 def carry_out(sweep: Sweep, order: RunOrder, *, console: Console) -> RunSummary:
     """Run a sweep as ordered; raises what `run_sweep` and the parts it is made of raise."""
     shard = parse_shard(order.shard)
+    make_runner = find_runner(order.runner)
     launcher = launcher_of(sweep.file, order.launcher)
-    shards = max(shard.count, launcher.array if launcher.kind == "sbatch" else 1)
+    is_batch = find_launcher(launcher.kind).is_batch
+    shards = max(shard.count, launcher.array if is_batch else 1)
     if shards > 1 and sweep.file.strategy.kind == "adaptive":
         raise UserError(
             "an adaptive sweep cannot be cut into shards: each would know a part of the history "
             "only; take strategy.kind = 'exhaustive' or 'random', or launcher.array = 1"
         )
-    if launcher.kind == "sbatch":
+    if is_batch:
         return submit(sweep, order, launcher)
     with Interrupt() as interrupt, ExitStack() as stack:
-        watch: Watch = NoWatch()
-        facts = SiteFacts({}, None)
         site = site_of(sweep, order, shard, launcher)
-        if order.runner == "nccl-tests":
-            nodes = Nodes(launcher)
-            num_nodes = max(group.hosts for group in sweep.file.groups)
-            facts = ask_nodes(nodes, num_nodes, environment())
-            if sweep.file.telemetry.enabled:
-                watch = stack.enter_context(NodeWatch(nodes, num_nodes))
-        runner = make_runner(order.runner, sweep.file, site, interrupt, watch=watch, facts=facts)
+        runner = make_runner(Means(sweep.file, site, interrupt, stack))
         progress = SweepProgress(sweep.file.name, console, lambda: interrupt.requested)
         return run_sweep(
             sweep,
@@ -123,8 +116,7 @@ def launcher_of(file: SweepFile, name: str | None) -> LauncherSettings:
     """
     if name is None:
         return file.launcher
-    if name not in LAUNCHERS:
-        raise UnknownName("launcher", name, LAUNCHERS)
+    find_launcher(name)
     return file.launcher.model_copy(update={"kind": name})
 
 

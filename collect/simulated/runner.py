@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
+from dynamiccl.collect.interference.kinds import SIMULATED
 from dynamiccl.collect.runner import Launch, LaunchMode, LaunchResult, Measured, Pick, Round, Row
 from dynamiccl.collect.simulated.launches import launch_of
 from dynamiccl.collect.sweep.settings import SweepFile
@@ -123,8 +124,8 @@ def _check(setting: Setting, system: System) -> None:
         names = ", ".join(c.wire for c in system.collectives())
         raise InvalidSweep(f"the simulator has no {setting.collective.wire}; choose from {names}")
     launch_of(setting.profile, system)
-    if setting.interference.kind not in {QUIET, "congestion"}:
+    if setting.interference.kind not in (QUIET, *SIMULATED):
         raise InvalidSweep(
             f"the simulator has no interference '{setting.interference.kind}'; choose from "
-            f"{QUIET}, congestion"
+            f"{', '.join((QUIET, *SIMULATED))}"
         )

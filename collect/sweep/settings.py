@@ -4,14 +4,18 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
 
+from dynamiccl.collect.interference.kinds import KINDS, SIMULATED
+from dynamiccl.collect.launchers import LAUNCHERS
+from dynamiccl.collect.launchers.settings import ContainerSettings, LauncherSettings
 from dynamiccl.collect.sweep.sizes import (
     DATATYPE_BYTES,
     factor_ladder,
     octave_ladder,
     parse_size,
 )
+from dynamiccl.collect.toml_table import Table, one_of
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
 from dynamiccl.nccl import Algorithm, Protocol
 from dynamiccl.sizes import MAX_SIZE_BITS
@@ -56,11 +60,7 @@ _LONG_OPTIONS: Final = {
 }
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Sizes(_Table):
+class Sizes(Table):
     """Message sizes: from `min` to `max` by `factor` or in steps of an octave, or a `list`."""
 
     min: _Size | None = None
@@ -94,7 +94,7 @@ class Sizes(_Table):
         return octave_ladder(self.min, self.max, self.steps_per_octave or 1)
 
 
-class GroupShape(_Table):
+class GroupShape(Table):
     """Nodes and ranks per node of a communicator, as NCCL counts them."""
 
     num_nodes: int = Field(ge=1)
@@ -120,7 +120,7 @@ class GroupShape(_Table):
         return self.num_nodes * self.ranks_per_node // self.hosts
 
 
-class ProfileSettings(_Table):
+class ProfileSettings(Table):
     """A launch profile: settings that NCCL reads once per process."""
 
     name: str
@@ -158,22 +158,22 @@ class ProfileSettings(_Table):
         return found | self.env
 
 
-class InterferenceSettings(_Table):
+class InterferenceSettings(Table):
     """What runs beside the collective; `level` is 0..1, for `congestion` any factor from 0 up."""
 
-    kind: Literal["none", "gemm", "cpu", "traffic", "congestion"] = QUIET
+    kind: Annotated[str, one_of("interference", KINDS)] = QUIET
     level: float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
     def _level_fits(self) -> Self:
         if (self.kind == QUIET) != (self.level == 0):
             raise ValueError("kind 'none' has level 0, and every other kind a level above 0")
-        if self.kind != "congestion" and self.level > 1:
+        if self.kind not in SIMULATED and self.level > 1:
             raise ValueError(f"the level of '{self.kind}' is a share from 0 to 1")
         return self
 
 
-class StrategySettings(_Table):
+class StrategySettings(Table):
     """Which trials are measured, and how often."""
 
     kind: Literal["exhaustive", "random", "adaptive"] = "exhaustive"
@@ -189,7 +189,7 @@ class StrategySettings(_Table):
     seed: int = 0
 
 
-class BudgetSettings(_Table):
+class BudgetSettings(Table):
     """When to stop early; nothing given = when the sweep is done."""
 
     max_measurements: int | None = Field(default=None, ge=1)
@@ -201,7 +201,7 @@ class BudgetSettings(_Table):
         return math.inf if self.max_hours is None else self.max_hours * 3600
 
 
-class RunnerSettings(_Table):
+class RunnerSettings(Table):
     """How nccl-tests is run."""
 
     #: One process for the whole grid (`sweep`), or one for each config (`processes`).
@@ -231,37 +231,19 @@ class RunnerSettings(_Table):
         return arguments
 
 
-class ContainerSettings(_Table):
-    """A container that every rank runs in."""
+class SweepLauncher(LauncherSettings):
+    """The same, of a kind that there is."""
 
-    runtime: Literal["pyxis", "enroot", "apptainer"]
-    image: str
-    #: `host:container[:options]`, as the runtime writes it.
-    mounts: tuple[str, ...] = ()
+    kind: Annotated[str, one_of("launcher", LAUNCHERS)] = "local"
 
 
-class LauncherSettings(_Table):
-    """How processes are started; everything is passed through as written."""
-
-    kind: Literal["local", "mpirun", "srun", "sbatch"] = "local"
-    extra_args: tuple[str, ...] = ()
-    #: Words before the benchmark on every rank, e.g. numactl.
-    prefix: tuple[str, ...] = ()
-    env: dict[str, str] = Field(default_factory=dict)
-    #: Lines for the head of the batch script, e.g. "--time=02:00:00".
-    sbatch_header: tuple[str, ...] = ()
-    #: Elements of the job array that share the sweep.
-    array: int = Field(default=1, ge=1)
-    container: ContainerSettings | None = None
-
-
-class TelemetrySettings(_Table):
+class TelemetrySettings(Table):
     """Whether somebody looks, while trials run, whether the GPUs are well."""
 
     enabled: bool = True
 
 
-class SimulatorSettings(_Table):
+class SimulatorSettings(Table):
     """Knobs of the embedded simulator; the noise is ours, not fitted (simulator/noise.py)."""
 
     #: A shipped system, or the TOML file of one (docs/simulator.md).
@@ -272,7 +254,7 @@ class SimulatorSettings(_Table):
     drift_sigma: float = Field(default=0.005, ge=0, le=1)
 
 
-class SweepFile(_Table):
+class SweepFile(Table):
     """What a sweep file holds."""
 
     name: str
@@ -297,7 +279,7 @@ class SweepFile(_Table):
     strategy: StrategySettings = StrategySettings()
     budget: BudgetSettings = BudgetSettings()
     runner: RunnerSettings = RunnerSettings()
-    launcher: LauncherSettings = LauncherSettings()
+    launcher: SweepLauncher = SweepLauncher()
     telemetry: TelemetrySettings = TelemetrySettings()
     simulator: SimulatorSettings = SimulatorSettings()
 
@@ -321,7 +303,7 @@ TABLES: Final[Mapping[str, type[BaseModel]]] = {
     "strategy": StrategySettings,
     "budget": BudgetSettings,
     "runner": RunnerSettings,
-    "launcher": LauncherSettings,
+    "launcher": SweepLauncher,
     "container": ContainerSettings,
     "telemetry": TelemetrySettings,
     "simulator": SimulatorSettings,

@@ -12,17 +12,20 @@ from dynamiccl.simulator.parameters import SystemFile, load_system_file, parse_s
 from dynamiccl.simulator.parametric import ParametricSystem
 from dynamiccl.simulator.system import System
 
-#: Systems that a TOML file beside this module describes.
-PARAMETRIC: Final = ("b300-nvlink", "gb10-roce", "rtx5090-sockets", "a100-nvswitch")
-_PACKAGE: Final = "dynamiccl.simulator"
+_SUFFIX: Final = ".toml"
+_SHIPPED: Final = resources.files("dynamiccl.simulator") / "systems"
+#: Systems that a shipped TOML file describes.
+PARAMETRIC: Final = tuple(
+    sorted(p.name.removesuffix(_SUFFIX) for p in _SHIPPED.iterdir() if p.name.endswith(_SUFFIX))
+)
 
 
 def shipped_file(name: str) -> SystemFile:
     """The description of a shipped parametric system. Raises UnknownName with the choices."""
     if name not in PARAMETRIC:
         raise UnknownName("parametric system", name, PARAMETRIC)
-    place = resources.files(_PACKAGE).joinpath("systems", f"{name}.toml")
-    return parse_system(place.read_text(encoding="utf-8"), where=f"{name}.toml")
+    where = f"{name}{_SUFFIX}"
+    return parse_system((_SHIPPED / where).read_text(encoding="utf-8"), where=where)
 
 
 def system_file(name: str) -> SystemFile:
@@ -51,7 +54,7 @@ def parametric_system(file: SystemFile) -> ParametricSystem:
 
 
 def _is_path(name: str) -> bool:
-    return name.endswith(".toml")
+    return name.endswith(_SUFFIX)
 
 
 def _shipped(name: str) -> Callable[[], System]:

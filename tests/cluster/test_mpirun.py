@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.collect.launchers import Command, Job, command
+from dynamiccl.collect.launchers.settings import LauncherSettings
 from dynamiccl.collect.processes.process import Finished, Limits, StopReason, run_process
-from dynamiccl.collect.sweep.settings import LauncherSettings
 from tests.cluster.payloads import HANG, MEET, REPORT, meetings, python, reports
 from tests.cluster.slurm import Slurm, wait_until
 from tests.cluster.test_steps import HARD
@@ -99,7 +99,7 @@ BESIDE = """
 from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.launchers import Job, command
 from dynamiccl.collect.processes.process import Limits, run_process
-from dynamiccl.collect.sweep.settings import LauncherSettings
+from dynamiccl.collect.launchers.settings import LauncherSettings
 from tests.cluster.payloads import HANG, python
 settings = LauncherSettings(kind="mpirun")
 nodes = Nodes(settings)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.collect.launchers import Command, Job, command, per_node_command
+from dynamiccl.collect.launchers.settings import LauncherSettings
 from dynamiccl.collect.processes import process_group
 from dynamiccl.collect.processes.process import Limits, StopReason, run_process
-from dynamiccl.collect.sweep.settings import LauncherSettings
 from tests.cluster.payloads import CHATTER, HANG, MEET, REPORT, meetings, python, reports
 from tests.cluster.slurm import CPUS, NODES, Slurm, wait_until
 

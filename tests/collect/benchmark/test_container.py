@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.collect.doctor.inside import check_inside
-from dynamiccl.collect.sweep.settings import ContainerSettings, LauncherSettings
+from dynamiccl.collect.launchers.settings import ContainerSettings, LauncherSettings
 from dynamiccl.errors import InvalidSweep
 from tests.collect.benchmark.stand_in import rows, run, wanted
 from tests.collect.benchmark.sweeps import sweep

@@ -16,8 +16,8 @@ from dynamiccl.collect.companions import watch as watching
 from dynamiccl.collect.companions.facts import ask_nodes
 from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.companions.watch import NodeWatch, NoWatch
+from dynamiccl.collect.launchers.settings import LauncherSettings
 from dynamiccl.collect.runs.run import run_sweep
-from dynamiccl.collect.sweep.settings import LauncherSettings
 from dynamiccl.collect.telemetry.health import UNKNOWN, Health
 from dynamiccl.datasets import store
 from dynamiccl.datasets.cells import comparable, usable
@@ -163,7 +163,7 @@ HARNESS = """
 import time
 from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.companions.watch import NodeWatch
-from dynamiccl.collect.sweep.settings import LauncherSettings
+from dynamiccl.collect.launchers.settings import LauncherSettings
 with NodeWatch(Nodes(LauncherSettings()), 1) as watch:
     print(watch._process.pid, flush=True)
     time.sleep(600)

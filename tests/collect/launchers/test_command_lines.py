@@ -4,9 +4,9 @@ import shlex
 
 import pytest
 
-from dynamiccl.collect.launchers import Command, Job, command, needs_mpi, per_node_command
-from dynamiccl.collect.sweep.settings import LauncherSettings
-from dynamiccl.errors import InvalidSweep
+from dynamiccl.collect.launchers import LAUNCHERS, Command, Job, command, per_node_command
+from dynamiccl.collect.launchers.settings import LauncherSettings
+from dynamiccl.errors import InvalidSweep, UnknownName
 
 JOB = Job(
     argv=("all_reduce_perf", "-g", "1"),
@@ -139,5 +139,11 @@ def test_text_is_a_line_for_a_shell() -> None:
 
 
 def test_only_local_keeps_ranks_in_one_process() -> None:
-    kinds = ("local", "mpirun", "srun", "sbatch")
-    assert [needs_mpi(kind) for kind in kinds] == [False, True, True, True]
+    found = {name: launcher.needs_mpi for name, launcher in LAUNCHERS.items()}
+    assert found == {"local": False, "mpirun": True, "srun": True, "sbatch": True}
+
+
+def test_unknown_launcher_is_an_error_that_names_the_choices() -> None:
+    wanted = r"unknown launcher 'pbs'; choose from local, mpirun, srun, sbatch"
+    with pytest.raises(UnknownName, match=wanted):
+        command(Job(("true",)), LauncherSettings(kind="pbs"), uid=0)

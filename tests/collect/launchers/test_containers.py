@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamiccl.collect.launchers import Command, Job, command, map_into_container
-from dynamiccl.collect.sweep.settings import ContainerSettings, LauncherSettings
+from dynamiccl.collect.launchers.settings import ContainerSettings, LauncherSettings
 from dynamiccl.errors import InvalidSweep
 
 JOB = Job(
