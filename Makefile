@@ -30,11 +30,12 @@ soak: install ## what takes long on purpose, recorded in tests/soak_runs.json; O
 soak-slice: install ## a part of it in four minutes, which the commit chooses
 	$(BIN)/python -m tests.soak --slice 240 --seed $(SEED)
 
-check: check-style check-types check-plugin check-layout ## format, lint, types, C++ warnings, layout
+check: check-style check-types check-plugin check-layout ## format, lint, types, dead names, C++ warnings, layout
 
 check-style: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python -m tests.dead
 	$(BIN)/clang-format --style=file:serve/plugin/.clang-format --dry-run --Werror $(CPP)
 	$(BIN)/python -m dynamiccl.serve.vocabulary --check
 

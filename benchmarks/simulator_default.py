@@ -10,6 +10,7 @@ Sockets under 2.29.7 were read back from NCCL's log; B300's choices are only sta
 
 import csv
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -20,11 +21,14 @@ from rich.table import Table
 from dynamiccl.errors import MissingPath
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, NcclVersion, Protocol
 from dynamiccl.simulator.default import CostModel, find_machine
-from dynamiccl.simulator.default.recorded import Verdict, judge, read_decisions
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.system import Call
 
-DATA: Final = Path(__file__).resolve().parents[2] / "shared" / "data"
+ROOT: Final = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from tests.simulator.recorded import Verdict, judge, read_decisions  # noqa: E402
+
+DATA: Final = ROOT.parent / "shared" / "data"
 DECISIONS: Final = DATA / "model" / "nccl_default_decisions.csv"
 #: Sweeps of real machines that say what the default was: the machine that describes them, and how
 #: their source knows. B300's calls everything NVLS without having looked at NCCL's log.

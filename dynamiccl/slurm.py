@@ -35,6 +35,22 @@ _ANSWER_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """How often a job is looked at, in seconds."""
+
+    #: Between two looks right after a change ...
+    shortest_s: float = 1.0
+    #: ... and at most; a controller is shared by everybody.
+    longest_s: float = 15.0
+    #: A shared file system may show a node's last files late.
+    settle_s: float = 15.0
+    #: For a second Ctrl-C, which cancels the job instead of leaving it.
+    detach_s: float = 3.0
+    #: How long a controller may be away, e.g. for a restart.
+    patience_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
 class Captured:
     """What a short command said."""
 

@@ -84,7 +84,6 @@ class CallsHeader:
 
     number: int
     pid: int
-    world_rank: int | None
     host: str
     plugin_version: str
     mode: str
@@ -110,12 +109,6 @@ class CallsHeader:
         }
 
 
-def is_calls_file(path: Path) -> bool:
-    """Whether the file begins as the plugin's do; raises OSError."""
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
-
-
 def read_header(path: Path) -> CallsHeader:
     """The file's header. Raises CorruptFile when there is none that this release reads."""
     with path.open("rb") as file:
@@ -136,11 +129,9 @@ def read_header(path: Path) -> CallsHeader:
             f"{path} is of another release: version {layout[0]} with entries of {layout[2]} bytes, "
             f"this one reads version {VERSION} with {ENTRY.itemsize}"
         )
-    rank = int(header["world_rank"])
     return CallsHeader(
         number=int(header["number"]),
         pid=int(header["pid"]),
-        world_rank=rank if rank >= 0 else None,
         nccl_version=int(header["nccl_version"]),
         **{
             name: bytes(header[name]).decode("utf-8", errors="replace")

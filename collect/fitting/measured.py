@@ -52,11 +52,6 @@ class MeasuredCell:
         return f"{self.call.collective.wire} {self.config.key}{limit}"
 
 
-def systems_in(directory: Path) -> list[str]:
-    """Systems that a data directory holds, sorted."""
-    return sorted(store.read(directory)["system"].unique().to_list())
-
-
 def measured_cells(
     directory: Path, file: SystemFile, systems: Sequence[str] = ()
 ) -> list[MeasuredCell]:

@@ -6,7 +6,7 @@ decide. What Slurm sends before a time limit or preemption (SIGUSR1, SIGTERM) is
 
 import logging
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Final, Self
 
 _log = logging.getLogger(__name__)
@@ -35,12 +35,7 @@ class Interrupt:
             self._before[number] = signal.signal(number, self._received)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Any, Final, Self
 
 from rich.console import Console, RenderableType
@@ -95,12 +94,7 @@ class SweepProgress:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def expect(self, picks: int) -> None:

@@ -5,12 +5,11 @@ watch   submit, watch, and submit again while work is left
 """
 
 from dynamiccl.collect.sbatch.script import BatchJob, batch_script, run_command
-from dynamiccl.collect.sbatch.watch import Outcome, Pace, Work, run_as_batch
+from dynamiccl.collect.sbatch.watch import Outcome, Work, run_as_batch
 
 __all__ = [
     "BatchJob",
     "Outcome",
-    "Pace",
     "Work",
     "batch_script",
     "run_as_batch",

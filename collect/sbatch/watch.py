@@ -15,7 +15,7 @@ from typing import Final
 from dynamiccl.collect.processes.interrupt import Interrupt
 from dynamiccl.collect.sbatch.script import BatchJob, batch_script
 from dynamiccl.errors import MachineError
-from dynamiccl.slurm import Element, Queue, summarise
+from dynamiccl.slurm import Element, Pace, Queue, summarise
 
 _log = logging.getLogger(__name__)
 
@@ -41,22 +41,6 @@ class Work:
     progress: Callable[[], int]
     #: Called at every look at the queue, e.g. to show how far the work is.
     on_look: Callable[[], None] = lambda: None
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How often we look, in seconds."""
-
-    #: Between two looks right after a change ...
-    shortest_s: float = 1.0
-    #: ... and at most; a controller is shared by everybody.
-    longest_s: float = 15.0
-    #: A shared file system may show a node's last files late.
-    settle_s: float = 15.0
-    #: For a second Ctrl-C, which cancels the job instead of leaving it.
-    detach_s: float = 3.0
-    #: How long a controller may be away, e.g. for a restart.
-    patience_s: float = 600.0
 
 
 def run_as_batch(

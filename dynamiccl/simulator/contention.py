@@ -45,15 +45,3 @@ class Contention:
         moved = 2.0 * size_bytes / (1000.0 * max(parts.quiet_us, 1e-9)) / self.memory_gbytes_per_s
         lacking = max(0.0, self.memory_share + min(moved, 1.0) - 1.0)
         return free * (1.0 - min(lacking, 0.9))
-
-    def iteration_us(self, parts: Parts, size_bytes: int, compute_us: float) -> float:
-        """Compute of `compute_us` alone with the call beside it: when both are done, us."""
-        waiting_us = min(self.held_us, compute_us / 4)
-        call_us = waiting_us + parts.time_us(self.surroundings(1.0))
-        speed = self.compute_speed(parts, size_bytes)
-        if compute_us / speed >= call_us:
-            return call_us + (compute_us - call_us * speed)
-        # Compute ends first; what is left of the call goes on undisturbed.
-        together_us = compute_us / speed
-        left = min(1.0, (call_us - together_us) / (call_us - waiting_us))
-        return together_us + left * parts.quiet_us

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.collect.processes.interrupt import Interrupt
-from dynamiccl.collect.sbatch import BatchJob, Outcome, Pace, Work, run_as_batch
+from dynamiccl.collect.sbatch import BatchJob, Outcome, Work, run_as_batch
 from dynamiccl.errors import MachineError
-from dynamiccl.slurm import SlurmQueue
+from dynamiccl.slurm import Pace, SlurmQueue
 from tests.cluster.slurm import Slurm, wait_until
 
 pytestmark = pytest.mark.cluster

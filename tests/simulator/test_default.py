@@ -18,12 +18,12 @@ from dynamiccl.nccl import (
     NcclVersion,
     Protocol,
 )
-from dynamiccl.simulator.default import CostModel, Overrides, find_machine, machine_names
+from dynamiccl.simulator.default import CostModel, Overrides, Pattern, find_machine, machine_names
 from dynamiccl.simulator.default.constants import RELEASES, Generation, release_of
-from dynamiccl.simulator.default.recorded import judge, read_decisions
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.system import Call
 from tests.published import folder
+from tests.simulator.recorded import judge, read_decisions
 
 MODEL = folder("model")
 DECISIONS = MODEL / "nccl_default_decisions.csv"
@@ -242,7 +242,8 @@ SHAPES = [
     for name in machine_names()
     for version in (V27, V28, V29, V30)
     for group in (Group(1, 2), Group(1, 8), Group(1, 4), Group(2, 8), Group(4, 1), Group(32, 4))
-    if find_machine(name).covers(group)
+    if {search.pattern for search in find_machine(name).searches if search.holds_for(group)}
+    >= {Pattern.RING, Pattern.TREE}
 ]
 
 

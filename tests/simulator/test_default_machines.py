@@ -18,9 +18,9 @@ from dynamiccl.simulator.default import (
     parse_machine,
     read_machine,
 )
-from dynamiccl.simulator.default.recorded import Decision, read_decisions
 from dynamiccl.simulator.group import Group
 from tests.published import folder
+from tests.simulator.recorded import Decision, read_decisions
 
 DATA = folder("model")
 DECISIONS = DATA / "nccl_default_decisions.csv"
@@ -136,7 +136,6 @@ def test_every_shipped_machine_says_where_it_is_from_and_can_decide() -> None:
         assert machine.description
         for search in machine.searches:
             group = Group(search.nodes[0], search.ranks_per_node[0])
-            assert machine.covers(group)
             assert search in parts_of(machine, group)
             # PCI and NVLink numbers are per channel, in GB/s: nothing carries more than 100.
             assert 0 < search.inter_gbytes_per_s <= 100

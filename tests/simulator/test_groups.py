@@ -7,7 +7,7 @@ import pytest
 
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.simulator import h100
-from dynamiccl.simulator.point_to_point import point_to_point_us
+from tests.fakes.nccl_tests.point_to_point import point_to_point_us
 
 MIB = 1 << 20
 AR, AG, RS = Collective.AllReduce, Collective.AllGather, Collective.ReduceScatter

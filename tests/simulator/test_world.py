@@ -14,6 +14,7 @@ from dynamiccl.simulator.scenario import Jitter, Scenario, find_scenario, shippe
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WORKLOADS, make_workload
 from dynamiccl.simulator.world import World
+from tests.simulator.iterations import iteration_us
 
 SHAPE = Group(4, 8)
 CONFIGS = [
@@ -91,7 +92,7 @@ def test_compute_beside_a_call_ends_as_the_contention_of_the_system_says() -> No
             parts = system.parts(made.keys[key[job]], made.configs[action[job]])
             beside_us = made.beside_us[place[job]]
             expected = made.before_us[place[job]] + (
-                system.contention.iteration_us(parts, made.keys[key[job]].size_bytes, beside_us)
+                iteration_us(system.contention, parts, made.keys[key[job]].size_bytes, beside_us)
                 if beside_us
                 else parts.quiet_us
             )

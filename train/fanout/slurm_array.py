@@ -17,6 +17,7 @@ from typing import Final
 from dynamiccl.errors import MachineError, UserError
 from dynamiccl.slurm import (
     Element,
+    Pace,
     Queue,
     SlurmQueue,
     bare_option,
@@ -35,20 +36,6 @@ _JOB_TAG: Final = "slurm_job"
 _SCRIPT_NAME: Final = "trials.sbatch"
 _JOB_NAME: Final = "dynamiccl-study"
 _FIX: Final = "correct what --sbatch-option gives, then go on with --resume"
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How often we look, in seconds."""
-
-    #: Between two looks right after a change ...
-    shortest_s: float = 1.0
-    #: ... and at most; a controller is shared by everybody.
-    longest_s: float = 15.0
-    #: A shared file system may show a node's last files late.
-    settle_s: float = 15.0
-    #: How long a controller may be away, e.g. for a restart.
-    patience_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)

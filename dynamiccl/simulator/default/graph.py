@@ -125,7 +125,7 @@ class Machine:
     origin: str
     #: Algorithms that a build or a setting took away.
     without: frozenset[Algorithm] = frozenset()
-    #: The `topology` of recorded decisions that were taken on such a machine (recorded.py).
+    #: The `topology` of recorded decisions that were taken on such a machine.
     recorded_as: str = ""
 
     def graph(self, group: Group) -> Graph:
@@ -136,11 +136,6 @@ class Machine:
             shape = f"{group.num_nodes} x {group.ranks_per_node}"
             raise UnknownName(f"shape of nodes x ranks on {self.name}", shape, self._shapes())
         return Graph(ring, tree, found.get(Pattern.NVLS))
-
-    def covers(self, group: Group) -> bool:
-        """Whether `graph` knows the shape."""
-        patterns = {search.pattern for search in self.searches if search.holds_for(group)}
-        return patterns >= {Pattern.RING, Pattern.TREE}
 
     def _shapes(self) -> list[str]:
         rings = [search for search in self.searches if search.pattern is Pattern.RING]

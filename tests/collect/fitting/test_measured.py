@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.fitting.measured import MeasuredCell, measured_cells, systems_in
+from dynamiccl.collect.fitting.measured import MeasuredCell, measured_cells
 from dynamiccl.collect.fitting.problem import make_items
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.simulator.parameters import FitParameters, FitProfile, Rescale, SystemFile
@@ -90,7 +90,3 @@ def test_a_protocol_forced_where_nccl_has_it_off_runs_on_a_ring(tmp_path: Path) 
     row = forced(None, "LL128", num_nodes=2, ranks_per_node=1, num_ranks=2)
     [item], left_out = make_items(parametric_system(file), cells(tmp_path, file, row))
     assert (item.key, left_out) == ("Ring/LL128", {})
-
-
-def test_systems_of_a_store_are_named(tmp_path: Path) -> None:
-    assert systems_in(store_of(tmp_path, [default(), default(system="a")])) == ["a", "box"]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.collect.processes.interrupt import Interrupt
-from dynamiccl.collect.sbatch import BatchJob, Outcome, Pace, Work, run_as_batch
+from dynamiccl.collect.sbatch import BatchJob, Outcome, Work, run_as_batch
 from dynamiccl.errors import MachineError
-from dynamiccl.slurm import Element, summarise
+from dynamiccl.slurm import Element, Pace, summarise
 
 PACE = Pace(shortest_s=0.001, longest_s=0.001, settle_s=0.02, detach_s=0.05, patience_s=0.2)
 #: What a look at the queue finds: (state, reason) of each element, or no answer.

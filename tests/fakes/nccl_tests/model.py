@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from dynamiccl.nccl import COST_IGNORE, NUM_PROTOCOLS, Algorithm, Collective, Protocol
 from dynamiccl.simulator import h100
-from dynamiccl.simulator.point_to_point import point_to_point_us
+from tests.fakes.nccl_tests.point_to_point import point_to_point_us
 from tests.fakes.nccl_tests.settings import Settings
 
 #: One rank has nobody to talk to: a copy within the GPU, made up.
