@@ -7,14 +7,12 @@ actions), d3rlpy's ReplayBuffer with its own picker against `Replay`: 1 step, an
 gamma 0.5. d3rlpy's holds windows and masks made in advance, ours makes them. *Steps*: gradient
 steps with either, the same networks (one member, double DQN, 3 steps). Both are minima of 30
 rounds in turns, of 10 batches or 3 steps each. *Ready*: from columns in memory to a `Replay` over
-10 million steps, and the memory that it takes. *Stream*: 100 million steps in mapped files; by how
-much anonymous memory grows over 2,000 batches.
+10 million steps, and the memory that it takes.
 
-Writes out/bench/replay.json. One thread; needs 4 GB of disk for a while.
+Writes out/bench/replay.json. One thread.
 """
 
 import multiprocessing
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,7 +32,6 @@ from harness import write_result
 
 from dynamiccl.datasets.features import FEATURES, HISTORY_SLICE
 from dynamiccl.datasets.history import CallColumns
-from dynamiccl.datasets.step_files import STEP_TYPES, open_steps, write_steps
 from dynamiccl.datasets.steps import Steps, Tasks
 from dynamiccl.nccl import Algorithm, Protocol
 from dynamiccl.train.algorithms import make_algorithm
@@ -44,7 +41,18 @@ from dynamiccl.train.replay import Replay
 BATCH, NUM_ACTIONS, NUM_TASKS, EPISODE = 256, 64, 500, 200
 NUM_STEPS, GAMMA = 3, 0.5
 ROUNDS: Final = 30
-STREAMED: Final = 100_000_000
+#: Columns of a step, and how they are kept: 30 bytes in all.
+STEP_TYPES: Final[dict[str, type[np.generic]]] = {
+    "size_bytes": np.int64,
+    "time_us": np.float32,
+    "algorithm": np.int8,
+    "protocol": np.int8,
+    "num_channels": np.int16,
+    "interference": np.float32,
+    "skew_us": np.float32,
+    "action": np.int16,
+    "reward": np.float32,
+}
 
 
 def main() -> None:
@@ -76,7 +84,6 @@ def main() -> None:
             f"steps_speedup_{name}": theirs / ours,
         }
     figures |= in_own_process(ready_figures)
-    figures |= in_own_process(stream_figures)
     write_result("replay", figures)
 
 
@@ -192,29 +199,6 @@ def ready_figures() -> dict[str, float]:
         "columns_10m_mib": sum(column.nbytes for column in columns.values()) / 2**20,
         "sampling_10m_ms": 1e3 * least_seconds(replay.sample),
     }
-
-
-def stream_figures() -> dict[str, float]:
-    """Steps in mapped files."""
-    part = make_steps(1_000_000)
-    with tempfile.TemporaryDirectory() as folder:
-        parts = (part for _ in range(STREAMED // len(part)))
-        num_episodes = STREAMED // EPISODE
-        write_steps(Path(folder), parts, num_steps=STREAMED, num_episodes=num_episodes)
-        del part
-        replay = Replay(open_steps(Path(folder)), BATCH, seed=0, num_steps=NUM_STEPS, gamma=GAMMA)
-        for _ in range(10):
-            replay.sample()
-        before = anonymous_mib()
-        began = time.perf_counter()
-        for _ in range(2_000):
-            replay.sample()
-        seconds = time.perf_counter() - began
-        return {
-            "stream_100m_mean_ms": 1e3 * seconds / 2_000,
-            "stream_100m_growth_mib": anonymous_mib() - before,
-            "stream_100m_least_ms": 1e3 * least_seconds(replay.sample),
-        }
 
 
 def least_seconds(call: Callable[[], object], rounds: int = 100) -> float:

@@ -2,6 +2,7 @@
 
     r = -time / reference - lambda_switch * [config changed] - lambda_congestion * congestion
 
+The last two are of calls alone, whose order is known: `Steps.charged` takes them off.
 `reference` is the median of the default's training repeats, quiet, in the user's untouched
 environment (launch profile `default`), of the same run; where that run did not measure it, of all
 runs; where the size was not measured, log-log interpolation between measured default sizes at most
@@ -143,15 +144,7 @@ def _interpolate(frame: pl.DataFrame, points: pl.DataFrame) -> pl.DataFrame:
     return frame.join(ends, on=[*_CURVE_KEY, "size_bytes"], how="left", nulls_equal=True)
 
 
-def reward(
-    time_us: _Column,
-    reference_us: _Column,
-    *,
-    changed: _Column | None = None,
-    congestion: _Column | None = None,
-    lambda_switch: float = 0.0,
-    lambda_congestion: float = 0.0,
-) -> _Column:
+def reward(time_us: _Column, reference_us: _Column) -> _Column:
     """The reward of one call, unitless; -1 is as good as NCCL's default.
 
     Columns of a table, or arrays of one shape: the simulated environment's are these, too.
@@ -159,9 +152,4 @@ def reward(
     >>> pl.select(reward(pl.lit(15.0), pl.lit(10.0))).item()
     -1.5
     """
-    value = -1.0 * time_us / reference_us
-    if changed is not None and lambda_switch:
-        value = value - changed * lambda_switch
-    if congestion is not None and lambda_congestion:
-        value = value - congestion * lambda_congestion
-    return value
+    return -1.0 * time_us / reference_us

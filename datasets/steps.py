@@ -2,7 +2,7 @@
 
 A step is one collective: what was seen before it, the action that was taken, what it came to. Only
 facts are kept, 30 bytes a step. Observations are made of them when a batch is drawn, so a window
-costs nothing until it is looked at, and steps may lie in memory-mapped files (`step_files`).
+costs nothing until it is looked at.
 
 N steps, E episodes, T tasks, B rows of a batch, K calls in the window, F features of the context,
 A actions.
@@ -111,6 +111,21 @@ class Steps:
         end, terminated = self.starts[episode + 1], self.terminated[episode]
         following = np.minimum(rows + num_steps, np.where(terminated, end, end - 1))
         return following, following == end
+
+    def charged(self, lambda_switch: float, lambda_congestion: float) -> Self:
+        """These steps with rewards that are less by what a change and congestion cost.
+
+        Both in units of NCCL's default: `lambda_switch` for a step whose action is not that of the
+        step before it in its episode, `lambda_congestion` for each unit of interference level; an
+        unknown level costs nothing.
+        """
+        if not lambda_switch and not lambda_congestion:
+            return self
+        changed = np.diff(self.action, prepend=self.action[:1]) != 0
+        changed[self.starts[:-1]] = False
+        cost = lambda_switch * changed
+        cost = cost + lambda_congestion * np.maximum(self.calls.interference, 0.0)
+        return replace(self, reward=(self.reward - cost).astype(np.float32))
 
     def held(self, most: int) -> Self:
         """These steps, each with the mean reward of the calls from it on that took its action.

@@ -47,7 +47,8 @@ class TrainingData:
         """What a recipe learns from: sweeps, and calls where there are any."""
         if self.sequences is None or not recipe.use_calls:
             return [self.training.steps]
-        return [self.training.steps, self.sequences.held(recipe.held_calls)]
+        charged = self.sequences.charged(recipe.lambda_switch, recipe.lambda_congestion)
+        return [self.training.steps, charged.held(recipe.held_calls)]
 
     def validation_regret(self, members: Iterable[Member], margin: float) -> float:
         """Mean regret on validation bins, every (system, collective) counting alike."""

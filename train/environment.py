@@ -105,7 +105,6 @@ class Course:
     episode_calls: int = 1_000
     #: Calls of a job from a decision to its being in force (`delay_calls`).
     delay_calls: int = 0
-    lambda_switch: float = 0.0
     #: Without it the observations of a step are empty, for players that look at nothing.
     observed: bool = True
 
@@ -208,15 +207,9 @@ class CollectiveEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any])
             raise ValueError(f"job {bad}: action {actions[bad]} is masked for {self._name(bad)}")
         self._decide(key, actions)
         ran = self.jobs.step(self._in_force[self._job, key])
-        level = self._record(ran)
+        self._record(ran)
         reference_us = self.tables.reference_us[key]
-        earned = reward(
-            ran.measured_us,
-            reference_us,
-            changed=ran.changed.astype(np.float64),
-            congestion=np.maximum(level, 0.0),
-            lambda_switch=self.course.lambda_switch,
-        )
+        earned = reward(ran.measured_us, reference_us)
         self._calls += 1
         self._over = self._calls >= self.course.episode_calls
         info = {"ran": ran, "reference_us": reference_us}
@@ -238,8 +231,8 @@ class CollectiveEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any])
             due = (self._calls - self.course.delay_calls) % len(self._waiting)
             self._in_force[self._job, self._waiting_key[due]] = self._waiting[due]
 
-    def _record(self, ran: Ran) -> Float64Array:
-        """Keep the calls as the plugin would; (N,) their interference levels, -1 = unknown."""
+    def _record(self, ran: Ran) -> None:
+        """Keep the calls as the plugin would, with what the watch says of them."""
         ring = self._job * self._num_keys + ran.key
         where = ran.key * len(self.world.configs) + ran.action
         if self._watch is not None:
@@ -248,7 +241,6 @@ class CollectiveEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any])
             self.alarm, self.level = alarm > 0, level.astype(np.float64)
             self.alarm_began = self.alarm & ~self._alarms[self._job, ran.key]
             self._alarms[self._job, ran.key] = self.alarm
-        level = self.level
         if self.course.observed:
             calls = CallColumns(
                 size_bytes=self._sizes[ran.key],
@@ -256,11 +248,10 @@ class CollectiveEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any])
                 algorithm=self.world.algorithm.take(where),
                 protocol=self.world.protocol.take(where),
                 num_channels=self.world.num_channels.take(where),
-                interference=level,
+                interference=self.level,
                 skew_us=ran.skew_us,
             )
             self._rings.add(ring, calls)
-        return level
 
     def _observe(self) -> dict[str, Any]:
         if not self.course.observed:

@@ -5,6 +5,7 @@ recipe can also be a file of one's own (`docs/new-recipe.md`).
 """
 
 import importlib.util
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -39,6 +40,11 @@ class Recipe:
     #: at most so many: a decision stays in force for a while, and a change of config costs once. It
     #: takes the place of looking ahead, so only where gamma is 0.
     held_calls: int = 1
+    #: What a call of a job that runs another config than the call of its task key before costs
+    #: beside its time, in units of NCCL's default; and each unit of the interference level (0.5: a
+    #: call that took half as long again as quiet), which a Trigger tells.
+    lambda_switch: float = 0.0
+    lambda_congestion: float = 0.0
     #: Weight of CQL's conservative loss.
     conservative_weight: float = 0.0
     #: Weight of the entropy in the loss, at the first and at the last gradient step.
@@ -205,12 +211,28 @@ def make_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
             raise UnknownName("recipe setting", key, settable, where=f"--set {setting}")
         changed: dict[str, Any] = {key: _read(text, getattr(recipe, key), setting)}
         recipe = replace(recipe, **changed)
+    _check(recipe)
+    return recipe
+
+
+def _check(recipe: Recipe) -> None:
     if recipe.held_calls > 1 and recipe.gamma > 0.0:
         raise UserError(
             f"held_calls={recipe.held_calls} takes the place of looking ahead, and gamma is "
             f"{recipe.gamma}: --set gamma=0, or --set held_calls=1"
         )
-    return recipe
+    for name in ("lambda_switch", "lambda_congestion"):
+        cost = getattr(recipe, name)
+        if not 0.0 <= cost < math.inf:
+            raise UserError(
+                f"{name}={cost} is no cost: --set {name}= a number from 0 on, in units of NCCL's "
+                "default time"
+            )
+    if recipe.lambda_congestion and not recipe.trigger:
+        raise UserError(
+            f"lambda_congestion={recipe.lambda_congestion} needs interference levels, which a "
+            "Trigger tells: --set trigger=RUN_DIRECTORY, or leave it at 0"
+        )
 
 
 def recipe_of_file(path: Path) -> Recipe:

@@ -193,22 +193,6 @@ def test_rows_and_their_order_stay() -> None:
     }
 
 
-def value(**settings: float) -> float:
-    made = reward(
-        pl.lit(15.0),
-        pl.lit(10.0),
-        changed=pl.lit(value=True),
-        congestion=pl.lit(0.5),
-        **settings,
-    )
-    return float(pl.select(made).item())
-
-
 def test_reward_is_minus_time_in_units_of_the_default() -> None:
-    assert value() == -1.5
+    assert pl.select(reward(pl.lit(15.0), pl.lit(10.0))).item() == -1.5
     assert pl.select(reward(pl.lit(10.0), pl.lit(10.0))).item() == -1.0
-
-
-def test_switching_and_congestion_cost_what_is_asked() -> None:
-    assert value(lambda_switch=0.2) == pytest.approx(-1.7)
-    assert value(lambda_congestion=0.2) == pytest.approx(-1.6)

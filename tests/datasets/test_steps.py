@@ -1,16 +1,13 @@
-"""Columns of steps: what a step sees, on the way to files and back."""
+"""Columns of steps: what a step sees, and what it earns."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dynamiccl.datasets.features import CONTEXT_COLUMN, HISTORY_SLICE, WINDOW_LENGTH
 from dynamiccl.datasets.history import UNKNOWN, Call, history_arrays
-from dynamiccl.datasets.step_files import open_steps, write_steps
 from dynamiccl.datasets.steps import Steps
-from dynamiccl.errors import CorruptFile, MissingPath
 from dynamiccl.nccl import Algorithm, Protocol
 from tests.steps import make_steps
 
@@ -59,53 +56,18 @@ def test_observing_leaves_the_tasks_as_they_are() -> None:
     np.testing.assert_array_equal(steps.tasks.context, before)
 
 
-def test_steps_come_back_from_files(tmp_path: Path) -> None:
-    first, second = make_steps(seed=1), make_steps(seed=2, lengths=(4, 4))
-    second = Steps(
-        tasks=first.tasks,
-        starts=second.starts,
-        task=second.task,
-        terminated=second.terminated,
-        calls=second.calls,
-        action=second.action,
-        reward=second.reward,
-    )
-    num_steps = len(first) + len(second)
-    num_episodes = len(first.task) + len(second.task)
-    write_steps(tmp_path, [first, second], num_steps=num_steps, num_episodes=num_episodes)
-    found = open_steps(tmp_path)
-    assert len(found) == num_steps
-    for part, shift in ((first, 0), (second, len(first))):
-        rows = np.arange(len(part))
-        wanted, mask, _ = part.observe(rows, part.episode_of(rows))
-        there = rows + shift
-        got, got_mask, _ = found.observe(there, found.episode_of(there))
-        np.testing.assert_array_equal(got.window, wanted.window)
-        np.testing.assert_array_equal(got.context, wanted.context)
-        np.testing.assert_array_equal(got_mask, mask)
-        np.testing.assert_array_equal(found.action[there], part.action)
-        np.testing.assert_array_equal(found.reward[there], part.reward)
-
-
-def test_files_say_what_is_wrong_with_them(tmp_path: Path) -> None:
-    steps = make_steps()
-    with pytest.raises(ValueError, match="instead of"):
-        write_steps(tmp_path / "few", [steps], num_steps=len(steps) + 1, num_episodes=9)
-    own = make_steps(own_windows=True)
-    with pytest.raises(ValueError, match="windows"):
-        write_steps(tmp_path / "own", [own], num_steps=len(own), num_episodes=len(own.task))
-    with pytest.raises(MissingPath, match="write_steps"):
-        open_steps(tmp_path / "nothing")
-    write_steps(tmp_path, [steps], num_steps=len(steps), num_episodes=len(steps.task))
-    np.save(tmp_path / "starts.npy", np.array([0, 5, 5, len(steps)]))
-    with pytest.raises(CorruptFile, match="has no step"):
-        open_steps(tmp_path)
-    np.save(tmp_path / "starts.npy", np.array([0, 3]))
-    with pytest.raises(CorruptFile, match="do not cover"):
-        open_steps(tmp_path)
-    (tmp_path / "reward.npy").write_bytes(b"not a column")
-    with pytest.raises(CorruptFile, match="no column"):
-        open_steps(tmp_path)
+def test_a_change_and_congestion_cost_what_is_asked() -> None:
+    steps = make_steps(lengths=(4, 2))
+    calls = replace(steps.calls, interference=np.array([-1.0, 0.5, 0.0, 2.0, 0.0, 0.5]))
+    reward = np.full(6, -1.5, dtype=np.float32)
+    steps = replace(steps, action=np.array([0, 0, 1, 1, 0, 1]), reward=reward, calls=calls)
+    assert steps.charged(0.0, 0.0).reward is reward
+    switched = steps.charged(0.2, 0.0).reward
+    # The first step of an episode changes nothing.
+    np.testing.assert_allclose(switched, [-1.5, -1.5, -1.7, -1.5, -1.5, -1.7], rtol=1e-6)
+    congested = steps.charged(0.0, 0.1).reward
+    np.testing.assert_allclose(congested, [-1.5, -1.55, -1.5, -1.7, -1.5, -1.55], rtol=1e-6)
+    assert switched.dtype == congested.dtype == np.float32
 
 
 @pytest.mark.parametrize("most", [1, 2, 8])

@@ -144,6 +144,30 @@ def test_a_policy_that_learned_with_a_trigger_has_it_beside_it(
     assert (told.reward == plain.reward).all()
 
 
+def test_changes_and_congestion_cost_what_a_recipe_says(with_calls: Path, trigger: Path) -> None:
+    data = load_data(with_calls, 0, str(trigger))
+    told = data.sequences
+    assert told is not None
+
+    def rewards(*settings: str) -> list[np.ndarray[tuple[int], np.dtype[np.float32]]]:
+        recipe = make_recipe("ddqn-dueling", [f"trigger={trigger}", *settings])
+        return [source.reward for source in data.sources(recipe)]
+
+    sweeps, plain = rewards()
+    assert (plain == told.reward).all()
+    quiet, switched = rewards("lambda_switch=0.25")
+    changed = np.diff(told.action, prepend=told.action[:1]) != 0
+    changed[told.starts[:-1]] = False
+    assert 0 < changed.sum() < len(told)
+    np.testing.assert_allclose(switched, plain - 0.25 * changed, rtol=1e-6)
+    _, congested = rewards("lambda_congestion=0.5")
+    level = told.calls.interference.clip(min=0.0)
+    assert level.max() > 0.0
+    np.testing.assert_allclose(congested, plain - 0.5 * level, rtol=1e-6)
+    # A sweep has no order: nothing changes there.
+    assert (quiet == sweeps).all()
+
+
 def test_what_is_no_trigger_is_refused_before_training(with_calls: Path, tmp_path: Path) -> None:
     with pytest.raises(MissingPath, match="dynamiccl-train trigger"):
         load_data(with_calls, 0, str(tmp_path))

@@ -36,6 +36,20 @@ def test_what_is_judged_by_held_calls_does_not_look_ahead_too() -> None:
         make_recipe("drqn-lstm", ["held_calls=8"])
 
 
+@pytest.mark.parametrize("name", ["lambda_switch", "lambda_congestion"])
+def test_costs_are_numbers_from_zero_on(name: str) -> None:
+    recipe = make_recipe("cql", ["trigger=run", f"{name}=0.1"])
+    assert getattr(recipe, name) == 0.1
+    for value in ("-0.1", "nan", "inf"):
+        with pytest.raises(UserError, match=f"{name}={value} is no cost: --set {name}="):
+            make_recipe("cql", ["trigger=run", f"{name}={value}"])
+
+
+def test_congestion_costs_only_where_a_trigger_tells_it() -> None:
+    with pytest.raises(UserError, match=r"lambda_congestion=0\.1 .*--set trigger=RUN_DIRECTORY"):
+        make_recipe("cql", ["lambda_congestion=0.1"])
+
+
 def test_setting_of_the_wrong_type_names_value_and_default() -> None:
     with pytest.raises(UserError, match=r"'many'.*4000"):
         make_recipe("ddqn-dueling", ["steps=many"])
