@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 from bench_gate import NO_NOISE, sweep
 from learning_grids import SHAPES
+from learning_logs import draw_log, mixture, true_value
 from scipy import stats
 
 from dynamiccl.datasets.actions import Catalogue
@@ -25,13 +26,7 @@ from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.lineup import make_policies
 from dynamiccl.evaluate.ope.estimators import Estimate, every_estimate
-from dynamiccl.evaluate.ope.logs import (
-    Float64Array,
-    deterministic,
-    draw_log,
-    mixture,
-    true_value,
-)
+from dynamiccl.evaluate.ope.logs import Float64Array, deterministic
 from dynamiccl.train.policy import TorchPolicy
 
 ROWS: Final = 40_000

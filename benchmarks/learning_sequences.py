@@ -16,17 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 from learning_figures import Number, parallel, student
-from learning_world import make_world, measure_quiet, write_calls
-from sklearn.ensemble import HistGradientBoostingRegressor
-
-from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import tuned, usable
-from dynamiccl.datasets.episodes import training_noise
-from dynamiccl.datasets.splits import Split
-from dynamiccl.datasets.steps import Steps
-from dynamiccl.datasets.store import read
-from dynamiccl.evaluate.policies import Actions
-from dynamiccl.evaluate.sequences import (
+from learning_fqe import fitted_value
+from learning_play import (
     Exploring,
     Figures,
     Fixed,
@@ -38,9 +29,18 @@ from dynamiccl.evaluate.sequences import (
     figures,
     play,
 )
+from learning_world import make_world, measure_quiet, write_calls
+from sklearn.ensemble import HistGradientBoostingRegressor
+
+from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.cells import tuned, usable
+from dynamiccl.datasets.episodes import training_noise
+from dynamiccl.datasets.splits import Split
+from dynamiccl.datasets.steps import Steps
+from dynamiccl.datasets.store import read
+from dynamiccl.evaluate.policies import Actions
 from dynamiccl.train.data import load_data
 from dynamiccl.train.fit import fit
-from dynamiccl.train.fqe import fitted_value
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 import pyarrow as pa
+from learning_play import Played, World
 from sweeps import simulate
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
@@ -20,7 +21,6 @@ from dynamiccl.datasets.provenance import program_record
 from dynamiccl.datasets.schema import CALLS, DEFAULT_PROFILE
 from dynamiccl.datasets.splits import Split, with_split
 from dynamiccl.datasets.store import write_part
-from dynamiccl.evaluate.sequences import Played, World
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Protocol
 from dynamiccl.simulator import h100
 from dynamiccl.simulator.channels import actual_channels

@@ -23,7 +23,7 @@ class Pick:
     trial: Trial
     #: Number of the repeat within its round.
     repeat: int = 0
-    #: P(config | task, history) with which the strategy picked it; None = it had no choice.
+    #: P(config | task, history) with which a draw of the strategy took it; None = it had no choice.
     probability: float | None = None
 
 

@@ -178,7 +178,7 @@ _CONFIG: Final = (
         nullable=False,
     ),
     _text("default_scope", "one of DefaultScope", nullable=False),
-    _number("behaviour_probability", "", "P(config | workload, history) of the sampling strategy"),
+    _number("behaviour_probability", "", "P(config | workload, history) of the strategy's draw"),
     _number(
         "aa_noise_band",
         "",

@@ -76,10 +76,14 @@ class LearnedPolicy:
 
     def choose(self, grid: TaskGrid) -> Actions:
         """Ask the TorchScript policy."""
+        return self.choose_among(grid.tasks, grid.mask)
+
+    def choose_among(self, tasks: pl.DataFrame, mask: npt.NDArray[np.bool_]) -> Actions:
+        """(T,) its choice for tasks, among the actions of the data set's that `mask` (T, A) has."""
         manifest = self._policy.manifest
-        tasks = with_noise(grid.tasks, manifest.noise_table())
+        tasks = with_noise(tasks, manifest.noise_table())
         observations = cold_observations(tasks, manifest.launch_profiles)
-        mask = grid.mask[:, self._to_data] & (self._to_data >= 0) & let_through(manifest, tasks)
+        mask = mask[:, self._to_data] & (self._to_data >= 0) & let_through(manifest, tasks)
         return self._to_data[self._policy.act(observations, mask)]
 
 

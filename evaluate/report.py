@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -28,10 +28,10 @@ from dynamiccl.evaluate.metrics import (
     result_rows,
     summarise,
 )
-from dynamiccl.evaluate.ope.calibration import calibrate
+from dynamiccl.evaluate.ope.logged import logged_values
 from dynamiccl.evaluate.origins import origin_section
 from dynamiccl.evaluate.page import render
-from dynamiccl.evaluate.policies import Actions, Oracle, probes_of
+from dynamiccl.evaluate.policies import Actions, LearnedPolicy, Oracle, probes_of
 from dynamiccl.evaluate.systems import Drawn, SystemReport, headline_section, system_section
 from dynamiccl.evaluate.training import Training
 from dynamiccl.train.policy import TorchPolicy
@@ -75,6 +75,7 @@ class Report:
                     },
                     "beyond_noise": {x.policy: x.to_json() for x in s.beyond_noise},
                     "verdicts": s.verdicts,
+                    "logged": {x.policy: x.to_json() for x in s.logged},
                 }
                 for s in self.systems
             },
@@ -117,8 +118,13 @@ def make_report(
     results = out / "results.parquet"
     result_rows(test, catalogue, choices, bands).write_parquet(results)
     names = [name for name, _ in policies]
+    free = [LearnedPolicy(policy, catalogue, name) for name, policy in learned]
+    logged = logged_values(frame, catalogue, test, free)
     systems = [
-        _system_report(system, test, choices, probes, bands, names)
+        replace(
+            _system_report(system, test, choices, probes, bands, names),
+            logged=logged.get(system, ()),
+        )
         for system in test.tasks["system"].unique().sort()
     ]
     page = out / "report.html"
@@ -210,7 +216,6 @@ def _system_report(
         summaries=summaries,
         by_collective=by_collective,
         beyond_noise=summarise(grid, beyond, choices, band, probes) if len(beyond) else [],
-        calibrations=calibrate(grid, rows, choices),
         verdicts=[*against_default, *baseline_verdicts(system, summaries, learned, band)],
         unscored=grid.unscored.filter(pl.col("system") == system),
     )

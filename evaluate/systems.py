@@ -17,8 +17,8 @@ from dynamiccl.evaluate.figures.drawing import family_title, order_by_size
 from dynamiccl.evaluate.figures.families import curves, heat_map
 from dynamiccl.evaluate.figures.regret import regret_by_octave, regret_by_size
 from dynamiccl.evaluate.metrics import Summary, simple_baselines
-from dynamiccl.evaluate.ope.calibration import Calibration
-from dynamiccl.evaluate.ope.shown import calibration_blocks
+from dynamiccl.evaluate.ope.logged import LoggedValue
+from dynamiccl.evaluate.ope.shown import logged_blocks
 from dynamiccl.evaluate.page import HEADS, cells, crossfit_text
 from dynamiccl.evaluate.policies import Actions
 
@@ -40,9 +40,9 @@ class SystemReport:
     #: good. Empty when there are none, or the band is not known.
     beyond_noise: list[Summary]
     verdicts: list[str]
-    #: Off-policy estimates of the policies, where the runs are enough to try them.
-    calibrations: list[Calibration]
     unscored: pl.DataFrame
+    #: Off-policy estimates of the policies, where a sweep drew what it measured.
+    logged: Sequence[LoggedValue] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,6 @@ def headline_section(systems: Sequence[SystemReport], learned: Sequence[str]) ->
 def system_section(system: SystemReport, drawn: Drawn) -> Section:
     """Everything about one system."""
     figures, not_drawn = _figures(system.system, drawn)
-    estimates = calibration_blocks(system.system, system.calibrations)
     scored = system.summaries[0]
     band = "unknown (no repeats)" if system.band is None else f"{system.band:.2%}"
     text = (
@@ -111,7 +110,12 @@ def system_section(system: SystemReport, drawn: Drawn) -> Section:
         text += f" {not_drawn} more families with fewer sizes are in results.parquet only."
     return Section(
         system.system,
-        [*_tables(system, drawn.learned), _by_size(system, drawn), *figures, *estimates],
+        [
+            *_tables(system, drawn.learned),
+            *logged_blocks(system.logged),
+            _by_size(system, drawn),
+            *figures,
+        ],
         simulated=system.simulated,
         text=text,
         verdicts=system.verdicts,

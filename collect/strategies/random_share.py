@@ -18,7 +18,8 @@ from dynamiccl.collect.sweep.trial import Trial
 class RandomShare:
     """Measures `share` of each task's configs per cycle, drawn without replacement.
 
-    The probability of a pick is that of being drawn in its cycle, number drawn / number of configs.
+    The probability of a pick is that of any one draw taking it, 1 / number of configs, as it is of
+    a slot's config in an adaptive sweep.
     """
 
     def __init__(
@@ -58,5 +59,5 @@ class RandomShare:
         drawn = generator.sample(task.candidates, count)
         return (
             *task.default_pair(),
-            *(Pick(trial, 0, count / len(task.candidates)) for trial in drawn),
+            *(Pick(trial, 0, 1 / len(task.candidates)) for trial in drawn),
         )

@@ -7,19 +7,16 @@
 
 Every estimate comes with the effective sample size (sum w)^2 / sum w^2. Where a policy wants what
 the behaviour never did, or so few rows that the weights of a handful decide, there is no number.
-Where earlier rows changed the behaviour, rows are not independent, and there is no interval; but
-for DR, where the log holds the probabilities of all actions and not of the one taken alone
-(`adaptive.py`).
+Where earlier rows changed the behaviour, rows are not independent, and there is no interval.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from scipy import stats
 
-from dynamiccl.evaluate.ope.adaptive import adaptive_value
 from dynamiccl.evaluate.ope.logs import Float64Array, Log
 from dynamiccl.evaluate.ope.models import tabular_model
 
@@ -29,7 +26,6 @@ MIN_EFFECTIVE: Final = 50.0
 MAX_UNCOVERED: Final = 0.001
 NO_OVERLAP: Final = "no overlap"
 NO_INTERVAL: Final = "no interval"
-NO_PROPENSITY: Final = "no propensities: direct method only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,32 +74,16 @@ def snips(log: Log, policy: Float64Array, behaviour: Float64Array, confidence: f
 
 
 def doubly_robust(
-    log: Log,
-    policy: Float64Array,
-    behaviour: Float64Array,
-    confidence: float,
-    fit: Callable[[Log, tuple[int, int]], Float64Array] = tabular_model,
+    log: Log, policy: Float64Array, behaviour: Float64Array, confidence: float
 ) -> Estimate:
-    """Direct method and weighted residuals, each row's by a model of the other half of the rows.
-
-    Of an adaptive log with all probabilities and rows enough: adaptively weighted, by tabular
-    models of the rows before, and with an interval.
-    """
-    expected, predicted = _cross_fitted(log, policy, fit)
+    """Direct method and weighted residuals, each row's by a model of the other half of the rows."""
+    expected, predicted = _cross_fitted(log, policy)
     each = expected + weights_of(log, policy) * (log.reward - predicted)
 
     def terms() -> tuple[float, Float64Array]:
         return float(each.mean()), each - each.mean()
 
-    found = _weighted("DR", log, policy, behaviour, confidence, terms)
-    if found.note != NO_INTERVAL or log.probabilities is None:
-        return found
-    weighted = adaptive_value(log, policy)
-    if weighted is None:
-        return found
-    value, error = weighted
-    reach = _normal(confidence) * error
-    return replace(found, value=value, low=value - reach, high=value + reach, note="")
+    return _weighted("DR", log, policy, behaviour, confidence, terms)
 
 
 def every_estimate(
@@ -125,19 +105,12 @@ def every_estimate(
     ]
 
 
-def _normal(confidence: float) -> float:
-    """How many standard errors an interval reaches to each side."""
-    return float(stats.norm.ppf(0.5 + confidence / 2))
-
-
-def _cross_fitted(
-    log: Log, policy: Float64Array, fit: Callable[[Log, tuple[int, int]], Float64Array]
-) -> tuple[Float64Array, Float64Array]:
+def _cross_fitted(log: Log, policy: Float64Array) -> tuple[Float64Array, Float64Array]:
     """(n,) a model's reward of the policy, and of the action taken; it has not seen the row."""
     expected, predicted = np.empty(len(log)), np.empty(len(log))
     is_even = np.arange(len(log)) % 2 == 0
     for part in (is_even, ~is_even):
-        model = fit(log.rows(~part), policy.shape)
+        model = tabular_model(log.rows(~part), policy.shape)
         inside = log.rows(part)
         expected[part] = (policy * model).sum(axis=1)[inside.task]
         predicted[part] = model[inside.task, inside.action]
@@ -152,8 +125,6 @@ def _weighted(
     confidence: float,
     terms: Callable[[], tuple[float, Float64Array]],
 ) -> Estimate:
-    if np.isnan(log.propensity).any():
-        return Estimate(name, None, None, None, 0.0, NO_PROPENSITY)
     weights = weights_of(log, policy)
     total = float(weights.sum())
     effective = total**2 / float((weights**2).sum()) if total > 0 else 0.0
@@ -164,5 +135,5 @@ def _weighted(
     if log.adaptive:
         return Estimate(name, value, None, None, effective, NO_INTERVAL)
     error = float(spread.std(ddof=1) / np.sqrt(len(log)))
-    reach = _normal(confidence) * error
+    reach = float(stats.norm.ppf(0.5 + confidence / 2)) * error
     return Estimate(name, value, value - reach, value + reach, effective, "")

@@ -1,18 +1,28 @@
 """Logs: what a behaviour policy did, with which probability, and what came of it.
 
+A sweep that draws what it measures (`strategy.kind` random or adaptive) writes down with which
+probability it took each config: such rows are a log, from which it can be told what a policy is
+worth that may take any config, and not those alone that were drawn for a task.
+
 n rows of a log, T tasks, A actions. Rewards are minus time over NCCL's default.
 """
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
+from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.cells import CELL_COLUMNS, REPEAT_COLUMNS, comparable, independent, quiet
+from dynamiccl.datasets.schema import TASK_COLUMNS
 from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.policies import Actions
 
 Float64Array = npt.NDArray[np.float64]
+#: In-place and out-of-place are two times of one draw.
+_DRAW: Final = [name for name in (*CELL_COLUMNS, *REPEAT_COLUMNS) if name != "in_place"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +32,10 @@ class Log:
     task: npt.NDArray[np.int64]  # (n,), row of the task
     action: npt.NDArray[np.int64]  # (n,)
     reward: Float64Array  # (n,)
-    #: (n,) with which probability the behaviour took the action it took; NaN where nobody knows.
+    #: (n,) with which probability the behaviour took the action it took.
     propensity: Float64Array
     #: Whether what came before changed the probabilities: such rows are not independent.
     adaptive: bool = False
-    #: (n, A) the probabilities of all actions at each row's time, where they were kept.
-    probabilities: Float64Array | None = None
 
     def __len__(self) -> int:
         return len(self.action)
@@ -40,48 +48,37 @@ class Log:
             self.reward[which],
             self.propensity[which],
             self.adaptive,
-            None if self.probabilities is None else self.probabilities[which],
         )
 
 
-def draw_log(
-    grid: TaskGrid, behaviour: Float64Array, size: int, random: np.random.Generator
-) -> Log:
-    """Calls of tasks drawn alike, by a known stochastic policy (T, A), timed as in the samples.
+def drawn_rows(frame: pl.DataFrame, catalogue: Catalogue, grid: TaskGrid) -> pl.DataFrame:
+    """The measurements that a strategy drew for tasks of a grid, with `task` and `action`.
 
-    Raises ValueError when the behaviour takes what was not measured.
+    A row each draw that gave a time; NCCL's default is measured beside them and not drawn.
     """
-    if (behaviour[~grid.mask] > 0).any():
-        raise ValueError("the behaviour takes actions that were not measured")
-    task = random.integers(0, len(behaviour), size)
-    cumulative = behaviour.cumsum(axis=1)
-    drawn = random.random(size)[:, None] * cumulative[task, -1:]
-    action = (cumulative[task] <= drawn).sum(axis=1)
-    which = random.random(size)
-    cells = zip(task.tolist(), action.tolist(), which.tolist(), strict=True)
-    times = np.array([_pick(grid.samples[t, a], share) for t, a, share in cells])
-    reward = -times / grid.default_us[task]
-    return Log(task, action, reward, behaviour[task, action])
+    drawn = independent(quiet(comparable(frame))).filter(
+        ~pl.col("is_default") & pl.col("behaviour_probability").is_not_null()
+    )
+    drawn = drawn.with_columns(catalogue.actions(drawn)).drop_nulls("action")
+    tasks = grid.tasks.select(TASK_COLUMNS).with_row_index("task")
+    rows = drawn.join(tasks, on=TASK_COLUMNS, nulls_equal=True, maintain_order="left")
+    return rows.unique(_DRAW, keep="first", maintain_order=True)
 
 
-def _pick(samples: Float64Array, share: float) -> float:
-    return float(samples[int(share * len(samples))])
+def read_log(drawn: pl.DataFrame, grid: TaskGrid) -> Log:
+    """The log of `drawn_rows`: adaptive unless each task's draws were all of one probability."""
+    task, action = (drawn[name].to_numpy().astype(np.int64) for name in ("task", "action"))
+    kinds = drawn.group_by("sweep", "task").agg(pl.col("behaviour_probability").n_unique())
+    return Log(
+        task,
+        action,
+        -drawn["time_us"].to_numpy() / grid.default_us[task],
+        drawn["behaviour_probability"].to_numpy().astype(np.float64),
+        adaptive=bool((kinds["behaviour_probability"] > 1).any()),
+    )
 
 
 def deterministic(actions: Actions, num_actions: int) -> Float64Array:
     """(T, A) the policy that always takes `actions`."""
     chosen: Float64Array = np.eye(num_actions)[actions]
     return chosen
-
-
-def mixture(policy: Float64Array, mask: npt.NDArray[np.bool_], epsilon: float) -> Float64Array:
-    """(T, A) a policy that is random, among what `mask` allows, with probability `epsilon`."""
-    uniform = mask / mask.sum(axis=1, keepdims=True)
-    mixed: Float64Array = (1.0 - epsilon) * policy + epsilon * uniform
-    return mixed
-
-
-def true_value(grid: TaskGrid, policy: Float64Array) -> float:
-    """Mean reward of a policy (T, A) over the tasks, by the grid's own times."""
-    rewards = np.where(grid.mask, -grid.times_us / grid.default_us[:, None], 0.0)
-    return float((policy * rewards).sum(axis=1).mean())

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from learning_logs import draw_log, mixture, true_value
 from scipy import stats
 
 from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.ope.estimators import (
     NO_INTERVAL,
     NO_OVERLAP,
-    NO_PROPENSITY,
     Estimate,
     direct,
     doubly_robust,
@@ -18,7 +18,7 @@ from dynamiccl.evaluate.ope.estimators import (
     ips,
     snips,
 )
-from dynamiccl.evaluate.ope.logs import Float64Array, deterministic, draw_log, mixture, true_value
+from dynamiccl.evaluate.ope.logs import Float64Array, deterministic
 from dynamiccl.evaluate.ope.models import tabular_model
 from tests.evaluate.grids import grid, noisy
 
@@ -120,10 +120,8 @@ def test_adaptive_logs_get_no_interval() -> None:
         assert (found.low, found.note) == (None, NO_INTERVAL)
 
 
-def test_deterministic_logs_have_the_direct_method_only() -> None:
-    drawn = draw_log(WORLD, BEHAVIOUR, ROWS, np.random.default_rng(0))
-    log = replace(drawn, propensity=np.full(ROWS, np.nan))
-    assert snips(log, ORACLE, BEHAVIOUR, 0.9).note == NO_PROPENSITY
+def test_the_direct_method_has_no_interval() -> None:
+    log = draw_log(WORLD, BEHAVIOUR, ROWS, np.random.default_rng(0))
     found = direct(log, ORACLE, tabular_model(log, ORACLE.shape))
     assert found.value == pytest.approx(true_value(WORLD, ORACLE), abs=0.05)
     assert found.note == NO_INTERVAL

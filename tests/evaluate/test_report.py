@@ -152,9 +152,19 @@ def test_origin_tells_what_is_not_known_and_other_data(trained: Trained, tmp_pat
     assert (policies["runs of these data"], policies["gate"]) == ("0 of 1", "none")
 
 
-def test_off_policy_estimates_stand_beside_the_truth(report_dir: Path) -> None:
-    page = (report_dir / "report.html").read_text(encoding="utf-8")
-    table = page[page.index("Off-policy estimates and the truth") :]
-    table = table[: table.index("</table>")]
-    assert table.count("<tr>") == 1 + len(("policy", *BASELINES))
-    assert f"{SYSTEM}-estimates.svg" in {p.name for p in (report_dir / "figures").iterdir()}
+def test_a_sweep_that_drew_its_configs_tells_what_a_free_choice_is_worth(
+    trained: Trained, report_dir: Path, tmp_path: Path
+) -> None:
+    title = "Estimated from what the sweep drew"
+    assert title not in (report_dir / "report.html").read_text(encoding="utf-8")
+    strategy = 'strategy = { kind = "random", share = 0.5 }\n[simulator]'
+    text = SWEEP.replace("cycles = 3", "cycles = 40").replace("[simulator]", strategy)
+    data = make_data(tmp_path / "store", text)
+    make_report(data, [("policy", trained.policy)], tmp_path / "out")
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert title in page
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    found = summary["systems"][SYSTEM]["logged"]["policy"]
+    assert 0 < found["acts"] <= found["tasks"]
+    assert found["DR"]["low"] < found["DR"]["mean"] < found["DR"]["high"] < 1.0
+    assert f"{found['DR']['mean']:.4f} (" in page

@@ -17,7 +17,7 @@ def test_each_task_gets_its_share_without_replacement(share: float, drawn: int) 
     forced = [pick for pick in picks if pick.trial.config != ABSTAIN]
     assert set(Counter(pick.trial.size_bytes for pick in forced).values()) == {drawn}
     assert len({pick.trial.key for pick in forced}) == len(forced)
-    assert {pick.probability for pick in forced} == {drawn / CONFIGS}
+    assert {pick.probability for pick in forced} == {1 / CONFIGS}
     defaults = [pick for pick in picks if pick.trial.config == ABSTAIN]
     assert Counter(p.repeat for p in defaults) == {0: 11, 1: 11}
     assert {pick.probability for pick in defaults} == {None}
@@ -27,13 +27,19 @@ def test_the_recorded_probability_is_the_frequency() -> None:
     cycles = 1500
     small = sweep(sizes='{ list = ["1M"] }')
     strategy = RandomShare("s", small.trials, cycles=cycles, share=0.25)
-    counts: Counter[str] = Counter()
-    for number in range(cycles):
-        picks = strategy.next_picks(number, ()) or ()
-        counts.update(p.trial.key for p in picks if p.trial.config != ABSTAIN)
+    drawn = [
+        pick
+        for number in range(cycles)
+        for pick in strategy.next_picks(number, ()) or ()
+        if pick.trial.config != ABSTAIN
+    ]
+    (odds,) = {pick.probability for pick in drawn}
+    assert odds is not None
+    counts = Counter(pick.trial.key for pick in drawn)
     assert len(counts) == CONFIGS
-    # 0.25 within five standard deviations of a frequency.
-    assert all(abs(n / cycles - 0.25) < 5 * (0.25 * 0.75 / cycles) ** 0.5 for n in counts.values())
+    # Within five standard deviations of a frequency.
+    most = 5 * (odds * (1 - odds) / len(drawn)) ** 0.5
+    assert all(abs(n / len(drawn) - odds) < most for n in counts.values())
 
 
 def test_infeasible_trials_come_once_and_expected_picks_are_exact() -> None:

@@ -5,12 +5,7 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
-
-from dynamiccl.datasets.features import HISTORY_SLICE, WINDOW_LENGTH
-from dynamiccl.datasets.schema import TASK_COLUMNS
-from dynamiccl.datasets.scoring import ENVIRONMENT_COLUMNS
-from dynamiccl.evaluate.policies import Actions
-from dynamiccl.evaluate.sequences import (
+from learning_play import (
     Exploring,
     Fixed,
     KnowsState,
@@ -20,6 +15,11 @@ from dynamiccl.evaluate.sequences import (
     figures,
     play,
 )
+
+from dynamiccl.datasets.features import HISTORY_SLICE, WINDOW_LENGTH
+from dynamiccl.datasets.schema import TASK_COLUMNS
+from dynamiccl.datasets.scoring import ENVIRONMENT_COLUMNS
+from dynamiccl.evaluate.policies import Actions
 
 SIZES = (1 << 20, 1 << 24)
 #: (S, K, A): NCCL's default, a config for the quiet network, one for the congested, one missing.

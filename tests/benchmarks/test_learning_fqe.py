@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from learning_fqe import fitted_value
 
 from dynamiccl.datasets.features import FEATURES, STATIC_FEATURES
 from dynamiccl.datasets.history import CallColumns
 from dynamiccl.datasets.steps import Steps, Tasks
-from dynamiccl.train.fqe import fitted_value
 from dynamiccl.train.policy import TorchPolicy
 from tests.conftest import Trained
 
