@@ -24,12 +24,13 @@ from typing import Any, Final
 import numpy as np
 import torch
 from harness import write_result
+from trigger_alarms import count_false_alarms
 from trigger_rivals import CHARTS, KNOWN, Pelt, chart_threshold, pelt_penalty
 
 from dynamiccl.train.torch_files import script
 from dynamiccl.train.trigger.detector import Detector
 from dynamiccl.train.trigger.fit import FALSE_ALARMS_PER_1E5, TriggerSettings, make_trigger
-from dynamiccl.train.trigger.measure import Watch, count_false_alarms, delays, watch_with
+from dynamiccl.train.trigger.measure import Watch, delays, watch_with
 from dynamiccl.train.trigger.series import FloatArray, Series
 
 SIGMAS: Final = (0.02, 0.05, 0.1, 0.2, 0.5)

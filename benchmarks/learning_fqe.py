@@ -16,7 +16,7 @@ import torch
 from d3rlpy.models import MeanQFunctionFactory
 from d3rlpy.ope import DiscreteFQE, FQEConfig
 
-from dynamiccl.datasets.features import WINDOW_LENGTH
+from dynamiccl.datasets.features import WINDOW_LENGTH, Observations
 from dynamiccl.datasets.steps import Steps
 from dynamiccl.train.algorithms import set_scaling
 from dynamiccl.train.encoders import ObservationEncoderFactory
@@ -101,4 +101,5 @@ class _Fixed:
         self.impl = self
 
     def predict_best_action(self, x: Sequence[torch.Tensor]) -> torch.Tensor:
-        return self._policy.best_actions(*x)
+        window, context, mask = (part.numpy() for part in x)
+        return torch.from_numpy(self._policy.act(Observations(window, context), mask > 0.5))

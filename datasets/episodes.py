@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.actions import Catalogue
@@ -84,7 +83,6 @@ class TrainingSteps:
     """N one-step episodes, and what became of the rows that they come from."""
 
     steps: Steps
-    is_cold: npt.NDArray[np.bool_]  # (N,)
     noise: pl.DataFrame  # `noise_band` by NOISE_KEY, of the training bins
     counts: Counts
 
@@ -139,7 +137,6 @@ def training_steps(
     )
     return TrainingSteps(
         steps=steps,
-        is_cold=np.arange(len(row)) < len(cold),
         noise=noise,
         counts=Counts(
             **counts,

@@ -53,29 +53,20 @@ class ReferenceKind(StrEnum):
 
 
 def with_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
-    """Add `reference_us`, `reference_kind` and `profile_default_us` to measurement rows.
+    """Add `reference_us` and `reference_kind` to measurement rows.
 
     Args:
         frame: measurement rows that need a reference.
         training: the rows that references may be taken from (training repeats only).
-
-    `profile_default_us` is the default measured inside the row's own launch profile.
     """
     defaults = quiet(usable(training)).filter(pl.col("is_default"))
     is_untouched = pl.col("default_scope") == DefaultScope.UNTOUCHED.value
     untouched = defaults.filter((pl.col("launch_profile") == DEFAULT_PROFILE) & is_untouched)
-    # Inside a profile: as measured under our plugin, or without it where it plays no schedule.
-    inside = defaults.filter(
-        ~is_untouched | ~(~is_untouched).any().over([*_REFERENCE_KEY, "launch_profile"])
-    )
     median = pl.col("time_us").median()
     same_run = untouched.group_by([*_REFERENCE_KEY, *_RUN]).agg(_same_us=median)
     any_run = untouched.group_by(_REFERENCE_KEY).agg(_any_us=median)
-    profile = inside.group_by([*_REFERENCE_KEY, "launch_profile"]).agg(profile_default_us=median)
-    joined = (
-        frame.join(same_run, on=[*_REFERENCE_KEY, *_RUN], how="left", nulls_equal=True)
-        .join(any_run, on=_REFERENCE_KEY, how="left", nulls_equal=True)
-        .join(profile, on=[*_REFERENCE_KEY, "launch_profile"], how="left", nulls_equal=True)
+    joined = frame.join(same_run, on=[*_REFERENCE_KEY, *_RUN], how="left", nulls_equal=True).join(
+        any_run, on=_REFERENCE_KEY, how="left", nulls_equal=True
     )
     joined = _interpolate(joined, any_run)
     kind = (

@@ -1,7 +1,6 @@
 """A trained policy, loaded from its directory: what evaluation asks."""
 
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,14 +28,6 @@ class TorchPolicy:
     def weights(self) -> dict[str, torch.Tensor]:
         """All that was learned, by name."""
         return dict(self._module.state_dict())
-
-    def best_actions(
-        self, window: torch.Tensor, context: torch.Tensor, mask: torch.Tensor
-    ) -> torch.Tensor:
-        """(B,) the chosen action of each observation."""
-        with torch.no_grad():
-            action, _ = self._module(window, context, mask)
-        return cast(torch.Tensor, action)
 
     def values(
         self, observations: Observations, mask: npt.NDArray[np.bool_]

@@ -2,8 +2,7 @@
 
 Algorithm 1 (Xu et al., NSDI 2025): go through the subspaces one after the other, descend in each
 (descent.py), keep the fastest of all. Each call runs one candidate until the search is over:
-nothing is predicted, nothing spread in time, and no probe is too dear. It never looks again, unless
-told to.
+nothing is predicted, nothing spread in time, and no probe is too dear. It never looks again.
 """
 
 from collections.abc import Generator
@@ -13,9 +12,8 @@ from typing import Final, Literal
 import numpy as np
 
 from dynamiccl.serve.search.descent import descend
-from dynamiccl.serve.search.history import HistoryTable
 from dynamiccl.serve.search.space import SearchSpace
-from dynamiccl.serve.search.tuner import Key, SpaceOf, State
+from dynamiccl.serve.search.tuner import Key, SpaceOf, State, check_time
 
 #: Where the descent in a subspace begins: at what NCCL's own choice would set, or anywhere.
 Start = Literal["default", "random"]
@@ -27,7 +25,6 @@ class _Task:
     """The search of one task key."""
 
     def __init__(self, space: SearchSpace, start: Start, random: np.random.Generator) -> None:
-        self.history = HistoryTable()
         self.incumbent = space.default
         #: Median of the incumbent's measured calls, us.
         self.incumbent_us = float("inf")
@@ -60,9 +57,8 @@ class AutoCcl:
         start: Start = "default",
         repeats: int = REPEATS,
         seed: int = 0,
-        reopens: bool = False,
     ) -> None:
-        """Search the space of each key; `reopens`: begin anew on an alarm, which AutoCCL does not.
+        """Search the space of each key.
 
         Raises ValueError for fewer than one repeat.
         """
@@ -70,7 +66,6 @@ class AutoCcl:
             raise ValueError(f"a candidate cannot be measured {repeats} times; take 1 or more")
         self._space_of, self._start, self._repeats = space_of, start, repeats
         self._random = np.random.default_rng(seed)
-        self._reopens = reopens
         self._tasks: dict[Key, _Task] = {}
 
     def ask(self, key: Key) -> int:
@@ -82,9 +77,9 @@ class AutoCcl:
 
     def tell(self, key: Key, time_us: float, action: int | None = None) -> None:
         """Count a call; after `repeats` of the candidate, go on to the next."""
+        check_time(time_us)
         task = self._task(key)
         ran = task.proposal if action is None else action
-        task.history.add(ran, time_us, is_probe=ran != task.incumbent)
         if task.state is State.CONVERGED or ran != task.proposal:
             return
         task.samples.append(time_us)
@@ -101,15 +96,8 @@ class AutoCcl:
         """Where the search of `key` stands."""
         return self._task(key).state
 
-    def history(self, key: Key) -> HistoryTable:
-        """What was measured of a key."""
-        return self._task(key).history
-
     def alarm(self, key: Key | None = None) -> None:
-        """Begin anew, where the tuner was made to."""
-        if self._reopens:
-            for each in [key] if key is not None else list(self._tasks):
-                self._tasks.pop(each, None)
+        """Nothing: AutoCCL never looks again."""
 
     def _task(self, key: Key) -> _Task:
         task = self._tasks.get(key)

@@ -29,10 +29,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.serve.search.belief import Belief
-from dynamiccl.serve.search.history import HistoryTable
 from dynamiccl.serve.search.prior import Prior
 from dynamiccl.serve.search.space import SearchSpace
-from dynamiccl.serve.search.tuner import Key, SpaceOf, State
+from dynamiccl.serve.search.tuner import Key, SpaceOf, State, check_time
 from dynamiccl.serve.search.watch import Watch
 
 
@@ -83,7 +82,8 @@ class _Task:
 
     def __init__(self, space: SearchSpace, prior: Prior, rules: Rules) -> None:
         self.space, self.rules = space, rules
-        self.history = HistoryTable()
+        #: Calls that were told.
+        self.calls = 0
         self.belief = Belief(space, prior)
         self.watch = Watch()
         self.incumbent = self.proposal = space.begin
@@ -101,10 +101,10 @@ class _Task:
 
     def tell(self, time_us: float, ran: int) -> None:
         """A call of `ran`."""
-        is_probe = ran != self.incumbent
-        self.history.add(ran, time_us, is_probe=is_probe)
+        check_time(time_us)
+        self.calls += 1
         log_time = math.log(time_us)
-        if is_probe:
+        if ran != self.incumbent:
             self._learn(log_time, ran)
             return
         self.watch.add(log_time)
@@ -115,7 +115,7 @@ class _Task:
             self.state is not State.CONVERGED
             and self.proposal == self.incumbent
             and self._rest <= 0
-            and self.history.calls >= self._plan_at
+            and self.calls >= self._plan_at
             and len(self.watch) >= self.rules.watch_calls
         ):
             self.plan()
@@ -144,14 +144,14 @@ class _Task:
         if best < self.rules.least_worth:
             self.state = State.CONVERGED
             return
-        wanted = worth * self.history.calls >= self.rules.price
+        wanted = worth * self.calls >= self.rules.price
         if not wanted.any():
             self._wait_until(math.ceil(self.rules.price / best))
             return
-        payable = wanted & (self.spent + cost <= self._allowed(self.history.calls))
+        payable = wanted & (self.spent + cost <= self._allowed(self.calls))
         if not payable.any():
-            missing = self.spent + float(cost[wanted].min()) - self._allowed(self.history.calls)
-            self._wait_until(self.history.calls + math.ceil(missing / self.rules.budget))
+            missing = self.spent + float(cost[wanted].min()) - self._allowed(self.calls)
+            self._wait_until(self.calls + math.ceil(missing / self.rules.budget))
             return
         score = np.where(payable, worth / (cost + _CHEAP), -1.0)
         self.proposal = int(candidates[int(np.argmax(score))])
@@ -219,7 +219,7 @@ class _Task:
 
     def _wait_until(self, calls: int) -> None:
         """Nothing is to be probed before so many calls."""
-        self._plan_at = max(calls, self.history.calls + 1)
+        self._plan_at = max(calls, self.calls + 1)
         self.state = State.IDLE
 
 
@@ -252,10 +252,6 @@ class PolicySearch:
     def state(self, key: Key) -> State:
         """Where the search of `key` stands."""
         return self._task(key).state
-
-    def history(self, key: Key) -> HistoryTable:
-        """What was measured of a key."""
-        return self._task(key).history
 
     def alarm(self, key: Key | None = None) -> None:
         """Search again, from the incumbent and with what was known as a hint."""

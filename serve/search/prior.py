@@ -49,8 +49,3 @@ class Prior:
         """
         time = -np.clip(q.astype(np.float64), _LEAST_Q, -1e-6)
         return cls(np.log(time / time[default]))
-
-    @classmethod
-    def ignorant(cls, num_actions: int) -> "Prior":
-        """Nothing is known: every config is expected to be as good as the default."""
-        return cls(np.zeros(num_actions))

@@ -11,7 +11,7 @@ passes over it to the next choice there is.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -83,11 +83,6 @@ class SearchSpace:
             self.subspace_of[list(actions)] = number
             self._place(actions)
         self._lines = self._make_lines()
-
-    @classmethod
-    def of_configs(cls, configs: Sequence[Config], playable: Iterable[int] | None = None) -> Self:
-        """A space that a running job can be driven through: no knob of the launch."""
-        return cls([Choice(config) for config in configs], playable)
 
     def step(self, action: int, axis: int, count: int) -> int | None:
         """The choice `count` steps along an axis (down where negative), or the last on the way.

@@ -76,6 +76,12 @@ class Tuner(Protocol):
         ...
 
 
+def check_time(time_us: float) -> None:
+    """Raises ValueError for a time that is not above zero."""
+    if not time_us > 0.0:
+        raise ValueError(f"a call cannot have taken {time_us} us")
+
+
 def is_disturbed(level: float, *, before: bool) -> bool:
     """Whether a task key is disturbed at an interference level; -1, unknown, changes nothing.
 

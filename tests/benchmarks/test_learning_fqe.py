@@ -53,9 +53,6 @@ class Always(TorchPolicy):
         super().__init__(policy._module, policy.manifest)
         self._action = action
 
-    def best_actions(self, window, context, mask):  # type: ignore[no-untyped-def]
-        return super().best_actions(window, context, mask) * 0 + self._action
-
     def act(self, observations, mask):  # type: ignore[no-untyped-def]
         return super().act(observations, mask) * 0 + self._action
 

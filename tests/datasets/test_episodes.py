@@ -68,7 +68,7 @@ def build(rows: list[dict[str, Any]], seed: int = 0) -> Seen:
         np.asarray(steps.action),
         steps.reward,
         steps.tasks.group[task],
-        found.is_cold,
+        every < found.counts.cold,
         found.counts,
     )
 

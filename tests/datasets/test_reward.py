@@ -1,5 +1,3 @@
-from typing import Any
-
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -68,24 +66,12 @@ def test_interfered_rows_are_compared_with_the_quiet_default() -> None:
     assert reference(row, default(10.0)) == (10.0, "same_run")
 
 
-def test_profile_default_is_another_column() -> None:
+def test_the_default_of_another_profile_is_no_reference() -> None:
     row = forced("Ring", launch_profile="tuned")
-    training = [default(10.0), default(7.0, launch_profile="tuned")]
-    [found] = with_reference(frame(row), frame(*training)).to_dicts()
-    assert (found["reference_us"], found["profile_default_us"]) == (10.0, 7.0)
-
-
-def test_profile_without_a_default_has_none() -> None:
-    [found] = with_reference(
-        frame(forced("Ring", launch_profile="tuned")), frame(default(10.0))
-    ).to_dicts()
-    assert found["profile_default_us"] is None
-
-
-def both(row: dict[str, object], *training: dict[str, object]) -> tuple[float | None, float | None]:
-    """Reference and profile default of a row."""
-    [found] = with_reference(frame(row), frame(*training)).to_dicts()
-    return found["reference_us"], found["profile_default_us"]
+    assert reference(row, default(10.0), default(7.0, launch_profile="tuned")) == (
+        10.0,
+        "same_run",
+    )
 
 
 def inside(time_us: float, **columns: object) -> dict[str, object]:
@@ -93,41 +79,11 @@ def inside(time_us: float, **columns: object) -> dict[str, object]:
     return default(time_us, default_scope="profile", **columns)
 
 
-def test_reference_is_untouched_and_the_profiles_default_was_measured_under_our_plugin() -> None:
-    rows = [default(10.0), inside(14.0), inside(16.0, repeat=1)]
-    assert both(forced("Ring"), *rows) == (10.0, 15.0)
-    assert both(forced("Ring"), *rows[::-1]) == (10.0, 15.0)
-
-
 def test_default_under_our_plugin_is_no_reference() -> None:
-    assert both(forced("Ring"), inside(14.0)) == (None, 14.0)
+    rows = [default(10.0), inside(14.0), inside(16.0, repeat=1)]
+    assert reference(forced("Ring"), *rows) == (10.0, "same_run")
+    assert reference(forced("Ring"), *rows[::-1]) == (10.0, "same_run")
     assert reference(forced("Ring"), inside(14.0), inside(14.0, run="b")) == (None, "none")
-
-
-def test_default_without_our_plugin_is_the_profiles_where_it_plays_no_schedule() -> None:
-    assert both(forced("Ring"), default(10.0)) == (10.0, 10.0)
-    net: dict[str, Any] = {"launch_profile": "net"}
-    rows = [default(10.0), inside(20.0, **net)]
-    assert both(forced("Ring", **net), *rows) == (10.0, 20.0)
-
-
-def test_each_profile_and_size_has_its_own_default() -> None:
-    net: dict[str, Any] = {"launch_profile": "net"}
-    rows = [default(10.0), inside(12.0), inside(20.0, **net), inside(30.0, size_bytes=KB64, **net)]
-    assert both(forced("Ring"), *rows) == (10.0, 12.0)
-    assert both(forced("Ring", **net), *rows) == (10.0, 20.0)
-    assert both(forced("Ring", size_bytes=KB64, **net), *rows)[1] == 30.0
-    assert both(forced("Ring", size_bytes=KB64), *rows)[1] is None
-
-
-def test_profiles_default_of_other_conditions_is_another() -> None:
-    for change in (
-        {"interference_kind": "cpu", "interference_level": 0.5},
-        {"status": "wrong_values"},
-        {"in_place": True},
-        {"system": "other"},
-    ):
-        assert both(forced("Ring"), default(10.0), inside(14.0, **change)) == (10.0, 10.0)
 
 
 @given(
@@ -189,7 +145,6 @@ def test_rows_and_their_order_stay() -> None:
     assert set(found.columns) - set(rows.columns) == {
         "reference_us",
         "reference_kind",
-        "profile_default_us",
     }
 
 

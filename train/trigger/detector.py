@@ -14,7 +14,6 @@ from dynamiccl.errors import CorruptFile, MissingPath
 from dynamiccl.train.torch_files import load_script
 
 FloatArray = npt.NDArray[np.float32]
-IntArray = npt.NDArray[np.int64]
 #: What a message says of a folder without one.
 _FIX: Final = "give a run directory of 'dynamiccl-train trigger', or an artifact that has one"
 
@@ -84,11 +83,6 @@ class Detector:
                     self._carried = torch.cat([self._carried, self._module.new_keys(more)])
                 self._carried[keys], level = self._module.carry(self._carried[keys], rows, level)
         return alarm.numpy().astype(np.int8), level.numpy()
-
-    def forget(self, stream: npt.ArrayLike) -> None:
-        """Begin these streams anew."""
-        index = np.asarray(stream, dtype=np.int64)
-        self._state[torch.from_numpy(index[index < self.num_streams])] = 0.0
 
     def _grow(self, wanted: int) -> None:
         if wanted > self.num_streams:

@@ -1,11 +1,10 @@
-"""What a detector does on streams whose truth is known: false alarms, and delays after an onset.
+"""What a detector does on streams whose truth is known: delays after an onset.
 
 A detector is a function from the log times (N,) of one call of each of N streams to whether each is
 alarmed then (N,); so the Trigger and its rivals are measured alike.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,21 +15,6 @@ from dynamiccl.train.trigger.series import FloatArray
 
 #: Log times (N,) to alarms (N,), with a state of its own.
 Watch = Callable[[FloatArray], npt.NDArray[np.bool_]]
-
-
-@dataclass(frozen=True, slots=True)
-class FalseAlarms:
-    """Alarms on quiet calls."""
-
-    calls: int
-    onsets: int
-    #: Calls during an alarm: how long false ones last.
-    alarmed: int
-
-    @property
-    def per_1e5(self) -> float:
-        """Alarms in 100,000 calls."""
-        return 1e5 * self.onsets / self.calls
 
 
 def watch_with(module: Any, width: int) -> Watch:
@@ -45,19 +29,6 @@ def watch_with(module: Any, width: int) -> Watch:
         return alarms
 
     return watch
-
-
-def count_false_alarms(watch: Watch, log_time: FloatArray, known: int) -> FalseAlarms:
-    """Alarms on quiet streams (T, N), of which the first `known` calls are not judged."""
-    was = np.zeros(log_time.shape[1], dtype=np.bool_)
-    onsets = alarmed = 0
-    for number, times in enumerate(log_time):
-        now = watch(times)
-        if number >= known:
-            onsets += int((now & ~was).sum())
-            alarmed += int(now.sum())
-        was = now
-    return FalseAlarms(log_time[known:].size, onsets, alarmed)
 
 
 def delays(watch: Watch, log_time: FloatArray, onset: int) -> FloatArray:

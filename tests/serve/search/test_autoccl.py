@@ -68,7 +68,6 @@ def test_time_of_another_action_is_no_answer() -> None:
         assert tuner.ask(KEY) == wanted
     tuner.tell(KEY, float(TIMES[wanted]), wanted)
     assert tuner.ask(KEY) != wanted
-    assert tuner.history(KEY).records[SPACE.default].calls == 6
 
 
 def test_keys_are_searched_apart_and_equal_seeds_alike() -> None:
@@ -78,7 +77,6 @@ def test_keys_are_searched_apart_and_equal_seeds_alike() -> None:
         for key in ["a", "b"] * 30:
             ran.append(tuner.ask(key))
             tuner.tell(key, float(TIMES[ran[-1]]))
-        assert tuner.history("a").calls == tuner.history("b").calls == 30
         return ran
 
     assert both(1) == both(1) != both(2)
@@ -93,12 +91,11 @@ def test_noise_misleads_it_and_it_never_looks_again() -> None:
     assert worse > 5
 
 
-def test_an_alarm_begins_anew_only_where_it_was_made_to() -> None:
-    for reopens in (False, True):
-        tuner = AutoCcl(lambda _: SPACE, reopens=reopens)
-        drive(tuner, TIMES, 100)
-        tuner.alarm()
-        assert (tuner.state(KEY) is State.CONVERGED) != reopens
+def test_an_alarm_changes_nothing() -> None:
+    tuner = AutoCcl(lambda _: SPACE)
+    drive(tuner, TIMES, 100)
+    tuner.alarm()
+    assert tuner.state(KEY) is State.CONVERGED
 
 
 def test_times_that_cannot_be_are_refused() -> None:

@@ -11,7 +11,7 @@ from dynamiccl.serve.search.policy_search import PolicySearch
 from dynamiccl.serve.search.prior import Prior
 from dynamiccl.serve.search.space import DEFAULT, Choice, SearchSpace
 from dynamiccl.serve.search.tuner import State
-from tests.serve.search.worlds import KEY, RAN, drive, grid, scatter, valleys
+from tests.serve.search.worlds import KEY, RAN, count_probes, drive, grid, scatter, valleys
 
 SPACE = grid()
 TIMES = valleys(SPACE)
@@ -28,23 +28,17 @@ def rough(seed: int, sigma: float = 0.05) -> Prior:
     return Prior(RATIO + np.random.default_rng(seed).normal(0.0, sigma, len(RATIO)), 0.1, 0.1, 0.06)
 
 
-def probes(ran: list[int], tuner: PolicySearch) -> int:
-    assert tuner.history(KEY).calls == len(ran)
-    return tuner.history(KEY).probes
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_a_policy_that_is_nearly_right_is_confirmed_in_few_probes(seed: int) -> None:
     tuner = search(rough(seed))
-    ran = drive(tuner, TIMES, 1000, scatter(0.02, seed))
+    probes = count_probes(tuner, TIMES, 1000, scatter(0.02, seed))
     assert TIMES[tuner.best(KEY)] <= 1.05 * TIMES[BEST]
     rival = AutoCcl(lambda _: SPACE)
-    drive(rival, TIMES, 1000, scatter(0.02, seed))
-    assert probes(ran, tuner) < 0.7 * rival.history(KEY).probes
+    assert probes < 0.7 * count_probes(rival, TIMES, 1000, scatter(0.02, seed))
 
 
 def test_a_policy_that_knows_nothing_still_finds_something_better() -> None:
-    tuner = search(Prior.ignorant(len(RATIO)))
+    tuner = search(Prior(np.zeros(len(RATIO))))
     drive(tuner, TIMES, 5000, scatter(0.02, 3))
     assert TIMES[tuner.best(KEY)] < 0.95 * TIMES[SPACE.default]
 
@@ -92,7 +86,7 @@ def test_noise_is_met_with_repeats_and_only_as_far_as_they_pay() -> None:
         each = []
         for seed in range(40):
             tuner = PolicySearch(lambda _: space, lambda _: Prior(np.zeros(3)))
-            each.append(probes(drive(tuner, times, 1000, scatter(sigma, seed)), tuner))
+            each.append(count_probes(tuner, times, 1000, scatter(sigma, seed)))
         counts[sigma] = float(np.mean(each))
     assert 2.0 <= counts[0.001] < 6.0
     assert counts[0.05] > counts[0.001]
@@ -153,6 +147,6 @@ def test_equal_times_give_equal_searches() -> None:
 
 def test_a_prediction_for_another_space_is_refused() -> None:
     with pytest.raises(ValueError, match="3 actions for 97 choices"):
-        search(Prior.ignorant(3)).ask(KEY)
+        search(Prior(np.zeros(3))).ask(KEY)
     with pytest.raises(ValueError, match="without error"):
         Prior(RATIO, own_sigma=0.0)

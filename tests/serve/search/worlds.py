@@ -54,6 +54,21 @@ def drive(
     return ran
 
 
+def count_probes(
+    tuner: Tuner,
+    times_us: npt.NDArray[np.float64],
+    calls: int,
+    noise: Callable[[int], float] = lambda _: 1.0,
+) -> int:
+    """Play calls; how many ran another action than the incumbent of that moment."""
+    probes = 0
+    for call in range(calls):
+        action = tuner.ask(KEY)
+        probes += action != tuner.best(KEY)
+        tuner.tell(KEY, float(times_us[action]) * noise(call))
+    return probes
+
+
 def scatter(sigma: float, seed: int) -> Callable[[int], float]:
     """Normal noise of the log time."""
     drawn: Sequence[float] = np.exp(np.random.default_rng(seed).normal(0.0, sigma, 5000)).tolist()

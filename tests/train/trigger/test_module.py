@@ -161,13 +161,6 @@ def test_a_stream_twice_in_a_call_and_a_negative_one_are_refused(detector: Detec
     assert alarm.shape == level.shape == (0,)
 
 
-def test_a_stream_that_is_forgotten_begins_anew(detector: Detector) -> None:
-    run(detector, noise(100, width=3))
-    detector.forget([1, 7])
-    _, level = detector.observe([0, 1, 2], [QUIET] * 3)
-    assert (level == -1.0).tolist() == [False, True, False]
-
-
 def test_torchscript_computes_the_same() -> None:
     torch.manual_seed(0)
     module = TriggerModule(0.05)
