@@ -40,7 +40,7 @@ def make_policies(
         Picked(neighbours, NearestNeighbours.SETTINGS, validation),
         Picked(boosting, GradientBoosting.SETTINGS, validation),
         Picked(Ucb1, Ucb1.SETTINGS, validation),
-        Picked(EpsilonGreedy, EpsilonGreedy.SETTINGS, validation),
+        Picked(partial(EpsilonGreedy, catalogue), EpsilonGreedy.SETTINGS, validation),
         Picked(partial(CoordinateDescent, catalogue), CoordinateDescent.SETTINGS, validation),
         Oracle(),
     ]

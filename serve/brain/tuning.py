@@ -1,4 +1,4 @@
-"""A tuner of `serve/search` as the brain of a communicator: AutoCCL's search, or ours.
+"""A tuner of `serve/search` as the brain of a communicator: ours, AutoCCL's, or epsilon-greedy.
 
 The leader asks a brain every DYNAMICCL_ADAPT_INTERVAL_S and shows it the last calls of each task
 key. So a probe lasts from one table to the next, not one call: the interval is what a slow probe
@@ -36,6 +36,7 @@ from dynamiccl.serve.brain.ground import (
 )
 from dynamiccl.serve.brain.history import BrainConfig, History, Task
 from dynamiccl.serve.search.autoccl import AutoCcl
+from dynamiccl.serve.search.epsilon_greedy import EpsilonGreedy
 from dynamiccl.serve.search.policy_search import PolicySearch, Rules
 from dynamiccl.serve.search.prior import Prior
 from dynamiccl.serve.search.space import Choice, SearchSpace
@@ -62,14 +63,20 @@ class _Progress:
 class TunerBrain:
     """Drives one communicator by a tuner."""
 
-    def __init__(self, artifact: Artifact, make_tuner: MakeTuner, *, from_table: bool) -> None:
-        """Search what `artifact` measured, from its table on or from NCCL's own choice."""
+    def __init__(
+        self, artifact: Artifact, make_tuner: MakeTuner, *, from_table: bool, alarmed: bool = False
+    ) -> None:
+        """Search what `artifact` measured, from its table on or from NCCL's own choice.
+
+        `alarmed` tuners are told of interference; raises MachineError then for an artifact with a
+        Trigger without torch.
+        """
         self._artifact = artifact
         self._configs = artifact.manifest.actions().configs
         self._from_table = from_table
         self._tuner = make_tuner(self._space, self._prior)
         self._spaces: dict[Key, SearchSpace] = {}
-        self._disturbance = Disturbance(artifact)
+        self._disturbance = Disturbance(artifact) if alarmed else None
         self._progress: dict[tuple[Collective, int], _Progress] = {}
         self._ground: Ground | None = None
         self._policy: _ColdPolicy | None = None
@@ -94,7 +101,7 @@ class TunerBrain:
             self._spaces[key] = self._open_space(task, ground, running)
             self._progress[key] = _Progress(self._tuner.ask(key))
         progress = self._progress[key]
-        if self._disturbance.has_changed(task):
+        if self._disturbance is not None and self._disturbance.has_changed(task):
             self._tuner.alarm(key)
             progress.playing = self._tuner.ask(key)
         if running != self._configs[progress.playing]:
@@ -168,4 +175,12 @@ def search_brain(artifact: Artifact, seed: int) -> TunerBrain:  # noqa: ARG001 -
         artifact,
         lambda space_of, prior_of: PolicySearch(space_of, prior_of, RULES),
         from_table=True,
+        alarmed=True,
+    )
+
+
+def epsilon_greedy_brain(artifact: Artifact, seed: int) -> TunerBrain:
+    """Epsilon-greedy from the artifact's table: a search that needs no network."""
+    return TunerBrain(
+        artifact, lambda space_of, _: EpsilonGreedy(space_of, seed=seed), from_table=True
     )

@@ -12,7 +12,6 @@ from dynamiccl.datasets.history import Call
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.artifact import Artifact, open_artifact
-from dynamiccl.serve.brain.bandit import EpsilonGreedy
 from dynamiccl.serve.brain.history import BrainConfig, History, Task
 from dynamiccl.serve.brain.policies import POLICIES, find_policy_maker
 from dynamiccl.serve.search.policy_search import PolicySearch
@@ -202,7 +201,7 @@ def test_search_begins_with_the_artifacts_table_and_waits_for_calls(
     small_artifact: Artifact,
 ) -> None:
     table = own_table(small_artifact)
-    brain = EpsilonGreedy(small_artifact, 0)
+    brain = POLICIES["epsilon-greedy"](small_artifact, 0)
     assert brain.decide(CONFIG, History((), None)) == table
     for _ in range(200):  # the same two calls say nothing new
         assert brain.decide(CONFIG, History((task(SIZE, 5.0, 5.0),), table)) is None
@@ -211,4 +210,4 @@ def test_search_begins_with_the_artifacts_table_and_waits_for_calls(
 
 def test_artifact_opens_for_a_search_without_torch(small_artifact: Artifact) -> None:
     opened = open_artifact(small_artifact.directory)
-    assert EpsilonGreedy(opened, 0).decide(CONFIG, History((), None)) is not None
+    assert POLICIES["epsilon-greedy"](opened, 0).decide(CONFIG, History((), None)) is not None

@@ -1,0 +1,96 @@
+"""Epsilon-greedy as an online tuner: the config that took least, and now and then any.
+
+It needs no policy and no training. As the search of a job it is an example, not advice: what it
+tries can be many times slower than NCCL's own choice.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from dynamiccl.serve.search.space import SearchSpace
+from dynamiccl.serve.search.tuner import Key, SpaceOf, State, check_time
+
+#: Share of the decisions about a task key that try something at random.
+EPSILON: Final = 0.1
+
+
+class _Arms:
+    """One task key: the mean of each arm's rewards, minus the log of a time."""
+
+    def __init__(self, space: SearchSpace, *, tries_all: bool) -> None:
+        self.actions = np.array(space.actions)
+        self._sums, self._counts = np.zeros((2, len(self.actions)))
+        #: Of arms that were not tried, below all others.
+        self._means = np.full(len(self.actions), -np.inf)
+        self.playing = 0 if tries_all else space.actions.index(space.begin)
+        self._untried = list(range(1, len(self.actions))) if tries_all else []
+        self.is_told = False
+
+    def best(self) -> int:
+        """The arm that took least; the one that is played where none was."""
+        return int(self._means.argmax()) if self._counts.any() else self.playing
+
+    def tell(self, time_us: float, ran: int) -> None:
+        arm = int(self.actions.searchsorted(ran))
+        self._sums[arm] -= np.log(time_us)
+        self._counts[arm] += 1
+        self._means[arm] = self._sums[arm] / self._counts[arm]
+        self.is_told |= arm == self.playing
+
+    def decide(self, epsilon: float, random: np.random.Generator) -> None:
+        """Choose the next arm."""
+        self.is_told = False
+        if self._untried:
+            self.playing = self._untried.pop(0)
+        elif random.random() < epsilon:
+            self.playing = int(random.integers(len(self.actions)))
+        else:
+            self.playing = self.best()
+
+
+class EpsilonGreedy:
+    """One job's search, all its task keys."""
+
+    def __init__(
+        self,
+        space_of: SpaceOf,
+        *,
+        epsilon: float = EPSILON,
+        seed: int | np.random.Generator = 0,
+        tries_all: bool = False,
+    ) -> None:
+        """Search the space of each key; `tries_all`: every config once before anything else."""
+        self._space_of, self._epsilon, self._tries_all = space_of, epsilon, tries_all
+        self._random = np.random.default_rng(seed)
+        self._arms: dict[Key, _Arms] = {}
+
+    def ask(self, key: Key) -> int:
+        """The arm to play."""
+        arms = self._open(key)
+        if arms.is_told:
+            arms.decide(self._epsilon, self._random)
+        return int(arms.actions[arms.playing])
+
+    def tell(self, key: Key, time_us: float, action: int | None = None) -> None:
+        """Learn of a call."""
+        check_time(time_us)
+        arms = self._open(key)
+        arms.tell(time_us, int(arms.actions[arms.playing]) if action is None else action)
+
+    def best(self, key: Key) -> int:
+        """The arm that took least."""
+        arms = self._open(key)
+        return int(arms.actions[arms.best()])
+
+    def state(self, key: Key) -> State:
+        """It never ends."""
+        return State.PROBING if key in self._arms else State.IDLE
+
+    def alarm(self, key: Key | None = None) -> None:
+        """Nothing: it goes on trying."""
+
+    def _open(self, key: Key) -> _Arms:
+        if key not in self._arms:
+            self._arms[key] = _Arms(self._space_of(key), tries_all=self._tries_all)
+        return self._arms[key]
