@@ -37,9 +37,7 @@ from dynamiccl.simulator.workloads import make_workload
 
 app = typer.Typer(
     help="Sweep nccl-tests over NCCL's configs, or import what others measured, into Parquet.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    **cli.APPLICATION,
 )
 _stderr = Console(stderr=True)
 _stdout = Console()

@@ -25,6 +25,12 @@ _EXTRAS: Final = {
 }
 #: As shells count a program that SIGINT ended.
 INTERRUPTED: Final = 130
+#: What every application (`typer.Typer`) is made with.
+APPLICATION: Final[dict[str, Any]] = {
+    "no_args_is_help": True,
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
 _log = logging.getLogger(__name__)
 
 

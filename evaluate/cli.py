@@ -4,26 +4,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from dynamiccl import cli
 from dynamiccl.errors import UserError
 from dynamiccl.simulator import options as simulating
 from dynamiccl.train import DEFAULT_TRACKING_URI
+from dynamiccl.train.commands.options import Json, wide_stdout
 
 if TYPE_CHECKING:
     from dynamiccl.evaluate.report import Report
 
 app = typer.Typer(
     help="Score policies against NCCL's default and simple baselines on held-out sizes.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    **cli.APPLICATION,
 )
-_stdout = Console()
 _TrackingUri = Annotated[str, typer.Option(help="MLflow store that holds the run ids.")]
-_Json = Annotated[bool, typer.Option("--json", help="Write JSON to stdout.")]
 
 
 def main() -> None:
@@ -42,7 +38,7 @@ def report_command(
     log: Annotated[
         bool, typer.Option(help="Keep page and figures among the artifacts of each RUN_ID given.")
     ] = True,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Score policies on the test size bins, cold, against the measured oracle.
 
@@ -92,7 +88,7 @@ def gate_command(
         float, typer.Option(help="False discovery rate over all tested bins.", min=0.0, max=1.0)
     ] = 0.01,
     tracking_uri: _TrackingUri = DEFAULT_TRACKING_URI,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Let through what fresh runs show to beat NCCL's default; everything else abstains.
 
@@ -122,7 +118,7 @@ def gate_command(
         table.add_column(head, no_wrap=head in {"system", "collective"})
     for row in rows:
         table.add_row(*row)
-    wide = _stdout if _stdout.is_terminal else Console(width=max(_stdout.width, 120))
+    wide = wide_stdout(120)
     wide.print(table)
     for count, reason in refusals(gated):
         wide.print(f"refused {count}: {reason}", soft_wrap=True, highlight=False)
@@ -150,7 +146,7 @@ def simulate_command(
     jobs: Annotated[int, typer.Option(help="Jobs at once, for each seed.", min=1)] = 4,
     seeds: Annotated[int, typer.Option(help="Seeds: 5 for intervals worth the name.", min=1)] = 5,
     tracking_uri: _TrackingUri = DEFAULT_TRACKING_URI,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Play whole jobs in a changing network: policies, searches, fixed choices, the oracle.
 
@@ -186,7 +182,7 @@ def simulate_command(
         table.add_column(head, no_wrap=index == 0)
     for row in found.rows:
         table.add_row(*cells(row))
-    wide = _stdout if _stdout.is_terminal else Console(width=max(_stdout.width, 170))
+    wide = wide_stdout(170)
     wide.print(table)
     for line in found.verdicts:
         wide.print(line, soft_wrap=True, highlight=False)
@@ -196,7 +192,7 @@ def simulate_command(
 def _print_report(report: "Report") -> None:
     from dynamiccl.evaluate.page import HEADS, cells
 
-    wide = Console(width=max(_stdout.width, 170)) if not _stdout.is_terminal else _stdout
+    wide = wide_stdout(170)
     for system in report.systems:
         band = "unknown" if system.band is None else f"{system.band:.2%}"
         mark = " (simulated)" if system.simulated else ""

@@ -240,30 +240,6 @@ class Communicator:
             None,
         )
 
-    def chunk_size(
-        self,
-        collective: Collective,
-        cell: tuple[Algorithm, Protocol],
-        own_bytes: int,
-        *,
-        part_bytes: int = 1 << 20,
-    ) -> int:
-        """One getChunkSize of v6, about a part of `part_bytes`; returns the chunk size in bytes.
-
-        `own_bytes` is NCCL's own. Raises ValueError on another version and PluginError when the
-        plugin returns an error.
-        """
-        if self._version < 6:
-            raise ValueError(f"tuner v{self._version} has no getChunkSize; use version 6")
-        chunk = ctypes.c_size_t(own_bytes)
-        self._check(
-            "getChunkSize",
-            self._struct.get_chunk_size(
-                self._context, int(collective), part_bytes, *map(int, cell), 1, ctypes.byref(chunk)
-            ),
-        )
-        return chunk.value
-
     @staticmethod
     def _check(function: str, result: int) -> None:
         if result != 0:

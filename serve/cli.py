@@ -13,9 +13,7 @@ from dynamiccl.serve.commands.table import table_command
 
 app = typer.Typer(
     help="Turn a trained policy into an artifact that NCCL's tuner plugin loads.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    **cli.APPLICATION,
 )
 app.command("export")(export_command)
 app.command("verify")(verify_command)

@@ -10,9 +10,7 @@ from dynamiccl.train.commands.trigger import trigger_command
 
 app = typer.Typer(
     help="Train policies offline on measured data; every run is tracked in MLflow.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    **cli.APPLICATION,
 )
 app.command("list")(list_command)
 app.command("fit")(fit_command)

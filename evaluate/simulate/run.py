@@ -5,9 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from dynamiccl.evaluate.simulate.compare import Comparison, conclude, play
 from dynamiccl.evaluate.simulate.lineup import (
     MakeWatch,
@@ -17,6 +14,7 @@ from dynamiccl.evaluate.simulate.lineup import (
 )
 from dynamiccl.evaluate.simulate.page import write_page
 from dynamiccl.simulator.record_jobs import check_workload
+from dynamiccl.train.commands.options import open_bar
 from dynamiccl.train.environment import delay_calls
 from dynamiccl.train.policy import TorchPolicy
 
@@ -57,15 +55,7 @@ def simulate(
         if make_watch is not None:
             contenders += policy_contenders(setting, name, policy, make_watch)
     ours = frozenset(each.name for each in contenders if any(n in each.name for n in policies))
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    shown = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with shown as progress:
+    with open_bar() as progress:
         total = len(contenders) * len(seeds) * setting.calls
         bar = progress.add_task("calls", total=total)
         played = play(setting, contenders, seeds, lambda count: progress.advance(bar, count))

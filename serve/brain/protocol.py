@@ -66,24 +66,6 @@ class Answer:
     error: str | None = None
 
 
-def encode_question(question: Question) -> bytes:
-    """A question's bytes, its length in front."""
-    config, history = question.config, question.history
-    parts = [
-        _HEADER.pack(MAGIC, VERSION, ASK, question.number),
-        _SHAPE.pack(config.num_nodes, config.num_ranks),
-        _sized(config.artifact.encode()),
-        _sized(config.system.encode()),
-        _sized(history.table.to_bytes() if history.table is not None else b""),
-        LENGTH.pack(len(history.tasks)),
-    ]
-    for task in history.tasks:
-        parts.append(_TASK.pack(task.collective, task.bin, len(task.calls)))
-        numbers = _numbers(task)
-        parts += [_encode_call(*each) for each in zip(task.calls, numbers, strict=True)]
-    return _sized(b"".join(parts))
-
-
 def encode_answer(answer: Answer) -> bytes:
     """An answer's bytes, its length in front."""
     if answer.error is not None:
@@ -116,31 +98,8 @@ def decode_question(data: bytes) -> Question:
     )
 
 
-def decode_answer(data: bytes) -> Answer:
-    """Read an answer without its length; raises MessageError."""
-    reader = _Reader(data)
-    number = reader.header(TABLE, KEEP, ERROR)
-    kind, body = reader.kind, reader.rest()
-    if kind == ERROR:
-        return Answer(number, error=body.decode(errors="replace"))
-    if (kind == KEEP) != (not body):
-        raise MessageError(f"{len(body)} bytes do not go with an answer of kind {kind}")
-    try:
-        return Answer(number, table=DecisionTable.from_bytes(body) if body else None)
-    except CorruptFile as error:
-        raise MessageError(str(error)) from error
-
-
 def _sized(data: bytes) -> bytes:
     return LENGTH.pack(len(data)) + data
-
-
-def _numbers(task: Task) -> list[int]:
-    """The last byte of each call: its number among the timed ones of its key, or zeros."""
-    count = len(task.calls)
-    if task.num_timed is None:
-        return [0] * count
-    return [(task.num_timed - back) % 256 for back in reversed(range(count))]
 
 
 def _num_timed(numbers: Sequence[int]) -> int | None:
@@ -149,19 +108,6 @@ def _num_timed(numbers: Sequence[int]) -> int | None:
     # A lone call is the first of its key.
     is_told = in_order and (len(numbers) > 1 or list(numbers) == [1])
     return numbers[-1] if is_told else None
-
-
-def _encode_call(call: Call, number: int) -> bytes:
-    return _CALL.pack(
-        call.size_bytes,
-        call.time_us,
-        -1.0 if call.skew_us is None else call.skew_us,
-        -1.0 if call.interference is None else call.interference,
-        AUTO if call.algorithm is None else call.algorithm,
-        AUTO if call.protocol is None else call.protocol,
-        call.num_channels or 0,
-        number,
-    )
 
 
 class _Reader:

@@ -20,13 +20,12 @@ from dynamiccl.serve.brain.protocol import (
     Answer,
     MessageError,
     Question,
-    decode_answer,
     decode_question,
     encode_answer,
-    encode_question,
 )
 from dynamiccl.serve.build import SOURCE_DIR
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
+from tests.serve.leader import decode_answer, encode_question
 from tests.serve.tables import random_table
 
 

@@ -30,13 +30,12 @@ from dynamiccl.serve.brain.protocol import (
     MAX_ASK_BYTES,
     Answer,
     Question,
-    decode_answer,
-    encode_question,
 )
 from dynamiccl.serve.brain.server import BrainServer
 from dynamiccl.serve.table import DecisionTable
 from tests.serve.asking import Asking, task_line
 from tests.serve.brains import CONFIG, SIZES, task
+from tests.serve.leader import decode_answer, encode_question
 from tests.serve.tables import random_table
 
 NOTHING = History((), None)

@@ -1,4 +1,4 @@
-"""What the commands of `dynamiccl-train` share: options, consoles and the progress bar."""
+"""What the commands of `dynamiccl-train` and `-evaluate` share: options, consoles and bars."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,7 +6,14 @@ from typing import Annotated, Final
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 DEFAULT_RECIPE: Final = "ddqn-dueling"
 DEFAULT_EXPERIMENT: Final = "dynamiccl"
@@ -17,17 +24,15 @@ stdout = Console()
 stderr = Console(stderr=True)
 
 
+def wide_stdout(least: int) -> Console:
+    """Standard output for a table: in a file it is at least so wide."""
+    return stdout if stdout.is_terminal else Console(width=max(stdout.width, least))
+
+
 @contextmanager
 def progress_bar(name: str) -> Iterator[Callable[[int, int, dict[str, float]], None]]:
     """A bar of gradient steps, on a terminal; what to call after each epoch."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
+    with open_bar(TextColumn("{task.fields[note]}")) as bar:
         task = bar.add_task(name, total=None, note="")
 
         def show(step: int, total: int, metrics: dict[str, float]) -> None:
@@ -35,3 +40,17 @@ def progress_bar(name: str) -> Iterator[Callable[[int, int, dict[str, float]], N
             bar.update(task, completed=step, total=total, note=note)
 
         yield show
+
+
+def open_bar(*more: ProgressColumn) -> Progress:
+    """A bar that is drawn on a terminal alone; `more` columns stand at its end."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        *more,
+        console=stderr,
+        transient=True,
+        disable=not stderr.is_terminal,
+    )

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from dynamiccl import cli
@@ -22,6 +21,7 @@ from dynamiccl.train.commands.options import (
     progress_bar,
     stderr,
     stdout,
+    wide_stdout,
 )
 
 if TYPE_CHECKING:
@@ -258,8 +258,7 @@ def _show(summary: "StudySummary", failures: list[str], *, as_json: bool) -> Non
     if as_json:
         cli.print_json(asdict(summary))
     else:
-        wide = stdout if stdout.is_terminal else Console(width=max(stdout.width, 140))
-        wide.print(_study_table(summary))
+        wide_stdout(140).print(_study_table(summary))
     if failures:
         for failure in failures:
             stderr.print(failure, soft_wrap=True, highlight=False)

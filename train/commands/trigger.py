@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dynamiccl import cli
 from dynamiccl.train import DEFAULT_TRACKING_URI
@@ -16,6 +15,7 @@ from dynamiccl.train.commands.options import (
     Experiment,
     Json,
     TrackingUri,
+    open_bar,
     stderr,
     stdout,
 )
@@ -95,13 +95,7 @@ def _show(summary: "TriggerSummary", tracking_uri: str) -> None:
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
     """A bar of the work in hand, on a terminal."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
+    with open_bar() as bar:
         task = bar.add_task("reading", total=None)
 
         def show(what: str, done: int, total: int) -> None:

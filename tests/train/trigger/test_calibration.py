@@ -71,8 +71,8 @@ def test_the_bars_are_met_at_sigma_0_1(calls: int, calibration: Calibration) -> 
     module = script(calibration.trigger(per_call=0.5e-5))
     random = np.random.default_rng(6)
     quiet = t3(random, 256 + calls // 500, 500, 0.1) + np.float32(5.0)
-    found = count_false_alarms(watch_with(module, 500), quiet, 256)
-    assert 1e5 * found.onsets / found.calls <= 1.0
+    alarms = count_false_alarms(watch_with(module, 500), quiet, 256)
+    assert 1e5 * alarms.onsets / alarms.calls <= 1.0
     for factor, bar in ((1.5, 10), (1.15, 60)):
         streams = t3(random, 256 + 300, 1_024, 0.1) + np.float32(5.0)
         streams[256:] += np.float32(np.log(factor))
