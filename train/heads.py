@@ -99,10 +99,9 @@ class LogTimeQFunction(DiscreteQFunction):
 class LogTimeForwarder(DiscreteQFunctionForwarder):
     """Expected values and the loss: Huber in z between prediction and target, less the entropy."""
 
-    def __init__(self, q_func: LogTimeQFunction, action_size: int) -> None:
+    def __init__(self, q_func: LogTimeQFunction) -> None:
         """Wrap one Q function."""
         self._q_func = q_func
-        self._action_size = action_size
 
     def compute_expected_q(self, x: Any) -> torch.Tensor:
         """Q values (B, A)."""
@@ -160,7 +159,7 @@ class LogTimeFactory(QFunctionFactory):
         """A Q function over discrete actions and its forwarder."""
         head = (LogTimeHead if self.dueling else PlainHead)(hidden_size, action_size)
         q_func = LogTimeQFunction(encoder, head)
-        return q_func, LogTimeForwarder(q_func, action_size)
+        return q_func, LogTimeForwarder(q_func)
 
     def create_continuous(self, *_: Any) -> Any:
         """Not for us: our actions are indices of a catalogue."""

@@ -13,9 +13,9 @@ from dynamiccl.errors import CorruptFile
 
 def save_script(module: torch.nn.Module, path: Path) -> None:
     """Script a module in eval mode and save it."""
+    scripted = script(module)
     with _ignored_deprecation():
-        scripted = torch.jit.script(module.eval())
-        scripted.save(str(path))  # type: ignore[no-untyped-call]
+        scripted.save(str(path))
 
 
 def script(module: torch.nn.Module) -> Any:

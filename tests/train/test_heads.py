@@ -68,7 +68,7 @@ def test_value_head_is_the_value_of_abstaining() -> None:
 
 def test_all_zero_mask_of_a_terminal_row_gives_finite_loss_and_gradient() -> None:
     q_func = make_q_function()
-    forwarder = LogTimeForwarder(q_func, ACTIONS)
+    forwarder = LogTimeForwarder(q_func)
     ones = torch.ones(BATCH, 1)
     next_observation = (*observation()[:2], torch.zeros(BATCH, ACTIONS))
     target = forwarder.compute_target(next_observation, torch.zeros(BATCH, 1))
@@ -82,7 +82,7 @@ def test_all_zero_mask_of_a_terminal_row_gives_finite_loss_and_gradient() -> Non
 
 def test_loss_is_zero_exactly_where_q_equals_the_reward() -> None:
     q_func = make_q_function()
-    forwarder = LogTimeForwarder(q_func, ACTIONS)
+    forwarder = LogTimeForwarder(q_func)
     actions = torch.arange(BATCH).view(-1, 1) % ACTIONS
     rewards = q_func(observation()).q_value.gather(1, actions).detach()
     ones, zeros = torch.ones(BATCH, 1), torch.zeros(BATCH, 1)
@@ -177,7 +177,7 @@ def test_entropy_is_of_the_allowed_actions() -> None:
 
 def test_entropy_lowers_the_loss_by_its_weight() -> None:
     q_func = make_q_function()
-    forwarder = LogTimeForwarder(q_func, ACTIONS)
+    forwarder = LogTimeForwarder(q_func)
     ones, zeros = torch.ones(BATCH, 1), torch.zeros(BATCH, 1)
     arguments = (observation(), zeros, -ones, zeros, ones)
     plain = forwarder.compute_error(*arguments)
