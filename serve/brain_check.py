@@ -21,7 +21,7 @@ from dynamiccl.datasets.manifest import BRAIN_NAME, POLICY_NAME, TRIGGER_NAME, M
 from dynamiccl.datasets.questions import cold_questions, decide, table_supports
 from dynamiccl.errors import ArtifactMismatch
 from dynamiccl.nccl import Algorithm, Collective, Protocol
-from dynamiccl.serve.brain.history import BrainConfig, Task
+from dynamiccl.serve.brain_history import BrainConfig, Task
 from dynamiccl.serve.table import DecisionTable, relative_path
 from dynamiccl.serve.torchscript import ScriptedBrain, ScriptedPolicy, ScriptedTrigger
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dynamiccl.datasets.features import WINDOW_LENGTH, Float32Array, Observations
 from dynamiccl.datasets.history import Call, CallColumns
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, MachineError
-from dynamiccl.serve.brain.history import BrainConfig, Task
+from dynamiccl.serve.brain_history import BrainConfig, Task
 from dynamiccl.serve.table import ENTRY, DecisionTable
 
 #: What `brain.pt` wants of a call, as float64. An unknown algorithm, protocol, interference or skew

@@ -129,17 +129,11 @@ def itself(module: str) -> str:
     return module
 
 
-#: serve/torchscript.py and serve/brain_check.py read serve/brain/history.py, and the rest of that
-#: folder reads them: modules go one way, folders do not.
-_TOO_DEEP = pytest.mark.xfail(reason="serve/brain/history.py lies in the folder of its readers")
-
-
 @pytest.mark.parametrize(
     ("part", "node_of"),
     [
         *((part, itself) for part in ("kernel", *PARTS)),
-        *((part, folder_of) for part in PARTS if part != "serve"),
-        pytest.param("serve", folder_of, marks=_TOO_DEEP),
+        *((part, folder_of) for part in PARTS),
     ],
 )
 def test_imports_inside_a_part_go_one_way(part: str, node_of: Callable[[str], str]) -> None:

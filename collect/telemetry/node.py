@@ -45,16 +45,12 @@ class NodeFacts:
     #: Names of the GPUs, each once.
     gpu_names: tuple[str, ...]
     driver_version: str | None
-    #: Newest CUDA that the driver runs, e.g. "13.0": not what a program was built with.
-    cuda_driver_version: str | None
     compute_capability: float | None
     #: 0 = no NVLink.
     nvlink_generation: int | None
     nvlinks_per_gpu: int | None
     nvswitch: bool | None
     mig: bool | None
-    persistence_mode: bool | None
-    ecc_mode: bool | None
     cpu_vendor: str | None
     #: infiniband, roce, efa or socket: what the fastest active NICs are.
     nic_kind: str | None
@@ -129,14 +125,11 @@ def node_facts(sysfs: Path = SYSFS, proc: Path = PROC) -> NodeFacts:
 _GPU_FIELDS: Final = (
     "num_gpus",
     "driver_version",
-    "cuda_driver_version",
     "compute_capability",
     "nvlink_generation",
     "nvlinks_per_gpu",
     "nvswitch",
     "mig",
-    "persistence_mode",
-    "ecc_mode",
 )
 
 
@@ -144,8 +137,6 @@ def _gpu_facts(nvml: Nvml) -> dict[str, Any]:
     handles = [nvml.handle(index) for index in range(nvml.num_gpus)]
     facts: dict[str, Any] = {"num_gpus": nvml.num_gpus}
     facts["driver_version"] = _maybe(lambda: nvml.ask("nvmlSystemGetDriverVersion"))
-    cuda = _maybe(lambda: nvml.ask("nvmlSystemGetCudaDriverVersion_v2"))
-    facts["cuda_driver_version"] = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None
     names = _each(nvml, handles, "nvmlDeviceGetName")
     facts["gpu_names"] = tuple(dict.fromkeys(name for name in names if name))
     if not handles:
@@ -153,10 +144,6 @@ def _gpu_facts(nvml: Nvml) -> dict[str, Any]:
     first = handles[0]
     capability = _maybe(lambda: nvml.ask("nvmlDeviceGetCudaComputeCapability", first))
     facts["compute_capability"] = capability and float(f"{capability[0]}.{capability[1]}")
-    modes = _each(nvml, handles, "nvmlDeviceGetPersistenceMode")
-    facts["persistence_mode"] = None if None in modes else all(modes)
-    ecc = _each(nvml, handles, "nvmlDeviceGetEccMode")  # (current, pending) of each
-    facts["ecc_mode"] = None if None in ecc else all(current for current, _ in ecc)
     facts["mig"] = _mig(nvml, handles)
     return facts | _link_facts(nvml, first)
 

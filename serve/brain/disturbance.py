@@ -5,7 +5,7 @@ from dynamiccl.datasets.manifest import TRIGGER_NAME
 from dynamiccl.nccl import Collective
 from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.brain.ground import news
-from dynamiccl.serve.brain.history import Task
+from dynamiccl.serve.brain_history import Task
 from dynamiccl.serve.search.tuner import is_disturbed
 from dynamiccl.serve.torchscript import ScriptedTrigger
 

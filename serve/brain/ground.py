@@ -14,7 +14,7 @@ from dynamiccl.datasets.manifest import Support
 from dynamiccl.datasets.questions import allowed, table_supports
 from dynamiccl.nccl import ABSTAIN, Collective, Config
 from dynamiccl.serve.artifact import Artifact, pick_table
-from dynamiccl.serve.brain.history import BrainConfig, Task
+from dynamiccl.serve.brain_history import BrainConfig, Task
 from dynamiccl.serve.table import DecisionTable
 
 #: Timed calls with one config before it is judged.

@@ -13,8 +13,8 @@ from typing import Final, Protocol
 from dynamiccl.datasets.manifest import BRAIN_NAME
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.serve.artifact import Artifact, pick_table
-from dynamiccl.serve.brain.history import BrainConfig, History
 from dynamiccl.serve.brain.tuning import autoccl_brain, epsilon_greedy_brain, search_brain
+from dynamiccl.serve.brain_history import BrainConfig, History
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import ScriptedBrain
 

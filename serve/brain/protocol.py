@@ -16,7 +16,7 @@ from dynamiccl.datasets.features import WINDOW_LENGTH
 from dynamiccl.datasets.history import Call
 from dynamiccl.errors import CorruptFile, DataError
 from dynamiccl.nccl import MAX_CHANNELS, NUM_TUNED_COLLECTIVES, Algorithm, Collective, Protocol
-from dynamiccl.serve.brain.history import BrainConfig, History, Task
+from dynamiccl.serve.brain_history import BrainConfig, History, Task
 from dynamiccl.serve.table import AUTO, MAX_BINS, MAX_FILE_BYTES, DecisionTable
 from dynamiccl.sizes import MAX_SIZE_BITS
 

@@ -34,7 +34,7 @@ from dynamiccl.serve.brain.ground import (
     news,
     open_ground,
 )
-from dynamiccl.serve.brain.history import BrainConfig, History, Task
+from dynamiccl.serve.brain_history import BrainConfig, History, Task
 from dynamiccl.serve.search.autoccl import AutoCcl
 from dynamiccl.serve.search.epsilon_greedy import EpsilonGreedy
 from dynamiccl.serve.search.policy_search import PolicySearch, Rules

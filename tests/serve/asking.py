@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from dynamiccl.datasets.history import Call
-from dynamiccl.serve.brain.history import Task
+from dynamiccl.serve.brain_history import Task
 from dynamiccl.serve.table import DecisionTable
 
 

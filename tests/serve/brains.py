@@ -10,7 +10,7 @@ from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.questions import table_supports
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.serve.artifact import Artifact, export_artifact
-from dynamiccl.serve.brain.history import BrainConfig, Task
+from dynamiccl.serve.brain_history import BrainConfig, Task
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.sizes import size_bin
 from tests.policies import hand_made_manifest

@@ -2,7 +2,6 @@
 
 from dynamiccl.datasets.history import Call
 from dynamiccl.errors import CorruptFile
-from dynamiccl.serve.brain.history import Task
 from dynamiccl.serve.brain.protocol import (
     _CALL,
     _HEADER,
@@ -21,6 +20,7 @@ from dynamiccl.serve.brain.protocol import (
     _Reader,
     _sized,
 )
+from dynamiccl.serve.brain_history import Task
 from dynamiccl.serve.table import AUTO, DecisionTable
 
 

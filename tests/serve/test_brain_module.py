@@ -16,8 +16,8 @@ from dynamiccl.datasets.questions import cold_questions, table_supports
 from dynamiccl.errors import ArtifactMismatch, CorruptFile
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.serve.artifact import Artifact, export_artifact, open_artifact, verify_artifact
-from dynamiccl.serve.brain.history import BrainConfig, Task
 from dynamiccl.serve.brain_check import check_brain, random_windows
+from dynamiccl.serve.brain_history import BrainConfig, Task
 from dynamiccl.serve.brain_module import write_brain
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import ScriptedBrain, ScriptedPolicy, raw_calls

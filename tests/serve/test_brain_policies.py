@@ -12,8 +12,8 @@ from dynamiccl.datasets.history import Call
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.artifact import Artifact, open_artifact
-from dynamiccl.serve.brain.history import BrainConfig, History, Task
 from dynamiccl.serve.brain.policies import POLICIES, find_policy_maker
+from dynamiccl.serve.brain_history import BrainConfig, History, Task
 from dynamiccl.serve.search.policy_search import PolicySearch
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import ScriptedBrain

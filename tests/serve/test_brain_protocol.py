@@ -14,7 +14,6 @@ from dynamiccl.datasets.features import TUNED, WINDOW_LENGTH
 from dynamiccl.datasets.history import Call
 from dynamiccl.nccl import Algorithm, Protocol
 from dynamiccl.serve.brain import protocol
-from dynamiccl.serve.brain.history import BrainConfig, History, Task
 from dynamiccl.serve.brain.protocol import (
     LENGTH,
     Answer,
@@ -23,6 +22,7 @@ from dynamiccl.serve.brain.protocol import (
     decode_question,
     encode_answer,
 )
+from dynamiccl.serve.brain_history import BrainConfig, History, Task
 from dynamiccl.serve.build import SOURCE_DIR
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
 from tests.serve.leader import decode_answer, encode_question

@@ -23,7 +23,6 @@ import pytest
 from dynamiccl.errors import UserError
 from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.brain import server as server_module
-from dynamiccl.serve.brain.history import BrainConfig, History
 from dynamiccl.serve.brain.policies import Brain, KeepBrain
 from dynamiccl.serve.brain.protocol import (
     LENGTH,
@@ -32,6 +31,7 @@ from dynamiccl.serve.brain.protocol import (
     Question,
 )
 from dynamiccl.serve.brain.server import BrainServer
+from dynamiccl.serve.brain_history import BrainConfig, History
 from dynamiccl.serve.table import DecisionTable
 from tests.serve.asking import Asking, task_line
 from tests.serve.brains import CONFIG, SIZES, task

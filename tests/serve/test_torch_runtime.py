@@ -11,8 +11,8 @@ import pytest
 
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.serve.artifact import Artifact
-from dynamiccl.serve.brain.history import Task
 from dynamiccl.serve.brain_check import random_windows
+from dynamiccl.serve.brain_history import Task
 from dynamiccl.serve.build import TORCH_RUNTIME_NAME, find_torch
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import ScriptedBrain

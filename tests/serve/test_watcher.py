@@ -17,10 +17,10 @@ from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.serve import watcher
 from dynamiccl.serve.artifact import Artifact, export_artifact, find_trigger, verify_artifact
-from dynamiccl.serve.brain.history import History, Task
 from dynamiccl.serve.brain.policies import POLICIES
 from dynamiccl.serve.brain.server import BrainServer
 from dynamiccl.serve.brain_check import check_trigger, watched_questions
+from dynamiccl.serve.brain_history import History, Task
 from dynamiccl.serve.brain_module import BrainModule
 from dynamiccl.serve.torchscript import ScriptedBrain, ScriptedTrigger
 from dynamiccl.train.torch_files import save_script

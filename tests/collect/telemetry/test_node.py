@@ -23,10 +23,10 @@ def test_nvml_says_what_the_gpus_are(fake_nvml: Path) -> None:
     facts = ask(fake_nvml, gpus=8)
     assert facts.nvml_error is None
     assert (facts.num_gpus, facts.gpu_names) == (8, ("FAKE H100",))
-    assert (facts.driver_version, facts.cuda_driver_version) == ("999.10.fake", "13.0")
+    assert facts.driver_version == "999.10.fake"
     assert facts.compute_capability == 9.0
     assert (facts.nvlink_generation, facts.nvlinks_per_gpu, facts.nvswitch) == (4, 18, True)
-    assert (facts.mig, facts.persistence_mode, facts.ecc_mode) == (False, True, True)
+    assert facts.mig is False
 
 
 def test_a_gpu_in_mig_mode_shows(fake_nvml: Path) -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.artifact import open_artifact
-from dynamiccl.serve.brain.history import BrainConfig, History, Task
 from dynamiccl.serve.brain.policies import POLICIES
 from dynamiccl.serve.brain.server import BrainServer
+from dynamiccl.serve.brain_history import BrainConfig, History, Task
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable
 from tests.serve.brains import FIRST_BIN, NUM_BINS, HintPolicy, make_artifact
