@@ -121,7 +121,8 @@ def _run(command: Sequence[str]) -> None:
         )
 
 
-def _main() -> None:
+def main() -> None:
+    """Build as the command line says, and print the plugin's path."""
     parser = argparse.ArgumentParser(
         prog="python -m dynamiccl.serve.build", description="Build the tuner plugin."
     )
@@ -141,4 +142,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(_main)
+    cli.run(main)

@@ -11,8 +11,8 @@ from dynamiccl.serve.build import PLUGIN_NAME, build_plugin
 from tests.once import locked
 
 BUILDS = Path(__file__).resolve().parents[1] / "out" / "test-plugin"
-#: A sanitized job needs these alone; the rest of a sanitized build is for soak tests.
-JOB_TARGETS = ("play_job", "nccl-tuner-dynamiccl", "wilful")
+#: The plugin alone; the rest of a sanitized build is for soak tests.
+PLUGIN_TARGET = ("nccl-tuner-dynamiccl",)
 
 
 @cache

@@ -30,7 +30,6 @@ from dynamiccl.train.algorithms import make_algorithm, members_of
 from dynamiccl.train.data import TrainingData, load_data
 from dynamiccl.train.heads import Member
 from dynamiccl.train.loop import Loop, read_state
-from dynamiccl.train.plots import training_curves
 from dynamiccl.train.policy_module import PolicyModule
 from dynamiccl.train.recipes import Recipe
 from dynamiccl.train.replay import Mixed, Replay
@@ -200,6 +199,8 @@ def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
     if recipe.source:
         shutil.copy(recipe.source, scratch / "recipe.py")
     default = data.default_regret()
+    from dynamiccl.train.plots import training_curves  # Matplotlib takes a second to import
+
     training_curves(
         _made(scratch / "plots") / "training.png",
         loop.curves,

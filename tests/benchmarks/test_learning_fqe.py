@@ -57,7 +57,7 @@ class Always(TorchPolicy):
         return super().act(observations, mask) * 0 + self._action
 
 
-@pytest.mark.parametrize("action", [0, 1, 2])
+@pytest.mark.parametrize("action", [2, *(pytest.param(a, marks=pytest.mark.soak) for a in (0, 1))])
 def test_the_value_of_always_the_same_is_its_reward_for_ever(action: int, trained: Trained) -> None:
     policy = TorchPolicy.load(Path(trained.policy))
     steps = random_log(policy)

@@ -86,10 +86,11 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, Any, str]:
     return process.returncode, json.loads(out) if out else None, err
 
 
+@pytest.mark.soak
 def test_trials_run_on_both_nodes(studies: Studies) -> None:
-    code, found, said = ended(studies.start(seeds=4, steps=20))
+    code, found, said = ended(studies.start(seeds=2, steps=20))
     assert code == 0, said
-    assert (found["done"], found["settings"][0]["seeds"]) == (4, 4)
+    assert (found["done"], found["settings"][0]["seeds"]) == (2, 2)
     assert {run.data.tags["host"] for run in studies.children()} == {"r1", "r2"}
 
 

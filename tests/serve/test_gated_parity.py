@@ -60,7 +60,7 @@ def trained_gated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("parity")
     data = make_data(folder / "data", ALL_SHAPES)
-    recipe = make_recipe("ddqn-dueling", ["steps=900", "steps_per_epoch=150"])
+    recipe = make_recipe("ddqn-dueling", ["steps=450", "steps_per_epoch=150"])
     uri = new_store(folder)
     run = fit(data, recipe, experiment="parity", tracking_uri=uri, seed=0)
     policy = Path(run.run_directory) / "policy"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.serve import install as module
-from dynamiccl.serve.build import PLUGIN_NAME
+from dynamiccl.serve.build import PLUGIN_NAME, TORCH_RUNTIME_NAME
 from dynamiccl.serve.plugin_index import PluginIndex
 from tests.cli.conftest import Shell, refused
 
@@ -31,7 +31,10 @@ def home_fixture(artifact: Path, plugin_path: Path, shell: Shell, tmp_path: Path
     home = tmp_path / "home"
     command = ("dynamiccl-deploy", "install", artifact, "--to", home, "--plugin", plugin_path)
     said = shell(*command, "--json").json
-    assert set(said["written"]) == WRITTEN
+    runtime = plugin_path.with_name(TORCH_RUNTIME_NAME)  # built where there is torch
+    assert set(said["written"]) == WRITTEN | (
+        {f"lib/{runtime.name}"} if runtime.exists() else set()
+    )
     assert said["sha256"] == PluginIndex.read(artifact).sha256
     assert (said["previous_sha256"], said["key_kept"], said["killed"]) == (None, False, False)
     return home

@@ -47,7 +47,7 @@ def run_ctest(build: Path, **settings: str) -> None:
 
 
 def test_cpp_tests_pass(build_dir: Callable[[str], Path]) -> None:
-    run_ctest(build_dir(""), DYNAMICCL_SCHEDULES="20000", DYNAMICCL_FEW_PROCESSES="1")
+    run_ctest(build_dir(""), DYNAMICCL_FEW="1")
 
 
 @pytest.mark.soak

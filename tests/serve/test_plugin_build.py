@@ -1,5 +1,4 @@
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,25 +19,23 @@ def own_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return source
 
 
-def test_builds_without_the_tests_folder(own_source: Path, tmp_path: Path) -> None:
+def test_command_builds_without_the_tests_folder_and_prints_the_plugin(
+    own_source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert not (own_source / "tests").exists()  # as in the wheel
-    plugin = build.build_plugin(tmp_path / "build")
+    plugin = tmp_path / "build" / build.PLUGIN_NAME
+    monkeypatch.setattr(sys, "argv", ["build", "--dir", str(plugin.parent)])
+    build.main()
+    assert capsys.readouterr().out == f"{plugin}\n"
     assert build.find_plugin(plugin) == plugin
 
 
-def test_command_prints_the_plugin(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "dynamiccl.serve.build", "--dir", str(tmp_path / "build")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{tmp_path / 'build' / build.PLUGIN_NAME}\n"
-
-
 def test_compiler_error_is_shown(own_source: Path, tmp_path: Path) -> None:
-    (own_source / "table.cpp").write_text("int broken = not_declared;\n")
+    # The first that is compiled, so that the rest is not.
+    (own_source / "agreement" / "agreement.cpp").write_text("int broken = not_declared;\n")
     with pytest.raises(PluginError, match="not_declared") as caught:
         build.build_plugin(tmp_path / "build")
     assert caught.value.exit_code == 4

@@ -55,8 +55,9 @@ def assert_same(uri: str, whole: FitSummary, resumed: FitSummary) -> None:
     assert_same_policy(Path(whole.run_directory) / "policy", Path(resumed.run_directory) / "policy")
 
 
-@pytest.mark.parametrize("at", [10, 40])
-@pytest.mark.parametrize("recipe", ["ddqn-dueling", "cql-lstm", "bc"])
+@pytest.mark.parametrize(
+    ("recipe", "at"), [("ddqn-dueling", 10), ("ddqn-dueling", 40), ("cql-lstm", 40), ("bc", 10)]
+)
 def test_curve_and_weights_are_those_of_an_uninterrupted_run(
     recipe: str, at: int, data_dir: Path, tmp_path: Path
 ) -> None:
@@ -73,7 +74,7 @@ def test_curve_and_weights_are_those_of_an_uninterrupted_run(
 def test_a_run_goes_on_after_kill_9(data_dir: Path, tmp_path: Path) -> None:
     uri = new_store(tmp_path)
     # Long enough that nobody who looks for its state comes too late.
-    many = [setting.replace("steps=60", "steps=600") for setting in SETTINGS]
+    many = [setting.replace("steps=60", "steps=200") for setting in SETTINGS]
     settings = [word for setting in many for word in ("--set", setting)]
     command = [sys.executable, "-P", "-m", "dynamiccl.train.cli", "fit", "--data", str(data_dir)]
     command += ["--tracking-uri", uri]
@@ -88,7 +89,7 @@ def test_a_run_goes_on_after_kill_9(data_dir: Path, tmp_path: Path) -> None:
         time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert read_state(states[0])["step"] < 600
+    assert read_state(states[0])["step"] < 200
     (run_id,) = run_ids(uri)
     assert MlflowClient(uri).get_run(run_id).info.status == "RUNNING"
     subprocess.run([*command, "--resume", run_id], env=environment, cwd=tmp_path, check=True)
@@ -96,7 +97,7 @@ def test_a_run_goes_on_after_kill_9(data_dir: Path, tmp_path: Path) -> None:
     recipe = make_recipe("ddqn-dueling", many)
     whole = fit(data_dir, recipe, experiment="whole", tracking_uri=uri, seed=3)
     for name in ("loss", "validation_regret"):
-        assert len(curve(uri, run_id, name)) == 60
+        assert len(curve(uri, run_id, name)) == 20
         assert curve(uri, run_id, name) == curve(uri, whole.run_id, name)
     assert_same_policy(policy.parent, Path(whole.run_directory) / "policy")
 

@@ -136,6 +136,7 @@ def test_without_optuna_the_message_names_the_extra(data_dir: Path, tmp_path: Pa
     assert not (tmp_path / "mlflow.db").exists()  # no study was begun
 
 
+@pytest.mark.soak
 def test_a_search_that_is_killed_goes_on_as_if_it_had_not_been(
     data_dir: Path, tmp_path: Path
 ) -> None:

@@ -54,10 +54,8 @@ std::string compare(const std::string& vendor, int release, const Settings& thei
   return logs[1];
 }
 
-/// A part of the runs has to do under a sanitizer, whose processes start slowly, and in a quick
-/// look.
-const bool g_is_few =
-    std::getenv("DYNAMICCL_FEW") != nullptr || std::getenv("DYNAMICCL_FEW_PROCESSES") != nullptr;
+/// A part of the runs has to do under a sanitizer, whose processes start slowly.
+const bool g_is_few = std::getenv("DYNAMICCL_FEW") != nullptr;
 
 /// A job's worth of all that NCCL can report, the same for the same seed. It captures only where
 /// ours takes no times: NCCL counts a captured call only while somebody asks for KernelCh.

@@ -115,7 +115,7 @@ def is_ring_simple(config: Config | None) -> bool:
     return (found.algorithm, found.protocol) == (Algorithm.Ring, Protocol.Simple)
 
 
-@pytest.mark.parametrize("policy", ["autoccl", "search"])
+@pytest.mark.parametrize("policy", ["search", pytest.param("autoccl", marks=pytest.mark.soak)])
 def test_the_command_serves_a_search_to_a_job(
     policy: str, play_job: Player, eight_ranks: Setting, hinted: Path
 ) -> None:

@@ -89,8 +89,8 @@ def test_the_level_does_not_follow_a_slowdown(detector: Detector) -> None:
 
 
 def test_a_drift_that_is_slow_is_followed(detector: Detector) -> None:
-    times = noise(6_000)
-    times += np.linspace(0.0, 0.3, 6_000)[:, None].astype(np.float32)
+    times = noise(3_000)
+    times += np.linspace(0.0, 0.15, 3_000)[:, None].astype(np.float32)
     alarms, _ = run(detector, times)
     assert alarms.mean() < 0.01
 
