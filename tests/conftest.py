@@ -52,14 +52,24 @@ def soak(pytestconfig: pytest.Config) -> Soak:
     return Soak(pytestconfig.getoption("soak_seed"), pytestconfig.getoption("soak_seconds"))
 
 
-@pytest.hookimpl(trylast=True)
+class _Order:
+    """Puts the long groups first, after pytest-randomly has shuffled."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        order = {name: rank for rank, name in enumerate(GROUPS)}
+        items.sort(key=lambda item: order.get(group_of(item), len(order)))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_Order())
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say which tests go to one worker; long groups come first, files in their random order."""
-    order = {name: rank for rank, name in enumerate(GROUPS)}
-    groups = {item: group_of(item) for item in items}
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: order.get(groups[item], len(order)))
+    """Say which tests go to one worker, before pytest-xdist asks."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group_of(item)))
 
 
 def group_of(item: pytest.Item) -> str:
