@@ -107,6 +107,7 @@ def test_a_rate_that_cannot_be_wanted_is_refused(rate: float) -> None:
         TriggerSettings(rate)
 
 
+@pytest.mark.soak
 def test_the_forecaster_learns_what_follows_from_the_calls_before() -> None:
     """Calls that alternate: the level alone is wrong about each of them."""
     random = np.random.default_rng(0)
