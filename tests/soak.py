@@ -11,6 +11,7 @@ entries in the order of their names, from a place that the commit's hash gives.
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +24,8 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 RUNS: Final = Path(__file__).with_name("soak_runs.json")
 #: Of an entry that was never run whole.
 _UNKNOWN_S: Final = 60.0
+#: What a pytest that was interrupted may take to end.
+_END_S: Final = 30.0
 #: A test that goes on for as long as it is told is told so many seconds in a slice.
 _SLICE_SECONDS: Final = 10
 
@@ -44,8 +47,11 @@ def run_entry(name: str, seed: int, seconds: float, limit_s: float | None = None
         try:
             return process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 2)  # as Ctrl-C: fixtures end what they started
-            process.wait()
+            os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C: fixtures end what they started
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
             return None
 
 

@@ -157,6 +157,7 @@ def test_an_array_that_was_left_alone_is_followed_again(
     assert (found["done"], studies.job()) == (4, job)  # nothing was submitted twice
 
 
+@pytest.mark.soak
 def test_a_script_can_be_submitted_by_hand_and_summed_up_later(
     studies: Studies, data_dir: Path
 ) -> None:

@@ -113,7 +113,9 @@ def _rows(sweep: str, count: int) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize("policy", ["trained_gated", "restless_gated"])
+@pytest.mark.parametrize(
+    "policy", [pytest.param("trained_gated", marks=pytest.mark.soak), "restless_gated"]
+)
 def test_policy_table_and_plugin_agree_in_every_bin(
     policy: str, plugin_path: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -198,6 +200,7 @@ def test_auto_knobs_and_channels_pass_the_gate_too(restless_gated: Path) -> None
     assert any(config.num_channels for config in passed)
 
 
+@pytest.mark.soak
 def test_tables_hold_what_passed_and_nothing_else(trained_gated: Path, tmp_path: Path) -> None:
     artifact = export_artifact(trained_gated, tmp_path / "artifact")
     for support in table_supports(artifact.manifest):

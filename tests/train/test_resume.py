@@ -71,6 +71,7 @@ def test_curve_and_weights_are_those_of_an_uninterrupted_run(
     assert_same(uri, whole_run(data_dir, uri, recipe), resumed)
 
 
+@pytest.mark.soak
 def test_a_run_goes_on_after_kill_9(data_dir: Path, tmp_path: Path) -> None:
     uri = new_store(tmp_path)
     # Long enough that nobody who looks for its state comes too late.

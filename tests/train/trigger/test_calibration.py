@@ -43,7 +43,7 @@ def test_rarer_alarms_and_smaller_reference_values_need_higher_thresholds() -> N
     assert thresholds == sorted(thresholds)
 
 
-@pytest.fixture(scope="module", params=[100_000, pytest.param(1_000_000, marks=pytest.mark.soak)])
+@pytest.fixture(scope="module", params=[200_000, pytest.param(1_000_000, marks=pytest.mark.soak)])
 def calls(request: pytest.FixtureRequest) -> int:
     """By how many calls thresholds are calibrated, and on how many they are tried."""
     return int(request.param)
