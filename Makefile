@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CPP := $(wildcard tests/fakes/*.cpp tests/fakes/*/*.c) $(shell find serve/plugin -name "*.cpp" -o -name "*.h")
 # bench_collect takes figures of the others, so it comes last.
 BENCHMARKS := $(filter-out %/bench_collect.py,$(wildcard benchmarks/bench_*.py)) benchmarks/bench_collect.py
-# Tests wait more than they compute.
+# Tests wait a tenth of their time: twice as many as our two cores.
 WORKERS ?= 4
 ONLY ?=
 SEED ?= 0

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from dynamiccl.collect.toml_table import Table
+from dynamiccl.simulator.toml_table import Table
 
 
 class ContainerSettings(Table):

@@ -15,9 +15,9 @@ from dynamiccl.collect.sweep.sizes import (
     octave_ladder,
     parse_size,
 )
-from dynamiccl.collect.toml_table import Table, one_of
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
 from dynamiccl.nccl import Algorithm, Protocol
+from dynamiccl.simulator.toml_table import Table, one_of
 from dynamiccl.sizes import MAX_SIZE_BITS
 
 _Size = Annotated[int, BeforeValidator(parse_size)]

@@ -15,11 +15,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from dynamiccl.datasets.store import check_slug
 from dynamiccl.errors import DynamicclError, MissingPath, UserError
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
+from dynamiccl.simulator.toml_table import Table
 
 
 class Origin(StrEnum):
@@ -30,11 +31,7 @@ class Origin(StrEnum):
     PRIOR = "prior"
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Parameter(_Table):
+class Parameter(Table):
     """One number and its origin; the unit is in the key's name."""
 
     value: float = Field(ge=0.0)
@@ -63,7 +60,7 @@ _Protocol = Annotated[Protocol, BeforeValidator(Protocol.parse)]
 _Collective = Annotated[Collective, BeforeValidator(Collective.parse)]
 
 
-class CellParameters(_Table):
+class CellParameters(Table):
     """The physics of one (algorithm, protocol): see physics.py for what each number does."""
 
     algorithm: _Algorithm
@@ -94,14 +91,14 @@ class CellParameters(_Table):
         return "/".join(parts)
 
 
-class LinkParameters(_Table):
+class LinkParameters(Table):
     """Ceilings: of the links of one GPU inside a node, and of all network cards of a node."""
 
     inside_gbytes_per_s: Parameter = Field(default_factory=_one)
     between_gbytes_per_s: Parameter = Field(default_factory=_one)
 
 
-class ThreadParameters(_Table):
+class ThreadParameters(Table):
     """AutoCCL's NT: bandwidth of a channel by its threads, 1 at NCCL's own number."""
 
     #: NCCL's own, and where the bandwidth peaks.
@@ -113,7 +110,7 @@ class ThreadParameters(_Table):
     crowding: Parameter
 
 
-class ChunkParameters(_Table):
+class ChunkParameters(Table):
     """AutoCCL's C: a parabola in the logarithm, 1 at NCCL's own chunk; Simple only."""
 
     curvature: Parameter
@@ -122,14 +119,14 @@ class ChunkParameters(_Table):
     pieces: Parameter
 
 
-class TransportParameters(_Table):
+class TransportParameters(Table):
     """AutoCCL's T, inside a node: the ceiling of a transport, and its hop over the default's."""
 
     gbytes_per_s: Parameter
     hop_factor: Parameter
 
 
-class ComputeParameters(_Table):
+class ComputeParameters(Table):
     """What compute and collectives do to each other on one GPU (contention.py)."""
 
     #: Share of the memory's bandwidth that a matrix product takes when it runs alone.
@@ -142,14 +139,14 @@ class ComputeParameters(_Table):
     held_us: Parameter
 
 
-class GroupParameters(_Table):
+class GroupParameters(Table):
     """A shape of communicators."""
 
     num_nodes: int = Field(ge=1)
     ranks_per_node: int = Field(ge=1)
 
 
-class NcclParameters(_Table):
+class NcclParameters(Table):
     """What NCCL's own cost model is told."""
 
     #: A description in `default/machines`, or the path of one.
@@ -160,7 +157,7 @@ class NcclParameters(_Table):
     note: str = ""
 
 
-class Rescale(_Table):
+class Rescale(Table):
     """Runs of the data whose sizes are written in another unit than bytes."""
 
     runs: tuple[str, ...]
@@ -168,14 +165,14 @@ class Rescale(_Table):
     why: str
 
 
-class FitProfile(_Table):
+class FitProfile(Table):
     """A launch profile of the data, as far as it changes what NCCL opens."""
 
     #: NCCL_MAX_NCHANNELS.
     max_channels: int | None = Field(default=None, ge=1)
 
 
-class FitParameters(_Table):
+class FitParameters(Table):
     """How measurements become cells of this system's fit."""
 
     #: `system` in the data; more than one are taken together.
@@ -193,7 +190,7 @@ class FitParameters(_Table):
     why: str = ""
 
 
-class SystemFile(_Table):
+class SystemFile(Table):
     """One simulated system."""
 
     name: str

@@ -15,10 +15,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from dynamiccl.errors import MissingPath, UnknownName, UserError
 from dynamiccl.simulator.links import Bursts, Markov, Process, Trace
+from dynamiccl.simulator.toml_table import Table
 
 _SUFFIX: Final = ".toml"
 Where = Literal["intra", "inter", "host"]
@@ -26,11 +27,7 @@ _Positive = Annotated[float, Field(gt=0)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class MarkovLink(_Table):
+class MarkovLink(Table):
     """`links.Markov`."""
 
     on: Where
@@ -45,7 +42,7 @@ class MarkovLink(_Table):
         return Markov(self.slowdowns, self.dwell_us, self.following, self.links)
 
 
-class BurstsLink(_Table):
+class BurstsLink(Table):
     """`links.Bursts`."""
 
     on: Where
@@ -60,7 +57,7 @@ class BurstsLink(_Table):
         return Bursts(self.pause_us, self.shortest_us, self.tail, self.share)
 
 
-class TraceLink(_Table):
+class TraceLink(Table):
     """`links.Trace`."""
 
     on: Where
@@ -73,7 +70,7 @@ class TraceLink(_Table):
         return Trace(self.shares, self.interval_us)
 
 
-class Jitter(_Table):
+class Jitter(Table):
     """Noise of the log of a call's time: what one call has for itself, and what drifts."""
 
     #: Robust standard deviation (1.4826 MAD); the shape is Student's t with 3 degrees of freedom.
@@ -83,7 +80,7 @@ class Jitter(_Table):
     drift_calls: _Positive = 200.0
 
 
-class Stragglers(_Table):
+class Stragglers(Table):
     """Ranks that come late: skew that the others spin away, which is no part of a call's time."""
 
     probability: _Share = 0.05
@@ -92,7 +89,7 @@ class Stragglers(_Table):
     sigma: float = Field(default=1.0, ge=0, le=5)
 
 
-class VersionStep(_Table):
+class VersionStep(Table):
     """An update of NCCL or a driver: from then on algorithms take other times, for good."""
 
     #: When, in time of the job.
@@ -101,7 +98,7 @@ class VersionStep(_Table):
     factors: dict[str, _Positive]
 
 
-class Scenario(_Table):
+class Scenario(Table):
     """What happens around calls."""
 
     #: One line: what it stands for, and where its strengths come from.

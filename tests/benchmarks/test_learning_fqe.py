@@ -12,7 +12,7 @@ from dynamiccl.datasets.steps import Steps, Tasks
 from dynamiccl.train.policy import TorchPolicy
 from tests.conftest import Trained
 
-GAMMA = 0.8
+GAMMA = 0.5
 #: Reward of each action, from NCCL's default on.
 REWARDS = np.array([-1.0, -2.0, -0.5])
 
@@ -57,7 +57,7 @@ class Always(TorchPolicy):
         return super().act(observations, mask) * 0 + self._action
 
 
-@pytest.mark.parametrize("action", [2, *(pytest.param(a, marks=pytest.mark.soak) for a in (0, 1))])
+@pytest.mark.parametrize("action", range(len(REWARDS)))
 def test_the_value_of_always_the_same_is_its_reward_for_ever(action: int, trained: Trained) -> None:
     policy = TorchPolicy.load(Path(trained.policy))
     steps = random_log(policy)
@@ -66,7 +66,7 @@ def test_the_value_of_always_the_same_is_its_reward_for_ever(action: int, traine
         steps,
         gamma=GAMMA,
         seed=0,
-        gradient_steps=1500,
+        gradient_steps=400,
         hidden_sizes=(32,),
     )
     assert value == pytest.approx(REWARDS[action] / (1.0 - GAMMA), rel=0.05)

@@ -181,6 +181,7 @@ def test_what_is_no_scenario_is_refused_with_the_place(tmp_path: Path) -> None:
         ("link = []", "meaning"),
         (f'meaning = "m"\nlink = [{{ {trace}, shares = [0.0], interval_us = 1 }}]', "shares"),
         ("meaning = ", "Invalid"),
+        ('meaning = "m"\nlink = []\nswitch_us = nan', "switch_us"),
     ]:  # fmt: skip
         path.write_text(text)
         with pytest.raises(UserError, match=reason):

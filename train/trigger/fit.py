@@ -23,7 +23,7 @@ from dynamiccl.train.trigger.measure import delays, watch_with
 from dynamiccl.train.trigger.module import RUNGS, SMALLEST_SLOWDOWN, WARM_UP, TriggerModule
 from dynamiccl.train.trigger.plots import DelayCurve, trigger_curves
 from dynamiccl.train.trigger.series import Series, SeriesCounts, read_series
-from dynamiccl.train.trigger.training import forecast_error, train
+from dynamiccl.train.trigger.training import Training, train
 
 #: What is wanted where nobody says otherwise.
 FALSE_ALARMS_PER_1E5: Final = 0.5
@@ -92,12 +92,12 @@ def make_trigger(
     series: Series,
     settings: TriggerSettings,
     progress: Progress = lambda _what, _done, _total: None,
-) -> tuple[TriggerModule, list[float], list[RungPeaks]]:
-    """A trained and calibrated Trigger, the loss of each step, and what excursions did."""
+) -> tuple[TriggerModule, Training, list[RungPeaks]]:
+    """A trained and calibrated Trigger, how its training went, and what excursions did."""
     torch.manual_seed(settings.seed)
     training, rest = series.split(TRAINING_SHARE)
     module = TriggerModule(series.usual_scale)
-    losses = train(
+    trained = train(
         module,
         training,
         rest,
@@ -115,7 +115,7 @@ def make_trigger(
     )
     per_call = settings.false_alarms_per_1e5 * 1e-5
     module.set_thresholds([each.threshold(per_call) for each in peaks])
-    return module, losses, peaks
+    return module, trained, peaks
 
 
 def fit_trigger(
@@ -144,11 +144,12 @@ def fit_trigger(
             }
         )
         started = time.monotonic()
-        module, losses, peaks = make_trigger(series, settings, progress)
+        module, trained, peaks = make_trigger(series, settings, progress)
+        losses = trained.losses
         seconds = time.monotonic() - started
         for step in range(0, len(losses), _EVERY):
             run.log_metrics({"loss": float(np.mean(losses[step : step + _EVERY]))}, step=step)
-        facts = _facts(module, series, settings, counts)
+        facts = _facts(module, series, trained, settings, counts)
         curves = [_delay_curve(module, series, peaks, factor) for factor in _FACTORS]
         at = _RATES.index(FALSE_ALARMS_PER_1E5)
         found = {f"delay_{_name(c.factor)}_calls": c.delays[at] for c in curves}
@@ -178,10 +179,12 @@ def fit_trigger(
 
 
 def _facts(
-    module: TriggerModule, series: Series, settings: TriggerSettings, counts: SeriesCounts
+    module: TriggerModule,
+    series: Series,
+    trained: Training,
+    settings: TriggerSettings,
+    counts: SeriesCounts,
 ) -> TriggerFacts:
-    rest = series.split(TRAINING_SHARE)[1]
-    untrained = TriggerModule(series.usual_scale).eval()
     pairs = zip(RUNGS, module.thresholds.tolist(), strict=True)
     return TriggerFacts(
         false_alarms_per_1e5=settings.false_alarms_per_1e5,
@@ -189,8 +192,8 @@ def _facts(
         usual_scale=series.usual_scale,
         warm_up_calls=WARM_UP,
         smallest_slowdown=SMALLEST_SLOWDOWN,
-        level_error=forecast_error(untrained, rest, seed=settings.seed),
-        forecast_error=forecast_error(module, rest, seed=settings.seed),
+        level_error=trained.level_error,
+        forecast_error=trained.error,
         counts=counts,
         from_averages=counts.averages > 0,
     )

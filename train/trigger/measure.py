@@ -45,4 +45,6 @@ def delays(watch: Watch, log_time: FloatArray, onset: int) -> FloatArray:
             before = now
         else:
             found[now & np.isinf(found)] = number - onset + 1
+            if not np.isinf(found[~before]).any():
+                break
     return found[~before]

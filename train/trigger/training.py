@@ -6,6 +6,7 @@ a slowdown, and there the target says no.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -30,6 +31,18 @@ _SLOWED: Final = 0.5
 Told = Callable[[int, int, float], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What a training did: its losses, and the errors of `forecast_error` on what was held out."""
+
+    #: Of each step, in scales.
+    losses: list[float]
+    #: Before any step, when the forecast is the level alone.
+    level_error: float
+    #: Of the state that was kept.
+    error: float
+
+
 def train(
     module: TriggerModule,
     series: Series,
@@ -38,13 +51,14 @@ def train(
     steps: int,
     seed: int,
     told: Told = lambda _step, _steps, _loss: None,
-) -> list[float]:
-    """Fit the LSTM; the loss of each step, in scales.
+) -> Training:
+    """Fit the LSTM.
 
     What is kept is the state with the least error on quiet calls of `held_out`: the untrained one,
     whose forecast is the level alone, where nothing can be learned.
     """
-    best = (forecast_error(module, held_out, seed=seed), _weights(module))
+    level_error = forecast_error(module, held_out, seed=seed)
+    best = (level_error, _weights(module))
     random = np.random.default_rng(seed)
     optimizer = torch.optim.Adam(module.parameters(), lr=_LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
@@ -69,7 +83,7 @@ def train(
             best = min(best, (error, _weights(module)), key=lambda each: each[0])
     module.load_state_dict(best[1])
     module.eval()
-    return losses
+    return Training(losses, level_error, best[0])
 
 
 def _weights(module: TriggerModule) -> dict[str, torch.Tensor]:
