@@ -30,10 +30,10 @@ _END_S: Final = 30.0
 _SLICE_SECONDS: Final = 10
 
 
-def entries(folder: Path = ROOT / "tests") -> list[str]:
+def entries(folder: Path = ROOT / "tests", files: str = "test_*.py") -> list[str]:
     """`file.py::function` of every test in a folder that is marked `soak`, sorted."""
-    files = [str(p) for p in folder.rglob("test_*.py") if "mark.soak" in p.read_text("utf-8")]
-    command = [sys.executable, "-P", "-m", "pytest", "--collect-only", "-m", "soak", *files]
+    paths = [str(p) for p in folder.rglob(files) if "mark.soak" in p.read_text("utf-8")]
+    command = [sys.executable, "-P", "-m", "pytest", "--collect-only", "-m", "soak", *paths]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     names = [line.partition("[")[0] for line in done.stdout.splitlines() if "::" in line]
     return sorted(set(names))

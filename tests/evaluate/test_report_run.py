@@ -60,11 +60,11 @@ def test_run_that_is_not_there_takes_no_report(trained: Trained, tmp_path: Path)
 
 def test_curves_are_those_of_the_run(trained: Trained) -> None:
     training = Training.read(trained.run_id, trained.tracking_uri)
-    assert list(training.losses) == list(training.regrets) == list(range(150, 1201, 150))
+    assert list(training.losses) == list(training.regrets) == list(range(100, 901, 100))
     assert training.best_step in training.regrets
     assert training.default_regret is not None
     run = reopen_run(trained.tracking_uri, trained.run_id)
-    assert run.has_metric("loss", 150)
+    assert run.has_metric("loss", 100)
     assert run.history("nothing") == {}
     drawn = training.block("policy")
     assert f"step {training.best_step} were exported" in drawn.note

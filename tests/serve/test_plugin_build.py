@@ -19,6 +19,7 @@ def own_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return source
 
 
+@pytest.mark.soak
 def test_command_builds_without_the_tests_folder_and_prints_the_plugin(
     own_source: Path,
     tmp_path: Path,

@@ -56,7 +56,13 @@ def assert_same(uri: str, whole: FitSummary, resumed: FitSummary) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "at"), [("ddqn-dueling", 10), ("ddqn-dueling", 40), ("cql-lstm", 40), ("bc", 10)]
+    ("recipe", "at"),
+    [
+        ("ddqn-dueling", 10),
+        ("cql-lstm", 40),
+        pytest.param("ddqn-dueling", 40, marks=pytest.mark.soak),
+        pytest.param("bc", 10, marks=pytest.mark.soak),
+    ],
 )
 def test_curve_and_weights_are_those_of_an_uninterrupted_run(
     recipe: str, at: int, data_dir: Path, tmp_path: Path

@@ -18,7 +18,7 @@ from dynamiccl.errors import InvalidSweep, MachineError
 from tests.collect.benchmark.stand_in import ROOT, rows, run, site, statuses
 from tests.collect.benchmark.sweeps import sweep
 
-QUICK = "{ startup_timeout_s = 3, stall_timeout_s = 1.5 }"
+QUICK = "{ startup_timeout_s = 6, stall_timeout_s = 3 }"
 TIMED_ONLY = "{ startup_timeout_s = 3, stall_timeout_s = 1.5, read_back = false }"
 
 

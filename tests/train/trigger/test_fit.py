@@ -1,7 +1,6 @@
 """`dynamiccl-train trigger`: from recorded calls to a run that the export takes."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,7 @@ from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
 from tests.stores import new_store
 from tests.train.trigger.streams import t3
 
-QUICK = TriggerSettings(steps=2, calls_per_rung=50_000)
+QUICK = TriggerSettings(steps=1, calls_per_rung=10_000)
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +77,8 @@ def test_a_run_is_tracked(summary: TriggerSummary, uri: str) -> None:
 
 
 def test_equal_seeds_train_alike(summary: TriggerSummary, data: Path) -> None:
-    def thresholds(seed: int) -> list[float]:
-        settings = replace(QUICK, seed=seed)
-        return make_trigger(read_series(data)[0], settings)[0].thresholds.tolist()
-
-    found = list(summary.facts.thresholds.values())
-    assert thresholds(QUICK.seed) == found
-    assert thresholds(QUICK.seed + 1) != found
+    module, _, _ = make_trigger(read_series(data)[0], QUICK)
+    assert module.thresholds.tolist() == list(summary.facts.thresholds.values())
 
 
 @pytest.mark.soak
@@ -127,6 +121,6 @@ def test_what_cannot_be_learned_leaves_the_level() -> None:
         list(t3(np.random.default_rng(0), 600, 4).T), [np.zeros(600, dtype=np.float32)] * 4
     )
     training, rest = series.split(0.6)
-    module, level = TriggerModule(1.0), TriggerModule(1.0)
-    train(module, training, rest, steps=2, seed=0)
-    assert forecast_error(module, rest, seed=0) <= forecast_error(level, rest, seed=0)
+    module = TriggerModule(1.0)
+    trained = train(module, training, rest, steps=2, seed=0)
+    assert forecast_error(module, rest, seed=0) == trained.error <= trained.level_error
