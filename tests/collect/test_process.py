@@ -217,6 +217,13 @@ def test_the_first_signal_lets_the_trial_finish() -> None:
     assert (done.returncode, texts(done)) == (0, ["done"])
 
 
+# KeyboardInterrupt may come between an open() and its `with`: such a file is closed by nobody.
+interrupted = pytest.mark.filterwarnings(
+    "ignore:unclosed file:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+
+@interrupted
 def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
     me = os.getpid()
     script = f"echo $$ > {tmp_path}/pid; kill -INT {me}; sleep 0.1; kill -INT {me}; sleep 300"
@@ -226,6 +233,7 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
     assert not is_running(int((tmp_path / "pid").read_text(encoding="utf-8")))
 
 
+@interrupted
 def test_a_third_ctrl_c_does_not_wait_for_a_program_that_ignores_sigterm(tmp_path: Path) -> None:
     me = os.getpid()
     script = (
