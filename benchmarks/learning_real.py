@@ -16,7 +16,7 @@ from sweeps import without
 
 from dynamiccl.collect.importing.importer import ImportFailed, ImportOptions, import_files
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import noise_bands, tuned, usable
+from dynamiccl.datasets.cells import noise_bands, quiet, tuned, usable
 from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
@@ -82,7 +82,7 @@ def _scored(
     choices: dict[str, list[Actions]] = {}
     for player in make_policies(training, validation, catalogue, loaded):
         choices.setdefault(player.name, []).append(player.choose(test))
-    bands = {str(s): float(b) for s, b, _ in noise_bands(frame).iter_rows()}
+    bands = {str(s): float(b) for s, b, _ in noise_bands(quiet(frame)).iter_rows()}
     sets, notes = {}, {}
     places = test.tasks.with_row_index("row")
     for name in sorted({*frame["system"].unique(), *bands} if only is None else {only}):

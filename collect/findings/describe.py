@@ -13,6 +13,7 @@ from dynamiccl.datasets.cells import (
     left_out,
     left_out_text,
     noise_bands,
+    quiet,
     usable,
 )
 from dynamiccl.datasets.schema import TASK_COLUMNS, Source, Status
@@ -51,7 +52,7 @@ class SystemSummary:
 def describe(directory: Path) -> list[SystemSummary]:
     """Summarise every system of a data set; raises what `datasets.store.read` raises."""
     frame = read(directory)
-    bands = {name: (band, median) for name, band, median in noise_bands(frame).iter_rows()}
+    bands = {name: (band, median) for name, band, median in noise_bands(quiet(frame)).iter_rows()}
     return [
         _summarise(part, bands.get(str(key[0])))
         for key, part in frame.group_by("system", maintain_order=True)

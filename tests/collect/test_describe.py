@@ -47,6 +47,18 @@ def test_counts_by_hand(tmp_path: Path) -> None:
     assert (found.gpu, found.source, found.simulated) == ("H100", "nccl-tests-text", False)
 
 
+def test_the_noise_is_that_of_calls_that_ran_alone(tmp_path: Path) -> None:
+    loud = {"interference_kind": "congestion", "interference_level": 1.0}
+    found = summaries(
+        tmp_path,
+        default(100.0),
+        default(102.0, repeat=1),
+        default(150.0, **loud),
+        default(300.0, repeat=1, **loud),
+    )["box"]
+    assert found.noise_median == found.noise_band == pytest.approx(0.02)
+
+
 def test_each_system_is_described_apart(tmp_path: Path) -> None:
     found = summaries(
         tmp_path,
