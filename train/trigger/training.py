@@ -22,6 +22,8 @@ _CHUNKS: Final = 8
 _WIDTH: Final = 192
 #: Steps between two looks at calls that are not trained on.
 _LOOK: Final = 20
+#: Calls of each stream by which a forecast is judged.
+JUDGED_CALLS: Final = 1_000
 _LEARNING_RATE: Final = 5e-3
 #: Slowdowns that are put in: factors, and calls that they last, both log-uniform.
 _SLOWEST: Final = 3.0
@@ -93,7 +95,7 @@ def _weights(module: TriggerModule) -> dict[str, torch.Tensor]:
 def forecast_error(module: TriggerModule, series: Series, *, seed: int) -> float:
     """Mean absolute error of the forecast on undisturbed calls of a series, in scales."""
     random = np.random.default_rng(seed)
-    values, sizes, scales = series.draw(random, _WIDTH, 1_000)
+    values, sizes, scales = series.draw(random, _WIDTH, JUDGED_CALLS)
     times = torch.from_numpy(values * scales + np.float32(5.0))
     state, errors = module.new_state(_WIDTH), []
     with torch.inference_mode():

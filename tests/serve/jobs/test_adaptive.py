@@ -15,7 +15,7 @@ from tests.serve.jobs.setting import Setting
 from tests.serve.jobs.thinking import adaptive, brain, socket_of
 from tests.serve.jobs.watching import Look
 
-LOOPS: Final = {"ranks": 8, "rate": 700, "calls": 4200}
+LOOPS: Final = {"ranks": 8, "rate": 700, "calls": 3200}
 
 
 def assert_in_force_to_the_end(played: Played) -> None:
@@ -156,10 +156,10 @@ def test_the_artifacts_policy_decides_in_a_process_and_in_the_job(
     chosen = adaptive(eight_ranks, DYNAMICCL_ARTIFACT=str(known), DYNAMICCL_SYSTEM="box")
     if where == "job":
         del chosen["DYNAMICCL_BRAIN_SOCKET"]
-        played = play(*at(3900, look.action), environment=chosen, **LOOPS)
+        played = play(*at(LOOPS["calls"] - 300, look.action), environment=chosen, **LOOPS)
     else:
         with brain(eight_ranks, known, "artifact"):
-            played = play(*at(3900, look.action), environment=chosen, **LOOPS)
+            played = play(*at(LOOPS["calls"] - 300, look.action), environment=chosen, **LOOPS)
     assert played.is_sound, str(played)
     assert played.acted > 0
     assert played.switches >= 2

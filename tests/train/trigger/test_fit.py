@@ -1,6 +1,7 @@
 """`dynamiccl-train trigger`: from recorded calls to a run that the export takes."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,13 @@ from tests.stores import new_store
 from tests.train.trigger.streams import t3
 
 QUICK = TriggerSettings(steps=1, calls_per_rung=10_000)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_judged_calls() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("dynamiccl.train.trigger.training.JUDGED_CALLS", 250)
+        yield
 
 
 @pytest.fixture(scope="module")
