@@ -22,6 +22,8 @@ from dynamiccl import cli
 from dynamiccl.errors import MachineError, MissingPath, PluginError
 
 PLUGIN_NAME: Final = "libnccl-tuner-dynamiccl.so"
+#: Agrees once when a communicator is made (plugin/tuner/README.md); not the default yet.
+THIN_NAME: Final = "libnccl-tuner-dynamiccl-thin.so"
 #: The leader's brain in TorchScript; the plugin looks for it beside itself.
 TORCH_RUNTIME_NAME: Final = "libdynamiccl-torch.so"
 DEFAULT_BUILD_DIR: Final = Path("out/plugin")

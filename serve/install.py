@@ -1,6 +1,6 @@
 """Install: everything that a job needs, in one directory that all nodes see.
 
-lib/        the plugin, and its TorchScript part where it was built
+lib/        the plugin, the thin tuner, and the TorchScript part where it was built
 bin/        dynamiccl-run, the wrapper; dynamiccl-probe
 artifact/   taken whole or not at all; a running job notices a new one and takes it by agreement
 env.sh      what dynamiccl-run sets
@@ -26,7 +26,7 @@ from typing import Final
 from dynamiccl.datasets.manifest import INDEX_NAME, KILL_NAME, MANIFEST_NAME
 from dynamiccl.errors import DataError, MissingPath, UserError
 from dynamiccl.serve.artifact import Artifact, open_artifact
-from dynamiccl.serve.build import DEFAULT_BUILD_DIR, PLUGIN_NAME, build_plugin
+from dynamiccl.serve.build import DEFAULT_BUILD_DIR, PLUGIN_NAME, THIN_NAME, build_plugin
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.this_machine import PROBE_NAME, find_probe
 
@@ -115,8 +115,9 @@ def _libraries(plugin: Path | None, build_dir: Path) -> dict[str, Path]:
     if not built.is_file():
         built = build_plugin(build_dir)
     found = {f"lib/{PLUGIN_NAME}": built, f"bin/{PROBE_NAME}": find_probe(built)}
-    if (built.parent / TORCH_NAME).is_file():
-        found[f"lib/{TORCH_NAME}"] = built.parent / TORCH_NAME
+    for name in (THIN_NAME, TORCH_NAME):
+        if (built.parent / name).is_file():
+            found[f"lib/{name}"] = built.parent / name
     return found
 
 

@@ -15,6 +15,7 @@ from tests.cli.conftest import Shell, refused
 BOX = "gpu=NVIDIA H100 80GB HBM3*8;mig=0;nic=infiniband*8;nccl=22809"
 WRITTEN = {
     "lib/libnccl-tuner-dynamiccl.so",
+    "lib/libnccl-tuner-dynamiccl-thin.so",
     "bin/dynamiccl-probe",
     "bin/dynamiccl-run",
     "env.sh",

@@ -1,0 +1,160 @@
+// Creates communicators under a tuner as NCCL does, without the rest of NCCL: many ranks, as
+// threads of a few processes, all in the tuner's `init` at once.
+//
+//   init_ranks LIBRARY --ranks 2000 [--processes 4] [--nodes 1] [--rounds 1] [--late MS]
+//              [--absent 1] [--kill-coordinator-at MS] [--shrink 1] [--version 23007]
+//
+// Prints a JSON object: how many ranks got the table, abstained and failed; the time in ms from the
+// last entry to the last return, of each round; the longest that one rank was in `init`.
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "nccl/tuner_abi.h"
+
+namespace {
+
+constexpr int kMostRounds = 4096;
+
+/// A communicator's id, and that of each of its shrinks (2.30.7 `init.cc:1875-1879`).
+constexpr std::uint64_t kShrunk[] = {0x123456789abcdef0, 0x0ea127523541c571};
+
+int g_version = 23007;
+
+struct Board {
+  pthread_barrier_t bootstrap;
+  std::atomic<int> present[kMostRounds];
+  std::atomic<std::int64_t> last_entry_ns[kMostRounds], last_return_ns[kMostRounds];
+  std::atomic<std::int64_t> longest_ns;
+  std::atomic<int> tables, abstained, failed;
+};
+
+struct Options {
+  int ranks = 2, processes = 1, nodes = 1, rounds = 1, late_ms = 0, absent = 0, kill_at_ms = -1,
+      shrink = 0;
+};
+
+std::int64_t now_ns() {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
+void raise_to(std::atomic<std::int64_t>* most, std::int64_t value) {
+  std::int64_t seen = most->load();
+  while (seen < value && !most->compare_exchange_weak(seen, value)) {
+  }
+}
+
+void play_rank(const ncclTuner_v6_t* tuner, const Options& options, int rank, Board* board) {
+  for (int round = 0; round < options.rounds; ++round) {
+    board->present[round].fetch_add(1);
+    // NCCL's bootstrap has all ranks before a tuner's init begins.
+    pthread_barrier_wait(&board->bootstrap);
+    if (rank == options.ranks - options.absent - 1 && options.late_ms > 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(options.late_ms));
+    }
+    void* context = nullptr;
+    ncclNvlDomainInfo_v5_t domains = {1, options.ranks, options.ranks};
+    const std::int64_t from = now_ns();
+    raise_to(&board->last_entry_ns[round], from);
+    const ncclResult_t result = tuner->init(
+        &context, options.shrink != 0 ? kShrunk[round % 2] : 0x1000U + static_cast<unsigned>(round),
+        static_cast<std::size_t>(options.ranks), static_cast<std::size_t>(options.nodes), nullptr,
+        &domains, nullptr);
+    const std::int64_t until = now_ns();
+    raise_to(&board->last_return_ns[round], until);
+    raise_to(&board->longest_ns, until - from);
+    ++(result != ncclSuccess ? board->failed
+       : context != nullptr  ? board->tables
+                             : board->abstained);
+    tuner->finalize(context);
+  }
+}
+
+int play_process(const char* library, const Options& options, int process, Board* board) {
+  void* loaded = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+  if (loaded == nullptr) {
+    std::fprintf(stderr, "%s\n", dlerror());
+    return 1;
+  }
+  const auto* tuner = static_cast<const ncclTuner_v6_t*>(dlsym(loaded, "ncclTunerPlugin_v6"));
+  std::vector<std::thread> ranks;
+  for (int rank = process; rank < options.ranks - options.absent; rank += options.processes) {
+    ranks.emplace_back(play_rank, tuner, options, rank, board);
+  }
+  for (std::thread& rank : ranks) rank.join();
+  return 0;
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) int ncclGetVersion(int* version) {
+  *version = g_version;
+  return 0;
+}
+
+int main(int argc, char** argv) {
+  Options options;
+  const std::map<std::string, int*> known = {{"--ranks", &options.ranks},
+                                             {"--processes", &options.processes},
+                                             {"--nodes", &options.nodes},
+                                             {"--rounds", &options.rounds},
+                                             {"--late", &options.late_ms},
+                                             {"--absent", &options.absent},
+                                             {"--shrink", &options.shrink},
+                                             {"--version", &g_version},
+                                             {"--kill-coordinator-at", &options.kill_at_ms}};
+  for (int i = 2; i + 1 < argc; i += 2) {
+    const auto found = known.find(argv[i]);
+    if (found == known.end()) {
+      std::fprintf(stderr, "unknown option %s\n", argv[i]);
+      return 2;
+    }
+    *found->second = std::atoi(argv[i + 1]);
+  }
+  if (argc < 2 || options.rounds > kMostRounds) return 2;
+  auto* board = static_cast<Board*>(
+      mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  pthread_barrierattr_t shared;
+  pthread_barrierattr_init(&shared);
+  pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
+  pthread_barrier_init(&board->bootstrap, &shared,
+                       static_cast<unsigned>(options.ranks - options.absent));
+  std::vector<pid_t> processes;
+  for (int process = 0; process < options.processes; ++process) {
+    const pid_t pid = fork();
+    if (pid == 0) std::exit(play_process(argv[1], options, process, board));
+    processes.push_back(pid);
+    // The first one coordinates, so that it is known which to kill.
+    if (options.kill_at_ms >= 0 && process == 0)
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  if (options.kill_at_ms >= 0) {
+    while (board->present[0].load() < options.ranks - options.absent) usleep(200);
+    std::this_thread::sleep_for(std::chrono::milliseconds(options.kill_at_ms));
+    kill(processes[0], SIGKILL);
+  }
+  for (const pid_t pid : processes) waitpid(pid, nullptr, 0);
+  std::printf("{\"tables\": %d, \"abstained\": %d, \"failed\": %d, \"longest_ms\": %.3f, \"ms\": [",
+              board->tables.load(), board->abstained.load(), board->failed.load(),
+              static_cast<double>(board->longest_ns.load()) / 1e6);
+  for (int round = 0; round < options.rounds; ++round) {
+    const std::int64_t took = board->last_return_ns[round] - board->last_entry_ns[round];
+    std::printf("%s%.3f", round == 0 ? "" : ", ", static_cast<double>(took) / 1e6);
+  }
+  std::printf("]}\n");
+  return 0;
+}

@@ -1,0 +1,167 @@
+// The asking side of endpoint.h.
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "platform/threads.h"
+#include "trusted/file.h"
+#include "tuner/endpoint.h"
+#include "tuner/frame.h"
+
+namespace dynamiccl {
+namespace {
+
+constexpr std::uint64_t kLookUpLimitMs = 5'000;
+
+/// A look-up that may outlive whoever waits for it: the last of the two frees it.
+struct LookUp {
+  char host[256];
+  char port[8];
+  addrinfo* found;
+  std::atomic<bool> is_done;
+  std::atomic<int> holders;
+};
+
+void let_go(LookUp* look_up) noexcept {
+  if (look_up->holders.fetch_sub(1) != 1) return;
+  if (look_up->found != nullptr) freeaddrinfo(look_up->found);
+  std::free(look_up);
+}
+
+void* run_look_up(void* argument) {
+  auto* look_up = static_cast<LookUp*>(argument);
+  addrinfo hints = {};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  if (getaddrinfo(look_up->host, look_up->port, &hints, &look_up->found) != 0) {
+    look_up->found = nullptr;
+  }
+  look_up->is_done.store(true, std::memory_order_release);
+  let_go(look_up);
+  return nullptr;
+}
+
+/// Splits at the last colon and takes the brackets off.
+bool split(const char* text, LookUp* look_up) noexcept {
+  const char* colon = std::strrchr(text, ':');
+  if (colon == nullptr || colon == text) return false;
+  const bool bracketed = text[0] == '[' && colon[-1] == ']';
+  const char* from = bracketed ? text + 1 : text;
+  const auto length = static_cast<std::size_t>(colon - from - (bracketed ? 1 : 0));
+  char* end = nullptr;
+  const unsigned long port = std::strtoul(colon + 1, &end, 10);
+  if (length == 0 || length >= sizeof look_up->host || *end != '\0' || port == 0 || port > 65535) {
+    return false;
+  }
+  std::memcpy(look_up->host, from, length);
+  std::snprintf(look_up->port, sizeof look_up->port, "%lu", port);
+  return true;
+}
+
+int connected(const Endpoint& endpoint, std::uint64_t until_ms) noexcept {
+  const int socket_fd =
+      socket(endpoint.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (socket_fd < 0) return -1;
+  const auto* address = reinterpret_cast<const sockaddr*>(&endpoint.address);
+  int error = 0;
+  if (connect(socket_fd, address, endpoint.size) != 0) {
+    error = errno;
+    if (error == EINPROGRESS && wait_for(socket_fd, POLLOUT, until_ms)) {
+      socklen_t size = sizeof error;
+      getsockopt(socket_fd, SOL_SOCKET, SO_ERROR, &error, &size);
+    }
+  }
+  if (error == 0 && (!endpoint.is_local || is_own_user(socket_fd))) return socket_fd;
+  close(socket_fd);
+  return -1;
+}
+
+}  // namespace
+
+const char* find_endpoint(const char* coordinator, const char* key_file,
+                          Endpoint* endpoint) noexcept {
+  *endpoint = Endpoint{};
+  if (key_file == nullptr) return "DYNAMICCL_KEY_FILE is not set";
+  if (load_key(key_file, endpoint->key) != nullptr) return "DYNAMICCL_KEY_FILE cannot be used";
+  auto* look_up = static_cast<LookUp*>(std::calloc(1, sizeof(LookUp)));
+  if (look_up == nullptr) return "memory is short";
+  look_up->holders.store(2);
+  pthread_t thread;
+  if (!split(coordinator, look_up)) {
+    std::free(look_up);
+    return "DYNAMICCL_COORDINATOR is not HOST:PORT";
+  }
+  if (!start_thread(run_look_up, look_up, "dynamiccl-name", &thread)) {
+    std::free(look_up);
+    return "no thread could be started";
+  }
+  detach_thread(thread);
+  const std::uint64_t until_ms = now_ms() + kLookUpLimitMs;
+  while (!look_up->is_done.load(std::memory_order_acquire) && now_ms() < until_ms) {
+    sleep_ns(500'000);
+  }
+  const bool found = look_up->is_done.load(std::memory_order_acquire) && look_up->found != nullptr;
+  if (found) {
+    std::memcpy(&endpoint->address, look_up->found->ai_addr, look_up->found->ai_addrlen);
+    endpoint->size = look_up->found->ai_addrlen;
+  }
+  let_go(look_up);
+  return found ? nullptr : "the host in DYNAMICCL_COORDINATOR is not found";
+}
+
+void local_endpoint(std::uint64_t attempt, Endpoint* endpoint) noexcept {
+  *endpoint = Endpoint{};
+  endpoint->is_local = true;
+  auto* address = reinterpret_cast<sockaddr_un*>(&endpoint->address);
+  address->sun_family = AF_UNIX;
+  // A zero in front: a name and no file.
+  const int length =
+      std::snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "dynamiccl-%u-%016llx",
+                    static_cast<unsigned>(geteuid()), static_cast<unsigned long long>(attempt));
+  endpoint->size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 +
+                                          static_cast<std::size_t>(length));
+}
+
+bool ask(const Endpoint& endpoint, const Request& request, std::uint64_t limit_ms,
+         Answer* answer) noexcept {
+  const std::uint64_t until_ms = now_ms() + limit_ms;
+  const int socket_fd = connected(endpoint, until_ms);
+  if (socket_fd < 0) return false;
+  std::uint8_t body[kMaxRequestBytes];
+  Frame sent, got;
+  seal(endpoint.key, nullptr, body, encode(request, body), &sent);
+  bool heard = write_all(socket_fd, sent.bytes, sent.size, until_ms);
+  while (heard && !got.is_whole()) {
+    heard = wait_for(socket_fd, POLLIN, until_ms) && read_some(socket_fd, &got);
+  }
+  close(socket_fd);
+  return heard && is_sealed(endpoint.key, sent.mac(), got) &&
+         decode(got.body(), got.body_size(), answer);
+}
+
+std::uint64_t now_ms() noexcept { return monotonic_ns() / 1'000'000; }
+
+std::uint64_t draw_number() noexcept {
+  std::uint64_t number = 0;
+  while (number == 0) {
+    // Where the kernel has none yet: still another one for each process and moment.
+    if (getrandom(&number, sizeof number, GRND_NONBLOCK) != sizeof number) {
+      const std::uint64_t parts[] = {monotonic_ns(), static_cast<std::uint64_t>(getpid())};
+      number = fnv1a(reinterpret_cast<const std::uint8_t*>(parts), sizeof parts);
+    }
+  }
+  return number;
+}
+
+}  // namespace dynamiccl

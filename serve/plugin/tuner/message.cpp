@@ -1,0 +1,96 @@
+// Little-endian numbers at fixed places, then the texts, each with its zero.
+#include "tuner/message.h"
+
+#include <cstring>
+
+#include "file.h"
+
+namespace dynamiccl {
+namespace {
+
+constexpr std::uint8_t kVersion = 1;
+constexpr std::size_t kRequestHead = 48;
+constexpr std::size_t kAnswerHead = 24;
+
+void put(std::uint64_t value, std::size_t size, std::uint8_t* out) noexcept {
+  for (std::size_t i = 0; i < size; ++i) out[i] = static_cast<std::uint8_t>(value >> 8 * i);
+}
+
+/// Appends a text and its zero; what follows `capacity` is cut.
+std::size_t put_text(const char* text, std::size_t capacity, std::uint8_t* out) noexcept {
+  const std::size_t length = strnlen(text, capacity - 1);
+  std::memcpy(out, text, length);
+  out[length] = 0;
+  return length + 1;
+}
+
+/// Takes a text off the front; false where it has no zero or does not fit.
+template <std::size_t capacity>
+bool take_text(const std::uint8_t** bytes, std::size_t* size, char (&text)[capacity]) noexcept {
+  const std::size_t most = *size < capacity ? *size : capacity;
+  const void* end = std::memchr(*bytes, 0, most);
+  if (end == nullptr) return false;
+  const auto length = static_cast<std::size_t>(static_cast<const std::uint8_t*>(end) - *bytes) + 1;
+  std::memcpy(text, *bytes, length);
+  *bytes += length;
+  *size -= length;
+  return true;
+}
+
+}  // namespace
+
+std::size_t encode(const Request& request, std::uint8_t (&out)[kMaxRequestBytes]) noexcept {
+  put(kVersion, 1, out);
+  put(static_cast<std::uint8_t>(request.kind), 1, out + 1);
+  put(0, 2, out + 2);
+  put(request.num_ranks, 4, out + 4);
+  put(request.attempt, 8, out + 8);
+  put(request.incarnation, 8, out + 16);
+  put(request.comm_id, 8, out + 24);
+  put(request.nonce, 8, out + 32);
+  put(request.question, 8, out + 40);
+  std::size_t size = kRequestHead;
+  size += put_text(request.identity, kMaxIdentityBytes, out + size);
+  return size + put_text(request.who, kMaxWhoBytes, out + size);
+}
+
+bool decode(const std::uint8_t* bytes, std::size_t size, Request* request) noexcept {
+  if (size < kRequestHead || bytes[0] != kVersion || read_unsigned(bytes + 2, 2) != 0) return false;
+  request->kind = static_cast<RequestKind>(bytes[1]);
+  request->num_ranks = static_cast<std::uint32_t>(read_unsigned(bytes + 4, 4));
+  request->attempt = read_unsigned(bytes + 8, 8);
+  request->incarnation = read_unsigned(bytes + 16, 8);
+  request->comm_id = read_unsigned(bytes + 24, 8);
+  request->nonce = read_unsigned(bytes + 32, 8);
+  request->question = read_unsigned(bytes + 40, 8);
+  bytes += kRequestHead;
+  size -= kRequestHead;
+  return request->kind >= RequestKind::kHello && request->kind <= RequestKind::kConfirm &&
+         request->num_ranks >= 2 && request->nonce != 0 &&
+         take_text(&bytes, &size, request->identity) && take_text(&bytes, &size, request->who) &&
+         size == 0;
+}
+
+std::size_t encode(const Answer& answer, std::uint8_t (&out)[kMaxAnswerBytes]) noexcept {
+  put(kVersion, 1, out);
+  put(static_cast<std::uint8_t>(answer.kind), 1, out + 1);
+  put(0, 2, out + 2);
+  put(answer.wait_ms, 4, out + 4);
+  put(answer.incarnation, 8, out + 8);
+  put(answer.question, 8, out + 16);
+  return kAnswerHead + put_text(answer.reason, kMaxReasonBytes, out + kAnswerHead);
+}
+
+bool decode(const std::uint8_t* bytes, std::size_t size, Answer* answer) noexcept {
+  if (size < kAnswerHead || bytes[0] != kVersion || read_unsigned(bytes + 2, 2) != 0) return false;
+  answer->kind = static_cast<AnswerKind>(bytes[1]);
+  answer->wait_ms = static_cast<std::uint32_t>(read_unsigned(bytes + 4, 4));
+  answer->incarnation = read_unsigned(bytes + 8, 8);
+  answer->question = read_unsigned(bytes + 16, 8);
+  bytes += kAnswerHead;
+  size -= kAnswerHead;
+  return answer->kind >= AnswerKind::kWelcome && answer->kind <= AnswerKind::kRetry &&
+         take_text(&bytes, &size, answer->reason) && size == 0;
+}
+
+}  // namespace dynamiccl

@@ -1,0 +1,258 @@
+// The coordinator's thread: at most 128 connections of one question each, never a blocking call but
+// poll(), and the log written by a thread of its own, since a file system may stall.
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "identity/environment.h"
+#include "platform/made.h"
+#include "platform/threads.h"
+#include "tuner/endpoint.h"
+#include "tuner/frame.h"
+#include "tuner/log.h"
+
+namespace dynamiccl {
+namespace {
+
+constexpr int kMostConnections = 128;
+constexpr std::uint64_t kConnectionLimitMs = 2'000;
+constexpr int kLookMs = 100;
+constexpr std::uint64_t kLingerMs = 2'000;
+
+struct Connection {
+  int descriptor = -1;
+  std::uint64_t until_ms = 0;
+  Frame frame;
+};
+
+struct Server {
+  Server(const Endpoint& where, std::uint64_t attempt, int listening) noexcept
+      : endpoint(where),
+        listener(listening),
+        coordinator(
+            attempt, [](void*) { return draw_number(); },
+            [](void*, const Coordinator::Decided& decided) { log_decision(decided); }, nullptr) {}
+
+  void run() noexcept;
+  bool rests() noexcept;
+  void accept_one() noexcept;
+  void serve(Connection* connection) noexcept;
+
+  Endpoint endpoint;
+  int listener;
+  Mutex mutex;  // of the coordinator; exit() looks at it from another thread
+  Coordinator coordinator;
+  int most = kMostConnections;
+  int num_open = 0;
+  Connection connections[kMostConnections];
+};
+
+Mutex g_mutex;
+std::atomic<Server*> g_server{nullptr};
+std::atomic<pid_t> g_pid{0};
+
+/// A forked child has no thread that would answer, and must not keep the address.
+void forget_in_child() noexcept {
+  Server* server = g_server.exchange(nullptr);
+  if (server == nullptr) return;
+  close(server->listener);
+  for (Connection& connection : server->connections) {
+    if (connection.descriptor >= 0) close(connection.descriptor);
+  }
+}
+
+void linger() {
+  Server* server = g_server.load();
+  if (server == nullptr || g_pid.load() != getpid()) return;
+  for (const std::uint64_t until_ms = now_ms() + kLingerMs; now_ms() < until_ms;) {
+    {
+      const Lock lock(&server->mutex);
+      if (!server->coordinator.is_awaited()) return;
+    }
+    sleep_ns(2'000'000);
+  }
+}
+
+bool Server::rests() noexcept {
+  const Lock lock(&mutex);
+  coordinator.look_at_clock(now_ms());
+  return num_open == 0 && !coordinator.has_open_rounds();
+}
+
+void Server::accept_one() noexcept {
+  const int descriptor = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (descriptor < 0) {
+    // Out of descriptors, say: the job needs them more than we do, and poll() would spin.
+    if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) sleep_ns(20'000'000);
+    return;
+  }
+  if (endpoint.is_local && !is_own_user(descriptor)) {
+    close(descriptor);
+    return;
+  }
+  for (Connection& connection : connections) {
+    if (connection.descriptor >= 0) continue;
+    connection.descriptor = descriptor;
+    connection.until_ms = now_ms() + kConnectionLimitMs;
+    connection.frame.size = 0;
+    ++num_open;
+    return;
+  }
+  close(descriptor);
+}
+
+void Server::serve(Connection* connection) noexcept {
+  bool ends = !read_some(connection->descriptor, &connection->frame);
+  if (!ends && connection->frame.is_whole()) {
+    ends = true;
+    Request request;
+    const Frame& frame = connection->frame;
+    if (is_sealed(endpoint.key, nullptr, frame) &&
+        decode(frame.body(), frame.body_size(), &request)) {
+      Answer answer;
+      {
+        const Lock lock(&mutex);
+        coordinator.answer(request, now_ms(), &answer);
+      }
+      std::uint8_t body[kMaxAnswerBytes];
+      Frame sealed;
+      seal(endpoint.key, frame.mac(), body, encode(answer, body), &sealed);
+      write_all(connection->descriptor, sealed.bytes, sealed.size, now_ms());  // its buffer is free
+    }
+  }
+  if (!ends) return;
+  close(connection->descriptor);
+  connection->descriptor = -1;
+  --num_open;
+}
+
+void Server::run() noexcept {
+  pollfd waited[kMostConnections + 1];
+  Connection* of[kMostConnections + 1];
+  for (;;) {
+    nfds_t count = 0;
+    if (num_open < most) waited[count++] = {listener, POLLIN, 0};
+    const nfds_t first = count;
+    for (Connection& connection : connections) {
+      if (connection.descriptor < 0) continue;
+      of[count] = &connection;
+      waited[count++] = {connection.descriptor, POLLIN, 0};
+    }
+    if (poll(waited, count, rests() ? -1 : kLookMs) < 0) continue;
+    for (nfds_t i = first; i < count; ++i) {
+      if (waited[i].revents != 0) {
+        serve(of[i]);
+      } else if (now_ms() > of[i]->until_ms) {
+        close(of[i]->descriptor);
+        of[i]->descriptor = -1;
+        --num_open;
+      }
+    }
+    if (first == 1 && waited[0].revents != 0) accept_one();
+  }
+}
+
+/// A socket that is bound, or -1. Port 0 asks only whether the address is one of this host's.
+int bound(const sockaddr_storage& address, socklen_t size) noexcept {
+  const int descriptor = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (descriptor < 0) return -1;
+  const int yes = 1, no = 0;
+  if (address.ss_family != AF_UNIX) {
+    setsockopt(descriptor, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  }
+  if (address.ss_family == AF_INET6) {
+    setsockopt(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
+  }
+  if (bind(descriptor, reinterpret_cast<const sockaddr*>(&address), size) == 0) return descriptor;
+  close(descriptor);
+  return -1;
+}
+
+bool is_loopback(const sockaddr_storage& address) noexcept {
+  if (address.ss_family == AF_INET6) {
+    const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
+    return IN6_IS_ADDR_LOOPBACK(&v6.sin6_addr);
+  }
+  return reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr == htonl(INADDR_LOOPBACK);
+}
+
+/// The port of all interfaces, if the address is this host's: its own name may mean another of its
+/// addresses here (127.0.1.1 in Debian's /etc/hosts) than on the other nodes.
+int bound_to_all(const Endpoint& endpoint) noexcept {
+  sockaddr_storage probe = endpoint.address, all = {};
+  // The port lies at one place in both families.
+  auto* v6 = reinterpret_cast<sockaddr_in6*>(&all);
+  v6->sin6_family = AF_INET6;
+  v6->sin6_port = reinterpret_cast<const sockaddr_in&>(endpoint.address).sin_port;
+  reinterpret_cast<sockaddr_in&>(probe).sin_port = 0;
+  const int probed = bound(probe, endpoint.size);
+  if (probed < 0) return -1;
+  close(probed);
+  const int descriptor = bound(all, sizeof(sockaddr_in6));
+  if (descriptor >= 0) return descriptor;
+  const in_port_t port = v6->sin6_port;  // no IPv6 here
+  all = {};
+  reinterpret_cast<sockaddr_in&>(all).sin_family = AF_INET;
+  reinterpret_cast<sockaddr_in&>(all).sin_port = port;
+  return bound(all, sizeof(sockaddr_in));
+}
+
+int listen_at(const Endpoint& endpoint) noexcept {
+  const bool as_it_is = endpoint.is_local || is_loopback(endpoint.address);
+  const int listener = as_it_is ? bound(endpoint.address, endpoint.size) : bound_to_all(endpoint);
+  if (listener < 0) return -1;
+  if (listen(listener, SOMAXCONN) == 0) return listener;
+  close(listener);
+  return -1;
+}
+
+}  // namespace
+
+void try_to_coordinate(const Endpoint& endpoint, std::uint64_t attempt) noexcept {
+  const Lock lock(&g_mutex);
+  if (g_server.load() != nullptr) return;
+  const int listener = listen_at(endpoint);
+  if (listener < 0) return;
+  auto* server = make<Server>(endpoint, attempt, listener);
+  if (server == nullptr) {
+    close(listener);
+    return;
+  }
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur / 8 < kMostConnections) {
+    server->most = limit.rlim_cur < 16 ? 2 : static_cast<int>(limit.rlim_cur / 8);
+  }
+  start_log();
+  pthread_t thread;
+  const auto run = [](void* argument) -> void* {
+    static_cast<Server*>(argument)->run();
+    return nullptr;
+  };
+  if (!start_thread(run, server, "dynamiccl", &thread)) {
+    close(listener);
+    unmake(server);
+    return;
+  }
+  detach_thread(thread);
+  g_pid.store(getpid());
+  g_server.store(server);
+  static bool is_registered = false;  // under g_mutex
+  if (!is_registered) {
+    is_registered = true;
+    pthread_atfork(nullptr, nullptr, forget_in_child);
+    std::atexit(linger);
+  }
+}
+
+}  // namespace dynamiccl

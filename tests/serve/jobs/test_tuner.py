@@ -1,0 +1,228 @@
+"""The thin tuner in whole jobs: agreed once when a communicator is made, or NCCL's own choice."""
+
+import json
+import os
+import re
+import resource
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from dynamiccl.serve.build import THIN_NAME
+from tests.serve.jobs.conftest import Player, player_of
+from tests.serve.jobs.play import Played, on_rank
+from tests.serve.jobs.setting import (
+    FIRST,
+    JOB,
+    Setting,
+    make_setting,
+    write_artifact,
+    write_machine,
+)
+
+#: Releases that tell a tuner, or the profiler before it, which communicator it is for.
+IDENTIFIED: Final = ("2.27", "2.28", "2.29", "2.30")
+SHORT: Final = {"rate": 4000, "calls": 800}
+
+
+@pytest.fixture(scope="session")
+def play_thin(job_build_dir: Path) -> Player:
+    return player_of(job_build_dir, THIN_NAME)
+
+
+class Inits:
+    """Runs `init_ranks`: many ranks in the tuner's `init`, and nothing else of NCCL."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def __call__(self, environment: Mapping[str, str], **options: int) -> dict[str, Any]:
+        command = [str(self._directory / "init_ranks"), str(self._directory / THIN_NAME)]
+        for name, value in options.items():
+            command += [f"--{name.replace('_', '-')}", str(value)]
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("DYNAMICCL_", "NCCL_"))}
+        done = subprocess.run(
+            command, env=clean | dict(environment), capture_output=True, text=True, check=True
+        )
+        return json.loads(done.stdout) | {"said": done.stderr}  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="session")
+def inits(job_build_dir: Path) -> Inits:
+    return Inits(job_build_dir)
+
+
+def assert_table_from_call_0(played: Played) -> None:
+    assert played.is_sound, played
+    for comm in played.communicators:
+        assert (comm.first_acted, comm.last_acted) == (0, comm.calls - 1), played.log
+    assert played.switches == 0
+
+
+@pytest.mark.parametrize("release", IDENTIFIED)
+@pytest.mark.parametrize("at_once", [0, 1])
+def test_the_table_is_in_force_from_call_0(
+    release: str, at_once: int, play_thin: Player, four_ranks: Setting
+) -> None:
+    played = play_thin(
+        environment=four_ranks.environment(),
+        ranks=4,
+        comms=4,
+        threads=2,
+        release=release,
+        create_at_once=at_once,
+        **SHORT,
+    )
+    assert_table_from_call_0(played)
+
+
+@pytest.mark.parametrize("release", ["2.21", "2.22", "2.25", "2.26"])
+def test_before_2_27_nothing_is_decided_unless_one_world_is_promised(
+    release: str, play_thin: Player, four_ranks: Setting
+) -> None:
+    environment = four_ranks.environment() | {"WORLD_SIZE": "4"}
+    for promise in ("0", "1"):
+        played = play_thin(
+            environment=environment | {"DYNAMICCL_ONE_WORLD": promise},
+            ranks=4,
+            comms=3,
+            release=release,
+            **SHORT,
+        )
+        assert played.is_sound, played
+        acted = {comm.slot for comm in played.communicators if comm.acted}
+        assert acted == ({0} if promise == "1" and release != "2.21" else set()), played.log
+
+
+def test_ranks_of_several_nodes_agree_through_the_coordinator(
+    play_thin: Player, two_nodes: Setting
+) -> None:
+    played = play_thin(
+        environment=two_nodes.environment(coordinator=True), ranks=8, nodes=2, comms=4, **SHORT
+    )
+    assert_table_from_call_0(played)
+
+
+def test_several_nodes_without_a_coordinator_abstain_at_once(
+    play_thin: Player, two_nodes: Setting
+) -> None:
+    played = play_thin(environment=two_nodes.environment(), ranks=8, nodes=2, **SHORT)
+    assert played.is_sound, played
+    assert played.acted == 0
+    assert "start the job with dynamiccl-run" in played.log
+
+
+DIFFERENCES: Final[dict[str, Callable[[Setting], list[str]]]] = {
+    "artifact": lambda s: on_rank(2, {"DYNAMICCL_ARTIFACT": str(s.other_artifact)}),
+    "not set": lambda _: on_rank(2, {"DYNAMICCL_ARTIFACT": None}),
+    "machine": lambda s: on_rank(
+        2,
+        {"DYNAMICCL_TEST_ROOT": str(write_machine(s.root / "strange", gpu="NVIDIA Strange GPU"))},
+    ),
+}
+
+
+@pytest.mark.parametrize("difference", DIFFERENCES)
+@pytest.mark.parametrize("coordinator", [False, True], ids=["local", "coordinator"])
+def test_one_rank_that_differs_makes_all_abstain_and_a_line_names_it(
+    difference: str, coordinator: bool, play_thin: Player, four_ranks: Setting
+) -> None:
+    played = play_thin(
+        *DIFFERENCES[difference](four_ranks),
+        environment=four_ranks.environment(coordinator=coordinator),
+        ranks=4,
+        comms=2,
+        **SHORT,
+    )
+    assert played.is_sound, played
+    for comm in played.communicators:
+        assert comm.acted == (0 if 2 in comm.ranks else comm.calls), played.log
+    assert re.search(difference, played.log), played.log
+
+
+@pytest.mark.parametrize("without", [("--without-plugin", "2"), ("disabled",)])
+def test_a_rank_that_never_votes_leaves_nccls_own_choice(
+    without: tuple[str, ...], play_thin: Player, four_ranks: Setting
+) -> None:
+    options = without if len(without) > 1 else on_rank(2, {"DYNAMICCL_DISABLE": "1"})
+    played = play_thin(*options, environment=four_ranks.environment(), ranks=4, deadline=60, **JOB)
+    assert played.is_sound, played
+    assert played.acted == 0
+    assert "3 of 4 ranks came within 10 s" in played.log
+
+
+def test_a_kill_file_counts_when_a_communicator_is_made(
+    play_thin: Player, four_ranks: Setting
+) -> None:
+    (four_ranks.artifact / "kill").touch()
+    played = play_thin(environment=four_ranks.environment(), ranks=4, **SHORT)
+    assert played.is_sound, played
+    assert played.acted == 0
+    assert "a kill file is there" in played.log
+
+
+def test_nccl_comm_id_gives_all_communicators_one_id(
+    play_thin: Player, four_ranks: Setting
+) -> None:
+    environment = four_ranks.environment() | {"NCCL_COMM_ID": "127.0.0.1:1"}
+    played = play_thin(environment=environment, ranks=4, **SHORT)
+    assert (played.acted, played.is_sound) == (0, True)
+    assert "NCCL_COMM_ID is set" in played.log
+
+
+def test_a_shrunk_communicator_abstains(inits: Inits, four_ranks: Setting) -> None:
+    """The second round has the id that NCCL gives to all shrinks of the first."""
+    found = inits(four_ranks.environment(), ranks=4, rounds=2, shrink=1)
+    assert (found["tables"], found["abstained"]) == (4, 4)
+
+
+def test_a_release_that_nobody_has_tried_abstains(inits: Inits, four_ranks: Setting) -> None:
+    found = inits(four_ranks.environment(), ranks=4, version=23301)
+    assert (found["tables"], found["abstained"]) == (0, 4)
+
+
+@pytest.mark.parametrize("rounds", [100, pytest.param(1000, marks=pytest.mark.soak)])
+def test_communicators_come_and_go(rounds: int, inits: Inits, four_ranks: Setting) -> None:
+    found = inits(four_ranks.environment(), ranks=2, processes=2, rounds=rounds)
+    assert (found["tables"], found["failed"]) == (2 * rounds, 0)
+
+
+def test_two_thousand_connections_with_few_descriptors(inits: Inits, tmp_path: Path) -> None:
+    setting = make_setting(tmp_path, num_ranks=2)
+    artifact = write_artifact(tmp_path / "large", FIRST, [(1, 2000)])
+    environment = setting.environment(coordinator=True) | {"DYNAMICCL_ARTIFACT": str(artifact)}
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+    try:
+        found = inits(environment, ranks=2000, processes=4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert (found["tables"], found["abstained"], found["failed"]) == (2000, 0, 0)
+
+
+@pytest.mark.soak
+def test_a_coordinator_that_dies_between_votes_and_answers_fails_the_others(
+    inits: Inits, four_ranks: Setting
+) -> None:
+    """One rank never comes, so that votes are in and answers are not when it is killed."""
+    found = inits(four_ranks.environment(), ranks=4, processes=3, absent=1, kill_coordinator_at=300)
+    assert (found["tables"], found["abstained"], found["failed"]) == (0, 0, 2)
+    assert 29_000 < found["longest_ms"] < 40_000
+
+
+def test_the_log_has_a_line_for_each_communicator(
+    inits: Inits, four_ranks: Setting, tmp_path: Path
+) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    environment = four_ranks.environment() | {"DYNAMICCL_LOG_DIR": str(logs)}
+    found = inits(environment, ranks=4, processes=2, rounds=3)
+    assert found["tables"] == 12
+    (file,) = logs.iterdir()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(line["ranks"], line["decision"]) for line in lines] == [(4, "table")] * 3
+    assert len({line["communicator"] for line in lines}) == 3
+    assert found["said"].count("DynamICCL: ") == 1
