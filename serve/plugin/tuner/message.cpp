@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "file.h"
+#include "wire/bytes.h"
 
 namespace dynamiccl {
 namespace {
@@ -11,10 +11,6 @@ namespace {
 constexpr std::uint8_t kVersion = 1;
 constexpr std::size_t kRequestHead = 48;
 constexpr std::size_t kAnswerHead = 24;
-
-void put(std::uint64_t value, std::size_t size, std::uint8_t* out) noexcept {
-  for (std::size_t i = 0; i < size; ++i) out[i] = static_cast<std::uint8_t>(value >> 8 * i);
-}
 
 /// Appends a text and its zero; what follows `capacity` is cut.
 std::size_t put_text(const char* text, std::size_t capacity, std::uint8_t* out) noexcept {
@@ -40,15 +36,15 @@ bool take_text(const std::uint8_t** bytes, std::size_t* size, char (&text)[capac
 }  // namespace
 
 std::size_t encode(const Request& request, std::uint8_t (&out)[kMaxRequestBytes]) noexcept {
-  put(kVersion, 1, out);
-  put(static_cast<std::uint8_t>(request.kind), 1, out + 1);
-  put(0, 2, out + 2);
-  put(request.num_ranks, 4, out + 4);
-  put(request.attempt, 8, out + 8);
-  put(request.incarnation, 8, out + 16);
-  put(request.comm_id, 8, out + 24);
-  put(request.nonce, 8, out + 32);
-  put(request.question, 8, out + 40);
+  write_unsigned(kVersion, 1, out);
+  write_unsigned(static_cast<std::uint8_t>(request.kind), 1, out + 1);
+  write_unsigned(0, 2, out + 2);
+  write_unsigned(request.num_ranks, 4, out + 4);
+  write_unsigned(request.attempt, 8, out + 8);
+  write_unsigned(request.incarnation, 8, out + 16);
+  write_unsigned(request.comm_id, 8, out + 24);
+  write_unsigned(request.nonce, 8, out + 32);
+  write_unsigned(request.question, 8, out + 40);
   std::size_t size = kRequestHead;
   size += put_text(request.identity, kMaxIdentityBytes, out + size);
   return size + put_text(request.who, kMaxWhoBytes, out + size);
@@ -72,12 +68,12 @@ bool decode(const std::uint8_t* bytes, std::size_t size, Request* request) noexc
 }
 
 std::size_t encode(const Answer& answer, std::uint8_t (&out)[kMaxAnswerBytes]) noexcept {
-  put(kVersion, 1, out);
-  put(static_cast<std::uint8_t>(answer.kind), 1, out + 1);
-  put(0, 2, out + 2);
-  put(answer.wait_ms, 4, out + 4);
-  put(answer.incarnation, 8, out + 8);
-  put(answer.question, 8, out + 16);
+  write_unsigned(kVersion, 1, out);
+  write_unsigned(static_cast<std::uint8_t>(answer.kind), 1, out + 1);
+  write_unsigned(0, 2, out + 2);
+  write_unsigned(answer.wait_ms, 4, out + 4);
+  write_unsigned(answer.incarnation, 8, out + 8);
+  write_unsigned(answer.question, 8, out + 16);
   return kAnswerHead + put_text(answer.reason, kMaxReasonBytes, out + kAnswerHead);
 }
 
