@@ -51,3 +51,18 @@ def test_a_whole_run_records_what_passed(
     assert list(runs) == NAMES[:2]
     assert (runs[NAMES[0]]["seed"], runs[NAMES[0]]["commit"]) == (7, "4" * 12)
     assert "2 passed, 1 failed" in capsys.readouterr().out
+
+
+def test_the_lines_of_an_entry_that_was_not_done_are_no_result(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    python = tmp_path / "python"
+    monkeypatch.setattr("sys.executable", str(python))
+    for script, limit_s, code, shown in (
+        ("echo 1 passed", 60.0, 0, "1 passed\n"),
+        ("echo no tests ran; exec sleep 60", 0.5, None, ""),
+    ):
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+        assert soak.run_entry(NAMES[0], 0, 1.0, limit_s) == code
+        assert capfd.readouterr().out == shown
