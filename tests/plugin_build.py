@@ -11,8 +11,8 @@ from dynamiccl.serve.build import PLUGIN_NAME, build_plugin
 from tests.once import locked
 
 BUILDS = Path(__file__).resolve().parents[1] / "out" / "test-plugin"
-#: The plugin alone; the rest of a sanitized build is for soak tests.
-PLUGIN_TARGET = ("nccl-tuner-dynamiccl",)
+#: The thin tuner alone; the rest of a sanitized build is for soak tests.
+THIN_TARGET = ("nccl-tuner-dynamiccl-thin",)
 
 
 @cache

@@ -62,15 +62,16 @@ MAX_LINES = 400
 MAX_FILE_BYTES = 1 << 20
 
 
-def sources() -> list[Path]:
+@cache
+def sources() -> tuple[Path, ...]:
     folders = [ROOT / "dynamiccl", *(ROOT / part for part in LINKS)]
     found = [p for f in folders for p in f.rglob("*.py") if not p.is_symlink()]
     # rglob does not follow the links, so every file is seen once.
-    return sorted(p for p in found if "dynamiccl/dynamiccl" not in str(p))
+    return tuple(sorted(p for p in found if "dynamiccl/dynamiccl" not in str(p)))
 
 
 @cache
-def imports(path: Path) -> set[str]:
+def imports(path: Path) -> frozenset[str]:
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -79,7 +80,7 @@ def imports(path: Path) -> set[str]:
             assert node.level == 0, f"{path}: imports between modules are absolute"
             names.add(node.module or "")
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+    return frozenset(names)
 
 
 def part_of(path: Path) -> str:

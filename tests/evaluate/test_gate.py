@@ -281,7 +281,7 @@ def test_tables_of_a_gated_policy_act_where_it_passed_and_nowhere_else(
 
 
 def test_what_passed_is_faster_in_many_more_runs(gated_dir: Path, tmp_path: Path) -> None:
-    text = SWEEP.replace('name = "tiny"', 'name = "truth"').replace("cycles = 3", "cycles = 40")
+    text = SWEEP.replace('name = "tiny"', 'name = "truth"').replace("cycles = 3", "cycles = 20")
     truth = FreshRuns(
         read(make_data(tmp_path / "truth", text.replace("seed = 3", "seed = 99"))),
         Manifest.read(gated_dir).actions(),

@@ -158,7 +158,7 @@ def test_a_sweep_that_drew_its_configs_tells_what_a_free_choice_is_worth(
     title = "Estimated from what the sweep drew"
     assert title not in (report_dir / "report.html").read_text(encoding="utf-8")
     strategy = 'strategy = { kind = "random", share = 0.5 }\n[simulator]'
-    text = SWEEP.replace("cycles = 3", "cycles = 12").replace("[simulator]", strategy)
+    text = SWEEP.replace("cycles = 3", "cycles = 6").replace("[simulator]", strategy)
     data = make_data(tmp_path / "store", text)
     make_report(data, [("policy", trained.policy)], tmp_path / "out")
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")

@@ -105,7 +105,7 @@ int main(int argc, char** argv) {
   const bool few = std::getenv("DYNAMICCL_FEW") != nullptr;
   const char* seed = std::getenv("DYNAMICCL_SEED");
   const std::uint64_t schedules = argc > 1 ? std::strtoull(argv[1], nullptr, 10)
-                                  : few    ? 5'000
+                                  : few    ? 2'000
                                            : 1'000'000;
   const std::uint64_t first = (argc > 2          ? std::strtoull(argv[2], nullptr, 10)
                                : seed != nullptr ? std::strtoull(seed, nullptr, 10)
@@ -119,11 +119,11 @@ int main(int argc, char** argv) {
   explore("an init is aborted", {2, -1, -1, -1, {0, 0, 0, 1, 0, 0}}, 40);
   explore("aborted, and a late one", {2, -1, -1, -1, {0, 0, 1, 1, 0, 0}}, few ? 14 : 30);
   explore("a coordinator is replaced", {2, -1, -1, -1, {0, 0, 1, 0, 1, 0}}, few ? 16 : 40);
-  explore("replaced, whole", {2, -1, -1, -1, {1, 0, 0, 0, 1, 0}, true}, 40);
-  explore("replaced, three ranks", {3, -1, -1, -1, {1, 0, 0, 0, 1, 0}, true}, few ? 14 : 40);
-  explore("replaced twice, one aborted", {2, -1, -1, -1, {1, 0, 0, 1, 2, 0}, true}, few ? 13 : 40);
-  explore("replaced and asleep", {2, -1, -1, -1, {1, 0, 0, 0, 1, 1}, true}, few ? 13 : 40);
-  explore("all of it", {2, -1, -1, -1, {1, 0, 0, 1, 1, 1}, true}, few ? 11 : 30);
+  explore("replaced, whole", {2, -1, -1, -1, {1, 0, 0, 0, 1, 0}, true}, few ? 12 : 40);
+  explore("replaced, three ranks", {3, -1, -1, -1, {1, 0, 0, 0, 1, 0}, true}, few ? 10 : 40);
+  explore("replaced twice, one aborted", {2, -1, -1, -1, {1, 0, 0, 1, 2, 0}, true}, few ? 10 : 40);
+  explore("replaced and asleep", {2, -1, -1, -1, {1, 0, 0, 0, 1, 1}, true}, few ? 10 : 40);
+  explore("all of it", {2, -1, -1, -1, {1, 0, 0, 1, 1, 1}, true}, few ? 9 : 30);
   explore("a coordinator sleeps", {2, -1, -1, -1, {0, 0, 1, 0, 0, 1}}, few ? 16 : 40);
   explore("a rank differs", {2, 1, -1, -1, {1, 0, 1, 0, 0, 0}}, 40);
   explore("a rank objects", {2, -1, 1, -1, {1, 0, 1, 0, 0, 0}}, 40);

@@ -1,7 +1,7 @@
 """Whole jobs under the sanitizers, whose reports on stderr fail `play`.
 
-One is played at each `make test`; `DYNAMICCL_TEST_SANITIZE=thread pytest tests/serve/jobs` plays
-all jobs so.
+One is played with the thin tuner at each `make test`; all jobs are played so by
+`DYNAMICCL_TEST_SANITIZE=thread pytest tests/serve/jobs`.
 """
 
 import subprocess
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.serve.build import PLUGIN_NAME, SANITIZERS
+from dynamiccl.serve.build import PLUGIN_NAME, SANITIZERS, THIN_NAME
 from tests.conftest import Soak
-from tests.plugin_build import PLUGIN_TARGET
+from tests.plugin_build import THIN_TARGET
 from tests.serve.jobs.conftest import player_of
 from tests.serve.jobs.play import Played, at, every, play
 from tests.serve.jobs.setting import Setting
@@ -38,13 +38,15 @@ SCENARIOS: dict[str, tuple[tuple[str, ...], dict[str, object]]] = {
 
 
 def test_a_plain_job_is_clean(build_dir: Callable[..., Path], four_ranks: Setting) -> None:
-    """The plugin alone is sanitized: the ranks' program takes the sanitizer's runtime along."""
-    plugin = build_dir("address,undefined", PLUGIN_TARGET) / PLUGIN_NAME
+    """The tuner alone is sanitized: the ranks' program takes the sanitizer's runtime along."""
+    plugin = build_dir("address,undefined", THIN_TARGET) / THIN_NAME
     find = ["c++", "-print-file-name=libasan.so"]
     runtime = subprocess.run(find, capture_output=True, text=True, check=True).stdout.strip()
     preloaded = {"LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"}
-    environment = sampled(four_ranks) | preloaded
-    assert_clean(play(build_dir("") / "play_job", plugin, environment=environment, **JOB))
+    environment = four_ranks.environment() | preloaded
+    played = play(build_dir("") / "play_job", plugin, environment=environment, **JOB)
+    assert_clean(played)
+    assert played.acted > 0
 
 
 def sampled(setting: Setting) -> dict[str, str]:

@@ -84,13 +84,13 @@ def test_the_level_does_not_follow_a_slowdown(detector: Detector) -> None:
     run(detector, times)
     column = NUMBERS.index("level")
     before = float(detector._state[0, column])
-    run(detector, noise(3_000, width=1, seed=1) + np.log(1.3))
+    run(detector, noise(1_500, width=1, seed=1) + np.log(1.3))
     assert float(detector._state[0, column]) == pytest.approx(before, abs=0.01)
 
 
 def test_a_drift_that_is_slow_is_followed(detector: Detector) -> None:
-    times = noise(3_000)
-    times += np.linspace(0.0, 0.15, 3_000)[:, None].astype(np.float32)
+    times = noise(1_500)
+    times += np.linspace(0.0, 0.075, 1_500)[:, None].astype(np.float32)
     alarms, _ = run(detector, times)
     assert alarms.mean() < 0.01
 
@@ -98,7 +98,7 @@ def test_a_drift_that_is_slow_is_followed(detector: Detector) -> None:
 def test_scale_is_that_of_each_stream() -> None:
     detector = Detector(TriggerModule(0.05).eval())
     sigmas = np.array([0.02, 0.05, 0.2, 0.5], dtype=np.float32)
-    times = QUIET + t3(np.random.default_rng(0), 2_000, 4) * sigmas
+    times = QUIET + t3(np.random.default_rng(0), 1_200, 4) * sigmas
     run(detector, times)
     found = np.exp(detector._state[:, NUMBERS.index("log_scale")].numpy())
     np.testing.assert_allclose(found, sigmas, rtol=0.25)
