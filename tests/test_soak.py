@@ -25,6 +25,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     return found
 
 
+@pytest.mark.soak
 def test_sanitized_jobs_are_entries_of_one_name() -> None:
     names = soak.entries(soak.ROOT / "tests" / "serve" / "jobs", "test_sanitized.py")
     assert "tests/serve/jobs/test_sanitized.py::test_a_job_is_clean" in names

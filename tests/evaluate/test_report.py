@@ -78,6 +78,7 @@ def test_tasks_where_the_default_is_beyond_the_noise_stand_apart(report_dir: Pat
 
 def test_page_is_self_contained_and_says_simulated(report_dir: Path) -> None:
     page = (report_dir / "report.html").read_text(encoding="utf-8")
+    assert "Learning curves" not in page  # of a policy's folder, which is no run
     assert page.count("<svg") >= 4  # two families, each a heat map and curves
     assert not re.search(r"<script|<link|src=[\"']http|href=[\"']http|url\(http", page)
     assert ">simulated<" in page

@@ -94,6 +94,7 @@ def test_calls_that_are_left_out_change_nothing(
     assert not all(torch.equal(calls[name], none[name]) for name in none)
 
 
+@pytest.mark.soak
 def test_a_run_with_calls_goes_on_where_it_was_killed(with_calls: Path, tmp_path: Path) -> None:
     uri = new_store(tmp_path)
     settings = ["steps=40", "steps_per_epoch=10", "hidden_sizes=16", "num_members=2"]

@@ -58,8 +58,8 @@ def assert_same(uri: str, whole: FitSummary, resumed: FitSummary) -> None:
 @pytest.mark.parametrize(
     ("recipe", "at"),
     [
-        ("ddqn-dueling", 10),
         ("cql-lstm", 40),
+        pytest.param("ddqn-dueling", 10, marks=pytest.mark.soak),
         pytest.param("ddqn-dueling", 40, marks=pytest.mark.soak),
         pytest.param("bc", 10, marks=pytest.mark.soak),
     ],

@@ -101,10 +101,10 @@ def test_topology_is_kept_and_its_features_are_columns(tmp_path: Path, plugin_pa
     ("release", "nccl"),
     [
         ("2.13.12", "2.22.3"),
-        ("2.16.9", "2.23.4"),
-        ("2.17.3", "2.24.3"),
+        pytest.param("2.16.9", "2.23.4", marks=pytest.mark.soak),
+        pytest.param("2.17.3", "2.24.3", marks=pytest.mark.soak),
         ("2.17.8", "2.27.7"),
-        ("2.18.2", "2.28.9"),
+        pytest.param("2.18.2", "2.28.9", marks=pytest.mark.soak),
         ("2.19.2", "2.30.7"),
     ],
 )
@@ -172,6 +172,7 @@ def test_all_five_tuned_collectives_run(tmp_path: Path, plugin_path: Path) -> No
         algorithms='["Ring"]',
         protocols='["LL"]',
         num_channels="[0]",
+        sizes='{ min = "1M", max = "1M" }',
         cycles="1",
     )
     run(made, tmp_path, plugin_path)

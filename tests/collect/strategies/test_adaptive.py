@@ -175,7 +175,7 @@ def test_the_policy_is_a_distribution_that_prefers_what_may_be_best() -> None:
         assert belief.mean @ chosen < belief.mean.mean()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(1, 400))
 def test_the_budget_is_kept(budget: int) -> None:
     made = adaptive_sweep(f"[budget]\nmax_measurements = {budget}", algorithms='["Ring", "PAT"]')

@@ -76,7 +76,7 @@ def test_a_brain_is_left_with_its_communicator(
     assert int(late.read_text()) <= idle + 1  # not one for each generation
 
 
-@pytest.mark.parametrize("signal", ["KILL", "STOP", "TERM"])
+@pytest.mark.parametrize("signal", ["KILL", "STOP"])
 def test_a_brain_that_goes_leaves_the_table_in_force(
     signal: str, play_job: Player, eight_ranks: Setting, known: Path
 ) -> None:
@@ -104,7 +104,7 @@ def test_a_brain_that_is_wrong_leaves_the_table_in_force(
     assert played.log.count("the brain gave no table") == 1
 
 
-@pytest.mark.parametrize("answer", [b"", b"\0" * 4096, b"\xff" * 4096, b"\x08\0\0\0nonsense"])
+@pytest.mark.parametrize("answer", [b"", b"\x08\0\0\0nonsense"])
 def test_who_talks_nonsense_is_no_brain(
     answer: bytes, play_job: Player, eight_ranks: Setting
 ) -> None:

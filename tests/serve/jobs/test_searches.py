@@ -63,7 +63,7 @@ def known_environment(setting: Setting, artifact: Path) -> dict[str, str]:
     return adaptive(setting, DYNAMICCL_ARTIFACT=str(artifact), DYNAMICCL_SYSTEM="box")
 
 
-@pytest.mark.parametrize("policy", ["autoccl", "search"])
+@pytest.mark.parametrize("policy", [pytest.param("autoccl", marks=pytest.mark.soak), "search"])
 def test_a_search_drives_a_job_and_what_it_found_comes_into_force(
     policy: str, play_job: Player, eight_ranks: Setting, hinted: Path
 ) -> None:
@@ -115,7 +115,8 @@ def is_ring_simple(config: Config | None) -> bool:
     return (found.algorithm, found.protocol) == (Algorithm.Ring, Protocol.Simple)
 
 
-@pytest.mark.parametrize("policy", ["search", pytest.param("autoccl", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("policy", ["search", "autoccl"])
 def test_the_command_serves_a_search_to_a_job(
     policy: str, play_job: Player, eight_ranks: Setting, hinted: Path
 ) -> None:

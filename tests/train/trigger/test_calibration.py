@@ -67,6 +67,7 @@ def test_a_wanted_rate_of_false_alarms_is_kept_on_calls_that_are_fresh(
     assert found.onsets <= 1.2 * wanted + 3.0 * np.sqrt(wanted) + 1.0
 
 
+@pytest.mark.soak
 def test_the_bars_are_met_at_sigma_0_1(calls: int, calibration: Calibration) -> None:
     module = script(calibration.trigger(per_call=0.5e-5))
     random = np.random.default_rng(6)
