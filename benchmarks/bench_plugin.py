@@ -155,7 +155,9 @@ def measure_policy(build_dir: Path) -> dict[str, float | None]:
 def main() -> None:
     """Build, measure, write."""
     has_torch = importlib.util.find_spec("torch") is not None
-    build_dir = build_plugin(Path("out/bench-plugin"), tests=True, torch=has_torch).parent.resolve()
+    build_dir = build_plugin(
+        Path("out/bench-plugin"), tests=True, torch=has_torch, targets=("all", "benchmarks")
+    ).parent.resolve()
     figures: dict[str, float | int | str | None] = {
         **measure_calls(build_dir),
         **measure_creation(build_dir),

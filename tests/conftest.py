@@ -122,7 +122,7 @@ def trained(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained
         from dynamiccl.train.recipes import make_recipe
 
         torch.set_num_threads(1)
-        recipe = make_recipe("ddqn-dueling", ["steps=600", "steps_per_epoch=100"])
+        recipe = make_recipe("ddqn-dueling", ["steps=900", "steps_per_epoch=100"])
         summary = fit(data_dir, recipe, experiment="tests", tracking_uri=new_store(store), seed=0)
         found = {"run_directory": str(summary.run_directory), "run_id": summary.run_id}
         (store / "summary.json").write_text(json.dumps(found))

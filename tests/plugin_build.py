@@ -47,4 +47,4 @@ def plugin_path() -> Path:
 
 
 if __name__ == "__main__":
-    built()
+    built(targets=("all", "benchmarks"))

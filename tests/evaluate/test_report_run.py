@@ -56,7 +56,7 @@ def test_run_that_is_not_there_takes_no_report(trained: Trained, tmp_path: Path)
 
 def test_curves_are_those_of_the_run(trained: Trained) -> None:
     training = Training.read(trained.run_id, trained.tracking_uri)
-    assert list(training.losses) == list(training.regrets) == list(range(100, 601, 100))
+    assert list(training.losses) == list(training.regrets) == list(range(100, 901, 100))
     assert training.best_step in training.regrets
     assert training.default_regret is not None
     run = reopen_run(trained.tracking_uri, trained.run_id)

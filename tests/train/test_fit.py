@@ -33,7 +33,7 @@ def test_run_is_tracked_with_what_made_it(trained: Trained) -> None:
     assert len(run.data.tags["git_commit"].removesuffix("+dirty")) in {40, len("unknown")}
     client = mlflow.MlflowClient(trained.tracking_uri)
     history = client.get_metric_history(trained.run_id, "validation_regret")
-    assert [m.step for m in history] == list(range(100, 601, 100))
+    assert [m.step for m in history] == list(range(100, 901, 100))
     losses = [m.value for m in client.get_metric_history(trained.run_id, "loss")]
     assert losses[-1] < losses[0] / 2
 
@@ -43,7 +43,7 @@ def test_run_directory_holds_checkpoints_plots_and_policy(trained: Trained) -> N
     wanted = {"checkpoints/best.d3", "checkpoints/last.d3", "plots/training.png", "recipe.json"}
     assert wanted | {"policy/policy.pt", "policy/manifest.json"} <= names
     recipe = json.loads((trained.run_directory / "recipe.json").read_text())
-    assert recipe["steps"] == 600
+    assert recipe["steps"] == 900
 
 
 def test_learned_policy_beats_the_default_on_validation(trained: Trained) -> None:
