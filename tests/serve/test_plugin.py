@@ -134,7 +134,7 @@ def test_answers_are_what_the_law_in_python_says(
     with plugin.communicator(
         table.num_ranks, num_nodes, version=version, environment=environment
     ) as communicator:
-        for _ in range(3000):
+        for _ in range(1500):
             collective = TUNED[random.integers(5)]
             size_bytes = int(2 ** random.uniform(3, 38))
             costs = random_costs(random)
@@ -147,7 +147,7 @@ def test_answers_are_what_the_law_in_python_says(
             assert answer.num_channels == expected.num_channels
             assert answer.config == expected.config
             acted += answer.acted
-    assert acted > 500
+    assert acted > 250
 
 
 def test_v2_answers_with_the_concrete_configs_of_the_table(

@@ -127,6 +127,7 @@ def test_a_search_ends_where_nothing_is_left_and_failures_stop_nothing(
     assert states == {"16": "COMPLETE", "-1": "FAIL", "32": "COMPLETE"}
 
 
+@pytest.mark.soak
 def test_without_optuna_the_message_names_the_extra(data_dir: Path, tmp_path: Path) -> None:
     words = ["study", "--data", str(data_dir), "--optuna", "3", "--space", "steps=10:20"]
     done = without_package("optuna", tmp_path, *words)

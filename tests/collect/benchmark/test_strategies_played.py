@@ -25,7 +25,7 @@ def run_with(strategy: str, folder: Path, plugin: Path) -> pl.DataFrame:
     return rows(folder).filter(~pl.col("in_place").fill_null(value=False))
 
 
-@pytest.mark.parametrize("kind", ["random", "adaptive"])
+@pytest.mark.parametrize("kind", [pytest.param("random", marks=pytest.mark.soak), "adaptive"])
 def test_what_is_picked_is_played_and_its_probability_recorded(
     kind: str, tmp_path: Path, plugin_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
