@@ -62,7 +62,7 @@ bench: install ## figures into out/bench/*.json
 bench-learning: install ## docs/results.md's figures into out/bench/learning.json; FULL=1 for all
 	$(BIN)/python benchmarks/learning.py
 
-plugin: install ## out/plugin/libnccl-tuner-dynamiccl.so
+plugin: install ## out/plugin/libnccl-tuner-dynamiccl.so, and the libraries beside it
 	$(BIN)/python -m dynamiccl.serve.build --dir out/plugin
 
 install: $(VENV)/.installed

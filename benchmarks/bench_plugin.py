@@ -2,15 +2,27 @@
 
     python benchmarks/bench_plugin.py
 
+The tuner of a job (bars in docs/plugin.md):
+
 `getcollinfo_*`: one getCollInfo, the time that every collective pays on the host. A full table
 (every size bin, five collectives, all kinds of decisions) is asked random questions by a C++
 program, in batches of 64; p50 and p99 are over 20,000 batches of the mean time of a call, since one
 call is as short as reading the clock. The baseline is the same function pointer with a communicator
 that abstains for good. Beside it, `csv_scan_*`: an equivalent of NVIDIA's example tuner, which
 scans a list of rules and logs at each (bench_csv_scan.cpp says how).
+`rss_table_mib`: by how much loading it and agreeing on one communicator makes the private pages of
+a process grow that does not coordinate (/proc/self/smaps_rollup). `wakeups_per_s`: how often other
+threads of that process wake up in three steady seconds. `agreement_init_16_ranks_ms`: from the last
+rank's entry into `init` to the last one's return, the library loaded, 16 processes, the median of
+50 communicators; `agreement_init_2000_ranks_ms`: 2,000 ranks as threads of four processes, the
+median of 3. `tuner_lines`: of every source and header that its dependency files name, but generated
+ones.
 
-`init_table_us`: tuner's and profiler's init of a communicator in table mode, the median over 63 in
-each of two processes, after the first one of each process (`init_first_us`, the slower rank's).
+The library of mode adaptive:
+
+`adaptive_getcollinfo_*`; `init_table_us`: tuner's and profiler's init of a communicator, the median
+over 63 in each of two processes, after the first one of each process (`init_first_us`, the slower
+rank's).
 
 `agreement_16_ranks_ms`: 16 processes on this machine, which find each other through local sockets,
 from the last rank's call of init until every rank has had its first decided answer. Each makes
@@ -18,16 +30,16 @@ AGREEMENT_CALLS_PER_S calls a second meanwhile and is held to the others by noth
 It includes reading the artifact, and the at least 32 calls that lie between the proposal and the
 switch (agreement/rules.h): 16 ms at that pace. The median of 11 jobs, with the least and the most.
 
-`rss_table_mib`: by how much loading the plugin and agreeing on one communicator in table mode
-makes the private pages of a process grow (/proc/self/smaps_rollup; the larger of two ranks);
-`rss_table_64_mib` for 64 communicators, `rss_adaptive_worker_mib` for a rank in adaptive mode that
-does not lead. `record_*`: bench_record.cpp. `policy_*`: bench_policy.py;
+`rss_adaptive_mib`: its private pages with one communicator and no brain, the larger of two ranks;
+`rss_adaptive_64_mib` with 64, `rss_adaptive_worker_mib` for a rank with a brain that does not lead.
+`record_*`: bench_record.cpp. `policy_*`: bench_policy.py;
 null where torch is not installed. Writes out/bench/plugin.json.
 """
 
 import importlib.util
 import json
 import os
+import re
 import statistics
 import subprocess
 import tempfile
@@ -37,13 +49,19 @@ from typing import Any, Final
 import numpy as np
 from harness import write_result
 
+from dynamiccl.libraries import ADAPTIVE_NAME, SWEEP_NAME, TUNER_NAME
+from dynamiccl.machine import ThisMachine
 from dynamiccl.nccl import VALID_PROTOCOLS, Algorithm, Collective, Config, Protocol
-from dynamiccl.serve.build import PLUGIN_NAME, build_plugin
+from dynamiccl.serve.build import SOURCE_DIR, build_plugin, find_tool
 from dynamiccl.serve.lone_rank import lone_environment, write_bare_artifact
+from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
+from dynamiccl.serve.this_machine import ask_probe
 
 NUM_RANKS, NUM_NODES = 16, 2
 SYSTEM = "bench"
+#: Written by dynamiccl.serve.vocabulary.
+GENERATED: Final = "vocabulary.h"
 AGREEMENT_RANKS: Final = 16
 AGREEMENT_JOBS: Final = 11
 AGREEMENT_CALLS_PER_S: Final = 2000
@@ -55,7 +73,7 @@ KIB_PER_MIB: Final = 1024
 UNASKED: Final = {"DYNAMICCL_UNSAFE", "DYNAMICCL_ARTIFACT_SHA256", "DYNAMICCL_PREFLIGHT"}
 
 
-def full_table() -> DecisionTable:
+def full_table(num_nodes: int) -> DecisionTable:
     """Every bin acts, with a random Config of those that NCCL has for the collective."""
     random = np.random.default_rng(1)
     rows = []
@@ -65,7 +83,7 @@ def full_table() -> DecisionTable:
             choices += [Config(algorithm, protocol, 8) for protocol in sorted(protocols)]
             choices.append(Config(algorithm))
         rows.append([choices[i] for i in random.integers(len(choices), size=MAX_BINS)])
-    return DecisionTable.from_configs(rows, num_nodes=NUM_NODES, num_ranks=NUM_RANKS)
+    return DecisionTable.from_configs(rows, num_nodes=num_nodes, num_ranks=NUM_RANKS)
 
 
 def figures_of(command: list[str], environment: dict[str, str]) -> dict[str, Any]:
@@ -78,22 +96,71 @@ def figures_of(command: list[str], environment: dict[str, str]) -> dict[str, Any
     return figures
 
 
+def measure_tuner(build_dir: Path) -> dict[str, float]:
+    """What the tuner of a job costs, and the scan of NVIDIA's example beside it."""
+    ring = Config(Algorithm.Ring, Protocol.Simple, 8)
+    uniform = [[ring] * MAX_BINS] * 5
+    figures = figures_of([str(build_dir / "bench_csv_scan")], {})
+    with tempfile.TemporaryDirectory() as folder:
+        full = tuner_environment(build_dir, Path(folder) / "full", full_table(1))
+        figures |= figures_of(
+            [str(build_dir / "bench_tuner"), str(build_dir / TUNER_NAME), str(NUM_RANKS)], full
+        )
+        for ranks, processes, rounds in ((16, 16, 50), (2000, 4, 3)):
+            table = DecisionTable.from_configs(uniform, num_nodes=1, num_ranks=ranks)
+            environment = tuner_environment(build_dir, Path(folder) / str(ranks), table)
+            command = [str(build_dir / "init_ranks"), str(build_dir / TUNER_NAME)]
+            command += ["--ranks", str(ranks), "--processes", str(processes)]
+            made = figures_of([*command, "--rounds", str(rounds)], environment)
+            if made["tables"] != ranks * rounds:
+                raise RuntimeError(f"{made['tables']} of {ranks * rounds} ranks got the table")
+            figures[f"agreement_init_{ranks}_ranks_ms"] = statistics.median(made["ms"])
+    return figures | {"tuner_lines": tuner_lines(build_dir)}
+
+
+def tuner_environment(build_dir: Path, artifact: Path, table: DecisionTable) -> dict[str, str]:
+    """Of a rank under an artifact of one table, which knows this machine with NCCL 2.30.7."""
+    write_bare_artifact(artifact, SYSTEM, table)
+    here = str(ask_probe(ThisMachine(), build_dir / TUNER_NAME)["fingerprint"])
+    PluginIndex.read(artifact).bound(SYSTEM, f"{here.partition(';nccl=')[0]};nccl=23007").write(
+        artifact
+    )
+    return {"DYNAMICCL_ARTIFACT": str(artifact), "DYNAMICCL_JOB_ID": artifact.name}
+
+
+def tuner_lines(build_dir: Path) -> int:
+    """Lines of all that the tuner is built of, as Ninja noted when it compiled it."""
+    found = subprocess.run(
+        [find_tool("ninja"), "-C", str(build_dir), "-t", "deps"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+    files: set[Path] = set()
+    for block in found.split("\n\n"):
+        target, *needed = block.split("\n")
+        if re.match(r"CMakeFiles/(thin|nccl-tuner-dynamiccl)\.dir/", target):
+            files |= {(build_dir / name.strip()).resolve() for name in needed}
+    ours = {f for f in files if f.is_relative_to(SOURCE_DIR) and f.name != GENERATED}
+    return sum(len(f.read_text(encoding="utf-8").splitlines()) for f in ours)
+
+
 def measure_calls(build_dir: Path) -> dict[str, float]:
-    """One call of getCollInfo, and the example's scan beside it."""
+    """One call of getCollInfo of the other libraries."""
     with tempfile.TemporaryDirectory() as artifact:
-        write_bare_artifact(Path(artifact), SYSTEM, full_table())
-        alone = lone_environment(build_dir / PLUGIN_NAME, Path(artifact), SYSTEM)
+        write_bare_artifact(Path(artifact), SYSTEM, full_table(NUM_NODES))
+        alone = lone_environment(build_dir / ADAPTIVE_NAME, Path(artifact), SYSTEM)
         environment = {name: value for name, value in alone.items() if value is not None}
-        arguments = [str(build_dir / PLUGIN_NAME), str(NUM_RANKS), str(NUM_NODES)]
-        figures = figures_of([str(build_dir / "bench_plugin"), *arguments], environment)
-    return figures | figures_of([str(build_dir / "bench_csv_scan")], {})
+        arguments = [str(build_dir / name) for name in (ADAPTIVE_NAME, SWEEP_NAME)]
+        arguments += [str(NUM_RANKS), str(NUM_NODES)]
+        return figures_of([str(build_dir / "bench_plugin"), *arguments], environment)
 
 
 def agree(
     build_dir: Path, ranks: int, communicators: int, calls_per_s: int, mode: str = "table"
 ) -> dict[str, Any]:
     """One job of `bench_agreement` with a table that decides everything."""
-    plugin = build_dir / PLUGIN_NAME
+    plugin = build_dir / ADAPTIVE_NAME
     ring = Config(Algorithm.Ring, Protocol.Simple, 8)
     table = DecisionTable.from_configs([[ring] * MAX_BINS] * 5, num_nodes=1, num_ranks=ranks)
     with tempfile.TemporaryDirectory() as folder:
@@ -136,8 +203,8 @@ def measure_creation(build_dir: Path) -> dict[str, float]:
         "init_table_us": statistics.median(many["init_us"]),
         "init_table_max_us": max(many["init_us"]),
         "init_first_us": max(one["init_first_us"]),
-        "rss_table_mib": one["private_kib"] / KIB_PER_MIB,
-        "rss_table_64_mib": many["private_kib"] / KIB_PER_MIB,
+        "rss_adaptive_mib": one["private_kib"] / KIB_PER_MIB,
+        "rss_adaptive_64_mib": many["private_kib"] / KIB_PER_MIB,
         "rss_adaptive_worker_mib": adaptive["worker_private_kib"] / KIB_PER_MIB,
     }
 
@@ -159,10 +226,11 @@ def main() -> None:
         Path("out/bench-plugin"), tests=True, torch=has_torch, targets=("all", "benchmarks")
     ).parent.resolve()
     figures: dict[str, float | int | str | None] = {
+        **measure_tuner(build_dir),
         **measure_calls(build_dir),
         **measure_creation(build_dir),
         **measure_agreement(build_dir),
-        **figures_of([str(build_dir / "bench_record"), str(build_dir / PLUGIN_NAME)], {}),
+        **figures_of([str(build_dir / "bench_record"), str(build_dir / ADAPTIVE_NAME)], {}),
         **measure_policy(build_dir),
     }
     write_result("plugin", figures)

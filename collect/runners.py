@@ -15,10 +15,8 @@ from dynamiccl.collect.processes.interrupt import Interrupt
 from dynamiccl.collect.runner import Runner
 from dynamiccl.collect.simulated.runner import SimulatorRunner
 from dynamiccl.collect.sweep.settings import SweepFile
-from dynamiccl.errors import MissingPath, UnknownName
-
-#: Where `make plugin` puts the tuner plugin, from the directory that it is run in.
-_BUILT_PLUGIN: Final = Path("out/plugin/libnccl-tuner-dynamiccl.so")
+from dynamiccl.errors import MissingPath, UnknownName, UserError
+from dynamiccl.libraries import ADAPTIVE_NAME, BUILD_DIR, SWEEP_NAME, TUNER_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +60,21 @@ def find_runner(name: str) -> Maker:
 
 
 def find_plugin(file: SweepFile) -> Path | None:
-    """The tuner plugin that the sweep names, or the one that was built here; None without one.
+    """The library that the sweep names, or the one that was built here; None without one.
 
-    Raises MissingPath when the one that is named is not there.
+    Raises MissingPath when the one that is named is not there, and UserError for a job's.
     """
     if file.runner.plugin is None:
-        return _BUILT_PLUGIN.resolve() if _BUILT_PLUGIN.is_file() else None
+        built = BUILD_DIR / SWEEP_NAME
+        return built.resolve() if built.is_file() else None
     named = Path(file.runner.plugin).expanduser()
     if not named.is_file():
         raise MissingPath(
             "tuner plugin", named, "build it with 'make plugin', or mend runner.plugin"
+        )
+    if named.name in {TUNER_NAME, ADAPTIVE_NAME}:
+        raise UserError(
+            f"runner.plugin is {named}, which is for jobs and plays no schedule; name "
+            f"{SWEEP_NAME} beside it"
         )
     return named.resolve()

@@ -17,6 +17,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from dynamiccl.libraries import ADAPTIVE_NAME, BUILD_DIR, TUNER_NAME
 from dynamiccl.nccl import Collective
 from dynamiccl.serve.abi import TunerPlugin
 from dynamiccl.serve.lone_rank import lone_environment
@@ -76,12 +77,12 @@ def main() -> None:
     artifact = out / "artifact"
     command("deploy", "export", run, "--out", str(artifact))
     console.print("$ python -m dynamiccl.serve.build", style="bold")
-    plugin = ROOT / "out" / "plugin" / "libnccl-tuner-dynamiccl.so"
+    plugin = ROOT / BUILD_DIR / TUNER_NAME
     build = [sys.executable, "-m", "dynamiccl.serve.build", "--dir", str(plugin.parent)]
     subprocess.run(build, check=True, cwd=ROOT)
     command("deploy", "env", str(artifact), "--system", SYSTEM, "--plugin", str(plugin))
 
-    answers = ask(plugin, artifact)
+    answers = ask(plugin.with_name(ADAPTIVE_NAME), artifact)
     show_regret(report)
     show_answers(answers)
     summary = {
@@ -105,7 +106,10 @@ def main() -> None:
 
 
 def ask(plugin: Path, artifact: Path) -> list[dict[str, Any]]:
-    """Play NCCL: hand the plugin NCCL's own cost table for each size, and take its argmin after."""
+    """Play NCCL: hand the plugin NCCL's own cost table for each size, and take its argmin after.
+
+    The tuner of jobs would rightly abstain, since no other rank comes to agree.
+    """
     environment = lone_environment(plugin, artifact, SYSTEM)
     answers = []
     tuner = TunerPlugin(plugin)

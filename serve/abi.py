@@ -12,7 +12,7 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from dynamiccl.errors import PluginError
 from dynamiccl.nccl import (
+    ABSTAIN,
     NUM_ALGORITHMS,
     NUM_PROTOCOLS,
     RELEGATED_COST_RATIO,
@@ -124,16 +125,28 @@ def nccl_choice(cost_table: CostTable) -> tuple[Algorithm, Protocol] | None:
     return Algorithm(cell // NUM_PROTOCOLS), Protocol(cell % NUM_PROTOCOLS)
 
 
+def asked_in_a_job(config: Config | None) -> Config | None:
+    """What a job asks for where its table holds `config`; None for nothing at all.
+
+    A chunk size is for sweeps: a rank that simulates a group would have NCCL's own at its next
+    call, and the others ours.
+    """
+    asked = config and replace(config, chunk_bytes=None)
+    return None if asked == ABSTAIN else asked
+
+
 def expected_answer(config: Config | None, cost_table: CostTable, *, num_nodes: int) -> Answer:
     """What the plugin must answer (v3 to v6) when its table holds `config`: the law, in Python.
 
-    The same rules as `choose_cell` and `channels_for` in `serve/plugin/choice.cpp`, written a
-    second time on purpose: the parity check compares the two.
+    The same rules as `choose` in `serve/plugin/choice.h`, written a second time on purpose: the
+    parity check compares the two.
     """
     untouched = _answer(cost_table, cost_table, 0)
     if config is None:
         return untouched
     available = _available(cost_table)
+    if (cost_table == 0).any():
+        return untouched  # NCCL's tie might go to that cell and not to ours
     allowed = available.copy()
     if config.algorithm is not None:
         allowed &= (np.arange(len(cost_table)) == config.algorithm)[:, None]
@@ -144,8 +157,6 @@ def expected_answer(config: Config | None, cost_table: CostTable, *, num_nodes: 
     if not allowed.any():
         return untouched
     cell = int(np.argmin(np.where(allowed, cost_table, np.inf)))
-    if (available & (cost_table == 0)).flat[:cell].any():
-        return untouched  # NCCL's tie would go to that cell and not to ours
     after = cost_table.copy()
     after.flat[cell] = 0.0
     algorithm = Algorithm(cell // NUM_PROTOCOLS)
@@ -290,7 +301,7 @@ class TunerPlugin:
         `environment` is set around `init` only, the one time that the plugin reads it; None unsets.
         `ranks_per_domain` is (fewest, most) ranks in an NVLink domain, as v5 and v6 are told.
         Raises PluginError when `init` returns an error, with the lines that it logged: of ours in
-        sweep mode alone it may (`serve/plugin/sweep.h`).
+        a sweep alone it may (`serve/plugin/sweep/player.h`).
         """
         struct = self._structs[version]
         context = ctypes.c_void_p()

@@ -35,6 +35,7 @@ from dynamiccl.serve.abi import (
     Communicator,
     CostTable,
     TunerPlugin,
+    asked_in_a_job,
     expected_answer,
     nccl_choice,
 )
@@ -100,7 +101,11 @@ def table_answers(table: DecisionTable) -> dict[str, Any]:
         decisions[collective.wire] = [
             _row(
                 size,
-                expected_answer(table.lookup(collective, size), costs, num_nodes=table.num_nodes),
+                expected_answer(
+                    asked_in_a_job(table.lookup(collective, size)),
+                    costs,
+                    num_nodes=table.num_nodes,
+                ),
             )
             for size in SIZES
         ]

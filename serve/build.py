@@ -20,13 +20,10 @@ from typing import Final
 
 from dynamiccl import cli
 from dynamiccl.errors import MachineError, MissingPath, PluginError
+from dynamiccl.libraries import BUILD_DIR, TUNER_NAME
 
-PLUGIN_NAME: Final = "libnccl-tuner-dynamiccl.so"
-#: Agrees once when a communicator is made (plugin/tuner/README.md); not the default yet.
-THIN_NAME: Final = "libnccl-tuner-dynamiccl-thin.so"
 #: The leader's brain in TorchScript; the plugin looks for it beside itself.
 TORCH_RUNTIME_NAME: Final = "libdynamiccl-torch.so"
-DEFAULT_BUILD_DIR: Final = Path("out/plugin")
 SOURCE_DIR: Final = Path(__file__).resolve().parent / "plugin"
 SANITIZERS: Final = ("", "address,undefined", "thread")
 _SHOWN_LINES: Final = 20
@@ -42,7 +39,7 @@ def build_plugin(
     torch: bool = False,
     targets: Sequence[str] = (),
 ) -> Path:
-    """Configure and build into `build_dir` (incrementally); return the plugin's path.
+    """Configure and build into `build_dir` (incrementally); return the job's tuner.
 
     `sanitize` is one of SANITIZERS; `tests` adds the C++ tests (ctest) and the benchmark, `torch`
     the TorchScript runtime, beside the plugin; with `targets`, CMake builds these alone. Raises
@@ -54,7 +51,7 @@ def build_plugin(
     cmake, ninja = find_tool("cmake"), find_tool("ninja")
     _check_compiler()
     torch_dir = find_torch() if torch else ""
-    _log.info("building %s in %s", PLUGIN_NAME, build_dir)
+    _log.info("building the plugin in %s", build_dir)
     _run(
         [
             cmake,
@@ -71,12 +68,12 @@ def build_plugin(
         ]
     )
     _run([cmake, "--build", str(build_dir), *(("--target", *targets) if targets else ())])
-    return build_dir / PLUGIN_NAME
+    return build_dir / TUNER_NAME
 
 
 def find_plugin(path: Path | None = None) -> Path:
-    """The plugin at `path`, or where `make plugin` puts it; raises MissingPath when not there."""
-    found = path if path is not None else DEFAULT_BUILD_DIR / PLUGIN_NAME
+    """The library at `path`, or the job's tuner as `make plugin` puts it; raises MissingPath."""
+    found = path if path is not None else BUILD_DIR / TUNER_NAME
     if not found.is_file():
         raise MissingPath("tuner plugin", found, "build it with 'make plugin'")
     return found.resolve()
@@ -128,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m dynamiccl.serve.build", description="Build the tuner plugin."
     )
-    parser.add_argument("--dir", type=Path, default=DEFAULT_BUILD_DIR, help="build directory")
+    parser.add_argument("--dir", type=Path, default=BUILD_DIR, help="build directory")
     parser.add_argument("--sanitize", default="", choices=SANITIZERS, help="sanitizers to add")
     parser.add_argument("--tests", action="store_true", help="also the C++ tests and benchmark")
     parser.add_argument("--torch", action="store_true", help=f"also {TORCH_RUNTIME_NAME}")

@@ -12,12 +12,13 @@ from typing import Any, Final
 from dynamiccl.checks import Check, fail, ok, unknown, warn
 from dynamiccl.datasets.manifest import KILL_NAME
 from dynamiccl.errors import DynamicclError, PluginError
+from dynamiccl.libraries import TUNER_NAME, is_ours
 from dynamiccl.machine import Machine
 from dynamiccl.nccl import TUNER_ABI_SINCE, NcclVersion
 from dynamiccl.nccl_setup import ROLES, Origin, Role, find_other_plugin, is_efficiency_policy
 from dynamiccl.nccl_setup import nccl_settings as settings_of
 from dynamiccl.serve.artifact import open_artifact
-from dynamiccl.serve.environment import NEXT, is_ours
+from dynamiccl.serve.environment import DEFAULT_MODE, NEXT
 from dynamiccl.serve.this_machine import NcclLibrary, ask_probe, nccl_libraries
 
 #: First NCCL release that takes each profiler ABI (`src/plugin/profiler.cc` and forebears).
@@ -57,7 +58,7 @@ def run_checks(machine: Machine, question: Question) -> list[Check]:
         *check_settings(machine),
         *check_artifact(machine, question, libraries),
         check_key(machine),
-        _sampling(machine),
+        *_sampling(machine),
     ]
 
 
@@ -94,8 +95,9 @@ def _versions(version: NcclVersion, place: str) -> Check:
         return warn(
             "libnccl",
             f"{found}: takes tuner v{tuner}",
-            f"before NCCL {PROFILER_ABI_SINCE[4]} there are no GPU times (no guard, no adaptive "
-            "mode) and only communicators of all ranks get tables",
+            f"before NCCL {PROFILER_ABI_SINCE[4]} a tuner is not told which communicator it is, so "
+            "tables are used only with DYNAMICCL_ONE_WORLD=1, by the first communicator of all "
+            "ranks, and there are no GPU times (no adaptive mode)",
         )
     return ok("libnccl", f"{found}: takes tuner v{tuner} and profiler v{profiler}")
 
@@ -105,9 +107,11 @@ def check_plugin(machine: Machine, plugin: Path) -> Iterator[Check]:
     if not plugin.is_file():
         yield fail("plugin", f"none at {plugin}", "build it with 'make plugin', or name --plugin")
         return
+    # The tuner hears of no call: it is a profiler only to be told on NCCL 2.27 who it is.
+    profilers = (4,) if plugin.name == TUNER_NAME else PROFILER_ABI_SINCE
     wanted = [
         *(f"ncclTunerPlugin_v{k}" for k in TUNER_ABI_SINCE),
-        *(f"ncclProfiler_v{k}" for k in PROFILER_ABI_SINCE),
+        *(f"ncclProfiler_v{k}" for k in profilers),
     ]
     ran = machine.run(sys.executable, "-c", ASK_PLUGIN, str(plugin.resolve()), *wanted)
     last = ran.output.strip().rpartition("\n")[2]
@@ -253,12 +257,16 @@ def check_key(machine: Machine) -> Check:
     return ok("key", name)
 
 
-def _sampling(machine: Machine) -> Check:
+def _sampling(machine: Machine) -> Iterator[Check]:
+    """What GPU times cost, where any are taken."""
+    if machine.env.get("DYNAMICCL_MODE", DEFAULT_MODE) == DEFAULT_MODE:
+        return
     percent = machine.env.get("DYNAMICCL_SAMPLE_PERCENT", "1")
     found = f"GPU times are taken of {percent} % of calls"
     if percent == "0":
-        return ok("GPU times", "none are taken (DYNAMICCL_SAMPLE_PERCENT=0)")
-    return ok(
+        yield ok("GPU times", "none are taken (DYNAMICCL_SAMPLE_PERCENT=0)")
+        return
+    yield ok(
         "GPU times",
         f"{found}, in bursts; a CUDA graph that is captured during one keeps its cost at every "
         "replay: jobs that capture graphs set DYNAMICCL_SAMPLE_PERCENT=0",

@@ -7,16 +7,16 @@ from typing import Final
 
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.errors import UnknownName
+from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME, is_ours
 from dynamiccl.machine import Machine
 from dynamiccl.nccl_setup import ROLES, Origin, Role, find_other_plugin
 from dynamiccl.serve.artifact import Artifact
-from dynamiccl.serve.build import PLUGIN_NAME
 
+#: The mode of a job that says none.
+DEFAULT_MODE: Final = "table"
 #: DYNAMICCL_MODE -> what a user of it has to know. `sweep` is dynamiccl-collect's own.
 MODES: Final[Mapping[str, str]] = {
     "table": "",
-    "table-static": "mode table-static has no thread after the start: kill file and new artifacts "
-    "count at the next start only, and nothing guards against a choice that turns out slow",
     "observe": "mode observe loads the profiler alone: NCCL's choices stay, calls are recorded "
     "where DYNAMICCL_CALLS_DIR says",
     "adaptive": "mode adaptive changes tables while the job runs, so results are not bitwise "
@@ -54,21 +54,32 @@ def job_environment(job: Job, machine: Machine) -> Environment:
         raise UnknownName("system", job.system, names, where="--system")
     if job.mode is not None and job.mode not in MODES:
         raise UnknownName("mode", job.mode, MODES, where="--mode")
-    plugin = str(job.plugin.resolve())
-    roles = [role for role in ROLES if job.mode != "observe" or role.name == "profiler"]
-    variables = {role.variable: plugin for role in roles}
+    variables, notes = _libraries(job, machine)
     variables["DYNAMICCL_ARTIFACT"] = str(job.artifact.directory.resolve())
     if job.mode is not None:
         variables["DYNAMICCL_MODE"] = job.mode
     if job.system is not None:
         variables["DYNAMICCL_SYSTEM"] = job.system
-    notes = [*_about_artifact(job), *(n for r in roles for n in _about_neighbour(r, machine))]
-    return Environment(variables, notes)
+    return Environment(variables, [*_about_artifact(job), *notes])
 
 
-def is_ours(library: str) -> bool:
-    """Whether a value of NCCL_TUNER_PLUGIN or NCCL_PROFILER_PLUGIN names our library."""
-    return Path(library).name == PLUGIN_NAME
+def _libraries(job: Job, machine: Machine) -> tuple[dict[str, str], list[str]]:
+    """What NCCL is to load, by variable; and what is to be said about it."""
+    tuner, profiler = ROLES
+    folder = job.plugin.resolve().parent
+    has_next = bool(machine.env.get(NEXT["tuner"]))
+    if (job.mode or DEFAULT_MODE) != DEFAULT_MODE or has_next:
+        roles = (profiler,) if job.mode == "observe" else ROLES
+        library = str(folder / ADAPTIVE_NAME)
+        notes = [note for role in roles for note in _about_neighbour(role, machine)]
+        return {role.variable: library for role in roles}, notes
+    library = str(folder / TUNER_NAME)
+    variables = {tuner.variable: library}
+    theirs = find_other_plugin(machine, profiler)
+    if theirs is None or theirs.origin is Origin.SWITCHED_OFF or is_ours(theirs.library):
+        # NCCL 2.27 tells a profiler alone which communicator it is. Ours hears no event.
+        variables[profiler.variable] = library
+    return variables, [*_about_neighbour(tuner, machine)]
 
 
 def _about_artifact(job: Job) -> Iterator[str]:

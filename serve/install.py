@@ -1,6 +1,6 @@
 """Install: everything that a job needs, in one directory that all nodes see.
 
-lib/        the plugin, the thin tuner, and the TorchScript part where it was built
+lib/        the tuner, the library of mode adaptive, and the TorchScript part where it was built
 bin/        dynamiccl-run, the wrapper; dynamiccl-probe
 artifact/   taken whole or not at all; a running job notices a new one and takes it by agreement
 env.sh      what dynamiccl-run sets
@@ -25,8 +25,9 @@ from typing import Final
 
 from dynamiccl.datasets.manifest import INDEX_NAME, KILL_NAME, MANIFEST_NAME
 from dynamiccl.errors import DataError, MissingPath, UserError
+from dynamiccl.libraries import ADAPTIVE_NAME, BUILD_DIR, TUNER_NAME
 from dynamiccl.serve.artifact import Artifact, open_artifact
-from dynamiccl.serve.build import DEFAULT_BUILD_DIR, PLUGIN_NAME, THIN_NAME, build_plugin
+from dynamiccl.serve.build import build_plugin
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.this_machine import PROBE_NAME, find_probe
 
@@ -109,15 +110,17 @@ def _directory(to: Path) -> Path:
 
 def _libraries(plugin: Path | None, build_dir: Path) -> dict[str, Path]:
     """Where in the installation -> what is copied there."""
-    built = plugin or DEFAULT_BUILD_DIR / PLUGIN_NAME
+    built = plugin or BUILD_DIR / TUNER_NAME
     if plugin is not None and not plugin.is_file():
         raise MissingPath("tuner plugin", plugin, "leave --plugin out to have one built")
     if not built.is_file():
         built = build_plugin(build_dir)
-    found = {f"lib/{PLUGIN_NAME}": built, f"bin/{PROBE_NAME}": find_probe(built)}
-    for name in (THIN_NAME, TORCH_NAME):
+    found = {f"bin/{PROBE_NAME}": find_probe(built)}
+    for name in (TUNER_NAME, ADAPTIVE_NAME, TORCH_NAME):
         if (built.parent / name).is_file():
             found[f"lib/{name}"] = built.parent / name
+        elif name != TORCH_NAME:
+            raise MissingPath("library", built.parent / name, "build all with 'make plugin'")
     return found
 
 

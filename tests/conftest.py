@@ -17,8 +17,10 @@ from xdist.scheduler import LoadScopeScheduling
 # Fixtures for every test.
 from tests.data_sets import data_dir as data_dir  # noqa: PLC0414
 from tests.once import once
+from tests.plugin_build import adaptive_path as adaptive_path  # noqa: PLC0414
 from tests.plugin_build import build_dir as build_dir  # noqa: PLC0414
 from tests.plugin_build import plugin_path as plugin_path  # noqa: PLC0414
+from tests.plugin_build import sweep_path as sweep_path  # noqa: PLC0414
 from tests.plugin_build import torch_build_dir as torch_build_dir  # noqa: PLC0414
 from tests.stores import new_store, uri_of
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.serve.build import PLUGIN_NAME, build_plugin
+from dynamiccl.libraries import ADAPTIVE_NAME, SWEEP_NAME, TUNER_NAME
+from dynamiccl.serve.build import build_plugin
 from tests.once import locked
 
 BUILDS = Path(__file__).resolve().parents[1] / "out" / "test-plugin"
-#: The thin tuner alone; the rest of a sanitized build is for soak tests.
-THIN_TARGET = ("nccl-tuner-dynamiccl-thin",)
+#: The tuner alone; the rest of a sanitized build is for soak tests.
+TUNER_TARGET = ("nccl-tuner-dynamiccl",)
 
 
 @cache
@@ -43,7 +44,18 @@ def build_dir() -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def plugin_path() -> Path:
-    return built() / PLUGIN_NAME
+    """The tuner of jobs; the other libraries lie beside it."""
+    return built() / TUNER_NAME
+
+
+@pytest.fixture(scope="session")
+def sweep_path(plugin_path: Path) -> Path:
+    return plugin_path.with_name(SWEEP_NAME)
+
+
+@pytest.fixture(scope="session")
+def adaptive_path(plugin_path: Path) -> Path:
+    return plugin_path.with_name(ADAPTIVE_NAME)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,9 @@ from typing import Final
 from dynamiccl.collect.launchers import LAUNCHERS
 from dynamiccl.collect.launchers.settings import LauncherSettings
 from dynamiccl.collect.sweep.settings import SweepFile
+from dynamiccl.libraries import BUILD_DIR, SWEEP_NAME
 from dynamiccl.nccl import Collective
 
-#: Where `make plugin` puts the tuner plugin, from the directory that it is run in.
-_BUILT_PLUGIN: Final = "out/plugin/libnccl-tuner-dynamiccl.so"
 _PARTITION: Final = re.compile(r"^(?:#SBATCH\s+)?(?:--partition[= ]|-p[= ]?)\s*([^\s,]+)")
 
 
@@ -26,7 +25,7 @@ class Context:
     mode: str = "auto"
     wants_chunk_sizes: bool = False
     wants_iteration_times: bool = True
-    plugin: str = _BUILT_PLUGIN
+    plugin: str = str(BUILD_DIR / SWEEP_NAME)
     #: One of LAUNCHERS.
     launcher: str = "local"
     partition: str | None = None
@@ -68,7 +67,7 @@ def context_of(
         mode=file.runner.mode,
         wants_chunk_sizes=any(file.chunk_sizes),
         wants_iteration_times=file.runner.per_iteration,
-        plugin=file.runner.plugin or _BUILT_PLUGIN,
+        plugin=file.runner.plugin or str(BUILD_DIR / SWEEP_NAME),
         launcher=file.launcher.kind,
         partition=_partition(file.launcher),
         container=None if container is None else container.runtime,

@@ -13,11 +13,11 @@ from rich.table import Table
 from dynamiccl import cli
 from dynamiccl.checks import exit_code, render
 from dynamiccl.errors import MissingPath
+from dynamiccl.libraries import BUILD_DIR, TUNER_NAME, is_ours
 from dynamiccl.machine import ThisMachine
-from dynamiccl.serve.build import DEFAULT_BUILD_DIR, PLUGIN_NAME, find_plugin
+from dynamiccl.serve.build import find_plugin
 from dynamiccl.serve.commands.options import Json, stdout
 from dynamiccl.serve.doctor import Question, run_checks
-from dynamiccl.serve.environment import is_ours
 from dynamiccl.serve.overhead import VARIANTS, WITHOUT, Overhead, measure
 from dynamiccl.serve.preflight import compare, rank_line
 
@@ -84,7 +84,7 @@ def _plugin(named: Path | None) -> Path:
     if named is not None:
         return named
     loaded = _variable("NCCL_TUNER_PLUGIN")
-    return loaded if loaded and is_ours(str(loaded)) else DEFAULT_BUILD_DIR / PLUGIN_NAME
+    return loaded if loaded and is_ours(str(loaded)) else BUILD_DIR / TUNER_NAME
 
 
 def _variable(name: str) -> Path | None:

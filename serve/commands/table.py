@@ -134,6 +134,11 @@ def _ranges(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, str |
 def _print_csv(table: DecisionTable) -> None:
     written = nccl_csv(table)
     sys.stdout.write(written.text)
+    print(
+        "warning: NVIDIA's example tuner takes it from NCCL 2.30 on; those of 2.27 to 2.29 crash "
+        "at the first line that matches (seen with 2.27.7 and 2.29.7).",
+        file=sys.stderr,
+    )
     lost = written.bins_abstaining + written.bins_with_auto
     if lost:
         print(

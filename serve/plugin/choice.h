@@ -1,4 +1,4 @@
-// Which cell of NCCL's cost table a decision means, and how many channels may go with it.
+// Which cell of NCCL's cost table a decision means: plain scalar code, run for every collective.
 #pragma once
 
 #include "table.h"
@@ -14,35 +14,54 @@ struct CostTable {
 
 inline constexpr int kMostAlgorithms = 16;  // NCCL has 7; anything above this is not a cost table
 
-inline bool is_collnet(int algorithm) noexcept {
-  return algorithm == kCollNetDirect || algorithm == kCollNetChain;
-}
-
-inline bool is_nvls(int algorithm) noexcept { return algorithm == kNVLS || algorithm == kNVLSTree; }
-
 /// Whether `costs` has a shape that NCCL passes; else nothing in it is read or written.
 inline bool is_sound(CostTable costs) noexcept {
   return costs.num_protocols == kNumProtocols && costs.num_algorithms >= 1 &&
          costs.num_algorithms <= kMostAlgorithms;
 }
 
-/// What is made ready for the hot path (choice_avx2.h), for cost tables of all our algorithms; null
-/// on a processor without AVX2 and the bit instructions of its time.
-struct Named;
-const Named* find_named(int num_nodes) noexcept;
+/// Algorithms that lower a number of channels to what the communicator has; the others use it as it
+/// is, and more than there are is out of range (2.30.7 `src/enqueue.cc`, scheduleCollTasksToPlan).
+inline bool clamps_channels(int algorithm, int num_nodes) noexcept {
+  if (algorithm == kNVLS || algorithm == kNVLSTree) return num_nodes == 1;
+  return algorithm == kTree || algorithm == kRing || algorithm == kPAT;
+}
 
-/// An entry in the hot path's form, 0 to abstain: which of Named is its own, the first of the four
-/// cells that hold its algorithm's three, and its channels.
-using Ready = std::uint32_t;
-Ready make_ready(const Entry& entry) noexcept;
+/// Whether NCCL can run the cell: its cost is neither negative (kCostIgnore) nor infinite nor NaN.
+inline bool is_available(float cost) noexcept { return cost >= 0.0F && cost < __builtin_inff(); }
 
-/// The channels to ask for with `algorithm`; 0 leaves them to NCCL.
-int channels_for(const Entry& entry, int algorithm, int num_nodes) noexcept;
-
-/// Set the cell that `entry` asks for to 0.0, so that NCCL's argmin is that cell, and with it the
-/// channels. Returns the cell, as algorithm x num_protocols + protocol, or -1 when nothing was
-/// touched. An AUTO knob takes NCCL's own cheapest among the cells that match. `costs` must be
-/// sound.
-int force(const Entry& entry, int num_nodes, CostTable costs, int* num_channels) noexcept;
+/// Sets the cell that `entry` asks for to 0.0, so that it is the cheapest, and with it the number
+/// of channels. Returns the cell, as algorithm x num_protocols + protocol, or -1 when nothing was
+/// touched. An AUTO knob takes NCCL's cheapest among the cells that match. `costs` must be sound.
+///
+/// A cell that is free already would tie with ours, and which of the two wins depends on the
+/// release (the first up to 2.30, the last from 2.31 on): then nothing is touched. NCCL takes Ring
+/// out of the running where it costs 100 times as much as all else, and so do we.
+inline int choose(const Entry& entry, int num_nodes, CostTable costs, int* num_channels) noexcept {
+  const int num_cells = costs.num_algorithms * kNumProtocols;
+  float ring = __builtin_inff(), other = __builtin_inff();
+  for (int cell = 0; cell < num_cells; ++cell) {
+    const float cost = costs.cells[cell];
+    if (cost == 0.0F) return -1;
+    float* cheapest = cell / kNumProtocols == kRing ? &ring : &other;
+    if (is_available(cost) && cost < *cheapest) *cheapest = cost;
+  }
+  const bool leaves_ring_out = ring >= kRelegatedCostRatio * other;
+  int chosen = -1;
+  for (int cell = 0; cell < num_cells; ++cell) {
+    const int algorithm = cell / kNumProtocols, protocol = cell % kNumProtocols;
+    if (entry.algorithm != kAuto && entry.algorithm != algorithm) continue;
+    if (entry.protocol != kAuto && entry.protocol != protocol) continue;
+    if (leaves_ring_out && algorithm == kRing) continue;
+    const float cost = costs.cells[cell];
+    if (is_available(cost) && (chosen < 0 || cost < costs.cells[chosen])) chosen = cell;
+  }
+  if (chosen < 0) return -1;
+  costs.cells[chosen] = 0.0F;
+  if (entry.num_channels != 0 && clamps_channels(chosen / kNumProtocols, num_nodes)) {
+    *num_channels = entry.num_channels;
+  }
+  return chosen;
+}
 
 }  // namespace dynamiccl

@@ -1,5 +1,4 @@
 // How a communicator's context comes to be: who this rank is, and what the environment asks for.
-#include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -101,26 +100,6 @@ const char* identify(const Communicator& communicator, Identity* identity) noexc
   return nullptr;
 }
 
-/// Loads what a sweep is to play; null on success, else why the communicator must not come to be.
-/// What fails here on one rank alone would hang all of them later.
-const char* load_sweep(const Communicator& communicator, const char* path,
-                       Player* player) noexcept {
-  if (communicator.abi_version == 2) return "sweep mode needs NCCL 2.22 or later";
-  if (path == nullptr) return "DYNAMICCL_SCHEDULE is not set";
-  const char* hash = value_of("DYNAMICCL_SCHEDULE_HASH");
-  if (hash == nullptr) return "DYNAMICCL_SCHEDULE_HASH is not set";
-  const char* reason = player->load(path, hash, communicator.num_ranks, communicator.num_nodes);
-  if (reason != nullptr) return reason;
-  // Played without them, its measurements would be of something else than they say.
-  const bool chunks_are_lost = player->schedule().sets_chunks && communicator.abi_version < 6;
-  return chunks_are_lost ? "its chunk sizes need NCCL 2.30 or later" : nullptr;
-}
-
-bool is_one(const char* variable) noexcept {
-  const char* value = value_of(variable);
-  return value != nullptr && std::strcmp(value, "1") == 0;
-}
-
 }  // namespace
 
 /// The ways in which a Context is made.
@@ -131,7 +110,6 @@ struct Creation {
     if (memory == nullptr) return nullptr;
     auto* context = new (memory) Context;
     context->num_nodes_ = static_cast<std::int32_t>(communicator.num_nodes);
-    context->sets_chunks_ = communicator.abi_version >= 6;
     context->logger_ = communicator.logger;
     return context;
   }
@@ -142,10 +120,6 @@ struct Creation {
     std::free(context);
   }
 
-  static void find_fast_path(Context* context) noexcept {
-    if (!context->clock_->fences()) context->named_ = find_named(context->num_nodes_);
-  }
-
   static bool give_clock(Context* context) noexcept {
     context->clock_ = make<Clock>(Clock::Limits{0, 0});
     context->owns_clock_ = context->clock_ != nullptr;
@@ -154,7 +128,6 @@ struct Creation {
 
   static Context* for_agreement(const Communicator& communicator, Settings* settings) noexcept;
   static Context* unsafely(const Communicator& communicator, const Settings& settings) noexcept;
-  static Context* for_sweep(const Communicator& communicator) noexcept;
 };
 
 Context* Creation::for_agreement(const Communicator& communicator, Settings* settings) noexcept {
@@ -199,7 +172,6 @@ Context* Creation::for_agreement(const Communicator& communicator, Settings* set
   }
   context->agreement_ = agreement;
   context->clock_ = agreement->clock();
-  find_fast_path(context);
   return context;
 }
 
@@ -243,36 +215,10 @@ Context* Creation::unsafely(const Communicator& communicator, const Settings& se
   unmake(artifact);
   if (reason == nullptr) {
     context->clock_->adopt(table);
-    find_fast_path(context);
     return context;
   }
   destroy(context);
   return nullptr;
-}
-
-Context* Creation::for_sweep(const Communicator& communicator) noexcept {
-  Context* context = allocate(communicator);
-  const char* path = value_of("DYNAMICCL_SCHEDULE");
-  const char* reason = context != nullptr && give_clock(context)
-                           ? load_sweep(communicator, path, &context->player_)
-                           : "memory is short";
-  if (reason != nullptr) {
-    destroy(context);
-    say(communicator, NCCL_LOG_WARN, "cannot sweep: %s%s%s", path != nullptr ? path : "",
-        path != nullptr ? ": " : "", reason);
-    return nullptr;
-  }
-  Player& player = context->player_;
-  const char* report = value_of("DYNAMICCL_SWEEP_REPORT");
-  if (report != nullptr) {
-    if (const char* problem = player.report_to(report)) {
-      say(communicator, NCCL_LOG_WARN, "no sweep report: %s: %s", report, problem);
-    }
-  }
-  say(communicator, NCCL_LOG_INFO, "plays %d blocks from %s (hash %016" PRIx64 ", tuner v%d)%s%s",
-      player.schedule().num_blocks, path, player.schedule().checksum, communicator.abi_version,
-      player.reports() ? ", reports to " : "", player.reports() ? report : "");
-  return context;
 }
 
 ncclResult_t Context::create(const Communicator& communicator, Context** context) noexcept {
@@ -283,14 +229,10 @@ ncclResult_t Context::create(const Communicator& communicator, Context** context
     return ncclSuccess;
   }
   const Mode mode = find_mode();
-  if (mode == Mode::kSweep) {
-    *context = Creation::for_sweep(communicator);
-    return *context != nullptr ? ncclSuccess : ncclInvalidUsage;
-  }
   if (mode == Mode::kUnknown) {
     say(communicator, NCCL_LOG_INFO,
         "NCCL's own choice stands: DYNAMICCL_MODE is '%s'; choose from table, table-static, "
-        "observe, adaptive, sweep",
+        "observe, adaptive",
         value_of("DYNAMICCL_MODE"));
     return ncclSuccess;
   }

@@ -77,14 +77,18 @@ const char* decode_table(const std::uint8_t* bytes, std::size_t size,
   return nullptr;
 }
 
-const char* load_table(const char* path, DecisionTable* table) noexcept {
-  const File file(path);
-  if (!file.is_open()) return "there is no such file";
-  std::uint8_t bytes[kMaxFileBytes + 1];
-  const ssize_t size = file.read_all(bytes, sizeof bytes);
-  if (size < 0) return "it cannot be read";
-  if (static_cast<std::size_t>(size) > kMaxFileBytes) return "it is too long";
-  return decode_table(bytes, static_cast<std::size_t>(size), table);
+void leave_out_what_no_job_may_ask(int nccl_version, DecisionTable* table) noexcept {
+  constexpr int kFirstWithAllGatherV = 22900;
+  for (int i = 0; i < kNumCollectives * table->num_bins; ++i) {
+    Entry& entry = table->entries[i];
+    entry.chunk_bytes = 0;
+    if (i / table->num_bins == kAllGather && nccl_version >= kFirstWithAllGatherV) {
+      entry.num_channels = 0;
+    }
+    if (entry.algorithm == kAuto && entry.protocol == kAuto && entry.num_channels == 0) {
+      entry.act = 0;
+    }
+  }
 }
 
 }  // namespace dynamiccl

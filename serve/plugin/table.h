@@ -56,8 +56,12 @@ static_assert(each_quarter_has_an_edge(), "for size_bin");
 const char* decode_table(const std::uint8_t* bytes, std::size_t size,
                          DecisionTable* table) noexcept;
 
-/// Read and decode the file at `path`. Returns null on success, else why not.
-const char* load_table(const char* path, DecisionTable* table) noexcept;
+/// Leaves out what could fail a job's collective, whatever a table says. Chunk sizes: a rank that
+/// simulates a group (ncclGroupSimulateEnd) would have NCCL's at its next call, and the others
+/// ours; they are for sweeps. Channels of an AllGather from NCCL 2.29 on: AllGatherV takes the
+/// number as it is, and indexes the communicator's by it (2.29.7
+/// `src/scheduler/allgatherv_sched.cc:65,103`).
+void leave_out_what_no_job_may_ask(int nccl_version, DecisionTable* table) noexcept;
 
 /// Where the entry for a call is; -1 for an unknown collective or a size outside the table.
 inline int find_entry(const DecisionTable& table, int collective,

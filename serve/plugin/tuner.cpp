@@ -17,8 +17,10 @@ constexpr std::uint64_t kWaitPauseNs = 50'000;
 /// Whether 2.21, which checks nothing, can run this everywhere that its table was measured.
 bool runs_without_cost_table(const Entry& entry, int num_nodes, int nvls_support) noexcept {
   if (entry.algorithm == kAuto || entry.protocol == kAuto) return false;
-  if (is_collnet(entry.algorithm) || entry.algorithm > kNVLSTree) return false;
-  if (is_nvls(entry.algorithm) && nvls_support != 1) return false;
+  if (entry.algorithm == kCollNetDirect || entry.algorithm == kCollNetChain) return false;
+  if (entry.algorithm > kNVLSTree) return false;
+  const bool is_nvls = entry.algorithm == kNVLS || entry.algorithm == kNVLSTree;
+  if (is_nvls && nvls_support != 1) return false;
   // NVLS over several nodes needs CollNet, NVLSTree needs several (v2.21.5-1 `src/enqueue.cc`).
   if (entry.algorithm == kNVLS) return num_nodes == 1;
   return entry.algorithm != kNVLSTree || num_nodes > 1;
@@ -32,24 +34,10 @@ Context::~Context() {
 
 ncclResult_t Context::answer(int collective, std::size_t size_bytes, CostTable costs,
                              int* num_channels) noexcept {
-  if (player_.is_loaded()) {
-    const Clock::Visit visit(clock_);
-    if (visit.entered()) player_.answer(collective, size_bytes, costs, num_channels);
-    return ncclSuccess;
-  }
-  return answer_begun(clock_->begin(), collective, size_bytes, costs, num_channels);
-}
-
-ncclResult_t Context::answer_begun(bool is_free, int collective, std::size_t size_bytes,
-                                   CostTable costs, int* num_channels) noexcept {
   ncclResult_t result = ncclSuccess;
-  const bool answers = is_free || pass_gate(&result);
-  if (sets_chunks_) chunks_.question();
+  const bool answers = clock_->begin() || pass_gate(&result);
   const Entry* entry = answers ? lookup(clock_->table(), collective, size_bytes) : nullptr;
-  if (entry != nullptr && is_sound(costs)) {
-    const int cell = force(*entry, num_nodes_, costs, num_channels);
-    if (sets_chunks_ && cell >= 0) chunks_.answered(collective, cell, entry->chunk_bytes);
-  }
+  if (entry != nullptr && is_sound(costs)) choose(*entry, num_nodes_, costs, num_channels);
   clock_->end(collective, size_bytes);
   return result;
 }
@@ -62,22 +50,12 @@ ncclResult_t Context::answer_v2(int collective, std::size_t size_bytes, int nvls
   if (entry != nullptr && runs_without_cost_table(*entry, num_nodes_, nvls_support)) {
     *algorithm = entry->algorithm;
     *protocol = entry->protocol;
-    const int channels = channels_for(*entry, entry->algorithm, num_nodes_);
-    if (channels > 0) *num_channels = channels;
+    if (entry->num_channels != 0 && clamps_channels(entry->algorithm, num_nodes_)) {
+      *num_channels = entry->num_channels;
+    }
   }
   clock_->end(collective, size_bytes);
   return result;
-}
-
-bool Context::answer_chunk(int collective, int algorithm, int protocol,
-                           std::size_t* chunk_bytes) noexcept {
-  // As long as this is inside, the clock is not empty: retire() waits.
-  const Clock::Visit visit(clock_);
-  if (!visit.entered()) return false;
-  if (player_.is_loaded()) {
-    return player_.answer_chunk(collective, algorithm, protocol, chunk_bytes);
-  }
-  return sets_chunks_ && chunks_.answer(collective, algorithm, protocol, chunk_bytes);
 }
 
 bool Context::pass_gate(ncclResult_t* result) noexcept {

@@ -5,14 +5,10 @@
 // answers, so all ranks must answer alike: a decision depends on the call's arguments, the table
 // and which cells are available, and never on time, on a rank's own state or on chance.
 //
-// That is every mode but one. Sweep mode (sweep.h) is for benchmarks alone, and there the first
-// sentence does not hold: a schedule that cannot be played fails the communicator at once, on
-// purpose, since ranks that disagree would hang it later.
-//
 // Environment (read once per communicator, at its creation):
 //   DYNAMICCL_MODE      `table`, `table-static`, `adaptive`: decisions from an artifact, see
 //                       agreement/settings.h. `observe`: nothing is decided, see profiler.h.
-//                       `sweep`: see sweep.h. Default: table. Anything else: abstain.
+//                       Default: table. Anything else: abstain.
 //   DYNAMICCL_DISABLE   1: abstain.
 //   DYNAMICCL_UNSAFE    1, with DYNAMICCL_COORDINATOR=none, DYNAMICCL_ARTIFACT_SHA256 and
 //                       DYNAMICCL_PREFLIGHT: decide from the first call on without asking the other
@@ -30,9 +26,7 @@
 
 #include "agreement/agreement.h"
 #include "choice.h"
-#include "chunk.h"
 #include "nccl/tuner_abi.h"
-#include "sweep.h"
 #include "table.h"
 
 namespace dynamiccl {
@@ -76,22 +70,10 @@ class Context {
   ncclResult_t answer(int collective, std::size_t size_bytes, CostTable costs,
                       int* num_channels) noexcept;
 
-  /// The same for the cost tables of all our algorithms that NCCL passes, where there is a short
-  /// cut (hot_path.cpp).
-  bool has_fast_path() const noexcept { return named_ != nullptr; }
-  ncclResult_t answer_fast(int collective, std::size_t size_bytes, float* cells,
-                           int* num_channels) noexcept;
-  /// From v6 on, where answer_chunk() may follow.
-  ncclResult_t answer_fast_with_chunks(int collective, std::size_t size_bytes, float* cells,
-                                       int* num_channels) noexcept;
-
   /// v2 (NCCL 2.21): return the choice itself, for what is known to be runnable without a cost
   /// table; or touch nothing. NCCL does not check the answer there.
   ncclResult_t answer_v2(int collective, std::size_t size_bytes, int nvls_support, int* algorithm,
                          int* protocol, int* num_channels) noexcept;
-
-  /// v6: lower the chunk size of a part of a collective and return true; or touch nothing.
-  bool answer_chunk(int collective, int algorithm, int protocol, std::size_t* chunk_bytes) noexcept;
 
  private:
   friend struct Creation;
@@ -99,24 +81,14 @@ class Context {
 
   Context() = default;
   ~Context();
-  /// The rest of a call that has begun, and may have to pass the gate.
-  ncclResult_t answer_begun(bool is_free, int collective, std::size_t size_bytes, CostTable costs,
-                            int* num_channels) noexcept;
-  /// What is not usual on the fast path.
-  ncclResult_t answer_unusual(bool is_free, int collective, std::size_t size_bytes, float* cells,
-                              int* num_channels) noexcept;
   /// What a call does at the gate: true to look into the table.
   bool pass_gate(ncclResult_t* result) noexcept;
   void speak() noexcept;
   void speak_last() noexcept;
 
-  Agreement* agreement_ = nullptr;  // null in sweep mode
+  Agreement* agreement_ = nullptr;  // null where nobody is asked (DYNAMICCL_UNSAFE)
   Clock* clock_ = nullptr;          // of the agreement, or one's own
   bool owns_clock_ = false;
-  const Named* named_ = nullptr;  // else there is no fast path
-  bool sets_chunks_ = false;      // tuner v6
-  ChunkTurn chunks_;
-  Player player_;  // loaded in sweep mode only
   std::int32_t num_nodes_ = 1;
   ncclDebugLogger_t logger_ = nullptr;
 };

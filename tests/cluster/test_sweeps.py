@@ -101,30 +101,30 @@ def true_us(group: h100.Group, row: dict[str, object]) -> float:
 
 @pytest.mark.parametrize("launcher", ["srun", "mpirun"])
 def test_sweep_inside_an_allocation(
-    launcher: str, slurm: Slurm, folder: Path, plugin_path: Path
+    launcher: str, slurm: Slurm, folder: Path, sweep_path: Path
 ) -> None:
     if launcher == "mpirun" and not slurm.namespaces:
         pytest.skip("mpirun needs nodes with names of their own: no network namespaces here")
     more = 'extra_args = ["--mca", "btl_tcp_if_include", "eth0", "--oversubscribe"]'
-    write(folder, plugin_path, launcher, more=more if launcher == "mpirun" else "")
+    write(folder, sweep_path, launcher, more=more if launcher == "mpirun" else "")
     salloc = ["salloc", "-N2", "--ntasks-per-node=2", "--exclusive"]
     slurm.run([*salloc, *command(folder)], environment(), timeout_s=120)
     found = check(folder)
     assert set(found["exclusive_node"].drop_nulls()) == {True}
 
 
-def test_shared_nodes_are_flagged(slurm: Slurm, folder: Path, plugin_path: Path) -> None:
-    write(folder, plugin_path, "srun")
+def test_shared_nodes_are_flagged(slurm: Slurm, folder: Path, sweep_path: Path) -> None:
+    write(folder, sweep_path, "srun")
     salloc = ["salloc", "-N2", "--ntasks-per-node=2"]
     slurm.run([*salloc, *command(folder)], environment(), timeout_s=120)
     assert set(check(folder)["exclusive_node"].drop_nulls()) == {False}
 
 
-def test_mpirun_on_this_machine(folder: Path, plugin_path: Path) -> None:
+def test_mpirun_on_this_machine(folder: Path, sweep_path: Path) -> None:
     """Two ranks a process apart on one host; without Slurm, as on a workstation."""
     if shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed")
-    path = write(folder, plugin_path, "mpirun", more='extra_args = ["--oversubscribe"]')
+    path = write(folder, sweep_path, "mpirun", more='extra_args = ["--oversubscribe"]')
     path.write_text(path.read_text().replace("num_nodes = 2", "num_nodes = 1"))
     kept = {n: v for n, v in os.environ.items() if not n.startswith(("SLURM_", "OMPI_", "PMIX_"))}
     done = subprocess.run(
@@ -142,9 +142,9 @@ def test_mpirun_on_this_machine(folder: Path, plugin_path: Path) -> None:
 
 
 def test_batch_array_shares_the_sweep_and_ends_when_it_is_done(
-    slurm: Slurm, folder: Path, plugin_path: Path
+    slurm: Slurm, folder: Path, sweep_path: Path
 ) -> None:
-    write(folder, plugin_path, "sbatch", cycles=2, more="array = 2")
+    write(folder, sweep_path, "sbatch", cycles=2, more="array = 2")
     path = f"{slurm.clients}:{os.environ['PATH']}"
     done = subprocess.run(
         command(folder, "--json"),
@@ -170,9 +170,9 @@ def test_batch_array_shares_the_sweep_and_ends_when_it_is_done(
 
 @pytest.mark.parametrize("accident", ["node", "limit"])
 def test_batch_sweep_survives_a_dead_node_and_a_time_limit(
-    accident: str, slurm: Slurm, folder: Path, plugin_path: Path
+    accident: str, slurm: Slurm, folder: Path, sweep_path: Path
 ) -> None:
-    write(folder, plugin_path, "sbatch", cycles=2)
+    write(folder, sweep_path, "sbatch", cycles=2)
     path = f"{slurm.clients}:{os.environ['PATH']}"
     env = environment(PATH=path, FAKE_SECONDS_PER_ROW="0.05")
     with subprocess.Popen(

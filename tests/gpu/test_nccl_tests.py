@@ -86,9 +86,9 @@ def collect(folder: Path, binaries: Path, plugin: Path, ranks: int, mode: str) -
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_sweep_in_one_process_is_played_and_read_back(
-    ranks: int, tmp_path: Path, binaries: Path, plugin_path: Path
+    ranks: int, tmp_path: Path, binaries: Path, sweep_path: Path
 ) -> None:
-    found = collect(tmp_path, binaries, plugin_path, ranks, "sweep")
+    found = collect(tmp_path, binaries, sweep_path, ranks, "sweep")
     timed = found.filter(pl.col("status") == "ok")
     forced = timed.filter(~pl.col("is_default"))
     assert forced.height > 0
@@ -109,9 +109,9 @@ def test_sweep_in_one_process_is_played_and_read_back(
 
 
 def test_configs_forced_by_environment_run_as_asked(
-    tmp_path: Path, binaries: Path, plugin_path: Path
+    tmp_path: Path, binaries: Path, sweep_path: Path
 ) -> None:
-    found = collect(tmp_path, binaries, plugin_path, 2, "processes")
+    found = collect(tmp_path, binaries, sweep_path, 2, "processes")
     forced = found.filter(~pl.col("is_default"), pl.col("status") == "ok")
     assert forced.height > 0
     assert forced["verified"].all()

@@ -157,14 +157,14 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.fixture(scope="module", params=[2, 3])
 def job(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, plugin_path: Path
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, adaptive_path: Path
 ) -> Job:
     torch = pytest.importorskip("torch", reason="torch is not installed: nothing was checked")
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device, or no CUDA build of torch: nothing was checked")
     if torch.cuda.nccl.version() < (2, 27):
         pytest.skip(f"NCCL {torch.cuda.nccl.version()} is older than 2.27: nothing was checked")
-    return run_job(tmp_path_factory.mktemp("job"), plugin_path, int(request.param))
+    return run_job(tmp_path_factory.mktemp("job"), adaptive_path, int(request.param))
 
 
 def test_nccl_loads_the_plugin(job: Job) -> None:

@@ -61,15 +61,15 @@ def test_artifact_holds_policy_manifest_and_a_table(artifact: Artifact) -> None:
 
 
 def test_one_cold_observation_means_the_same_in_policy_table_and_plugin(
-    trained: Trained, artifact: Artifact, copied: Path, plugin_path: Path
+    trained: Trained, artifact: Artifact, copied: Path, adaptive_path: Path
 ) -> None:
     policy = TorchPolicy.load(trained.policy)
     (support,) = table_supports(artifact.manifest)
     table = DecisionTable.read(artifact.directory / TABLE)
     configs = Catalogue.from_json(artifact.manifest.catalogue).configs
-    environment = lone_environment(plugin_path, copied, SYSTEM)
+    environment = lone_environment(adaptive_path, copied, SYSTEM)
     acted = 0
-    with TunerPlugin(plugin_path).communicator(32, 4, environment=environment) as communicator:
+    with TunerPlugin(adaptive_path).communicator(32, 4, environment=environment) as communicator:
         for collective in (Collective.AllReduce, Collective.AllGather):
             for octave in range(16, 31):
                 size, index = 1 << octave, size_bin(1 << octave)

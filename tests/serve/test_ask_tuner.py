@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.errors import PluginError
+from dynamiccl.libraries import TUNER_NAME
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.serve.abi import TunerPlugin, nccl_choice
 from dynamiccl.serve.ask_tuner import SIZES, made_up_costs
-from dynamiccl.serve.build import PLUGIN_NAME
 from tests.cli.conftest import Shell, refused
 
 SHAPE = ("--ranks", 8, "--nodes", 1)
@@ -137,5 +137,5 @@ def test_made_up_costs_are_of_what_nccl_has() -> None:
 
 def test_our_plugin_has_all_versions(plugin_path: Path) -> None:
     assert TunerPlugin(plugin_path).versions == (2, 3, 4, 5, 6)
-    with pytest.raises(PluginError, match=PLUGIN_NAME):
-        TunerPlugin(plugin_path.with_name(f"gone-{PLUGIN_NAME}"))
+    with pytest.raises(PluginError, match=TUNER_NAME):
+        TunerPlugin(plugin_path.with_name(f"gone-{TUNER_NAME}"))

@@ -9,10 +9,10 @@ import pytest
 
 from dynamiccl.checks import Check, Verdict
 from dynamiccl.errors import MachineError, PluginError
+from dynamiccl.libraries import TUNER_NAME
 from dynamiccl.machine import Ran, ThisMachine
 from dynamiccl.nccl import NcclVersion
 from dynamiccl.nccl_setup import ROLES, find_other_plugin
-from dynamiccl.serve.build import PLUGIN_NAME
 from dynamiccl.serve.doctor import (
     Question,
     check_key,
@@ -77,7 +77,7 @@ def test_plugin_is_loaded_alone(plugin_path: Path, tmp_path: Path) -> None:
     assert gone.status is Verdict.FAIL
     source = tmp_path / "needy.c"
     source.write_text("int nobody_has_this(void); int call(void) { return nobody_has_this(); }\n")
-    needy = tmp_path / PLUGIN_NAME
+    needy = tmp_path / TUNER_NAME
     subprocess.run(["cc", "-shared", "-fPIC", "-o", needy, source], check=True)
     [broken] = check_plugin(ThisMachine(), needy)
     assert "undefined symbol: nobody_has_this" in broken.found
@@ -108,7 +108,7 @@ def test_neighbours_are_told_with_the_way_to_keep_them() -> None:
     assert "export DYNAMICCL_NEXT_PROFILER=/opt/p.so" in profiler.advice
     kept = theirs | {"DYNAMICCL_NEXT_PROFILER": "/opt/p.so"}
     assert neighbours(Recorded(env=kept))[1].status is Verdict.OK
-    ours = {"NCCL_TUNER_PLUGIN": f"/x/{PLUGIN_NAME}", "NCCL_PROFILER_PLUGIN": "none"}
+    ours = {"NCCL_TUNER_PLUGIN": f"/x/{TUNER_NAME}", "NCCL_PROFILER_PLUGIN": "none"}
     [tuner, profiler] = neighbours(Recorded(env=ours))
     assert tuner.found.startswith("ours, by NCCL_TUNER_PLUGIN")
     assert profiler.status is Verdict.WARN
@@ -155,10 +155,10 @@ def test_key_must_be_a_secret(tmp_path: Path) -> None:
 
 
 def test_sampling_that_is_off_is_said() -> None:
-    checks = run_checks(
-        Recorded(env={"DYNAMICCL_SAMPLE_PERCENT": "0"}), Question(Path("gone"), None)
-    )
+    env = {"DYNAMICCL_SAMPLE_PERCENT": "0", "DYNAMICCL_MODE": "adaptive"}
+    checks = run_checks(Recorded(env=env), Question(Path("gone"), None))
     assert checks[-1].found.startswith("none are taken")
+    assert "GPU times" not in {c.name for c in run_checks(Recorded(), Question(Path("gone"), None))}
 
 
 def test_command_knows_a_bound_machine_and_an_unknown_one(

@@ -117,11 +117,11 @@ def _rows(sweep: str, count: int) -> list[dict[str, Any]]:
     "policy", [pytest.param("trained_gated", marks=pytest.mark.soak), "restless_gated"]
 )
 def test_policy_table_and_plugin_agree_in_every_bin(
-    policy: str, plugin_path: Path, tmp_path: Path, request: pytest.FixtureRequest
+    policy: str, adaptive_path: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     gated: Path = request.getfixturevalue(policy)
     artifact = export_artifact(gated, tmp_path / "artifact")
-    plugin = TunerPlugin(plugin_path)
+    plugin = TunerPlugin(adaptive_path)
     manifest = Manifest.read(gated)
     supports = table_supports(manifest)
     seen: Counter[tuple[str, bool]] = Counter()
@@ -131,7 +131,7 @@ def test_policy_table_and_plugin_agree_in_every_bin(
         table = DecisionTable.read(
             artifact.directory / pick_table(artifact, *key, support.system).path
         )
-        environment = lone_environment(plugin_path, artifact.directory, support.system)
+        environment = lone_environment(adaptive_path, artifact.directory, support.system)
         assert (table.first_bin, table.num_bins) == (
             min(b for _, b in wanted),
             len(wanted) // len(TUNED),

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from dynamiccl.serve import install as module
-from dynamiccl.serve.build import PLUGIN_NAME, TORCH_RUNTIME_NAME
+from dynamiccl.serve.build import TORCH_RUNTIME_NAME
 from dynamiccl.serve.plugin_index import PluginIndex
 from tests.cli.conftest import Shell, refused
 
 BOX = "gpu=NVIDIA H100 80GB HBM3*8;mig=0;nic=infiniband*8;nccl=22809"
 WRITTEN = {
     "lib/libnccl-tuner-dynamiccl.so",
-    "lib/libnccl-tuner-dynamiccl-thin.so",
+    "lib/libnccl-tuner-dynamiccl-adaptive.so",
     "bin/dynamiccl-probe",
     "bin/dynamiccl-run",
     "env.sh",
@@ -104,12 +105,25 @@ def test_libtorch_part_is_installed_where_it_was_built(
 ) -> None:
     built = tmp_path / "built"
     built.mkdir()
-    for name in (PLUGIN_NAME, "dynamiccl-probe"):
+    for name in (TUNER_NAME, ADAPTIVE_NAME, "dynamiccl-probe"):
         shutil.copy(plugin_path.parent / name, built)
     (built / "libdynamiccl-torch.so").touch()
-    command = ("install", artifact, "--to", tmp_path / "home", "--plugin", built / PLUGIN_NAME)
+    command = ("install", artifact, "--to", tmp_path / "home", "--plugin", built / TUNER_NAME)
     assert shell("dynamiccl-deploy", *command).code == 0
     assert (tmp_path / "home" / "lib" / "libdynamiccl-torch.so").exists()
+
+
+def test_a_build_that_lacks_a_library_is_not_installed(
+    artifact: Path, plugin_path: Path, shell: Shell, tmp_path: Path
+) -> None:
+    built = tmp_path / "built"
+    built.mkdir()
+    for name in (TUNER_NAME, "dynamiccl-probe"):
+        shutil.copy(plugin_path.parent / name, built)
+    command = ("install", artifact, "--to", tmp_path / "home", "--plugin", built / TUNER_NAME)
+    assert f"no library at {built / ADAPTIVE_NAME}" in refused(
+        shell("dynamiccl-deploy", *command), 2
+    )
 
 
 def test_place_that_others_may_write_to_is_refused(
@@ -137,7 +151,7 @@ def test_snippets_are_what_their_readers_can_read(home: Path) -> None:
 
 def test_env_file_is_read_by_any_shell(home: Path) -> None:
     script = f'. {home}/env.sh; echo "$NCCL_TUNER_PLUGIN|$NCCL_PROFILER_PLUGIN|$DYNAMICCL_ARTIFACT"'
-    plugin = home / "lib" / PLUGIN_NAME
+    plugin = home / "lib" / TUNER_NAME
     for shell in ("sh", "bash"):
         done = subprocess.run([shell, "-euc", script], capture_output=True, text=True, check=True)
         assert done.stdout == f"{plugin}|{plugin}|{home / 'artifact'}\n"

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.errors import MissingPath, PluginError
+from dynamiccl.libraries import TUNER_NAME
 from dynamiccl.serve import build
 
 
@@ -27,7 +28,7 @@ def test_command_builds_without_the_tests_folder_and_prints_the_plugin(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert not (own_source / "tests").exists()  # as in the wheel
-    plugin = tmp_path / "build" / build.PLUGIN_NAME
+    plugin = tmp_path / "build" / TUNER_NAME
     monkeypatch.setattr(sys, "argv", ["build", "--dir", str(plugin.parent)])
     build.main()
     assert capsys.readouterr().out == f"{plugin}\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.serve.build import PLUGIN_NAME
+from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from dynamiccl.serve.install import install
 from tests.cli.conftest import Shell
 
@@ -63,7 +63,7 @@ def listening_fixture() -> Iterator[socket.socket]:
 
 def test_command_gets_all_that_it_needs(run: Runner) -> None:
     shown = run.shown()
-    plugin = str(run.home / "lib" / PLUGIN_NAME)
+    plugin = str(run.home / "lib" / TUNER_NAME)
     assert shown["NCCL_TUNER_PLUGIN"] == shown["NCCL_PROFILER_PLUGIN"] == plugin
     assert shown["DYNAMICCL_ARTIFACT"] == str(run.home / "artifact")
     assert shown["DYNAMICCL_KEY_FILE"] == str(run.home / "key")
@@ -83,6 +83,7 @@ def test_command_takes_its_words_and_its_exit_code_along(run: Runner) -> None:
 
 def test_options_set_mode_and_start(run: Runner) -> None:
     shown = run.shown("--mode", "adaptive", "--activate-at=100")
+    assert shown["NCCL_TUNER_PLUGIN"].endswith(ADAPTIVE_NAME)
     assert (shown["DYNAMICCL_MODE"], shown["DYNAMICCL_ACTIVATE_AT"]) == ("adaptive", "100")
     watching = run.shown("--mode=observe")
     assert "NCCL_TUNER_PLUGIN" not in watching
@@ -95,7 +96,7 @@ def test_options_set_mode_and_start(run: Runner) -> None:
     [
         ((), "no COMMAND"),
         (("--mode",), "--mode needs a value"),
-        (("--mode", "fast", "env"), "choose from table, table-static, observe, adaptive"),
+        (("--mode", "fast", "env"), "choose from table, observe, adaptive"),
         (("--activate-at", "1x", "env"), "must be a number of calls"),
         (("--what", "env"), "unknown option '--what'"),
     ],
@@ -129,16 +130,37 @@ def test_vendors_plugins_are_kept_in_front(run: Runner) -> None:
         NCCL_TUNER_PLUGIN="/opt/libnccl-tuner.so", said="keeps /opt/libnccl-tuner.so in front"
     )
     assert shown["DYNAMICCL_NEXT_TUNER"] == "/opt/libnccl-tuner.so"
-    assert shown["NCCL_TUNER_PLUGIN"].endswith(PLUGIN_NAME)
-    for value in ("none", f"/elsewhere/{PLUGIN_NAME}", PLUGIN_NAME):
+    # The tuner calls nobody first; this one does.
+    assert shown["NCCL_TUNER_PLUGIN"].endswith(ADAPTIVE_NAME)
+    for value in ("none", f"/elsewhere/{TUNER_NAME}", TUNER_NAME):
         assert "DYNAMICCL_NEXT_TUNER" not in run.shown(NCCL_TUNER_PLUGIN=value)
-    kept = run.shown(NCCL_PROFILER_PLUGIN="inspector", said="keeps inspector in front of ours")
+    kept = run.shown(
+        "--mode=adaptive",
+        NCCL_PROFILER_PLUGIN="inspector",
+        said="keeps inspector in front of ours",
+    )
     assert kept["DYNAMICCL_NEXT_PROFILER"] == "inspector"
-    assert kept["NCCL_PROFILER_PLUGIN"].endswith(PLUGIN_NAME)
-    for value in ("NONE", f"/elsewhere/{PLUGIN_NAME}"):
-        assert "DYNAMICCL_NEXT_PROFILER" not in run.shown(NCCL_PROFILER_PLUGIN=value)
+    assert kept["NCCL_PROFILER_PLUGIN"].endswith(ADAPTIVE_NAME)
+    for value in ("NONE", f"/elsewhere/{TUNER_NAME}"):
+        shown = run.shown(NCCL_PROFILER_PLUGIN=value)
+        assert "DYNAMICCL_NEXT_PROFILER" not in shown
+        assert shown["NCCL_PROFILER_PLUGIN"] == str(run.home / "lib" / TUNER_NAME)
+    # The tuner needs a profiler's place on NCCL 2.27 alone, and takes it from nobody.
+    shown = run.shown(NCCL_PROFILER_PLUGIN="inspector")
+    assert (shown["NCCL_PROFILER_PLUGIN"], "DYNAMICCL_NEXT_PROFILER" in shown) == (
+        "inspector",
+        False,
+    )
     own = {"NCCL_PROFILER_PLUGIN": "/p.so", "DYNAMICCL_NEXT_PROFILER": "/q.so"}
-    assert run.shown(**own)["DYNAMICCL_NEXT_PROFILER"] == "/q.so"
+    assert run.shown("--mode=observe", **own)["DYNAMICCL_NEXT_PROFILER"] == "/q.so"
+
+
+def test_a_policy_that_any_tuner_would_disable_is_left_alone(run: Runner) -> None:
+    for value in ("EFFICIENCY", "1", "3"):
+        shown = run.shown(NCCL_CTA_POLICY=value, said=f"NCCL_CTA_POLICY is {value}")
+        assert "NCCL_TUNER_PLUGIN" not in shown
+    assert "NCCL_TUNER_PLUGIN" in run.shown(NCCL_CTA_POLICY="0")
+    assert "NCCL_PROFILER_PLUGIN" in run.shown("--mode=observe", NCCL_CTA_POLICY="1")
 
 
 def meeting(shown: Mapping[str, str]) -> tuple[str, str]:

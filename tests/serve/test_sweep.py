@@ -33,6 +33,12 @@ SMALL = Schedule(
     cycles=((RING, TREE), (ABSTAIN, RING)),
 )
 
+
+@pytest.fixture
+def plugin(sweep_path: Path) -> TunerPlugin:
+    return TunerPlugin(sweep_path)
+
+
 #: Plays some calls of a schedule in a process of its own: PLUGIN, number of calls, and how: `end`,
 #: `kill`, or the largest file in bytes that the process may write.
 CHILD = """
@@ -78,10 +84,10 @@ def play(communicator: Communicator, schedule: Schedule, costs: CostTable = ALL)
 
 
 def in_child(
-    plugin_path: Path, environment: dict[str, str | None], *arguments: str
+    sweep_path: Path, environment: dict[str, str | None], *arguments: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", CHILD, str(plugin_path), *arguments],
+        [sys.executable, "-c", CHILD, str(sweep_path), *arguments],
         env=os.environ | {name: value for name, value in environment.items() if value},
         capture_output=True,
         text=True,
@@ -201,15 +207,13 @@ def test_needs_a_cost_table(plugin: TunerPlugin, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [2, *COST_VERSIONS])
-def test_unknown_mode_abstains_and_names_the_choices(
-    version: int, plugin: TunerPlugin, tmp_path: Path
-) -> None:
+def test_in_another_mode_it_abstains(version: int, plugin: TunerPlugin, tmp_path: Path) -> None:
     environment = stage(tmp_path, SMALL) | {"DYNAMICCL_MODE": "play"}
     with plugin.communicator(8, 1, version=version, environment=environment) as communicator:
         if version > 2:
             assert not communicator.ask(Collective.AllReduce, 1024, ALL).acted
     (line,) = communicator.lines
-    assert "DYNAMICCL_MODE is 'play'; choose from table, table-static, observe," in line
+    assert "this library is for sweeps, and DYNAMICCL_MODE is 'play'" in line
 
 
 def test_largest_schedule_is_played(plugin: TunerPlugin, tmp_path: Path) -> None:
@@ -306,11 +310,9 @@ def test_report_that_cannot_be_written_is_one_line(plugin: TunerPlugin, tmp_path
 
 
 @pytest.mark.parametrize(("calls", "reached"), [(0, 0), (1, 0), (3, 1), (8, 1), (9, 2), (26, 4)])
-def test_report_outlives_a_kill(
-    calls: int, reached: int, plugin_path: Path, tmp_path: Path
-) -> None:
+def test_report_outlives_a_kill(calls: int, reached: int, sweep_path: Path, tmp_path: Path) -> None:
     environment = stage(tmp_path, SMALL)
-    done = in_child(plugin_path, environment, str(calls), "kill")
+    done = in_child(sweep_path, environment, str(calls), "kill")
     assert done.returncode == -signal.SIGKILL, done.stderr
     report = read_report(environment)
     played = (BlockState.PLAYED, BlockState.PLAYED, BlockState.ABSTAINED, BlockState.PLAYED)
@@ -318,15 +320,15 @@ def test_report_outlives_a_kill(
     assert calls - SMALL.calls_per_half < report.calls <= calls
 
 
-def test_file_size_limit_means_no_report_and_no_signal(plugin_path: Path, tmp_path: Path) -> None:
+def test_file_size_limit_means_no_report_and_no_signal(sweep_path: Path, tmp_path: Path) -> None:
     environment = stage(tmp_path, SMALL)
-    done = in_child(plugin_path, environment, "26", "64")
+    done = in_child(sweep_path, environment, "26", "64")
     assert done.returncode == 0, done.stderr
     assert "report: files may not grow that long here" in done.stdout
     assert not (tmp_path / "report").exists()
 
 
-def test_full_disk_means_no_report(plugin_path: Path, tmp_path: Path) -> None:
+def test_full_disk_means_no_report(sweep_path: Path, tmp_path: Path) -> None:
     many = Schedule(
         collective=Collective.AllReduce,
         num_ranks=8,
@@ -344,7 +346,7 @@ def test_full_disk_means_no_report(plugin_path: Path, tmp_path: Path) -> None:
     spaces = [str(unshare), "--user", "--map-root-user", "--mount", "sh", "-c"]
     if unshare is None or subprocess.run([*spaces, mount], check=False).returncode != 0:
         pytest.skip("no mount namespaces for an ordinary user here")
-    command = [sys.executable, "-c", CHILD, str(plugin_path), "40000", "end"]
+    command = [sys.executable, "-c", CHILD, str(sweep_path), "40000", "end"]
     done = subprocess.run(
         [*spaces, f'{mount} && "$@" && ls {disk}', "sh", *command],
         env=os.environ | {name: value for name, value in environment.items() if value},

@@ -4,9 +4,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <new>
 
-#include "platform/threads.h"
+#include "platform/made.h"
 #include "table.h"
 #include "trusted/file.h"
 
@@ -15,34 +14,20 @@ namespace {
 
 constexpr std::size_t kMaxPathBytes = 4096;
 
-Mutex g_fingerprint_mutex;
-char g_fingerprint[kFingerprintBytes];
-
 /// 64 KiB, so not for a thread's stack.
 class HeldIndex {
  public:
-  HeldIndex() noexcept : memory_(std::malloc(sizeof(PluginIndex))) {
-    if (memory_ != nullptr) index_ = new (memory_) PluginIndex;
-  }
-  ~HeldIndex() { std::free(memory_); }
+  HeldIndex() noexcept : index_(make<PluginIndex>()) {}
+  ~HeldIndex() { unmake(index_); }
   HeldIndex(const HeldIndex&) = delete;
   HeldIndex& operator=(const HeldIndex&) = delete;
   PluginIndex* get() const noexcept { return index_; }
 
  private:
-  void* memory_;
-  PluginIndex* index_ = nullptr;
+  PluginIndex* index_;
 };
 
 }  // namespace
-
-const char* own_fingerprint() noexcept {
-  const Lock lock(&g_fingerprint_mutex);
-  if (g_fingerprint[0] == '\0' && !take_fingerprint(g_fingerprint, sizeof g_fingerprint)) {
-    std::snprintf(g_fingerprint, sizeof g_fingerprint, "unknown");
-  }
-  return g_fingerprint;
-}
 
 void Artifact::load(const Settings& settings, const Member::Place& place) noexcept {
   const char* reason = read(settings, place);

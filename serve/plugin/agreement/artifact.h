@@ -15,9 +15,6 @@ namespace dynamiccl {
 
 inline constexpr std::size_t kIdentityBytes = 2048;
 
-/// This machine's fingerprint, taken once a process. Never null.
-const char* own_fingerprint() noexcept;
-
 class Artifact {
  public:
   /// Reads index and table; problem() then says what stood in the way, if anything.

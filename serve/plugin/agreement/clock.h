@@ -62,12 +62,6 @@ class Clock {
     if (fences_) full_barrier();
     return passes(call);
   }
-  /// The same where fences() is false; writes the call's number.
-  bool begin_unfenced(std::uint64_t* call) noexcept {
-    *call = count();
-    return passes(*call);
-  }
-  bool fences() const noexcept { return fences_; }
 
   /// What the call that has begun is to do. The one slow path; takes a lock.
   Turn turn(std::uint64_t now_ns) noexcept;
@@ -87,10 +81,7 @@ class Clock {
 
   /// The call has been answered.
   void end(int collective, std::uint64_t size_bytes) noexcept {
-    end(begun_.load(std::memory_order_relaxed), collective, size_bytes);
-  }
-  /// The same of call number `call`.
-  void end(std::uint64_t call, int collective, std::uint64_t size_bytes) noexcept {
+    const std::uint64_t call = begun_.load(std::memory_order_relaxed);
     const std::uint64_t hash =
         stream_hash(hash_.load(std::memory_order_relaxed), collective, size_bytes, marks_->pass());
     hash_.store(hash, std::memory_order_relaxed);

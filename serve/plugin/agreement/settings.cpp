@@ -23,8 +23,7 @@ struct Name {
 constexpr Name kModes[] = {{Mode::kTable, "table"},
                            {Mode::kTableStatic, "table-static"},
                            {Mode::kObserve, "observe"},
-                           {Mode::kAdaptive, "adaptive"},
-                           {Mode::kSweep, "sweep"}};
+                           {Mode::kAdaptive, "adaptive"}};
 
 char* copy(const char* text) noexcept {
   if (text == nullptr) return nullptr;

@@ -32,7 +32,7 @@
 
 namespace dynamiccl {
 
-enum class Mode : std::uint8_t { kTable, kTableStatic, kObserve, kAdaptive, kSweep, kUnknown };
+enum class Mode : std::uint8_t { kTable, kTableStatic, kObserve, kAdaptive, kUnknown };
 
 /// DYNAMICCL_MODE; table when unset.
 Mode find_mode() noexcept;

@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <new>
 
+#include "platform/dynamic.h"
+
 namespace dynamiccl {
 
 TableInForce* TableInForce::abstaining(std::uint32_t number) noexcept {
@@ -23,14 +25,7 @@ TableInForce* TableInForce::decode(const std::uint8_t* bytes, std::size_t size,
     table->let_go();
     return nullptr;
   }
-  if (table != nullptr) {
-    const DecisionTable& decisions = table->decisions;
-    for (int i = 0; i < kNumCollectives * decisions.num_bins; ++i) {
-      const int collective = i / decisions.num_bins;
-      const int bin = decisions.first_bin + i % decisions.num_bins;
-      table->ready[collective * kReadyBins + bin] = make_ready(decisions.entries[i]);
-    }
-  }
+  if (table != nullptr) leave_out_what_no_job_may_ask(loaded_nccl_version(), &table->decisions);
   return table;
 }
 

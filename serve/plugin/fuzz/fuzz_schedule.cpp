@@ -1,6 +1,6 @@
 // Schedule files: whatever decodes can be played to its end.
 #include "fuzz/input.h"
-#include "schedule.h"
+#include "sweep/schedule.h"
 
 using namespace dynamiccl;
 

@@ -2,6 +2,7 @@
 #include "identity/environment.h"
 
 #include <cstdlib>
+#include <cstring>
 
 namespace dynamiccl {
 
@@ -15,6 +16,11 @@ const char* first_value_of(const char* const* variables, std::size_t count) noex
     if (const char* value = value_of(variables[i])) return value;
   }
   return nullptr;
+}
+
+bool is_one(const char* variable) noexcept {
+  const char* value = value_of(variable);
+  return value != nullptr && std::strcmp(value, "1") == 0;
 }
 
 bool parse_number(const char* text, std::uint64_t* number) noexcept {

@@ -12,6 +12,9 @@ const char* value_of(const char* variable) noexcept;
 /// The first of the variables that is set, or null.
 const char* first_value_of(const char* const* variables, std::size_t count) noexcept;
 
+/// Whether the variable is "1".
+bool is_one(const char* variable) noexcept;
+
 /// A decimal number; false when `text` is null or anything else.
 bool parse_number(const char* text, std::uint64_t* number) noexcept;
 

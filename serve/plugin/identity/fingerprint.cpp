@@ -16,6 +16,7 @@
 
 #include "file.h"
 #include "platform/dynamic.h"
+#include "platform/threads.h"
 
 namespace dynamiccl {
 namespace {
@@ -283,14 +284,6 @@ bool find_nics(Counted* fastest) noexcept {
   return true;
 }
 
-int nccl_version() noexcept {
-  using GetVersion = int (*)(int*);
-  void* symbol = find_loaded_symbol("ncclGetVersion");
-  int version = 0;
-  if (symbol == nullptr || reinterpret_cast<GetVersion>(symbol)(&version) != 0) return 0;
-  return version;
-}
-
 /// Appends to a text of `*length` characters; false when it is full.
 __attribute__((format(printf, 4, 5))) bool append(char* text, std::size_t capacity,
                                                   std::size_t* length, const char* format,
@@ -323,7 +316,17 @@ bool take_fingerprint(char* text, std::size_t capacity) noexcept {
     }
   }
   return append(text, capacity, &length, ";mig=%d;nic=%s*%d;nccl=%d", has_mig_instances() ? 1 : 0,
-                nic.name, nic.count, nccl_version());
+                nic.name, nic.count, loaded_nccl_version());
+}
+
+const char* own_fingerprint() noexcept {
+  static Mutex mutex;
+  static char fingerprint[kFingerprintBytes];
+  const Lock lock(&mutex);
+  if (fingerprint[0] == '\0' && !take_fingerprint(fingerprint, sizeof fingerprint)) {
+    std::snprintf(fingerprint, sizeof fingerprint, "unknown");
+  }
+  return fingerprint;
 }
 
 }  // namespace dynamiccl

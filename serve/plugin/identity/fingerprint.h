@@ -18,4 +18,7 @@ constexpr std::size_t kFingerprintBytes = 201;
 /// are counted is also in collect/telemetry: the two must agree.
 bool take_fingerprint(char* text, std::size_t capacity) noexcept;
 
+/// This machine's, taken once a process; "unknown" where it could not be taken. Never null.
+const char* own_fingerprint() noexcept;
+
 }  // namespace dynamiccl

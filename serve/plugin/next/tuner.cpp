@@ -21,7 +21,7 @@ NextLibrary g_vendor({"DYNAMICCL_NEXT_TUNER", "tuner", "ncclTunerPlugin_v", 2,
                       "it exports no tuner that this NCCL takes", "is asked first on every call",
                       nullptr});
 
-bool is_available(const CostTable& costs, int algorithm, int protocol) noexcept {
+bool has_cell(const CostTable& costs, int algorithm, int protocol) noexcept {
   const int cell = algorithm * costs.num_protocols + protocol;
   return algorithm < costs.num_algorithms && protocol < costs.num_protocols &&
          costs.cells[cell] != kCostIgnore;
@@ -30,15 +30,13 @@ bool is_available(const CostTable& costs, int algorithm, int protocol) noexcept 
 /// NCCL's own way with a v2 plugin (`src/plugin/tuner/tuner_v2.cc`).
 ncclResult_t ask_v2(const ncclTuner_v2_t* tuner, void* context, const Question& question) noexcept {
   const CostTable& costs = question.costs;
-  const bool has_nvls =
-      is_available(costs, kNVLS, kSimple) || is_available(costs, kNVLSTree, kSimple);
+  const bool has_nvls = has_cell(costs, kNVLS, kSimple) || has_cell(costs, kNVLSTree, kSimple);
   int algorithm = -1, protocol = -1;
-  const ncclResult_t result =
-      tuner->getCollInfo(context, question.collective, question.size_bytes,
-                         is_available(costs, kCollNetChain, kSimple), has_nvls,
-                         question.num_pipe_ops, &algorithm, &protocol, question.num_channels);
+  const ncclResult_t result = tuner->getCollInfo(
+      context, question.collective, question.size_bytes, has_cell(costs, kCollNetChain, kSimple),
+      has_nvls, question.num_pipe_ops, &algorithm, &protocol, question.num_channels);
   if (result == ncclSuccess && algorithm >= 0 && protocol >= 0 &&
-      is_available(costs, algorithm, protocol)) {
+      has_cell(costs, algorithm, protocol)) {
     costs.cells[algorithm * costs.num_protocols + protocol] = 0.0F;
   }
   return result;
@@ -202,18 +200,11 @@ ncclResult_t TunerLink::answer_chunk(int collective, std::size_t size_bytes, int
                                      std::size_t* chunk_bytes) noexcept {
   const TunerVisit visit(&inside_);
   if (is_closing_.load()) return ncclSuccess;
-  const Context::Stay stay(ours_);
-  std::size_t own_bytes = *chunk_bytes;
-  ncclResult_t result = ncclSuccess;
-  if (next_->version >= 6 && next_->as<ncclTuner_v6_t>()->getChunkSize != nullptr) {
-    result = next_->as<ncclTuner_v6_t>()->getChunkSize(theirs_, collective, size_bytes, algorithm,
-                                                       protocol, num_channels, chunk_bytes);
+  if (next_->version < 6 || next_->as<ncclTuner_v6_t>()->getChunkSize == nullptr) {
+    return ncclSuccess;
   }
-  if (result == ncclSuccess && stay.entered() &&
-      ours_->answer_chunk(collective, algorithm, protocol, &own_bytes)) {
-    *chunk_bytes = own_bytes;
-  }
-  return result;
+  return next_->as<ncclTuner_v6_t>()->getChunkSize(theirs_, collective, size_bytes, algorithm,
+                                                   protocol, num_channels, chunk_bytes);
 }
 
 ncclResult_t TunerLink::finalize_next() noexcept {

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
@@ -65,6 +66,17 @@ void* find_loaded_symbol(const char* name) noexcept {
     found = find_in(names.text + i, name);
   }
   std::free(names.text);
+  return found;
+}
+
+int loaded_nccl_version() noexcept {
+  static std::atomic<int> version{0};  // any thread finds the same
+  int found = version.load();
+  if (found != 0) return found;
+  using GetVersion = int (*)(int*);
+  void* symbol = find_loaded_symbol("ncclGetVersion");
+  if (symbol == nullptr || reinterpret_cast<GetVersion>(symbol)(&found) != 0) return 0;
+  version.store(found);
   return found;
 }
 

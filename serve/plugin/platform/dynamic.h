@@ -17,6 +17,9 @@ const char* library_error() noexcept;
 /// was loaded for itself alone (RTLD_LOCAL); null when none has it.
 void* find_loaded_symbol(const char* name) noexcept;
 
+/// What ncclGetVersion of the loaded NCCL says, 22809 for 2.28.9; 0 where none is loaded.
+int loaded_nccl_version() noexcept;
+
 /// The directory that this library was loaded from, without the last slash. False when unknown.
 bool own_directory(char* path, std::size_t capacity) noexcept;
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "schedule.h"
+#include "sweep/schedule.h"
 #include "tests/table_file.h"
 
 /// What to write; the default is two cycles over two sizes.

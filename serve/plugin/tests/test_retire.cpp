@@ -1,13 +1,11 @@
 // ncclCommAbort frees a context from another thread while a call may be inside it: it is not freed
-// under the call, nor is its report unmapped. Links the plugin's own objects, to hold such a call
-// open.
+// under the call. Links the plugin's own objects, to hold such a call open.
 #include <chrono>
 #include <optional>
 #include <thread>
 
 #include "tests/check.h"
 #include "tests/library.h"
-#include "tests/schedule_file.h"
 #include "tests/table_file.h"
 #include "tuner.h"
 
@@ -68,36 +66,6 @@ void retire_rather_leaks_than_waits_for_ever() {
   CHECK(num_channels == 0 && cells[4] == 10.0F);
 }
 
-/// Four threads ask and ask until the context retires under them.
-void a_report_is_stored_into_until_the_last_call_left() {
-  Context* context = create();
-  std::atomic<bool> done{false};
-  std::atomic<int> asking{0};
-  std::vector<std::thread> callers;
-  // Stay inside, so that the context can be asked until every caller has seen it closing.
-  std::optional<Clock::Visit> guard(std::in_place, Inspect::clock(context));
-  for (int i = 0; i < 4; ++i) {
-    callers.emplace_back([&] {
-      ++asking;
-      while (!done) {
-        float cells[21] = {};
-        for (float& cell : cells) cell = 10.0F;
-        int num_channels = 0;
-        context->answer(kAllReduce, 1024, {cells, 7, 3}, &num_channels);
-        std::size_t chunk_bytes = 1 << 19;
-        context->answer_chunk(kAllReduce, kRing, kLL128, &chunk_bytes);
-      }
-    });
-  }
-  while (asking < 4) std::this_thread::yield();
-  std::thread aborter([&] { Context::retire(context); });
-  std::this_thread::sleep_for(milliseconds(20));
-  done = true;
-  for (std::thread& caller : callers) caller.join();
-  guard.reset();
-  aborter.join();
-}
-
 }  // namespace
 
 int main(int, char** arguments) {
@@ -105,11 +73,5 @@ int main(int, char** arguments) {
   artifact.write(1, 8, table_of(1, 8, {kRing, kLL128, 8, 1, 0}));
   retire_waits_for_the_call();
   retire_rather_leaks_than_waits_for_ever();
-  const SweepDirectory sweep(arguments[2], "retire");
-  sweep.write(schedule_of(Plan()));
-  sweep.ask_for_report();
-  retire_waits_for_the_call();
-  sweep.ask_for_report();
-  a_report_is_stored_into_until_the_last_call_left();
   return g_failures;
 }

@@ -1,7 +1,10 @@
 // A benchmark's calls in its own order: every call of a block gets the block's config, and nothing
 // else does.
+#include <chrono>
+#include <optional>
 #include <thread>
 
+#include "sweep/playing.h"
 #include "tests/check.h"
 #include "tests/library.h"
 #include "tests/schedule_file.h"
@@ -257,6 +260,25 @@ void overlapping_calls_stop(const Library& library, const SweepDirectory& sweep)
   library.finalize(6, context);
 }
 
+/// ncclCommAbort finalizes while a call may be inside: neither it nor its report goes meanwhile.
+void finalize_waits_for_the_call(const Library& library, const SweepDirectory& sweep) {
+  sweep.write(schedule_of(Plan()));
+  sweep.ask_for_report();
+  void* context = library.init(6, 8, 1);
+  std::atomic<bool> freed{false};
+  std::optional<Visit> call(std::in_place, static_cast<Playing*>(context));
+  std::thread aborter([&] {
+    library.finalize(6, context);
+    freed = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK(!freed);
+  CHECK(abstained(library.ask(6, context, call_of(1024))));
+  call.reset();
+  aborter.join();
+  CHECK(freed);
+}
+
 }  // namespace
 
 int main(int, char** arguments) {
@@ -269,5 +291,6 @@ int main(int, char** arguments) {
   channels_left_to_nccl(library, sweep);
   ranks_play_alike(library, sweep);
   overlapping_calls_stop(library, sweep);
+  finalize_waits_for_the_call(library, sweep);
   return g_failures;
 }

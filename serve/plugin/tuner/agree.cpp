@@ -34,11 +34,6 @@ bool g_has_endpoint = false;
 const char* g_why_no_endpoint = nullptr;
 std::atomic<int> g_hellos_in_vain{0};
 
-bool is_one(const char* variable) noexcept {
-  const char* value = value_of(variable);
-  return value != nullptr && std::strcmp(value, "1") == 0;
-}
-
 /// Remembers an id; whether it may be a shrunk communicator's, or nobody could tell any more.
 bool may_repeat(std::uint64_t id) noexcept {
   const Lock lock(&g_mutex);

@@ -6,26 +6,18 @@
 // was lost after its vote (voter.h), where some ranks may have the table and this one cannot know.
 #include <sched.h>
 
-#include <atomic>
 #include <cstdio>
 #include <cstring>
 
+#include "choice.h"
 #include "identity/environment.h"
 #include "nccl/profiler_abi.h"
-#include "nccl/tuner_abi.h"
+#include "nccl/tuner_exports.h"
 #include "platform/dynamic.h"
 #include "platform/threads.h"
 #include "tuner/agree.h"
-#include "tuner/choice.h"
-
-#define DYNAMICCL_EXPORT __attribute__((visibility("default")))
 
 extern "C" {
-extern DYNAMICCL_EXPORT const ncclTuner_v2_t ncclTunerPlugin_v2;
-extern DYNAMICCL_EXPORT const ncclTuner_v3_t ncclTunerPlugin_v3;
-extern DYNAMICCL_EXPORT const ncclTuner_v4_t ncclTunerPlugin_v4;
-extern DYNAMICCL_EXPORT const ncclTuner_v5_t ncclTunerPlugin_v5;
-extern DYNAMICCL_EXPORT const ncclTuner_v6_t ncclTunerPlugin_v6;
 extern DYNAMICCL_EXPORT const ncclProfiler_v4_t ncclProfiler_v4;
 }
 
@@ -51,33 +43,16 @@ void say(ncclDebugLogger_t logger, ncclDebugLogLevel level, std::size_t num_rank
   logger(level, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__, "%s", line);
 }
 
-int nccl_version() noexcept {
-  static std::atomic<int> version{-1};  // any thread finds the same
-  if (version.load() < 0) {
-    using GetVersion = int (*)(int*);
-    void* symbol = find_loaded_symbol("ncclGetVersion");
-    int found = 0;
-    if (symbol == nullptr || reinterpret_cast<GetVersion>(symbol)(&found) != 0) found = 0;
-    version.store(found);
-  }
-  return version.load();
-}
-
-bool is_off() noexcept {
-  const char* off = value_of("DYNAMICCL_DISABLE");
-  return in_forked_child() || (off != nullptr && std::strcmp(off, "1") == 0);
-}
-
 ncclResult_t create(std::size_t num_ranks, std::size_t num_nodes, std::uint64_t comm_id,
                     const ncclNvlDomainInfo_v5_t* domains, ncclDebugLogger_t logger,
                     void** context) noexcept {
   if (context == nullptr) return ncclSuccess;
   *context = nullptr;
-  if (num_ranks < 2 || is_off()) return ncclSuccess;
+  if (num_ranks < 2 || in_forked_child() || is_one("DYNAMICCL_DISABLE")) return ncclSuccess;
   const bool is_even =
       domains == nullptr || domains->minRanksPerNvlDomain == domains->maxRanksPerNvlDomain;
   Agreed agreed;
-  agree({num_ranks, num_nodes, comm_id, nccl_version(), is_even}, &agreed);
+  agree({num_ranks, num_nodes, comm_id, loaded_nccl_version(), is_even}, &agreed);
   char text[kMaxReasonBytes + 64];
   if (agreed.outcome == Outcome::kTable) {
     *context = const_cast<DecisionTable*>(agreed.table);
@@ -125,7 +100,8 @@ ncclResult_t getCollInfo(void* context, ncclFunc_t collType, std::size_t nBytes,
   const Entry* entry = lookup(*table, collType, nBytes);
   if (entry == nullptr) return ncclSuccess;
   // Typed float**, and yet one flat array.
-  choose(*entry, table->num_nodes, reinterpret_cast<float*>(collCostTable), numAlgo, nChannels);
+  const CostTable costs = {reinterpret_cast<float*>(collCostTable), numAlgo, numProto};
+  choose(*entry, table->num_nodes, costs, nChannels);
   return ncclSuccess;
 }
 

@@ -16,7 +16,6 @@ namespace dynamiccl {
 namespace {
 
 constexpr std::size_t kProblemBytes = 300;
-constexpr int kFirstWithAllGatherV = 22900;
 
 struct Kept {
   std::uint8_t hash[kDigestBytes];
@@ -26,32 +25,6 @@ struct Kept {
 
 Mutex g_mutex;
 Kept* g_kept = nullptr;
-char g_fingerprint[kFingerprintBytes];
-
-const char* own_fingerprint() noexcept {
-  const Lock lock(&g_mutex);
-  if (g_fingerprint[0] == '\0' && !take_fingerprint(g_fingerprint, sizeof g_fingerprint)) {
-    std::snprintf(g_fingerprint, sizeof g_fingerprint, "unknown");
-  }
-  return g_fingerprint;
-}
-
-/// What is not asked for, since it could be out of range or fail a collective. Chunk sizes are for
-/// sweeps: a rank that simulates a group would have NCCL's at its next call, the others ours. The
-/// channels of an AllGather are taken as they are by AllGatherV, which indexes the communicator's
-/// by them (2.29.7 `src/scheduler/allgatherv_sched.cc:65,103`).
-void leave_out(int nccl_version, DecisionTable* table) noexcept {
-  for (int i = 0; i < kNumCollectives * table->num_bins; ++i) {
-    Entry& entry = table->entries[i];
-    entry.chunk_bytes = 0;
-    if (i / table->num_bins == kAllGather && nccl_version >= kFirstWithAllGatherV) {
-      entry.num_channels = 0;
-    }
-    if (entry.algorithm == kAuto && entry.protocol == kAuto && entry.num_channels == 0) {
-      entry.act = 0;
-    }
-  }
-}
 
 struct Reading {
   char problem[kProblemBytes] = "";
@@ -79,7 +52,7 @@ const DecisionTable* keep(const std::uint8_t* bytes, std::size_t size, const std
     unmake(kept);
     return nullptr;
   }
-  leave_out(nccl_version, &kept->table);
+  leave_out_what_no_job_may_ask(nccl_version, &kept->table);
   std::memcpy(kept->hash, hash, kDigestBytes);
   kept->next = g_kept;
   g_kept = kept;

@@ -42,11 +42,9 @@ def settings(*mounts: Path) -> str:
     return f'{{ kind = "local", container = {container} }}'
 
 
-def test_whole_sweep_runs_inside_the_container(
-    log: Path, tmp_path: Path, plugin_path: Path
-) -> None:
-    made = sweep(cycles="1", launcher=settings(tmp_path, plugin_path.parent))
-    run(made, tmp_path, plugin_path)
+def test_whole_sweep_runs_inside_the_container(log: Path, tmp_path: Path, sweep_path: Path) -> None:
+    made = sweep(cycles="1", launcher=settings(tmp_path, sweep_path.parent))
+    run(made, tmp_path, sweep_path)
     forced = wanted(rows(tmp_path))
     assert forced.height == 2 * 3 * 8
     assert forced["verified"].all()
@@ -54,11 +52,13 @@ def test_whole_sweep_runs_inside_the_container(
 
 
 def test_plugin_that_no_mount_shows_is_refused_with_the_mount_to_add(
-    log: Path, tmp_path: Path, plugin_path: Path
+    log: Path, tmp_path: Path, sweep_path: Path
 ) -> None:
     made = sweep(cycles="1", launcher=settings(tmp_path))
-    with pytest.raises(InvalidSweep, match=r"libnccl-tuner-dynamiccl\.so cannot be seen inside"):
-        run(made, tmp_path, plugin_path)
+    with pytest.raises(
+        InvalidSweep, match=r"libnccl-tuner-dynamiccl-sweep\.so cannot be seen inside"
+    ):
+        run(made, tmp_path, sweep_path)
     assert not log.exists()
 
 

@@ -15,10 +15,10 @@ TIMED_ONLY = "{ startup_timeout_s = 3, stall_timeout_s = 1.5, read_back = false 
 
 
 def test_whole_grid_in_one_process_is_measured_verified_and_true(
-    tmp_path: Path, plugin_path: Path
+    tmp_path: Path, sweep_path: Path
 ) -> None:
     made = sweep(collectives='["AllReduce", "AllGather"]')
-    summary = run(made, tmp_path, plugin_path)
+    summary = run(made, tmp_path, sweep_path)
     # A cycle: the grid and the reference for each collective; and what runs is read back once.
     assert summary.launches_run == 2 * (2 + 2) + 2
     found = rows(tmp_path)
@@ -45,11 +45,11 @@ def test_whole_grid_in_one_process_is_measured_verified_and_true(
 
 
 def test_default_is_measured_untouched_and_in_its_profile(
-    tmp_path: Path, plugin_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCL_PROTO", "LL")  # the user's own environment
     profiles = '[{ name = "default" }, { name = "net", transport = "NET" }]'
-    run(sweep(profiles=profiles, cycles="1"), tmp_path, plugin_path)
+    run(sweep(profiles=profiles, cycles="1"), tmp_path, sweep_path)
     found = rows(tmp_path).filter("is_default", ~pl.col("in_place"))
     by_scope = statuses(found, ("launch_profile", "default_scope"))
     assert by_scope == {
@@ -66,8 +66,8 @@ def test_default_is_measured_untouched_and_in_its_profile(
     assert times["net", "profile"] > 1.3 * times["default", "profile"]  # type: ignore[operator]
 
 
-def test_noise_band_is_a_column_of_every_row_with_a_time(tmp_path: Path, plugin_path: Path) -> None:
-    run(sweep(), tmp_path, plugin_path)
+def test_noise_band_is_a_column_of_every_row_with_a_time(tmp_path: Path, sweep_path: Path) -> None:
+    run(sweep(), tmp_path, sweep_path)
     found = rows(tmp_path).filter(pl.col("status") == "ok")
     assert found["aa_noise_band"].null_count() == 0
     # How wide is up to the machine: the stand-in has a real clock, and others may be busy.
@@ -75,9 +75,9 @@ def test_noise_band_is_a_column_of_every_row_with_a_time(tmp_path: Path, plugin_
 
 
 def test_iteration_times_come_from_json_and_the_release_from_text(
-    tmp_path: Path, plugin_path: Path
+    tmp_path: Path, sweep_path: Path
 ) -> None:
-    run(sweep(cycles="1"), tmp_path, plugin_path)
+    run(sweep(cycles="1"), tmp_path, sweep_path)
     found = rows(tmp_path).filter(pl.col("status") == "ok")
     assert set(found["source"]) == {"nccl-tests-json"}
     assert set(found["iteration_times_us"].list.len()) == {5}
@@ -85,8 +85,8 @@ def test_iteration_times_come_from_json_and_the_release_from_text(
     assert set(found["gpu"]) == {"FAKE H100"}
 
 
-def test_topology_is_kept_and_its_features_are_columns(tmp_path: Path, plugin_path: Path) -> None:
-    run(sweep(cycles="1"), tmp_path, plugin_path)
+def test_topology_is_kept_and_its_features_are_columns(tmp_path: Path, sweep_path: Path) -> None:
+    run(sweep(cycles="1"), tmp_path, sweep_path)
     kept = tmp_path / "out" / "topology" / "system=box" / "allreduce-1x8-default"
     assert {path.name for path in kept.iterdir()} == {"topology.xml", "graph.xml", "nccl.log"}
     log = (kept / "nccl.log").read_text()
@@ -112,12 +112,12 @@ def test_every_release_gives_the_same_grid(
     release: str,
     nccl: str,
     tmp_path: Path,
-    plugin_path: Path,
+    sweep_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FAKE_NCCL_TESTS_VERSION", release)
     monkeypatch.setenv("FAKE_NCCL_VERSION", nccl)
-    run(sweep(cycles="1", nccl_version=f'"{nccl}"'), tmp_path, plugin_path)
+    run(sweep(cycles="1", nccl_version=f'"{nccl}"'), tmp_path, sweep_path)
     found = rows(tmp_path)
     assert statuses(found) == {"ok": 2 * 3 * (2 + 10)}
     assert wanted(found)["verified"].all()
@@ -146,26 +146,26 @@ def test_config_that_nccl_ignores_shows_in_what_ran(
 
 
 def test_cell_that_the_machine_has_not_is_infeasible_with_the_reason(
-    tmp_path: Path, plugin_path: Path
+    tmp_path: Path, sweep_path: Path
 ) -> None:
-    run(sweep(cycles="1", algorithms='["CollNetDirect", "Ring"]'), tmp_path, plugin_path)
+    run(sweep(cycles="1", algorithms='["CollNetDirect", "Ring"]'), tmp_path, sweep_path)
     lost = rows(tmp_path).filter(pl.col("reason") == "NCCL's cost table has no such cell here")
     assert lost.height == 3 * 2
     assert lost["time_us"].null_count() == lost.height
 
 
 def test_collectives_for_reference_are_measured_as_they_are(
-    tmp_path: Path, plugin_path: Path
+    tmp_path: Path, sweep_path: Path
 ) -> None:
     made = sweep(collectives='["AlltoAll", "SendRecv"]', cycles="1")
-    run(made, tmp_path, plugin_path)
+    run(made, tmp_path, sweep_path)
     found = rows(tmp_path)
     assert set(found["collective"]) == {"AlltoAll", "SendRecv"}
     assert set(found["status"]) == {"ok"}
     assert found["is_default"].all()
 
 
-def test_all_five_tuned_collectives_run(tmp_path: Path, plugin_path: Path) -> None:
+def test_all_five_tuned_collectives_run(tmp_path: Path, sweep_path: Path) -> None:
     names = ["AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce"]
     made = sweep(
         collectives=str(names).replace("'", '"'),
@@ -175,14 +175,14 @@ def test_all_five_tuned_collectives_run(tmp_path: Path, plugin_path: Path) -> No
         sizes='{ min = "1M", max = "1M" }',
         cycles="1",
     )
-    run(made, tmp_path, plugin_path)
+    run(made, tmp_path, sweep_path)
     forced = wanted(rows(tmp_path))
     assert set(forced["collective"]) == set(names)
     assert forced["verified"].all()
 
 
 def test_chunk_sizes_are_played_where_nccl_asks_for_them(
-    tmp_path: Path, plugin_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_NCCL_VERSION", "2.30.7")
     made = sweep(
@@ -192,7 +192,7 @@ def test_chunk_sizes_are_played_where_nccl_asks_for_them(
         chunk_sizes='[0, "64K", "256K"]',
         cycles="1",
     )
-    run(made, tmp_path, plugin_path)
+    run(made, tmp_path, sweep_path)
     forced = wanted(rows(tmp_path))
     asked = forced.drop_nulls("requested_chunk_bytes")
     assert asked.height == 2 * 3 * 2

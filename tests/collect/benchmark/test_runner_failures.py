@@ -23,10 +23,10 @@ TIMED_ONLY = "{ startup_timeout_s = 3, stall_timeout_s = 1.5, read_back = false 
 
 
 def test_hung_config_is_quarantined_and_everything_else_is_measured(
-    tmp_path: Path, plugin_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_HANG", "Tree/LL/4ch")
-    run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, plugin_path)
+    run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, sweep_path)
     found = rows(tmp_path)
     hung = found.filter(pl.col("status") == "timed_out")
     assert hung.height >= 1
@@ -40,10 +40,10 @@ def test_hung_config_is_quarantined_and_everything_else_is_measured(
 
 
 def test_crashed_config_is_quarantined_with_what_was_said(
-    tmp_path: Path, plugin_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_CRASH", "Ring/Simple/4ch")
-    run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, plugin_path)
+    run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, sweep_path)
     found = rows(tmp_path)
     lost = found.filter(pl.col("status") == "failed")
     assert lost.height == 3
@@ -53,10 +53,10 @@ def test_crashed_config_is_quarantined_with_what_was_said(
 
 
 def test_wrong_values_belong_to_their_config_alone(
-    tmp_path: Path, plugin_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_WRONG", "Tree/Simple")
-    run(sweep(cycles="1"), tmp_path, plugin_path)
+    run(sweep(cycles="1"), tmp_path, sweep_path)
     found = rows(tmp_path)
     wrong = found.filter(pl.col("status") == "wrong_values")
     assert wrong.height == 2 * 2 * 3  # both halves, with and without a number of channels
@@ -70,10 +70,10 @@ def test_wrong_values_belong_to_their_config_alone(
 
 
 def test_benchmark_that_never_starts_is_rows_with_its_words(
-    tmp_path: Path, plugin_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_NCCL_VERSION", "2.21.5")  # the plugin refuses the sweep mode there
-    run(sweep(cycles="1"), tmp_path, plugin_path)
+    run(sweep(cycles="1"), tmp_path, sweep_path)
     found = rows(tmp_path)
     played = found.filter(pl.col("launch").str.contains("sweep"))
     assert statuses(played) == {"failed": 3 * 10}
@@ -91,20 +91,20 @@ def test_plugin_that_does_not_load_is_no_measurement(tmp_path: Path) -> None:
 
 
 def test_asked_to_stop_it_keeps_the_rows_of_the_running_process(
-    tmp_path: Path, plugin_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_SECONDS_PER_ROW", "0.05")
     made = sweep(cycles="1", runner="{ read_back = false }")
     with Interrupt() as interrupt:
         timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
-        first = run(made, tmp_path, plugin_path, interrupt=interrupt)
+        first = run(made, tmp_path, sweep_path, interrupt=interrupt)
         timer.join()
     assert first.ended == "interrupted"
     before = rows(tmp_path)
     assert 0 < before.height < 2 * 3 * 12
     monkeypatch.delenv("FAKE_SECONDS_PER_ROW")
-    assert run(made, tmp_path, plugin_path, resume=True).ended == "done"
+    assert run(made, tmp_path, sweep_path, resume=True).ended == "done"
     after = rows(tmp_path)
     # A launch that was cut short leaves gaps, which further repeats of the default fill.
     assert after.filter(pl.col("repeat") < 2).height == 2 * 3 * 12
@@ -114,17 +114,17 @@ def test_asked_to_stop_it_keeps_the_rows_of_the_running_process(
     assert after.select(key).unique().height == after.height
 
 
-def command_of_a_sweep(tmp_path: Path, plugin_path: Path) -> tuple[list[str], Site]:
+def command_of_a_sweep(tmp_path: Path, sweep_path: Path) -> tuple[list[str], Site]:
     made = sweep(cycles="1")
-    where = site(made, tmp_path, plugin_path)
-    (tmp_path / "s.toml").write_text(made.text + f'\n[runner]\nplugin = "{plugin_path}"\n')
+    where = site(made, tmp_path, sweep_path)
+    (tmp_path / "s.toml").write_text(made.text + f'\n[runner]\nplugin = "{sweep_path}"\n')
     command = [sys.executable, "-m", "dynamiccl.collect.cli", "run", str(tmp_path / "s.toml")]
     command += ["--out", str(where.out), "--nccl-tests-dir", str(where.nccl_tests_dir)]
     return command, where
 
 
-def test_interrupting_the_sweep_twice_ends_the_benchmark(tmp_path: Path, plugin_path: Path) -> None:
-    command, where = command_of_a_sweep(tmp_path, plugin_path)
+def test_interrupting_the_sweep_twice_ends_the_benchmark(tmp_path: Path, sweep_path: Path) -> None:
+    command, where = command_of_a_sweep(tmp_path, sweep_path)
     environment = {**os.environ, "FAKE_SECONDS_PER_ROW": "60"}
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
@@ -187,13 +187,13 @@ def test_what_cannot_be_measured_here_is_refused_before_anything_runs(tmp_path: 
         NcclTestsRunner(chunks.file, site(chunks, tmp_path, None)).check(chunks.trials)
 
 
-def test_sweep_mode_that_cannot_work_says_why(tmp_path: Path, plugin_path: Path) -> None:
+def test_sweep_mode_that_cannot_work_says_why(tmp_path: Path, sweep_path: Path) -> None:
     made = sweep(runner='{ mode = "sweep" }')
     with pytest.raises(MachineError, match="there is no tuner plugin; build it with"):
         NcclTestsRunner(made.file, site(made, tmp_path, None)).check(made.trials)
     old = sweep(runner='{ mode = "sweep" }', nccl_version='"2.21.5"')
     with pytest.raises(MachineError, match=r"it needs NCCL 2\.22\.\d and this is 2\.21\.5"):
-        NcclTestsRunner(old.file, site(old, tmp_path, plugin_path)).check(old.trials)
+        NcclTestsRunner(old.file, site(old, tmp_path, sweep_path)).check(old.trials)
 
 
 def test_forced_combination_that_nccl_refuses_is_infeasible(
@@ -209,10 +209,10 @@ def test_forced_combination_that_nccl_refuses_is_infeasible(
 
 @pytest.mark.parametrize("mischief", ["FAKE_HANG", "FAKE_CRASH"])
 def test_config_that_fails_in_the_read_back_pass_is_kept_out_and_the_rest_verified(
-    mischief: str, tmp_path: Path, plugin_path: Path, monkeypatch: pytest.MonkeyPatch
+    mischief: str, tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(mischief, "Ring/LL/4ch")
-    run(sweep(cycles="1", runner=QUICK), tmp_path, plugin_path)
+    run(sweep(cycles="1", runner=QUICK), tmp_path, sweep_path)
     found = rows(tmp_path)
     lost = found.filter(pl.col("status") != "ok")
     key = ("requested_algorithm", "requested_protocol", "requested_num_channels")
@@ -221,10 +221,8 @@ def test_config_that_fails_in_the_read_back_pass_is_kept_out_and_the_rest_verifi
     assert found.filter(pl.col("status") == "ok", ~pl.col("is_default"))["verified"].all()
 
 
-def test_stopped_sweep_ends_with_the_code_of_an_interrupt(
-    tmp_path: Path, plugin_path: Path
-) -> None:
-    command, where = command_of_a_sweep(tmp_path, plugin_path)
+def test_stopped_sweep_ends_with_the_code_of_an_interrupt(tmp_path: Path, sweep_path: Path) -> None:
+    command, where = command_of_a_sweep(tmp_path, sweep_path)
     environment = {**os.environ, "FAKE_SECONDS_PER_ROW": "0.1"}
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.PIPE

@@ -108,7 +108,7 @@ def test_any_walk_makes_a_schedule_that_the_plugin_takes(
     ],
 )
 def test_benchmark_makes_just_these_calls(
-    keys: dict[str, str], program: str, tmp_path: Path, plugin_path: Path
+    keys: dict[str, str], program: str, tmp_path: Path, sweep_path: Path
 ) -> None:
     """The plugin counts the calls of a real process, and plays every block."""
     setting, grid = dealt(**keys)
@@ -120,7 +120,7 @@ def test_benchmark_makes_just_these_calls(
         *grid.chain.arguments,
         *counts,
         settings={
-            "NCCL_TUNER_PLUGIN": str(plugin_path),
+            "NCCL_TUNER_PLUGIN": str(sweep_path),
             "DYNAMICCL_MODE": "sweep",
             "DYNAMICCL_SCHEDULE": str(tmp_path / "schedule"),
             "DYNAMICCL_SCHEDULE_HASH": made.content_hash,

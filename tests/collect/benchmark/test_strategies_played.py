@@ -27,10 +27,10 @@ def run_with(strategy: str, folder: Path, plugin: Path) -> pl.DataFrame:
 
 @pytest.mark.parametrize("kind", [pytest.param("random", marks=pytest.mark.soak), "adaptive"])
 def test_what_is_picked_is_played_and_its_probability_recorded(
-    kind: str, tmp_path: Path, plugin_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    found = run_with(f'{{ kind = "{kind}", max_rounds = 4 }}', tmp_path, plugin_path)
+    found = run_with(f'{{ kind = "{kind}", max_rounds = 4 }}', tmp_path, sweep_path)
     forced = found.filter(~pl.col("is_default"), pl.col("status") == "ok")
     assert forced["verified"].all()
     odds = forced["behaviour_probability"]

@@ -51,7 +51,7 @@ Max locked memory         unlimited            unlimited            bytes
 """
 MODULES = "nvidia_peermem 16384 0 - Live 0x0\nmlx5_core 2420736 1 mlx5_ib, Live 0x0\n"
 NODE = '{"host": "n1", "nvml_error": null}\n'
-PLUGIN = "out/plugin/libnccl-tuner-dynamiccl.so"
+PLUGIN = "out/plugin/libnccl-tuner-dynamiccl-sweep.so"
 BINARY = "/opt/nccl-tests/all_reduce_perf"
 
 HEALTHY_RUNS: Mapping[tuple[str, ...], Ran] = {

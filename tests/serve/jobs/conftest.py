@@ -6,8 +6,8 @@ from typing import Protocol
 
 import pytest
 
+from dynamiccl.libraries import ADAPTIVE_NAME
 from dynamiccl.serve.artifact import Artifact
-from dynamiccl.serve.build import PLUGIN_NAME
 from dynamiccl.serve.plugin_index import PluginIndex
 from tests.serve.jobs.play import Played, play
 from tests.serve.jobs.setting import Setting, fingerprint, make_setting
@@ -38,7 +38,7 @@ def job_build_dir(build_dir: Callable[[str], Path]) -> Path:
 @pytest.fixture(scope="session")
 def play_job(job_build_dir: Path) -> Player:
     """Jobs under our plugin."""
-    return player_of(job_build_dir, PLUGIN_NAME)
+    return player_of(job_build_dir, ADAPTIVE_NAME)
 
 
 @pytest.fixture(scope="session")

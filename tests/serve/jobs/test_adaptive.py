@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from dynamiccl.serve.build import PLUGIN_NAME
+from dynamiccl.libraries import ADAPTIVE_NAME
 from tests.serve.jobs.conftest import Player, player_of
 from tests.serve.jobs.play import Played, at
 from tests.serve.jobs.setting import Setting
@@ -151,7 +151,7 @@ def test_the_artifacts_policy_decides_in_a_process_and_in_the_job(
     torch_build_dir: Path,
 ) -> None:
     """TorchScript in the job: in the leader's process and in no other."""
-    play = player_of(torch_build_dir, PLUGIN_NAME)
+    play = player_of(torch_build_dir, ADAPTIVE_NAME)
     look = Look(eight_ranks.root / "look")
     chosen = adaptive(eight_ranks, DYNAMICCL_ARTIFACT=str(known), DYNAMICCL_SYSTEM="box")
     if where == "job":

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.serve.build import PLUGIN_NAME
+from dynamiccl.libraries import ADAPTIVE_NAME
 from tests.serve.jobs.conftest import Player, player_of
 from tests.serve.jobs.setting import Setting
 from tests.serve.jobs.thinking import adaptive
@@ -16,10 +16,10 @@ def play_slow_brain(job_build_dir: Path, tmp_path: Path) -> Player:
     """The plugin beside a brain of which SLOW_BRAIN says what takes it a second."""
     beside = tmp_path / "slow"
     beside.mkdir()
-    for name in ("play_job", PLUGIN_NAME):
+    for name in ("play_job", ADAPTIVE_NAME):
         shutil.copy(job_build_dir / name, beside)
     shutil.copy(job_build_dir / "libslow_brain.so", beside / "libdynamiccl-torch.so")
-    return player_of(beside, PLUGIN_NAME)
+    return player_of(beside, ADAPTIVE_NAME)
 
 
 def slow(setting: Setting, what: str) -> dict[str, str]:

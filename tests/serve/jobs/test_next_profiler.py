@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.serve.build import PLUGIN_NAME, SANITIZERS
+from dynamiccl.libraries import ADAPTIVE_NAME
+from dynamiccl.serve.build import SANITIZERS
 from tests.serve.jobs.conftest import Player, player_of
 from tests.serve.jobs.play import Played
 from tests.serve.jobs.setting import Setting
@@ -78,6 +79,6 @@ def test_jobs_are_clean_with_both(
 ) -> None:
     directory = build_dir(sanitize)
     theirs = {"DYNAMICCL_NEXT_PROFILER": str(directory / "libwilful.so")}
-    play = player_of(directory, PLUGIN_NAME)
+    play = player_of(directory, ADAPTIVE_NAME)
     played = play(environment=behind_ours | theirs, **(JOB | {"rate": 500} | named))
     assert played.is_sound, played

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.serve.build import PLUGIN_NAME, SANITIZERS, THIN_NAME
+from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
+from dynamiccl.serve.build import SANITIZERS
 from tests.conftest import Soak
-from tests.plugin_build import THIN_TARGET
+from tests.plugin_build import TUNER_TARGET
 from tests.serve.jobs.conftest import player_of
 from tests.serve.jobs.play import Played, at, every, play
 from tests.serve.jobs.setting import Setting
@@ -39,7 +40,7 @@ SCENARIOS: dict[str, tuple[tuple[str, ...], dict[str, object]]] = {
 
 def test_a_plain_job_is_clean(build_dir: Callable[..., Path], four_ranks: Setting) -> None:
     """The tuner alone is sanitized: the ranks' program takes the sanitizer's runtime along."""
-    plugin = build_dir("address,undefined", THIN_TARGET) / THIN_NAME
+    plugin = build_dir("address,undefined", TUNER_TARGET) / TUNER_NAME
     find = ["c++", "-print-file-name=libasan.so"]
     runtime = subprocess.run(find, capture_output=True, text=True, check=True).stdout.strip()
     preloaded = {"LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"}
@@ -69,7 +70,7 @@ sanitized = pytest.mark.parametrize("sanitize", [name for name in SANITIZERS if 
 @pytest.mark.soak
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @sanitized
-@pytest.mark.parametrize("plugin", [PLUGIN_NAME, "libwilful.so"])
+@pytest.mark.parametrize("plugin", [ADAPTIVE_NAME, "libwilful.so"])
 def test_a_job_is_clean(
     plugin: str,
     sanitize: str,
@@ -87,7 +88,7 @@ def test_a_job_is_clean(
 def test_random_jobs_are_clean(
     sanitize: str, build_dir: Callable[[str], Path], tmp_path: Path, soak: Soak
 ) -> None:
-    play_for_a_while(player_of(build_dir(sanitize), PLUGIN_NAME), tmp_path, soak)
+    play_for_a_while(player_of(build_dir(sanitize), ADAPTIVE_NAME), tmp_path, soak)
 
 
 @pytest.mark.soak
@@ -95,7 +96,7 @@ def test_random_jobs_are_clean(
 def test_an_adaptive_job_is_clean(
     sanitize: str, build_dir: Callable[[str], Path], eight_ranks: Setting, known: Path
 ) -> None:
-    play = player_of(build_dir(sanitize), PLUGIN_NAME)
+    play = player_of(build_dir(sanitize), ADAPTIVE_NAME)
     with brain(eight_ranks, known, "restless"):
         played = play(environment=adaptive(eight_ranks), ranks=8, rate=500, calls=3000)
     assert played.is_sound, played

@@ -1,4 +1,4 @@
-"""The thin tuner in whole jobs: agreed once when a communicator is made, or NCCL's own choice."""
+"""The tuner in whole jobs: agreed once when a communicator is made, or NCCL's own choice."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from dynamiccl.serve.build import THIN_NAME
+from dynamiccl.libraries import TUNER_NAME
 from tests.serve.jobs.conftest import Player, player_of
 from tests.serve.jobs.play import Played, on_rank
 from tests.serve.jobs.setting import (
@@ -29,8 +29,8 @@ SHORT: Final = {"rate": 4000, "calls": 800}
 
 
 @pytest.fixture(scope="session")
-def play_thin(job_build_dir: Path) -> Player:
-    return player_of(job_build_dir, THIN_NAME)
+def play_tuner(job_build_dir: Path) -> Player:
+    return player_of(job_build_dir, TUNER_NAME)
 
 
 class Inits:
@@ -40,7 +40,7 @@ class Inits:
         self._directory = directory
 
     def __call__(self, environment: Mapping[str, str], **options: int) -> dict[str, Any]:
-        command = [str(self._directory / "init_ranks"), str(self._directory / THIN_NAME)]
+        command = [str(self._directory / "init_ranks"), str(self._directory / TUNER_NAME)]
         for name, value in options.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("DYNAMICCL_", "NCCL_"))}
@@ -65,9 +65,9 @@ def assert_table_from_call_0(played: Played) -> None:
 @pytest.mark.parametrize("release", IDENTIFIED)
 @pytest.mark.parametrize("at_once", [0, 1])
 def test_the_table_is_in_force_from_call_0(
-    release: str, at_once: int, play_thin: Player, four_ranks: Setting
+    release: str, at_once: int, play_tuner: Player, four_ranks: Setting
 ) -> None:
-    played = play_thin(
+    played = play_tuner(
         environment=four_ranks.environment(),
         ranks=4,
         comms=4,
@@ -81,11 +81,11 @@ def test_the_table_is_in_force_from_call_0(
 
 @pytest.mark.parametrize("release", ["2.21", "2.22", "2.25", "2.26"])
 def test_before_2_27_nothing_is_decided_unless_one_world_is_promised(
-    release: str, play_thin: Player, four_ranks: Setting
+    release: str, play_tuner: Player, four_ranks: Setting
 ) -> None:
     environment = four_ranks.environment() | {"WORLD_SIZE": "4"}
     for promise in ("0", "1"):
-        played = play_thin(
+        played = play_tuner(
             environment=environment | {"DYNAMICCL_ONE_WORLD": promise},
             ranks=4,
             comms=3,
@@ -98,18 +98,18 @@ def test_before_2_27_nothing_is_decided_unless_one_world_is_promised(
 
 
 def test_ranks_of_several_nodes_agree_through_the_coordinator(
-    play_thin: Player, two_nodes: Setting
+    play_tuner: Player, two_nodes: Setting
 ) -> None:
-    played = play_thin(
+    played = play_tuner(
         environment=two_nodes.environment(coordinator=True), ranks=8, nodes=2, comms=4, **SHORT
     )
     assert_table_from_call_0(played)
 
 
 def test_several_nodes_without_a_coordinator_abstain_at_once(
-    play_thin: Player, two_nodes: Setting
+    play_tuner: Player, two_nodes: Setting
 ) -> None:
-    played = play_thin(environment=two_nodes.environment(), ranks=8, nodes=2, **SHORT)
+    played = play_tuner(environment=two_nodes.environment(), ranks=8, nodes=2, **SHORT)
     assert played.is_sound, played
     assert played.acted == 0
     assert "start the job with dynamiccl-run" in played.log
@@ -128,9 +128,9 @@ DIFFERENCES: Final[dict[str, Callable[[Setting], list[str]]]] = {
 @pytest.mark.parametrize("difference", DIFFERENCES)
 @pytest.mark.parametrize("coordinator", [False, True], ids=["local", "coordinator"])
 def test_one_rank_that_differs_makes_all_abstain_and_a_line_names_it(
-    difference: str, coordinator: bool, play_thin: Player, four_ranks: Setting
+    difference: str, coordinator: bool, play_tuner: Player, four_ranks: Setting
 ) -> None:
-    played = play_thin(
+    played = play_tuner(
         *DIFFERENCES[difference](four_ranks),
         environment=four_ranks.environment(coordinator=coordinator),
         ranks=4,
@@ -145,30 +145,30 @@ def test_one_rank_that_differs_makes_all_abstain_and_a_line_names_it(
 
 @pytest.mark.parametrize("without", [("--without-plugin", "2"), ("disabled",)])
 def test_a_rank_that_never_votes_leaves_nccls_own_choice(
-    without: tuple[str, ...], play_thin: Player, four_ranks: Setting
+    without: tuple[str, ...], play_tuner: Player, four_ranks: Setting
 ) -> None:
     options = without if len(without) > 1 else on_rank(2, {"DYNAMICCL_DISABLE": "1"})
-    played = play_thin(*options, environment=four_ranks.environment(), ranks=4, deadline=60, **JOB)
+    played = play_tuner(*options, environment=four_ranks.environment(), ranks=4, deadline=60, **JOB)
     assert played.is_sound, played
     assert played.acted == 0
     assert "3 of 4 ranks came within 10 s" in played.log
 
 
 def test_a_kill_file_counts_when_a_communicator_is_made(
-    play_thin: Player, four_ranks: Setting
+    play_tuner: Player, four_ranks: Setting
 ) -> None:
     (four_ranks.artifact / "kill").touch()
-    played = play_thin(environment=four_ranks.environment(), ranks=4, **SHORT)
+    played = play_tuner(environment=four_ranks.environment(), ranks=4, **SHORT)
     assert played.is_sound, played
     assert played.acted == 0
     assert "a kill file is there" in played.log
 
 
 def test_nccl_comm_id_gives_all_communicators_one_id(
-    play_thin: Player, four_ranks: Setting
+    play_tuner: Player, four_ranks: Setting
 ) -> None:
     environment = four_ranks.environment() | {"NCCL_COMM_ID": "127.0.0.1:1"}
-    played = play_thin(environment=environment, ranks=4, **SHORT)
+    played = play_tuner(environment=environment, ranks=4, **SHORT)
     assert (played.acted, played.is_sound) == (0, True)
     assert "NCCL_COMM_ID is set" in played.log
 

@@ -19,9 +19,9 @@
 #include <cstdint>
 
 #include "choice.h"
-#include "chunk.h"
-#include "report.h"
-#include "schedule.h"
+#include "sweep/chunk.h"
+#include "sweep/report.h"
+#include "sweep/schedule.h"
 
 namespace dynamiccl {
 

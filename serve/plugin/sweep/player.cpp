@@ -1,5 +1,5 @@
 // Loading comes first; below it the hot path, which counts, compares and stores.
-#include "sweep.h"
+#include "sweep/player.h"
 
 #include <strings.h>
 
@@ -86,7 +86,8 @@ void Player::stop_at(int collective, std::size_t size_bytes) noexcept {
 
 BlockState Player::play(CostTable costs, int* num_channels) noexcept {
   if (config_->act == 0) return kAbstained;
-  const int cell = is_sound(costs) ? force(*config_, schedule_.num_nodes, costs, num_channels) : -1;
+  const int cell =
+      is_sound(costs) ? choose(*config_, schedule_.num_nodes, costs, num_channels) : -1;
   if (cell < 0) return kUnavailable;
   chunks_.answered(schedule_.collective, cell, config_->chunk_bytes);
   return kPlayed;

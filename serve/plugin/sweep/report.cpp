@@ -1,5 +1,5 @@
 // Creating and giving back the report's file; its stores are in the header, on the hot path.
-#include "report.h"
+#include "sweep/report.h"
 
 #include <sys/mman.h>
 #include <sys/resource.h>

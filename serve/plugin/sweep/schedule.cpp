@@ -1,5 +1,5 @@
 // Every byte of a schedule file is checked once, at load; playing then trusts it.
-#include "schedule.h"
+#include "sweep/schedule.h"
 
 #include <cstring>
 
