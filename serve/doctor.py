@@ -159,6 +159,13 @@ def _neighbour(machine: Machine, role: Role) -> Check:
         return ok(name, f"none is set or found; dynamiccl-run sets {role.variable}")
     if is_ours(found.library):
         return ok(name, f"ours, by {found.place}")
+    mode = machine.env.get("DYNAMICCL_MODE", DEFAULT_MODE)
+    if role.name == "profiler" and mode == DEFAULT_MODE and not machine.env.get(NEXT["tuner"]):
+        return ok(
+            name,
+            f"{found.place}; it stays, and on NCCL 2.27, which tells a profiler alone which "
+            "communicator it is, the tuner then leaves all to NCCL",
+        )
     if found.origin is Origin.SWITCHED_OFF:
         return warn(name, found.place, f"take {role.variable} out, or start with dynamiccl-run")
     keeps = NEXT[role.name]

@@ -156,7 +156,7 @@ def test_vendors_plugins_are_kept_in_front(run: Runner) -> None:
 
 
 def test_a_policy_that_any_tuner_would_disable_is_left_alone(run: Runner) -> None:
-    for value in ("EFFICIENCY", "1", "3"):
+    for value in ("EFFICIENCY", "efficiency", "1", "3"):
         shown = run.shown(NCCL_CTA_POLICY=value, said=f"NCCL_CTA_POLICY is {value}")
         assert "NCCL_TUNER_PLUGIN" not in shown
     assert "NCCL_TUNER_PLUGIN" in run.shown(NCCL_CTA_POLICY="0")

@@ -12,8 +12,9 @@ from typing import Any, Final
 import pytest
 
 from dynamiccl.libraries import TUNER_NAME
+from dynamiccl.serve.install import install
 from tests.serve.jobs.conftest import Player, player_of
-from tests.serve.jobs.play import Played, on_rank
+from tests.serve.jobs.play import Played, on_rank, play
 from tests.serve.jobs.setting import (
     FIRST,
     JOB,
@@ -77,6 +78,29 @@ def test_the_table_is_in_force_from_call_0(
         **SHORT,
     )
     assert_table_from_call_0(played)
+
+
+def test_a_job_that_dynamiccl_run_starts_has_its_table_from_call_0(
+    job_build_dir: Path, eight_ranks: Setting, known: Path, tmp_path: Path
+) -> None:
+    home = install(known, tmp_path / "home", job_build_dir / TUNER_NAME).directory
+    ran = subprocess.run(
+        [str(home / "bin" / "dynamiccl-run"), "env"],
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    shown = dict(line.split("=", 1) for line in ran.stdout.splitlines())
+    tuner = Path(shown["NCCL_TUNER_PLUGIN"])
+    assert tuner == home / "lib" / TUNER_NAME
+    ours = {name: value for name, value in shown.items() if name.startswith("DYNAMICCL_")}
+    environment = ours | {"DYNAMICCL_TEST_ROOT": str(eight_ranks.machine)}
+    played = play(job_build_dir / "play_job", tuner, environment=environment, ranks=8, **SHORT)
+    assert played.is_sound, played
+    assert played.acted > 0
+    assert played.switches == 0
+    assert played.log.count("the artifact's table, from call 0") == 8
 
 
 @pytest.mark.parametrize("release", ["2.21", "2.22", "2.25", "2.26"])
