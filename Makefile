@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 CPP := $(wildcard tests/fakes/*.cpp tests/fakes/*/*.c) $(shell find serve/plugin -name "*.cpp" -o -name "*.h")
 # bench_collect takes figures of the others, so it comes last.
 BENCHMARKS := $(filter-out %/bench_collect.py,$(wildcard benchmarks/bench_*.py)) benchmarks/bench_collect.py
-# More than our two cores: tests of jobs and of Slurm wait half of their time.
-WORKERS ?= 4
+# More than our two cores, since tests of jobs and of Slurm wait; four are faster, and late for limits.
+WORKERS ?= 3
 ONLY ?=
 SEED ?= 0
 SECONDS ?= 60
