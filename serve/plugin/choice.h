@@ -27,9 +27,6 @@ inline bool clamps_channels(int algorithm, int num_nodes) noexcept {
   return algorithm == kTree || algorithm == kRing || algorithm == kPAT;
 }
 
-/// Whether NCCL can run the cell: its cost is neither negative (kCostIgnore) nor infinite nor NaN.
-inline bool is_available(float cost) noexcept { return cost >= 0.0F && cost < __builtin_inff(); }
-
 /// Sets the cell that `entry` asks for to 0.0, so that it is the cheapest, and with it the number
 /// of channels. Returns the cell, as algorithm x num_protocols + protocol, or -1 when nothing was
 /// touched. An AUTO knob takes NCCL's cheapest among the cells that match. `costs` must be sound.
@@ -38,23 +35,39 @@ inline bool is_available(float cost) noexcept { return cost >= 0.0F && cost < __
 /// release (the first up to 2.30, the last from 2.31 on): then nothing is touched. NCCL takes Ring
 /// out of the running where it costs 100 times as much as all else, and so do we.
 inline int choose(const Entry& entry, int num_nodes, CostTable costs, int* num_channels) noexcept {
+  // Without a branch that depends on a cost: NCCL's costs are nothing that could be guessed.
+  constexpr float kNever = __builtin_inff();
   const int num_cells = costs.num_algorithms * kNumProtocols;
-  float ring = __builtin_inff(), other = __builtin_inff();
+  float prices[kMostAlgorithms * kNumProtocols];
+  bool has_free = false;
   for (int cell = 0; cell < num_cells; ++cell) {
     const float cost = costs.cells[cell];
-    if (cost == 0.0F) return -1;
-    float* cheapest = cell / kNumProtocols == kRing ? &ring : &other;
-    if (is_available(cost) && cost < *cheapest) *cheapest = cost;
+    has_free |= cost == 0.0F;
+    prices[cell] = cost > 0.0F ? cost : kNever;
+  }
+  if (has_free) return -1;
+  float ring = kNever, other = kNever;
+  for (int cell = 0; cell < num_cells; ++cell) {
+    const bool is_ring = cell >= kRing * kNumProtocols && cell < (kRing + 1) * kNumProtocols;
+    const float of_ring = is_ring ? prices[cell] : kNever;
+    const float of_other = is_ring ? kNever : prices[cell];
+    ring = of_ring < ring ? of_ring : ring;
+    other = of_other < other ? of_other : other;
   }
   const bool leaves_ring_out = ring >= kRelegatedCostRatio * other;
+  const int first = entry.algorithm == kAuto ? 0 : entry.algorithm;
+  const int last = entry.algorithm == kAuto ? costs.num_algorithms - 1 : entry.algorithm;
   int chosen = -1;
-  for (int cell = 0; cell < num_cells; ++cell) {
-    const int algorithm = cell / kNumProtocols, protocol = cell % kNumProtocols;
-    if (entry.algorithm != kAuto && entry.algorithm != algorithm) continue;
-    if (entry.protocol != kAuto && entry.protocol != protocol) continue;
+  float best = kNever;
+  for (int algorithm = first; algorithm <= last && last < costs.num_algorithms; ++algorithm) {
     if (leaves_ring_out && algorithm == kRing) continue;
-    const float cost = costs.cells[cell];
-    if (is_available(cost) && (chosen < 0 || cost < costs.cells[chosen])) chosen = cell;
+    for (int protocol = 0; protocol < kNumProtocols; ++protocol) {
+      const int cell = algorithm * kNumProtocols + protocol;
+      const bool is_meant = entry.protocol == kAuto || entry.protocol == protocol;
+      const float price = is_meant ? prices[cell] : kNever;
+      chosen = price < best ? cell : chosen;
+      best = price < best ? price : best;
+    }
   }
   if (chosen < 0) return -1;
   costs.cells[chosen] = 0.0F;

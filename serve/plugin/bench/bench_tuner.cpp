@@ -6,6 +6,7 @@
 // RANKS processes make one communicator; the last one, which has no thread of ours, measures.
 #include <dirent.h>
 #include <dlfcn.h>
+#include <signal.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -79,8 +80,13 @@ extern "C" __attribute__((visibility("default"))) int ncclGetVersion(int* versio
 int main(int count, char** arguments) {
   if (count != 3) return 2;
   const auto num_ranks = static_cast<std::size_t>(std::atol(arguments[2]));
+  std::vector<pid_t> others;
   for (std::size_t rank = 0; rank + 1 < num_ranks; ++rank) {
-    if (fork() != 0) continue;
+    const pid_t pid = fork();
+    if (pid != 0) {
+      others.push_back(pid);
+      continue;
+    }
     const ncclTuner_v5_t* tuner = load(arguments[1]);
     void* context = create(*tuner, num_ranks);
     pause();  // a job that goes on
@@ -97,9 +103,9 @@ int main(int count, char** arguments) {
   const long slept = other_threads_sleeps(&num_threads);
   sleep(kSteadySeconds);
   const long woken = other_threads_sleeps(&num_threads) - slept;
-  signal(SIGTERM, SIG_IGN);
-  kill(0, SIGTERM);
-  while (wait(nullptr) > 0) {
+  for (const pid_t pid : others) {
+    kill(pid, SIGTERM);
+    waitpid(pid, nullptr, 0);
   }
   if (context == nullptr) return 4;
   std::printf(
