@@ -2,7 +2,7 @@
 
     python benchmarks/bench_plugin.py
 
-The tuner of a job (bars in docs/plugin.md):
+The tuner of a job:
 
 `getcollinfo_*`: one getCollInfo, the time that every collective pays on the host. A full table
 (every size bin, five collectives, all kinds of decisions) is asked random questions by a C++

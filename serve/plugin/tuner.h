@@ -44,8 +44,7 @@ struct Communicator {
 /// Opaque to NCCL, which holds it as `void*`; a null one is a communicator that abstains.
 class Context {
  public:
-  /// Make the context of a communicator, null when it abstains; then a line says why. Returns an
-  /// error in sweep mode alone.
+  /// Make the context of a communicator, null when it abstains; then a line says why.
   static ncclResult_t create(const Communicator& communicator, Context** context) noexcept;
 
   /// Give a context back. ncclCommAbort calls this from another thread while a call may be inside

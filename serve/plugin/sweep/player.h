@@ -4,7 +4,7 @@
 // same schedule and see the same calls, so counting them is enough to agree; should a call not be
 // the one expected, every rank sees that at the same call, and every rank stops playing for good.
 //
-// Environment (read once per communicator, at its creation; DYNAMICCL_MODE is in tuner.h):
+// Environment (read once per communicator, at its creation; DYNAMICCL_MODE is in exports.cpp):
 //   DYNAMICCL_SCHEDULE       path of the schedule (dynamiccl/schedule.py writes it).
 //   DYNAMICCL_SCHEDULE_HASH  its hash, 16 hexadecimal digits, from the launcher: a stale copy on
 //   one
