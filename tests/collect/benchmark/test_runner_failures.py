@@ -1,10 +1,10 @@
 """What the runner makes of configs that hang, crash or lie, and of being told to stop."""
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pytest
 from dynamiccl.collect.benchmark.launching import Site
 from dynamiccl.collect.benchmark.runner import NcclTestsRunner
 from dynamiccl.collect.processes.interrupt import Interrupt
+from dynamiccl.collect.runs.progress import SweepProgress
 from dynamiccl.errors import InvalidSweep, MachineError
 from tests.collect.benchmark.stand_in import ROOT, rows, run, site, statuses
 from tests.collect.benchmark.sweeps import sweep
@@ -95,11 +96,15 @@ def test_asked_to_stop_it_keeps_the_rows_of_the_running_process(
 ) -> None:
     monkeypatch.setenv("FAKE_SECONDS_PER_ROW", "0.05")
     made = sweep(cycles="1", runner="{ read_back = false }")
-    with Interrupt() as interrupt:
-        timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
+    seen = itertools.count(1)
+
+    def stop_at_the_tenth_row(_: SweepProgress, __: int) -> None:
+        if next(seen) == 10:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patched, Interrupt() as interrupt:
+        patched.setattr(SweepProgress, "advance", stop_at_the_tenth_row)
         first = run(made, tmp_path, sweep_path, interrupt=interrupt)
-        timer.join()
     assert first.ended == "interrupted"
     before = rows(tmp_path)
     assert 0 < before.height < 2 * 3 * 12
