@@ -53,7 +53,7 @@ from dynamiccl.libraries import ADAPTIVE_NAME, SWEEP_NAME, TUNER_NAME
 from dynamiccl.machine import ThisMachine
 from dynamiccl.nccl import VALID_PROTOCOLS, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.build import SOURCE_DIR, build_plugin, find_tool
-from dynamiccl.serve.lone_rank import lone_environment, write_bare_artifact
+from dynamiccl.serve.loopback import write_bare_artifact
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
 from dynamiccl.serve.this_machine import ask_probe
@@ -69,8 +69,6 @@ AGREEMENT_CALLS_PER_S: Final = 2000
 QUIET_CALLS_PER_S: Final = 200
 MANY_COMMUNICATORS: Final = 64
 KIB_PER_MIB: Final = 1024
-#: What a rank needs only in order to act without asking the others.
-UNASKED: Final = {"DYNAMICCL_UNSAFE", "DYNAMICCL_ARTIFACT_SHA256", "DYNAMICCL_PREFLIGHT"}
 
 
 def full_table(num_nodes: int) -> DecisionTable:
@@ -145,39 +143,44 @@ def tuner_lines(build_dir: Path) -> int:
     return sum(len(f.read_text(encoding="utf-8").splitlines()) for f in ours)
 
 
+def adaptive_environment(build_dir: Path, folder: Path, table: DecisionTable) -> dict[str, str]:
+    """Of ranks on this node in mode adaptive, under an artifact of one table, and no brain."""
+    artifact, run_dir = folder / "artifact", folder / "run"
+    run_dir.mkdir(mode=0o700)
+    write_bare_artifact(artifact, SYSTEM, table)
+    here = str(ask_probe(ThisMachine(), build_dir / ADAPTIVE_NAME)["fingerprint"])
+    PluginIndex.read(artifact).bound(SYSTEM, here).write(artifact)
+    return {
+        "DYNAMICCL_ARTIFACT": str(artifact),
+        "DYNAMICCL_COORDINATOR": "none",
+        "DYNAMICCL_RUN_DIR": str(run_dir),
+        "DYNAMICCL_JOB_ID": folder.name,
+    }
+
+
 def measure_calls(build_dir: Path) -> dict[str, float]:
     """One call of getCollInfo of the other libraries."""
-    with tempfile.TemporaryDirectory() as artifact:
-        write_bare_artifact(Path(artifact), SYSTEM, full_table(NUM_NODES))
-        alone = lone_environment(build_dir / ADAPTIVE_NAME, Path(artifact), SYSTEM)
-        environment = {name: value for name, value in alone.items() if value is not None}
+    with tempfile.TemporaryDirectory() as folder:
+        environment = adaptive_environment(build_dir, Path(folder), one_ring(2))
+        environment["DYNAMICCL_PROBE_CALLS"] = "0"
         arguments = [str(build_dir / name) for name in (ADAPTIVE_NAME, SWEEP_NAME)]
         arguments += [str(NUM_RANKS), str(NUM_NODES)]
         return figures_of([str(build_dir / "bench_plugin"), *arguments], environment)
 
 
-def agree(
-    build_dir: Path, ranks: int, communicators: int, calls_per_s: int, mode: str = "table"
-) -> dict[str, Any]:
-    """One job of `bench_agreement` with a table that decides everything."""
-    plugin = build_dir / ADAPTIVE_NAME
+def one_ring(num_ranks: int) -> DecisionTable:
+    """A table that decides everything alike."""
     ring = Config(Algorithm.Ring, Protocol.Simple, 8)
-    table = DecisionTable.from_configs([[ring] * MAX_BINS] * 5, num_nodes=1, num_ranks=ranks)
+    return DecisionTable.from_configs([[ring] * MAX_BINS] * 5, num_nodes=1, num_ranks=num_ranks)
+
+
+def agree(build_dir: Path, ranks: int, communicators: int, calls_per_s: int) -> dict[str, Any]:
+    """One job of `bench_agreement` with a table that decides everything."""
     with tempfile.TemporaryDirectory() as folder:
-        artifact, run_dir = Path(folder) / "artifact", Path(folder) / "run"
-        run_dir.mkdir(mode=0o700)
-        write_bare_artifact(artifact, SYSTEM, table)
-        alone = lone_environment(plugin, artifact, SYSTEM)
-        environment = {
-            name: value
-            for name, value in alone.items()
-            if value is not None and name not in UNASKED
-        }
-        environment |= {"DYNAMICCL_RUN_DIR": str(run_dir), "DYNAMICCL_JOB_ID": run_dir.parent.name}
-        environment["DYNAMICCL_MODE"] = mode
+        environment = adaptive_environment(build_dir, Path(folder), one_ring(ranks))
         program = str(build_dir / "bench_agreement")
         numbers = [str(number) for number in (ranks, communicators, calls_per_s)]
-        return figures_of([program, str(plugin), *numbers], environment)
+        return figures_of([program, str(build_dir / ADAPTIVE_NAME), *numbers], environment)
 
 
 def measure_agreement(build_dir: Path) -> dict[str, float]:
@@ -195,17 +198,16 @@ def measure_agreement(build_dir: Path) -> dict[str, float]:
 
 
 def measure_creation(build_dir: Path) -> dict[str, float]:
-    """Time and memory that communicators in table mode take."""
+    """Time and memory that communicators in mode adaptive take."""
     one = agree(build_dir, 2, 1, QUIET_CALLS_PER_S)
     many = agree(build_dir, 2, MANY_COMMUNICATORS, QUIET_CALLS_PER_S)
-    adaptive = agree(build_dir, 2, 1, QUIET_CALLS_PER_S, mode="adaptive")
     return {
         "init_table_us": statistics.median(many["init_us"]),
         "init_table_max_us": max(many["init_us"]),
         "init_first_us": max(one["init_first_us"]),
         "rss_adaptive_mib": one["private_kib"] / KIB_PER_MIB,
         "rss_adaptive_64_mib": many["private_kib"] / KIB_PER_MIB,
-        "rss_adaptive_worker_mib": adaptive["worker_private_kib"] / KIB_PER_MIB,
+        "rss_adaptive_worker_mib": one["worker_private_kib"] / KIB_PER_MIB,
     }
 
 

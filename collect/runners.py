@@ -16,7 +16,7 @@ from dynamiccl.collect.runner import Runner
 from dynamiccl.collect.simulated.runner import SimulatorRunner
 from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.errors import MissingPath, UnknownName, UserError
-from dynamiccl.libraries import ADAPTIVE_NAME, BUILD_DIR, SWEEP_NAME, TUNER_NAME
+from dynamiccl.libraries import BUILD_DIR, JOB_NAMES, SWEEP_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def find_plugin(file: SweepFile) -> Path | None:
         raise MissingPath(
             "tuner plugin", named, "build it with 'make plugin', or mend runner.plugin"
         )
-    if named.name in {TUNER_NAME, ADAPTIVE_NAME}:
+    if named.name in JOB_NAMES:
         raise UserError(
             f"runner.plugin is {named}, which is for jobs and plays no schedule; name "
             f"{SWEEP_NAME} beside it"

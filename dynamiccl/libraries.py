@@ -5,11 +5,17 @@ from typing import Final
 
 #: NCCL's tuner in a job: agrees once when a communicator is made, then only looks up.
 TUNER_NAME: Final = "libnccl-tuner-dynamiccl.so"
+#: The same, with a vendor's tuner asked first.
+VENDOR_NAME: Final = "libnccl-tuner-dynamiccl-vendor.so"
 #: A benchmark's, never a job's: plays the schedule of a sweep.
 SWEEP_NAME: Final = "libnccl-tuner-dynamiccl-sweep.so"
-#: Switches tables while a job runs, records its calls, calls a vendor's plugin first.
+#: Switches tables while a job runs, and records its calls.
 ADAPTIVE_NAME: Final = "libnccl-tuner-dynamiccl-adaptive.so"
-NAMES: Final = (TUNER_NAME, SWEEP_NAME, ADAPTIVE_NAME)
+#: Records a job's calls, and decides nothing.
+PROFILER_NAME: Final = "libnccl-profiler-dynamiccl.so"
+#: What a job may load.
+JOB_NAMES: Final = (TUNER_NAME, VENDOR_NAME, ADAPTIVE_NAME, PROFILER_NAME)
+NAMES: Final = (*JOB_NAMES, SWEEP_NAME)
 #: Where `make plugin` puts them, from the directory that it is run in.
 BUILD_DIR: Final = Path("out/plugin")
 

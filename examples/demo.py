@@ -17,10 +17,10 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from dynamiccl.libraries import ADAPTIVE_NAME, BUILD_DIR, TUNER_NAME
+from dynamiccl.libraries import BUILD_DIR, TUNER_NAME
 from dynamiccl.nccl import Collective
 from dynamiccl.serve.abi import TunerPlugin
-from dynamiccl.serve.lone_rank import lone_environment
+from dynamiccl.serve.loopback import loopback_environment
 from dynamiccl.simulator import h100
 from dynamiccl.sizes import bin_center_bytes
 
@@ -82,7 +82,7 @@ def main() -> None:
     subprocess.run(build, check=True, cwd=ROOT)
     command("deploy", "env", str(artifact), "--system", SYSTEM, "--plugin", str(plugin))
 
-    answers = ask(plugin.with_name(ADAPTIVE_NAME), artifact)
+    answers = ask(plugin, artifact)
     show_regret(report)
     show_answers(answers)
     summary = {
@@ -106,15 +106,15 @@ def main() -> None:
 
 
 def ask(plugin: Path, artifact: Path) -> list[dict[str, Any]]:
-    """Play NCCL: hand the plugin NCCL's own cost table for each size, and take its argmin after.
+    """Play NCCL: hand the tuner NCCL's own cost table for each size, and take its argmin after.
 
-    The tuner of jobs would rightly abstain, since no other rank comes to agree.
+    All ranks agree before, as threads of this process.
     """
-    environment = lone_environment(plugin, artifact, SYSTEM)
+    environment = loopback_environment(plugin, artifact, SYSTEM)
     answers = []
     tuner = TunerPlugin(plugin)
     with tuner.communicator(
-        GROUP.num_ranks, GROUP.num_nodes, version=5, environment=environment
+        GROUP.num_ranks, GROUP.num_nodes, version=5, environment=environment, all_ranks=True
     ) as communicator:
         for size in SIZES:
             table = h100.cost_table(GROUP, Collective.AllReduce, size)

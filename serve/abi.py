@@ -1,8 +1,9 @@
 """Call the built plugin from Python exactly as NCCL calls it, without NCCL and without a GPU.
 
 Used by the demo, the parity check and the tests. `TunerPlugin.communicator` is one NCCL
-communicator of one rank: `init`, any number of `ask`, `finalize`. The layouts are those of
-`serve/plugin/nccl/tuner_abi.h`, per version (`src/plugin/tuner.cc` v2.30.7-1 and its forebears).
+communicator: `init` of one rank or of all, any number of `ask` of the first, `finalize`. The
+layouts are those of `serve/plugin/nccl/tuner_abi.h`, per version (`src/plugin/tuner.cc` v2.30.7-1
+and its forebears).
 
 The logger is variadic in C. The plugin formats its line itself and passes it as the one argument of
 "%s", so a callback with six fixed arguments receives it on x86-64 and on 64-bit Arm Linux.
@@ -10,34 +11,28 @@ The logger is variadic in C. The plugin formats its line itself and passes it as
 
 import contextlib
 import ctypes
+import itertools
 import os
+import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from dynamiccl.errors import PluginError
 from dynamiccl.nccl import (
-    ABSTAIN,
     NUM_ALGORITHMS,
     NUM_PROTOCOLS,
-    RELEGATED_COST_RATIO,
     TUNER_ABI_SINCE,
     Algorithm,
     Collective,
-    Config,
     Protocol,
 )
-
-#: Predicted microseconds, shape [6 or 7 algorithms][3 protocols]; -1.0 where not available.
-CostTable = npt.NDArray[np.float32]
+from dynamiccl.serve.answers import Answer, CostTable, answer_of
 
 _UNDEFINED: Final = -1
-_COLLNET: Final = frozenset({Algorithm.CollNetDirect, Algorithm.CollNetChain})
-_NVLS: Final = frozenset({Algorithm.NVLS, Algorithm.NVLSTree})
 _INT_OUT: Final = ctypes.POINTER(ctypes.c_int)
 _SIZE_OUT: Final = ctypes.POINTER(ctypes.c_size_t)
 _LOGGER: Final = ctypes.CFUNCTYPE(
@@ -93,99 +88,30 @@ def _struct_of(version: int) -> type[ctypes.Structure]:
     return type(f"TunerV{version}", (ctypes.Structure,), {"_fields_": fields})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Answer:
-    """What one call came back with, and what NCCL would run then."""
+class _ProfilerV4(ctypes.Structure):
+    """`ncclProfiler_v4_t`, as far as `init`."""
 
-    #: None where NCCL is left to choose without a cost table (v2), or no cell is available.
-    algorithm: Algorithm | None
-    protocol: Protocol | None
-    #: As written to `*nChannels`; 0 leaves it to NCCL.
-    num_channels: int
-    #: Whether the plugin wrote anything at all.
-    acted: bool
-    #: None with v2, which has no cost table.
-    cost_table_after: CostTable | None
-
-    @property
-    def config(self) -> Config:
-        """The Config that NCCL runs after this answer: the argmin of the table."""
-        return Config(self.algorithm, self.protocol, self.num_channels or None)
-
-
-def nccl_choice(cost_table: CostTable) -> tuple[Algorithm, Protocol] | None:
-    """NCCL's own argmin: the first of the cheapest cells, None when no cell is available.
-
-    `src/enqueue.cc` topoGetAlgoInfo, v2.30.7-1.
-    """
-    costs = np.where(_available(cost_table), cost_table, np.inf)
-    cell = int(np.argmin(costs))
-    if not np.isfinite(costs.flat[cell]):
-        return None
-    return Algorithm(cell // NUM_PROTOCOLS), Protocol(cell % NUM_PROTOCOLS)
-
-
-def asked_in_a_job(config: Config | None) -> Config | None:
-    """What a job asks for where its table holds `config`; None for nothing at all.
-
-    A chunk size is for sweeps: a rank that simulates a group would have NCCL's own at its next
-    call, and the others ours.
-    """
-    asked = config and replace(config, chunk_bytes=None)
-    return None if asked == ABSTAIN else asked
-
-
-def expected_answer(config: Config | None, cost_table: CostTable, *, num_nodes: int) -> Answer:
-    """What the plugin must answer (v3 to v6) when its table holds `config`: the law, in Python.
-
-    The same rules as `choose` in `serve/plugin/choice.h`, written a second time on purpose: the
-    parity check compares the two.
-    """
-    untouched = _answer(cost_table, cost_table, 0)
-    if config is None:
-        return untouched
-    available = _available(cost_table)
-    if (cost_table == 0).any():
-        return untouched  # NCCL's tie might go to that cell and not to ours
-    allowed = available.copy()
-    if config.algorithm is not None:
-        allowed &= (np.arange(len(cost_table)) == config.algorithm)[:, None]
-    if config.protocol is not None:
-        allowed &= np.arange(NUM_PROTOCOLS) == config.protocol
-    if _ring_is_relegated(cost_table, available):
-        allowed[Algorithm.Ring] = False
-    if not allowed.any():
-        return untouched
-    cell = int(np.argmin(np.where(allowed, cost_table, np.inf)))
-    after = cost_table.copy()
-    after.flat[cell] = 0.0
-    algorithm = Algorithm(cell // NUM_PROTOCOLS)
-    unclamped = algorithm in _COLLNET or (algorithm in _NVLS and num_nodes > 1)
-    return _answer(cost_table, after, 0 if unclamped else config.num_channels or 0)
-
-
-def _available(cost_table: CostTable) -> npt.NDArray[np.bool_]:
-    return np.isfinite(cost_table) & (cost_table >= 0)
-
-
-def _ring_is_relegated(cost_table: CostTable, available: npt.NDArray[np.bool_]) -> bool:
-    ring = np.arange(len(cost_table)) == Algorithm.Ring
-    ring_costs = cost_table[ring][available[ring]]
-    other_costs = cost_table[~ring][available[~ring]]
-    if not ring_costs.size or not other_costs.size:
-        return False
-    with np.errstate(over="ignore"):
-        return bool(ring_costs.min() >= np.float32(RELEGATED_COST_RATIO) * other_costs.min())
-
-
-def _answer(before: CostTable, after: CostTable, num_channels: int) -> Answer:
-    algorithm, protocol = nccl_choice(after) or (None, None)
-    acted = before.tobytes() != after.tobytes() or num_channels != 0
-    return Answer(algorithm, protocol, num_channels, acted, after)
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        (
+            "init",
+            ctypes.CFUNCTYPE(
+                ctypes.c_int,
+                ctypes.POINTER(ctypes.c_void_p),
+                ctypes.POINTER(ctypes.c_int),
+                ctypes.c_char_p,
+                ctypes.c_uint64,
+                ctypes.c_int,
+                ctypes.c_int,
+                ctypes.c_int,
+                _LOGGER,
+            ),
+        ),
+    )
 
 
 class Communicator:
-    """One communicator of one rank; made by `TunerPlugin.communicator`."""
+    """The first rank of a communicator; made by `TunerPlugin.communicator`."""
 
     def __init__(self, version: int, struct: Any, context: ctypes.c_void_p) -> None:
         #: Lines that the plugin logged, in order.
@@ -222,7 +148,7 @@ class Communicator:
                 *tail,
             ),
         )
-        return _answer(before, after, num_channels.value)
+        return answer_of(before, after, num_channels.value)
 
     def ask_v2(
         self, collective: Collective, size_bytes: int, *, nvls_support: bool = False
@@ -257,6 +183,18 @@ class Communicator:
             raise PluginError(f"the plugin's {function} returned {result}; it may only return 0")
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What all ranks of a communicator are told alike."""
+
+    version: int
+    comm_id: int
+    num_ranks: int
+    num_nodes: int
+    domains: _NvlDomains | None
+    all_ranks: bool
+
+
 class TunerPlugin:
     """The plugin's shared library, loaded as NCCL loads it (`src/os/linux.cc`)."""
 
@@ -267,6 +205,8 @@ class TunerPlugin:
             library = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
         except OSError as error:
             raise PluginError(f"cannot load {path}: {error}; rebuild it: 'make plugin'") from error
+        self._library = library
+        self._ids = itertools.count(1)
         self._structs: dict[int, Any] = {}
         for version in TUNER_ABI_SINCE:
             with contextlib.suppress(ValueError):  # it does not export this one
@@ -295,17 +235,22 @@ class TunerPlugin:
         version: int = 5,
         environment: Mapping[str, str | None] | None = None,
         ranks_per_domain: tuple[int, int] | None = None,
+        all_ranks: bool = False,
     ) -> Iterator[Communicator]:
         """A communicator as NCCL of tuner ABI `version` makes it; freed on leaving.
 
         `environment` is set around `init` only, the one time that the plugin reads it; None unsets.
-        `ranks_per_domain` is (fewest, most) ranks in an NVLink domain, as v5 and v6 are told.
-        Raises PluginError when `init` returns an error, with the lines that it logged: of ours in
-        a sweep alone it may (`serve/plugin/sweep/player.h`).
+        `ranks_per_domain` is (fewest, most) ranks in an NVLink domain, as v5 and v6 are told. With
+        `all_ranks` the others call `init` too, each in a thread, so that a tuner that asks them all
+        agrees (see `serve.loopback`); else the first one is alone. Raises PluginError when `init`
+        returns an error, with the lines that it logged: of ours in a sweep alone it may
+        (`serve/plugin/sweep/player.h`).
         """
         struct = self._structs[version]
-        context = ctypes.c_void_p()
-        communicator = Communicator(version, struct, context)
+        domains = _NvlDomains(num_nodes, *ranks_per_domain) if ranks_per_domain else None
+        told = _Told(version, next(self._ids), num_ranks, num_nodes, domains, all_ranks)
+        contexts = [ctypes.c_void_p() for _ in range(num_ranks if all_ranks else 1)]
+        communicator = Communicator(version, struct, contexts[0])
 
         def keep(*arguments: Any) -> None:
             communicator.lines.append(arguments[-1].decode(errors="replace"))
@@ -314,22 +259,50 @@ class TunerPlugin:
         if self.name != OUR_NAME:
             # Only the format is a pointer for sure. The cast keeps what it is cast from alive.
             logger = ctypes.cast(_FOREIGN_LOGGER(keep), _LOGGER)
-        shape = (num_ranks, num_nodes, logger)
-        domains = _NvlDomains(num_nodes, *ranks_per_domain) if ranks_per_domain else None
-        constants = _CONSTANTS()  # NCCL always has some, and NVIDIA's example changes them
         with _environment(environment or {}):
-            result = (
-                struct.init(ctypes.byref(context), 1, *shape, domains, constants)
-                if version >= 5
-                else struct.init(*shape, ctypes.byref(context))
-            )
+            others = [
+                threading.Thread(target=self._init, args=(told, context, _LOGGER()))
+                for context in contexts[1:]
+            ]
+            for other in others:
+                other.start()
+            result = self._init(told, contexts[0], logger)
+            for other in others:
+                other.join()
         if result != 0:
             said = "; ".join(communicator.lines) or "nothing"
             raise PluginError(f"the plugin's init returned {result} and said: {said}")
         try:
             yield communicator
         finally:
-            struct.finalize(context)
+            for context in contexts:
+                struct.finalize(context)
+
+    def _init(self, told: _Told, context: ctypes.c_void_p, logger: Any) -> int:
+        """One rank's `init`."""
+        struct, shape = self._structs[told.version], (told.num_ranks, told.num_nodes, logger)
+        if told.version >= 5:
+            constants = _CONSTANTS()  # NCCL always has some, and NVIDIA's example changes them
+            reference = ctypes.byref(context)
+            return int(struct.init(reference, told.comm_id, *shape, told.domains, constants))
+        if told.all_ranks:
+            self._tell_profiler(told.comm_id, told.num_ranks, told.num_nodes)
+        return int(struct.init(*shape, ctypes.byref(context)))
+
+    def _tell_profiler(self, comm_id: int, num_ranks: int, num_nodes: int) -> None:
+        """As NCCL 2.27 does just before a tuner's `init`, and on its thread."""
+        profiler = _ProfilerV4.in_dll(self._library, "ncclProfiler_v4")
+        mask, ignored = ctypes.c_int(0), ctypes.c_void_p()
+        profiler.init(
+            ctypes.byref(ignored),
+            ctypes.byref(mask),
+            b"",
+            comm_id,
+            num_nodes,
+            num_ranks,
+            0,
+            _LOGGER(),
+        )
 
 
 @contextlib.contextmanager

@@ -29,16 +29,8 @@ from dynamiccl.nccl import (
     Protocol,
     invalid_reason,
 )
-from dynamiccl.serve.abi import (
-    OUR_NAME,
-    Answer,
-    Communicator,
-    CostTable,
-    TunerPlugin,
-    asked_in_a_job,
-    expected_answer,
-    nccl_choice,
-)
+from dynamiccl.serve.abi import OUR_NAME, Communicator, TunerPlugin
+from dynamiccl.serve.answers import Answer, CostTable, asked_in_a_job, expected_answer, nccl_choice
 from dynamiccl.serve.table import DecisionTable
 
 #: 1 KiB to 16 GiB, octave by octave.

@@ -12,13 +12,13 @@ from typing import Any, Final
 from dynamiccl.checks import Check, fail, ok, unknown, warn
 from dynamiccl.datasets.manifest import KILL_NAME
 from dynamiccl.errors import DynamicclError, PluginError
-from dynamiccl.libraries import TUNER_NAME, is_ours
+from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME, is_ours
 from dynamiccl.machine import Machine
 from dynamiccl.nccl import TUNER_ABI_SINCE, NcclVersion
 from dynamiccl.nccl_setup import ROLES, Origin, Role, find_other_plugin, is_efficiency_policy
 from dynamiccl.nccl_setup import nccl_settings as settings_of
 from dynamiccl.serve.artifact import open_artifact
-from dynamiccl.serve.environment import DEFAULT_MODE, NEXT
+from dynamiccl.serve.environment import DEFAULT_MODE, NEXT_TUNER
 from dynamiccl.serve.this_machine import NcclLibrary, ask_probe, nccl_libraries
 
 #: First NCCL release that takes each profiler ABI (`src/plugin/profiler.cc` and forebears).
@@ -108,7 +108,7 @@ def check_plugin(machine: Machine, plugin: Path) -> Iterator[Check]:
         yield fail("plugin", f"none at {plugin}", "build it with 'make plugin', or name --plugin")
         return
     # The tuner hears of no call: it is a profiler only to be told on NCCL 2.27 who it is.
-    profilers = (4,) if plugin.name == TUNER_NAME else PROFILER_ABI_SINCE
+    profilers = (4,) if plugin.name in {TUNER_NAME, VENDOR_NAME} else PROFILER_ABI_SINCE
     wanted = [
         *(f"ncclTunerPlugin_v{k}" for k in TUNER_ABI_SINCE),
         *(f"ncclProfiler_v{k}" for k in profilers),
@@ -160,7 +160,7 @@ def _neighbour(machine: Machine, role: Role) -> Check:
     if is_ours(found.library):
         return ok(name, f"ours, by {found.place}")
     mode = machine.env.get("DYNAMICCL_MODE", DEFAULT_MODE)
-    if role.name == "profiler" and mode == DEFAULT_MODE and not machine.env.get(NEXT["tuner"]):
+    if role.name == "profiler" and mode == DEFAULT_MODE:
         return ok(
             name,
             f"{found.place}; it stays, and on NCCL 2.27, which tells a profiler alone which "
@@ -168,14 +168,14 @@ def _neighbour(machine: Machine, role: Role) -> Check:
         )
     if found.origin is Origin.SWITCHED_OFF:
         return warn(name, found.place, f"take {role.variable} out, or start with dynamiccl-run")
-    keeps = NEXT[role.name]
-    if machine.env.get(keeps):
-        return ok(name, f"{found.place}; kept in front of ours by {keeps}={machine.env[keeps]}")
-    return warn(
-        name,
-        found.place,
-        f"ours takes its place; to have it called first: export {keeps}={found.library}",
-    )
+    kept = machine.env.get(NEXT_TUNER)
+    if mode != DEFAULT_MODE:
+        advice = f"mode {mode} calls none but ours, so dynamiccl-run loads nothing beside this one"
+    elif kept:
+        return ok(name, f"{found.place}; asked before ours by {NEXT_TUNER}={kept}")
+    else:
+        advice = f"dynamiccl-run has it asked first; by hand: export {NEXT_TUNER}={found.library}"
+    return warn(name, found.place, advice)
 
 
 def check_settings(machine: Machine) -> Iterator[Check]:

@@ -7,7 +7,7 @@ from typing import Final
 
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.errors import UnknownName
-from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME, is_ours
+from dynamiccl.libraries import ADAPTIVE_NAME, PROFILER_NAME, TUNER_NAME, VENDOR_NAME, is_ours
 from dynamiccl.machine import Machine
 from dynamiccl.nccl_setup import ROLES, Origin, Role, find_other_plugin
 from dynamiccl.serve.artifact import Artifact
@@ -22,11 +22,8 @@ MODES: Final[Mapping[str, str]] = {
     "adaptive": "mode adaptive changes tables while the job runs, so results are not bitwise "
     "reproducible from run to run",
 }
-#: Role -> the variable by which ours calls one that it displaces first.
-NEXT: Final[Mapping[str, str]] = {
-    "tuner": "DYNAMICCL_NEXT_TUNER",
-    "profiler": "DYNAMICCL_NEXT_PROFILER",
-}
+#: A vendor's tuner that ours asks first, in mode table.
+NEXT_TUNER: Final = "DYNAMICCL_NEXT_TUNER"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +64,20 @@ def _libraries(job: Job, machine: Machine) -> tuple[dict[str, str], list[str]]:
     """What NCCL is to load, by variable; and what is to be said about it."""
     tuner, profiler = ROLES
     folder = job.plugin.resolve().parent
-    has_next = bool(machine.env.get(NEXT["tuner"]))
-    if (job.mode or DEFAULT_MODE) != DEFAULT_MODE or has_next:
-        roles = (profiler,) if job.mode == "observe" else ROLES
-        library = str(folder / ADAPTIVE_NAME)
-        notes = [note for role in roles for note in _about_neighbour(role, machine)]
-        return {role.variable: library for role in roles}, notes
-    library = str(folder / TUNER_NAME)
-    variables = {tuner.variable: library}
-    theirs = find_other_plugin(machine, profiler)
-    if theirs is None or theirs.origin is Origin.SWITCHED_OFF or is_ours(theirs.library):
-        # NCCL 2.27 tells a profiler alone which communicator it is. Ours hears no event.
-        variables[profiler.variable] = library
-    return variables, [*_about_neighbour(tuner, machine)]
+    if job.mode == "observe":
+        loaded = {profiler: PROFILER_NAME}
+    elif job.mode == "adaptive":
+        loaded = {tuner: ADAPTIVE_NAME, profiler: ADAPTIVE_NAME}
+    else:
+        name = VENDOR_NAME if machine.env.get(NEXT_TUNER) else TUNER_NAME
+        loaded = {tuner: name}
+        theirs = find_other_plugin(machine, profiler)
+        if theirs is None or theirs.origin is Origin.SWITCHED_OFF or is_ours(theirs.library):
+            # NCCL 2.27 tells a profiler alone which communicator it is. Ours hears no event.
+            loaded[profiler] = name
+    asked = loaded if job.mode in {"observe", "adaptive"} else {tuner: name}
+    notes = [note for role in asked for note in _about_neighbour(role, job, machine)]
+    return {role.variable: str(folder / name) for role, name in loaded.items()}, notes
 
 
 def _about_artifact(job: Job) -> Iterator[str]:
@@ -103,17 +101,18 @@ def _about_artifact(job: Job) -> Iterator[str]:
         )
 
 
-def _about_neighbour(role: Role, machine: Machine) -> Iterator[str]:
+def _about_neighbour(role: Role, job: Job, machine: Machine) -> Iterator[str]:
     """What of somebody else's ours would displace here."""
     found = find_other_plugin(machine, role)
     if found is None or is_ours(found.library):
         return
     if found.origin is Origin.SWITCHED_OFF:
         yield f"{found.place} now, which these lines replace"
-        return
-    keeps = NEXT[role.name]
-    if keeps not in machine.env:
-        yield (
-            f"displaces a {role.name}: {found.place}; "
-            f"to have it called first, add: export {keeps}={found.library}"
-        )
+    elif role.name == "tuner" and (job.mode or DEFAULT_MODE) == DEFAULT_MODE:
+        if NEXT_TUNER not in machine.env:
+            yield (
+                f"displaces a tuner: {found.place}; "
+                f"to have it asked first, add: export {NEXT_TUNER}={found.library}"
+            )
+    else:
+        yield f"displaces a {role.name}: {found.place}; mode {job.mode} calls none but ours"

@@ -1,6 +1,6 @@
 """Install: everything that a job needs, in one directory that all nodes see.
 
-lib/        the tuner, the library of mode adaptive, and the TorchScript part where it was built
+lib/        the libraries that a job may load, and the TorchScript part where it was built
 bin/        dynamiccl-run, the wrapper; dynamiccl-probe
 artifact/   taken whole or not at all; a running job notices a new one and takes it by agreement
 env.sh      what dynamiccl-run sets
@@ -25,7 +25,7 @@ from typing import Final
 
 from dynamiccl.datasets.manifest import INDEX_NAME, KILL_NAME, MANIFEST_NAME
 from dynamiccl.errors import DataError, MissingPath, UserError
-from dynamiccl.libraries import ADAPTIVE_NAME, BUILD_DIR, TUNER_NAME
+from dynamiccl.libraries import BUILD_DIR, JOB_NAMES, TUNER_NAME
 from dynamiccl.serve.artifact import Artifact, open_artifact
 from dynamiccl.serve.build import build_plugin
 from dynamiccl.serve.plugin_index import PluginIndex
@@ -116,7 +116,7 @@ def _libraries(plugin: Path | None, build_dir: Path) -> dict[str, Path]:
     if not built.is_file():
         built = build_plugin(build_dir)
     found = {f"bin/{PROBE_NAME}": find_probe(built)}
-    for name in (TUNER_NAME, ADAPTIVE_NAME, TORCH_NAME):
+    for name in (*JOB_NAMES, TORCH_NAME):
         if (built.parent / name).is_file():
             found[f"lib/{name}"] = built.parent / name
         elif name != TORCH_NAME:

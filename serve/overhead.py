@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from dynamiccl.errors import MachineError
-from dynamiccl.libraries import ADAPTIVE_NAME
+from dynamiccl.libraries import PROFILER_NAME
 from dynamiccl.machine import Machine
 
 WITHOUT: Final = "without"
@@ -104,7 +104,7 @@ def environment(variant: str, plugin: Path, calls_dir: Path) -> dict[str, str]:
         found |= dict.fromkeys(_OURS, str(plugin))
     elif variant == RECORDING:
         found |= {
-            "NCCL_PROFILER_PLUGIN": str(plugin.with_name(ADAPTIVE_NAME)),
+            "NCCL_PROFILER_PLUGIN": str(plugin.with_name(PROFILER_NAME)),
             "DYNAMICCL_MODE": "observe",
             "DYNAMICCL_CALLS_DIR": str(calls_dir),
         }

@@ -1,7 +1,7 @@
 """The pre-flight: every rank says what it has, and one place sees whether all have the same.
 
-Each rank prints `rank N {...}`; whoever reads all lines compares them. The word that comes out goes
-into the launch environment (DYNAMICCL_PREFLIGHT), where the plugin of each rank finds it again.
+Each rank prints `rank N {...}`; whoever reads all lines compares them. In the job the ranks compare
+the same once more, when they agree.
 """
 
 import json
@@ -32,7 +32,6 @@ class Agreed:
     """What all ranks have."""
 
     num_ranks: int
-    preflight: str
     artifact_sha256: str
     system: str
 
@@ -96,7 +95,7 @@ def compare(lines: Iterable[str]) -> Agreed:
             f"all {num_ranks} ranks are alike, and the artifact does not know their machine, so "
             f"they would abstain: '{first['fingerprint']}'; see 'dynamiccl-deploy bind'"
         )
-    return Agreed(num_ranks, first["preflight"], first["artifact_sha256"], first["system"])
+    return Agreed(num_ranks, first["artifact_sha256"], first["system"])
 
 
 def _read(lines: Iterable[str]) -> dict[int, Mapping[str, Any]]:

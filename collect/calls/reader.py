@@ -1,6 +1,6 @@
 """The calls files that the plugin writes (`.dcc`): header, entries, and what is wrong with either.
 
-The layout is `serve/plugin/history/calls_file.h`: 512 bytes of header, then entries of 80 bytes,
+The layout is `serve/plugin/profiler/calls_file.h`: 512 bytes of header, then entries of 80 bytes,
 each with a checksum of its own. A process may be killed while it writes, so the end of a file may
 be torn; that costs the torn entry and nothing else.
 """
@@ -22,7 +22,7 @@ MAGIC: Final = b"DCCALLS\0"
 VERSION: Final = 1
 SUFFIX: Final = ".dcc"
 
-#: `CallRecord` in serve/plugin/history/record.h.
+#: `CallRecord` in serve/plugin/profiler/record.h.
 RECORD: Final = np.dtype(
     [
         ("comm_id", "<u8"),

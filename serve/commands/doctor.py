@@ -103,9 +103,8 @@ def _compare(file: Path, *, as_json: bool) -> None:
     if as_json:
         cli.print_json(asdict(agreed))
         return
-    print(f"# {agreed.num_ranks} ranks are alike: {agreed.system}")
-    print(f"export DYNAMICCL_PREFLIGHT={agreed.preflight}")
-    print(f"export DYNAMICCL_ARTIFACT_SHA256={agreed.artifact_sha256}")
+    artifact = agreed.artifact_sha256[:16]
+    print(f"{agreed.num_ranks} ranks are alike: {agreed.system}, artifact {artifact}")
 
 
 def _show_overhead(found: Overhead, *, as_json: bool) -> None:

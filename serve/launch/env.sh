@@ -1,22 +1,22 @@
 # What a job under DynamICCL needs. dynamiccl-run reads it; so may any POSIX shell: . @DIR@/env.sh
 DYNAMICCL_HOME=${DYNAMICCL_HOME:-@DIR@}
-dynamiccl_library=$DYNAMICCL_HOME/lib/libnccl-tuner-dynamiccl
-case ${DYNAMICCL_MODE:-table}${DYNAMICCL_NEXT_TUNER:++next} in
-  table)
-    export NCCL_TUNER_PLUGIN="$dynamiccl_library.so"
+dynamiccl_tuner=$DYNAMICCL_HOME/lib/libnccl-tuner-dynamiccl
+case ${DYNAMICCL_MODE:-table} in
+  observe) export NCCL_PROFILER_PLUGIN="$DYNAMICCL_HOME/lib/libnccl-profiler-dynamiccl.so" ;;
+  adaptive)
+    export NCCL_TUNER_PLUGIN="$dynamiccl_tuner-adaptive.so"
+    export NCCL_PROFILER_PLUGIN="$dynamiccl_tuner-adaptive.so"
+    ;;
+  *)
+    # A vendor's tuner is asked first by a library of its own.
+    export NCCL_TUNER_PLUGIN="$dynamiccl_tuner${DYNAMICCL_NEXT_TUNER:+-vendor}.so"
     # NCCL 2.27 tells a profiler alone which communicator it is. Ours hears no event; a job's own
     # stays.
     case ${NCCL_PROFILER_PLUGIN:-none} in
-      [Nn][Oo][Nn][Ee] | *libnccl-tuner-dynamiccl*.so)
-        export NCCL_PROFILER_PLUGIN="$dynamiccl_library.so" ;;
+      [Nn][Oo][Nn][Ee] | *libnccl-tuner-dynamiccl*.so | *libnccl-profiler-dynamiccl.so)
+        export NCCL_PROFILER_PLUGIN="$NCCL_TUNER_PLUGIN" ;;
     esac
     ;;
-  observe*) export NCCL_PROFILER_PLUGIN="$dynamiccl_library-adaptive.so" ;;
-  # Live switching, or a vendor's tuner that is to be called first.
-  *)
-    export NCCL_TUNER_PLUGIN="$dynamiccl_library-adaptive.so"
-    export NCCL_PROFILER_PLUGIN="$dynamiccl_library-adaptive.so"
-    ;;
 esac
-unset dynamiccl_library
+unset dynamiccl_tuner
 export DYNAMICCL_ARTIFACT="${DYNAMICCL_ARTIFACT:-$DYNAMICCL_HOME/artifact}"

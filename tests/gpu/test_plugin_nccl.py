@@ -25,7 +25,7 @@ import pytest
 from dynamiccl.machine import ThisMachine
 from dynamiccl.nccl import Algorithm, Config, Protocol
 from dynamiccl.serve.brain.server import BrainServer
-from dynamiccl.serve.lone_rank import write_bare_artifact
+from dynamiccl.serve.loopback import write_bare_artifact
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
 from dynamiccl.serve.this_machine import own_fingerprint

@@ -15,9 +15,9 @@ from tests.serve.brains import make_artifact
 
 
 @pytest.fixture(scope="session")
-def plugin(adaptive_path: Path) -> TunerPlugin:
-    """The library that one rank by itself can ask (serve/lone_rank.py)."""
-    return TunerPlugin(adaptive_path)
+def plugin(plugin_path: Path) -> TunerPlugin:
+    """The tuner of jobs."""
+    return TunerPlugin(plugin_path)
 
 
 @pytest.fixture(name="libnccl", scope="session")

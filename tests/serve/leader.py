@@ -1,4 +1,4 @@
-"""A leader's end of the protocol; the real one is C++ (`serve/plugin/brain/message.h`)."""
+"""A leader's end of the protocol; the real one is C++ (`serve/plugin/adaptive/brain/message.h`)."""
 
 from dynamiccl.datasets.history import Call
 from dynamiccl.errors import CorruptFile

@@ -11,7 +11,7 @@ from dynamiccl.nccl import (
     Config,
     Protocol,
 )
-from dynamiccl.serve.abi import CostTable
+from dynamiccl.serve.answers import CostTable
 from dynamiccl.serve.table import DecisionTable
 
 TUNED = [collective for collective in Collective if collective.tunable]

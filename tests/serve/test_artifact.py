@@ -29,7 +29,7 @@ from dynamiccl.serve.artifact import (
     pick_table,
     verify_artifact,
 )
-from dynamiccl.serve.lone_rank import lone_environment
+from dynamiccl.serve.loopback import loopback_environment
 from dynamiccl.serve.nccl_csv import nccl_csv
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable
@@ -61,15 +61,17 @@ def test_artifact_holds_policy_manifest_and_a_table(artifact: Artifact) -> None:
 
 
 def test_one_cold_observation_means_the_same_in_policy_table_and_plugin(
-    trained: Trained, artifact: Artifact, copied: Path, adaptive_path: Path
+    trained: Trained, artifact: Artifact, copied: Path, plugin_path: Path
 ) -> None:
     policy = TorchPolicy.load(trained.policy)
     (support,) = table_supports(artifact.manifest)
     table = DecisionTable.read(artifact.directory / TABLE)
     configs = Catalogue.from_json(artifact.manifest.catalogue).configs
-    environment = lone_environment(adaptive_path, copied, SYSTEM)
+    environment = loopback_environment(plugin_path, copied, SYSTEM)
     acted = 0
-    with TunerPlugin(adaptive_path).communicator(32, 4, environment=environment) as communicator:
+    with TunerPlugin(plugin_path).communicator(
+        32, 4, environment=environment, all_ranks=True
+    ) as communicator:
         for collective in (Collective.AllReduce, Collective.AllGather):
             for octave in range(16, 31):
                 size, index = 1 << octave, size_bin(1 << octave)

@@ -8,7 +8,8 @@ import pytest
 from dynamiccl.errors import PluginError
 from dynamiccl.libraries import TUNER_NAME
 from dynamiccl.nccl import Algorithm, Collective, Protocol
-from dynamiccl.serve.abi import TunerPlugin, nccl_choice
+from dynamiccl.serve.abi import TunerPlugin
+from dynamiccl.serve.answers import nccl_choice
 from dynamiccl.serve.ask_tuner import SIZES, made_up_costs
 from tests.cli.conftest import Shell, refused
 

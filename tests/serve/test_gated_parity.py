@@ -15,10 +15,11 @@ from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.gate.gate import pass_gate
 from dynamiccl.evaluate.gate.gated import write_gated
 from dynamiccl.nccl import ABSTAIN, Collective, Config
-from dynamiccl.serve.abi import TunerPlugin, expected_answer
+from dynamiccl.serve.abi import TunerPlugin
+from dynamiccl.serve.answers import expected_answer
 from dynamiccl.serve.artifact import export_artifact, pick_table
 from dynamiccl.serve.ask_tuner import made_up_costs
-from dynamiccl.serve.lone_rank import lone_environment
+from dynamiccl.serve.loopback import loopback_environment
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import bin_center_bytes, bin_first_byte, size_bin
 from dynamiccl.train.fit import fit
@@ -117,11 +118,11 @@ def _rows(sweep: str, count: int) -> list[dict[str, Any]]:
     "policy", [pytest.param("trained_gated", marks=pytest.mark.soak), "restless_gated"]
 )
 def test_policy_table_and_plugin_agree_in_every_bin(
-    policy: str, adaptive_path: Path, tmp_path: Path, request: pytest.FixtureRequest
+    policy: str, plugin_path: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     gated: Path = request.getfixturevalue(policy)
     artifact = export_artifact(gated, tmp_path / "artifact")
-    plugin = TunerPlugin(adaptive_path)
+    plugin = TunerPlugin(plugin_path)
     manifest = Manifest.read(gated)
     supports = table_supports(manifest)
     seen: Counter[tuple[str, bool]] = Counter()
@@ -131,7 +132,7 @@ def test_policy_table_and_plugin_agree_in_every_bin(
         table = DecisionTable.read(
             artifact.directory / pick_table(artifact, *key, support.system).path
         )
-        environment = lone_environment(adaptive_path, artifact.directory, support.system)
+        environment = loopback_environment(plugin_path, artifact.directory, support.system)
         assert (table.first_bin, table.num_bins) == (
             min(b for _, b in wanted),
             len(wanted) // len(TUNED),
@@ -139,7 +140,11 @@ def test_policy_table_and_plugin_agree_in_every_bin(
         all_costs = {c: made_up_costs(c, support.num_nodes) for c in TUNED}
         for version in COST_VERSIONS:
             with plugin.communicator(
-                support.num_ranks, support.num_nodes, version=version, environment=environment
+                support.num_ranks,
+                support.num_nodes,
+                version=version,
+                environment=environment,
+                all_ranks=True,
             ) as communicator:
                 for (collective, index), config in wanted.items():
                     assert table.at(collective, index) == config

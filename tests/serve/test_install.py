@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
+from dynamiccl.libraries import JOB_NAMES, TUNER_NAME, VENDOR_NAME
 from dynamiccl.serve import install as module
 from dynamiccl.serve.build import TORCH_RUNTIME_NAME
 from dynamiccl.serve.plugin_index import PluginIndex
@@ -105,7 +105,7 @@ def test_libtorch_part_is_installed_where_it_was_built(
 ) -> None:
     built = tmp_path / "built"
     built.mkdir()
-    for name in (TUNER_NAME, ADAPTIVE_NAME, "dynamiccl-probe"):
+    for name in (*JOB_NAMES, "dynamiccl-probe"):
         shutil.copy(plugin_path.parent / name, built)
     (built / "libdynamiccl-torch.so").touch()
     command = ("install", artifact, "--to", tmp_path / "home", "--plugin", built / TUNER_NAME)
@@ -121,9 +121,7 @@ def test_a_build_that_lacks_a_library_is_not_installed(
     for name in (TUNER_NAME, "dynamiccl-probe"):
         shutil.copy(plugin_path.parent / name, built)
     command = ("install", artifact, "--to", tmp_path / "home", "--plugin", built / TUNER_NAME)
-    assert f"no library at {built / ADAPTIVE_NAME}" in refused(
-        shell("dynamiccl-deploy", *command), 2
-    )
+    assert f"no library at {built / VENDOR_NAME}" in refused(shell("dynamiccl-deploy", *command), 2)
 
 
 def test_place_that_others_may_write_to_is_refused(

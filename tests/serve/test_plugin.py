@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from dynamiccl.errors import PluginError
-from dynamiccl.libraries import ADAPTIVE_NAME, NAMES, SWEEP_NAME, TUNER_NAME
+from dynamiccl.libraries import NAMES, PROFILER_NAME, SWEEP_NAME, TUNER_NAME, VENDOR_NAME
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
-from dynamiccl.serve.abi import TunerPlugin, asked_in_a_job, expected_answer, nccl_choice
+from dynamiccl.serve.abi import TunerPlugin
+from dynamiccl.serve.answers import asked_in_a_job, expected_answer, nccl_choice
 from dynamiccl.serve.build import SANITIZERS, find_tool
-from dynamiccl.serve.lone_rank import lone_environment, write_bare_artifact
+from dynamiccl.serve.loopback import loopback_environment, write_bare_artifact
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import BINS_PER_OCTAVE, EDGES_Q32, bin_center_bytes, size_bin
 from tests.conftest import Soak
@@ -26,9 +27,9 @@ RING = Config(Algorithm.Ring, Protocol.LL128, 8)
 
 
 def deploy(plugin: Path, artifact: Path, table: DecisionTable) -> dict[str, str | None]:
-    """Make an artifact of `table`; return the environment of a lone rank that uses it."""
+    """Make an artifact of `table`; return the environment of ranks that use it."""
     write_bare_artifact(artifact, SYSTEM, table)
-    return lone_environment(plugin, artifact, SYSTEM)
+    return loopback_environment(plugin, artifact, SYSTEM)
 
 
 def uniform(config: Config) -> DecisionTable:
@@ -69,7 +70,9 @@ def test_only_the_structs_that_nccl_looks_for_are_exported(library: Path) -> Non
     ).stdout
     exported = {line.split()[-1] for line in listed.splitlines()}
     tuners = {f"ncclTunerPlugin_v{version}" for version in range(2, 7)}
-    profilers = {TUNER_NAME: (4,), SWEEP_NAME: (), ADAPTIVE_NAME: (4, 5, 6)}[library.name]
+    profilers = {TUNER_NAME: (4,), VENDOR_NAME: (4,), SWEEP_NAME: ()}.get(library.name, (4, 5, 6))
+    if library.name == PROFILER_NAME:
+        tuners = set()
     assert exported == tuners | {f"ncclProfiler_v{version}" for version in profilers}
 
 
@@ -139,7 +142,7 @@ def test_answers_are_what_the_law_in_python_says(
     environment = deploy(plugin.path, tmp_path, table)
     acted = 0
     with plugin.communicator(
-        table.num_ranks, num_nodes, version=version, environment=environment
+        table.num_ranks, num_nodes, version=version, environment=environment, all_ranks=True
     ) as communicator:
         for _ in range(1500):
             collective = TUNED[random.integers(5)]
@@ -157,30 +160,14 @@ def test_answers_are_what_the_law_in_python_says(
     assert acted > 250
 
 
-def test_v2_answers_with_the_concrete_configs_of_the_table(
-    plugin: TunerPlugin, tmp_path: Path
-) -> None:
-    random = np.random.default_rng(2)
-    table = random_table(random, first_bin=0, num_bins=249)
+def test_v2_has_no_cost_table_and_abstains(plugin: TunerPlugin, tmp_path: Path) -> None:
+    environment = deploy(plugin.path, tmp_path, uniform(RING))
     with plugin.communicator(
-        8, 1, version=2, environment=deploy(plugin.path, tmp_path, table)
+        8, 1, version=2, environment=environment, all_ranks=True
     ) as communicator:
-        for _ in range(2000):
-            collective = TUNED[random.integers(5)]
-            size_bytes = int(2 ** random.uniform(0, 40))
-            config = table.lookup(collective, size_bytes) or Config()
-            answer = communicator.ask_v2(collective, size_bytes, nvls_support=True)
-            runnable = config.protocol is not None and config.algorithm in {
-                Algorithm.Ring,
-                Algorithm.Tree,
-                Algorithm.NVLS,
-            }
-            assert answer.acted == runnable
-            assert answer.config == (
-                Config(config.algorithm, config.protocol, config.num_channels)
-                if runnable
-                else Config()
-            )
+        answer = communicator.ask_v2(Collective.AllReduce, 1 << 20, nvls_support=True)
+    assert not answer.acted
+    assert "NCCL 2.21 has no cost table" in communicator.lines[0]
 
 
 @pytest.mark.parametrize("version", COST_VERSIONS)
@@ -189,23 +176,21 @@ def test_acting_forces_the_cell_and_the_channels(
 ) -> None:
     environment = deploy(plugin.path, tmp_path, uniform(RING))
     costs = np.full((7, 3), 10, dtype=np.float32)
-    with plugin.communicator(8, 1, version=version, environment=environment) as communicator:
+    with plugin.communicator(
+        8, 1, version=version, environment=environment, all_ranks=True
+    ) as communicator:
         answer = communicator.ask(Collective.AllReduce, 1 << 20, costs)
     assert (answer.config, answer.acted) == (RING, True)
     assert (costs == 10).all()  # the caller's table is its own
 
 
-def test_says_once_what_it_acts_from(plugin: TunerPlugin, tmp_path: Path) -> None:
+def test_says_once_that_it_acts(plugin: TunerPlugin, tmp_path: Path) -> None:
     environment = deploy(plugin.path, tmp_path, uniform(RING))
-    with plugin.communicator(8, 1, environment=environment) as communicator:
+    with plugin.communicator(8, 1, environment=environment, all_ranks=True) as communicator:
         for _ in range(5):
             communicator.ask(Collective.AllReduce, 1 << 20, np.ones((7, 3), dtype=np.float32))
     (line,) = communicator.lines
-    digest = environment["DYNAMICCL_ARTIFACT_SHA256"]
-    assert digest is not None
-    assert line.startswith("DYNAMICCL: 8 ranks on 1 nodes: decisions of ")
-    assert f"(artifact {digest[:12]}, system {SYSTEM}; " in line
-    assert "WITHOUT asking the other ranks" in line
+    assert line == "DYNAMICCL: 8 ranks on 1 nodes: the artifact's table, from call 0"
 
 
 @pytest.mark.parametrize(
@@ -213,8 +198,7 @@ def test_says_once_what_it_acts_from(plugin: TunerPlugin, tmp_path: Path) -> Non
     [
         ({"DYNAMICCL_ARTIFACT": None}, (8, 1), "DYNAMICCL_ARTIFACT is not set"),
         ({"DYNAMICCL_SYSTEM": "other"}, (8, 1), "is not what the artifact calls this machine"),
-        ({"DYNAMICCL_ARTIFACT_SHA256": "0"}, (8, 1), "is not the hash of its plugin.index"),
-        ({"DYNAMICCL_PREFLIGHT": "0"}, (8, 1), "'dynamiccl-deploy doctor --all-ranks' gives"),
+        ({"NCCL_COMM_ID": "n0:1"}, (8, 1), "gives all communicators one id"),
         ({}, (16, 2), "the artifact has no table for 16 ranks on 2 nodes of test-system"),
         ({}, (15, 2), "its nodes hold different numbers of ranks"),
     ],
@@ -228,7 +212,7 @@ def test_abstains_and_says_why(
 ) -> None:
     environment = deploy(plugin.path, tmp_path, uniform(RING)) | changes
     costs = np.full((7, 3), 10, dtype=np.float32)
-    with plugin.communicator(*shape, environment=environment) as communicator:
+    with plugin.communicator(*shape, environment=environment, all_ranks=True) as communicator:
         answer = communicator.ask(Collective.AllReduce, 1 << 20, costs)
     assert not answer.acted
     assert answer.config == Config(*nccl_choice(costs) or ())
@@ -243,21 +227,21 @@ def test_uneven_nvlink_domains_abstain(plugin: TunerPlugin, tmp_path: Path) -> N
     costs = np.full((7, 3), 10, dtype=np.float32)
     for ranks, acts in (((8, 8), True), ((3, 5), False)):
         with plugin.communicator(
-            8, 1, version=6, environment=environment, ranks_per_domain=ranks
+            8, 1, version=6, environment=environment, ranks_per_domain=ranks, all_ranks=True
         ) as communicator:
             assert communicator.ask(Collective.AllReduce, 1 << 20, costs).acted == acts
 
 
-def test_environment_is_put_back(plugin: TunerPlugin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DYNAMICCL_MODE", "before")
+def test_environment_is_put_back(
+    plugin: TunerPlugin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = deploy(plugin.path, tmp_path, uniform(RING))
+    monkeypatch.setenv("DYNAMICCL_SYSTEM", "before")
     monkeypatch.delenv("DYNAMICCL_ARTIFACT", raising=False)
-    with plugin.communicator(8, 1, environment={"DYNAMICCL_MODE": "inside"}) as first:
-        pass
-    with plugin.communicator(8, 1, environment={"DYNAMICCL_ARTIFACT": "/nowhere"}) as second:
-        pass
-    assert "'inside'" in first.lines[0]
-    assert "'before'" in second.lines[0]
-    assert "DYNAMICCL_ARTIFACT" not in os.environ
+    with plugin.communicator(8, 1, environment=inside, all_ranks=True) as communicator:
+        assert os.environ["DYNAMICCL_SYSTEM"] == "before"
+        assert "DYNAMICCL_ARTIFACT" not in os.environ
+    assert "from call 0" in communicator.lines[0]
 
 
 def test_wrong_questions_are_refused(plugin: TunerPlugin) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
+from dynamiccl.libraries import ADAPTIVE_NAME, PROFILER_NAME, TUNER_NAME, VENDOR_NAME
 from dynamiccl.serve.install import install
 from tests.cli.conftest import Shell
 
@@ -81,13 +81,14 @@ def test_command_takes_its_words_and_its_exit_code_along(run: Runner) -> None:
     assert run("/no/such/program").returncode == 127
 
 
-def test_options_set_mode_and_start(run: Runner) -> None:
-    shown = run.shown("--mode", "adaptive", "--activate-at=100")
+def test_the_mode_chooses_the_library(run: Runner) -> None:
+    shown = run.shown("--mode", "adaptive")
+    assert shown["NCCL_TUNER_PLUGIN"] == shown["NCCL_PROFILER_PLUGIN"]
     assert shown["NCCL_TUNER_PLUGIN"].endswith(ADAPTIVE_NAME)
-    assert (shown["DYNAMICCL_MODE"], shown["DYNAMICCL_ACTIVATE_AT"]) == ("adaptive", "100")
+    assert shown["DYNAMICCL_MODE"] == "adaptive"
     watching = run.shown("--mode=observe")
     assert "NCCL_TUNER_PLUGIN" not in watching
-    assert "NCCL_PROFILER_PLUGIN" in watching
+    assert watching["NCCL_PROFILER_PLUGIN"].endswith(PROFILER_NAME)
     assert "NCCL_TUNER_PLUGIN" not in run.shown(DYNAMICCL_MODE="observe")
 
 
@@ -97,7 +98,6 @@ def test_options_set_mode_and_start(run: Runner) -> None:
         ((), "no COMMAND"),
         (("--mode",), "--mode needs a value"),
         (("--mode", "fast", "env"), "choose from table, observe, adaptive"),
-        (("--activate-at", "1x", "env"), "must be a number of calls"),
         (("--what", "env"), "unknown option '--what'"),
     ],
 )
@@ -125,34 +125,40 @@ def test_switched_off_it_is_not_there(run: Runner) -> None:
     }
 
 
-def test_vendors_plugins_are_kept_in_front(run: Runner) -> None:
-    shown = run.shown(
-        NCCL_TUNER_PLUGIN="/opt/libnccl-tuner.so", said="keeps /opt/libnccl-tuner.so in front"
-    )
-    assert shown["DYNAMICCL_NEXT_TUNER"] == "/opt/libnccl-tuner.so"
-    # The tuner calls nobody first; this one does.
-    assert shown["NCCL_TUNER_PLUGIN"].endswith(ADAPTIVE_NAME)
+def test_a_vendors_tuner_is_asked_first(run: Runner) -> None:
+    theirs = "/opt/libnccl-tuner.so"
+    shown = run.shown(NCCL_TUNER_PLUGIN=theirs, said=f"has {theirs} asked before ours")
+    assert shown["DYNAMICCL_NEXT_TUNER"] == theirs
+    assert shown["NCCL_TUNER_PLUGIN"].endswith(VENDOR_NAME)
+    assert shown["NCCL_PROFILER_PLUGIN"] == shown["NCCL_TUNER_PLUGIN"]
+    own = run.shown(NCCL_TUNER_PLUGIN=theirs, DYNAMICCL_NEXT_TUNER="/opt/other.so")
+    assert own["DYNAMICCL_NEXT_TUNER"] == "/opt/other.so"
     for value in ("none", f"/elsewhere/{TUNER_NAME}", TUNER_NAME):
-        assert "DYNAMICCL_NEXT_TUNER" not in run.shown(NCCL_TUNER_PLUGIN=value)
-    kept = run.shown(
-        "--mode=adaptive",
-        NCCL_PROFILER_PLUGIN="inspector",
-        said="keeps inspector in front of ours",
-    )
-    assert kept["DYNAMICCL_NEXT_PROFILER"] == "inspector"
-    assert kept["NCCL_PROFILER_PLUGIN"].endswith(ADAPTIVE_NAME)
-    for value in ("NONE", f"/elsewhere/{TUNER_NAME}"):
+        shown = run.shown(NCCL_TUNER_PLUGIN=value)
+        assert "DYNAMICCL_NEXT_TUNER" not in shown
+        assert shown["NCCL_TUNER_PLUGIN"].endswith(TUNER_NAME)
+
+
+def test_a_jobs_own_profiler_stays(run: Runner) -> None:
+    for value in ("NONE", f"/elsewhere/{TUNER_NAME}", f"/elsewhere/{PROFILER_NAME}"):
         shown = run.shown(NCCL_PROFILER_PLUGIN=value)
-        assert "DYNAMICCL_NEXT_PROFILER" not in shown
         assert shown["NCCL_PROFILER_PLUGIN"] == str(run.home / "lib" / TUNER_NAME)
     # The tuner needs a profiler's place on NCCL 2.27 alone, and takes it from nobody.
-    shown = run.shown(NCCL_PROFILER_PLUGIN="inspector")
-    assert (shown["NCCL_PROFILER_PLUGIN"], "DYNAMICCL_NEXT_PROFILER" in shown) == (
-        "inspector",
-        False,
-    )
-    own = {"NCCL_PROFILER_PLUGIN": "/p.so", "DYNAMICCL_NEXT_PROFILER": "/q.so"}
-    assert run.shown("--mode=observe", **own)["DYNAMICCL_NEXT_PROFILER"] == "/q.so"
+    assert run.shown(NCCL_PROFILER_PLUGIN="inspector")["NCCL_PROFILER_PLUGIN"] == "inspector"
+
+
+@pytest.mark.parametrize("mode", ["adaptive", "observe"])
+def test_modes_that_need_the_profilers_place_load_nothing_where_it_is_taken(
+    mode: str, run: Runner
+) -> None:
+    said = "NCCL_PROFILER_PLUGIN is inspector"
+    shown = run.shown(f"--mode={mode}", NCCL_PROFILER_PLUGIN="inspector", said=said)
+    assert shown["NCCL_PROFILER_PLUGIN"] == "inspector"
+    assert "NCCL_TUNER_PLUGIN" not in shown
+    taken = {"NCCL_TUNER_PLUGIN": "/opt/t.so"}
+    if mode == "adaptive":
+        taken["said"] = "mode adaptive asks no other tuner"
+    assert run.shown(f"--mode={mode}", **taken)["NCCL_TUNER_PLUGIN"] == "/opt/t.so"
 
 
 def test_a_policy_that_any_tuner_would_disable_is_left_alone(run: Runner) -> None:

@@ -14,7 +14,8 @@ import pytest
 from dynamiccl.errors import PluginError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.schedule import MAX_BLOCKS, BlockState, PlayReport, Schedule
-from dynamiccl.serve.abi import Answer, Communicator, CostTable, TunerPlugin, expected_answer
+from dynamiccl.serve.abi import Communicator, TunerPlugin
+from dynamiccl.serve.answers import Answer, CostTable, expected_answer
 from tests.serve.benchmark_calls import benchmark_calls, random_schedule, stage
 from tests.serve.tables import TUNED, random_costs
 

@@ -1,7 +1,9 @@
 // Time of one getCollInfo of the two libraries that a job asks for by name: switching tables while
 // it runs, and playing a schedule (of its own, with a report), where calls are a benchmark's.
 //
-//   bench_plugin ADAPTIVE SWEEP RANKS NODES     with the first one's environment set; prints JSON
+//   bench_plugin ADAPTIVE SWEEP RANKS NODES     with the first one's environment set, of a table
+//   for
+//                                               two ranks; prints JSON
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -9,9 +11,11 @@
 #include <cstdlib>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "bench/calls.h"
+#include "nccl/profiler_abi.h"
 #include "tests/schedule_file.h"
 
 namespace {
@@ -43,29 +47,64 @@ Plan long_plan(int num_ranks, int num_nodes) {
   return plan;
 }
 
+/// Two ranks of one communicator, as threads of this process, from their creation until both have
+/// the table; then the first one's tuner.
+struct TwoRanks {
+  explicit TwoRanks(void* library)
+      : tuner(static_cast<const ncclTuner_v5_t*>(dlsym(library, "ncclTunerPlugin_v5"))),
+        profiler(static_cast<const ncclProfiler_v5_t*>(dlsym(library, "ncclProfiler_v5"))) {
+    std::thread other(&TwoRanks::run, this, 1);
+    run(0);
+    other.join();
+  }
+  ~TwoRanks() {
+    for (int rank = 0; rank < 2; ++rank) {
+      tuner->finalize(tuners[rank]);
+      profiler->finalize(profilers[rank]);
+    }
+  }
+  TwoRanks(const TwoRanks&) = delete;
+  TwoRanks& operator=(const TwoRanks&) = delete;
+
+  void run(int rank) {
+    profiler->init(&profilers[rank], 7, &mask, "bench", 1, 2, rank, nullptr);
+    tuner->init(&tuners[rank], 7, 2, 1, nullptr, nullptr, nullptr);
+    if (tuners[rank] == nullptr) std::exit(4);
+    for (bool is_decided = false; !is_decided; usleep(250)) {
+      float costs[21];
+      for (float& cost : costs) cost = 10.0F;
+      int num_channels = 0;
+      tuner->getCollInfo(tuners[rank], 4, 1 << 20, 1, reinterpret_cast<float**>(costs), 7, 3, 0,
+                         &num_channels);
+      for (const float cost : costs) is_decided = is_decided || cost == 0.0F;
+      ncclProfilerEventDescr_v5_t launch = {};
+      launch.type = ncclProfileKernelLaunch;
+      void* handle = nullptr;
+      profiler->startEvent(profilers[rank], &handle, &launch);
+    }
+  }
+
+  const ncclTuner_v5_t* tuner;
+  const ncclProfiler_v5_t* profiler;
+  void *tuners[2] = {}, *profilers[2] = {};
+  int mask = 0;
+};
+
 }  // namespace
 
 int main(int count, char** arguments) {
   if (count != 5) return 2;
-  const auto find = [](const char* path) {
+  const auto load = [](const char* path) {
     void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) std::exit(3);
-    return static_cast<const ncclTuner_v5_t*>(dlsym(library, "ncclTunerPlugin_v5"));
+    return library;
   };
-  const ncclTuner_v5_t* tuner = find(arguments[1]);
-  const ncclTuner_v5_t* player = find(arguments[2]);
-  const int num_ranks = std::atoi(arguments[3]), num_nodes = std::atoi(arguments[4]);
-  const auto create = [&](const ncclTuner_v5_t* of) {
-    void* context = nullptr;
-    of->init(&context, 1, static_cast<std::size_t>(num_ranks), static_cast<std::size_t>(num_nodes),
-             nullptr, nullptr, nullptr);
-    return context;
-  };
-  void* context = create(tuner);
-  if (context == nullptr) return 4;
-  const std::vector<double> full = measure(*tuner, context);
-  tuner->finalize(context);
+  const TwoRanks ranks(load(arguments[1]));
+  const std::vector<double> full = measure(*ranks.tuner, ranks.tuners[0]);
 
+  const auto* player =
+      static_cast<const ncclTuner_v5_t*>(dlsym(load(arguments[2]), "ncclTunerPlugin_v5"));
+  const int num_ranks = std::atoi(arguments[3]), num_nodes = std::atoi(arguments[4]);
   const std::filesystem::path parent = std::filesystem::temp_directory_path();
   const std::string name = "bench-" + std::to_string(getpid());
   const SweepDirectory sweep(parent, name);
@@ -73,7 +112,9 @@ int main(int count, char** arguments) {
   sweep.write(schedule_of(plan));
   sweep.ask_for_report();
   const Question one = {plan.collective, plan.sizes[0], {}};
-  context = create(player);
+  void* context = nullptr;
+  player->init(&context, 1, static_cast<std::size_t>(num_ranks),
+               static_cast<std::size_t>(num_nodes), nullptr, nullptr, nullptr);
   if (context == nullptr) return 5;
   const std::vector<double> played = measure(*player, context, &one);
   player->finalize(context);

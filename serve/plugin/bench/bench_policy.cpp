@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "brain/brain_abi.h"
+#include "adaptive/brain/brain_abi.h"
 #include "file.h"
 #include "platform/threads.h"
 #include "table.h"

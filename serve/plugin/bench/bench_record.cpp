@@ -20,8 +20,8 @@
 #include <string>
 #include <vector>
 
-#include "history/calls_file.h"
 #include "nccl/profiler_abi.h"
+#include "profiler/calls_file.h"
 
 namespace {
 

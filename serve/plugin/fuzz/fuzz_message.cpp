@@ -1,6 +1,6 @@
 // Messages: whatever decodes has its whole body in the bytes, and encodes to the same bytes again.
+#include "adaptive/wire/message.h"
 #include "fuzz/input.h"
-#include "wire/message.h"
 
 using namespace dynamiccl;
 

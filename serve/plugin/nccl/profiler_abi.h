@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "nccl/tuner_abi.h"
+#include "nccl/profiler_v4.h"
 
 extern "C" {
 
@@ -35,7 +35,6 @@ enum ncclProfilerEventType : int {
 };
 
 // The one state that we take is KernelChStop: the kernel of a channel has ended, at `pTimer`.
-typedef int ncclProfilerEventState_t;
 enum : int {
   ncclProfilerProxyStepSendGPUWait = 8,  // the first in use; to the next: of ProxyStep
   ncclProfilerProxyCtrlIdle = 13,        // to ProxyCtrlAppendEnd: of ProxyCtrl
@@ -192,21 +191,6 @@ union ncclProfilerEventStateArgs_v4_t {
 };
 typedef ncclProfilerEventStateArgs_v4_t ncclProfilerEventStateArgs_v5_t;
 typedef ncclProfilerEventStateArgs_v4_t ncclProfilerEventStateArgs_v6_t;
-
-// An error of `init` costs the profiler alone; the other results are not looked at. `commHash` and
-// `commId` are one number. `eActivationMask` points to one int of the whole process, which NCCL
-// reads at every call of its API.
-struct ncclProfiler_v4_t {
-  const char* name;
-  ncclResult_t (*init)(void** context, int* eActivationMask, const char* commName,
-                       std::uint64_t commHash, int nNodes, int nranks, int rank,
-                       ncclDebugLogger_t logfn);
-  ncclResult_t (*startEvent)(void* context, void** eHandle, ncclProfilerEventDescr_v4_t* eDescr);
-  ncclResult_t (*stopEvent)(void* eHandle);
-  ncclResult_t (*recordEventState)(void* eHandle, ncclProfilerEventState_t eState,
-                                   ncclProfilerEventStateArgs_v4_t* eStateArgs);
-  ncclResult_t (*finalize)(void* context);
-};
 
 struct ncclProfiler_v5_t {
   const char* name;

@@ -13,7 +13,6 @@
 
 #include "identity/fingerprint.h"
 #include "identity/index.h"
-#include "identity/preflight.h"
 #include "platform/dynamic.h"
 #include "trusted/file.h"
 #include "vocabulary.h"
@@ -44,13 +43,12 @@ int print_artifact(const char* artifact, const char* fingerprint) {
   const char* problem = fits ? directory.open_directory(artifact) : "its path is too long";
   if (problem == nullptr) problem = index->load(path);
   if (problem == nullptr) {
-    char hash[2 * kDigestBytes + 1], word[kPreflightBytes];
+    char hash[2 * kDigestBytes + 1];
     to_hex(index->artifact_hash(), kDigestBytes, hash);
-    preflight_word(index->artifact_hash(), fingerprint, word);
     const char* system = index->find_system(fingerprint);
     const char* quote = system != nullptr ? "\"" : "";
-    std::printf(", \"artifact_sha256\": \"%s\", \"system\": %s%s%s, \"preflight\": \"%s\"", hash,
-                quote, system != nullptr ? system : "null", quote, word);
+    std::printf(", \"artifact_sha256\": \"%s\", \"system\": %s%s%s", hash, quote,
+                system != nullptr ? system : "null", quote);
   } else {
     std::printf(", \"artifact_problem\": \"%s\"", problem);
   }

@@ -13,7 +13,7 @@
 
 #include "identity/environment.h"
 #include "nccl/tuner_exports.h"
-#include "platform/made.h"
+#include "platform/allocate.h"
 #include "platform/threads.h"
 #include "sweep/playing.h"
 
@@ -70,10 +70,10 @@ ncclResult_t create(const Asked& asked, void** context) noexcept {
     return ncclSuccess;
   }
   const char* path = value_of("DYNAMICCL_SCHEDULE");
-  auto* playing = make<Playing>();
+  auto* playing = allocate<Playing>();
   const char* reason = playing != nullptr ? load(asked, path, &playing->player) : "memory is short";
   if (reason != nullptr) {
-    unmake(playing);
+    deallocate(playing);
     say(asked, NCCL_LOG_WARN, "cannot sweep: %s%s%s", path != nullptr ? path : "",
         path != nullptr ? ": " : "", reason);
     return ncclInvalidUsage;
@@ -148,7 +148,7 @@ ncclResult_t finalize(void* context) noexcept {
   if (playing == nullptr) return ncclSuccess;
   playing->is_closed.store(true);
   // Rather leaks than frees, and unmaps its report, under a call.
-  if (wait_until([playing] { return playing->inside.load() == 0; })) unmake(playing);
+  if (wait_until([playing] { return playing->inside.load() == 0; })) deallocate(playing);
   return ncclSuccess;
 }
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "brain/brain.h"
+#include "adaptive/brain/brain.h"
 #include "platform/threads.h"
 
 namespace {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "file.h"
-#include "history/calls_file.h"
+#include "profiler/calls_file.h"
 
 class CallsDirectory {
  public:

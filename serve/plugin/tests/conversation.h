@@ -5,8 +5,8 @@
 #include <cstring>
 #include <vector>
 
+#include "adaptive/wire/session.h"
 #include "crypto/sha256.h"
-#include "wire/session.h"
 
 using Bytes = std::vector<std::uint8_t>;
 

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "agreement/leader.h"
-#include "agreement/member.h"
+#include "adaptive/agreement/leader.h"
+#include "adaptive/agreement/member.h"
 #include "tests/inspect.h"
 #include "tests/table_file.h"
 
@@ -25,7 +25,6 @@ struct Rules {
   int simulates = 0;      // calls that one rank alone makes
   int group = 1;          // calls that are asked about together
   int num_proposals = 1;  // tables put one after the other
-  std::uint64_t activate_at = Clock::kNever;
   int crashes = 0;
   int drops = 0;
   int repeats = 1;        // ticks at which what was not answered is said again
@@ -69,7 +68,7 @@ class World {
       auto rank = std::make_unique<Rank>();
       rank->world = this;
       rank->number = i;
-      rank->clock = std::make_unique<Clock>(Clock::Limits{kLong, kLong}, rules.activate_at);
+      rank->clock = std::make_unique<Clock>(kLong);
       rank->marks.begin(true);
       rank->clock->heed(&rank->marks);
       rank->place = {7, i, rules.num_ranks, 1};
@@ -358,9 +357,7 @@ class World {
     if (put_ > 0 && !leader->is_settled()) return;
     // The smallest there is: it is decoded at every vote.
     const Bytes bytes = table_of(1, rules_.num_ranks, {1, 2, 4, 1, 0}, kAllReduce, 0, 1);
-    const bool taken = leader->propose(bytes.data(), bytes.size(), false,
-                                       put_ == 0 ? rules_.activate_at : Clock::kNever);
-    if (taken) ++put_;
+    if (leader->propose(bytes.data(), bytes.size(), false)) ++put_;
   }
 
   const Rules rules_;

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "agreement/leader.h"
-#include "agreement/member.h"
+#include "adaptive/agreement/leader.h"
+#include "adaptive/agreement/member.h"
 
 namespace dynamiccl {
 
@@ -23,9 +23,7 @@ struct Inspect {
     mix(d, clock.staged_ != nullptr ? clock.staged_->number : 99);
     mix(d, clock.marks_->bits);
     mix(d, clock.muster_at_);
-    mix(d, clock.hold_at_);
-    mix(d, clock.is_closed_ | clock.failed_ << 1 | clock.promised_ << 2 | clock.waiting_ << 3 |
-               clock.hold_expired_ << 4);
+    mix(d, clock.is_closed_ | clock.failed_ << 1 | clock.promised_ << 2 | clock.waiting_ << 3);
   }
   static void add(std::uint64_t* d, const Member& member) {
     mix(d, member.left_ | member.committed_ << 1 | member.promised_ << 2);

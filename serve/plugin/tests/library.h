@@ -1,17 +1,29 @@
-// Calls the built plugin as NCCL does: dlopen, one struct per version, that version's own argument
-// order, a flat cost table, `*nChannels` 0 before the call.
+// Calls a built tuner as NCCL does: dlopen, one struct per version, that version's own argument
+// order, a flat cost table, `*nChannels` 0 before the call. All ranks of a communicator are threads
+// of this process, so they really agree.
 #pragma once
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "nccl/profiler_v4.h"
 #include "nccl/tuner_abi.h"
 #include "vocabulary.h"
+
+/// The NCCL that a tuner finds in this process (ENABLE_EXPORTS).
+extern "C" __attribute__((visibility("default"))) int ncclGetVersion(int* version) {
+  *version = 23007;
+  return 0;
+}
 
 /// Logger of the tests: keeps the lines of the calling thread.
 inline thread_local std::vector<std::string> t_lines;
@@ -45,7 +57,9 @@ struct Call {
 
 class Library {
  public:
-  explicit Library(const char* path) : handle_(dlopen(path, RTLD_NOW | RTLD_LOCAL)) {
+  /// `num_inits`: how many of a communicator's ranks come; 0: all of them.
+  explicit Library(const char* path, std::size_t num_inits = 0)
+      : handle_(dlopen(path, RTLD_NOW | RTLD_LOCAL)), num_inits_(num_inits) {
     if (handle_ == nullptr) {
       std::fprintf(stderr, "dlopen: %s\n", dlerror());
       std::exit(1);
@@ -61,23 +75,22 @@ class Library {
     return static_cast<const Struct*>(dlsym(handle_, symbol.c_str()));
   }
 
+  /// A new communicator; the first rank's context.
   void* init(int version, std::size_t num_ranks, std::size_t num_nodes,
              ncclNvlDomainInfo_v5_t* domains = nullptr,
              ncclDebugLogger_t logger = keep_line) const {
-    void* context = nullptr;
-    ncclResult_t& result = t_init_result;
-    if (version == 2) result = at<ncclTuner_v2_t>(2)->init(num_ranks, num_nodes, logger, &context);
-    if (version == 3) result = at<ncclTuner_v3_t>(3)->init(num_ranks, num_nodes, logger, &context);
-    if (version == 4) result = at<ncclTuner_v4_t>(4)->init(num_ranks, num_nodes, logger, &context);
-    if (version == 5) {
-      result =
-          at<ncclTuner_v5_t>(5)->init(&context, 7, num_ranks, num_nodes, logger, domains, nullptr);
-    }
-    if (version == 6) {
-      result =
-          at<ncclTuner_v6_t>(6)->init(&context, 7, num_ranks, num_nodes, logger, domains, nullptr);
-    }
-    return context;
+    const std::uint64_t id = ++last_id_;
+    std::vector<void*> contexts(num_inits_ == 0 ? num_ranks : num_inits_);
+    const auto rank = [&](std::size_t number, ncclDebugLogger_t its_logger) {
+      return init_rank(version, id, num_ranks, num_nodes, domains, its_logger, &contexts[number]);
+    };
+    std::vector<std::thread> others;
+    for (std::size_t i = 1; i < contexts.size(); ++i) others.emplace_back(rank, i, nullptr);
+    t_init_result = rank(0, logger);
+    for (std::thread& other : others) other.join();
+    const std::lock_guard lock(mutex_);
+    if (contexts[0] != nullptr) contexts_[id] = contexts;
+    return contexts[0];
   }
 
   /// v6's getChunkSize for one part of a collective; `own` is NCCL's chunk in bytes.
@@ -113,6 +126,54 @@ class Library {
   }
 
   ncclResult_t finalize(int version, void* context) const {
+    std::vector<void*> ranks = {context};
+    {
+      // One table may be the context of several communicators: any of them will do.
+      const std::lock_guard lock(mutex_);
+      for (auto found = contexts_.begin(); found != contexts_.end(); ++found) {
+        if (found->second[0] != context) continue;
+        ranks = found->second;
+        contexts_.erase(found);
+        break;
+      }
+    }
+    ncclResult_t result = ncclSuccess;
+    for (void* rank : ranks) {
+      const ncclResult_t its_result = finalize_rank(version, rank);
+      if (its_result != ncclSuccess) result = its_result;
+    }
+    return result;
+  }
+
+ private:
+  ncclResult_t init_rank(int version, std::uint64_t id, std::size_t ranks, std::size_t nodes,
+                         ncclNvlDomainInfo_v5_t* domains, ncclDebugLogger_t logger,
+                         void** context) const {
+    if (version < 5) {
+      // As NCCL 2.27 does just before: a tuner of v3 and v4 knows the id from there.
+      int mask = 0;
+      const auto* told = static_cast<const ncclProfiler_v4_t*>(dlsym(handle_, "ncclProfiler_v4"));
+      void* ignored = nullptr;
+      if (told != nullptr) {
+        told->init(&ignored, &mask, "", id, static_cast<int>(nodes), static_cast<int>(ranks), 0,
+                   logger);
+      }
+    }
+    switch (version) {
+      case 2:
+        return at<ncclTuner_v2_t>(2)->init(ranks, nodes, logger, context);
+      case 3:
+        return at<ncclTuner_v3_t>(3)->init(ranks, nodes, logger, context);
+      case 4:
+        return at<ncclTuner_v4_t>(4)->init(ranks, nodes, logger, context);
+      case 5:
+        return at<ncclTuner_v5_t>(5)->init(context, id, ranks, nodes, logger, domains, nullptr);
+      default:
+        return at<ncclTuner_v6_t>(6)->init(context, id, ranks, nodes, logger, domains, nullptr);
+    }
+  }
+
+  ncclResult_t finalize_rank(int version, void* context) const {
     if (version == 2) return at<ncclTuner_v2_t>(2)->destroy(context);
     if (version == 3) return at<ncclTuner_v3_t>(3)->destroy(context);
     if (version == 4) return at<ncclTuner_v4_t>(4)->destroy(context);
@@ -120,6 +181,9 @@ class Library {
     return at<ncclTuner_v6_t>(6)->finalize(context);
   }
 
- private:
   void* handle_;
+  const std::size_t num_inits_;
+  mutable std::atomic<std::uint64_t> last_id_{100};
+  mutable std::mutex mutex_;
+  mutable std::map<std::uint64_t, std::vector<void*>> contexts_;  // of the ranks, by id
 };

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <thread>
 
-#include "brain/brain_abi.h"
+#include "adaptive/brain/brain_abi.h"
 
 namespace {
 

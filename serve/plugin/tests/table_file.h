@@ -1,6 +1,11 @@
 // Writes table files for the tests, good and bad, from the format's description (serve/table.py).
 #pragma once
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -11,7 +16,6 @@
 
 #include "crypto/sha256.h"
 #include "identity/fingerprint.h"
-#include "identity/preflight.h"
 #include "table.h"
 
 using Bytes = std::vector<std::uint8_t>;
@@ -47,8 +51,7 @@ inline Bytes table_of(int num_nodes, int num_ranks, dynamiccl::Entry entry,
   return sealed(bytes);
 }
 
-/// An artifact directory for one test; sets the plugin's environment. One rank is alone in these
-/// tests, so that it is told not to ask the others (DYNAMICCL_UNSAFE).
+/// An artifact directory for one test; sets the plugin's environment.
 class ArtifactDirectory {
  public:
   ArtifactDirectory(const std::string& parent, const std::string& name)
@@ -57,11 +60,29 @@ class ArtifactDirectory {
     std::filesystem::create_directories(root_ + "/tables/test");
     setenv("DYNAMICCL_ARTIFACT", root_.c_str(), 1);
     setenv("DYNAMICCL_COORDINATOR", "none", 1);
-    setenv("DYNAMICCL_UNSAFE", "1", 1);
+    setenv("DYNAMICCL_JOB_ID", (name + std::to_string(getpid())).c_str(), 1);
     for (const char* variable : {"DYNAMICCL_MODE", "DYNAMICCL_SYSTEM", "NCCL_ALGO", "NCCL_PROTO"}) {
       unsetenv(variable);
     }
     write_index();
+  }
+
+  /// Have the ranks meet over TCP, as those of several nodes do. Before the first of them comes.
+  void use_coordinator() const {
+    const std::string key = root_ + "/key";
+    store(key, Bytes(32, 7));
+    std::filesystem::permissions(key, std::filesystem::perms(0600));
+    setenv("DYNAMICCL_KEY_FILE", key.c_str(), 1);
+    sockaddr_in any = {};
+    any.sin_family = AF_INET;
+    any.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof any;
+    const int probe = socket(AF_INET, SOCK_STREAM, 0);
+    if (bind(probe, reinterpret_cast<sockaddr*>(&any), size) != 0) std::abort();
+    getsockname(probe, reinterpret_cast<sockaddr*>(&any), &size);
+    close(probe);
+    const std::string where = "127.0.0.1:" + std::to_string(ntohs(any.sin_port));
+    setenv("DYNAMICCL_COORDINATOR", where.c_str(), 1);
   }
 
   std::string path(int num_nodes, int num_ranks) const {
@@ -104,13 +125,6 @@ class ArtifactDirectory {
     }
     const Bytes bytes(text.begin(), text.end());
     store(root_ + "/plugin.index", bytes);
-    const std::string hash = hash_of(bytes);
-    setenv("DYNAMICCL_ARTIFACT_SHA256", hash.c_str(), 1);
-    std::uint8_t digest[dynamiccl::kDigestBytes];
-    dynamiccl::from_hex(hash.c_str(), hash.size(), digest, sizeof digest);
-    char word[dynamiccl::kPreflightBytes];
-    dynamiccl::preflight_word(digest, fingerprint, word);
-    setenv("DYNAMICCL_PREFLIGHT", word, 1);
   }
 
   std::string root_;

@@ -1,7 +1,7 @@
 // Whatever a brain's library is or does: an error and a reason, never a crash.
 #include <string>
 
-#include "brain/brain.h"
+#include "adaptive/brain/brain.h"
 #include "table.h"
 #include "tests/check.h"
 

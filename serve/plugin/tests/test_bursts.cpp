@@ -3,7 +3,7 @@
 #include <set>
 #include <string>
 
-#include "history/bursts.h"
+#include "profiler/bursts.h"
 #include "tests/calls_files.h"
 #include "tests/check.h"
 #include "tests/profiler_driver.h"

@@ -99,7 +99,6 @@ Found wander(std::size_t schedules, std::uint64_t seed) {
     rules.num_proposals = 1 + below(3);
     rules.simulates = below(3) == 0 ? below(4) : 0;
     rules.group = below(2) == 0 ? 1 : 1 + below(4);
-    if (below(4) == 0) rules.activate_at = static_cast<std::uint64_t>(1 + below(5));
     rules.crashes = below(3) == 0 ? below(3) : 0;
     rules.drops = below(2) == 0 ? below(12) : 0;
     rules.repeats = below(40);
@@ -150,20 +149,17 @@ int main(int count, char** arguments) {
   struct Small {
     const char* what;
     int ranks, calls, drops, repeats, timeouts, crashes, simulates, group;
-    std::uint64_t activate_at;
   };
-  constexpr std::uint64_t kAny = Clock::kNever;
   // Small enough to go through to the end.
   const Small worlds[] = {
-      {"2 ranks", 2, 3, 0, 0, 0, 0, 0, 1, kAny},
-      {"2 ranks, a loss", 2, 3, 1, 0, 0, 0, 0, 1, kAny},
-      {"2 ranks, a timeout", 2, 2, 0, 0, 1, 0, 0, 1, kAny},
-      {"2 ranks, a crash", 2, 3, 0, 0, 0, 1, 0, 1, kAny},
-      {"2 ranks, a simulated call", 2, 3, 0, 0, 0, 0, 1, 1, kAny},
-      {"2 ranks, a group of 2 and a simulated call", 2, 4, 0, 0, 0, 0, 1, 2, kAny},
-      {"2 ranks, at call 2", 2, 3, 0, 0, 0, 1, 0, 1, 2},
-      {"3 ranks", 3, 2, 0, 0, 0, 0, 0, 1, kAny},
-      {"3 ranks, a crash", 3, 1, 0, 0, 0, 1, 0, 1, kAny},
+      {"2 ranks", 2, 3, 0, 0, 0, 0, 0, 1},
+      {"2 ranks, a loss", 2, 3, 1, 0, 0, 0, 0, 1},
+      {"2 ranks, a timeout", 2, 2, 0, 0, 1, 0, 0, 1},
+      {"2 ranks, a crash", 2, 3, 0, 0, 0, 1, 0, 1},
+      {"2 ranks, a simulated call", 2, 3, 0, 0, 0, 0, 1, 1},
+      {"2 ranks, a group of 2 and a simulated call", 2, 4, 0, 0, 0, 0, 1, 2},
+      {"3 ranks", 3, 2, 0, 0, 0, 0, 0, 1},
+      {"3 ranks, a crash", 3, 1, 0, 0, 0, 1, 0, 1},
   };
   // Under a sanitizer, and in the quick look of `make test`.
   const bool few = std::getenv("DYNAMICCL_FEW") != nullptr;
@@ -178,7 +174,6 @@ int main(int count, char** arguments) {
     rules.crashes = small.crashes;
     rules.simulates = small.simulates;
     rules.group = small.group;
-    rules.activate_at = small.activate_at;
     const Found found = explore(rules, most);
     report(small.what, found);
     CHECK(few || found.states < most);

@@ -3,8 +3,8 @@
 #include <random>
 #include <vector>
 
+#include "adaptive/wire/message.h"
 #include "tests/check.h"
-#include "wire/message.h"
 
 using namespace dynamiccl;
 

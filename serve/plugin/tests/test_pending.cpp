@@ -4,8 +4,8 @@
 #include <thread>
 #include <vector>
 
-#include "history/pending.h"
-#include "history/recorder.h"
+#include "profiler/pending.h"
+#include "profiler/recorder.h"
 #include "tests/check.h"
 
 using namespace dynamiccl;

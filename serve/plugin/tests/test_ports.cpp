@@ -10,7 +10,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "service/transport.h"
+#include "adaptive/service/transport.h"
 #include "tests/check.h"
 
 using namespace dynamiccl;

@@ -4,9 +4,9 @@
 
 #include <thread>
 
-#include "history/joins.h"
-#include "history/recorder.h"
-#include "profiler.h"
+#include "profiler/created.h"
+#include "profiler/profiler.h"
+#include "profiler/recorder.h"
 #include "tests/calls_files.h"
 #include "tests/check.h"
 #include "tests/profiler_driver.h"
@@ -108,9 +108,8 @@ void captured(const char* path, int version, CallsDirectory* calls) {
   CHECK(records[2].flags == kFlagCaptured && records[3].flags == kFlagCaptured);
 }
 
-void modes(const char* path, int version, CallsDirectory* calls) {
-  const auto mask_in = [&](const char* mode) {
-    mode != nullptr ? setenv("DYNAMICCL_MODE", mode, 1) : unsetenv("DYNAMICCL_MODE");
+void disabled(const char* path, int version, CallsDirectory* calls) {
+  const auto mask_of = [&] {
     ProfilerDriver nccl(path, version);
     ProfilerDriver::Comm comm = nccl.init(1);
     CHECK((comm.context == nullptr) == (nccl.mask() == 0));
@@ -119,20 +118,14 @@ void modes(const char* path, int version, CallsDirectory* calls) {
     return nccl.mask();
   };
   const int wanted = ncclProfileColl | (version == 4 ? 0 : ncclProfileKernelLaunch);
-  for (const char* mode : {"table", "table-static", "observe", "adaptive"}) {
-    CHECK(mask_in(mode) == wanted && calls->take().size() == 1);
-  }
-  CHECK(mask_in(nullptr) == wanted && calls->take().size() == 1);
-  for (const char* mode : {"sweep", "Table", "off"}) CHECK(mask_in(mode) == 0);
+  CHECK(mask_of() == wanted && calls->take().size() == 1);
   setenv("DYNAMICCL_DISABLE", "1", 1);
-  CHECK(mask_in("observe") == 0);
+  CHECK(mask_of() == 0);
   unsetenv("DYNAMICCL_DISABLE");
   const std::string directory = calls->path();
   unsetenv("DYNAMICCL_CALLS_DIR");
-  // No longer for records, but to hear of captures.
-  CHECK(mask_in("table-static") == wanted && mask_in("table") == wanted);
+  CHECK(mask_of() == wanted);  // not for records, but to hear of captures
   setenv("DYNAMICCL_CALLS_DIR", directory.c_str(), 1);
-  unsetenv("DYNAMICCL_MODE");
   CHECK(calls->take().empty());
 }
 
@@ -249,18 +242,18 @@ void complete(void* user, CallRecord* record) {
   record->flags |= kFlagProbe;
 }
 
-/// What the tuner side uses, in this program's own copy of the plugin's core.
-void joins_and_descriptions(CallsDirectory* calls) {
+/// What the adaptive tuner uses, in this program's own copy of the profiler.
+void what_the_tuner_uses(CallsDirectory* calls) {
   int mask = 0;
-  Join join;
-  CHECK(!take_latest_join(&join));
+  CreatedCommunicator told;
+  CHECK(!take_created(77, &told));
   Profiler* profiler = Profiler::create({77, 5, 8, 2, &mask, nullptr, true});
-  CHECK(take_join_of(77, &join) && !take_latest_join(&join));
-  CHECK(join.profiler == profiler && join.rank == 5 && join.num_ranks == 8 && join.num_nodes == 2);
   std::thread([] {
-    Join other;
-    CHECK(!take_latest_join(&other));
+    CreatedCommunicator other;
+    CHECK(!take_created(77, &other));  // another thread's
   }).join();
+  CHECK(take_created(77, &told) && !take_created(77, &told));  // once
+  CHECK(told.profiler == profiler && told.rank == 5 && told.num_ranks == 8 && told.num_nodes == 2);
   std::uint32_t table = 9;
   CHECK(profiler->set_describe(complete, &table));
   const ncclProfilerColl_v4_t event = {0, "AllReduce", nullptr, nullptr, 1, 0, "ncclFloat32",
@@ -277,12 +270,14 @@ void joins_and_descriptions(CallsDirectory* calls) {
   CHECK(profiler->set_describe(complete, &table));
   CallMarks* marks = profiler->marks();
   CHECK(marks->pass() == CallMarks::kBegins && marks->pass() == 0);  // two calls of one group
-  void* of_captured = profiler->start_call(false, true);
-  profiler->start_call(true, false);  // plans tell nothing
+  void* group = Profiler::start_group();
+  void* of_captured = profiler->start_call(false, true, group);
   CHECK(marks->pass() == CallMarks::kCaptured);
-  profiler->launch();
+  profiler->launch(Profiler::start_group());  // of sends and receives
+  CHECK(marks->pass() == CallMarks::kCaptured);
+  profiler->launch(group);
   CHECK(marks->pass() == (CallMarks::kBegins | CallMarks::kCaptured));
-  profiler->start_call(false, false);
+  profiler->start_call(false, false, Profiler::start_group());
   CHECK(marks->pass() == 0 && marks->captured == 1);
   profiler->start_collective(event, of_captured);
   profiler->finalize();
@@ -290,12 +285,28 @@ void joins_and_descriptions(CallsDirectory* calls) {
   // Which table it was chosen by is not known: nothing completes it.
   CHECK(captured.size() == 1 && captured[0].flags == kFlagCaptured && captured[0].table == 0);
 
-  setenv("DYNAMICCL_MODE", "sweep", 1);
+  CHECK(!take_created(99, &told));  // another communicator's tuner never came
+  setenv("DYNAMICCL_DISABLE", "1", 1);
   CHECK(Profiler::create({78, 1, 4, 1, &mask, nullptr, true}) == nullptr);
-  CHECK(!take_join_of(99, &join) && !take_latest_join(&join));
-  Profiler::create({78, 1, 4, 1, &mask, nullptr, true});
-  CHECK(take_latest_join(&join) && join.comm_id == 78 && join.profiler == nullptr);
-  unsetenv("DYNAMICCL_MODE");
+  CHECK(take_created(78, &told) && told.profiler == nullptr);
+  unsetenv("DYNAMICCL_DISABLE");
+}
+
+/// A group may begin with a call of a communicator that we have no profiler of, and NCCL tells only
+/// that one; its handle must still tell groups apart.
+void group_of_a_stranger(const char* path) {
+  void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  const auto* v5 = static_cast<const ncclProfiler_v5_t*>(dlsym(library, "ncclProfiler_v5"));
+  ncclProfilerEventDescr_v5_t group = {};
+  group.type = ncclProfileGroupApi;
+  void *first = nullptr, *second = nullptr;
+  CHECK(v5->startEvent(nullptr, &first, &group) == ncclSuccess);
+  CHECK(v5->startEvent(nullptr, &second, &group) == ncclSuccess);
+  CHECK(first != nullptr && second != nullptr && first != second);
+  CHECK(v5->stopEvent(first) == ncclSuccess);
+  group.type = ncclProfileCollApi;
+  CHECK(v5->startEvent(nullptr, &first, &group) == ncclSuccess && first == nullptr);
+  dlclose(library);
 }
 
 /// The tuner takes its hook back while another thread is in the middle of calls.
@@ -329,12 +340,13 @@ int main(int, char** arguments) {
     gpu_times(arguments[1], version, &calls);
     captured(arguments[1], version, &calls);
   }
-  modes(arguments[1], 5, &calls);
+  disabled(arguments[1], 5, &calls);
   several_communicators(arguments[1], 5, &calls);
   unusable_directory(arguments[1], &calls);
   nonsense(arguments[1], &calls);
   forked_child(arguments[1], &calls);
-  joins_and_descriptions(&calls);
+  what_the_tuner_uses(&calls);
+  group_of_a_stranger(arguments[1]);
   description_taken_back();
   return g_failures;
 }

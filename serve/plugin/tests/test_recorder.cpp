@@ -3,7 +3,7 @@
 
 #include <thread>
 
-#include "history/recorder.h"
+#include "profiler/recorder.h"
 #include "tests/calls_files.h"
 #include "tests/check.h"
 

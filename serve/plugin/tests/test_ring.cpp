@@ -2,7 +2,7 @@
 #include <thread>
 #include <vector>
 
-#include "history/ring.h"
+#include "profiler/ring.h"
 #include "tests/check.h"
 
 using namespace dynamiccl;

@@ -282,7 +282,7 @@ void finalize_waits_for_the_call(const Library& library, const SweepDirectory& s
 }  // namespace
 
 int main(int, char** arguments) {
-  const Library library(arguments[1]);
+  const Library library(arguments[1], 1);
   const SweepDirectory sweep(arguments[2], "play");
   whole_order(library, sweep);
   says_once_what_it_plays(library, sweep);

@@ -290,7 +290,7 @@ void chunks_below_a_grain(const Library& library, const SweepDirectory& sweep) {
 }  // namespace
 
 int main(int, char** arguments) {
-  const Library library(arguments[1]);
+  const Library library(arguments[1], 1);
   const SweepDirectory sweep(arguments[2], "files");
   wrong_communicator(library, sweep);
   wrong_environment(library, sweep);

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "brain/brain_abi.h"
+#include "adaptive/brain/brain_abi.h"
 #include "table.h"
 
 namespace dynamiccl {

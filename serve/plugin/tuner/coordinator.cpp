@@ -6,7 +6,7 @@
 #include <cstring>
 #include <new>
 
-#include "agreement/identity_text.h"
+#include "identity/difference.h"
 #include "tuner/voter.h"
 
 namespace dynamiccl {

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "wire/bytes.h"
+#include "platform/bytes.h"
 
 namespace dynamiccl {
 namespace {

@@ -16,7 +16,7 @@
 #include <new>
 
 #include "identity/environment.h"
-#include "platform/made.h"
+#include "platform/allocate.h"
 #include "platform/threads.h"
 #include "tuner/endpoint.h"
 #include "tuner/frame.h"
@@ -224,7 +224,7 @@ void try_to_coordinate(const Endpoint& endpoint, std::uint64_t attempt) noexcept
   if (g_server.load() != nullptr) return;
   const int listener = listen_at(endpoint);
   if (listener < 0) return;
-  auto* server = make<Server>(endpoint, attempt, listener);
+  auto* server = allocate<Server>(endpoint, attempt, listener);
   if (server == nullptr) {
     close(listener);
     return;
@@ -241,7 +241,7 @@ void try_to_coordinate(const Endpoint& endpoint, std::uint64_t attempt) noexcept
   };
   if (!start_thread(run, server, "dynamiccl", &thread)) {
     close(listener);
-    unmake(server);
+    deallocate(server);
     return;
   }
   detach_thread(thread);

@@ -8,7 +8,7 @@
 #include "identity/environment.h"
 #include "identity/fingerprint.h"
 #include "identity/index.h"
-#include "platform/made.h"
+#include "platform/allocate.h"
 #include "platform/threads.h"
 #include "trusted/file.h"
 
@@ -46,10 +46,10 @@ const DecisionTable* keep(const std::uint8_t* bytes, std::size_t size, const std
   for (Kept* kept = g_kept; kept != nullptr; kept = kept->next) {
     if (std::memcmp(kept->hash, hash, kDigestBytes) == 0) return &kept->table;
   }
-  auto* kept = make<Kept>();
+  auto* kept = allocate<Kept>();
   *problem = kept == nullptr ? "memory is short" : decode_table(bytes, size, &kept->table);
   if (*problem != nullptr) {
-    unmake(kept);
+    deallocate(kept);
     return nullptr;
   }
   leave_out_what_no_job_may_ask(nccl_version, &kept->table);
@@ -123,13 +123,13 @@ void read_artifact(std::size_t num_ranks, std::size_t num_nodes, int nccl_versio
 void prepare(std::size_t num_ranks, std::size_t num_nodes, int nccl_version,
              Prepared* prepared) noexcept {
   Reading reading;
-  auto* index = make<PluginIndex>();  // 64 KiB
+  auto* index = allocate<PluginIndex>();  // 64 KiB
   if (index == nullptr) {
     std::snprintf(reading.problem, sizeof reading.problem, "memory is short");
   } else {
     read_artifact(num_ranks, num_nodes, nccl_version, index, &reading);
   }
-  unmake(index);
+  deallocate(index);
   prepared->table = reading.decisions;
   std::snprintf(prepared->identity, sizeof prepared->identity,
                 "problem=%s\nplugin=%s\nmachine=%s\nartifact=%s\nsystem=%s\ntable=%s\nranks=%zu\n"

@@ -95,25 +95,6 @@ def test_counters_that_cannot_be_written_disturb_nothing(
     assert played.acted > 0
 
 
-def test_a_static_job_keeps_no_thread(play_job: Player, four_ranks: Setting) -> None:
-    early, late = (Look(four_ranks.root / name) for name in ("early", "late"))
-    played = play_job(
-        *at(1, early.action),
-        *at(4500, late.action),
-        environment=four_ranks.environment() | {"DYNAMICCL_MODE": "table-static"},
-        ranks=4,
-        rate=700,
-        calls=4600,
-    )
-    assert played.is_sound, played
-    assert played.acted > 0
-    for rank in early.ranks():
-        assert "dynamiccl" in rank.threads
-    assert len(late.ranks()) == 4
-    for rank in late.ranks():
-        assert not [name for name in rank.threads if name.startswith("dynamiccl")]
-
-
 @pytest.mark.parametrize("mode", ["observe", "nonsense"])
 def test_a_job_that_agrees_on_nothing_has_no_thread_for_it(
     mode: str, play_job: Player, four_ranks: Setting

@@ -88,18 +88,6 @@ def test_without_the_kill_file_the_table_comes_back(play_job: Player, four_ranks
     assert played.communicators[0].last_acted == played.communicators[0].calls - 1
 
 
-def test_a_static_job_takes_no_new_artifact(play_job: Player, four_ranks: Setting) -> None:
-    swap = f"swap={four_ranks.artifact},{four_ranks.other_artifact}"
-    played = play_job(
-        *at(1000, swap),
-        environment=four_ranks.environment() | {"DYNAMICCL_MODE": "table-static"},
-        ranks=4,
-        **LONG_JOB,
-    )
-    assert played.is_sound, played
-    assert played.switches == 1
-
-
 @pytest.mark.soak
 def test_four_hundred_thousand_calls_while_artifacts_change(
     play_job: Player, four_ranks: Setting

@@ -1,0 +1,174 @@
+// What a leader puts to the ranks: tables, the way back at a kill file, probes, what the guard
+// withdraws, what a brain decides, and a new artifact.
+#include <fcntl.h>
+#include <linux/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "adaptive/agreement/agreement.h"
+#include "adaptive/agreement/guard.h"
+#include "file.h"
+#include "platform/allocate.h"
+
+namespace dynamiccl {
+
+/// Changes whenever another file stands there; 0: there is none.
+std::uint64_t Agreement::stamp_of_index() const noexcept {
+  if (settings_->artifact == nullptr) return 0;
+  char path[4200];
+  std::snprintf(path, sizeof path, "%s/plugin.index", settings_->artifact);
+  struct statx facts;
+  if (syscall(SYS_statx, AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, STATX_BASIC_STATS, &facts) != 0) {
+    return 0;
+  }
+  const std::uint64_t parts[] = {facts.stx_ino, facts.stx_size,
+                                 static_cast<std::uint64_t>(facts.stx_mtime.tv_sec),
+                                 facts.stx_mtime.tv_nsec};
+  return fnv1a(reinterpret_cast<const std::uint8_t*>(parts), sizeof parts) | 1;
+}
+
+bool Agreement::propose(const std::uint8_t* table, std::size_t bytes) noexcept {
+  std::uint8_t* copy = nullptr;
+  if (bytes > 0) {
+    copy = static_cast<std::uint8_t*>(std::malloc(bytes));
+    if (copy == nullptr) return false;
+    std::memcpy(copy, table, bytes);
+  }
+  const bool taken =
+      (bytes == 0 || guard_->withdraw_from(copy, bytes)) && leader_->propose(copy, bytes, false);
+  if (taken) {
+    std::free(current_);
+    current_ = copy;
+    current_bytes_ = bytes;
+    is_probing_ = false;
+  } else {
+    std::free(copy);
+  }
+  return taken;
+}
+
+/// A leader: what is to follow from the state of things.
+void Agreement::announce(std::uint64_t now_ns) noexcept {
+  if (leader_->state() == Leader::State::kEnded) return end(leader_->reason());
+  const bool all_here = leader_->state() != Leader::State::kGathering;
+  if (all_here && artifact_->problem() != nullptr && leader_->committed() == 0 && !ended_) {
+    return end(artifact_->problem());  // the same on all ranks, else they would have differed
+  }
+  if (off_ && now_ns >= off_until_ns_) off_ = false;
+  if (off_ == is_told_off_ || !leader_->is_settled() || ended_) return;
+  const bool is_put = off_ ? leader_->propose(nullptr, 0, false)
+                           : leader_->propose(current_, current_bytes_, false);
+  if (!is_put) return;
+  is_told_off_ = off_;
+  is_probing_ = false;
+  say("DYNAMICCL: %d ranks on %d nodes: %s", place_.num_ranks, place_.num_nodes,
+      off_ ? "a kill file is there: back to NCCL's own choice"
+           : "the kill file is gone: back to the table");
+}
+
+/// Nothing else is under way: judge what was measured, or measure NCCL's own choice for a moment.
+void Agreement::probe(std::uint64_t) noexcept {
+  if (is_probing_) {
+    // It began at a call that all ranks stopped at, and ends at the next one that they can stop at.
+    probe_began_ = member_->decided_at();
+    is_probing_ = !leader_->propose(current_, current_bytes_, false);
+    return;
+  }
+  if (probe_began_ != 0) {
+    // How long that took is not ours to choose; how soon the next one comes is.
+    const std::uint64_t took = member_->decided_at() - probe_began_;
+    const std::uint64_t pause = took * settings_->probe_calls / kProbeCalls;
+    next_probe_call_ = member_->decided_at() + std::max(settings_->probe_calls, pause);
+    probe_began_ = 0;
+  }
+  if (settings_->probe_calls == 0 || current_bytes_ == 0 || off_) return;
+  Guard::Slow slow;
+  if (const int found = guard_->find_slow(*artifact_, &slow)) {
+    say("DYNAMICCL: %d ranks on %d nodes: %d choices withdrawn: collective %d around bin %d took "
+        "%.1f us, NCCL's own %.1f us",
+        place_.num_ranks, place_.num_nodes, found, slow.collective, slow.bin, slow.our_us,
+        slow.own_us);
+    std::uint8_t table[kMaxFileBytes];
+    std::memcpy(table, current_, current_bytes_);
+    propose(table, current_bytes_);
+    return;
+  }
+  if (guard_->complete() == 0 || clock_.calls() < next_probe_call_) return;
+  is_probing_ = leader_->propose(nullptr, 0, true);
+}
+
+bool Agreement::brain_is_due(std::uint64_t now_ns) noexcept {
+  if (leader_ == nullptr || ended_ || off_) return false;
+  if (!leader_->is_settled() || leader_->committed() == 0 || now_ns < brain_at_ns_) return false;
+  if (guard_->complete() == brain_saw_) return false;  // it knows all that yet
+  brain_at_ns_ = now_ns + settings_->adapt_interval_ns;
+  brain_saw_ = guard_->complete();
+  return true;
+}
+
+void Agreement::brain_answered(const char* reason, const std::uint8_t* table,
+                               std::size_t bytes) noexcept {
+  if (reason != nullptr) {
+    if (!brain_complained_) {
+      say("DYNAMICCL: %d ranks on %d nodes: the brain gave no table, the one in force stays: %s",
+          place_.num_ranks, place_.num_nodes, reason);
+    }
+    brain_complained_ = true;
+    return;
+  }
+  if (bytes == 0 || ended_ || off_ || !leader_->is_settled()) return;
+  auto* decoded = static_cast<DecisionTable*>(std::malloc(sizeof(DecisionTable)));
+  if (decoded == nullptr) return;
+  const char* problem = decode_table(table, bytes, decoded);
+  const bool fits = problem == nullptr && decoded->num_ranks == place_.num_ranks &&
+                    decoded->num_nodes == place_.num_nodes;
+  std::free(decoded);
+  if (fits) {
+    propose(table, bytes);
+  } else {
+    brain_answered(problem != nullptr ? problem : "its table is for another communicator", table,
+                   bytes);
+  }
+}
+
+std::size_t Agreement::copy_current(std::uint8_t* table) const noexcept {
+  if (current_bytes_ > 0) std::memcpy(table, current_, current_bytes_);
+  return current_bytes_;
+}
+
+void Agreement::look_for_artifact(std::uint64_t now_ns) noexcept {
+  if (leader_ == nullptr || ended_ || off_ || settings_->artifact == nullptr) return;
+  if (!leader_->is_settled() || leader_->committed() == 0) return;
+  const std::uint64_t stamp = stamp_of_index();
+  if (stamp == index_stamp_ || stamp == 0) return;
+  auto* fresh = allocate<Artifact>();
+  if (fresh == nullptr) return;
+  fresh->load(*settings_, place_);
+  index_stamp_ = stamp;
+  char hash[2 * kDigestBytes + 1];
+  to_hex(fresh->hash(), kDigestBytes, hash);
+  hash[12] = '\0';
+  if (fresh->problem() != nullptr) {
+    say("DYNAMICCL: %d ranks on %d nodes: the new artifact is refused, the old one stays: %s",
+        place_.num_ranks, place_.num_nodes, fresh->problem());
+    return deallocate(fresh);
+  }
+  guard_->forget();
+  if (propose(fresh->table(), fresh->table_bytes())) {
+    say("DYNAMICCL: %d ranks on %d nodes: a new artifact (%s) is put to the ranks",
+        place_.num_ranks, place_.num_nodes, hash);
+    deallocate(artifact_);
+    artifact_ = fresh;
+  } else {
+    index_stamp_ = 0;  // once more
+    deallocate(fresh);
+  }
+  (void)now_ns;
+}
+
+}  // namespace dynamiccl

@@ -1,0 +1,87 @@
+// The hot path, which only computes, and the one slow path off it: the gate.
+#include "adaptive/context.h"
+
+#include "adaptive/service/service.h"
+#include "platform/allocate.h"
+#include "platform/exit_gate.h"
+#include "platform/threads.h"
+#include "profiler/profiler.h"
+
+namespace dynamiccl {
+namespace {
+
+constexpr std::uint64_t kWaitPauseNs = 50'000;
+
+}  // namespace
+
+ncclResult_t Context::answer(int collective, std::size_t size_bytes, CostTable costs,
+                             int* num_channels) noexcept {
+  ncclResult_t result = ncclSuccess;
+  const bool answers = clock_->begin() || pass_gate(&result);
+  const Entry* entry = answers ? lookup(clock_->table(), collective, size_bytes) : nullptr;
+  if (entry != nullptr && is_sound(costs)) choose(*entry, num_nodes_, costs, num_channels);
+  clock_->end(collective, size_bytes);
+  return result;
+}
+
+/// What a call does at the gate: true to look into the table.
+bool Context::pass_gate(ncclResult_t* result) noexcept {
+  bool woken = false;
+  for (;;) {
+    const Clock::Turn turn = clock_->turn(monotonic_ns());
+    if (turn == Clock::Turn::kWait) {
+      if (!woken) wake_service();
+      woken = true;
+      sleep_ns(kWaitPauseNs);
+      continue;
+    }
+    if (turn == Clock::Turn::kAbstain) return false;
+    speak();
+    watch_exit();
+    Profiler* profiler = agreement_->profiler.load(std::memory_order_acquire);
+    if (profiler != nullptr) profiler->take_times(clock_->is_probing());
+    if (turn == Clock::Turn::kGo) return true;
+    *result = ncclRemoteError;
+    return false;
+  }
+}
+
+/// What the agreement has to say, on a thread of NCCL's.
+void Context::speak() noexcept {
+  char line[kLineBytes];
+  if (logger_ == nullptr || !agreement_->take_line(line)) return;
+  logger_(NCCL_LOG_INFO, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__, "%s", line);
+}
+
+void Context::speak_last() noexcept {
+  char line[kLineBytes];
+  if (logger_ == nullptr) return;
+  if (agreement_->take_note(line)) {
+    logger_(NCCL_LOG_INFO, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__, "%s", line);
+  }
+  const std::uint64_t captured = clock_->captured_calls();
+  if (captured == 0) return;
+  logger_(
+      NCCL_LOG_INFO, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__,
+      "DYNAMICCL: %d ranks on %d nodes: %llu calls were captured in CUDA graphs, which keep the "
+      "choice of that moment",
+      agreement_->place().num_ranks, agreement_->place().num_nodes,
+      static_cast<unsigned long long>(captured));
+}
+
+void Context::retire(Context* context) noexcept {
+  if (context == nullptr) return;
+  Clock* clock = context->clock_;
+  clock->close();
+  const bool is_empty = wait_until([clock] { return clock->is_empty(); });
+  Agreement* agreement = context->agreement_;
+  Profiler* profiler = agreement->profiler.exchange(nullptr, std::memory_order_acq_rel);
+  const bool is_left = profiler == nullptr || profiler->set_describe(nullptr, nullptr);
+  context->speak();
+  context->speak_last();
+  if (!in_forked_child()) leave_service(agreement);
+  if (is_empty && is_left) agreement->let_go();
+  if (is_empty) deallocate(context);
+}
+
+}  // namespace dynamiccl

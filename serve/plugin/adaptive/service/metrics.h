@@ -1,0 +1,23 @@
+// Counters of this rank's communicators as a text file that Prometheus' node exporter collects.
+#pragma once
+
+#include <cstdint>
+
+#include "adaptive/agreement/agreement.h"
+#include "identity/job.h"
+
+namespace dynamiccl {
+
+class Metrics {
+ public:
+  void start(const Settings& settings, const Job& job) noexcept;
+  /// Write the file anew when it is due; a reader sees the old one or the new one.
+  void write(const Agreement* agreements, std::uint64_t now_ns) noexcept;
+
+ private:
+  char path_[4096] = "";
+  char new_path_[4128] = "";
+  std::uint64_t write_at_ns_ = 0;
+};
+
+}  // namespace dynamiccl

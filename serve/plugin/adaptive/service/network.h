@@ -1,0 +1,101 @@
+// Connections of this process: sockets, sessions over them, and the one wait for all of them.
+#pragma once
+
+#include <poll.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "adaptive/service/address.h"
+#include "adaptive/wire/session.h"
+
+namespace dynamiccl {
+
+class Agreement;
+
+/// One connection; owned by Network.
+struct Connection {
+  int descriptor = -1;
+  bool is_client = false;
+  bool is_connecting = false;
+  bool is_local = false;
+  bool was_established = false;
+  std::uint64_t since_ns = 0;
+  Session session;
+  Agreement* owner = nullptr;   // null: not said yet, or the directory's
+  std::int32_t peer_rank = -1;  // in the owner's communicator
+  bool is_directory = false;    // to or from the directory
+};
+
+/// A socket that accepts.
+struct Listener {
+  int descriptor = -1;
+  bool is_directory = false;
+};
+
+class Network {
+ public:
+  /// What the network tells. Neither may call run(); both may send, open and close.
+  struct Events {
+    void (*established)(void* user, Connection* connection);
+    void (*message)(void* user, Connection* connection, const Message& message);
+    void (*closed)(void* user, Connection* connection);
+    void* user;
+  };
+
+  bool start(const Events& events, const Secret& secret) noexcept;
+  void stop() noexcept;
+  Network() = default;
+  ~Network() { stop(); }
+  Network(const Network&) = delete;
+  Network& operator=(const Network&) = delete;
+
+  /// Null on success, else why not. A port of 0 becomes the one that was given.
+  const char* listen(Address* address, bool is_directory, int* descriptor) noexcept;
+  void stop_listening(int descriptor) noexcept;
+
+  /// Begin to connect; null when that fails at once.
+  Connection* connect(const Address& address, std::uint64_t comm_id, std::uint64_t now_ns) noexcept;
+  /// The connection is gone after the current event; `closed` is not told.
+  void close(Connection* connection) noexcept;
+  /// Close all connections of an agreement that is about to go.
+  void disown(const Agreement* agreement) noexcept;
+  /// Seal and send what goes; the rest follows. False: not established, or too much waits.
+  bool send(Connection* connection, const Message& message) noexcept;
+
+  /// Wait for at most `timeout_ns`, or until wake(), and tell what happened.
+  void run(std::uint64_t timeout_ns) noexcept;
+  /// From any thread.
+  void wake() noexcept;
+
+  const Secret& secret() const noexcept { return secret_; }
+  int num_connections() const noexcept { return num_connections_; }
+
+ private:
+  static constexpr int kMostConnections = 16384;
+  static constexpr int kMostStrangers = 256;  // accepted, and not established
+  static constexpr std::uint64_t kStrangerNs = 5'000'000'000;
+
+  bool grow() noexcept;
+  Connection* add(int descriptor, Session::Role role, std::uint64_t comm_id,
+                  std::uint64_t now_ns) noexcept;
+  void accept_from(const Listener& listener, std::uint64_t now_ns) noexcept;
+  void drop(Connection* connection) noexcept;
+  void read_from(Connection* connection) noexcept;
+  bool flush(Connection* connection) noexcept;
+  void sweep(std::uint64_t now_ns) noexcept;
+
+  Events events_ = {};
+  Secret secret_ = {};
+  int wake_ = -1;
+  std::uint8_t* received_ = nullptr;
+  Listener* listeners_ = nullptr;
+  int num_listeners_ = 0;
+  int listeners_capacity_ = 0;
+  Connection** connections_ = nullptr;
+  pollfd* polled_ = nullptr;
+  int num_connections_ = 0;
+  int capacity_ = 0;
+};
+
+}  // namespace dynamiccl

@@ -1,0 +1,63 @@
+// How the ranks of a communicator reach each other: over local sockets, whose paths follow from
+// job, communicator and rank; or over TCP, through the directory of world rank 0.
+#pragma once
+
+#include <cstdint>
+
+#include "adaptive/agreement/agreement.h"
+#include "adaptive/service/directory.h"
+#include "adaptive/service/network.h"
+#include "identity/job.h"
+#include "trusted/file.h"
+
+namespace dynamiccl {
+
+class Transport {
+ public:
+  /// Null on success, else why no agreement can take part.
+  const char* start(const Settings& settings, const Job& job, Network* network) noexcept;
+  bool is_started() const noexcept { return network_ != nullptr; }
+  bool has_coordinator() const noexcept { return has_coordinator_; }
+  bool runs_directory() const noexcept { return runs_directory_; }
+
+  /// Listen for the ranks of an agreement. Null, or why not.
+  const char* open(Agreement* agreement) noexcept;
+  void close(Agreement* agreement) noexcept;
+
+  /// Connects, registers and looks up what is due; the next time it wants to.
+  std::uint64_t tick(Agreement* agreements, std::uint64_t now_ns) noexcept;
+
+  /// A connection to `rank`, perhaps only begun; null when its address is not known (yet).
+  Connection* connect(Agreement* agreement, std::int32_t rank, std::uint64_t now_ns) noexcept;
+
+  /// What a client says first, so that both ends know whose connection it is.
+  void introduce(Connection* connection) noexcept;
+
+  void directory_message(Connection* connection, const Message& message,
+                         Agreement* agreements) noexcept;
+  void directory_closed(Connection* connection) noexcept;
+
+ private:
+  const char* start_local(const Settings& settings, const Job& job) noexcept;
+  const char* start_tcp(const Settings& settings, const Job& job) noexcept;
+  bool listen_for_ranks(const Job& job) noexcept;
+  bool path_of(const Agreement& agreement, std::int32_t rank, Address* address) const noexcept;
+
+  Network* network_ = nullptr;
+  bool has_coordinator_ = false;
+  bool runs_directory_ = false;
+  char run_dir_[4096] = "";
+  TrustedFile run_directory_;  // the same, open
+  Address coordinator_ = {};
+  Address own_ = {};
+  char own_text_[kAddressTextBytes] = "";
+  Connection* to_directory_ = nullptr;
+  std::uint64_t directory_at_ns_ = 0;
+  std::uint64_t ask_at_ns_ = 0;
+  Directory directory_;
+};
+
+/// The secret of the job's messages. Null on success, else why there is none.
+const char* find_secret(const Settings& settings, const Job& job, Secret* secret) noexcept;
+
+}  // namespace dynamiccl

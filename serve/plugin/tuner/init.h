@@ -1,0 +1,42 @@
+// What NCCL's `init` and `getCollInfo` come to, for this library and for vendor/: one agreement,
+// then look-ups.
+//
+// Every function returns success, since any other value fails a collective or a communicator; the
+// exception is an `init` whose coordinator was lost after its vote (voter.h), where some ranks may
+// have the table and this one cannot know.
+#pragma once
+
+#include <cstddef>
+
+#include "choice.h"
+#include "nccl/tuner_abi.h"
+#include "table.h"
+#include "tuner/agree.h"
+
+namespace dynamiccl {
+
+/// Agrees with the other ranks, once. `*table` is null where NCCL's own choice stands, which a line
+/// says; it stays for as long as the process (tables.h). `domains` may be null.
+ncclResult_t init_communicator(std::size_t num_ranks, std::size_t num_nodes, std::uint64_t comm_id,
+                               const ncclNvlDomainInfo_v5_t* domains, ncclDebugLogger_t logger,
+                               const DecisionTable** table) noexcept;
+
+/// The id of the communicator whose tuner is made next on this thread, as NCCL 2.27 told the
+/// profiler that this library exports as well (told_profiler.cpp); 0: it told of another one, or
+/// nothing.
+std::uint64_t take_told_id(std::size_t num_ranks, std::size_t num_nodes) noexcept;
+
+/// Sets the chosen cell to 0.0 and, with it, the channels; or touches nothing.
+inline void answer(const DecisionTable& table, int collective, std::size_t size_bytes,
+                   const CostTable& costs, int* num_channels) noexcept {
+  // RCCL has an eighth algorithm; NCCL before 2.23 had six.
+  const bool is_nccl = costs.num_protocols == kNumProtocols && costs.num_algorithms >= 1 &&
+                       costs.num_algorithms <= kNumAlgorithms;
+  const Entry* entry = is_nccl ? lookup(table, collective, size_bytes) : nullptr;
+  if (entry != nullptr) choose(*entry, table.num_nodes, costs, num_channels);
+}
+
+void say(ncclDebugLogger_t logger, ncclDebugLogLevel level, std::size_t num_ranks,
+         std::size_t num_nodes, const char* text) noexcept;
+
+}  // namespace dynamiccl

@@ -1,0 +1,243 @@
+// The tuner of tuner/, with a vendor's tuner asked first on every call, so that "NCCL's own choice"
+// means what would run without ours.
+//
+// Environment (read once per process, when the first communicator is created):
+//   DYNAMICCL_NEXT_TUNER  the vendor's plugin: a path or soname, or NAME for
+//                         libnccl-tuner-NAME.so, as NCCL_TUNER_PLUGIN takes it.
+//
+// NCCL itself guards no plugin against a finalize beside a call (ncclCommAbort): theirs sees what
+// it would see without us, and what is ours here is never freed.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "nccl/tuner_exports.h"
+#include "platform/allocate.h"
+#include "tuner/init.h"
+#include "vendor/library.h"
+
+namespace {
+
+using namespace dynamiccl;
+
+constexpr char kName[] = "DynamICCL";
+
+/// What NCCL holds for a communicator.
+struct Both {
+  const NextPlugin* next;      // null: there is none
+  void* theirs;                // the next one's context
+  const DecisionTable* table;  // ours; null: NCCL's own choice, or theirs, stands
+};
+
+/// What NCCL passed to getCollInfo, v3 to v6.
+struct Question {
+  int collective;
+  std::size_t size_bytes;
+  int num_pipe_ops;
+  int reg_buff;
+  CostTable costs;
+  int* num_channels;
+};
+
+constexpr int kMostCells = 16 * kNumProtocols;
+
+NextLibrary g_vendor;
+
+bool has_cell(const CostTable& costs, int algorithm, int protocol) noexcept {
+  const int cell = algorithm * costs.num_protocols + protocol;
+  return algorithm < costs.num_algorithms && protocol < costs.num_protocols &&
+         costs.cells[cell] != kCostIgnore;
+}
+
+/// NCCL's own way with a v2 plugin (`src/plugin/tuner/tuner_v2.cc`).
+ncclResult_t ask_v2(const ncclTuner_v2_t* tuner, void* context, const Question& question) noexcept {
+  const CostTable& costs = question.costs;
+  const bool has_nvls = has_cell(costs, kNVLS, kSimple) || has_cell(costs, kNVLSTree, kSimple);
+  int algorithm = -1, protocol = -1;
+  const ncclResult_t result = tuner->getCollInfo(
+      context, question.collective, question.size_bytes, has_cell(costs, kCollNetChain, kSimple),
+      has_nvls, question.num_pipe_ops, &algorithm, &protocol, question.num_channels);
+  if (result == ncclSuccess && algorithm >= 0 && protocol >= 0 &&
+      has_cell(costs, algorithm, protocol)) {
+    costs.cells[algorithm * costs.num_protocols + protocol] = 0.0F;
+  }
+  return result;
+}
+
+/// The next float below a positive one; by hand, since libm is not linked.
+float just_below(float cost) noexcept {
+  std::uint32_t bits;
+  std::memcpy(&bits, &cost, sizeof bits);
+  --bits;
+  std::memcpy(&cost, &bits, sizeof cost);
+  return cost;
+}
+
+/// The costs that ours is to decide by: NCCL's, but that a cell which the vendor made free is just
+/// below the cheapest. Left free it would win a tie, and make every Ring look relegated.
+void show(const float* before, const float* after, int num_cells, float* shown) noexcept {
+  float cheapest = INFINITY;
+  for (int i = 0; i < num_cells; ++i) {
+    if (before[i] > 0.0F) cheapest = std::min(cheapest, before[i]);
+  }
+  for (int i = 0; i < num_cells; ++i) {
+    const bool is_freed = after[i] == 0.0F && before[i] != 0.0F;
+    shown[i] = is_freed ? just_below(cheapest) : after[i];
+  }
+}
+
+ncclResult_t init_theirs(const NextPlugin& next, std::size_t ranks, std::size_t nodes,
+                         std::uint64_t comm_id, ncclDebugLogger_t logger,
+                         ncclNvlDomainInfo_v5_t* domains, ncclTunerConstants_v5_t* constants,
+                         void** theirs) noexcept {
+  switch (next.version) {
+    case 2:
+    case 3:
+    case 4:  // alike in these
+      return next.as<ncclTuner_v4_t>()->init(ranks, nodes, logger, theirs);
+    default:  // v5 and v6
+      return next.as<ncclTuner_v5_t>()->init(theirs, comm_id, ranks, nodes, logger, domains,
+                                             constants);
+  }
+}
+
+ncclResult_t ask_theirs(const Both& both, const Question& question) noexcept {
+  float** table = reinterpret_cast<float**>(question.costs.cells);
+  const int algorithms = question.costs.num_algorithms, protocols = question.costs.num_protocols;
+  switch (both.next->version) {
+    case 2:
+      return ask_v2(both.next->as<ncclTuner_v2_t>(), both.theirs, question);
+    case 3:
+      return both.next->as<ncclTuner_v3_t>()->getCollInfo(
+          both.theirs, question.collective, question.size_bytes, question.num_pipe_ops, table,
+          algorithms, protocols, question.num_channels);
+    default:  // v4 to v6 have this one at one place
+      return both.next->as<ncclTuner_v4_t>()->getCollInfo(
+          both.theirs, question.collective, question.size_bytes, question.num_pipe_ops, table,
+          algorithms, protocols, question.reg_buff, question.num_channels);
+  }
+}
+
+/// Theirs, then ours where theirs returned no error: NCCL would not go on either.
+ncclResult_t ask_both(const Both& both, const Question& question) noexcept {
+  const CostTable& costs = question.costs;
+  if (both.next == nullptr) {
+    answer(*both.table, question.collective, question.size_bytes, costs, question.num_channels);
+    return ncclSuccess;
+  }
+  const bool is_table = is_sound(costs);
+  const int num_cells = is_table ? costs.num_algorithms * costs.num_protocols : 0;
+  float before[kMostCells], shown[kMostCells], decided[kMostCells];
+  std::copy_n(costs.cells, num_cells, before);
+  int channels = *question.num_channels;
+  const ncclResult_t result = ask_theirs(both, question);
+  if (result != ncclSuccess || both.table == nullptr || !is_table) return result;
+  show(before, costs.cells, num_cells, shown);
+  std::copy_n(shown, num_cells, decided);
+  const CostTable ours = {decided, costs.num_algorithms, costs.num_protocols};
+  answer(*both.table, question.collective, question.size_bytes, ours, &channels);
+  for (int cell = 0; cell < num_cells; ++cell) {
+    if (decided[cell] != 0.0F || shown[cell] == 0.0F) continue;
+    for (int i = 0; i < num_cells; ++i) {
+      if (costs.cells[i] == 0.0F) costs.cells[i] = before[i];
+    }
+    costs.cells[cell] = 0.0F;
+    *question.num_channels = channels;
+  }
+  return ncclSuccess;
+}
+
+ncclResult_t create(int abi_version, std::size_t ranks, std::size_t nodes, std::uint64_t comm_id,
+                    ncclDebugLogger_t logger, ncclNvlDomainInfo_v5_t* domains,
+                    ncclTunerConstants_v5_t* constants, void** context) noexcept {
+  if (context == nullptr) return ncclSuccess;
+  *context = nullptr;
+  auto* both = allocate<Both>();
+  if (both == nullptr) return ncclSystemError;  // theirs may have to act on all ranks alike
+  both->next = g_vendor.find(abi_version, logger);
+  ncclResult_t result = ncclSuccess;
+  if (both->next != nullptr) {
+    result =
+        init_theirs(*both->next, ranks, nodes, comm_id, logger, domains, constants, &both->theirs);
+  }
+  if (result == ncclSuccess && abi_version > 2) {
+    result = init_communicator(ranks, nodes, comm_id, domains, logger, &both->table);
+    if (result != ncclSuccess && both->next != nullptr) {
+      both->next->as<ncclTuner_v2_t>()->destroy(both->theirs);
+    }
+  }
+  const bool is_used = result == ncclSuccess && (both->next != nullptr || both->table != nullptr);
+  if (is_used) {
+    *context = both;
+  } else {
+    deallocate(both);
+  }
+  return result;
+}
+
+template <int version>
+ncclResult_t init(std::size_t nRanks, std::size_t nNodes, ncclDebugLogger_t logFunction,
+                  void** context) noexcept {
+  const std::uint64_t id = take_told_id(nRanks, nNodes);
+  return create(version, nRanks, nNodes, id, logFunction, nullptr, nullptr, context);
+}
+
+template <int version>
+ncclResult_t initWithId(void** context, std::uint64_t commId, std::size_t nRanks,
+                        std::size_t nNodes, ncclDebugLogger_t logFunction,
+                        ncclNvlDomainInfo_v5_t* nvlDomainInfo,
+                        ncclTunerConstants_v5_t* constants) noexcept {
+  return create(version, nRanks, nNodes, commId, logFunction, nvlDomainInfo, constants, context);
+}
+
+/// NCCL 2.21 gives no cost table to see what is available by: the vendor's answer stands.
+ncclResult_t getCollInfo_v2(void* context, ncclFunc_t collType, std::size_t nBytes,
+                            int collNetSupport, int nvlsSupport, int numPipeOps, int* algorithm,
+                            int* protocol, int* nChannels) noexcept {
+  const auto* both = static_cast<const Both*>(context);
+  if (both == nullptr) return ncclSuccess;
+  return both->next->as<ncclTuner_v2_t>()->getCollInfo(both->theirs, collType, nBytes,
+                                                       collNetSupport, nvlsSupport, numPipeOps,
+                                                       algorithm, protocol, nChannels);
+}
+
+ncclResult_t getCollInfo(void* context, ncclFunc_t collType, std::size_t nBytes, int numPipeOps,
+                         float** collCostTable, int numAlgo, int numProto, int regBuff,
+                         int* nChannels) noexcept {
+  if (context == nullptr || collCostTable == nullptr || nChannels == nullptr) return ncclSuccess;
+  // Typed float**, and yet one flat array.
+  const CostTable costs = {reinterpret_cast<float*>(collCostTable), numAlgo, numProto};
+  return ask_both(*static_cast<const Both*>(context),
+                  {collType, nBytes, numPipeOps, regBuff, costs, nChannels});
+}
+
+ncclResult_t getCollInfo_v3(void* context, ncclFunc_t collType, std::size_t nBytes, int numPipeOps,
+                            float** collCostTable, int numAlgo, int numProto,
+                            int* nChannels) noexcept {
+  return getCollInfo(context, collType, nBytes, numPipeOps, collCostTable, numAlgo, numProto, 0,
+                     nChannels);
+}
+
+ncclResult_t getChunkSize(void* context, ncclFunc_t collType, std::size_t nBytes, int algo,
+                          int proto, int nChannels, std::size_t* chunkSize) noexcept {
+  const auto* both = static_cast<const Both*>(context);
+  if (both == nullptr || both->next == nullptr || both->next->version < 6) return ncclSuccess;
+  const auto* theirs = both->next->as<ncclTuner_v6_t>();
+  if (theirs->getChunkSize == nullptr) return ncclSuccess;
+  return theirs->getChunkSize(both->theirs, collType, nBytes, algo, proto, nChannels, chunkSize);
+}
+
+ncclResult_t finalize(void* context) noexcept {
+  const auto* both = static_cast<const Both*>(context);
+  if (both == nullptr || both->next == nullptr) return ncclSuccess;
+  return both->next->as<ncclTuner_v2_t>()->destroy(both->theirs);  // at one place in v2 to v6
+}
+
+}  // namespace
+
+const ncclTuner_v2_t ncclTunerPlugin_v2 = {kName, init<2>, getCollInfo_v2, finalize};
+const ncclTuner_v3_t ncclTunerPlugin_v3 = {kName, init<3>, getCollInfo_v3, finalize};
+const ncclTuner_v4_t ncclTunerPlugin_v4 = {kName, init<4>, getCollInfo, finalize};
+const ncclTuner_v5_t ncclTunerPlugin_v5 = {kName, initWithId<5>, getCollInfo, finalize};
+const ncclTuner_v6_t ncclTunerPlugin_v6 = {kName, initWithId<6>, getCollInfo, finalize,
+                                           getChunkSize};
