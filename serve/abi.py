@@ -48,6 +48,8 @@ _LOGGER: Final = ctypes.CFUNCTYPE(
 _FOREIGN_LOGGER: Final = ctypes.CFUNCTYPE(
     None, ctypes.c_int, ctypes.c_ulong, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p
 )
+#: Of all communicators of this process: a tuner takes one of a known id for the same one.
+_IDS: Final = itertools.count(1)
 #: Name in the structs of our own plugin.
 OUR_NAME: Final = "DynamICCL"
 #: `ncclTunerConstants_v5_t`: baseLatencies[7][3], hwLatencies[3][7][3], five tables [4][3].
@@ -206,7 +208,6 @@ class TunerPlugin:
         except OSError as error:
             raise PluginError(f"cannot load {path}: {error}; rebuild it: 'make plugin'") from error
         self._library = library
-        self._ids = itertools.count(1)
         self._structs: dict[int, Any] = {}
         for version in TUNER_ABI_SINCE:
             with contextlib.suppress(ValueError):  # it does not export this one
@@ -248,7 +249,7 @@ class TunerPlugin:
         """
         struct = self._structs[version]
         domains = _NvlDomains(num_nodes, *ranks_per_domain) if ranks_per_domain else None
-        told = _Told(version, next(self._ids), num_ranks, num_nodes, domains, all_ranks)
+        told = _Told(version, next(_IDS), num_ranks, num_nodes, domains, all_ranks)
         contexts = [ctypes.c_void_p() for _ in range(num_ranks if all_ranks else 1)]
         communicator = Communicator(version, struct, contexts[0])
 

@@ -79,6 +79,7 @@ class NcclTestsRunner:
         self._programs: dict[Collective, Program] = {}
         self._plays = False
         self._choices: dict[str, PlainChoice | None] = {}
+        self._read_back_in_vain: set[str] = set()
         self._watch = watch or NoWatch()
         self._facts = facts or SiteFacts({}, None)
         self._environment: dict[str, Any] = dict(self._facts.columns)
@@ -248,8 +249,12 @@ class NcclTestsRunner:
         failed = ran.finished is not None and ran.finished.returncode != 0
         if rest and failed and has_begun(launch, folder):
             quarantined = (self._suspect(launch, rest.pop(0), ran),)
+        elif rest and failed and launch.id.rstrip("~") not in self._read_back_in_vain:
+            # Nothing ran: a node that is going, say. Once more, which has a "~" more in its id.
+            self._read_back_in_vain.add(launch.id.rstrip("~"))
+            return LaunchResult((), launch.picks)
         elif rest:
-            # The log is not what we think, or nothing ran: asking again would not help.
+            # The log is not what we think, or nothing ran twice: asking again would not help.
             _log.warning(
                 "%s: NCCL's log does not name what ran from block %d of %d on (%s); those rows "
                 "stay unverified",

@@ -17,11 +17,10 @@ def bench_plugin(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("bench_plugin")
 
 
-@pytest.mark.parametrize("mode", ["table", "adaptive"])
 def test_ranks_of_the_benchmark_agree(
-    mode: str, bench_plugin: ModuleType, build_dir: Callable[[str], Path]
+    bench_plugin: ModuleType, build_dir: Callable[[str], Path]
 ) -> None:
-    figures = bench_plugin.agree(build_dir(""), 2, 2, 500, mode=mode)
+    figures = bench_plugin.agree(build_dir(""), 2, 2, 500)
     assert figures["agreed_ms"] > 0
     assert figures["agreed_at_call"] > 0
     assert 0 < figures["worker_private_kib"] < 10_000

@@ -16,7 +16,9 @@ from tests.cli.conftest import Shell, refused
 BOX = "gpu=NVIDIA H100 80GB HBM3*8;mig=0;nic=infiniband*8;nccl=22809"
 WRITTEN = {
     "lib/libnccl-tuner-dynamiccl.so",
+    "lib/libnccl-profiler-dynamiccl.so",
     "lib/libnccl-tuner-dynamiccl-adaptive.so",
+    "lib/libnccl-tuner-dynamiccl-vendor.so",
     "bin/dynamiccl-probe",
     "bin/dynamiccl-run",
     "env.sh",

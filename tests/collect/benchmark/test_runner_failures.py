@@ -7,13 +7,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 
-from dynamiccl.collect.benchmark.launching import Site
+from dynamiccl.collect.benchmark.launching import Ran, Site, Starter
 from dynamiccl.collect.benchmark.runner import NcclTestsRunner
 from dynamiccl.collect.processes.interrupt import Interrupt
+from dynamiccl.collect.processes.process import Finished
+from dynamiccl.collect.runner import Launch, LaunchMode
 from dynamiccl.collect.runs.progress import SweepProgress
 from dynamiccl.errors import InvalidSweep, MachineError
 from tests.collect.benchmark.stand_in import ROOT, rows, run, site, statuses
@@ -210,6 +213,27 @@ def test_forced_combination_that_nccl_refuses_is_infeasible(
     lost = rows(tmp_path).filter(~pl.col("is_default"))
     assert statuses(lost) == {"infeasible": 3 * 2}
     assert all("algorithm/protocol available" in reason for reason in lost["reason"])
+
+
+def test_read_back_that_did_not_begin_is_tried_once_more(
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As beside a node that goes: what was measured before would stay unverified."""
+    start = Starter.start
+    began = []
+
+    def start_late(starter: Starter, launch: Launch, *others: Any) -> Ran:
+        if launch.mode is LaunchMode.READ_BACK:
+            began.append(launch.id)
+            if len(began) == 1:
+                return Ran(0.0, finished=Finished(1, None, (), 0.1))
+        return start(starter, launch, *others)
+
+    monkeypatch.setattr(Starter, "start", start_late)
+    run(sweep(cycles="1", runner=QUICK), tmp_path, sweep_path)
+    assert began[1] == f"{began[0]}~"
+    found = rows(tmp_path).filter(pl.col("status") == "ok", ~pl.col("is_default"))
+    assert found["verified"].all()
 
 
 @pytest.mark.parametrize("mischief", ["FAKE_HANG", "FAKE_CRASH"])

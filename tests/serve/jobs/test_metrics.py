@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.jobs.conftest import Player
+from dynamiccl.libraries import PROFILER_NAME
+from tests.serve.jobs.conftest import Player, player_of
 from tests.serve.jobs.play import at, every
 from tests.serve.jobs.setting import JOB, Setting
 from tests.serve.jobs.watching import Look, metrics_of
@@ -95,27 +96,26 @@ def test_counters_that_cannot_be_written_disturb_nothing(
     assert played.acted > 0
 
 
-@pytest.mark.parametrize("mode", ["observe", "nonsense"])
-def test_a_job_that_agrees_on_nothing_has_no_thread_for_it(
-    mode: str, play_job: Player, four_ranks: Setting
-) -> None:
+def test_the_recorder_alone_agrees_on_nothing(job_build_dir: Path, four_ranks: Setting) -> None:
+    """Mode observe: a profiler, and no tuner."""
     look = Look(four_ranks.root / "look")
-    calls_dir = str(four_ranks.root / "calls")
-    played = play_job(
+    calls_dir = four_ranks.root / "calls"
+    calls_dir.mkdir(mode=0o700)
+    played = player_of(job_build_dir, PROFILER_NAME)(
         *at(400, look.action),
-        environment=four_ranks.environment()
-        | {"DYNAMICCL_MODE": mode, "DYNAMICCL_CALLS_DIR": calls_dir},
+        environment=four_ranks.environment() | {"DYNAMICCL_CALLS_DIR": str(calls_dir)},
         ranks=4,
         rate=1000,
         calls=500,
     )
     assert played.is_sound, played
     assert played.acted == 0
+    assert len(list(calls_dir.iterdir())) == 4
     assert len(look.ranks()) == 4
     for rank in look.ranks():
-        assert "dynamiccl" not in rank.threads
-        assert "dynamiccl-brain" not in rank.threads
-        assert ("dynamiccl-calls" in rank.threads) == (mode == "observe")
+        assert [name for name in rank.threads if name.startswith("dynamiccl")] == [
+            "dynamiccl-calls"
+        ]
 
 
 def test_children_touch_nothing_of_their_parents(play_job: Player, four_ranks: Setting) -> None:
