@@ -1,8 +1,8 @@
 """The messages between a leader and a brain that is another process.
 
-The layout is written down once, in `serve/plugin/adaptive/brain/message.h`; this is its other end. A message
-that does not decode raises MessageError, and nothing longer than the longest question that exists
-is ever read.
+The layout is written down once, in `serve/plugin/adaptive/brain/message.h`; this is its other end.
+A message that does not decode raises MessageError, and nothing longer than the longest question
+that exists is ever read.
 """
 
 import math

@@ -81,12 +81,12 @@ class Library {
              ncclDebugLogger_t logger = keep_line) const {
     const std::uint64_t id = ++last_id_;
     std::vector<void*> contexts(num_inits_ == 0 ? num_ranks : num_inits_);
-    const auto rank = [&](std::size_t number, ncclDebugLogger_t its_logger) {
-      return init_rank(version, id, num_ranks, num_nodes, domains, its_logger, &contexts[number]);
+    const auto rank = [&](std::size_t number) {
+      return init_rank(version, id, num_ranks, num_nodes, domains, logger, &contexts[number]);
     };
     std::vector<std::thread> others;
-    for (std::size_t i = 1; i < contexts.size(); ++i) others.emplace_back(rank, i, nullptr);
-    t_init_result = rank(0, logger);
+    for (std::size_t i = 1; i < contexts.size(); ++i) others.emplace_back(rank, i);
+    t_init_result = rank(0);
     for (std::thread& other : others) other.join();
     const std::lock_guard lock(mutex_);
     if (contexts[0] != nullptr) contexts_[id] = contexts;

@@ -103,16 +103,18 @@ void chunks(const Library& library) {
   library.finalize(5, context);
 }
 
+std::atomic<int> g_lines{0};
+
+/// Of all ranks: whichever looks for the vendor first says that it is not there.
+void count_line(ncclDebugLogLevel, unsigned long, const char*, int, const char*, ...) { ++g_lines; }
+
 void not_there(const Library& library) {
   for (const char* name : {"/nowhere/libvendor.so", "nobody"}) {
     setenv("DYNAMICCL_NEXT_TUNER", name, 1);
-    t_lines.clear();
-    void* context = library.init(6, 2, 1);
-    int lines = 0;
-    for (const std::string& line : t_lines) {
-      if (line.find("goes on without it") != std::string::npos) ++lines;
-    }
-    CHECK(lines == (std::string(name) == "nobody" ? 0 : 1));  // once per process
+    g_lines = 0;
+    void* context = library.init(6, 2, 1, nullptr, count_line);
+    // One line of each rank says that it has the table; the other one comes once a process.
+    CHECK(g_lines == (std::string(name) == "nobody" ? 2 : 3));
     CHECK(gives(library.ask(6, context, Call()), 5, 8));
     library.finalize(6, context);
   }
