@@ -66,6 +66,10 @@ void play_rank(const ncclTuner_v6_t* tuner, const Options& options, int rank, Bo
     if (rank == options.ranks - options.absent - 1 && options.late_ms > 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(options.late_ms));
     }
+    // The first process coordinates, so that it is known which to kill.
+    if (options.kill_at_ms >= 0 && rank % options.processes != 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
     void* context = nullptr;
     ncclNvlDomainInfo_v5_t domains = {1, options.ranks, options.ranks};
     const std::int64_t from = now_ns();
@@ -138,9 +142,6 @@ int main(int argc, char** argv) {
     const pid_t pid = fork();
     if (pid == 0) std::exit(play_process(argv[1], options, process, board));
     processes.push_back(pid);
-    // The first one coordinates, so that it is known which to kill.
-    if (options.kill_at_ms >= 0 && process == 0)
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
   if (options.kill_at_ms >= 0) {
     while (board->present[0].load() < options.ranks - options.absent) usleep(200);

@@ -111,6 +111,8 @@ class Setting:
             "DYNAMICCL_JOB_ID": self.root.name,
             "DYNAMICCL_RUN_DIR": str(self.run_dir),
             "DYNAMICCL_DECISION_LIMIT_S": "3",
+            # On a busy machine ranks wait for each other longer than a job may afford.
+            "DYNAMICCL_STOP_PERCENT": "100",
             # A brain that is not there, unless a test starts one.
             "DYNAMICCL_BRAIN_SOCKET": str(self.run_dir / "brain.sock"),
         }

@@ -9,8 +9,9 @@ from dynamiccl.collect.calls.reader import FLAG_PROBE
 from dynamiccl.nccl import Algorithm, Protocol
 from dynamiccl.sizes import size_bin
 from tests.serve.jobs.conftest import Player
+from tests.serve.jobs.play import at
 from tests.serve.jobs.setting import Setting
-from tests.serve.jobs.watching import records_of
+from tests.serve.jobs.watching import metrics_of, records_of
 
 #: The guard's own: times of a task before it is judged, and what counts as noise.
 NEEDED, NOISE = 8, 0.05
@@ -100,3 +101,35 @@ def test_probes_take_the_share_of_the_calls_that_was_asked_for(
         pause = following - end
         assert pause >= probe_calls
         assert (end - start) <= 1.1 * 64 / probe_calls * pause + 1
+
+
+@pytest.mark.parametrize("percent", ["0.1", "100"])
+def test_what_stops_cost_keeps_probes_away(
+    percent: str, play_job: Player, four_ranks: Setting
+) -> None:
+    """Ranks that are milliseconds apart wait for each other at each stop."""
+    metrics, kept = four_ranks.root / "metrics", four_ranks.root / "kept"
+    metrics.mkdir()
+    chosen = {"DYNAMICCL_METRICS_DIR": str(metrics), "DYNAMICCL_PROBE_CALLS": "64"}
+    played = play_job(
+        *at(3900, f"sh=cp -r {metrics} {kept}"),
+        environment=four_ranks.environment()
+        | GUARDED
+        | chosen
+        | {"DYNAMICCL_STOP_PERCENT": percent},
+        ranks=4,
+        rate=500,
+        calls=4000,
+        jitter_us=1000,
+        max_group=1,
+    )
+    assert played.is_sound, played
+    values = [metrics_of(path.read_text()) for path in kept.glob("*.prom")]
+    agreed = max(
+        value
+        for of in values
+        for (name, _), value in of.items()
+        if name == "dynamiccl_proposals_agreed"
+    )
+    # The table, and a few more before it was known what they cost.
+    assert (agreed < 8) == (percent == "0.1"), agreed

@@ -88,6 +88,39 @@ def test_without_the_kill_file_the_table_comes_back(play_job: Player, four_ranks
     assert played.communicators[0].last_acted == played.communicators[0].calls - 1
 
 
+def test_a_kill_file_that_cannot_be_followed_says_so(play_job: Player, four_ranks: Setting) -> None:
+    """One rank has simulated a call, so that nothing can be agreed any more."""
+    kill_file = four_ranks.artifact / "kill"
+    played = play_job(
+        *at(1500, "simulate=1", rank=1),
+        *at(2000, f"swap={four_ranks.artifact},{four_ranks.other_artifact}"),
+        *at(3500, f"sh=touch {kill_file}"),
+        environment=four_ranks.environment(),
+        ranks=4,
+        rate=1000,
+        calls=6000,
+    )
+    assert played.is_sound, played
+    assert played.switches == 1
+    assert "no table after this one: " in played.log
+    assert "nothing can be agreed any more: the table stays in force" in played.log
+    assert "back to NCCL's own choice" not in played.log
+
+
+def test_a_file_system_that_stalls_stops_no_call(play_job: Player, four_ranks: Setting) -> None:
+    """The thread that votes reads no file: ranks agree on the table while looking takes 3 s."""
+    played = play_job(
+        environment=four_ranks.environment() | {"DYNAMICCL_TEST_STALL_S": "3"},
+        ranks=4,
+        comms=2,
+        rate=1000,
+        calls=2500,
+    )
+    assert played.is_sound, played
+    assert played.acted > 0
+    assert played.asked_longest_ms < 1500  # half of one look
+
+
 @pytest.mark.soak
 def test_four_hundred_thousand_calls_while_artifacts_change(
     play_job: Player, four_ranks: Setting

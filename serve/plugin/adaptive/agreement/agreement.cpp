@@ -7,6 +7,7 @@
 #include <new>
 
 #include "adaptive/agreement/guard.h"
+#include "adaptive/service/files.h"
 #include "platform/allocate.h"
 #include "profiler/record.h"
 
@@ -44,19 +45,22 @@ void Agreement::let_go() noexcept {
   if (holders_.fetch_sub(1, std::memory_order_acq_rel) == 1) deallocate(this);
 }
 
+void Agreement::load() noexcept {
+  index_stamp_ = stamp_of_index(settings_->artifact);
+  artifact_ = allocate<Artifact>();
+  if (artifact_ != nullptr) artifact_->load(*settings_, place_);
+}
+
 void Agreement::begin(const Outlet& outlet, std::uint64_t now_ns) noexcept {
   begun = true;
+  began_ns_ = now_ns;
   const auto count = static_cast<std::size_t>(place_.num_ranks);
-  artifact_ = allocate<Artifact>();
   member_ = allocate<Member>(place_, &clock_, outlet, settings_->timing);
   by_rank = static_cast<Connection**>(std::calloc(count, sizeof *by_rank));
   addresses = static_cast<decltype(addresses)>(std::calloc(count, sizeof *addresses));
   bool whole = artifact_ != nullptr && member_ != nullptr && by_rank != nullptr;
   whole = whole && addresses != nullptr;
-  if (whole) {
-    artifact_->load(*settings_, place_);
-    artifact_->write_identity(place_, identity_);
-  }
+  if (whole) artifact_->write_identity(place_, identity_);
   if (whole && is_leader()) {
     leader_ = Leader::create(place_, &clock_, identity_, outlet, settings_->timing, now_ns);
     guard_ = Guard::create(place_.num_ranks);
@@ -69,7 +73,6 @@ void Agreement::begin(const Outlet& outlet, std::uint64_t now_ns) noexcept {
         "rank 0 by the end",
         place_.num_ranks, place_.num_nodes);
   }
-  index_stamp_ = stamp_of_index();
   if (artifact_->problem() == nullptr) {
     propose(artifact_->table(), artifact_->table_bytes());
     next_probe_call_ = settings_->probe_calls;
@@ -92,8 +95,8 @@ void Agreement::end(const char* reason) noexcept {
     say("DYNAMICCL: %d ranks on %d nodes: NCCL's own choice stands: %s", place_.num_ranks,
         place_.num_nodes, reason);
   } else {
-    say("DYNAMICCL: %d ranks on %d nodes: no table after this one: %s", place_.num_ranks,
-        place_.num_nodes, reason);
+    say("DYNAMICCL: %d ranks on %d nodes: no table after this one: %s%s", place_.num_ranks,
+        place_.num_nodes, reason, off_ && clock_.table_number() != 0 ? kNotOff : "");
   }
 }
 
@@ -109,11 +112,7 @@ void Agreement::receive(std::int32_t from_rank, const Message& message,
   }
   member_->receive(from_rank, message, now_ns);
   if (leader_ == nullptr) return note_decision();
-  if (message.kind == MessageKind::kRequest) {
-    // A rank says so as long as it sees a kill file.
-    off_ = true;
-    off_until_ns_ = now_ns + 3 * settings_->look_interval_ns + kSecond;
-  } else if (message.kind == MessageKind::kSamples) {
+  if (message.kind == MessageKind::kSamples) {
     for (std::uint32_t at = 0; at + kSampleBytes <= message.body_bytes; at += kSampleBytes) {
       guard_->take(read_sample(message.body + at));
     }
@@ -122,7 +121,7 @@ void Agreement::receive(std::int32_t from_rank, const Message& message,
     if (message.kind == MessageKind::kHello) note_missing();
   }
   note_decision();
-  announce(now_ns);
+  announce();
 }
 
 void Agreement::tick(std::uint64_t now_ns) noexcept {
@@ -131,7 +130,7 @@ void Agreement::tick(std::uint64_t now_ns) noexcept {
   note_decision();
   if (leader_ == nullptr) return;
   leader_->tick(now_ns);
-  announce(now_ns);
+  announce();
   if (leader_->is_settled() && !ended_) probe(now_ns);
 }
 
@@ -170,6 +169,8 @@ std::uint64_t Agreement::metric(int index) const noexcept {
       return leads ? static_cast<std::uint64_t>(guard_->num_withdrawn()) : 0;
     case 9:
       return clock_.captured_calls();
+    case 10:
+      return clock_.waited_ns() / 1000;
     default:
       return 0;
   }

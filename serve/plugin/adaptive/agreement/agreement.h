@@ -22,6 +22,9 @@ class Guard;
 class Profiler;
 
 inline constexpr std::size_t kLineBytes = 640;
+/// What is said beside a kill file that the ranks cannot follow any more.
+inline constexpr char kNotOff[] =
+    "; a kill file is there, but nothing can be agreed any more: the table stays in force";
 
 class Agreement {
  public:
@@ -52,9 +55,11 @@ class Agreement {
   /// The line that waits, once. Called by the communicator's threads.
   bool take_line(char (&line)[kLineBytes]) noexcept;
 
+  /// Read the artifact, on the files' thread, before all that follows.
+  void load() noexcept;
+
   // ---- all below is the service's thread's ----
 
-  /// Read the artifact and begin. Slow.
   void begin(const Outlet& outlet, std::uint64_t now_ns) noexcept;
   void receive(std::int32_t from_rank, const Message& message, std::uint64_t now_ns) noexcept;
   void tick(std::uint64_t now_ns) noexcept;
@@ -67,8 +72,13 @@ class Agreement {
   /// No more agreeing: of this rank alone, or with it of all.
   void end(const char* reason) noexcept;
 
-  /// A leader's: look whether there is a new artifact.
-  void look_for_artifact(std::uint64_t now_ns) noexcept;
+  /// A leader's: whether a kill file is there.
+  void see_kill_file(bool is_there) noexcept { off_ = is_there; }
+
+  /// A leader's: whether the index with this stamp is to be read; and what was read then, which is
+  /// taken over.
+  bool wants_artifact(std::uint64_t stamp) noexcept;
+  void take_artifact(Artifact* fresh) noexcept;
 
   Member* member() noexcept { return member_; }
   Leader* leader() noexcept { return leader_; }
@@ -105,9 +115,9 @@ class Agreement {
   std::atomic<Profiler*> profiler{nullptr};  // null: none, or the communicator is gone
 
  private:
-  std::uint64_t stamp_of_index() const noexcept;
-  void announce(std::uint64_t now_ns) noexcept;
+  void announce() noexcept;
   void probe(std::uint64_t now_ns) noexcept;
+  bool may_stop(std::uint64_t now_ns) const noexcept;
   void note_decision() noexcept;
   void note_missing() noexcept;
 
@@ -127,16 +137,18 @@ class Agreement {
   Artifact* artifact_ = nullptr;
   char identity_[kIdentityBytes] = "";
   bool ended_ = false;
-  bool off_ = false;          // some rank sees a kill file
-  bool is_told_off_ = false;  // and that has been put to the ranks
-  std::uint64_t off_until_ns_ = 0;
-  std::uint32_t told_of_ = 0;  // the latest decision that was spoken of
-  std::uint64_t index_stamp_ = 0;
+  bool off_ = false;                 // a kill file is there
+  bool is_told_off_ = false;         // and that has been put to the ranks
+  std::uint32_t told_at_ = 0;        // to be said once so many proposals were agreed; 0: nothing is
+  std::uint32_t told_of_ = 0;        // the latest decision that was spoken of
+  std::uint64_t index_stamp_ = 0;    // of the artifact that was read
+  std::uint64_t renewed_stamp_ = 0;  // of the one that is being read; 0: none is
   // What the leader put last for good: tables for probes and the guard begin with it.
   std::uint8_t* current_ = nullptr;
   std::size_t current_bytes_ = 0;
   bool is_probing_ = false;
   std::uint64_t next_probe_call_ = 0;
+  std::uint64_t began_ns_ = 0;
   std::uint64_t probe_began_ = 0;  // the call of the latest probe that was not accounted for; or 0
   std::uint64_t brain_at_ns_ = 0;
   std::uint64_t brain_saw_ = 0;

@@ -47,7 +47,6 @@ Clock::Turn Clock::wait_for_decision(std::uint64_t now_ns) noexcept {
   if (waited_since_ns_ == 0) waited_since_ns_ = now_ns;
   waiting_.store(true, std::memory_order_relaxed);
   if (now_ns - waited_since_ns_ < limit_ns_) return Turn::kWait;
-  waiting_.store(false, std::memory_order_relaxed);
   return promised_ ? Turn::kFail : Turn::kGo;
 }
 
@@ -81,7 +80,9 @@ Clock::Turn Clock::turn(std::uint64_t now_ns) noexcept {
     }
     muster_at_ = kNever;  // nobody has been promised anything
   }
-  waiting_.store(false, std::memory_order_relaxed);
+  if (waiting_.exchange(false, std::memory_order_relaxed)) {
+    waited_ns_.fetch_add(now_ns - waited_since_ns_, std::memory_order_relaxed);
+  }
   set_gate();
   return Turn::kGo;
 }

@@ -107,6 +107,9 @@ class Clock {
   /// The number of the table in force.
   std::uint32_t table_number() const noexcept;
 
+  /// How long calls have waited at stops, up to the latest that went on.
+  std::uint64_t waited_ns() const noexcept { return waited_ns_.load(std::memory_order_relaxed); }
+
   /// Whether a call waits.
   bool is_waiting() const noexcept { return waiting_.load(std::memory_order_relaxed); }
 
@@ -174,6 +177,7 @@ class Clock {
   CallMarks own_marks_;  // nobody tells
   CallMarks* marks_ = &own_marks_;
   std::atomic<bool> waiting_{false};
+  std::atomic<std::uint64_t> waited_ns_{0};
   std::atomic<bool> broken_{false};
   std::atomic<bool> is_closed_{false};
   mutable std::atomic<std::int32_t> lookers_{0};

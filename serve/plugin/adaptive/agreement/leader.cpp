@@ -134,6 +134,7 @@ void Leader::receive(std::int32_t from_rank, const Message& message,
     count_vote(from_rank, message, now_ns);
   } else if (message.kind == MessageKind::kAcknowledge && state_ == State::kSettling) {
     rank.answered = true;
+    waited_ns_ = std::max(waited_ns_, message.index);
     if (!all_answered()) return;
     if (for_good_) return end(now_ns);
     enter(State::kIdle, now_ns);

@@ -36,6 +36,8 @@ class Leader {
   /// Why there is no agreement any more, or why the latest proposal was called off; "" at first.
   const char* reason() const noexcept { return reason_; }
   std::uint64_t due_ns() const noexcept { return due_ns_; }
+  /// How long calls of the rank that waited longest have waited at stops so far.
+  std::uint64_t waited_ns() const noexcept { return waited_ns_; }
   std::int32_t num_here() const noexcept;
   /// The lowest rank that has not come; num_ranks when all have.
   std::int32_t first_missing() const noexcept;
@@ -98,6 +100,7 @@ class Leader {
   std::uint64_t stands_at_ = 0;  // its call
   std::uint64_t hash_ = 0;       // that it came with
 
+  std::uint64_t waited_ns_ = 0;
   bool commit_ = false;
   std::uint32_t committed_ = 0;
 

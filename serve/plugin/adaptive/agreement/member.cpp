@@ -164,7 +164,9 @@ void Member::learn(const Message& decision) noexcept {
 }
 
 void Member::acknowledge(std::uint32_t proposal) noexcept {
-  send(0, about(MessageKind::kAcknowledge, proposal));
+  Message message = about(MessageKind::kAcknowledge, proposal);
+  message.index = clock_->waited_ns();
+  send(0, message);
 }
 
 void Member::tell(std::int32_t peer, std::uint32_t proposal) noexcept {
@@ -184,11 +186,10 @@ void Member::ask(std::uint64_t now_ns) noexcept {
   ask_at_ns_ = now_ns + timing_.repeat_ns;
   say_yes();  // should the leader not have heard it
   const Message question = about(MessageKind::kAsk, proposal_);
-  // In turns: all of a thousand ranks may be asking at once.
-  const std::int32_t others = place_.num_ranks - 1;
-  for (std::int32_t i = 0; i < others && i < kAskedAtOnce; ++i) {
-    next_peer_ = next_peer_ % others + 1;
-    send((place_.rank + next_peer_) % place_.num_ranks, question);
+  // A few: all of a thousand ranks may be asking at once, and what one of them is told the next one
+  // can be told by it. These are those whose addresses are known (service.cpp, tell_peers).
+  for (std::int64_t step = 1; step < place_.num_ranks; step *= 2) {
+    send(static_cast<std::int32_t>((place_.rank + step) % place_.num_ranks), question);
   }
 }
 

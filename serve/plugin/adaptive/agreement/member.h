@@ -41,7 +41,6 @@ class Member {
 
  private:
   friend struct Inspect;
-  static constexpr std::int32_t kAskedAtOnce = 16;
 
   void stop_for(const Message& proposal) noexcept;
   Reason consider(const Message& proposal) noexcept;
@@ -70,7 +69,6 @@ class Member {
   std::uint64_t hash_ = 0;
   TableInForce* proposed_ = nullptr;
   std::uint64_t ask_at_ns_ = 0;
-  std::int32_t next_peer_ = 0;
 
   std::uint32_t decided_ = 0;
   bool committed_ = false;  // what was decided

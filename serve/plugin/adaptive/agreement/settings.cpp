@@ -9,6 +9,7 @@
 #include <initializer_list>
 
 #include "identity/environment.h"
+#include "profiler/bursts.h"
 
 namespace dynamiccl {
 namespace {
@@ -60,6 +61,9 @@ bool Settings::read() noexcept {
   look_interval_ns = duration_ns("DYNAMICCL_LOOK_INTERVAL_S", kSecond / 2);
   adapt_interval_ns = duration_ns("DYNAMICCL_ADAPT_INTERVAL_S", 10 * kSecond);
   if (!parse_number(value_of("DYNAMICCL_PROBE_CALLS"), &probe_calls)) probe_calls = 6400;
+  const char* stops = value_of("DYNAMICCL_STOP_PERCENT");
+  const int stop_parts = sample_ppm_of(stops != nullptr ? stops : "0.1");
+  stop_ppm = stop_parts > 0 ? static_cast<std::uint64_t>(stop_parts) : 0;
   return run_dir != nullptr;
 }
 

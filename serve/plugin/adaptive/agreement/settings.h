@@ -21,6 +21,11 @@
 //   DYNAMICCL_PROBE_CALLS       calls between two probes of NCCL's own choice; more where probes
 //                               take more than kProbeCalls. Default 6400, so that probes are at
 //                               most 1 % of the calls; 0: none, and no guard.
+//   DYNAMICCL_STOP_PERCENT      share of the time that calls may wait at stops for probes and for
+//   what
+//                               a brain says. Default 0.1. What was known too late to be counted
+//                               goes beyond it, and so do the first table, new artifacts and kill
+//                               files.
 #pragma once
 
 #include <cstdint>
@@ -55,6 +60,7 @@ struct Settings {
   std::uint64_t adapt_interval_ns = 0;
   std::uint64_t look_interval_ns = 0;
   std::uint64_t probe_calls = 0;
+  std::uint64_t stop_ppm = 0;
 };
 
 }  // namespace dynamiccl

@@ -1,9 +1,5 @@
 // What a leader puts to the ranks: tables, the way back at a kill file, probes, what the guard
 // withdraws, what a brain decides, and a new artifact.
-#include <fcntl.h>
-#include <linux/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -12,25 +8,9 @@
 
 #include "adaptive/agreement/agreement.h"
 #include "adaptive/agreement/guard.h"
-#include "file.h"
 #include "platform/allocate.h"
 
 namespace dynamiccl {
-
-/// Changes whenever another file stands there; 0: there is none.
-std::uint64_t Agreement::stamp_of_index() const noexcept {
-  if (settings_->artifact == nullptr) return 0;
-  char path[4200];
-  std::snprintf(path, sizeof path, "%s/plugin.index", settings_->artifact);
-  struct statx facts;
-  if (syscall(SYS_statx, AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, STATX_BASIC_STATS, &facts) != 0) {
-    return 0;
-  }
-  const std::uint64_t parts[] = {facts.stx_ino, facts.stx_size,
-                                 static_cast<std::uint64_t>(facts.stx_mtime.tv_sec),
-                                 facts.stx_mtime.tv_nsec};
-  return fnv1a(reinterpret_cast<const std::uint8_t*>(parts), sizeof parts) | 1;
-}
 
 bool Agreement::propose(const std::uint8_t* table, std::size_t bytes) noexcept {
   std::uint8_t* copy = nullptr;
@@ -53,26 +33,42 @@ bool Agreement::propose(const std::uint8_t* table, std::size_t bytes) noexcept {
 }
 
 /// A leader: what is to follow from the state of things.
-void Agreement::announce(std::uint64_t now_ns) noexcept {
-  if (leader_->state() == Leader::State::kEnded) return end(leader_->reason());
+void Agreement::announce() noexcept {
+  if (leader_->state() == Leader::State::kEnded && !ended_) return end(leader_->reason());
   const bool all_here = leader_->state() != Leader::State::kGathering;
   if (all_here && artifact_->problem() != nullptr && leader_->committed() == 0 && !ended_) {
     return end(artifact_->problem());  // the same on all ranks, else they would have differed
   }
-  if (off_ && now_ns >= off_until_ns_) off_ = false;
-  if (off_ == is_told_off_ || !leader_->is_settled() || ended_) return;
+  if (told_at_ != 0 && leader_->committed() >= told_at_) {
+    told_at_ = 0;
+    say("DYNAMICCL: %d ranks on %d nodes: %s", place_.num_ranks, place_.num_nodes,
+        is_told_off_ ? "a kill file is there: back to NCCL's own choice"
+                     : "the kill file is gone: back to the table");
+  }
+  if (off_ == is_told_off_) return;
+  if (ended_ && off_) {
+    is_told_off_ = true;
+    if (clock_.table_number() == 0) return;  // it is NCCL's own choice
+    return say("DYNAMICCL: %d ranks on %d nodes%s", place_.num_ranks, place_.num_nodes, kNotOff);
+  }
+  if (ended_ || !leader_->is_settled()) return;
   const bool is_put = off_ ? leader_->propose(nullptr, 0, false)
                            : leader_->propose(current_, current_bytes_, false);
   if (!is_put) return;
   is_told_off_ = off_;
+  told_at_ = leader_->committed() + 1;
   is_probing_ = false;
-  say("DYNAMICCL: %d ranks on %d nodes: %s", place_.num_ranks, place_.num_nodes,
-      off_ ? "a kill file is there: back to NCCL's own choice"
-           : "the kill file is gone: back to the table");
+}
+
+/// Whether the ranks may be stopped once more for what is only of use: probes, and what a brain
+/// says. The first table, kill files and new artifacts are put whatever it costs.
+bool Agreement::may_stop(std::uint64_t now_ns) const noexcept {
+  return leader_->waited_ns() / 1000 * 1'000'000 <=
+         (now_ns - began_ns_) / 1000 * settings_->stop_ppm;
 }
 
 /// Nothing else is under way: judge what was measured, or measure NCCL's own choice for a moment.
-void Agreement::probe(std::uint64_t) noexcept {
+void Agreement::probe(std::uint64_t now_ns) noexcept {
   if (is_probing_) {
     // It began at a call that all ranks stopped at, and ends at the next one that they can stop at.
     probe_began_ = member_->decided_at();
@@ -98,7 +94,7 @@ void Agreement::probe(std::uint64_t) noexcept {
     propose(table, current_bytes_);
     return;
   }
-  if (guard_->complete() == 0 || clock_.calls() < next_probe_call_) return;
+  if (guard_->complete() == 0 || clock_.calls() < next_probe_call_ || !may_stop(now_ns)) return;
   is_probing_ = leader_->propose(nullptr, 0, true);
 }
 
@@ -106,6 +102,7 @@ bool Agreement::brain_is_due(std::uint64_t now_ns) noexcept {
   if (leader_ == nullptr || ended_ || off_) return false;
   if (!leader_->is_settled() || leader_->committed() == 0 || now_ns < brain_at_ns_) return false;
   if (guard_->complete() == brain_saw_) return false;  // it knows all that yet
+  if (!may_stop(now_ns)) return false;
   brain_at_ns_ = now_ns + settings_->adapt_interval_ns;
   brain_saw_ = guard_->complete();
   return true;
@@ -141,34 +138,34 @@ std::size_t Agreement::copy_current(std::uint8_t* table) const noexcept {
   return current_bytes_;
 }
 
-void Agreement::look_for_artifact(std::uint64_t now_ns) noexcept {
-  if (leader_ == nullptr || ended_ || off_ || settings_->artifact == nullptr) return;
-  if (!leader_->is_settled() || leader_->committed() == 0) return;
-  const std::uint64_t stamp = stamp_of_index();
-  if (stamp == index_stamp_ || stamp == 0) return;
-  auto* fresh = allocate<Artifact>();
-  if (fresh == nullptr) return;
-  fresh->load(*settings_, place_);
-  index_stamp_ = stamp;
-  char hash[2 * kDigestBytes + 1];
-  to_hex(fresh->hash(), kDigestBytes, hash);
-  hash[12] = '\0';
+bool Agreement::wants_artifact(std::uint64_t stamp) noexcept {
+  if (leader_ == nullptr || ended_ || off_ || renewed_stamp_ != 0) return false;
+  if (!leader_->is_settled() || leader_->committed() == 0) return false;
+  if (stamp == index_stamp_ || stamp == 0) return false;
+  renewed_stamp_ = stamp;
+  return true;
+}
+
+void Agreement::take_artifact(Artifact* fresh) noexcept {
+  const std::uint64_t stamp = renewed_stamp_;
+  renewed_stamp_ = 0;
+  if (fresh == nullptr || ended_) return deallocate(fresh);
   if (fresh->problem() != nullptr) {
+    index_stamp_ = stamp;
     say("DYNAMICCL: %d ranks on %d nodes: the new artifact is refused, the old one stays: %s",
         place_.num_ranks, place_.num_nodes, fresh->problem());
     return deallocate(fresh);
   }
+  char hash[2 * kDigestBytes + 1];
+  to_hex(fresh->hash(), kDigestBytes, hash);
+  hash[12] = '\0';
   guard_->forget();
-  if (propose(fresh->table(), fresh->table_bytes())) {
-    say("DYNAMICCL: %d ranks on %d nodes: a new artifact (%s) is put to the ranks",
-        place_.num_ranks, place_.num_nodes, hash);
-    deallocate(artifact_);
-    artifact_ = fresh;
-  } else {
-    index_stamp_ = 0;  // once more
-    deallocate(fresh);
-  }
-  (void)now_ns;
+  if (off_ || !propose(fresh->table(), fresh->table_bytes())) return deallocate(fresh);  // later
+  index_stamp_ = stamp;
+  say("DYNAMICCL: %d ranks on %d nodes: a new artifact (%s) is put to the ranks", place_.num_ranks,
+      place_.num_nodes, hash);
+  deallocate(artifact_);
+  artifact_ = fresh;
 }
 
 }  // namespace dynamiccl

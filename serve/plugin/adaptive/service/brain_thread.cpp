@@ -2,6 +2,7 @@
 // brains, and one that fails leaves the table in force.
 #include "adaptive/service/brain_thread.h"
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -19,6 +20,7 @@ namespace {
 /// A question and its answer; held by one thread at a time.
 struct Question {
   Agreement* agreement;
+  char system[128];  // the artifact may be another one by the time that it is thought about
   dynamiccl_task* tasks;
   int num_tasks;
   std::uint8_t table[kMaxFileBytes];
@@ -89,9 +91,9 @@ void think(Question* question) noexcept {
   if (is_gone(agreement)) return;
   BrainHandle* brain = brain_of(&agreement);
   if (brain == nullptr) return;
-  const dynamiccl_brain_config config = {
-      agreement.settings().artifact, agreement.artifact()->system(),
-      agreement.settings().brain_socket, agreement.place().num_nodes, agreement.place().num_ranks};
+  const dynamiccl_brain_config config = {agreement.settings().artifact, question->system,
+                                         agreement.settings().brain_socket,
+                                         agreement.place().num_nodes, agreement.place().num_ranks};
   if (!brain->is_open() && !brain->open(config, question->reason, sizeof question->reason)) return;
   const dynamiccl_history history = {question->tasks, question->num_tasks,
                                      question->table_bytes > 0 ? question->table : nullptr,
@@ -154,6 +156,7 @@ void ask_brain(Agreement* agreement, std::uint64_t now_ns) noexcept {
   if (question->tasks == nullptr) return discard(question);
   question->num_tasks = agreement->guard()->copy_tasks(question->tasks, Guard::kTasks);
   question->table_bytes = agreement->copy_current(question->table);
+  std::snprintf(question->system, sizeof question->system, "%s", agreement->artifact()->system());
   if (!g_running) {
     pthread_t thread;
     if (!start_thread(run, nullptr, "dynamiccl-brain", &thread)) return discard(question);

@@ -6,10 +6,11 @@
 #include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 
 #include "adaptive/agreement/guard.h"
+#include "adaptive/service/files.h"
 #include "adaptive/service/samples.h"
-#include "file.h"
 #include "profiler/recorder.h"
 
 namespace dynamiccl {
@@ -17,26 +18,40 @@ namespace {
 
 constexpr std::uint64_t kEveryNs = 1'000'000'000;
 
-/// Lines on their way to a file: gathered, so that a thousand of them are a few writes.
+/// A text that grows.
 class Lines {
  public:
-  explicit Lines(const File& file) noexcept : file_(file) {}
+  ~Lines() { std::free(text_); }
 
   __attribute__((format(printf, 2, 3))) void add(const char* format, ...) noexcept;
-  /// Whether all that was added is in the file.
-  bool finish() noexcept;
+  /// The text, for whoever calls to free; null: memory was short.
+  char* take(std::size_t* size) noexcept {
+    *size = length_;
+    char* text = is_whole_ ? text_ : nullptr;
+    if (is_whole_) text_ = nullptr;
+    return text;
+  }
 
  private:
   static constexpr std::size_t kMaxLineBytes = 512;
 
-  const File& file_;
-  char text_[8 * 1024];  // of a small stack
+  char* text_ = nullptr;
   std::size_t length_ = 0;
+  std::size_t capacity_ = 0;
   bool is_whole_ = true;
 };
 
 void Lines::add(const char* format, ...) noexcept {
-  if (length_ + kMaxLineBytes > sizeof text_) finish();
+  if (length_ + kMaxLineBytes > capacity_) {
+    const std::size_t more = 2 * capacity_ + 8 * kMaxLineBytes;
+    auto* text = static_cast<char*>(std::realloc(text_, more));
+    if (text == nullptr) {
+      is_whole_ = false;
+      return;
+    }
+    text_ = text;
+    capacity_ = more;
+  }
   va_list arguments;
   va_start(arguments, format);
   const int written = std::vsnprintf(text_ + length_, kMaxLineBytes, format, arguments);
@@ -48,14 +63,6 @@ void Lines::add(const char* format, ...) noexcept {
   }
 }
 
-bool Lines::finish() noexcept {
-  if (length_ > 0 && ::write(file_.descriptor(), text_, length_) != static_cast<ssize_t>(length_)) {
-    is_whole_ = false;
-  }
-  length_ = 0;
-  return is_whole_;
-}
-
 }  // namespace
 
 void Metrics::start(const Settings& settings, const Job& job) noexcept {
@@ -63,15 +70,12 @@ void Metrics::start(const Settings& settings, const Job& job) noexcept {
   const long name = job.world_rank >= 0 ? job.world_rank : getpid();
   std::snprintf(path_, sizeof path_, "%s/dynamiccl-%016" PRIx64 "-%ld.prom", settings.metrics_dir,
                 job.id, name);
-  std::snprintf(new_path_, sizeof new_path_, "%s.new", path_);
 }
 
-void Metrics::write(const Agreement* agreements, std::uint64_t now_ns) noexcept {
+void Metrics::write(const Agreement* agreements, std::uint64_t now_ns, Files* files) noexcept {
   if (path_[0] == '\0' || now_ns < write_at_ns_) return;
   write_at_ns_ = now_ns + kEveryNs;
-  const File file(new_path_, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
-  if (!file.is_open()) return;
-  Lines lines(file);
+  Lines lines;
   static constexpr const char* kHelp[][3] = {
       {"dynamiccl_calls", "counter", "Collectives asked about"},
       {"dynamiccl_table", "gauge", "Number of the table in force; 0: NCCL's own choice"},
@@ -83,7 +87,8 @@ void Metrics::write(const Agreement* agreements, std::uint64_t now_ns) noexcept 
       {"dynamiccl_timed_calls", "counter", "Calls of which all ranks told the time (leader)"},
       {"dynamiccl_withdrawn", "gauge", "Choices that the guard withdrew (leader)"},
       {"dynamiccl_captured_calls", "counter",
-       "Calls captured in CUDA graphs, which keep the choice of that moment (NCCL 2.28 on)"},
+       "Calls captured in CUDA graphs, which keep the choice of that moment"},
+      {"dynamiccl_waited_us", "counter", "Time that calls waited at stops"},
   };
   for (const auto& metric : kHelp) {
     lines.add("# HELP %s %s.\n# TYPE %s %s\n", metric[0], metric[2], metric[0], metric[1]);
@@ -100,7 +105,9 @@ void Metrics::write(const Agreement* agreements, std::uint64_t now_ns) noexcept 
             counters.dropped + counters.lost);
   lines.add("# TYPE dynamiccl_times_lost counter\ndynamiccl_times_lost %" PRIu64 "\n",
             samples_lost());
-  if (lines.finish()) rename(new_path_, path_);
+  std::size_t size = 0;
+  char* text = lines.take(&size);
+  if (text != nullptr) files->write(path_, text, size);
 }
 
 }  // namespace dynamiccl

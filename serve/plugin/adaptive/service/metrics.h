@@ -8,15 +8,16 @@
 
 namespace dynamiccl {
 
+class Files;
+
 class Metrics {
  public:
   void start(const Settings& settings, const Job& job) noexcept;
-  /// Write the file anew when it is due; a reader sees the old one or the new one.
-  void write(const Agreement* agreements, std::uint64_t now_ns) noexcept;
+  /// Have the file written anew when it is due; a reader sees the old one or the new one.
+  void write(const Agreement* agreements, std::uint64_t now_ns, Files* files) noexcept;
 
  private:
   char path_[4096] = "";
-  char new_path_[4128] = "";
   std::uint64_t write_at_ns_ = 0;
 };
 

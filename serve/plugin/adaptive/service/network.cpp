@@ -5,8 +5,10 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -38,6 +40,21 @@ bool peer_is_trusted(int descriptor) noexcept {
          (peer.uid == 0 || peer.uid == geteuid());
 }
 
+constexpr std::uint64_t kNoDescriptorNs = 100'000'000;
+
+/// What listens, for a forked child, which must not keep the addresses of its parent.
+std::atomic<int> g_listening[kMostListeners];
+__attribute__((constructor)) void nothing_listens() {
+  for (std::atomic<int>& kept : g_listening) kept.store(-1);
+}
+
+void close_in_child() noexcept {
+  for (std::atomic<int>& kept : g_listening) {
+    const int descriptor = kept.exchange(-1);
+    if (descriptor >= 0) ::close(descriptor);
+  }
+}
+
 /// A port that nobody listens on yet may be given to the very socket that asks for it: TCP then
 /// connects it to itself, and whoever is to listen there finds the port taken.
 bool is_its_own_peer(int descriptor, const Address& peer) noexcept {
@@ -66,6 +83,11 @@ void hurry(int descriptor) noexcept {
 bool Network::start(const Events& events, const Secret& secret) noexcept {
   events_ = events;
   secret_ = secret;
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) limit.rlim_cur = 1024;
+  most_connections_ =
+      static_cast<int>(std::min<rlim_t>(limit.rlim_cur / 2, rlim_t{kMostConnections}));
+  pthread_atfork(nullptr, nullptr, close_in_child);
   wake_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   received_ = static_cast<std::uint8_t*>(std::malloc(kReadBytes));
   return wake_ >= 0 && received_ != nullptr && grow();
@@ -73,8 +95,8 @@ bool Network::start(const Events& events, const Secret& secret) noexcept {
 
 void Network::stop() noexcept {
   while (num_connections_ > 0) drop(connections_[0]);
-  for (int i = 0; i < num_listeners_; ++i) ::close(listeners_[i].descriptor);
-  num_listeners_ = listeners_capacity_ = 0;
+  while (num_listeners_ > 0) stop_listening(listeners_[0].descriptor);
+  listeners_capacity_ = 0;
   if (wake_ >= 0) ::close(wake_);
   wake_ = -1;
   std::free(listeners_);
@@ -91,13 +113,13 @@ void Network::stop() noexcept {
 /// Room for one more connection, and for the sockets that accept.
 bool Network::grow() noexcept {
   if (num_connections_ < capacity_) return true;
-  if (capacity_ >= kMostConnections) return false;
+  if (capacity_ >= most_connections_) return false;
   const int wanted = std::max(16, 2 * capacity_);
   auto* connections = static_cast<Connection**>(
       std::realloc(connections_, static_cast<std::size_t>(wanted) * sizeof *connections_));
   if (connections != nullptr) connections_ = connections;
   auto* polled = static_cast<pollfd*>(std::realloc(
-      polled_, static_cast<std::size_t>(wanted + 1 + kMostConnections / 16) * sizeof *polled_));
+      polled_, static_cast<std::size_t>(wanted + 1 + kMostListeners) * sizeof *polled_));
   if (polled != nullptr) polled_ = polled;
   if (connections == nullptr || polled == nullptr) return false;
   capacity_ = wanted;
@@ -105,7 +127,7 @@ bool Network::grow() noexcept {
 }
 
 const char* Network::listen(Address* address, bool is_directory, int* descriptor) noexcept {
-  if (num_listeners_ == kMostConnections / 16) return "too many sockets";
+  if (num_listeners_ == kMostListeners) return "too many sockets";
   if (num_listeners_ == listeners_capacity_) {
     const int wanted = std::max(4, 2 * listeners_capacity_);
     auto* listeners = static_cast<Listener*>(
@@ -133,6 +155,10 @@ const char* Network::listen(Address* address, bool is_directory, int* descriptor
     return "it does not listen";
   }
   listeners_[num_listeners_++] = {made, is_directory};
+  for (std::atomic<int>& kept : g_listening) {
+    int none = -1;
+    if (kept.compare_exchange_strong(none, made)) break;
+  }
   *descriptor = made;
   return nullptr;
 }
@@ -140,6 +166,10 @@ const char* Network::listen(Address* address, bool is_directory, int* descriptor
 void Network::stop_listening(int descriptor) noexcept {
   for (int i = 0; i < num_listeners_; ++i) {
     if (listeners_[i].descriptor != descriptor) continue;
+    for (std::atomic<int>& kept : g_listening) {
+      int this_one = descriptor;
+      if (kept.compare_exchange_strong(this_one, -1)) break;
+    }
     ::close(descriptor);
     listeners_[i] = listeners_[--num_listeners_];
     return;
@@ -189,7 +219,11 @@ Connection* Network::connect(const Address& address, std::uint64_t comm_id,
 void Network::accept_from(const Listener& listener, std::uint64_t now_ns) noexcept {
   for (int i = 0; i < kBacklog; ++i) {
     const int made = accept4(listener.descriptor, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (made < 0) return;
+    if (made < 0) {
+      // Out of descriptors: poll() would say so again at once, and the job needs the next one.
+      if (errno == EMFILE || errno == ENFILE) accept_at_ns_ = now_ns + kNoDescriptorNs;
+      return;
+    }
     sockaddr_storage own;
     socklen_t size = sizeof own;
     const bool is_local = getsockname(made, reinterpret_cast<sockaddr*>(&own), &size) == 0 &&
@@ -306,7 +340,11 @@ void Network::run(std::uint64_t timeout_ns) noexcept {
   sweep(monotonic_ns());
   int count = 0;
   polled_[count++] = {wake_, POLLIN, 0};
-  for (int i = 0; i < num_listeners_; ++i) polled_[count++] = {listeners_[i].descriptor, POLLIN, 0};
+  const bool accepts = num_connections_ < most_connections_ && monotonic_ns() >= accept_at_ns_;
+  if (!accepts) timeout_ns = std::min(timeout_ns, kNoDescriptorNs);
+  for (int i = 0; i < num_listeners_; ++i) {
+    polled_[count++] = {accepts ? listeners_[i].descriptor : -1, POLLIN, 0};
+  }
   const int first = count, had_listeners = num_listeners_, had = num_connections_;
   for (int i = 0; i < had; ++i) {
     Connection* connection = connections_[i];

@@ -3,6 +3,7 @@
 
 #include <poll.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -32,6 +33,8 @@ struct Listener {
   int descriptor = -1;
   bool is_directory = false;
 };
+
+inline constexpr int kMostListeners = 1024;
 
 class Network {
  public:
@@ -69,6 +72,8 @@ class Network {
   void wake() noexcept;
 
   const Secret& secret() const noexcept { return secret_; }
+  /// Half of the descriptors that the process may have: the job needs the others.
+  int most_connections() const noexcept { return most_connections_; }
   int num_connections() const noexcept { return num_connections_; }
 
  private:
@@ -87,7 +92,9 @@ class Network {
 
   Events events_ = {};
   Secret secret_ = {};
-  int wake_ = -1;
+  std::atomic<int> wake_{-1};
+  int most_connections_ = 0;
+  std::uint64_t accept_at_ns_ = 0;  // no descriptor could be had
   std::uint8_t* received_ = nullptr;
   Listener* listeners_ = nullptr;
   int num_listeners_ = 0;

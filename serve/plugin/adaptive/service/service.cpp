@@ -8,12 +8,13 @@
 
 #include "adaptive/agreement/guard.h"
 #include "adaptive/service/brain_thread.h"
+#include "adaptive/service/files.h"
 #include "adaptive/service/metrics.h"
 #include "adaptive/service/samples.h"
 #include "adaptive/service/transport.h"
+#include "platform/allocate.h"
 #include "platform/threads.h"
 #include "profiler/profiler.h"
-#include "trusted/file.h"
 
 namespace dynamiccl {
 namespace {
@@ -45,9 +46,12 @@ class Service {
   static void established(void* user, Connection* connection);
   static void message(void* user, Connection* connection, const Message& message);
   static void closed(void* user, Connection* connection);
+  static void prepare(void* user, Agreement* agreement);
+  static void renew(void* user, Agreement* agreement);
 
   const char* start(const Settings& settings) noexcept;
   void take_arrivals() noexcept;
+  void take_artifacts() noexcept;
   void bury() noexcept;
   void deliver_notes(std::uint64_t now_ns) noexcept;
   void tell_peers(Agreement* agreement) noexcept;
@@ -55,10 +59,22 @@ class Service {
   void bind(Connection* connection, const Message& hello) noexcept;
   bool may_rest() noexcept;
 
-  Mutex mutex_;
-  bool started_ = false;
+  /// An artifact that was read anew; null: memory is short.
+  struct Renewed {
+    Renewed* next;
+    Agreement* agreement;  // held
+    Artifact* artifact;
+  };
+
+  Files files_;
+  // The files' thread's.
+  bool has_tried_ = false;
+  const char* why_not_ = nullptr;
+
+  Mutex mutex_;  // of these
   bool running_ = false;
-  Agreement* arrivals_ = nullptr;  // under the mutex
+  Agreement* arrivals_ = nullptr;
+  Renewed* renewed_ = nullptr;
 
   // The thread's.
   Agreement* agreements_ = nullptr;
@@ -106,26 +122,50 @@ const char* Service::start(const Settings& settings) noexcept {
 }
 
 const char* Service::join(Agreement* agreement) noexcept {
-  const Lock lock(&mutex_);
-  if (!started_) {
-    if (const char* reason = start(agreement->settings())) return reason;
-    started_ = true;
-    look_interval_ns_ = agreement->settings().look_interval_ns;
+  return files_.prepare({prepare, renew, this}, agreement) ? nullptr : "no thread could be started";
+}
+
+/// Sockets and names are a process's, and are tried once: a name server that is silent costs every
+/// communicator its agreement, and none its creation.
+void Service::prepare(void* user, Agreement* agreement) {
+  auto* service = static_cast<Service*>(user);
+  agreement->load();
+  if (!service->has_tried_) {
+    service->has_tried_ = true;
+    service->look_interval_ns_ = agreement->settings().look_interval_ns;
+    service->why_not_ = service->start(agreement->settings());
   }
-  agreement->next = arrivals_;
-  arrivals_ = agreement->hold();
-  if (!running_) {
+  const char* why_not = service->why_not_;
+  if (why_not == nullptr) {
+    const Lock lock(&service->mutex_);
+    agreement->next = service->arrivals_;
+    service->arrivals_ = agreement;
     pthread_t thread;
-    if (!start_thread(run_service, nullptr, "dynamiccl", &thread)) {
-      arrivals_ = agreement->next;
-      agreement->let_go();
-      return "no thread could be started";
+    if (!service->running_ && start_thread(run_service, nullptr, "dynamiccl", &thread)) {
+      detach_thread(thread);
+      service->running_ = true;
     }
-    detach_thread(thread);
-    running_ = true;
+    if (service->running_) return service->wake();
+    service->arrivals_ = agreement->next;
+    why_not = "no thread could be started";
   }
-  wake();
-  return nullptr;
+  agreement->end(why_not);
+  agreement->let_go();
+}
+
+void Service::renew(void* user, Agreement* agreement) {
+  auto* service = static_cast<Service*>(user);
+  auto* fresh = allocate<Artifact>();
+  if (fresh != nullptr) fresh->load(agreement->settings(), agreement->place());
+  auto* renewed = static_cast<Renewed*>(std::malloc(sizeof(Renewed)));
+  if (renewed == nullptr) {
+    deallocate(fresh);
+    return agreement->let_go();  // no new artifact for this one any more
+  }
+  const Lock lock(&service->mutex_);
+  *renewed = {service->renewed_, agreement, fresh};
+  service->renewed_ = renewed;
+  service->wake();
 }
 
 void Service::leave(Agreement* agreement) noexcept {
@@ -230,27 +270,27 @@ void Service::message(void* user, Connection* connection, const Message& message
   }
 }
 
-/// A leader tells all ranks where the others are, once all have come.
+/// A leader tells each rank where some others are, once all have come: those that are 1, 2, 4, ...
+/// ranks further. Whoever loses the leader asks them, again and again, so what one of the ranks
+/// knows comes to all, and lists stay short where ranks are many.
 void Service::tell_peers(Agreement* agreement) noexcept {
   const Member::Place& place = agreement->place();
   if (!transport_.has_coordinator() || agreement->leader()->num_here() < place.num_ranks) return;
   constexpr std::size_t kEntry = 4 + kAddressTextBytes;
-  constexpr auto kAtOnce = static_cast<std::int32_t>(kMaxBodyBytes / kEntry);
-  static std::uint8_t body[kMaxBodyBytes];
-  for (std::int32_t first = 1; first < place.num_ranks; first += kAtOnce) {
+  std::uint8_t body[31 * kEntry];
+  for (std::int32_t to = 1; to < place.num_ranks; ++to) {
     Message message{};
     message.kind = MessageKind::kPeers;
     message.comm_id = place.comm_id;
     message.rank = 0;
-    std::uint8_t* to = body;
-    for (std::int32_t rank = first; rank < std::min(first + kAtOnce, place.num_ranks); ++rank) {
-      std::memcpy(to, &rank, sizeof rank);
-      std::memcpy(to + 4, agreement->addresses[rank], kAddressTextBytes);
-      to += kEntry;
-    }
     message.body = body;
-    message.body_bytes = static_cast<std::uint32_t>(to - body);
-    for (std::int32_t rank = 1; rank < place.num_ranks; ++rank) send(agreement, rank, message);
+    for (std::int64_t step = 1; step < place.num_ranks; step *= 2) {
+      const auto rank = static_cast<std::int32_t>((to + step) % place.num_ranks);
+      std::memcpy(body + message.body_bytes, &rank, sizeof rank);
+      std::memcpy(body + message.body_bytes + 4, agreement->addresses[rank], kAddressTextBytes);
+      message.body_bytes += kEntry;
+    }
+    send(agreement, to, message);
   }
 }
 
@@ -308,24 +348,33 @@ void Service::bury() noexcept {
   }
 }
 
-/// What is not told by a message: files.
+void Service::take_artifacts() noexcept {
+  Renewed* renewed = nullptr;
+  {
+    const Lock lock(&mutex_);
+    renewed = renewed_;
+    renewed_ = nullptr;
+  }
+  while (renewed != nullptr) {
+    Renewed* done = renewed;
+    renewed = done->next;
+    done->agreement->take_artifact(done->artifact);
+    done->agreement->let_go();
+    std::free(done);
+  }
+}
+
+/// What is not told by a message: what the files' thread saw, for leaders.
 void Service::look_around(std::uint64_t now_ns) noexcept {
   for (Agreement* each = agreements_; each != nullptr; each = each->next) {
-    if (each->linger_until_ns != 0) continue;
-    const char* why_not = nullptr;
-    const char* kill_file = each->settings().kill_file;
-    if (kill_file != nullptr && !each->has_ended() && exists_trusted(kill_file, &why_not)) {
-      // The leader as well: to itself.
-      Message request{};
-      request.kind = MessageKind::kRequest;
-      request.comm_id = each->place().comm_id;
-      request.rank = each->place().rank;
-      send(each, 0, request);
+    if (each->linger_until_ns != 0 || each->leader() == nullptr) continue;
+    each->see_kill_file(files_.sees_kill_file());
+    if (each->wants_artifact(files_.index_stamp()) && !files_.renew(each)) {
+      each->take_artifact(nullptr);
     }
-    each->look_for_artifact(now_ns);
     ask_brain(each, now_ns);
   }
-  metrics_.write(agreements_, now_ns);
+  metrics_.write(agreements_, now_ns, &files_);
 }
 
 /// Without a communicator the thread ends; the next one starts it again. Not so where it runs the
@@ -333,7 +382,7 @@ void Service::look_around(std::uint64_t now_ns) noexcept {
 bool Service::may_rest() noexcept {
   if (agreements_ != nullptr || transport_.runs_directory()) return false;
   const Lock lock(&mutex_);
-  if (arrivals_ != nullptr) return false;
+  if (arrivals_ != nullptr || renewed_ != nullptr) return false;
   running_ = false;
   return true;
 }
@@ -341,6 +390,8 @@ bool Service::may_rest() noexcept {
 void Service::loop() noexcept {
   for (;;) {
     take_arrivals();
+    take_artifacts();
+    files_.keep_looking(agreements_ != nullptr);
     std::uint64_t now_ns = monotonic_ns();
     std::uint64_t due_ns = now_ns + kIdleNs;
     const auto at = [&due_ns](std::uint64_t when) {

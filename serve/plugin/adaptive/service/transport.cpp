@@ -19,6 +19,7 @@ constexpr std::uint64_t kMillisecond = 1'000'000;
 constexpr std::uint64_t kFirstPauseNs = 2 * kMillisecond;
 constexpr std::uint64_t kLongestPauseNs = 500 * kMillisecond;
 constexpr std::uint64_t kAskPauseNs = 100 * kMillisecond;
+constexpr std::uint64_t kDirectoryIdleNs = 2000 * kMillisecond;
 
 /// A directory that only this user can enter.
 const char* make_own_directory(const char* path) noexcept {
@@ -114,6 +115,10 @@ bool Transport::path_of(const Agreement& agreement, std::int32_t rank,
 }
 
 const char* Transport::open(Agreement* agreement) noexcept {
+  if (agreement->is_leader() && agreement->place().num_ranks > network_->most_connections()) {
+    return "rank 0 may not open a connection to each rank; raise its ulimit -n to more than twice "
+           "the ranks";
+  }
   if (has_coordinator_) return nullptr;
   Address address;
   if (!path_of(*agreement, agreement->place().rank, &address))
@@ -196,7 +201,15 @@ std::uint64_t Transport::tick(Agreement* agreements, std::uint64_t now_ns) noexc
     }
     if (each->by_rank[0] == nullptr) at(each->connect_at_ns);
   }
-  if (!wants_directory) return due;
+  if (!wants_directory) {
+    // What was registered has gone out by then.
+    if (to_directory_ != nullptr && now_ns >= ask_at_ns_ + kDirectoryIdleNs) {
+      network_->close(to_directory_);
+      to_directory_ = nullptr;
+    }
+    if (to_directory_ != nullptr) at(ask_at_ns_ + kDirectoryIdleNs);
+    return due;
+  }
   if (to_directory_ == nullptr && now_ns >= directory_at_ns_) {
     directory_at_ns_ = now_ns + kAskPauseNs;
     to_directory_ = network_->connect(coordinator_, 0, now_ns);

@@ -18,7 +18,6 @@ enum class MessageKind : std::uint8_t {
   kAnswer,
   kDone,
   kSamples,
-  kRequest,
   kRegister,
   kLookup,
   kFound,
