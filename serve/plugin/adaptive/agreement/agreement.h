@@ -81,7 +81,7 @@ class Agreement {
   void take_artifact(Artifact* fresh) noexcept;
 
   Member* member() noexcept { return member_; }
-  Leader* leader() noexcept { return leader_; }
+  Leader* leader() const noexcept { return leader_; }
   Guard* guard() noexcept { return guard_; }
   const Artifact* artifact() const noexcept { return artifact_; }
   const char* identity() const noexcept { return identity_; }

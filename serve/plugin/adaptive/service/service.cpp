@@ -10,6 +10,7 @@
 #include "adaptive/service/brain_thread.h"
 #include "adaptive/service/files.h"
 #include "adaptive/service/metrics.h"
+#include "adaptive/service/notes.h"
 #include "adaptive/service/samples.h"
 #include "adaptive/service/transport.h"
 #include "platform/allocate.h"
@@ -23,16 +24,6 @@ constexpr std::uint64_t kSecond = 1'000'000'000;
 /// How long a communicator that is gone is remembered: a peer may still ask what was decided.
 constexpr std::uint64_t kLingerNs = 30 * kSecond;
 constexpr std::uint64_t kIdleNs = 10 * kSecond;
-
-/// A message of a rank to itself: delivered by the loop, so that nobody is called back inside a
-/// call of his own.
-struct Note {
-  Note* next;
-  Agreement* to;
-  std::int32_t from_rank;
-  Message message;
-  // The body follows.
-};
 
 class Service {
  public:
@@ -53,8 +44,6 @@ class Service {
   void take_arrivals() noexcept;
   void take_artifacts() noexcept;
   void bury() noexcept;
-  void deliver_notes(std::uint64_t now_ns) noexcept;
-  void tell_peers(Agreement* agreement) noexcept;
   void look_around(std::uint64_t now_ns) noexcept;
   void bind(Connection* connection, const Message& hello) noexcept;
   bool may_rest() noexcept;
@@ -81,8 +70,7 @@ class Service {
   Network network_;
   Transport transport_;
   Metrics metrics_;
-  Note* notes_ = nullptr;
-  Note** notes_end_ = &notes_;
+  Notes notes_;
   std::uint64_t look_interval_ns_ = kSecond;
   std::uint64_t look_at_ns_ = 0;
 };
@@ -177,31 +165,12 @@ void Service::leave(Agreement* agreement) noexcept {
 
 void Service::send(void* user, std::int32_t to_rank, const Message& message) {
   auto* agreement = static_cast<Agreement*>(user);
-  if (to_rank == agreement->place().rank) {
-    auto* note = static_cast<Note*>(std::malloc(sizeof(Note) + message.body_bytes));
-    if (note == nullptr) return;  // it will be said again
-    *note = {nullptr, agreement, to_rank, message};
-    note->message.body = reinterpret_cast<std::uint8_t*>(note + 1);
-    if (message.body_bytes > 0) std::memcpy(note + 1, message.body, message.body_bytes);
-    *the_service()->notes_end_ = note;
-    the_service()->notes_end_ = &note->next;
-    return;
-  }
+  if (to_rank == agreement->place().rank) return the_service()->notes_.add(agreement, message);
   Connection* connection = agreement->by_rank[to_rank];
   if (connection == nullptr) {
     the_service()->transport_.connect(agreement, to_rank, monotonic_ns());
   } else if (connection->session.established()) {
     the_service()->network_.send(connection, message);
-  }
-}
-
-void Service::deliver_notes(std::uint64_t now_ns) noexcept {
-  while (notes_ != nullptr) {
-    Note* note = notes_;
-    notes_ = note->next;
-    if (notes_ == nullptr) notes_end_ = &notes_;
-    note->to->receive(note->from_rank, note->message, now_ns);
-    std::free(note);
   }
 }
 
@@ -255,7 +224,8 @@ void Service::message(void* user, Connection* connection, const Message& message
     const bool were_all = agreement->leader() != nullptr &&
                           agreement->leader()->num_here() == agreement->place().num_ranks;
     agreement->receive(connection->peer_rank, hello, monotonic_ns());
-    if (agreement->leader() != nullptr && !were_all) service->tell_peers(agreement);
+    if (agreement->leader() != nullptr && !were_all)
+      service->transport_.tell_peers(*agreement, {send, agreement});
   } else if (message.kind == MessageKind::kPeers) {
     constexpr std::size_t kEntry = 4 + kAddressTextBytes;
     for (std::size_t at = 0; at + kEntry <= message.body_bytes; at += kEntry) {
@@ -267,30 +237,6 @@ void Service::message(void* user, Connection* connection, const Message& message
     }
   } else {
     agreement->receive(connection->peer_rank, message, monotonic_ns());
-  }
-}
-
-/// A leader tells each rank where some others are, once all have come: those that are 1, 2, 4, ...
-/// ranks further. Whoever loses the leader asks them, again and again, so what one of the ranks
-/// knows comes to all, and lists stay short where ranks are many.
-void Service::tell_peers(Agreement* agreement) noexcept {
-  const Member::Place& place = agreement->place();
-  if (!transport_.has_coordinator() || agreement->leader()->num_here() < place.num_ranks) return;
-  constexpr std::size_t kEntry = 4 + kAddressTextBytes;
-  std::uint8_t body[31 * kEntry];
-  for (std::int32_t to = 1; to < place.num_ranks; ++to) {
-    Message message{};
-    message.kind = MessageKind::kPeers;
-    message.comm_id = place.comm_id;
-    message.rank = 0;
-    message.body = body;
-    for (std::int64_t step = 1; step < place.num_ranks; step *= 2) {
-      const auto rank = static_cast<std::int32_t>((to + step) % place.num_ranks);
-      std::memcpy(body + message.body_bytes, &rank, sizeof rank);
-      std::memcpy(body + message.body_bytes + 4, agreement->addresses[rank], kAddressTextBytes);
-      message.body_bytes += kEntry;
-    }
-    send(agreement, to, message);
   }
 }
 
@@ -401,14 +347,14 @@ void Service::loop() noexcept {
     for (Agreement* each = agreements_; each != nullptr; each = each->next) {
       if (each->begun) each->tick(now_ns);
     }
-    deliver_notes(now_ns);
+    notes_.deliver(now_ns);
     at(transport_.tick(agreements_, now_ns));
     if (now_ns >= look_at_ns_) {
       look_at_ns_ = now_ns + look_interval_ns_;
       look_around(now_ns);
-      deliver_notes(now_ns);
+      notes_.deliver(now_ns);
     }
-    if (send_samples(agreements_, {send, nullptr}, now_ns)) deliver_notes(now_ns);
+    if (send_samples(agreements_, {send, nullptr}, now_ns)) notes_.deliver(now_ns);
     bury();
     for (Agreement* each = agreements_; each != nullptr; each = each->next) {
       at(each->due_ns(now_ns));
@@ -419,7 +365,7 @@ void Service::loop() noexcept {
     if (may_rest()) return;
     now_ns = monotonic_ns();
     network_.run(due_ns > now_ns ? due_ns - now_ns : 0);
-    deliver_notes(monotonic_ns());
+    notes_.deliver(monotonic_ns());
   }
 }
 

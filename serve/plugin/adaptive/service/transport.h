@@ -33,6 +33,9 @@ class Transport {
   /// What a client says first, so that both ends know whose connection it is.
   void introduce(Connection* connection) noexcept;
 
+  /// A leader's, once all ranks have come.
+  void tell_peers(const Agreement& agreement, const Outlet& outlet) const noexcept;
+
   void directory_message(Connection* connection, const Message& message,
                          Agreement* agreements) noexcept;
   void directory_closed(Connection* connection) noexcept;
