@@ -187,7 +187,7 @@ void Member::ask(std::uint64_t now_ns) noexcept {
   say_yes();  // should the leader not have heard it
   const Message question = about(MessageKind::kAsk, proposal_);
   // A few: all of a thousand ranks may be asking at once, and what one of them is told the next one
-  // can be told by it. These are those whose addresses are known (service/transport.cpp, tell_peers).
+  // can be told by it. Their addresses are known (service/transport.cpp, tell_peers).
   for (std::int64_t step = 1; step < place_.num_ranks; step *= 2) {
     send(static_cast<std::int32_t>((place_.rank + step) % place_.num_ranks), question);
   }
