@@ -24,7 +24,10 @@ def nccl_libraries() -> list[Path]:
     return [path for path in (*named, *installed) if path.is_file()]
 
 
-@pytest.fixture(params=nccl_libraries() or [None], ids=lambda path: path and path.parts[-5])
+LIBRARIES: list[Path | None] = [*nccl_libraries()] or [None]
+
+
+@pytest.fixture(params=LIBRARIES, ids=lambda path: path and path.parts[-5])
 def asked(request: pytest.FixtureRequest) -> str:
     """The names of plugins' symbols that it holds."""
     if request.param is None:
