@@ -38,6 +38,7 @@ void replace_file(const char* path, const char* text, std::size_t size) noexcept
 struct Files::Job {
   Job* next;
   void (*task)(void* user, Agreement* agreement);
+  void* user;
   Agreement* agreement;  // held
 };
 
@@ -82,7 +83,7 @@ bool Files::renew(Agreement* agreement) noexcept {
 bool Files::put(void (*task)(void*, Agreement*), Agreement* agreement) noexcept {
   auto* job = static_cast<Job*>(std::malloc(sizeof(Job)));
   if (job == nullptr) return false;
-  *job = {nullptr, task, agreement->hold()};
+  *job = {nullptr, task, events_.user, agreement->hold()};
   *jobs_end_ = job;
   jobs_end_ = &job->next;
   wake();
@@ -131,7 +132,7 @@ void Files::work() noexcept {
       std::memcpy(path, text_path_, sizeof path);
     }
     if (job != nullptr) {
-      job->task(events_.user, job->agreement);
+      job->task(job->user, job->agreement);
       std::free(job);
     }
     if (text != nullptr) {
