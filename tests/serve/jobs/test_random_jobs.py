@@ -60,6 +60,7 @@ def play_at_random(seed: int, play: Player, directory: Path) -> Played:
         calls=CALLS,
         seed=seed,
         watchdog=1,
+        deadline=120,  # eight ranks under ThreadSanitizer take 35 s on two cores
     )
 
 
