@@ -50,13 +50,10 @@ import numpy as np
 from harness import write_result
 
 from dynamiccl.libraries import ADAPTIVE_NAME, SWEEP_NAME, TUNER_NAME
-from dynamiccl.machine import ThisMachine
 from dynamiccl.nccl import VALID_PROTOCOLS, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.build import SOURCE_DIR, build_plugin, find_tool
-from dynamiccl.serve.loopback import write_bare_artifact
-from dynamiccl.serve.plugin_index import PluginIndex
+from dynamiccl.serve.loopback import bind_here, write_bare_artifact
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
-from dynamiccl.serve.this_machine import ask_probe
 
 NUM_RANKS, NUM_NODES = 16, 2
 SYSTEM = "bench"
@@ -119,10 +116,7 @@ def measure_tuner(build_dir: Path) -> dict[str, float]:
 def tuner_environment(build_dir: Path, artifact: Path, table: DecisionTable) -> dict[str, str]:
     """Of a rank under an artifact of one table, which knows this machine with NCCL 2.30.7."""
     write_bare_artifact(artifact, SYSTEM, table)
-    here = str(ask_probe(ThisMachine(), build_dir / TUNER_NAME)["fingerprint"])
-    PluginIndex.read(artifact).bound(SYSTEM, f"{here.partition(';nccl=')[0]};nccl=23007").write(
-        artifact
-    )
+    bind_here(build_dir / TUNER_NAME, artifact, SYSTEM, 23007)
     return {"DYNAMICCL_ARTIFACT": str(artifact), "DYNAMICCL_JOB_ID": artifact.name}
 
 
@@ -148,8 +142,7 @@ def adaptive_environment(build_dir: Path, folder: Path, table: DecisionTable) ->
     artifact, run_dir = folder / "artifact", folder / "run"
     run_dir.mkdir(mode=0o700)
     write_bare_artifact(artifact, SYSTEM, table)
-    here = str(ask_probe(ThisMachine(), build_dir / ADAPTIVE_NAME)["fingerprint"])
-    PluginIndex.read(artifact).bound(SYSTEM, here).write(artifact)
+    bind_here(build_dir / ADAPTIVE_NAME, artifact, SYSTEM, 0)
     return {
         "DYNAMICCL_ARTIFACT": str(artifact),
         "DYNAMICCL_COORDINATOR": "none",

@@ -29,8 +29,7 @@ def loopback_environment(plugin: Path, artifact: Path, system: str) -> dict[str,
 
     The artifact is bound to this machine; so it is to be a copy, or one's own.
     """
-    here = str(ask_probe(ThisMachine(), plugin)["fingerprint"]).partition(";nccl=")[0]
-    PluginIndex.read(artifact).bound(system, f"{here};nccl={NCCL_CODE}").write(artifact)
+    bind_here(plugin, artifact, system, NCCL_CODE)
     return {
         "DYNAMICCL_ARTIFACT": str(artifact),
         "DYNAMICCL_SYSTEM": system,
@@ -64,6 +63,12 @@ def _meeting_place() -> dict[str, str]:
 def _folder() -> "TemporaryDirectory[str]":
     """Gone when the process ends."""
     return TemporaryDirectory(prefix="dynamiccl-loopback-")
+
+
+def bind_here(plugin: Path, artifact: Path, system: str, nccl_code: int) -> None:
+    """Make this machine, with an NCCL of that version (0: none is loaded), known as `system`."""
+    here = str(ask_probe(ThisMachine(), plugin)["fingerprint"]).partition(";nccl=")[0]
+    PluginIndex.read(artifact).bound(system, f"{here};nccl={nccl_code}").write(artifact)
 
 
 def write_bare_artifact(artifact: Path, system: str, table: DecisionTable) -> None:

@@ -83,7 +83,10 @@ Context* Context::create(const Communicator& communicator) noexcept {
   Agreement* agreement = begin_agreement(told, settings, &reason);  // takes the settings over
   auto* context = agreement != nullptr ? allocate<Context>(agreement, communicator) : nullptr;
   if (context == nullptr) {
-    if (agreement != nullptr) leave_service(agreement), agreement->let_go();
+    if (agreement != nullptr) {
+      leave_service(agreement);
+      agreement->let_go();
+    }
     abstain(communicator, reason != nullptr ? reason : "memory is short");
     return nullptr;
   }

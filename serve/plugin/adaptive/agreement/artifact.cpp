@@ -1,4 +1,4 @@
-// Runs on the agreement's thread: files and the fingerprint can take long.
+// Runs on the files' thread: files and the fingerprint can take long.
 #include "adaptive/agreement/artifact.h"
 
 #include <cstdio>
