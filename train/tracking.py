@@ -9,7 +9,9 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
 from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import unquote, urlparse
@@ -280,7 +282,8 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
     uri = run_or_folder if ":/" in run_or_folder else f"runs:/{run_or_folder}/{POLICY_FOLDER}"
     try:
         mlflow.set_tracking_uri(tracking_uri)
-        local = mlflow.artifacts.download_artifacts(uri, tracking_uri=tracking_uri)
+        into = mkdtemp(dir=_downloads().name)
+        local = mlflow.artifacts.download_artifacts(uri, dst_path=into, tracking_uri=tracking_uri)
     except MlflowException as error:
         raise MissingPath(
             f"policy of run '{run_or_folder}'",
@@ -288,6 +291,12 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
             f"'{tracking_uri}' does not hold it either; list the runs with 'mlflow ui'",
         ) from error
     return Path(local)
+
+
+@cache
+def _downloads() -> "TemporaryDirectory[str]":
+    """Where policies are fetched to; it goes when the process ends (MLflow's own would stay)."""
+    return TemporaryDirectory(prefix="dynamiccl-policies-")
 
 
 def run_directory(run_or_folder: str, tracking_uri: str) -> Path:

@@ -1,6 +1,9 @@
 """A real training run on simulated data: tracking, checkpoints, export, and what was learned."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import mlflow
@@ -79,6 +82,18 @@ def test_run_is_found_by_id_by_run_directory_and_by_policy_directory(trained: Tr
     for name in (trained.run_id, str(trained.run_directory), str(trained.policy)):
         found = policy_directory(name, trained.tracking_uri)
         assert Manifest.read(found).recipe == "ddqn-dueling"
+
+
+def test_a_fetched_policy_leaves_nothing_in_the_temporary_folder(
+    trained: Trained, tmp_path: Path
+) -> None:
+    fetch = "import sys; from dynamiccl.train.tracking import policy_directory as get"
+    fetch += "; print(get(*sys.argv[1:]))"
+    command = [sys.executable, "-P", "-c", fetch, trained.run_id, trained.tracking_uri]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    fetched = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    assert Path(fetched.stdout.splitlines()[-1]).is_relative_to(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_unknown_run_says_where_it_looked(trained: Trained, tmp_path: Path) -> None:
