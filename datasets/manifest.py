@@ -68,6 +68,8 @@ class Support:
     noise_bands: dict[str, float]
     #: The machines it was measured on (dynamiccl/fingerprint.py); empty where the data do not say.
     fingerprints: list[str] = field(default_factory=list)
+    #: The most channels that NCCL was seen to use there; None: its log was never read back.
+    most_channels: int | None = None
     #: Collective -> action -> size bins in which it passed the gate; None: no gate was asked.
     gated: dict[str, dict[str, list[int]]] | None = None
 

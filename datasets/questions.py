@@ -2,6 +2,8 @@
 
 A table acts only where the data set measured both the config and NCCL's default within one octave,
 and, once a gate was passed, only with what passed there; everywhere else NCCL's own choice stands.
+It asks for no more channels than NCCL was seen to use: NVLS over several nodes, CollNet and, from
+2.29 on, AllGatherV take a number as it is, and index by it (2.29.7 `allgatherv_sched.cc:65`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -102,7 +104,8 @@ def allowed(
         reason = invalid_reason(
             configs[action], collective, version=version, num_nodes=support.num_nodes
         )
-        if reason is None:
+        asked_channels = configs[action].num_channels or 0
+        if reason is None and asked_channels <= (support.most_channels or 0):
             distance = np.abs(centres[:, None] - np.asarray(found)[None, :]).min(axis=1)
             mask[:, action] = distance <= REACH_BINS
             if support.gated is not None:

@@ -49,6 +49,7 @@ def _support(key: dict[str, Any], part: pl.DataFrame, noise: pl.DataFrame) -> Su
         simulated=bool((part["source"] == "simulator").all()),
         environment=environment,
         measured=measured,
+        most_channels=part.select(pl.col("actual_num_channels").max()).item(),
         fingerprints=_fingerprints(part, key["nccl_version"]),
         noise_bands=dict(
             noise.filter(pl.col("system") == key["system"])

@@ -17,8 +17,9 @@ from dynamiccl.machine import Machine
 from dynamiccl.nccl import TUNER_ABI_SINCE, NcclVersion
 from dynamiccl.nccl_setup import ROLES, Origin, Role, find_other_plugin, is_efficiency_policy
 from dynamiccl.nccl_setup import nccl_settings as settings_of
-from dynamiccl.serve.artifact import open_artifact
+from dynamiccl.serve.artifact import TableInfo, open_artifact
 from dynamiccl.serve.environment import DEFAULT_MODE, NEXT_TUNER
+from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.this_machine import NcclLibrary, ask_probe, nccl_libraries
 
 #: First NCCL release that takes each profiler ABI (`src/plugin/profiler.cc` and forebears).
@@ -27,6 +28,8 @@ PROFILER_ABI_SINCE: Final = {
     5: NcclVersion(2, 28),
     6: NcclVersion(2, 29),
 }
+#: From this release on a tuner's number of channels is an upper bound.
+CHANNELS_ARE_A_BOUND_SINCE: Final = NcclVersion(2, 31)
 #: What the plugin promises to need at most, so that it loads in every container.
 GLIBC_PROMISED: Final = (2, 28)
 #: Loads the plugin as NCCL does (RTLD_NOW | RTLD_LOCAL) in a process that has loaded nothing else.
@@ -212,6 +215,7 @@ def check_artifact(
         yield fail("artifact", str(error), "until then every job under it abstains")
         return
     yield ok("artifact", f"{artifact}: whole, {opened.index.sha256[:16]}")
+    yield from check_channels(artifact, opened.tables, libraries)
     if (artifact / KILL_NAME).exists():
         yield warn("kill file", f"{artifact / KILL_NAME} is there", "remove it to use the tables")
     nccl = next((lib.path for lib in libraries if lib.version is not None), None)
@@ -221,6 +225,33 @@ def check_artifact(
         yield unknown("machine", str(error))
         return
     yield _machine_check(asked, artifact, knows_nccl=nccl is not None)
+
+
+def check_channels(
+    artifact: Path, tables: list[TableInfo], libraries: list[NcclLibrary]
+) -> Iterator[Check]:
+    """Whether NCCL takes the numbers of channels that the tables hold.
+
+    From 2.31 on a tuner's number counts only below NCCL's own (`ncclTuningGetChannels`,
+    `src/tuning/tuning_general.cc`).
+    """
+    newest = max((lib.version for lib in libraries if lib.version is not None), default=None)
+    if newest is None or newest < CHANNELS_ARE_A_BOUND_SINCE:
+        return
+    counts = {
+        f"{info.num_nodes} nodes, {info.num_ranks} ranks": int(
+            (DecisionTable.read(artifact / info.path).entries["num_channels"] > 0).sum()
+        )
+        for info in tables
+    }
+    found = "; ".join(f"{count} entries for {shape}" for shape, count in counts.items() if count)
+    if found:
+        yield warn(
+            "channels",
+            f"the tables set a number of channels: {found}",
+            f"NCCL {newest} takes one only where it is below its own: what asks for more runs with "
+            "NCCL's number, so measure this release by itself (docs/plugin.md)",
+        )
 
 
 def _machine_check(asked: dict[str, Any], artifact: Path, *, knows_nccl: bool) -> Check:

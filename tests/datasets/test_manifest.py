@@ -60,6 +60,15 @@ def test_support_holds_the_bins_of_every_action() -> None:
     assert support.simulated is False
 
 
+def test_the_most_channels_that_nccl_used_are_known_for_each_group() -> None:
+    found = supports(
+        default(actual_num_channels=16),
+        forced("Ring", "LL", channels=64, actual_num_channels=24),
+        default(num_nodes=2, num_ranks=16, repeat=1),
+    )
+    assert {s.num_ranks: s.most_channels for s in found} == {8: 24, 16: None}
+
+
 def test_rows_that_prove_nothing_support_nothing() -> None:
     assert (
         supports(

@@ -11,16 +11,19 @@ from dynamiccl.checks import Check, Verdict
 from dynamiccl.errors import MachineError, PluginError
 from dynamiccl.libraries import TUNER_NAME
 from dynamiccl.machine import Ran, ThisMachine
-from dynamiccl.nccl import NcclVersion
+from dynamiccl.nccl import Algorithm, Config, NcclVersion, Protocol
 from dynamiccl.nccl_setup import ROLES, find_other_plugin
+from dynamiccl.serve.artifact import TableInfo
 from dynamiccl.serve.doctor import (
     Question,
+    check_channels,
     check_key,
     check_nccl,
     check_plugin,
     check_settings,
     run_checks,
 )
+from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.this_machine import NcclLibrary, ask_probe, nccl_libraries
 from tests.cli.conftest import Shell
 from tests.collect.doctor.recorded import Recorded
@@ -161,6 +164,17 @@ def test_sampling_that_is_off_is_said() -> None:
     checks = run_checks(Recorded(env=env), Question(Path("gone"), None))
     assert checks[-1].found.startswith("none are taken")
     assert "GPU times" not in {c.name for c in run_checks(Recorded(), Question(Path("gone"), None))}
+
+
+def test_channels_that_a_late_nccl_only_lowers_to_are_told(tmp_path: Path) -> None:
+    configs = [Config(Algorithm.Ring, Protocol.Simple, num_channels=8), None]
+    table = DecisionTable.from_configs([configs] * 5, num_nodes=1, num_ranks=8)
+    (tmp_path / "table").write_bytes(table.to_bytes())
+    tables = [TableInfo("box", 1, 8, "table", entries=10, acting=5)]
+    assert not list(check_channels(tmp_path, tables, [library("2.30.7")]))
+    [told] = check_channels(tmp_path, tables, [library("2.30.7"), library("2.32.3")])
+    assert told.found.endswith("5 entries for 1 nodes, 8 ranks")
+    assert "only where it is below its own" in told.advice
 
 
 def test_command_knows_a_bound_machine_and_an_unknown_one(
