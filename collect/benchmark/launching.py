@@ -133,6 +133,15 @@ class Starter:
         argv = commands.arguments(program, launch, grid, self._file, gpus=gpus, json=places.json)
         return self._follow(self._job(launch.setting, argv, environment), progress)
 
+    def pause(self, seconds: float) -> bool:
+        """Wait; False when we were asked to stop meanwhile."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self._interrupt is not None and self._interrupt.requested:
+                return False
+            time.sleep(0.05)
+        return True
+
     def _job(self, setting: Setting, argv: tuple[str, ...], env: commands.Environment) -> Job:
         shape = (setting.hosts, setting.ranks_per_host)
         return Job(argv, env.set, *shape, unset=env.unset)

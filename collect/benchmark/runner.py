@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,17 @@ from dynamiccl.collect.telemetry.health import Health
 from dynamiccl.collect.trial_rows import lost_row, pick_row
 from dynamiccl.datasets.schema import Source, Status
 from dynamiccl.errors import InvalidSweep, MachineError
-from dynamiccl.nccl import TUNER_ABI_SINCE, Collective, NcclVersion
+from dynamiccl.nccl import ABSTAIN, TUNER_ABI_SINCE, Collective, NcclVersion
 
 _log = logging.getLogger(__name__)
+
+
+class _NeverBegan(Exception):
+    """Raised when a launch reached no block of its own; `result` blames its configs for it."""
+
+    def __init__(self, reason: str, result: LaunchResult) -> None:
+        super().__init__(reason)
+        self.result = result
 
 
 class NcclTestsRunner:
@@ -79,7 +88,8 @@ class NcclTestsRunner:
         self._programs: dict[Collective, Program] = {}
         self._plays = False
         self._choices: dict[str, PlainChoice | None] = {}
-        self._read_back_in_vain: set[str] = set()
+        #: The last launch that began, by whether the plugin plays its configs.
+        self._begun: dict[bool, Launch] = {}
         self._watch = watch or NoWatch()
         self._facts = facts or SiteFacts({}, None)
         self._environment: dict[str, Any] = dict(self._facts.columns)
@@ -107,7 +117,44 @@ class NcclTestsRunner:
         return lay_out(round_, plays_schedules=self._plays, must_read_back=self._must_read_back)
 
     def run(self, launch: Launch, progress: Callable[[int], None]) -> LaunchResult:
-        """Run one launch; what hangs or crashes becomes rows, and the rest is left over."""
+        """Run one launch; what hangs or crashes becomes rows, and the rest is left over.
+
+        A launch that never begins is tried once more. If that is in vain too, its configs are to
+        blame only where another launch still begins; else this raises MachineError, and nothing of
+        it is marked as failed.
+        """
+        try:
+            return self._attempt(launch, progress)
+        except _NeverBegan as problem:
+            wait_s = self._file.runner.retry_after_s
+            _log.warning("%s never began (%s); again in %g s", launch.id, problem, wait_s)
+            if not self._starter.pause(wait_s):
+                return LaunchResult((), launch.picks)
+        try:
+            return self._attempt(launch, progress)
+        except _NeverBegan as problem:
+            if self._still_begins(launch):
+                return problem.result
+            raise MachineError(
+                f"{launch.id} did not begin, twice: {problem}; no config is blamed and what was "
+                "measured is kept: mend it, and go on with --resume"
+            ) from problem
+
+    def _still_begins(self, failed: Launch) -> bool:
+        """Whether a launch that began before, or else NCCL's own choice in this setting, does."""
+        known = self._begun.get(failed.is_scheduled)
+        if known is None and failed.is_scheduled:
+            return False
+        default = replace(failed.picks[0].trial, config=ABSTAIN)
+        own = replace(failed, mode=LaunchMode.REFERENCE, picks=(Pick(default),))
+        probe = own if known is None else replace(known, picks=known.picks[:1])
+        try:
+            self._attempt(probe, lambda _: None)
+        except _NeverBegan:
+            return False
+        return True
+
+    def _attempt(self, launch: Launch, progress: Callable[[int], None]) -> LaunchResult:
         folder = self._site.work / f"launch-{os.getpid()}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -157,14 +204,23 @@ class NcclTestsRunner:
         reached = len(output.blocks)
         rest = grid.asked_from(reached, launch)
         facts = {"environment": output.environment} if output.environment else {}
+        begun = has_begun(launch, folder) if launch.is_scheduled else reached > 0
         # Where all rows came, one was torn by another rank's words: those after it run again.
         nobody_failed = ran.told_to_stop or (measured and ran.came_to_its_end)
         if not rest or nobody_failed:
-            return LaunchResult(tuple(measured), (*rest, *grid.left_over), facts=facts)
-        lost, quarantined, rest = self._blame(
-            launch, grid.blocks[reached], rest, ran, begun=reached > 0 or has_begun(launch, folder)
-        )
-        return LaunchResult((*measured, *lost), (*rest, *grid.left_over), quarantined, facts=facts)
+            result = LaunchResult(tuple(measured), (*rest, *grid.left_over), facts=facts)
+        else:
+            lost, quarantined, rest = self._blame(
+                launch, grid.blocks[reached], rest, ran, begun=reached > 0 or begun
+            )
+            left = (*rest, *grid.left_over)
+            result = LaunchResult((*measured, *lost), left, quarantined, facts=facts)
+        if begun:
+            self._begun[launch.is_scheduled] = launch
+        elif not ran.told_to_stop and alone is None and not is_impossible(ran.texts):
+            why = verdicts[0].reason if verdicts else self._what_happened(ran)[1]
+            raise _NeverBegan(why, result)
+        return result
 
     def _blame(
         self, launch: Launch, culprit: Pick, rest: Sequence[Pick], ran: Ran, *, begun: bool
@@ -249,12 +305,8 @@ class NcclTestsRunner:
         failed = ran.finished is not None and ran.finished.returncode != 0
         if rest and failed and has_begun(launch, folder):
             quarantined = (self._suspect(launch, rest.pop(0), ran),)
-        elif rest and failed and launch.id.rstrip("~") not in self._read_back_in_vain:
-            # Nothing ran: a node that is going, say. Once more, which has a "~" more in its id.
-            self._read_back_in_vain.add(launch.id.rstrip("~"))
-            return LaunchResult((), launch.picks)
         elif rest:
-            # The log is not what we think, or nothing ran twice: asking again would not help.
+            # The log is not what we think, or nothing ran: asking again would not help.
             _log.warning(
                 "%s: NCCL's log does not name what ran from block %d of %d on (%s); those rows "
                 "stay unverified",
@@ -275,12 +327,11 @@ class NcclTestsRunner:
         }
         dump = folder / "topology.xml"
         features = topology_features(dump.read_text(errors="replace")) if dump.is_file() else {}
-        return LaunchResult(
-            (),
-            (*rest, *grid.left_over),
-            quarantined,
-            {"read_back": choices, "environment": features},
-        )
+        facts = {"read_back": choices, "environment": features}
+        result = LaunchResult((), (*rest, *grid.left_over), quarantined, facts)
+        if failed and not found and not quarantined and not is_impossible(ran.texts):
+            raise _NeverBegan(self._what_happened(ran)[1], result)
+        return result
 
     def _suspect(self, launch: Launch, culprit: Pick, ran: Ran) -> Quarantined:
         status, reason = self._what_happened(ran)

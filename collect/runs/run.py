@@ -28,7 +28,7 @@ from dynamiccl.collect.sweep.trial import LaunchProfile, Setting, Trial
 from dynamiccl.collect.trial_rows import lost_row, pick_row
 from dynamiccl.datasets.schema import Status
 from dynamiccl.datasets.store import sweep_folder, sweep_parts
-from dynamiccl.errors import UserError
+from dynamiccl.errors import MachineError, UserError
 from dynamiccl.nccl import ABSTAIN, Config
 
 _JOURNAL: Final = ".journal"
@@ -199,7 +199,11 @@ class _Run:
                 ended = self._reason_to_stop(began)
                 if ended != "done":
                     break
-                self._measure(launch)
+                try:
+                    self._measure(launch)
+                except MachineError:
+                    self._journal.seal(write_part)
+                    raise
             self._journal.seal(write_part)
             number += ended == "done"
         return RunSummary(

@@ -212,6 +212,8 @@ class RunnerSettings(Table):
     startup_timeout_s: float = Field(default=300, gt=0)
     #: So long without a new row, and the config in play counts as hung.
     stall_timeout_s: float = Field(default=120, gt=0)
+    #: A launch that reached none of its configs is tried once more, so long afterwards.
+    retry_after_s: float = Field(default=10, ge=0)
     #: A second, short pass in which NCCL's log says what really ran.
     read_back: bool = True
     #: Per-iteration times (`-I`), where the benchmark has them.

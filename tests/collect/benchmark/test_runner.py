@@ -10,8 +10,8 @@ from dynamiccl.simulator import h100
 from tests.collect.benchmark.stand_in import rows, run, statuses, wanted
 from tests.collect.benchmark.sweeps import sweep
 
-QUICK = "{ startup_timeout_s = 3, stall_timeout_s = 1.5 }"
-TIMED_ONLY = "{ startup_timeout_s = 3, stall_timeout_s = 1.5, read_back = false }"
+QUICK = "{ startup_timeout_s = 20, stall_timeout_s = 10 }"
+TIMED_ONLY = "{ startup_timeout_s = 20, stall_timeout_s = 10, read_back = false }"
 
 
 def test_whole_grid_in_one_process_is_measured_verified_and_true(

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,14 @@ from dynamiccl.collect.benchmark.launching import Ran, Site, Starter
 from dynamiccl.collect.benchmark.runner import NcclTestsRunner
 from dynamiccl.collect.processes.interrupt import Interrupt
 from dynamiccl.collect.processes.process import Finished
-from dynamiccl.collect.runner import Launch, LaunchMode
+from dynamiccl.collect.runner import Launch
 from dynamiccl.collect.runs.progress import SweepProgress
 from dynamiccl.errors import InvalidSweep, MachineError
 from tests.collect.benchmark.stand_in import ROOT, rows, run, site, statuses
 from tests.collect.benchmark.sweeps import sweep
 
-QUICK = "{ startup_timeout_s = 6, stall_timeout_s = 3 }"
-TIMED_ONLY = "{ startup_timeout_s = 3, stall_timeout_s = 1.5, read_back = false }"
+QUICK = "{ startup_timeout_s = 6, stall_timeout_s = 3, retry_after_s = 0 }"
+TIMED_ONLY = "{ startup_timeout_s = 6, stall_timeout_s = 4, retry_after_s = 0, read_back = false }"
 
 
 def test_hung_config_is_quarantined_and_everything_else_is_measured(
@@ -73,25 +74,85 @@ def test_wrong_values_belong_to_their_config_alone(
     assert (right["wrong_values"] == 0).all()
 
 
-def test_benchmark_that_never_starts_is_rows_with_its_words(
+def test_benchmark_that_never_begins_ends_the_sweep_and_nothing_is_marked(
     tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    made = sweep(cycles="1", runner=TIMED_ONLY)
     monkeypatch.setenv("FAKE_NCCL_VERSION", "2.21.5")  # the plugin refuses the sweep mode there
-    run(sweep(cycles="1"), tmp_path, sweep_path)
-    found = rows(tmp_path)
-    played = found.filter(pl.col("launch").str.contains("sweep"))
-    assert statuses(played) == {"failed": 3 * 10}
-    assert all("exit code 3" in reason for reason in played["reason"])
-    assert statuses(found.filter(pl.col("launch").str.contains("reference"))) == {"ok": 2 * 6}
+    with pytest.raises(MachineError, match=r"did not begin, twice: exit code 3: .*--resume"):
+        run(made, tmp_path, sweep_path)
+    assert statuses(rows(tmp_path)).keys() <= {"ok"}
+    monkeypatch.delenv("FAKE_NCCL_VERSION")
+    assert run(made, tmp_path, sweep_path, resume=True).ended == "done"
+    assert statuses(rows(tmp_path)).keys() == {"ok"}
 
 
 def test_plugin_that_does_not_load_is_no_measurement(tmp_path: Path) -> None:
     broken = tmp_path / "libbroken.so"
     broken.write_text("no library")
-    run(sweep(cycles="1"), tmp_path, broken)
-    played = rows(tmp_path).filter(pl.col("launch").str.contains("sweep"))
-    assert statuses(played) == {"failed": 3 * 10}
-    assert all("nobody knows what was played" in reason for reason in played["reason"])
+    with pytest.raises(MachineError, match="nobody knows what was played"):
+        run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, broken)
+    assert "sweep" not in "".join(rows(tmp_path)["launch"])
+
+
+class Launches:
+    """Starts launches; those that are named never begin, as with a node that went."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, lost: Callable[[Launch, int], bool]
+    ) -> None:
+        self.started: list[str] = []
+        start = Starter.start
+
+        def begin(starter: Starter, launch: Launch, *others: Any) -> Ran:
+            self.started.append(launch.id)
+            if lost(launch, len(self.started)):
+                return Ran(0.0, finished=Finished(1, None, (), 0.1))
+            return start(starter, launch, *others)
+
+        monkeypatch.setattr(Starter, "start", begin)
+
+
+@pytest.mark.parametrize("mode", ["read-back", "sweep", "reference"])
+def test_launch_that_never_began_is_tried_once_more(
+    mode: str, tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids: list[str] = []
+
+    def is_first(launch: Launch, _: int) -> bool:
+        ids.extend([launch.id] if launch.mode == mode else [])
+        return len(ids) == 1 and launch.mode == mode
+
+    Launches(monkeypatch, is_first)
+    run(sweep(cycles="1", runner=QUICK), tmp_path, sweep_path)
+    assert ids[0] == ids[1]
+    found = rows(tmp_path)
+    assert statuses(found).keys() == {"ok"}
+    assert found.filter(~pl.col("is_default"))["verified"].all()
+
+
+def test_node_that_goes_in_the_night_marks_nothing(
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = sweep(cycles="2", runner=TIMED_ONLY)
+    with monkeypatch.context() as gone:
+        launches = Launches(gone, lambda _, count: count > 2)
+        with pytest.raises(MachineError, match="did not begin, twice"):
+            run(made, tmp_path, sweep_path)
+        assert len(launches.started) in {4, 5}
+        assert statuses(rows(tmp_path)).keys() == {"ok"}
+    assert run(made, tmp_path, sweep_path, resume=True).ended == "done"
+    assert statuses(rows(tmp_path)).keys() == {"ok"}
+
+
+def test_what_fails_while_others_begin_is_marked_and_the_rest_goes_on(
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launches of the second cycle, say because they are too large for the machine."""
+    Launches(monkeypatch, lambda launch, _: launch.is_scheduled and launch.round == 1)
+    run(sweep(cycles="2", runner=TIMED_ONLY), tmp_path, sweep_path)
+    found = rows(tmp_path).group_by("run").agg(lost=(pl.col("status") == "failed").any())
+    assert dict(found.iter_rows()) == {"cycle-0": False, "cycle-1": True}
 
 
 def test_asked_to_stop_it_keeps_the_rows_of_the_running_process(
@@ -213,27 +274,6 @@ def test_forced_combination_that_nccl_refuses_is_infeasible(
     lost = rows(tmp_path).filter(~pl.col("is_default"))
     assert statuses(lost) == {"infeasible": 3 * 2}
     assert all("algorithm/protocol available" in reason for reason in lost["reason"])
-
-
-def test_read_back_that_did_not_begin_is_tried_once_more(
-    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As beside a node that goes: what was measured before would stay unverified."""
-    start = Starter.start
-    began = []
-
-    def start_late(starter: Starter, launch: Launch, *others: Any) -> Ran:
-        if launch.mode is LaunchMode.READ_BACK:
-            began.append(launch.id)
-            if len(began) == 1:
-                return Ran(0.0, finished=Finished(1, None, (), 0.1))
-        return start(starter, launch, *others)
-
-    monkeypatch.setattr(Starter, "start", start_late)
-    run(sweep(cycles="1", runner=QUICK), tmp_path, sweep_path)
-    assert began[1] == f"{began[0]}~"
-    found = rows(tmp_path).filter(pl.col("status") == "ok", ~pl.col("is_default"))
-    assert found["verified"].all()
 
 
 @pytest.mark.parametrize("mischief", ["FAKE_HANG", "FAKE_CRASH"])
