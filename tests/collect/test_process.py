@@ -66,7 +66,7 @@ def test_lines_of_both_streams_arrive_with_their_time() -> None:
     assert done.output == "one\ntwo\n"
     first, second = (line.arrived_s for line in seen)
     assert before <= first <= second - 0.15
-    assert done.seconds >= 0.2
+    assert done.seconds >= 0.1
 
 
 def test_environment_is_added_to_and_taken_from(monkeypatch: pytest.MonkeyPatch) -> None:
