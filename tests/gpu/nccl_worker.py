@@ -1,4 +1,4 @@
-"""One rank of test_plugin_nccl.py's jobs: all-reduces of every size until STOP_FILE is there.
+"""One rank of nccl_ranks.py's jobs: all-reduces of every size until STOP_FILE is there.
 
 Exits with 3 when a sum is not bit for bit what it must be.
 """

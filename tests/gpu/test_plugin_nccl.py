@@ -2,54 +2,33 @@
 
     pytest -m gpu tests/gpu/test_plugin_nccl.py
 
-It needs a GPU, a CUDA build of torch with NCCL 2.27 or later (the profiler tells what ran) and a
-compiler; it takes two minutes. Each rank has an NCCL_HOSTID of its own, so NCCL takes each for a
-node and connects them through sockets on the loopback: good for seeing what runs, not for timing.
+It needs a GPU, a CUDA build of torch with NCCL 2.28 or later (the profiler tells what ran) and a
+compiler; it takes two minutes.
 
 One adaptive job, driven from outside: the artifact's table is agreed on, a brain in this process
 then answers with another, and a kill file at last restores NCCL's own choice.
 """
 
-import os
-import socket
-import subprocess
-import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from dynamiccl.machine import ThisMachine
 from dynamiccl.nccl import Algorithm, Config, Protocol
 from dynamiccl.serve.brain.server import BrainServer
-from dynamiccl.serve.loopback import write_bare_artifact
-from dynamiccl.serve.plugin_index import PluginIndex
-from dynamiccl.serve.table import MAX_BINS, DecisionTable
-from dynamiccl.serve.this_machine import own_fingerprint
-from tests.gpu.nccl_job import (
-    Records,
-    all_alike,
-    choices_of,
-    is_loaded,
-    misread,
-    records_by_rank,
-    table_changes,
-)
+from dynamiccl.serve.table import DecisionTable
+from tests.gpu.nccl_job import all_alike, choices_of, is_loaded, misread, table_changes
+from tests.gpu.nccl_ranks import Job, run_job, skip_without_nccl, uniform, write_bound_artifact
 
 pytestmark = pytest.mark.gpu
 
-SYSTEM: Final = "one-gpu"
 FIRST: Final = Config(Algorithm.Ring, Protocol.Simple, 2)
 SECOND: Final = Config(Algorithm.Ring, Protocol.LL, 2)
-WORKER: Final = Path(__file__).with_name("nccl_worker.py")
-ROOT: Final = Path(__file__).resolve().parents[2]
 #: For agreeing, then for the brain; a hand-over between processes takes milliseconds on one GPU.
 ADAPTING_S: Final = 30
 KILLED_S: Final = 15
-LIMIT_S: Final = 180
 
 
 class OtherTable:
@@ -63,108 +42,35 @@ class OtherTable:
         return self._tables.pop() if self._tables else None
 
 
-@dataclass(frozen=True)
-class Job:
-    """What is left of a job."""
-
-    logs: list[str]
-    records: dict[int, Records]
-
-
-def uniform(config: Config, ranks: int) -> DecisionTable:
-    return DecisionTable.from_configs([[config] * MAX_BINS] * 5, num_nodes=ranks, num_ranks=ranks)
-
-
-def run_job(root: Path, plugin: Path, ranks: int) -> Job:
-    artifact, calls, run_dir = root / "artifact", root / "calls", root / "run"
-    write_bare_artifact(artifact, SYSTEM, uniform(FIRST, ranks))
-    fingerprint = own_fingerprint(ThisMachine(), plugin)
-    PluginIndex.read(artifact).bound(SYSTEM, fingerprint).write(artifact)
-    for folder in (calls, run_dir):
-        folder.mkdir(mode=0o700)
-    key = root / "key"
-    key.write_bytes(os.urandom(32))
-    key.chmod(0o600)
-    ports = free_ports(2)
-    common = {
-        **{name: v for name, v in os.environ.items() if not name.startswith(("NCCL", "DYNAMICCL"))},
-        "PYTHONPATH": str(ROOT),
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(ports[0]),
+def run_adaptive_job(root: Path, plugin: Path, ranks: int) -> Job:
+    artifact, run_dir = root / "artifact", root / "run"
+    write_bound_artifact(artifact, plugin, FIRST, ranks)
+    run_dir.mkdir(mode=0o700)
+    environment = {
         "NCCL_TUNER_PLUGIN": str(plugin),
         "NCCL_PROFILER_PLUGIN": str(plugin),
-        "NCCL_P2P_DISABLE": "1",
-        "NCCL_SHM_DISABLE": "1",
-        "NCCL_IB_DISABLE": "1",
-        "NCCL_NET": "Socket",
-        "NCCL_MNNVL_ENABLE": "0",
-        "NCCL_SOCKET_IFNAME": "lo",
-        "NCCL_DEBUG": "INFO",
-        "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING",
-        "DYNAMICCL_ARTIFACT": str(artifact),
         "DYNAMICCL_MODE": "adaptive",
-        "DYNAMICCL_COORDINATOR": f"127.0.0.1:{ports[1]}",
-        "DYNAMICCL_KEY_FILE": str(key),
-        "DYNAMICCL_JOB_ID": root.name,
-        "DYNAMICCL_RUN_DIR": str(run_dir),
         "DYNAMICCL_BRAIN_SOCKET": str(run_dir / "brain"),
         "DYNAMICCL_ADAPT_INTERVAL_S": "1",
-        "DYNAMICCL_SAMPLE_PERCENT": "100",
         "DYNAMICCL_PROBE_CALLS": "0",
-        "DYNAMICCL_CALLS_DIR": str(calls),
-        "STOP_FILE": str(root / "stop"),
     }
+
+    def let_it_adapt_then_kill() -> None:
+        time.sleep(ADAPTING_S)
+        (artifact / "kill").touch(mode=0o600)
+        time.sleep(KILLED_S)
+
     with BrainServer(run_dir / "brain", lambda: OtherTable(uniform(SECOND, ranks))) as server:
         threading.Thread(target=server.serve, daemon=True).start()
-        processes = [
-            subprocess.Popen(
-                [sys.executable, str(WORKER)],
-                env={
-                    **common,
-                    "RANK": str(rank),
-                    "NCCL_HOSTID": f"rank{rank}",
-                    "NCCL_DEBUG_FILE": str(root / f"rank{rank}.log"),
-                },
-            )
-            for rank in range(ranks)
-        ]
-        try:
-            time.sleep(ADAPTING_S)
-            (artifact / "kill").touch(mode=0o600)
-            time.sleep(KILLED_S)
-            (root / "stop").touch()
-            codes = [process.wait(timeout=LIMIT_S) for process in processes]
-        finally:
-            for process in processes:
-                if process.poll() is None:
-                    process.kill()
-    assert codes == [0] * ranks, f"exit codes {codes} (3: a sum was wrong); logs in {root}"
-    logs = [(root / f"rank{rank}.log").read_text(errors="replace") for rank in range(ranks)]
-    return Job(logs, records_by_rank(calls))
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+        return run_job(root, ranks, environment, let_it_adapt_then_kill)
 
 
 @pytest.fixture(scope="module", params=[2, 3])
 def job(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, adaptive_path: Path
 ) -> Job:
-    torch = pytest.importorskip("torch", reason="torch is not installed: nothing was checked")
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device, or no CUDA build of torch: nothing was checked")
-    if torch.cuda.nccl.version() < (2, 27):
-        pytest.skip(f"NCCL {torch.cuda.nccl.version()} is older than 2.27: nothing was checked")
-    return run_job(tmp_path_factory.mktemp("job"), adaptive_path, int(request.param))
+    skip_without_nccl((2, 28))
+    return run_adaptive_job(tmp_path_factory.mktemp("job"), adaptive_path, int(request.param))
 
 
 def test_nccl_loads_the_plugin(job: Job) -> None:

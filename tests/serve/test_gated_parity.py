@@ -103,6 +103,7 @@ def _rows(sweep: str, count: int) -> list[dict[str, Any]]:
                     "num_nodes": nodes, "ranks_per_node": ranks, "num_ranks": nodes * ranks,
                     "collective": collective.wire, "size_bytes": bin_center_bytes(index),
                     "sweep": sweep, "run": f"{sweep}-{run}", "repeat": run,
+                    "actual_num_channels": 8,
                 }  # fmt: skip
                 noise = random.lognormal(0.0, 0.005, 1 + len(knobs))
                 rows.append(default(100.0 * noise[0], **where))

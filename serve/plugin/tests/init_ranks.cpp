@@ -3,9 +3,15 @@
 //
 //   init_ranks LIBRARY --ranks 2000 [--processes 4] [--nodes 1] [--rounds 1] [--late MS]
 //              [--absent 1] [--kill-coordinator-at MS] [--shrink 1] [--version 23007]
+//              [--grow 2] [--orphan 1] [--at-once 1]
+//
+// grow: so many ranks join after the first round only. orphan: the first process, which
+// coordinates, forks a child that lives on, and is gone after the first round. at-once: a rank's
+// rounds are all made at once, each on a thread of its own, and only in the first is anybody late.
 //
 // Prints a JSON object: how many ranks got the table, abstained and failed; the time in ms from the
-// last entry to the last return, of each round; the longest that one rank was in `init`.
+// last entry to the last return, of each round; the longest that one rank was in `init`; how many
+// rounds were over before the last rank of the first one came.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
@@ -36,7 +42,7 @@ constexpr std::uint64_t kShrunk[] = {0x123456789abcdef0, 0x0ea127523541c571};
 int g_version = 23007;
 
 struct Board {
-  pthread_barrier_t bootstrap;
+  pthread_barrier_t first, later;  // NCCL's bootstrap, of the first round and of the others
   std::atomic<int> present[kMostRounds];
   std::atomic<std::int64_t> last_entry_ns[kMostRounds], last_return_ns[kMostRounds];
   std::atomic<std::int64_t> longest_ns;
@@ -45,7 +51,18 @@ struct Board {
 
 struct Options {
   int ranks = 2, processes = 1, nodes = 1, rounds = 1, late_ms = 0, absent = 0, kill_at_ms = -1,
-      shrink = 0;
+      shrink = 0, grow = 0, orphan = 0, at_once = 0;
+
+  bool takes_part(int rank, int round) const {
+    if (rank >= ranks - absent) return false;
+    return round == 0 ? rank < ranks - grow : orphan == 0 || rank % processes != 0;
+  }
+  /// What NCCL says there are: an absent rank is one of them.
+  int num_ranks(int round) const {
+    int count = absent;
+    for (int rank = 0; rank < ranks; ++rank) count += takes_part(rank, round) ? 1 : 0;
+    return count;
+  }
 };
 
 std::int64_t now_ns() {
@@ -58,34 +75,54 @@ void raise_to(std::atomic<std::int64_t>* most, std::int64_t value) {
   }
 }
 
-void play_rank(const ncclTuner_v6_t* tuner, const Options& options, int rank, Board* board) {
-  for (int round = 0; round < options.rounds; ++round) {
-    board->present[round].fetch_add(1);
-    // NCCL's bootstrap has all ranks before a tuner's init begins.
-    pthread_barrier_wait(&board->bootstrap);
-    if (rank == options.ranks - options.absent - 1 && options.late_ms > 0) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(options.late_ms));
-    }
-    // The first process coordinates, so that it is known which to kill.
-    if (options.kill_at_ms >= 0 && rank % options.processes != 0) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    }
-    void* context = nullptr;
-    ncclNvlDomainInfo_v5_t domains = {1, options.ranks, options.ranks};
-    const std::int64_t from = now_ns();
-    raise_to(&board->last_entry_ns[round], from);
-    const ncclResult_t result = tuner->init(
-        &context, options.shrink != 0 ? kShrunk[round % 2] : 0x1000U + static_cast<unsigned>(round),
-        static_cast<std::size_t>(options.ranks), static_cast<std::size_t>(options.nodes), nullptr,
-        &domains, nullptr);
-    const std::int64_t until = now_ns();
-    raise_to(&board->last_return_ns[round], until);
-    raise_to(&board->longest_ns, until - from);
-    ++(result != ncclSuccess ? board->failed
-       : context != nullptr  ? board->tables
-                             : board->abstained);
-    tuner->finalize(context);
+void make_communicator(const ncclTuner_v6_t* tuner, const Options& options, int rank, int round,
+                       Board* board) {
+  board->present[round].fetch_add(1);
+  // NCCL's bootstrap has all ranks before a tuner's init begins.
+  if (options.at_once == 0) pthread_barrier_wait(round == 0 ? &board->first : &board->later);
+  if (rank == options.ranks - options.absent - 1 && round == 0 && options.late_ms > 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(options.late_ms));
   }
+  // The first process coordinates, so that it is known which to kill.
+  if ((options.kill_at_ms >= 0 || options.orphan != 0) && rank % options.processes != 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  void* context = nullptr;
+  const int num_ranks = options.num_ranks(round);
+  ncclNvlDomainInfo_v5_t domains = {1, num_ranks, num_ranks};
+  const std::int64_t from = now_ns();
+  raise_to(&board->last_entry_ns[round], from);
+  const ncclResult_t result = tuner->init(
+      &context, options.shrink != 0 ? kShrunk[round % 2] : 0x1000U + static_cast<unsigned>(round),
+      static_cast<std::size_t>(num_ranks), static_cast<std::size_t>(options.nodes), nullptr,
+      &domains, nullptr);
+  const std::int64_t until = now_ns();
+  raise_to(&board->last_return_ns[round], until);
+  raise_to(&board->longest_ns, until - from);
+  ++(result != ncclSuccess ? board->failed : context != nullptr ? board->tables : board->abstained);
+  tuner->finalize(context);
+}
+
+void play_rank(const ncclTuner_v6_t* tuner, const Options& options, int rank, Board* board) {
+  std::vector<std::thread> rounds;
+  for (int round = 0; round < options.rounds; ++round) {
+    if (!options.takes_part(rank, round)) continue;
+    if (options.at_once != 0) {
+      rounds.emplace_back(make_communicator, tuner, options, rank, round, board);
+    } else {
+      make_communicator(tuner, options, rank, round, board);
+    }
+  }
+  for (std::thread& round : rounds) round.join();
+}
+
+/// Leaves a child behind that has all that a fork gives it, for longer than ranks try to be heard.
+void leave_a_child(const Board* board, int num_ranks) {
+  while (board->tables + board->abstained + board->failed < num_ranks) usleep(200);
+  if (fork() != 0) _exit(0);
+  for (int descriptor = 0; descriptor <= 2; ++descriptor) close(descriptor);  // a reader's pipes
+  sleep(8);
+  _exit(0);
 }
 
 int play_process(const char* library, const Options& options, int process, Board* board) {
@@ -100,6 +137,7 @@ int play_process(const char* library, const Options& options, int process, Board
     ranks.emplace_back(play_rank, tuner, options, rank, board);
   }
   for (std::thread& rank : ranks) rank.join();
+  if (options.orphan != 0 && process == 0) leave_a_child(board, options.ranks);
   return 0;
 }
 
@@ -112,15 +150,13 @@ extern "C" __attribute__((visibility("default"))) int ncclGetVersion(int* versio
 
 int main(int argc, char** argv) {
   Options options;
-  const std::map<std::string, int*> known = {{"--ranks", &options.ranks},
-                                             {"--processes", &options.processes},
-                                             {"--nodes", &options.nodes},
-                                             {"--rounds", &options.rounds},
-                                             {"--late", &options.late_ms},
-                                             {"--absent", &options.absent},
-                                             {"--shrink", &options.shrink},
-                                             {"--version", &g_version},
-                                             {"--kill-coordinator-at", &options.kill_at_ms}};
+  const std::map<std::string, int*> known = {
+      {"--ranks", &options.ranks},   {"--processes", &options.processes},
+      {"--nodes", &options.nodes},   {"--rounds", &options.rounds},
+      {"--late", &options.late_ms},  {"--absent", &options.absent},
+      {"--shrink", &options.shrink}, {"--grow", &options.grow},
+      {"--orphan", &options.orphan}, {"--at-once", &options.at_once},
+      {"--version", &g_version},     {"--kill-coordinator-at", &options.kill_at_ms}};
   for (int i = 2; i + 1 < argc; i += 2) {
     const auto found = known.find(argv[i]);
     if (found == known.end()) {
@@ -135,8 +171,12 @@ int main(int argc, char** argv) {
   pthread_barrierattr_t shared;
   pthread_barrierattr_init(&shared);
   pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
-  pthread_barrier_init(&board->bootstrap, &shared,
-                       static_cast<unsigned>(options.ranks - options.absent));
+  const auto init = [&](pthread_barrier_t* barrier, int round) {
+    const int count = options.num_ranks(round) - options.absent;
+    pthread_barrier_init(barrier, &shared, static_cast<unsigned>(count));
+  };
+  init(&board->first, 0);
+  init(&board->later, 1);
   std::vector<pid_t> processes;
   for (int process = 0; process < options.processes; ++process) {
     const pid_t pid = fork();
@@ -156,6 +196,10 @@ int main(int argc, char** argv) {
     const std::int64_t took = board->last_return_ns[round] - board->last_entry_ns[round];
     std::printf("%s%.3f", round == 0 ? "" : ", ", static_cast<double>(took) / 1e6);
   }
-  std::printf("]}\n");
+  int before = 0;
+  for (int round = 1; round < options.rounds; ++round) {
+    before += board->last_return_ns[round] < board->last_entry_ns[0] ? 1 : 0;
+  }
+  std::printf("], \"before_the_late\": %d}\n", before);
   return 0;
 }

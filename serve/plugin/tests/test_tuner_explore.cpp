@@ -1,7 +1,9 @@
 // The agreement in `init`, explored: every interleaving of small worlds with what networks, jobs
 // and hosts do to it, and random schedules of up to 64 ranks.
 //
-//   test_tuner_explore [schedules [seed]]      a million; DYNAMICCL_FEW=1: fewer; DYNAMICCL_SEED
+//   test_tuner_explore worlds                      DYNAMICCL_FEW=1: only their beginnings
+//   test_tuner_explore random [schedules [seed]]   a million; DYNAMICCL_FEW=1: fewer;
+//   DYNAMICCL_SEED
 //
 // What a world has: requests and answers that are lost, doubled, late and stale; a rank that never
 // comes or differs; an init that is aborted and tried again under the same id; a coordinator that
@@ -10,6 +12,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 #include <string>
 #include <unordered_set>
@@ -99,19 +102,7 @@ void play_at_random(std::uint64_t seed) {
   }
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  const bool few = std::getenv("DYNAMICCL_FEW") != nullptr;
-  const char* seed = std::getenv("DYNAMICCL_SEED");
-  const std::uint64_t schedules = argc > 1 ? std::strtoull(argv[1], nullptr, 10)
-                                  : few    ? 2'000
-                                           : 1'000'000;
-  const std::uint64_t first = (argc > 2          ? std::strtoull(argv[2], nullptr, 10)
-                               : seed != nullptr ? std::strtoull(seed, nullptr, 10)
-                                                 : 0) *
-                              1'000'000;
-
+void explore_worlds(bool few) {
   explore("two ranks, nothing fails", {2, -1, -1, -1, {}}, 60);
   explore("three ranks, nothing fails", {3, -1, -1, -1, {}}, 60);
   explore("one is lost", {2, -1, -1, -1, {1, 0, 0, 0, 0, 0}}, 40);
@@ -130,6 +121,21 @@ int main(int argc, char** argv) {
   explore("a rank never comes", {3, -1, -1, 2, {1, 0, 0, 0, 0, 1}}, few ? 11 : 30);
   explore("three ranks, one aborted", {3, -1, -1, -1, {0, 0, 0, 1, 0, 0}}, few ? 12 : 16);
   explore("four ranks, nothing fails", {4, -1, -1, -1, {}}, few ? 16 : 40);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const bool few = std::getenv("DYNAMICCL_FEW") != nullptr;
+  if (argc > 1 && std::strcmp(argv[1], "worlds") == 0) {
+    explore_worlds(few);
+    return g_failures;
+  }
+  const char* seed = argc > 3 ? argv[3] : std::getenv("DYNAMICCL_SEED");
+  const std::uint64_t schedules = argc > 2 ? std::strtoull(argv[2], nullptr, 10)
+                                  : few    ? 2'000
+                                           : 1'000'000;
+  const std::uint64_t first = (seed != nullptr ? std::strtoull(seed, nullptr, 10) : 0) * 1'000'000;
   for (std::uint64_t i = 0; i < schedules && g_failures == 0; ++i) play_at_random(first + i);
   std::printf("%" PRIu64 " random schedules from seed %" PRIu64 "\n", schedules, first);
   return g_failures;

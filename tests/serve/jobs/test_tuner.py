@@ -204,6 +204,35 @@ def test_a_shrunk_communicator_abstains(inits: Inits, four_ranks: Setting) -> No
     assert (found["tables"], found["abstained"]) == (4, 4)
 
 
+def test_a_communicator_grows(inits: Inits, four_ranks: Setting) -> None:
+    """Ranks that were in none before, in processes whose tuner has just been loaded, are in it."""
+    found = inits(grown(four_ranks), ranks=6, processes=3, rounds=2, grow=2)
+    assert (found["tables"], found["abstained"], found["failed"]) == (4 + 6, 0, 0)
+
+
+def test_a_coordinator_that_ended_but_for_a_forked_child_is_replaced(
+    inits: Inits, four_ranks: Setting
+) -> None:
+    """The child, a data loader's worker say, has the coordinator's descriptors but no thread."""
+    found = inits(grown(four_ranks), ranks=6, processes=3, rounds=2, orphan=1)
+    assert (found["tables"], found["abstained"], found["failed"]) == (6 + 4, 0, 0)
+
+
+def test_other_communicators_do_not_wait_for_one_whose_rank_is_late(
+    inits: Inits, four_ranks: Setting
+) -> None:
+    """As after an abort: NCCL's thread stays in `init`, and the job makes another communicator."""
+    environment = four_ranks.environment()
+    found = inits(environment, ranks=4, processes=2, rounds=3, at_once=1, late=2000)
+    assert (found["tables"], found["failed"], found["before_the_late"]) == (12, 0, 2)
+
+
+def grown(setting: Setting) -> dict[str, str]:
+    """With tables of four and of six ranks."""
+    artifact = write_artifact(setting.root / "grown", FIRST, [(1, 4), (1, 6)])
+    return setting.environment() | {"DYNAMICCL_ARTIFACT": str(artifact)}
+
+
 def test_a_release_that_nobody_has_tried_abstains(inits: Inits, four_ranks: Setting) -> None:
     found = inits(four_ranks.environment(), ranks=4, version=23301)
     assert (found["tables"], found["abstained"]) == (0, 4)

@@ -1,0 +1,131 @@
+"""Starts the ranks of a job on one GPU: real NCCL, the one that torch brings, and our libraries.
+
+Each rank has an NCCL_HOSTID of its own, so NCCL takes each for a node and connects them through
+sockets on the loopback: good for seeing what runs, not for timing.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from dynamiccl.machine import ThisMachine
+from dynamiccl.nccl import Config
+from dynamiccl.serve.loopback import write_bare_artifact
+from dynamiccl.serve.plugin_index import PluginIndex
+from dynamiccl.serve.table import MAX_BINS, DecisionTable
+from dynamiccl.serve.this_machine import own_fingerprint
+from tests.gpu.nccl_job import Records, records_by_rank
+
+SYSTEM: Final = "one-gpu"
+LIMIT_S: Final = 180
+_WORKER: Final = Path(__file__).with_name("nccl_worker.py")
+_ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is left of a job."""
+
+    logs: list[str]
+    records: dict[int, Records]
+
+
+def skip_without_nccl(least: tuple[int, int]) -> None:
+    """Skip where torch brings no CUDA, no device, or an older NCCL."""
+    torch = pytest.importorskip("torch", reason="torch is not installed: nothing was checked")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device, or no CUDA build of torch: nothing was checked")
+    if torch.cuda.nccl.version() < least:
+        wanted = ".".join(map(str, least))
+        pytest.skip(f"NCCL {torch.cuda.nccl.version()} is older than {wanted}: nothing was checked")
+
+
+def uniform(config: Config, ranks: int) -> DecisionTable:
+    """One config for every call of a job in which each rank is a node."""
+    return DecisionTable.from_configs([[config] * MAX_BINS] * 5, num_nodes=ranks, num_ranks=ranks)
+
+
+def write_bound_artifact(artifact: Path, plugin: Path, config: Config, ranks: int) -> None:
+    """An artifact of one table, which knows this machine."""
+    write_bare_artifact(artifact, SYSTEM, uniform(config, ranks))
+    fingerprint = own_fingerprint(ThisMachine(), plugin)
+    PluginIndex.read(artifact).bound(SYSTEM, fingerprint).write(artifact)
+
+
+def run_job(
+    root: Path, ranks: int, environment: Mapping[str, str], meanwhile: Callable[[], None]
+) -> Job:
+    """Run all-reduces on every rank under `root` until `meanwhile` returns."""
+    calls, run_dir, key = root / "calls", root / "run", root / "key"
+    for folder in (calls, run_dir):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    key.write_bytes(os.urandom(32))
+    key.chmod(0o600)
+    ports = free_ports(2)
+    kept = {name: v for name, v in os.environ.items() if not name.startswith(("NCCL", "DYNAMICCL"))}
+    common = {
+        **kept,
+        "PYTHONPATH": str(_ROOT),
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(ports[0]),
+        "NCCL_P2P_DISABLE": "1",
+        "NCCL_SHM_DISABLE": "1",
+        "NCCL_IB_DISABLE": "1",
+        "NCCL_NET": "Socket",
+        "NCCL_MNNVL_ENABLE": "0",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING",
+        "DYNAMICCL_ARTIFACT": str(root / "artifact"),
+        "DYNAMICCL_COORDINATOR": f"127.0.0.1:{ports[1]}",
+        "DYNAMICCL_KEY_FILE": str(key),
+        "DYNAMICCL_JOB_ID": root.name,
+        "DYNAMICCL_RUN_DIR": str(run_dir),
+        "DYNAMICCL_SAMPLE_PERCENT": "100",
+        "DYNAMICCL_CALLS_DIR": str(calls),
+        "STOP_FILE": str(root / "stop"),
+        **environment,
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(_WORKER)],
+            env={
+                **common,
+                "RANK": str(rank),
+                "NCCL_HOSTID": f"rank{rank}",
+                "NCCL_DEBUG_FILE": str(root / f"rank{rank}.log"),
+            },
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        meanwhile()
+        (root / "stop").touch()
+        codes = [process.wait(timeout=LIMIT_S) for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+    assert codes == [0] * ranks, f"exit codes {codes} (3: a sum was wrong); logs in {root}"
+    logs = [(root / f"rank{rank}.log").read_text(errors="replace") for rank in range(ranks)]
+    return Job(logs, records_by_rank(calls))
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody has."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

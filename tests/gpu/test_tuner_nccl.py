@@ -1,0 +1,83 @@
+"""The tuner of jobs inside real NCCL, the one that torch brings: 2 and 3 ranks on one GPU.
+
+    pytest -m gpu tests/gpu/test_tuner_nccl.py
+
+It needs a GPU, a CUDA build of torch with NCCL 2.28 or later (the recorder tells what ran) and a
+compiler; it takes two minutes. The ranks agree in `init`, over TCP, as on several nodes.
+"""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from dynamiccl.libraries import PROFILER_NAME
+from dynamiccl.nccl import Algorithm, Config, Protocol
+from tests.gpu.nccl_job import choices_of, is_loaded, misread
+from tests.gpu.nccl_ranks import Job, run_job, skip_without_nccl, write_bound_artifact
+
+pytestmark = pytest.mark.gpu
+
+#: NCCL has it everywhere, and does not choose it for the largest of these sizes.
+TABLE: Final = Config(Algorithm.Ring, Protocol.LL, 2)
+RUNNING_S: Final = 15
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """The same job under the table, and with a kill file from the beginning."""
+
+    tuned: Job
+    killed: Job
+    #: What the coordinators wrote down.
+    decisions: list[dict[str, object]]
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def jobs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, plugin_path: Path
+) -> Jobs:
+    skip_without_nccl((2, 28))
+    ranks = int(request.param)
+    logs = tmp_path_factory.mktemp("decisions")
+    environment = {
+        "NCCL_TUNER_PLUGIN": str(plugin_path),
+        "NCCL_PROFILER_PLUGIN": str(plugin_path.with_name(PROFILER_NAME)),
+        "DYNAMICCL_MODE": "table",
+        "DYNAMICCL_LOG_DIR": str(logs),
+    }
+    found = []
+    for name in ("tuned", "killed"):
+        root = tmp_path_factory.mktemp(name)
+        write_bound_artifact(root / "artifact", plugin_path, TABLE, ranks)
+        if name == "killed":
+            (root / "artifact" / "kill").touch(mode=0o600)
+        found.append(run_job(root, ranks, environment, lambda: time.sleep(RUNNING_S)))
+    lines = [line for path in sorted(logs.iterdir()) for line in path.read_text().splitlines()]
+    tuned, killed = found
+    return Jobs(tuned, killed, decisions=[json.loads(line) for line in lines])
+
+
+def test_nccl_loads_the_tuner(jobs: Jobs) -> None:
+    assert all(is_loaded(log) for log in (*jobs.tuned.logs, *jobs.killed.logs))
+
+
+def test_every_call_from_the_first_on_runs_what_the_table_says(jobs: Jobs) -> None:
+    assert all("the artifact's table, from call 0" in log for log in jobs.tuned.logs)
+    for records in jobs.tuned.records.values():
+        assert int(records["sequence"][0]) == 0
+        assert misread(records, {0: TABLE}) == []
+
+
+def test_a_kill_file_leaves_nccls_own_choice_on_every_rank(jobs: Jobs) -> None:
+    assert all("a kill file is there" in log for log in jobs.killed.logs)
+    chosen = [choices_of(records, 0) for records in jobs.killed.records.values()]
+    assert all(own == chosen[0] for own in chosen)
+    assert any(cells != {(TABLE.algorithm, TABLE.protocol)} for cells in chosen[0].values())
+
+
+def test_each_communicator_has_its_line(jobs: Jobs) -> None:
+    assert {line["decision"] for line in jobs.decisions} == {"table", "abstain"}
