@@ -55,7 +55,7 @@ def test_ranks_meet_on_this_machine() -> None:
 
 
 def test_ranks_that_hang_leave_no_process() -> None:
-    done = run(Job(python(HANG, "hangs-here"), ranks_per_node=4), LOCAL, Limits(30, 0.5))
+    done = run(Job(python(HANG, "hangs-here"), ranks_per_node=4), LOCAL, Limits(30, 4))
     assert done.reason == StopReason.STALLED
     assert done.output.count("row") == 4
     assert not processes_with("hangs-here")

@@ -86,7 +86,7 @@ def test_a_stalled_step_leaves_no_process_and_the_allocation_usable(
     slurm: Slurm, allocation: Allocation
 ) -> None:
     job = Job(python(HANG, "stalls-here"), num_nodes=NODES, ranks_per_node=2)
-    limits = Limits(startup_s=30, stall_s=0.5)
+    limits = Limits(startup_s=30, stall_s=4)
     done = run_process(allocation.inside(command(job, SRUN, uid=0)), limits)
     assert done.reason == StopReason.STALLED
     assert done.output.count("row\n") == 2 * NODES
@@ -108,7 +108,7 @@ def test_a_killed_step_has_lost_no_row_(
     # Line by line, as nccl-tests prints (v2.19.6 `src/common.cu`, main).
     argv = ("awk", 'BEGIN { print "row"; fflush(); while (1) system("sleep 0.1") }')
     job = Job(argv, num_nodes=2, ranks_per_node=1)
-    done = run_process(allocation.inside(command(job, SRUN, uid=0)), Limits(30, 0.5))
+    done = run_process(allocation.inside(command(job, SRUN, uid=0)), Limits(30, 4))
     assert (done.reason, done.output.count("row\n")) == (StopReason.STALLED, 2)
 
 
