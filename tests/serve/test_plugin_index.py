@@ -112,7 +112,7 @@ def test_index_of_something_else_is_found(artifact: Path, shell: Shell) -> None:
         replace(index, noise_ppm={("box", Collective.AllReduce): 1}),
     ):
         odd.write(artifact)
-        with pytest.raises(ArtifactMismatch, match="not of the manifest and tables"):
+        with pytest.raises(ArtifactMismatch, match="not of the manifest and files"):
             open_artifact(artifact)
     replace(index, systems={BOX: "nowhere"}).write(artifact)
     assert "names nowhere" in refused(shell("dynamiccl-deploy", "verify", artifact), 3)

@@ -34,6 +34,9 @@ std::int64_t whole_number(const char* text, std::int64_t most) noexcept {
   return value;
 }
 
+/// Whether lines of this kind name a file of one communicator shape.
+bool is_file(const char* kind) noexcept { return same(kind, "table") || same(kind, "constants"); }
+
 bool is_hash(const char* text) noexcept {
   std::uint8_t hash[kDigestBytes];
   return from_hex(text, std::strlen(text), hash, sizeof hash);
@@ -105,13 +108,13 @@ const char* PluginIndex::check() noexcept {
   const bool names_manifest = same(field(1, 0), "artifact") && lines_[1].num_fields == 2 &&
                               from_hex(hash, std::strlen(hash), manifest_hash_, kDigestBytes);
   if (!names_manifest) return "its second line is not the hash of a manifest";
-  bool has_table = false;
+  bool has_file = false;
   for (int i = 2; i < num_lines_; ++i) {
     if (const char* problem = check_line(i)) return problem;
     if (repeats_an_earlier_one(i)) return "a line contradicts an earlier one";
-    has_table |= same(field(i, 0), "table");
+    has_file |= is_file(field(i, 0));
   }
-  return has_table ? nullptr : "it lists no table";
+  return has_file ? nullptr : "it lists no table";
 }
 
 const char* PluginIndex::check_line(int line) const noexcept {
@@ -127,7 +130,7 @@ const char* PluginIndex::check_line(int line) const noexcept {
                        whole_number(field(line, 3), kMaxPartsPerMillion) >= 0;
     return sound ? nullptr : "a noise band is none";
   }
-  if (same(kind, "table")) {
+  if (is_file(kind)) {
     const bool sound =
         num_fields == 5 && is_shape(field(line, 2), field(line, 3)) && is_hash(field(line, 4));
     return sound ? nullptr : "a table's line is damaged";
@@ -161,7 +164,7 @@ bool PluginIndex::repeats_an_earlier_one(int line) const noexcept {
     return false;
   }
   const char* keys[] = {kind, field(line, 1), field(line, 2), field(line, 3)};
-  return find(keys, same(kind, "table") ? 4 : 3) < line;
+  return find(keys, is_file(kind) ? 4 : 3) < line;
 }
 
 const char* PluginIndex::find_system(const char* fingerprint) const noexcept {
@@ -171,12 +174,12 @@ const char* PluginIndex::find_system(const char* fingerprint) const noexcept {
   return nullptr;
 }
 
-bool PluginIndex::table_hash(const char* system, std::size_t num_nodes, std::size_t num_ranks,
-                             std::uint8_t hash[kDigestBytes]) const noexcept {
+bool PluginIndex::file_hash(const char* kind, const char* system, std::size_t num_nodes,
+                            std::size_t num_ranks, std::uint8_t hash[kDigestBytes]) const noexcept {
   char nodes[24], ranks[24];
   std::snprintf(nodes, sizeof nodes, "%zu", num_nodes);
   std::snprintf(ranks, sizeof ranks, "%zu", num_ranks);
-  const char* keys[] = {"table", system, nodes, ranks};
+  const char* keys[] = {kind, system, nodes, ranks};
   const int line = find(keys, 4);
   const char* text = field(line, 4);
   return line < num_lines_ && from_hex(text, std::strlen(text), hash, kDigestBytes);

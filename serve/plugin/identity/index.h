@@ -31,9 +31,10 @@ class PluginIndex {
   /// as this index.
   const char* find_system(const char* fingerprint) const noexcept;
 
-  /// The hash of the table file of one communicator shape; false when there is no such table.
-  bool table_hash(const char* system, std::size_t num_nodes, std::size_t num_ranks,
-                  std::uint8_t hash[kDigestBytes]) const noexcept;
+  /// The hash of the file of one communicator shape, of kind "table" or "constants"; false when
+  /// there is no such file.
+  bool file_hash(const char* kind, const char* system, std::size_t num_nodes, std::size_t num_ranks,
+                 std::uint8_t hash[kDigestBytes]) const noexcept;
 
   /// By how much repeats of one call differ, in parts per million; -1: not known.
   std::int64_t noise_ppm(const char* system, int collective) const noexcept;

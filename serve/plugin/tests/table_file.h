@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -16,6 +17,7 @@
 
 #include "crypto/sha256.h"
 #include "identity/fingerprint.h"
+#include "nccl/tuner_abi.h"
 #include "table.h"
 
 using Bytes = std::vector<std::uint8_t>;
@@ -51,6 +53,22 @@ inline Bytes table_of(int num_nodes, int num_ranks, dynamiccl::Entry entry,
   return sealed(bytes);
 }
 
+/// A file of tuning constants: `value` for the constant at `index`, and NCCL's own for the others.
+inline Bytes constants_of(int num_nodes, int num_ranks, std::size_t index, double value) {
+  const char magic[8] = "DCCONST";
+  Bytes bytes(magic, magic + 8);
+  const int count = sizeof(ncclTunerConstants_v5_t) / sizeof(double);
+  for (const int number : {1, num_nodes, num_ranks, count}) {
+    append(&bytes, static_cast<std::uint32_t>(number), 4);
+  }
+  for (int i = 0; i < count; ++i) {
+    std::uint64_t bits = 0;
+    if (static_cast<std::size_t>(i) == index) std::memcpy(&bits, &value, sizeof bits);
+    append(&bytes, bits, 8);
+  }
+  return sealed(bytes);
+}
+
 /// An artifact directory for one test; sets the plugin's environment.
 class ArtifactDirectory {
  public:
@@ -58,6 +76,7 @@ class ArtifactDirectory {
       : root_(parent + "/artifact-" + name) {
     std::filesystem::remove_all(root_);  // of an earlier run
     std::filesystem::create_directories(root_ + "/tables/test");
+    std::filesystem::create_directories(root_ + "/constants/test");
     setenv("DYNAMICCL_ARTIFACT", root_.c_str(), 1);
     setenv("DYNAMICCL_COORDINATOR", "none", 1);
     setenv("DYNAMICCL_JOB_ID", (name + std::to_string(getpid())).c_str(), 1);
@@ -85,19 +104,31 @@ class ArtifactDirectory {
     setenv("DYNAMICCL_COORDINATOR", where.c_str(), 1);
   }
 
-  std::string path(int num_nodes, int num_ranks) const {
-    return root_ + "/tables/test/nodes" + std::to_string(num_nodes) + "_ranks" +
-           std::to_string(num_ranks) + ".dct";
+  std::string path(int num_nodes, int num_ranks, bool is_table = true) const {
+    return root_ + (is_table ? "/tables" : "/constants") + "/test/nodes" +
+           std::to_string(num_nodes) + "_ranks" + std::to_string(num_ranks) +
+           (is_table ? ".dct" : ".dcc");
   }
 
   /// A table, and an index that names it.
   void write(int num_nodes, int num_ranks, const Bytes& bytes) const {
     store(path(num_nodes, num_ranks), bytes);
-    tables_[{num_nodes, num_ranks}] = hash_of(bytes);
+    files_["table\ttest\t" + shape(num_nodes, num_ranks)] = hash_of(bytes);
+    write_index();
+  }
+
+  /// Tuning constants in place of a table.
+  void write_constants(int num_nodes, int num_ranks, const Bytes& bytes) const {
+    store(path(num_nodes, num_ranks, false), bytes);
+    files_["constants\ttest\t" + shape(num_nodes, num_ranks)] = hash_of(bytes);
     write_index();
   }
 
  private:
+  static std::string shape(int num_nodes, int num_ranks) {
+    return std::to_string(num_nodes) + "\t" + std::to_string(num_ranks);
+  }
+
   static void store(const std::string& path, const Bytes& bytes) {
     std::ofstream file(path, std::ios::binary | std::ios::trunc);
     file.write(reinterpret_cast<const char*>(bytes.data()),
@@ -119,14 +150,11 @@ class ArtifactDirectory {
     if (!dynamiccl::take_fingerprint(fingerprint, sizeof fingerprint)) std::abort();
     std::string text = "dynamiccl-index\t1\nartifact\t" + std::string(64, '0') + "\n";
     text += "system\ttest\t" + std::string(fingerprint) + "\n";
-    for (const auto& [shape, hash] : tables_) {
-      text += "table\ttest\t" + std::to_string(shape.first) + "\t" + std::to_string(shape.second) +
-              "\t" + hash + "\n";
-    }
+    for (const auto& [line, hash] : files_) text += line + "\t" + hash + "\n";
     const Bytes bytes(text.begin(), text.end());
     store(root_ + "/plugin.index", bytes);
   }
 
   std::string root_;
-  mutable std::map<std::pair<int, int>, std::string> tables_;
+  mutable std::map<std::string, std::string> files_;  // line of the index -> hash
 };

@@ -95,7 +95,7 @@ void another_table(const Library& library, const ArtifactDirectory& artifact) {
   std::ofstream(artifact.path(1, 8), std::ios::binary)
       .write(reinterpret_cast<const char*>(other.data()),
              static_cast<std::streamsize>(other.size()));
-  CHECK(abstains(library, "is not the one that plugin.index names"));
+  CHECK(abstains(library, "not the one that plugin.index names"));
 }
 
 void damaged_files(const Library& library, const ArtifactDirectory& artifact) {

@@ -28,7 +28,8 @@ bool refused(const std::string& text, const char* why) {
   const auto index = std::make_unique<PluginIndex>();
   const char* problem = decode(index.get(), text);
   std::uint8_t hash[kDigestBytes];
-  const bool knows = index->table_hash("h100-ib", 4, 32, hash) || index->find_system(kBox.c_str());
+  const bool knows =
+      index->file_hash("table", "h100-ib", 4, 32, hash) || index->find_system(kBox.c_str());
   if (problem != nullptr && std::strstr(problem, why) != nullptr && !knows) return true;
   std::fprintf(stderr, "said: %s\n", problem != nullptr ? problem : "nothing");
   return false;
@@ -44,9 +45,11 @@ void sound_index_answers() {
   CHECK(std::strcmp(index->find_system("gpu=none*0"), "h100-ib") == 0);
   CHECK(index->find_system("gpu=none*1") == nullptr && index->find_system("") == nullptr);
   std::uint8_t hash[kDigestBytes];
-  CHECK(index->table_hash("h100-ib", 4, 32, hash) && hash[0] == 0xbb && hash[31] == 0xbb);
-  CHECK(!index->table_hash("h100-ib", 32, 4, hash) && !index->table_hash("h100", 4, 32, hash));
-  CHECK(!index->table_hash("box", 4, 32, hash) && index->table_hash("box", 1, 8, hash));
+  CHECK(index->file_hash("table", "h100-ib", 4, 32, hash) && hash[0] == 0xbb && hash[31] == 0xbb);
+  CHECK(!index->file_hash("table", "h100-ib", 32, 4, hash) &&
+        !index->file_hash("table", "h100", 4, 32, hash));
+  CHECK(!index->file_hash("table", "box", 4, 32, hash) &&
+        index->file_hash("table", "box", 1, 8, hash));
   CHECK(index->noise_ppm("h100-ib", kAllReduce) == 31000);
   CHECK(index->noise_ppm("h100-ib", 3) == -1 && index->noise_ppm("box", 4) == -1);
   CHECK(index->manifest_hash()[0] == 0xaa);
@@ -129,10 +132,10 @@ void files_are_read_whole(const std::string& directory) {
   std::ofstream(path, std::ios::binary) << kHead << kTable;
   CHECK(index->load(path.c_str()) == nullptr);
   std::uint8_t hash[kDigestBytes];
-  CHECK(index->table_hash("h100-ib", 4, 32, hash));
+  CHECK(index->file_hash("table", "h100-ib", 4, 32, hash));
   std::ofstream(path, std::ios::binary) << kHead << kTable << std::string(1 << 20, 'x');
   CHECK(std::strstr(index->load(path.c_str()), "too long") != nullptr);
-  CHECK(!index->table_hash("h100-ib", 4, 32, hash));
+  CHECK(!index->file_hash("table", "h100-ib", 4, 32, hash));
 }
 
 }  // namespace

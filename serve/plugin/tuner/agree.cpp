@@ -169,7 +169,7 @@ std::uint64_t id_of_shrunk(std::uint64_t parent_id) noexcept {
 }
 
 void agree(const NewCommunicator& communicator, Agreed* agreed) noexcept {
-  *agreed = Agreed{Outcome::kAbstain, nullptr, ""};
+  *agreed = Agreed{Outcome::kAbstain, nullptr, nullptr, ""};
   const Job job = find_job();
   const std::uint64_t parts[] = {job.id, job.restart};
   const std::uint64_t attempt = fnv1a(reinterpret_cast<const std::uint8_t*>(parts), sizeof parts);
@@ -189,7 +189,8 @@ void agree(const NewCommunicator& communicator, Agreed* agreed) noexcept {
     return;
   }
   Prepared prepared;
-  prepare(communicator.num_ranks, communicator.num_nodes, communicator.nccl_version, &prepared);
+  prepare(communicator.num_ranks, communicator.num_nodes, communicator.nccl_version,
+          communicator.constants, &prepared);
   vote.num_ranks = static_cast<std::uint32_t>(communicator.num_ranks);
   vote.attempt = attempt;
   vote.nonce = draw_number();
@@ -197,11 +198,14 @@ void agree(const NewCommunicator& communicator, Agreed* agreed) noexcept {
   describe_self(job, vote.who);
   const std::uint64_t hello_limit_ms =
       g_hellos_in_vain.load() > 0 ? kShortHelloLimitMs : limit_ms(vote.num_ranks) / 2;
-  Voter voter(vote, prepared.table == nullptr, hello_limit_ms, now_ms());
+  Voter voter(vote, !prepared.is_sound(), hello_limit_ms, now_ms());
   ask_until_decided(&voter, endpoint, attempt);
   if (!voter.has_voted()) g_hellos_in_vain.fetch_add(1);
   agreed->outcome = voter.outcome();
-  agreed->table = voter.outcome() == Outcome::kTable ? prepared.table : nullptr;
+  if (voter.outcome() == Outcome::kTable) {
+    agreed->table = prepared.table;
+    agreed->constants = prepared.constants;
+  }
   std::snprintf(agreed->reason, sizeof agreed->reason, "%s", voter.reason());
 }
 

@@ -12,14 +12,17 @@ namespace dynamiccl {
 struct NewCommunicator {
   std::size_t num_ranks;
   std::size_t num_nodes;
-  std::uint64_t comm_id;  // 0: not told (before NCCL 2.27)
-  int nccl_version;       // as ncclGetVersion says; 0: unknown
-  bool is_even;           // each of its NVLink domains holds as many ranks, as far as is told
+  std::uint64_t comm_id;                     // 0: not told (before NCCL 2.27)
+  int nccl_version;                          // as ncclGetVersion says; 0: unknown
+  const ncclTunerConstants_v5_t* constants;  // NCCL's own; null before 2.28
+  bool is_even;  // each of its NVLink domains holds as many ranks, as far as is told
 };
 
 struct Agreed {
   Outcome outcome;
-  const DecisionTable* table;  // where the outcome is kTable
+  // Where the outcome is kTable, one of them.
+  const DecisionTable* table;
+  const TunerConstants* constants;
   char reason[kMaxReasonBytes];
 };
 

@@ -22,17 +22,21 @@ void say(ncclDebugLogger_t logger, ncclDebugLogLevel level, std::size_t num_rank
 }
 
 ncclResult_t init_communicator(std::size_t num_ranks, std::size_t num_nodes, std::uint64_t comm_id,
-                               const ncclNvlDomainInfo_v5_t* domains, ncclDebugLogger_t logger,
+                               const ncclNvlDomainInfo_v5_t* domains,
+                               ncclTunerConstants_v5_t* constants, ncclDebugLogger_t logger,
                                const DecisionTable** table) noexcept {
   *table = nullptr;
   if (num_ranks < 2 || in_forked_child() || is_one("DYNAMICCL_DISABLE")) return ncclSuccess;
   const bool is_even =
       domains == nullptr || domains->minRanksPerNvlDomain == domains->maxRanksPerNvlDomain;
   Agreed agreed;
-  agree({num_ranks, num_nodes, comm_id, loaded_nccl_version(), is_even}, &agreed);
+  agree({num_ranks, num_nodes, comm_id, loaded_nccl_version(), constants, is_even}, &agreed);
   if (agreed.outcome == Outcome::kTable) {
     *table = agreed.table;
-    say(logger, NCCL_LOG_INFO, num_ranks, num_nodes, "the artifact's table, from call 0");
+    if (agreed.constants != nullptr) write_constants(*agreed.constants, constants);
+    say(logger, NCCL_LOG_INFO, num_ranks, num_nodes,
+        agreed.table != nullptr ? "the artifact's table, from call 0"
+                                : "NCCL's own choice, by the artifact's tuning constants");
     return ncclSuccess;
   }
   const bool failed = agreed.outcome == Outcome::kFailed;

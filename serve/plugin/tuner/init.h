@@ -16,9 +16,11 @@
 namespace dynamiccl {
 
 /// Agrees with the other ranks, once. `*table` is null where NCCL's own choice stands, which a line
-/// says; it stays for as long as the process (tables.h). `domains` may be null.
+/// says, and where it is given other constants to choose by; it stays for as long as the process
+/// (tables.h). `domains` and `constants` may be null.
 ncclResult_t init_communicator(std::size_t num_ranks, std::size_t num_nodes, std::uint64_t comm_id,
-                               const ncclNvlDomainInfo_v5_t* domains, ncclDebugLogger_t logger,
+                               const ncclNvlDomainInfo_v5_t* domains,
+                               ncclTunerConstants_v5_t* constants, ncclDebugLogger_t logger,
                                const DecisionTable** table) noexcept;
 
 /// The id of the communicator whose tuner is made next on this thread, as NCCL 2.27 told the

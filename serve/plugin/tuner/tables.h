@@ -1,22 +1,29 @@
-// The tables of a process: each is read and checked once, and stays until the process ends. So a
-// communicator's context is a pointer to one, nothing has to be freed, and a call that is inside
-// getCollInfo while another thread aborts the communicator (`src/init.cc`) is safe.
+// The tables and tuning constants of a process: each is read and checked once, and stays until the
+// process ends. So a communicator's context is a pointer to one, nothing has to be freed, and a
+// call that is inside getCollInfo while another thread aborts the communicator (`src/init.cc`) is
+// safe.
 #pragma once
 
 #include "table.h"
+#include "tuner/constants.h"
 #include "tuner/message.h"
 
 namespace dynamiccl {
 
 /// What one rank brings to the agreement.
 struct Prepared {
-  const DecisionTable* table = nullptr;  // null: `problem`
+  bool is_sound() const noexcept { return table != nullptr || constants != nullptr; }
+
+  // One of them, or neither: then the identity says why.
+  const DecisionTable* table = nullptr;
+  const TunerConstants* constants = nullptr;
   char identity[kMaxIdentityBytes] = "";
 };
 
 /// Reads DYNAMICCL_ARTIFACT for a communicator of this shape. The identity begins with
-/// "problem=none", or with why this rank cannot use the artifact.
+/// "problem=none", or with why this rank cannot use the artifact. `own` are NCCL's constants, or
+/// null where it shows none.
 void prepare(std::size_t num_ranks, std::size_t num_nodes, int nccl_version,
-             Prepared* prepared) noexcept;
+             const ncclTunerConstants_v5_t* own, Prepared* prepared) noexcept;
 
 }  // namespace dynamiccl

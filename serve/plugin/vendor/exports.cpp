@@ -161,7 +161,7 @@ ncclResult_t create(int abi_version, std::size_t ranks, std::size_t nodes, std::
         init_theirs(*both->next, ranks, nodes, comm_id, logger, domains, constants, &both->theirs);
   }
   if (result == ncclSuccess && abi_version > 2) {
-    result = init_communicator(ranks, nodes, comm_id, domains, logger, &both->table);
+    result = init_communicator(ranks, nodes, comm_id, domains, constants, logger, &both->table);
     if (result != ncclSuccess && both->next != nullptr) {
       both->next->as<ncclTuner_v2_t>()->destroy(both->theirs);
     }
