@@ -37,7 +37,7 @@ COMMANDS = [
     ("dynamiccl-evaluate", ("report", "gate", "simulate")),
     (
         "dynamiccl-deploy",
-        ("export", "verify", "bind", "table", "env", "install", "doctor", "brain"),
+        ("export", "verify", "bind", "table", "constants", "env", "install", "doctor", "brain"),
     ),
 ]
 SWEEP = """
