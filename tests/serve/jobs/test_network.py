@@ -1,19 +1,22 @@
-"""A job on two made-up nodes whose network is cut: before and after the vote, or for a while.
+"""A job on made-up nodes whose network is cut for a while, or whose name server never answers.
 
-The nodes are network namespaces joined by one cable; needs root.
+The nodes are network namespaces, two of them joined by one cable; needs root.
 """
 
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import pytest
 
+from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from tests.serve.jobs.conftest import Player
-from tests.serve.jobs.play import at
+from tests.serve.jobs.play import at, play
 from tests.serve.jobs.setting import JOB, Setting, free_port
 
 DEVICE: Final = "cable"
@@ -120,3 +123,66 @@ def test_a_cut_that_heals_leaves_no_two_answers(
     )
     assert (played.disagreements, played.acted_unevenly, played.violations) == (0, 0, 0), played
     assert (played.abnormal_exits, played.hit_deadline) == (0, False), played
+
+
+#: Hears of names, tells so in a file, and never answers.
+SILENT: Final = """
+import socket, sys
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind(("127.0.0.1", 53))
+print("listens", flush=True)
+while True:
+    server.recvfrom(512)
+    open(sys.argv[1], "w").write("asked")
+"""
+
+
+@pytest.fixture
+def silent_names(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """A node whose name server is silent, for longer than a job may take, and what it heard."""
+    node, asked = f"job-silent-{os.getpid()}", tmp_path / "asked"
+    if shutil.which("ip") is None or os.geteuid() != 0 or not ip("netns", "add", node):
+        pytest.skip("needs root, ip and network namespaces")
+    settings = Path("/etc/netns") / node  # `ip netns exec` lays it over /etc
+    try:
+        settings.mkdir(parents=True)
+        (settings / "resolv.conf").write_text(
+            "nameserver 127.0.0.1\noptions timeout:30 attempts:2\n"
+        )
+        assert ip("-n", node, "link", "set", "lo", "up")
+        command = ["ip", "netns", "exec", node, sys.executable, "-c", SILENT, str(asked)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            assert server.stdout.readline() == "listens\n"
+            yield node, asked
+            server.kill()
+    finally:
+        shutil.rmtree(settings, ignore_errors=True)
+        ip("netns", "delete", node)
+
+
+@pytest.mark.parametrize("library", [ADAPTIVE_NAME, TUNER_NAME])
+def test_a_silent_name_server_delays_no_job_for_long(
+    library: str,
+    silent_names: tuple[str, Path],
+    job_build_dir: Path,
+    four_ranks: Setting,
+    tmp_path: Path,
+) -> None:
+    node, asked = silent_names
+    inside = tmp_path / "inside"
+    inside.write_text(f'#!/bin/sh\nexec ip netns exec {node} {job_build_dir / "play_job"} "$@"\n')
+    inside.chmod(0o755)
+    played = play(
+        inside,
+        job_build_dir / library,
+        environment=four_ranks.environment() | {"DYNAMICCL_COORDINATOR": "nowhere.example:29999"},
+        ranks=4,
+        comms=3,
+        rate=4000,
+        calls=800,
+        deadline=25,
+    )
+    assert played.is_sound, played
+    assert played.acted == 0
+    assert asked.read_text()
