@@ -5,9 +5,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
+#include <vector>
 
 #include "adaptive/service/network.h"
+#include "adaptive/service/peers.h"
 #include "platform/threads.h"
 #include "tests/check.h"
 
@@ -76,9 +80,44 @@ void without_descriptors_it_neither_spins_nor_takes_the_last() {
   setrlimit(RLIMIT_NOFILE, &before);
 }
 
+/// Without rank 0 each rank asks its peers until one knows: what `knows` knows must come to all.
+int reached_from(std::int32_t knows, std::int32_t num_ranks) {
+  std::vector<bool> reached(static_cast<std::size_t>(num_ranks), false);
+  reached[static_cast<std::size_t>(knows)] = true;
+  int count = 1;
+  for (bool any = true; any;) {
+    any = false;
+    for (std::int32_t rank = 1; rank < num_ranks; ++rank) {
+      if (reached[static_cast<std::size_t>(rank)]) continue;
+      std::int32_t peers[kMostPeers];
+      const int num_peers = peers_of(rank, num_ranks, peers);
+      const bool is_told = std::any_of(peers, peers + num_peers, [&](std::int32_t peer) {
+        return peer != 0 && reached[static_cast<std::size_t>(peer)];
+      });
+      if (!is_told) continue;
+      reached[static_cast<std::size_t>(rank)] = any = true;
+      ++count;
+    }
+  }
+  return count;
+}
+
+void lists_of_peers_are_short_and_reach_everybody() {
+  std::int32_t peers[kMostPeers];
+  CHECK(peers_of(0, 8192, peers) == 13);
+  CHECK(peers_of(7, std::numeric_limits<std::int32_t>::max(), peers) == kMostPeers);
+  for (std::int32_t num_ranks = 3; num_ranks <= 70; ++num_ranks) {
+    for (std::int32_t knows = 1; knows < num_ranks; ++knows) {
+      CHECK(reached_from(knows, num_ranks) == num_ranks - 1);
+    }
+  }
+  CHECK(reached_from(1, 8193) == 8192 && reached_from(8192, 8193) == 8192);
+}
+
 }  // namespace
 
 int main() {
+  lists_of_peers_are_short_and_reach_everybody();
   child_keeps_no_address();
   without_descriptors_it_neither_spins_nor_takes_the_last();
   return g_failures;

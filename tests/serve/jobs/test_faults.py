@@ -1,10 +1,14 @@
 """Ranks that die, sleep, abort or count differently: no two answers, and no wait without an end."""
 
+from pathlib import Path
+
 import pytest
 
-from tests.serve.jobs.conftest import Player
+from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
+from dynamiccl.nccl import Algorithm, Config, Protocol
+from tests.serve.jobs.conftest import Player, player_of
 from tests.serve.jobs.play import at, every
-from tests.serve.jobs.setting import JOB, Setting
+from tests.serve.jobs.setting import JOB, Setting, write_artifact
 
 
 @pytest.mark.parametrize("rank", [0, 2], ids=["leader", "worker"])
@@ -97,6 +101,28 @@ def test_an_abort_at_any_time_leaves_no_two_answers(
     assert world.acted > 0
 
 
+def test_an_abort_ends_a_call_that_waits_for_a_switch(
+    play_job: Player, four_ranks: Setting
+) -> None:
+    """The leader is suspended once it has proposed the call of the switch, some 32 further on."""
+    played = play_job(
+        *at(300, f"swap={four_ranks.artifact},{four_ranks.other_artifact}"),
+        *at(316, "stop=8"),
+        *at(316, "abort=1", rank=1),
+        environment=four_ranks.environment()
+        | {"DYNAMICCL_DECISION_LIMIT_S": "60", "DYNAMICCL_LOOK_INTERVAL_S": "0.02"},
+        ranks=4,
+        run_ahead=1000,
+        watchdog=0.2,
+        rate=100,
+        calls=500,
+    )
+    assert (played.disagreements, played.acted_unevenly, played.violations) == (0, 0, 0), played
+    assert (played.abnormal_exits, played.hit_deadline) == (0, False), played
+    # It waited, and neither for the leader nor for the limit.
+    assert 200 < played.asked_longest_ms < 6000, played
+
+
 def test_one_rank_that_simulates_ends_all_switching(play_job: Player, four_ranks: Setting) -> None:
     swap = f"swap={four_ranks.artifact},{four_ranks.other_artifact}"
     for call in (0, 10, 1000):
@@ -127,6 +153,60 @@ def test_a_simulated_call_like_all_others(
         **JOB,
     )
     assert played.is_sound, played
+
+
+@pytest.mark.parametrize("rank", [1, "all"])
+@pytest.mark.parametrize("release", ["2.27", "2.28", "2.30"])
+def test_a_send_after_a_simulated_call_is_not_its_launch(
+    rank: int | str, release: str, play_job: Player, four_ranks: Setting
+) -> None:
+    """Its kernel would make a call that never ran count as one that did, and ranks split."""
+    played = play_job(
+        *at(40, "simulate=1", rank=1),
+        *at(40, "p2p", rank=rank),
+        environment=four_ranks.environment(),
+        ranks=4,
+        release=release,
+        pattern=1,
+        run_ahead=200,
+        **JOB,
+    )
+    assert played.is_sound, played
+
+
+@pytest.mark.parametrize("release", ["2.28", "2.30"])
+def test_sends_of_some_ranks_hinder_no_agreement(
+    release: str, play_job: Player, four_ranks: Setting
+) -> None:
+    played = play_job(
+        *every(7, "p2p", rank=1),
+        *every(11, "p2p", rank=2),
+        environment=four_ranks.environment() | {"DYNAMICCL_SAMPLE_PERCENT": "100"},
+        ranks=4,
+        release=release,
+        **JOB,
+    )
+    assert played.is_sound, played
+    assert played.acted > 0
+
+
+@pytest.mark.parametrize("library", [TUNER_NAME, ADAPTIVE_NAME])
+@pytest.mark.parametrize("release", ["2.28", "2.29", "2.30"])
+def test_allgatherv_is_given_no_channels_that_are_not_there(
+    library: str, release: str, job_build_dir: Path, four_ranks: Setting
+) -> None:
+    """It asks about an AllGather and takes the number as the index of a channel."""
+    many = Config(Algorithm.Ring, Protocol.LL128, 64)
+    artifact = write_artifact(four_ranks.root / "many", many, [(1, 4)])
+    played = player_of(job_build_dir, library)(
+        *every(20, "bcasts=3", rank="all"),
+        environment=four_ranks.environment() | {"DYNAMICCL_ARTIFACT": str(artifact)},
+        ranks=4,
+        release=release,
+        **JOB,
+    )
+    assert played.is_sound, played
+    assert played.acted > 0
 
 
 def test_ranks_that_all_simulate_count_alike(play_job: Player, four_ranks: Setting) -> None:

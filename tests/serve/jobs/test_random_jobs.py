@@ -15,9 +15,9 @@ from tests.serve.jobs.setting import NCCL_CODES, Setting, make_setting
 
 CALLS = 3000
 #: What may come at any call, to any rank.
-FAULTS = ("kill", "stop=0.7", "sleep=0.5", "abort=0", "abort=0.3", "fork", "swap")
+FAULTS = ("kill", "stop=0.7", "sleep=0.5", "abort=0", "abort=0.3", "fork", "swap", "p2p")
 #: What makes the ranks' calls differ in number, or all of them count the same more.
-MISCOUNTS = ("simulate=3", "capture=7,9")
+MISCOUNTS = ("simulate=3", "capture=7,9", "bcasts=3")
 
 
 def draw_actions(random: Generator, setting: Setting, num_ranks: int, num_slots: int) -> list[str]:

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "adaptive/service/peers.h"
 #include "trusted/file.h"
 
 namespace dynamiccl {
@@ -176,22 +177,21 @@ void Transport::introduce(Connection* connection) noexcept {
   network_->send(connection, hello);
 }
 
-/// A leader tells each rank where some others are, once all have come: those that are 1, 2, 4, ...
-/// ranks further. Whoever loses the leader asks them, again and again, so what one of the ranks
-/// knows comes to all, and lists stay short where ranks are many.
 void Transport::tell_peers(const Agreement& agreement, const Outlet& outlet) const noexcept {
   const Member::Place& place = agreement.place();
   if (!has_coordinator_ || agreement.leader()->num_here() < place.num_ranks) return;
   constexpr std::size_t kEntry = 4 + kAddressTextBytes;
-  std::uint8_t body[31 * kEntry];
+  std::uint8_t body[kMostPeers * kEntry];
   for (std::int32_t to = 1; to < place.num_ranks; ++to) {
     Message message{};
     message.kind = MessageKind::kPeers;
     message.comm_id = place.comm_id;
     message.rank = 0;
     message.body = body;
-    for (std::int64_t step = 1; step < place.num_ranks; step *= 2) {
-      const auto rank = static_cast<std::int32_t>((to + step) % place.num_ranks);
+    std::int32_t peers[kMostPeers];
+    const int num_peers = peers_of(to, place.num_ranks, peers);
+    for (int i = 0; i < num_peers; ++i) {
+      const std::int32_t rank = peers[i];
       std::memcpy(body + message.body_bytes, &rank, sizeof rank);
       std::memcpy(body + message.body_bytes + 4, agreement.addresses[rank], kAddressTextBytes);
       message.body_bytes += kEntry;

@@ -10,6 +10,8 @@ constexpr int kGroupStartApiStop = 23;  // `src/include/plugin/nccl_profiler.h`
 constexpr int kGroupEndApiStart = 24;
 constexpr int kAnyBelowApi = ncclProfileGroup | ncclProfileColl | ncclProfileKernelCh |
                              ncclProfileGroupApi | ncclProfileCollApi | ncclProfileKernelLaunch;
+constexpr int kAnyBelowP2pApi = ncclProfileGroup | ncclProfileP2p | ncclProfileKernelCh |
+                                ncclProfileGroupApi | ncclProfileP2pApi | ncclProfileKernelLaunch;
 constexpr int kAnyBelowColl = ncclProfileColl | ncclProfileKernelCh;
 constexpr int kNumWarps = 17;
 
@@ -54,6 +56,18 @@ ApiEvents Communicator::call_api(const std::vector<Task>& tasks, bool captured) 
         datatype_name(task), captured));
     profiler_->stop(events.collectives.back());
   }
+  profiler_->record(events.group, kGroupEndApiStart);
+  return events;
+}
+
+ApiEvents Communicator::call_p2p_api() const {
+  ApiEvents events;
+  if (profiler_ == nullptr) return events;
+  events.mask = process_.mask();
+  if (!process_.release.has_api_events || (events.mask & kAnyBelowP2pApi) == 0) return events;
+  events.group = profiler_->start_group_api(profiler_context_, false);
+  profiler_->record(events.group, kGroupStartApiStop);
+  profiler_->stop(profiler_->start_p2p_api(profiler_context_, events.group));
   profiler_->record(events.group, kGroupEndApiStart);
   return events;
 }

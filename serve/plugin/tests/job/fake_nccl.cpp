@@ -3,11 +3,14 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
 
 #include "nccl/profiler_abi.h"
+
+using namespace dynamiccl;
 
 namespace {
 
@@ -98,6 +101,40 @@ std::vector<Outcome> Communicator::run(const std::vector<Task>& tasks) {
   std::vector<Outcome> outcomes;
   for (const Aggregate& aggregate : aggregates) outcomes.push_back(aggregate.outcome);
   return outcomes;
+}
+
+/// v2.29.7-1 `src/enqueue.cc:366,1580`, `src/scheduler/allgatherv_sched.cc`.
+std::vector<Outcome> Communicator::broadcast_many(const std::vector<Task>& broadcasts) {
+  if (!process_.release.has_allgatherv) return run(broadcasts);
+  const Inside inside(this, elsewhere);
+  ApiEvents events = call_api(broadcasts, false);
+  Aggregate one = {{{kAllGather, 0, Datatype::f32}}, {}};
+  for (const Task& task : broadcasts) {
+    one.tasks[0].size_bytes = std::max(one.tasks[0].size_bytes, task.size_bytes);
+  }
+  one.outcome.collective = kAllGather;
+  one.outcome.size_bytes = one.tasks[0].size_bytes;
+  const TunerAnswer answer = ask(&one, 1);
+  // Taken as it is, and the index of a channel.
+  if (answer.num_channels > model_.num_channels()) {
+    process_.witness.violation("asked AllGatherV for more channels than there are");
+  }
+  launch_kernel(events);
+  launch({}, events, false);  // the profiler hears of no collective
+  end_api(&events);
+  return {one.outcome};
+}
+
+void Communicator::send_receive() {
+  const Inside inside(this, elsewhere);
+  ApiEvents events = call_p2p_api();
+  launch_kernel(events);
+  if (profiler_ != nullptr && (events.mask & ncclProfileP2p) != 0) {
+    void* group = profiler_->start_group(profiler_context_);
+    profiler_->stop(profiler_->start_p2p(profiler_context_, group, options_.rank));
+    profiler_->stop(group);
+  }
+  end_api(&events);
 }
 
 void Communicator::simulate(const std::vector<Task>& tasks) {

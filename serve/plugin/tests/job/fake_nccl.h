@@ -132,6 +132,12 @@ class Communicator {
   /// One group of collectives, called, planned and launched. Throws NcclError or Aborted.
   std::vector<Outcome> run(const std::vector<Task>& tasks);
 
+  /// Broadcasts of several roots in one group, which NCCL 2.29 and later run as one AllGatherV.
+  std::vector<Outcome> broadcast_many(const std::vector<Task>& broadcasts);
+
+  /// ncclSend and ncclRecv in a group of their own: a kernel runs, and no tuner is asked.
+  void send_receive();
+
   /// ncclGroupSimulateEnd: the tuner is asked and nothing runs.
   void simulate(const std::vector<Task>& tasks);
 
@@ -162,13 +168,14 @@ class Communicator {
 
   std::vector<Aggregate> aggregate(const std::vector<Task>& tasks) const;
   std::vector<Aggregate> prepare(const std::vector<Task>& tasks);
-  void ask(Aggregate* aggregate, int num_pipe_ops);
+  TunerAnswer ask(Aggregate* aggregate, int num_pipe_ops);
   TunerAnswer ask_once(const TunerQuestion& question, const std::vector<float>& costs);
   void judge(const TunerQuestion& question, const std::vector<float>& before,
              const TunerAnswer& answer) const;
   void plan(std::vector<Aggregate>* aggregates);
   std::uint32_t chunk(const Task& task, std::size_t part_bytes, int num_channels, Outcome* outcome);
   ApiEvents call_api(const std::vector<Task>& tasks, bool captured) const;
+  ApiEvents call_p2p_api() const;
   void end_api(ApiEvents* events) const;
   void launch_kernel(const ApiEvents& events) const;
   void launch(const std::vector<Aggregate>& aggregates, const ApiEvents& events, bool captured);

@@ -45,6 +45,7 @@ std::vector<std::string> split(const std::string& text, char at, std::size_t mos
 Action action_from(const std::string& text, bool repeats) {
   static const std::map<std::string, std::pair<Action::Kind, std::size_t>> kinds = {
       {"simulate", {Action::Kind::simulate, 1}}, {"capture", {Action::Kind::capture, 2}},
+      {"p2p", {Action::Kind::p2p, 0}},           {"bcasts", {Action::Kind::bcasts, 1}},
       {"sleep", {Action::Kind::sleep, 1}},       {"stop", {Action::Kind::stop, 1}},
       {"kill", {Action::Kind::kill, 0}},         {"fork", {Action::Kind::fork, 0}},
       {"abort", {Action::Kind::abort, 1}},       {"sh", {Action::Kind::shell, 1}},
@@ -145,6 +146,9 @@ void check(const Options& options) {
   for (const Action& action : options.actions) {
     if (action.slot >= options.num_slots)
       refuse("an action is at a communicator that is not there");
+    if (action.kind == Action::Kind::bcasts && action.rank >= 0) {
+      refuse("broadcasts are for all ranks");
+    }
     if (action.rank >= options.num_ranks) refuse("an action is on a rank that is not there");
   }
 }

@@ -13,6 +13,8 @@ struct Action {
   enum class Kind : std::uint8_t {
     simulate,  // =TASKS: a simulated group
     capture,   // =GROUPS,TIMES: captured as a CUDA graph and replayed, by whoever does not ask live
+    p2p,       // ncclSend and ncclRecv in a group of their own
+    bcasts,    // =ROOTS: broadcasts in one group; only for all ranks
     sleep,     // =SECONDS
     stop,      // =SECONDS: SIGSTOP, later SIGCONT
     kill,      // SIGKILL

@@ -112,13 +112,13 @@ void Communicator::judge(const TunerQuestion& question, const std::vector<float>
   }
 }
 
-void Communicator::ask(Aggregate* aggregate, int num_pipe_ops) {
+TunerAnswer Communicator::ask(Aggregate* aggregate, int num_pipe_ops) {
   Outcome& outcome = aggregate->outcome;
   if (options_.num_ranks == 1) {  // nobody is asked
     outcome.algorithm = kRing;
     outcome.protocol = kSimple;
     outcome.num_channels = 1;
-    return;
+    return {ncclSuccess, {}, 0, -1, -1};
   }
   const bool fp8 = aggregate->tasks.front().datatype == Datatype::fp8;
   outcome.question = hashed(hashed(kHashStart, static_cast<std::uint32_t>(num_pipe_ops)), fp8);
@@ -162,6 +162,7 @@ void Communicator::ask(Aggregate* aggregate, int num_pipe_ops) {
           : model_.default_channels(outcome.algorithm, outcome.protocol, outcome.size_bytes);
   outcome.num_channels = model_.used_channels(outcome.collective, outcome.algorithm,
                                               outcome.protocol, outcome.size_bytes, asked);
+  return answer;
 }
 
 void Communicator::plan(std::vector<Aggregate>* aggregates) {

@@ -85,6 +85,18 @@ void* ProfilerCalls::start_coll_api(void* context, void* group_api, int collecti
   return handle;
 }
 
+void* ProfilerCalls::start_p2p_api(void* context, void* group_api) const {
+  void* handle = nullptr;
+  ncclProfilerEventDescr_v5_t descriptor = {};
+  descriptor.type = ncclProfileP2pApi;
+  descriptor.parentObj = group_api;
+  descriptor.p2pApi.func = "Send";
+  descriptor.p2pApi.count = 1024;
+  descriptor.p2pApi.datatype = "ncclFloat32";
+  as<ncclProfiler_v5_t>()->startEvent(context, &handle, &descriptor);
+  return handle;
+}
+
 void* ProfilerCalls::start_kernel_launch(void* context, void* group_api) const {
   void* handle = nullptr;
   ncclProfilerEventDescr_v5_t descriptor = {};
@@ -110,6 +122,10 @@ void* ProfilerCalls::start_collective(void* context, void* parent,
     descriptor->coll.algo = algorithm_name(event.algorithm);
     descriptor->coll.proto = protocol_name(event.protocol);
   });
+}
+
+void* ProfilerCalls::start_p2p(void* context, void* group, int rank) const {
+  return start(context, ncclProfileP2p, group, rank, [](auto*) {});
 }
 
 void* ProfilerCalls::start_kernel(void* context, void* collective, int channel,

@@ -31,14 +31,17 @@ class ProfilerCalls {
 
   ncclResult_t init(void** context, std::uint64_t comm_id, int* mask, int num_nodes, int num_ranks,
                     int rank, ncclDebugLogger_t logger) const;
-  // The first three from v5 on only.
+  // The first four from v5 on only.
   void* start_group_api(void* context, bool captured) const;
   void* start_coll_api(void* context, void* group_api, int collective, std::size_t count,
                        const char* datatype, bool captured) const;
+  void* start_p2p_api(void* context, void* group_api) const;
   void* start_kernel_launch(void* context, void* group_api) const;
   void* start_group(void* context) const;
   /// `parent` is the Group event in v4, the CollApi event from v5 on.
   void* start_collective(void* context, void* parent, const CollectiveEvent& event) const;
+  /// One ncclSend of its plan.
+  void* start_p2p(void* context, void* group, int rank) const;
   void* start_kernel(void* context, void* collective, int channel, std::uint64_t start_ns) const;
   void stop_kernel(void* kernel, std::uint64_t stop_ns) const;
   void record(void* handle, int state) const;

@@ -14,6 +14,7 @@ struct Release {
   bool asks_twice;           // 2.21: once for the aggregate, once for each of its members
   bool tuner_before_tables;  // 2.28 on: `init` may still change the cost model
   bool has_api_events;       // 2.28 on: GroupApi and CollApi around the rest
+  bool has_allgatherv;       // 2.29 on: made of broadcasts of several roots in one group
 };
 
 /// The release called `name`, as "2.28"; throws std::invalid_argument with the choices.

@@ -10,6 +10,8 @@
 #include <cstdlib>
 #include <limits>
 
+using namespace dynamiccl;
+
 namespace {
 
 constexpr int kYields = 20;
@@ -218,6 +220,15 @@ void Stream::perform(const Action& action, std::size_t index) {
         tasks.push_back(context_.plan.group(slot_, group_ + 3 * tasks.size()).front());
       }
       return communicator_->simulate(tasks);
+    }
+    case Action::Kind::p2p:
+      return communicator_->send_receive();
+    case Action::Kind::bcasts: {
+      std::vector<Task> tasks;
+      while (tasks.size() < static_cast<std::size_t>(number(0))) {
+        tasks.push_back({kBroadcast, std::size_t{4096} << tasks.size(), Datatype::f32});
+      }
+      return push(communicator_->broadcast_many(tasks), false);
     }
     case Action::Kind::sleep:
       return sleep_s(number(0));
