@@ -1,6 +1,10 @@
 // Which cell of NCCL's cost table a decision means: plain scalar code, run for every collective.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
 #include "table.h"
 
 namespace dynamiccl {
@@ -27,6 +31,22 @@ inline bool clamps_channels(int algorithm, int num_nodes) noexcept {
   return algorithm == kTree || algorithm == kRing || algorithm == kPAT;
 }
 
+/// A cost as an integer: those above zero keep their order, 0.0 (and -0.0, by the sum) is 0, and
+/// what is not available (negative) or no number comes after infinity. Integers are compared
+/// without a branch: NCCL's costs are nothing that a processor could guess.
+inline std::uint32_t order_of(float cost) noexcept {
+  const float positive_zero = cost + 0.0F;
+  std::uint32_t order = 0;
+  std::memcpy(&order, &positive_zero, sizeof order);
+  return order;
+}
+
+inline float cost_of(std::uint32_t order) noexcept {
+  float cost = 0;
+  std::memcpy(&cost, &order, sizeof cost);
+  return cost;
+}
+
 /// Sets the cell that `entry` asks for to 0.0, so that it is the cheapest, and with it the number
 /// of channels. Returns the cell, as algorithm x num_protocols + protocol, or -1 when nothing was
 /// touched. An AUTO knob takes NCCL's cheapest among the cells that match. `costs` must be sound.
@@ -35,38 +55,30 @@ inline bool clamps_channels(int algorithm, int num_nodes) noexcept {
 /// release (the first up to 2.30, the last from 2.31 on): then nothing is touched. NCCL takes Ring
 /// out of the running where it costs 100 times as much as all else, and so do we.
 inline int choose(const Entry& entry, int num_nodes, CostTable costs, int* num_channels) noexcept {
-  // Without a branch that depends on a cost: NCCL's costs are nothing that could be guessed.
-  constexpr float kNever = __builtin_inff();
+  constexpr std::uint32_t kNever = 0x7f800000;  // order_of(infinity)
   const int num_cells = costs.num_algorithms * kNumProtocols;
-  float prices[kMostAlgorithms * kNumProtocols];
-  bool has_free = false;
-  for (int cell = 0; cell < num_cells; ++cell) {
-    const float cost = costs.cells[cell];
-    has_free |= cost == 0.0F;
-    prices[cell] = cost > 0.0F ? cost : kNever;
-  }
-  if (has_free) return -1;
-  float ring = kNever, other = kNever;
-  for (int cell = 0; cell < num_cells; ++cell) {
-    const bool is_ring = cell >= kRing * kNumProtocols && cell < (kRing + 1) * kNumProtocols;
-    const float of_ring = is_ring ? prices[cell] : kNever;
-    const float of_other = is_ring ? kNever : prices[cell];
-    ring = of_ring < ring ? of_ring : ring;
-    other = of_other < other ? of_other : other;
-  }
-  const bool leaves_ring_out = ring >= kRelegatedCostRatio * other;
+  const auto least = [&costs](int from, int to) {
+    std::uint32_t lowest = kNever;
+    for (int cell = from; cell < to; ++cell) lowest = std::min(lowest, order_of(costs.cells[cell]));
+    return lowest;
+  };
+  constexpr int kFirstOfRing = kRing * kNumProtocols, kAfterRing = kFirstOfRing + kNumProtocols;
+  const std::uint32_t ring = least(kFirstOfRing, std::min(kAfterRing, num_cells));
+  const std::uint32_t other = std::min(least(0, kFirstOfRing), least(kAfterRing, num_cells));
+  if (ring == 0 || other == 0) return -1;
+  const bool leaves_ring_out = cost_of(ring) >= kRelegatedCostRatio * cost_of(other);
   const int first = entry.algorithm == kAuto ? 0 : entry.algorithm;
   const int last = entry.algorithm == kAuto ? costs.num_algorithms - 1 : entry.algorithm;
   int chosen = -1;
-  float best = kNever;
+  std::uint32_t best = kNever;
   for (int algorithm = first; algorithm <= last && last < costs.num_algorithms; ++algorithm) {
     if (leaves_ring_out && algorithm == kRing) continue;
     for (int protocol = 0; protocol < kNumProtocols; ++protocol) {
       const int cell = algorithm * kNumProtocols + protocol;
       const bool is_meant = entry.protocol == kAuto || entry.protocol == protocol;
-      const float price = is_meant ? prices[cell] : kNever;
-      chosen = price < best ? cell : chosen;
-      best = price < best ? price : best;
+      const std::uint32_t order = is_meant ? order_of(costs.cells[cell]) : kNever;
+      chosen = order < best ? cell : chosen;
+      best = order < best ? order : best;
     }
   }
   if (chosen < 0) return -1;
