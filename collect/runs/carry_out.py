@@ -13,7 +13,7 @@ from dynamiccl.collect.launchers import find_launcher
 from dynamiccl.collect.launchers.settings import LauncherSettings
 from dynamiccl.collect.processes.interrupt import Interrupt
 from dynamiccl.collect.runners import Means, find_plugin, find_runner
-from dynamiccl.collect.runs.journal import begun_here, commits_on_disk, is_complete
+from dynamiccl.collect.runs.journal import begun_here, commits_on_disk, how_it_ended
 from dynamiccl.collect.runs.progress import SweepProgress
 from dynamiccl.collect.runs.run import RunSummary, Shard, journal_folder, run_sweep
 from dynamiccl.collect.sbatch import BatchJob, Outcome, Work, run_as_batch, run_command
@@ -91,13 +91,18 @@ def submit(sweep: Sweep, order: RunOrder, launcher: LauncherSettings) -> RunSumm
         header=launcher.sbatch_header,
         array=launcher.array,
     )
+
+    def endings() -> set[str | None]:
+        return {how_it_ended(folder, sweep.text) for folder in folders}
+
     work = Work(
-        is_complete=lambda: all(is_complete(folder, sweep.text) for folder in folders),
+        is_complete=lambda: None not in endings(),
         progress=lambda: sum(commits_on_disk(folder) for folder in folders),
     )
     began = work.progress()
     with Interrupt() as interrupt:
         outcome = run_as_batch(job, work, SlurmQueue(_FIX), interrupt)
+    ended = "budget" if "budget" in endings() else "done"
     return RunSummary(
         trials=len(sweep.trials),
         rounds_done=0,
@@ -105,7 +110,7 @@ def submit(sweep: Sweep, order: RunOrder, launcher: LauncherSettings) -> RunSumm
         launches_skipped=began,
         rows_written=0,
         rows_by_status={},
-        ended="done" if outcome is Outcome.COMPLETE else "detached",
+        ended=ended if outcome is Outcome.COMPLETE else "detached",
     )
 
 

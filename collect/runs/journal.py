@@ -29,7 +29,7 @@ from dynamiccl.errors import CorruptFile, MachineError, UserError
 _SEALED: Final = ".sealed"
 _COMPLETE: Final = "complete"
 #: What a commit keeps of itself once its rows are in a part.
-_KEPT: Final = ("launch", "round", "unfinished", "quarantined", "facts", "outcomes")
+_KEPT: Final = ("launch", "round", "seconds", "unfinished", "quarantined", "facts", "outcomes")
 
 Record = dict[str, Any]
 
@@ -111,9 +111,9 @@ class Journal:
             self._segment = number
             self._close_segment(sealing)
 
-    def complete(self, text: str) -> None:
-        """Write down that the sweep of this text is done."""
-        write_atomically(self._folder / _COMPLETE, _digest(text))
+    def complete(self, text: str, ended: str) -> None:
+        """Write down that nothing of the sweep of this text is left: "done", or its "budget"."""
+        write_atomically(self._folder / _COMPLETE, f"{_digest(text)}\n{ended}\n")
 
     def _close_segment(self, sealing: Sealing) -> None:
         path = self._path(sealing.segment)
@@ -180,10 +180,16 @@ def begun_here(folder: Path) -> UserError:
     )
 
 
-def is_complete(folder: Path, text: str) -> bool:
-    """Whether the journal in `folder` says that the sweep of this text is done."""
+def how_it_ended(folder: Path, text: str) -> str | None:
+    """Of the sweep of this text, by the journal in `folder`: done, budget; None: work is left.
+
+    With a larger budget it is another text.
+    """
     path = folder / _COMPLETE
-    return path.is_file() and path.read_text(encoding="utf-8") == _digest(text)
+    words = path.read_text(encoding="utf-8").split() if path.is_file() else []
+    if not words or words[0] != _digest(text):
+        return None
+    return words[1] if len(words) > 1 else "done"  # journals of version 0.1 have the digest alone
 
 
 def commits_on_disk(folder: Path) -> int:

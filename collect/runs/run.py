@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 
 from dynamiccl.collect.outcomes import Outcome, decode_outcomes, encode_outcomes
 from dynamiccl.collect.runner import Launch, LaunchMode, LaunchResult, Measured, Pick, Round, Runner
+from dynamiccl.collect.runs.budget import Budget
 from dynamiccl.collect.runs.choices import choices_path, write_choices
 from dynamiccl.collect.runs.journal import Journal, Record, Sealing
 from dynamiccl.collect.runs.parts import Scribe
@@ -125,10 +126,10 @@ def run_sweep(  # noqa: PLR0913 - the one place that puts a run together
         journal.settle(scribe.segments(), scribe.write)
         run = _Run(sweep, strategy, runner, journal, watcher or _Silent(), shard)
         summary = run.go(scribe.write)
-        if summary.ended == "done":
+        if summary.ended in {"done", "budget"}:
             if summary.launches_run:
                 write_choices(choices_path(out, sweep.file, shard.suffix), run.choices())
-            journal.complete(sweep.text)
+            journal.complete(sweep.text, summary.ended)
         return summary
 
 
@@ -184,7 +185,7 @@ class _Run:
         self._quarantine = Quarantine()
         self._statuses: Counter[str] = Counter()
         self._skipped = self._launched = 0
-        self._measured = 0
+        self._budget = Budget(sweep.file.budget, (shard.index, shard.count))
         self._records: dict[str, Record] = {}
 
     def go(self, write_part: Callable[[Sealing], None]) -> RunSummary:
@@ -192,11 +193,10 @@ class _Run:
             self._remember(record)
         self._watcher.expect(self._strategy.expected_picks())
         self._watcher.advance(sum(len(c["outcomes"]) for c in self._journal.commits))
-        began = time.monotonic()
         ended, number = "done", 0
         while ended == "done" and (round_ := self._round(number)) is not None:
             for launch in self._layout(round_):
-                ended = self._reason_to_stop(began)
+                ended = self._reason_to_stop()
                 if ended != "done":
                     break
                 try:
@@ -221,12 +221,10 @@ class _Run:
         confidence = self._sweep.file.strategy.confidence
         return choose(self._sweep.trials, self._history(), confidence=confidence)
 
-    def _reason_to_stop(self, began: float) -> str:
+    def _reason_to_stop(self) -> str:
         if self._watcher.stopping():
             return "interrupted"
-        budget = self._sweep.file.budget
-        spent = budget.max_measurements is not None and self._measured >= budget.max_measurements
-        return "budget" if spent or time.monotonic() - began > budget.max_seconds else "done"
+        return "budget" if self._budget.is_spent else "done"
 
     def _round(self, number: int) -> Round | None:
         """The picks of a round: as they were written down, or else as the strategy picks now."""
@@ -301,19 +299,27 @@ class _Run:
             lost.append(Measured(pick, (lost_row(base, status, reason),)))
         self._watcher.advance(len(lost))
         result = LaunchResult(())
-        if kept:
+        paid, over = self._budget.cut(launch, kept, len(lost))
+        began = time.monotonic()
+        if paid:
             self._launched += 1
             # Nobody picked the reference default: it is not in what the bar expects.
-            asked = 0 if launch.mode is LaunchMode.REFERENCE else len(kept)
+            asked = 0 if launch.mode is LaunchMode.REFERENCE else len(paid)
             progress = _AtMost(asked, self._watcher.advance)
-            result = self._runner.run(replace(launch, picks=tuple(kept)), progress.advance)
-        self._commit(launch, replace(result, measured=(*lost, *result.measured)))
+            result = self._runner.run(replace(launch, picks=tuple(paid)), progress.advance)
+        result = replace(
+            result,
+            measured=(*lost, *result.measured),
+            unfinished=(*result.unfinished, *over),
+        )
+        self._commit(launch, result, time.monotonic() - began)
 
-    def _commit(self, launch: Launch, result: LaunchResult) -> None:
+    def _commit(self, launch: Launch, result: LaunchResult, seconds: float) -> None:
         rows = [row for measured in result.measured for row in measured.rows]
         record: Record = {
             "launch": launch.id,
             "round": launch.round,
+            "seconds": round(seconds, 3),
             "unfinished": [[p.trial.key, p.repeat, p.probability] for p in result.unfinished],
             "quarantined": [[q.trial.key, q.reason] for q in result.quarantined],
             "facts": dict(result.facts),
@@ -334,9 +340,9 @@ class _Run:
 
     def _remember(self, record: Record) -> None:
         self._records[record["launch"]] = record
-        self._measured += sum(
-            not self._is_impossible(outcome.trial_key) for outcome in decode_outcomes(record)
-        )
+        measured = [o for o in decode_outcomes(record) if not self._is_impossible(o.trial_key)]
+        # A journal of version 0.1 has no seconds.
+        self._budget.add(len(measured), record.get("seconds", 0.0))
         for key, reason in record["quarantined"]:
             if key in self._by_key:
                 self._quarantine.add(self._by_key[key], reason)

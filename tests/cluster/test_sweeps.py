@@ -193,3 +193,33 @@ def test_batch_sweep_survives_a_dead_node_and_a_time_limit(
             process.kill()
     assert process.returncode == 0, said
     check(folder, cycles=2)
+
+
+def test_a_budget_is_spent_once_by_all_the_jobs_of_a_sweep(
+    slurm: Slurm, folder: Path, sweep_path: Path
+) -> None:
+    """It began anew with each job, and a job that ended by it was submitted again for ever."""
+    write(folder, sweep_path, "sbatch", cycles=4, more="[budget]\nmax_measurements = 70")
+    path = f"{slurm.clients}:{os.environ['PATH']}"
+    env = slurm.environ(environment(PATH=path, FAKE_SECONDS_PER_ROW="0.02"))
+    out = folder / "out"
+    with subprocess.Popen(
+        command(folder, "--json"),
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            wait_until(lambda: any((out / ".journal").rglob("segment-*")), "a commit", 60)
+            number = next((out / ".slurm").glob("*.job")).read_text().strip()
+            slurm.run(["scancel", "--batch", "--signal=USR1", number])
+            shown, said = process.communicate(timeout=180)
+        finally:
+            process.kill()
+    assert process.returncode == 0, said
+    assert '"ended": "budget"' in shown
+    assert "submitting it again" in said
+    timed = store.read(out).filter(pl.col("status") == "ok", pl.col("default_scope") == "profile")
+    assert 0 < timed.height <= 2 * 70  # each measurement is two rows: in place and out of place
+    assert next((out / "choices").rglob("*"), None) is not None
