@@ -159,7 +159,11 @@ class Starter:
                 raise _Enough
             return True
 
-        limits = Limits(self._file.runner.startup_timeout_s, self._file.runner.stall_timeout_s)
+        limits = Limits(
+            self._file.runner.startup_timeout_s,
+            self._file.runner.stall_timeout_s,
+            find_launcher(self._site.launcher.kind).grace_s,
+        )
         started = command(job, self._site.launcher, uid=os.getuid())
         _log.debug("%s", started.text)
         try:

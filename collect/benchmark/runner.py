@@ -6,8 +6,8 @@ untimed launch whose log goes to a file.
 """
 
 import logging
-import os
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -155,9 +155,9 @@ class NcclTestsRunner:
         return True
 
     def _attempt(self, launch: Launch, progress: Callable[[int], None]) -> LaunchResult:
-        folder = self._site.work / f"launch-{os.getpid()}"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        self._site.work.mkdir(parents=True, exist_ok=True)
+        # Another one each time: on NFS a file that a rank still has open keeps its folder.
+        folder = Path(tempfile.mkdtemp(prefix="launch-", dir=self._site.work))
         try:
             grid = deal(launch, max_blocks=self._file.runner.max_blocks)
             if launch.mode is LaunchMode.READ_BACK:

@@ -24,6 +24,12 @@ class Launcher:
     is_slurm: bool = False
     #: Whether the whole sweep runs inside a batch job.
     is_batch: bool = False
+    #: Seconds that it takes to end ranks which do not end by themselves.
+    grace_s: float = 5.0
+
+
+#: Slurm sends SIGKILL 30 s after SIGTERM (slurm.conf, KillWait), and srun waits 2 s more for that.
+_SRUN_GRACE_S: Final = 40.0
 
 
 #: All there are; what a sweep file and the command line may name.
@@ -32,10 +38,17 @@ LAUNCHERS: Final[Mapping[str, Launcher]] = {
         command=lambda job, settings, _: local_command(job, settings), needs_mpi=False
     ),
     "mpirun": Launcher(command=lambda job, settings, uid: mpirun_command(job, settings, uid=uid)),
-    "srun": Launcher(command=lambda job, settings, _: srun_command(job, settings), is_slurm=True),
+    "srun": Launcher(
+        command=lambda job, settings, _: srun_command(job, settings),
+        is_slurm=True,
+        grace_s=_SRUN_GRACE_S,
+    ),
     # Inside its batch job a sweep starts its steps by srun.
     "sbatch": Launcher(
-        command=lambda job, settings, _: srun_command(job, settings), is_slurm=True, is_batch=True
+        command=lambda job, settings, _: srun_command(job, settings),
+        is_slurm=True,
+        is_batch=True,
+        grace_s=_SRUN_GRACE_S,
     ),
 }
 

@@ -1,7 +1,8 @@
 """What a sweep file may hold, table by table, checked by Pydantic."""
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
@@ -38,6 +39,15 @@ _SWEEPS_OWN: Final[Mapping[str, str]] = {
     **dict.fromkeys(("-N", "-J", "-I", "-K", "-S"), _SET_BY_THE_SWEEP),
     "-m": "makes one call of many: a row would no longer be calls of one size and config",
     "-G": "asks for configs while a graph is captured only: no block would have its own",
+    "-h": "prints its help and measures nothing",
+}
+#: Values that it must leave alone; all others of these options are the user's own.
+_REFUSED_VALUES: Final[Mapping[str, tuple[re.Pattern[str], str]]] = {
+    "-R": (re.compile("2"), "makes NCCL's symmetric kernels run, and these ask no tuner"),
+    "-D": (re.compile("(?!0$).*"), "runs a kernel of nccl-tests' own, which asks no tuner"),
+    "-C": (re.compile("(?!0$).*"), "reports the CPU's time in place of the collective's"),
+    "-o": (re.compile("all"), "measures each size once for every operator: name one of them"),
+    "-r": (re.compile("-1"), "measures each size once for every root: name one of them"),
 }
 _LONG_OPTIONS: Final = {
     "--minbytes": "-b",
@@ -57,7 +67,23 @@ _LONG_OPTIONS: Final = {
     "--report_timestamps": "-S",
     "--agg_iters": "-m",
     "--cudagraph": "-G",
+    "--local_register": "-R",
+    "--device_implementation": "-D",
+    "--report_cputime": "-C",
+    "--op": "-o",
+    "--root": "-r",
+    "--help": "-h",
 }
+
+
+def _options_in(arguments: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """The word, its option's short name and the value: of `-R 2`, `-R2`, `--op=all`."""
+    for word, following in zip(arguments, (*arguments[1:], ""), strict=True):
+        if not word.startswith("-") or word[1:2].isdigit():
+            continue
+        is_long = word.startswith("--")
+        head, _, given = word.partition("=") if is_long else (word[:2], "", word[2:])
+        yield word, _LONG_OPTIONS.get(head, head), given or following
 
 
 class Sizes(Table):
@@ -132,11 +158,13 @@ class ProfileSettings(Table):
     @field_validator("env")
     @classmethod
     def _is_nccls(cls, env: dict[str, str]) -> dict[str, str]:
-        for name in env:
+        for name, value in env.items():
             if not name.startswith("NCCL_"):
                 raise ValueError(f"'{name}' is no NCCL_* variable; [launcher] env takes others")
             if name in {"NCCL_ALGO", "NCCL_PROTO", "NCCL_TUNER_PLUGIN", "NCCL_DEBUG"}:
                 raise ValueError(f"'{name}' is the sweep's own; use algorithms and protocols")
+            if name == "NCCL_SYM_NOWIN_ENABLE" and value != "0":
+                raise ValueError(f"'{name}' makes symmetric kernels run, and these ask no tuner")
         return env
 
     @model_validator(mode="after")
@@ -230,10 +258,12 @@ class RunnerSettings(Table):
     @field_validator("arguments")
     @classmethod
     def _leaves_the_sweep_its_own(cls, arguments: tuple[str, ...]) -> tuple[str, ...]:
-        for word in arguments:
-            name = _LONG_OPTIONS.get(word.partition("=")[0], word[:2])
-            if word.startswith("-") and name in _SWEEPS_OWN:
+        for word, name, value in _options_in(arguments):
+            if name in _SWEEPS_OWN:
                 raise ValueError(f"'{word}' {_SWEEPS_OWN[name]}")
+            refused, why = _REFUSED_VALUES.get(name, (None, ""))
+            if refused is not None and refused.fullmatch(value):
+                raise ValueError(f"'{word}' with {value} {why}")
         return arguments
 
 

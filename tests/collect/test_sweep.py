@@ -89,12 +89,23 @@ def test_plain_sweep_is_the_default_and_every_algorithm_and_protocol() -> None:
         ('[[profiles]]\nname = "a"\nthreads = 65', "threads: Input should be 64, 128, 256 or 512"),
         ('[[profiles]]\nname = "a"\nenv = { FOO = "1" }', "'FOO' is no NCCL_* variable"),
         ('[[profiles]]\nname = "a"\nenv = { NCCL_ALGO = "Ring" }', "use algorithms and protocols"),
+        (
+            '[[profiles]]\nname = "a"\nenv = { NCCL_SYM_NOWIN_ENABLE = "1" }',
+            "symmetric kernels run, and these ask no tuner",
+        ),
         ('[[profiles]]\nname = "default"\nthreads = 64', "is the user's untouched environment"),
         ('[[interference]]\nkind = "cpu"', "every other kind a level above 0"),
         ('[[interference]]\nkind = "cpu"\nlevel = 2', "the level of 'cpu' is a share"),
         ('[[interference]]\nkind = "noise"', "unknown interference 'noise'; choose from none, "),
         ('[strategy]\nkind = "clever"', "kind: Input should be 'exhaustive', 'random'"),
         ('[runner]\narguments = ["-m", "4"]', "'-m' makes one call of many"),
+        ('[runner]\narguments = ["-R", "2"]', "'-R' with 2 makes NCCL's symmetric kernels run"),
+        ('[runner]\narguments = ["-R2"]', "'-R2' with 2 makes NCCL's symmetric kernels run"),
+        ('[runner]\narguments = ["-D", "1"]', "'-D' with 1 runs a kernel of nccl-tests' own"),
+        ('[runner]\narguments = ["-r", "-1"]', "'-r' with -1 measures each size once for every"),
+        ('[runner]\narguments = ["--op=all"]', "'--op=all' with all measures each size once for"),
+        ('[runner]\narguments = ["-C", "1"]', "'-C' with 1 reports the CPU's time in place of"),
+        ('[runner]\narguments = ["-h"]', "'-h' prints its help and measures nothing"),
         ('[runner]\narguments = ["--cudagraph=2"]', "'--cudagraph=2' asks for configs while a"),
         ('[runner]\narguments = ["-z", "3", "-n50"]', "'-n50' is set by the sweep; change the"),
         ("[budget]\nmax_hours = 0", "max_hours: Input should be greater than 0"),
@@ -369,3 +380,9 @@ def test_hosts_may_differ_from_what_nccl_counts_as_nodes() -> None:
     assert "8 ranks cannot be shared out evenly to 3 hosts" in refused(
         "groups = [{ num_nodes = 1, ranks_per_node = 8, num_hosts = 3 }]"
     )
+
+
+def test_options_with_other_values_are_the_users_own() -> None:
+    words = ("-R", "1", "-D", "0", "-o", "max", "-r", "3", "-C", "0", "-z", "3")
+    made = parse(f"[runner]\narguments = {list(words)}")
+    assert made.file.runner.arguments == words

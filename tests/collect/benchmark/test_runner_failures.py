@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,6 +94,15 @@ def test_plugin_that_does_not_load_is_no_measurement(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="nobody knows what was played"):
         run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, broken)
     assert "sweep" not in "".join(rows(tmp_path)["launch"])
+
+
+def test_a_folder_that_nfs_keeps_hinders_no_later_launch(
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that has not ended yet has a file open there, and the folder stays."""
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    monkeypatch.setenv("FAKE_HANG", "Tree/LL/4ch")
+    assert run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, sweep_path).ended == "done"
 
 
 class Launches:
