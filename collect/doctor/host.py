@@ -4,6 +4,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Final
 
 from dynamiccl.checks import Check, fail, ok, unknown, warn
@@ -23,6 +24,7 @@ def check_host(machine: Machine, context: Context) -> Iterator[Check]:
     yield _governor(machine)
     yield _shared_memory(machine)
     yield _disk(machine, context)
+    yield _file_system(machine, context)
     if context.wants_telemetry:
         yield _telemetry(machine)
     if "gemm" in context.interference:
@@ -72,6 +74,26 @@ def _disk(machine: Machine, context: Context) -> Check:
     if free < 100 * _MIB:
         return fail(name, shown, advice)
     return warn(name, shown, advice) if free < 2 * _GIB else ok(name, shown)
+
+
+def _file_system(machine: Machine, context: Context) -> Check:
+    """Which one data go to, and whether `flock` works there, as a run's lock wants."""
+    out = PurePath(context.out)
+    for place in (out, *out.parents):  # it may have to be made yet
+        found = machine.run("stat", "--file-system", "--format=%T", str(place))
+        if found.worked:
+            break
+    else:
+        return unknown("file system", f"{context.out} cannot be asked: {found.first_line}")
+    locked = machine.run("flock", "--nonblock", str(place), "true")
+    if locked.worked:
+        return ok("file system", f"{found.first_line}, which knows file locks")
+    return warn(
+        "file system",
+        f"{found.first_line}, no file locks ({locked.first_line})",
+        "a run is known by a file 'owner' then: after a node died Slurm is asked whether its job "
+        "is over, and elsewhere 'run --take-over' is needed",
+    )
 
 
 def _telemetry(machine: Machine) -> Check:

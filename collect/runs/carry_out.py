@@ -38,6 +38,7 @@ class RunOrder:
     launcher: str | None = None
     nccl_tests_dir: Path | None = None
     resume: bool = False
+    take_over: bool = False
     limit: int | None = None
     shard: str | None = None
 
@@ -66,6 +67,7 @@ def carry_out(sweep: Sweep, order: RunOrder, *, console: Console) -> RunSummary:
             runner,
             order.out,
             resume=order.resume,
+            take_over=order.take_over,
             watcher=stack.enter_context(progress),
             shard=shard,
         )

@@ -1,7 +1,7 @@
 """The journal of a sweep: what was picked, what was measured, and never anything twice.
 
     OUT/.journal/system=NAME/sweep=NAME[.shard-0-of-4]/
-        lock                    held while a run lives
+        lock, owner             held while a run lives (lock.py)
         sweep.json              which grid this is
         rounds.jsonl            the picks of each round, written before it starts
         segment-000000.jsonl    one line for each launch that was committed
@@ -15,15 +15,15 @@ lost and none is there twice.
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Self
+from typing import Any, Final, Self
 
+from dynamiccl.collect.runs.lock import SweepLock
 from dynamiccl.errors import CorruptFile, MachineError, UserError
 
 _SEALED: Final = ".sealed"
@@ -45,12 +45,14 @@ class Sealing:
 class Journal:
     """One sweep's journal; a context manager that holds the lock."""
 
-    def __init__(self, folder: Path, grid: Mapping[str, str], *, resume: bool) -> None:
-        """Name the folder, what identifies the grid, and whether to go on with one."""
+    def __init__(
+        self, folder: Path, grid: Mapping[str, str], *, resume: bool, take_over: bool = False
+    ) -> None:
+        """Name the folder, what identifies the grid, and whether to go on with one (lock.py)."""
         self._folder = folder
         self._grid = dict(grid)
         self._resume = resume
-        self._lock: BinaryIO | None = None
+        self._lock = SweepLock(folder, take_over=take_over)
         self._segment = 0
         self.rounds: list[Record] = []
         self.commits: list[Record] = []
@@ -63,19 +65,18 @@ class Journal:
         another grid.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._lock = self._take_lock()
+        self._lock.take()
         try:
             self._check_grid()
             self._read()
         except BaseException:
-            self._lock.close()
+            self._lock.release()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
         """Give the lock back."""
-        if self._lock is not None:
-            self._lock.close()
+        self._lock.release()
 
     @property
     def identity(self) -> str:
@@ -125,23 +126,6 @@ class Journal:
             commit.pop("rows", None)  # a night of rows would fill the memory
         self._segment = sealing.segment + 1
         self._open = []
-
-    def _take_lock(self) -> BinaryIO:
-        lock = (self._folder / "lock").open("a+b")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            lock.seek(0)
-            owner = lock.read().decode(errors="replace").strip() or "another process"
-            lock.close()
-            raise UserError(
-                f"{owner} is running this sweep into this directory already; wait for it, stop it, "
-                "or take another --out"
-            ) from error
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
-        lock.flush()
-        return lock
 
     def _check_grid(self) -> None:
         path = self._folder / "sweep.json"

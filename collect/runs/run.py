@@ -96,6 +96,7 @@ def run_sweep(  # noqa: PLR0913 - the one place that puts a run together
     out: Path,
     *,
     resume: bool,
+    take_over: bool = False,
     watcher: Watcher | None = None,
     shard: Shard | None = None,
 ) -> RunSummary:
@@ -107,6 +108,7 @@ def run_sweep(  # noqa: PLR0913 - the one place that puts a run together
         runner: what measures.
         out: data directory; made when missing.
         resume: go on with what is in `out`, instead of refusing to add to it.
+        take_over: from a run that may still live, where the file system knows no locks.
         watcher: is told of progress and asked whether to stop.
         shard: this process's share of the launches.
 
@@ -121,7 +123,7 @@ def run_sweep(  # noqa: PLR0913 - the one place that puts a run together
     folder = journal_folder(sweep, out, shard)
     _refuse_orphans(sweep, out, folder)
     grid = {"trials": _trials_hash(sweep), "runner": runner.name}
-    with Journal(folder, grid, resume=resume) as journal:
+    with Journal(folder, grid, resume=resume, take_over=take_over) as journal:
         scribe = Scribe(sweep, out, journal.identity, runner.name)
         journal.settle(scribe.segments(), scribe.write)
         run = _Run(sweep, strategy, runner, journal, watcher or _Silent(), shard)

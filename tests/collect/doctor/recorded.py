@@ -69,6 +69,8 @@ HEALTHY_RUNS: Mapping[tuple[str, ...], Ran] = {
     ("sinfo", "-h", "-o", "%P|%a|%D"): Ran(0, "gpu*|up|64\ndebug|up|2\nold|down|8\n"),
     ("scontrol", "show", "job", "77"): Ran(0, "JobId=77 JobName=x\n   OverSubscribe=NO Contig=0\n"),
     ("srun", "--help"): Ran(0, "      --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH\n"),
+    ("stat", "--file-system", "--format=%T", "."): Ran(0, "xfs\n"),
+    ("flock", "--nonblock", ".", "true"): Ran(0, ""),
     ("timedatectl", "show", "-p", "NTPSynchronized", "--value"): Ran(0, "yes\n"),
 }
 HEALTHY_FILES: Mapping[str, str] = {

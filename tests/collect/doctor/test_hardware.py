@@ -214,6 +214,17 @@ def test_room_runs_out(place: str, name: str, free: int | None, status: Verdict)
     assert findings(machine)[name].status is status
 
 
+def test_a_file_system_without_locks_is_told() -> None:
+    assert findings(HEALTHY)["file system"].found == "xfs, which knows file locks"
+    lustre = HEALTHY.answering("stat", "--file-system", "--format=%T", ".", output="lustre\n")
+    words = "flock: .: Function not implemented\n"
+    lustre = lustre.answering("flock", "--nonblock", ".", "true", output=words, status=1)
+    check = findings(lustre)["file system"]
+    assert check.status is WARN
+    assert check.found == "lustre, no file locks (flock: .: Function not implemented)"
+    assert "--take-over" in check.advice
+
+
 NODE = (sys.executable, "-m", "dynamiccl.collect.telemetry.node")
 
 
