@@ -13,7 +13,10 @@ from typing import Final
 from dynamiccl.collect.runner import Launch, Pick
 from dynamiccl.collect.sweep.sizes import Chain, benchmark_bytes, walks
 from dynamiccl.collect.sweep.trial import Trial
-from dynamiccl.nccl import ABSTAIN, Config
+from dynamiccl.nccl import ABSTAIN, Config, Protocol
+
+_SLOW_BYTES_PER_S: Final = 0.25e9
+_PLAIN_BYTES_PER_S: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,24 @@ class Grid:
         """Picks of `launch` in the blocks from `block` on; what only fills gaps is left out."""
         asked = {id(pick) for pick in launch.picks}
         return [pick for pick in self.blocks[block:] if id(pick) in asked]
+
+
+def slow_seconds(grid: Grid, calls_per_half: int) -> list[float]:
+    """What each block may take where its config is as slow as one can be, in the order of rows.
+
+    Two halves of calls at an algorithm bandwidth that is slow for any cluster: one channel of LL
+    over two nodes of H100 makes 1.5 GB/s, so that 44 calls of 4 GiB take 126 s and are no hang.
+    """
+    return [
+        2 * calls_per_half * size / (_SLOW_BYTES_PER_S if _is_slow(pick) else _PLAIN_BYTES_PER_S)
+        for cycle in grid.cycles
+        for pick, size in zip(cycle, grid.benchmark_bytes, strict=True)
+    ]
+
+
+def _is_slow(pick: Pick) -> bool:
+    config = pick.trial.config
+    return config.protocol is Protocol.LL or 0 < (config.num_channels or 0) <= 2
 
 
 def deal(launch: Launch, *, max_blocks: int) -> Grid:

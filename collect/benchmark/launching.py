@@ -4,7 +4,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Final
 
 from dynamiccl.collect.benchmark import command as commands
 from dynamiccl.collect.benchmark.blocks import SCHEDULE_NAME
-from dynamiccl.collect.benchmark.grid import Grid
+from dynamiccl.collect.benchmark.grid import Grid, slow_seconds
 from dynamiccl.collect.benchmark.output import is_row
 from dynamiccl.collect.benchmark.programs import Program
 from dynamiccl.collect.benchmark.schedules import schedule_of
@@ -65,6 +65,8 @@ class Ran:
     lines: list[Line] = field(default_factory=list)
     #: When each row arrived, seconds since the epoch.
     row_times: list[float] = field(default_factory=list)
+    #: What the row that was waited for last had on top of the time limit, in seconds.
+    more_s: float = 0.0
     #: How it ended; None when we were asked to stop it.
     finished: Finished | None = None
 
@@ -121,8 +123,8 @@ class Starter:
         inside = Path(map_into_container(str(folder.resolve()), container))
         places = commands.Places.under(inside)
         digest = ""
+        calls = commands.calls_of(launch, program, self._file)
         if launch.is_scheduled:
-            calls = commands.calls_of(launch, program, self._file)
             schedule = schedule_of(launch.setting, grid, calls)
             (folder / SCHEDULE_NAME).write_bytes(schedule.to_bytes())
             digest = schedule.content_hash
@@ -131,7 +133,8 @@ class Starter:
         mpi = find_launcher(self._site.launcher.kind).needs_mpi
         gpus = 1 if mpi else launch.setting.ranks_per_host
         argv = commands.arguments(program, launch, grid, self._file, gpus=gpus, json=places.json)
-        return self._follow(self._job(launch.setting, argv, environment), progress)
+        job = self._job(launch.setting, argv, environment)
+        return self._follow(job, slow_seconds(grid, calls.per_half), progress)
 
     def pause(self, seconds: float) -> bool:
         """Wait; False when we were asked to stop meanwhile."""
@@ -146,8 +149,14 @@ class Starter:
         shape = (setting.hosts, setting.ranks_per_host)
         return Job(argv, env.set, *shape, unset=env.unset)
 
-    def _follow(self, job: Job, progress: Callable[[int], None]) -> Ran:
+    def _follow(self, job: Job, slow_s: Sequence[float], progress: Callable[[int], None]) -> Ran:
+        """Until it ends or hangs; `slow_s`: what each row may take on top of the time limit."""
         ran = Ran(time.time())
+
+        def more_s() -> float:
+            row = len(ran.row_times)
+            ran.more_s = slow_s[row] if row < len(slow_s) else 0.0
+            return ran.more_s
 
         def take(line: Line) -> bool:
             ran.lines.append(line)
@@ -163,6 +172,7 @@ class Starter:
             self._file.runner.startup_timeout_s,
             self._file.runner.stall_timeout_s,
             find_launcher(self._site.launcher.kind).grace_s,
+            more_s,
         )
         started = command(job, self._site.launcher, uid=os.getuid())
         _log.debug("%s", started.text)

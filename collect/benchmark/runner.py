@@ -244,9 +244,11 @@ class NcclTestsRunner:
         if finished.reason is not None:
             limits = self._file.runner
             if ran.row_times:
-                return Status.TIMED_OUT, f"no new row for {limits.stall_timeout_s:g} s"
+                waited_s = limits.stall_timeout_s + ran.more_s
+                return Status.TIMED_OUT, f"no new row for {waited_s:.3g} s"
             words = last_words(ran.texts)
-            return Status.TIMED_OUT, f"no row within {limits.startup_timeout_s:g} s: {words}"
+            waited_s = limits.startup_timeout_s + ran.more_s
+            return Status.TIMED_OUT, f"no row within {waited_s:.3g} s: {words}"
         words = last_words(ran.texts)
         status = Status.INFEASIBLE if is_impossible(ran.texts) else Status.FAILED
         return status, f"exit code {finished.returncode}: {words}"

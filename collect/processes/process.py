@@ -38,6 +38,8 @@ class Limits:
     stall_s: float
     #: Between SIGTERM and SIGKILL, for srun or mpirun to end ranks on other nodes.
     grace_s: float = 5.0
+    #: What the next step may take on top of both, asked at the start and after each progress.
+    more_s: Callable[[], float] = lambda: 0.0
 
 
 class StopReason(StrEnum):
@@ -108,11 +110,11 @@ class _Clock:
     def __init__(self, limits: Limits, started: float) -> None:
         self._limits = limits
         self._reason = StopReason.STARTUP
-        self._deadline = started + limits.startup_s
+        self._deadline = started + limits.startup_s + limits.more_s()
 
     def progress(self) -> None:
         self._reason = StopReason.STALLED
-        self._deadline = time.monotonic() + self._limits.stall_s
+        self._deadline = time.monotonic() + self._limits.stall_s + self._limits.more_s()
 
     def overdue(self) -> StopReason | None:
         return self._reason if time.monotonic() >= self._deadline else None

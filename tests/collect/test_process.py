@@ -109,6 +109,21 @@ def test_progress_keeps_a_slow_program_alive() -> None:
     assert (done.returncode, len(done.lines)) == (0, 12)
 
 
+def test_a_step_that_takes_long_may() -> None:
+    script = "echo 1; echo 2; sleep 2; echo 3; sleep 60"
+    rows: list[str] = []
+
+    def take(line: Line) -> bool:
+        rows.append(line.text)
+        return True
+
+    # 20 s more for what follows the second row.
+    limits = Limits(startup_s=20, stall_s=0.5, more_s=lambda: 20 if len(rows) == 2 else 0)
+    done = run_process(shell(script), limits, take)
+    assert done.reason == StopReason.STALLED
+    assert rows == ["1", "2", "3"]
+
+
 def test_a_stalled_program_may_say_its_last_words() -> None:
     script = "trap 'echo bye; exit 1' TERM; echo row; while :; do sleep 0.05; done"
     done = run_process(shell(script), Limits(startup_s=20, stall_s=0.2))

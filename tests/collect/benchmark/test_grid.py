@@ -4,7 +4,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.collect.benchmark.grid import deal
+from dynamiccl.collect.benchmark.grid import deal, slow_seconds
 from dynamiccl.collect.runner import Pick
 from dynamiccl.nccl import ABSTAIN
 from tests.collect.benchmark.sweeps import launch_of, sweep
@@ -80,3 +80,22 @@ def test_size_that_was_settled_is_walked_over_with_the_default() -> None:
     assert grid.chain.sizes == (1 << 20, 1 << 21, 1 << 22, 1 << 23)
     assert {cycle[1].trial.config for cycle in grid.cycles} == {ABSTAIN}
     assert grid.left_over == ()
+
+
+def test_large_messages_of_slow_configs_have_longer_before_they_count_as_hung() -> None:
+    text = {
+        "sizes": '{ list = ["64K", "4G"] }',
+        "protocols": '["LL", "Simple"]',
+        "num_channels": "[1, 16]",
+    }
+    trials = [trial for trial in sweep(**text).trials if trial.infeasible is None]
+    grid = deal(launch_of(trials), max_blocks=1000)
+    allowed = {
+        (pick.trial.size_bytes, pick.trial.config.key): seconds
+        for pick, seconds in zip(grid.blocks, slow_seconds(grid, 22), strict=True)
+    }
+    assert allowed[4 << 30, "Ring/LL/1ch"] > 126  # as measured on two nodes of H100
+    assert allowed[4 << 30, "Ring/Simple/1ch"] == allowed[4 << 30, "Ring/LL/16ch"]
+    assert allowed[4 << 30, "Ring/Simple/16ch"] == allowed[4 << 30, ABSTAIN.key]
+    assert allowed[4 << 30, ABSTAIN.key] < allowed[4 << 30, "Ring/LL/1ch"] / 2
+    assert max(s for (size, _), s in allowed.items() if size == 1 << 16) < 0.1
