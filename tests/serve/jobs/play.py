@@ -121,6 +121,12 @@ def play(
     return played
 
 
+def assert_never_split(played: Played) -> None:
+    """Neither the ranks' choices nor their ends."""
+    assert (played.disagreements, played.acted_unevenly, played.violations) == (0, 0, 0), played
+    assert (played.abnormal_exits, played.hit_deadline) == (0, False), played
+
+
 def at(call: int, what: str, *, rank: int | str = 0, comm: int = 0) -> tuple[str, str]:
     """An action before a call: `at(100, "sleep=2", rank=3)`."""
     return "--at", f"{call}:rank={rank}:comm={comm}:{what}"

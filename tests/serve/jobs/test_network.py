@@ -16,7 +16,7 @@ import pytest
 
 from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from tests.serve.jobs.conftest import Player
-from tests.serve.jobs.play import at, play
+from tests.serve.jobs.play import assert_never_split, at, play
 from tests.serve.jobs.setting import JOB, Setting, free_port
 
 DEVICE: Final = "cable"
@@ -103,8 +103,7 @@ def test_a_cut_leaves_no_two_answers(
         comms=2,
         **JOB,
     )
-    assert (played.disagreements, played.acted_unevenly, played.violations) == (0, 0, 0), played
-    assert (played.abnormal_exits, played.hit_deadline) == (0, False), played
+    assert_never_split(played)
 
 
 @pytest.mark.parametrize("call", [20, 200])
@@ -121,8 +120,7 @@ def test_a_cut_that_heals_leaves_no_two_answers(
         rate=1000,
         calls=4000,
     )
-    assert (played.disagreements, played.acted_unevenly, played.violations) == (0, 0, 0), played
-    assert (played.abnormal_exits, played.hit_deadline) == (0, False), played
+    assert_never_split(played)
 
 
 #: Hears of names, tells so in a file, and never answers.

@@ -10,7 +10,7 @@ from numpy.random import Generator
 
 from tests.conftest import Soak
 from tests.serve.jobs.conftest import Player
-from tests.serve.jobs.play import Played, at
+from tests.serve.jobs.play import Played, assert_never_split, at
 from tests.serve.jobs.setting import NCCL_CODES, Setting, make_setting
 
 CALLS = 3000
@@ -62,12 +62,6 @@ def play_at_random(seed: int, play: Player, directory: Path) -> Played:
         watchdog=1,
         deadline=120,  # eight ranks under ThreadSanitizer take 35 s on two cores
     )
-
-
-def assert_never_split(played: Played) -> None:
-    """Neither the ranks' choices nor their ends."""
-    assert (played.disagreements, played.acted_unevenly, played.violations) == (0, 0, 0), played
-    assert (played.abnormal_exits, played.hit_deadline) == (0, False), played
 
 
 def play_for_a_while(play: Player, directory: Path, soak: Soak) -> None:
