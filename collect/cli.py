@@ -85,6 +85,9 @@ def run_command(
         Path | None, typer.Option(help="Where the nccl-tests binaries are; default PATH.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in --out.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Go on, and measure what failed once more.")
+    ] = False,
     take_over: Annotated[bool, typer.Option("--take-over", help="From a run that died.")] = False,
     limit: Annotated[int | None, typer.Option(help="Only the first N trials.", min=1)] = None,
     shard: Annotated[
@@ -111,6 +114,7 @@ def run_command(
         launcher=launcher,
         nccl_tests_dir=nccl_tests_dir,
         resume=resume,
+        retry_failed=retry_failed,
         take_over=take_over,
         limit=limit,
         shard=shard,

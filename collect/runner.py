@@ -2,7 +2,8 @@
 
 A *strategy* picks trials round by round. A *runner* says which processes measure a round (its
 launches, a pure function of the round and of what was learnt before) and runs them one after the
-other. A launch is the unit that is committed: its rows are on disk together or not at all.
+other. A launch is the unit that is committed; of one that a kill cut short, a resume commits what
+it had measured and runs the rest.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -95,6 +96,8 @@ class LaunchResult:
     quarantined: tuple[Quarantined, ...] = ()
     #: What was learnt about the setting, as plain data (the read-back pass, the environment).
     facts: Mapping[str, Any] = field(default_factory=dict)
+    #: Seconds that it took in a run that was killed meanwhile.
+    seconds_before: float = 0.0
 
 
 class Runner(Protocol):

@@ -41,7 +41,10 @@ def _nccl_tests(means: Means) -> Runner:
     watch: Watch = NoWatch()
     if file.telemetry.enabled:
         watch = means.stack.enter_context(NodeWatch(nodes, num_nodes))
-    return NcclTestsRunner(file, site, means.interrupt, watch=watch, facts=facts)
+    runner = NcclTestsRunner(file, site, means.interrupt, watch=watch, facts=facts)
+    # After an error the last launch may not be in the journal yet.
+    means.stack.push(lambda error, *_: runner.close() if error is None else None)
+    return runner
 
 
 def _simulator(means: Means) -> Runner:

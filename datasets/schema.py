@@ -4,6 +4,7 @@ Format history
     1 (0.1.0)  first.
     2 (0.2.0)  round, launch, aa_noise_band, mig, throttled, ecc_errors, actual_chunk_bytes.
     3 (0.2.0)  node_fingerprint.
+    4 (0.2.0)  hosts, job_id, partial_launch. Files of version 3 are read, with nulls in these.
     `calls` counts for itself:
     1 (0.2.0)  first.
 
@@ -19,7 +20,7 @@ import pyarrow as pa
 
 from dynamiccl.errors import SchemaMismatch
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 #: Of `calls`, which changes when the plugin does and not when sweeps do.
 CALLS_VERSION: Final = 1
 #: Keys of the Arrow schema metadata.
@@ -114,6 +115,9 @@ _IDENTITY: Final = (
     _count("repeat", "number of the independent repeat within the run", nullable=False),
     _count("round", "round of the sampling strategy; a cycle of an exhaustive sweep is one"),
     _text("launch", "id of the process that measured it, within the sweep"),
+    _flag("partial_launch", "that process was killed with the sweep: what follows ran in another"),
+    _text("hosts", "where the ranks ran, in the order of ranks, as Slurm writes hosts: n[01-04]"),
+    _text("job_id", "Slurm's id of the job that it ran in"),
     Column("timestamp", _TIMESTAMP, "", "when the measurement began"),
     _text("source", "one of Source", nullable=False),
     _text("source_file", "file that the row was read from"),
@@ -276,6 +280,9 @@ def _schema(name: str, columns: tuple[Column, ...], version: int = SCHEMA_VERSIO
 MEASUREMENTS: Final = _schema("measurements", MEASUREMENT_COLUMNS)
 CALLS: Final = _schema("calls", CALLS_COLUMNS, CALLS_VERSION)
 
+#: Columns of `measurements` that a file of an older version that is read need not have.
+_ADDED_SINCE: Final = {3: frozenset({"partial_launch", "hosts", "job_id"})}
+
 #: Columns that make two rows the same task: what the job asked, where, and under which conditions.
 TASK_COLUMNS: Final = (
     "system",
@@ -303,12 +310,16 @@ REQUESTED_COLUMNS: Final = (
 def check_schema(found: pa.Schema, wanted: pa.Schema, *, where: str) -> None:
     """Refuse a file whose schema name, version or columns are not those of this release.
 
-    Partition columns need not be inside the file. Raises SchemaMismatch.
+    Partition columns need not be inside the file, nor what came after an older version that is
+    still read. Raises SchemaMismatch.
     """
     meta = found.metadata or {}
     wanted_meta = wanted.metadata or {}
     name, version = meta.get(META_SCHEMA), meta.get(META_VERSION)
-    if name != wanted_meta[META_SCHEMA] or version != wanted_meta[META_VERSION]:
+    optional = {*PARTITION_COLUMNS, *_missing_in(name, version)}
+    if name != wanted_meta[META_SCHEMA] or (
+        version != wanted_meta[META_VERSION] and optional == set(PARTITION_COLUMNS)
+    ):
         told = [(raw or b"none").decode(errors="replace") for raw in (name, version)]
         got = f"{told[0]} version {told[1]}"
         want = f"{wanted_meta[META_SCHEMA].decode()} version {wanted_meta[META_VERSION].decode()}"
@@ -317,7 +328,7 @@ def check_schema(found: pa.Schema, wanted: pa.Schema, *, where: str) -> None:
             "convert it with the release that wrote it, or import the raw output again"
         )
     for field in wanted:
-        if field.name in PARTITION_COLUMNS:
+        if field.name in optional:
             continue
         index = found.get_field_index(field.name)
         if index < 0:
@@ -326,3 +337,10 @@ def check_schema(found: pa.Schema, wanted: pa.Schema, *, where: str) -> None:
             raise SchemaMismatch(
                 f"{where} has column '{field.name}' as {found.field(index).type}, not {field.type}"
             )
+
+
+def _missing_in(name: bytes | None, version: bytes | None) -> frozenset[str]:
+    """Columns that an older version of `measurements` lacks; empty for one that is not read."""
+    if name != MEASUREMENTS.metadata[META_SCHEMA] or version is None or not version.isdigit():
+        return frozenset()
+    return _ADDED_SINCE.get(int(version), frozenset())

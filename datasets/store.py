@@ -134,17 +134,24 @@ def scan(directory: Path, kind: str = "measurements") -> pl.LazyFrame:
         raise NotEnoughData(
             f"{directory} holds no {kind}; fill it with 'dynamiccl-collect import' or 'run'"
         )
-    _check_parts(paths, SCHEMAS[kind])
-    names = [field.name for field in SCHEMAS[kind]]
-    return pl.concat([_scan_part(path).select(names) for path in paths])
+    schema = SCHEMAS[kind]
+    _check_parts(paths, schema)
+    names = [field.name for field in schema]
+    types = pl.DataFrame(schema.empty_table()).schema
+    return pl.concat([_scan_part(path, types).select(names) for path in paths])
 
 
-def _scan_part(path: Path) -> pl.LazyFrame:
+def _scan_part(path: Path, types: Mapping[str, pl.DataType]) -> pl.LazyFrame:
+    """One part with its partition columns, and nulls in columns that came after its version."""
     # Polars' own hive reading would also take a `name=value` folder above DIR for a partition, and
     # its globbing a bracket in a name for a pattern.
     partition = dict(folder.name.split("=", 1) for folder in list(path.parents)[:2])
     lazy = pl.scan_parquet(path, glob=False, hive_partitioning=False)
-    return lazy.with_columns(pl.lit(partition[name]).alias(name) for name in PARTITION_COLUMNS)
+    absent = types.keys() - lazy.collect_schema().keys() - set(PARTITION_COLUMNS)
+    return lazy.with_columns(
+        *(pl.lit(partition[name]).alias(name) for name in PARTITION_COLUMNS),
+        *(pl.lit(None, types[name]).alias(name) for name in absent),
+    )
 
 
 def _check_parts(paths: Iterable[Path], schema: pa.Schema) -> None:

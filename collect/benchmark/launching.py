@@ -70,6 +70,14 @@ class Ran:
     #: How it ended; None when we were asked to stop it.
     finished: Finished | None = None
 
+    def take(self, line: Line) -> bool:
+        """Take in a line; whether it is a row, which is progress."""
+        self.lines.append(line)
+        if not is_row(line.text):
+            return False
+        self.row_times.append(line.arrived_s)
+        return True
+
     @property
     def texts(self) -> list[str]:
         """Everything printed, line by line."""
@@ -117,8 +125,9 @@ class Starter:
         program: Program,
         folder: Path,
         progress: Callable[[int], None],
+        keep: Callable[[Line], None],
     ) -> Ran:
-        """Run a launch in `folder`; `progress` is told of every row."""
+        """Run a launch in `folder`; `progress` is told of every row, `keep` of every line."""
         container = self._site.launcher.container
         inside = Path(map_into_container(str(folder.resolve()), container))
         places = commands.Places.under(inside)
@@ -134,7 +143,7 @@ class Starter:
         gpus = 1 if mpi else launch.setting.ranks_per_host
         argv = commands.arguments(program, launch, grid, self._file, gpus=gpus, json=places.json)
         job = self._job(launch.setting, argv, environment)
-        return self._follow(job, slow_seconds(grid, calls.per_half), progress)
+        return self._follow(job, slow_seconds(grid, calls.per_half), progress, keep)
 
     def pause(self, seconds: float) -> bool:
         """Wait; False when we were asked to stop meanwhile."""
@@ -149,7 +158,13 @@ class Starter:
         shape = (setting.hosts, setting.ranks_per_host)
         return Job(argv, env.set, *shape, unset=env.unset)
 
-    def _follow(self, job: Job, slow_s: Sequence[float], progress: Callable[[int], None]) -> Ran:
+    def _follow(
+        self,
+        job: Job,
+        slow_s: Sequence[float],
+        progress: Callable[[int], None],
+        keep: Callable[[Line], None],
+    ) -> Ran:
         """Until it ends or hangs; `slow_s`: what each row may take on top of the time limit."""
         ran = Ran(time.time())
 
@@ -159,10 +174,9 @@ class Starter:
             return ran.more_s
 
         def take(line: Line) -> bool:
-            ran.lines.append(line)
-            if not is_row(line.text):
+            keep(line)
+            if not ran.take(line):
                 return False
-            ran.row_times.append(line.arrived_s)
             progress(1)
             if self._interrupt is not None and self._interrupt.requested:
                 raise _Enough

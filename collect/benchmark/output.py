@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from dynamiccl.collect.nccl_tests.facts import listed_hosts
 from dynamiccl.collect.nccl_tests.json_output import json_tables
 from dynamiccl.collect.nccl_tests.tables import rows_of
 from dynamiccl.collect.nccl_tests.text import parse_text
@@ -68,6 +69,8 @@ class Output:
     blocks: tuple[Block, ...]
     #: Environment columns that the output names.
     environment: dict[str, Any]
+    #: Where the ranks ran, as far as it says so.
+    hosts: str | None = None
 
 
 def read_output(
@@ -97,7 +100,8 @@ def read_output(
     facts = ("gpu", "nccl_version", "nccl_tests_version")
     known = blocks[0][0] if blocks else {}
     known = {"nccl_tests_version": release, **known}
-    return Output(tuple(blocks), {name: known[name] for name in facts if known.get(name)})
+    environment = {name: known[name] for name in facts if known.get(name)}
+    return Output(tuple(blocks), environment, listed_hosts(lines))
 
 
 def last_words(lines: Sequence[str]) -> str:

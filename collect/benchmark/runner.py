@@ -6,19 +6,20 @@ untimed launch whose log goes to a file.
 """
 
 import logging
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from dynamiccl.collect.benchmark.blocks import Verdict, has_begun, judge_blocks
 from dynamiccl.collect.benchmark.command import calls_of
+from dynamiccl.collect.benchmark.endings import suspect, what_happened
 from dynamiccl.collect.benchmark.grid import Grid, deal
 from dynamiccl.collect.benchmark.launching import Ran, Site, Starter
 from dynamiccl.collect.benchmark.layout import lay_out
+from dynamiccl.collect.benchmark.leftovers import LaunchFolders, ran_before, written_down
 from dynamiccl.collect.benchmark.output import (
     Output,
     is_impossible,
@@ -27,6 +28,7 @@ from dynamiccl.collect.benchmark.output import (
 )
 from dynamiccl.collect.benchmark.programs import Program, find_program
 from dynamiccl.collect.benchmark.read_back import PlainChoice, choices_by_block
+from dynamiccl.collect.benchmark.rows import RowMaker
 from dynamiccl.collect.benchmark.schedules import warmup_of
 from dynamiccl.collect.benchmark.topology import keep_dumps, topology_features
 from dynamiccl.collect.companions.disturber import Disturber
@@ -48,8 +50,7 @@ from dynamiccl.collect.runner import (
 from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.collect.sweep.trial import Trial
 from dynamiccl.collect.telemetry.health import Health
-from dynamiccl.collect.trial_rows import lost_row, pick_row
-from dynamiccl.datasets.schema import Source, Status
+from dynamiccl.datasets.schema import QUIET, Status
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import ABSTAIN, TUNER_ABI_SINCE, Collective, NcclVersion
 
@@ -87,13 +88,13 @@ class NcclTestsRunner:
         self._starter = Starter(file, site, interrupt)
         self._programs: dict[Collective, Program] = {}
         self._plays = False
-        self._choices: dict[str, PlainChoice | None] = {}
+        self._folders = LaunchFolders(site.work)
         #: The last launch that began, by whether the plugin plays its configs.
         self._begun: dict[bool, Launch] = {}
         self._watch = watch or NoWatch()
-        self._facts = facts or SiteFacts({}, None)
-        self._environment: dict[str, Any] = dict(self._facts.columns)
-        self._disturber = Disturber(Nodes(site.launcher), self._facts.num_gpus)
+        known = facts or SiteFacts({}, None)
+        self._rows = RowMaker(file, known.columns)
+        self._disturber = Disturber(Nodes(site.launcher), known.num_gpus)
 
     def check(self, trials: Sequence[Trial]) -> None:
         """Find the binaries and settle the mode; refuse what cannot be measured here."""
@@ -123,6 +124,9 @@ class NcclTestsRunner:
         blame only where another launch still begins; else this raises MachineError, and nothing of
         it is marked as failed.
         """
+        rescued = self._rescue(launch)
+        if rescued is not None:
+            return rescued
         try:
             return self._attempt(launch, progress)
         except _NeverBegan as problem:
@@ -155,52 +159,70 @@ class NcclTestsRunner:
         return True
 
     def _attempt(self, launch: Launch, progress: Callable[[int], None]) -> LaunchResult:
-        self._site.work.mkdir(parents=True, exist_ok=True)
-        # Another one each time: on NFS a file that a rank still has open keeps its folder.
-        folder = Path(tempfile.mkdtemp(prefix="launch-", dir=self._site.work))
-        try:
-            grid = deal(launch, max_blocks=self._file.runner.max_blocks)
-            if launch.mode is LaunchMode.READ_BACK:
-                return self._read_back(launch, grid, folder)
-            return self._timed(launch, grid, folder, progress)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        folder = self._folders.begin(launch)
+        grid = self._deal(launch)
+        if launch.mode is LaunchMode.READ_BACK:
+            return self._read_back(launch, grid, folder)
+        return self._timed(launch, grid, folder, progress)
+
+    def _deal(self, launch: Launch) -> Grid:
+        return deal(launch, max_blocks=self._file.runner.max_blocks)
+
+    def _rescue(self, launch: Launch) -> LaunchResult | None:
+        """What a run that was killed had measured of this launch; None when there is nothing.
+
+        Not where something ran beside it: whether that kept running to the end is not known.
+        """
+        folder = self._folders.left_over(launch)
+        timed = launch.mode is not LaunchMode.READ_BACK
+        if folder is None or not timed or launch.setting.interference.kind != QUIET:
+            return None
+        ran, grid = ran_before(folder), self._deal(launch)
+        output = self._output(launch, grid, folder, ran)
+        verdicts = judge_blocks(launch, folder, len(output.blocks))
+        good = list(takewhile(lambda verdict: verdict.status is Status.OK, verdicts))
+        if not good:
+            return None
+        _log.warning(
+            "%s was cut short by a kill: %d of its %d measurements are kept, the rest run again",
+            launch.id,
+            len(good),
+            len(grid.blocks),
+        )
+        measured = self._measured(launch, grid, ran, output, good)
+        rest = (*grid.asked_from(len(good), launch), *grid.left_over)
+        seconds = (ran.row_times or [ran.began_s])[-1] - ran.began_s
+        facts = {"environment": output.environment} if output.environment else {}
+        return LaunchResult(measured, rest, facts=facts, seconds_before=seconds)
 
     def learn(self, launch: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Take in what a read-back or a header said."""
-        self._choices.update(facts.get("read_back", {}))
-        self._environment.update(facts.get("environment", {}))
+        self._rows.choices.update(facts.get("read_back", {}))
+        self._rows.learn(facts.get("environment", {}))
 
     def environment(self) -> Row:
         """What is known of the machine so far."""
-        known = {
-            "source": Source.NCCL_TESTS_TEXT.value,
-            "timestamp": datetime.now(UTC),
-            "nccl_version": self._file.nccl_version,
-        }
-        return {**known, **self._environment}
+        return self._rows.environment()
+
+    def close(self) -> None:
+        """Remove what is in the journal by now."""
+        self._folders.clear()
 
     def _timed(
         self, launch: Launch, grid: Grid, folder: Path, progress: Callable[[int], None]
     ) -> LaunchResult:
         program = self._program(launch)
-        with self._disturber.disturb(launch.setting, program.path) as disturbance:
-            ran = self._starter.start(launch, grid, program, folder, progress)
+        with (
+            self._disturber.disturb(launch.setting, program.path) as disturbance,
+            written_down(folder) as file,
+        ):
+            ran = self._starter.start(launch, grid, program, folder, progress, file.take)
             alone = disturbance.lost
         output = self._output(launch, grid, folder, ran)
-        self._environment.update(output.environment)
         verdicts = judge_blocks(launch, folder, len(output.blocks))
         if alone is not None:
             verdicts = [Verdict(Status.FAILED, alone)] * len(verdicts)
-        stretches = ran.stretches_of(len(output.blocks))
-        healths = self._watch.health(stretches)
-        _warn_of_unwell(launch, healths)
-        measured = [
-            Measured(pick, self._rows(launch, pick, block, verdict, began_s, state))
-            for pick, block, verdict, (began_s, _), state in zip(
-                grid.blocks, output.blocks, verdicts, stretches, healths, strict=False
-            )
-        ]
+        measured = self._measured(launch, grid, ran, output, verdicts)
         reached = len(output.blocks)
         rest = grid.asked_from(reached, launch)
         facts = {"environment": output.environment} if output.environment else {}
@@ -208,88 +230,74 @@ class NcclTestsRunner:
         # Where all rows came, one was torn by another rank's words: those after it run again.
         nobody_failed = ran.told_to_stop or (measured and ran.came_to_its_end)
         if not rest or nobody_failed:
-            result = LaunchResult(tuple(measured), (*rest, *grid.left_over), facts=facts)
+            result = LaunchResult(measured, (*rest, *grid.left_over), facts=facts)
         else:
             lost, quarantined, rest = self._blame(
-                launch, grid.blocks[reached], rest, ran, begun=reached > 0 or begun
+                launch, grid.blocks[reached], rest, ran, output.hosts, begun=reached > 0 or begun
             )
             left = (*rest, *grid.left_over)
             result = LaunchResult((*measured, *lost), left, quarantined, facts=facts)
         if begun:
             self._begun[launch.is_scheduled] = launch
         elif not ran.told_to_stop and alone is None and not is_impossible(ran.texts):
-            why = verdicts[0].reason if verdicts else self._what_happened(ran)[1]
+            why = verdicts[0].reason if verdicts else what_happened(ran, self._file.runner)[1]
             raise _NeverBegan(why, result)
         return result
 
-    def _blame(
-        self, launch: Launch, culprit: Pick, rest: Sequence[Pick], ran: Ran, *, begun: bool
-    ) -> tuple[list[Measured], tuple[Quarantined, ...], list[Pick]]:
-        """The block in which a process ended too early is lost; whatever follows runs again."""
-        status, reason = self._what_happened(ran)
-        row = self._base(launch, culprit)
-        lost = [Measured(culprit, (lost_row(row, status, reason),))]
-        left = [pick for pick in rest if pick is not culprit]
-        if begun and launch.is_scheduled:
-            return lost, (self._suspect(launch, culprit, ran),), left
-        # It never got going, or it has one config only: trying again will not help.
-        for pick in left:
-            row = self._base(launch, pick)
-            lost.append(Measured(pick, (lost_row(row, status, reason),)))
-        return lost, (), []
-
-    def _what_happened(self, ran: Ran) -> tuple[Status, str]:
-        finished = ran.finished
-        assert finished is not None, "a launch that was told to stop is not blamed"
-        if finished.reason is not None:
-            limits = self._file.runner
-            if ran.row_times:
-                waited_s = limits.stall_timeout_s + ran.more_s
-                return Status.TIMED_OUT, f"no new row for {waited_s:.3g} s"
-            words = last_words(ran.texts)
-            waited_s = limits.startup_timeout_s + ran.more_s
-            return Status.TIMED_OUT, f"no row within {waited_s:.3g} s: {words}"
-        words = last_words(ran.texts)
-        status = Status.INFEASIBLE if is_impossible(ran.texts) else Status.FAILED
-        return status, f"exit code {finished.returncode}: {words}"
-
-    def _rows(
+    def _measured(
         self,
         launch: Launch,
-        pick: Pick,
-        block: Sequence[Mapping[str, Any]],
-        verdict: Verdict,
-        began_s: float,
-        state: Health,
-    ) -> tuple[Row, ...]:
-        base = self._base(launch, pick)
-        base["timestamp"] = datetime.fromtimestamp(began_s, UTC)
-        base |= {"throttled": state.throttled, "ecc_errors": state.ecc_errors}
-        base["actual_chunk_bytes"] = verdict.chunk_bytes
-        if verdict.status is not Status.OK:
-            return (lost_row(base, verdict.status, verdict.reason),)
-        return tuple(base | self._actual(pick) | _result(half) for half in block)
+        grid: Grid,
+        ran: Ran,
+        output: Output,
+        verdicts: Sequence[Verdict],
+    ) -> tuple[Measured, ...]:
+        """The rows of the blocks that have a verdict."""
+        self._rows.learn(output.environment)
+        stretches = ran.stretches_of(len(verdicts))
+        healths = self._watch.health(stretches)
+        _warn_of_unwell(launch, healths)
+        is_partial = len(verdicts) < len(grid.blocks)
+        known = [
+            {
+                "hosts": output.hosts,
+                "partial_launch": is_partial,
+                "timestamp": datetime.fromtimestamp(began_s, UTC),
+                "throttled": health.throttled,
+                "ecc_errors": health.ecc_errors,
+            }
+            for (began_s, _), health in zip(stretches, healths, strict=True)
+        ]
+        blocks = zip(grid.blocks, output.blocks, verdicts, known, strict=False)
+        return tuple(self._rows.measured(launch, *block) for block in blocks)
 
-    def _base(self, launch: Launch, pick: Pick) -> dict[str, Any]:
-        return {**pick_row(self._file, launch, pick), **self.environment()}
-
-    def _actual(self, pick: Pick) -> dict[str, Any]:
-        choice = self._choices.get(pick.trial.key)
-        if choice is None:
-            return {"verified": False}
-        algorithm, protocol, channels = choice
-        return {
-            "actual_algorithm": algorithm,
-            "actual_protocol": protocol,
-            "actual_num_channels": channels,
-            "verified": True,
-        }
+    def _blame(
+        self,
+        launch: Launch,
+        culprit: Pick,
+        rest: Sequence[Pick],
+        ran: Ran,
+        hosts: str | None,
+        *,
+        begun: bool,
+    ) -> tuple[list[Measured], tuple[Quarantined, ...], list[Pick]]:
+        """The block in which a process ended too early is lost; whatever follows runs again."""
+        status, reason = what_happened(ran, self._file.runner)
+        lost = [self._rows.lost(launch, culprit, status, reason, hosts)]
+        left = [pick for pick in rest if pick is not culprit]
+        if begun and launch.is_scheduled:
+            return lost, (suspect(launch, culprit, ran, self._file.runner),), left
+        # It never got going, or it has one config only: trying again will not help.
+        lost += [self._rows.lost(launch, pick, status, reason, hosts) for pick in left]
+        return lost, (), []
 
     def _read_back(self, launch: Launch, grid: Grid, folder: Path) -> LaunchResult:
-        ran = self._starter.start(launch, grid, self._program(launch), folder, lambda _: None)
+        program = self._program(launch)
+        ran = self._starter.start(
+            launch, grid, program, folder, lambda _: None, keep=lambda _: None
+        )
         logs = sorted(folder.glob("nccl.*.log"))
         log = [line for path in logs for line in path.read_text(errors="replace").splitlines()]
-        program = self._program(launch)
         calls = calls_of(launch, program, self._file)
         found = choices_by_block(
             log,
@@ -306,7 +314,7 @@ class NcclTestsRunner:
         quarantined: tuple[Quarantined, ...] = ()
         failed = ran.finished is not None and ran.finished.returncode != 0
         if rest and failed and has_begun(launch, folder):
-            quarantined = (self._suspect(launch, rest.pop(0), ran),)
+            quarantined = (suspect(launch, rest.pop(0), ran, self._file.runner),)
         elif rest:
             # The log is not what we think, or nothing ran: asking again would not help.
             _log.warning(
@@ -332,14 +340,8 @@ class NcclTestsRunner:
         facts = {"read_back": choices, "environment": features}
         result = LaunchResult((), (*rest, *grid.left_over), quarantined, facts)
         if failed and not found and not quarantined and not is_impossible(ran.texts):
-            raise _NeverBegan(self._what_happened(ran)[1], result)
+            raise _NeverBegan(what_happened(ran, self._file.runner)[1], result)
         return result
-
-    def _suspect(self, launch: Launch, culprit: Pick, ran: Ran) -> Quarantined:
-        status, reason = self._what_happened(ran)
-        hung = "hung" if status is Status.TIMED_OUT else "crashed"
-        _log.warning("%s: %s in %s (%s)", launch.id, hung, culprit.trial.config.key, reason)
-        return Quarantined(culprit.trial, f"{hung} ({reason[:200]})")
 
     def _output(self, launch: Launch, grid: Grid, folder: Path, ran: Ran) -> Output:
         return read_output(
@@ -354,7 +356,7 @@ class NcclTestsRunner:
         return self._programs[launch.setting.collective]
 
     def _must_read_back(self, trial: Trial) -> bool:
-        return self._file.runner.read_back and trial.key not in self._choices
+        return self._file.runner.read_back and trial.key not in self._rows.choices
 
     def _can_play(self) -> bool:
         """Whether one process measures many configs; a wish that cannot be met is an error."""
@@ -387,10 +389,3 @@ def _warn_of_unwell(launch: Launch, healths: Sequence[Health]) -> None:
             unwell,
             len(healths),
         )
-
-
-def _result(half: Mapping[str, Any]) -> dict[str, Any]:
-    """What a half of a block measured; wrong values say so."""
-    if half.get("status") != Status.WRONG_VALUES.value:
-        return dict(half)
-    return {**half, "reason": f"{half.get('wrong_values')} wrong values"}

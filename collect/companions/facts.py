@@ -44,6 +44,8 @@ def ask_nodes(nodes: Nodes, num_nodes: int, environ: Mapping[str, str]) -> SiteF
                 "the nodes are shared with other jobs: rows are flagged and kept out of verdicts "
                 "on NCCL's default; ask for --exclusive"
             )
+    if "SLURM_JOB_ID" in environ:
+        columns["job_id"] = environ["SLURM_JOB_ID"]
     gpus = {facts.num_gpus for facts in found}
     return SiteFacts(columns, gpus.pop() if len(gpus) == 1 else None)
 

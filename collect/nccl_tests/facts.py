@@ -6,9 +6,11 @@ unknown. Nothing is filled in from elsewhere.
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from dynamiccl.collect.nccl_tests.hosts import host_list
 from dynamiccl.collect.nccl_tests.names import program_in
 from dynamiccl.collect.nccl_tests.settings import settings_in
 from dynamiccl.collect.nccl_tests.tuning import TuningLog
@@ -16,8 +18,8 @@ from dynamiccl.errors import UnknownName
 from dynamiccl.nccl import NcclVersion
 
 _RANK: Final = re.compile(
-    r"#?\s*Rank\s+(\d{1,7})(?:\s+Group\s+(\d{1,7}))?(?:\s+Pid\s+\d+)?\s+on\s+(\S+)"
-    r"\s+device\s+(\d{1,4})\s+\[[^\]]*\]\s*(.*\S)?"
+    r"#?\s*Rank\s+(\d{1,7})(?:\s+Group\s+(\d{1,7}))?(?:\s+Pid\s+(\d{1,9}))?\s+on\s+(\S+)"
+    r"\s+device\s+(\d{1,4})\s+\[([^\]]*)\]\s*(.*\S)?"
 )
 _THREADS: Final = re.compile(r"nThreads?\s+(\d{1,5})\s+nGpus\s+(\d{1,5})\s+minBytes")
 _FLAG: Final = re.compile(r"\s(?:-(g|t)|--(ngpus|nthreads))[ =]?(\d{1,5})(?=\s|$)")
@@ -57,6 +59,11 @@ class RankLine:
     host: str
     device: int
     gpu: str
+    #: As printed: `0x01` before nccl-tests 2.17 (`src/common.cu`), which many GPUs of a host share
+    #: where each has a PCI domain of its own (GH200); `0009:01:00` since.
+    bus_id: str = ""
+    #: None = not printed.
+    pid: int | None = None
 
 
 @dataclass(slots=True)
@@ -82,6 +89,8 @@ class RunFacts:
     settings: dict[str, set[str]] = field(default_factory=dict)
     words: set[str] = field(default_factory=set)
     tuning: TuningLog = field(default_factory=TuningLog)
+    #: Whether ranks were told to be hosts of their own (NCCL_HOSTID).
+    names_host_ids: bool = False
     out_of_bounds: int = 0
     #: (importance, line number, text) of the most telling failure line.
     failure: tuple[int, int, str] | None = None
@@ -105,8 +114,18 @@ class RunFacts:
     def _note_rank(self, line: str) -> None:
         match = _RANK.match(line)
         if match:
-            rank, group, host, device, gpu = match.groups(default="")
-            self.ranks.append(RankLine(int(rank), int(group or 0), host, int(device), gpu))
+            rank, group, pid, host, device, bus_id, gpu = match.groups(default="")
+            self.ranks.append(
+                RankLine(
+                    int(rank),
+                    int(group or 0),
+                    host,
+                    int(device),
+                    gpu,
+                    bus_id,
+                    int(pid) if pid else None,
+                )
+            )
 
     def _note_nccl(self, line: str, number: int) -> None:
         if self.tuning.add(line):
@@ -119,6 +138,7 @@ class RunFacts:
         if "nranks" in line or "nRanks" in line:
             self.nranks.update(int(n) for n in _RANKS.findall(line))
             self.nnodes.update(int(n) for n in _NODES.findall(line))
+        self.names_host_ids = self.names_host_ids or "NCCL_HOSTID" in line
         if "NCCL_" in line and ("INFO" in line or _shows_settings(line)):
             for name, value in settings_in(line).items():
                 self.settings.setdefault(name, set()).add(value)
@@ -181,6 +201,20 @@ class RunFacts:
             counts[match[1] or {"ngpus": "g", "nthreads": "t"}[match[2]]] = int(match[3])
         if not self.per_process:
             self.per_process.add(counts["g"] * counts["t"])
+
+
+def hosts_of(ranks: Iterable[RankLine]) -> str | None:
+    """The hosts in the order of ranks, in one short text; None without any."""
+    return host_list(line.host for line in sorted(ranks, key=lambda line: line.rank)) or None
+
+
+def listed_hosts(lines: Iterable[str]) -> str | None:
+    """The hosts that an output lists, whether or not rows follow."""
+    run = RunFacts(-1, "")
+    for line in lines:
+        if "Rank" in line:
+            run.note(line, 0)
+    return hosts_of(run.ranks)
 
 
 def _shows_settings(line: str) -> bool:

@@ -9,6 +9,7 @@ whoever ran it: only the settings listed in `settings.py` are ever looked at.
 import json
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -106,6 +107,7 @@ def _facts(content: dict[str, Any]) -> RunFacts:
     env = [str(item).partition("=") for item in _list(content.get("env"))]
     for name, value in kept_settings((name, value) for name, _, value in env).items():
         run.settings[name] = {value}
+    run.names_host_ids = any(name == "NCCL_HOSTID" for name, _, _ in env)
     version = nccl_version_of(str(content.get("nccl_version")))
     if version is not None:
         run.nccl_versions.add(version)
@@ -134,9 +136,7 @@ def _note_config(run: RunFacts, config: dict[str, Any]) -> None:
     if len(run.ranks) == 1 and 1 < process <= 1024:
         # Without MPI only rank 0 is listed; the process drives consecutive devices of its host.
         only = run.ranks[0]
-        run.ranks = [
-            RankLine(i, only.group, only.host, only.device + i, only.gpu) for i in range(process)
-        ]
+        run.ranks = [replace(only, rank=i, device=only.device + i) for i in range(process)]
 
 
 def _rank_line(device: dict[str, Any]) -> RankLine:
@@ -146,6 +146,8 @@ def _rank_line(device: dict[str, Any]) -> RankLine:
         str(device.get("hostname")),
         _whole(device.get("device")) or 0,
         str(device.get("device_info") or ""),
+        str(device.get("device_hex") or ""),
+        _whole(device.get("pid")),
     )
 
 

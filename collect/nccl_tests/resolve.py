@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.collect.nccl_tests.facts import RunFacts
+from dynamiccl.collect.nccl_tests.facts import RunFacts, hosts_of
 from dynamiccl.collect.nccl_tests.names import collective_in_file_name, collective_of_program
 from dynamiccl.collect.nccl_tests.settings import Requested, requested_by
 from dynamiccl.collect.nccl_tests.tuning import Choice, TuningLog
@@ -29,6 +29,8 @@ from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
 _MIN_BANDWIDTH: Final = 1.0
 #: Half of the last printed digit.
 _HALF_DIGIT: Final = 0.005
+#: GPUs of one host at most (DGX-2, HGX with 16).
+_MOST_GPUS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ def resolve_run(
         "num_ranks": num_ranks,
         "num_hosts": None if num_ranks is None else _num_hosts(run),
         "num_nodes": num_nodes,
+        "hosts": hosts_of(run.ranks) if _num_hosts(run) else None,
         "ranks_per_node": per_node(num_ranks, num_nodes),
     }
     if run.out_of_bounds:
@@ -230,11 +233,7 @@ def _num_nodes(
     options: ImportOptions,
     report: FileReport,
 ) -> int | None:
-    """NCCL's nNodes: from its log, from the caller, or the number of hosts.
-
-    Two ranks on one device of one host exist only by NCCL_HOSTID or several ranks per GPU; then
-    the number of hosts is not what NCCL takes for nodes.
-    """
+    """NCCL's nNodes: from its log, from the caller, or the number of hosts."""
     said = run.nnodes | shared.nnodes
     if len(said) == 1:
         return next(iter(said))
@@ -243,12 +242,37 @@ def _num_nodes(
     if not run.ranks and num_ranks is not None and _one_process(run, shared, num_ranks):
         return 1
     hosts = None if num_ranks is None else _num_hosts(run)
-    if hosts is None:
-        return None
-    if max(Counter((line.host, line.device) for line in run.ranks).values()) > 1:
-        report.remark("number of nodes left out: ranks share a GPU, so hosts are not NCCL's nodes")
-        return None
-    return hosts
+    if hosts is None or not _seem_one_gpu(run):
+        return hosts
+    if _are_apart(run, shared):
+        report.remark(
+            "ranks of one host show the same GPU and have processes of their own: taken for GPUs "
+            "apart, each alone in its process's sight, and hosts for nodes (else say --nodes)"
+        )
+        return hosts
+    report.remark(
+        "number of nodes left out: ranks share a GPU, so hosts are not NCCL's nodes; say --nodes"
+    )
+    return None
+
+
+def _seem_one_gpu(run: RunFacts) -> bool:
+    seen = Counter((line.host, line.device, line.bus_id) for line in run.ranks)
+    return max(seen.values()) > 1
+
+
+def _are_apart(run: RunFacts, shared: RunFacts) -> bool:
+    """Whether ranks that seem to share a GPU have one each, hidden from the others.
+
+    NCCL refuses two ranks on a GPU of one host ("Duplicate GPU detected", `src/init.cc`, 2.10 to
+    2.30), unless NCCL_HOSTID makes hosts of them. Without a sign of that, as many processes on
+    each host as a machine may have GPUs are what a job with one visible GPU for each rank prints.
+    """
+    if run.names_host_ids or shared.names_host_ids:
+        return False
+    pids = {(line.host, line.pid) for line in run.ranks if line.pid is not None}
+    per_host = set(Counter(line.host for line in run.ranks).values())
+    return len(pids) == len(run.ranks) and len(per_host) == 1 and max(per_host) <= _MOST_GPUS
 
 
 def _num_hosts(run: RunFacts) -> int | None:

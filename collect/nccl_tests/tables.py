@@ -87,6 +87,7 @@ def merge_facts(into: RunFacts, other: RunFacts) -> None:
     """Add what `other` says about the whole output; rank lists belong to one run and stay there."""
     into.programs += other.programs
     into.launched = into.launched or other.launched
+    into.names_host_ids = into.names_host_ids or other.names_host_ids
     for name in ("per_process", "nranks", "nnodes", "nccl_versions", "cuda_versions", "words"):
         getattr(into, name).update(getattr(other, name))
     for setting, values in other.settings.items():

@@ -13,7 +13,12 @@ from dynamiccl.collect.launchers import find_launcher
 from dynamiccl.collect.launchers.settings import LauncherSettings
 from dynamiccl.collect.processes.interrupt import Interrupt
 from dynamiccl.collect.runners import Means, find_plugin, find_runner
-from dynamiccl.collect.runs.journal import begun_here, commits_on_disk, how_it_ended
+from dynamiccl.collect.runs.journal import (
+    begin_again,
+    begun_here,
+    commits_on_disk,
+    how_it_ended,
+)
 from dynamiccl.collect.runs.progress import SweepProgress
 from dynamiccl.collect.runs.run import RunSummary, Shard, journal_folder, run_sweep
 from dynamiccl.collect.sbatch import BatchJob, Outcome, Work, run_as_batch, run_command
@@ -38,6 +43,7 @@ class RunOrder:
     launcher: str | None = None
     nccl_tests_dir: Path | None = None
     resume: bool = False
+    retry_failed: bool = False
     take_over: bool = False
     limit: int | None = None
     shard: str | None = None
@@ -66,7 +72,8 @@ def carry_out(sweep: Sweep, order: RunOrder, *, console: Console) -> RunSummary:
             make_strategy(sweep.file, sweep.trials),
             runner,
             order.out,
-            resume=order.resume,
+            resume=order.resume or order.retry_failed,
+            retry_failed=order.retry_failed,
             take_over=order.take_over,
             watcher=stack.enter_context(progress),
             shard=shard,
@@ -77,13 +84,17 @@ def submit(sweep: Sweep, order: RunOrder, launcher: LauncherSettings) -> RunSumm
     """Run the sweep inside a Slurm batch job, and watch it until it is done."""
     shards = [Shard(index, launcher.array) for index in range(launcher.array)]
     folders = [journal_folder(sweep, order.out, shard) for shard in shards]
-    if any(folder.is_dir() for folder in folders) and not order.resume:
+    if any(folder.is_dir() for folder in folders) and not (order.resume or order.retry_failed):
         raise begun_here(folders[0].parent)
     options = ["--runner", order.runner]
     if order.nccl_tests_dir is not None:
         options += ["--nccl-tests-dir", str(order.nccl_tests_dir.absolute())]
     if order.limit is not None:
         options += ["--limit", str(order.limit)]
+    if order.retry_failed:
+        options.append("--retry-failed")
+        for folder in folders:
+            begin_again(folder)
     job = BatchJob(
         name=sweep.file.name,
         out=order.out.absolute(),

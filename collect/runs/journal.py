@@ -176,6 +176,11 @@ def how_it_ended(folder: Path, text: str) -> str | None:
     return words[1] if len(words) > 1 else "done"  # journals of version 0.1 have the digest alone
 
 
+def begin_again(folder: Path) -> None:
+    """Forget that the sweep ended: more is to be measured."""
+    (folder / _COMPLETE).unlink(missing_ok=True)
+
+
 def commits_on_disk(folder: Path) -> int:
     """How many launches are committed in `folder`, as another process sees it."""
     paths = [*folder.glob("segment-*.jsonl"), *folder.glob(f"segment-*{_SEALED}")]

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from dynamiccl.collect.outcomes import Outcome, decode_outcomes, encode_outcomes
 from dynamiccl.collect.runner import Launch, LaunchMode, LaunchResult, Measured, Pick, Round, Runner
@@ -22,6 +22,13 @@ from dynamiccl.collect.runs.choices import choices_path, write_choices
 from dynamiccl.collect.runs.journal import Journal, Record, Sealing
 from dynamiccl.collect.runs.parts import Scribe
 from dynamiccl.collect.runs.quarantine import Quarantine
+from dynamiccl.collect.runs.retry import (
+    last_retry,
+    retry_record,
+    that_count,
+    without_retries,
+)
+from dynamiccl.collect.runs.watcher import AtMost, Silent, Watcher
 from dynamiccl.collect.strategies import choose
 from dynamiccl.collect.strategies.strategy import Strategy
 from dynamiccl.collect.sweep.load import Sweep
@@ -33,22 +40,6 @@ from dynamiccl.errors import MachineError, UserError
 from dynamiccl.nccl import ABSTAIN, Config
 
 _JOURNAL: Final = ".journal"
-
-
-class Watcher(Protocol):
-    """Is told what happens, for a progress bar; and may say when to stop."""
-
-    def expect(self, picks: int) -> None:
-        """How many picks the sweep will have measured in all, as far as is known."""
-
-    def advance(self, picks: int) -> None:
-        """So many more picks are done."""
-
-    def outcome(self, trial: Trial, outcome: Outcome) -> None:
-        """One pick's outcome."""
-
-    def stopping(self) -> bool:
-        """Whether to stop after the launch that is running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +87,7 @@ def run_sweep(  # noqa: PLR0913 - the one place that puts a run together
     out: Path,
     *,
     resume: bool,
+    retry_failed: bool = False,
     take_over: bool = False,
     watcher: Watcher | None = None,
     shard: Shard | None = None,
@@ -108,6 +100,7 @@ def run_sweep(  # noqa: PLR0913 - the one place that puts a run together
         runner: what measures.
         out: data directory; made when missing.
         resume: go on with what is in `out`, instead of refusing to add to it.
+        retry_failed: measure once more, at the end, what failed.
         take_over: from a run that may still live, where the file system knows no locks.
         watcher: is told of progress and asked whether to stop.
         shard: this process's share of the launches.
@@ -126,43 +119,13 @@ def run_sweep(  # noqa: PLR0913 - the one place that puts a run together
     with Journal(folder, grid, resume=resume, take_over=take_over) as journal:
         scribe = Scribe(sweep, out, journal.identity, runner.name)
         journal.settle(scribe.segments(), scribe.write)
-        run = _Run(sweep, strategy, runner, journal, watcher or _Silent(), shard)
-        summary = run.go(scribe.write)
+        run = _Run(sweep, strategy, runner, journal, watcher or Silent(), shard)
+        summary = run.go(scribe.write, retry_failed=retry_failed)
         if summary.ended in {"done", "budget"}:
             if summary.launches_run:
                 write_choices(choices_path(out, sweep.file, shard.suffix), run.choices())
             journal.complete(sweep.text, summary.ended)
         return summary
-
-
-class _Silent:
-    """The watcher of a run that nobody watches."""
-
-    def expect(self, picks: int) -> None:
-        pass
-
-    def advance(self, picks: int) -> None:
-        pass
-
-    def outcome(self, trial: Trial, outcome: Outcome) -> None:
-        pass
-
-    def stopping(self) -> bool:
-        return False
-
-
-class _AtMost:
-    """Passes progress on up to what was asked for: a launch may measure more, to fill its gaps."""
-
-    def __init__(self, left: int, advance: Callable[[int], None]) -> None:
-        self._left = left
-        self._advance = advance
-
-    def advance(self, picks: int) -> None:
-        told = min(picks, self._left)
-        self._left -= told
-        if told:
-            self._advance(told)
 
 
 class _Run:
@@ -189,8 +152,10 @@ class _Run:
         self._skipped = self._launched = 0
         self._budget = Budget(sweep.file.budget, (shard.index, shard.count))
         self._records: dict[str, Record] = {}
+        self._may_retry = False
 
-    def go(self, write_part: Callable[[Sealing], None]) -> RunSummary:
+    def go(self, write_part: Callable[[Sealing], None], *, retry_failed: bool) -> RunSummary:
+        self._may_retry = retry_failed
         for record in self._journal.commits:
             self._remember(record)
         self._watcher.expect(self._strategy.expected_picks())
@@ -234,19 +199,31 @@ class _Run:
             record = self._journal.rounds[number]
             picks = [self._pick(entry) for entry in record["picks"]]
             return Round(number, tuple(picks))
-        found = self._strategy.next_picks(number, self._history())
+        rounds = self._journal.rounds
+        found = self._strategy.next_picks(*without_retries(number, self._history(), rounds))
         if found is None:
-            return None
+            return self._retry(number)
         entries = [[p.trial.key, p.repeat, p.probability] for p in found]
         self._journal.begin_round({"round": number, "picks": entries})
         return Round(number, tuple(found))
+
+    def _retry(self, number: int) -> Round | None:
+        """A round of what failed, once, when nothing else is left; None when nothing did."""
+        record = retry_record(number, self._history()) if self._may_retry else None
+        self._may_retry = False
+        if record is None:
+            return None
+        self._journal.begin_round(record)
+        self._quarantine = Quarantine()
+        return Round(number, tuple(self._pick(entry) for entry in record["picks"]))
 
     def _pick(self, entry: Sequence[Any]) -> Pick:
         key, repeat, probability = entry
         return Pick(self._by_key[key], repeat, probability)
 
     def _history(self) -> list[Outcome]:
-        return [outcome for record in self._journal.commits for outcome in decode_outcomes(record)]
+        outcomes = (o for record in self._journal.commits for o in decode_outcomes(record))
+        return that_count(outcomes, self._journal.rounds)
 
     def _layout(self, round_: Round) -> Iterator[Launch]:
         """The launches of a round that are ours and not done, in an order drawn from its number."""
@@ -307,14 +284,15 @@ class _Run:
             self._launched += 1
             # Nobody picked the reference default: it is not in what the bar expects.
             asked = 0 if launch.mode is LaunchMode.REFERENCE else len(paid)
-            progress = _AtMost(asked, self._watcher.advance)
+            progress = AtMost(asked, self._watcher.advance)
             result = self._runner.run(replace(launch, picks=tuple(paid)), progress.advance)
         result = replace(
             result,
             measured=(*lost, *result.measured),
             unfinished=(*result.unfinished, *over),
         )
-        self._commit(launch, result, time.monotonic() - began)
+        seconds = result.seconds_before + time.monotonic() - began
+        self._commit(launch, result, seconds)
 
     def _commit(self, launch: Launch, result: LaunchResult, seconds: float) -> None:
         rows = [row for measured in result.measured for row in measured.rows]
@@ -345,8 +323,9 @@ class _Run:
         measured = [o for o in decode_outcomes(record) if not self._is_impossible(o.trial_key)]
         # A journal of version 0.1 has no seconds.
         self._budget.add(len(measured), record.get("seconds", 0.0))
+        counts = record["round"] >= last_retry(self._journal.rounds)
         for key, reason in record["quarantined"]:
-            if key in self._by_key:
+            if key in self._by_key and counts:
                 self._quarantine.add(self._by_key[key], reason)
         if record["facts"]:
             self._runner.learn(record["launch"], record["facts"])

@@ -54,7 +54,9 @@ def run(
     if interrupt is not None:
         nowhere = Console(file=io.StringIO())
         watcher = SweepProgress("test", nowhere, lambda: interrupt.requested)
-    return run_sweep(made, strategy, runner, where.out, resume=resume, watcher=watcher)
+    summary = run_sweep(made, strategy, runner, where.out, resume=resume, watcher=watcher)
+    runner.close()
+    return summary
 
 
 def rows(folder: Path) -> pl.DataFrame:

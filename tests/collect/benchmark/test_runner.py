@@ -1,5 +1,6 @@
 """The real runner on the stand-in: real processes, the real plugin, times of the simulator."""
 
+import platform
 from pathlib import Path
 
 import polars as pl
@@ -83,6 +84,13 @@ def test_iteration_times_come_from_json_and_the_release_from_text(
     assert set(found["iteration_times_us"].list.len()) == {5}
     assert set(found["nccl_tests_version"]) == {"2.19.6"}
     assert set(found["gpu"]) == {"FAKE H100"}
+
+
+def test_rows_know_their_hosts(tmp_path: Path, sweep_path: Path) -> None:
+    run(sweep(cycles="1"), tmp_path, sweep_path)
+    found = rows(tmp_path).filter(pl.col("status") == "ok")
+    assert set(found["hosts"]) == {platform.node().partition(".")[0]}
+    assert not found["partial_launch"].any()
 
 
 def test_topology_is_kept_and_its_features_are_columns(tmp_path: Path, sweep_path: Path) -> None:

@@ -114,11 +114,11 @@ class Launches:
         self.started: list[str] = []
         start = Starter.start
 
-        def begin(starter: Starter, launch: Launch, *others: Any) -> Ran:
+        def begin(starter: Starter, launch: Launch, *others: Any, **named: Any) -> Ran:
             self.started.append(launch.id)
             if lost(launch, len(self.started)):
                 return Ran(0.0, finished=Finished(1, None, (), 0.1))
-            return start(starter, launch, *others)
+            return start(starter, launch, *others, **named)
 
         monkeypatch.setattr(Starter, "start", begin)
 

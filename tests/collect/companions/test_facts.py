@@ -118,6 +118,7 @@ def test_slurm_says_whether_the_nodes_are_ours_alone(
     assert exclusive({"SLURM_JOB_ID": "42"}) is alone
     found = ask_nodes(Answers(NODE.to_json()), 1, {"SLURM_JOB_ID": "42"})
     assert found.columns["exclusive_node"] is alone
+    assert found.columns["job_id"] == "42"
     assert ("the nodes are shared with other jobs" in caplog.text) != alone
 
 

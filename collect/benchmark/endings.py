@@ -1,0 +1,34 @@
+"""How a launch ended, and what that says of the config in play."""
+
+import logging
+
+from dynamiccl.collect.benchmark.launching import Ran
+from dynamiccl.collect.benchmark.output import is_impossible, last_words
+from dynamiccl.collect.runner import Launch, Pick, Quarantined
+from dynamiccl.collect.sweep.settings import RunnerSettings
+from dynamiccl.datasets.schema import Status
+
+_log = logging.getLogger(__name__)
+
+
+def what_happened(ran: Ran, limits: RunnerSettings) -> tuple[Status, str]:
+    """Status and reason for the config in play when a launch ended too early."""
+    finished = ran.finished
+    assert finished is not None, "a launch that was told to stop is not blamed"
+    words = last_words(ran.texts)
+    if finished.reason is not None:
+        if ran.row_times:
+            waited_s = limits.stall_timeout_s + ran.more_s
+            return Status.TIMED_OUT, f"no new row for {waited_s:.3g} s"
+        waited_s = limits.startup_timeout_s + ran.more_s
+        return Status.TIMED_OUT, f"no row within {waited_s:.3g} s: {words}"
+    status = Status.INFEASIBLE if is_impossible(ran.texts) else Status.FAILED
+    return status, f"exit code {finished.returncode}: {words}"
+
+
+def suspect(launch: Launch, culprit: Pick, ran: Ran, limits: RunnerSettings) -> Quarantined:
+    """Put a config in quarantine that hung or crashed, with a line for the log."""
+    status, reason = what_happened(ran, limits)
+    hung = "hung" if status is Status.TIMED_OUT else "crashed"
+    _log.warning("%s: %s in %s (%s)", launch.id, hung, culprit.trial.config.key, reason)
+    return Quarantined(culprit.trial, f"{hung} ({reason[:200]})")

@@ -1,0 +1,66 @@
+"""Measure again what failed: one more round with these picks, and what it changes.
+
+A round of its own has NCCL's default beside it, and no row is there twice: the failed rows stay as
+they are, those of the new round come to them. From then on the old failures no longer count, in
+quarantine, in what the strategy knows and in what is chosen.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dynamiccl.collect.outcomes import Outcome
+
+#: A pick as the journal has it: key of the trial, repeat, probability of a draw.
+Entry = list[Any]
+
+
+def retry_record(number: int, history: Iterable[Outcome]) -> dict[str, Any] | None:
+    """The journal's record of a round `number` with all that failed so far; None: nothing did."""
+    failed = Counter(outcome.trial_key for outcome in history if _failed(outcome))
+    if not failed:
+        return None
+    picks: list[Entry] = [
+        [key, repeat, None] for key, count in failed.items() for repeat in range(count)
+    ]
+    return {"round": number, "picks": picks, "retry": True}
+
+
+def last_retry(rounds: Sequence[Mapping[str, Any]]) -> int:
+    """The number of the last round that tried failures again; -1 = there was none."""
+    return max((number for number, record in enumerate(rounds) if "retry" in record), default=-1)
+
+
+def that_count(outcomes: Iterable[Outcome], rounds: Sequence[Mapping[str, Any]]) -> list[Outcome]:
+    """Without failures that a later round tried again."""
+    tried_in = {
+        entry[0]: number
+        for number, record in enumerate(rounds)
+        if "retry" in record
+        for entry in record["picks"]
+    }
+    return [
+        outcome
+        for outcome in outcomes
+        if not (_failed(outcome) and outcome.round < tried_in.get(outcome.trial_key, -1))
+    ]
+
+
+def without_retries(
+    number: int, history: Iterable[Outcome], rounds: Sequence[Mapping[str, Any]]
+) -> tuple[int, list[Outcome]]:
+    """A round's number and the history as a strategy counts, which knows of no such rounds.
+
+    What one measured counts to the round before it.
+    """
+    added = [at for at, record in enumerate(rounds) if "retry" in record]
+    own = [
+        replace(outcome, round=outcome.round - sum(at <= outcome.round for at in added))
+        for outcome in history
+    ]
+    return number - sum(at < number for at in added), own
+
+
+def _failed(outcome: Outcome) -> bool:
+    return not outcome.ok and not outcome.infeasible
