@@ -116,6 +116,9 @@ class Runner(Protocol):
     def launches(self, round_: Round) -> tuple[Launch, ...]:
         """The launches that measure a round, in the order in which they run."""
 
+    def reason_to_skip(self, trial: Trial) -> str | None:
+        """Why a trial of a launch need not be measured, by what is known now; None: it must be."""
+
     def run(self, launch: Launch, progress: Callable[[int], None]) -> LaunchResult:
         """Run one launch; `progress` is told how many picks were done since it was last called."""
 

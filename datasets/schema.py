@@ -4,7 +4,8 @@ Format history
     1 (0.1.0)  first.
     2 (0.2.0)  round, launch, aa_noise_band, mig, throttled, ecc_errors, actual_chunk_bytes.
     3 (0.2.0)  node_fingerprint.
-    4 (0.2.0)  hosts, job_id, partial_launch. Files of version 3 are read, with nulls in these.
+    4 (0.2.0)  hosts, job_id, partial_launch, process_times_us. Files of version 3 are read, with
+               nulls in these.
     `calls` counts for itself:
     1 (0.2.0)  first.
 
@@ -208,6 +209,13 @@ _RESULT: Final = (
     _number("time_p99_us", "us", "per-iteration 99th percentile (nccl-tests -I)"),
     _number("time_cv_percent", "%", "per-iteration coefficient of variation (nccl-tests -I)"),
     Column("iteration_times_us", pa.list_(pa.float64()), "us", "each iteration (nccl-tests -J -I)"),
+    Column(
+        "process_times_us",
+        pa.list_(pa.float64()),
+        "us",
+        "of each process, the mean of its iterations (nccl-tests -J -I): others wait for the one "
+        "with the least",
+    ),
 )
 
 MEASUREMENT_COLUMNS: Final = (*_IDENTITY, *_ENVIRONMENT, *_WORKLOAD, *_CONFIG, *_RESULT)
@@ -281,7 +289,7 @@ MEASUREMENTS: Final = _schema("measurements", MEASUREMENT_COLUMNS)
 CALLS: Final = _schema("calls", CALLS_COLUMNS, CALLS_VERSION)
 
 #: Columns of `measurements` that a file of an older version that is read need not have.
-_ADDED_SINCE: Final = {3: frozenset({"partial_launch", "hosts", "job_id"})}
+_ADDED_SINCE: Final = {3: frozenset({"partial_launch", "hosts", "job_id", "process_times_us"})}
 
 #: Columns that make two rows the same task: what the job asked, where, and under which conditions.
 TASK_COLUMNS: Final = (

@@ -37,6 +37,11 @@ class Calls:
         return 1 + self.iterations + self.checks
 
 
+def small_bytes(file: SweepFile) -> int:
+    """Up to which size messages get more iterations; 0 = all get as many."""
+    return file.small_max if file.small_iterations > file.iterations else 0
+
+
 def calls_of(launch: Launch, program: Program, file: SweepFile) -> Calls:
     """How often the benchmark calls in this launch.
 
@@ -44,7 +49,9 @@ def calls_of(launch: Launch, program: Program, file: SweepFile) -> Calls:
     tell; where calls are counted there is none then, and the synchronising calls connect.
     """
     read_back = launch.mode is LaunchMode.READ_BACK
-    calls = Calls(1, 1, 0) if read_back else Calls(file.iterations, file.warmup_iterations, 1)
+    is_small = all(pick.trial.size_bytes <= small_bytes(file) for pick in launch.picks)
+    iterations = file.small_iterations if is_small else file.iterations
+    calls = Calls(1, 1, 0) if read_back else Calls(iterations, file.warmup_iterations, 1)
     counted = read_back or launch.is_scheduled
     return calls if program.warms_up_each_size or not counted else replace(calls, warmup=0)
 

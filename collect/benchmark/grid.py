@@ -53,14 +53,23 @@ def slow_seconds(grid: Grid, calls_per_half: int) -> list[float]:
     over two nodes of H100 makes 1.5 GB/s, so that 44 calls of 4 GiB take 126 s and are no hang.
     """
     return [
-        2 * calls_per_half * size / (_SLOW_BYTES_PER_S if _is_slow(pick) else _PLAIN_BYTES_PER_S)
+        2 * calls_per_half * size / _least_bytes_per_s(pick.trial.config)
         for cycle in grid.cycles
         for pick, size in zip(cycle, grid.benchmark_bytes, strict=True)
     ]
 
 
-def _is_slow(pick: Pick) -> bool:
-    config = pick.trial.config
+def _least_bytes_per_s(config: Config) -> float:
+    return _SLOW_BYTES_PER_S if is_slow(config) else _PLAIN_BYTES_PER_S
+
+
+def is_slow(config: Config) -> bool:
+    """Whether large messages take long with it: LL, or a channel or two.
+
+    In the published sweeps LL takes more than twice the best config's time from 4 MiB on (33 cells)
+    and four times from 16 MiB on (23); so do up to two channels over NVLink from 4 MiB on (16; over
+    sockets 1.36 times, 8).
+    """
     return config.protocol is Protocol.LL or 0 < (config.num_channels or 0) <= 2
 
 

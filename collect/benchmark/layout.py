@@ -16,7 +16,11 @@ _Key = TypeVar("_Key", Setting, Config)
 
 
 def lay_out(
-    round_: Round, *, plays_schedules: bool, must_read_back: Callable[[Trial], bool]
+    round_: Round,
+    *,
+    plays_schedules: bool,
+    must_read_back: Callable[[Trial], bool],
+    small_bytes: int = 0,
 ) -> tuple[Launch, ...]:
     """The launches of a round (pure).
 
@@ -24,19 +28,36 @@ def lay_out(
         round_: what is to be measured; feasible picks only.
         plays_schedules: whether a plugin can play many configs in one process.
         must_read_back: whether it is still to be found out what really runs for a trial.
+        small_bytes: up to this size messages are timed in a process of their own, with more calls
+            (`-n` holds for all that a process walks).
     """
+
+    def timed(
+        setting: Setting,
+        mode: LaunchMode,
+        name: str,
+        picks: Sequence[Pick],
+        *,
+        scheduled: bool = False,
+    ) -> list[Launch]:
+        small = [pick for pick in picks if pick.trial.size_bytes <= small_bytes]
+        large = [pick for pick in picks if pick.trial.size_bytes > small_bytes]
+        return [
+            launch
+            for part in (small, large)
+            for launch in _per_chain(round_, setting, mode, name, part, scheduled=scheduled)
+        ]
+
     launches: list[Launch] = []
     by_setting = _grouped(round_.picks, lambda pick: pick.trial.setting)
     references: dict[Setting, list[int]] = {}
     for setting, picks in by_setting:
         scheduled = plays_schedules and setting.collective.tunable
         if scheduled:
-            launches += _per_chain(
-                round_, setting, LaunchMode.SWEEP, "sweep", picks, scheduled=True
-            )
+            launches += timed(setting, LaunchMode.SWEEP, "sweep", picks, scheduled=True)
         else:
             for config, same in _grouped(picks, lambda pick: pick.trial.config):
-                launches += _per_chain(round_, setting, LaunchMode.FORCED, config.key, same)
+                launches += timed(setting, LaunchMode.FORCED, config.key, same)
         unknown = [pick for pick in _once(picks) if must_read_back(pick.trial)]
         launches += _read_backs(round_, setting, unknown, scheduled=scheduled)
         untouched = replace(setting, profile=LaunchProfile())
@@ -52,7 +73,7 @@ def lay_out(
                 for size in sorted(set(sizes))
                 for repeat in range(REFERENCE_REPEATS)
             ]
-            launches += _per_chain(round_, setting, LaunchMode.REFERENCE, "reference", default)
+            launches += timed(setting, LaunchMode.REFERENCE, "reference", default)
     return tuple(launches)
 
 

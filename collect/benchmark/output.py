@@ -45,6 +45,7 @@ _KEPT: Final = frozenset(
         "time_p99_us",
         "time_cv_percent",
         "iteration_times_us",
+        "process_times_us",
     )
 )
 _DROPPED: Final = frozenset(field.name for field in MEASUREMENTS) - _KEPT

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from dynamiccl.collect.benchmark.blocks import Verdict, has_begun, judge_blocks
-from dynamiccl.collect.benchmark.command import calls_of
+from dynamiccl.collect.benchmark.command import calls_of, small_bytes
 from dynamiccl.collect.benchmark.endings import suspect, what_happened
 from dynamiccl.collect.benchmark.grid import Grid, deal
 from dynamiccl.collect.benchmark.launching import Ran, Site, Starter
 from dynamiccl.collect.benchmark.layout import lay_out
 from dynamiccl.collect.benchmark.leftovers import LaunchFolders, ran_before, written_down
+from dynamiccl.collect.benchmark.mode import can_play
+from dynamiccl.collect.benchmark.needless import Needless
 from dynamiccl.collect.benchmark.output import (
     Output,
     is_impossible,
@@ -52,7 +54,7 @@ from dynamiccl.collect.sweep.trial import Trial
 from dynamiccl.collect.telemetry.health import Health
 from dynamiccl.datasets.schema import QUIET, Status
 from dynamiccl.errors import InvalidSweep, MachineError
-from dynamiccl.nccl import ABSTAIN, TUNER_ABI_SINCE, Collective, NcclVersion
+from dynamiccl.nccl import ABSTAIN, Collective
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +88,7 @@ class NcclTestsRunner:
         self._file = file
         self._site = site
         self._starter = Starter(file, site, interrupt)
+        self._needless = Needless(file.runner.slow_max)
         self._programs: dict[Collective, Program] = {}
         self._plays = False
         self._folders = LaunchFolders(site.work)
@@ -98,6 +101,7 @@ class NcclTestsRunner:
 
     def check(self, trials: Sequence[Trial]) -> None:
         """Find the binaries and settle the mode; refuse what cannot be measured here."""
+        self._needless.know(trials)
         mpi = find_launcher(self._site.launcher.kind).needs_mpi
         for setting in dict.fromkeys(trial.setting for trial in trials):
             if setting.interference.kind == "congestion":
@@ -109,13 +113,22 @@ class NcclTestsRunner:
                 program = find_program(setting.collective, self._site.nccl_tests_dir, mpi=mpi)
                 self._programs[setting.collective] = program
             self._starter.check(setting)
-        self._plays = self._can_play()
+        self._plays = can_play(self._file, self._site.plugin, self._programs.values())
         if not self._plays and any(trial.config.chunk_bytes for trial in trials):
             raise InvalidSweep("chunk_sizes need the sweep mode: NCCL has no variable for them")
 
     def launches(self, round_: Round) -> tuple[Launch, ...]:
         """The launches of a round."""
-        return lay_out(round_, plays_schedules=self._plays, must_read_back=self._must_read_back)
+        return lay_out(
+            round_,
+            plays_schedules=self._plays,
+            must_read_back=self._must_read_back,
+            small_bytes=small_bytes(self._file),
+        )
+
+    def reason_to_skip(self, trial: Trial) -> str | None:
+        """Too slow to win, or the same as another one."""
+        return self._needless.reason(trial, self._rows.choices)
 
     def run(self, launch: Launch, progress: Callable[[int], None]) -> LaunchResult:
         """Run one launch; what hangs or crashes becomes rows, and the rest is left over.
@@ -357,28 +370,6 @@ class NcclTestsRunner:
 
     def _must_read_back(self, trial: Trial) -> bool:
         return self._file.runner.read_back and trial.key not in self._rows.choices
-
-    def _can_play(self) -> bool:
-        """Whether one process measures many configs; a wish that cannot be met is an error."""
-        wish = self._file.runner.mode
-        if wish == "processes":
-            return False
-        obstacle = self._obstacle()
-        if obstacle is None:
-            return True
-        if wish == "sweep":
-            raise MachineError(f"runner mode 'sweep' cannot work: {obstacle}")
-        _log.warning("one process for each config, since the sweep mode cannot work: %s", obstacle)
-        return False
-
-    def _obstacle(self) -> str | None:
-        if self._site.plugin is None:
-            return "there is no tuner plugin; build it with 'make plugin', or set runner.plugin"
-        version = self._file.nccl_version
-        if version is not None and NcclVersion.parse(version) < TUNER_ABI_SINCE[3]:
-            return f"it needs NCCL {TUNER_ABI_SINCE[3]} and this is {version}"
-        without = [p.path for p in self._programs.values() if not p.has_cycles]
-        return f"{without[0]} has no option -N; build nccl-tests 2.13 or later" if without else None
 
 
 def _warn_of_unwell(launch: Launch, healths: Sequence[Health]) -> None:

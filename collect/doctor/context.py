@@ -24,7 +24,7 @@ class Context:
     #: auto, sweep or processes.
     mode: str = "auto"
     wants_chunk_sizes: bool = False
-    wants_iteration_times: bool = True
+    wants_iteration_times: bool = False
     plugin: str = str(BUILD_DIR / SWEEP_NAME)
     #: One of LAUNCHERS.
     launcher: str = "local"

@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 
+from dynamiccl.collect.findings.slow_ranks import waited_for
 from dynamiccl.datasets.cells import (
     CONFIG_COLUMNS,
     REPEAT_COLUMNS,
@@ -47,6 +48,8 @@ class SystemSummary:
     verified_share: float
     noise_band: float | None
     noise_median: float | None
+    #: Which rank the others wait for, where times of single processes say so.
+    waited_for: str | None
 
 
 def describe(directory: Path) -> list[SystemSummary]:
@@ -143,6 +146,7 @@ def lines(summary: SystemSummary) -> list[tuple[str, str]]:
             else f"{band:.2%} (nine in ten configs repeat within it; half within "
             f"{summary.noise_median:.2%})",
         ),
+        *([("others wait for", summary.waited_for)] if summary.waited_for else []),
     ]
 
 
@@ -181,6 +185,7 @@ def _summarise(part: pl.DataFrame, band: tuple[float, float] | None) -> SystemSu
         verified_share=_share(part.filter(pl.col("status") == Status.OK.value)["verified"]),
         noise_band=band[0] if band else None,
         noise_median=band[1] if band else None,
+        waited_for=waited_for(timed),
     )
 
 

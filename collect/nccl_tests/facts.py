@@ -59,8 +59,8 @@ class RankLine:
     host: str
     device: int
     gpu: str
-    #: As printed: `0x01` before nccl-tests 2.17 (`src/common.cu`), which many GPUs of a host share
-    #: where each has a PCI domain of its own (GH200); `0009:01:00` since.
+    #: As printed: `0x01`, the bus, up to nccl-tests 2.14 (`src/common.cu`); since then with domain
+    #: and device, `0009:01:00`.
     bus_id: str = ""
     #: None = not printed.
     pid: int | None = None

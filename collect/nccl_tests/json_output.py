@@ -8,7 +8,7 @@ whoever ran it: only the settings listed in `settings.py` are ever looked at.
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +36,10 @@ _CONFIG_WORDS: Final = (
     ("unalign", "unalign", "0"),
 )
 _PER_ITERATION: Final = ("min_us", "max_us", "p99_us", "cv_pct")
+
+
+#: Columns of `-I`: the times of single iterations, and of single processes.
+_Times = Mapping[str, list[float | None] | None]
 
 
 class _BadResult(ValueError):
@@ -69,9 +73,15 @@ def json_tables(
     for table in tables:
         part = times[start : start + table.num_rows]
         start += table.num_rows
-        index = table.schema.get_field_index("iteration_times_us")
-        field = MEASUREMENTS.field(index)
-        yield table.set_column(index, field, columns_array(field.name, part))
+        yield _with_times(table, part)
+
+
+def _with_times(table: pa.Table, times: Sequence[_Times]) -> pa.Table:
+    for name in ("iteration_times_us", "process_times_us"):
+        index = table.schema.get_field_index(name)
+        values = columns_array(name, [one[name] for one in times])
+        table = table.set_column(index, MEASUREMENTS.field(index), values)
+    return table
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -153,10 +163,10 @@ def _rank_line(device: dict[str, Any]) -> RankLine:
 
 def _rows(
     results: list[Any], run: RunFacts, report: FileReport
-) -> tuple[list[tuple[Any, ...]], list[list[float | None] | None]]:
+) -> tuple[list[tuple[Any, ...]], list[_Times]]:
     words = {word: i for i, word in enumerate(_words(results))}
     rows: list[tuple[Any, ...]] = []
-    times: list[list[float | None] | None] = []
+    times: list[_Times] = []
     for number, result in enumerate(results, 1):
         try:
             start, halves = _result(result, words, run)
@@ -170,7 +180,7 @@ def _rows(
         if not halves:
             report.drop("no time")
         rows += [(*start, *half) for half, _ in halves]
-        times += [iterations for _, iterations in halves]
+        times += [listed for _, listed in halves]
     return rows, times
 
 
@@ -179,7 +189,7 @@ def _words(results: list[Any]) -> list[str]:
     return sorted({word for word in named if isinstance(word, str)})[:30_000]
 
 
-_Half = tuple[tuple[Any, ...], list[float | None] | None]
+_Half = tuple[tuple[Any, ...], _Times]
 
 
 def _result(
@@ -227,11 +237,26 @@ def _half(place: int, timing: object, per_iteration: object) -> _Half | None:
         MISSING if wrong is None or not 0 <= wrong < 1 << 62 else wrong,
         *(_number(extra.get(key)) for key in _PER_ITERATION),
     )
-    listed = extra.get("times_us")
+    return fields, {
+        "iteration_times_us": _numbers(extra.get("times_us")),
+        "process_times_us": _process_means(extra.get("per_process_max_times_us")),
+    }
+
+
+def _numbers(listed: object) -> list[float | None] | None:
     if not isinstance(listed, list):
-        return fields, None
+        return None
     numbers = [_number(value) for value in listed]
-    return fields, [None if math.isnan(value) else value for value in numbers]
+    return [None if math.isnan(value) else value for value in numbers]
+
+
+def _process_means(listed: object) -> list[float | None] | None:
+    """The mean over iterations of each process: of ranks x iterations only ranks are kept."""
+    means: list[float | None] = []
+    for process in _list(listed):
+        known = [time for time in _numbers(process) or () if time is not None]
+        means.append(sum(known) / len(known) if known else None)
+    return means or None
 
 
 def _number(value: object) -> float:

@@ -264,11 +264,15 @@ def _seem_one_gpu(run: RunFacts) -> bool:
 def _are_apart(run: RunFacts, shared: RunFacts) -> bool:
     """Whether ranks that seem to share a GPU have one each, hidden from the others.
 
+    Where the bus id names the PCI domain too, equal ids are one GPU. Before nccl-tests 2.15 it is
+    the bus alone, which each of the GPUs of a GH200 node calls 1.
+
     NCCL refuses two ranks on a GPU of one host ("Duplicate GPU detected", `src/init.cc`, 2.10 to
     2.30), unless NCCL_HOSTID makes hosts of them. Without a sign of that, as many processes on
     each host as a machine may have GPUs are what a job with one visible GPU for each rank prints.
     """
-    if run.names_host_ids or shared.names_host_ids:
+    has_domains = any(":" in line.bus_id for line in run.ranks)
+    if has_domains or run.names_host_ids or shared.names_host_ids:
         return False
     pids = {(line.host, line.pid) for line in run.ranks if line.pid is not None}
     per_host = set(Counter(line.host for line in run.ranks).values())

@@ -135,6 +135,11 @@ class Journal:
         if not self._resume:
             raise begun_here(path.parent)
         found = _loads(path.read_text(encoding="utf-8"), path)
+        if found.get("layout") != self._grid.get("layout"):
+            raise UserError(
+                f"{path} is of a sweep that another release began, whose processes measure other "
+                "sizes together; end it with that release, or take another name or --out"
+            )
         if found != self._grid:
             raise UserError(
                 f"{path} was made by a sweep of this name with other trials (the file was edited, "

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
+from dynamiccl.collect.benchmark.command import small_bytes
 from dynamiccl.collect.benchmark.grid import Grid, deal
 from dynamiccl.collect.benchmark.layout import lay_out
 from dynamiccl.collect.runner import Launch, LaunchMode, Round
@@ -115,7 +116,12 @@ class _Process:
 
 def _launches(first: Round, file: SweepFile, *, plays: bool) -> tuple[_Process, ...]:
     read_back = file.runner.read_back
-    laid_out = lay_out(first, plays_schedules=plays, must_read_back=lambda _: read_back)
+    laid_out = lay_out(
+        first,
+        plays_schedules=plays,
+        must_read_back=lambda _: read_back,
+        small_bytes=small_bytes(file),
+    )
     return tuple(process for launch in laid_out for process in _processes(launch, file))
 
 

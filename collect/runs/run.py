@@ -40,6 +40,8 @@ from dynamiccl.errors import MachineError, UserError
 from dynamiccl.nccl import ABSTAIN, Config
 
 _JOURNAL: Final = ".journal"
+#: Changes when a release lays out a round's launches in another way (2: small messages apart).
+_LAYOUT: Final = "2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ def run_sweep(  # noqa: PLR0913 - the one place that puts a run together
     out.mkdir(parents=True, exist_ok=True)
     folder = journal_folder(sweep, out, shard)
     _refuse_orphans(sweep, out, folder)
-    grid = {"trials": _trials_hash(sweep), "runner": runner.name}
+    grid = {"trials": _trials_hash(sweep), "runner": runner.name, "layout": _LAYOUT}
     with Journal(folder, grid, resume=resume, take_over=take_over) as journal:
         scribe = Scribe(sweep, out, journal.identity, runner.name)
         journal.settle(scribe.segments(), scribe.write)
@@ -266,13 +268,14 @@ class _Run:
         kept: list[Pick] = []
         lost: list[Measured] = []
         for pick in launch.picks:
-            reason = pick.trial.infeasible or self._quarantine.reason(pick.trial)
+            needless = pick.trial.infeasible or self._runner.reason_to_skip(pick.trial)
+            reason = needless or self._quarantine.reason(pick.trial)
             if reason is None:
                 kept.append(pick)
                 continue
             if launch.mode is LaunchMode.READ_BACK:
                 continue  # its row comes from the launch that would have timed it
-            status = Status.INFEASIBLE if pick.trial.infeasible else Status.FAILED
+            status = Status.INFEASIBLE if needless else Status.FAILED
             base = {**pick_row(self._sweep.file, launch, pick)}
             base |= self._runner.environment()
             lost.append(Measured(pick, (lost_row(base, status, reason),)))
@@ -313,14 +316,9 @@ class _Run:
             if outcome.trial_key in self._by_key:
                 self._watcher.outcome(self._by_key[outcome.trial_key], outcome)
 
-    def _is_impossible(self, key: str) -> bool:
-        # A launch may walk over a size that the sweep does not have, to fill a gap.
-        trial = self._by_key.get(key)
-        return trial is not None and trial.infeasible is not None
-
     def _remember(self, record: Record) -> None:
         self._records[record["launch"]] = record
-        measured = [o for o in decode_outcomes(record) if not self._is_impossible(o.trial_key)]
+        measured = [outcome for outcome in decode_outcomes(record) if not outcome.infeasible]
         # A journal of version 0.1 has no seconds.
         self._budget.add(len(measured), record.get("seconds", 0.0))
         counts = record["round"] >= last_retry(self._journal.rounds)

@@ -60,6 +60,10 @@ class SimulatorRunner:
             for setting, picks in grouped
         )
 
+    def reason_to_skip(self, trial: Trial) -> str | None:  # noqa: ARG002
+        """Nothing is skipped where measuring costs nothing."""
+        return None
+
     def run(self, launch: Launch, progress: Callable[[int], None]) -> LaunchResult:
         """Simulate one call for each pick; out-of-place only."""
         measured = []

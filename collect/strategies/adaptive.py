@@ -90,9 +90,8 @@ class Adaptive:
         before = [outcome for outcome in history if outcome.round < number]
         plans = self._first_plans() if number == 0 else self._later_plans(number, before)
         first = self._infeasible if number == 0 else ()
-        # What NCCL cannot run at all costs nothing.
-        impossible = {pick.trial.key for pick in self._infeasible}
-        left = self._budget - sum(outcome.trial_key not in impossible for outcome in before)
+        # What is not run costs nothing.
+        left = self._budget - sum(not outcome.infeasible for outcome in before)
         picks = [p for plan in _affordable(plans, left) for p in self._draw(plan, number)]
         return (*first, *picks) if first or picks else None
 

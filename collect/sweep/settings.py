@@ -244,12 +244,15 @@ class RunnerSettings(Table):
     startup_timeout_s: float = Field(default=300, gt=0)
     #: So long without a new row, and the config in play counts as hung.
     stall_timeout_s: float = Field(default=120, gt=0)
+    #: LL and up to two channels are measured up to this size (benchmark/grid.py says why).
+    slow_max: _Size = 64 << 20
     #: A launch that reached none of its configs is tried once more, so long afterwards.
     retry_after_s: float = Field(default=10, ge=0)
     #: A second, short pass in which NCCL's log says what really ran.
     read_back: bool = True
-    #: Per-iteration times (`-I`), where the benchmark has them.
-    per_iteration: bool = True
+    #: Times of single iterations and processes (`-I`), where the benchmark has them. It writes all
+    #: of ranks x iterations for each block: 385 MB for one launch of 512 ranks.
+    per_iteration: bool = False
     #: Blocks played in one process at most; a longer schedule is cut by cycles.
     max_blocks: int = Field(default=20_000, ge=1)
     #: Further options of nccl-tests, e.g. ["-z", "3"]; those that the sweep sets are refused.
@@ -311,6 +314,9 @@ class SweepFile(Table):
     #: Repeats: every trial is measured once in a cycle.
     cycles: int = Field(default=5, ge=1)
     iterations: int = Field(default=20, ge=1)
+    #: At least so many for messages up to `small_max`: 20 calls of 1 KiB are 0.3 ms of signal.
+    small_iterations: int = Field(default=200, ge=1)
+    small_max: _Size = 256 << 10
     warmup_iterations: int = Field(default=5, ge=1)
     strategy: StrategySettings = StrategySettings()
     budget: BudgetSettings = BudgetSettings()

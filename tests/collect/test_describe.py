@@ -59,6 +59,22 @@ def test_the_noise_is_that_of_calls_that_ran_alone(tmp_path: Path) -> None:
     assert found.noise_median == found.noise_band == pytest.approx(0.02)
 
 
+def test_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
+    late: dict[str, Any] = {"hosts": "n[1-3]", "process_times_us": [50.0, 40.0, 51.0]}
+    even: dict[str, Any] = {"hosts": "n[1-3]", "process_times_us": [50.0, 49.0, 51.0]}
+    rows = [default(repeat=number, **late) for number in range(3)]
+    found = summaries(tmp_path, *rows, default(repeat=3, **even))["box"]
+    assert found.waited_for == "process 1 of n[1-3] in 3 of 4 rows"
+    assert ("others wait for", found.waited_for) in lines(found)
+
+
+def test_nobody_is_named_where_all_take_alike_or_nothing_is_known(tmp_path: Path) -> None:
+    even: dict[str, Any] = {"process_times_us": [50.0, 49.0, 51.0]}
+    found = summaries(tmp_path, default(**even), default(repeat=1))["box"]
+    assert found.waited_for is None
+    assert "others wait for" not in dict(lines(found))
+
+
 def test_each_system_is_described_apart(tmp_path: Path) -> None:
     found = summaries(
         tmp_path,

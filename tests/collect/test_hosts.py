@@ -60,8 +60,9 @@ def test_gpus_with_bus_ids_of_their_own_need_no_remark() -> None:
         {"extra": "NCCL_HOSTID=$RANK mpirun -n 8 all_reduce_perf"},
         {"pid": 77},  # threads of one process see all GPUs: device 0 twice is one GPU
         {"per_host": 32},  # no host has so many GPUs
+        {"bus_id": "0000:02:00"},  # with the PCI domain: one GPU, as in tests of a single card
     ],
-    ids=["host ids", "one process", "too many"],
+    ids=["host ids", "one process", "too many", "whole bus ids"],
 )
 def test_ranks_that_share_a_gpu_leave_the_number_of_nodes_open(how: dict[str, object]) -> None:
     found = output(**{"hosts": 2, "per_host": 4, **how})  # type: ignore[arg-type]

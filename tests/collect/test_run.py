@@ -1,3 +1,4 @@
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -224,6 +225,16 @@ def test_resume_with_other_trials_is_refused(tmp_path: Path) -> None:
     assert parts(tmp_path) == before
 
 
+def test_sweep_of_a_release_with_other_launches_is_refused(tmp_path: Path) -> None:
+    run(tmp_path)
+    path = tmp_path / ".journal" / "system=sim" / "sweep=grid" / "sweep.json"
+    grid = json.loads(path.read_text())
+    del grid["layout"]
+    path.write_text(json.dumps(grid))
+    with pytest.raises(UserError, match="another release began"):
+        run(tmp_path, resume=True)
+
+
 class Watch:
     """Keeps what it is told, and says stop after so many outcomes."""
 
@@ -299,6 +310,9 @@ class Flaky:
                 return LaunchResult(tuple(done), launch.picks[place + 1 :], bad, {"at": place})
             done.append(Measured(pick, (row | {"time_us": 5.0},)))
         return LaunchResult(tuple(done))
+
+    def reason_to_skip(self, trial: Trial) -> str | None:  # noqa: ARG002
+        return None
 
     def learn(self, launch: str, facts: Mapping[str, Any]) -> None:
         assert "at" in facts

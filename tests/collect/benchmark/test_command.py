@@ -8,12 +8,14 @@ from dynamiccl.collect.benchmark.command import (
     calls_of,
     environment,
     forced_config,
+    small_bytes,
 )
 from dynamiccl.collect.benchmark.grid import deal
+from dynamiccl.collect.benchmark.layout import lay_out
 from dynamiccl.collect.benchmark.programs import Program
 from dynamiccl.collect.runner import Launch, LaunchMode
 from dynamiccl.nccl import Algorithm, Config, Protocol
-from tests.collect.benchmark.sweeps import launch_of, sweep
+from tests.collect.benchmark.sweeps import launch_of, round_of, sweep
 
 OLD = Program("/opt/all_reduce_perf", frozenset("tgbeifnmwNpcodrzyTGCaRh"))
 NEW = Program("/opt/all_reduce_perf", OLD.options | frozenset("JSIKxDVMu"))
@@ -29,9 +31,37 @@ def line(program: Program, launch: Launch, *, gpus: int = 8) -> str:
 
 def test_command_line_of_a_sweep() -> None:
     assert line(NEW, launch_of(TRIALS)) == (
-        "/opt/all_reduce_perf -b 1048576 -e 4194304 -f 2 -g 8 -n 5 -w 2 -c 1 -d float -N 9 -I 1 "
+        "/opt/all_reduce_perf -b 1048576 -e 4194304 -f 2 -g 8 -n 5 -w 2 -c 1 -d float -N 9 "
         "-J /w/rows.json"
     )
+
+
+def test_times_of_single_iterations_are_asked_for_where_they_are_wanted() -> None:
+    wanted = sweep(runner="{ per_iteration = true }").file
+    grid = deal(launch_of(TRIALS), max_blocks=1000)
+    for program, there in ((NEW, True), (OLD, False)):
+        argv = arguments(program, launch_of(TRIALS), grid, wanted, gpus=8, json="/w/rows.json")
+        assert ("-I" in argv) == there
+
+
+def test_small_messages_get_more_calls_in_a_process_of_their_own() -> None:
+    made = sweep(sizes='{ list = ["1K", "256K", "512K"] }')
+    launches = lay_out(
+        round_of(made),
+        plays_schedules=True,
+        must_read_back=lambda _: True,
+        small_bytes=small_bytes(made.file),
+    )
+    calls = {
+        tuple(dict.fromkeys(sorted(p.trial.size_bytes for p in launch.picks))): calls_of(
+            launch, NEW, made.file
+        ).iterations
+        for launch in launches
+        if launch.mode is LaunchMode.SWEEP
+    }
+    assert calls == {(1 << 10, 256 << 10): 200, (512 << 10,): 5}
+    many = sweep(iterations="500", sizes='{ min = "64K", max = "1M" }').file
+    assert small_bytes(many) == 0
 
 
 def test_old_release_gets_no_option_that_it_has_not_and_no_warmup_when_calls_count() -> None:

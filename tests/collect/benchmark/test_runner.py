@@ -78,7 +78,9 @@ def test_noise_band_is_a_column_of_every_row_with_a_time(tmp_path: Path, sweep_p
 def test_iteration_times_come_from_json_and_the_release_from_text(
     tmp_path: Path, sweep_path: Path
 ) -> None:
-    run(sweep(cycles="1"), tmp_path, sweep_path)
+    run(sweep(cycles="1"), tmp_path / "plain", sweep_path)
+    assert rows(tmp_path / "plain")["iteration_times_us"].null_count() == 2 * 3 * 12
+    run(sweep(cycles="1", runner="{ per_iteration = true }"), tmp_path, sweep_path)
     found = rows(tmp_path).filter(pl.col("status") == "ok")
     assert set(found["source"]) == {"nccl-tests-json"}
     assert set(found["iteration_times_us"].list.len()) == {5}

@@ -31,7 +31,7 @@ def test_without_a_sweep_the_usual_is_wanted() -> None:
 def test_a_sweep_says_what_it_needs() -> None:
     file = sweep(
         chunk_sizes=[0, "256K"],
-        runner={"mode": "sweep", "plugin": "/opt/tuner.so", "per_iteration": False},
+        runner={"mode": "sweep", "plugin": "/opt/tuner.so", "per_iteration": True},
         launcher={"kind": "srun", "container": {"runtime": "pyxis", "image": "x.sqsh"}},
         interference=[{"kind": "none"}, {"kind": "gemm", "level": 0.5}],
         telemetry={"enabled": False},
@@ -41,7 +41,7 @@ def test_a_sweep_says_what_it_needs() -> None:
         nccl_tests_dir="/opt/t",
         mode="sweep",
         wants_chunk_sizes=True,
-        wants_iteration_times=False,
+        wants_iteration_times=True,
         plugin="/opt/tuner.so",
         launcher="srun",
         container="pyxis",

@@ -62,7 +62,8 @@ def test_what_a_release_lacks_matters_where_it_is_wanted(
     option: str, mode: str, status: Verdict, word: str
 ) -> None:
     machine = HEALTHY.answering(BINARY, "-h", output=HELP.replace(f"[{option},", "["))
-    check = findings(machine, Context(mode=mode))["nccl-tests options"]
+    context = Context(mode=mode, wants_iteration_times=option == "-I")
+    check = findings(machine, context)["nccl-tests options"]
     assert check.status is status
     assert word in check.advice
     assert f"({option}): no" in check.found
@@ -70,8 +71,7 @@ def test_what_a_release_lacks_matters_where_it_is_wanted(
 
 def test_iteration_times_that_nobody_wants_are_not_missed() -> None:
     machine = HEALTHY.answering(BINARY, "-h", output=HELP.replace("[-I,", "["))
-    context = Context(wants_iteration_times=False)
-    assert findings(machine, context)["nccl-tests options"].status is OK
+    assert findings(machine, Context())["nccl-tests options"].status is OK
 
 
 def test_a_binary_that_does_not_start_is_quoted() -> None:
