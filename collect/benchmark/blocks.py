@@ -1,5 +1,6 @@
 """Whether the plugin really played what each block was to measure."""
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,9 @@ class Verdict:
 SCHEDULE_NAME: Final = "schedule"
 REPORT_NAME: Final = "report"
 _FINE: Final = Verdict(Status.OK)
+_LOOK_S: Final = 0.2
+#: How long the report may take to arrive over a network file system.
+REPORT_S: Final = 45.0
 
 
 def judge_blocks(launch: Launch, folder: Path, num_rows: int) -> list[Verdict]:
@@ -39,6 +43,28 @@ def judge_blocks(launch: Launch, folder: Path, num_rows: int) -> list[Verdict]:
         reason = f"the plugin left no report, so nobody knows what was played: {played}"
         return [Verdict(Status.FAILED, reason)] * num_rows
     return [_verdict(played, number) for number in range(num_rows)]
+
+
+def await_report(launch: Launch, folder: Path, num_rows: int, patience_s: float) -> None:
+    """Wait until the report tells of the last row, read anew each time.
+
+    A client of a network file system writes what a process left in memory when it likes: within
+    30 s after its end (`vm.dirty_expire_centisecs`), and ours looks at the server again after its
+    attribute cache ran out (nfs(5), `acregmax`).
+    """
+    deadline = time.monotonic() + patience_s
+    while launch.is_scheduled and num_rows and not _tells_of(read_report(folder), num_rows):
+        if time.monotonic() >= deadline:
+            return
+        time.sleep(_LOOK_S)
+
+
+def _tells_of(played: PlayReport | str, num_rows: int) -> bool:
+    if isinstance(played, str):
+        return False
+    return played.stopped_at_call is not None or (
+        played.states[min(num_rows, len(played.states)) - 1] is not BlockState.NOT_REACHED
+    )
 
 
 def has_begun(launch: Launch, folder: Path) -> bool:

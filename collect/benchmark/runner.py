@@ -13,9 +13,16 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from dynamiccl.collect.benchmark.blocks import Verdict, has_begun, judge_blocks
+from dynamiccl.collect.benchmark.blocks import (
+    REPORT_S,
+    Verdict,
+    await_report,
+    has_begun,
+    judge_blocks,
+)
 from dynamiccl.collect.benchmark.command import calls_of, small_bytes
 from dynamiccl.collect.benchmark.endings import suspect, what_happened
+from dynamiccl.collect.benchmark.file_system import is_local
 from dynamiccl.collect.benchmark.grid import Grid, deal
 from dynamiccl.collect.benchmark.launching import Ran, Site, Starter
 from dynamiccl.collect.benchmark.layout import lay_out
@@ -192,7 +199,7 @@ class NcclTestsRunner:
             return None
         ran, grid = ran_before(folder), self._deal(launch)
         output = self._output(launch, grid, folder, ran)
-        verdicts = judge_blocks(launch, folder, len(output.blocks))
+        verdicts = _verdicts(launch, folder, output)
         good = list(takewhile(lambda verdict: verdict.status is Status.OK, verdicts))
         if not good:
             return None
@@ -232,7 +239,7 @@ class NcclTestsRunner:
             ran = self._starter.start(launch, grid, program, folder, progress, file.take)
             alone = disturbance.lost
         output = self._output(launch, grid, folder, ran)
-        verdicts = judge_blocks(launch, folder, len(output.blocks))
+        verdicts = _verdicts(launch, folder, output)
         if alone is not None:
             verdicts = [Verdict(Status.FAILED, alone)] * len(verdicts)
         measured = self._measured(launch, grid, ran, output, verdicts)
@@ -370,6 +377,13 @@ class NcclTestsRunner:
 
     def _must_read_back(self, trial: Trial) -> bool:
         return self._file.runner.read_back and trial.key not in self._rows.choices
+
+
+def _verdicts(launch: Launch, folder: Path, output: Output) -> list[Verdict]:
+    """A verdict for each block that gave a row, once the report of them all has arrived."""
+    num_rows = len(output.blocks)
+    await_report(launch, folder, num_rows, 0.0 if is_local(folder) else REPORT_S)
+    return judge_blocks(launch, folder, num_rows)
 
 
 def _warn_of_unwell(launch: Launch, healths: Sequence[Health]) -> None:

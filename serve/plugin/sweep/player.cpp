@@ -48,6 +48,7 @@ void Player::answer(int collective, std::size_t size_bytes, CostTable costs,
   --calls_left_;
   if (untimed) report_.set_calls(calls_);
   if (block_ >= 0) note(play(costs, num_channels));
+  if (untimed) report_.sync(sync_every_ns_);
 }
 
 /// Find the warm-up run or block of a call; false when it comes after the last one.

@@ -40,7 +40,9 @@ class Player {
                    std::size_t num_nodes) noexcept;
 
   /// Report to the file at `path`, unless another rank does. Null on success, else why not.
-  const char* report_to(const char* path) noexcept {
+  /// What is played is on the file's server at most `sync_every_ns` after the block's first call.
+  const char* report_to(const char* path, std::uint64_t sync_every_ns = 1'000'000'000) noexcept {
+    sync_every_ns_ = sync_every_ns;
     return report_.create(path, schedule_.num_blocks, schedule_.checksum);
   }
 
@@ -81,6 +83,7 @@ class Player {
 
   Schedule schedule_;
   Report report_;
+  std::uint64_t sync_every_ns_ = 0;
   std::atomic<bool> playing_{false};
   std::atomic<std::uint32_t> inside_{0};  // calls
   std::uint64_t calls_ = 0;

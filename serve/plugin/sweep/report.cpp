@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "file.h"
+#include "platform/threads.h"
 
 namespace dynamiccl {
 namespace {
@@ -53,7 +54,17 @@ const char* Report::create(const char* path, std::int32_t num_blocks,
 }
 
 Report::~Report() {
-  if (header_ != nullptr) munmap(header_, size_bytes_);
+  if (header_ == nullptr) return;
+  sync(0);
+  munmap(header_, size_bytes_);
+}
+
+void Report::sync(std::uint64_t every_ns) noexcept {
+  if (header_ == nullptr) return;
+  const std::uint64_t now_ns = monotonic_ns();
+  if (now_ns - synced_ns_ < every_ns) return;
+  synced_ns_ = now_ns;
+  msync(header_, size_bytes_, MS_SYNC);  // where it fails, the kernel writes later
 }
 
 void Report::set_chunk(std::int32_t block, std::uint32_t chunk_bytes) noexcept {

@@ -1,7 +1,9 @@
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -9,11 +11,13 @@ from dynamiccl.collect.benchmark.blocks import (
     REPORT_NAME,
     SCHEDULE_NAME,
     Verdict,
+    await_report,
     has_begun,
     judge_blocks,
     read_report,
 )
 from dynamiccl.collect.benchmark.command import Calls
+from dynamiccl.collect.benchmark.file_system import is_local
 from dynamiccl.collect.benchmark.grid import deal
 from dynamiccl.collect.benchmark.schedules import schedule_of
 from dynamiccl.collect.runner import Launch, LaunchMode
@@ -58,6 +62,63 @@ def judged(folder: Path, count: int, launch: Launch = LAUNCH) -> list[Verdict]:
 def test_played_and_abstained_blocks_are_fine(tmp_path: Path) -> None:
     assert judged(leave(tmp_path, [PLAYED, ABSTAINED]), 2) == [FINE, FINE]
     assert judged(tmp_path, 0) == []
+
+
+def test_report_that_comes_late_is_read_again(tmp_path: Path) -> None:
+    leave(tmp_path, [PLAYED])
+    late = Timer(0.3, leave, (tmp_path, [PLAYED, PLAYED]))
+    late.start()
+    await_report(LAUNCH, tmp_path, 2, patience_s=60)
+    late.join()
+    assert judged(tmp_path, 2) == [FINE, FINE]
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_whole_report_is_not_waited_for(rows: int, tmp_path: Path) -> None:
+    leave(tmp_path, [PLAYED])
+    await_report(LAUNCH, tmp_path, rows, patience_s=math.inf)
+    await_report(FORCED, tmp_path, 2, patience_s=math.inf)
+
+
+def test_report_that_says_why_it_stops_is_not_waited_for(tmp_path: Path) -> None:
+    await_report(LAUNCH, leave(tmp_path, [PLAYED], stopped=9), 5, patience_s=math.inf)
+
+
+def test_report_that_does_not_come_is_judged_as_it_is(tmp_path: Path) -> None:
+    await_report(LAUNCH, leave(tmp_path, [PLAYED]), 2, patience_s=0)
+    assert [verdict.status for verdict in judged(tmp_path, 2)] == [Status.OK, Status.FAILED]
+
+
+MOUNTS = """\
+22 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
+30 22 0:44 / /home rw shared:2 - nfs4 server:/home rw,vers=4.2
+31 22 0:45 / /my\\040data rw - lustre mgs@tcp:/fs rw,flock
+32 30 0:46 / /home/scratch rw - tmpfs tmpfs rw
+33 22 0:47 / /late rw - tmpfs tmpfs rw
+34 22 0:48 / /late rw - nfs server:/late rw
+torn line
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "local"),
+    [
+        ("/", True),
+        ("/tmp/x", True),
+        ("/home", False),
+        ("/home/ann/sweep", False),
+        ("/homes", True),
+        ("/my data/sweep", False),
+        ("/home/scratch/sweep", True),
+        ("/late/sweep", False),
+    ],
+)
+def test_file_system_of_a_path_is_that_of_the_innermost_mount(
+    path: str, local: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "mountinfo").write_text(MOUNTS)
+    assert is_local(Path(path), tmp_path / "mountinfo") is local
+    assert not is_local(Path(path), tmp_path / "none")
 
 
 @pytest.mark.parametrize(
