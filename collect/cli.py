@@ -169,8 +169,7 @@ def doctor_command(
     context = context_of(file, nccl_tests_dir=nccl_tests_dir, out=out, inside=inside)
     checks = run_checks(ThisMachine(), context)
     if file is not None and sweep_file is not None and file.launcher.container and not inside:
-        options = () if nccl_tests_dir is None else ("--nccl-tests-dir", str(nccl_tests_dir))
-        checks += check_inside(sweep_file, file.launcher, options)
+        checks += check_inside(sweep_file, file.launcher, nccl_tests_dir)
     if as_json:
         cli.print_json([asdict(check) for check in checks])
     else:

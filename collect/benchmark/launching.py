@@ -24,6 +24,7 @@ from dynamiccl.collect.processes.process import Finished, Limits, run_process
 from dynamiccl.collect.runner import Launch
 from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.collect.sweep.trial import Setting
+from dynamiccl.errors import InvalidSweep
 
 _log = logging.getLogger(__name__)
 
@@ -113,10 +114,23 @@ class Starter:
         self._interrupt = interrupt
 
     def check(self, setting: Setting) -> None:
-        """Refuse, before anything runs, what the launcher cannot start. Raises InvalidSweep."""
+        """Refuse, before anything runs, what cannot be started here. Raises InvalidSweep."""
+        if setting.interference.kind == "congestion":
+            raise InvalidSweep(
+                "interference kind 'congestion' is for the simulator; here the network is "
+                "measured as it is: choose from none, cpu, gemm, traffic"
+            )
+        if setting.interference.kind == "traffic" and self._site.launcher.container is not None:
+            raise InvalidSweep(
+                "interference kind 'traffic' runs nccl-tests outside of the container, which has "
+                "them inside: choose from none, cpu, gemm, or sweep without a container"
+            )
         job = self._job(setting, ("true",), commands.Environment({}))
         command(job, self._site.launcher, uid=os.getuid())
-        map_into_container(str(self._site.work.resolve()), self._site.launcher.container)
+        container = self._site.launcher.container
+        map_into_container(str(self._site.work.resolve()), container)
+        if self._site.plugin is not None and self._file.runner.mode != "processes":
+            map_into_container(str(self._site.plugin), container)
 
     def start(
         self,

@@ -62,26 +62,47 @@ class Program:
         return "I" in self.options
 
 
-def find_program(collective: Collective, directory: Path | None, *, mpi: bool) -> Program:
-    """The binary of a collective from `directory`, or PATH when it is None.
+def binary_names(collective: Collective, *, mpi: bool) -> tuple[str, ...]:
+    """The names that a collective's binary may have, the likelier one first.
 
-    With `mpi`, one whose name ends in `_mpi` is preferred. Raises InvalidSweep for a collective
-    without one, and MachineError when it is not there or does not start.
+    With `mpi`, one that ends in `_mpi` is preferred. Raises InvalidSweep for a collective without.
     """
     name = BINARIES.get(collective)
     if name is None:
         choices = ", ".join(c.wire for c in BINARIES)
         raise InvalidSweep(f"no nccl-tests binary for {collective.wire}; choose from {choices}")
+    return tuple(name + suffix for suffix in (reversed(_SUFFIXES) if mpi else _SUFFIXES))
+
+
+def find_program(collective: Collective, directory: Path | None, *, mpi: bool) -> Program:
+    """The binary of a collective from `directory`, or PATH when it is None.
+
+    Raises InvalidSweep for a collective without one, and MachineError when it is not there or does
+    not start.
+    """
     place = None if directory is None else str(directory.resolve())
-    for suffix in reversed(_SUFFIXES) if mpi else _SUFFIXES:
-        found = shutil.which(name + suffix, path=place)
+    for name in binary_names(collective, mpi=mpi):
+        found = shutil.which(name, path=place)
         if found is not None:
             return Program(found, _options(found))
     raise MachineError(
-        f"no executable {name} in {place or 'PATH'}; build nccl-tests"
+        f"no executable {BINARIES[collective]} in {place or 'PATH'}; build nccl-tests"
         f"{' with MPI=1' if mpi else ''} and give its build directory with --nccl-tests-dir, or "
         "use --runner simulator"
     )
+
+
+def options_in(output: str, path: str, returncode: int | None) -> frozenset[str]:
+    """The letters of the options that a help text lists; raises MachineError when it is none."""
+    options = frozenset(_OPTION.findall(output))
+    if not options >= {"b", "e", "n", "w"}:
+        said = output.strip().splitlines()
+        last = said[-1] if said else "nothing"
+        raise MachineError(
+            f"{path} -h lists no options of nccl-tests (exit code {returncode}, it said: "
+            f"{last}); is a library missing (ldd), or is it another program?"
+        )
+    return options
 
 
 def _options(path: str) -> frozenset[str]:
@@ -96,12 +117,4 @@ def _options(path: str) -> frozenset[str]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MachineError(f"{path} -h does not run: {error}; check it by hand") from error
-    options = frozenset(_OPTION.findall(done.stdout + done.stderr))
-    if not options >= {"b", "e", "n", "w"}:
-        said = (done.stdout + done.stderr).strip().splitlines()
-        last = said[-1] if said else "nothing"
-        raise MachineError(
-            f"{path} -h lists no options of nccl-tests (exit code {done.returncode}, it said: "
-            f"{last}); is a library missing (ldd), or is it another program?"
-        )
-    return options
+    return options_in(done.stdout + done.stderr, path, done.returncode)

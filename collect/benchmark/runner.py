@@ -24,6 +24,7 @@ from dynamiccl.collect.benchmark.command import calls_of, small_bytes
 from dynamiccl.collect.benchmark.endings import suspect, what_happened
 from dynamiccl.collect.benchmark.file_system import is_local
 from dynamiccl.collect.benchmark.grid import Grid, deal
+from dynamiccl.collect.benchmark.inside import find_benchmark
 from dynamiccl.collect.benchmark.launching import Ran, Site, Starter
 from dynamiccl.collect.benchmark.layout import lay_out
 from dynamiccl.collect.benchmark.leftovers import LaunchFolders, ran_before, written_down
@@ -35,7 +36,7 @@ from dynamiccl.collect.benchmark.output import (
     last_words,
     read_output,
 )
-from dynamiccl.collect.benchmark.programs import Program, find_program
+from dynamiccl.collect.benchmark.programs import Program
 from dynamiccl.collect.benchmark.read_back import PlainChoice, choices_by_block
 from dynamiccl.collect.benchmark.rows import RowMaker
 from dynamiccl.collect.benchmark.schedules import warmup_of
@@ -111,15 +112,10 @@ class NcclTestsRunner:
         self._needless.know(trials)
         mpi = find_launcher(self._site.launcher.kind).needs_mpi
         for setting in dict.fromkeys(trial.setting for trial in trials):
-            if setting.interference.kind == "congestion":
-                raise InvalidSweep(
-                    "interference kind 'congestion' is for the simulator; here the network is "
-                    "measured as it is: choose from none, cpu, gemm, traffic"
-                )
-            if setting.collective not in self._programs:
-                program = find_program(setting.collective, self._site.nccl_tests_dir, mpi=mpi)
-                self._programs[setting.collective] = program
             self._starter.check(setting)
+            if setting.collective not in self._programs:
+                program = find_benchmark(setting.collective, self._site, mpi=mpi)
+                self._programs[setting.collective] = program
         self._plays = can_play(self._file, self._site.plugin, self._programs.values())
         if not self._plays and any(trial.config.chunk_bytes for trial in trials):
             raise InvalidSweep("chunk_sizes need the sweep mode: NCCL has no variable for them")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from dynamiccl.checks import Check, Verdict
+from dynamiccl.collect.benchmark.inside import directory_inside
 from dynamiccl.collect.launchers import Job, command, map_into_container
 from dynamiccl.collect.launchers.settings import LauncherSettings
 from dynamiccl.collect.processes.process import Limits, run_process
@@ -18,16 +19,19 @@ _NAME: Final = "inside the container"
 
 
 def check_inside(
-    sweep_file: Path, launcher: LauncherSettings, options: tuple[str, ...]
+    sweep_file: Path, launcher: LauncherSettings, nccl_tests_dir: Path | None
 ) -> list[Check]:
     """Run `doctor` in the container on one node, and take over what it found.
 
     Args:
         sweep_file: the sweep; it must lie under a mount, as our Python must.
         launcher: how a rank is started.
-        options: further options of `doctor`, as the container sees their paths.
+        nccl_tests_dir: where the benchmark is, on the host under a mount or inside the image.
     """
     container = launcher.container
+    options: tuple[str, ...] = ()
+    if nccl_tests_dir is not None and container is not None:
+        options = ("--nccl-tests-dir", directory_inside(nccl_tests_dir, container))
     try:
         python = map_into_container(sys.executable, container)
         sweep = map_into_container(str(sweep_file.resolve()), container)

@@ -19,6 +19,8 @@ _INSTALL: Final = "install NCCL (libnccl2), or put its folder into LD_LIBRARY_PA
 
 def check_library(machine: Machine, context: Context) -> Iterator[Check]:
     """Find libnccl the way the benchmark's loader does, and ask it for its version."""
+    if context.container is not None:
+        return  # it is looked at inside of it
     binary = first_binary(machine, context)
     path = "libnccl.so.2"
     if binary is not None:

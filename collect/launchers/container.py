@@ -7,6 +7,7 @@ apptainer  a program before every rank (apptainer.org, user guide: "Bind Paths a
            "Environment and Metadata")
 """
 
+import hashlib
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,7 +73,9 @@ def map_into_container(path: str, container: ContainerSettings | None) -> str:
 
 
 def _pyxis(argv: tuple[str, ...], env: Mapping[str, str], container: ContainerSettings) -> Wrapped:
-    options = [f"--container-image={container.image}"]
+    # By name the image is imported once on a node and not for each launch; the first one makes it.
+    digest = hashlib.sha256(container.image.encode()).hexdigest()[:8]
+    options = [f"--container-image={container.image}", f"--container-name=dynamiccl-{digest}"]
     if container.mounts:
         options.append(f"--container-mounts={','.join(container.mounts)}")
     if env:

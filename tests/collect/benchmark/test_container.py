@@ -1,60 +1,115 @@
-"""Sweeps and the doctor inside a container: a stand-in of Apptainer that runs on the host."""
+"""Sweeps and the doctor inside a container: real namespaces, by bubblewrap under another name."""
 
 import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
+import polars as pl
 import pytest
 
+from dynamiccl.collect.benchmark.runner import NcclTestsRunner
 from dynamiccl.collect.doctor.inside import check_inside
 from dynamiccl.collect.launchers.settings import ContainerSettings, LauncherSettings
-from dynamiccl.errors import InvalidSweep
-from tests.collect.benchmark.stand_in import rows, run, wanted
+from dynamiccl.collect.runs.run import run_sweep
+from dynamiccl.datasets import store
+from dynamiccl.errors import InvalidSweep, MachineError
+from tests.collect.benchmark.stand_in import run, site, wanted
 from tests.collect.benchmark.sweeps import sweep
+from tests.collect.cycles import Cycles
+from tests.fakes.nccl_tests.install import install_stand_in
 
 ROOT = Path(__file__).resolve().parents[3]
-#: Takes `exec --nv --bind A:B ... IMAGE` off, notes it, and runs the rest here.
-APPTAINER = """#!/bin/sh
+#: Takes `exec --nv --bind A:B ... IMAGE` off, notes it, and runs the rest in namespaces of its own:
+#: of the host it has what the image is made of and what is bound, elsewhere than on the host.
+APPTAINER = """#!/bin/bash
 echo "$@" >> {log}
 shift 2
-while [ "$1" = --bind ]; do shift 2; done
+binds=()
+while [ "$1" = --bind ]; do binds+=(--bind "${{2%%:*}}" "${{2#*:}}"); shift 2; done
+image=$1
 shift
-exec "$@"
+exec bwrap --unshare-user --unshare-ipc --die-with-parent \\
+  --ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64 \\
+  --ro-bind /etc /etc --proc /proc --dev /dev --tmpfs /tmp \\
+  --ro-bind {base} {base} --ro-bind {root} {root} --ro-bind "$image" /opt/nccl-tests \\
+  "${{binds[@]}}" "$@"
 """
 
 
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the stand-in of Apptainer, first on PATH, notes how it was called."""
+    """Where the runtime, which is bubblewrap under Apptainer's name, notes how it was called."""
+    trial = ("bwrap", "--unshare-user", "--ro-bind", "/", "/", "true")
+    if shutil.which("bwrap") is None or subprocess.run(trial, check=False).returncode != 0:
+        pytest.skip("no bubblewrap that may make namespaces here (Debian: bubblewrap)")
     folder = tmp_path / "runtime"
     folder.mkdir()
     path = tmp_path / "calls"
     program = folder / "apptainer"
-    program.write_text(APPTAINER.format(log=path))
+    program.write_text(APPTAINER.format(log=path, root=ROOT, base=sys.base_prefix))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return path
 
 
-def settings(*mounts: Path) -> str:
-    listed = ", ".join(f'"{mount}:{mount}"' for mount in mounts)
-    container = f'{{ runtime = "apptainer", image = "nccl.sif", mounts = [{listed}] }}'
+def settings(image: Path, *mounts: str) -> str:
+    listed = ", ".join(f'"{mount}"' for mount in mounts)
+    container = f'{{ runtime = "apptainer", image = "{image}", mounts = [{listed}] }}'
     return f'{{ kind = "local", container = {container} }}'
 
 
-def test_whole_sweep_runs_inside_the_container(log: Path, tmp_path: Path, sweep_path: Path) -> None:
-    made = sweep(cycles="1", launcher=settings(tmp_path, sweep_path.parent))
-    run(made, tmp_path, sweep_path)
-    forced = wanted(rows(tmp_path))
+def contained(folder: Path, plugin: Path, nccl_tests_dir: Path, *mounts: str) -> pl.DataFrame:
+    """Run a sweep of which the container sees data as /data and the plugin's folder as /plugin."""
+    image = install_stand_in(folder / "image")
+    out = folder / "out"
+    out.mkdir()
+    seen = (f"{out}:/data", f"{plugin.parent}:/plugin", *mounts)
+    made = sweep(cycles="1", launcher=settings(image, *seen))
+    where = replace(site(made, folder, plugin), nccl_tests_dir=nccl_tests_dir)
+    runner = NcclTestsRunner(made.file, where)
+    strategy = Cycles(made.trials, made.file.cycles)
+    assert run_sweep(made, strategy, runner, out, resume=False).ended == "done"
+    return store.read(out)
+
+
+def test_benchmark_of_the_image_runs_inside_the_container(
+    log: Path, tmp_path: Path, sweep_path: Path
+) -> None:
+    forced = wanted(contained(tmp_path, sweep_path, Path("/opt/nccl-tests")))
     assert forced.height == 2 * 3 * 8
     assert forced["verified"].all()
-    assert log.read_text().count("nccl.sif") == 3  # the grid, the reference, the read-back
+    calls = log.read_text().splitlines()
+    assert len(calls) == 4  # which options it has; the grid, the reference, the read-back
+    assert all("/opt/nccl-tests/all_reduce_perf" in call for call in calls)
+
+
+def test_benchmark_of_the_host_is_found_where_a_mount_shows_it(
+    log: Path, tmp_path: Path, sweep_path: Path
+) -> None:
+    built = install_stand_in(tmp_path / "built")
+    forced = wanted(contained(tmp_path, sweep_path, built, f"{built}:/mine"))
+    assert forced["verified"].all()
+    assert "/mine/all_reduce_perf -b" in log.read_text()
+    assert str(built / "all_reduce_perf") not in log.read_text()
+
+
+def test_benchmark_that_the_container_does_not_have_is_told_with_the_fix(
+    log: Path, tmp_path: Path, sweep_path: Path
+) -> None:
+    hidden = install_stand_in(tmp_path / "hidden")  # the host has it, the container does not
+    with pytest.raises(MachineError, match=r"no executable all_reduce_perf in .*hidden of the con"):
+        contained(tmp_path, sweep_path, hidden)
+    assert log.exists()
 
 
 def test_plugin_that_no_mount_shows_is_refused_with_the_mount_to_add(
     log: Path, tmp_path: Path, sweep_path: Path
 ) -> None:
-    made = sweep(cycles="1", launcher=settings(tmp_path))
+    made = sweep(cycles="1", launcher=settings(tmp_path, f"{tmp_path}:{tmp_path}"))
     with pytest.raises(
         InvalidSweep, match=r"libnccl-tuner-dynamiccl-sweep\.so cannot be seen inside"
     ):
@@ -62,20 +117,34 @@ def test_plugin_that_no_mount_shows_is_refused_with_the_mount_to_add(
     assert not log.exists()
 
 
+def test_traffic_of_the_host_is_refused_where_the_benchmark_is_inside(
+    log: Path, tmp_path: Path, sweep_path: Path
+) -> None:
+    traffic = '[{ kind = "traffic", level = 0.5 }]'
+    made = sweep(cycles="1", launcher=settings(tmp_path), interference=traffic)
+    with pytest.raises(InvalidSweep, match="'traffic' runs nccl-tests outside of the container"):
+        run(made, tmp_path, sweep_path)
+    assert not log.exists()
+
+
 def test_doctor_looks_inside(log: Path, tmp_path: Path) -> None:
     made = sweep()
     (tmp_path / "s.toml").write_text(made.text)
-    container = ContainerSettings(runtime="apptainer", image="nccl.sif", mounts=("/:/",))
+    image = install_stand_in(tmp_path / "image")
+    mounts = (f"{tmp_path}:/sweep", f"{ROOT}:{ROOT}")
+    container = ContainerSettings(runtime="apptainer", image=str(image), mounts=mounts)
     launcher = LauncherSettings(container=container)
-    checks = check_inside(tmp_path / "s.toml", launcher, ())
+    checks = check_inside(tmp_path / "s.toml", launcher, Path("/opt/nccl-tests"))
     assert len(checks) > 5
     assert all(check.name.startswith("inside the container: ") for check in checks)
-    assert "doctor" in log.read_text()
+    [found] = [check for check in checks if check.name.endswith(": nccl-tests")]
+    assert (found.status, found.found) == ("ok", "/opt/nccl-tests/all_reduce_perf")
+    assert "doctor /sweep/s.toml" in log.read_text()
 
 
 def test_doctor_that_cannot_be_seen_inside_says_what_to_mount(log: Path, tmp_path: Path) -> None:
     container = ContainerSettings(runtime="apptainer", image="nccl.sif", mounts=("/nowhere:/x",))
-    [check] = check_inside(tmp_path / "s.toml", LauncherSettings(container=container), ())
+    [check] = check_inside(tmp_path / "s.toml", LauncherSettings(container=container), None)
     assert check.status == "unknown"
     assert "cannot be seen inside the container" in check.found
     assert not log.exists()

@@ -270,7 +270,9 @@ def test_an_answer_that_is_missing_is_never_a_crash() -> None:
     )
     assert machine.run("ldd") is ABSENT
     for launcher in ("local", "mpirun", "srun", "sbatch"):
-        context = Context(
-            launcher=launcher, container="pyxis", interference=frozenset({"gemm", "traffic"})
-        )
+        context = Context(launcher=launcher, interference=frozenset({"gemm", "traffic"}))
         assert findings(machine, context)["nccl-tests"].status is FAIL
+        inside = replace(context, container="pyxis")
+        assert findings(machine, inside)["container"].status is FAIL
+        # What the host has says nothing about the image.
+        assert not {"nccl-tests", "libnccl"} & findings(machine, inside).keys()

@@ -17,6 +17,8 @@ JOB = Job(
     ranks_per_node=4,
     unset=("NCCL_TUNER_PLUGIN",),
 )
+#: Of the image's name: the first launch imports it, the others take what is there.
+DIGEST = "16158d93"
 MOUNTS = ("/home/me:/work", "/scratch:/scratch:ro")
 
 
@@ -39,7 +41,7 @@ SRUN = "srun -N 2 -n 8 --ntasks-per-node=4 --export=ALL --kill-on-bad-exit=1"
 def test_pyxis() -> None:
     found = made("srun", "pyxis", prefix=("numactl", "-l"), extra_args=("--mpi=pmix",))
     assert shlex.join(found.argv) == (
-        f"{SRUN} --container-image=nccl.sqsh "
+        f"{SRUN} --container-image=nccl.sqsh --container-name=dynamiccl-{DIGEST} "
         "--container-mounts=/home/me:/work,/scratch:/scratch:ro "
         "--container-env=NCCL_ALGO,NCCL_PROTO --mpi=pmix "
         "env -u NCCL_TUNER_PLUGIN numactl -l all_reduce_perf -g 1"
@@ -51,7 +53,7 @@ def test_pyxis_without_anything_to_hand_over() -> None:
     settings = LauncherSettings(kind="srun", container=container("pyxis", ()))
     assert shlex.join(command(Job(argv=("x",)), settings, uid=0).argv) == (
         "srun -N 1 -n 1 --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=1 "
-        "--container-image=nccl.sqsh x"
+        f"--container-image=nccl.sqsh --container-name=dynamiccl-{DIGEST} x"
     )
 
 

@@ -1,0 +1,59 @@
+"""The benchmark inside a container: found and asked for its options there, where it will run."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+from dynamiccl.collect.benchmark.launching import Site
+from dynamiccl.collect.benchmark.programs import Program, binary_names, find_program, options_in
+from dynamiccl.collect.launchers import Job, command, map_into_container
+from dynamiccl.collect.launchers.settings import ContainerSettings
+from dynamiccl.collect.processes.process import Limits, run_process
+from dynamiccl.errors import InvalidSweep, MachineError
+from dynamiccl.nccl import Collective
+
+#: A first start pulls the image.
+_START_S: Final = 900.0
+_FOUND: Final = "dynamiccl-found "
+#: Says which of the names given is there, and then its help text. `command -v` takes a path too.
+_ASK: Final = (
+    f'for name; do path=$(command -v "$name") || continue; echo "{_FOUND}$path"; '
+    'exec "$path" -h; done; exit 127'
+)
+
+
+def find_benchmark(collective: Collective, site: Site, *, mpi: bool) -> Program:
+    """The binary of a collective where the site's ranks run: inside the container if there is one.
+
+    Raises what `find_program` raises.
+    """
+    container = site.launcher.container
+    if container is None:
+        return find_program(collective, site.nccl_tests_dir, mpi=mpi)
+    place = (
+        None if site.nccl_tests_dir is None else directory_inside(site.nccl_tests_dir, container)
+    )
+    names = binary_names(collective, mpi=mpi)
+    candidates = names if place is None else tuple(f"{place}/{name}" for name in names)
+    job = Job(("sh", "-c", _ASK, "sh", *candidates))
+    started = command(job, site.launcher, uid=os.getuid())
+    done = run_process(started, Limits(_START_S, _START_S))
+    paths = [line.text for line in done.lines if line.text.startswith(_FOUND)]
+    if not paths:
+        said = " | ".join(line.text for line in done.lines[-3:]) or "nothing"
+        raise MachineError(
+            f"no executable {names[0]} in {place or 'PATH'} of the container '{container.image}' "
+            f"(exit code {done.returncode}, it said: {said}); give its directory inside the image, "
+            "or one under launcher.container.mounts, with --nccl-tests-dir"
+        )
+    path = paths[0].removeprefix(_FOUND)
+    output = "\n".join(line.text for line in done.lines if line.text != paths[0])
+    return Program(path, options_in(output, path, done.returncode))
+
+
+def directory_inside(directory: Path, container: ContainerSettings) -> str:
+    """Where a directory lies inside: mapped where a mount shows it, else the image's own."""
+    try:
+        return map_into_container(str(directory.resolve()), container)
+    except InvalidSweep:
+        return str(directory)
