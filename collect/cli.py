@@ -338,8 +338,8 @@ def describe_command(
         for name, value in describing.lines(summary):
             table.add_row(name, value)
         _stdout.print(table)
-    for found in calls:
-        _stdout.print(describing.calls_line(found), soft_wrap=True, highlight=False, markup=False)
+    for line in (*map(describing.calls_line, calls), *describing.describe_costs(directory)):
+        _stdout.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 @app.command("fit-simulator")

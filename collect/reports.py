@@ -81,6 +81,8 @@ class FileReport:
     #: Why the file gave nothing, when it gave nothing.
     failure: str | None = None
     parts: list[str] = field(default_factory=list)
+    #: Cells of NCCL's own cost model that a log told, as rows of `costs`.
+    costs: list[dict[str, Any]] = field(default_factory=list)
 
     def reject(self, line: int, reason: str, text: str) -> None:
         """List a line as rejected."""
@@ -135,6 +137,7 @@ class ImportSummary:
         files = [dataclasses.asdict(report) for report in self.files]
         for report in files:
             report["rejected"] = len(report["rejected"]) + report.pop("rejected_more")
+            report["costs"] = len(report["costs"])
         return {
             "rows_read": self.rows_read,
             "measurements_written": self.measurements_written,

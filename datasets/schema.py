@@ -6,7 +6,7 @@ Format history
     3 (0.2.0)  node_fingerprint.
     4 (0.2.0)  hosts, job_id, partial_launch, process_times_us. Files of version 3 are read, with
                nulls in these.
-    `calls` counts for itself:
+    `calls` and `costs` count for themselves:
     1 (0.2.0)  first.
 
 A file carries `dynamiccl.schema` and `dynamiccl.schema_version` in its Arrow metadata; a file with
@@ -24,6 +24,8 @@ from dynamiccl.errors import SchemaMismatch
 SCHEMA_VERSION: Final = 4
 #: Of `calls`, which changes when the plugin does and not when sweeps do.
 CALLS_VERSION: Final = 1
+#: Of `costs`, NCCL's own cost model.
+COSTS_VERSION: Final = 1
 #: Keys of the Arrow schema metadata.
 META_SCHEMA: Final = b"dynamiccl.schema"
 META_VERSION: Final = b"dynamiccl.schema_version"
@@ -290,6 +292,29 @@ CALLS: Final = _schema("calls", CALLS_COLUMNS, CALLS_VERSION)
 
 #: Columns of `measurements` that a file of an older version that is read need not have.
 _ADDED_SINCE: Final = {3: frozenset({"partial_launch", "hosts", "job_id", "process_times_us"})}
+
+COSTS_COLUMNS: Final = (
+    _text("system", "short name of the cluster or machine (hive directory)", nullable=False),
+    _text("sweep", "short name of the sweep or import (hive directory)", nullable=False),
+    _text("source_file", "log that it was read from"),
+    _text("gpu", "GPU model as the driver or the source names it"),
+    _text("nccl_version", "dotted NCCL release"),
+    _count("num_ranks", "ranks of the communicator"),
+    _count("num_nodes", "NCCL's nNodes"),
+    _count("ranks_per_node", "num_ranks / num_nodes"),
+    _text("launch_profile", "named set of launch-time settings", nullable=False),
+    _text("collective", "NCCL's spelling, e.g. AllReduce", nullable=False),
+    _text("algorithm", "NCCL's spelling", nullable=False),
+    _text("protocol", "NCCL's spelling", nullable=False),
+    _number("latency_us", "us", "as NCCL logs it, one decimal"),
+    _number(
+        "bandwidth_gbytes_per_s",
+        "GB/s",
+        "NCCL's bandwidth of the cell, one decimal; 0 = NCCL does not take the cell",
+    ),
+    _count("max_threads", "threads of a channel at most"),
+)
+COSTS: Final = _schema("costs", COSTS_COLUMNS, COSTS_VERSION)
 
 #: Columns that make two rows the same task: what the job asked, where, and under which conditions.
 TASK_COLUMNS: Final = (

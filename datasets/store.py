@@ -2,6 +2,7 @@
 
     DIR/measurements/system=NAME/sweep=NAME/part-<id>.parquet
     DIR/calls/system=NAME/sweep=NAME/part-<id>.parquet
+    DIR/costs/system=NAME/sweep=NAME/part-<id>.parquet
 
 A part is written to a hidden name beside its place and renamed, so a reader never sees half a file
 and a crash loses nothing that was finished. A part's id is a hash of its content: the same part
@@ -22,6 +23,7 @@ import pyarrow.parquet as pq
 
 from dynamiccl.datasets.schema import (
     CALLS,
+    COSTS,
     MEASUREMENTS,
     META_PROVENANCE,
     PARTITION_COLUMNS,
@@ -32,6 +34,7 @@ from dynamiccl.errors import CorruptFile, MissingPath, NotEnoughData, UserError
 SCHEMAS: Final[Mapping[str, pa.Schema]] = {
     "measurements": MEASUREMENTS,
     "calls": CALLS,
+    "costs": COSTS,
 }
 _SLUG: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,119}")
 

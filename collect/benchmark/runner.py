@@ -21,6 +21,7 @@ from dynamiccl.collect.benchmark.blocks import (
     judge_blocks,
 )
 from dynamiccl.collect.benchmark.command import calls_of, small_bytes
+from dynamiccl.collect.benchmark.costs import keep_costs
 from dynamiccl.collect.benchmark.endings import suspect, what_happened
 from dynamiccl.collect.benchmark.file_system import is_local
 from dynamiccl.collect.benchmark.grid import Grid, deal
@@ -323,6 +324,7 @@ class NcclTestsRunner:
             calls_per_block=2 * calls.per_half,
         )
         keep_dumps(self._site.out, self._file.system, launch.setting, folder, log)
+        keep_costs(self._site.out, self._file, launch, (*log, *ran.texts))
         if ran.told_to_stop:
             return LaunchResult((), launch.picks)
         reached = len(found)

@@ -89,6 +89,22 @@ def describe_calls(directory: Path) -> list[CallsSummary]:
     return [CallsSummary(*row) for row in per_system.sort("system").collect().iter_rows()]
 
 
+def describe_costs(directory: Path) -> list[str]:
+    """A line for each group whose own cost model NCCL logged; raises what `store.scan` raises."""
+    if not part_paths(directory, "costs"):
+        return []
+    group = ("system", "nccl_version", "num_nodes", "ranks_per_node", "launch_profile")
+    taken = pl.col("bandwidth_gbytes_per_s") > 0
+    found = scan(directory, "costs").group_by(group).agg(pl.len(), taken.sum().alias("taken"))
+    return [
+        f"{system}: NCCL {version or '?'}'s own cost model of {nodes or '?'}x{ranks or '?'} "
+        f"({profile}): {cells} cells, of which it takes {count}"
+        for system, version, nodes, ranks, profile, cells, count in found.sort(group)
+        .collect()
+        .iter_rows()
+    ]
+
+
 def has_measurements(directory: Path, calls: list[CallsSummary]) -> bool:
     """Whether there is more than `calls` to describe; `describe` itself refuses an empty store."""
     return not calls or bool(part_paths(directory))

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from dynamiccl.collect.nccl_tests.cost_table import CostLog
 from dynamiccl.collect.nccl_tests.hosts import host_list
 from dynamiccl.collect.nccl_tests.names import program_in
 from dynamiccl.collect.nccl_tests.settings import settings_in
@@ -89,6 +90,7 @@ class RunFacts:
     settings: dict[str, set[str]] = field(default_factory=dict)
     words: set[str] = field(default_factory=set)
     tuning: TuningLog = field(default_factory=TuningLog)
+    costs: CostLog = field(default_factory=CostLog)
     #: Whether ranks were told to be hosts of their own (NCCL_HOSTID).
     names_host_ids: bool = False
     out_of_bounds: int = 0
@@ -128,7 +130,7 @@ class RunFacts:
             )
 
     def _note_nccl(self, line: str, number: int) -> None:
-        if self.tuning.add(line):
+        if self.tuning.add(line) or self.costs.add(line):
             return
         version = _NCCL.search(line)
         if version:

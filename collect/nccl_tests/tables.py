@@ -1,12 +1,13 @@
 """From parsed text output to measurement tables, column by column, in bounded pieces."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dynamiccl.collect.nccl_tests.cost_table import cost_rows
 from dynamiccl.collect.nccl_tests.facts import RunFacts
 from dynamiccl.collect.nccl_tests.parser import MISSING, ParsedText
 from dynamiccl.collect.nccl_tests.resolve import ResolvedRun, resolve_run
@@ -45,6 +46,7 @@ def text_tables(
         else {**base, **known.columns, "run": _run_name(base, parsed, run), "source": source.value}
         for known, run in zip(resolved, parsed.runs, strict=True)
     ]
+    report.costs += _costs(parsed, shared, facts, report)
     trials = pa.array([_trial(parsed, facts, rows[i]) for i in cells])
     for start in range(0, len(rows), PART_ROWS):
         part = slice(start, start + PART_ROWS)
@@ -52,6 +54,25 @@ def text_tables(
         columns["trial"] = trials.take(pa.array(cell[part]))
         columns["repeat"] = pa.array(repeats[part])
         yield columns_table(columns, len(rows[part]))
+
+
+def _costs(
+    parsed: ParsedText,
+    shared: RunFacts,
+    facts: Sequence[Mapping[str, Any] | None],
+    report: FileReport,
+) -> list[dict[str, Any]]:
+    """NCCL's cost model of each group that one table was logged for."""
+    found: list[dict[str, Any]] = []
+    for run, known in zip(parsed.runs, facts, strict=True):
+        if known is None:
+            continue
+        log = run.costs if run.costs.tables else shared.costs
+        table = log.only()
+        if log.tables and table is None:
+            report.remark("NCCL's cost tables left out: communicators logged different ones")
+        found += [row for row in cost_rows(table or {}, known) if row not in found]
+    return found
 
 
 def rows_of(table: pa.Table, left_out: Collection[str] = ()) -> list[dict[str, Any]]:
@@ -93,6 +114,7 @@ def merge_facts(into: RunFacts, other: RunFacts) -> None:
     for setting, values in other.settings.items():
         into.settings.setdefault(setting, set()).update(values)
     into.tuning.merge(other.tuning)
+    into.costs.tables += other.costs.tables
     if other.failure and (into.failure is None or other.failure < into.failure):
         into.failure = other.failure
 

@@ -15,10 +15,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from dynamiccl.collect.nccl_tests.cost_table import cost_rows
 from dynamiccl.collect.nccl_tests.facts import RunFacts
 from dynamiccl.collect.nccl_tests.parser import parse_lines
+from dynamiccl.collect.nccl_tests.resolve import per_node
 from dynamiccl.collect.nccl_tests.tables import merge_facts, rows_of, shared_facts, text_tables
 from dynamiccl.collect.reports import FileReport, ImportOptions, Rejected
+from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Collective
 
@@ -82,12 +85,35 @@ def text_file_tables(
         parsed = parse_lines(lines, report)
     shared = shared_facts(parsed)
     if not report.rows_read:
-        raise OutputError(_no_row(path, shared, report))
+        report.costs += _costs_alone(shared, base, options)
+        if not report.costs:
+            raise OutputError(_no_row(path, shared, report))
+        report.remark("no benchmark row; NCCL's own cost model is taken")
+        return
     companion = companion_of(path)
     if companion.is_file():
         merge_facts(shared, _facts_of(companion))
         report.remark(f"NCCL's log {companion.name} read with it")
     yield from text_tables(parsed, shared=shared, base=dict(base), options=options, report=report)
+
+
+def _costs_alone(
+    shared: RunFacts, base: Mapping[str, Any], options: ImportOptions
+) -> list[dict[str, Any]]:
+    """The cost model that a job's log tells, with what is known of its group."""
+    ranks = next(iter(shared.nranks)) if len(shared.nranks) == 1 else options.num_ranks
+    nodes = next(iter(shared.nnodes)) if len(shared.nnodes) == 1 else options.num_nodes
+    version = next(iter(shared.nccl_versions)) if len(shared.nccl_versions) == 1 else None
+    known = {
+        **base,
+        "num_ranks": ranks,
+        "num_nodes": nodes,
+        "ranks_per_node": per_node(ranks, nodes),
+        "launch_profile": options.launch_profile or DEFAULT_PROFILE,
+        "nccl_version": version or options.nccl_version,
+        "gpu": options.gpu,
+    }
+    return cost_rows(shared.costs.only() or {}, known)
 
 
 def _facts_of(companion: Path) -> RunFacts:

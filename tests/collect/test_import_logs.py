@@ -63,10 +63,11 @@ WITHOUT_ROWS = {
     "a10g_pat_ll128_invalid.log": ":14: no benchmark row; the run failed: Error : no algorithm",
     "ebpf_nccl_failure_internal.log": ":3: no benchmark row; .* 'internal error'",
     "ebpf_nccl_failure_only.log": ":2: no benchmark row; .* common.cu:210 'invalid usage'",
-    "ebpf_broadcast_default_v2.18.nccl_debug.log": "no row of nccl-tests",
     # A table of a torch script, in markdown and with units: not nccl-tests, and not read as it.
     "ml_engineering_h200_torch_bench_table.log": "no row of nccl-tests",
 }
+#: NCCL's log beside an output: it has NCCL's own cost model, and no row of a benchmark.
+COMPANION = "ebpf_broadcast_default_v2.18.nccl_debug.log"
 OPTIONS = ImportOptions(system="testbed")
 
 
@@ -76,7 +77,7 @@ def load(name: str, out: Path) -> pl.DataFrame:
 
 
 def test_every_log_has_an_expectation() -> None:
-    expected = {*WHOLE, UNDERSCORES, *WITHOUT_ROWS}
+    expected = {*WHOLE, UNDERSCORES, COMPANION, *WITHOUT_ROWS}
     assert {path.name for path in LOGS.iterdir()} == expected & {p.name for p in LOGS.iterdir()}
 
 
@@ -114,6 +115,13 @@ def test_output_without_a_row_is_an_error_that_says_why(name: str, tmp_path: Pat
     assert name in str(caught.value)
 
 
+def test_log_of_nccl_alone_gives_its_cost_model(tmp_path: Path) -> None:
+    summary = import_files([published(LOGS / COMPANION)], tmp_path, options=OPTIONS)
+    assert summary.measurements_written == 0
+    assert "NCCL's own cost model is taken" in summary.files[0].remarks[0]
+    assert store.read(tmp_path, "costs").height == 7 * 3 * 5
+
+
 def test_bad_files_do_not_cost_the_good_ones(tmp_path: Path) -> None:
     paths = sorted(LOGS.iterdir())
     here = {path.name for path in paths}
@@ -125,7 +133,7 @@ def test_bad_files_do_not_cost_the_good_ones(tmp_path: Path) -> None:
         import_files(paths, tmp_path, options=OPTIONS)
     failed = {Path(f.path).name for f in caught.value.summary.files if f.failure}
     # A log of NCCL's without rows is no failure beside the output that it belongs to.
-    assert failed == here & WITHOUT_ROWS.keys() - {"ebpf_broadcast_default_v2.18.nccl_debug.log"}
+    assert failed == here & WITHOUT_ROWS.keys()
     assert store.read(tmp_path).height == expected
 
 

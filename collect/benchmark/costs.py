@@ -1,0 +1,35 @@
+"""NCCL's own cost model, from the log of a read-back launch into the data."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pyarrow as pa
+
+from dynamiccl.collect.nccl_tests.cost_table import cost_rows
+from dynamiccl.collect.nccl_tests.facts import RunFacts
+from dynamiccl.collect.runner import Launch
+from dynamiccl.collect.sweep.settings import SweepFile
+from dynamiccl.collect.trial_rows import pick_row
+from dynamiccl.datasets.provenance import program_record
+from dynamiccl.datasets.schema import COSTS
+from dynamiccl.datasets.store import write_part
+
+
+def keep_costs(out: Path, file: SweepFile, launch: Launch, lines: Iterable[str]) -> None:
+    """Write what a launch's log and output tell; nothing where they have no one table.
+
+    All collectives of a group log the same table: the same part, which is there once.
+    """
+    run = RunFacts(-1, "")
+    for line in lines:
+        run.note(line, 0)
+    table = run.costs.only()
+    if table is None:
+        return
+    known = pick_row(file, launch, launch.picks[0])
+    gpus = {rank.gpu for rank in run.ranks if rank.gpu}
+    for name, values in (("gpu", gpus), ("nccl_version", run.nccl_versions)):
+        known[name] = values.pop() if len(values) == 1 else None
+    rows = cost_rows(table, known)
+    costs = pa.Table.from_pylist(rows, schema=COSTS)
+    write_part(out, costs, kind="costs", provenance=program_record("run"))

@@ -1,0 +1,114 @@
+"""NCCL's own cost model, as it logs it: latency and bandwidth of every cell of a communicator.
+
+NCCL 2.13 to 2.30, `src/graph/tuning.cc`, by rank 0 under NCCL_DEBUG_SUBSYS=TUNING, in blocks of
+three algorithms:
+
+      Algorithm   |                            Tree                  |  ...
+      Protocol    |             LL |          LL128 |         Simple |  ...
+     Max NThreads |            512 |            640 |            512 |  ...
+        Broadcast |     0.0/   0.0 |     0.0/   0.0 |     9.3/   1.2 |  ...
+
+A bandwidth of 0.0 means that NCCL does not take the cell, or that it is below 0.05 GB/s.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from dynamiccl.datasets.schema import COSTS
+from dynamiccl.errors import UnknownName
+from dynamiccl.nccl import Algorithm, Collective, Protocol
+
+_NAMES: Final = re.compile(r"\s+Algorithm\s+\|(.*)")
+_THREADS: Final = re.compile(r"\s+Max NThreads \|(.*)")
+_ROW: Final = re.compile(r"\s+([A-Z][A-Za-z]+) \|((?:\s*\d+\.\d/\s*\d+\.\d \|)+)\s*$")
+_CELL: Final = re.compile(r"\s*(\d+\.\d)/\s*(\d+\.\d) \|")
+_PROTOCOLS: Final = (Protocol.LL, Protocol.LL128, Protocol.Simple)
+
+Cell = tuple[Collective, Algorithm, Protocol]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What NCCL predicts of a cell: latency + bytes / bandwidth, before its corrections by size."""
+
+    latency_us: float
+    #: NCCL's bandwidth of the algorithm, as it prints it; 0 = it does not take the cell.
+    bandwidth_gbytes_per_s: float
+    max_threads: int | None
+
+
+@dataclass(slots=True)
+class CostLog:
+    """The tables of a log, one for each communicator that logged one."""
+
+    tables: list[dict[Cell, Cost]] = field(default_factory=list)
+    _algorithms: list[Algorithm | None] = field(default_factory=list)
+    _threads: list[int] = field(default_factory=list)
+
+    def add(self, line: str) -> bool:
+        """Take a line when it is one of a table; say whether it was."""
+        _, mark, text = line.partition("NCCL INFO")
+        if not mark or "|" not in text:
+            return False
+        if names := _NAMES.match(text):
+            self._begin([_algorithm(name) for name in names[1].split("|") if name.strip()])
+            return True
+        if threads := _THREADS.match(text):
+            self._threads = [int(word) for word in threads[1].replace("|", " ").split()]
+            return True
+        row = _ROW.match(text)
+        return row is not None and self._take(row[1], row[2])
+
+    def only(self) -> Mapping[Cell, Cost] | None:
+        """The one table that all communicators logged; None without one, or with several."""
+        distinct = [t for i, t in enumerate(self.tables) if t and t not in self.tables[:i]]
+        return distinct[0] if len(distinct) == 1 else None
+
+    def _begin(self, algorithms: list[Algorithm | None]) -> None:
+        # Each communicator begins with the first block.
+        if Algorithm.Tree in algorithms or not self.tables:
+            self.tables.append({})
+        self._algorithms, self._threads = algorithms, []
+
+    def _take(self, name: str, text: str) -> bool:
+        if not self.tables or not self._algorithms:
+            return False
+        try:
+            collective = Collective.parse(name)
+        except UnknownName:
+            return False
+        for number, (latency, bandwidth) in enumerate(_CELL.findall(text)):
+            block, protocol = divmod(number, len(_PROTOCOLS))
+            algorithm = self._algorithms[block] if block < len(self._algorithms) else None
+            if algorithm is None:
+                continue
+            threads = self._threads[number] if number < len(self._threads) else None
+            cost = Cost(float(latency), float(bandwidth), threads)
+            self.tables[-1][collective, algorithm, _PROTOCOLS[protocol]] = cost
+        return True
+
+
+def _algorithm(name: str) -> Algorithm | None:
+    try:
+        return Algorithm.parse(name.strip())
+    except UnknownName:
+        return None  # a later NCCL's: the other columns still are what they are
+
+
+def cost_rows(table: Mapping[Cell, Cost], known: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows of the `costs` table; of `known` those columns count that it has."""
+    shared = {name: known[name] for name in COSTS.names if name in known}
+    return [
+        {
+            **shared,
+            "collective": collective.wire,
+            "algorithm": algorithm.wire,
+            "protocol": protocol.wire,
+            "latency_us": cost.latency_us,
+            "bandwidth_gbytes_per_s": cost.bandwidth_gbytes_per_s,
+            "max_threads": cost.max_threads,
+        }
+        for (collective, algorithm, protocol), cost in table.items()
+    ]

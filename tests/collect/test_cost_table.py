@@ -1,0 +1,134 @@
+"""NCCL's own cost model: from the lines of its log to the `costs` table."""
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from dynamiccl.collect.findings.describe import describe_costs
+from dynamiccl.collect.importing.importer import ImportOptions, import_files
+from dynamiccl.collect.nccl_tests.cost_table import Cost, CostLog
+from dynamiccl.datasets import store
+from dynamiccl.errors import OutputError
+from dynamiccl.nccl import Algorithm, Collective, Protocol
+from tests.collect.benchmark.stand_in import run
+from tests.collect.benchmark.sweeps import sweep
+from tests.published import folder, published
+
+LOGS = folder("logs")
+HEAD = "lab:1:1 [0] NCCL INFO "
+#: NCCL 2.29.7, two ranks over sockets (shared/data/logs/ebpf_broadcast_default_v2.18): two blocks.
+BLOCK = (
+    "  Algorithm   |                            Tree                  |"
+    "                            Ring                  |",
+    "  Protocol    |             LL |          LL128 |         Simple |"
+    "             LL |          LL128 |         Simple |",
+    " Max NThreads |            512 |            640 |            512 |"
+    "            512 |            640 |            256 |",
+    "    Broadcast |     0.0/   0.0 |     0.0/   0.0 |     0.0/   0.0 |"
+    "     9.3/   1.2 |    18.0/   0.0 |    22.4/   2.4 |",
+    "    AllReduce |    16.8/   0.5 |    31.0/   0.0 |    36.4/   1.9 |"
+    "    16.6/   1.2 |    31.0/   0.0 |    36.4/   2.4 |",
+)
+PAT = (
+    "  Algorithm   |                             PAT                  |",
+    " Max NThreads |              0 |              0 |              0 |",
+    "    AllGather |     0.0/   0.0 |     0.0/   0.0 |    17.6/   3.6 |",
+)
+
+
+def taken(*lines: str) -> CostLog:
+    log = CostLog()
+    for line in lines:
+        assert log.add(f"{HEAD}{line}") == ("Protocol" not in line), line
+    return log
+
+
+def test_cells_have_latency_bandwidth_and_threads() -> None:
+    table = taken(*BLOCK, *PAT).only()
+    assert table is not None
+    assert len(table) == 2 * 6 + 3
+    ring = Collective.Broadcast, Algorithm.Ring, Protocol.Simple
+    assert table[ring] == Cost(22.4, 2.4, 256)
+    tree = Collective.AllReduce, Algorithm.Tree, Protocol.LL
+    assert table[tree] == Cost(16.8, 0.5, 512)
+    pat = Collective.AllGather, Algorithm.PAT, Protocol.Simple
+    assert table[pat] == Cost(17.6, 3.6, 0)
+
+
+def test_equal_tables_of_several_communicators_are_one_and_others_none() -> None:
+    assert taken(*BLOCK, *PAT, *BLOCK, *PAT).only() == taken(*BLOCK, *PAT).only()
+    other = tuple(line.replace("2.4 |", "2.5 |") for line in BLOCK)
+    log = taken(*BLOCK, *other)
+    assert len(log.tables) == 2
+    assert log.only() is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        BLOCK[3],  # no NCCL line
+        f"{HEAD}    Broadcast |     9.3/   1.2 |     9.3/",  # torn
+        f"{HEAD}    Gossip |     9.3/   1.2 |",
+        f"{HEAD}Channel 00 : 0 1 | 2 3",
+        "",
+    ],
+)
+def test_lines_of_another_kind_are_not_taken(line: str) -> None:
+    log = taken(*BLOCK[:3])
+    assert not log.add(line)
+    assert log.tables == [{}]
+
+
+def test_algorithm_of_a_later_release_leaves_the_others_as_they_are() -> None:
+    named = BLOCK[0].replace("Tree", "Star")
+    table = taken(*PAT, named, *BLOCK[1:]).only()
+    assert table is not None
+    assert {algorithm for _, algorithm, _ in table} == {Algorithm.PAT, Algorithm.Ring}
+
+
+def test_real_log_is_imported_with_its_output(tmp_path: Path) -> None:
+    log = published(LOGS / "ebpf_broadcast_default_v2.18.log")
+    summary = import_files([log], tmp_path, options=ImportOptions(system="lab"))
+    costs = store.read(tmp_path, "costs")
+    # Seven algorithms with three protocols, five collectives.
+    assert costs.height == 7 * 3 * 5
+    assert summary.to_json()["files"][0]["costs"] == costs.height
+    [cell] = costs.filter(
+        pl.col("collective") == "AllReduce",
+        pl.col("algorithm") == "Ring",
+        pl.col("protocol") == "Simple",
+    ).rows(named=True)
+    assert (cell["latency_us"], cell["bandwidth_gbytes_per_s"], cell["max_threads"]) == (
+        36.4,
+        2.4,
+        256,
+    )
+    assert cell["num_ranks"] == store.read(tmp_path)["num_ranks"][0]
+    [line] = describe_costs(tmp_path)
+    assert line.startswith("lab: NCCL ")
+    assert "105 cells, of which it takes " in line
+
+
+def test_log_of_a_job_without_a_benchmark_gives_its_table(tmp_path: Path) -> None:
+    path = tmp_path / "job.log"
+    said = f"{HEAD}comm 0x1 rank 0 nRanks 16 nNodes 2 localRanks 8 localRank 0 MNNVL 0\n"
+    path.write_text(said + "".join(f"{HEAD}{line}\n" for line in BLOCK))
+    import_files([path], tmp_path / "out", options=ImportOptions(system="lab", gpu="H100"))
+    costs = store.read(tmp_path / "out", "costs")
+    assert costs.height == 2 * 6
+    facts = ("num_ranks", "num_nodes", "ranks_per_node", "gpu", "launch_profile")
+    assert costs.select(facts).unique().rows() == [(16, 2, 8, "H100", "default")]
+    path.write_text(said)
+    with pytest.raises(OutputError, match="no row of nccl-tests"):
+        import_files([path], tmp_path / "none", options=ImportOptions(system="lab"))
+
+
+def test_sweep_keeps_the_table_of_each_group_once(tmp_path: Path, sweep_path: Path) -> None:
+    run(sweep(collectives='["AllReduce", "AllGather"]', cycles="1"), tmp_path, sweep_path)
+    out = tmp_path / "out"
+    assert len(store.part_paths(out, "costs")) == 1
+    costs = store.read(out, "costs")
+    assert set(costs["gpu"]) == {"FAKE H100"}
+    assert costs.filter(pl.col("bandwidth_gbytes_per_s") > 0).height > 10
+    assert costs["num_ranks"].unique().to_list() == [8]
