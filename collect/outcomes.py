@@ -21,19 +21,23 @@ class Outcome:
     infeasible: bool = False
 
 
-def encode_outcomes(launch: Launch, result: LaunchResult) -> list[list[Any]]:
-    """The outcomes of a launch as plain data. The reference default is none: nobody picked it."""
-    if launch.mode in {LaunchMode.REFERENCE, LaunchMode.READ_BACK}:
-        return []
-    return [
+def encode_outcomes(launch: Launch, result: LaunchResult) -> dict[str, list[list[Any]]]:
+    """The outcomes of a launch as plain data, as fields of a journal's record.
+
+    Those of NCCL's untouched default are apart, as `references`: nobody picked them.
+    """
+    found = [
         [measured.pick.trial.key, launch.round, *_time_and_status(measured)]
         for measured in result.measured
     ]
+    if launch.mode is LaunchMode.REFERENCE:
+        return {"outcomes": [], "references": found}
+    return {"outcomes": [] if launch.mode is LaunchMode.READ_BACK else found}
 
 
-def decode_outcomes(record: Mapping[str, Any]) -> Iterator[Outcome]:
-    """The outcomes in a journal's record."""
-    for key, number, time_us, ok, infeasible in record["outcomes"]:
+def decode_outcomes(record: Mapping[str, Any], field: str = "outcomes") -> Iterator[Outcome]:
+    """The outcomes in a journal's record, or its `references`, which version 0.1 had not."""
+    for key, number, time_us, ok, infeasible in record.get(field, ()):
         yield Outcome(key, number, time_us, ok, infeasible)
 
 

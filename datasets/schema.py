@@ -189,7 +189,8 @@ _CONFIG: Final = (
     _number(
         "aa_noise_band",
         "",
-        "A/A: by how much nine in ten pairs of NCCL's default differed in this setting and round",
+        "A/A: by how much nine in ten pairs of NCCL's default differed in this setting and round, "
+        "in one process and across two",
     ),
 )
 

@@ -29,7 +29,16 @@ from dynamiccl.errors import CorruptFile, MachineError, UserError
 _SEALED: Final = ".sealed"
 _COMPLETE: Final = "complete"
 #: What a commit keeps of itself once its rows are in a part.
-_KEPT: Final = ("launch", "round", "seconds", "unfinished", "quarantined", "facts", "outcomes")
+_KEPT: Final = (
+    "launch",
+    "round",
+    "seconds",
+    "unfinished",
+    "quarantined",
+    "facts",
+    "outcomes",
+    "references",
+)
 
 Record = dict[str, Any]
 

@@ -16,7 +16,7 @@ from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.store import part_provenance, sweep_parts, write_part
 from dynamiccl.errors import MachineError
 
-#: What shares a noise band: one setting in one round, by how its default was measured.
+#: What shares a noise band: one setting in one round.
 _BAND_KEY: Final = (
     "round",
     "collective",
@@ -71,16 +71,17 @@ class Scribe:
 def with_noise_band(table: pa.Table) -> pa.Table:
     """Fill `aa_noise_band`: by how much nine in ten A/A pairs of NCCL's default differ.
 
-    A pair is two measurements of the default at one size, in one setting and round, measured the
-    same way (with or without our plugin); the band is the 90th percentile over sizes and pairs of
-    slower / faster - 1. Null where no size has a pair.
+    A pair is two measurements of the default at one size, in one setting and round: of one process,
+    or of two where it is measured untouched and under our plugin, since another process has other
+    queue pairs and another way through the network (ECMP). The band is the 90th percentile over
+    sizes and pairs of slower / faster - 1. Null where no size has a pair.
     """
     frame = pl.DataFrame(table)
     defaults = usable(frame).filter(
         pl.col("is_default") & ~pl.col("in_place").fill_null(value=False)
     )
     per_size = (
-        defaults.group_by([*_BAND_KEY, "default_scope", "size_bytes"])
+        defaults.group_by([*_BAND_KEY, "size_bytes"])
         .agg(pl.col("time_us"))
         .filter(pl.col("time_us").list.len() >= 2)
     )

@@ -188,7 +188,9 @@ class _Run:
     def choices(self) -> dict[tuple[Setting, int], Config]:
         """One config for each task, by everything that was measured."""
         confidence = self._sweep.file.strategy.confidence
-        return choose(self._sweep.trials, self._history(), confidence=confidence)
+        commits = self._journal.commits
+        references = [o for record in commits for o in decode_outcomes(record, "references")]
+        return choose(self._sweep.trials, self._history(), references, confidence=confidence)
 
     def _reason_to_stop(self) -> str:
         if self._watcher.stopping():
@@ -306,7 +308,7 @@ class _Run:
             "unfinished": [[p.trial.key, p.repeat, p.probability] for p in result.unfinished],
             "quarantined": [[q.trial.key, q.reason] for q in result.quarantined],
             "facts": dict(result.facts),
-            "outcomes": encode_outcomes(launch, result),
+            **encode_outcomes(launch, result),
             "rows": [_plain(row) for row in rows],
         }
         self._journal.commit(record)

@@ -1,5 +1,6 @@
 """The real runner on the stand-in: real processes, the real plugin, times of the simulator."""
 
+import json
 import platform
 from pathlib import Path
 
@@ -86,6 +87,17 @@ def test_iteration_times_come_from_json_and_the_release_from_text(
     assert set(found["iteration_times_us"].list.len()) == {5}
     assert set(found["nccl_tests_version"]) == {"2.19.6"}
     assert set(found["gpu"]) == {"FAKE H100"}
+
+
+def test_untouched_default_is_in_the_journal_for_choices(tmp_path: Path, sweep_path: Path) -> None:
+    run(sweep(cycles="1"), tmp_path, sweep_path)
+    [path] = tmp_path.glob("out/.journal/system=box/sweep=grid/segment-*.sealed")
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    told = [record for record in records if record.get("references")]
+    assert [record["launch"].split(":")[3] for record in told] == ["reference"]
+    assert all(record["outcomes"] == [] for record in told)
+    # Three sizes, twice each.
+    assert len(told[0]["references"]) == 6
 
 
 def test_rows_know_their_hosts(tmp_path: Path, sweep_path: Path) -> None:

@@ -1,8 +1,11 @@
 import random
 
+import pytest
+
 from dynamiccl.collect.outcomes import Outcome
-from dynamiccl.collect.strategies.choose import choose
+from dynamiccl.collect.strategies.choose import choose, noise_across_processes
 from dynamiccl.collect.strategies.exhaustive import Exhaustive
+from dynamiccl.collect.strategies.samples import times_by_trial
 from dynamiccl.collect.sweep.trial import Trial
 from dynamiccl.nccl import ABSTAIN
 from tests.collect.strategies.worlds import World, heavy, hockney, normal, sweep
@@ -62,6 +65,45 @@ def test_without_a_time_of_the_default_nothing_is_better_than_it() -> None:
 def test_a_default_of_one_round_is_no_proof() -> None:
     history = World(MADE, hockney).play(Exhaustive("s", MADE.trials, cycles=1))
     assert set(choose(MADE.trials, history).values()) == {ABSTAIN}
+
+
+def untouched(times_us: dict[int, list[float]]) -> list[Outcome]:
+    """The default of the user's own environment at every size: times by round."""
+    return [
+        Outcome(trial.key, number, time_us, ok=True)
+        for trial in MADE.trials
+        if trial.config == ABSTAIN
+        for number, times in times_us.items()
+        for time_us in times
+    ]
+
+
+def test_config_that_loses_to_the_untouched_default_is_not_taken() -> None:
+    """As where a vendor's tuner, which ours displaces in a sweep, does better than NCCL."""
+    history = World(MADE, hockney).play(exhaustive())
+    assert any(config != ABSTAIN for config in choose(MADE.trials, history).values())
+    fast = untouched({0: [0.1, 0.1], 1: [0.1, 0.1]})
+    assert set(choose(MADE.trials, history, fast).values()) == {ABSTAIN}
+
+
+def test_config_that_beats_both_defaults_is_taken() -> None:
+    history = World(MADE, hockney).play(exhaustive())
+    slow = untouched({0: [1e9, 1e9], 1: [1e9, 1e9]})
+    assert choose(MADE.trials, history, slow) == choose(MADE.trials, history)
+
+
+def test_gain_that_processes_differ_by_is_none() -> None:
+    history = World(MADE, hockney).play(exhaustive())
+    # Each process is steady, and one of them is a million times as fast as the other.
+    apart = untouched({0: [1e9, 1e9], 1: [1e3, 1e3]})
+    assert set(choose(MADE.trials, history, apart).values()) == {ABSTAIN}
+
+
+def test_noise_across_processes_is_that_of_rounds_and_not_of_repeats() -> None:
+    times = times_by_trial(untouched({0: [100.0, 300.0], 1: [110.0, 330.0]}))
+    assert noise_across_processes(times) == pytest.approx(0.1)
+    assert noise_across_processes(times_by_trial(untouched({0: [100.0, 300.0]}))) == 0.0
+    assert noise_across_processes({}) == 0.0
 
 
 def test_what_failed_once_is_never_taken() -> None:
