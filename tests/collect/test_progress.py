@@ -62,9 +62,7 @@ def test_outcome_of_a_pick_is_its_out_of_place_time() -> None:
     rows = ({"time_us": 7.0, "in_place": True}, {"time_us": 5.0, "in_place": False})
     result = LaunchResult((Measured(pick, rows),))
     encoded = encode_outcomes(launch(LaunchMode.SWEEP, pick), result)
-    assert list(decode_outcomes({"outcomes": encoded})) == [
-        Outcome(pick.trial.key, 3, 5.0, ok=True)
-    ]
+    assert list(decode_outcomes(encoded)) == [Outcome(pick.trial.key, 3, 5.0, ok=True)]
 
 
 @pytest.mark.parametrize("flags", [{"throttled": True}, {"ecc_errors": 1}])
@@ -72,9 +70,7 @@ def test_time_of_unwell_gpus_is_no_time_and_no_failure(flags: dict[str, object])
     pick = Pick(trial(RING))
     result = LaunchResult((Measured(pick, ({"time_us": 5.0, **flags},)),))
     encoded = encode_outcomes(launch(LaunchMode.SWEEP, pick), result)
-    assert list(decode_outcomes({"outcomes": encoded})) == [
-        Outcome(pick.trial.key, 3, None, ok=True)
-    ]
+    assert list(decode_outcomes(encoded)) == [Outcome(pick.trial.key, 3, None, ok=True)]
 
 
 def test_wrong_value_in_one_half_is_a_failure_without_a_time() -> None:
@@ -82,7 +78,7 @@ def test_wrong_value_in_one_half_is_a_failure_without_a_time() -> None:
     rows = ({"time_us": 5.0}, {"time_us": 7.0, "in_place": True, "status": "wrong_values"})
     [outcome] = encode_outcomes(
         launch(LaunchMode.FORCED, pick), LaunchResult((Measured(pick, rows),))
-    )
+    )["outcomes"]
     assert outcome == [pick.trial.key, 3, None, False, False]
 
 
@@ -91,7 +87,7 @@ def test_only_halves_in_place_give_their_time() -> None:
     rows = ({"time_us": 7.0, "in_place": True},)
     [outcome] = encode_outcomes(
         launch(LaunchMode.SWEEP, pick), LaunchResult((Measured(pick, rows),))
-    )
+    )["outcomes"]
     assert outcome[2:] == [7.0, True, False]
 
 
@@ -99,7 +95,9 @@ def test_only_halves_in_place_give_their_time() -> None:
 def test_what_nobody_picked_has_no_outcome(mode: LaunchMode) -> None:
     pick = Pick(trial())
     result = LaunchResult((Measured(pick, ({"time_us": 5.0},)),))
-    assert encode_outcomes(launch(mode, pick), result) == []
+    found = encode_outcomes(launch(mode, pick), result)
+    assert found["outcomes"] == []
+    assert len(found.get("references", [])) == (mode is LaunchMode.REFERENCE)
 
 
 def drawn(*, terminal: bool) -> str:
