@@ -116,6 +116,9 @@ class Runner(Protocol):
     def launches(self, round_: Round) -> tuple[Launch, ...]:
         """The launches that measure a round, in the order in which they run."""
 
+    def measurements(self, launch: Launch) -> int:
+        """How many measurements a launch makes: its picks, and what fills the gaps between them."""
+
     def reason_to_skip(self, trial: Trial) -> str | None:
         """Why a trial of a launch need not be measured, by what is known now; None: it must be."""
 

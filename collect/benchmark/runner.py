@@ -130,6 +130,10 @@ class NcclTestsRunner:
             small_bytes=small_bytes(self._file),
         )
 
+    def measurements(self, launch: Launch) -> int:
+        """Its picks, and the default where the walk over sizes leaves a gap."""
+        return len(self._deal(launch).blocks) if launch.picks else 0
+
     def reason_to_skip(self, trial: Trial) -> str | None:
         """Too slow to win, or the same as another one."""
         return self._needless.reason(trial, self._rows.choices)

@@ -1,7 +1,7 @@
 """What a sweep may cost, whatever the number of jobs that it takes: what they spent is added up."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dynamiccl.collect.runner import Launch, LaunchMode, Pick
 from dynamiccl.collect.sweep.settings import BudgetSettings
@@ -30,17 +30,25 @@ class Budget:
         return self._measured >= self._most_measured or self._seconds >= self._most_seconds
 
     def cut(
-        self, launch: Launch, picks: Sequence[Pick], num_lost: int
+        self,
+        launch: Launch,
+        picks: Sequence[Pick],
+        num_lost: int,
+        count: Callable[[Sequence[Pick]], int] = len,
     ) -> tuple[Sequence[Pick], Sequence[Pick]]:
         """Those of the launch's picks that it pays for, and the rest.
 
         Args:
             launch: what is to run. Read-back and references, which nobody picked, are free.
             picks: what the launch would measure.
-            num_lost: picks of this launch that have a row without being run.
+            num_lost: picks of this launch that count, and have a row without being run.
+            count: how many measurements a launch of these picks makes, with what fills its gaps.
         """
         if launch.mode in {LaunchMode.REFERENCE, LaunchMode.READ_BACK}:
             return picks, ()
         left = max(0.0, self._most_measured - self._measured - num_lost)
+        # The first pick alone leaves no gap.
         allowed = int(min(left, len(picks)))
+        while allowed > 1 and count(picks[:allowed]) > left:
+            allowed -= 1
         return picks[:allowed], picks[allowed:]

@@ -283,7 +283,12 @@ class _Run:
             lost.append(Measured(pick, (lost_row(base, status, reason),)))
         self._watcher.advance(len(lost))
         result = LaunchResult(())
-        paid, over = self._budget.cut(launch, kept, len(lost))
+        paid, over = self._budget.cut(
+            launch,
+            kept,
+            sum(one.rows[0]["status"] != Status.INFEASIBLE.value for one in lost),
+            lambda picks: self._runner.measurements(replace(launch, picks=tuple(picks))),
+        )
         began = time.monotonic()
         if paid:
             self._launched += 1

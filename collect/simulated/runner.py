@@ -60,6 +60,10 @@ class SimulatorRunner:
             for setting, picks in grouped
         )
 
+    def measurements(self, launch: Launch) -> int:
+        """One for each pick."""
+        return len(launch.picks)
+
     def reason_to_skip(self, trial: Trial) -> str | None:  # noqa: ARG002
         """Nothing is skipped where measuring costs nothing."""
         return None

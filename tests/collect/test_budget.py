@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from dynamiccl.collect.runner import Launch, LaunchResult
@@ -63,3 +64,22 @@ def test_shards_share_the_measurements(tmp_path: Path) -> None:
         for index in range(2)
     ]
     assert counts == [11, 10]
+
+
+class Filled(SimulatorRunner):
+    """Each launch of two picks or more measures the default once more, to fill a gap."""
+
+    def measurements(self, launch: Launch) -> int:
+        return len(launch.picks) + (len(launch.picks) > 1)
+
+    def run(self, launch: Launch, progress: Callable[[int], None]) -> LaunchResult:
+        result = super().run(launch, progress)
+        more = result.measured[:1] if len(launch.picks) > 1 else ()
+        return replace(result, measured=(*result.measured, *more))
+
+
+def test_what_fills_gaps_is_paid_too(tmp_path: Path) -> None:
+    small = sweep(TEXT + "[budget]\nmax_measurements = 40")
+    summary = run(tmp_path, small, runner=Filled(small.file))
+    assert summary.ended == "budget"
+    assert summary.rows_by_status["ok"] == 40
