@@ -19,9 +19,10 @@ import numpy.typing as npt
 
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.simulator import tables
-from dynamiccl.simulator.channels import channel_factor
+from dynamiccl.simulator.channels import actual_channels, channel_factor, default_channels
 from dynamiccl.simulator.chunks import chunk_factor
 from dynamiccl.simulator.group import GPUS_PER_NODE, Group
+from dynamiccl.simulator.nics import least_transfer_us
 from dynamiccl.simulator.one_node import correction
 from dynamiccl.simulator.system import Call
 from dynamiccl.simulator.tables import NCCL_VERSION, default_model, read_csv
@@ -106,11 +107,15 @@ def true_us(  # noqa: PLR0913 - a call, and everything that can be set about it
     """
     line = default_model().line(Call(group, collective, size_bytes), algorithm, protocol)
     algbw = line.algbw_gbytes_per_s * _measured_factor(group, collective, algorithm, size_bytes)
-    transfer_us = size_bytes / (1000.0 * algbw) * (1.0 + congestion)
+    transfer_us = size_bytes / (1000.0 * algbw)
     call = (group, collective, algorithm, protocol, size_bytes)
     if num_channels is not None or max_channels is not None:
         transfer_us *= channel_factor(*call, num_channels, max_channels=max_channels)
-    transfer_us *= chunk_factor(*call, chunk_bytes)
+        used = actual_channels(*call, num_channels, max_channels=max_channels)
+        if used < default_channels(*call):
+            # What NCCL's own number reaches was measured; fewer have fewer NICs.
+            transfer_us = max(transfer_us, least_transfer_us(*call, used))
+    transfer_us *= chunk_factor(*call, chunk_bytes) * (1.0 + congestion)
     return line.latency_us + _extra_latency_us(group, collective) + transfer_us
 
 
