@@ -83,7 +83,15 @@ def _options_in(arguments: Sequence[str]) -> Iterator[tuple[str, str, str]]:
             continue
         is_long = word.startswith("--")
         head, _, given = word.partition("=") if is_long else (word[:2], "", word[2:])
-        yield word, _LONG_OPTIONS.get(head, head), given or following
+        yield word, _short(head) if is_long else head, given or following
+
+
+def _short(option: str) -> str:
+    """The short name of a long option that is ours, cut short as getopt_long allows."""
+    if option in _LONG_OPTIONS:
+        return _LONG_OPTIONS[option]
+    meant = [short for name, short in _LONG_OPTIONS.items() if name.startswith(option)]
+    return meant[0] if meant else option
 
 
 class Sizes(Table):

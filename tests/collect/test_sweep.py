@@ -103,6 +103,8 @@ def test_plain_sweep_is_the_default_and_every_algorithm_and_protocol() -> None:
         ('[runner]\narguments = ["-R2"]', "'-R2' with 2 makes NCCL's symmetric kernels run"),
         ('[runner]\narguments = ["-D", "1"]', "'-D' with 1 runs a kernel of nccl-tests' own"),
         ('[runner]\narguments = ["-r", "-1"]', "'-r' with -1 measures each size once for every"),
+        ('[runner]\narguments = ["--local", "2"]', "'--local' with 2 makes NCCL's symmetric"),
+        ('[runner]\narguments = ["--iter=50"]', "'--iter=50' is set by the sweep; change the"),
         ('[runner]\narguments = ["--op=all"]', "'--op=all' with all measures each size once for"),
         ('[runner]\narguments = ["-C", "1"]', "'-C' with 1 reports the CPU's time in place of"),
         ('[runner]\narguments = ["-h"]', "'-h' prints its help and measures nothing"),
