@@ -84,7 +84,9 @@ def keep_dumps(out: Path, system: str, setting: Setting, folder: Path, log: Iter
     shape = f"{setting.num_nodes}x{setting.ranks_per_node}"
     words = [setting.collective.wire.lower(), shape, setting.profile.name]
     place = out / "topology" / f"system={system}" / "-".join(words)
-    if place.is_dir():
+    lines = [line for line in log if not _CALL.search(line)]
+    # Of a launch that failed at once there is nothing, and the next one's would not be kept.
+    if place.is_dir() or not lines:
         return
     hidden = place.with_name(f".writing-{place.name}")
     shutil.rmtree(hidden, ignore_errors=True)
@@ -94,6 +96,6 @@ def keep_dumps(out: Path, system: str, setting: Setting, folder: Path, log: Iter
             shutil.copyfile(folder / name, hidden / name)
     # One line for each call would be most of it; what was set up and which costs were computed is
     # above them.
-    head = "".join(f"{line}\n" for line in log if not _CALL.search(line))
+    head = "".join(f"{line}\n" for line in lines)
     (hidden / "nccl.log").write_text(head, encoding="utf-8")
     hidden.rename(place)

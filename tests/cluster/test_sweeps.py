@@ -195,13 +195,49 @@ def test_batch_sweep_survives_a_dead_node_and_a_time_limit(
     check(folder, cycles=2)
 
 
-def test_a_budget_is_spent_once_by_all_the_jobs_of_a_sweep(
-    slurm: Slurm, folder: Path, sweep_path: Path
+#: It notes which job asked.
+NO_LOCKS = """
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+int flock(int descriptor, int operation) {
+  const char* job = getenv("SLURM_JOB_ID");
+  FILE* file = fopen(getenv("NO_LOCKS_LOG"), "a");
+  if (file != NULL) { fprintf(file, "%s\\n", job != NULL ? job : "-"); fclose(file); }
+  errno = ENOSYS;
+  return -1;
+}
+"""
+
+
+@pytest.fixture
+def no_locks(tmp_path: Path) -> Path:
+    """What is preloaded makes flock fail in every process, as on Lustre without `-o flock`."""
+    (tmp_path / "no_locks.c").write_text(NO_LOCKS)
+    made = tmp_path / "no_locks.so"
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", str(made), str(tmp_path / "no_locks.c")], check=True
+    )
+    return made
+
+
+def test_a_budget_is_spent_once_by_all_the_jobs_of_a_sweep_where_there_are_no_locks(
+    slurm: Slurm, folder: Path, sweep_path: Path, no_locks: Path
 ) -> None:
-    """It began anew with each job, and a job that ended by it was submitted again for ever."""
+    """It began anew with each job, and a job that ended by it was submitted again for ever.
+
+    Each job takes over from the one before, which Slurm says is over.
+    """
     write(folder, sweep_path, "sbatch", cycles=4, more="[budget]\nmax_measurements = 70")
     path = f"{slurm.clients}:{os.environ['PATH']}"
-    env = slurm.environ(environment(PATH=path, FAKE_SECONDS_PER_ROW="0.02"))
+    env = slurm.environ(
+        environment(
+            PATH=path,
+            FAKE_SECONDS_PER_ROW="0.02",
+            LD_PRELOAD=str(no_locks),
+            NO_LOCKS_LOG=str(folder / "asked"),
+        )
+    )
     out = folder / "out"
     with subprocess.Popen(
         command(folder, "--json"),
@@ -220,6 +256,7 @@ def test_a_budget_is_spent_once_by_all_the_jobs_of_a_sweep(
     assert process.returncode == 0, said
     assert '"ended": "budget"' in shown
     assert "submitting it again" in said
+    assert {"1", "2"} <= set((folder / "asked").read_text().split())  # both jobs
     timed = store.read(out).filter(pl.col("status") == "ok", pl.col("default_scope") == "profile")
     assert 0 < timed.height <= 2 * 70  # each measurement is two rows: in place and out of place
     assert next((out / "choices").rglob("*"), None) is not None

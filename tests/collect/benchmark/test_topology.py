@@ -212,9 +212,14 @@ def test_dumps_are_kept_once_with_the_head_of_the_log(tmp_path: Path) -> None:
 
 
 def test_launch_without_dumps_keeps_its_log(tmp_path: Path) -> None:
-    keep_dumps(tmp_path / "out", "box", SETTING, tmp_path, [])
+    keep_dumps(tmp_path / "out", "box", SETTING, tmp_path, LOG[:1])
     [log] = (tmp_path / "out").rglob("*.*")
-    assert (log.name, log.read_text()) == ("nccl.log", "")
+    assert (log.name, log.read_text()) == ("nccl.log", f"{LOG[0]}\n")
+
+
+def test_launch_that_failed_at_once_leaves_the_place_to_the_next_one(tmp_path: Path) -> None:
+    keep_dumps(tmp_path / "out", "box", SETTING, tmp_path, [])
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_a_crash_left_half_written_is_written_anew(tmp_path: Path) -> None:
