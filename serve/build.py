@@ -4,7 +4,7 @@ The plugin is compiled on the machine that will run it (or one like it) rather t
 wheel: it must fit the C library there, and a compiler is at hand wherever NCCL programs are built.
 
     python -m dynamiccl.serve.build [--sanitize address,undefined|thread] [--tests] [--dir DIR]
-        [--torch]     also libdynamiccl-torch.so, for the torch that this Python has (30 s)
+        [--torch]     also libdynamiccl-torch.so, for the torch that this Python has (20 s)
 """
 
 import argparse

@@ -1,8 +1,11 @@
 // All that touches tensors: C arrays in, table entries out.
 #include "torch/scripted_brain.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
 #include <sys/stat.h>
-#include <torch/script.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/serialization/import.h>
 
 #include <cmath>
 #include <limits>
@@ -111,7 +114,7 @@ void append_window(const dynamiccl_task& task, std::vector<double>* values) {
 
 ScriptedBrain::ScriptedBrain(const dynamiccl_brain_config& config) : module_(new Module) {
   std::istringstream bytes(read_module(std::string(config.artifact) + "/brain.pt"));
-  module_->script = torch::jit::load(bytes, torch::kCPU);
+  module_->script = torch::jit::load(bytes, at::kCPU);
   module_->script.eval();
   check_columns(module_->script);
   const std::string system = config.system;
@@ -154,11 +157,11 @@ std::vector<std::uint8_t> ScriptedBrain::decide(const dynamiccl_history& history
   std::vector<Entry> entries = cold_;
   if (!rows.empty()) {
     const auto num_rows = static_cast<std::int64_t>(rows.size());
-    const at::Tensor row = torch::from_blob(rows.data(), {num_rows}, torch::kLong);
+    const at::Tensor row = at::from_blob(rows.data(), {num_rows}, at::kLong);
     at::Tensor window =
-        torch::from_blob(calls.data(), {num_rows, DYNAMICCL_WINDOW, kColumns}, torch::kDouble);
+        at::from_blob(calls.data(), {num_rows, DYNAMICCL_WINDOW, kColumns}, at::kDouble);
     if (module_->script.find_method("watch")) {  // not in older artifacts
-      const at::Tensor told = torch::from_blob(timed.data(), {num_rows}, torch::kLong);
+      const at::Tensor told = at::from_blob(timed.data(), {num_rows}, at::kLong);
       window = module_->script.run_method("watch", row, window, told).toTensor();
     }
     const std::vector<Entry> warm = entries_of(
