@@ -111,10 +111,10 @@ void explore_worlds(bool few) {
   explore("aborted, and a late one", {2, -1, -1, -1, {0, 0, 1, 1, 0, 0}}, few ? 14 : 30);
   explore("a coordinator is replaced", {2, -1, -1, -1, {0, 0, 1, 0, 1, 0}}, few ? 16 : 40);
   explore("replaced, whole", {2, -1, -1, -1, {1, 0, 0, 0, 1, 0}, true}, few ? 12 : 40);
-  explore("replaced, three ranks", {3, -1, -1, -1, {1, 0, 0, 0, 1, 0}, true}, few ? 10 : 40);
-  explore("replaced twice, one aborted", {2, -1, -1, -1, {1, 0, 0, 1, 2, 0}, true}, few ? 10 : 40);
-  explore("replaced and asleep", {2, -1, -1, -1, {1, 0, 0, 0, 1, 1}, true}, few ? 10 : 40);
-  explore("all of it", {2, -1, -1, -1, {1, 0, 0, 1, 1, 1}, true}, few ? 9 : 30);
+  explore("replaced, three ranks", {3, -1, -1, -1, {1, 0, 0, 0, 1, 0}, true}, few ? 9 : 40);
+  explore("replaced twice, one aborted", {2, -1, -1, -1, {1, 0, 0, 1, 2, 0}, true}, few ? 9 : 40);
+  explore("replaced and asleep", {2, -1, -1, -1, {1, 0, 0, 0, 1, 1}, true}, few ? 9 : 40);
+  explore("all of it", {2, -1, -1, -1, {1, 0, 0, 1, 1, 1}, true}, few ? 8 : 30);
   explore("a coordinator sleeps", {2, -1, -1, -1, {0, 0, 1, 0, 0, 1}}, few ? 16 : 40);
   explore("a rank differs", {2, 1, -1, -1, {1, 0, 1, 0, 0, 0}}, 40);
   explore("a rank objects", {2, -1, 1, -1, {1, 0, 1, 0, 0, 0}}, 40);
