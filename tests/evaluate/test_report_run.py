@@ -40,6 +40,7 @@ def test_page_shows_how_the_run_learned_and_is_kept_there(trained: Trained, repo
     assert (kept / "summary.json").read_bytes() == (report / "summary.json").read_bytes()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_nothing_is_kept_where_nobody_wants_it(trained: Trained, shell: Shell) -> None:
     unlogged = ("--policy", trained.run_id, "--out", "b", "--no-log", "--json")
     page = Path(shell(*_command(trained), *unlogged).json["page"]).read_text(encoding="utf-8")

@@ -34,6 +34,9 @@ QUICK = TriggerSettings(steps=1, calls_per_rung=10_000)
 def few_judged_calls() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("dynamiccl.train.trigger.training.JUDGED_CALLS", 250)
+        # Streams of a delay's curve, and how long one that is late is waited for.
+        patched.setattr("dynamiccl.train.trigger.fit._ONSETS", 50)
+        patched.setattr("dynamiccl.train.trigger.fit._HORIZON", 60)
         yield
 
 
@@ -124,7 +127,8 @@ def test_the_forecaster_learns_what_follows_from_the_calls_before() -> None:
     assert forecast_error(module, rest, seed=1) < 0.85 * before
 
 
-def test_what_cannot_be_learned_leaves_the_level() -> None:
+def test_what_cannot_be_learned_leaves_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynamiccl.train.trigger.training._CHUNKS", 2)
     series = Series.of(
         list(t3(np.random.default_rng(0), 600, 4).T), [np.zeros(600, dtype=np.float32)] * 4
     )
