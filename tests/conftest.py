@@ -35,7 +35,7 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 GROUPS = {
     "slurm": ("cluster/test_steps", "cluster/test_sbatch", "cluster/test_sweeps"),
     # One worker imports what training needs (torch's compiler, MLflow, Matplotlib): 10 s of CPU.
-    "learning": ("train/", "evaluate/"),
+    "learning": ("train/", "evaluate/", "benchmarks/"),
     # Jobs of up to 16 processes each: two at once would be late for each other's limits.
     "jobs": ("serve/jobs/",),
     "runner": ("collect/benchmark/test_runner",),

@@ -34,7 +34,7 @@ def play(
     return world, choose(made.trials, history)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.soak) for k in (1, 2))])
 def test_a_unimodal_world_is_solved_at_a_fifth_of_the_cost(seed: int) -> None:
     made = adaptive_sweep("[budget]\nmax_measurements = 190")
     world, table = play(made, hockney, normal(0.015), seed)

@@ -90,7 +90,9 @@ def test_ranks_agree_over_the_cable(network: Network, play_job: Player, two_node
     assert all(comm.first_acted for comm in played.communicators)
 
 
-@pytest.mark.parametrize("call", [0, 20, 60, 200, 600])
+@pytest.mark.parametrize(
+    "call", [0, 60, 600, *(pytest.param(call, marks=pytest.mark.soak) for call in (20, 200))]
+)
 def test_a_cut_leaves_no_two_answers(
     call: int, network: Network, play_job: Player, two_nodes: Setting
 ) -> None:
