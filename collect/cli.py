@@ -20,10 +20,10 @@ from dynamiccl.collect.fitting import command as fitting
 from dynamiccl.collect.fitting.report import to_json as fit_to_json
 from dynamiccl.collect.importing.importer import import_files
 from dynamiccl.collect.launchers import LAUNCHERS
+from dynamiccl.collect.planning import command as planning
 from dynamiccl.collect.reports import ImportOptions, ImportSummary
 from dynamiccl.collect.runners import RUNNERS
 from dynamiccl.collect.runs.carry_out import RunOrder, carry_out
-from dynamiccl.collect.runs.plan import make_plan, plan_lines
 from dynamiccl.collect.runs.run import RunSummary
 from dynamiccl.collect.sweep.load import Sweep, load_sweep
 from dynamiccl.datasets import store
@@ -54,22 +54,21 @@ def main() -> None:
 
 
 @app.command("plan")
-def plan_command(sweep_file: _SweepFile, as_json: _Json = False) -> None:
-    """Say what a sweep would run, what is left out and why, how many processes, and how long.
+def plan_command(
+    sweep_file: _SweepFile,
+    hours: planning.HoursOption = None,
+    write: planning.WriteOption = None,
+    as_json: _Json = False,
+) -> None:
+    """Say what a sweep would run, what is left out and why, how long it takes, and what takes long.
 
-    Example: dynamiccl-collect plan examples/h100_4x8.toml
+    Times are the embedded simulator's. With --hours also what fits in them, as a sweep file.
+
+    Example: dynamiccl-collect plan examples/slurm_h100.toml --hours 2 --write short.toml
     """
-    plan = make_plan(load_sweep(sweep_file))
-    if as_json:
-        cli.print_json(plan.to_json())
-        return
-    for line in plan_lines(plan):
-        _stdout.print(line, soft_wrap=True, highlight=False)
-    table = Table("left out because", "trials")
-    for reason, count in plan.infeasible.items():
-        table.add_row(reason, str(count))
-    if plan.infeasible:
-        _stdout.print(table)
+    with _stderr.status("planning"):
+        planned = planning.plan_sweep(load_sweep(sweep_file), hours=hours, write=write)
+    planning.show_planned(planned, _stdout, as_json=as_json)
 
 
 @app.command("run")

@@ -1,5 +1,7 @@
 """The schedule that the plugin plays in a launch, from the launch's grid."""
 
+from typing import Final
+
 from dynamiccl.collect.benchmark.command import Calls
 from dynamiccl.collect.benchmark.grid import Grid
 from dynamiccl.collect.sweep.sizes import benchmark_bytes
@@ -7,7 +9,7 @@ from dynamiccl.collect.sweep.trial import Setting
 from dynamiccl.schedule import Schedule
 
 #: Out-of-place and in-place: every benchmark that NCCL asks a tuner about runs both.
-_HALVES = 2
+HALVES: Final = 2
 
 
 def schedule_of(setting: Setting, grid: Grid, calls: Calls) -> Schedule:
@@ -17,7 +19,7 @@ def schedule_of(setting: Setting, grid: Grid, calls: Calls) -> Schedule:
         num_ranks=setting.num_ranks,
         num_nodes=setting.num_nodes,
         warmup=warmup_of(setting, grid, calls),
-        halves=_HALVES,
+        halves=HALVES,
         calls_per_half=calls.per_half,
         sizes=grid.benchmark_bytes,
         cycles=grid.configs,

@@ -1,6 +1,5 @@
-"""A sweep as it runs: rounds of launches, a journal, parts; and what is said about it before.
+"""A sweep as it runs: rounds of launches, a journal, parts.
 
-plan        what would be started, and how long it takes
 carry_out   what the command line orders, put together
 run         round by round, launch by launch
 journal     what is on disk, and what a resume has to do

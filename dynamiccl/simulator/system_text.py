@@ -1,16 +1,14 @@
 """The text of a system file: what `fit-simulator` writes, laid out for people."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
 from dynamiccl.simulator.parameters import Parameter, SystemFile
+from dynamiccl.simulator.toml_table import toml_value
 
 _TABLES = ("environment", "nccl", "links", "threads", "chunks", "compute", "fit")
-#: Of a cell, what is left at its default says nothing.
-_WIDTH = 110
 
 
 def system_text(file: SystemFile, *, head: str = "") -> str:
@@ -56,37 +54,23 @@ def _entries(table: Any) -> Iterator[str]:
 
 
 def _value(value: Any) -> str:
+    return toml_value(_data(value), number=_number)
+
+
+def _data(value: Any) -> Any:
+    """A value of the file as plain data."""
     if isinstance(value, Parameter):
-        note = f", note = {json.dumps(value.note, ensure_ascii=False)}" if value.note else ""
-        return f'{{ value = {_number(value.value)}, origin = "{value.origin.value}"{note} }}'
+        note = {"note": value.note} if value.note else {}
+        return {"value": value.value, "origin": value.origin.value, **note}
     if isinstance(value, BaseModel):
         pairs = {key: getattr(value, key) for key in type(value).model_fields}
-        return _inline({key: one for key, one in pairs.items() if one is not None})
+        return {key: _data(one) for key, one in pairs.items() if one is not None}
     if isinstance(value, Mapping):
-        return _inline(value)
+        return {key: _data(one) for key, one in value.items()}
     if isinstance(value, tuple | list):
-        return _list([_value(one) for one in value])
-    return _plain_value(value)
-
-
-def _plain_value(value: Any) -> str:
-    if isinstance(value, float):
-        return _number(value)
+        return [_data(one) for one in value]
     # NCCL's names are numbers to Python.
-    return json.dumps(getattr(value, "wire", value), ensure_ascii=False)
-
-
-def _inline(pairs: Mapping[str, Any]) -> str:
-    if not pairs:
-        return "{}"
-    return "{ " + ", ".join(f"{key} = {_value(one)}" for key, one in pairs.items()) + " }"
-
-
-def _list(items: list[str]) -> str:
-    line = "[" + ", ".join(items) + "]"
-    if len(line) <= _WIDTH:
-        return line
-    return "[\n" + "".join(f"    {item},\n" for item in items) + "]"
+    return getattr(value, "wire", value)
 
 
 def _number(value: float) -> str:

@@ -1,10 +1,16 @@
 """A table of a file that a person writes, and names in it that must be among known ones."""
 
-from collections.abc import Collection
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from dynamiccl.errors import UnknownName
+
+_WIDTH: Final = 110
+_BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class Table(BaseModel):
@@ -22,3 +28,31 @@ def one_of(what: str, choices: Collection[str]) -> AfterValidator:
         return name
 
     return AfterValidator(check)
+
+
+def toml_value(value: object, *, number: Callable[[float], str] = repr) -> str:
+    """A value as TOML: text, numbers, truth, lists and inline tables of them.
+
+    >>> toml_value({"sizes": [1, "4K"], "quiet": True})
+    '{ sizes = [1, "4K"], quiet = true }'
+    """
+    if isinstance(value, Mapping):
+        pairs = [
+            f"{toml_key(key)} = {toml_value(one, number=number)}" for key, one in value.items()
+        ]
+        return "{ " + ", ".join(pairs) + " }" if pairs else "{}"
+    if isinstance(value, tuple | list):
+        return _list([toml_value(one, number=number) for one in value])
+    return number(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+def toml_key(key: str) -> str:
+    """A key as TOML writes it."""
+    return key if _BARE_KEY.fullmatch(key) else json.dumps(key, ensure_ascii=False)
+
+
+def _list(items: list[str]) -> str:
+    line = "[" + ", ".join(items) + "]"
+    if len(line) <= _WIDTH:
+        return line
+    return "[\n" + "".join(f"    {item},\n" for item in items) + "]"

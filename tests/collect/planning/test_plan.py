@@ -3,11 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.runs.plan import Plan, make_plan, plan_lines
+from dynamiccl.collect.planning.plan import Plan, make_plan
+from dynamiccl.collect.planning.show import plan_lines
 from dynamiccl.collect.sweep.load import Sweep, load_sweep
 from tests.collect.benchmark.sweeps import sweep
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def plan(**keys: str) -> Plan:
