@@ -21,6 +21,8 @@ from dynamiccl.datasets.schema import MEASUREMENTS
 from dynamiccl.errors import DataError
 from dynamiccl.nccl import Collective
 
+#: Lines of Slurm and of Open MPI.
+_LAUNCHERS: Final = re.compile(r"(?:srun|slurmstepd\S*|mpirun|mpiexec|prte\w*): |\[\S+:\d+\] PRTE ")
 #: A row: size, count, type, redop, root, and then times.
 _ROW: Final = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w+\s+\w+\s+-?\d+\s+[\d.]")
 #: From the type on: what is left of a row whose head another rank's words cut off.
@@ -106,12 +108,20 @@ def read_output(
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """What a failed benchmark said: lines that speak of a failure, else the last ones."""
+    """What a failed benchmark said: lines that speak of a failure, else the last ones.
+
+    A launcher ends the other ranks and tells each of them: of its lines only the first counts,
+    which names the node that failed.
+    """
     told = [line.strip() for line in lines if line.strip() and not is_row(line)]
-    failures = [line for line in told if _FAILURE.search(line)]
+    launchers = [line for line in told if _LAUNCHERS.match(line)]
+    own = [line for line in told if not _LAUNCHERS.match(line)]
+    failures = [line for line in own if _FAILURE.search(line)]
     # Comments are the head of the table: what a killed benchmark had said says nothing of why.
-    plain = [line for line in told if not line.startswith("#")]
-    return " | ".join((failures or plain)[-3:])[:600] or "it said nothing"
+    plain = [line for line in own if not line.startswith("#")]
+    words = (failures or plain)[-3:]
+    words += launchers[:1] if words else launchers[:3]
+    return " | ".join(words)[:600] or "it said nothing"
 
 
 def is_impossible(lines: Sequence[str]) -> bool:

@@ -337,8 +337,8 @@ class NcclTestsRunner:
         failed = ran.finished is not None and ran.finished.returncode != 0
         if rest and failed and has_begun(launch, folder):
             quarantined = (suspect(launch, rest.pop(0), ran, self._file.runner),)
-        elif rest:
-            # The log is not what we think, or nothing ran: asking again would not help.
+        elif rest and not failed:
+            # The log is not what we think: asking again would not help.
             _log.warning(
                 "%s: NCCL's log does not name what ran from block %d of %d on (%s); those rows "
                 "stay unverified",
@@ -347,7 +347,7 @@ class NcclTestsRunner:
                 len(grid.blocks),
                 last_words(ran.texts),
             )
-            rest = []
+        rest = rest if quarantined else []
         verdicts = judge_blocks(launch, folder, reached)
         again = {id(pick) for pick in (*rest, *grid.left_over)}
         tried = (pick.trial.key for pick in launch.picks if id(pick) not in again)

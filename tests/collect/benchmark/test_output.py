@@ -310,6 +310,15 @@ def test_last_words_are_those_of_the_failure() -> None:
         "node1: Test NCCL failure common.cu:222 'unhandled system error' | "
         "srun: error: node1: task 0: Exited with exit code 3"
     )
+    # Real Slurm: the lines about the others hid what the benchmark said.
+    slurm = [
+        "NVML: Driver/library version mismatch",
+        "srun: error: n2: tasks 2-3: Exited with exit code 3",
+        "slurmstepd-n1: error: *** STEP 1.2 ON n1 CANCELLED AT 2026-11-23T18:28:43 ***",
+        "srun: error: n1: tasks 0-1: Terminated",
+    ]
+    assert last_words(slurm) == " | ".join(slurm[:2])
+    assert last_words(slurm[1:]) == " | ".join(slurm[1:])
     assert last_words(["one", "", "two", "three", "four"]) == "two | three | four"
     assert last_words([]) == last_words(["", "  "]) == "it said nothing"
     assert last_words(["# nThread 1", "#  size  count"]) == "it said nothing"
