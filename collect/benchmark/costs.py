@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from dynamiccl.collect.benchmark.topology import set_up_lines
 from dynamiccl.collect.nccl_tests.cost_table import cost_rows
 from dynamiccl.collect.nccl_tests.facts import RunFacts
 from dynamiccl.collect.runner import Launch
@@ -21,7 +22,7 @@ def keep_costs(out: Path, file: SweepFile, launch: Launch, lines: Iterable[str])
     All collectives of a group log the same table: the same part, which is there once.
     """
     run = RunFacts(-1, "")
-    for line in lines:
+    for line in set_up_lines(lines):
         run.note(line, 0)
     table = run.costs.only()
     if table is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dynamiccl.collect.runner import Launch, Pick
-from dynamiccl.collect.sweep.sizes import Chain, benchmark_bytes, walks
+from dynamiccl.collect.sweep.sizes import Chain, walks
 from dynamiccl.collect.sweep.trial import Trial
 from dynamiccl.nccl import ABSTAIN, Config, Protocol
 
@@ -87,10 +87,7 @@ def deal(launch: Launch, *, max_blocks: int) -> Grid:
     setting = launch.setting
     return Grid(
         chain,
-        tuple(
-            benchmark_bytes(setting.collective, size, setting.num_ranks, setting.datatype)
-            for size in chain.sizes
-        ),
+        tuple(map(setting.benchmark_bytes, chain.sizes)),
         tuple(map(tuple, dealt)),
         tuple(pick for pick in launch.picks if id(pick) not in used),
     )

@@ -4,7 +4,6 @@ from typing import Final
 
 from dynamiccl.collect.benchmark.command import Calls
 from dynamiccl.collect.benchmark.grid import Grid
-from dynamiccl.collect.sweep.sizes import benchmark_bytes
 from dynamiccl.collect.sweep.trial import Setting
 from dynamiccl.schedule import Schedule
 
@@ -36,7 +35,6 @@ def warmup_of(setting: Setting, grid: Grid, calls: Calls) -> tuple[tuple[int, in
     runs = []
     size = grid.chain.sizes[0]
     while size <= grid.chain.sizes[-1]:
-        run = benchmark_bytes(setting.collective, size, setting.num_ranks, setting.datatype)
-        runs.append((run, calls.warmup))
+        runs.append((setting.benchmark_bytes(size), calls.warmup))
         size *= 2
     return tuple(runs)

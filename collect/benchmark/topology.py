@@ -79,12 +79,17 @@ def _plain_kind(name: str) -> str | None:
     return "socket" if re.match(r"(eth|en|lo|bond|ib\d)", name) else None
 
 
+def set_up_lines(log: Iterable[str]) -> list[str]:
+    """NCCL's log without a line for each call: what was set up, and which costs were computed."""
+    return [line for line in log if not _CALL.search(line)]
+
+
 def keep_dumps(out: Path, system: str, setting: Setting, folder: Path, log: Iterable[str]) -> None:
     """Copy a launch's dumps and the head of NCCL's log to where they stay; the first ones win."""
     shape = f"{setting.num_nodes}x{setting.ranks_per_node}"
     words = [setting.collective.wire.lower(), shape, setting.profile.name]
     place = out / "topology" / f"system={system}" / "-".join(words)
-    lines = [line for line in log if not _CALL.search(line)]
+    lines = set_up_lines(log)
     # Of a launch that failed at once there is nothing, and the next one's would not be kept.
     if place.is_dir() or not lines:
         return
@@ -94,8 +99,6 @@ def keep_dumps(out: Path, system: str, setting: Setting, folder: Path, log: Iter
     for name in ("topology.xml", "graph.xml"):
         if (folder / name).is_file():
             shutil.copyfile(folder / name, hidden / name)
-    # One line for each call would be most of it; what was set up and which costs were computed is
-    # above them.
     head = "".join(f"{line}\n" for line in lines)
     (hidden / "nccl.log").write_text(head, encoding="utf-8")
     hidden.rename(place)

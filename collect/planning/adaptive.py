@@ -17,7 +17,6 @@ from dynamiccl.collect.planning.times import CallTimes
 from dynamiccl.collect.runner import Pick, Round
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep.load import Sweep
-from dynamiccl.collect.sweep.sizes import benchmark_bytes
 from dynamiccl.collect.sweep.trial import Setting, Trial
 from dynamiccl.simulator.noise import Noise
 
@@ -126,17 +125,16 @@ class _Game:
         skipped = trial.infeasible or self._planner.reason_to_skip(trial)
         if skipped is not None or not self._is_there(trial):
             return Outcome(trial.key, self.rounds, None, ok=False, infeasible=True)
-        quiet_us = self._times.of(trial.setting).call_us(_bytes(trial), trial.config)
+        quiet_us = self._times.of(trial.setting).call_us(
+            trial.setting.benchmark_bytes(trial.size_bytes), trial.config
+        )
         factor = self._noise.factor(str(self.rounds), f"{trial.key}#{pick.repeat}")
         return Outcome(trial.key, self.rounds, quiet_us * factor, ok=True)
 
     def _is_there(self, trial: Trial) -> bool:
         times = self._times.of(trial.setting)
-        return not times.is_modelled or times.parts(_bytes(trial), trial.config) is not None
-
-
-def _bytes(trial: Trial) -> int:
-    setting = trial.setting
-    return benchmark_bytes(
-        setting.collective, trial.size_bytes, setting.num_ranks, setting.datatype
-    )
+        return (
+            not times.is_modelled
+            or times.parts(trial.setting.benchmark_bytes(trial.size_bytes), trial.config)
+            is not None
+        )

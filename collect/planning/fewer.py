@@ -11,7 +11,6 @@ from dynamiccl.collect.benchmark.grid import is_slow
 from dynamiccl.collect.planning.times import CallTimes
 from dynamiccl.collect.sweep.load import Sweep
 from dynamiccl.collect.sweep.settings import SweepFile
-from dynamiccl.collect.sweep.sizes import benchmark_bytes
 from dynamiccl.collect.sweep.text import size_text
 from dynamiccl.collect.sweep.trial import Setting, Trial
 from dynamiccl.nccl import Algorithm, Protocol
@@ -110,9 +109,7 @@ def _near(trials: list[Trial], times: CallTimes, unknown: bool) -> Iterator[Tria
 
 def _call_us(trial: Trial, times: CallTimes) -> float | None:
     setting = trial.setting
-    size = benchmark_bytes(
-        setting.collective, trial.size_bytes, setting.num_ranks, setting.datatype
-    )
+    size = setting.benchmark_bytes(trial.size_bytes)
     known = times.of(setting)
     return None if known.parts(size, trial.config) is None else known.call_us(size, trial.config)
 

@@ -15,7 +15,6 @@ from dynamiccl.collect.benchmark.schedules import HALVES, warmup_of
 from dynamiccl.collect.planning.times import CallTimes
 from dynamiccl.collect.runner import Launch, LaunchMode, Pick, Round
 from dynamiccl.collect.sweep.load import Sweep
-from dynamiccl.collect.sweep.sizes import benchmark_bytes
 from dynamiccl.collect.sweep.trial import Setting, Trial
 from dynamiccl.nccl import ABSTAIN, Config
 
@@ -121,9 +120,7 @@ class Planner:
             # Only channel counts can run alike.
             if trial.infeasible is None and trial.config.num_channels is not None:
                 setting = trial.setting
-                size = benchmark_bytes(
-                    setting.collective, trial.size_bytes, setting.num_ranks, setting.datatype
-                )
+                size = setting.benchmark_bytes(trial.size_bytes)
                 parts = self._times.of(setting).parts(size, trial.config)
                 if parts is not None:
                     yield (

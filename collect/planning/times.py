@@ -16,14 +16,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from dynamiccl.collect.interference.kinds import SIMULATED
-from dynamiccl.collect.simulated.launches import launch_of
+from dynamiccl.collect.simulated.launches import launch_of, surroundings_of
 from dynamiccl.collect.sweep.trial import LaunchProfile, Setting
 from dynamiccl.datasets.schema import QUIET
 from dynamiccl.errors import InvalidSweep
 from dynamiccl.nccl import ABSTAIN, Config
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.parts import QUIET as UNDISTURBED
-from dynamiccl.simulator.parts import Parts, Surroundings
+from dynamiccl.simulator.parts import Parts
 from dynamiccl.simulator.system import UNTOUCHED, Call, Launch, System
 from dynamiccl.simulator.systems import find_system
 
@@ -63,7 +62,7 @@ class SettingTimes:
         self._setting = setting
         self._group = _group(system, setting)
         self._launch, problem = _launch(system, setting.profile)
-        self._around = _surroundings(setting)
+        self._around = surroundings_of(setting.interference)
         self._parts: dict[tuple[int, Config], Parts | None] = {}
         self._notes = dict.fromkeys(self._first_notes(problem))
 
@@ -155,10 +154,3 @@ def _launch(system: System, profile: LaunchProfile) -> tuple[Launch, str]:
         return launch_of(profile, system), ""
     except InvalidSweep:
         return UNTOUCHED, f"{system.name} does not model the profile '{profile.name}'"
-
-
-def _surroundings(setting: Setting) -> Surroundings:
-    if setting.interference.kind not in SIMULATED:
-        return UNDISTURBED
-    slower = 1.0 + setting.interference.level
-    return Surroundings(intra=slower, inter=slower)

@@ -1,12 +1,14 @@
-"""Launch profiles in the simulator: the variables of a profile as AutoCCL's NT and T."""
+"""Launch profiles and interference in the simulator: AutoCCL's NT and T, and slowdowns."""
 
 from collections.abc import Mapping
 
-from dynamiccl.collect.sweep.trial import LaunchProfile
+from dynamiccl.collect.interference.kinds import SIMULATED
+from dynamiccl.collect.sweep.trial import Interference, LaunchProfile
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.errors import InvalidSweep, UserError
 from dynamiccl.nccl import Transport
 from dynamiccl.simulator.parametric import ParametricSystem
+from dynamiccl.simulator.parts import QUIET, Surroundings
 from dynamiccl.simulator.system import UNTOUCHED, Launch, System
 
 _THREADS = "NCCL_NTHREADS"
@@ -40,6 +42,14 @@ def launch_of(profile: LaunchProfile, system: System) -> Launch:
     except (UserError, ValueError) as error:
         raise InvalidSweep(f"profile '{profile.name}': {error}") from error
     return launch
+
+
+def surroundings_of(interference: Interference) -> Surroundings:
+    """How much slower a congested network is; other kinds slow nothing here."""
+    if interference.kind not in SIMULATED:
+        return QUIET
+    slower = 1.0 + interference.level
+    return Surroundings(intra=slower, inter=slower)
 
 
 def _threads(environment: Mapping[str, str]) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dynamiccl.collect.interference.kinds import SIMULATED
 from dynamiccl.collect.runner import Launch, LaunchMode, LaunchResult, Measured, Pick, Round, Row
-from dynamiccl.collect.simulated.launches import launch_of
+from dynamiccl.collect.simulated.launches import launch_of, surroundings_of
 from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.collect.sweep.trial import Setting, Trial
 from dynamiccl.collect.trial_rows import lost_row, pick_row
@@ -15,7 +15,6 @@ from dynamiccl.datasets.schema import QUIET, Source, Statistic, Status
 from dynamiccl.errors import InvalidSweep
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.noise import Noise
-from dynamiccl.simulator.parts import Surroundings
 from dynamiccl.simulator.system import Call, System
 from dynamiccl.simulator.systems import find_system
 
@@ -101,8 +100,7 @@ class SimulatorRunner:
         except KeyError:
             reason = f"NCCL has no {trial.config.key} for this group"
             return lost_row(row, Status.INFEASIBLE, reason)
-        slower = 1.0 + setting.interference.level
-        quiet_us = parts.time_us(Surroundings(intra=slower, inter=slower))
+        quiet_us = parts.time_us(surroundings_of(setting.interference))
         repeat = f"#{pick.repeat}" if pick.repeat else ""
         time_us = quiet_us * self._noise.factor(launch.run, trial.key + repeat)
         algbw = trial.size_bytes / (1000.0 * time_us)

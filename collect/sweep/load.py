@@ -15,7 +15,6 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from dynamiccl.collect.sweep.settings import TABLES, SweepFile
-from dynamiccl.collect.sweep.sizes import benchmark_bytes
 from dynamiccl.collect.sweep.trial import Interference, LaunchProfile, Setting, Trial
 from dynamiccl.datasets.store import check_slug
 from dynamiccl.errors import DynamicclError, InvalidSweep, MissingPath
@@ -106,7 +105,7 @@ def _infeasible(
     setting: Setting, size_bytes: int, config: Config, version: NcclVersion | None
 ) -> str | None:
     ranks = setting.num_ranks
-    if benchmark_bytes(setting.collective, size_bytes, ranks, setting.datatype) == 0:
+    if setting.benchmark_bytes(size_bytes) == 0:
         return f"{size_bytes} bytes leave nothing to each of {ranks} ranks"
     return invalid_reason(config, setting.collective, version=version, num_nodes=setting.num_nodes)
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from dynamiccl.collect.sweep.sizes import benchmark_bytes
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
 from dynamiccl.nccl import Collective, Config
 
@@ -54,6 +55,10 @@ class Setting:
     def num_ranks(self) -> int:
         """Ranks of the communicator."""
         return self.num_nodes * self.ranks_per_node
+
+    def benchmark_bytes(self, size_bytes: int) -> int:
+        """The size that nccl-tests runs in place of `size_bytes`, and NCCL's nBytes."""
+        return benchmark_bytes(self.collective, size_bytes, self.num_ranks, self.datatype)
 
     @property
     def key(self) -> str:
