@@ -242,14 +242,9 @@ def _show_import(summary: ImportSummary, out: Path, *, as_json: bool) -> None:
         _stderr.print(f"{reject.path}:{reject.line}: {reject.reason}", markup=False, soft_wrap=True)
     if len(summary.rejected) > 20:
         _stderr.print(f"... and {len(summary.rejected) - 20} more (all of them with --json)")
-    calls = (
-        f"{summary.calls_written} calls written ({summary.calls_timed} with a time), "
-        if summary.calls_written
-        else ""
-    )
     _stdout.print(
-        f"{summary.rows_read} rows read, {summary.measurements_written} measurements written, "
-        f"{calls}{summary.dropped} dropped, {summary.duplicates} duplicates, "
+        f"{summary.rows_read} rows read, {summary.written_text} written, "
+        f"{summary.dropped} dropped, {summary.duplicates} duplicates, "
         f"{len(summary.rejected)} rejected -> {out}",
         soft_wrap=True,
         highlight=False,
@@ -315,11 +310,9 @@ def describe_command(
 
     Example: dynamiccl-collect describe out/data --plots out/plots
     """
-    calls = describing.describe_calls(directory)
-    # A store may hold calls alone.
-    summaries = (
-        describing.describe(directory) if describing.has_measurements(directory, calls) else []
-    )
+    calls, logged = describing.describe_calls(directory), describing.describe_logged(directory)
+    is_whole = describing.has_measurements(directory, [*calls, *logged])
+    summaries = describing.describe(directory) if is_whole else []
     drawn = [] if plots is None or not summaries else plot_systems(store.read(directory), plots)
     if as_json:
         documents = describing.to_json(summaries, calls)
@@ -337,7 +330,7 @@ def describe_command(
         for name, value in describing.lines(summary):
             table.add_row(name, value)
         _stdout.print(table)
-    for line in (*map(describing.calls_line, calls), *describing.describe_costs(directory)):
+    for line in (*map(describing.calls_line, calls), *logged):
         _stdout.print(line, soft_wrap=True, highlight=False, markup=False)
 
 

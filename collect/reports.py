@@ -83,6 +83,8 @@ class FileReport:
     parts: list[str] = field(default_factory=list)
     #: Cells of NCCL's own cost model that a log told, as rows of `costs`.
     costs: list[dict[str, Any]] = field(default_factory=list)
+    #: What NCCL ran for each size, by a log without benchmark rows, as rows of `decisions`.
+    decisions: list[dict[str, Any]] = field(default_factory=list)
 
     def reject(self, line: int, reason: str, text: str) -> None:
         """List a line as rejected."""
@@ -132,12 +134,27 @@ class ImportSummary:
             files=tuple(files),
         )
 
+    @property
+    def written_text(self) -> str:
+        """What was written, for people."""
+        costs = sum(len(f.costs) for f in self.files)
+        decisions = sum(len(f.decisions) for f in self.files)
+        parts = [f"{self.measurements_written} measurements"]
+        if self.calls_written:
+            parts.append(f"{self.calls_written} calls ({self.calls_timed} with a time)")
+        if costs:
+            parts.append(f"{costs} of NCCL's costs")
+        if decisions:
+            parts.append(f"{decisions} of NCCL's decisions")
+        return ", ".join(parts)
+
     def to_json(self) -> dict[str, Any]:
         """The summary as plain values, ready for `json.dumps`; rejected lines stand once."""
         files = [dataclasses.asdict(report) for report in self.files]
         for report in files:
             report["rejected"] = len(report["rejected"]) + report.pop("rejected_more")
             report["costs"] = len(report["costs"])
+            report["decisions"] = len(report["decisions"])
         return {
             "rows_read": self.rows_read,
             "measurements_written": self.measurements_written,

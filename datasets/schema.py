@@ -6,7 +6,7 @@ Format history
     3 (0.2.0)  node_fingerprint.
     4 (0.2.0)  hosts, job_id, partial_launch, process_times_us. Files of version 3 are read, with
                nulls in these.
-    `calls` and `costs` count for themselves:
+    `calls`, `costs` and `decisions` count for themselves:
     1 (0.2.0)  first.
 
 A file carries `dynamiccl.schema` and `dynamiccl.schema_version` in its Arrow metadata; a file with
@@ -26,6 +26,8 @@ SCHEMA_VERSION: Final = 4
 CALLS_VERSION: Final = 1
 #: Of `costs`, NCCL's own cost model.
 COSTS_VERSION: Final = 1
+#: Of `decisions`, what NCCL ran for each size.
+DECISIONS_VERSION: Final = 1
 #: Keys of the Arrow schema metadata.
 META_SCHEMA: Final = b"dynamiccl.schema"
 META_VERSION: Final = b"dynamiccl.schema_version"
@@ -294,7 +296,8 @@ CALLS: Final = _schema("calls", CALLS_COLUMNS, CALLS_VERSION)
 #: Columns of `measurements` that a file of an older version that is read need not have.
 _ADDED_SINCE: Final = {3: frozenset({"partial_launch", "hosts", "job_id", "process_times_us"})}
 
-COSTS_COLUMNS: Final = (
+#: Which cell of which group a line of NCCL's log is about.
+_LOGGED: Final = (
     _text("system", "short name of the cluster or machine (hive directory)", nullable=False),
     _text("sweep", "short name of the sweep or import (hive directory)", nullable=False),
     _text("source_file", "log that it was read from"),
@@ -307,6 +310,9 @@ COSTS_COLUMNS: Final = (
     _text("collective", "NCCL's spelling, e.g. AllReduce", nullable=False),
     _text("algorithm", "NCCL's spelling", nullable=False),
     _text("protocol", "NCCL's spelling", nullable=False),
+)
+COSTS_COLUMNS: Final = (
+    *_LOGGED,
     _number("latency_us", "us", "as NCCL logs it, one decimal"),
     _number(
         "bandwidth_gbytes_per_s",
@@ -316,6 +322,13 @@ COSTS_COLUMNS: Final = (
     _count("max_threads", "threads of a channel at most"),
 )
 COSTS: Final = _schema("costs", COSTS_COLUMNS, COSTS_VERSION)
+
+DECISIONS_COLUMNS: Final = (
+    *_LOGGED,
+    _count("size_bytes", "NCCL's nBytes, of all ranks together", nullable=False, unit="B"),
+    _count("num_channels", "channels that ran; null = NCCL before 2.24, which does not say"),
+)
+DECISIONS: Final = _schema("decisions", DECISIONS_COLUMNS, DECISIONS_VERSION)
 
 #: Columns that make two rows the same task: what the job asked, where, and under which conditions.
 TASK_COLUMNS: Final = (

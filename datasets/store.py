@@ -3,6 +3,7 @@
     DIR/measurements/system=NAME/sweep=NAME/part-<id>.parquet
     DIR/calls/system=NAME/sweep=NAME/part-<id>.parquet
     DIR/costs/system=NAME/sweep=NAME/part-<id>.parquet
+    DIR/decisions/system=NAME/sweep=NAME/part-<id>.parquet
 
 A part is written to a hidden name beside its place and renamed, so a reader never sees half a file
 and a crash loses nothing that was finished. A part's id is a hash of its content: the same part
@@ -24,6 +25,7 @@ import pyarrow.parquet as pq
 from dynamiccl.datasets.schema import (
     CALLS,
     COSTS,
+    DECISIONS,
     MEASUREMENTS,
     META_PROVENANCE,
     PARTITION_COLUMNS,
@@ -35,6 +37,7 @@ SCHEMAS: Final[Mapping[str, pa.Schema]] = {
     "measurements": MEASUREMENTS,
     "calls": CALLS,
     "costs": COSTS,
+    "decisions": DECISIONS,
 }
 _SLUG: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,119}")
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import polars as pl
 
@@ -19,6 +19,9 @@ from dynamiccl.datasets.cells import (
 )
 from dynamiccl.datasets.schema import TASK_COLUMNS, Source, Status
 from dynamiccl.datasets.store import part_paths, read, scan
+
+#: A group of which NCCL's own log tells.
+_GROUP: Final = ("system", "nccl_version", "num_nodes", "ranks_per_node", "launch_profile")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,25 +92,42 @@ def describe_calls(directory: Path) -> list[CallsSummary]:
     return [CallsSummary(*row) for row in per_system.sort("system").collect().iter_rows()]
 
 
-def describe_costs(directory: Path) -> list[str]:
-    """A line for each group whose own cost model NCCL logged; raises what `store.scan` raises."""
+def describe_logged(directory: Path) -> list[str]:
+    """Lines for the groups whose costs and decisions NCCL logged; raises what `store.scan` does."""
+    return [*_costs(directory), *_decisions(directory)]
+
+
+def _costs(directory: Path) -> list[str]:
     if not part_paths(directory, "costs"):
         return []
-    group = ("system", "nccl_version", "num_nodes", "ranks_per_node", "launch_profile")
     taken = pl.col("bandwidth_gbytes_per_s") > 0
-    found = scan(directory, "costs").group_by(group).agg(pl.len(), taken.sum().alias("taken"))
+    found = scan(directory, "costs").group_by(_GROUP).agg(pl.len(), taken.sum().alias("taken"))
     return [
         f"{system}: NCCL {version or '?'}'s own cost model of {nodes or '?'}x{ranks or '?'} "
         f"({profile}): {cells} cells, of which it takes {count}"
-        for system, version, nodes, ranks, profile, cells, count in found.sort(group)
+        for system, version, nodes, ranks, profile, cells, count in found.sort(_GROUP)
         .collect()
         .iter_rows()
     ]
 
 
-def has_measurements(directory: Path, calls: list[CallsSummary]) -> bool:
-    """Whether there is more than `calls` to describe; `describe` itself refuses an empty store."""
-    return not calls or bool(part_paths(directory))
+def _decisions(directory: Path) -> list[str]:
+    if not part_paths(directory, "decisions"):
+        return []
+    counts = pl.col("collective").n_unique()
+    found = scan(directory, "decisions").group_by(_GROUP).agg(pl.len(), counts)
+    return [
+        f"{system}: what NCCL {version or '?'} ran on {nodes or '?'}x{ranks or '?'} ({profile}), "
+        f"of {sizes} sizes of {collectives} collectives"
+        for system, version, nodes, ranks, profile, sizes, collectives in found.sort(_GROUP)
+        .collect()
+        .iter_rows()
+    ]
+
+
+def has_measurements(directory: Path, others: Sequence[object]) -> bool:
+    """Whether there is more than the `others` to describe; `describe` refuses an empty store."""
+    return not others or bool(part_paths(directory))
 
 
 def calls_line(summary: CallsSummary) -> str:

@@ -24,8 +24,7 @@ from dynamiccl.collect.nccl_tests.json_output import json_tables
 from dynamiccl.collect.nccl_tests.text import main_of, text_file_tables
 from dynamiccl.collect.reports import FileReport, ImportOptions, ImportSummary
 from dynamiccl.datasets.provenance import file_sha256, program_record
-from dynamiccl.datasets.schema import COSTS
-from dynamiccl.datasets.store import check_slug, slug, write_part
+from dynamiccl.datasets.store import SCHEMAS, check_slug, slug, write_part
 from dynamiccl.errors import DataError, MissingPath, OutputError, UserError
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
 
@@ -190,13 +189,13 @@ def _import_one(
     for table in _tables(item, options, systems, report):
         report.parts += [str(p) for p in write_part(out_dir, table, provenance=record)]
         report.measurements_written += table.num_rows
-    if not (report.measurements_written or report.costs):
+    if not (report.measurements_written or report.costs or report.decisions):
         raise OutputError(_nothing_usable(report))
-    if report.costs:
-        costs = pa.Table.from_pylist(report.costs, schema=COSTS)
-        report.parts += [
-            str(p) for p in write_part(out_dir, costs, kind="costs", provenance=record)
-        ]
+    for kind, rows in (("costs", report.costs), ("decisions", report.decisions)):
+        if rows:
+            told = pa.Table.from_pylist(rows, schema=SCHEMAS[kind])
+            parts = write_part(out_dir, told, kind=kind, provenance=record)
+            report.parts += [str(p) for p in parts]
     _LOG.info("%s: %d measurements", item.path, report.measurements_written)
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from dynamiccl.collect.nccl_tests.cost_table import cost_rows
+from dynamiccl.collect.nccl_tests.decisions import decision_rows
 from dynamiccl.collect.nccl_tests.facts import RunFacts
 from dynamiccl.collect.nccl_tests.parser import parse_lines
 from dynamiccl.collect.nccl_tests.resolve import per_node
@@ -85,10 +86,12 @@ def text_file_tables(
         parsed = parse_lines(lines, report)
     shared = shared_facts(parsed)
     if not report.rows_read:
-        report.costs += _costs_alone(shared, base, options)
-        if not report.costs:
+        known = _group_alone(shared, base, options)
+        report.costs += cost_rows(shared.costs.only() or {}, known)
+        report.decisions += decision_rows(shared, known, options, report)
+        if not (report.costs or report.decisions):
             raise OutputError(_no_row(path, shared, report))
-        report.remark("no benchmark row; NCCL's own cost model is taken")
+        report.remark("no benchmark row; what NCCL logs of its costs and decisions is taken")
         return
     companion = companion_of(path)
     if companion.is_file():
@@ -97,14 +100,14 @@ def text_file_tables(
     yield from text_tables(parsed, shared=shared, base=dict(base), options=options, report=report)
 
 
-def _costs_alone(
+def _group_alone(
     shared: RunFacts, base: Mapping[str, Any], options: ImportOptions
-) -> list[dict[str, Any]]:
-    """The cost model that a job's log tells, with what is known of its group."""
+) -> dict[str, Any]:
+    """What is known of the one group of a job's log."""
     ranks = next(iter(shared.nranks)) if len(shared.nranks) == 1 else options.num_ranks
     nodes = next(iter(shared.nnodes)) if len(shared.nnodes) == 1 else options.num_nodes
     version = next(iter(shared.nccl_versions)) if len(shared.nccl_versions) == 1 else None
-    known = {
+    return {
         **base,
         "num_ranks": ranks,
         "num_nodes": nodes,
@@ -113,7 +116,6 @@ def _costs_alone(
         "nccl_version": version or options.nccl_version,
         "gpu": options.gpu,
     }
-    return cost_rows(shared.costs.only() or {}, known)
 
 
 def _facts_of(companion: Path) -> RunFacts:

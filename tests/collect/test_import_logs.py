@@ -118,7 +118,9 @@ def test_output_without_a_row_is_an_error_that_says_why(name: str, tmp_path: Pat
 def test_log_of_nccl_alone_gives_its_cost_model(tmp_path: Path) -> None:
     summary = import_files([published(LOGS / COMPANION)], tmp_path, options=OPTIONS)
     assert summary.measurements_written == 0
-    assert "NCCL's own cost model is taken" in summary.files[0].remarks[0]
+    ranks, taken = summary.files[0].remarks
+    assert "decisions left out: say of how many ranks they are (--ranks)" in ranks
+    assert "what NCCL logs of its costs and decisions is taken" in taken
     assert store.read(tmp_path, "costs").height == 7 * 3 * 5
 
 

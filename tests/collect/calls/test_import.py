@@ -299,7 +299,7 @@ def test_command_imports_and_describes_a_store_of_calls_alone(
     out = str(tmp_path / "out")
     invoke = typer.main.get_command(app)
     invoke(["import", str(tmp_path / "in"), "--out", out, "--system", "b"], standalone_mode=False)
-    assert "0 measurements written, 1 calls written (1 with a time)" in capsys.readouterr().out
+    assert "0 measurements, 1 calls (1 with a time) written" in capsys.readouterr().out
     invoke(["describe", out], standalone_mode=False)
     assert capsys.readouterr().out == "b: 1 calls of 1 communicators, 1 with a time\n"
     invoke(["describe", out, "--json"], standalone_mode=False)
