@@ -196,8 +196,10 @@ def test_batch_sweep_survives_a_dead_node_and_a_time_limit(
 
 
 #: What stands where a benchmark did: it dies on one node of two, as long as that one is broken.
+#: Ranks on the other node wait for those that died, as in MPI_Init, until srun ends them.
 BROKEN_NODE = """#!/bin/sh
-if [ "$SLURM_NODEID" = 1 ] && [ -e "{folder}/broken" ]; then
+if [ "${{SLURM_STEP_NUM_TASKS:-1}}" -gt 1 ] && [ -e "{folder}/broken" ]; then
+  [ "$SLURM_NODEID" = 1 ] || exec sleep 60
   echo "NVML: Driver/library version mismatch" >&2
   exit 3
 fi
