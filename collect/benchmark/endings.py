@@ -1,11 +1,13 @@
 """How a launch ended, and what that says of the config in play."""
 
 import logging
+from collections.abc import Sequence
 
 from dynamiccl.collect.benchmark.launching import Ran
 from dynamiccl.collect.benchmark.output import is_impossible, last_words
-from dynamiccl.collect.runner import Launch, Pick, Quarantined
+from dynamiccl.collect.runner import Launch, LaunchMode, Pick, Quarantined
 from dynamiccl.collect.sweep.settings import RunnerSettings
+from dynamiccl.collect.telemetry.health import Health
 from dynamiccl.datasets.schema import Status
 
 _log = logging.getLogger(__name__)
@@ -26,9 +28,38 @@ def what_happened(ran: Ran, limits: RunnerSettings) -> tuple[Status, str]:
     return status, f"exit code {finished.returncode}: {words}"
 
 
+class SecondChances:
+    """A config that ended a launch runs once more before it is blamed: nodes fail too."""
+
+    def __init__(self) -> None:
+        self._taken: set[tuple[LaunchMode, str]] = set()
+
+    def gives(self, launch: Launch, culprit: Pick, ran: Ran, limits: RunnerSettings) -> bool:
+        """Whether the config in play runs again; a line in the log says so."""
+        status, reason = what_happened(ran, limits)
+        key = (launch.mode, culprit.trial.key)
+        if status is Status.INFEASIBLE or key in self._taken:
+            return False
+        self._taken.add(key)
+        config = culprit.trial.config.key
+        _log.warning("%s ended in %s (%s), which runs once more", launch.id, config, reason)
+        return True
+
+
 def suspect(launch: Launch, culprit: Pick, ran: Ran, limits: RunnerSettings) -> Quarantined:
     """Put a config in quarantine that hung or crashed, with a line for the log."""
     status, reason = what_happened(ran, limits)
     hung = "hung" if status is Status.TIMED_OUT else "crashed"
     _log.warning("%s: %s in %s (%s)", launch.id, hung, culprit.trial.config.key, reason)
     return Quarantined(culprit.trial, f"{hung} ({reason[:200]})")
+
+
+def warn_of_unwell(launch: Launch, healths: Sequence[Health]) -> None:
+    """Say how many blocks of a launch have times that nothing uses, if any."""
+    if unwell := sum(bool(health.throttled or health.ecc_errors) for health in healths):
+        _log.warning(
+            "%s: heat, power or memory errors of GPUs in %d of %d blocks, whose times are not used",
+            launch.id,
+            unwell,
+            len(healths),
+        )

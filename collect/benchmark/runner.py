@@ -22,7 +22,12 @@ from dynamiccl.collect.benchmark.blocks import (
 )
 from dynamiccl.collect.benchmark.command import calls_of, small_bytes
 from dynamiccl.collect.benchmark.costs import keep_costs
-from dynamiccl.collect.benchmark.endings import suspect, what_happened
+from dynamiccl.collect.benchmark.endings import (
+    SecondChances,
+    suspect,
+    warn_of_unwell,
+    what_happened,
+)
 from dynamiccl.collect.benchmark.file_system import is_local
 from dynamiccl.collect.benchmark.grid import Grid, deal
 from dynamiccl.collect.benchmark.inside import find_benchmark
@@ -60,7 +65,6 @@ from dynamiccl.collect.runner import (
 )
 from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.collect.sweep.trial import Trial
-from dynamiccl.collect.telemetry.health import Health
 from dynamiccl.datasets.schema import QUIET, Status
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import ABSTAIN, Collective
@@ -101,6 +105,7 @@ class NcclTestsRunner:
         self._programs: dict[Collective, Program] = {}
         self._plays = False
         self._folders = LaunchFolders(site.work)
+        self._chances = SecondChances()
         #: The last launch that began, by whether the plugin plays its configs.
         self._begun: dict[bool, Launch] = {}
         self._watch = watch or NoWatch()
@@ -277,7 +282,7 @@ class NcclTestsRunner:
         self._rows.learn(output.environment)
         stretches = ran.stretches_of(len(verdicts))
         healths = self._watch.health(stretches)
-        _warn_of_unwell(launch, healths)
+        warn_of_unwell(launch, healths)
         is_partial = len(verdicts) < len(grid.blocks)
         known = [
             {
@@ -302,11 +307,14 @@ class NcclTestsRunner:
         *,
         begun: bool,
     ) -> tuple[list[Measured], tuple[Quarantined, ...], list[Pick]]:
-        """The block in which a process ended too early is lost; whatever follows runs again."""
+        """The block in which a process ended too early twice is lost; what follows runs again."""
+        is_suspect = begun and launch.is_scheduled
+        if is_suspect and self._chances.gives(launch, culprit, ran, self._file.runner):
+            return [], (), list(rest)
         status, reason = what_happened(ran, self._file.runner)
         lost = [self._rows.lost(launch, culprit, status, reason, hosts)]
         left = [pick for pick in rest if pick is not culprit]
-        if begun and launch.is_scheduled:
+        if is_suspect:
             return lost, (suspect(launch, culprit, ran, self._file.runner),), left
         # It never got going, or it has one config only: trying again will not help.
         lost += [self._rows.lost(launch, pick, status, reason, hosts) for pick in left]
@@ -335,8 +343,10 @@ class NcclTestsRunner:
         rest = grid.asked_from(reached, launch)
         quarantined: tuple[Quarantined, ...] = ()
         failed = ran.finished is not None and ran.finished.returncode != 0
-        if rest and failed and has_begun(launch, folder):
-            quarantined = (suspect(launch, rest.pop(0), ran, self._file.runner),)
+        begun = failed and has_begun(launch, folder)
+        if rest and begun:
+            if not self._chances.gives(launch, rest[0], ran, self._file.runner):
+                quarantined = (suspect(launch, rest.pop(0), ran, self._file.runner),)
         elif rest and not failed:
             # The log is not what we think: asking again would not help.
             _log.warning(
@@ -347,7 +357,7 @@ class NcclTestsRunner:
                 len(grid.blocks),
                 last_words(ran.texts),
             )
-        rest = rest if quarantined else []
+        rest = rest if begun else []
         verdicts = judge_blocks(launch, folder, reached)
         again = {id(pick) for pick in (*rest, *grid.left_over)}
         tried = (pick.trial.key for pick in launch.picks if id(pick) not in again)
@@ -361,7 +371,7 @@ class NcclTestsRunner:
         features = topology_features(dump.read_text(errors="replace")) if dump.is_file() else {}
         facts = {"read_back": choices, "environment": features}
         result = LaunchResult((), (*rest, *grid.left_over), quarantined, facts)
-        if failed and not found and not quarantined and not is_impossible(ran.texts):
+        if failed and not found and not begun and not is_impossible(ran.texts):
             raise _NeverBegan(what_happened(ran, self._file.runner)[1], result)
         return result
 
@@ -386,13 +396,3 @@ def _verdicts(launch: Launch, folder: Path, output: Output) -> list[Verdict]:
     num_rows = len(output.blocks)
     await_report(launch, folder, num_rows, 0.0 if is_local(folder) else REPORT_S)
     return judge_blocks(launch, folder, num_rows)
-
-
-def _warn_of_unwell(launch: Launch, healths: Sequence[Health]) -> None:
-    if unwell := sum(bool(health.throttled or health.ecc_errors) for health in healths):
-        _log.warning(
-            "%s: heat, power or memory errors of GPUs in %d of %d blocks, whose times are not used",
-            launch.id,
-            unwell,
-            len(healths),
-        )

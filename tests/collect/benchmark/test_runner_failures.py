@@ -58,6 +58,30 @@ def test_crashed_config_is_quarantined_with_what_was_said(
     assert found.filter(pl.col("status") == "ok").height >= 2 * 3 * (7 + 2 + 2)
 
 
+@pytest.mark.parametrize("mode", ["read-back", "sweep"])
+@pytest.mark.parametrize("ending", ["FAKE_CRASH", "FAKE_HANG"])
+def test_config_in_play_when_something_went_once_runs_again(
+    ending: str, mode: str, tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node or a cable that fails once is no reason to leave a config out."""
+    ids: list[str] = []
+
+    def goes_once(launch: Launch, _: int) -> bool:
+        ids.extend([launch.id] if launch.mode == mode else [])
+        if len(ids) == 1 and launch.mode == mode:
+            monkeypatch.setenv(ending, "Ring/Simple/4ch")
+        else:
+            monkeypatch.delenv(ending, raising=False)
+        return False
+
+    Launches(monkeypatch, goes_once)
+    run(sweep(cycles="1", runner=QUICK), tmp_path, sweep_path)
+    assert ids[1] == f"{ids[0]}~"
+    found = rows(tmp_path)
+    assert statuses(found).keys() == {"ok"}
+    assert found.filter(~pl.col("is_default"))["verified"].all()
+
+
 def test_wrong_values_belong_to_their_config_alone(
     tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
