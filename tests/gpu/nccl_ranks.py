@@ -22,6 +22,7 @@ from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
 from dynamiccl.serve.this_machine import own_fingerprint
 from tests.gpu.nccl_job import Records, records_by_rank
+from tests.gpu.one_gpu import SOCKETS_ONLY, plain_environment
 
 SYSTEM: Final = "one-gpu"
 LIMIT_S: Final = 180
@@ -69,19 +70,13 @@ def run_job(
     key.write_bytes(os.urandom(32))
     key.chmod(0o600)
     ports = free_ports(2)
-    kept = {name: v for name, v in os.environ.items() if not name.startswith(("NCCL", "DYNAMICCL"))}
     common = {
-        **kept,
+        **plain_environment(),
+        **SOCKETS_ONLY,
         "PYTHONPATH": str(_ROOT),
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(ports[0]),
-        "NCCL_P2P_DISABLE": "1",
-        "NCCL_SHM_DISABLE": "1",
-        "NCCL_IB_DISABLE": "1",
-        "NCCL_NET": "Socket",
-        "NCCL_MNNVL_ENABLE": "0",
-        "NCCL_SOCKET_IFNAME": "lo",
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING",
         "DYNAMICCL_ARTIFACT": str(root / "artifact"),

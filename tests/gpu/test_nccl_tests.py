@@ -20,13 +20,12 @@ import polars as pl
 import pytest
 
 from dynamiccl.datasets import store
-from tests.fakes.nccl_tests.install import install_stand_in
+from tests.gpu.one_gpu import SOCKETS_ONLY, STAND_IN
 
 pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "out" / "gpu"
-STAND_IN = bool(os.environ.get("NCCL_TESTS_STAND_IN"))
 SWEEP = """
 name = "ranks-{ranks}"
 system = "one-gpu"
@@ -49,27 +48,15 @@ stall_timeout_s = 120
 kind = "mpirun"
 extra_args = ["--oversubscribe"]
 prefix = ["sh", "-c", 'NCCL_HOSTID=rank$OMPI_COMM_WORLD_RANK exec "$@"', "rank"]
-env = {{ NCCL_TESTS_DEVICE = "0", NCCL_P2P_DISABLE = "1", NCCL_SHM_DISABLE = "1", NCCL_IB_DISABLE = "1", NCCL_NET = "Socket", NCCL_SOCKET_IFNAME = "lo", NCCL_MNNVL_ENABLE = "0" }}
-"""  # noqa: E501
-
-
-@pytest.fixture(scope="module")
-def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("mpirun") is None:
-        pytest.skip("mpirun is not installed")
-    if STAND_IN:
-        return install_stand_in(tmp_path_factory.mktemp("bin"))
-    if shutil.which("nvidia-smi") is None:
-        pytest.skip("no NVIDIA driver: nothing was checked")
-    named = os.environ.get("NCCL_TESTS_DIR")
-    if named is None:
-        pytest.skip("say where nccl-tests was built: NCCL_TESTS_DIR=...")
-    return Path(named).resolve()
+env = {{ NCCL_TESTS_DEVICE = "0", {sockets_only} }}
+"""
+SOCKETS = ", ".join(f'{name} = "{value}"' for name, value in SOCKETS_ONLY.items())
 
 
 def collect(folder: Path, binaries: Path, plugin: Path, ranks: int, mode: str) -> pl.DataFrame:
     sweep = folder / "sweep.toml"
-    sweep.write_text(SWEEP.format(ranks=ranks, plugin=plugin, mode=mode), encoding="utf-8")
+    text = SWEEP.format(ranks=ranks, plugin=plugin, mode=mode, sockets_only=SOCKETS)
+    sweep.write_text(text, encoding="utf-8")
     command = [sys.executable, "-P", "-m", "dynamiccl.collect.cli", "run", str(sweep)]
     command += ["--out", str(folder / "data"), "--nccl-tests-dir", str(binaries)]
     done = subprocess.run(

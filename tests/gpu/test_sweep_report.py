@@ -23,12 +23,11 @@ from dynamiccl.collect.benchmark.blocks import REPORT_NAME, SCHEDULE_NAME, read_
 from dynamiccl.collect.nccl_tests.text import parse_text
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.schedule import Schedule
-from tests.fakes.nccl_tests.install import install_stand_in
+from tests.gpu.one_gpu import SOCKETS_ONLY, STAND_IN, plain_environment
 from tests.gpu.paired import Shift
 
 pytestmark = pytest.mark.gpu
 
-STAND_IN = bool(os.environ.get("NCCL_TESTS_STAND_IN"))
 #: A call of the smallest takes some 10 us: a store that faults would show there first.
 SIZES_BYTES = (1 << 10, 1 << 13, 1 << 16)
 CYCLES, TIMED, CHECKS = 8, 200, 1
@@ -59,20 +58,6 @@ class Group:
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("mpirun") is None:
-        pytest.skip("mpirun is not installed")
-    if STAND_IN:
-        return install_stand_in(tmp_path_factory.mktemp("bin")) / "all_reduce_perf"
-    if shutil.which("nvidia-smi") is None:
-        pytest.skip("no NVIDIA driver: nothing was checked")
-    named = os.environ.get("NCCL_TESTS_DIR")
-    if named is None:
-        pytest.skip("say where nccl-tests was built: NCCL_TESTS_DIR=...")
-    return Path(named).resolve() / "all_reduce_perf"
-
-
-@pytest.fixture(scope="module")
 def group() -> Group:
     gpus = 1
     if not STAND_IN:
@@ -80,13 +65,11 @@ def group() -> Group:
         gpus = len(listed.stdout.splitlines())
     if gpus > 1:
         return Group(1, gpus, {})
-    names = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE")
-    shared = dict.fromkeys(names, "1") | {"NCCL_MNNVL_ENABLE": "0", "NCCL_TESTS_DEVICE": "0"}
-    return Group(2, 2, shared | {"NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"})
+    return Group(2, 2, SOCKETS_ONLY | {"NCCL_TESTS_DEVICE": "0"})
 
 
-def run(folder: Path, program: Path, group: Group, plugin: Path, *, reports: bool) -> np.ndarray:
-    """Mean of log time over the process's rows; with a report, it must tell of every call."""
+def run(folder: Path, binaries: Path, group: Group, plugin: Path, *, reports: bool) -> np.ndarray:
+    """Log time of each row of one process; with a report, it must tell of every call."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     schedule = Schedule(
@@ -99,9 +82,8 @@ def run(folder: Path, program: Path, group: Group, plugin: Path, *, reports: boo
         cycles=((CONFIG,) * len(SIZES_BYTES),) * CYCLES,
     )
     (folder / SCHEDULE_NAME).write_bytes(schedule.to_bytes())
-    kept = {name: v for name, v in os.environ.items() if not name.startswith(("NCCL", "DYNAMICCL"))}
     environment = {
-        **kept,
+        **plain_environment(),
         **group.environment,
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -113,7 +95,7 @@ def run(folder: Path, program: Path, group: Group, plugin: Path, *, reports: boo
     if reports:
         environment["DYNAMICCL_SWEEP_REPORT"] = str(folder / REPORT_NAME)
     done = subprocess.run(
-        group.command(program),
+        group.command(binaries / "all_reduce_perf"),
         env=environment,
         capture_output=True,
         text=True,
@@ -132,7 +114,7 @@ def run(folder: Path, program: Path, group: Group, plugin: Path, *, reports: boo
 
 
 def test_a_report_shifts_no_time(
-    tmp_path: Path, program: Path, group: Group, sweep_path: Path
+    tmp_path: Path, binaries: Path, group: Group, sweep_path: Path
 ) -> None:
     root = Path(os.environ.get("SWEEP_REPORT_DIR", tmp_path)) / f"sweep-report-{os.getpid()}"
     order = np.random.default_rng(0)
@@ -141,7 +123,7 @@ def test_a_report_shifts_no_time(
         for _ in range(ROUNDS):
             found: dict[int, float] = {}
             for kind in order.permutation(3):
-                logs = run(root, program, group, sweep_path, reports=kind == 0)
+                logs = run(root, binaries, group, sweep_path, reports=kind == 0)
                 found[int(kind)] = float(np.median(logs.reshape(CYCLES, -1), axis=0).mean())
             shifts.append(found[0] - found[1])
             noise.append(found[2] - found[1])
