@@ -311,8 +311,8 @@ def describe_command(
     Example: dynamiccl-collect describe out/data --plots out/plots
     """
     calls, logged = describing.describe_calls(directory), describing.describe_logged(directory)
-    is_whole = describing.has_measurements(directory, [*calls, *logged])
-    summaries = describing.describe(directory) if is_whole else []
+    has_rows = describing.has_measurements(directory, [*calls, *logged])
+    summaries = describing.describe(directory) if has_rows else []
     drawn = [] if plots is None or not summaries else plot_systems(store.read(directory), plots)
     if as_json:
         documents = describing.to_json(summaries, calls)

@@ -34,7 +34,9 @@ def decision_rows(
     named = {collective for collective, _, _ in log.seen if collective is not None}
     if len(named) < len({collective for collective, _, _ in log.seen}):
         if options.collective is None:
-            report.remark("NCCL's decisions left out where they name no collective: --collective")
+            report.remark(
+                "NCCL's decisions left out: they name no collective, say which (--collective)"
+            )
         else:
             named.add(Collective.parse(options.collective))
     shared = {name: known[name] for name in DECISIONS.names if name in known}
