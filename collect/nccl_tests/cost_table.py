@@ -45,7 +45,7 @@ class CostLog:
 
     tables: list[dict[Cell, Cost]] = field(default_factory=list)
     _algorithms: list[Algorithm | None] = field(default_factory=list)
-    _threads: list[int] = field(default_factory=list)
+    _threads: list[int | None] = field(default_factory=list)
 
     def add(self, line: str) -> bool:
         """Take a line when it is one of a table; say whether it was."""
@@ -56,7 +56,7 @@ class CostLog:
             self._begin([_algorithm(name) for name in names[1].split("|") if name.strip()])
             return True
         if threads := _THREADS.match(text):
-            self._threads = [int(word) for word in threads[1].replace("|", " ").split()]
+            self._threads = [_count(word) for word in threads[1].replace("|", " ").split()]
             return True
         row = _ROW.match(text)
         return row is not None and self._take(row[1], row[2])
@@ -88,6 +88,11 @@ class CostLog:
             cost = Cost(float(latency), float(bandwidth), threads)
             self.tables[-1][collective, algorithm, _PROTOCOLS[protocol]] = cost
         return True
+
+
+def _count(word: str) -> int | None:
+    """A number of threads; None for a word that was damaged in the log."""
+    return int(word) if re.fullmatch(r"[0-9]{1,9}", word) else None
 
 
 def _algorithm(name: str) -> Algorithm | None:
