@@ -48,7 +48,7 @@ def _nccl_tests(means: Means) -> Runner:
 
 
 def _simulator(means: Means) -> Runner:
-    return SimulatorRunner(means.file)
+    return SimulatorRunner(means.file, means.site.out)
 
 
 #: Name -> what makes the runner.

@@ -29,7 +29,7 @@ def make_data(out: Path, text: str = SWEEP) -> Path:
     from dynamiccl.collect.strategies import make_strategy
 
     strategy = make_strategy(sweep.file, sweep.trials)
-    run_sweep(sweep, strategy, SimulatorRunner(sweep.file), out, resume=False)
+    run_sweep(sweep, strategy, SimulatorRunner(sweep.file, out), out, resume=False)
     return out
 
 

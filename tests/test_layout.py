@@ -24,6 +24,7 @@ KERNEL = {
     "dynamiccl.fingerprint",
     "dynamiccl.machine",
     "dynamiccl.nccl",
+    "dynamiccl.nccl_costs",
     "dynamiccl.nccl_setup",
     "dynamiccl.schedule",
     "dynamiccl.sizes",

@@ -3,15 +3,21 @@
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from dynamiccl.collect.interference.kinds import SIMULATED
+from dynamiccl.collect.nccl_tests.cost_table import Cost, cost_rows
 from dynamiccl.collect.runner import Launch, LaunchMode, LaunchResult, Measured, Pick, Round, Row
 from dynamiccl.collect.simulated.launches import launch_of, surroundings_of
 from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.collect.sweep.trial import Setting, Trial
 from dynamiccl.collect.trial_rows import lost_row, pick_row
-from dynamiccl.datasets.schema import QUIET, Source, Statistic, Status
+from dynamiccl.datasets.provenance import program_record
+from dynamiccl.datasets.schema import COSTS, QUIET, Source, Statistic, Status
+from dynamiccl.datasets.store import write_part
 from dynamiccl.errors import InvalidSweep
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.noise import Noise
@@ -24,11 +30,19 @@ class SimulatorRunner:
 
     name = "simulator"
 
-    def __init__(self, file: SweepFile) -> None:
-        """Take the sweep's simulator settings. Raises UnknownName for a system that nobody has."""
+    def __init__(
+        self, file: SweepFile, out: Path | None = None, system: System | None = None
+    ) -> None:
+        """Take the sweep's simulator settings.
+
+        NCCL's cost model goes into the data set `out`, as that of a real job does. `system` takes
+        the place of the one that the settings name. Raises UnknownName for one that nobody has.
+        """
         settings = file.simulator
         self._file = file
-        self._system = find_system(settings.system)
+        self._out = out
+        self._system = find_system(settings.system) if system is None else system
+        self._kept: set[tuple[Group, str]] = set()
         self._noise = Noise(
             settings.seed,
             settings.noise_sigma,
@@ -69,11 +83,28 @@ class SimulatorRunner:
 
     def run(self, launch: Launch, progress: Callable[[int], None]) -> LaunchResult:
         """Simulate one call for each pick; out-of-place only."""
+        self._keep_costs(launch)
         measured = []
         for pick in launch.picks:
             measured.append(Measured(pick, (self._measure(launch, pick),)))
             progress(1)
         return LaunchResult(tuple(measured))
+
+    def _keep_costs(self, launch: Launch) -> None:
+        """Write what NCCL would log of its cost model, once for each group: one decimal."""
+        setting = launch.setting
+        group = Group(setting.num_nodes, setting.ranks_per_node)
+        place = group, setting.profile.name
+        if self._out is None or place in self._kept:
+            return
+        self._kept.add(place)
+        table = {
+            cell: Cost(round(line.latency_us, 1), round(line.algbw_gbytes_per_s, 1), None)
+            for cell, line in self._system.lines(group).items()
+        }
+        known = {**pick_row(self._file, launch, launch.picks[0]), **self.environment()}
+        costs = pa.Table.from_pylist(cost_rows(table, known), schema=COSTS)
+        write_part(self._out, costs, kind="costs", provenance=program_record("run"))
 
     def learn(self, launch: str, facts: Mapping[str, Any]) -> None:
         """Nothing is learnt in a world that is known."""

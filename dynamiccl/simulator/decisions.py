@@ -1,6 +1,6 @@
 """NCCL's decisions for the machines of a system file: the cost model of `default`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from dynamiccl.simulator.default.communicator import Overrides
 from dynamiccl.simulator.default.cost_model import CostModel
 from dynamiccl.simulator.default.graph import Machine
 from dynamiccl.simulator.default.machines import find_machine, read_machine
-from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.group import Cell, Group, Line
 from dynamiccl.simulator.parameters import SystemFile
 from dynamiccl.simulator.system import Call
 
@@ -33,6 +33,10 @@ class NcclDecisions:
     def cost_table(self, call: Call) -> npt.NDArray[np.float32]:
         """NCCL's predictions, us."""
         return self._model.cost_table(call)
+
+    def lines(self, group: Group) -> Mapping[Cell, Line]:
+        """NCCL's latencies and bandwidths."""
+        return self._model.lines(group)
 
     def max_channels(self, group: Group, algorithm: Algorithm) -> int:
         """Channels that a communicator opens."""

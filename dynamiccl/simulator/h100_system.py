@@ -9,7 +9,7 @@ import numpy.typing as npt
 from dynamiccl.nccl import Algorithm, Collective, Config, NcclVersion, Protocol
 from dynamiccl.simulator import h100
 from dynamiccl.simulator.contention import Contention
-from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.group import Cell, Group, Line
 from dynamiccl.simulator.parts import Parts
 from dynamiccl.simulator.system import UNTOUCHED, Call, Launch
 from dynamiccl.simulator.tables import default_model
@@ -54,6 +54,10 @@ class H100System:
     def cost_table(self, call: Call) -> npt.NDArray[np.float32]:
         """NCCL's own predictions."""
         return default_model().cost_table(call)
+
+    def lines(self, group: Group) -> Mapping[Cell, Line]:
+        """NCCL's latencies and bandwidths."""
+        return default_model().lines(group)
 
     def max_channels(self, group: Group, algorithm: Algorithm) -> int:
         """Channels that a communicator opens."""

@@ -16,7 +16,8 @@ from dynamiccl.simulator.buffers import (
     nvls_chunk_bytes,
 )
 from dynamiccl.simulator.contention import Contention
-from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.group import Cell as NcclCell
+from dynamiccl.simulator.group import Group, Line
 from dynamiccl.simulator.parameters import (
     CELL_NUMBERS,
     LINK_NUMBERS,
@@ -41,6 +42,9 @@ class Decisions(Protocol):
 
     def cost_table(self, call: Call) -> npt.NDArray[np.float32]:
         """What NCCL hands to a tuner, us; -1 = not available."""
+
+    def lines(self, group: Group) -> Mapping[NcclCell, Line]:
+        """NCCL's latencies and bandwidths."""
 
     def max_channels(self, group: Group, algorithm: Algorithm) -> int:
         """Channels that a communicator opens."""
@@ -128,6 +132,11 @@ class ParametricSystem:
         for cell in self.cells(call.group, call.collective):
             table[cell] = costs[cell]
         return table
+
+    def lines(self, group: Group) -> Mapping[NcclCell, Line]:
+        """NCCL's latencies and bandwidths, of the cells that the system has."""
+        found = self.decisions.lines(group)
+        return {cell: line for cell, line in found.items() if cell in self._parameters}
 
     def max_channels(self, group: Group, algorithm: Algorithm) -> int:
         """Channels that a communicator opens."""

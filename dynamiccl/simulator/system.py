@@ -10,7 +10,7 @@ import numpy.typing as npt
 from dynamiccl.nccl import Algorithm, Collective, Config, NcclVersion, Transport
 from dynamiccl.nccl import Protocol as NcclProtocol
 from dynamiccl.simulator.contention import Contention
-from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.group import Cell, Group, Line
 from dynamiccl.simulator.parts import Parts
 
 
@@ -72,6 +72,9 @@ class System(Protocol):
 
     def cost_table(self, call: Call) -> npt.NDArray[np.float32]:
         """What NCCL hands to a tuner: (7 algorithms, 3 protocols) in us, -1 = not available."""
+
+    def lines(self, group: Group) -> Mapping[Cell, Line]:
+        """Latency and bandwidth of every cell, as NCCL logs them once for each communicator."""
 
     def max_channels(self, group: Group, algorithm: Algorithm) -> int:
         """Channels that a communicator opens for an algorithm."""

@@ -92,23 +92,8 @@ _TREE: Final[Sequence[Triple]] = ((26.5, 18.5, 10.0), (24.0, 23.6, 17.8), (38.7,
 _NVLS_TREE: Final[Sequence[Triple]] = ((26.5, 18.5, 10.0), (24.0, 23.6, 17.8), (0.0, 57.7, 45.5))
 #: `nvlsEfficiency`, by generation (from 2.28 on).
 NVLS_EFFICIENCY: Final = (0.0, 0.0, 0.85, 0.74)
-#: `treeCorrectionFactor` by floor(log2(bytes / 64)): bandwidth that medium sizes really get.
-TREE_CORRECTION: Final[Mapping[Protocol, Sequence[float]]] = {
-    Protocol.LL: (
-        1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5,
-        0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.0, 1.0, 1.0, 1.0,
-    ),
-    Protocol.LL128: (
-        1.0, 1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6,
-        0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1.0, 1.0, 1.0,
-    ),
-    Protocol.Simple: (
-        0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5,
-        0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9, 0.9,
-    ),
-}  # fmt: skip
-#: Entries that Tree uses of them, and NVLSTree (2.29.2 on, Blackwell beside an x86 CPU).
-TREE_CORRECTED: Final = 23
+#: Entries of the tree correction (dynamiccl/nccl_costs.py) that NVLSTree uses (2.29.2 on, Blackwell
+#: beside an x86 CPU).
 NVLS_TREE_CORRECTED: Final = 24
 #: Ring's AllReduce in Simple costs this times its latency from so many bytes per channel and rank
 #: on, between nodes; the first factor before Ampere.

@@ -17,6 +17,7 @@ from dynamiccl.nccl import (
     NcclVersion,
     Protocol,
 )
+from dynamiccl.nccl_costs import TREE_CORRECTED, size_correction
 from dynamiccl.simulator.default.bandwidth import algbw_gbytes_per_s
 from dynamiccl.simulator.default.channels import used_channels, used_threads
 from dynamiccl.simulator.default.communicator import (
@@ -28,8 +29,6 @@ from dynamiccl.simulator.default.constants import (
     NVLS_TREE_CORRECTED,
     PLATEAU,
     PLATEAU_BYTES,
-    TREE_CORRECTED,
-    TREE_CORRECTION,
     Generation,
     release_of,
 )
@@ -187,5 +186,4 @@ def _correction(comm: Communicator, algorithm: Algorithm, protocol: Protocol, si
     elif algorithm is Algorithm.NVLSTree and comm.release.nvls_tree_corrected:
         blackwell = comm.generation >= Generation.Blackwell
         end = NVLS_TREE_CORRECTED if blackwell and comm.machine.cpu.x86 else 0
-    index = (size >> 6).bit_length() - 1
-    return TREE_CORRECTION[protocol][index] if 0 <= index < end else 1.0
+    return size_correction(protocol, size, end)
