@@ -88,11 +88,17 @@ class TrainingSteps:
 
 
 def training_steps(
-    frame: pl.DataFrame, catalogue: Catalogue, profiles: Sequence[str], *, seed: int
+    frame: pl.DataFrame,
+    catalogue: Catalogue,
+    profiles: Sequence[str],
+    costs: pl.DataFrame | None = None,
+    *,
+    seed: int,
 ) -> TrainingSteps:
     """Build the training steps of a measurements frame.
 
-    `seed` fixes which other measurements fill a warm window. Raises NotEnoughData when no row is
+    `costs` as in `cold_observations`; `seed` fixes which other measurements fill a warm window.
+    Raises NotEnoughData when no row is
     left, with the counts that say why.
     """
     alone, counts = _quiet_rows(frame, catalogue)
@@ -118,7 +124,7 @@ def training_steps(
     calls = CallColumns.of([_call(each) for each in rows.iter_rows(named=True)])
     steps = Steps(
         tasks=Tasks(
-            context=cold_observations(rows, profiles).context,
+            context=cold_observations(rows, profiles, costs).context,
             mask=action_masks(frame, rows, catalogue),
             group=rows.select(pl.struct(NOISE_KEY).rank("dense")).to_series().to_numpy() - 1,
         ),

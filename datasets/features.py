@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from dynamiccl.datasets.costs import COST_FEATURES, log_costs
 from dynamiccl.datasets.history_columns import (
     HISTORY_FEATURES,
     WINDOW_FEATURES,
@@ -141,11 +142,14 @@ def set_sizes(context: Float32Array, log2_size: npt.NDArray[np.floating]) -> Non
     context[:, CONTEXT_COLUMN["log2_bytes_per_rank"]] = size - ranks
 
 
-def feature_table(profiles: Sequence[str]) -> list[dict[str, str]]:
-    """The context's features in order, for a manifest; launch profiles come last, one a name."""
-    known = [{"name": f.name, "unit": f.unit, "meaning": f.meaning} for f in FEATURES]
-    extra = [{"name": f"profile:{p}", "unit": "0/1", "meaning": "launch profile"} for p in profiles]
-    return known + extra
+def feature_table(profiles: Sequence[str], *, costs: bool = False) -> list[dict[str, str]]:
+    """The context's features in order, for a manifest.
+
+    Launch profiles come after all others, one a name, and then NCCL's costs where they are used.
+    """
+    extra = [Feature(f"profile:{name}", "0/1", "launch profile") for name in profiles]
+    told = (*FEATURES, *extra, *(COST_FEATURES if costs else ()))
+    return [{"name": f.name, "unit": f.unit, "meaning": f.meaning} for f in told]
 
 
 def window_table() -> list[dict[str, str]]:
@@ -153,17 +157,21 @@ def window_table() -> list[dict[str, str]]:
     return [{"name": f.name, "unit": f.unit, "meaning": f.meaning} for f in WINDOW_FEATURES]
 
 
-def cold_observations(tasks: pl.DataFrame, profiles: Sequence[str]) -> Observations:
+def cold_observations(
+    tasks: pl.DataFrame, profiles: Sequence[str], costs: pl.DataFrame | None = None
+) -> Observations:
     """Observations of tasks about which nothing but the job, the system and the launch is known.
 
     Args:
         tasks: rows with the workload and environment columns of the schema, and `noise_band`
             (unitless, of the training repeats; null = unknown).
         profiles: the launch profiles that the policy knows, in its order.
+        costs: NCCL's cost model (datasets/costs.py), for a policy that looks at it.
     """
     static = _static(tasks)
     history = np.zeros((tasks.height, len(HISTORY_FEATURES)), dtype=np.float32)
-    return Observations.cold(np.hstack([static, history, _profiles(tasks, profiles)]))
+    predicted = [] if costs is None else [log_costs(tasks, costs)]
+    return Observations.cold(np.hstack([static, history, _profiles(tasks, profiles), *predicted]))
 
 
 def _static(tasks: pl.DataFrame) -> Float32Array:

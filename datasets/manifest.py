@@ -18,6 +18,7 @@ import polars as pl
 from pydantic import TypeAdapter, ValidationError
 
 from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.costs import COST_TYPES
 from dynamiccl.datasets.provenance import file_sha256
 from dynamiccl.errors import (
     ArtifactMismatch,
@@ -70,6 +71,9 @@ class Support:
     fingerprints: list[str] = field(default_factory=list)
     #: The most channels that NCCL was seen to use there; None: its log was never read back.
     most_channels: int | None = None
+    #: Collective -> cell (`Ring/LL`) -> NCCL's latency in us and bandwidth in GB/s, for a policy
+    #: that looks at them; None: it does not.
+    costs: dict[str, dict[str, tuple[float, float]]] | None = None
     #: Collective -> action -> size bins in which it passed the gate; None: no gate was asked.
     gated: dict[str, dict[str, list[int]]] | None = None
 
@@ -115,6 +119,19 @@ class Manifest:
         ]
         types = {"system": pl.String, "collective": pl.String, "noise_band": pl.Float64}
         return pl.DataFrame(rows, schema=types).unique(maintain_order=True)
+
+    def cost_table(self) -> pl.DataFrame | None:
+        """NCCL's costs as `datasets.costs.read_costs` gives them; None: the policy takes none."""
+        if all(support.costs is None for support in self.supports):
+            return None
+        shape = ("system", "nccl_version", "num_nodes", "ranks_per_node", "launch_profile")
+        rows = [
+            [*(getattr(support, name) for name in shape), collective, *cell.split("/"), *numbers]
+            for support in self.supports
+            for collective, cells in (support.costs or {}).items()
+            for cell, numbers in cells.items()
+        ]
+        return pl.DataFrame(rows, schema=COST_TYPES, orient="row")
 
     def write(self, directory: Path) -> Self:
         """Write it into `directory`, listing all other files there; return what was written."""

@@ -68,7 +68,7 @@ def cold_questions(manifest: Manifest, support: Support) -> ColdQuestions:
         support,
         asked.start,
         len(asked),
-        cold_observations(tasks, manifest.launch_profiles).context,
+        cold_observations(tasks, manifest.launch_profiles, manifest.cost_table()).context,
         np.vstack(masks),
     )
 
@@ -119,6 +119,7 @@ def allowed(
 def cold_tasks(support: Support, collective: Collective, sizes: Sequence[int]) -> pl.DataFrame:
     """Tasks of one support as feature code wants them: workload and environment columns."""
     shared: dict[str, Any] = {
+        "system": support.system,
         "collective": collective.wire,
         "num_nodes": support.num_nodes,
         "ranks_per_node": support.ranks_per_node,

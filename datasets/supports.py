@@ -19,21 +19,28 @@ from dynamiccl.nccl import NcclVersion
 _SHAPE: Final = ("system", "num_nodes", "ranks_per_node", "launch_profile", "nccl_version")
 
 
-def find_supports(frame: pl.DataFrame, catalogue: Catalogue, noise: pl.DataFrame) -> list[Support]:
+def find_supports(
+    frame: pl.DataFrame,
+    catalogue: Catalogue,
+    noise: pl.DataFrame,
+    costs: pl.DataFrame | None = None,
+) -> list[Support]:
     """Every (system, shape, launch profile, NCCL version) of a measurements frame.
 
-    `noise` holds `noise_band` by NOISE_KEY.
+    `noise` holds `noise_band` by NOISE_KEY; `costs` as in `cold_observations`.
     """
     rows = tuned(quiet(usable(frame))).drop_nulls(["num_nodes", "ranks_per_node"])
     rows = rows.with_columns(catalogue.actions(rows)).drop_nulls("action")
     rows = with_split(rows).sort(_SHAPE)
     return [
-        _support(dict(zip(_SHAPE, key, strict=True)), part, noise)
+        _support(dict(zip(_SHAPE, key, strict=True)), part, noise, costs)
         for key, part in rows.group_by(_SHAPE, maintain_order=True)
     ]
 
 
-def _support(key: dict[str, Any], part: pl.DataFrame, noise: pl.DataFrame) -> Support:
+def _support(
+    key: dict[str, Any], part: pl.DataFrame, noise: pl.DataFrame, costs: pl.DataFrame | None
+) -> Support:
     facts = part.select(pl.col(name).drop_nulls().first() for name in ENVIRONMENT_COLUMNS)
     environment = facts.row(0, named=True)
     environment.pop("num_ranks")
@@ -56,7 +63,17 @@ def _support(key: dict[str, Any], part: pl.DataFrame, noise: pl.DataFrame) -> Su
             .select("collective", "noise_band")
             .iter_rows()
         ),
+        costs=None if costs is None else _costs(key, costs),
     )
+
+
+def _costs(key: dict[str, Any], costs: pl.DataFrame) -> dict[str, dict[str, tuple[float, float]]]:
+    mine = costs.filter(*(pl.col(name).eq_missing(pl.lit(value)) for name, value in key.items()))
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    columns = ("collective", "algorithm", "protocol", "latency_us", "bandwidth_gbytes_per_s")
+    for collective, algorithm, protocol, latency, bandwidth in mine.select(columns).iter_rows():
+        found.setdefault(collective, {})[f"{algorithm}/{protocol}"] = (latency, bandwidth)
+    return found
 
 
 def _fingerprints(part: pl.DataFrame, nccl_version: str | None) -> list[str]:

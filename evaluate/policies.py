@@ -82,7 +82,7 @@ class LearnedPolicy:
         """(T,) its choice for tasks, among the actions of the data set's that `mask` (T, A) has."""
         manifest = self._policy.manifest
         tasks = with_noise(tasks, manifest.noise_table())
-        observations = cold_observations(tasks, manifest.launch_profiles)
+        observations = cold_observations(tasks, manifest.launch_profiles, manifest.cost_table())
         mask = mask[:, self._to_data] & (self._to_data >= 0) & let_through(manifest, tasks)
         return self._to_data[self._policy.act(observations, mask)]
 

@@ -240,7 +240,9 @@ def set_constants(artifact: Artifact, info: TableInfo, constants: TuningConstant
 
 
 def _check_features(manifest: Manifest, where: Path) -> None:
-    wanted = (feature_table(manifest.launch_profiles), window_table(), WINDOW_LENGTH)
+    costs = manifest.cost_table() is not None
+    context = feature_table(manifest.launch_profiles, costs=costs)
+    wanted = (context, window_table(), WINDOW_LENGTH)
     if (manifest.features, manifest.window_features, manifest.window_length) != wanted:
         raise ArtifactMismatch(
             f"the features that {where} was trained on are not those of this release; train again"

@@ -11,6 +11,7 @@ import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import NOISE_KEY, tuned, usable
+from dynamiccl.datasets.costs import read_costs
 from dynamiccl.datasets.episodes import TrainingSteps, training_steps, with_noise
 from dynamiccl.datasets.features import Observations, cold_observations
 from dynamiccl.datasets.scoring import TaskGrid, task_grid
@@ -34,6 +35,8 @@ class TrainingData:
     frame: pl.DataFrame
     catalogue: Catalogue
     profiles: list[str]
+    #: NCCL's own cost model, for a recipe that looks at it (datasets/costs.py).
+    costs: pl.DataFrame | None
     training: TrainingSteps
     #: Of the calls of jobs, where the data set has any that can be learnt from.
     sequences: Steps | None
@@ -54,25 +57,29 @@ class TrainingData:
         """Mean regret on validation bins, every (system, collective) counting alike."""
         module = PolicyModule(members, margin, warm_margin=0.0).eval()  # all are cold
         actions, _ = forward(module, self.observations, self.validation.mask)
-        return self._mean_over_groups(actions)
+        return self.mean_over_groups(actions)
 
     def default_regret(self) -> float:
         """The same of NCCL's own choice."""
         abstaining = np.full(self.validation.tasks.height, ABSTAIN_ACTION, dtype=np.int64)
-        return self._mean_over_groups(abstaining)
+        return self.mean_over_groups(abstaining)
 
-    def _mean_over_groups(self, actions: npt.NDArray[np.int64]) -> float:
+    def mean_over_groups(self, actions: npt.NDArray[np.int64]) -> float:
+        """Mean regret of some actions on the validation bins, groups counting alike."""
         regret = pl.Series(self.validation.regret(actions))
         regrets = self.validation.tasks.select(NOISE_KEY).with_columns(regret=regret)
         groups = regrets.group_by(NOISE_KEY).agg(pl.col("regret").mean())
         return float(np.mean(groups["regret"].to_numpy()))
 
 
-def load_data(data_dir: Path, seed: int, trigger: str = "") -> TrainingData:
+def load_data(
+    data_dir: Path, seed: int, trigger: str = "", *, with_costs: bool = False
+) -> TrainingData:
     """Read a data directory; raises what reading raises, and NotEnoughData.
 
     `trigger` is a run directory of a Trigger, or its file: it tells the interference of calls.
-    Raises MissingPath and CorruptFile for what is none.
+    Raises MissingPath and CorruptFile for what is none. `with_costs`: observations hold NCCL's own
+    cost model; those of calls do not, so these are left out.
     """
     levels = None if not trigger else partial(interference_levels, Detector.load(Path(trigger)))
     everything = read(data_dir)
@@ -80,7 +87,8 @@ def load_data(data_dir: Path, seed: int, trigger: str = "") -> TrainingData:
     timed = usable(frame)
     catalogue = Catalogue.from_frame(timed)
     profiles = sorted(timed["launch_profile"].unique())
-    training = training_steps(everything, catalogue, profiles, seed=seed)
+    costs = read_costs(data_dir) if with_costs else None
+    training = training_steps(everything, catalogue, profiles, costs, seed=seed)
     validation = task_grid(frame, catalogue, [Split.VALIDATION])
     if validation.tasks.is_empty():
         raise NotEnoughData(
@@ -89,9 +97,9 @@ def load_data(data_dir: Path, seed: int, trigger: str = "") -> TrainingData:
             "13, 17, 21, 25, 29 too (a sweep over all powers of two does)"
         )
     tasks = with_noise(validation.tasks, training.noise)
-    observations = cold_observations(tasks, profiles)
+    observations = cold_observations(tasks, profiles, costs)
     sequences, counts = None, None
-    if part_paths(data_dir, "calls"):
+    if part_paths(data_dir, "calls") and not with_costs:
         calls = scan(data_dir, "calls").select(CALLS_USED).collect()
         sequences, counts = sequence_steps(
             calls, everything, catalogue, profiles, training.noise, levels
@@ -100,6 +108,7 @@ def load_data(data_dir: Path, seed: int, trigger: str = "") -> TrainingData:
         frame=frame,
         catalogue=catalogue,
         profiles=profiles,
+        costs=costs,
         training=training,
         sequences=sequences,
         sequence_counts=counts,

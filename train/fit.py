@@ -8,8 +8,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -17,48 +16,25 @@ import d3rlpy
 import numpy as np
 import torch
 
-import dynamiccl
-from dynamiccl.datasets.cells import run_names, usable
-from dynamiccl.datasets.features import WINDOW_LENGTH, feature_table, window_table
-from dynamiccl.datasets.manifest import POLICY_FOLDER, POLICY_NAME, Manifest
+from dynamiccl.datasets.manifest import POLICY_FOLDER
 from dynamiccl.datasets.provenance import git_commit
-from dynamiccl.datasets.schema import SCHEMA_VERSION
-from dynamiccl.datasets.supports import find_supports
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import SUMMARY_NAME, tracking
 from dynamiccl.train.algorithms import make_algorithm, members_of
 from dynamiccl.train.data import TrainingData, load_data
+from dynamiccl.train.export import FitSummary, export_policy
+from dynamiccl.train.gaussian.run import GAUSSIAN, fit_and_export
 from dynamiccl.train.heads import Member
 from dynamiccl.train.loop import Loop, read_state
 from dynamiccl.train.policy_module import PolicyModule
 from dynamiccl.train.recipes import Recipe
 from dynamiccl.train.replay import Mixed, Replay
-from dynamiccl.train.torch_files import save_script
-from dynamiccl.train.trigger.detector import copy_trigger
 
 #: Told after each epoch: steps made, of how many, and the epoch's metrics.
 Progress = Callable[[int, int, dict[str, float]], None]
 
 #: What a run that was killed goes on from; gone once the run is finished.
 _STATE_NAME: Final = "state.pt"
-
-
-@dataclass(frozen=True, slots=True)
-class FitSummary:
-    """What a training run left behind."""
-
-    run_id: str
-    run_directory: str
-    recipe: str
-    steps: int
-    seconds: float
-    best_step: int
-    validation_regret: float
-    validation_default_regret: float
-    validation_tasks: int
-    abstain_margin: float
-    num_actions: int
-    counts: dict[str, int]
 
 
 def fit(  # noqa: PLR0913 - all of a run
@@ -76,7 +52,7 @@ def fit(  # noqa: PLR0913 - all of a run
     Raises what reading the data raises, NotEnoughData when nothing can be trained or validated on,
     and UserError for a tracking URI that cannot be used.
     """
-    data = load_data(data_dir, seed, recipe.trigger)
+    data = load_data(data_dir, seed, recipe.trigger, with_costs=recipe.algorithm == GAUSSIAN)
     name = f"{recipe.name}-seed{seed}"
     with tracking.start_run(tracking_uri, experiment, name, tags) as run:
         run.log_params({**recipe.to_json(), "seed": seed, "data": str(data_dir)})
@@ -85,6 +61,8 @@ def fit(  # noqa: PLR0913 - all of a run
             counts = asdict(data.sequence_counts).items()
             run.log_params({f"calls_{name}": value for name, value in counts})
         run.set_tags({"data_hash": data.digest, "git_commit": git_commit()})
+        if recipe.algorithm == GAUSSIAN:
+            return fit_and_export(data, recipe, seed, run)
         loop, algorithm = _make_loop(data, recipe, seed)
         return _finish(loop, algorithm, data, recipe, seed, run, progress)
 
@@ -194,7 +172,8 @@ def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
     members_of(algorithm).load_state_dict(best.weights)
     algorithm.save(str(scratch / "checkpoints" / "best.d3"))
     margin, regret = _choose_margin(algorithm, data, recipe)
-    manifest = _export(_made(scratch / POLICY_FOLDER), algorithm, data, recipe, margin)
+    module = PolicyModule(_members(algorithm), margin, recipe.warm_margin)
+    manifest = export_policy(_made(scratch / POLICY_FOLDER), module, data, recipe, margin)
     (scratch / "recipe.json").write_text(json.dumps(recipe.to_json(), indent=1), encoding="utf-8")
     if recipe.source:
         shutil.copy(recipe.source, scratch / "recipe.py")
@@ -257,32 +236,3 @@ def _choose_margin(algorithm: Any, data: TrainingData, recipe: Recipe) -> tuple[
     scored = [(data.validation_regret(members, m), -m) for m in recipe.abstain_margins]
     regret, negative_margin = min(scored)
     return -negative_margin, regret
-
-
-def _export(
-    folder: Path, algorithm: Any, data: TrainingData, recipe: Recipe, margin: float
-) -> Manifest:
-    module = PolicyModule(_members(algorithm), margin, recipe.warm_margin)
-    save_script(module, folder / POLICY_NAME)
-    watching = None if not recipe.trigger else copy_trigger(Path(recipe.trigger), folder)
-    timed = usable(data.frame)
-    return Manifest(
-        recipe=recipe.name,
-        catalogue=data.catalogue.to_json(),
-        features=feature_table(data.profiles),
-        window_features=window_table(),
-        window_length=WINDOW_LENGTH,
-        launch_profiles=data.profiles,
-        supports=find_supports(data.frame, data.catalogue, data.training.noise),
-        min_size_bytes=int(timed["size_bytes"].min() or 0),  # type: ignore[arg-type]
-        max_size_bytes=int(timed["size_bytes"].max() or 0),  # type: ignore[arg-type]
-        nccl_versions=sorted(timed["nccl_version"].drop_nulls().unique()),
-        abstain_margin=margin,
-        data_hash=data.digest,
-        git_commit=git_commit(),
-        dynamiccl_version=dynamiccl.__version__,
-        schema_version=SCHEMA_VERSION,
-        runs=run_names(timed),
-        trigger=watching,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-    ).write(folder)

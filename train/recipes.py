@@ -25,7 +25,7 @@ class Recipe:
     summary: str
     #: The file that it comes from, when it is not one of ours.
     source: str = ""
-    #: d3rlpy algorithm: DQN, DoubleDQN, DiscreteCQL or DiscreteBC.
+    #: d3rlpy algorithm: DQN, DoubleDQN, DiscreteCQL or DiscreteBC; or GaussianProcess.
     algorithm: str
     #: How the window is read: mlp (as it is), lstm, gru or cnn.
     window_encoder: str = "mlp"
@@ -80,6 +80,10 @@ class Recipe:
     #: The margin where there are calls to go by, of which cold validation says nothing: the mean of
     #: the members, not each of them, has to be this much faster.
     warm_margin: float = 0.02
+
+    #: Bound on P(acts and is slower than NCCL's own choice), over tasks like those measured; for a
+    #: Gaussian process. With fewer than 1 / alpha - 1 tasks to calibrate on it abstains.
+    alpha: float = 0.01
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for logs and manifests."""
@@ -185,6 +189,16 @@ def bc() -> Recipe:
     )
 
 
+def gaussian_process() -> Recipe:
+    """A Gaussian process over configs, with NCCL's cost model as its mean; no reinforcement."""
+    return Recipe(
+        name="gaussian-process",
+        summary="Gaussian process over NCCL's own costs: for tables of quiet systems",
+        algorithm="GaussianProcess",
+        use_calls=False,
+    )
+
+
 RECIPES: Final[Mapping[str, Callable[[], Recipe]]] = {
     "dqn": dqn,
     "ddqn-dueling": ddqn_dueling,
@@ -194,6 +208,7 @@ RECIPES: Final[Mapping[str, Callable[[], Recipe]]] = {
     "cql": cql,
     "cql-lstm": cql_lstm,
     "bc": bc,
+    "gaussian-process": gaussian_process,
 }
 
 

@@ -19,7 +19,8 @@ from scipy import stats
 
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import SUMMARY_NAME, tracking
-from dynamiccl.train.fit import FitSummary, fit, resume
+from dynamiccl.train.export import FitSummary
+from dynamiccl.train.fit import fit, resume
 from dynamiccl.train.recipes import Recipe, make_recipe
 from dynamiccl.train.search import Search, check_space, suggest, write_journal
 

@@ -12,7 +12,8 @@ import torch
 from mlflow import MlflowClient
 
 from dynamiccl.errors import CorruptFile, MissingPath, UserError
-from dynamiccl.train.fit import FitSummary, fit, resume
+from dynamiccl.train.export import FitSummary
+from dynamiccl.train.fit import fit, resume
 from dynamiccl.train.loop import read_state
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe

@@ -1,8 +1,9 @@
 """`dynamiccl-train list` and `fit`: the recipes, and one training run."""
 
+import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -20,6 +21,9 @@ from dynamiccl.train.commands.options import (
     stdout,
 )
 from dynamiccl.train.recipes import RECIPES, make_recipe
+
+if TYPE_CHECKING:  # it imports torch, which takes seconds
+    from dynamiccl.train.export import FitSummary
 
 
 def list_command(as_json: Json = False) -> None:
@@ -100,8 +104,7 @@ def fit_command(
         cli.print_json(asdict(summary))
         return
     stdout.print(
-        f"run {summary.run_id}: {summary.steps} steps in {summary.seconds:.1f} s, best at step "
-        f"{summary.best_step}\n"
+        f"run {summary.run_id}: {_work(summary)}\n"
         f"validation: mean regret {summary.validation_regret:.2%} on {summary.validation_tasks} "
         f"tasks (NCCL's default {summary.validation_default_regret:.2%}), abstains below a "
         f"predicted gain of {summary.abstain_margin:.1%}\n"
@@ -110,3 +113,18 @@ def fit_command(
         f"compare runs with: mlflow ui --backend-store-uri {tracking_uri}",
         soft_wrap=True,
     )
+
+
+def _work(summary: "FitSummary") -> str:
+    """What was done in how long, and what it is worth."""
+    if summary.alpha is None or summary.least_alpha is None:
+        steps = f"{summary.steps} steps in {summary.seconds:.1f} s"
+        return f"{steps}, best at step {summary.best_step}"
+    done = f"fitted in {summary.seconds:.1f} s; it "
+    if summary.alpha < summary.least_alpha:
+        least = math.ceil(1000.0 * summary.least_alpha) / 1000.0
+        return done + (
+            f"abstains everywhere: too few tasks were measured to keep P(acts and is slower) at "
+            f"{summary.alpha:.1%}; measure more sizes, or --set alpha={least:g}"
+        )
+    return done + f"acts where P(acts and is slower) is at most {summary.alpha:.1%}"

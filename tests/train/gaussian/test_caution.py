@@ -1,0 +1,58 @@
+"""How sure a policy must be: by hand, and over many draws."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dynamiccl.train.gaussian.caution import Calibration
+
+
+def calibration(scores: list[float], measured: list[float]) -> Calibration:
+    ones = np.ones(len(scores))
+    return Calibration(np.array(scores), np.array(measured), ones, 0.0 * ones)
+
+
+def test_threshold_leaves_as_many_slower_tasks_as_the_bound_allows() -> None:
+    scores = [float(k) for k in range(1, 100)]  # 99 tasks: (slower + 1) / 100 <= alpha
+    slower_at = {90.0, 50.0, 20.0}
+    found = calibration(scores, [-0.1 if s in slower_at else 0.1 for s in scores])
+    assert found.least_alpha() == 0.01
+    assert found.caution(0.01) == 90.0
+    assert found.caution(0.02) == 50.0
+    assert found.caution(0.03) == 20.0
+    assert found.caution(0.04) == 0.0
+
+
+def test_too_few_tasks_cannot_keep_a_bound() -> None:
+    few = calibration([1.0] * 98, [0.1] * 98)
+    assert few.caution(0.01) == math.inf
+    assert few.caution(0.02) == 0.0
+    assert Calibration.joined([]).caution(0.5) == math.inf
+
+
+@pytest.mark.parametrize("alpha", [0.02, 0.1])
+def test_bound_holds_over_draws(alpha: float) -> None:
+    """Means over draws of the share that acts and is slower; predictions know little."""
+    random = np.random.default_rng(0)
+    shares = []
+    for _ in range(2_000):
+        predicted, noise = np.abs(random.normal(size=(2, 260)))
+        measured = 0.3 * predicted + noise * random.normal(size=260)
+        seen = slice(0, 60)
+        found = Calibration(predicted[seen], measured[seen], np.ones(60), np.zeros(60))
+        acts = predicted[60:] > found.caution(alpha)
+        shares.append(np.mean(acts & (measured[60:] < 0.0)))
+    error = np.std(shares) / np.sqrt(len(shares))
+    assert 0.2 * alpha < np.mean(shares) <= alpha + 2.0 * error
+
+
+def test_coverage_counts_both_spreads() -> None:
+    found = Calibration(
+        predicted=np.array([0.1, 0.1, 0.1]),
+        measured=np.array([0.1, 0.25, 0.4]),
+        spread=np.full(3, 0.06),
+        noise=np.full(3, 0.08),
+    )  # 1.645 x 0.1
+    assert found.coverage == pytest.approx(2 / 3)
+    assert math.isnan(Calibration.joined([]).coverage)

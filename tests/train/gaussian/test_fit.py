@@ -1,0 +1,150 @@
+"""A Gaussian process fitted to simulated sweeps: what it chooses, what it leaves to NCCL."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from dynamiccl.datasets.features import TUNED, Observations, cold_observations
+from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.questions import cold_questions, decide
+from dynamiccl.datasets.scoring import task_grid
+from dynamiccl.datasets.splits import Split
+from dynamiccl.datasets.store import read
+from dynamiccl.evaluate.policies import LearnedPolicy
+from dynamiccl.serve.artifact import export_artifact, pick_table
+from dynamiccl.serve.table import DecisionTable
+from dynamiccl.train.data import load_data
+from dynamiccl.train.export import FitSummary
+from dynamiccl.train.fit import fit
+from dynamiccl.train.gaussian.fit import fit_gaussian
+from dynamiccl.train.policy import TorchPolicy
+from dynamiccl.train.recipes import make_recipe
+from tests.data_sets import SWEEP, make_data
+from tests.stores import new_store
+
+GROUPS = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = 8 }}" for n in (2, 4, 8))
+WIDE = SWEEP.replace("{ num_nodes = 4, ranks_per_node = 8 }", GROUPS).replace(
+    'max = "1G"', 'max = "1G", steps_per_octave = 2'
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    data: Path
+    uri: str
+    summary: FitSummary
+
+    @property
+    def policy(self) -> Path:
+        return Path(self.summary.run_directory) / "policy"
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("gaussian")
+    data = make_data(folder / "data", WIDE)
+    uri = new_store(folder)
+    recipe = make_recipe("gaussian-process", ["alpha=0.02"])
+    return Run(data, uri, fit(data, recipe, experiment="gp", tracking_uri=uri, seed=0))
+
+
+def test_it_gains_where_there_is_something_to_gain_and_is_hardly_ever_slower(
+    fitted: Run, tmp_path: Path
+) -> None:
+    quiet = "noise_sigma = 0.0\ntail_probability = 0.0\ndrift_sigma = 0.0\n"
+    truth = make_data(tmp_path, WIDE + quiet)
+    policy = TorchPolicy.load(fitted.policy)
+    grid = task_grid(read(truth), policy.manifest.actions(), [Split.TEST])
+    chosen = LearnedPolicy(policy, policy.manifest.actions(), "gp").choose(grid)
+    default = float(grid.regret(np.zeros(len(chosen), dtype=np.int64)).mean())
+    assert float(grid.regret(chosen).mean()) < default / 3
+    ratio = grid.chosen_us(chosen) / grid.default_us
+    assert float((ratio > 1.01).mean()) <= 1 / 36  # alpha is 0.02, and there are 36 tasks
+    assert ratio.max() < 1.05
+
+
+def test_run_says_how_far_it_can_be_trusted(fitted: Run) -> None:
+    mlflow.set_tracking_uri(fitted.uri)
+    metrics = mlflow.get_run(fitted.summary.run_id).data.metrics
+    assert metrics["calibration_tasks_sizes"] == 138
+    assert 0.8 < metrics["coverage_90_sizes"] <= 1.0
+    assert fitted.summary.least_alpha == pytest.approx(1 / 139)
+    names = {str(p.relative_to(fitted.policy.parent)) for p in fitted.policy.parent.rglob("*.*")}
+    assert {"plots/calibration.png", "recipe.json", "policy/policy.pt"} <= names
+    assert json.loads((fitted.policy.parent / "recipe.json").read_text())["alpha"] == 0.02
+
+
+def test_manifest_keeps_the_costs_that_observations_are_made_of(fitted: Run) -> None:
+    manifest = Manifest.read(fitted.policy)
+    costs = manifest.cost_table()
+    assert costs is not None
+    assert manifest.features[-1]["name"] == "log_cost:PAT/Simple"
+    data = load_data(fitted.data, 0, with_costs=True)
+    tasks = data.validation.tasks.with_columns(noise_band=pl.lit(None, pl.Float64))
+    wanted, found = (
+        cold_observations(tasks, ["default"], each).context for each in (data.costs, costs)
+    )
+    assert np.array_equal(wanted, found)
+    assert wanted.shape[1] == len(manifest.features)
+
+
+def test_tables_are_what_the_policy_answers(fitted: Run, tmp_path: Path) -> None:
+    artifact = export_artifact(fitted.policy, tmp_path / "artifact")
+    policy = TorchPolicy.load(fitted.policy)
+    for support in policy.manifest.supports:
+        asked = cold_questions(policy.manifest, support)
+        actions = decide(policy, Observations.cold(asked.context), asked.mask)
+        info = pick_table(artifact, support.num_nodes, support.num_ranks, support.system)
+        table = DecisionTable.read(artifact.directory / info.path)
+        configs = policy.manifest.actions().configs
+        wanted = [None if action == 0 else configs[action] for action in actions]
+        bins = range(asked.first_bin, asked.first_bin + asked.num_bins)
+        assert [table.at(collective, index) for collective in TUNED for index in bins] == wanted
+        assert (actions != 0).any()
+
+
+def test_other_machines_and_collectives_are_left_to_nccl(fitted: Run) -> None:
+    policy = TorchPolicy.load(fitted.policy)
+    manifest = policy.manifest
+    asked = cold_questions(manifest, manifest.supports[0])
+    everything = np.ones_like(asked.mask)
+    own = policy.act(Observations.cold(asked.context), everything)
+    assert (own != 0).any()
+    gpu = [feature["name"] for feature in manifest.features].index("compute_capability")
+    other = asked.context.copy()
+    other[:, gpu] += 1.0
+    assert (policy.act(Observations.cold(other), everything) == 0).all()
+    rows = own.reshape(5, -1)
+    assert (rows[0] == 0).all()  # Broadcast was not measured
+    assert (rows[4] != 0).any()
+
+
+def test_a_bound_that_cannot_be_kept_abstains(data_dir: Path) -> None:
+    data = load_data(data_dir, 0, with_costs=True)
+    found = fit_gaussian(data, alpha=0.01, seed=0)
+    assert found.of_sizes.least_alpha() > 0.01
+    observed = (
+        torch.from_numpy(data.observations.window),
+        torch.from_numpy(data.observations.context),
+    )
+    mask = torch.from_numpy(data.validation.mask.astype(np.float32))
+    assert (found.policy(*observed, mask)[0] == 0).all()
+
+
+def test_without_costs_it_learns_from_ratios(data_dir: Path) -> None:
+    data = load_data(data_dir, 0)
+    assert data.costs is None
+    found = fit_gaussian(data, alpha=0.05, seed=0)
+    assert not any(found.policy.block_costs)
+    observed = data.observations
+    mask = torch.from_numpy(data.validation.mask.astype(np.float32))
+    chosen = found.of_training(
+        torch.from_numpy(observed.window), torch.from_numpy(observed.context), mask
+    )[0].numpy()
+    assert data.mean_over_groups(chosen) < data.default_regret()

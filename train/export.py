@@ -1,0 +1,70 @@
+"""What a training run leaves behind: a policy directory, and figures."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from torch import nn
+
+import dynamiccl
+from dynamiccl.datasets.cells import run_names, usable
+from dynamiccl.datasets.features import WINDOW_LENGTH, feature_table, window_table
+from dynamiccl.datasets.manifest import POLICY_NAME, Manifest
+from dynamiccl.datasets.provenance import git_commit
+from dynamiccl.datasets.schema import SCHEMA_VERSION
+from dynamiccl.datasets.supports import find_supports
+from dynamiccl.train.data import TrainingData
+from dynamiccl.train.recipes import Recipe
+from dynamiccl.train.torch_files import save_script
+from dynamiccl.train.trigger.detector import copy_trigger
+
+
+@dataclass(frozen=True, slots=True)
+class FitSummary:
+    """What a training run left behind."""
+
+    run_id: str
+    run_directory: str
+    recipe: str
+    steps: int
+    seconds: float
+    best_step: int
+    validation_regret: float
+    validation_default_regret: float
+    validation_tasks: int
+    abstain_margin: float
+    num_actions: int
+    counts: dict[str, int]
+    #: The bound on P(acts and is slower) that was asked for, and the least that the calibration
+    #: tasks can keep; None: the recipe has none.
+    alpha: float | None = None
+    least_alpha: float | None = None
+
+
+def export_policy(
+    folder: Path, module: nn.Module, data: TrainingData, recipe: Recipe, margin: float
+) -> Manifest:
+    """Write a policy directory: the module as TorchScript, and its manifest."""
+    save_script(module, folder / POLICY_NAME)
+    watching = None if not recipe.trigger else copy_trigger(Path(recipe.trigger), folder)
+    timed = usable(data.frame)
+    return Manifest(
+        recipe=recipe.name,
+        catalogue=data.catalogue.to_json(),
+        features=feature_table(data.profiles, costs=data.costs is not None),
+        window_features=window_table(),
+        window_length=WINDOW_LENGTH,
+        launch_profiles=data.profiles,
+        supports=find_supports(data.frame, data.catalogue, data.training.noise, data.costs),
+        min_size_bytes=int(timed["size_bytes"].min() or 0),  # type: ignore[arg-type]
+        max_size_bytes=int(timed["size_bytes"].max() or 0),  # type: ignore[arg-type]
+        nccl_versions=sorted(timed["nccl_version"].drop_nulls().unique()),
+        abstain_margin=margin,
+        data_hash=data.digest,
+        git_commit=git_commit(),
+        dynamiccl_version=dynamiccl.__version__,
+        schema_version=SCHEMA_VERSION,
+        runs=run_names(timed),
+        trigger=watching,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    ).write(folder)

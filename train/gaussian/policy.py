@@ -1,0 +1,142 @@
+"""The policy as it is exported: posteriors by machine and collective, and how sure one must be.
+
+B batch, K calls in the window, W features of a call, F features of the context, A actions,
+S machines, E features of a machine
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import nn
+
+from dynamiccl.train.gaussian.posterior import Posterior
+from dynamiccl.train.gaussian.rows import RowMaker
+from dynamiccl.train.heads import MASKED_Q, Z_MAX, Z_MIN
+
+#: ln of time: gains below are not worth a change of NCCL's choice.
+MIN_GAIN: Final = 0.005
+#: ln of a time over NCCL's own that is never the least.
+_WORST: Final = 50.0
+#: Two machines' features that differ by less are one machine's.
+_SAME: Final = 1e-4
+#: Contexts that are worked on at a time: the kernel needs A x points x 6 numbers for each.
+_PART: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What is known of one collective on one machine."""
+
+    machine: int  # row of the machines' table
+    collective: int
+    #: Whether y is the residual over NCCL's cost, else over its own choice.
+    uses_cost: bool
+    posterior: Posterior
+
+
+class GaussianPolicy(nn.Module):
+    """(window_BKW, context_BF, mask_BA) -> (action_B int64, q_BA); the window is not looked at.
+
+    The config of the least mean is taken where its gain over NCCL's own choice is more than
+    MIN_GAIN, and more than so many spreads of that gain: one number for group shapes that were
+    measured, one for others. Of machines and collectives that were not measured nothing is known,
+    and NCCL's own choice stands.
+    """
+
+    machine_table: torch.Tensor
+    shape_table: torch.Tensor
+
+    def __init__(
+        self,
+        rows: RowMaker,
+        machines_SE: torch.Tensor,
+        shapes: torch.Tensor,
+        blocks: Sequence[Block],
+        caution: tuple[float, float],
+    ) -> None:
+        """Put the posteriors together.
+
+        `shapes`: machine, log2 nodes and log2 ranks a node of each shape that was measured.
+        `caution`: spreads that a gain must have, there and elsewhere.
+        """
+        super().__init__()
+        self.rows = rows
+        self.register_buffer("machine_table", machines_SE)
+        self.posteriors = nn.ModuleList([block.posterior for block in blocks])
+        self.block_machines = [block.machine for block in blocks]
+        self.block_collectives = [block.collective for block in blocks]
+        self.block_costs = [block.uses_cost for block in blocks]
+        self.register_buffer("shape_table", shapes)
+        self.caution, self.caution_elsewhere = caution
+        self.min_gain = MIN_GAIN
+        self.worst = _WORST
+        self.same = _SAME
+        self.part = _PART
+        self.masked_q = MASKED_Q
+        self.z_min = Z_MIN
+        self.z_max = Z_MAX
+
+    def forward(
+        self,
+        window_BKW: torch.Tensor,  # noqa: ARG002 - what every policy is given
+        context_BF: torch.Tensor,
+        mask_BA: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose; see the class."""
+        z_BA, spread_BA = self.predict(context_BF)
+        allowed_BA = mask_BA > 0.5
+        best_B1 = z_BA.masked_fill(~allowed_BA, float("inf")).argmin(dim=1, keepdim=True)
+        gain_B1 = -z_BA.gather(1, best_B1)
+        # Infinite caution times a spread of 0 would be no number.
+        spread_B1 = spread_BA.gather(1, best_B1).clamp(min=1e-9)
+        wanted_B1 = (self.caution_of(context_BF) * spread_B1).clamp(min=self.min_gain)
+        # Where ABSTAIN itself is not allowed there is nothing to fall back on.
+        abstain_B1 = (gain_B1 <= wanted_B1) & allowed_BA[:, :1]
+        action_B = torch.where(abstain_B1, torch.zeros_like(best_B1), best_B1).squeeze(1)
+        q_BA = -torch.exp(z_BA.clamp(self.z_min, self.z_max)).to(torch.float32)
+        return action_B, q_BA.masked_fill(~allowed_BA, self.masked_q)
+
+    @torch.jit.export
+    def caution_of(self, context_BF: torch.Tensor) -> torch.Tensor:
+        """(B, 1) spreads that a gain must have."""
+        known_B1 = torch.zeros(context_BF.size(0), 1, dtype=torch.bool)
+        found_BS = self.find_machines(context_BF)
+        nodes_B, ranks_B = context_BF[:, self.rows.nodes], context_BF[:, self.rows.ranks]
+        for shape in self.shape_table:
+            same_B = found_BS[:, int(shape[0])]
+            same_B = same_B & ((nodes_B - shape[1]).abs() < self.same)
+            same_B = same_B & ((ranks_B - shape[2]).abs() < self.same)
+            known_B1 = known_B1 | same_B.unsqueeze(1)
+        here = torch.full([context_BF.size(0), 1], self.caution, dtype=torch.float64)
+        return torch.where(known_B1, here, torch.full_like(here, self.caution_elsewhere))
+
+    @torch.jit.export
+    def find_machines(self, context_BF: torch.Tensor) -> torch.Tensor:
+        """(B, S) which of the machines each context is of."""
+        off_BSE = self.rows.machines(context_BF).unsqueeze(1) - self.machine_table.unsqueeze(0)
+        return off_BSE.abs().amax(dim=2) < self.same
+
+    @torch.jit.export
+    def predict(self, context_BF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(B, A) ln of time over that of NCCL's own choice, and its spread (inf: unknown)."""
+        numbers_BAR, cells_BA, cost_BA, known_BA = self.rows(context_BF)
+        z_BA, spread_BA = torch.zeros_like(cost_BA), torch.full_like(cost_BA, float("inf"))
+        found_BS = self.find_machines(context_BF)
+        collective_B = self.rows.collectives(context_BF)
+        for index, posterior in enumerate(self.posteriors):
+            is_mine = found_BS[:, self.block_machines[index]]
+            is_mine = is_mine & (collective_B == self.block_collectives[index])
+            mine = torch.nonzero(is_mine).flatten()
+            for start in range(0, mine.numel(), self.part):
+                part = mine[start : start + self.part]
+                mean, spread = posterior(numbers_BAR[part], cells_BA[part])
+                if self.block_costs[index]:
+                    known = known_BA[part]
+                    mean = (mean + cost_BA[part]).masked_fill(~known, self.worst)
+                    # Without the cost of NCCL's own choice there is nothing to compare with.
+                    spread = spread.masked_fill(~known[:, :1], float("inf"))
+                z_BA[part] = mean - mean[:, :1]
+                spread_BA[part] = spread
+        return z_BA, spread_BA

@@ -1,0 +1,138 @@
+"""What a Gaussian process knows after some rows: means, and how sure a difference is.
+
+Of many rows those that tell most are kept as inducing points (pivoted Cholesky: Burt et al. 2020,
+"Convergence of Sparse Variational Inference in Gaussian Processes Regression"), and all rows are
+summed up at them (Titsias 2009). With as few rows as there are points it is exact.
+
+    N rows measured, M inducing points, B batch, A actions, R numbers of a row
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import nn
+
+from dynamiccl.train.gaussian.kernel import Kernel
+
+#: Inducing points of one system and collective at most.
+MAX_POINTS: Final = 768
+#: Keeps a matrix of nearly alike rows invertible.
+_JITTER: Final = 1e-8
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """N measured rows."""
+
+    numbers: torch.Tensor  # (N, R) float64
+    cells: torch.Tensor  # (N,) int64
+    y: torch.Tensor  # (N,) ln of time over what was expected
+    repeats: torch.Tensor  # (N,) independent repeats behind y
+
+    def take(self, which: torch.Tensor) -> "Rows":
+        """Some of them."""
+        return Rows(self.numbers[which], self.cells[which], self.y[which], self.repeats[which])
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+class Posterior(nn.Module):
+    """The means and the spread of a difference of rows; scriptable."""
+
+    points: torch.Tensor
+    cells: torch.Tensor
+    weights: torch.Tensor
+    known: torch.Tensor
+
+    def __init__(self, kernel: Kernel, rows: Rows, max_points: int = MAX_POINTS) -> None:
+        """Sum up some rows under a kernel."""
+        super().__init__()
+        self.kernel = kernel
+        with torch.no_grad():
+            self.mean = float(rows.y.median())
+            chosen = inducing_points(kernel, rows, max_points)
+            points, cells = rows.numbers[chosen], rows.cells[chosen]
+            k_MM = kernel(points, cells, points, cells)
+            k_MM = k_MM + _JITTER * float(k_MM.diagonal().max()) * torch.eye(len(chosen)).to(k_MM)
+            k_MN = kernel(points, cells, rows.numbers, rows.cells)
+            noise_N = kernel.noise() / rows.repeats
+            low_MM = torch.linalg.cholesky(k_MM)
+            scaled_MN = torch.linalg.solve_triangular(low_MM, k_MN, upper=False)
+            inner_MM = (scaled_MN / noise_N) @ scaled_MN.T + torch.eye(len(chosen)).to(k_MM)
+            inner_low = torch.linalg.cholesky(inner_MM)
+            told_M1 = (scaled_MN / noise_N) @ (rows.y - self.mean).unsqueeze(1)
+            weights = torch.linalg.solve_triangular(
+                low_MM.T, torch.cholesky_solve(told_M1, inner_low), upper=True
+            )
+            up_MM = torch.linalg.solve_triangular(
+                low_MM, torch.eye(len(chosen)).to(k_MM), upper=False
+            )
+            in_MM = torch.linalg.solve_triangular(inner_low, up_MM, upper=False)
+        self.register_buffer("points", points)
+        self.register_buffer("cells", cells)
+        self.register_buffer("weights", weights.squeeze(1))
+        # What the rows took from the variance: k_MM^-1 less what is left of it.
+        self.register_buffer("known", up_MM.T @ up_MM - in_MM.T @ in_MM)
+
+    def forward(
+        self, numbers_BAR: torch.Tensor, cells_BA: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Means (B, A) of y, and the spreads (B, A) of what each action is off action 0's."""
+        batch = numbers_BAR.size(0)
+        points = self.points.unsqueeze(0).expand(batch, -1, -1)
+        cells = self.cells.unsqueeze(0).expand(batch, -1)
+        k_BAM = self.kernel(numbers_BAR, cells_BA, points, cells)
+        means_BA = k_BAM @ self.weights + self.mean
+        own_BAA = self.kernel(numbers_BAR, cells_BA, numbers_BAR, cells_BA)
+        diagonal_BA = own_BAA.diagonal(dim1=1, dim2=2)
+        prior_BA = diagonal_BA + diagonal_BA[:, :1] - 2.0 * own_BAA[:, :, 0]
+        off_BAM = k_BAM - k_BAM[:, :1]
+        taken_BA = ((off_BAM @ self.known) * off_BAM).sum(dim=2)
+        return means_BA, torch.sqrt((prior_BA - taken_BA).clamp(min=0.0))
+
+
+def inducing_points(kernel: Kernel, rows: Rows, most: int) -> torch.Tensor:
+    """Indices of the rows that leave least unknown of the others, one after the other."""
+    if len(rows) <= most:
+        return torch.arange(len(rows))
+    left = kernel.diagonal(rows.numbers)
+    factors = torch.zeros(most, len(rows), dtype=left.dtype)
+    chosen = []
+    for step in range(most):
+        pick = int(left.argmax())
+        chosen.append(pick)
+        k_1N = kernel(
+            rows.numbers[pick : pick + 1], rows.cells[pick : pick + 1], rows.numbers, rows.cells
+        )[0]
+        factor = (k_1N - factors[:step].T @ factors[:step, pick]) / torch.sqrt(left[pick])
+        factors[step] = factor
+        left = (left - torch.square(factor)).clamp(min=0.0)
+        left[pick] = 0.0
+        if float(left.max()) < _JITTER:
+            break
+    return torch.tensor(chosen)
+
+
+def fit_kernel(blocks: list[Rows], *, seed: int, steps: int = 60, most: int = 350) -> Kernel:
+    """The kernel under which some blocks of rows, which share it, are likeliest.
+
+    Marginal likelihood by Adam, of at most `most` rows of each block.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    seen = [block.take(torch.randperm(len(block), generator=generator)[:most]) for block in blocks]
+    kernel = Kernel()
+    optimizer = torch.optim.Adam(kernel.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = kernel.penalty()
+        for block in seen:
+            k_NN = kernel(block.numbers, block.cells, block.numbers, block.cells)
+            low = torch.linalg.cholesky(k_NN + torch.diag(kernel.noise() / block.repeats + 1e-8))
+            off = (block.y - block.y.median()).unsqueeze(1)
+            inner = torch.linalg.solve_triangular(low, off, upper=False)
+            loss = loss + torch.square(inner).sum() / 2.0 + low.diagonal().log().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return kernel.requires_grad_(requires_grad=False)

@@ -1,0 +1,98 @@
+"""Tasks and actions as the rows of a Gaussian process, from contexts alone.
+
+B batch, F features of the context, A actions, R numbers of a row, E features of a machine
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import nn
+
+from dynamiccl.datasets.features import CONTEXT_COLUMN, FEATURES, STATIC_FEATURES, TUNED
+from dynamiccl.nccl import NUM_ALGORITHMS, NUM_PROTOCOLS, Config
+from dynamiccl.train.action_features import ACTION_FEATURES, LOG_COST, ActionFeatures
+
+#: What of a context is about the task and not about the machine, NCCL or the launch.
+_OF_TASK: Final = frozenset(
+    {
+        "log2_size",
+        "log2_bytes_per_rank",
+        "log2_ranks",
+        "log2_nodes",
+        "log2_ranks_per_node",
+        "noise_known",
+        "noise_band",
+        *(f"collective_{each.wire}" for each in TUNED),
+    }
+)
+
+
+class RowMaker(nn.Module):
+    """Contexts (B, F) as rows; scriptable."""
+
+    machine_columns: torch.Tensor
+    collective_columns: torch.Tensor
+
+    def __init__(self, configs: Sequence[Config], num_profiles: int, *, costs: bool) -> None:
+        """Take a catalogue, and how a context is made up."""
+        super().__init__()
+        profiles = range(len(FEATURES), len(FEATURES) + num_profiles)
+        own = [CONTEXT_COLUMN[f.name] for f in STATIC_FEATURES if f.name not in _OF_TASK]
+        collectives = [CONTEXT_COLUMN[f"collective_{each.wire}"] for each in TUNED]
+        self.register_buffer("machine_columns", torch.tensor([*own, *profiles]))
+        self.register_buffer("collective_columns", torch.tensor(collectives))
+        self.actions = ActionFeatures(configs, profiles.stop if costs else -1)
+        self.num_algorithms, self.num_protocols = NUM_ALGORITHMS, NUM_PROTOCOLS
+        self.size = CONTEXT_COLUMN["log2_size"]
+        self.nodes = CONTEXT_COLUMN["log2_nodes"]
+        self.ranks = CONTEXT_COLUMN["log2_ranks_per_node"]
+        self.own = ACTION_FEATURES.index("is NCCL's own choice")
+        self.knobs = [
+            ACTION_FEATURES.index(name) for name in ("channels are asked for", "chunk is asked for")
+        ]
+        self.log2_channels = ACTION_FEATURES.index("log2 channels, 0 unless asked for")
+        self.log2_chunk = ACTION_FEATURES.index("log2 chunk bytes, 0 unless asked for")
+        self.cost_known = ACTION_FEATURES.index("cost is known")
+        self.log_cost = LOG_COST
+
+    def forward(
+        self, context_BF: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Numbers (B, A, R), cells (B, A), ln of NCCL's costs (B, A), whether these are known."""
+        found_BAG = self.actions(context_BF).to(torch.float64)
+        context_BF = context_BF.to(torch.float64)
+        shape_BA = found_BAG[:, :, 0]
+        task = [
+            context_BF[:, column].unsqueeze(1).expand_as(shape_BA)
+            for column in (self.size, self.nodes, self.ranks)
+        ]
+        # One more than the logarithm, since one channel is not the same as none asked for.
+        channels_BA = found_BAG[:, :, self.log2_channels] + found_BAG[:, :, self.knobs[0]]
+        chunk_BA = found_BAG[:, :, self.log2_chunk] + found_BAG[:, :, self.knobs[1]]
+        task += [channels_BA, chunk_BA, found_BAG[:, :, self.own]]
+        algorithm_BA = _index(found_BAG[:, :, : self.num_algorithms])
+        end = self.num_algorithms + self.num_protocols
+        protocol_BA = _index(found_BAG[:, :, self.num_algorithms : end])
+        return (
+            torch.stack(task, dim=2),
+            algorithm_BA * (self.num_protocols + 1) + protocol_BA,
+            found_BAG[:, :, self.log_cost],
+            found_BAG[:, :, self.cost_known] > 0.5,
+        )
+
+    @torch.jit.export
+    def machines(self, context_BF: torch.Tensor) -> torch.Tensor:
+        """(B, E): what two rows must have in common for one to say something of the other."""
+        return context_BF.index_select(1, self.machine_columns)
+
+    @torch.jit.export
+    def collectives(self, context_BF: torch.Tensor) -> torch.Tensor:
+        """(B,) index among the five."""
+        return context_BF.index_select(1, self.collective_columns).argmax(dim=1)
+
+
+def _index(one_hot: torch.Tensor) -> torch.Tensor:
+    """(B, A) of (B, A, K); K where nothing is set."""
+    last = (one_hot.sum(dim=2, keepdim=True) == 0.0).to(one_hot.dtype)
+    return torch.cat([one_hot, last], dim=2).argmax(dim=2)

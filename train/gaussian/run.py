@@ -1,0 +1,82 @@
+"""A tracked run of a recipe that fits a Gaussian process."""
+
+import json
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from dynamiccl.datasets.manifest import POLICY_FOLDER
+from dynamiccl.train import SUMMARY_NAME, tracking
+from dynamiccl.train.data import TrainingData
+from dynamiccl.train.export import FitSummary, export_policy
+from dynamiccl.train.gaussian.caution import Calibration
+from dynamiccl.train.gaussian.fit import fit_gaussian
+from dynamiccl.train.gaussian.policy import MIN_GAIN
+from dynamiccl.train.policy import forward
+from dynamiccl.train.recipes import Recipe
+
+#: What a recipe names as its algorithm.
+GAUSSIAN: Final = "GaussianProcess"
+
+
+def fit_and_export(data: TrainingData, recipe: Recipe, seed: int, run: tracking.Run) -> FitSummary:
+    """Fit, calibrate, export, and track; raises what the parts raise."""
+    started = time.monotonic()
+    fitted = fit_gaussian(data, alpha=recipe.alpha, seed=seed)
+    actions, _ = forward(fitted.of_training, data.observations, data.validation.mask)
+    regret = data.mean_over_groups(actions)
+    seconds = time.monotonic() - started
+    figures = {
+        "best_validation_regret": regret,
+        "default_validation_regret": data.default_regret(),
+        "train_seconds": seconds,
+        **_figures("sizes", fitted.of_sizes, recipe.alpha),
+        **_figures("shapes", fitted.of_shapes, recipe.alpha),
+    }
+    run.log_metrics({k: v for k, v in figures.items() if np.isfinite(v)}, step=0)
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        (scratch / POLICY_FOLDER).mkdir()
+        manifest = export_policy(scratch / POLICY_FOLDER, fitted.policy, data, recipe, MIN_GAIN)
+        (scratch / "recipe.json").write_text(
+            json.dumps(recipe.to_json(), indent=1), encoding="utf-8"
+        )
+        from dynamiccl.train.gaussian.plots import (
+            calibration_plot,
+        )  # Matplotlib takes a second to import
+
+        (scratch / "plots").mkdir()
+        calibration_plot(scratch / "plots" / "calibration.png", fitted.of_sizes)
+        run.log_folder(scratch)
+    summary = FitSummary(
+        run_id=run.run_id,
+        run_directory=str(run.directory or run.artifact_uri),
+        recipe=recipe.name,
+        steps=0,
+        seconds=seconds,
+        best_step=0,
+        validation_regret=regret,
+        validation_default_regret=figures["default_validation_regret"],
+        validation_tasks=data.validation.tasks.height,
+        abstain_margin=MIN_GAIN,
+        num_actions=len(manifest.catalogue),
+        counts=asdict(data.training.counts),
+        alpha=recipe.alpha,
+        least_alpha=fitted.of_sizes.least_alpha(),
+    )
+    # Last of all: who finds it finds the rest.
+    run.log_text(json.dumps(asdict(summary), indent=1), SUMMARY_NAME)
+    return summary
+
+
+def _figures(of: str, calibration: Calibration, alpha: float) -> dict[str, float]:
+    """How far predictions for sizes, or for shapes, that were held out can be trusted."""
+    return {
+        f"calibration_tasks_{of}": float(len(calibration)),
+        f"coverage_90_{of}": calibration.coverage,
+        f"caution_{of}": calibration.caution(alpha),
+    }
