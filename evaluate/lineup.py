@@ -11,6 +11,7 @@ from dynamiccl.evaluate.baselines.regression import GradientBoosting
 from dynamiccl.evaluate.baselines.tables import (
     BestFixed,
     FiveBins,
+    Interpolated,
     NearestNeighbours,
     NearestSize,
 )
@@ -37,6 +38,7 @@ def make_policies(
         BestFixed(training),
         FiveBins(training),
         NearestSize(training),
+        Interpolated(training),
         Picked(neighbours, NearestNeighbours.SETTINGS, validation),
         Picked(boosting, GradientBoosting.SETTINGS, validation),
         Picked(Ucb1, Ucb1.SETTINGS, validation),

@@ -1,6 +1,6 @@
 """Predict the time of every config, and take the least: no reinforcement in it.
 
-What is predicted is log2(time / NCCL's default) of a config, so that 0 is the default and the
+What is predicted is ln(time / NCCL's default) of a config, so that 0 is the default and the
 families have one scale.
 """
 
@@ -13,6 +13,7 @@ import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.evaluate.baselines.tables import least, unknown
 from dynamiccl.evaluate.policies import Actions
 from dynamiccl.nccl import Config
 
@@ -77,14 +78,16 @@ class GradientBoosting:
 
     def choose(self, grid: TaskGrid) -> Actions:
         """The config with the least prediction; NCCL's default where none is below it."""
+        return least(self.predict(grid), grid)
+
+    def predict(self, grid: TaskGrid) -> Float64Array:
+        """(T, A) ln of time over NCCL's default; inf where it was not measured."""
         rows, actions = np.nonzero(_forced(grid))
-        predicted = np.full(grid.times_us.shape, np.inf)
-        predicted[:, ABSTAIN_ACTION] = 0.0
+        predicted = unknown(grid)
         if len(rows):
             encoded = self._encoder.encode(grid.tasks, rows, actions)
             predicted[rows, actions] = self._model.predict(encoded)
-        least: Actions = np.argmin(predicted, axis=1).astype(np.int64)
-        return least
+        return predicted
 
 
 class _Encoder:
@@ -149,6 +152,6 @@ def _forced(grid: TaskGrid) -> npt.NDArray[np.bool_]:
 
 
 def _target(grid: TaskGrid) -> Float64Array:
-    """(N,) log2(time / default) of the forced cells, in the order of np.nonzero."""
-    ratios: Float64Array = np.log2(grid.times_us / grid.default_us[:, None])[_forced(grid)]
+    """(N,) ln(time / default) of the forced cells, in the order of np.nonzero."""
+    ratios: Float64Array = np.log(grid.times_us / grid.default_us[:, None])[_forced(grid)]
     return ratios

@@ -47,13 +47,17 @@ class NearestNeighbours:
     def __init__(self, training: TaskGrid, setting: int = 2) -> None:
         """Keep the training tasks."""
         self._k = setting
-        self._log_ratio = np.log2(training.times_us / training.default_us[:, None])
+        self._log_ratio = np.log(training.times_us / training.default_us[:, None])
         self._log_size = np.log2(training.tasks["size_bytes"].to_numpy())
         self._families = rows_by_family(training.tasks)
 
     def choose(self, grid: TaskGrid) -> Actions:
         """Among what was measured here and there; NCCL's default for a new family."""
-        chosen = NcclDefault().choose(grid)
+        return least(self.predict(grid), grid)
+
+    def predict(self, grid: TaskGrid) -> npt.NDArray[np.float64]:
+        """(T, A) ln of time over NCCL's default; inf = not known, but 0 of the default itself."""
+        predicted = unknown(grid)
         log_size = np.log2(grid.tasks["size_bytes"].to_numpy())
         for key, rows in rows_by_family(grid.tasks).items():
             known = self._families.get(key)
@@ -64,10 +68,8 @@ class NearestNeighbours:
                 near = self._log_ratio[known[order[: self._k]]]
                 counts = (~np.isnan(near)).sum(axis=0)
                 means = np.nansum(near, axis=0) / np.maximum(counts, 1)
-                usable = (counts > 0) & grid.mask[row]
-                if usable.any():
-                    chosen[row] = int(np.argmin(np.where(usable, means, np.inf)))
-        return chosen
+                predicted[row] = np.where(counts > 0, means, np.inf)
+        return predicted
 
 
 class NearestSize(NearestNeighbours):
@@ -78,6 +80,40 @@ class NearestSize(NearestNeighbours):
     def __init__(self, training: TaskGrid) -> None:
         """Keep the training tasks as the table."""
         super().__init__(training, setting=1)
+
+
+class Interpolated:
+    """The config of the least time, each interpolated in log time between its training sizes."""
+
+    name = "interpolated"
+
+    def __init__(self, training: TaskGrid) -> None:
+        """Keep the training tasks."""
+        self._log_time = np.log(training.times_us)
+        self._log_size = np.log2(training.tasks["size_bytes"].to_numpy())
+        self._families = rows_by_family(training.tasks)
+
+    def choose(self, grid: TaskGrid) -> Actions:
+        """Among what was measured here and there; NCCL's default for a new family."""
+        return least(self.predict(grid), grid)
+
+    def predict(self, grid: TaskGrid) -> npt.NDArray[np.float64]:
+        """(T, A) ln of time over NCCL's default; inf = not known, but 0 of the default itself."""
+        predicted = unknown(grid)
+        log_size = np.log2(grid.tasks["size_bytes"].to_numpy())
+        for key, rows in rows_by_family(grid.tasks).items():
+            known = self._families.get(key)
+            if known is None:
+                continue
+            for action in range(grid.times_us.shape[1]):
+                order = known[np.argsort(self._log_size[known])]
+                order = order[~np.isnan(self._log_time[order, action])]
+                if len(order):
+                    predicted[rows, action] = np.interp(
+                        log_size[rows], self._log_size[order], self._log_time[order, action]
+                    )
+            predicted[rows] -= predicted[rows, ABSTAIN_ACTION][:, None]
+        return predicted
 
 
 class FiveBins:
@@ -117,3 +153,16 @@ class FiveBins:
     def _bins(self, grid: TaskGrid) -> npt.NDArray[np.int64]:
         sizes = grid.tasks["size_bytes"].to_numpy()
         return np.searchsorted(self.EDGES_BYTES, sizes, side="left").astype(np.int64)
+
+
+def unknown(grid: TaskGrid) -> npt.NDArray[np.float64]:
+    """(T, A) predictions where nothing is known: 0 of NCCL's default, inf of all others."""
+    predicted = np.full(grid.times_us.shape, np.inf)
+    predicted[:, ABSTAIN_ACTION] = 0.0
+    return predicted
+
+
+def least(predicted: npt.NDArray[np.float64], grid: TaskGrid) -> Actions:
+    """(T,) the measured action with the least prediction; the default of equals."""
+    chosen: Actions = np.argmin(np.where(grid.mask, predicted, np.inf), axis=1).astype(np.int64)
+    return chosen

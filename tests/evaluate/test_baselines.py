@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -10,16 +11,19 @@ import pytest
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.evaluate.baselines.cautious import Cautious
 from dynamiccl.evaluate.baselines.picking import Picked
 from dynamiccl.evaluate.baselines.regression import GradientBoosting
 from dynamiccl.evaluate.baselines.tables import (
     BestFixed,
     FiveBins,
+    Interpolated,
     NearestNeighbours,
     NearestSize,
 )
 from dynamiccl.evaluate.policies import Actions, NcclDefault, Oracle, Policy
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
+from dynamiccl.sizes import size_bin
 from tests.evaluate.grids import NAN, TRAINING, grid
 
 CATALOGUE = Catalogue(
@@ -90,7 +94,7 @@ SIZES = [1 << n for n in range(10, 31)]
 BETWEEN = [3 << n for n in range(9, 29)]
 
 
-@pytest.mark.parametrize("make", [boosting, NearestNeighbours])
+@pytest.mark.parametrize("make", [boosting, NearestNeighbours, Interpolated])
 def test_a_regression_finds_the_law_between_the_sizes(
     make: Callable[[TaskGrid], Policy],
 ) -> None:
@@ -103,7 +107,7 @@ def test_a_regression_finds_the_law_between_the_sizes(
     assert test.regret(Oracle().choose(test)).max() == 0.0
 
 
-@pytest.mark.parametrize("make", [boosting, NearestNeighbours])
+@pytest.mark.parametrize("make", [boosting, NearestNeighbours, Interpolated])
 def test_a_regression_takes_only_what_was_measured_at_the_task(
     make: Callable[[TaskGrid], Policy],
 ) -> None:
@@ -182,3 +186,30 @@ def test_neighbours_are_few_where_the_law_bends() -> None:
         partial(NearestNeighbours, law(SIZES)), NearestNeighbours.SETTINGS, law(BETWEEN)
     )
     assert picked.setting_of["s"] in (1, 2)
+
+
+def test_interpolation_is_in_log_time_and_ends_with_the_sizes() -> None:
+    training = grid([1 << 10, 1 << 20], [[10.0, 4.0, NAN], [10.0, 16.0, 5.0]])
+    test = grid([1 << 15, 1 << 25], [[1.0, 1.0, 1.0]] * 2)
+    predicted = Interpolated(training).predict(test)
+    assert np.allclose(np.exp(predicted), [[1.0, 0.8, 0.5], [1.0, 1.6, 0.5]])
+
+
+@pytest.mark.parametrize("make", [Interpolated, NearestNeighbours])
+def test_a_cautious_baseline_acts_where_its_gain_is_beyond_what_misled_it(
+    make: Callable[[TaskGrid], Any],
+) -> None:
+    training, validation = (with_bins(law(sizes)) for sizes in (SIZES, BETWEEN))
+    bare = make(training).choose(validation)
+    # Nothing misled it: it goes on as before.
+    assert Cautious(make, training, validation, 0.05).choose(validation).tolist() == bare.tolist()
+    # Where the default was faster all along, no gain is large enough.
+    misled = replace(validation, times_us=validation.times_us * [0.01, 1.0, 1.0, 1.0])
+    assert not Cautious(make, training, misled, 0.05).choose(validation).any()
+    # 20 validation tasks and 21 training tasks are too few for one in a thousand.
+    assert not Cautious(make, training, validation, 0.001).choose(validation).any()
+
+
+def with_bins(made: TaskGrid) -> TaskGrid:
+    bins = [size_bin(size) for size in made.tasks["size_bytes"]]
+    return replace(made, tasks=made.tasks.with_columns(bin=pl.Series(bins)))

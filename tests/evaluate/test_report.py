@@ -24,6 +24,7 @@ BASELINES = (
     "best-fixed",
     "five-bins",
     "nearest-size",
+    "interpolated",
     "k-nearest",
     "gradient-boosting",
     "ucb1",

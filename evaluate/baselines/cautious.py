@@ -1,0 +1,75 @@
+"""A baseline that is as careful as a policy: it acts where it is sure enough not to be slower.
+
+So baselines and policies are compared at equal safety. The bound is that of a Gaussian process
+(train/gaussian/caution.py). The score is the predicted gain itself, since a baseline says not how
+sure it is. Held out are the validation bins; training octaves, too, by turns, where these are too
+few for the bound: they are further from what is known than test bins are, which costs gain.
+"""
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dynamiccl.datasets.actions import ABSTAIN_ACTION
+from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.evaluate.baselines.tables import least
+from dynamiccl.evaluate.policies import Actions
+from dynamiccl.sizes import BINS_PER_OCTAVE
+from dynamiccl.train.gaussian.caution import Calibration
+
+#: Parts that the training octaves are held out in.
+_PARTS: Final = 3
+
+
+class Predicting(Protocol):
+    """Says how long each action takes."""
+
+    name: str
+
+    def predict(self, grid: TaskGrid) -> npt.NDArray[np.float64]:
+        """(T, A) ln of time over NCCL's default; inf = not known."""
+
+
+class Cautious:
+    """What is predicted to be fastest, where the gain is beyond a threshold found on data."""
+
+    def __init__(
+        self,
+        make: Callable[[TaskGrid], Predicting],
+        training: TaskGrid,
+        validation: TaskGrid,
+        alpha: float,
+    ) -> None:
+        """Fit, and find the threshold for P(acts and is slower) <= `alpha`."""
+        self._policy = make(training)
+        self.name = f"{self._policy.name}, cautious"
+        parts = [_compare(self._policy, validation)]
+        if parts[0].least_alpha() > alpha:
+            octave = training.tasks["bin"].to_numpy() // BINS_PER_OCTAVE
+            turn = np.searchsorted(np.unique(octave), octave) % _PARTS
+            for part in np.unique(turn):
+                kept, held = np.flatnonzero(turn != part), np.flatnonzero(turn == part)
+                if len(kept):
+                    parts.append(_compare(make(training.take(kept)), training.take(held)))
+        self.calibration = Calibration.joined(parts)
+        self._threshold = self.calibration.caution(alpha)
+
+    def choose(self, grid: TaskGrid) -> Actions:
+        """The fastest, or NCCL's default."""
+        chosen, gain = _best(self._policy, grid)
+        return np.where(gain > self._threshold, chosen, ABSTAIN_ACTION)
+
+
+def _best(policy: Predicting, grid: TaskGrid) -> tuple[Actions, npt.NDArray[np.float64]]:
+    predicted = policy.predict(grid)
+    chosen = least(predicted, grid)
+    return chosen, -predicted[np.arange(len(chosen)), chosen]
+
+
+def _compare(policy: Predicting, grid: TaskGrid) -> Calibration:
+    chosen, gain = _best(policy, grid)
+    ones = np.ones(len(chosen))
+    measured = np.log(grid.default_us / grid.chosen_us(chosen))
+    return Calibration(gain, measured, ones, 0.0 * ones)
