@@ -25,6 +25,7 @@ from dynamiccl.collect.reports import ImportOptions, ImportSummary
 from dynamiccl.collect.runners import RUNNERS
 from dynamiccl.collect.runs.carry_out import RunOrder, carry_out
 from dynamiccl.collect.runs.run import RunSummary
+from dynamiccl.collect.shapes import shapes_command
 from dynamiccl.collect.sweep.load import Sweep, load_sweep
 from dynamiccl.datasets import store
 from dynamiccl.machine import ThisMachine
@@ -332,6 +333,9 @@ def describe_command(
         _stdout.print(table)
     for line in (*map(describing.calls_line, calls), *logged):
         _stdout.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+app.command("shapes")(shapes_command)
 
 
 @app.command("fit-simulator")

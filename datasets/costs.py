@@ -15,6 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.history_columns import Feature
+from dynamiccl.datasets.schema import MODELLED_SWEEP
 from dynamiccl.datasets.store import part_paths, read
 from dynamiccl.nccl import NUM_ALGORITHMS, NUM_PROTOCOLS, Algorithm, Collective, Protocol
 from dynamiccl.nccl_costs import size_correction
@@ -60,12 +61,14 @@ def read_costs(data_dir: Path) -> pl.DataFrame:
     """The costs of a data set, COST_TYPES, one row a cell; empty where NCCL's log was not kept.
 
     Where a group logged several tables (another topology, say), none is taken: which was whose is
-    not known. Raises what `store.read` raises.
+    not known. What a log says comes before what a model does. Raises what `store.read` raises.
     """
     if not part_paths(data_dir, "costs"):
         return pl.DataFrame(schema=COST_TYPES)
     cell = [*COST_KEY, "algorithm", "protocol"]
-    found = read(data_dir, "costs").select(*COST_TYPES).cast(COST_TYPES).unique()
+    is_modelled = pl.col("sweep") == MODELLED_SWEEP
+    everything = read(data_dir, "costs").filter(~is_modelled | is_modelled.all().over(COST_KEY))
+    found = everything.select(*COST_TYPES).cast(COST_TYPES).unique()
     alone = found.filter((pl.len() == 1).over(cell)).filter(
         pl.col("latency_us").is_not_null() & pl.col("bandwidth_gbytes_per_s").is_not_null()
     )

@@ -49,6 +49,22 @@ POLICY_FOLDER: Final = "policy"
 TRIGGER_FOLDER: Final = "trigger"
 
 
+#: Collective -> cell (`Ring/LL`) -> NCCL's latency in us and bandwidth in GB/s.
+Costs = dict[str, dict[str, tuple[float, float]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A group shape of which NCCL's cost model is known, and nothing was measured."""
+
+    system: str
+    num_nodes: int
+    ranks_per_node: int
+    launch_profile: str
+    nccl_version: str | None
+    costs: Costs | None
+
+
 @dataclass(frozen=True, slots=True)
 class Support:
     """Where a policy was trained: one system, group shape and launch profile."""
@@ -71,9 +87,10 @@ class Support:
     fingerprints: list[str] = field(default_factory=list)
     #: The most channels that NCCL was seen to use there; None: its log was never read back.
     most_channels: int | None = None
-    #: Collective -> cell (`Ring/LL`) -> NCCL's latency in us and bandwidth in GB/s, for a policy
-    #: that looks at them; None: it does not.
-    costs: dict[str, dict[str, tuple[float, float]]] | None = None
+    #: NCCL's cost model, for a policy that looks at it; None: it does not.
+    costs: Costs | None = None
+    #: Whether nothing was measured here: what stands in `measured` is of other shapes.
+    carried: bool = False
     #: Collective -> action -> size bins in which it passed the gate; None: no gate was asked.
     gated: dict[str, dict[str, list[int]]] | None = None
 
@@ -102,6 +119,8 @@ class Manifest:
     runs: list[str] = field(default_factory=list)
     #: What `trigger.json` of its run says of the Trigger agent; None: there is none.
     trigger: dict[str, Any] | None = None
+    #: Where a policy that looks at NCCL's costs could have tables, too (datasets/carried.py).
+    other_shapes: list[Shape] = field(default_factory=list)
     #: Relative path -> SHA-256 of every other file of the directory.
     files: dict[str, str] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
@@ -125,13 +144,14 @@ class Manifest:
         if all(support.costs is None for support in self.supports):
             return None
         shape = ("system", "nccl_version", "num_nodes", "ranks_per_node", "launch_profile")
+        places: list[Support | Shape] = [*self.supports, *self.other_shapes]
         rows = [
-            [*(getattr(support, name) for name in shape), collective, *cell.split("/"), *numbers]
-            for support in self.supports
-            for collective, cells in (support.costs or {}).items()
+            [*(getattr(place, name) for name in shape), collective, *cell.split("/"), *numbers]
+            for place in places
+            for collective, cells in (place.costs or {}).items()
             for cell, numbers in cells.items()
         ]
-        return pl.DataFrame(rows, schema=COST_TYPES, orient="row")
+        return pl.DataFrame(rows, schema=COST_TYPES, orient="row").unique(maintain_order=True)
 
     def write(self, directory: Path) -> Self:
         """Write it into `directory`, listing all other files there; return what was written."""

@@ -36,6 +36,8 @@ META_PROVENANCE: Final = b"dynamiccl.provenance"
 PARTITION_COLUMNS: Final = ("system", "sweep")
 #: The launch profile of the user's untouched environment.
 DEFAULT_PROFILE: Final = "default"
+#: The sweep under which costs stand that a model of NCCL made, and no log.
+MODELLED_SWEEP: Final = "modelled"
 #: `interference_kind` of a collective measured alone.
 QUIET: Final = "none"
 

@@ -10,8 +10,8 @@ what disturbed them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +75,16 @@ class TaskGrid:
     def default_us(self) -> npt.NDArray[np.float64]:
         """(T,) measured time of NCCL's own choice."""
         return self.times_us[:, ABSTAIN_ACTION]
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Self:
+        """Some of the tasks, without the samples behind their times."""
+        return replace(
+            self,
+            tasks=self.tasks[rows],
+            times_us=self.times_us[rows],
+            repeats=self.repeats[rows],
+            samples={},
+        )
 
     def chosen_us(self, actions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """(T,) time of each chosen action; raises ValueError when one was not measured."""

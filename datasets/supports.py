@@ -4,13 +4,14 @@ Decision tables act only near these bins, and only where NCCL's default was meas
 is never carried to a size, a collective or a system on which nobody tried it.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import polars as pl
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import quiet, tuned, usable
-from dynamiccl.datasets.manifest import Support
+from dynamiccl.datasets.manifest import Costs, Shape, Support
 from dynamiccl.datasets.scoring import ENVIRONMENT_COLUMNS
 from dynamiccl.datasets.splits import with_split
 from dynamiccl.fingerprint import with_nccl
@@ -67,9 +68,24 @@ def _support(
     )
 
 
-def _costs(key: dict[str, Any], costs: pl.DataFrame) -> dict[str, dict[str, tuple[float, float]]]:
+def find_other_shapes(costs: pl.DataFrame | None, supports: Sequence[Support]) -> list[Shape]:
+    """Shapes of the supports' systems that NCCL logged its costs of, and nobody measured."""
+    if costs is None:
+        return []
+    systems = {(s.system, s.launch_profile, s.nccl_version) for s in supports}
+    measured = {tuple(getattr(s, name) for name in _SHAPE) for s in supports}
+    found = costs.select(_SHAPE).unique().sort(_SHAPE).iter_rows(named=True)
+    return [
+        Shape(**key, costs=_costs(key, costs))
+        for key in found
+        if (key["system"], key["launch_profile"], key["nccl_version"]) in systems
+        and tuple(key[name] for name in _SHAPE) not in measured
+    ]
+
+
+def _costs(key: dict[str, Any], costs: pl.DataFrame) -> Costs:
     mine = costs.filter(*(pl.col(name).eq_missing(pl.lit(value)) for name, value in key.items()))
-    found: dict[str, dict[str, tuple[float, float]]] = {}
+    found: Costs = {}
     columns = ("collective", "algorithm", "protocol", "latency_us", "bandwidth_gbytes_per_s")
     for collective, algorithm, protocol, latency, bandwidth in mine.select(columns).iter_rows():
         found.setdefault(collective, {})[f"{algorithm}/{protocol}"] = (latency, bandwidth)

@@ -11,12 +11,13 @@ plugin.index    what the plugin reads: table hashes, known machines (serve/plugi
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from dynamiccl.datasets.carried import with_shape
 from dynamiccl.datasets.features import WINDOW_LENGTH, feature_table, window_table
 from dynamiccl.datasets.manifest import (
     BRAIN_NAME,
@@ -104,17 +105,25 @@ def _find(what: str, run: str, mlruns: Path, find_in: Callable[[Path], Path | No
     )
 
 
-def export_artifact(policy_dir: Path, out: Path, trigger: Path | None = None) -> Artifact:
+def export_artifact(
+    policy_dir: Path,
+    out: Path,
+    trigger: Path | None = None,
+    groups: Sequence[tuple[int, int]] = (),
+) -> Artifact:
     """Copy a trained policy to `out`, add its tables and its brain; return the verified artifact.
 
     `trigger`: the `trigger.pt` to go with it, where the policy has none of its own or another is
-    wanted. Raises UserError when `out` holds something already, CorruptFile for a trigger without
-    its facts, and what `Manifest.read` raises.
+    wanted. `groups`: shapes (nodes, ranks a node) that get a table though nobody measured them.
+    Raises UserError when `out` holds something already, CorruptFile for a trigger without its
+    facts, and what `Manifest.read` and `with_shape` raise.
     """
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; take another --out or remove it")
     manifest = Manifest.read(policy_dir)
     _check_features(manifest, policy_dir)
+    for group in groups:
+        manifest = with_shape(manifest, *group)
     if trigger is not None:
         manifest = replace(manifest, trigger=_trigger_facts(trigger))
     elif (policy_dir / TRIGGER_NAME).is_file():

@@ -12,7 +12,7 @@ from dynamiccl.datasets.features import WINDOW_LENGTH, feature_table, window_tab
 from dynamiccl.datasets.manifest import POLICY_NAME, Manifest
 from dynamiccl.datasets.provenance import git_commit
 from dynamiccl.datasets.schema import SCHEMA_VERSION
-from dynamiccl.datasets.supports import find_supports
+from dynamiccl.datasets.supports import find_other_shapes, find_supports
 from dynamiccl.train.data import TrainingData
 from dynamiccl.train.recipes import Recipe
 from dynamiccl.train.torch_files import save_script
@@ -48,6 +48,7 @@ def export_policy(
     save_script(module, folder / POLICY_NAME)
     watching = None if not recipe.trigger else copy_trigger(Path(recipe.trigger), folder)
     timed = usable(data.frame)
+    supports = find_supports(data.frame, data.catalogue, data.training.noise, data.costs)
     return Manifest(
         recipe=recipe.name,
         catalogue=data.catalogue.to_json(),
@@ -55,7 +56,8 @@ def export_policy(
         window_features=window_table(),
         window_length=WINDOW_LENGTH,
         launch_profiles=data.profiles,
-        supports=find_supports(data.frame, data.catalogue, data.training.noise, data.costs),
+        supports=supports,
+        other_shapes=find_other_shapes(data.costs, supports),
         min_size_bytes=int(timed["size_bytes"].min() or 0),  # type: ignore[arg-type]
         max_size_bytes=int(timed["size_bytes"].max() or 0),  # type: ignore[arg-type]
         nccl_versions=sorted(timed["nccl_version"].drop_nulls().unique()),

@@ -1,5 +1,6 @@
 """`dynamiccl-deploy export` and `verify`: make an artifact, and see that it is whole."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,7 @@ from rich.table import Table
 
 from dynamiccl import cli
 from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.errors import UserError
 from dynamiccl.serve.artifact import (
     Artifact,
     export_artifact,
@@ -25,6 +27,13 @@ def export_command(
         str | None,
         typer.Option(metavar="RUN", help="Run of dynamiccl-train trigger that goes into it."),
     ] = None,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODESxRANKS",
+            help="Make a table for a group shape that nobody measured, too; may be repeated.",
+        ),
+    ] = None,
     mlruns: Annotated[Path, typer.Option(help="Where run ids are looked up.")] = Path("mlruns"),
     as_json: Json = False,
 ) -> None:
@@ -34,7 +43,7 @@ def export_command(
     """
     policy = find_policy(run, mlruns)
     watching = None if trigger is None else find_trigger(trigger, mlruns)
-    artifact = export_artifact(policy, out, watching)
+    artifact = export_artifact(policy, out, watching, [parse_group(text) for text in group or []])
     if watching is not None and Manifest.read_unchecked(policy).trigger is None:
         stderr.print(
             "warning: this policy was trained without a Trigger: interference levels are something "
@@ -50,7 +59,23 @@ def export_command(
             soft_wrap=True,
             highlight=False,
         )
+    carried = [f"{s.num_nodes}x{s.ranks_per_node}" for s in artifact.manifest.supports if s.carried]
+    if carried:
+        stderr.print(
+            f"warning: nothing was measured on {', '.join(carried)}: those tables rest on other "
+            "shapes and on NCCL's own costs; measure a few sizes there before jobs rely on them",
+            soft_wrap=True,
+            highlight=False,
+        )
     _show(artifact, "exported", as_json=as_json)
+
+
+def parse_group(text: str) -> tuple[int, int]:
+    """Nodes and ranks a node of `16x8`; raises UserError."""
+    found = re.fullmatch(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,3})", text)
+    if found is None:
+        raise UserError(f"--group {text} is no NODESxRANKS; write 16x8 for 16 nodes of 8 ranks")
+    return int(found[1]), int(found[2])
 
 
 def verify_command(artifact: ArtifactDir, as_json: Json = False) -> None:

@@ -31,7 +31,7 @@ MODULES = {
 COMMANDS = [
     (
         "dynamiccl-collect",
-        ("plan", "run", "import", "jobs", "describe", "doctor", "fit-simulator"),
+        ("plan", "run", "import", "jobs", "describe", "doctor", "fit-simulator", "shapes"),
     ),
     ("dynamiccl-train", ("list", "fit", "study", "trial", "trigger", "promote")),
     ("dynamiccl-evaluate", ("report", "gate", "simulate")),

@@ -1,7 +1,8 @@
 """A Gaussian process fitted to simulated sweeps: what it chooses, what it leaves to NCCL."""
 
 import json
-from dataclasses import dataclass
+import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mlflow
@@ -9,23 +10,32 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from dynamiccl.collect.cli import app
+from dynamiccl.datasets.carried import with_shape
 from dynamiccl.datasets.features import TUNED, Observations, cold_observations
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.questions import cold_questions, decide
 from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
+from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.evaluate.policies import LearnedPolicy
+from dynamiccl.nccl import Collective, Config
+from dynamiccl.serve.abi import TunerPlugin
 from dynamiccl.serve.artifact import export_artifact, pick_table
+from dynamiccl.serve.loopback import loopback_environment
 from dynamiccl.serve.table import DecisionTable
+from dynamiccl.simulator import h100
+from dynamiccl.simulator.group import Group
 from dynamiccl.train.data import load_data
 from dynamiccl.train.export import FitSummary
 from dynamiccl.train.fit import fit
 from dynamiccl.train.gaussian.fit import fit_gaussian
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
-from tests.data_sets import SWEEP, make_data
+from tests.data_sets import SWEEP, SYSTEM, make_data
 from tests.stores import new_store
 
 GROUPS = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = 8 }}" for n in (2, 4, 8))
@@ -107,6 +117,65 @@ def test_tables_are_what_the_policy_answers(fitted: Run, tmp_path: Path) -> None
         bins = range(asked.first_bin, asked.first_bin + asked.num_bins)
         assert [table.at(collective, index) for collective in TUNED for index in bins] == wanted
         assert (actions != 0).any()
+
+
+def test_shapes_that_nobody_measured_get_tables_from_nccls_costs(
+    fitted: Run, tmp_path: Path, plugin_path: Path
+) -> None:
+    """16 nodes: modelled costs, the policy of 2, 4 and 8, and the plugin that answers by it."""
+    data = tmp_path / "data"
+    shutil.copytree(fitted.data, data)
+    asked = ["--system", SYSTEM, "--machine", "h100-ib", "--nccl", "2.27.5", "--out", str(data)]
+    done = CliRunner().invoke(app, ["shapes", *asked, "--group", "16x8"])
+    assert done.exit_code == 0, done.output
+    recipe = make_recipe("gaussian-process", ["alpha=0.05"])
+    run = fit(data, recipe, experiment="gp", tracking_uri=fitted.uri, seed=0)
+    policy = Path(run.run_directory) / "policy"
+    artifact = export_artifact(policy, tmp_path / "artifact", groups=[(16, 8)])
+    [carried] = [s for s in artifact.manifest.supports if s.carried]
+    assert (carried.num_nodes, carried.num_ranks) == (16, 128)
+
+    info = pick_table(artifact, 16, 128, SYSTEM)
+    table = DecisionTable.read(artifact.directory / info.path)
+    group, acted = Group(16, 8), 0
+    environment = loopback_environment(plugin_path, artifact.directory, SYSTEM)
+    with TunerPlugin(plugin_path).communicator(
+        128, 16, environment=environment, all_ranks=True
+    ) as communicator:
+        for octave in range(16, 31):
+            size = 1 << octave
+            wanted = table.lookup(Collective.AllReduce, size)
+            costs = h100.cost_table(group, Collective.AllReduce, size)
+            answer = communicator.ask(Collective.AllReduce, size, costs)
+            assert answer.acted == (wanted is not None)
+            if wanted is not None:
+                assert wanted.num_channels is None
+                assert answer.config == wanted
+                acted += 1
+                default = h100.default_config(group, Collective.AllReduce, size)
+                assert true_us(wanted, size) < 1.01 * true_us(default, size)
+    assert acted >= 2
+
+
+def true_us(config: Config, size: int) -> float:
+    assert config.algorithm is not None
+    assert config.protocol is not None
+    cell = Collective.AllReduce, config.algorithm, config.protocol
+    return h100.true_us(Group(16, 8), *cell, size)
+
+
+def test_shapes_without_costs_and_measured_ones_are_refused(fitted: Run) -> None:
+    manifest = Manifest.read(fitted.policy)
+    with pytest.raises(UnknownName, match="16x8"):
+        with_shape(manifest, 16, 8)
+    with pytest.raises(UserError, match="was measured"):
+        with_shape(manifest, 4, 8)
+    gated = replace(manifest, supports=[replace(s, gated={}) for s in manifest.supports])
+    with pytest.raises(UserError, match="gate"):
+        with_shape(gated, 16, 8)
+    blind = replace(manifest, supports=[replace(s, costs=None) for s in manifest.supports])
+    with pytest.raises(UserError, match="does not look at NCCL's costs"):
+        with_shape(blind, 16, 8)
 
 
 def test_other_machines_and_collectives_are_left_to_nccl(fitted: Run) -> None:

@@ -1,0 +1,74 @@
+"""`dynamiccl-collect shapes`: NCCL's cost model of shapes that nobody measured, from a description.
+
+The same as NCCL would log of a job of that shape, by the simulator's model of NCCL: 3,330 recorded
+costs of 2.27 to 2.30 come out of it (dynamiccl/simulator/ORIGIN.md). A log of such a job is better,
+where there is one: `dynamiccl-collect import` takes NCCL's costs from any.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import pyarrow as pa
+import typer
+from rich.console import Console
+
+from dynamiccl.collect.nccl_tests.cost_table import Cost, cost_rows
+from dynamiccl.datasets.provenance import program_record
+from dynamiccl.datasets.schema import COSTS, DEFAULT_PROFILE, MODELLED_SWEEP
+from dynamiccl.datasets.store import check_slug, write_part
+from dynamiccl.errors import UserError
+from dynamiccl.nccl import NcclVersion
+from dynamiccl.simulator.default import CostModel, find_machine, machine_names, read_machine
+from dynamiccl.simulator.group import Group
+
+_stdout = Console()
+
+
+def shapes_command(
+    system: Annotated[str, typer.Option(help="Name of the system in the data.")],
+    machine: Annotated[
+        str, typer.Option(help=f"One of {', '.join(machine_names())}, or FILE.toml.")
+    ],
+    nccl: Annotated[str, typer.Option(metavar="VERSION", help="NCCL release of the jobs.")],
+    group: Annotated[list[str], typer.Option(metavar="NODESxRANKS", help="May be repeated.")],
+    out: Annotated[Path, typer.Option("--out", help="Data directory to add to.")],
+) -> None:
+    """Add what NCCL's cost model says of group shapes to a data set: no machine is needed.
+
+    Example: dynamiccl-collect shapes --system lab --machine h100-ib --nccl 2.29.7 --group 16x8
+    --out data
+    """
+    check_slug(system, "system")
+    described = read_machine(Path(machine)) if machine.endswith(".toml") else find_machine(machine)
+    model = CostModel(NcclVersion.parse(nccl), described)
+    for text in group:
+        shape = parse_group(text)
+        try:
+            lines = model.lines(shape)
+        except ValueError as error:
+            raise UserError(f"--group {text}: {error}") from error
+        table = {
+            cell: Cost(round(line.latency_us, 1), round(line.algbw_gbytes_per_s, 1), None)
+            for cell, line in lines.items()
+        }
+        known = {
+            "system": system,
+            "sweep": MODELLED_SWEEP,
+            "source_file": f"modelled: {described.name}",
+            "nccl_version": str(NcclVersion.parse(nccl)),
+            "num_ranks": shape.num_ranks,
+            "num_nodes": shape.num_nodes,
+            "ranks_per_node": shape.ranks_per_node,
+            "launch_profile": DEFAULT_PROFILE,
+        }
+        rows = pa.Table.from_pylist(cost_rows(table, known), schema=COSTS)
+        [path] = write_part(out, rows, kind="costs", provenance=program_record("shapes"))
+        _stdout.print(f"{text}: {rows.num_rows} costs in {path}", soft_wrap=True)
+
+
+def parse_group(text: str) -> Group:
+    """`16x8`; raises UserError."""
+    nodes, _, ranks = text.partition("x")
+    if not (nodes.isdigit() and ranks.isdigit() and int(nodes) and int(ranks)):
+        raise UserError(f"--group {text} is no NODESxRANKS; write 16x8 for 16 nodes of 8 ranks")
+    return Group(int(nodes), int(ranks))
