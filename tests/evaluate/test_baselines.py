@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -11,7 +10,6 @@ import pytest
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.evaluate.baselines.cautious import Cautious
 from dynamiccl.evaluate.baselines.picking import Picked
 from dynamiccl.evaluate.baselines.regression import GradientBoosting
 from dynamiccl.evaluate.baselines.tables import (
@@ -23,7 +21,6 @@ from dynamiccl.evaluate.baselines.tables import (
 )
 from dynamiccl.evaluate.policies import Actions, NcclDefault, Oracle, Policy
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
-from dynamiccl.sizes import size_bin
 from tests.evaluate.grids import NAN, TRAINING, grid
 
 CATALOGUE = Catalogue(
@@ -193,23 +190,3 @@ def test_interpolation_is_in_log_time_and_ends_with_the_sizes() -> None:
     test = grid([1 << 15, 1 << 25], [[1.0, 1.0, 1.0]] * 2)
     predicted = Interpolated(training).predict(test)
     assert np.allclose(np.exp(predicted), [[1.0, 0.8, 0.5], [1.0, 1.6, 0.5]])
-
-
-@pytest.mark.parametrize("make", [Interpolated, NearestNeighbours])
-def test_a_cautious_baseline_acts_where_its_gain_is_beyond_what_misled_it(
-    make: Callable[[TaskGrid], Any],
-) -> None:
-    training, validation = (with_bins(law(sizes)) for sizes in (SIZES, BETWEEN))
-    bare = make(training).choose(validation)
-    # Nothing misled it: it goes on as before.
-    assert Cautious(make, training, validation, 0.05).choose(validation).tolist() == bare.tolist()
-    # Where the default was faster all along, no gain is large enough.
-    misled = replace(validation, times_us=validation.times_us * [0.01, 1.0, 1.0, 1.0])
-    assert not Cautious(make, training, misled, 0.05).choose(validation).any()
-    # 20 validation tasks and 21 training tasks are too few for one in a thousand.
-    assert not Cautious(make, training, validation, 0.001).choose(validation).any()
-
-
-def with_bins(made: TaskGrid) -> TaskGrid:
-    bins = [size_bin(size) for size in made.tasks["size_bytes"]]
-    return replace(made, tasks=made.tasks.with_columns(bin=pl.Series(bins)))

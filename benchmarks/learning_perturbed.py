@@ -1,0 +1,152 @@
+"""Policies and rivals on worlds that are no function of NCCL's cost table (learning_worlds.py).
+
+A draw is a world of its own: three noisy cycles of a sweep to learn from, and the same sweep
+without noise to judge by, on the test sizes. Every rival chooses twice: what it predicts to be
+fastest, and as careful as the policy (`cautious`: P(acts and is slower) <= 1 %, found on tasks held
+out), so that gains are compared at equal safety. *Slower* is by over 1 % in the truth. On H100
+nodes whole group shapes are left out, too: one of ten by turns, and all above four nodes.
+"""
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+import torch
+from learning_cautious import Cautious
+from learning_draws import CostTimesResidual, Draw
+from learning_figures import parallel
+from learning_scores import judged, paired, summary
+from learning_worlds import SHAPES, WORLDS
+
+from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.evaluate.baselines.picking import Picked
+from dynamiccl.evaluate.baselines.regression import GradientBoosting
+from dynamiccl.evaluate.baselines.tables import Interpolated, NearestNeighbours
+from dynamiccl.evaluate.policies import Actions
+from dynamiccl.train.gaussian.fit import fit_gaussian
+
+ALPHA: Final = 0.01
+#: Trained on at most so many nodes, judged on more.
+FEW_NODES: Final = 4
+OURS: Final = "gaussian-process, cautious"
+RIVALS: Final = ("k-nearest, cautious", "gradient-boosting, cautious", "interpolated, cautious")
+LEFT_OUT: Final = "one shape left out"
+
+
+def seen_systems(kind: str, seed: int) -> list[dict[str, Any]]:
+    """Rows of a draw: how each policy does on each test task."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        draw = Draw.make(kind, seed, Path(folder))
+    training, validation = draw.parts()
+    catalogue = draw.data.catalogue
+    neighbours = partial(NearestNeighbours, training)
+    boosting = partial(GradientBoosting, training, catalogue)
+    picked = Picked(neighbours, NearestNeighbours.SETTINGS, validation)
+    boosted = Picked(boosting, GradientBoosting.SETTINGS, validation)
+    near, trees = (each.setting_of[training.tasks["system"][0]] for each in (picked, boosted))
+    made: Mapping[str, Callable[[TaskGrid], Any]] = {
+        "k-nearest": lambda grid: NearestNeighbours(grid, near),
+        "gradient-boosting": lambda grid: GradientBoosting(grid, catalogue, trees),
+        "interpolated": Interpolated,
+    }
+    choices: dict[str, Actions] = {"nccl-default": np.zeros(len(draw.test.tasks), dtype=np.int64)}
+    for name, make in made.items():
+        choices[name] = make(training).choose(draw.test)
+        choices[f"{name}, cautious"] = Cautious(make, training, validation, ALPHA).choose(draw.test)
+    coverage: dict[str, float] = {}
+    for costs in (True, False):
+        data = draw.data if costs else replace(draw.data, costs=None)
+        fitted = fit_gaussian(data, alpha=ALPHA, seed=seed)
+        name = "gaussian-process" if costs else "gaussian-process without costs"
+        choices[name] = draw.ask(fitted, draw.test, costs=costs, sure=False)
+        choices[f"{name}, cautious"] = draw.ask(fitted, draw.test, costs=costs, sure=True)
+        coverage[name] = fitted.of_sizes.coverage
+    rows = judged(choices, draw.truth, kind, seed)
+    return [{**row, "coverage": coverage.get(row["policy"])} for row in rows]
+
+
+def unseen_shapes(kind: str, seed: int) -> list[dict[str, Any]]:
+    """The same for a shape that is left out, and for all above four nodes."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        draw = Draw.make(kind, seed, Path(folder))
+    nodes, ranks = SHAPES[seed % len(SHAPES)]
+    is_it = (pl.col("num_nodes") == nodes) & (pl.col("ranks_per_node") == ranks)
+    few = pl.col("num_nodes") <= FEW_NODES
+    rows = []
+    for setting, is_kept in ((LEFT_OUT, ~is_it), ("trained on few nodes", few)):
+        less = draw.only(is_kept)
+        kept = draw.test.tasks.select(is_kept).to_series().to_numpy()
+        held = np.flatnonzero(~kept)
+        test, truth = draw.test.take(held), draw.truth.take(held)
+        fitted = fit_gaussian(less.data, alpha=ALPHA, seed=seed)
+        training, _ = less.parts()
+        choices = {
+            "nccl-default": np.zeros(len(held), dtype=np.int64),
+            "gaussian-process": less.ask(fitted, test, costs=True, sure=False),
+            "gaussian-process, cautious": less.ask(fitted, test, costs=True, sure=True),
+        }
+        for by_rank in (False, True):
+            rival = CostTimesResidual(training, less.data.catalogue, less.costs, by_rank=by_rank)
+            name = f"cost x residual, by size{' a rank' if by_rank else ''}"
+            choices[name] = rival.choose(test)
+        rows += judged(choices, truth, setting, seed)
+    return rows
+
+
+def perturbed_figures(draws: int) -> dict[str, Any]:
+    """By setting and policy the figures, ours against each rival, and how well it is calibrated."""
+    jobs = [("seen", kind, seed) for seed in range(draws) for kind in WORLDS]
+    jobs += [("unseen", "h100", seed) for seed in range(draws)]
+    rows: list[dict[str, Any]] = []
+    for _, found in parallel(_one, jobs):
+        rows += found
+    frame = pl.DataFrame(rows, infer_schema_length=None).sort(
+        "setting", "draw", maintain_order=True
+    )
+    settings: dict[str, dict[str, Any]] = {}
+    for (setting, policy), part in frame.group_by("setting", "policy", maintain_order=True):
+        settings.setdefault(str(setting), {})[str(policy)] = summary(part)
+    against = {
+        kind: {rival: paired(frame.filter(setting=kind), OURS, rival) for rival in RIVALS}
+        for kind in WORLDS
+    }
+    covered = frame.filter(policy="gaussian-process").drop_nulls("coverage")
+    coverage = covered.unique(["setting", "draw"])["coverage"].to_numpy()
+    return {
+        "worlds": settings,
+        "worlds_paired": against,
+        "calibration_coverage": float(coverage.mean()),
+        "calibration_coverage_lo": float(np.quantile(coverage, 0.025)),
+        "calibration_coverage_hi": float(np.quantile(coverage, 0.975)),
+        **_headline(settings),
+    }
+
+
+def _headline(settings: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
+    """The figures that bars are about, by the names of out/bench/learning.json."""
+    found: dict[str, float] = {}
+
+    def take(name: str, setting: str, policy: str, figure: str) -> None:
+        for end in ("", "_lo", "_hi"):
+            found[f"{name}{end}"] = settings[setting][policy][f"{figure}{end}"]
+
+    for prefix, policy in (("", OURS), ("k_nearest_", RIVALS[0]), ("boosting_", RIVALS[1])):
+        for figure in ("mean_regret", "headroom_regret", "share_worse"):
+            take(f"{prefix}grid_{figure}", "h100", policy, figure)
+        for figure in ("mean_regret", "headroom_regret"):
+            take(f"{prefix}b300_{figure}", "b300", policy, figure)
+    take("gain_kept", "h100", OURS, "gain_kept")
+    for figure in ("mean_regret", "share_worse"):
+        take(f"shape_left_out_{figure}", LEFT_OUT, OURS, figure)
+    return found
+
+
+def _one(part: str, kind: str, seed: int) -> list[dict[str, Any]]:
+    return {"seen": seen_systems, "unseen": unseen_shapes}[part](kind, seed)

@@ -1,0 +1,234 @@
+"""Worlds whose truth is no function of NCCL's cost table, drawn as often as one likes.
+
+* A parametric system (B300, GB10, A100) with every time and bandwidth of its physics multiplied by
+  a log-normal factor of its own (sd `log 1.5`: about +-50 %). NCCL's decisions and costs stay.
+* H100 nodes, every time multiplied by exp of a smooth random field over size, nodes, ranks a node
+  and channels, one for each (collective, algorithm, protocol), sd 0.3 (random Fourier features of a
+  Gaussian process, Rahimi and Recht 2007).
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from sweeps import simulate
+
+from dynamiccl.nccl import Algorithm, Collective, Config, NcclVersion, Protocol
+from dynamiccl.simulator.contention import Contention
+from dynamiccl.simulator.group import Cell, Group, Line
+from dynamiccl.simulator.h100_system import H100System
+from dynamiccl.simulator.parameters import LINK_NUMBERS, Parameter, SystemFile
+from dynamiccl.simulator.parts import Parts
+from dynamiccl.simulator.system import UNTOUCHED, Call, Launch
+from dynamiccl.simulator.systems import parametric_system, shipped_file
+
+#: What is multiplied, of a cell; its shares and the overlap are no quantities of their own.
+PERTURBED: Final = (
+    "base_us",
+    "hop_us",
+    "net_hop_us",
+    "slice_us",
+    "turn_us",
+    "proxy_us",
+    "channel_gbytes_per_s",
+    "crowd_penalty",
+    "crowd_channels",
+    "small_penalty",
+    "small_bytes",
+)
+SIGMA: Final = math.log(1.5)
+FIELD_SIGMA: Final = 0.3
+_FEATURES: Final = 64
+#: Over how many octaves of size, nodes, ranks a node and channels the field changes.
+_LENGTHS: Final = np.array([4.0, 1.5, 1.5, 1.5])
+
+
+def perturbed(name: str, seed: int) -> Any:
+    """A shipped parametric system with other physics."""
+    file = shipped_file(name)
+    random = np.random.default_rng((seed, *name.encode()))
+
+    def moved(told: Parameter) -> Parameter:
+        factor = float(np.exp(random.normal(0.0, SIGMA)))
+        return told.model_copy(update={"value": told.value * factor})
+
+    def with_moved(table: Any, names: Sequence[str]) -> Any:
+        return table.model_copy(update={each: moved(getattr(table, each)) for each in names})
+
+    cells = tuple(with_moved(cell, PERTURBED) for cell in file.cells)
+    links = with_moved(file.links, LINK_NUMBERS)
+    made: SystemFile = file.model_copy(update={"cells": cells, "links": links})
+    return parametric_system(made)
+
+
+class FieldSystem:
+    """H100 nodes under a random field; see the module."""
+
+    def __init__(self, seed: int) -> None:
+        """Draw the fields as they are asked for."""
+        self._inner = H100System()
+        self._seed = seed
+        self._fields: dict[tuple[int, ...], _Field] = {}
+
+    @property
+    def name(self) -> str:
+        """As in the `system` column."""
+        return self._inner.name
+
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        """Facts of the machines."""
+        return self._inner.environment
+
+    @property
+    def nccl_version(self) -> NcclVersion:
+        """The release whose cost model decides."""
+        return self._inner.nccl_version
+
+    @property
+    def num_sms(self) -> int:
+        """Of a GPU."""
+        return self._inner.num_sms
+
+    @property
+    def contention(self) -> Contention:
+        """As of the nodes."""
+        return self._inner.contention
+
+    def groups(self) -> Sequence[Group]:
+        """As of the nodes."""
+        return self._inner.groups()
+
+    def collectives(self) -> Sequence[Collective]:
+        """As of the nodes."""
+        return self._inner.collectives()
+
+    def cells(self, group: Group, collective: Collective) -> Sequence[tuple[Algorithm, Protocol]]:
+        """As of the nodes."""
+        return self._inner.cells(group, collective)
+
+    def cost_table(self, call: Call) -> npt.NDArray[np.float32]:
+        """NCCL's own predictions, which know nothing of the field."""
+        return self._inner.cost_table(call)
+
+    def lines(self, group: Group) -> Mapping[Cell, Line]:
+        """NCCL's own latencies and bandwidths."""
+        return self._inner.lines(group)
+
+    def max_channels(self, group: Group, algorithm: Algorithm) -> int:
+        """As of the nodes."""
+        return self._inner.max_channels(group, algorithm)
+
+    def resolve(self, call: Call, config: Config) -> Config:
+        """NCCL's own decision."""
+        return self._inner.resolve(call, config)
+
+    def parts(self, call: Call, config: Config, launch: Launch = UNTOUCHED) -> Parts:
+        """The nodes' parts, all of them stretched alike."""
+        found = self._inner.parts(call, config, launch)
+        key = (int(call.collective), int(found.algorithm), int(found.protocol))
+        if key not in self._fields:
+            self._fields[key] = _Field((self._seed, *key))
+        place = np.log2(
+            [call.size_bytes, call.group.num_nodes, call.group.ranks_per_node, found.num_channels]
+        )
+        factor = math.exp(self._fields[key](place))
+        return replace(
+            found,
+            fixed_us=found.fixed_us * factor,
+            intra_us=found.intra_us * factor,
+            inter_us=found.inter_us * factor,
+        )
+
+
+class _Field:
+    """A smooth random function of a place (4,), sd FIELD_SIGMA."""
+
+    def __init__(self, seed: Sequence[int]) -> None:
+        random = np.random.default_rng(seed)
+        self._waves = random.normal(size=(_FEATURES, len(_LENGTHS))) / _LENGTHS
+        self._phases = random.uniform(0.0, 2.0 * math.pi, _FEATURES)
+        self._weights = random.normal(size=_FEATURES) * FIELD_SIGMA * math.sqrt(2.0 / _FEATURES)
+
+    def __call__(self, place: npt.NDArray[np.float64]) -> float:
+        return float(np.cos(self._waves @ place + self._phases) @ self._weights)
+
+
+#: Shapes of the H100 nodes; left out by turns.
+SHAPES: Final = tuple((nodes, ranks) for nodes in (2, 4, 8, 16, 32) for ranks in (4, 8))
+SWEEP: Final = """
+name = "{name}"
+system = "{system}"
+collectives = [{collectives}]
+algorithms = [{algorithms}]
+groups = [{groups}]
+sizes = {{ min = "1K", max = "1G", steps_per_octave = 2 }}
+nccl_version = "{version}"
+cycles = {cycles}
+{channels}
+[simulator]
+seed = {seed}
+{noise}
+"""
+NO_NOISE: Final = "noise_sigma = 0.0\ntail_probability = 0.0\ndrift_sigma = 0.0"
+FIVE: Final = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What is swept of a kind of world."""
+
+    make: Callable[[int], Any]
+    shapes: Sequence[tuple[int, int]]
+    algorithms: Sequence[str]
+    collectives: Sequence[str] = FIVE
+    channels: Sequence[int] = ()
+
+    def sweep(self, out: Path, seed: int, name: str, cycles: int, noise: str) -> Path:
+        """A sweep of one draw."""
+        system = self.make(seed)
+        groups = [f"{{ num_nodes = {n}, ranks_per_node = {r} }}" for n, r in self.shapes]
+        text = SWEEP.format(
+            name=name,
+            system=system.name,
+            collectives=_quoted(self.collectives),
+            algorithms=_quoted(self.algorithms),
+            groups=", ".join(groups),
+            version=system.nccl_version,
+            cycles=cycles,
+            channels=f"num_channels = {list(self.channels)}" if self.channels else "",
+            seed=seed,
+            noise=noise,
+        )
+        return simulate(text, out, system)
+
+
+WORLDS: Final[Mapping[str, World]] = {
+    "h100": World(
+        FieldSystem,
+        SHAPES,
+        ("Ring", "Tree", "NVLSTree"),
+        ("AllReduce", "AllGather", "ReduceScatter"),
+    ),
+    "b300": World(
+        partial(perturbed, "b300-nvlink"),
+        [(1, 8)],
+        ("Ring", "Tree", "NVLS"),
+        channels=(4, 8, 16, 24, 32),
+    ),
+    "gb10": World(
+        partial(perturbed, "gb10-roce"), [(4, 1)], ("Ring", "Tree"), channels=(1, 2, 4, 8)
+    ),
+    "a100": World(
+        partial(perturbed, "a100-nvswitch"), [(1, 8)], ("Ring", "Tree"), channels=(2, 4, 8, 16, 24)
+    ),
+}
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
