@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import torch
 from learning_worlds import NO_NOISE, WORLDS
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
@@ -61,11 +62,11 @@ class Draw:
         policy = fitted.policy
         asked = with_noise(grid.tasks, self.data.training.noise)
         told = cold_observations(asked, self.data.profiles, self.costs if costs else None)
-        kept = policy.caution, policy.caution_elsewhere
+        kept = policy.caution
         if not sure:
-            policy.caution = policy.caution_elsewhere = 0.0
+            policy.caution = torch.zeros_like(kept)
         chosen = forward(policy, told, grid.mask)[0]
-        policy.caution, policy.caution_elsewhere = kept
+        policy.caution = kept
         return chosen
 
 

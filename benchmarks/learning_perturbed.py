@@ -66,7 +66,7 @@ def seen_systems(kind: str, seed: int) -> list[dict[str, Any]]:
         name = "gaussian-process" if costs else "gaussian-process without costs"
         choices[name] = draw.ask(fitted, draw.test, costs=costs, sure=False)
         choices[f"{name}, cautious"] = draw.ask(fitted, draw.test, costs=costs, sure=True)
-        coverage[name] = fitted.of_sizes.coverage
+        coverage[name] = fitted.of_sizes[0].coverage
     rows = judged(choices, draw.truth, kind, seed)
     return [{**row, "coverage": coverage.get(row["policy"])} for row in rows]
 

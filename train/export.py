@@ -1,6 +1,6 @@
 """What a training run leaves behind: a policy directory, and figures."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -36,9 +36,9 @@ class FitSummary:
     num_actions: int
     counts: dict[str, int]
     #: The bound on P(acts and is slower) that was asked for, and the least that the calibration
-    #: tasks can keep; None: the recipe has none.
+    #: tasks of each machine can keep; None: the recipe has none.
     alpha: float | None = None
-    least_alpha: float | None = None
+    least_alphas: list[float] = field(default_factory=list)
 
 
 def export_policy(

@@ -117,14 +117,18 @@ def fit_command(
 
 def _work(summary: "FitSummary") -> str:
     """What was done in how long, and what it is worth."""
-    if summary.alpha is None or summary.least_alpha is None:
+    if summary.alpha is None:
         steps = f"{summary.steps} steps in {summary.seconds:.1f} s"
         return f"{steps}, best at step {summary.best_step}"
     done = f"fitted in {summary.seconds:.1f} s; it "
-    if summary.alpha < summary.least_alpha:
-        least = math.ceil(1000.0 * summary.least_alpha) / 1000.0
-        return done + (
-            f"abstains everywhere: too few tasks were measured to keep P(acts and is slower) at "
-            f"{summary.alpha:.1%}; measure more sizes, or --set alpha={least:g}"
-        )
-    return done + f"acts where P(acts and is slower) is at most {summary.alpha:.1%}"
+    able = [least for least in summary.least_alphas if least <= summary.alpha]
+    few, count = len(summary.least_alphas) - len(able), len(summary.least_alphas)
+    acts = f"acts where P(acts and is slower) is at most {summary.alpha:.1%}"
+    if not few:
+        return done + acts
+    least = math.ceil(1000.0 * max(summary.least_alphas)) / 1000.0
+    where = f"on {few} of {count} machines" if count > 1 else "everywhere"
+    return done + (
+        f"{acts + '; it ' if able else ''}abstains {where}: too few tasks were measured to keep "
+        f"{summary.alpha:.1%}; measure more sizes, or --set alpha={least:g}"
+    )

@@ -40,9 +40,10 @@ class Fitted:
     policy: GaussianPolicy
     #: The same that has seen training bins alone: what the validation bins can judge.
     of_training: GaussianPolicy
-    #: On sizes held out, and on whole group shapes; the latter is empty for few shapes.
-    of_sizes: Calibration
-    of_shapes: Calibration
+    #: On sizes held out, and on whole group shapes, each by machine; the latter are empty for few
+    #: shapes.
+    of_sizes: Sequence[Calibration]
+    of_shapes: Sequence[Calibration]
 
 
 def fit_gaussian(data: TrainingData, *, alpha: float, seed: int) -> Fitted:
@@ -54,9 +55,16 @@ def fit_gaussian(data: TrainingData, *, alpha: float, seed: int) -> Fitted:
     """
     tasks = _Tasks.of(data)
     machines = [_Machine(tasks, number, seed) for number in np.unique(tasks.machine)]
-    of_sizes = Calibration.joined([each for one in machines for each in one.held_out_sizes()])
-    of_shapes = Calibration.joined([each for one in machines for each in one.held_out_shapes()])
-    caution = of_sizes.caution(alpha), of_shapes.caution(alpha)
+    of_sizes = [Calibration.joined(one.held_out_sizes()) for one in machines]
+    of_shapes = [Calibration.joined(one.held_out_shapes()) for one in machines]
+    # By machine, since what is true of one need not be of another.
+    caution = torch.tensor(
+        [
+            [here.caution(alpha), elsewhere.caution(alpha)]
+            for here, elsewhere in zip(of_sizes, of_shapes, strict=True)
+        ],
+        dtype=torch.float64,
+    )
     every = np.ones(len(tasks), dtype=np.bool_)
     return Fitted(
         tasks.policy([b for one in machines for b in one.blocks(every)], caution),
@@ -143,16 +151,15 @@ class _Tasks:
             torch.from_numpy(self.grid.repeats[which]).to(torch.float64)[is_measured],
         )
 
-    def policy(self, blocks: Sequence[Block], caution: tuple[float, float]) -> GaussianPolicy:
+    def policy(self, blocks: Sequence[Block], caution_S2: torch.Tensor) -> GaussianPolicy:
         """The policy of some posteriors."""
-        return GaussianPolicy(self.maker, self.machines, self.shapes, blocks, caution).eval()
+        return GaussianPolicy(self.maker, self.machines, self.shapes, blocks, caution_S2).eval()
 
     def choose(self, blocks: Sequence[Block], which: Int64Array) -> "_Choice":
         """The config of the least mean among those measured, for some tasks, sure or not."""
         with torch.no_grad():
-            z, spread = self.policy(blocks, (0.0, 0.0)).predict(
-                torch.from_numpy(self.context[which])
-            )
+            careless = self.policy(blocks, torch.zeros(len(self.machines), 2, dtype=torch.float64))
+            z, spread = careless.predict(torch.from_numpy(self.context[which]))
         best = np.where(self.grid.mask[which], z.numpy(), np.inf).argmin(axis=1)
         place = np.arange(len(which)), best
         return _Choice(best.astype(np.int64), -z.numpy()[place], spread.numpy()[place])

@@ -47,6 +47,7 @@ class GaussianPolicy(nn.Module):
 
     machine_table: torch.Tensor
     shape_table: torch.Tensor
+    caution: torch.Tensor
 
     def __init__(
         self,
@@ -54,12 +55,12 @@ class GaussianPolicy(nn.Module):
         machines_SE: torch.Tensor,
         shapes: torch.Tensor,
         blocks: Sequence[Block],
-        caution: tuple[float, float],
+        caution_S2: torch.Tensor,
     ) -> None:
         """Put the posteriors together.
 
         `shapes`: machine, log2 nodes and log2 ranks a node of each shape that was measured.
-        `caution`: spreads that a gain must have, there and elsewhere.
+        `caution_S2`: spreads that a gain must have on each machine, at those shapes and elsewhere.
         """
         super().__init__()
         self.rows = rows
@@ -69,7 +70,7 @@ class GaussianPolicy(nn.Module):
         self.block_collectives = [block.collective for block in blocks]
         self.block_costs = [block.uses_cost for block in blocks]
         self.register_buffer("shape_table", shapes)
-        self.caution, self.caution_elsewhere = caution
+        self.register_buffer("caution", caution_S2)
         self.min_gain = MIN_GAIN
         self.worst = _WORST
         self.same = _SAME
@@ -101,16 +102,15 @@ class GaussianPolicy(nn.Module):
     @torch.jit.export
     def caution_of(self, context_BF: torch.Tensor) -> torch.Tensor:
         """(B, 1) spreads that a gain must have."""
-        known_B1 = torch.zeros(context_BF.size(0), 1, dtype=torch.bool)
         found_BS = self.find_machines(context_BF)
+        machine_B = found_BS.to(torch.int64).argmax(dim=1)
+        measured_B = torch.zeros_like(machine_B).to(torch.bool)
         nodes_B, ranks_B = context_BF[:, self.rows.nodes], context_BF[:, self.rows.ranks]
         for shape in self.shape_table:
-            same_B = found_BS[:, int(shape[0])]
-            same_B = same_B & ((nodes_B - shape[1]).abs() < self.same)
-            same_B = same_B & ((ranks_B - shape[2]).abs() < self.same)
-            known_B1 = known_B1 | same_B.unsqueeze(1)
-        here = torch.full([context_BF.size(0), 1], self.caution, dtype=torch.float64)
-        return torch.where(known_B1, here, torch.full_like(here, self.caution_elsewhere))
+            same_B = (machine_B == int(shape[0])) & ((nodes_B - shape[1]).abs() < self.same)
+            measured_B = measured_B | (same_B & ((ranks_B - shape[2]).abs() < self.same))
+        wanted_B2 = self.caution[machine_B]
+        return torch.where(measured_B, wanted_B2[:, 0], wanted_B2[:, 1]).unsqueeze(1)
 
     @torch.jit.export
     def find_machines(self, context_BF: torch.Tensor) -> torch.Tensor:

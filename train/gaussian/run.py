@@ -3,6 +3,7 @@
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -50,7 +51,7 @@ def fit_and_export(data: TrainingData, recipe: Recipe, seed: int, run: tracking.
         )  # Matplotlib takes a second to import
 
         (scratch / "plots").mkdir()
-        calibration_plot(scratch / "plots" / "calibration.png", fitted.of_sizes)
+        calibration_plot(scratch / "plots" / "calibration.png", Calibration.joined(fitted.of_sizes))
         run.log_folder(scratch)
     summary = FitSummary(
         run_id=run.run_id,
@@ -66,17 +67,20 @@ def fit_and_export(data: TrainingData, recipe: Recipe, seed: int, run: tracking.
         num_actions=len(manifest.catalogue),
         counts=asdict(data.training.counts),
         alpha=recipe.alpha,
-        least_alpha=fitted.of_sizes.least_alpha(),
+        least_alphas=[each.least_alpha() for each in fitted.of_sizes],
     )
     # Last of all: who finds it finds the rest.
     run.log_text(json.dumps(asdict(summary), indent=1), SUMMARY_NAME)
     return summary
 
 
-def _figures(of: str, calibration: Calibration, alpha: float) -> dict[str, float]:
+def _figures(of: str, calibrations: Sequence[Calibration], alpha: float) -> dict[str, float]:
     """How far predictions for sizes, or for shapes, that were held out can be trusted."""
+    every = Calibration.joined(calibrations)
     return {
-        f"calibration_tasks_{of}": float(len(calibration)),
-        f"coverage_90_{of}": calibration.coverage,
-        f"caution_{of}": calibration.caution(alpha),
+        f"calibration_tasks_{of}": float(len(every)),
+        f"coverage_90_{of}": every.coverage,
+        f"machines_that_keep_alpha_{of}": float(
+            sum(c.least_alpha() <= alpha for c in calibrations)
+        ),
     }

@@ -84,7 +84,7 @@ def test_run_says_how_far_it_can_be_trusted(fitted: Run) -> None:
     metrics = mlflow.get_run(fitted.summary.run_id).data.metrics
     assert metrics["calibration_tasks_sizes"] == 138
     assert 0.8 < metrics["coverage_90_sizes"] <= 1.0
-    assert fitted.summary.least_alpha == pytest.approx(1 / 139)
+    assert fitted.summary.least_alphas == [pytest.approx(1 / 139)]
     names = {str(p.relative_to(fitted.policy.parent)) for p in fitted.policy.parent.rglob("*.*")}
     assert {"plots/calibration.png", "recipe.json", "policy/policy.pt"} <= names
     assert json.loads((fitted.policy.parent / "recipe.json").read_text())["alpha"] == 0.02
@@ -197,7 +197,7 @@ def test_other_machines_and_collectives_are_left_to_nccl(fitted: Run) -> None:
 def test_a_bound_that_cannot_be_kept_abstains(data_dir: Path) -> None:
     data = load_data(data_dir, 0, with_costs=True)
     found = fit_gaussian(data, alpha=0.01, seed=0)
-    assert found.of_sizes.least_alpha() > 0.01
+    assert found.of_sizes[0].least_alpha() > 0.01
     observed = (
         torch.from_numpy(data.observations.window),
         torch.from_numpy(data.observations.context),
