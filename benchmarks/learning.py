@@ -4,10 +4,11 @@
     FULL=1 python benchmarks/learning.py     # all recipes on the grid, and thirty gates
     python benchmarks/learning.py ope gate   # some parts; the others' figures stay as they are
 
-Parts: `grid`, simulated grids whose truth is known (learning_grids.py); `real`, measured sweeps
-(learning_real.py); `ope`, off-policy estimates (learning_ope.py); `sequences`, the
-ablation (learning_sequences.py); `agents`, whole jobs in a changing world (learning_agents.py);
-`replay` and `gate`, what bench_replay.py and bench_gate.py print.
+Parts: `grid`, simulated grids whose truth is known (learning_grids.py); `worlds`, truths that are
+no function of NCCL's costs (learning_perturbed.py); `real`, measured sweeps (learning_real.py);
+`ope`, off-policy estimates (learning_ope.py); `sequences`, the ablation (learning_sequences.py);
+`agents`, whole jobs in a changing world (learning_agents.py); `replay` and `gate`, what
+bench_replay.py and bench_gate.py print.
 
 Writes out/bench/learning.json: under `data_sets`, by data set and policy, `mean_regret`,
 `p95_regret`, `ratio_to_default` and `share_worse_than_default`, each with `_lo` and `_hi` (95 %).
@@ -27,6 +28,7 @@ from harness import OUT, machine_facts
 from learning_agents import agents
 from learning_grids import measure, simulated_grid, train
 from learning_ope import ope_figures
+from learning_perturbed import perturbed_figures
 from learning_real import real_sets
 from learning_sequences import ablation
 from learning_tables import cell, columns_of
@@ -36,6 +38,9 @@ from rich.table import Table
 from dynamiccl.train.recipes import RECIPES
 
 SEEDS: Final = 5
+#: Of each kind of world.
+DRAWS: Final = 10
+FULL_DRAWS: Final = 20
 FEW: Final = ("ddqn-dueling", "drqn-lstm", "cql", "bc")
 #: What parts that take one recipe train where the grid has not chosen one on its validation bins.
 DEFAULT: Final = "ddqn-dueling"
@@ -56,6 +61,7 @@ def main() -> None:
 
     parts: dict[str, Callable[[Path], dict[str, Any]]] = {
         "grid": lambda out: simulated_grid(out, list(RECIPES) if FULL else FEW, SEEDS),
+        "worlds": lambda _: perturbed_figures(FULL_DRAWS if FULL else DRAWS),
         "real": lambda out: real_sets(out, [chosen()], SEEDS),
         "ope": lambda out: ope_figures(out, train(measure(out, 0), chosen(), 0)[1]),
         "sequences": lambda out: ablation(out, SEEDS),

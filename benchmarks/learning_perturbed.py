@@ -117,10 +117,12 @@ def perturbed_figures(draws: int) -> dict[str, Any]:
         kind: {rival: paired(frame.filter(setting=kind), OURS, rival) for rival in RIVALS}
         for kind in WORLDS
     }
+    # Of the Gaussian process with costs, once a draw.
     covered = frame.filter(policy="gaussian-process").drop_nulls("coverage")
     coverage = covered.unique(["setting", "draw"])["coverage"].to_numpy()
     return {
-        "worlds": settings,
+        "data_sets": {f"{setting}, worlds": policies for setting, policies in settings.items()},
+        "worlds_draws": draws,
         "worlds_paired": against,
         "calibration_coverage": float(coverage.mean()),
         "calibration_coverage_lo": float(np.quantile(coverage, 0.025)),

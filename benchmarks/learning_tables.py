@@ -25,6 +25,12 @@ COLUMNS: Final = {
     "time / default": ("ratio_to_default", False),
     "slower than default": ("share_worse_than_default", True),
 }
+WORLDS: Final = {
+    "mean regret": ("mean_regret", True),
+    "where NCCL loses over 1 %": ("headroom_regret", True),
+    "slower than default": ("share_worse", True),
+    "gain kept": ("gain_kept", True),
+}
 CALLS: Final = {
     **COLUMNS,
     "switches / 1,000 calls": ("switches_per_1000_calls", False),
@@ -82,8 +88,8 @@ def table(name: str, found: Mapping[str, Any]) -> str:
 
 
 def columns_of(data_set: str) -> Mapping[str, tuple[str, bool]]:
-    """The columns of a data set's table: of sweeps, of calls, or of whole jobs."""
-    kinds = {"calls": CALLS, "jobs": JOBS}
+    """The columns of a data set's table: of sweeps, of worlds, of calls, or of whole jobs."""
+    kinds = {"calls": CALLS, "jobs": JOBS, "worlds": WORLDS}
     return kinds.get(data_set.rpartition(", ")[2], COLUMNS)
 
 
