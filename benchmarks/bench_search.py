@@ -1,6 +1,6 @@
 """How many probes online search needs, AutoCCL's and ours, and what probing costs.
 
-    python benchmarks/bench_search.py [FOLDER_OF_TIDY_CSV]
+    python benchmarks/bench_search.py [FOLDER_OF_TIDY_CSV]    # FULL=1: all of it, half an hour
 
 A task is a (system, group, collective, size) with everything that may run (search_world.py); an
 episode is its first 1,000 calls, with heavy-tailed noise (search_episode.py). Coordinate descent
@@ -11,12 +11,14 @@ Probes are counted to the moment from which on the incumbent is within 2 % of th
 for good, on the tasks where NCCL's own choice is not; an episode that never gets there counts as if
 it had probed every config of the task once. Means over tasks, systems alike; intervals are
 Student's t over seeds, 95 %. Headline noise: 2 %, since half of the published cells with repeats
-spread by less than 1.5 %; figures at other noise carry it in their name.
+spread by less than 1.5 %. With FULL=1 also: other noise, which figures carry in their name, and
+ours from trained policies and from nothing.
 
 Writes out/bench/search.json.
 """
 
 import math
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +45,8 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 #: Where published sweeps are looked for; the second is shipped.
 DATA: Final = (ROOT.parent / "shared" / "data" / "sweeps", ROOT / "datasets" / "sample")
 HEADLINE: Final = 0.02
-NOISES: Final = (0.0, HEADLINE, 0.05, 0.1)
+FULL: Final = bool(os.environ.get("FULL"))
+NOISES: Final = (0.0, HEADLINE, 0.05, 0.1) if FULL else (HEADLINE,)
 #: Ends the names of figures on what a running job can set.
 RUNNING: Final = "_running"
 
@@ -212,7 +215,7 @@ def simulated_figures() -> Figures:
         suffix = "" if sigma == HEADLINE else f"_at_noise_{sigma:g}"
         figures |= compared(parts, sigma, suffix)
         figures |= headlines(figures, suffix)
-    return figures | policy_figures(tasks)
+    return figures | policy_figures(tasks) if FULL else figures
 
 
 def policy_figures(tasks: Mapping[str, Sequence[Task]]) -> Figures:

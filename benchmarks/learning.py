@@ -39,7 +39,7 @@ from dynamiccl.train.recipes import RECIPES
 
 SEEDS: Final = 5
 #: Of each kind of world.
-DRAWS: Final = 10
+DRAWS: Final = 5
 FULL_DRAWS: Final = 20
 FEW: Final = ("ddqn-dueling", "drqn-lstm", "cql", "bc")
 #: What parts that take one recipe train where the grid has not chosen one on its validation bins.
