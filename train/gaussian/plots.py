@@ -26,6 +26,8 @@ def calibration_plot(path: Path, calibration: Calibration) -> None:
     axes.plot(ends, ends, color="grey", linestyle="--", label="as predicted")
     axes.axhline(0.0, color="tab:red", linewidth=0.8, label="NCCL's own choice")
     axes.set(xlabel="predicted gain, 90 % interval (%)", ylabel="measured gain (%)")
+    margin = 0.1 * (ends[1] - ends[0])
+    axes.set_xlim(ends[0] - margin, ends[1] + margin)  # intervals may be far wider
     axes.legend(loc="upper left", fontsize=8)
     axes.grid(visible=True, alpha=0.3)
     figure.savefig(path, dpi=120)
