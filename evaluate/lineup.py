@@ -7,13 +7,14 @@ from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.baselines.online import CoordinateDescent, EpsilonGreedy, Ucb1
 from dynamiccl.evaluate.baselines.picking import Picked
-from dynamiccl.evaluate.baselines.regression import GradientBoosting
+from dynamiccl.evaluate.baselines.regression import DecisionTree, GradientBoosting
 from dynamiccl.evaluate.baselines.tables import (
     BestFixed,
     FiveBins,
     Interpolated,
     NearestNeighbours,
     NearestSize,
+    PooledFixed,
 )
 from dynamiccl.evaluate.policies import LearnedPolicy, NcclDefault, Oracle, Policy
 from dynamiccl.train.policy import TorchPolicy
@@ -36,10 +37,12 @@ def make_policies(
         *(LearnedPolicy(policy, catalogue, name) for name, policy in learned),
         NcclDefault(),
         BestFixed(training),
+        PooledFixed(training),
         FiveBins(training),
         NearestSize(training),
         Interpolated(training),
         Picked(neighbours, NearestNeighbours.SETTINGS, validation),
+        Picked(partial(DecisionTree, training, catalogue), DecisionTree.SETTINGS, validation),
         Picked(boosting, GradientBoosting.SETTINGS, validation),
         Picked(Ucb1, Ucb1.SETTINGS, validation),
         Picked(partial(EpsilonGreedy, catalogue), EpsilonGreedy.SETTINGS, validation),

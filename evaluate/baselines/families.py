@@ -1,5 +1,6 @@
 """Tasks of different sizes that belong together."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -19,7 +20,13 @@ FAMILY: Final = (
 )
 
 
-def rows_by_family(tasks: pl.DataFrame) -> dict[tuple[object, ...], npt.NDArray[np.int64]]:
+#: A coarser one, of all group shapes: one config for a collective of a system.
+POOL: Final = ("system", "collective")
+
+
+def rows_by_family(
+    tasks: pl.DataFrame, family: Sequence[str] = FAMILY
+) -> dict[tuple[object, ...], npt.NDArray[np.int64]]:
     """Family -> the rows of its tasks, in order."""
-    grouped = tasks.select(FAMILY).with_row_index("row").group_by(FAMILY, maintain_order=True)
+    grouped = tasks.select(family).with_row_index("row").group_by(family, maintain_order=True)
     return {key: part["row"].to_numpy().astype(np.int64) for key, part in grouped}

@@ -90,6 +90,44 @@ class GradientBoosting:
         return predicted
 
 
+class DecisionTree:
+    """A tree from the task to the config that was best there, as C4.5 (Quinlan 1993) is used.
+
+    CART of scikit-learn with entropy as its criterion. What it does not know is how much worse the
+    other configs were.
+    """
+
+    name = "decision-tree"
+    #: Least tasks in a leaf to pick from.
+    SETTINGS: Final = (1, 2, 5)
+
+    def __init__(
+        self, training: TaskGrid, catalogue: Catalogue, setting: int = SETTINGS[0]
+    ) -> None:
+        """Fit on the best measured config of each training task."""
+        from sklearn.tree import DecisionTreeClassifier
+
+        every = np.arange(training.tasks.height)
+        best = np.nanargmin(training.times_us, axis=1)
+        self._encoder = _Encoder(training.tasks, catalogue, every, best)
+        self._model: Any = DecisionTreeClassifier(
+            criterion="entropy", min_samples_leaf=setting, random_state=0
+        )
+        self._model.fit(self._rows(training), best)
+
+    def choose(self, grid: TaskGrid) -> Actions:
+        """The likeliest config among those measured; NCCL's default where none of them is."""
+        share = np.zeros(grid.times_us.shape)
+        share[:, self._model.classes_] = self._model.predict_proba(self._rows(grid))
+        share[~grid.mask] = 0.0
+        chosen: Actions = share.argmax(axis=1).astype(np.int64)
+        return np.where(share.max(axis=1) > 0.0, chosen, ABSTAIN_ACTION)
+
+    def _rows(self, grid: TaskGrid) -> Float64Array:
+        every = np.arange(grid.tasks.height)
+        return self._encoder.encode(grid.tasks, every, np.zeros_like(every))
+
+
 class _Encoder:
     """(task, config) as a row of numbers; names as codes of what training had.
 

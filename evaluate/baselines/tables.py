@@ -1,5 +1,6 @@
 """Tables of configs by size, made straight from the measured times."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy.typing as npt
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.evaluate.baselines.families import rows_by_family
+from dynamiccl.evaluate.baselines.families import FAMILY, POOL, rows_by_family
 from dynamiccl.evaluate.policies import Actions, NcclDefault
 
 
@@ -19,22 +20,30 @@ class BestFixed:
     """
 
     name = "best-fixed"
+    family: Sequence[str] = FAMILY
 
     def __init__(self, training: TaskGrid) -> None:
         """Pick each family's config from its training tasks."""
         self._best: dict[tuple[object, ...], int] = {}
         log_ratio = np.log(training.times_us / training.default_us[:, None])
         log_ratio = np.where(np.isnan(log_ratio), 0.0, log_ratio)
-        for key, rows in rows_by_family(training.tasks).items():
+        for key, rows in rows_by_family(training.tasks, self.family).items():
             self._best[key] = int(np.argmin(log_ratio[rows].mean(axis=0)))
 
     def choose(self, grid: TaskGrid) -> Actions:
         """The family's config where it was measured, else NCCL's default."""
         chosen = NcclDefault().choose(grid)
-        for key, rows in rows_by_family(grid.tasks).items():
+        for key, rows in rows_by_family(grid.tasks, self.family).items():
             action = self._best.get(key, ABSTAIN_ACTION)
             chosen[rows] = np.where(grid.mask[rows, action], action, ABSTAIN_ACTION)
         return chosen
+
+
+class PooledFixed(BestFixed):
+    """The same, one config for all group shapes: what an environment variable can do."""
+
+    name = "pooled-fixed"
+    family = POOL
 
 
 class NearestNeighbours:

@@ -11,13 +11,14 @@ import pytest
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.baselines.picking import Picked
-from dynamiccl.evaluate.baselines.regression import GradientBoosting
+from dynamiccl.evaluate.baselines.regression import DecisionTree, GradientBoosting
 from dynamiccl.evaluate.baselines.tables import (
     BestFixed,
     FiveBins,
     Interpolated,
     NearestNeighbours,
     NearestSize,
+    PooledFixed,
 )
 from dynamiccl.evaluate.policies import Actions, NcclDefault, Oracle, Policy
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
@@ -87,11 +88,15 @@ def boosting(training: TaskGrid) -> Policy:
     return GradientBoosting(training, CATALOGUE)
 
 
+def tree(training: TaskGrid) -> Policy:
+    return DecisionTree(training, CATALOGUE)
+
+
 SIZES = [1 << n for n in range(10, 31)]
 BETWEEN = [3 << n for n in range(9, 29)]
 
 
-@pytest.mark.parametrize("make", [boosting, NearestNeighbours, Interpolated])
+@pytest.mark.parametrize("make", [boosting, tree, NearestNeighbours, Interpolated])
 def test_a_regression_finds_the_law_between_the_sizes(
     make: Callable[[TaskGrid], Policy],
 ) -> None:
@@ -190,3 +195,16 @@ def test_interpolation_is_in_log_time_and_ends_with_the_sizes() -> None:
     test = grid([1 << 15, 1 << 25], [[1.0, 1.0, 1.0]] * 2)
     predicted = Interpolated(training).predict(test)
     assert np.allclose(np.exp(predicted), [[1.0, 0.8, 0.5], [1.0, 1.6, 0.5]])
+
+
+def test_a_pooled_config_is_one_for_all_shapes_of_a_system() -> None:
+    small = grid([1 << 10], [[10.0, 5.0, 9.0]], num_nodes=1)
+    large = grid([1 << 10], [[10.0, 9.0, 2.0]], num_nodes=4)
+    both = replace(
+        small,
+        tasks=pl.concat([small.tasks, large.tasks]),
+        times_us=np.vstack([small.times_us, large.times_us]),
+    )
+    assert BestFixed(both).choose(both).tolist() == [1, 2]
+    assert PooledFixed(both).choose(both).tolist() == [2, 2]
+    assert PooledFixed(both).choose(grid([1 << 10], [[1.0, 1.0, 1.0]], num_nodes=8)).tolist() == [2]

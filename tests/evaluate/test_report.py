@@ -22,10 +22,12 @@ from tests.rows import default, forced
 BASELINES = (
     "nccl-default",
     "best-fixed",
+    "pooled-fixed",
     "five-bins",
     "nearest-size",
     "interpolated",
     "k-nearest",
+    "decision-tree",
     "gradient-boosting",
     "ucb1",
     "epsilon-greedy",
