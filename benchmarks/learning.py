@@ -5,7 +5,8 @@
     python benchmarks/learning.py ope gate   # some parts; the others' figures stay as they are
 
 Parts: `grid`, simulated grids whose truth is known (learning_grids.py); `worlds`, truths that are
-no function of NCCL's costs (learning_perturbed.py); `real`, measured sweeps (learning_real.py);
+no function of NCCL's costs (learning_perturbed.py); `few-shot`, a new system probe by probe
+(learning_few_shot.py); `real`, measured sweeps (learning_real.py);
 `ope`, off-policy estimates (learning_ope.py); `sequences`, the ablation (learning_sequences.py);
 `agents`, whole jobs in a changing world (learning_agents.py); `replay` and `gate`, what
 bench_replay.py and bench_gate.py print.
@@ -26,6 +27,7 @@ from typing import Any, Final
 
 from harness import OUT, machine_facts
 from learning_agents import agents
+from learning_few_shot import few_shot_figures
 from learning_grids import measure, simulated_grid, train
 from learning_ope import ope_figures
 from learning_perturbed import perturbed_figures
@@ -62,6 +64,7 @@ def main() -> None:
     parts: dict[str, Callable[[Path], dict[str, Any]]] = {
         "grid": lambda out: simulated_grid(out, list(RECIPES) if FULL else FEW, SEEDS),
         "worlds": lambda _: perturbed_figures(FULL_DRAWS if FULL else DRAWS),
+        "few-shot": lambda _: few_shot_figures(),
         "real": lambda out: real_sets(out, [chosen()], SEEDS),
         "ope": lambda out: ope_figures(out, train(measure(out, 0), chosen(), 0)[1]),
         "sequences": lambda out: ablation(out, SEEDS),
