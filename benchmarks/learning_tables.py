@@ -81,6 +81,8 @@ def table(name: str, found: Mapping[str, Any]) -> str:
         return markdown([["policy", *columns], *rows])
     if name == "real_notes":
         return notes(found["real_notes"])
+    if name == "few_shot":
+        return curves(found["few_shot"])
     keys = [key for key in found if key.startswith(name) and not key.endswith(("_lo", "_hi"))]
     if not keys:
         raise KeyError(f"no figures for table '{name}'")
@@ -108,6 +110,16 @@ def notes(systems: Mapping[str, Mapping[str, Any]]) -> str:
         if not name.endswith(", left out")
     ]
     return markdown([head, *rows])
+
+
+def curves(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """Mean regret of a new system's tables by the number of probes."""
+    looks = next(iter(found.values()))
+    rows = [
+        [name, *(f"{100.0 * curve[look]['regret']:.1f}" for look in looks)]
+        for name, curve in found.items()
+    ]
+    return markdown([["mean regret in % after so many probes", *looks], *rows])
 
 
 def cell(row: Mapping[str, Any], key: str, is_fraction: bool) -> str:
