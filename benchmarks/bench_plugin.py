@@ -66,6 +66,8 @@ AGREEMENT_CALLS_PER_S: Final = 2000
 QUIET_CALLS_PER_S: Final = 200
 MANY_COMMUNICATORS: Final = 64
 KIB_PER_MIB: Final = 1024
+#: Targets of CMakeLists.txt that the tuner of a job is linked of (`add_parts(thin ...)`).
+TUNER_PARTS: Final = ("base", "files", "table", "artifact", "thin_parts", "nccl-tuner-dynamiccl")
 
 
 def full_table(num_nodes: int) -> DecisionTable:
@@ -131,7 +133,7 @@ def tuner_lines(build_dir: Path) -> int:
     files: set[Path] = set()
     for block in found.split("\n\n"):
         target, *needed = block.split("\n")
-        if re.match(r"CMakeFiles/(thin|nccl-tuner-dynamiccl)\.dir/", target):
+        if re.match(rf"CMakeFiles/({'|'.join(TUNER_PARTS)})\.dir/", target):
             files |= {(build_dir / name.strip()).resolve() for name in needed}
     ours = {f for f in files if f.is_relative_to(SOURCE_DIR) and f.name != GENERATED}
     return sum(len(f.read_text(encoding="utf-8").splitlines()) for f in ours)

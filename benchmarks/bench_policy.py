@@ -14,7 +14,7 @@ import os
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -85,7 +85,8 @@ def write_artifact(directory: Path, bins: tuple[int, int]) -> None:
     configs = [Config(), *(Config(Algorithm.Ring, Protocol.Simple, count) for count in channels)]
     torch.manual_seed(3)
     with ignore_deprecation():
-        torch.jit.script(LstmPolicy()).save(str(directory / "policy.pt"))
+        scripted: Any = torch.jit.script(LstmPolicy())
+        scripted.save(str(directory / "policy.pt"))
     questions = [ColdQuestions(support, bins[0], num_bins, context, mask)]
     write_brain(directory / "policy.pt", configs, questions, directory / BRAIN_NAME)
 
