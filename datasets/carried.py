@@ -36,6 +36,12 @@ def with_shape(manifest: Manifest, num_nodes: int, ranks_per_node: int) -> Manif
     found = [s for s in others if (s.num_nodes, s.ranks_per_node) == (num_nodes, ranks_per_node)]
     if not found:
         choices = sorted({f"{s.num_nodes}x{s.ranks_per_node}" for s in others})
+        if not choices:
+            raise UserError(
+                f"NCCL's costs of {asked} are not in the training data: add them with "
+                f"'dynamiccl-collect shapes --group {asked}', or import the log of a job of that "
+                "shape, and train again"
+            )
         raise UnknownName(
             "group",
             asked,

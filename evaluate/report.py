@@ -139,7 +139,8 @@ def make_report(
         catalogue=catalogue,
         learned=frozenset(names),
     )
-    curves = [trainings[name].block(name) for name in names if name in trainings]
+    # What is fitted in one go has no steps.
+    curves = [t.block(n) for n, t in trainings.items() if n in names and t.losses]
     sections = [
         headline_section(systems, names),
         *(system_section(system, content) for system in systems),

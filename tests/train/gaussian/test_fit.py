@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from dynamiccl.collect.cli import app
 from dynamiccl.datasets.carried import with_shape
 from dynamiccl.datasets.features import TUNED, Observations, cold_observations
-from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.manifest import Manifest, Shape
 from dynamiccl.datasets.questions import cold_questions, decide
 from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split
@@ -166,8 +166,11 @@ def true_us(config: Config, size: int) -> float:
 
 def test_shapes_without_costs_and_measured_ones_are_refused(fitted: Run) -> None:
     manifest = Manifest.read(fitted.policy)
-    with pytest.raises(UnknownName, match="16x8"):
+    with pytest.raises(UserError, match="collect shapes --group 16x8"):
         with_shape(manifest, 16, 8)
+    known = Shape(SYSTEM, 2, 4, "default", "2.27.5", {})
+    with pytest.raises(UnknownName, match="2x4"):
+        with_shape(replace(manifest, other_shapes=[known]), 16, 8)
     with pytest.raises(UserError, match="was measured"):
         with_shape(manifest, 4, 8)
     gated = replace(manifest, supports=[replace(s, gated={}) for s in manifest.supports])
