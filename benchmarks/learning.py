@@ -40,9 +40,9 @@ from rich.table import Table
 from dynamiccl.train.recipes import RECIPES
 
 SEEDS: Final = 5
-#: Of each kind of world.
-DRAWS: Final = 5
-FULL_DRAWS: Final = 20
+#: Of each kind of world; and how many of them networks are trained on.
+DRAWS: Final = 5, 2
+FULL_DRAWS: Final = 20, 5
 FEW: Final = ("ddqn-dueling", "drqn-lstm", "cql", "bc")
 #: What parts that take one recipe train where the grid has not chosen one on its validation bins.
 DEFAULT: Final = "ddqn-dueling"
@@ -63,7 +63,7 @@ def main() -> None:
 
     parts: dict[str, Callable[[Path], dict[str, Any]]] = {
         "grid": lambda out: simulated_grid(out, list(RECIPES) if FULL else FEW, SEEDS),
-        "worlds": lambda _: perturbed_figures(FULL_DRAWS if FULL else DRAWS),
+        "worlds": lambda _: perturbed_figures(*(FULL_DRAWS if FULL else DRAWS)),
         "few-shot": lambda _: few_shot_figures(),
         "real": lambda out: real_sets(out, [chosen()], SEEDS),
         "ope": lambda out: ope_figures(out, train(measure(out, 0), chosen(), 0)[1]),

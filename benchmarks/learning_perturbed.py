@@ -27,14 +27,19 @@ from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.baselines.picking import Picked
 from dynamiccl.evaluate.baselines.regression import GradientBoosting
 from dynamiccl.evaluate.baselines.tables import Interpolated, NearestNeighbours
-from dynamiccl.evaluate.policies import Actions
+from dynamiccl.evaluate.policies import Actions, LearnedPolicy
+from dynamiccl.train.fit import fit
 from dynamiccl.train.gaussian.fit import fit_gaussian
+from dynamiccl.train.policy import TorchPolicy
+from dynamiccl.train.recipes import make_recipe
 
 ALPHA: Final = 0.01
 #: Trained on at most so many nodes, judged on more.
 FEW_NODES: Final = 4
 OURS: Final = "gaussian-process, cautious"
 RIVALS: Final = ("k-nearest, cautious", "gradient-boosting, cautious", "interpolated, cautious")
+#: Recipes of d3rlpy.
+NETWORKS: Final = ("ddqn-dueling", "ddqn-actions")
 LEFT_OUT: Final = "one shape left out"
 
 
@@ -71,6 +76,22 @@ def seen_systems(kind: str, seed: int) -> list[dict[str, Any]]:
     return [{**row, "coverage": coverage.get(row["policy"])} for row in rows]
 
 
+def networks(kind: str, seed: int) -> list[dict[str, Any]]:
+    """Rows of networks, which take minutes: with an output for each action, and as inputs."""
+    torch.set_num_threads(1)
+    choices: dict[str, Actions] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        draw = Draw.make(kind, seed, Path(folder))
+        for name in NETWORKS:
+            uri = f"sqlite:///{folder}/{name}.db"
+            recipe = make_recipe(name)
+            data = Path(folder) / "data"
+            done = fit(data, recipe, experiment="worlds", tracking_uri=uri, seed=seed)
+            policy = TorchPolicy.load(Path(done.run_directory) / "policy")
+            choices[name] = LearnedPolicy(policy, draw.data.catalogue, name).choose(draw.test)
+    return judged(choices, draw.truth, kind, seed)
+
+
 def unseen_shapes(kind: str, seed: int) -> list[dict[str, Any]]:
     """The same for a shape that is left out, and for all above four nodes."""
     torch.set_num_threads(1)
@@ -100,9 +121,10 @@ def unseen_shapes(kind: str, seed: int) -> list[dict[str, Any]]:
     return rows
 
 
-def perturbed_figures(draws: int) -> dict[str, Any]:
+def perturbed_figures(draws: int, network_draws: int) -> dict[str, Any]:
     """By setting and policy the figures, ours against each rival, and how well it is calibrated."""
-    jobs = [("seen", kind, seed) for seed in range(draws) for kind in WORLDS]
+    jobs = [("networks", kind, seed) for seed in range(network_draws) for kind in WORLDS]
+    jobs += [("seen", kind, seed) for seed in range(draws) for kind in WORLDS]
     jobs += [("unseen", "h100", seed) for seed in range(draws)]
     rows: list[dict[str, Any]] = []
     for _, found in parallel(_one, jobs):
@@ -123,6 +145,7 @@ def perturbed_figures(draws: int) -> dict[str, Any]:
     return {
         "data_sets": {f"{setting}, worlds": policies for setting, policies in settings.items()},
         "worlds_draws": draws,
+        "worlds_network_draws": network_draws,
         "worlds_paired": against,
         "calibration_coverage": float(coverage.mean()),
         "calibration_coverage_lo": float(np.quantile(coverage, 0.025)),
@@ -151,4 +174,5 @@ def _headline(settings: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict
 
 
 def _one(part: str, kind: str, seed: int) -> list[dict[str, Any]]:
-    return {"seen": seen_systems, "unseen": unseen_shapes}[part](kind, seed)
+    works = {"seen": seen_systems, "unseen": unseen_shapes, "networks": networks}
+    return works[part](kind, seed)

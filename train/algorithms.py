@@ -21,6 +21,7 @@ from dynamiccl.datasets.features import Float32Array, Observations
 from dynamiccl.datasets.history_columns import WINDOW_COLUMN
 from dynamiccl.datasets.steps import Steps
 from dynamiccl.errors import UnknownName
+from dynamiccl.train.action_head import ActionInputs
 from dynamiccl.train.encoders import ObservationEncoder, ObservationEncoderFactory
 from dynamiccl.train.heads import Imitator, LogTimeFactory, LogTimeQFunction, Member
 from dynamiccl.train.recipes import Recipe, recipe_of_file
@@ -29,10 +30,11 @@ from dynamiccl.train.recipes import Recipe, recipe_of_file
 _MAX_SCALED: Final = 200_000
 
 
-def make_algorithm(recipe: Recipe, *sources: Steps) -> Any:
+def make_algorithm(recipe: Recipe, *sources: Steps, actions: ActionInputs | None = None) -> Any:
     """The d3rlpy algorithm of a recipe, its networks built and its input scaling set.
 
-    `sources` are what it will be trained on, all with the same tasks' shape and actions.
+    `sources` are what it will be trained on, all with the same tasks' shape and actions; `actions`
+    for a head that has them as inputs.
 
     Raises UnknownName when the recipe names an algorithm or a window encoder that is not here, and
     as `recipe_of_file` when its file is gone or broken.
@@ -52,7 +54,10 @@ def make_algorithm(recipe: Recipe, *sources: Steps) -> Any:
             list(recipe.hidden_sizes), recipe.window_encoder
         ),
     }
-    algorithm = ALGORITHMS[recipe.algorithm](recipe, common).create(device="cpu:0")
+    made = ALGORITHMS[recipe.algorithm](recipe, common)
+    if actions is not None:
+        made.q_func_factory.actions = actions.to_json()
+    algorithm = made.create(device="cpu:0")
     algorithm.create_impl(sources[0].shapes, sources[0].num_actions)
     set_scaling([*members_of(algorithm), *_targets(algorithm)], sources)
     return algorithm

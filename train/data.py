@@ -13,7 +13,7 @@ from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import NOISE_KEY, tuned, usable
 from dynamiccl.datasets.costs import read_costs
 from dynamiccl.datasets.episodes import TrainingSteps, training_steps, with_noise
-from dynamiccl.datasets.features import Observations, cold_observations
+from dynamiccl.datasets.features import FEATURES, Observations, cold_observations
 from dynamiccl.datasets.scoring import TaskGrid, task_grid
 from dynamiccl.datasets.sequences import CALLS_USED, SequenceCounts, sequence_steps
 from dynamiccl.datasets.splits import Split
@@ -46,6 +46,11 @@ class TrainingData:
     observations: Observations
     digest: str
 
+    @property
+    def cost_start(self) -> int:
+        """Where NCCL's costs begin in a context; -1 where they are not there."""
+        return -1 if self.costs is None else len(FEATURES) + len(self.profiles)
+
     def sources(self, recipe: Recipe) -> list[Steps]:
         """What a recipe learns from: sweeps, and calls where there are any."""
         if self.sequences is None or not recipe.use_calls:
@@ -53,9 +58,12 @@ class TrainingData:
         charged = self.sequences.charged(recipe.lambda_switch, recipe.lambda_congestion)
         return [self.training.steps, charged.held(recipe.held_calls)]
 
-    def validation_regret(self, members: Iterable[Member], margin: float) -> float:
+    def validation_regret(
+        self, members: Iterable[Member], margin: float, *, is_unanimous: bool = True
+    ) -> float:
         """Mean regret on validation bins, every (system, collective) counting alike."""
-        module = PolicyModule(members, margin, warm_margin=0.0).eval()  # all are cold
+        # All are cold.
+        module = PolicyModule(members, margin, 0.0, is_unanimous=is_unanimous).eval()
         actions, _ = forward(module, self.observations, self.validation.mask)
         return self.mean_over_groups(actions)
 

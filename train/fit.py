@@ -20,6 +20,7 @@ from dynamiccl.datasets.manifest import POLICY_FOLDER
 from dynamiccl.datasets.provenance import git_commit
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import SUMMARY_NAME, tracking
+from dynamiccl.train.action_head import ActionInputs
 from dynamiccl.train.algorithms import make_algorithm, members_of
 from dynamiccl.train.data import TrainingData, load_data
 from dynamiccl.train.export import FitSummary, export_policy
@@ -52,7 +53,7 @@ def fit(  # noqa: PLR0913 - all of a run
     Raises what reading the data raises, NotEnoughData when nothing can be trained or validated on,
     and UserError for a tracking URI that cannot be used.
     """
-    data = load_data(data_dir, seed, recipe.trigger, with_costs=recipe.algorithm == GAUSSIAN)
+    data = load_data(data_dir, seed, recipe.trigger, with_costs=_takes_costs(recipe))
     name = f"{recipe.name}-seed{seed}"
     with tracking.start_run(tracking_uri, experiment, name, tags) as run:
         run.log_params({**recipe.to_json(), "seed": seed, "data": str(data_dir)})
@@ -91,7 +92,7 @@ def resume(
         state = read_state(path)
         facts = state["facts"]
         recipe, seed = Recipe.from_json(facts["recipe"]), int(facts["seed"])
-        data = load_data(data_dir, seed, recipe.trigger)
+        data = load_data(data_dir, seed, recipe.trigger, with_costs=_takes_costs(recipe))
         if data.digest != facts["data_hash"]:
             raise UserError(
                 f"{data_dir} (hash {data.digest[:12]}) is not what run '{run_id}' began with "
@@ -104,14 +105,27 @@ def resume(
         return _finish(loop, algorithm, data, recipe, seed, run, progress)
 
 
+def _takes_costs(recipe: Recipe) -> bool:
+    return recipe.action_inputs or recipe.algorithm == GAUSSIAN
+
+
 def _make_loop(data: TrainingData, recipe: Recipe, seed: int) -> tuple[Loop, Any]:
     random.seed(seed)
     torch.manual_seed(seed)
     d3rlpy.seed(seed)
-    algorithm = make_algorithm(recipe, *data.sources(recipe))
+    actions = None
+    if recipe.action_inputs:
+        configs = data.catalogue.configs
+        actions = ActionInputs(configs, data.cost_start, recipe.cost_base)
+    algorithm = make_algorithm(recipe, *data.sources(recipe), actions=actions)
     replay = _make_replay(data, recipe, seed)
     margin = recipe.abstain_margins[0]
-    loop = Loop(algorithm, replay, recipe, lambda members: data.validation_regret(members, margin))
+    loop = Loop(
+        algorithm,
+        replay,
+        recipe,
+        lambda members: data.validation_regret(members, margin, is_unanimous=recipe.unanimous),
+    )
     return loop, algorithm
 
 
@@ -172,7 +186,8 @@ def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
     members_of(algorithm).load_state_dict(best.weights)
     algorithm.save(str(scratch / "checkpoints" / "best.d3"))
     margin, regret = _choose_margin(algorithm, data, recipe)
-    module = PolicyModule(_members(algorithm), margin, recipe.warm_margin)
+    members = _members(algorithm)
+    module = PolicyModule(members, margin, recipe.warm_margin, is_unanimous=recipe.unanimous)
     manifest = export_policy(_made(scratch / POLICY_FOLDER), module, data, recipe, margin)
     (scratch / "recipe.json").write_text(json.dumps(recipe.to_json(), indent=1), encoding="utf-8")
     if recipe.source:
@@ -233,6 +248,9 @@ def _members(algorithm: Any) -> list[Member]:
 def _choose_margin(algorithm: Any, data: TrainingData, recipe: Recipe) -> tuple[float, float]:
     """The margin with the least validation regret; of equal ones the largest, which acts least."""
     members = _members(algorithm)
-    scored = [(data.validation_regret(members, m), -m) for m in recipe.abstain_margins]
+    scored = [
+        (data.validation_regret(members, m, is_unanimous=recipe.unanimous), -m)
+        for m in recipe.abstain_margins
+    ]
     regret, negative_margin = min(scored)
     return -negative_margin, regret

@@ -34,6 +34,8 @@ from torch import nn
 from torch.distributions import Categorical
 from torch.nn import functional
 
+from dynamiccl.train.action_head import ActionHead, ActionInputs
+
 #: Q of a masked action. Finite: a terminal row's mask is all zero, and inf * 0 would be NaN.
 MASKED_Q: Final = -1e6
 #: Bounds of z: time between 1/400 and 3000 times the reference.
@@ -50,7 +52,7 @@ class LogTimeHead(nn.Module):
         self.value = nn.Linear(hidden_size, 1)
         self.advantage = nn.Linear(hidden_size, action_size)
 
-    def forward(self, hidden_BH: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_BH: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """Z (B, A): predicted log of time over reference."""
         advantage_BA = self.advantage(hidden_BH)
         return self.value(hidden_BH) + advantage_BA - advantage_BA[:, 0:1]  # type: ignore[no-any-return]
@@ -64,15 +66,19 @@ class PlainHead(nn.Module):
         super().__init__()
         self.layer = nn.Linear(hidden_size, action_size)
 
-    def forward(self, hidden_BH: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_BH: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """Z (B, A)."""
         return self.layer(hidden_BH)  # type: ignore[no-any-return]
+
+
+#: What is put on an encoder.
+Head = LogTimeHead | PlainHead | ActionHead
 
 
 class LogTimeQFunction(DiscreteQFunction):
     """A Q function whose head predicts log time; see the module's docstring."""
 
-    def __init__(self, encoder: Encoder, head: LogTimeHead | PlainHead) -> None:
+    def __init__(self, encoder: Encoder, head: Head) -> None:
         """Put a head on `encoder`."""
         super().__init__()
         self._encoder = encoder
@@ -82,7 +88,7 @@ class LogTimeQFunction(DiscreteQFunction):
 
     def log_time(self, observation: Any) -> torch.Tensor:
         """Z (B, A): predicted log of time over reference, mask not applied."""
-        return cast(torch.Tensor, self.head(self._encoder(observation)))
+        return cast(torch.Tensor, self.head(self._encoder(observation), observation[1]))
 
     def forward(self, x: Any) -> QFunctionOutput:
         """Q values (B, A), masked actions at MASKED_Q."""
@@ -152,12 +158,18 @@ class LogTimeFactory(QFunctionFactory):
 
     share_encoder: bool = False
     dueling: bool = True
+    #: `ActionInputs` as plain data, for a head with actions as its inputs; None: one output each.
+    actions: list[Any] | None = None
 
     def create_discrete(
         self, encoder: Encoder, hidden_size: int, action_size: int
     ) -> tuple[LogTimeQFunction, LogTimeForwarder]:
         """A Q function over discrete actions and its forwarder."""
-        head = (LogTimeHead if self.dueling else PlainHead)(hidden_size, action_size)
+        head: Head
+        if self.actions is not None:
+            head = ActionHead(hidden_size, ActionInputs.from_json(self.actions))
+        else:
+            head = (LogTimeHead if self.dueling else PlainHead)(hidden_size, action_size)
         q_func = LogTimeQFunction(encoder, head)
         return q_func, LogTimeForwarder(q_func)
 
@@ -182,7 +194,7 @@ class Imitator(CategoricalPolicy):
 
     def forward(self, x: Any) -> Categorical:
         """The distribution over actions."""
-        logits_BA = -self.head(self._encoder(x))
+        logits_BA = -self.head(self._encoder(x), x[1])
         return Categorical(logits=logits_BA.masked_fill(x[2] < 0.5, MASKED_Q))
 
     @property

@@ -29,7 +29,7 @@ class PolicyMember(nn.Module):
 
     def forward(self, window_BKW: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:
         """Predicted log of time over reference."""
-        return self.head(self.trunk(window_BKW, context_BF))  # type: ignore[no-any-return]
+        return self.head(self.trunk(window_BKW, context_BF), context_BF)  # type: ignore[no-any-return]
 
 
 class PolicyModule(nn.Module):
@@ -38,18 +38,28 @@ class PolicyModule(nn.Module):
     The members' mean picks the best allowed action. Cold, it is taken only when *every* member
     predicts that it undercuts ABSTAIN in log time by more than `margin`, and by more than the noise
     band of the collective on the system (a feature of the context): where the members disagree or
-    the gain could be noise, the policy is not sure, and NCCL's own choice stands.
+    the gain could be noise, the policy is not sure, and NCCL's own choice stands. Where they need
+    not be unanimous, their mean has to undercut it by more than `margin`: what two repeats differ
+    by is not how far a mean of many is off.
 
     Warm, with calls in the window, it is taken when the members' mean undercuts ABSTAIN by more
     than `warm_margin`: what the network does now is in sight, and on a congested one NCCL's own
     choice, which does not see it, is no safe harbour.
     """
 
-    def __init__(self, members: Iterable[Member], margin: float, warm_margin: float) -> None:
+    def __init__(
+        self,
+        members: Iterable[Member],
+        margin: float,
+        warm_margin: float,
+        *,
+        is_unanimous: bool = True,
+    ) -> None:
         """Make the policy of an ensemble of trained networks."""
         super().__init__()
         self.members = nn.ModuleList([PolicyMember(member) for member in members])
         self.margin = float(margin)
+        self.is_unanimous = is_unanimous
         self.warm_margin = float(warm_margin)
         self.noise_band = CONTEXT_COLUMN["noise_band"]
         self.valid = WINDOW_COLUMN["valid"]
@@ -71,8 +81,11 @@ class PolicyModule(nn.Module):
         index_EB1 = best_B.view(1, -1, 1).expand(z_EBA.size(0), -1, 1)
         gain_EB = z_EBA[:, :, 0] - z_EBA.gather(2, index_EB1).squeeze(2)
         cold_B = window_BKW[:, -1, self.valid] < 0.5
-        least_B = torch.where(cold_B, gain_EB.min(dim=0)[0], gain_EB.mean(dim=0))
-        noise_B = context_BF[:, self.noise_band].clamp(min=self.margin)
+        least_B = gain_EB.mean(dim=0)
+        noise_B = torch.full_like(least_B, self.margin)
+        if self.is_unanimous:
+            least_B = torch.where(cold_B, gain_EB.min(dim=0)[0], least_B)
+            noise_B = context_BF[:, self.noise_band].clamp(min=self.margin)
         threshold_B = torch.where(cold_B, noise_B, torch.full_like(noise_B, self.warm_margin))
         # Where ABSTAIN itself is not allowed there is nothing to fall back on.
         abstain_B = (least_B <= threshold_B) & (mask_BA[:, 0] > 0.5)

@@ -31,6 +31,11 @@ class Recipe:
     window_encoder: str = "mlp"
     #: Whether value and advantage have heads of their own.
     dueling: bool = True
+    #: Whether actions are inputs of the head, with NCCL's own costs of them where the data hold
+    #: these (action_head.py), and not an output each. For sweeps: calls of jobs are left out.
+    action_inputs: bool = False
+    #: Whether a head with actions as inputs learns how far a time is from NCCL's cost, or the time.
+    cost_base: bool = True
     #: Discount of the next call of the task key. Steps of static sweeps end their episodes, so
     #: that it comes to nothing there.
     gamma: float = 0.0
@@ -77,10 +82,12 @@ class Recipe:
     #: Margins in log time to choose from on validation: a config must be predicted to be this much
     #: faster than NCCL's own choice, else the policy abstains.
     abstain_margins: tuple[float, ...] = (0.02, 0.03, 0.05)
+    #: Whether every member has to predict a gain beyond the margin and the noise band, or their
+    #: mean one beyond the margin.
+    unanimous: bool = True
     #: The margin where there are calls to go by, of which cold validation says nothing: the mean of
     #: the members, not each of them, has to be this much faster.
     warm_margin: float = 0.02
-
     #: Bound on P(acts and is slower than NCCL's own choice), over tasks like those measured; for a
     #: Gaussian process. With fewer than 1 / alpha - 1 tasks to calibrate on it abstains.
     alpha: float = 0.01
@@ -120,6 +127,19 @@ def ddqn_dueling() -> Recipe:
         name="ddqn-dueling",
         summary="double DQN, dueling head in log time, MLP over window and context",
         algorithm="DoubleDQN",
+    )
+
+
+def ddqn_actions() -> Recipe:
+    """Double DQN whose head has actions as inputs, over NCCL's own costs."""
+    return replace(
+        ddqn_dueling(),
+        name="ddqn-actions",
+        summary="double DQN, actions as inputs, residual over NCCL's own costs: for sweeps",
+        action_inputs=True,
+        use_calls=False,
+        unanimous=False,
+        abstain_margins=(0.0, 0.005, 0.01, 0.02, 0.03, 0.05),
     )
 
 
@@ -202,6 +222,7 @@ def gaussian_process() -> Recipe:
 RECIPES: Final[Mapping[str, Callable[[], Recipe]]] = {
     "dqn": dqn,
     "ddqn-dueling": ddqn_dueling,
+    "ddqn-actions": ddqn_actions,
     "drqn-lstm": drqn_lstm,
     "drqn-gru": drqn_gru,
     "ddqn-cnn": ddqn_cnn,
@@ -235,6 +256,11 @@ def _check(recipe: Recipe) -> None:
         raise UserError(
             f"held_calls={recipe.held_calls} takes the place of looking ahead, and gamma is "
             f"{recipe.gamma}: --set gamma=0, or --set held_calls=1"
+        )
+    if recipe.action_inputs and recipe.algorithm not in {"DQN", "DoubleDQN", "DiscreteCQL"}:
+        raise UserError(
+            f"action_inputs is for Q functions, and the algorithm of '{recipe.name}' is "
+            f"{recipe.algorithm}: --set action_inputs=false, or take a recipe of DQN or CQL"
         )
     for name in ("lambda_switch", "lambda_congestion"):
         cost = getattr(recipe, name)

@@ -1,0 +1,90 @@
+"""A head with actions as its inputs: what is learned of one config says something of the others.
+
+    B batch, H hidden size, F features of the context, A actions, G action features, U units
+
+    z_a = V(task) + n(task, a) + c_a  -  (n(task, 0) + c_0)
+
+with c the logarithm of NCCL's own cost where it is known, so that the network learns how far that
+is off. Anchored at NCCL's own choice like the dueling head of heads.py, whose z this is. A cell
+that NCCL does not take, where its costs are known, is no choice.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import torch
+from torch import nn
+
+from dynamiccl.nccl import Algorithm, Config, Protocol
+from dynamiccl.train.action_features import ACTION_FEATURES, LOG_COST, ActionFeatures
+
+#: Width of the layer in which task and action meet.
+UNITS: Final = 64
+#: ln of a time over that of NCCL's choice that is never the least.
+_WORST: Final = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class ActionInputs:
+    """A catalogue, and where NCCL's costs begin in a context (-1: not there)."""
+
+    configs: Sequence[Config]
+    cost_start: int
+    #: Whether the costs are what is expected of a time, or features alone.
+    uses_cost: bool
+
+    def to_json(self) -> list[Any]:
+        """Plain data, which d3rlpy keeps in its files."""
+        knobs = [[c.algorithm, c.protocol, c.num_channels, c.chunk_bytes] for c in self.configs]
+        plain = [[None if knob is None else int(knob) for knob in each] for each in knobs]
+        return [plain, self.cost_start, self.uses_cost]
+
+    @classmethod
+    def from_json(cls, told: Sequence[Any]) -> Self:
+        """What `to_json` gave."""
+        plain, cost_start, uses_cost = told
+        configs = [
+            Config(
+                None if algorithm is None else Algorithm(algorithm),
+                None if protocol is None else Protocol(protocol),
+                channels,
+                chunk,
+            )
+            for algorithm, protocol, channels, chunk in plain
+        ]
+        return cls(configs, int(cost_start), bool(uses_cost))
+
+
+class ActionHead(nn.Module):
+    """(hidden_BH, context_BF) -> z (B, A); see the module."""
+
+    scale: torch.Tensor
+
+    def __init__(self, hidden_size: int, inputs: ActionInputs) -> None:
+        """Lay out the layers."""
+        super().__init__()
+        self.features = ActionFeatures(inputs.configs, inputs.cost_start)
+        self.task = nn.Linear(hidden_size, UNITS)
+        self.action = nn.Linear(len(ACTION_FEATURES), UNITS, bias=False)
+        self.out = nn.Linear(UNITS, 1)
+        self.value = nn.Linear(hidden_size, 1)
+        self.uses_cost = inputs.uses_cost
+        self.log_cost = LOG_COST
+        self.cost_known = LOG_COST - 1
+        self.worst = _WORST
+        # Logarithms and ranks become about 1; flags are.
+        is_number = [("log2" in name or "ln " in name or "over" in name or "many" in name)
+                     for name in ACTION_FEATURES]  # fmt: skip
+        self.register_buffer("scale", torch.tensor([0.1 if each else 1.0 for each in is_number]))
+
+    def forward(self, hidden_BH: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:
+        """Z (B, A)."""
+        found_BAG = self.features(context_BF)
+        met_BAU = self.task(hidden_BH).unsqueeze(1) + self.action(found_BAG * self.scale)
+        z_BA = self.out(nn.functional.silu(met_BAU)).squeeze(2)
+        known_BA = found_BAG[:, :, self.cost_known] > 0.5
+        if self.uses_cost:
+            z_BA = z_BA + found_BAG[:, :, self.log_cost]
+        z_BA = self.value(hidden_BH) + z_BA - z_BA[:, :1]
+        return z_BA.masked_fill(known_BA[:, :1] & ~known_BA, self.worst)  # type: ignore[no-any-return]
