@@ -65,7 +65,7 @@ def main() -> None:
         "grid": lambda out: simulated_grid(out, list(RECIPES) if FULL else FEW, SEEDS),
         "worlds": lambda _: perturbed_figures(*(FULL_DRAWS if FULL else DRAWS)),
         "few-shot": lambda _: few_shot_figures(),
-        "real": lambda out: real_sets(out, [chosen()], SEEDS),
+        "real": lambda out: real_sets(out, [chosen(), "gaussian-process"], SEEDS),
         "ope": lambda out: ope_figures(out, train(measure(out, 0), chosen(), 0)[1]),
         "sequences": lambda out: ablation(out, SEEDS),
         "agents": lambda out: agents(out, SEEDS, OUT / "agents"),
