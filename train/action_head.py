@@ -67,6 +67,7 @@ class ActionHead(nn.Module):
         self.features = ActionFeatures(inputs.configs, inputs.cost_start)
         self.task = nn.Linear(hidden_size, UNITS)
         self.action = nn.Linear(len(ACTION_FEATURES), UNITS, bias=False)
+        self.gate = nn.Linear(len(ACTION_FEATURES), UNITS)
         self.out = nn.Linear(UNITS, 1)
         self.value = nn.Linear(hidden_size, 1)
         self.uses_cost = inputs.uses_cost
@@ -81,7 +82,10 @@ class ActionHead(nn.Module):
     def forward(self, hidden_BH: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:
         """Z (B, A)."""
         found_BAG = self.features(context_BF)
-        met_BAU = self.task(hidden_BH).unsqueeze(1) + self.action(found_BAG * self.scale)
+        scaled_BAG = found_BAG * self.scale
+        # What a config makes of the task: each has a mixture of the same units, gated by its own.
+        met_BAU = self.task(hidden_BH).unsqueeze(1) * (1.0 + self.gate(scaled_BAG))
+        met_BAU = met_BAU + self.action(scaled_BAG)
         z_BA = self.out(nn.functional.silu(met_BAU)).squeeze(2)
         known_BA = found_BAG[:, :, self.cost_known] > 0.5
         if self.uses_cost:
