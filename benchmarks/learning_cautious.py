@@ -7,14 +7,14 @@ few for the bound: they are further from what is known than test bins are, which
 """
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.evaluate.baselines.tables import least
+from dynamiccl.evaluate.baselines.tables import Predictor, least
 from dynamiccl.evaluate.policies import Actions
 from dynamiccl.sizes import BINS_PER_OCTAVE
 from dynamiccl.train.gaussian.caution import Calibration
@@ -23,21 +23,12 @@ from dynamiccl.train.gaussian.caution import Calibration
 _PARTS: Final = 3
 
 
-class Predicting(Protocol):
-    """Says how long each action takes."""
-
-    name: str
-
-    def predict(self, grid: TaskGrid) -> npt.NDArray[np.float64]:
-        """(T, A) ln of time over NCCL's default; inf = not known."""
-
-
 class Cautious:
     """What is predicted to be fastest, where the gain is beyond a threshold found on data."""
 
     def __init__(
         self,
-        make: Callable[[TaskGrid], Predicting],
+        make: Callable[[TaskGrid], Predictor],
         training: TaskGrid,
         validation: TaskGrid,
         alpha: float,
@@ -62,13 +53,13 @@ class Cautious:
         return np.where(gain > self._threshold, chosen, ABSTAIN_ACTION)
 
 
-def _best(policy: Predicting, grid: TaskGrid) -> tuple[Actions, npt.NDArray[np.float64]]:
+def _best(policy: Predictor, grid: TaskGrid) -> tuple[Actions, npt.NDArray[np.float64]]:
     predicted = policy.predict(grid)
     chosen = least(predicted, grid)
     return chosen, -predicted[np.arange(len(chosen)), chosen]
 
 
-def _compare(policy: Predicting, grid: TaskGrid) -> Calibration:
+def _compare(policy: Predictor, grid: TaskGrid) -> Calibration:
     chosen, gain = _best(policy, grid)
     ones = np.ones(len(chosen))
     measured = np.log(grid.default_us / grid.chosen_us(chosen))

@@ -17,7 +17,7 @@ from dynamiccl.datasets.features import cold_observations
 from dynamiccl.datasets.scoring import TaskGrid, task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
-from dynamiccl.evaluate.baselines.tables import least, unknown
+from dynamiccl.evaluate.baselines.tables import Predictor, unknown
 from dynamiccl.evaluate.policies import Actions
 from dynamiccl.nccl import NUM_PROTOCOLS
 from dynamiccl.train.data import TrainingData, load_data
@@ -70,7 +70,7 @@ class Draw:
         return chosen
 
 
-class CostTimesResidual:
+class CostTimesResidual(Predictor):
     """NCCL's cost of a config times what it was off at the nearest measured shape and size."""
 
     name = "cost x residual"
@@ -112,7 +112,3 @@ class CostTimesResidual:
             time = self._residual[near] + expected[row]
             predicted[row] = np.where(np.isnan(time), np.inf, time - time[ABSTAIN_ACTION])
         return predicted
-
-    def choose(self, grid: TaskGrid) -> Actions:
-        """What is predicted to be fastest."""
-        return least(self.predict(grid), grid)

@@ -18,9 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from sweeps import simulate
 
-from dynamiccl.nccl import Algorithm, Collective, Config, NcclVersion, Protocol
-from dynamiccl.simulator.contention import Contention
-from dynamiccl.simulator.group import Cell, Group, Line
+from dynamiccl.nccl import Config
 from dynamiccl.simulator.h100_system import H100System
 from dynamiccl.simulator.parameters import LINK_NUMBERS, Parameter, SystemFile
 from dynamiccl.simulator.parts import Parts
@@ -75,58 +73,9 @@ class FieldSystem:
         self._seed = seed
         self._fields: dict[tuple[int, ...], _Field] = {}
 
-    @property
-    def name(self) -> str:
-        """As in the `system` column."""
-        return self._inner.name
-
-    @property
-    def environment(self) -> Mapping[str, Any]:
-        """Facts of the machines."""
-        return self._inner.environment
-
-    @property
-    def nccl_version(self) -> NcclVersion:
-        """The release whose cost model decides."""
-        return self._inner.nccl_version
-
-    @property
-    def num_sms(self) -> int:
-        """Of a GPU."""
-        return self._inner.num_sms
-
-    @property
-    def contention(self) -> Contention:
-        """As of the nodes."""
-        return self._inner.contention
-
-    def groups(self) -> Sequence[Group]:
-        """As of the nodes."""
-        return self._inner.groups()
-
-    def collectives(self) -> Sequence[Collective]:
-        """As of the nodes."""
-        return self._inner.collectives()
-
-    def cells(self, group: Group, collective: Collective) -> Sequence[tuple[Algorithm, Protocol]]:
-        """As of the nodes."""
-        return self._inner.cells(group, collective)
-
-    def cost_table(self, call: Call) -> npt.NDArray[np.float32]:
-        """NCCL's own predictions, which know nothing of the field."""
-        return self._inner.cost_table(call)
-
-    def lines(self, group: Group) -> Mapping[Cell, Line]:
-        """NCCL's own latencies and bandwidths."""
-        return self._inner.lines(group)
-
-    def max_channels(self, group: Group, algorithm: Algorithm) -> int:
-        """As of the nodes."""
-        return self._inner.max_channels(group, algorithm)
-
-    def resolve(self, call: Call, config: Config) -> Config:
-        """NCCL's own decision."""
-        return self._inner.resolve(call, config)
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is as of the nodes: NCCL knows nothing of the field."""
+        return getattr(self._inner, name)
 
     def parts(self, call: Call, config: Config, launch: Launch = UNTOUCHED) -> Parts:
         """The nodes' parts, all of them stretched alike."""

@@ -8,14 +8,13 @@ where there is one: `dynamiccl-collect import` takes NCCL's costs from any.
 from pathlib import Path
 from typing import Annotated
 
-import pyarrow as pa
 import typer
 from rich.console import Console
 
-from dynamiccl.collect.nccl_tests.cost_table import Cost, cost_rows
-from dynamiccl.datasets.provenance import program_record
-from dynamiccl.datasets.schema import COSTS, DEFAULT_PROFILE, MODELLED_SWEEP
-from dynamiccl.datasets.store import check_slug, write_part
+from dynamiccl import cli
+from dynamiccl.collect.nccl_tests.cost_table import as_logged, write_costs
+from dynamiccl.datasets.schema import DEFAULT_PROFILE, MODELLED_SWEEP
+from dynamiccl.datasets.store import check_slug
 from dynamiccl.errors import UserError
 from dynamiccl.nccl import NcclVersion
 from dynamiccl.simulator.default import CostModel, find_machine, machine_names, read_machine
@@ -42,15 +41,11 @@ def shapes_command(
     described = read_machine(Path(machine)) if machine.endswith(".toml") else find_machine(machine)
     model = CostModel(NcclVersion.parse(nccl), described)
     for text in group:
-        shape = parse_group(text)
+        shape = Group(*cli.parse_group(text))
         try:
             lines = model.lines(shape)
         except ValueError as error:
             raise UserError(f"--group {text}: {error}") from error
-        table = {
-            cell: Cost(round(line.latency_us, 1), round(line.algbw_gbytes_per_s, 1), None)
-            for cell, line in lines.items()
-        }
         known = {
             "system": system,
             "sweep": MODELLED_SWEEP,
@@ -61,14 +56,5 @@ def shapes_command(
             "ranks_per_node": shape.ranks_per_node,
             "launch_profile": DEFAULT_PROFILE,
         }
-        rows = pa.Table.from_pylist(cost_rows(table, known), schema=COSTS)
-        [path] = write_part(out, rows, kind="costs", provenance=program_record("shapes"))
-        _stdout.print(f"{text}: {rows.num_rows} costs in {path}", soft_wrap=True)
-
-
-def parse_group(text: str) -> Group:
-    """`16x8`; raises UserError."""
-    nodes, _, ranks = text.partition("x")
-    if not (nodes.isdigit() and ranks.isdigit() and int(nodes) and int(ranks)):
-        raise UserError(f"--group {text} is no NODESxRANKS; write 16x8 for 16 nodes of 8 ranks")
-    return Group(int(nodes), int(ranks))
+        [path] = write_costs(out, as_logged(lines), known, program="shapes")
+        _stdout.print(f"{text}: {len(lines)} costs in {path}", soft_wrap=True)

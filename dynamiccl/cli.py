@@ -6,11 +6,12 @@ stdout; progress, logs and errors go to stderr.
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from dynamiccl.errors import DynamicclError, MachineError
+from dynamiccl.errors import DynamicclError, MachineError, UserError
 
 #: Packages that only some commands need -> the extra that brings them.
 _EXTRAS: Final = {
@@ -78,3 +79,11 @@ def configure_logging(*, verbose: bool) -> None:
 def print_json(document: object) -> None:
     """Write one JSON document to stdout, for machines."""
     print(json.dumps(document, indent=2, sort_keys=False, allow_nan=False))
+
+
+def parse_group(text: str) -> tuple[int, int]:
+    """Nodes and ranks a node of `16x8`; raises UserError."""
+    found = re.fullmatch(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,3})", text)
+    if found is None:
+        raise UserError(f"--group {text} is no NODESxRANKS; write 16x8 for 16 nodes of 8 ranks")
+    return int(found[1]), int(found[2])

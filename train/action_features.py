@@ -32,7 +32,8 @@ ACTION_FEATURES: Final = (
     "the same over NCCL's cheapest cell",
     "how many cells NCCL takes for cheaper",
 )
-#: Where ln of the cost stands.
+#: Where it stands whether the cost is known, and ln of it.
+COST_KNOWN: Final = ACTION_FEATURES.index("cost is known")
 LOG_COST: Final = ACTION_FEATURES.index("ln of NCCL's cost in us, 0 = unknown")
 
 
@@ -112,11 +113,6 @@ class ActionFeatures(nn.Module):
             cost_BA4,
         ]
         return torch.cat(parts_BA, dim=2)
-
-
-def log_cost(features_BAG: torch.Tensor) -> torch.Tensor:
-    """(B, A) ln of NCCL's cost of each action; 0 where it is unknown."""
-    return features_BAG[:, :, LOG_COST]
 
 
 def _knobs(config: Config) -> list[float]:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from dynamiccl.nccl import Algorithm, Config, Protocol
-from dynamiccl.train.action_features import ACTION_FEATURES, LOG_COST, ActionFeatures
+from dynamiccl.train.action_features import ACTION_FEATURES, COST_KNOWN, LOG_COST, ActionFeatures
 
 #: Width of the layer in which task and action meet.
 UNITS: Final = 64
@@ -72,7 +72,7 @@ class ActionHead(nn.Module):
         self.value = nn.Linear(hidden_size, 1)
         self.uses_cost = inputs.uses_cost
         self.log_cost = LOG_COST
-        self.cost_known = LOG_COST - 1
+        self.cost_known = COST_KNOWN
         self.worst = _WORST
         # Logarithms and ranks become about 1; flags are.
         is_number = [("log2" in name or "ln " in name or "over" in name or "many" in name)

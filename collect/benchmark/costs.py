@@ -3,17 +3,12 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-import pyarrow as pa
-
 from dynamiccl.collect.benchmark.topology import set_up_lines
-from dynamiccl.collect.nccl_tests.cost_table import cost_rows
+from dynamiccl.collect.nccl_tests.cost_table import write_costs
 from dynamiccl.collect.nccl_tests.facts import RunFacts
 from dynamiccl.collect.runner import Launch
 from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.collect.trial_rows import pick_row
-from dynamiccl.datasets.provenance import program_record
-from dynamiccl.datasets.schema import COSTS
-from dynamiccl.datasets.store import write_part
 
 
 def keep_costs(out: Path, file: SweepFile, launch: Launch, lines: Iterable[str]) -> None:
@@ -31,6 +26,4 @@ def keep_costs(out: Path, file: SweepFile, launch: Launch, lines: Iterable[str])
     gpus = {rank.gpu for rank in run.ranks if rank.gpu}
     for name, values in (("gpu", gpus), ("nccl_version", run.nccl_versions)):
         known[name] = values.pop() if len(values) == 1 else None
-    rows = cost_rows(table, known)
-    costs = pa.Table.from_pylist(rows, schema=COSTS)
-    write_part(out, costs, kind="costs", provenance=program_record("run"))
+    write_costs(out, table, known, program="run")

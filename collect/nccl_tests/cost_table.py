@@ -14,11 +14,17 @@ A bandwidth of 0.0 means that NCCL does not take the cell, or that it is below 0
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
+
+from dynamiccl.datasets.provenance import program_record
 from dynamiccl.datasets.schema import COSTS
+from dynamiccl.datasets.store import write_part
 from dynamiccl.errors import UnknownName
 from dynamiccl.nccl import Algorithm, Collective, Protocol
+from dynamiccl.simulator.group import Line
 
 _NAMES: Final = re.compile(r"\s+Algorithm\s+\|(.*)")
 _THREADS: Final = re.compile(r"\s+Max NThreads \|(.*)")
@@ -100,6 +106,22 @@ def _algorithm(name: str) -> Algorithm | None:
         return Algorithm.parse(name.strip())
     except UnknownName:
         return None  # a later NCCL's: the other columns still are what they are
+
+
+def as_logged(lines: Mapping[Cell, Line]) -> dict[Cell, Cost]:
+    """What NCCL would log of a model of it: one decimal."""
+    return {
+        cell: Cost(round(line.latency_us, 1), round(line.algbw_gbytes_per_s, 1), None)
+        for cell, line in lines.items()
+    }
+
+
+def write_costs(
+    out: Path, table: Mapping[Cell, Cost], known: Mapping[str, Any], *, program: str
+) -> list[Path]:
+    """Add the rows of one group's table to a data set; the parts, which are there once."""
+    rows = pa.Table.from_pylist(cost_rows(table, known), schema=COSTS)
+    return write_part(out, rows, kind="costs", provenance=program_record(program))
 
 
 def cost_rows(table: Mapping[Cell, Cost], known: Mapping[str, Any]) -> list[dict[str, Any]]:

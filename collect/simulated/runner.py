@@ -6,18 +6,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from dynamiccl.collect.interference.kinds import SIMULATED
-from dynamiccl.collect.nccl_tests.cost_table import Cost, cost_rows
+from dynamiccl.collect.nccl_tests.cost_table import as_logged, write_costs
 from dynamiccl.collect.runner import Launch, LaunchMode, LaunchResult, Measured, Pick, Round, Row
 from dynamiccl.collect.simulated.launches import launch_of, surroundings_of
 from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.collect.sweep.trial import Setting, Trial
 from dynamiccl.collect.trial_rows import lost_row, pick_row
-from dynamiccl.datasets.provenance import program_record
-from dynamiccl.datasets.schema import COSTS, QUIET, Source, Statistic, Status
-from dynamiccl.datasets.store import write_part
+from dynamiccl.datasets.schema import QUIET, Source, Statistic, Status
 from dynamiccl.errors import InvalidSweep
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.noise import Noise
@@ -91,20 +87,15 @@ class SimulatorRunner:
         return LaunchResult(tuple(measured))
 
     def _keep_costs(self, launch: Launch) -> None:
-        """Write what NCCL would log of its cost model, once for each group: one decimal."""
+        """Write what NCCL would log of its cost model, once for each group."""
         setting = launch.setting
         group = Group(setting.num_nodes, setting.ranks_per_node)
         place = group, setting.profile.name
         if self._out is None or place in self._kept:
             return
         self._kept.add(place)
-        table = {
-            cell: Cost(round(line.latency_us, 1), round(line.algbw_gbytes_per_s, 1), None)
-            for cell, line in self._system.lines(group).items()
-        }
         known = {**pick_row(self._file, launch, launch.picks[0]), **self.environment()}
-        costs = pa.Table.from_pylist(cost_rows(table, known), schema=COSTS)
-        write_part(self._out, costs, kind="costs", provenance=program_record("run"))
+        write_costs(self._out, as_logged(self._system.lines(group)), known, program="run")
 
     def learn(self, launch: str, facts: Mapping[str, Any]) -> None:
         """Nothing is learnt in a world that is known."""

@@ -13,7 +13,7 @@ import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.evaluate.baselines.tables import least, unknown
+from dynamiccl.evaluate.baselines.tables import Predictor, unknown
 from dynamiccl.evaluate.policies import Actions
 from dynamiccl.nccl import Config
 
@@ -43,7 +43,7 @@ NAMES: Final = (
 )
 
 
-class GradientBoosting:
+class GradientBoosting(Predictor):
     """Boosted trees over task and config, and their least prediction.
 
     Histogram-based boosting of scikit-learn (after LightGBM), with names as categories.
@@ -75,10 +75,6 @@ class GradientBoosting:
             random_state=0,
         )
         self._model.fit(self._encoder.encode(training.tasks, rows, actions), _target(training))
-
-    def choose(self, grid: TaskGrid) -> Actions:
-        """The config with the least prediction; NCCL's default where none is below it."""
-        return least(self.predict(grid), grid)
 
     def predict(self, grid: TaskGrid) -> Float64Array:
         """(T, A) ln of time over NCCL's default; inf where it was not measured."""

@@ -1,5 +1,6 @@
 """Tables of configs by size, made straight from the measured times."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Final
 
@@ -10,6 +11,20 @@ from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.baselines.families import FAMILY, POOL, rows_by_family
 from dynamiccl.evaluate.policies import Actions, NcclDefault
+
+
+class Predictor(ABC):
+    """A policy that predicts the time of every action, and takes the least."""
+
+    name: str
+
+    @abstractmethod
+    def predict(self, grid: TaskGrid) -> npt.NDArray[np.float64]:
+        """(T, A) ln of time over NCCL's default; inf = not known, but 0 of the default itself."""
+
+    def choose(self, grid: TaskGrid) -> Actions:
+        """Among what was measured; NCCL's default where nothing is predicted to be below it."""
+        return least(self.predict(grid), grid)
 
 
 class BestFixed:
@@ -46,7 +61,7 @@ class PooledFixed(BestFixed):
     family = POOL
 
 
-class NearestNeighbours:
+class NearestNeighbours(Predictor):
     """The config with the least mean log ratio over the k nearest training sizes of the family."""
 
     name = "k-nearest"
@@ -59,10 +74,6 @@ class NearestNeighbours:
         self._log_ratio = np.log(training.times_us / training.default_us[:, None])
         self._log_size = np.log2(training.tasks["size_bytes"].to_numpy())
         self._families = rows_by_family(training.tasks)
-
-    def choose(self, grid: TaskGrid) -> Actions:
-        """Among what was measured here and there; NCCL's default for a new family."""
-        return least(self.predict(grid), grid)
 
     def predict(self, grid: TaskGrid) -> npt.NDArray[np.float64]:
         """(T, A) ln of time over NCCL's default; inf = not known, but 0 of the default itself."""
@@ -91,7 +102,7 @@ class NearestSize(NearestNeighbours):
         super().__init__(training, setting=1)
 
 
-class Interpolated:
+class Interpolated(Predictor):
     """The config of the least time, each interpolated in log time between its training sizes."""
 
     name = "interpolated"
@@ -101,10 +112,6 @@ class Interpolated:
         self._log_time = np.log(training.times_us)
         self._log_size = np.log2(training.tasks["size_bytes"].to_numpy())
         self._families = rows_by_family(training.tasks)
-
-    def choose(self, grid: TaskGrid) -> Actions:
-        """Among what was measured here and there; NCCL's default for a new family."""
-        return least(self.predict(grid), grid)
 
     def predict(self, grid: TaskGrid) -> npt.NDArray[np.float64]:
         """(T, A) ln of time over NCCL's default; inf = not known, but 0 of the default itself."""

@@ -1,6 +1,5 @@
 """`dynamiccl-deploy export` and `verify`: make an artifact, and see that it is whole."""
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +8,6 @@ from rich.table import Table
 
 from dynamiccl import cli
 from dynamiccl.datasets.manifest import Manifest
-from dynamiccl.errors import UserError
 from dynamiccl.serve.artifact import (
     Artifact,
     export_artifact,
@@ -43,7 +41,9 @@ def export_command(
     """
     policy = find_policy(run, mlruns)
     watching = None if trigger is None else find_trigger(trigger, mlruns)
-    artifact = export_artifact(policy, out, watching, [parse_group(text) for text in group or []])
+    artifact = export_artifact(
+        policy, out, watching, [cli.parse_group(text) for text in group or []]
+    )
     if watching is not None and Manifest.read_unchecked(policy).trigger is None:
         stderr.print(
             "warning: this policy was trained without a Trigger: interference levels are something "
@@ -68,14 +68,6 @@ def export_command(
             highlight=False,
         )
     _show(artifact, "exported", as_json=as_json)
-
-
-def parse_group(text: str) -> tuple[int, int]:
-    """Nodes and ranks a node of `16x8`; raises UserError."""
-    found = re.fullmatch(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,3})", text)
-    if found is None:
-        raise UserError(f"--group {text} is no NODESxRANKS; write 16x8 for 16 nodes of 8 ranks")
-    return int(found[1]), int(found[2])
 
 
 def verify_command(artifact: ArtifactDir, as_json: Json = False) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from dynamiccl.datasets.features import CONTEXT_COLUMN, FEATURES, STATIC_FEATURES, TUNED
 from dynamiccl.nccl import NUM_ALGORITHMS, NUM_PROTOCOLS, Config
-from dynamiccl.train.action_features import ACTION_FEATURES, LOG_COST, ActionFeatures
+from dynamiccl.train.action_features import ACTION_FEATURES, COST_KNOWN, LOG_COST, ActionFeatures
 
 #: What of a context is about the task and not about the machine, NCCL or the launch.
 _OF_TASK: Final = frozenset(
@@ -53,7 +53,7 @@ class RowMaker(nn.Module):
         ]
         self.log2_channels = ACTION_FEATURES.index("log2 channels, 0 unless asked for")
         self.log2_chunk = ACTION_FEATURES.index("log2 chunk bytes, 0 unless asked for")
-        self.cost_known = ACTION_FEATURES.index("cost is known")
+        self.cost_known = COST_KNOWN
         self.log_cost = LOG_COST
 
     def forward(
