@@ -68,10 +68,19 @@ class Slurm:
     def conf(self) -> Path:
         return self.root / "slurm.conf"
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """What clients need to be told.
+
+        Open MPI keeps a folder for each host name under TMPDIR, and removes it with its last job:
+        nodes of two clusters have the same names, and one's end would break the other's start.
+        """
+        return {"SLURM_CONF": str(self.conf), "TMPDIR": str(self.root / "tmp")}
+
     def environ(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
         """Our environment, without any other Slurm's variables, for a client."""
         kept = {n: v for n, v in os.environ.items() if not n.startswith(("SLURM_", "SBATCH_"))}
-        return {**kept, "SLURM_CONF": str(self.conf), **(env or {})}
+        return {**kept, **self.variables, **(env or {})}
 
     def wrap(self, argv: Sequence[str], place: str = "ctl") -> list[str]:
         """The command as it is run on the control node, or on the node `place`."""

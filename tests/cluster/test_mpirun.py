@@ -71,7 +71,7 @@ def test_a_killed_mpirun_leaves_no_process() -> None:
 def inside(slurm: Slurm, made: Command, nodes: int) -> Command:
     salloc = ("salloc", "--quiet", f"-N{nodes}", "--ntasks-per-node=2")
     argv = tuple(slurm.wrap([*salloc, *made.argv]))
-    return Command(argv, {**made.env, "SLURM_CONF": str(slurm.conf)}, made.unset)
+    return Command(argv, {**made.env, **slurm.variables}, made.unset)
 
 
 def test_ranks_meet_across_the_nodes_of_an_allocation(slurm: Slurm) -> None:
@@ -110,6 +110,8 @@ try:
         up += b"row" in line
     done = run_process(command(full, settings, uid=0), Limits(20, 20))
     print(sampler.poll() is None, done.returncode, done.output.count("ran"))
+    if done.returncode:
+        print(done.output)
 finally:
     nodes.end(sampler)
 """

@@ -36,7 +36,7 @@ class Allocation:
         self.job = granted.split("job allocation ")[-1].split()[0]
 
     def inside(self, made: Command) -> Command:
-        where = {"SLURM_CONF": str(self._slurm.conf), "SLURM_JOB_ID": self.job}
+        where = {**self._slurm.variables, "SLURM_JOB_ID": self.job}
         return Command(tuple(self._slurm.wrap(made.argv)), {**made.env, **where}, made.unset)
 
 
