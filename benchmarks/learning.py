@@ -8,8 +8,9 @@ Parts: `grid`, simulated grids whose truth is known (learning_grids.py); `worlds
 no function of NCCL's costs (learning_perturbed.py); `few-shot`, a new system probe by probe
 (learning_few_shot.py); `real`, measured sweeps (learning_real.py);
 `ope`, off-policy estimates (learning_ope.py); `sequences`, the ablation (learning_sequences.py);
-`agents`, whole jobs in a changing world (learning_agents.py); `replay` and `gate`, what
-bench_replay.py and bench_gate.py print.
+`scenarios`, surroundings that change on several systems, against rules and a filter
+(learning_scenarios.py); `agents`, whole jobs in a changing world (learning_agents.py); `replay`
+and `gate`, what bench_replay.py and bench_gate.py print.
 
 Writes out/bench/learning.json: under `data_sets`, by data set and policy, `mean_regret`,
 `p95_regret`, `ratio_to_default` and `share_worse_than_default`, each with `_lo` and `_hi` (95 %).
@@ -32,6 +33,7 @@ from learning_grids import measure, simulated_grid, train
 from learning_ope import ope_figures
 from learning_perturbed import perturbed_figures
 from learning_real import real_sets
+from learning_scenarios import scenario_figures
 from learning_sequences import ablation
 from learning_tables import cell, columns_of
 from rich.console import Console
@@ -41,7 +43,7 @@ from dynamiccl.train.recipes import RECIPES
 
 SEEDS: Final = 5
 #: Parts that take half an hour each or more: with FULL=1, or by name.
-LONG: Final = ("sequences", "agents")
+LONG: Final = ("sequences", "scenarios", "agents")
 #: Of each kind of world; and how many of them networks are trained on.
 DRAWS: Final = 5, 2
 FULL_DRAWS: Final = 20, 5
@@ -72,6 +74,7 @@ def main() -> None:
         "real": lambda out: real_sets(out, [chosen(), "gaussian-process"], SEEDS),
         "ope": lambda out: ope_figures(out, train(measure(out, 0), chosen(), 0)[1]),
         "sequences": lambda out: ablation(out, SEEDS),
+        "scenarios": scenario_figures,
         "agents": lambda out: agents(out, SEEDS, OUT / "agents"),
         "replay": lambda _: printed("replay", "bench_replay.py"),
         "gate": lambda _: printed("gate", "bench_gate.py"),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from harness import OUT
+from learning_scenarios import PLACES
 
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 PAGE: Final = DOCS / "results.md"
@@ -45,6 +46,10 @@ JOBS: Final = {
     "slower than NCCL's": ("share_slower_than_default", True),
     "changes / 1,000 calls": ("changes_per_1000_calls", False),
     "alarms / 100,000 calls": ("alarms_per_1e5_calls", False),
+}
+SCENARIOS: Final = {
+    "of the delayed oracle's gain": ("gain_of_delayed_oracle", True),
+    **{place: (place, True) for place in PLACES},
 }
 _MARKED: Final = re.compile(r"(<!-- table (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -90,8 +95,10 @@ def table(name: str, found: Mapping[str, Any]) -> str:
 
 
 def columns_of(data_set: str) -> Mapping[str, tuple[str, bool]]:
-    """The columns of a data set's table: of sweeps, of worlds, of calls, or of whole jobs."""
+    """The columns of a data set: sweeps, worlds, calls, whole jobs, or scenarios."""
     kinds = {"calls": CALLS, "jobs": JOBS, "worlds": WORLDS}
+    if data_set.startswith("scenarios, "):
+        return SCENARIOS
     return kinds.get(data_set.rpartition(", ")[2], COLUMNS)
 
 

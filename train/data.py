@@ -25,6 +25,7 @@ from dynamiccl.train.policy import forward
 from dynamiccl.train.policy_module import PolicyModule
 from dynamiccl.train.recipes import Recipe
 from dynamiccl.train.trigger.detector import Detector
+from dynamiccl.train.trigger.felt import felt_shares
 from dynamiccl.train.trigger.levels import interference_levels
 
 
@@ -41,6 +42,9 @@ class TrainingData:
     #: Of the calls of jobs, where the data set has any that can be learnt from.
     sequences: Steps | None
     sequence_counts: SequenceCounts | None
+    #: How much of an interference level each cell feels (train/trigger/felt.py), for a recipe that
+    #: looks at costs; None without a Trigger, or without calls.
+    felt: pl.DataFrame | None
     validation: TaskGrid
     #: Of the validation tasks, cold.
     observations: Observations
@@ -87,7 +91,7 @@ def load_data(
 
     `trigger` is a run directory of a Trigger, or its file: it tells the interference of calls.
     Raises MissingPath and CorruptFile for what is none. `with_costs`: observations hold NCCL's own
-    cost model; those of calls do not, so these are left out.
+    cost model; those of calls do not, so that calls make no steps then.
     """
     levels = None if not trigger else partial(interference_levels, Detector.load(Path(trigger)))
     everything = read(data_dir)
@@ -106,12 +110,15 @@ def load_data(
         )
     tasks = with_noise(validation.tasks, training.noise)
     observations = cold_observations(tasks, profiles, costs)
-    sequences, counts = None, None
-    if part_paths(data_dir, "calls") and not with_costs:
+    sequences, counts, felt = None, None, None
+    if part_paths(data_dir, "calls"):
         calls = scan(data_dir, "calls").select(CALLS_USED).collect()
-        sequences, counts = sequence_steps(
-            calls, everything, catalogue, profiles, training.noise, levels
-        )
+        if not with_costs:
+            sequences, counts = sequence_steps(
+                calls, everything, catalogue, profiles, training.noise, levels
+            )
+        elif levels is not None:
+            felt = felt_shares(calls, levels)
     return TrainingData(
         frame=frame,
         catalogue=catalogue,
@@ -120,6 +127,7 @@ def load_data(
         training=training,
         sequences=sequences,
         sequence_counts=counts,
+        felt=felt,
         validation=validation,
         observations=observations,
         digest=content_hash(data_dir),

@@ -66,14 +66,21 @@ class Tables:
     reference_us: Float64Array
 
     @classmethod
-    def of(cls, world: World, profiles: Sequence[str], noise: pl.DataFrame) -> Self:
+    def of(
+        cls,
+        world: World,
+        profiles: Sequence[str],
+        noise: pl.DataFrame,
+        costs: pl.DataFrame | None = None,
+    ) -> Self:
         """Cold questions about the keys of a world.
 
         `profiles` are the launch profiles and `noise` the noise bands that a policy was trained
-        with (`datasets.episodes.training_noise`, or its manifest's).
+        with (`datasets.episodes.training_noise`, or its manifest's), `costs` NCCL's costs for one
+        that looks at them.
         """
         asked = with_noise(world_tasks(world), noise)
-        context = cold_observations(asked, profiles).context
+        context = cold_observations(asked, profiles, costs).context
         return cls(context, world.mask, world.quiet_us[:, ABSTAIN_ACTION].copy())
 
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from dynamiccl.evaluate.simulate.lineup import NCCL, ORACLE, Contender, Setting
+from dynamiccl.evaluate.simulate.lineup import NCCL, ORACLES, Contender, Setting
 from dynamiccl.evaluate.simulate.rollout import Timeline, Totals, roll_out
 from dynamiccl.train.study import student_interval
 
@@ -158,7 +158,7 @@ def over_best(rows: Sequence[Row]) -> tuple[str, dict[str, Estimate]]:
     Fractions, compared seed by seed; the next best comes first. Raises ValueError without any row.
     """
     best, *rest = sorted(
-        (row for row in rows if row.name != ORACLE), key=lambda row: row.seconds.mean
+        (row for row in rows if row.name not in ORACLES), key=lambda row: row.seconds.mean
     )
     return best.name, {
         row.name: Estimate.of(
@@ -170,7 +170,7 @@ def over_best(rows: Sequence[Row]) -> tuple[str, dict[str, Estimate]]:
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
     """Plain sentences: who is fastest but for the oracle, by pairs, and who loses to NCCL."""
-    others = [row for row in rows if row.name != ORACLE]
+    others = [row for row in rows if row.name not in ORACLES]
     if not others:
         return []
     best, more = over_best(rows)

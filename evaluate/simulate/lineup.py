@@ -42,6 +42,9 @@ from dynamiccl.train.policy import TorchPolicy
 
 NCCL: Final = "nccl-default"
 ORACLE: Final = "oracle"
+#: What knowing the state is worth when ranks have to agree first: nobody who decides can do better.
+DELAYED: Final = "oracle, delayed"
+ORACLES: Final = frozenset({ORACLE, DELAYED})
 #: Jobs that are looked at to find the best fixed choices; other seeds than any that is played.
 _PILOT_SEEDS: Final = (1_000_001, 1_000_002)
 _PILOT_STEPS: Final = 4_000
@@ -90,7 +93,7 @@ class Contender:
 
 
 def simple_contenders(setting: Setting) -> list[Contender]:
-    """NCCL, fixed choices, AutoCCL's search, and the oracle."""
+    """NCCL, fixed choices, AutoCCL's search, and the oracle, with and without the delay."""
     world = setting.world(all_configs(setting.system, setting.workload))
     tables = Tables.of(world, [DEFAULT_PROFILE], _no_noise())
     mean_us = mean_times_us(world, _PILOT_SEEDS, steps=_PILOT_STEPS)
@@ -106,7 +109,10 @@ def simple_contenders(setting: Setting) -> list[Contender]:
         for name, chosen in fixed.items()
     ]
     rows.append(Contender("AutoCCL search", world, tables, _autoccl))
-    rows.append(Contender(ORACLE, world, tables, lambda _env, _seed: Oracle(), at_once=True))
+    rows += [
+        Contender(name, world, tables, lambda _env, _seed: Oracle(), at_once=name == ORACLE)
+        for name in (DELAYED, ORACLE)
+    ]
     return rows
 
 
@@ -115,7 +121,8 @@ def policy_contenders(
 ) -> list[Contender]:
     """A policy on its own; and with a Trigger watching: it, and a search that begins from it."""
     world = setting.world(policy.manifest.actions().configs)
-    tables = Tables.of(world, policy.manifest.launch_profiles, policy.manifest.noise_table())
+    known = policy.manifest
+    tables = Tables.of(world, known.launch_profiles, known.noise_table(), known.cost_table())
 
     def learned(env: CollectiveEnv, _seed: int) -> Player:
         return Learned(policy, env)
@@ -123,7 +130,7 @@ def policy_contenders(
     if make_watch is None:
         return [Contender(name, world, tables, learned, observes=True)]
     priors: dict[Key, Prior] = dict(enumerate(cold_priors(policy, tables)))
-    spaces = _spaces(world)
+    spaces = search_spaces(world)
 
     def search(env: CollectiveEnv, _seed: int) -> Player:
         def tuner(_job: int) -> PolicySearch:
@@ -148,7 +155,7 @@ def cold_priors(policy: TorchPolicy, tables: Tables) -> list[Prior]:
 
 
 def _autoccl(env: CollectiveEnv, seed: int) -> Player:
-    spaces = _spaces(env.world)
+    spaces = search_spaces(env.world)
 
     def tuner(job: int) -> AutoCcl:
         return AutoCcl(lambda key: spaces[key], seed=seed * 1000 + job)
@@ -156,7 +163,7 @@ def _autoccl(env: CollectiveEnv, seed: int) -> Player:
     return Searching(tuner, env.num_envs, alarmed=False)
 
 
-def _spaces(world: World) -> dict[Key, SearchSpace]:
+def search_spaces(world: World) -> dict[Key, SearchSpace]:
     """What may be tried for each task key; a search begins where NCCL's own knobs are."""
     choices = [Choice(config) for config in world.configs]
     return {

@@ -16,6 +16,7 @@ from dynamiccl.datasets.splits import Split
 from dynamiccl.sizes import BINS_PER_OCTAVE
 from dynamiccl.train.data import TrainingData
 from dynamiccl.train.gaussian.caution import Calibration
+from dynamiccl.train.gaussian.felt import felt_table
 from dynamiccl.train.gaussian.kernel import Kernel
 from dynamiccl.train.gaussian.policy import Block, GaussianPolicy
 from dynamiccl.train.gaussian.posterior import Posterior, Rows, fit_kernel
@@ -94,6 +95,8 @@ class _Tasks:
     cells: torch.Tensor
     cost: torch.Tensor
     known: torch.Tensor
+    #: How much of an interference level each cell feels.
+    felt: torch.Tensor
 
     @classmethod
     def of(cls, data: TrainingData) -> Self:
@@ -129,6 +132,7 @@ class _Tasks:
             cells,
             cost,
             known,
+            felt_table(data.felt, _systems(grid.tasks["system"].to_list(), machine.numpy())),
         )
 
     def __len__(self) -> int:
@@ -153,7 +157,9 @@ class _Tasks:
 
     def policy(self, blocks: Sequence[Block], caution_S2: torch.Tensor) -> GaussianPolicy:
         """The policy of some posteriors."""
-        return GaussianPolicy(self.maker, self.machines, self.shapes, blocks, caution_S2).eval()
+        return GaussianPolicy(
+            self.maker, self.machines, self.shapes, blocks, caution_S2, self.felt
+        ).eval()
 
     def choose(self, blocks: Sequence[Block], which: Int64Array) -> "_Choice":
         """The config of the least mean among those measured, for some tasks, sure or not."""
@@ -163,6 +169,12 @@ class _Tasks:
         best = np.where(self.grid.mask[which], z.numpy(), np.inf).argmin(axis=1)
         place = np.arange(len(which)), best
         return _Choice(best.astype(np.int64), -z.numpy()[place], spread.numpy()[place])
+
+
+def _systems(system: Sequence[str], machine: Int64Array) -> list[str]:
+    """The system of each machine; `system` and `machine` are those of the tasks."""
+    first = np.unique(machine, return_index=True)[1]
+    return [system[index] for index in first]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The policy as it is exported: posteriors by machine and collective, and how sure one must be.
 
 B batch, K calls in the window, W features of a call, F features of the context, A actions,
-S machines, E features of a machine
+S machines, E features of a machine, C cells, O octaves of sizes
 """
 
 from collections.abc import Sequence
@@ -39,15 +39,17 @@ class Block:
 class GaussianPolicy(nn.Module):
     """(window_BKW, context_BF, mask_BA) -> (action_B int64, q_BA); the window is not looked at.
 
-    The config of the least mean is taken where its gain over NCCL's own choice is more than
-    MIN_GAIN, and more than so many spreads of that gain: one number for group shapes that were
-    measured, one for others. Of machines and collectives that were not measured nothing is known,
-    and NCCL's own choice stands.
+    Where a Trigger tells an interference level, each config's time is longer by the share of it
+    that its cell feels (train/trigger/felt.py). The config of the least mean is taken where its
+    gain over NCCL's own choice is more than MIN_GAIN, and more than so many spreads of that gain:
+    one number for group shapes that were measured, one for others. Of machines and collectives that
+    were not measured nothing is known, and NCCL's own choice stands.
     """
 
     machine_table: torch.Tensor
     shape_table: torch.Tensor
     caution: torch.Tensor
+    felt: torch.Tensor
 
     def __init__(
         self,
@@ -56,11 +58,13 @@ class GaussianPolicy(nn.Module):
         shapes: torch.Tensor,
         blocks: Sequence[Block],
         caution_S2: torch.Tensor,
+        felt_SNCO: torch.Tensor,
     ) -> None:
         """Put the posteriors together.
 
         `shapes`: machine, log2 nodes and log2 ranks a node of each shape that was measured.
         `caution_S2`: spreads that a gain must have on each machine, at those shapes and elsewhere.
+        `felt_SNCO`: how much of an interference level each cell feels, by machine and collective.
         """
         super().__init__()
         self.rows = rows
@@ -71,6 +75,7 @@ class GaussianPolicy(nn.Module):
         self.block_costs = [block.uses_cost for block in blocks]
         self.register_buffer("shape_table", shapes)
         self.register_buffer("caution", caution_S2)
+        self.register_buffer("felt", felt_SNCO)
         self.min_gain = MIN_GAIN
         self.worst = _WORST
         self.same = _SAME
@@ -137,6 +142,17 @@ class GaussianPolicy(nn.Module):
                     mean = (mean + cost_BA[part]).masked_fill(~known, self.worst)
                     # Without the cost of NCCL's own choice there is nothing to compare with.
                     spread = spread.masked_fill(~known[:, :1], float("inf"))
+                mean = mean + self.slowdown(context_BF[part], cells_BA[part], index)
                 z_BA[part] = mean - mean[:, :1]
                 spread_BA[part] = spread
         return z_BA, spread_BA
+
+    @torch.jit.export
+    def slowdown(
+        self, context_BF: torch.Tensor, cells_BA: torch.Tensor, block: int
+    ) -> torch.Tensor:
+        """(B, A) ln of how much longer than quiet calls take now, on one block's machine."""
+        felt_CO = self.felt[self.block_machines[block], self.block_collectives[block]]
+        octave_B = context_BF[:, self.rows.size].to(torch.int64).clamp(0, felt_CO.size(1) - 1)
+        share_BA = felt_CO[cells_BA, octave_B.unsqueeze(1)]
+        return torch.log1p(share_BA * self.rows.levels(context_BF).unsqueeze(1))

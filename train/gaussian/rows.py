@@ -13,6 +13,8 @@ from dynamiccl.datasets.features import CONTEXT_COLUMN, FEATURES, STATIC_FEATURE
 from dynamiccl.nccl import NUM_ALGORITHMS, NUM_PROTOCOLS, Config
 from dynamiccl.train.action_features import ACTION_FEATURES, COST_KNOWN, LOG_COST, ActionFeatures
 
+#: Cells as rows know them: the last algorithm and the last protocol are *unknown*.
+NUM_ROW_CELLS: Final = (NUM_ALGORITHMS + 1) * (NUM_PROTOCOLS + 1)
 #: What of a context is about the task and not about the machine, NCCL or the launch.
 _OF_TASK: Final = frozenset(
     {
@@ -47,6 +49,8 @@ class RowMaker(nn.Module):
         self.size = CONTEXT_COLUMN["log2_size"]
         self.nodes = CONTEXT_COLUMN["log2_nodes"]
         self.ranks = CONTEXT_COLUMN["log2_ranks_per_node"]
+        self.level_known = CONTEXT_COLUMN["interference_known"]
+        self.level = CONTEXT_COLUMN["interference"]
         self.own = ACTION_FEATURES.index("is NCCL's own choice")
         self.knobs = [
             ACTION_FEATURES.index(name) for name in ("channels are asked for", "chunk is asked for")
@@ -87,9 +91,21 @@ class RowMaker(nn.Module):
         return context_BF.index_select(1, self.machine_columns)
 
     @torch.jit.export
+    def levels(self, context_BF: torch.Tensor) -> torch.Tensor:
+        """(B,) interference levels; 0 where none is known."""
+        known_B = context_BF[:, self.level_known] > 0.5
+        level_B = context_BF[:, self.level].to(torch.float64).clamp(min=0.0)
+        return torch.where(known_B, level_B, torch.zeros_like(level_B))
+
+    @torch.jit.export
     def collectives(self, context_BF: torch.Tensor) -> torch.Tensor:
         """(B,) index among the five."""
         return context_BF.index_select(1, self.collective_columns).argmax(dim=1)
+
+
+def cell_of(algorithm: int, protocol: int) -> int:
+    """The number that rows have for a cell."""
+    return algorithm * (NUM_PROTOCOLS + 1) + protocol
 
 
 def _index(one_hot: torch.Tensor) -> torch.Tensor:

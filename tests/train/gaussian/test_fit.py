@@ -14,7 +14,12 @@ from typer.testing import CliRunner
 
 from dynamiccl.collect.cli import app
 from dynamiccl.datasets.carried import with_shape
-from dynamiccl.datasets.features import TUNED, Observations, cold_observations
+from dynamiccl.datasets.features import (
+    CONTEXT_COLUMN,
+    TUNED,
+    Observations,
+    cold_observations,
+)
 from dynamiccl.datasets.manifest import Manifest, Shape
 from dynamiccl.datasets.questions import cold_questions, decide
 from dynamiccl.datasets.scoring import task_grid
@@ -22,7 +27,7 @@ from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.evaluate.policies import LearnedPolicy
-from dynamiccl.nccl import Collective, Config
+from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.abi import TunerPlugin
 from dynamiccl.serve.artifact import export_artifact, pick_table
 from dynamiccl.serve.loopback import loopback_environment
@@ -33,6 +38,7 @@ from dynamiccl.train.data import load_data
 from dynamiccl.train.export import FitSummary
 from dynamiccl.train.fit import fit
 from dynamiccl.train.gaussian.fit import fit_gaussian
+from dynamiccl.train.gaussian.policy import GaussianPolicy
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
 from tests.data_sets import SWEEP, SYSTEM, make_data
@@ -195,6 +201,43 @@ def test_other_machines_and_collectives_are_left_to_nccl(fitted: Run) -> None:
     rows = own.reshape(5, -1)
     assert (rows[0] == 0).all()  # Broadcast was not measured
     assert (rows[4] != 0).any()
+
+
+def test_a_level_moves_it_to_what_does_not_feel_it(fitted: Run) -> None:
+    data = load_data(fitted.data, 0, with_costs=True)
+    shares = pl.DataFrame(
+        [
+            {
+                "system": SYSTEM,
+                "collective": "AllReduce",
+                "algorithm": algorithm,
+                "protocol": protocol,
+                "octave": 20,
+                "share": float(algorithm == "Ring"),
+            }
+            for algorithm in ("Ring", "Tree", "NVLSTree")
+            for protocol in ("LL", "LL128", "Simple")
+        ]
+    )
+    feels = fit_gaussian(replace(data, felt=shares), alpha=0.02, seed=0).policy
+    blind = fit_gaussian(data, alpha=0.02, seed=0).policy
+    window = torch.from_numpy(data.observations.window)
+    mask = torch.from_numpy(data.validation.mask.astype(np.float32))
+
+    def ran(policy: GaussianPolicy, level: float) -> list[str]:
+        context = torch.from_numpy(data.observations.context.copy())
+        context[:, CONTEXT_COLUMN["interference_known"]] = 1.0
+        context[:, CONTEXT_COLUMN["interference"]] = level
+        action = policy(window, context, mask)[0]
+        cells = policy.rows(context)[1].gather(1, action.unsqueeze(1)).squeeze(1)
+        return [Algorithm(cell // (len(Protocol) + 1)).wire for cell in cells.tolist()]
+
+    assert "Ring" in ran(feels, 0.0)
+    assert ran(feels, 0.0) == ran(blind, 0.0) == ran(blind, 5.0)
+    # AllReduce has others everywhere; AllGather and ReduceScatter of this sweep are rings.
+    only = data.validation.tasks["collective"].to_list()
+    disturbed = ran(feels, 5.0)
+    assert not any(a == "Ring" for a, c in zip(disturbed, only, strict=True) if c == "AllReduce")
 
 
 def test_a_bound_that_cannot_be_kept_abstains(data_dir: Path) -> None:

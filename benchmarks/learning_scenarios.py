@@ -1,0 +1,350 @@
+"""Surroundings that change, on several systems: what a policy, a rule and a filter make of them.
+
+Each setting has a quiet sweep of the workload's collectives, recordings of jobs that stray from
+NCCL's choice in half of their calls, at other sizes than the workload's, and a Trigger. From these
+comes a Gaussian process that knows what each cell feels of an interference level. It plays against
+the rivals of `scenario_rivals.py`, in the scenario that was recorded and in one that is *shifted*:
+half as strong again, and coming and going twice as fast. Everybody's decisions are in force some
+calls later, the delayed oracle's too.
+
+*Gain* is the share of NCCL's own communication time that is saved; what counts is the sum of gains
+over the settings over that of the delayed oracle. Intervals are bootstraps of seeds, and of the
+jobs of each.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from learning_figures import parallel
+from scenario_rivals import (
+    EXPECTED,
+    Filter,
+    Levels,
+    Random,
+    Reopening,
+    Rule,
+    RuleSettings,
+    RuleTables,
+    best_settings,
+    true_tables,
+)
+from sweeps import simulate
+
+from dynamiccl.datasets.features import TUNED
+from dynamiccl.datasets.scoring import task_grid
+from dynamiccl.datasets.splits import Split
+from dynamiccl.evaluate.simulate.lineup import (
+    DELAYED,
+    NCCL,
+    ORACLE,
+    Contender,
+    Setting,
+    policy_contenders,
+    search_spaces,
+    simple_contenders,
+)
+from dynamiccl.evaluate.simulate.players import Player, Searching
+from dynamiccl.evaluate.simulate.rollout import roll_out
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.record_jobs import Exploration, Order, record_jobs
+from dynamiccl.simulator.scenario import MarkovLink, Scenario, find_scenario
+from dynamiccl.simulator.systems import find_system
+from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
+from dynamiccl.simulator.world import World
+from dynamiccl.train.data import load_data
+from dynamiccl.train.environment import CollectiveEnv
+from dynamiccl.train.fit import fit
+from dynamiccl.train.gaussian.felt import felt_table
+from dynamiccl.train.gaussian.rows import cell_of
+from dynamiccl.train.policy import TorchPolicy
+from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.trigger.detector import Detector, copy_trigger
+from dynamiccl.train.trigger.fit import TriggerSettings, fit_trigger
+
+Float64Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A system, what runs on it, and what happens around."""
+
+    system: str
+    shape: Group
+    #: A smaller group that is swept, too: tasks to calibrate on.
+    beside: Group
+    workloads: tuple[str, ...]
+    scenario: str
+    #: The link that the scenario's Markov process is on.
+    on: str
+
+
+PLACES: Final = {
+    "b300, decode and lora, busy-host": Place(
+        "b300-nvlink", Group(1, 8), Group(1, 4), ("decode", "lora"), "busy-host", "host"
+    ),
+    "b300, moe, busy-host": Place(
+        "b300-nvlink", Group(1, 8), Group(1, 4), ("moe",), "busy-host", "host"
+    ),
+    "a100, decode and lora, shared-node": Place(
+        "a100-nvswitch", Group(1, 8), Group(1, 4), ("decode", "lora"), "shared-node", "intra"
+    ),
+    "h100 4x8, decode, congested": Place(
+        "h100-ib", Group(4, 8), Group(2, 8), ("decode",), "congested", "inter"
+    ),
+    "h100 2x8, decode, congested": Place(
+        "h100-ib", Group(2, 8), Group(4, 8), ("decode",), "congested", "inter"
+    ),
+}
+SEEDS: Final = 2
+CALLS: Final = 30_000
+JOBS: Final = 8
+PILOT_CALLS: Final = 10_000
+#: Octaves of the recorded sizes; workloads have others, too.
+OCTAVES: Final = (18, 20, 22, 24)
+#: With under a hundred tasks to calibrate on, a bound of 1 % would mean to abstain.
+ALPHA: Final = 0.05
+OURS: Final = "gaussian-process + Trigger"
+RULE: Final = "threshold rule, fitted"
+SWEEP: Final = """
+name = "quiet"
+system = "{system}"
+collectives = {collectives}
+groups = [{groups}]
+sizes = {{ min = "64K", max = "64M", steps_per_octave = 4 }}
+cycles = 3
+[simulator]
+system = "{system}"
+seed = {seed}
+"""
+
+
+def scenario_figures(out: Path, seeds: int = SEEDS) -> dict[str, Any]:
+    """The gains of all rows, and the keys that say how much of what can be gained they have."""
+    jobs = [(out / f"{index}-{seed}", name, seed) for index, name in enumerate(PLACES)
+            for seed in range(seeds)]  # fmt: skip
+    found: dict[tuple[str, str, str], list[Float64Array]] = {}
+    for (_, place, _), rows in parallel(_play_place, jobs):
+        for (row, world), times in rows.items():
+            found.setdefault((row, world, place), []).append(times)
+    figures: dict[str, Any] = {"data_sets": {}}
+    names = dict.fromkeys(row for row, _, _ in found)
+    for world in ("as recorded", "shifted"):
+        table = {row: _row(found, row, world) for row in names}
+        figures["data_sets"][f"scenarios, {world}"] = table
+        suffix = "" if world == "as recorded" else "_shifted"
+        for key, row in (("sequence", OURS), ("rule", RULE)):
+            for end in ("", "_lo", "_hi"):
+                value = table[row][f"gain_of_delayed_oracle{end}"]
+                figures[f"{key}{suffix}_gain_of_delayed_oracle{end}"] = value
+    return figures
+
+
+def _row(
+    found: dict[tuple[str, str, str], list[Float64Array]], row: str, world: str
+) -> dict[str, float | None]:
+    """Gains by place, and the ratio of sums with its interval."""
+    random = np.random.default_rng(0)
+
+    def totals(
+        name: str, place: str, drawn: Sequence[npt.NDArray[np.int64]], who: list[int]
+    ) -> float:
+        return float(
+            sum(found[name, world, place][s][d].sum() for s, d in zip(who, drawn, strict=True))
+        )
+
+    def ratio(*, resampled: bool) -> tuple[float, dict[str, float]]:
+        gains: dict[str, float] = {}
+        best = 0.0
+        for place in PLACES:
+            seeds = len(found[NCCL, world, place])
+            who = random.integers(seeds, size=seeds).tolist() if resampled else list(range(seeds))
+            drawn = [
+                random.integers(JOBS, size=JOBS) if resampled else np.arange(JOBS) for _ in who
+            ]
+            usual, mine, known = (totals(n, place, drawn, who) for n in (NCCL, row, DELAYED))
+            gains[place] = 1.0 - mine / usual
+            best += 1.0 - known / usual
+        return sum(gains.values()) / best, gains
+
+    value, gains = ratio(resampled=False)
+    low, high = np.quantile([ratio(resampled=True)[0] for _ in range(500)], [0.025, 0.975])
+    name = "gain_of_delayed_oracle"
+    return {name: value, f"{name}_lo": float(low), f"{name}_hi": float(high), **gains}
+
+
+def shifted(scenario: Scenario) -> Scenario:
+    """Half as strong again, and twice as fast."""
+    links = tuple(
+        link.model_copy(
+            update={
+                "slowdowns": tuple(1.0 + 1.5 * (each - 1.0) for each in link.slowdowns),
+                "dwell_us": tuple(0.5 * each for each in link.dwell_us),
+            }
+        )
+        if isinstance(link, MarkovLink)
+        else link
+        for link in scenario.link
+    )
+    return scenario.model_copy(update={"link": links})
+
+
+def _play_place(folder: Path, name: str, seed: int) -> dict[tuple[str, str], Float64Array]:
+    """(JOBS,) us of communication of each row in each of the two worlds."""
+    place = PLACES[name]
+    setting = Setting(
+        system=find_system(place.system),
+        workload=make_workload(place.workloads, place.shape),
+        scenario=find_scenario(place.scenario),
+        calls=CALLS,
+        jobs=JOBS,
+    )
+    _prepare(folder, place, setting, seed)
+    recipe = make_recipe("gaussian-process", [f"trigger={folder}", f"alpha={ALPHA}"])
+    uri = f"sqlite:///{folder / 'policy.db'}"
+    done = fit(folder / "data", recipe, experiment="scenarios", tracking_uri=uri, seed=seed)
+    policy = TorchPolicy.load(Path(done.run_directory) / "policy")
+    found: dict[tuple[str, str], Float64Array] = {}
+    quiet_world = simple_contenders(setting)[0].world
+    tables = {
+        RULE: _fitted(quiet_world, folder),
+        "threshold rule, true times": true_tables(quiet_world, place.on),
+    }
+    rules: dict[str, RuleSettings] = {}
+    for world, scenario in (
+        ("as recorded", setting.scenario),
+        ("shifted", shifted(setting.scenario)),
+    ):
+        here = replace(setting, scenario=scenario)
+        for row in _contenders(here, folder, policy, tables, rules):
+            found[row.name, world] = _times(row, here, seed)
+    return found
+
+
+def _times(row: Contender, setting: Setting, seed: int) -> Float64Array:
+    env, player = row.prepare(setting, seed)
+    return roll_out(env, player, seed=seed)[0].total_us
+
+
+def _prepare(folder: Path, place: Place, setting: Setting, seed: int) -> None:
+    """Measure in quiet, record, and make a Trigger."""
+    collectives = list(dict.fromkeys(call.collective.wire for call in setting.workload.calls))
+    groups = dict.fromkeys([*(call.group for call in setting.workload.calls), place.beside])
+    listed = ", ".join(
+        f"{{ num_nodes = {g.num_nodes}, ranks_per_node = {g.ranks_per_node} }}" for g in groups
+    )
+    text = SWEEP.format(system=place.system, collectives=collectives, groups=listed, seed=seed)
+    simulate(text, folder / "data")
+    record = partial(_record, setting)
+    record(folder / "data", place.scenario, jobs=32, calls=20_000, seed=10_000 + seed)
+    record(folder / "aa", "quiet", jobs=4, calls=6_000, seed=20_000 + seed)
+    uri = f"sqlite:///{folder / 'trigger.db'}"
+    told = fit_trigger(
+        folder / "aa", TriggerSettings(seed=seed), experiment="trigger", tracking_uri=uri
+    )
+    copy_trigger(Path(told.run_directory), folder)
+
+
+def _record(
+    setting: Setting, out: Path, scenario: str, *, jobs: int, calls: int, seed: int
+) -> None:
+    places = dict.fromkeys((c.group, c.collective) for c in setting.workload.calls)
+    sizes = [int(2.0 ** (octave + half / 2)) for octave in OCTAVES for half in (0, 1)]
+    work = [WorkCall(*where, size, 200.0) for where in places for size in sizes]
+    order = Order(
+        system=setting.system,
+        workload=Workload("training sizes", tuple(work)),
+        scenario=find_scenario(scenario),
+        exploration=Exploration(share=0.5, hold_calls=8.0),
+        jobs=jobs,
+        calls=calls,
+        seed=seed,
+        name=scenario,
+    )
+    record_jobs(order, out, lambda _count: None)
+
+
+def _contenders(
+    setting: Setting,
+    folder: Path,
+    policy: TorchPolicy,
+    tables: Mapping[str, RuleTables],
+    rules: dict[str, RuleSettings],
+) -> list[Contender]:
+    def watch() -> Detector:
+        return Detector.load(folder)
+
+    rows = {row.name: row for row in simple_contenders(setting)}
+    wanted = (NCCL, "best quiet table", "AutoCCL search", DELAYED, ORACLE)
+    world, delayed = rows[NCCL].world, rows[DELAYED]
+    levels = Levels.of(world, setting.scenario)
+    makers: dict[str, Callable[[CollectiveEnv, int], Player]] = {
+        "random": Random,
+        "filter that knows the scenario": lambda env, _seed: Filter(env, levels),
+    }
+    for name, known in tables.items():
+        if name not in rules:  # by pilot jobs of the scenario that was recorded
+            rules[name] = best_settings(partial(_pilot, setting, delayed, known))
+        makers[name] = partial(_rule, known, rules[name])
+    named = policy_contenders(setting, "gaussian-process", policy, None)
+    named += policy_contenders(setting, "gaussian-process", policy, watch)[:1]
+    reopening = replace(
+        delayed, name="AutoCCL that reopens on alarms", make=_reopening, make_watch=watch
+    )
+    played = [replace(delayed, name=name, make=make) for name, make in makers.items()]
+    return [*(rows[name] for name in wanted), reopening, *played, *named]
+
+
+def _rule(tables: RuleTables, settings: RuleSettings, env: CollectiveEnv, _seed: int) -> Player:
+    return Rule(env, tables, settings)
+
+
+def _pilot(
+    setting: Setting, delayed: Contender, tables: RuleTables, settings: RuleSettings
+) -> float:
+    """What pilot jobs take, of other seeds than any that is judged."""
+    short = replace(setting, calls=PILOT_CALLS)
+    row = replace(delayed, make=partial(_rule, tables, settings))
+    return float(_times(row, short, 1_000_003).sum())
+
+
+def _reopening(env: CollectiveEnv, seed: int) -> Player:
+    spaces = search_spaces(env.world)
+
+    def tuner(job: int) -> Reopening:
+        return Reopening(lambda key: spaces[key], seed=seed * 1000 + job)
+
+    return Searching(tuner, env.num_envs, alarmed=True)
+
+
+def _fitted(world: World, folder: Path) -> RuleTables:
+    """What the quiet sweep and the recordings say: times between measured sizes, and who feels."""
+    data = load_data(folder / "data", 0, str(folder), with_costs=True)
+    grid = task_grid(data.frame, data.catalogue, [Split.TRAIN, Split.VALIDATION])
+    actions = {config: action for action, config in enumerate(data.catalogue.configs)}
+    shares = felt_table(data.felt, [world.system.name])[0].numpy()
+    quiet_us = np.full(world.mask.shape, np.nan)
+    feels = np.ones(world.mask.shape)
+    for key, call in enumerate(world.keys):
+        mine = grid.tasks.select(
+            found=(pl.col("collective") == call.collective.wire)
+            & (pl.col("num_nodes") == call.group.num_nodes)
+            & (pl.col("ranks_per_node") == call.group.ranks_per_node)
+        )["found"].to_numpy()
+        sizes = grid.tasks["size_bytes"].to_numpy()[mine]
+        order = np.argsort(sizes)
+        for action in np.flatnonzero(world.mask[key]):
+            times = grid.times_us[mine, actions[world.configs[action]]][order]
+            known = ~np.isnan(times)
+            at = np.log(sizes[order][known]), np.log(times[known])
+            quiet_us[key, action] = np.exp(np.interp(np.log(call.size_bytes), *at))
+            ran = cell_of(world.algorithm[key, action], world.protocol[key, action])
+            octave = int(np.log2(call.size_bytes))
+            feels[key, action] = shares[TUNED.index(call.collective), ran, octave]
+    disturbed_us = quiet_us * (1.0 + (EXPECTED - 1.0) * feels)
+    return RuleTables(quiet_us, np.nanargmin(quiet_us, axis=1), np.nanargmin(disturbed_us, axis=1))

@@ -1,0 +1,126 @@
+"""Rules, a filter, and a search that reopens, where surroundings change."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from learning_scenarios import PLACES, shifted
+from scenario_rivals import (
+    Filter,
+    Levels,
+    Random,
+    Reopening,
+    Rule,
+    RuleSettings,
+    best_settings,
+    true_tables,
+)
+
+from dynamiccl.evaluate.simulate.lineup import (
+    DELAYED,
+    NCCL,
+    Contender,
+    Setting,
+    search_spaces,
+    simple_contenders,
+)
+from dynamiccl.evaluate.simulate.players import Player
+from dynamiccl.evaluate.simulate.rollout import Totals, roll_out
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.scenario import MarkovLink, find_scenario
+from dynamiccl.simulator.systems import find_system
+from dynamiccl.simulator.workloads import make_workload
+from dynamiccl.train.environment import CollectiveEnv
+
+SETTING = Setting(
+    system=find_system("b300-nvlink"),
+    workload=make_workload(("decode",), Group(1, 8)),
+    scenario=find_scenario("busy-host"),
+    calls=20_000,
+    jobs=8,
+)
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, Contender]:
+    return {row.name: row for row in simple_contenders(SETTING)}
+
+
+def played(row: Contender) -> Totals:
+    env, player = row.prepare(SETTING, 0)
+    return roll_out(env, player, seed=0)[0]
+
+
+def test_a_filter_that_leaves_one_key_where_it_feels_gains_most_of_what_can_be_gained(
+    rows: dict[str, Contender],
+) -> None:
+    levels = Levels.of(rows[NCCL].world, SETTING.scenario)
+    assert levels.next_call.sum(axis=1) == pytest.approx(1.0)
+
+    def made(env: CollectiveEnv, _seed: int) -> Player:
+        return Filter(env, levels)
+
+    usual, known = (played(rows[name]).total_us.sum() for name in (NCCL, DELAYED))
+    mine = played(replace(rows[DELAYED], make=made)).total_us.sum()
+    assert known < 0.97 * usual
+    assert (usual - mine) > 0.6 * (usual - known)
+
+
+def test_the_sentinel_feels_what_it_watches(rows: dict[str, Contender]) -> None:
+    world = rows[NCCL].world
+    found = Levels.of(world, SETTING.scenario).sentinel(world)
+    assert found is not None
+    key, action = found
+    assert world.host_share[key, action] == 1.0
+    nvls = int(np.flatnonzero(world.host_share[0] == 0.0)[0])
+    assert action != nvls
+
+
+def test_a_rule_that_stays_for_a_while_does_not_flap(rows: dict[str, Contender]) -> None:
+    tables = true_tables(rows[NCCL].world, "host")
+    assert (tables.quiet != tables.disturbed).any()
+    changes = {}
+    for hold in (0, 4_000):
+
+        def made(env: CollectiveEnv, _seed: int, hold: int = hold) -> Player:
+            return Rule(env, tables, RuleSettings(hold_calls=hold))
+
+        changes[hold] = played(replace(rows[DELAYED], make=made)).changes.sum()
+    assert 0 < changes[4_000] < changes[0] / 2
+
+
+def test_settings_are_those_of_the_fastest_pilot() -> None:
+    assert best_settings(lambda s: abs(s.threshold - 0.3) + s.hold_calls) == RuleSettings(0.3, 0)
+
+
+def test_random_takes_what_there_is(rows: dict[str, Contender]) -> None:
+    total = played(replace(rows[DELAYED], make=Random))
+    assert total.total_us.sum() > played(rows[NCCL]).total_us.sum()
+
+
+def test_a_search_forgets_what_an_alarm_made_old(rows: dict[str, Contender]) -> None:
+    spaces = search_spaces(rows[NCCL].world)
+    search = Reopening(lambda key: spaces[key], seed=0)
+    for _ in range(300):
+        action = search.ask(0)
+        search.tell(0, 100.0 + action, action)
+    settled = {search.ask(0)}
+    search.alarm(0)
+    for _ in range(30):
+        action = search.ask(0)
+        settled.add(action)
+        search.tell(0, 100.0 + action, action)
+    assert len(settled) > 1
+
+
+def test_a_shifted_scenario_is_stronger_and_faster() -> None:
+    for place in PLACES.values():
+        before, after = find_scenario(place.scenario), shifted(find_scenario(place.scenario))
+        for one, other in zip(before.link, after.link, strict=True):
+            if isinstance(one, MarkovLink):
+                assert isinstance(other, MarkovLink)
+                assert other.slowdowns[0] == one.slowdowns[0] == 1.0
+                assert other.slowdowns[-1] == 1.0 + 1.5 * (one.slowdowns[-1] - 1.0)
+                assert other.dwell_us == tuple(0.5 * each for each in one.dwell_us)
+            else:
+                assert other == one

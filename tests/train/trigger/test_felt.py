@@ -1,0 +1,98 @@
+"""By how much each cell feels an interference level, from calls that jobs recorded."""
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pytest
+
+from dynamiccl.datasets.sequences import CALLS_USED
+from dynamiccl.datasets.splits import Split, with_split
+from dynamiccl.datasets.store import read
+from dynamiccl.nccl import Collective
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.record_jobs import Exploration, Order, record_jobs
+from dynamiccl.simulator.scenario import find_scenario
+from dynamiccl.simulator.systems import find_system
+from dynamiccl.simulator.workloads import WorkCall, Workload
+from dynamiccl.train.gaussian.felt import felt_table
+from dynamiccl.train.gaussian.rows import cell_of
+from dynamiccl.train.trigger.felt import MOST_SHARE, felt_shares
+
+#: None of a test bin.
+SIZES = (1 << 18, 1 << 20, 1 << 24)
+SHARES = {"Ring": 1.0, "Tree": 0.4, "NVLS": 0.0}
+LEVEL = 0.8
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> pl.DataFrame:
+    """Quiet calls of every config; in every other thousand they take longer, as SHARES say."""
+    out = tmp_path_factory.mktemp("calls")
+    group = Group(1, 8)
+    work = tuple(WorkCall(group, Collective.AllReduce, size, 100.0) for size in SIZES)
+    order = Order(
+        system=find_system("b300-nvlink"),
+        workload=Workload("three sizes", work),
+        scenario=find_scenario("quiet"),
+        exploration=Exploration(share=1.0, hold_calls=4.0),
+        jobs=2,
+        calls=4_000,
+        seed=0,
+        name="recorded",
+    )
+    record_jobs(order, out, lambda _count: None)
+    quiet = read(out, "calls").select(CALLS_USED)
+    share = pl.col("actual_algorithm").replace_strict(SHARES, return_dtype=pl.Float64)
+    return quiet.with_columns(time_us=pl.col("time_us") * (1.0 + share * level()))
+
+
+def level() -> pl.Expr:
+    return pl.when(pl.col("sequence") // 1_000 % 2 == 1).then(LEVEL).otherwise(0.0)
+
+
+def told(timed: pl.DataFrame) -> npt.NDArray[np.float32]:
+    return timed.select(level()).to_series().to_numpy().astype(np.float32)
+
+
+def test_each_cell_has_its_own_share(calls: pl.DataFrame) -> None:
+    found = felt_shares(calls, told)
+    assert set(found["octave"]) == {18, 20, 24}
+    assert set(found["algorithm"]) == set(SHARES)
+    for algorithm, share in found.select("algorithm", "share").iter_rows():
+        assert share == pytest.approx(SHARES[algorithm], abs=0.06)
+
+
+def test_what_is_seldom_or_never_disturbed_is_not_told(calls: pl.DataFrame) -> None:
+    def quiet(timed: pl.DataFrame) -> npt.NDArray[np.float32]:
+        return np.zeros(timed.height, dtype=np.float32)
+
+    def unknown(timed: pl.DataFrame) -> npt.NDArray[np.float32]:
+        return np.full(timed.height, -1.0, dtype=np.float32)
+
+    assert felt_shares(calls, quiet).is_empty()
+    assert felt_shares(calls, unknown).is_empty()
+    assert felt_shares(calls.filter(pl.col("sequence") < 1_010), told).is_empty()
+
+
+def test_test_bins_are_left_out(calls: pl.DataFrame) -> None:
+    moved = calls.with_columns(size_bytes=pl.lit(1 << 23, pl.Int64))
+    assert with_split(moved.head(1))["split"].to_list() == [Split.TEST.value]
+    assert felt_shares(moved, told).is_empty()
+
+
+def test_the_table_fills_up_what_was_not_recorded() -> None:
+    one = {"system": "here", "collective": "AllReduce", "algorithm": "NVLS", "protocol": "Simple"}
+    shares = pl.DataFrame(
+        [{**one, "octave": 18, "share": 0.2}, {**one, "octave": 24, "share": 0.0}]
+    )
+    here, there = felt_table(shares, ["here", "there"]).numpy()
+    nvls, ring = cell_of(4, 2), cell_of(1, 0)
+    all_reduce, all_gather = 4, 2
+    assert here[all_reduce, nvls, [10, 18, 20, 23, 40]].tolist() == [0.2, 0.2, 0.2, 0.0, 0.0]
+    assert (here[all_gather, nvls] == here[all_reduce, nvls]).all()
+    assert (here[:, ring] == 1.0).all()
+    # What NCCL's own choice runs is unknown: it is not called slow.
+    assert (here[:, cell_of(7, 3)] == 0.0).all()
+    assert (there == 1.0).all()
+    assert (felt_table(None, ["here"]).numpy() == 1.0).all()
+    assert MOST_SHARE > 1.0
