@@ -1,48 +1,140 @@
-"""Train, validation and test: three disjoint sets of size bins, the same for every data set.
+"""Train, validation and test: three disjoint parts of a data set.
 
-Whole octaves are held out, so that a test size is never a neighbour of a training size in the same
-octave, and the assignment depends on the size alone, so that data sets can be joined without a
-leak. Even octaves train; of the odd ones every other is for validation and every other for test.
+Usually by size bins, the same for every data set. Whole octaves are held out, so that a test size
+is never a neighbour of a training size in the same octave, and the assignment depends on the size
+alone, so that data sets can be joined without a leak. Even octaves train; of the odd ones every
+other is for validation and every other for test. A sweep that has no size in one of the three, such
+as one over powers of four, is split by turns of the octaves that it has.
+
+Else whole group shapes or whole systems are held out, by turns of those that there are: whatever a
+policy was neither trained nor validated on is for test, what was measured later too.
 """
 
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final, Self
 
 import polars as pl
 
+from dynamiccl.errors import NotEnoughData, UnknownName
 from dynamiccl.sizes import BINS_PER_OCTAVE, size_bin
 
 
 class Split(StrEnum):
-    """Which use a size bin is for."""
+    """Which use a task is for."""
 
     TRAIN = "train"
     VALIDATION = "validation"
     TEST = "test"
 
 
+class SplitBy(StrEnum):
+    """What is held out."""
+
+    SIZE = "size"
+    SHAPE = "shape"
+    SYSTEM = "system"
+
+
 _BY_OCTAVE: Final = (Split.TRAIN, Split.VALIDATION, Split.TRAIN, Split.TEST)
+#: By turns of what there is, so that three are enough.
+_BY_TURN: Final = (Split.TRAIN, Split.VALIDATION, Split.TEST, Split.TRAIN)
+#: Without so many there is nothing for one of the parts.
+_LEAST: Final = 3
 
 
-def split_of(size_bytes: int) -> Split:
-    """The split of a message size.
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """How one data set is split: what is for training and for validation; the rest is for test."""
 
-    >>> [split_of(1 << k).value for k in (20, 21, 22, 23)]
-    ['train', 'validation', 'train', 'test']
-    """
-    octave = size_bin(size_bytes) // BINS_PER_OCTAVE
-    return _BY_OCTAVE[octave % len(_BY_OCTAVE)]
+    by: SplitBy = SplitBy.SIZE
+    #: Octaves, shapes (`4x8`) or systems, as text. Both empty: the octaves of every data set.
+    train: tuple[str, ...] = ()
+    validation: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, frame: pl.DataFrame, by: str = SplitBy.SIZE) -> Self:
+        """How a data set is split; raises UnknownName for `by`, and NotEnoughData."""
+        if by not in list(SplitBy):
+            raise UnknownName("split", by, [each.value for each in SplitBy])
+        rows = _with_bins(frame)
+        usual = rows.select(split=_by_octave()).to_series()
+        if by == SplitBy.SIZE and usual.n_unique() == len(Split):
+            return cls()
+        ordered = rows.select(name=_name(SplitBy(by)), order=_order(SplitBy(by))).unique()
+        names: list[str] = ordered.sort("order", "name")["name"].to_list()
+        if len(names) < _LEAST:
+            if by == SplitBy.SIZE:  # what is missing is said where it is missed
+                return cls()
+            raise NotEnoughData(
+                f"--set split={by} holds out {by}s, and the data have {len(names)} "
+                f"({', '.join(names)}): measure {_LEAST} or more, or leave split=size"
+            )
+        parts: dict[Split, list[str]] = {split: [] for split in Split}
+        for turn, name in enumerate(names):
+            parts[_BY_TURN[turn % len(_BY_TURN)]].append(name)
+        return cls(SplitBy(by), tuple(parts[Split.TRAIN]), tuple(parts[Split.VALIDATION]))
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """What a manifest holds."""
+        return cls(SplitBy(values["by"]), tuple(values["train"]), tuple(values["validation"]))
+
+    def assign(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Add the columns `bin` and `split`; sizes without a bin (0) are dropped."""
+        rows = _with_bins(frame)
+        if not self.train:
+            return rows.with_columns(split=_by_octave())
+        name = _name(self.by)
+        split = (
+            pl.when(name.is_in(self.train))
+            .then(pl.lit(Split.TRAIN.value))
+            .when(name.is_in(self.validation))
+            .then(pl.lit(Split.VALIDATION.value))
+            .otherwise(pl.lit(Split.TEST.value))
+        )
+        return rows.with_columns(split=split)
+
+    def text(self) -> str:
+        """What is for test, in words."""
+        if self.by == SplitBy.SIZE and not self.train:
+            return "octaves 3, 7, 11, ... of the size"
+        known = ", ".join([*self.train, *self.validation])
+        return f"every {self.by.value if self.by != SplitBy.SIZE else 'octave'} but {known}"
 
 
 def with_split(frame: pl.DataFrame) -> pl.DataFrame:
-    """Add the columns `bin` and `split`; sizes without a bin (0) are dropped."""
+    """Rows with `bin` and `split`: as they are where they were assigned, else as usual."""
+    return frame if "split" in frame.columns else Parts().assign(frame)
+
+
+def _with_bins(frame: pl.DataFrame) -> pl.DataFrame:
     sizes = frame["size_bytes"].unique().to_list()
     table = pl.DataFrame(
-        {
-            "size_bytes": sizes,
-            "bin": [size_bin(size) for size in sizes],
-            "split": [split_of(size).value for size in sizes],
-        },
-        schema={"size_bytes": pl.Int64, "bin": pl.Int64, "split": pl.String},
+        {"size_bytes": sizes, "bin": [size_bin(size) for size in sizes]},
+        schema={"size_bytes": pl.Int64, "bin": pl.Int64},
     ).filter(pl.col("bin") >= 0)
     return frame.join(table, on="size_bytes", how="inner", maintain_order="left")
+
+
+def _by_octave() -> pl.Expr:
+    turn = pl.col("bin") // BINS_PER_OCTAVE % len(_BY_OCTAVE)
+    names = {index: split.value for index, split in enumerate(_BY_OCTAVE)}
+    return turn.replace_strict(names, return_dtype=pl.String)
+
+
+def _name(by: SplitBy) -> pl.Expr:
+    if by == SplitBy.SHAPE:
+        return pl.format("{}x{}", "num_nodes", "ranks_per_node")
+    if by == SplitBy.SYSTEM:
+        return pl.col("system")
+    return (pl.col("bin") // BINS_PER_OCTAVE).cast(pl.String)
+
+
+def _order(by: SplitBy) -> pl.Expr:
+    """Neighbours are held out apart: by ranks, or by size."""
+    if by == SplitBy.SHAPE:
+        return pl.col("num_nodes").cast(pl.Int64) * pl.col("ranks_per_node").cast(pl.Int64)
+    if by == SplitBy.SYSTEM:
+        return pl.lit(0, pl.Int64)
+    return pl.col("bin")

@@ -14,9 +14,9 @@ import polars as pl
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import NOISE_KEY, noise_bands, quiet, tuned, usable
 from dynamiccl.datasets.scoring import TaskGrid, task_grid
-from dynamiccl.datasets.splits import Split
+from dynamiccl.datasets.splits import Parts, Split
 from dynamiccl.datasets.store import content_hash, read
-from dynamiccl.errors import NotEnoughData
+from dynamiccl.errors import NotEnoughData, UserError
 from dynamiccl.evaluate.blocks import FigureBlock, Section
 from dynamiccl.evaluate.defaults import default_names
 from dynamiccl.evaluate.gate.gated import read_gated
@@ -90,21 +90,23 @@ def make_report(
     out: Path,
     trainings: Mapping[str, Training] = NO_TRAININGS,
 ) -> Report:
-    """Score `policies` (name, policy directory) and the baselines on the test bins of a data set.
+    """Score `policies` (name, policy directory) and the baselines on the test tasks of a data set.
 
+    What is for test is what the policies were neither trained nor validated on; UserError where
+    they differ in that.
     `trainings` are the runs, by name of a policy, whose curves are to be shown.
     Raises what reading data and policies raises, and NotEnoughData when no task can be scored.
     """
     learned = [(name, TorchPolicy.load(path)) for name, path in policies]
     everything = read(data_dir)
-    frame = tuned(everything)
+    parts = _parts({name: policy.manifest.parts for name, policy in learned}, everything)
+    frame = parts.assign(tuned(everything))
     catalogue = Catalogue.from_frame(usable(frame))
     test = task_grid(frame, catalogue, [Split.TEST])
     if test.tasks.is_empty():
         raise NotEnoughData(
-            f"{data_dir} has no test task to score: none of {test.unscored.height} tasks in test "
-            "bins (octaves 3, 7, 11, ... of the size) has the default and two forced configs "
-            "measured"
+            f"{data_dir} has no test task to score: none of {test.unscored.height} tasks that are "
+            f"held out for it ({parts.text()}) has the default and two forced configs measured"
         )
     training = task_grid(frame, catalogue, [Split.TRAIN])
     validation = task_grid(frame, catalogue, [Split.VALIDATION])
@@ -160,6 +162,21 @@ def make_report(
     report = Report(systems, results, page, str(header["data_hash"]))
     (out / SUMMARY_NAME).write_text(json.dumps(report.to_json(), indent=1), encoding="utf-8")
     return report
+
+
+def _parts(learned: Mapping[str, Parts], frame: pl.DataFrame) -> Parts:
+    """How the data are split: as the policies had them."""
+    if not learned:
+        return Parts.of(tuned(usable(frame)))
+    (first, found), *others = learned.items()
+    for name, other in others:
+        if other != found:
+            raise UserError(
+                f"{first} and {name} were trained on other parts of the data (split={found.by} and "
+                f"split={other.by}), so that what is new to one is not to the other: report on "
+                "them one by one"
+            )
+    return found
 
 
 def _gate_section(policies: Sequence[tuple[str, Path]]) -> list[Section]:

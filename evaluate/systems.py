@@ -9,6 +9,7 @@ import polars as pl
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import slug
 from dynamiccl.evaluate.baselines.families import FAMILY
 from dynamiccl.evaluate.blocks import Block, FigureBlock, Section, TableBlock
@@ -21,6 +22,7 @@ from dynamiccl.evaluate.ope.logged import LoggedValue
 from dynamiccl.evaluate.ope.shown import logged_blocks
 from dynamiccl.evaluate.page import HEADS, cells, crossfit_text
 from dynamiccl.evaluate.policies import Actions
+from dynamiccl.sizes import BINS_PER_OCTAVE
 
 #: A family is drawn when it has so many sizes; at most so many families a system.
 _MIN_SIZES: Final = 4
@@ -142,12 +144,13 @@ def _tables(system: SystemReport, learned: frozenset[str]) -> Iterator[TableBloc
 def _by_size(system: SystemReport, drawn: Drawn) -> FigureBlock:
     is_mine = (drawn.grid.tasks["system"] == system.system).to_numpy()
     by_octave = regret_by_octave(drawn.grid, np.flatnonzero(is_mine), drawn.choices)
+    tested = drawn.grid.tasks.filter(pl.Series(is_mine), split=Split.TEST.value)
     return FigureBlock(
         "Regret by message size",
         f"{slug(system.system)}-by-size",
-        regret_by_size(by_octave, system.band),
+        regret_by_size(by_octave, system.band, set(tested["bin"] // BINS_PER_OCTAVE)),
         "Regret against the best measured config, the mean over all families that have sizes in "
-        "the octave. An asterisk marks the octaves of test bins; at the others the policies were "
+        "the octave. An asterisk marks octaves with test tasks; at the others the policies were "
         "trained or tuned. Below the hatched line differences may be noise.",
     )
 
@@ -178,7 +181,7 @@ def _figures(system: str, drawn: Drawn) -> tuple[list[Block], int]:
                 f"{name}-configs",
                 heat_map(drawn.grid, rows, drawn.catalogue),
                 "Time over the best measured config of each size, as figures; a dot marks the "
-                "best, grey was not measured, an asterisk marks the sizes of test bins (the others "
+                "best, grey was not measured, an asterisk marks what is for test (the others "
                 "were seen in training or validation).",
             ),
             FigureBlock(
@@ -193,7 +196,7 @@ def _figures(system: str, drawn: Drawn) -> tuple[list[Block], int]:
                 f"{name}-crossovers",
                 crossover_map(drawn.grid, rows, drawn.catalogue, strips, drawn.defaults),
                 "What is chosen at which size: a letter and a hatch each config, in brackets "
-                "where the choice is NCCL's own. An asterisk marks the sizes of test bins.",
+                "where the choice is NCCL's own. An asterisk marks what is for test.",
             ),
         ]
     return figures, len(families) - len(wide[:_MAX_FAMILIES])

@@ -16,7 +16,7 @@ from dynamiccl.datasets.episodes import TrainingSteps, training_steps, with_nois
 from dynamiccl.datasets.features import FEATURES, Observations, cold_observations
 from dynamiccl.datasets.scoring import TaskGrid, task_grid
 from dynamiccl.datasets.sequences import CALLS_USED, SequenceCounts, sequence_steps
-from dynamiccl.datasets.splits import Split
+from dynamiccl.datasets.splits import Parts, Split, SplitBy
 from dynamiccl.datasets.steps import Steps
 from dynamiccl.datasets.store import content_hash, part_paths, read, scan
 from dynamiccl.errors import NotEnoughData
@@ -34,6 +34,8 @@ class TrainingData:
     """What is read from a data directory, once a run."""
 
     frame: pl.DataFrame
+    #: What of it is for training and for validation.
+    parts: Parts
     catalogue: Catalogue
     profiles: list[str]
     #: NCCL's own cost model, for a recipe that looks at it (datasets/costs.py).
@@ -85,16 +87,24 @@ class TrainingData:
 
 
 def load_data(
-    data_dir: Path, seed: int, trigger: str = "", *, with_costs: bool = False
+    data_dir: Path,
+    seed: int,
+    trigger: str = "",
+    *,
+    with_costs: bool = False,
+    split: str = SplitBy.SIZE,
 ) -> TrainingData:
     """Read a data directory; raises what reading raises, and NotEnoughData.
 
     `trigger` is a run directory of a Trigger, or its file: it tells the interference of calls.
     Raises MissingPath and CorruptFile for what is none. `with_costs`: observations hold NCCL's own
-    cost model; those of calls do not, so that calls make no steps then.
+    cost model; those of calls do not, so that calls make no steps then. `split`: what is held out;
+    raises UnknownName.
     """
     levels = None if not trigger else partial(interference_levels, Detector.load(Path(trigger)))
     everything = read(data_dir)
+    parts = Parts.of(tuned(usable(everything)), split)
+    everything = parts.assign(everything)
     frame = tuned(everything)
     timed = usable(frame)
     catalogue = Catalogue.from_frame(timed)
@@ -104,15 +114,15 @@ def load_data(
     validation = task_grid(frame, catalogue, [Split.VALIDATION])
     if validation.tasks.is_empty():
         raise NotEnoughData(
-            f"no validation task: of {validation.unscored.height} tasks in validation bins none "
-            "has the default and two forced configs measured; measure sizes in octaves 1, 5, 9, "
-            "13, 17, 21, 25, 29 too (a sweep over all powers of two does)"
+            f"no validation task: of {validation.unscored.height} tasks that are held out for it "
+            f"(split={parts.by}) none has the default and two forced configs measured; measure "
+            "sizes of three octaves at least (a sweep over all powers of two does)"
         )
     tasks = with_noise(validation.tasks, training.noise)
     observations = cold_observations(tasks, profiles, costs)
     sequences, counts, felt = None, None, None
     if part_paths(data_dir, "calls"):
-        calls = scan(data_dir, "calls").select(CALLS_USED).collect()
+        calls = parts.assign(scan(data_dir, "calls").select(CALLS_USED).collect())
         if not with_costs:
             sequences, counts = sequence_steps(
                 calls, everything, catalogue, profiles, training.noise, levels
@@ -121,6 +131,7 @@ def load_data(
             felt = felt_shares(calls, levels)
     return TrainingData(
         frame=frame,
+        parts=parts,
         catalogue=catalogue,
         profiles=profiles,
         costs=costs,

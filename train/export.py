@@ -67,6 +67,7 @@ def export_policy(
         dynamiccl_version=dynamiccl.__version__,
         schema_version=SCHEMA_VERSION,
         runs=run_names(timed),
+        parts=data.parts,
         trigger=watching,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     ).write(folder)

@@ -53,7 +53,9 @@ def fit(  # noqa: PLR0913 - all of a run
     Raises what reading the data raises, NotEnoughData when nothing can be trained or validated on,
     and UserError for a tracking URI that cannot be used.
     """
-    data = load_data(data_dir, seed, recipe.trigger, with_costs=_takes_costs(recipe))
+    data = load_data(
+        data_dir, seed, recipe.trigger, with_costs=_takes_costs(recipe), split=recipe.split
+    )
     name = f"{recipe.name}-seed{seed}"
     with tracking.start_run(tracking_uri, experiment, name, tags) as run:
         run.log_params({**recipe.to_json(), "seed": seed, "data": str(data_dir)})
@@ -92,7 +94,9 @@ def resume(
         state = read_state(path)
         facts = state["facts"]
         recipe, seed = Recipe.from_json(facts["recipe"]), int(facts["seed"])
-        data = load_data(data_dir, seed, recipe.trigger, with_costs=_takes_costs(recipe))
+        data = load_data(
+            data_dir, seed, recipe.trigger, with_costs=_takes_costs(recipe), split=recipe.split
+        )
         if data.digest != facts["data_hash"]:
             raise UserError(
                 f"{data_dir} (hash {data.digest[:12]}) is not what run '{run_id}' began with "

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
+from dynamiccl.datasets.splits import SplitBy
 from dynamiccl.errors import MissingPath, UnknownName, UserError
 
 #: What a recipe is, and not a setting of it.
@@ -88,6 +89,9 @@ class Recipe:
     #: The margin where there are calls to go by, of which cold validation says nothing: the mean of
     #: the members, not each of them, has to be this much faster.
     warm_margin: float = 0.02
+    #: What is held out for validation and test (datasets/splits.py): octaves of sizes, whole group
+    #: shapes (shape), or whole systems (system).
+    split: str = "size"
     #: Bound on P(acts and is slower than NCCL's own choice), over tasks like those measured; for a
     #: Gaussian process. With fewer than 1 / alpha - 1 tasks to calibrate on it abstains.
     alpha: float = 0.01
@@ -252,6 +256,10 @@ def make_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
 
 
 def _check(recipe: Recipe) -> None:
+    if recipe.split not in list(SplitBy):
+        raise UnknownName(
+            "split", recipe.split, [each.value for each in SplitBy], where="--set split"
+        )
     if recipe.held_calls > 1 and recipe.gamma > 0.0:
         raise UserError(
             f"held_calls={recipe.held_calls} takes the place of looking ahead, and gamma is "

@@ -1,13 +1,12 @@
 """Regret by message size: the mean over the families of a system, octave by octave."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
 from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.datasets.splits import split_of
 from dynamiccl.evaluate.baselines.families import rows_by_family
 from dynamiccl.evaluate.figures.drawing import line_style, size_label, svg_text
 from dynamiccl.evaluate.policies import Actions
@@ -34,8 +33,10 @@ def regret_by_octave(
     return by_octave
 
 
-def regret_by_size(by_octave: Mapping[int, Mapping[str, float]], band: float | None) -> str:
-    """One line a policy, and the noise band as a hatched strip."""
+def regret_by_size(
+    by_octave: Mapping[int, Mapping[str, float]], band: float | None, tested: Collection[int]
+) -> str:
+    """One line a policy, the noise band as a hatched strip, an asterisk for `tested` octaves."""
     octaves = sorted(by_octave)
     figure = Figure(figsize=(8.6, 3.4), layout="constrained")
     axes = figure.subplots()
@@ -53,10 +54,7 @@ def regret_by_size(by_octave: Mapping[int, Mapping[str, float]], band: float | N
             zorder=0,
             label=f"noise band ({band:.1%})",
         )
-    labels = [
-        size_label(1 << octave) + (" *" if split_of(1 << octave) == "test" else "")
-        for octave in octaves
-    ]
+    labels = [size_label(1 << each) + (" *" if each in tested else "") for each in octaves]
     axes.set_xticks(range(len(octaves)), labels, rotation=90, fontsize=8)
     axes.set_xlabel("message size, by octave")
     axes.set_ylabel("mean regret (%)")

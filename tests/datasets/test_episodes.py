@@ -12,9 +12,10 @@ from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.episodes import Counts, training_noise, training_steps
 from dynamiccl.datasets.features import CONTEXT_COLUMN, HISTORY_SLICE, WINDOW_LENGTH
 from dynamiccl.datasets.history_columns import WINDOW_COLUMN
-from dynamiccl.datasets.splits import Split, split_of
+from dynamiccl.datasets.splits import Split
 from dynamiccl.errors import NotEnoughData
 from tests.rows import default, forced, frame
+from tests.splits import split_of
 
 PROFILES = ("default",)
 SIZE = CONTEXT_COLUMN["log2_size"]

@@ -12,11 +12,12 @@ from dynamiccl.datasets.episodes import training_noise
 from dynamiccl.datasets.features import CONTEXT_COLUMN, HISTORY_SLICE
 from dynamiccl.datasets.history_columns import WINDOW_COLUMN
 from dynamiccl.datasets.reward import with_interfered_reference
-from dynamiccl.datasets.splits import Split, split_of
+from dynamiccl.datasets.splits import Split
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.train.trigger.module import TriggerModule
 from tests.datasets.test_episodes import build, grid, tag, trained, window_times
 from tests.rows import default, forced, frame
+from tests.splits import split_of
 
 LOUD: dict[str, Any] = {"interference_kind": "congestion", "interference_level": 1.0}
 KNOWN, LEVEL = CONTEXT_COLUMN["interference_known"], CONTEXT_COLUMN["interference"]

@@ -10,7 +10,7 @@ import pytest
 from dynamiccl.datasets.cells import quiet
 from dynamiccl.datasets.features import CONTEXT_COLUMN
 from dynamiccl.datasets.rows import measurements_table
-from dynamiccl.datasets.splits import Split, split_of
+from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read, write_part
 from dynamiccl.evaluate.report import make_report
 from dynamiccl.train.algorithms import make_algorithm
@@ -18,6 +18,7 @@ from dynamiccl.train.data import TrainingData, load_data
 from dynamiccl.train.recipes import make_recipe
 from dynamiccl.train.replay import Replay
 from tests.data_sets import make_data
+from tests.splits import split_of
 
 SWEEP = """
 name = "disturbed"

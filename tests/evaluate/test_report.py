@@ -9,7 +9,6 @@ import pytest
 
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.rows import measurements_table
-from dynamiccl.datasets.splits import split_of
 from dynamiccl.datasets.store import content_hash, read, write_part
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.evaluate.blocks import TableBlock
@@ -18,6 +17,7 @@ from dynamiccl.evaluate.report import make_report
 from tests.conftest import Trained
 from tests.data_sets import SWEEP, SYSTEM, make_data
 from tests.rows import default, forced
+from tests.splits import split_of
 
 BASELINES = (
     "nccl-default",

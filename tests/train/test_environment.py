@@ -16,7 +16,7 @@ from dynamiccl.datasets.cells import tuned, usable
 from dynamiccl.datasets.episodes import training_noise
 from dynamiccl.datasets.history_columns import WINDOW_COLUMN
 from dynamiccl.datasets.sequences import sequence_steps
-from dynamiccl.datasets.splits import Split, split_of
+from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.group import Group
@@ -26,6 +26,7 @@ from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload
 from dynamiccl.simulator.world import World
 from dynamiccl.train.environment import CollectiveEnv, Course, Tables, delay_calls
+from tests.splits import split_of
 
 SHAPE = Group(4, 8)
 PROFILES = ["default"]

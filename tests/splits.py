@@ -1,0 +1,10 @@
+"""The split of one message size, for tests."""
+
+import polars as pl
+
+from dynamiccl.datasets.splits import Split, with_split
+
+
+def split_of(size_bytes: int) -> Split:
+    """As data sets are split usually."""
+    return Split(with_split(pl.DataFrame({"size_bytes": [size_bytes]}))["split"].item())

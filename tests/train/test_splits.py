@@ -1,0 +1,87 @@
+"""Training on parts of a data set: whole shapes held out, and sweeps of few sizes."""
+
+from pathlib import Path
+
+import pytest
+
+from dynamiccl.datasets.features import CONTEXT_COLUMN
+from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.splits import Parts, SplitBy
+from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.evaluate.report import make_report
+from dynamiccl.train.data import load_data
+from dynamiccl.train.fit import fit
+from dynamiccl.train.recipes import make_recipe
+from tests.data_sets import SWEEP, SYSTEM, make_data
+from tests.stores import new_store
+
+SHAPES = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = 8 }}" for n in (2, 4, 8, 16))
+FEW_STEPS = ("steps=200", "steps_per_epoch=100", "num_members=1")
+
+
+def policy_of(data: Path, folder: Path, recipe: str, *settings: str) -> Path:
+    made = make_recipe(recipe, settings)
+    done = fit(data, made, experiment="x", tracking_uri=new_store(folder), seed=0)
+    return Path(done.run_directory) / "policy"
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    text = SWEEP.replace("{ num_nodes = 4, ranks_per_node = 8 }", SHAPES)
+    return make_data(tmp_path_factory.mktemp("shapes"), text)
+
+
+def test_a_shape_that_is_held_out_is_what_the_report_scores(shapes: Path, tmp_path: Path) -> None:
+    policy = policy_of(shapes, tmp_path, "gaussian-process", "alpha=0.1", "split=shape")
+    parts = Parts(SplitBy.SHAPE, ("2x8", "16x8"), ("4x8",))
+    assert Manifest.read(policy).parts == parts
+    report = make_report(shapes, [("mine", policy)], tmp_path / "report")
+    [system] = report.systems
+    assert system.system == SYSTEM
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "8 x 8" in page
+    found = report.to_json()["systems"][SYSTEM]["policies"]
+    assert found["mine"]["tasks"] == 30  # two collectives, fifteen sizes of 8 nodes
+    assert found["mine"]["mean"] <= found["nccl-default"]["mean"]
+
+
+def test_neither_steps_nor_validation_see_the_shape_that_is_held_out(shapes: Path) -> None:
+    data = load_data(shapes, 0, split="shape")
+    assert set(data.validation.tasks["num_nodes"]) == {4}
+    nodes = data.training.steps.tasks.context[:, CONTEXT_COLUMN["log2_nodes"]]
+    assert set(nodes.tolist()) == {1.0, 4.0}
+
+
+def test_policies_that_were_trained_on_other_parts_are_not_compared(
+    shapes: Path, tmp_path: Path
+) -> None:
+    one = policy_of(shapes, tmp_path, "ddqn-dueling", *FEW_STEPS, "split=shape")
+    other = policy_of(shapes, tmp_path, "ddqn-dueling", *FEW_STEPS)
+    with pytest.raises(UserError, match="one by one"):
+        make_report(shapes, [("one", one), ("other", other)], tmp_path / "report")
+
+
+@pytest.mark.parametrize("recipe", ["gaussian-process", "ddqn-dueling"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        'sizes = { min = "64K", max = "1G", factor = 4 }',
+        'sizes = { list = ["128K", "512K", "2M", "8M", "32M", "128M"] }',
+    ],
+)
+def test_sweeps_of_few_sizes_train_validate_and_are_scored(
+    sizes: str, recipe: str, tmp_path: Path
+) -> None:
+    data = make_data(tmp_path / "data", SWEEP.replace('sizes = { min = "64K", max = "1G" }', sizes))
+    settings = FEW_STEPS if recipe == "ddqn-dueling" else ("alpha=0.2",)
+    policy = policy_of(data, tmp_path, recipe, *settings)
+    assert Manifest.read(policy).parts.by == SplitBy.SIZE
+    report = make_report(data, [("mine", policy)], tmp_path / "report")
+    found = report.to_json()["systems"][SYSTEM]["policies"]
+    assert found["mine"]["tasks"] >= 2
+    assert found["mine"]["mean"] <= found["nccl-default"]["mean"] + 0.02
+
+
+def test_an_unknown_split_names_the_choices() -> None:
+    with pytest.raises(UnknownName, match="size, shape, system"):
+        make_recipe("ddqn-dueling", ["split=moon"])
