@@ -96,7 +96,7 @@ def table(name: str, found: Mapping[str, Any]) -> str:
 
 def columns_of(data_set: str) -> Mapping[str, tuple[str, bool]]:
     """The columns of a data set: sweeps, worlds, calls, whole jobs, or scenarios."""
-    kinds = {"calls": CALLS, "jobs": JOBS, "worlds": WORLDS}
+    kinds = {"calls": CALLS, "jobs": JOBS, "worlds": WORLDS, "narrow": WORLDS}
     if data_set.startswith("scenarios, "):
         return SCENARIOS
     return kinds.get(data_set.rpartition(", ")[2], COLUMNS)
