@@ -86,8 +86,8 @@ def table(name: str, found: Mapping[str, Any]) -> str:
         return markdown([["policy", *columns], *rows])
     if name == "real_notes":
         return notes(found["real_notes"])
-    if name == "few_shot":
-        return curves(found["few_shot"])
+    if name.startswith("few_shot"):
+        return curves(found, "share_worse" if name.endswith("slower") else "regret")
     keys = [key for key in found if key.startswith(name) and not key.endswith(("_lo", "_hi"))]
     if not keys:
         raise KeyError(f"no figures for table '{name}'")
@@ -119,14 +119,20 @@ def notes(systems: Mapping[str, Mapping[str, Any]]) -> str:
     return markdown([head, *rows])
 
 
-def curves(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
-    """Mean regret of a new system's tables by the number of probes."""
-    looks = next(iter(found.values()))
+def curves(found: Mapping[str, Any], figure: str) -> str:
+    """A figure of a new system's tables by the number of probes, in %."""
+    looks = next(iter(found["few_shot"].values()))
     rows = [
-        [name, *(f"{100.0 * curve[look]['regret']:.1f}" for look in looks)]
-        for name, curve in found.items()
+        [
+            name,
+            *(f"{100.0 * curve[look][figure]:.1f}" for look in looks),
+            *([cell(found["few_shot_probes"][name], "probes", False)] * (figure == "regret")),
+        ]
+        for name, curve in found["few_shot"].items()
     ]
-    return markdown([["mean regret in % after so many probes", *looks], *rows])
+    last = ["probes to 2 %"] * (figure == "regret")
+    title = {"regret": "mean regret", "share_worse": "slower than NCCL's own"}[figure]
+    return markdown([[f"{title} in % after so many probes", *looks, *last], *rows])
 
 
 def cell(row: Mapping[str, Any], key: str, is_fraction: bool) -> str:
