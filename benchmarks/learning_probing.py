@@ -27,7 +27,7 @@ from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.nccl import Collective
 from dynamiccl.serve.search.autoccl import AutoCcl
 from dynamiccl.serve.search.space import Choice, SearchSpace
-from dynamiccl.serve.search.tuner import State
+from dynamiccl.serve.search.tuner import Key, State
 from dynamiccl.train.gaussian.policy import MIN_GAIN
 from dynamiccl.train.gaussian.posterior import Posterior, Rows
 
@@ -172,15 +172,15 @@ class Descent:
         self._order = coarse_to_fine(len(table.own))
         self._carries = carries
         self._times: dict[tuple[int, int], list[float]] = {}
-        spaces = [
-            SearchSpace(
+        spaces: dict[Key, SearchSpace] = {
+            size: SearchSpace(
                 [Choice(config) for config in table.configs],
                 np.flatnonzero(table.is_open[size]).tolist(),
                 default_runs=Choice(table.own[size]),
             )
             for size in range(len(table.own))
-        ]
-        self._search = AutoCcl(lambda size: spaces[size])
+        }
+        self._search = AutoCcl(spaces.__getitem__)
         self._num_sizes = len(spaces)
 
     def chosen(self) -> Actions:
@@ -223,7 +223,9 @@ def coarse_to_fine(count: int) -> list[int]:
 
 def forced(table: Table) -> npt.NDArray[np.bool_]:
     """(B, A) what can be probed for its own sake: all but NCCL's own choice."""
-    return table.is_open & (np.arange(table.is_open.shape[1]) != ABSTAIN_ACTION)
+    found: npt.NDArray[np.bool_] = table.is_open.copy()
+    found[:, ABSTAIN_ACTION] = False
+    return found
 
 
 def place_of(index: np.integer, grid: npt.NDArray[np.bool_]) -> tuple[int, int]:
