@@ -9,7 +9,8 @@ of it counts, for every strategy. Regret is of the noise-free times: that of the
 over that of the best config (the default included), minus one, mean over tasks. Six seeds, each
 with noise and draws of its own; intervals are Student's t, 95 %. `measurements_saved_ratio_at_2pct`
 is exhaustive over adaptive measurements for the smallest budget tried whose interval ends below
-2 %.
+2 %. Of what adaptive chooses, over all seeds: `adaptive_chosen_in_one_round` is the share that one
+round alone measured, and `adaptive_chosen_slower` what is truly slower than NCCL's default.
 
 *Replayed*: published sweeps, each cell's median taken as its true time, its repeats drawn again at
 random (where there is one only, with the scatter of the system's other cells). Tasks with a default
@@ -97,6 +98,18 @@ class World:
             number += 1
         return history
 
+    def chosen(self, history: Sequence[Outcome]) -> list[tuple[int, float]]:
+        """Of each config that a table takes: rounds that measured it, true time over default's."""
+        keys = {(trial.task, trial.config): trial.key for trial in self.trials}
+        rounds: dict[str, set[int]] = defaultdict(set)
+        for outcome in history:
+            rounds[outcome.trial_key].add(outcome.round)
+        return [
+            (len(rounds[keys[task, config]]), self.truth[keys[task, config]] / self.truth[default])
+            for task, config in choose(self.trials, history).items()
+            if (default := keys[task, ABSTAIN]) != keys[task, config]
+        ]
+
     def regret(self, history: Sequence[Outcome]) -> np.ndarray:
         """True regret of the table that follows from a history, by task."""
         best: dict[tuple[Setting, int], float] = {}
@@ -155,9 +168,14 @@ def simulated_figures() -> dict[str, float | int | str]:
         if mean + half <= BAR_REGRET:
             saved = max(saved, full / used)
     figures["measurements_saved_ratio_at_2pct"] = saved
-    runs = [adaptive_run(world, seed, None) for seed in SEEDS]
-    figures["adaptive_saved_ratio_when_sure"] = full / float(np.mean([n for n, _ in runs]))
-    figures["adaptive_regret_when_sure"] = interval([regret for _, regret in runs])[0]
+    histories = [adaptive_history(world, seed, None) for seed in SEEDS]
+    figures["adaptive_saved_ratio_when_sure"] = full / float(np.mean([*map(len, histories)]))
+    regrets = [float(world.regret(history).mean()) for history in histories]
+    figures["adaptive_regret_when_sure"] = interval(regrets)[0]
+    chosen = [each for history in histories for each in world.chosen(history)]
+    figures["adaptive_chosen"] = len(chosen)
+    figures["adaptive_chosen_in_one_round"] = float(np.mean([n == 1 for n, _ in chosen]))
+    figures["adaptive_chosen_slower"] = sum(ratio > 1.0 for _, ratio in chosen)
     strategies = [Exhaustive("bench", world.trials, cycles=CYCLES, seed=s) for s in SEEDS]
     regrets = [
         float(world.regret(world.history(one, s)).mean())
@@ -168,11 +186,16 @@ def simulated_figures() -> dict[str, float | int | str]:
     return figures
 
 
-def adaptive_run(world: World, seed: int, budget: int | None) -> tuple[int, float]:
-    """Measurements taken and mean true regret."""
+def adaptive_history(world: World, seed: int, budget: int | None) -> list[Outcome]:
+    """What an adaptive sweep measures."""
     settings = StrategySettings(kind="adaptive", seed=seed)
     strategy = Adaptive("bench", world.trials, settings, max_measurements=budget)
-    history = world.history(strategy, seed)
+    return world.history(strategy, seed)
+
+
+def adaptive_run(world: World, seed: int, budget: int | None) -> tuple[int, float]:
+    """Measurements taken and mean true regret."""
+    history = adaptive_history(world, seed, budget)
     return len(history), float(world.regret(history).mean())
 
 
