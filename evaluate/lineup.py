@@ -1,7 +1,8 @@
 """Who is compared with whom."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Final
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.scoring import TaskGrid
@@ -20,6 +21,35 @@ from dynamiccl.evaluate.policies import LearnedPolicy, NcclDefault, Oracle, Poli
 from dynamiccl.train.policy import TorchPolicy
 
 
+def _nearest(training: TaskGrid, validation: TaskGrid, _catalogue: Catalogue) -> Policy:
+    make = partial(NearestNeighbours, training)
+    return Picked(make, NearestNeighbours.SETTINGS, validation)
+
+
+def _tree(training: TaskGrid, validation: TaskGrid, catalogue: Catalogue) -> Policy:
+    make = partial(DecisionTree, training, catalogue)
+    return Picked(make, DecisionTree.SETTINGS, validation)
+
+
+def _boosting(training: TaskGrid, validation: TaskGrid, catalogue: Catalogue) -> Policy:
+    make = partial(GradientBoosting, training, catalogue)
+    return Picked(make, GradientBoosting.SETTINGS, validation)
+
+
+#: How each baseline that tries nothing is made of training tasks; settings by validation tasks.
+BASELINES: Final[Mapping[str, Callable[[TaskGrid, TaskGrid, Catalogue], Policy]]] = {
+    NcclDefault.name: lambda *_: NcclDefault(),
+    BestFixed.name: lambda training, *_: BestFixed(training),
+    PooledFixed.name: lambda training, *_: PooledFixed(training),
+    FiveBins.name: lambda training, *_: FiveBins(training),
+    NearestSize.name: lambda training, *_: NearestSize(training),
+    Interpolated.name: lambda training, *_: Interpolated(training),
+    NearestNeighbours.name: _nearest,
+    DecisionTree.name: _tree,
+    GradientBoosting.name: _boosting,
+}
+
+
 def make_policies(
     training: TaskGrid,
     validation: TaskGrid,
@@ -31,19 +61,9 @@ def make_policies(
     Last come those that nothing simple can be: searchers, which try configs on the test tasks, and
     the oracle.
     """
-    neighbours = partial(NearestNeighbours, training)
-    boosting = partial(GradientBoosting, training, catalogue)
     return [
         *(LearnedPolicy(policy, catalogue, name) for name, policy in learned),
-        NcclDefault(),
-        BestFixed(training),
-        PooledFixed(training),
-        FiveBins(training),
-        NearestSize(training),
-        Interpolated(training),
-        Picked(neighbours, NearestNeighbours.SETTINGS, validation),
-        Picked(partial(DecisionTree, training, catalogue), DecisionTree.SETTINGS, validation),
-        Picked(boosting, GradientBoosting.SETTINGS, validation),
+        *(make(training, validation, catalogue) for make in BASELINES.values()),
         Picked(Ucb1, Ucb1.SETTINGS, validation),
         Picked(partial(EpsilonGreedy, catalogue), EpsilonGreedy.SETTINGS, validation),
         Picked(partial(CoordinateDescent, catalogue), CoordinateDescent.SETTINGS, validation),
