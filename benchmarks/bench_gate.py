@@ -23,8 +23,8 @@ from typing import Final
 import numpy as np
 import torch
 from harness import write_result
-from sweeps import simulate
 
+from dynamiccl.collect.simulate import simulate
 from dynamiccl.datasets.cells import tuned
 from dynamiccl.datasets.scoring import TaskGrid, task_grid
 from dynamiccl.datasets.splits import Split

@@ -7,7 +7,6 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import torch
-from learning_worlds import NO_NOISE, WORLDS
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import tuned
@@ -19,6 +18,7 @@ from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.baselines.tables import Predictor, unknown
 from dynamiccl.evaluate.policies import Actions
+from dynamiccl.evaluate.worlds.kinds import NO_NOISE, WORLDS
 from dynamiccl.nccl import NUM_PROTOCOLS
 from dynamiccl.train.data import TrainingData, load_data
 from dynamiccl.train.gaussian.fit import Fitted

@@ -20,14 +20,14 @@ import torch
 from learning_cautious import Cautious
 from learning_draws import CostTimesResidual, Draw
 from learning_figures import parallel
-from learning_scores import judged, paired, summary
-from learning_worlds import SHAPES, WORLDS
 
 from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.baselines.picking import Picked
 from dynamiccl.evaluate.baselines.regression import GradientBoosting
 from dynamiccl.evaluate.baselines.tables import Interpolated, NearestNeighbours
 from dynamiccl.evaluate.policies import Actions, LearnedPolicy
+from dynamiccl.evaluate.worlds.kinds import SHAPES, WORLDS
+from dynamiccl.evaluate.worlds.scores import judged, paired, summary
 from dynamiccl.train.fit import fit
 from dynamiccl.train.gaussian.fit import fit_gaussian
 from dynamiccl.train.policy import TorchPolicy

@@ -13,8 +13,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 from learning_play import Played, World
-from sweeps import simulate
 
+from dynamiccl.collect.simulate import simulate
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.episodes import with_noise
 from dynamiccl.datasets.provenance import program_record

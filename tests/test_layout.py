@@ -37,7 +37,7 @@ ALLOWED = {
     "simulator": {"datasets"},
     "collect": {"datasets", "simulator"},
     "train": {"datasets", "simulator"},
-    "evaluate": {"datasets", "train", "simulator", "serve.search"},
+    "evaluate": {"datasets", "train", "simulator", "serve.search", "collect.simulate"},
     "serve": {"datasets"},
 }
 #: What collect and simulator may use of datasets: the tables, never what learning makes of them.
@@ -233,6 +233,7 @@ def test_wheel_holds_the_parts_under_our_name_only(tmp_path: Path) -> None:
         "dynamiccl/evaluate/page.html.jinja",
         "dynamiccl/evaluate/report.html.jinja",
         "dynamiccl/evaluate/simulate.html.jinja",
+        "dynamiccl/evaluate/worlds/worlds-1.json",
         "dynamiccl/serve/commands/doctor.py",
         "dynamiccl/serve/launch/dynamiccl-run",
         "dynamiccl/serve/plugin/adaptive/exports.cpp",

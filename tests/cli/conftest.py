@@ -34,7 +34,7 @@ COMMANDS = [
         ("plan", "run", "import", "jobs", "describe", "doctor", "fit-simulator", "shapes"),
     ),
     ("dynamiccl-train", ("list", "fit", "study", "trial", "trigger", "promote")),
-    ("dynamiccl-evaluate", ("report", "gate", "simulate")),
+    ("dynamiccl-evaluate", ("report", "gate", "simulate", "benchmark")),
     (
         "dynamiccl-deploy",
         ("export", "verify", "bind", "table", "constants", "env", "install", "doctor", "brain"),

@@ -3,10 +3,11 @@
 import numpy as np
 import polars as pl
 import pytest
-from learning_scores import paired, summary
-from learning_worlds import FIELD_SIGMA, WORLDS
 
+from dynamiccl.evaluate.worlds.kinds import WORLDS
+from dynamiccl.evaluate.worlds.scores import paired, summary
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
+from dynamiccl.simulator.drawn import FIELD_SIGMA
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.system import Call
 from dynamiccl.simulator.systems import find_system

@@ -16,7 +16,8 @@ from dynamiccl.evaluate.policies import Actions
 
 #: What counts as slower, and as something to gain.
 WORSE: Final = 0.01
-_NAMES: Final = ("mean_regret", "headroom_regret", "share_worse", "gain_kept")
+#: What `summary` tells, each with `_lo` and `_hi`.
+FIGURES: Final = ("mean_regret", "headroom_regret", "share_worse", "gain_kept")
 
 
 def judged(
@@ -70,9 +71,8 @@ def summary(rows: pl.DataFrame, draws: int = 1000) -> dict[str, float]:
         picked = [tables[i] for i in random.integers(0, len(tables), len(tables))]
         drawn.append(figures([t[random.integers(0, len(t), len(t))] for t in picked]))
     low, high = np.nanquantile(drawn, [0.025, 0.975], axis=0)
-    names = ("mean_regret", "headroom_regret", "share_worse", "gain_kept")
     found: dict[str, float] = {"tasks": float(rows.height), "draws": float(len(tables))}
-    for i, name in enumerate(names):
+    for i, name in enumerate(FIGURES):
         found |= {name: float(point[i]), f"{name}_lo": float(low[i]), f"{name}_hi": float(high[i])}
     return found
 
@@ -89,6 +89,8 @@ def paired(rows: pl.DataFrame, ours: str, rival: str) -> dict[str, float]:
     told: dict[str, float] = {}
     for column in ("regret", "head"):
         apart = (a[column] - b[column]).drop_nulls().to_numpy()
+        if not len(apart):
+            continue  # there was nothing to gain in any draw
         drawn = [apart[random.integers(0, len(apart), len(apart))].mean() for _ in range(2000)]
         low, high = np.quantile(drawn, [0.025, 0.975])
         told |= {

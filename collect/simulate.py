@@ -1,0 +1,20 @@
+"""A sweep file's text, carried out in the simulator: for drawn systems, and for benchmarks."""
+
+from pathlib import Path
+
+from dynamiccl.collect.runs.run import run_sweep
+from dynamiccl.collect.simulated.runner import SimulatorRunner
+from dynamiccl.collect.strategies import make_strategy
+from dynamiccl.collect.sweep.load import parse_sweep
+from dynamiccl.simulator.system import System
+
+
+def simulate(text: str, out: Path, system: System | None = None) -> Path:
+    """Carry out a sweep in the simulator; adds to the data set `out`, and returns it.
+
+    `system` takes the place of the one that the text names. Raises InvalidSweep and UserError.
+    """
+    parsed = parse_sweep(text, where="simulated sweep")
+    strategy = make_strategy(parsed.file, parsed.trials)
+    run_sweep(parsed, strategy, SimulatorRunner(parsed.file, out, system), out, resume=False)
+    return out

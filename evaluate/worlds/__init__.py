@@ -1,0 +1,1 @@
+"""A judge with frozen worlds: anybody's answers, by a truth without noise."""

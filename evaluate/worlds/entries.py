@@ -1,0 +1,93 @@
+"""Who can be judged: recipes, baselines, tables, scripts and trained policies, by what is typed."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from dynamiccl.datasets.store import slug
+from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.evaluate.lineup import BASELINES
+from dynamiccl.evaluate.policies import Actions, LearnedPolicy
+from dynamiccl.evaluate.worlds.draws import TRAIN_FOLDER, Draw
+from dynamiccl.evaluate.worlds.nvidia_csv import SUFFIX, table_actions
+from dynamiccl.evaluate.worlds.script import script_actions
+from dynamiccl.train.fit import fit
+from dynamiccl.train.policy import TorchPolicy
+from dynamiccl.train.recipes import RECIPES, make_recipe
+from dynamiccl.train.tracking import policy_directory
+
+_STORE_NAME: Final = "mlflow.db"
+_RUN_ID_DIGITS: Final = 32
+#: What else an entry can be, for an error.
+_OTHERS: Final = ("TABLE.csv", "SCRIPT", "RUN_OR_ARTIFACT")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Somebody who answers a draw's questions."""
+
+    name: str
+    #: (T,) an action for each task of a draw; files are kept in the folder.
+    answer: Callable[[Draw, Path], Actions]
+
+    @property
+    def folder(self) -> str:
+        """What its answers are filed under."""
+        return slug(self.name)
+
+
+def find_entry(text: str, tracking_uri: str, limit_s: float) -> Entry:
+    """What `text` names; a script may take `limit_s` for a draw.
+
+    Raises UnknownName for what is nothing, UserError for a script that cannot be executed, and
+    MissingPath for a policy that is not there.
+    """
+    if text in BASELINES:
+        return baseline(text)
+    if text in RECIPES:
+        return Entry(text, partial(_trained, text))
+    path = Path(text)
+    if path.suffix == SUFFIX:
+        return Entry(path.stem, lambda draw, _: table_actions(_placed(text, draw), draw))
+    if path.is_file():
+        if not os.access(path, os.X_OK):
+            raise UserError(f"{path} is not executable; run 'chmod +x {path}'")
+        return Entry(path.name, lambda draw, out: script_actions(path, draw, out, limit_s))
+    if not (path.is_dir() or ":/" in text or len(text) == _RUN_ID_DIGITS):
+        raise UnknownName("entry", text, [*RECIPES, *BASELINES, *_OTHERS])
+    policy = TorchPolicy.load(policy_directory(text, tracking_uri))
+    return Entry("policy", lambda draw, _: _asked(policy, draw))
+
+
+def baseline(name: str) -> Entry:
+    """A baseline of the report."""
+
+    def answer(draw: Draw, _: Path) -> Actions:
+        made = BASELINES[name](draw.training, draw.validation, draw.catalogue)
+        return made.choose(draw.asked)
+
+    return Entry(name, answer)
+
+
+def _trained(name: str, draw: Draw, folder: Path) -> Actions:
+    """What a recipe chooses that was trained on the draw, with its number as seed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    done = fit(
+        draw.folder / TRAIN_FOLDER,
+        make_recipe(name),
+        experiment=draw.world,
+        tracking_uri=f"sqlite:///{(folder / _STORE_NAME).resolve()}",
+        seed=draw.number,
+    )
+    return _asked(TorchPolicy.load(policy_directory(done.run_directory, "")), draw)
+
+
+def _asked(policy: TorchPolicy, draw: Draw) -> Actions:
+    return LearnedPolicy(policy, draw.catalogue, "policy").choose(draw.asked)
+
+
+def _placed(text: str, draw: Draw) -> Path:
+    return Path(text.replace("{world}", draw.world).replace("{draw}", str(draw.number)))
