@@ -110,7 +110,7 @@ def printed(name: str, script: str) -> dict[str, Any]:
 def show(figures: dict[str, Any]) -> None:
     """A table a data set."""
     for name, policies in figures["data_sets"].items():
-        columns = columns_of(name)
+        columns = columns_of(name, policies)
         table = Table("policy", *columns, title=name)
         for policy, row in policies.items():
             table.add_row(policy, *(cell(row, *each) for each in columns.values()))

@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 from learning_figures import Figures, parallel, student
-from sweeps import simulate
 
+from dynamiccl.collect.simulate import simulate
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import tuned, usable
 from dynamiccl.datasets.provenance import program_record

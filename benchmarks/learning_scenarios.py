@@ -34,8 +34,8 @@ from scenario_rivals import (
     best_settings,
     true_tables,
 )
-from sweeps import simulate
 
+from dynamiccl.collect.simulate import simulate
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.datasets.scoring import task_grid
 from dynamiccl.datasets.splits import Split

@@ -1,8 +1,8 @@
-"""The tables of docs/results.md, from the figures that stand beside it.
+"""The tables of docs/results.md and docs/results-tables.md, from the figures beside them.
 
     python benchmarks/learning_tables.py
 
-copies out/bench/learning.json to docs/results.json and writes the page's tables from it; each
+copies out/bench/learning.json to docs/results.json and writes the pages' tables from it; each
 stands between `<!-- table NAME -->` and `<!-- end -->`.
 """
 
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from harness import OUT
-from learning_scenarios import PLACES
 
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
-PAGE: Final = DOCS / "results.md"
+#: What to use when, and everything behind it.
+PAGES: Final = (DOCS / "results.md", DOCS / "results-tables.md")
 FIGURES: Final = DOCS / "results.json"
 #: Column -> key of a figure, and whether it is a fraction.
 COLUMNS: Final = {
@@ -47,17 +47,42 @@ JOBS: Final = {
     "changes / 1,000 calls": ("changes_per_1000_calls", False),
     "alarms / 100,000 calls": ("alarms_per_1e5_calls", False),
 }
-SCENARIOS: Final = {
-    "of the delayed oracle's gain": ("gain_of_delayed_oracle", True),
-    **{place: (place, True) for place in PLACES},
+#: Tables of the first page: rows, and of each column its head, data set, figure.
+BRIEF: Final[Mapping[str, tuple[Sequence[str], Sequence[tuple[str, str, str]]]]] = {
+    "headline": (
+        (
+            *("nccl-default", "interpolated", "k-nearest, cautious"),
+            *("gradient-boosting, cautious", "interpolated, cautious"),
+            *("gaussian-process, cautious", "ddqn-dueling", "ddqn-actions"),
+        ),
+        (
+            ("H100: regret where NCCL loses", "h100, worlds", "headroom_regret"),
+            ("slower than NCCL", "h100, worlds", "share_worse"),
+            ("B300: mean regret", "b300, worlds", "mean_regret"),
+            ("slower than NCCL", "b300, worlds", "share_worse"),
+            ("gain kept", "b300, worlds", "gain_kept"),
+        ),
+    ),
+    "scenarios": (
+        (
+            *("gaussian-process + Trigger", "threshold rule, fitted", "threshold rule, true times"),
+            *("filter that knows the scenario", "gaussian-process", "best quiet table"),
+            *("AutoCCL search", "AutoCCL that reopens on alarms", "random"),
+        ),
+        (
+            ("as recorded", "scenarios, as recorded", "gain_of_delayed_oracle"),
+            ("shifted", "scenarios, shifted", "gain_of_delayed_oracle"),
+        ),
+    ),
 }
 _MARKED: Final = re.compile(r"(<!-- table (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def main() -> None:
-    """Copy the figures, and write the tables into the page."""
+    """Copy the figures, and write the tables into the pages."""
     shutil.copy(OUT / "learning.json", FIGURES)
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), figures()), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text(encoding="utf-8"), figures()), encoding="utf-8")
 
 
 def figures() -> dict[str, Any]:
@@ -78,12 +103,16 @@ def with_tables(page: str, found: Mapping[str, Any]) -> str:
 def table(name: str, found: Mapping[str, Any]) -> str:
     """One table in Markdown: a data set's policies, or figures by name."""
     if name in found["data_sets"]:
-        columns = columns_of(name)
+        columns = columns_of(name, found["data_sets"][name])
         rows = [
             [policy, *(cell(row, *each) for each in columns.values())]
             for policy, row in found["data_sets"][name].items()
         ]
         return markdown([["policy", *columns], *rows])
+    if name == "probes":
+        return probes(found["few_shot_probes"])
+    if name in BRIEF:
+        return brief(found["data_sets"], *BRIEF[name])
     if name == "real_notes":
         return notes(found["real_notes"])
     if name.startswith("few_shot"):
@@ -94,12 +123,43 @@ def table(name: str, found: Mapping[str, Any]) -> str:
     return markdown([["figure", "value"], *([f"`{k}`", cell(found, k, False)] for k in keys)])
 
 
-def columns_of(data_set: str) -> Mapping[str, tuple[str, bool]]:
+def columns_of(
+    data_set: str, rows: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, tuple[str, bool]]:
     """The columns of a data set: sweeps, worlds, calls, whole jobs, or scenarios."""
-    kinds = {"calls": CALLS, "jobs": JOBS, "worlds": WORLDS, "narrow": WORLDS}
     if data_set.startswith("scenarios, "):
-        return SCENARIOS
+        return scenario_columns(rows)
+    kinds = {"calls": CALLS, "jobs": JOBS, "worlds": WORLDS, "narrow": WORLDS}
     return kinds.get(data_set.rpartition(", ")[2], COLUMNS)
+
+
+def scenario_columns(
+    rows: Mapping[str, Mapping[str, Any]],
+) -> Mapping[str, tuple[str, bool]]:
+    """The ratio of sums, and the gain in each setting."""
+    first = "gain_of_delayed_oracle"
+    places = [key for key in next(iter(rows.values())) if not key.startswith(first)]
+    return {"of the late oracle's gain": (first, True), **{name: (name, True) for name in places}}
+
+
+def probes(found: Mapping[str, Mapping[str, float]]) -> str:
+    """After how many probes a new system's tables are good: a row a way, a column a system."""
+    names = [name.partition(", ")[::2] for name in found]
+    systems, ways = (list(dict.fromkeys(part)) for part in zip(*names, strict=True))
+    body = [
+        [way, *(cell(found[f"{at}, {way}"], "probes", False) for at in systems)] for way in ways
+    ]
+    return markdown([["what is probed", *systems], *body])
+
+
+def brief(
+    data_sets: Mapping[str, Any], rows: Sequence[str], columns: Sequence[tuple[str, str, str]]
+) -> str:
+    """Some policies, and figures of several data sets beside each other."""
+    body = [
+        [name, *(cell(data_sets[of][name], key, True) for _, of, key in columns)] for name in rows
+    ]
+    return markdown([["policy", *(head for head, _, _ in columns)], *body])
 
 
 def notes(systems: Mapping[str, Mapping[str, Any]]) -> str:

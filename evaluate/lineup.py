@@ -8,6 +8,7 @@ from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.baselines.online import CoordinateDescent, EpsilonGreedy, Ucb1
 from dynamiccl.evaluate.baselines.picking import Picked
+from dynamiccl.evaluate.baselines.regions import RegionTable
 from dynamiccl.evaluate.baselines.regression import DecisionTree, GradientBoosting
 from dynamiccl.evaluate.baselines.tables import (
     BestFixed,
@@ -17,13 +18,17 @@ from dynamiccl.evaluate.baselines.tables import (
     NearestSize,
     PooledFixed,
 )
-from dynamiccl.evaluate.policies import LearnedPolicy, NcclDefault, Oracle, Policy
+from dynamiccl.evaluate.policies import LearnedPolicy, NcclDefault, Oracle, Policy, Random
 from dynamiccl.train.policy import TorchPolicy
 
 
 def _nearest(training: TaskGrid, validation: TaskGrid, _catalogue: Catalogue) -> Policy:
     make = partial(NearestNeighbours, training)
     return Picked(make, NearestNeighbours.SETTINGS, validation)
+
+
+def _regions(training: TaskGrid, validation: TaskGrid, _catalogue: Catalogue) -> Policy:
+    return Picked(partial(RegionTable, training), RegionTable.SETTINGS, validation)
 
 
 def _tree(training: TaskGrid, validation: TaskGrid, catalogue: Catalogue) -> Policy:
@@ -39,9 +44,11 @@ def _boosting(training: TaskGrid, validation: TaskGrid, catalogue: Catalogue) ->
 #: How each baseline that tries nothing is made of training tasks; settings by validation tasks.
 BASELINES: Final[Mapping[str, Callable[[TaskGrid, TaskGrid, Catalogue], Policy]]] = {
     NcclDefault.name: lambda *_: NcclDefault(),
+    Random.name: lambda *_: Random(),
     BestFixed.name: lambda training, *_: BestFixed(training),
     PooledFixed.name: lambda training, *_: PooledFixed(training),
     FiveBins.name: lambda training, *_: FiveBins(training),
+    RegionTable.name: _regions,
     NearestSize.name: lambda training, *_: NearestSize(training),
     Interpolated.name: lambda training, *_: Interpolated(training),
     NearestNeighbours.name: _nearest,

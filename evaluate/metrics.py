@@ -22,6 +22,8 @@ from dynamiccl.evaluate.crossfit import CrossFit, cross_fit, has_runs
 from dynamiccl.evaluate.policies import Actions
 
 INDEPENDENT: Final = "independent runs"
+#: What is shown for scale, and is no rival.
+SCALE: Final = ("nccl-default", "random", "oracle")
 OPTIMISTIC: Final = "optimistic oracle, no interval"
 
 
@@ -156,10 +158,10 @@ def default_verdicts(
 def simple_baselines(summaries: Sequence[Summary], learned: Sequence[str]) -> list[Summary]:
     """The baselines that know no more than a policy.
 
-    Not a searcher, which measures the very task, nor the oracle, which knows it.
+    Not a searcher, which measures the very task, nor the oracle, which knows it, nor random draws.
     """
     others = [s for s in summaries if s.probes == 0.0]
-    return [s for s in others if s.policy not in {*learned, "nccl-default", "oracle"}]
+    return [s for s in others if s.policy not in {*learned, *SCALE}]
 
 
 def baseline_verdicts(

@@ -1,4 +1,4 @@
-"""What can be compared: one protocol, the learned policy, and the two ends of the scale.
+"""What can be compared: one protocol, the learned policy, and the scale: default, random, oracle.
 
 Everything chooses among the actions that were measured for a task, on the same cold information:
 workload and system; but for the oracle, which looks at the answers.
@@ -45,6 +45,22 @@ class NcclDefault:
     def choose(self, grid: TaskGrid) -> Actions:
         """Abstain everywhere."""
         return np.full(grid.tasks.height, ABSTAIN_ACTION, dtype=np.int64)
+
+
+class Random:
+    """Draws among the measured configs of each task, NCCL's default one of them: a scale."""
+
+    name = "random"
+
+    def __init__(self, seed: int = 0) -> None:
+        """Set the seed; the same grid gets the same draws."""
+        self._seed = seed
+
+    def choose(self, grid: TaskGrid) -> Actions:
+        """One measured action a task, each as likely."""
+        drawn = np.random.default_rng(self._seed).random(grid.times_us.shape)
+        chosen: Actions = np.where(grid.mask, drawn, -1.0).argmax(axis=1).astype(np.int64)
+        return chosen
 
 
 class Oracle:

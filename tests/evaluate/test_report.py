@@ -21,9 +21,11 @@ from tests.splits import split_of
 
 BASELINES = (
     "nccl-default",
+    "random",
     "best-fixed",
     "pooled-fixed",
     "five-bins",
+    "region-table",
     "nearest-size",
     "interpolated",
     "k-nearest",
