@@ -33,7 +33,7 @@ COMMANDS = [
         "dynamiccl-collect",
         ("plan", "run", "import", "jobs", "describe", "doctor", "fit-simulator", "shapes"),
     ),
-    ("dynamiccl-train", ("list", "fit", "study", "trial", "trigger", "promote")),
+    ("dynamiccl-train", ("list", "fit", "study", "trial", "trigger", "promote", "constants")),
     ("dynamiccl-evaluate", ("report", "gate", "simulate", "benchmark")),
     (
         "dynamiccl-deploy",

@@ -1,6 +1,6 @@
 """A communicator as the cost model sees it, and how many channels it opens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from dynamiccl.nccl import MAX_CHANNELS, Algorithm
@@ -8,6 +8,7 @@ from dynamiccl.simulator.default.constants import (
     LL_MAX,
     NVLS_CHANNELS,
     PCI_GBYTES_PER_S,
+    Factors,
     Generation,
     Hop,
     Release,
@@ -27,6 +28,8 @@ class Overrides:
     max_channels: int | None = None
     #: `NCCL_NTHREADS`.
     num_threads: int | None = None
+    #: What a tuner's constants are times NCCL's own (from 2.28 on).
+    factors: Factors = field(default_factory=Factors)
 
 
 @dataclass(frozen=True)
@@ -55,12 +58,16 @@ class Communicator:
         return min(self.group.num_nodes, 3) - 1
 
     @cached_property
+    def ll_max_row(self) -> int:
+        """Row of LL's ceilings: by GPU on one node, by CPU on several."""
+        if self.one_node:
+            return int(self.generation)
+        return 1 if self.machine.cpu in {Cpu.AMD, Cpu.MIXED} else 0
+
+    @cached_property
     def ll_max(self) -> float:
-        """Largest bus bandwidth of LL: by GPU on one node, by CPU on several."""
-        row: int = self.generation
-        if not self.one_node:
-            row = 1 if self.machine.cpu in {Cpu.AMD, Cpu.MIXED} else 0
-        return LL_MAX[row][self.column]
+        """Largest bus bandwidth of LL."""
+        return LL_MAX[self.ll_max_row][self.column] * self.overrides.factors.ll_max
 
     @cached_property
     def num_channels(self) -> int:
