@@ -2,7 +2,7 @@
 
 Two draws of the H100 worlds (learning_perturbed.py), whose truth is no function of NCCL's costs,
 ten shapes each. Constants are fitted on the training sizes of one shape, and kept if they are
-better than NCCL's own on the validation sizes; both are judged on the test sizes by times without noise,
+better than NCCL's own on the validation sizes; both are judged on the test sizes without noise,
 and only configs that leave channels to NCCL count. *Gain*: mean ln of NCCL's own time less that of
 the policy; what counts is the sum of gains over that of the tables. Intervals are bootstraps of
 (draw, shape). The same constants on another shape of the same draw are the left-out figure.
