@@ -8,6 +8,7 @@ from rich.table import Table
 
 from dynamiccl import cli
 from dynamiccl.errors import UserError
+from dynamiccl.evaluate.commands.gate import gate_command
 from dynamiccl.simulator import options as simulating
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.commands.options import Json, open_bar, stderr, wide_stdout
@@ -70,60 +71,7 @@ def report_command(
     _print_report(report)
 
 
-@app.command("gate")
-def gate_command(
-    data: Annotated[
-        Path,
-        typer.Option(help="Fresh runs of default and configs: none the policy was trained on."),
-    ],
-    policy: Annotated[
-        str, typer.Option(metavar="RUN_OR_ARTIFACT", help="Run id, run directory, artifact.")
-    ],
-    out: Annotated[Path, typer.Option(help="Where the policy that may be deployed goes.")],
-    known: Annotated[
-        Path | None,
-        typer.Option(help="Data that tell NCCL's own choice in sizes that --data leaves out."),
-    ] = None,
-    q: Annotated[
-        float, typer.Option(help="False discovery rate over all tested bins.", min=0.0, max=1.0)
-    ] = 0.01,
-    tracking_uri: _TrackingUri = DEFAULT_TRACKING_URI,
-    as_json: Json = False,
-) -> None:
-    """Let through what fresh runs show to beat NCCL's default; everything else abstains.
-
-    Example: dynamiccl-evaluate gate --data out/fresh --policy RUN_ID --out out/gated
-    """
-    from dynamiccl.datasets.store import part_paths
-
-    part_paths(data)
-    if out.exists() and any(out.iterdir()):
-        raise UserError(f"{out} is not empty; take another --out or remove it")
-    from dynamiccl.datasets.store import read
-    from dynamiccl.evaluate.gate.gate import pass_gate
-    from dynamiccl.evaluate.gate.gated import gate_rows, refusals, write_gated
-    from dynamiccl.train.policy import TorchPolicy
-    from dynamiccl.train.tracking import policy_directory
-
-    folder = policy_directory(policy, tracking_uri)
-    seen = None if known is None else read(known)
-    gated = pass_gate(TorchPolicy.load(folder), read(data), known=seen, q=q)
-    write_gated(gated, folder, out)
-    if as_json:
-        cli.print_json(gated.to_json())
-        return
-    table = Table(title=f"size bins by verdict, false discovery rate {q:g}", title_justify="left")
-    heads, *rows = gate_rows(gated)
-    for head in heads:
-        table.add_column(head, no_wrap=head in {"system", "collective"})
-    for row in rows:
-        table.add_row(*row)
-    wide = wide_stdout(120)
-    wide.print(table)
-    for count, reason in refusals(gated):
-        wide.print(f"refused {count}: {reason}", soft_wrap=True, highlight=False)
-    fix = f"{out}: deploy it with 'dynamiccl-deploy export {out} --out DIR'"
-    wide.print(fix, soft_wrap=True, highlight=False)
+app.command("gate")(gate_command)
 
 
 @app.command("simulate")

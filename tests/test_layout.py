@@ -37,7 +37,11 @@ ALLOWED = {
     "simulator": {"datasets"},
     "collect": {"datasets", "simulator"},
     "train": {"datasets", "simulator"},
-    "evaluate": {"datasets", "train", "simulator", "serve.search", "collect.simulate"},
+    "evaluate": {
+        *("datasets", "train", "simulator", "serve.search"),
+        # A simulated sweep for drawn worlds; the sweep file that a gate needs.
+        *("collect.simulate", "collect.planning", "collect.sweep.load"),
+    },
     "serve": {"datasets"},
 }
 #: What collect and simulator may use of datasets: the tables, never what learning makes of them.

@@ -3,8 +3,8 @@
 A sweep is TOML, checked by Pydantic: an unknown key, a wrong value or a name that NCCL does not
 know ends in one line that names the key, the value and the choices. The grid is collectives x group
 shapes x datatypes x launch profiles x interference x sizes x (NCCL's default + algorithms x
-protocols x channels x chunk sizes); combinations that NCCL cannot run are trials too, with the
-reason, so that nothing is a silent gap.
+protocols x channels x chunk sizes), or what `only` names of it; combinations that NCCL cannot run
+are trials too, with the reason, so that nothing is a silent gap.
 """
 
 import tomllib
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from dynamiccl.collect.sweep.only import Task, only_of
 from dynamiccl.collect.sweep.settings import TABLES, SweepFile
 from dynamiccl.collect.sweep.trial import Interference, LaunchProfile, Setting, Trial
 from dynamiccl.datasets.store import check_slug
@@ -86,11 +87,13 @@ def _explain(error: ValidationError, where: str) -> str:
 def _trials(file: SweepFile, where: str) -> tuple[Trial, ...]:
     configs = _configs(file, where)
     version = NcclVersion.parse(file.nccl_version) if file.nccl_version else None
+    wanted = only_of(file, where=where)
     trials = tuple(
         Trial(setting, size, config, _infeasible(setting, size, config, version))
         for setting in settings_of(file, where=where)
         for size in file.sizes.ladder()
         for config in (configs if setting.collective.tunable else [ABSTAIN])
+        if wanted is None or config in wanted.get(Task.of(setting, size), ())
     )
     for key, count in Counter(trial.key for trial in trials).items():
         if count > 1:

@@ -209,6 +209,20 @@ class InterferenceSettings(Table):
         return self
 
 
+class OnlySettings(Table):
+    """Tasks of the grid that are measured in place of all: under NCCL's default, and one config."""
+
+    collective: str
+    num_nodes: int = Field(ge=1)
+    ranks_per_node: int = Field(ge=1)
+    sizes: tuple[_Size, ...] = Field(min_length=1)
+    algorithm: str
+    protocol: str
+    #: 0 stands for AUTO, here and below.
+    num_channels: int = Field(default=0, ge=0)
+    chunk_size: Annotated[int, BeforeValidator(lambda v: v and parse_size(v))] = 0
+
+
 class StrategySettings(Table):
     """Which trials are measured, and how often."""
 
@@ -318,6 +332,8 @@ class SweepFile(Table):
     datatypes: tuple[str, ...] = ("float",)
     profiles: tuple[ProfileSettings, ...] = (ProfileSettings(name=DEFAULT_PROFILE),)
     interference: tuple[InterferenceSettings, ...] = (InterferenceSettings(),)
+    #: Nothing of the grid but this, where any is named: what a gate needs of it (`evaluate gate`).
+    only: tuple[OnlySettings, ...] = ()
     nccl_version: str | None = None
     #: Repeats: every trial is measured once in a cycle.
     cycles: int = Field(default=5, ge=1)
@@ -348,6 +364,7 @@ class SweepFile(Table):
 TABLES: Final[Mapping[str, type[BaseModel]]] = {
     "groups": GroupShape,
     "sizes": Sizes,
+    "only": OnlySettings,
     "profiles": ProfileSettings,
     "interference": InterferenceSettings,
     "strategy": StrategySettings,

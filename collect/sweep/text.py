@@ -7,7 +7,10 @@ from dynamiccl.simulator.toml_table import toml_key, toml_value
 
 #: Keys that hold byte counts.
 _BYTE_KEYS: Final = frozenset(
-    {"min", "max", "list", "small_max", "slow_max", "buffer_bytes", "chunk_sizes"}
+    {
+        *("min", "max", "list", "sizes", "small_max", "slow_max"),
+        *("buffer_bytes", "chunk_size", "chunk_sizes"),
+    }
 )
 #: A table that stands on a line of its own among the keys.
 _INLINE: Final = "sizes"

@@ -1,6 +1,8 @@
 """Fresh runs, config against NCCL's default, paired by run: what a verdict rests on."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -10,9 +12,12 @@ from scipy import stats
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import NOISE_KEY, comparable, independent, noise_bands, quiet, tuned
+from dynamiccl.datasets.costs import COST_KEY, log_costs, read_costs
 from dynamiccl.datasets.manifest import Support
+from dynamiccl.datasets.questions import cold_tasks
 from dynamiccl.datasets.splits import with_split
-from dynamiccl.nccl import NcclVersion
+from dynamiccl.nccl import NUM_PROTOCOLS, Algorithm, Collective, NcclVersion, Protocol
+from dynamiccl.sizes import bin_center_bytes
 
 #: Independent runs of each arm that a test needs.
 MIN_RUNS: Final = 5
@@ -38,9 +43,18 @@ class FreshRuns:
     """Quiet, independent rows of a data set, by support, collective, size bin and action."""
 
     def __init__(
-        self, frame: pl.DataFrame, catalogue: Catalogue, *, known: pl.DataFrame | None = None
+        self,
+        frame: pl.DataFrame,
+        catalogue: Catalogue,
+        *,
+        known: pl.DataFrame | None = None,
+        costs: pl.DataFrame | None = None,
     ) -> None:
-        """Take the rows that may stand in a verdict; of `known`, what NCCL's own choice was."""
+        """Take the rows that may stand in a verdict.
+
+        Of `known` what NCCL's own choice was, of `costs` what it would be by NCCL's cost model.
+        """
+        self._costs = costs
         self._rows = _rows(frame, catalogue)
         self._known = [self._rows, *([] if known is None else [_rows(known, catalogue)])]
         bands = noise_bands(quiet(tuned(frame)), NOISE_KEY).select(*NOISE_KEY, "noise_band")
@@ -52,24 +66,52 @@ class FreshRuns:
         On the logarithms of the paired ratios, one a run: what a run does to all its times alike
         cancels.
         """
-        rows = _of(self._rows, support).filter(collective=collective, bin=size_bin)
-        gains = _paired_gains(rows, action)
+        gains = self.gains(support, collective, [size_bin], action)
         gain = float(np.expm1(np.median(gains))) if len(gains) else None
         if len(gains) < MIN_RUNS:
             reason = f"{len(gains)} fresh runs of both, not {MIN_RUNS}"
             return Evidence(len(gains), gain, None, reason)
-        band = self._bands.get((support.system, collective))
+        band = self.band(support, collective)
         if band is None:
             return Evidence(len(gains), gain, None, "the noise band is not known")
-        return Evidence(len(gains), gain, _p_value(gains - np.log1p(band)), "")
+        return Evidence(len(gains), gain, p_value(gains - np.log1p(band)), "")
+
+    def gains(
+        self, support: Support, collective: str, bins: Sequence[int], action: int
+    ) -> npt.NDArray[np.float64]:
+        """log(default / config) of each run that measured both, the mean over the sizes of bins."""
+        rows = _of(self._rows, support).filter(pl.col("bin").is_in(list(bins)))
+        return _paired_gains(rows.filter(collective=collective), action)
+
+    def band(self, support: Support, collective: str) -> float | None:
+        """The noise band of the fresh runs (unitless); None: they do not tell."""
+        return self._bands.get((support.system, collective))
 
     def measured_bins(self, support: Support, collective: str) -> list[int]:
         """The size bins in which NCCL's default was measured, ascending."""
         rows = _of(self._rows, support).filter(collective=collective, action=ABSTAIN_ACTION)
         return [int(each) for each in rows["bin"].unique().sort()]
 
-    def default_choice(self, support: Support, collective: str, size_bin: int) -> object:
-        """What NCCL's default was there, (algorithm, protocol); None unless it was always one."""
+    def one_default(self, support: Support, collective: str, bins: Sequence[int]) -> bool:
+        """Whether NCCL's own choice, (algorithm, protocol), is known to be one in all `bins`.
+
+        Where no run read it back, NCCL's cost model tells, if it told right at both ends.
+        """
+        read_back = [self._read_back(support, collective, each) for each in bins]
+        seen = {choice for choice in read_back if choice is not None}
+        if len(seen) != 1 or read_back[0] is None or read_back[-1] is None:
+            return False
+        if None not in read_back:
+            return True
+        predicted = self._predicted(support, collective, bins)
+        ends = {predicted[0], predicted[-1]}
+        told = {p for p, choice in zip(predicted, read_back, strict=True) if choice is None}
+        return ends == seen and told == seen
+
+    def _read_back(
+        self, support: Support, collective: str, size_bin: int
+    ) -> tuple[str, str] | None:
+        """What NCCL's default was there; None unless it was always one."""
         asked = {"collective": collective, "bin": size_bin, "action": ABSTAIN_ACTION}
         chosen = {
             row
@@ -82,6 +124,35 @@ class FreshRuns:
         }
         (choice,) = chosen if len(chosen) == 1 else ((None, None),)
         return None if None in choice else choice
+
+    def _predicted(
+        self, support: Support, collective: str, bins: Sequence[int]
+    ) -> list[tuple[str, str] | None]:
+        """NCCL's cheapest cell in the middle of each bin by its cost model; None: not known."""
+        if self._costs is None:
+            return [None] * len(bins)
+        sizes = [bin_center_bytes(each) for each in bins]
+        times = log_costs(cold_tasks(support, Collective.parse(collective), sizes), self._costs)
+        cells = np.where(times == 0.0, np.inf, times)
+        return [
+            None
+            if np.isinf(row).all()
+            else (
+                Algorithm(int(row.argmin()) // NUM_PROTOCOLS).wire,
+                Protocol(int(row.argmin()) % NUM_PROTOCOLS).wire,
+            )
+            for row in cells
+        ]
+
+
+def costs_of(*data_dirs: Path) -> pl.DataFrame:
+    """NCCL's costs as some data sets hold them; of a group, the first that has any counts."""
+    found = read_costs(data_dirs[0])
+    for each in data_dirs[1:]:
+        found = pl.concat(
+            [found, read_costs(each).join(found, on=COST_KEY, how="anti", nulls_equal=True)]
+        )
+    return found
 
 
 def _rows(frame: pl.DataFrame, catalogue: Catalogue) -> pl.DataFrame:
@@ -130,7 +201,8 @@ def _paired_gains(rows: pl.DataFrame, action: int) -> npt.NDArray[np.float64]:
     return runs.sort(_RUN)["gain"].to_numpy().astype(np.float64)
 
 
-def _p_value(excess: npt.NDArray[np.float64]) -> float:
+def p_value(excess: npt.NDArray[np.float64]) -> float:
+    """That the mean of (runs,) values is not above 0, by a one-sided t-test."""
     if np.ptp(excess) == 0.0:  # no spread: the t statistic would be infinite
         return 0.0 if excess[0] > 0.0 else 1.0
     return float(stats.ttest_1samp(excess, 0.0, alternative="greater").pvalue)

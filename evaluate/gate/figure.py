@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from dynamiccl.evaluate.figures.drawing import size_label, svg_text
-from dynamiccl.evaluate.gate.gate import Cell, Verdict
+from dynamiccl.evaluate.gate.cells import Cell, Verdict
 from dynamiccl.sizes import BINS_PER_OCTAVE
 
 _LETTERS: Final = {

@@ -6,9 +6,8 @@ For every size bin of every group shape that a table would be made for:
 * where it wants a config that was measured in that bin, the config's gain over NCCL's default has
   to exceed the noise band in fresh runs (`evidence`), at a false discovery rate of `q` over all
   bins;
-* a bin that was not measured takes the policy's config only if the nearest measured bins on both
-  sides, one octave away at most, passed with that same config, and NCCL's own choice there is known
-  to be the one of both;
+* a stretch of bins between two that passed with one config passes with it as a whole, where NCCL's
+  own choice is one all over it and nothing measured within it says otherwise (`stretches`);
 * everything else abstains, and so does whatever the data set never had: other hardware, another
   minor version of NCCL, another group shape.
 """
@@ -16,7 +15,6 @@ For every size bin of every group shape that a table would be made for:
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
 from typing import Any, Final
 
 import numpy as np
@@ -28,41 +26,14 @@ from dynamiccl.datasets.features import TUNED, Observations
 from dynamiccl.datasets.manifest import Manifest, Support
 from dynamiccl.datasets.questions import cold_questions, decide, table_bins, table_supports
 from dynamiccl.errors import UserError
+from dynamiccl.evaluate.gate.cells import Cell, Verdict
 from dynamiccl.evaluate.gate.evidence import Evidence, FreshRuns, passing
+from dynamiccl.evaluate.gate.stretches import let_stretches_pass
 from dynamiccl.nccl import ABSTAIN
-from dynamiccl.sizes import BINS_PER_OCTAVE
 from dynamiccl.train.policy import TorchPolicy
 
 #: False discovery rate over all tested bins.
 DEFAULT_Q: Final = 0.01
-
-
-class Verdict(StrEnum):
-    """What the gate makes of a size bin."""
-
-    ABSTAINS = "abstains"
-    PASSED = "passed"
-    INFERRED = "inferred"
-    REFUSED = "refused"
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One size bin of one collective and group shape, and its verdict."""
-
-    system: str
-    num_nodes: int
-    num_ranks: int
-    collective: str
-    bin: int
-    #: What the policy wants there, and its name.
-    action: int
-    config: str
-    verdict: Verdict
-    reason: str
-    runs: int
-    gain: float | None
-    p_value: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +60,20 @@ def pass_gate(
     frame: pl.DataFrame,
     *,
     known: pl.DataFrame | None = None,
+    costs: pl.DataFrame | None = None,
     q: float = DEFAULT_Q,
 ) -> Gated:
     """Judge a policy by the fresh runs of a measurements frame.
 
-    `known` may tell what NCCL's own choice was in bins that the fresh runs leave out.
+    `known` may tell what NCCL's own choice was in bins that the fresh runs leave out; where neither
+    does, NCCL's cost model may: `costs` as `datasets.costs.read_costs` gives them.
     Raises UserError when some of the runs are not fresh, or the policy does not say which are.
     """
     manifest = policy.manifest
     _check_fresh(manifest, frame)
-    fresh = FreshRuns(frame, manifest.actions(), known=known)
+    fresh = FreshRuns(frame, manifest.actions(), known=known, costs=costs)
     supports = table_supports(manifest)
-    wanted = [cell for support in supports for cell in _wanted(policy, manifest, support)]
+    wanted = [cell for support in supports for cell in wanted_cells(policy, support)]
     by_key = {_key(support): support for support in supports}
     cells = _judge(wanted, by_key, fresh, q)
     gated = _by_support(cells)
@@ -153,8 +126,9 @@ def abstaining_cells(support: Support) -> list[Cell]:
     ]
 
 
-def _wanted(policy: TorchPolicy, manifest: Manifest, support: Support) -> list[Cell]:
-    """What the policy wants in every bin of a support's table."""
+def wanted_cells(policy: TorchPolicy, support: Support) -> list[Cell]:
+    """What the policy wants in every bin of a support's table, with or without a gate."""
+    manifest = policy.manifest
     asked = cold_questions(manifest, replace(support, gated=None))
     actions = decide(policy, Observations.cold(asked.context), asked.mask)
     names = [config.key for config in manifest.actions().configs]
@@ -194,51 +168,7 @@ def _judge(
             gain=found.gain,
             p_value=found.p_value,
         )
-    return _infer(cells, supports, fresh)
-
-
-def _infer(
-    cells: Sequence[Cell], supports: Mapping[tuple[str, int, int], Support], fresh: FreshRuns
-) -> list[Cell]:
-    """Let bins that nobody measured follow their neighbours on both sides."""
-    families: dict[tuple[object, ...], dict[int, Cell]] = {}
-    for cell in cells:
-        families.setdefault(_family(cell), {})[cell.bin] = cell
-    inferred = {}
-    for key, family in families.items():
-        any_cell = next(iter(family.values()))
-        support = supports[any_cell.system, any_cell.num_nodes, any_cell.num_ranks]
-        measured = fresh.measured_bins(support, any_cell.collective)
-        for size_bin, cell in family.items():
-            if cell.verdict is Verdict.REFUSED and size_bin not in measured:
-                reason = _why_not(cell, family, measured, support, fresh)
-                verdict = Verdict.REFUSED if reason else Verdict.INFERRED
-                reason = reason or "as its neighbours on both sides"
-                inferred[key, size_bin] = replace(cell, verdict=verdict, reason=reason)
-    return [inferred.get((_family(cell), cell.bin), cell) for cell in cells]
-
-
-def _why_not(
-    cell: Cell,
-    family: Mapping[int, Cell],
-    measured: Sequence[int],
-    support: Support,
-    fresh: FreshRuns,
-) -> str:
-    """Why a bin that was not measured cannot follow its neighbours; empty when it can."""
-    below = [each for each in measured if cell.bin - BINS_PER_OCTAVE <= each < cell.bin]
-    above = [each for each in measured if cell.bin < each <= cell.bin + BINS_PER_OCTAVE]
-    if not below or not above:
-        return "it was not measured, nor a bin within an octave on both sides"
-    sides = [family.get(each) for each in (below[-1], above[0])]
-    for side in sides:
-        if side is None or side.verdict is not Verdict.PASSED or side.action != cell.action:
-            return "it was not measured, and its neighbours did not both pass with this config"
-    bins = (below[-1], cell.bin, above[0])
-    choices = {fresh.default_choice(support, cell.collective, each) for each in bins}
-    if len(choices) != 1 or None in choices:
-        return "it was not measured, and NCCL's own choice there is not known to be its neighbours'"
-    return ""
+    return let_stretches_pass(cells, supports, fresh, q)
 
 
 def _by_support(
@@ -256,7 +186,3 @@ def _by_support(
 
 def _key(support: Support) -> tuple[str, int, int]:
     return support.system, support.num_nodes, support.num_ranks
-
-
-def _family(cell: Cell) -> tuple[object, ...]:
-    return cell.system, cell.num_nodes, cell.num_ranks, cell.collective

@@ -9,7 +9,8 @@ from typing import Final
 from dynamiccl.datasets.manifest import POLICY_NAME, TRIGGER_NAME, Manifest
 from dynamiccl.datasets.questions import table_supports
 from dynamiccl.errors import CorruptFile
-from dynamiccl.evaluate.gate.gate import Cell, Gated, Verdict, abstaining_cells
+from dynamiccl.evaluate.gate.cells import Cell, Verdict
+from dynamiccl.evaluate.gate.gate import Gated, abstaining_cells
 
 GATE_NAME: Final = "gate.json"
 

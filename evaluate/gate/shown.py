@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from dynamiccl.datasets.store import slug
 from dynamiccl.evaluate.blocks import Block, FigureBlock, TableBlock
+from dynamiccl.evaluate.gate.cells import Cell, Verdict
 from dynamiccl.evaluate.gate.figure import gate_strips
-from dynamiccl.evaluate.gate.gate import Cell, Gated, Verdict
+from dynamiccl.evaluate.gate.gate import Gated
 from dynamiccl.evaluate.gate.gated import gate_rows, refusals
 
 

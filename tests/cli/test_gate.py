@@ -5,6 +5,8 @@ from pathlib import Path
 from dynamiccl.datasets import store
 from dynamiccl.datasets.rows import measurements_table
 from tests.cli.conftest import Shell, refused
+from tests.conftest import Trained
+from tests.data_sets import SWEEP
 from tests.evaluate.test_gate import runs
 
 
@@ -41,3 +43,28 @@ def test_runs_without_a_gain_let_nothing_through(
     assert shell(*gate, "--out", "gated", "--json").json["counts"]["passed"] == 0
     exported = shell("dynamiccl-deploy", "export", "gated", "--out", "artifact", "--json")
     assert exported.json["tables"][0]["acting"] == 0
+
+
+def test_gate_plans_its_sweep_from_the_files_that_are_there(
+    trained: Trained, shell: Shell, tmp_path: Path
+) -> None:
+    policy, data_dir = trained.policy, trained.data
+    (tmp_path / "sweep.toml").write_text(SWEEP, encoding="utf-8")
+    gate = ("dynamiccl-evaluate", "gate", "--policy", policy, "--plan", "fresh.toml")
+    assert "--plan fresh.toml needs --known DATA" in refused(
+        shell(*gate, "--sweep", "sweep.toml"), 2
+    )
+    assert "needs --sweep SWEEP.toml" in refused(shell(*gate, "--known", data_dir), 2)
+    full = (*gate, "--sweep", "sweep.toml", "--known", data_dir)
+    found = shell(*full)
+    assert "hours" in found.out
+    assert "dynamiccl-collect run fresh.toml" in found.out
+    assert "exists already" in refused(shell(*full), 2)
+    run = ("dynamiccl-collect", "run", "fresh.toml", "--runner", "simulator", "--out", "fresh")
+    assert shell(*run).code == 0
+    judge = ("dynamiccl-evaluate", "gate", "--policy", policy, "--data", "fresh", "--json")
+    judged = shell(*judge, "--known", data_dir, "--out", "gated").json
+    assert judged["counts"]["passed"] > 0
+    bare = ("dynamiccl-evaluate", "gate", "--policy", policy)
+    assert "--data FRESH_DATA is missing" in refused(shell(*bare), 2)
+    assert "--out DIR is missing" in refused(shell(*bare, "--data", "fresh"), 2)

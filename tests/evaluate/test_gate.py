@@ -20,8 +20,9 @@ from dynamiccl.datasets.schema import SCHEMA_VERSION
 from dynamiccl.datasets.store import read
 from dynamiccl.datasets.supports import find_supports
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, UserError
+from dynamiccl.evaluate.gate.cells import Verdict
 from dynamiccl.evaluate.gate.evidence import MIN_RUNS, FreshRuns, passing
-from dynamiccl.evaluate.gate.gate import Gated, Verdict, pass_gate
+from dynamiccl.evaluate.gate.gate import Gated, pass_gate
 from dynamiccl.evaluate.gate.gated import gate_rows, read_gated, refusals, write_gated
 from dynamiccl.evaluate.policies import let_through
 from dynamiccl.evaluate.report import make_report

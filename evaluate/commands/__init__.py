@@ -1,0 +1,1 @@
+"""Commands of `dynamiccl-evaluate` that take more than a screen."""

@@ -1,0 +1,166 @@
+"""`dynamiccl-evaluate gate`: what of a policy may be deployed, and the sweep that tells."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from dynamiccl import cli
+from dynamiccl.errors import UserError
+from dynamiccl.train import DEFAULT_TRACKING_URI
+from dynamiccl.train.commands.options import Json, stderr, wide_stdout
+
+if TYPE_CHECKING:
+    from dynamiccl.evaluate.gate.gate import Gated
+    from dynamiccl.evaluate.gate.plan import GatePlan
+
+
+def gate_command(
+    policy: Annotated[
+        str, typer.Option(metavar="RUN_OR_ARTIFACT", help="Run id, run directory, artifact.")
+    ],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Fresh runs of default and configs: none the policy was trained on."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the policy that may be deployed goes.")
+    ] = None,
+    known: Annotated[
+        Path | None,
+        typer.Option(help="The data trained on: NCCL's own choice where --data do not tell."),
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(metavar="FRESH.toml", help="Write the sweep of --data, in place of judging."),
+    ] = None,
+    sweep: Annotated[
+        Path | None,
+        typer.Option(metavar="SWEEP.toml", help="With --plan: the sweep of the data trained on."),
+    ] = None,
+    power: Annotated[
+        float,
+        typer.Option(help="With --plan: share of bins to pass, of those that can.", min=0, max=1),
+    ] = 0.9,
+    q: Annotated[
+        float, typer.Option(help="False discovery rate over all tested bins.", min=0.0, max=1.0)
+    ] = 0.01,
+    tracking_uri: Annotated[
+        str, typer.Option(help="MLflow store that holds the run ids.")
+    ] = DEFAULT_TRACKING_URI,
+    as_json: Json = False,
+) -> None:
+    """Let through what fresh runs show to beat NCCL's default; everything else abstains.
+
+    With --plan FRESH.toml it writes the sweep of these fresh runs: only where the policy acts, only
+    its config and the default, so often as the gate's test needs.
+
+    Example: dynamiccl-evaluate gate --policy RUN_ID --known data --sweep s.toml --plan fresh.toml
+    Example: dynamiccl-evaluate gate --policy RUN_ID --data fresh --known data --out gated
+    """
+    if plan is not None:
+        if sweep is None or known is None:
+            missing = "--sweep SWEEP.toml" if sweep is None else "--known DATA"
+            raise UserError(
+                f"--plan {plan} needs {missing}: the sweep file and the data that the policy was "
+                "trained on"
+            )
+        found = _plan(plan, sweep, known, Gating(policy, tracking_uri, q), power)
+        if as_json:
+            cli.print_json(found.to_json())
+        else:
+            _show_plan(found)
+        return
+    if data is None or out is None:
+        missing = "--data FRESH_DATA" if data is None else "--out DIR"
+        raise UserError(f"{missing} is missing; or write the sweep to measure with --plan FILE")
+    gated = _judge(data, out, known, Gating(policy, tracking_uri, q))
+    if as_json:
+        cli.print_json(gated.to_json())
+    else:
+        _show(gated, out)
+
+
+@dataclass(frozen=True, slots=True)
+class Gating:
+    """Which policy, and at which false discovery rate."""
+
+    policy: str
+    tracking_uri: str
+    q: float
+
+
+def _plan(write: Path, sweep: Path, known: Path, gating: Gating, power: float) -> "GatePlan":
+    from dynamiccl.collect.planning.fresh import check_target
+    from dynamiccl.collect.sweep.load import load_sweep
+
+    check_target(write)
+    base = load_sweep(sweep)
+    from dynamiccl.datasets.store import read
+    from dynamiccl.evaluate.gate.evidence import FreshRuns
+    from dynamiccl.evaluate.gate.plan import plan_gate
+    from dynamiccl.train.policy import TorchPolicy
+    from dynamiccl.train.tracking import policy_directory
+
+    loaded = TorchPolicy.load(policy_directory(gating.policy, gating.tracking_uri))
+    with stderr.status("planning"):
+        trained = FreshRuns(read(known), loaded.manifest.actions())
+        return plan_gate(loaded, trained, base, write, q=gating.q, power=power)
+
+
+def _show_plan(found: "GatePlan") -> None:
+    wide = wide_stdout(120)
+    lines = [
+        f"the policy acts in {found.bins_wanted} size bins; {found.bins_planned} are measured, "
+        f"under its config and NCCL's default, {found.cycles} times: about "
+        f"{found.expected_to_pass:.0f} would pass",
+        *(f"left out {count}: {reason}" for reason, count in found.left_out.items()),
+        f"{found.sweep.hours:.2g} hours, {found.sweep.gpu_hours:.2g} GPU-hours by the model of "
+        f"{found.sweep.model}, {found.sweep.launches} launches",
+        f"{found.written}: run it with 'dynamiccl-collect run {found.written} --out FRESH_DATA'",
+    ]
+    for line in lines:
+        wide.print(line, soft_wrap=True, highlight=False)
+
+
+def _judge(data: Path, out: Path, known: Path | None, gating: Gating) -> "Gated":
+    from dynamiccl.datasets.store import part_paths
+
+    part_paths(data)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is not empty; take another --out or remove it")
+    from dynamiccl.datasets.store import read
+    from dynamiccl.evaluate.gate.evidence import costs_of
+    from dynamiccl.evaluate.gate.gate import pass_gate
+    from dynamiccl.evaluate.gate.gated import write_gated
+    from dynamiccl.train.policy import TorchPolicy
+    from dynamiccl.train.tracking import policy_directory
+
+    folder = policy_directory(gating.policy, gating.tracking_uri)
+    seen = None if known is None else read(known)
+    costs = costs_of(*(each for each in (data, known) if each is not None))
+    loaded = TorchPolicy.load(folder)
+    gated = pass_gate(loaded, read(data), known=seen, costs=costs, q=gating.q)
+    write_gated(gated, folder, out)
+    return gated
+
+
+def _show(gated: "Gated", out: Path) -> None:
+    from dynamiccl.evaluate.gate.gated import gate_rows, refusals
+
+    table = Table(
+        title=f"size bins by verdict, false discovery rate {gated.q:g}", title_justify="left"
+    )
+    heads, *rows = gate_rows(gated)
+    for head in heads:
+        table.add_column(head, no_wrap=head in {"system", "collective"})
+    for row in rows:
+        table.add_row(*row)
+    wide = wide_stdout(120)
+    wide.print(table)
+    for count, reason in refusals(gated):
+        wide.print(f"refused {count}: {reason}", soft_wrap=True, highlight=False)
+    fix = f"{out}: deploy it with 'dynamiccl-deploy export {out} --out DIR'"
+    wide.print(fix, soft_wrap=True, highlight=False)

@@ -1,0 +1,32 @@
+"""A gate's verdict on one size bin."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """What the gate makes of a size bin."""
+
+    ABSTAINS = "abstains"
+    PASSED = "passed"
+    INFERRED = "inferred"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One size bin of one collective and group shape, and its verdict."""
+
+    system: str
+    num_nodes: int
+    num_ranks: int
+    collective: str
+    bin: int
+    #: What the policy wants there, and its name.
+    action: int
+    config: str
+    verdict: Verdict
+    reason: str
+    runs: int
+    gain: float | None
+    p_value: float | None

@@ -1,0 +1,136 @@
+"""Stretches of size bins that pass as a whole, and the sweep that a gate needs."""
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from dynamiccl.collect.simulate import simulate
+from dynamiccl.collect.sweep.load import load_sweep, parse_sweep
+from dynamiccl.datasets.costs import COST_TYPES
+from dynamiccl.datasets.store import read
+from dynamiccl.errors import UserError
+from dynamiccl.evaluate.gate.cells import Verdict
+from dynamiccl.evaluate.gate.evidence import FreshRuns, costs_of
+from dynamiccl.evaluate.gate.gate import pass_gate
+from dynamiccl.evaluate.gate.plan import plan_gate
+from dynamiccl.sizes import bin_center_bytes, size_bin
+from dynamiccl.train.policy import TorchPolicy
+from tests.conftest import Trained
+from tests.data_sets import SWEEP
+from tests.evaluate.test_gate import always_ring, runs, verdicts
+from tests.rows import frame
+
+LOW = size_bin(1 << 20)
+#: Five bins, an octave: the default in all is Tree/LL (`runs`).
+OCTAVE = [bin_center_bytes(LOW + step) for step in range(5)]
+
+
+def costs(**bandwidths: float) -> pl.DataFrame:
+    """NCCL's cost model of the rows' communicator: cell -> GB/s, latency alike."""
+    rows = [
+        ["box", "2.27.5", 1, 8, "default", "AllReduce", *cell.split("_"), 10.0, bandwidth]
+        for cell, bandwidth in bandwidths.items()
+    ]
+    return pl.DataFrame(rows, schema=COST_TYPES, orient="row")
+
+
+def octave(gains: dict[int, float], *, noise: float, seed: int = 0) -> list[dict[str, Any]]:
+    """Eight runs: step -> gain, of the bins that were measured."""
+    plain = runs(0.0, sizes=[OCTAVE[step] for step in gains], noise=noise, seed=seed)
+    by_size = {OCTAVE[step]: gain for step, gain in gains.items()}
+    return [
+        row
+        if row["is_default"]
+        else {**row, "time_us": row["time_us"] / (1.0 + by_size[row["size_bytes"]])}
+        for row in plain
+    ]
+
+
+def judged(gains: dict[int, float], *, noise: float = 0.01, **known: Any) -> dict[int, Verdict]:
+    """Verdicts on the octave's bins: step -> gain, of the bins that were measured."""
+    policy = always_ring(*runs(0.2, sizes=OCTAVE, count=1, sweep="trained"))
+    found = verdicts(pass_gate(policy, frame(*octave(gains, noise=noise)), **known))
+    return {step: found[LOW + step] for step in range(5)}
+
+
+def test_costs_that_tell_one_default_let_the_bins_between_follow() -> None:
+    ends = {0: 0.2, 4: 0.2}
+    assert judged(ends)[2] is Verdict.REFUSED
+    tree = costs(Tree_LL=40.0, Ring_LL=5.0)
+    assert [judged(ends, costs=tree)[step] for step in (1, 2, 3)] == [Verdict.INFERRED] * 3
+
+
+def test_costs_that_tell_something_else_than_what_ran_are_not_believed() -> None:
+    ring = costs(Tree_LL=5.0, Ring_LL=10.0)  # the runs' log says Tree
+    assert judged({0: 0.2, 4: 0.2}, costs=ring)[2] is Verdict.REFUSED
+
+
+def test_bins_too_noisy_to_pass_alone_pass_together() -> None:
+    policy = always_ring(*runs(0.2, sizes=OCTAVE, count=1, sweep="trained"))
+    gains = {0: 3.0, 1: 0.5, 2: 0.5, 3: 0.5, 4: 3.0}
+    alone = together = 0
+    for seed in range(20):
+        found = verdicts(pass_gate(policy, frame(*octave(gains, noise=0.1, seed=seed))))
+        within = [found[LOW + step] for step in (1, 2, 3)]
+        alone += within.count(Verdict.PASSED)
+        together += within.count(Verdict.INFERRED)
+    assert alone < 40  # of 60: what this is about
+    assert alone + together > 50
+
+
+def test_one_bin_that_loses_takes_the_stretch_with_it() -> None:
+    found = judged({0: 1.5, 1: 0.4, 2: -0.05, 3: 0.4, 4: 1.5}, noise=0.1)
+    assert found[0] is found[4] is Verdict.PASSED
+    assert Verdict.INFERRED not in found.values()
+    assert found[2] is Verdict.REFUSED
+
+
+def test_no_gain_within_is_no_gain() -> None:
+    found = judged({0: 0.4, 1: 0.0, 2: 0.0, 3: 0.0, 4: 0.4}, noise=0.02)
+    assert [found[step] for step in (1, 2, 3)] == [Verdict.REFUSED] * 3
+
+
+def test_a_stretch_of_truly_slower_bins_almost_never_passes() -> None:
+    """All between the ends is 1 % slower: of 60 gates at most one lets any of it through."""
+    policy = always_ring(*runs(0.2, sizes=OCTAVE, count=1, sweep="trained"))
+    let_through = stretches = 0
+    gains = {0: 0.7, 1: -0.01, 2: -0.01, 3: -0.01, 4: 0.7}
+    for seed in range(60):
+        found = verdicts(pass_gate(policy, frame(*octave(gains, noise=0.05, seed=seed))))
+        stretches += found[LOW] is found[LOW + 4] is Verdict.PASSED
+        let_through += any(found[LOW + step] is Verdict.INFERRED for step in (1, 2, 3))
+    assert stretches > 50
+    assert let_through <= 1
+
+
+def test_planned_sweep_measures_what_the_gate_asks_and_passes_it(
+    trained: Trained, tmp_path: Path
+) -> None:
+    policy = TorchPolicy.load(trained.policy)
+    base = parse_sweep(SWEEP, where="sweep")
+    known = FreshRuns(read(trained.data), policy.manifest.actions())
+    write = tmp_path / "fresh.toml"
+    planned = plan_gate(policy, known, base, write, q=0.01, power=0.9)
+    sweep = load_sweep(write)
+    assert 0 < planned.bins_planned <= planned.bins_wanted
+    assert sum(planned.left_out.values()) == planned.bins_wanted - planned.bins_planned
+    assert sweep.file.cycles == planned.cycles
+    assert sweep.file.name not in {run.split("/")[1] for run in policy.manifest.runs}
+    tasks = {(t.setting, t.size_bytes) for t in sweep.trials}
+    assert len(tasks) == planned.bins_planned
+    assert len(sweep.trials) == 2 * len(tasks)  # the default and one config
+    data = simulate(sweep.text, tmp_path / "fresh")
+    gated = pass_gate(policy, read(data), known=read(trained.data), costs=costs_of(data))
+    passed = gated.counts()["passed"]
+    assert passed >= 0.7 * planned.expected_to_pass
+    assert passed <= planned.bins_planned
+
+
+def test_a_sweep_of_another_system_is_told(trained: Trained, tmp_path: Path) -> None:
+    policy = TorchPolicy.load(trained.policy)
+    known = FreshRuns(read(trained.data), policy.manifest.actions())
+    base = parse_sweep(SWEEP.replace('system = "', 'system = "other-'), where="sweep")
+    with pytest.raises(UserError, match="is of system 'other-"):
+        plan_gate(policy, known, base, tmp_path / "fresh.toml", q=0.01, power=0.9)
