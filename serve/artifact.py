@@ -62,10 +62,26 @@ class Artifact:
     tables: list[TableInfo]
     index: PluginIndex
 
+    @property
+    def is_gated(self) -> bool:
+        """Whether a gate judged the policy: then only what beat NCCL in fresh runs acts."""
+        return all(support.gated is not None for support in self.manifest.supports)
+
+    @property
+    def in_short(self) -> str:
+        """Gated or not, and how much of the tables acts."""
+        acting = sum(info.acting for info in self.tables)
+        entries = sum(info.entries for info in self.tables)
+        word = "gated" if self.is_gated else "NOT gated"
+        return (
+            f"{word}; acts in {acting} of {entries} size bins, NCCL's own choice stands elsewhere"
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {
             "artifact": str(self.directory),
+            "gated": self.is_gated,
             "recipe": self.manifest.recipe,
             "data_hash": self.manifest.data_hash,
             "git_commit": self.manifest.git_commit,

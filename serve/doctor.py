@@ -17,7 +17,7 @@ from dynamiccl.machine import Machine
 from dynamiccl.nccl import TUNER_ABI_SINCE, NcclVersion
 from dynamiccl.nccl_setup import ROLES, Origin, Role, find_other_plugin, is_efficiency_policy
 from dynamiccl.nccl_setup import nccl_settings as settings_of
-from dynamiccl.serve.artifact import TableInfo, open_artifact
+from dynamiccl.serve.artifact import Artifact, TableInfo, open_artifact
 from dynamiccl.serve.environment import DEFAULT_MODE, NEXT_TUNER
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.this_machine import NcclLibrary, ask_probe, nccl_libraries
@@ -38,6 +38,8 @@ ASK_PLUGIN: Final = (
     "print(*[n for n in sys.argv[2:] if hasattr(so, n)])"
 )
 MIN_KEY_BYTES: Final = 16
+#: How the fingerprint of a machine without a GPU begins.
+_NO_GPU: Final = "gpu=none*0;"
 _BEATS_A_TUNER: Final = ("NCCL_ALGO", "NCCL_PROTO")
 _GLIBC: Final = re.compile(rb"GLIBC_(\d+)\.(\d+)")
 
@@ -215,6 +217,7 @@ def check_artifact(
         yield fail("artifact", str(error), "until then every job under it abstains")
         return
     yield ok("artifact", f"{artifact}: whole, {opened.index.sha256[:16]}")
+    yield check_gate(opened)
     yield from check_channels(artifact, opened.tables, libraries)
     if (artifact / KILL_NAME).exists():
         yield warn("kill file", f"{artifact / KILL_NAME} is there", "remove it to use the tables")
@@ -225,6 +228,16 @@ def check_artifact(
         yield unknown("machine", str(error))
         return
     yield _machine_check(asked, artifact, knows_nccl=nccl is not None)
+
+
+def check_gate(artifact: Artifact) -> Check:
+    """Whether fresh runs showed what the artifact does, and whether it does anything."""
+    if not artifact.is_gated:
+        return warn("gate", artifact.in_short, "use 'dynamiccl-evaluate gate', and export that")
+    if not any(info.acting for info in artifact.tables):
+        advice = "jobs run as without it: fresh runs showed no gain, or too few were measured"
+        return warn("gate", artifact.in_short, advice)
+    return ok("gate", artifact.in_short)
 
 
 def check_channels(
@@ -261,6 +274,12 @@ def _machine_check(asked: dict[str, Any], artifact: Path, *, knows_nccl: bool) -
             "artifact",
             f"the plugin refuses {artifact}/plugin.index: {asked['artifact_problem']}",
             "it must belong to root or to who runs the job, and only the owner may write to it",
+        )
+    if asked["system"] is not None and fingerprint.startswith(_NO_GPU):
+        return unknown(
+            "machine",
+            f"{fingerprint}: known, {asked['system']}; but no GPU is seen here",
+            "run doctor where jobs run, e.g. srun -N1 --gpus=1 dynamiccl-deploy doctor ...",
         )
     if asked["system"] is not None:
         return ok("machine", f"{fingerprint}: known, {asked['system']}")

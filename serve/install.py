@@ -57,6 +57,18 @@ class Installed:
     key_kept: bool
     #: Whether a kill file is there, so that the artifact is out of use.
     killed: bool
+    #: Gated or not, and how much of the tables acts.
+    in_short: str
+
+
+def check_gated(artifact_dir: Path) -> None:
+    """Raise UserError for an artifact that no gate judged, and what `open_artifact` raises."""
+    if not open_artifact(artifact_dir).is_gated:
+        raise UserError(
+            f"{artifact_dir} passed no gate: nothing but its own margin keeps jobs from being "
+            "slower than under NCCL; use 'dynamiccl-evaluate gate' and export what it writes, or "
+            "say --ungated"
+        )
 
 
 def install(artifact_dir: Path, to: Path, plugin: Path | None = None) -> Installed:
@@ -86,7 +98,14 @@ def install(artifact_dir: Path, to: Path, plugin: Path | None = None) -> Install
         previous,
         key_kept,
         (directory / "artifact" / KILL_NAME).exists(),
+        artifact.in_short,
     )
+
+
+def installed_plugin(artifact_dir: Path) -> Path | None:
+    """The plugin that was installed with an artifact; None: it is not an installation's."""
+    found = artifact_dir.absolute().parent / "lib" / TUNER_NAME
+    return found if found.is_file() else None
 
 
 def _directory(to: Path) -> Path:

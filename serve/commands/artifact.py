@@ -51,7 +51,7 @@ def export_command(
             soft_wrap=True,
             highlight=False,
         )
-    if any(support.gated is None for support in artifact.manifest.supports):
+    if not artifact.is_gated:
         stderr.print(
             "warning: this policy passed no gate: nothing but its own margin keeps it from being "
             "slower than NCCL; measure fresh runs and use 'dynamiccl-evaluate gate' before jobs "
@@ -87,4 +87,4 @@ def _show(artifact: Artifact, word: str, *, as_json: bool) -> None:
         counts = (info.num_nodes, info.num_ranks, info.entries, info.acting)
         table.add_row(info.system, *map(str, counts), info.path)
     stdout.print(table)
-    stdout.print(f"{artifact.directory}: {word}", soft_wrap=True)
+    stdout.print(f"{artifact.directory}: {word}; {artifact.in_short}", soft_wrap=True)

@@ -18,6 +18,7 @@ from dynamiccl.machine import ThisMachine
 from dynamiccl.serve.build import find_plugin
 from dynamiccl.serve.commands.options import Json, stdout
 from dynamiccl.serve.doctor import Question, run_checks
+from dynamiccl.serve.install import installed_plugin
 from dynamiccl.serve.overhead import VARIANTS, WITHOUT, Overhead, measure
 from dynamiccl.serve.preflight import compare, rank_line
 
@@ -29,7 +30,9 @@ def doctor_command(
     ] = None,
     plugin: Annotated[
         Path | None,
-        typer.Option(help="The plugin; default NCCL_TUNER_PLUGIN where it is ours, else built."),
+        typer.Option(
+            help="The plugin; default NCCL_TUNER_PLUGIN where ours, else installed or built."
+        ),
     ] = None,
     nccl: Annotated[
         Path | None, typer.Option(help="The jobs' libnccl.so.2; default: what is found here.")
@@ -61,7 +64,8 @@ def doctor_command(
     if compare_file is not None:
         _compare(compare_file, as_json=as_json)
         return
-    question = Question(_plugin(plugin), artifact or _variable("DYNAMICCL_ARTIFACT"), nccl)
+    looked_at = artifact or _variable("DYNAMICCL_ARTIFACT")
+    question = Question(_plugin(plugin, looked_at), looked_at, nccl)
     if all_ranks:
         print(rank_line(ThisMachine(), question), flush=True)
         return
@@ -80,11 +84,15 @@ def doctor_command(
     raise typer.Exit(exit_code(checks))
 
 
-def _plugin(named: Path | None) -> Path:
+def _plugin(named: Path | None, artifact: Path | None) -> Path:
+    """The one named, the one that jobs here load, the one installed with the artifact, or ours."""
     if named is not None:
         return named
     loaded = _variable("NCCL_TUNER_PLUGIN")
-    return loaded if loaded and is_ours(str(loaded)) else BUILD_DIR / TUNER_NAME
+    if loaded and is_ours(str(loaded)):
+        return loaded
+    installed = None if artifact is None else installed_plugin(artifact)
+    return installed or BUILD_DIR / TUNER_NAME
 
 
 def _variable(name: str) -> Path | None:

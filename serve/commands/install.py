@@ -8,7 +8,7 @@ import typer
 
 from dynamiccl import cli
 from dynamiccl.serve.commands.options import ArtifactDir, Json, stdout
-from dynamiccl.serve.install import Installed
+from dynamiccl.serve.install import Installed, check_gated
 from dynamiccl.serve.install import install as install_artifact
 
 
@@ -18,6 +18,9 @@ def install_command(
     plugin: Annotated[
         Path | None, typer.Option(help="The built plugin; default out/plugin, else built now.")
     ] = None,
+    ungated: Annotated[
+        bool, typer.Option("--ungated", help="Install one that no gate judged all the same.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Put plugin, artifact, environment file, key, wrapper and job scripts into one directory.
@@ -27,6 +30,8 @@ def install_command(
 
     Example: dynamiccl-deploy install out/artifact --to /shared/dynamiccl
     """
+    if not ungated:
+        check_gated(artifact)
     installed = install_artifact(artifact, to, plugin)
     if as_json:
         cli.print_json({**asdict(installed), "directory": str(installed.directory)})
@@ -38,10 +43,11 @@ def _lines(installed: Installed) -> list[str]:
     lines = [f"{installed.directory}/{name}" for name in installed.written]
     before = installed.previous_sha256
     replaced = "" if before is None else f", in place of {before[:16]}"
-    lines.append(f"artifact {installed.sha256[:16]}{replaced}")
+    lines.append(f"artifact {installed.sha256[:16]}{replaced}: {installed.in_short}")
     if installed.key_kept:
         lines.append("the key that was there stays: jobs that run go on")
     if installed.killed:
         lines.append(f"{installed.directory}/artifact/kill is there: jobs make NCCL's own choice")
+    lines.append(f"look at it here: dynamiccl-deploy doctor {installed.directory}/artifact")
     lines.append(f"start a job: {installed.directory}/bin/dynamiccl-run COMMAND...")
     return lines

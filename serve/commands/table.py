@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -18,7 +19,7 @@ from dynamiccl.serve.ask_tuner import ask_plugin, table_answers
 from dynamiccl.serve.commands.options import System, stdout
 from dynamiccl.serve.nccl_csv import nccl_csv
 from dynamiccl.serve.table import DecisionTable
-from dynamiccl.sizes import bin_center_bytes
+from dynamiccl.sizes import bin_center_bytes, bin_first_byte
 
 _FORMATS: Final = ("nccl-csv", "json", "table")
 
@@ -86,7 +87,13 @@ def _decisions(table: DecisionTable) -> dict[str, list[dict[str, Any]]]:
             size = bin_center_bytes(index)
             config = table.lookup(collective, size)
             rows.append(
-                {"bin": index, "size_bytes": size, "config": config.key if config else None}
+                {
+                    "bin": index,
+                    "size_bytes": size,
+                    "first_byte": bin_first_byte(index),
+                    "last_byte": bin_first_byte(index + 1) - 1,
+                    "config": config.key if config else None,
+                }
             )
         decisions[collective.wire] = rows
     return decisions
@@ -115,20 +122,16 @@ def _print(document: Mapping[str, Any], title: str, format_: str) -> None:
     if format_ == "json":
         cli.print_json(document)
         return
-    shown = Table("collective", "from bytes", "to bytes", "config", title=title)
+    # A plugin was asked at single sizes; a table holds for every byte of its bins.
+    heads = ("first size asked", "last") if "plugin" in document else ("from bytes", "to bytes")
+    shown = Table("collective", *heads, "config", title=title)
     for collective, rows in document["decisions"].items():
-        for first, last, config in _ranges(rows):
+        for config, group in groupby(rows, key=lambda row: row["config"]):
+            same = list(group)
+            first = same[0].get("first_byte", same[0]["size_bytes"])
+            last = same[-1].get("last_byte", same[-1]["size_bytes"])
             shown.add_row(collective, str(first), str(last), config or "NCCL's own")
     stdout.print(shown)
-
-
-def _ranges(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, str | None]]:
-    """Neighbouring sizes of one config: the first and last that were asked about."""
-    begin = 0
-    for i in range(1, len(rows) + 1):
-        if i == len(rows) or rows[i]["config"] != rows[begin]["config"]:
-            yield rows[begin]["size_bytes"], rows[i - 1]["size_bytes"], rows[begin]["config"]
-            begin = i
 
 
 def _print_csv(table: DecisionTable) -> None:

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.datasets.manifest import Manifest
-from tests.cli.conftest import (
-    Shell,
-    refused,
-)
+from dynamiccl.sizes import size_bin
+from tests.cli.conftest import Shell, refused
 
 
 def test_export_and_verify_describe_the_artifact(
@@ -37,6 +35,10 @@ def test_table_says_what_the_policy_decides(artifact: Path, shell: Shell) -> Non
     # The catalogue is ABSTAIN, Tree/LL, Ring/LL: the policy takes the last one.
     assert at[1 << 20] == at[1 << 22] == "Ring/LL"
     assert {row["config"] for row in decisions["Broadcast"]} == {None}
+    last = max(row["last_byte"] for row in decisions["AllReduce"] if row["config"] == "Ring/LL")
+    assert size_bin(1 << 22) == size_bin(last) == size_bin(last + 1) - 1
+    shown = shell(*table, "--format", "table").out
+    assert f" {last} " in shown.replace("\u2502", " ")
     written = shell(*table, "--format", "nccl-csv")
     assert written.code == 0
     assert "allreduce" in written.out

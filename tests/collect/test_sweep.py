@@ -15,7 +15,6 @@ from dynamiccl.collect.sweep.sizes import (
     parse_size,
     walks,
 )
-from dynamiccl.collect.sweep.text import sweep_text
 from dynamiccl.errors import InvalidSweep, MissingPath
 from dynamiccl.nccl import ABSTAIN, Collective
 from dynamiccl.sizes import size_bin
@@ -389,41 +388,3 @@ def test_options_with_other_values_are_the_users_own() -> None:
     words = ("-R", "1", "-D", "0", "-o", "max", "-r", "3", "-C", "0", "-z", "3")
     made = parse(f"[runner]\narguments = {list(words)}")
     assert made.file.runner.arguments == words
-
-
-ONLY = """
-[[only]]
-collective = "AllReduce"
-num_nodes = 4
-ranks_per_node = 8
-sizes = ["1M", "2M"]
-algorithm = "Ring"
-protocol = "LL"
-"""
-
-
-def test_only_leaves_single_tasks_under_the_default_and_one_config() -> None:
-    sweep = parse_sweep(HEAD + ONLY, where="sweep.toml")
-    keys = [trial.key for trial in sweep.trials]
-    assert keys == [
-        f"AllReduce:4x8:{size}:{config}"
-        for size in (1 << 20, 2 << 20)
-        for config in ("ABSTAIN", "Ring/LL")
-    ]
-    assert parse_sweep(sweep_text(sweep.file), where="again").trials == sweep.trials
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ('"AllReduce"\nnum', '"AllGather"\nnum', "only.0: the grid has no collective AllGather"),
-        ('"1M", "2M"', '"3M"', "only.0: the grid has no size 3145728"),
-        ("num_nodes = 4", "num_nodes = 5", "only.0: the grid has no group 5x8"),
-        ('"Ring"', '"Rung"', "unknown algorithm 'Rung' in sweep.toml: only.0"),
-        ("num_nodes = 4", "nodes = 4", "only.0.nodes: Extra inputs"),
-    ],
-)
-def test_only_names_what_the_grid_lacks(old: str, new: str, said: str) -> None:
-    with pytest.raises(InvalidSweep) as caught:
-        parse_sweep(HEAD + ONLY.replace(old, new), where="sweep.toml")
-    assert said in str(caught.value)

@@ -33,7 +33,16 @@ WRITTEN = {
 @pytest.fixture(name="home")
 def home_fixture(artifact: Path, plugin_path: Path, shell: Shell, tmp_path: Path) -> Path:
     home = tmp_path / "home"
-    command = ("dynamiccl-deploy", "install", artifact, "--to", home, "--plugin", plugin_path)
+    command = (
+        "dynamiccl-deploy",
+        "install",
+        artifact,
+        "--ungated",
+        "--to",
+        home,
+        "--plugin",
+        plugin_path,
+    )
     said = shell(*command, "--json").json
     runtime = plugin_path.with_name(TORCH_RUNTIME_NAME)  # built where there is torch
     assert set(said["written"]) == WRITTEN | (
@@ -69,7 +78,16 @@ def test_again_keeps_the_key_and_the_kill_file_and_says_so(
     before = PluginIndex.read(home / "artifact").sha256
     (home / "artifact" / "kill").touch()
     assert shell("dynamiccl-deploy", "bind", artifact, "--fingerprint", BOX).code == 0
-    command = ("dynamiccl-deploy", "install", artifact, "--to", home, "--plugin", plugin_path)
+    command = (
+        "dynamiccl-deploy",
+        "install",
+        artifact,
+        "--ungated",
+        "--to",
+        home,
+        "--plugin",
+        plugin_path,
+    )
     said = shell(*command, "--json").json
     assert said["previous_sha256"] == before != said["sha256"]
     assert (said["key_kept"], said["killed"]) == (True, True)
@@ -86,7 +104,16 @@ def test_bad_artifact_is_refused_and_the_old_one_stays(
 ) -> None:
     before = {p: p.read_bytes() for p in home.rglob("*") if p.is_file()}
     (artifact / "policy.pt").write_bytes(b"?")
-    command = ("dynamiccl-deploy", "install", artifact, "--to", home, "--plugin", plugin_path)
+    command = (
+        "dynamiccl-deploy",
+        "install",
+        artifact,
+        "--ungated",
+        "--to",
+        home,
+        "--plugin",
+        plugin_path,
+    )
     assert "SHA-256 differs" in refused(shell(*command), 3)
     assert {p: p.read_bytes() for p in home.rglob("*") if p.is_file()} == before
 
@@ -110,7 +137,15 @@ def test_libtorch_part_is_installed_where_it_was_built(
     for name in (*JOB_NAMES, "dynamiccl-probe"):
         shutil.copy(plugin_path.parent / name, built)
     (built / "libdynamiccl-torch.so").touch()
-    command = ("install", artifact, "--to", tmp_path / "home", "--plugin", built / TUNER_NAME)
+    command = (
+        "install",
+        artifact,
+        "--ungated",
+        "--to",
+        tmp_path / "home",
+        "--plugin",
+        built / TUNER_NAME,
+    )
     assert shell("dynamiccl-deploy", *command).code == 0
     assert (tmp_path / "home" / "lib" / "libdynamiccl-torch.so").exists()
 
@@ -122,19 +157,35 @@ def test_a_build_that_lacks_a_library_is_not_installed(
     built.mkdir()
     for name in (TUNER_NAME, "dynamiccl-probe"):
         shutil.copy(plugin_path.parent / name, built)
-    command = ("install", artifact, "--to", tmp_path / "home", "--plugin", built / TUNER_NAME)
+    command = (
+        "install",
+        artifact,
+        "--ungated",
+        "--to",
+        tmp_path / "home",
+        "--plugin",
+        built / TUNER_NAME,
+    )
     assert f"no library at {built / VENDOR_NAME}" in refused(shell("dynamiccl-deploy", *command), 2)
 
 
 def test_place_that_others_may_write_to_is_refused(
     artifact: Path, plugin_path: Path, shell: Shell, tmp_path: Path
 ) -> None:
-    command = ("dynamiccl-deploy", "install", artifact, "--plugin", plugin_path, "--to")
+    command = (
+        "dynamiccl-deploy",
+        "install",
+        artifact,
+        "--ungated",
+        "--plugin",
+        plugin_path,
+        "--to",
+    )
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o775)
     assert "chmod go-w" in refused(shell(*command, tmp_path / "open"), 2)
     assert "letters, digits and" in refused(shell(*command, tmp_path / "a b"), 2)
-    gone = ("install", artifact, "--to", tmp_path / "x", "--plugin", "gone.so")
+    gone = ("install", artifact, "--ungated", "--to", tmp_path / "x", "--plugin", "gone.so")
     assert "leave --plugin out" in refused(shell("dynamiccl-deploy", *gone), 2)
 
 
@@ -155,3 +206,24 @@ def test_env_file_is_read_by_any_shell(home: Path) -> None:
     for shell in ("sh", "bash"):
         done = subprocess.run([shell, "-euc", script], capture_output=True, text=True, check=True)
         assert done.stdout == f"{plugin}|{plugin}|{home / 'artifact'}\n"
+
+
+def test_what_passed_no_gate_is_installed_only_when_that_is_said(
+    artifact: Path, plugin_path: Path, shell: Shell, tmp_path: Path
+) -> None:
+    command = ("dynamiccl-deploy", "install", artifact, "--to", tmp_path / "home")
+    line = refused(shell(*command, "--plugin", plugin_path), 2)
+    assert "passed no gate" in line
+    assert "say --ungated" in line
+    assert not (tmp_path / "home").exists()
+    told = shell(*command, "--plugin", plugin_path, "--ungated").out
+    assert "NOT gated; acts in " in told
+
+
+def test_doctor_finds_the_plugin_that_was_installed_with_the_artifact(
+    home: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NCCL_TUNER_PLUGIN", raising=False)
+    found = shell("dynamiccl-deploy", "doctor", home / "artifact").out
+    assert f"{home}/lib/{TUNER_NAME} loads by itself" in found
+    assert "WARN  gate: NOT gated; acts in " in found
