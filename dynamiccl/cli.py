@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from dynamiccl import __version__
 from dynamiccl.errors import DynamicclError, MachineError, UserError
 
 #: Packages that only some commands need -> the extra that brings them.
@@ -30,6 +31,7 @@ INTERRUPTED: Final = 130
 APPLICATION: Final[dict[str, Any]] = {
     "no_args_is_help": True,
     "pretty_exceptions_enable": False,
+    "epilog": "--version prints the release.",
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
 _log = logging.getLogger(__name__)
@@ -37,6 +39,9 @@ _log = logging.getLogger(__name__)
 
 def run(app: Callable[[], Any]) -> None:
     """Run a command-line application; end the process with our exit code on our own errors."""
+    if sys.argv[1:] == ["--version"]:
+        print(__version__)
+        sys.exit(0)
     try:
         app()
     except DynamicclError as error:

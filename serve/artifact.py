@@ -11,9 +11,8 @@ plugin.index    what the plugin reads: table hashes, known machines (serve/plugi
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,9 @@ from dynamiccl.datasets.manifest import (
     TRIGGER_NAME,
     Manifest,
     Support,
-    find_policy_in,
-    find_trigger_in,
 )
 from dynamiccl.datasets.questions import cold_questions, table_supports
-from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath, UnknownName, UserError
+from dynamiccl.errors import ArtifactMismatch, CorruptFile, UnknownName, UserError
 from dynamiccl.serve.brain_check import NEAR_TIES, check_brain, check_trigger, differing_share
 from dynamiccl.serve.constants import TuningConstants
 from dynamiccl.serve.constants import relative_path as constants_path
@@ -93,32 +90,6 @@ class Artifact:
                 {name: getattr(info, name) for name in TableInfo.__slots__} for info in self.tables
             ],
         }
-
-
-def find_policy(run: str, mlruns: Path) -> Path:
-    """The policy folder of a run directory, or of a run id below a local `mlruns` folder.
-
-    Raises MissingPath.
-    """
-    return _find("policy", run, mlruns, find_policy_in)
-
-
-def find_trigger(run: str, mlruns: Path) -> Path:
-    """The `trigger.pt` of a run, as `find_policy` finds a policy; raises MissingPath."""
-    return _find("trigger", run, mlruns, find_trigger_in)
-
-
-def _find(what: str, run: str, mlruns: Path, find_in: Callable[[Path], Path | None]) -> Path:
-    folder = Path(run.removeprefix("file://"))
-    candidates = chain([folder], mlruns.glob(f"**/{run}/artifacts"))
-    for found in filter(None, map(find_in, candidates)):
-        return found
-    raise MissingPath(
-        what,
-        folder,
-        f"give a run directory, or a run id whose files lie under {mlruns} (--mlruns); from a "
-        f"tracking server fetch it first: mlflow artifacts download -r RUN -a {what} -d DIR",
-    )
 
 
 def export_artifact(

@@ -42,7 +42,8 @@ ALLOWED = {
         # A simulated sweep for drawn worlds; the sweep file that a gate needs.
         *("collect.simulate", "collect.planning", "collect.sweep.load"),
     },
-    "serve": {"datasets"},
+    # To find a policy by run id or registered name.
+    "serve": {"datasets", "train.tracking", "train.DEFAULT_TRACKING_URI"},
 }
 #: What collect and simulator may use of datasets: the tables, never what learning makes of them.
 TABLES = {"schema", "store", "rows", "provenance", "cells"}

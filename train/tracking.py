@@ -110,6 +110,7 @@ def open_run(
 
 def reopen_run(tracking_uri: str, run_id: str) -> Run:
     """A run that was started; raises UserError when the store does not hold it."""
+    _check_there(tracking_uri, run_id)
     with _store(tracking_uri) as client:
         run = client.get_run(run_id)
     return Run(client, run_id, run.info.artifact_uri)
@@ -278,6 +279,7 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
         return found
     if folder.exists():
         raise MissingPath("policy", folder, "give an MLflow run id, a run directory or an artifact")
+    _check_there(tracking_uri, run_or_folder)
     _quiet()
     uri = run_or_folder if ":/" in run_or_folder else f"runs:/{run_or_folder}/{POLICY_FOLDER}"
     try:
@@ -291,6 +293,22 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
             f"'{tracking_uri}' does not hold it either; list the runs with 'mlflow ui'",
         ) from error
     return Path(local)
+
+
+def _check_there(tracking_uri: str, named: str) -> None:
+    """Raise MissingPath for a database that is not there: MLflow would make an empty one.
+
+    What `named` says of files elsewhere (`s3://...`) is not looked up in it.
+    """
+    if ":/" in named and named.partition(":/")[0] not in {"runs", "models"}:
+        return
+    scheme, separator, rest = tracking_uri.partition(":///")
+    if separator and scheme.startswith("sqlite") and rest and not Path(rest).exists():
+        fix = (
+            f"'{named}' is no directory, so it is looked for there: give a directory, name the "
+            "store with --tracking-uri, or work where the runs were tracked"
+        )
+        raise MissingPath("MLflow store", Path(rest), fix)
 
 
 @cache
@@ -323,6 +341,7 @@ def find_run(named: str, tracking_uri: str) -> str | None:
     kind, found, path = named.partition(":/")
     if Path(named).exists() or (found and kind not in {"runs", "models"}):
         return None
+    _check_there(tracking_uri, named)
     with _store(tracking_uri) as client:
         if not found or kind == "runs":
             run_id = (path or named).partition("/")[0]

@@ -7,19 +7,21 @@ import typer
 from rich.table import Table
 
 from dynamiccl import cli
-from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.manifest import Manifest, find_policy_in, find_trigger_in
+from dynamiccl.errors import MissingPath
 from dynamiccl.serve.artifact import (
     Artifact,
     export_artifact,
-    find_policy,
-    find_trigger,
     verify_artifact,
 )
 from dynamiccl.serve.commands.options import ArtifactDir, Json, stderr, stdout
+from dynamiccl.train import DEFAULT_TRACKING_URI
 
 
 def export_command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory or run id.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Run id, models:/dynamiccl@champion, directory.")
+    ],
     out: Annotated[Path, typer.Option(help="New artifact directory.")],
     trigger: Annotated[
         str | None,
@@ -32,15 +34,17 @@ def export_command(
             help="Make a table for a group shape that nobody measured, too; may be repeated.",
         ),
     ] = None,
-    mlruns: Annotated[Path, typer.Option(help="Where run ids are looked up.")] = Path("mlruns"),
+    tracking_uri: Annotated[
+        str, typer.Option(help="MLflow store that holds the run ids.")
+    ] = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
     """Copy a run's policy and add its decision tables.
 
     Example: dynamiccl-deploy export RUN_ID --out out/artifact
     """
-    policy = find_policy(run, mlruns)
-    watching = None if trigger is None else find_trigger(trigger, mlruns)
+    policy = _find_policy(run, tracking_uri)
+    watching = None if trigger is None else _find_trigger(trigger, tracking_uri)
     artifact = export_artifact(
         policy, out, watching, [cli.parse_group(text) for text in group or []]
     )
@@ -68,6 +72,29 @@ def export_command(
             highlight=False,
         )
     _show(artifact, "exported", as_json=as_json)
+
+
+def _find_policy(run: str, tracking_uri: str) -> Path:
+    """The policy folder of what was named; a directory needs no MLflow."""
+    found = find_policy_in(Path(run.removeprefix("file://")))
+    if found is not None:
+        return found
+    from dynamiccl.train.tracking import policy_directory
+
+    return policy_directory(run, tracking_uri)
+
+
+def _find_trigger(run: str, tracking_uri: str) -> Path:
+    """The `trigger.pt` of what was named."""
+    folder = Path(run.removeprefix("file://"))
+    if not folder.exists():
+        from dynamiccl.train.tracking import run_directory
+
+        folder = run_directory(run, tracking_uri)
+    found = find_trigger_in(folder)
+    if found is None:
+        raise MissingPath("trigger", folder, "give a run of 'dynamiccl-train trigger'")
+    return found
 
 
 def verify_command(artifact: ArtifactDir, as_json: Json = False) -> None:

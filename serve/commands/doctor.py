@@ -46,7 +46,7 @@ def doctor_command(
     overhead: Annotated[
         bool, typer.Option("--overhead", help="Measure what the plugin costs, on this node's GPUs.")
     ] = False,
-    nccl_tests: Annotated[
+    nccl_tests_dir: Annotated[
         Path, typer.Option(help="For --overhead: folder of the nccl-tests binaries.")
     ] = Path("nccl-tests/build"),
     rounds: Annotated[int, typer.Option(help="For --overhead: runs of each.", min=3)] = 7,
@@ -73,7 +73,7 @@ def doctor_command(
         with TemporaryDirectory(prefix="dynamiccl-calls-") as folder:
             found = find_plugin(question.plugin)
             _show_overhead(
-                measure(ThisMachine(), found, nccl_tests, Path(folder), rounds), as_json=as_json
+                measure(ThisMachine(), found, nccl_tests_dir, Path(folder), rounds), as_json=as_json
             )
         return
     checks = run_checks(ThisMachine(), question)

@@ -113,7 +113,7 @@ def test_unknown_subcommand_is_wrong_usage(command: str, shell: Shell) -> None:
             ("report", "--data", ".", "--policy", ".", "--out", "o"),
             "no policy at .; give an MLflow run id",
         ),
-        ("dynamiccl-deploy", ("export", "gone", "--out", "o"), "no policy at gone"),
+        ("dynamiccl-deploy", ("export", "gone", "--out", "o"), "'gone' is no directory"),
         ("dynamiccl-deploy", ("verify", "gone"), "no policy manifest at gone/manifest.json"),
         (
             "dynamiccl-deploy",

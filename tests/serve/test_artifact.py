@@ -15,7 +15,6 @@ from dynamiccl.datasets.questions import allowed, cold_tasks, table_supports
 from dynamiccl.errors import (
     ArtifactMismatch,
     CorruptFile,
-    MissingPath,
     SchemaMismatch,
     UnknownName,
     UserError,
@@ -25,7 +24,6 @@ from dynamiccl.serve.abi import TunerPlugin
 from dynamiccl.serve.artifact import (
     Artifact,
     export_artifact,
-    find_policy,
     pick_table,
     verify_artifact,
 )
@@ -174,14 +172,6 @@ def test_export_does_not_write_over_something(trained: Trained, tmp_path: Path) 
     with pytest.raises(UserError, match="not empty"):
         export_artifact(trained.policy, tmp_path)
     assert (tmp_path / "precious").read_text() == "x"
-
-
-def test_policy_is_found_by_run_id_below_mlruns(trained: Trained, tmp_path: Path) -> None:
-    mlruns = trained.run_directory.parents[1]
-    assert find_policy(trained.run_id, mlruns) == trained.policy
-    assert find_policy(str(trained.run_directory), tmp_path) == trained.policy
-    with pytest.raises(MissingPath, match="mlflow artifacts download"):
-        find_policy("nothing", mlruns)
 
 
 def test_unknown_shape_and_system_list_the_choices(artifact: Artifact) -> None:

@@ -93,7 +93,7 @@ def test_command_measures(
     node: Callable[[int, str], Path], plugin_path: Path, shell: Shell, tmp_path: Path
 ) -> None:
     folder = node(2, FAKE)
-    options = ("--nccl-tests", folder, "--plugin", plugin_path, "--rounds", 3)
+    options = ("--nccl-tests-dir", folder, "--plugin", plugin_path, "--rounds", 3)
     command = ("dynamiccl-deploy", "doctor", "--overhead", *options)
     said = shell(*command, "--json").json
     assert (said["num_gpus"], said["num_rounds"]) == (2, 3)
@@ -111,7 +111,7 @@ def test_command_refuses_where_nothing_can_be_measured(
     node: Callable[[int, str], Path], plugin_path: Path, shell: Shell, tmp_path: Path
 ) -> None:
     folder = node(2, "#!/bin/sh\necho 'CUDA error' >&2; exit 1\n")
-    options = ("--overhead", "--plugin", plugin_path, "--nccl-tests")
+    options = ("--overhead", "--plugin", plugin_path, "--nccl-tests-dir")
     doctor = ("dynamiccl-deploy", "doctor", *options)
     assert "ended with 1: CUDA error" in refused(shell(*doctor, folder), 4)
     assert "build nccl-tests" in refused(shell(*doctor, tmp_path), 4)

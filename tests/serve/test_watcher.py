@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from dynamiccl.datasets.history import Call
-from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath
+from dynamiccl.datasets.manifest import find_trigger_in
+from dynamiccl.errors import ArtifactMismatch, CorruptFile
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.serve import watcher
-from dynamiccl.serve.artifact import Artifact, export_artifact, find_trigger, verify_artifact
+from dynamiccl.serve.artifact import Artifact, export_artifact, verify_artifact
 from dynamiccl.serve.brain.policies import POLICIES
 from dynamiccl.serve.brain.server import BrainServer
 from dynamiccl.serve.brain_check import check_trigger, watched_questions
@@ -243,12 +244,10 @@ def test_a_trigger_beside_another_brain_is_refused(watching: Artifact, tmp_path:
 def test_a_trigger_is_found_in_its_run_and_needs_its_facts(
     trigger: Path, small_artifact: Artifact, tmp_path: Path
 ) -> None:
-    run = tmp_path / "mlruns" / "0a1b" / "artifacts" / "trigger"
+    run = tmp_path / "run" / "trigger"
     shutil.copytree(trigger.parent, run)
-    assert find_trigger("0a1b", tmp_path / "mlruns") == run / "trigger.pt"
-    assert find_trigger(str(run.parent), tmp_path) == run / "trigger.pt"
-    with pytest.raises(MissingPath, match="-a trigger"):
-        find_trigger("0a1c", tmp_path / "mlruns")
+    assert find_trigger_in(run.parent) == run / "trigger.pt"
+    assert find_trigger_in(tmp_path) is None
     (run / "trigger.json").unlink()
     policy = small_artifact.directory.parent / "policy"
     with pytest.raises(CorruptFile, match=r"trigger\.json"):
