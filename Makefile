@@ -68,10 +68,11 @@ plugin: install ## out/plugin/libnccl-tuner-dynamiccl.so, and the libraries besi
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet -c constraints.txt --group dev -e ".[all]"
-	touch $@
+	@echo "installing into $(VENV): a minute or two, or as long as torch takes to come"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -qq --upgrade "pip>=25.1"
+	@$(BIN)/python -m pip install -qq -c constraints.txt --group dev -e ".[all]"
+	@touch $@
 
 constraints: ## pin what is installed now
 	(head -1 constraints.txt; $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//') > constraints.new

@@ -162,6 +162,9 @@ TUNER_ABI_SINCE: Final[Mapping[int, NcclVersion]] = {
     6: NcclVersion(2, 30),
 }
 
+#: The newest minor release whose source was looked at (NVIDIA/nccl, v2.32.6-1).
+NEWEST_KNOWN: Final = NcclVersion(2, 32)
+
 _ALL_PROTOCOLS: Final = frozenset(Protocol)
 _SIMPLE_ONLY: Final = frozenset({Protocol.Simple})
 _COLLNET_GATHER: Final = {

@@ -15,6 +15,7 @@ from dynamiccl.datasets.cells import (
     left_out_text,
     noise_bands,
     quiet,
+    tuned,
     usable,
 )
 from dynamiccl.datasets.schema import TASK_COLUMNS, Source, Status
@@ -58,7 +59,12 @@ class SystemSummary:
 def describe(directory: Path) -> list[SystemSummary]:
     """Summarise every system of a data set; raises what `datasets.store.read` raises."""
     frame = read(directory)
-    bands = {name: (band, median) for name, band, median in noise_bands(quiet(frame)).iter_rows()}
+    # The band of what a tuner decides, as in reports; of all rows where that is nothing.
+    bands = {
+        name: (band, median)
+        for rows in (quiet(frame), quiet(tuned(frame)))
+        for name, band, median in noise_bands(rows).iter_rows()
+    }
     return [
         _summarise(part, bands.get(str(key[0])))
         for key, part in frame.group_by("system", maintain_order=True)

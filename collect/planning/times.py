@@ -4,7 +4,7 @@ Where the model holds a group, its times are taken. Each gap has a rule, and eac
 says so in `notes`:
 
 * another group of the same kind (one node, or several) lends its times, the nearest one in nodes
-  and ranks per node;
+  and ranks per node; to one of over sixteen times its nodes nothing is lent, and there is no plan;
 * a collective that the model lacks, or a kind of group, takes 50 us and 10 GB/s;
 * a config for which NCCL has no cell takes what NCCL's own choice takes, since that runs then;
 * a launch profile that is not modelled takes the times of the untouched environment, and what runs
@@ -19,7 +19,7 @@ from dynamiccl.collect.interference.kinds import SIMULATED
 from dynamiccl.collect.simulated.launches import launch_of, surroundings_of
 from dynamiccl.collect.sweep.trial import LaunchProfile, Setting
 from dynamiccl.datasets.schema import QUIET
-from dynamiccl.errors import InvalidSweep
+from dynamiccl.errors import InvalidSweep, UserError
 from dynamiccl.nccl import ABSTAIN, Config
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.parts import Parts
@@ -29,6 +29,8 @@ from dynamiccl.simulator.systems import find_system
 #: A call that no model knows has a latency and the bandwidth of a middling network.
 LATENCY_US: Final = 50.0
 GBYTES_PER_S: Final = 10.0
+#: A group lends its times to groups of so many times its nodes at most.
+MOST_TIMES_NODES: Final = 16
 _RULE: Final = f"{LATENCY_US:g} us and {GBYTES_PER_S:g} GB/s for each call"
 
 
@@ -145,7 +147,15 @@ def _group(system: System, setting: Setting) -> Group | None:
         nodes = math.log2(group.num_nodes / asked.num_nodes)
         return abs(nodes) + abs(math.log2(group.ranks_per_node / asked.ranks_per_node))
 
-    return min(alike, key=apart, default=None)
+    found = min(alike, key=apart, default=None)
+    if found is not None and asked.num_nodes > MOST_TIMES_NODES * found.num_nodes:
+        raise UserError(
+            f"nothing is known of a group of {asked.num_nodes} nodes: the largest that "
+            f"{system.name} models has {found.num_nodes}, and hours made of its times would mean "
+            f"nothing; plan for up to {MOST_TIMES_NODES * found.num_nodes} nodes, or name another "
+            "[simulator] system"
+        )
+    return found
 
 
 def _launch(system: System, profile: LaunchProfile) -> tuple[Launch, str]:

@@ -21,6 +21,7 @@ from dynamiccl.datasets.store import check_slug
 from dynamiccl.errors import DynamicclError, InvalidSweep, MissingPath
 from dynamiccl.nccl import (
     ABSTAIN,
+    NEWEST_KNOWN,
     Algorithm,
     Collective,
     Config,
@@ -86,7 +87,7 @@ def _explain(error: ValidationError, where: str) -> str:
 
 def _trials(file: SweepFile, where: str) -> tuple[Trial, ...]:
     configs = _configs(file, where)
-    version = NcclVersion.parse(file.nccl_version) if file.nccl_version else None
+    version = _version(file, where)
     wanted = only_of(file, where=where)
     trials = tuple(
         Trial(setting, size, config, _infeasible(setting, size, config, version))
@@ -102,6 +103,19 @@ def _trials(file: SweepFile, where: str) -> tuple[Trial, ...]:
                 "profile, interference, algorithm, protocol, channel count and chunk size once"
             )
     return trials
+
+
+def _version(file: SweepFile, where: str) -> NcclVersion | None:
+    if file.nccl_version is None:
+        return None
+    version = NcclVersion.parse(file.nccl_version)
+    if (version.major, version.minor) > (NEWEST_KNOWN.major, NEWEST_KNOWN.minor):
+        raise InvalidSweep(
+            f"{where}: nccl_version: NCCL {version} is newer than the newest whose rules are known "
+            f"here, {NEWEST_KNOWN.major}.{NEWEST_KNOWN.minor}; leave the key out, and what runs is "
+            "read from NCCL's log"
+        )
+    return version
 
 
 def _infeasible(

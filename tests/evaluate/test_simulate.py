@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 """Whole jobs in the simulated world: who plays, in what order they come out, and the page."""
 
 import json
@@ -138,6 +140,9 @@ def test_what_cannot_be_told_apart_is_said(compared: Comparison) -> None:
     slow = [row for row in compared.rows if (row.over_default.low or 0.0) > 0.0]
     for row in slow:
         assert any(line.startswith(f"{row.name} is slower than NCCL") for line in lines)
+    row = replace(compared.rows[-1], name="mostly slower", share_slower_than_default=0.97)
+    told = verdicts([*compared.rows, row])
+    assert "mostly slower is slower than NCCL's own choice in 97% of calls" in told
 
 
 def test_rows_are_compared_with_the_best_seed_by_seed(compared: Comparison) -> None:

@@ -6,6 +6,7 @@ import pytest
 from dynamiccl.collect.planning.plan import Plan, make_plan
 from dynamiccl.collect.planning.show import plan_lines
 from dynamiccl.collect.sweep.load import Sweep, load_sweep
+from dynamiccl.errors import InvalidSweep, UserError
 from tests.collect.benchmark.sweeps import sweep
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -137,3 +138,18 @@ def test_shipped_example_saves_twenty_processes_of_twenty_one() -> None:
 def test_planning_is_pure() -> None:
     made = shipped("h100_4x8.toml")
     assert make_plan(made) == make_plan(made)
+
+
+def test_a_group_far_beyond_the_model_has_no_plan() -> None:
+    def group(num_nodes: int) -> str:
+        return f"[{{ num_nodes = {num_nodes}, ranks_per_node = 8 }}]"
+
+    assert plan(groups=group(512)).rules  # sixteen times what h100-ib models
+    with pytest.raises(UserError, match="nothing is known of a group of 4000 nodes"):
+        plan(groups=group(4000))
+
+
+def test_an_nccl_that_nobody_knows_is_refused_with_the_way_out() -> None:
+    assert plan(nccl_version='"2.32.6"').feasible
+    with pytest.raises(InvalidSweep, match=r"NCCL 2\.99\.0 is newer .* leave the key out"):
+        plan(nccl_version='"2.99"')
