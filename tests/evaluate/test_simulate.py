@@ -1,8 +1,7 @@
-from dataclasses import replace
-
 """Whole jobs in the simulated world: who plays, in what order they come out, and the page."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
