@@ -78,6 +78,10 @@ class FileReport:
     rejected_more: int = 0
     #: What the reader of the summary should know: conflicts, inferences, failed checks.
     remarks: list[str] = field(default_factory=list)
+    #: What of the options the output contradicts: such rows are left out.
+    contradictions: list[str] = field(default_factory=list)
+    #: Rows of parts that an earlier import had written.
+    already_there: int = 0
     #: Why the file gave nothing, when it gave nothing.
     failure: str | None = None
     parts: list[str] = field(default_factory=list)

@@ -216,6 +216,8 @@ def _import_calls(
 
 
 def _nothing_usable(report: FileReport) -> str:
+    if report.contradictions:
+        return f"{report.path}: {report.contradictions[0]}; leave --collective out, or correct it"
     if "collective not known" in report.dropped:
         return (
             f"{report.path} does not say which collective it measured; name it with --collective "

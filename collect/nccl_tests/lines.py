@@ -11,6 +11,7 @@ from typing import Final
 #: -prepend-rank, `kubectl logs --timestamps` and `--prefix`, container runtimes' own log files.
 _PREFIX: Final = re.compile(
     r"(?:\d{4}-\d\d-\d\dT[\d:.]{8,20}(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?)?"
+    r"(?: {1,80}(?=\[\d{1,6},\d{1,6}\]<std))?"  # cut from a page
     r"(?:(?P<pod>\[pod/[^\]]{1,200}\]) )?"
     r"(?:(?:[^<>\[\]]{0,40}\b(?:19|20)\d\d)?(?P<mpi>\[\d{1,6},\d{1,6}\])?<std(?:out|err)>: ?"
     r"|(?P<srun> {0,6}\d{1,6}): |(?P<rank>\[\d{1,6}\]) )?"

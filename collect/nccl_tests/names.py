@@ -41,6 +41,15 @@ def collective_of_program(program: str) -> Collective | None:
     return _PROGRAMS.get(program)
 
 
+def program_of(collective: Collective) -> str:
+    """The program that measures a collective, without `_perf`.
+
+    >>> program_of(Collective.AllReduce)
+    'all_reduce'
+    """
+    return next(program for program, found in _PROGRAMS.items() if found is collective)
+
+
 def collective_in_file_name(name: str) -> Collective | None:
     """The one collective that a file name contains, or None when it is none or several.
 

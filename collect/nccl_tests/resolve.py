@@ -5,8 +5,8 @@ number that its own bandwidths contradict, the column stays null and the report 
 
 The collective comes from, in this order:
 1. the program's name inside the output (header, command line, or tail);
-2. the bandwidths: bus over algorithm bandwidth above 1 exists for AllReduce only (2(n-1)/n);
-3. the option `collective`;
+2. the columns and bandwidths, where they can be of one collective only (`by_columns`);
+3. the option `collective`, unless the columns contradict it: then the run is refused;
 4. the name of the file, when it contains exactly one collective's name. This is reported.
 """
 
@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from dynamiccl.collect.nccl_tests.by_columns import collectives_by_columns
 from dynamiccl.collect.nccl_tests.facts import RunFacts, hosts_of
 from dynamiccl.collect.nccl_tests.names import collective_in_file_name, collective_of_program
 from dynamiccl.collect.nccl_tests.settings import Requested, requested_by
@@ -47,15 +48,17 @@ def resolve_run(
     run: RunFacts,
     shared: RunFacts,
     rows: npt.NDArray[Any],
+    words: list[str],
     options: ImportOptions,
     report: FileReport,
 ) -> ResolvedRun | None:
     """Resolve one run with rows; None when its collective cannot be known (reported).
 
-    `shared` holds what was said outside the runs: other streams, lines before the first header, a
-    companion log.
+    `words` are those that the rows count. `shared` holds what was said outside the runs: other
+    streams, lines before the first header, a companion log.
     """
-    collective = _collective(run, shared, rows, options, report)
+    possible = collectives_by_columns(rows, words)
+    collective = _collective(run, shared, possible, options, report)
     if collective is None:
         return None
     num_ranks = _num_ranks(run, shared, options, report)
@@ -128,7 +131,7 @@ def _one(values: set[str], what: str, report: FileReport) -> str | None:
 def _collective(
     run: RunFacts,
     shared: RunFacts,
-    rows: npt.NDArray[Any],
+    possible: frozenset[Collective],
     options: ImportOptions,
     report: FileReport,
 ) -> Collective | None:
@@ -141,22 +144,30 @@ def _collective(
         elif asked not in {None, found}:
             report.remark(f"the output says {found.wire}; the option's {asked} was not used")
         return found
-    if _is_all_reduce(rows):
-        report.remark("collective AllReduce follows from bus bandwidth above algorithm bandwidth")
-        return Collective.AllReduce
-    if asked is not None:
-        return asked
+    if asked is not None and asked not in possible:
+        report.contradictions.append(f"the columns are {_of(possible)}, not of {asked.wire}")
+        return None
+    return asked or _unnamed(possible, report)
+
+
+def _unnamed(possible: frozenset[Collective], report: FileReport) -> Collective | None:
+    if len(possible) == 1:
+        (only,) = possible
+        report.remark(f"collective {only.wire} follows from the columns")
+        return only
     found = collective_in_file_name(PurePath(report.path).name)
-    if found is not None:
-        report.remark(f"collective {found.wire} taken from the file's name")
+    if found is None:
+        return None
+    if found not in possible:
+        report.remark(f"the file's name says {found.wire}, but the columns are {_of(possible)}")
+        return None
+    report.remark(f"collective {found.wire} taken from the file's name")
     return found
 
 
-def _is_all_reduce(rows: npt.NDArray[Any]) -> bool:
-    """Whether some row has a bus bandwidth above its algorithm bandwidth beyond rounding."""
-    usable = (rows["algbw"] >= _MIN_BANDWIDTH) & (rows["algbw"] < 1e4)
-    low = rows["busbw"] - 0.05
-    return bool(np.any(usable & (low > 1.02 * rows["algbw"] + 0.05)))
+def _of(possible: frozenset[Collective]) -> str:
+    names = " or ".join(sorted(each.wire for each in possible))
+    return f"of {names}" if names else "of no collective with such bandwidths"
 
 
 def _num_ranks(

@@ -129,7 +129,7 @@ def _resolve(
         known = None
         mine = _rows_of(parsed.rows, run) if run.rows else parsed.rows[:0]
         if len(mine):
-            known = resolve_run(run, shared, mine, options, report)
+            known = resolve_run(run, shared, mine, parsed.words, options, report)
             if known is None:
                 unknown.append(run.index)
                 report.drop("collective not known", len(np.unique(mine["line"])))

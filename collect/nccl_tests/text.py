@@ -18,6 +18,7 @@ import pyarrow as pa
 from dynamiccl.collect.nccl_tests.cost_table import cost_rows
 from dynamiccl.collect.nccl_tests.decisions import decision_rows
 from dynamiccl.collect.nccl_tests.facts import RunFacts
+from dynamiccl.collect.nccl_tests.names import program_of
 from dynamiccl.collect.nccl_tests.parser import parse_lines
 from dynamiccl.collect.nccl_tests.resolve import per_node
 from dynamiccl.collect.nccl_tests.tables import merge_facts, rows_of, shared_facts, text_tables
@@ -52,12 +53,12 @@ def parse_text(text: str, *, where: str, collective: Collective | None = None) -
     10.0
     """
     report = FileReport(path=where, format="nccl-tests-text")
-    options = ImportOptions(collective=None if collective is None else collective.wire)
     parsed = parse_lines(text.splitlines(), report)
+    shared = shared_facts(parsed)
+    if collective is not None:
+        shared.programs.append(program_of(collective))
     base = {"run": "output", "system": "-", "sweep": "-"}
-    tables = text_tables(
-        parsed, shared=shared_facts(parsed), base=base, options=options, report=report
-    )
+    tables = text_tables(parsed, shared=shared, base=base, options=ImportOptions(), report=report)
     rows = [row for table in tables for row in rows_of(table, _IDENTITY)]
     return TextOutput(rows, tuple(report.rejected), tuple(report.remarks))
 

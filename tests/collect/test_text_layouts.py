@@ -50,6 +50,7 @@ def test_whole_output_has_two_rows_a_line() -> None:
         "[0] ",
         "[1,0]<stdout>:",
         "[1,0]<stdout>: ",
+        "        [1,0]<stdout>: ",
         "Fri Sep 20 10:11:12 2024<stdout>:",
         "Fri Sep 20 10:11:12 2024[1,0]<stdout>:",
         "2024-05-01T10:00:00.123456789Z ",
@@ -222,8 +223,8 @@ def test_bandwidths_prove_all_reduce() -> None:
     ("name", "option", "expected"),
     [
         ("allgather_8gpu.log", None, "AllGather"),
-        ("run1.log", "reduce_scatter", "ReduceScatter"),
-        ("allgather_8gpu.log", "reduce_scatter", "ReduceScatter"),
+        ("run1.log", "alltoall", "AlltoAll"),
+        ("allgather_8gpu.log", "alltoall", "AlltoAll"),
     ],
 )
 def test_collective_from_option_then_file_name(
