@@ -18,10 +18,9 @@ from dynamiccl.collect.findings import describe as describing
 from dynamiccl.collect.findings.plots import plot_systems
 from dynamiccl.collect.fitting import command as fitting
 from dynamiccl.collect.fitting.report import to_json as fit_to_json
-from dynamiccl.collect.importing.importer import import_files
+from dynamiccl.collect.importing.command import import_command
 from dynamiccl.collect.launchers import LAUNCHERS
 from dynamiccl.collect.planning import command as planning
-from dynamiccl.collect.reports import ImportOptions, ImportSummary
 from dynamiccl.collect.runners import RUNNERS
 from dynamiccl.collect.runs.carry_out import RunOrder, carry_out
 from dynamiccl.collect.runs.run import RunSummary
@@ -177,79 +176,7 @@ def doctor_command(
     raise typer.Exit(exit_code(checks))
 
 
-@app.command("import")
-def import_command(
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FILE_OR_DIR...", help="Logs, JSON, tidy CSV; or a directory of calls files."
-        ),
-    ],
-    out: _Out,
-    system: Annotated[str | None, typer.Option(help="Name of the system measured.")] = None,
-    sweep: Annotated[str | None, typer.Option(help="Name of this import.")] = None,
-    systems: Annotated[
-        Path | None, typer.Option(help="TOML with topology facts of the systems.")
-    ] = None,
-    collective: Annotated[
-        str | None, typer.Option(help="The collective, where no line of the output names it.")
-    ] = None,
-    ranks: Annotated[int | None, typer.Option(help="Ranks, where unknown.", min=1)] = None,
-    nodes: Annotated[int | None, typer.Option(help="NCCL's nNodes, where unknown.", min=1)] = None,
-    nccl_version: Annotated[str | None, typer.Option(help="NCCL release, where unknown.")] = None,
-    gpu: Annotated[str | None, typer.Option(help="GPU model, where unknown.")] = None,
-    launch_profile: Annotated[
-        str | None, typer.Option(help="Name of the launch-time settings, where unknown.")
-    ] = None,
-    algorithm: Annotated[str | None, typer.Option(help="Requested algorithm, if hidden.")] = None,
-    protocol: Annotated[str | None, typer.Option(help="Requested protocol, if hidden.")] = None,
-    channels: Annotated[
-        int | None, typer.Option(help="Requested channel count, if hidden.", min=1)
-    ] = None,
-    as_json: _Json = False,
-    verbose: _Verbose = False,
-) -> None:
-    """Read whole nccl-tests outputs (text, -J JSON), tidy CSV sweeps, and what the plugin recorded.
-
-    The calls files (.dcc) of all ranks of a job belong into one import: the time of a call is known
-    only with all its ranks.
-
-    Example: dynamiccl-collect import all_reduce.log --out out/data --system mycluster
-    """
-    cli.configure_logging(verbose=verbose)
-    options = ImportOptions(
-        system=system,
-        sweep=sweep,
-        collective=collective,
-        num_ranks=ranks,
-        num_nodes=nodes,
-        nccl_version=nccl_version,
-        gpu=gpu,
-        launch_profile=launch_profile,
-        algorithm=algorithm,
-        protocol=protocol,
-        num_channels=channels,
-        systems_file=systems,
-    )
-    summary = import_files(files, out, options=options)
-    _show_import(summary, out, as_json=as_json)
-
-
-def _show_import(summary: ImportSummary, out: Path, *, as_json: bool) -> None:
-    if as_json:
-        cli.print_json(summary.to_json())
-        return
-    for reject in summary.rejected[:20]:
-        _stderr.print(f"{reject.path}:{reject.line}: {reject.reason}", markup=False, soft_wrap=True)
-    if len(summary.rejected) > 20:
-        _stderr.print(f"... and {len(summary.rejected) - 20} more (all of them with --json)")
-    _stdout.print(
-        f"{summary.rows_read} rows read, {summary.written_text} written, "
-        f"{summary.dropped} dropped, {summary.duplicates} duplicates, "
-        f"{len(summary.rejected)} rejected -> {out}",
-        soft_wrap=True,
-        highlight=False,
-    )
+app.command("import")(import_command)
 
 
 @app.command("jobs")

@@ -121,10 +121,19 @@ class ImportSummary:
     duplicates: int
     rejected: tuple[Rejected, ...]
     files: tuple[FileReport, ...]
+    #: Measurements of those written that an earlier import had written, too.
+    already_there: int
+    #: Files of directories that are of no kind that is known.
+    skipped: tuple[str, ...]
 
     @classmethod
     def of(
-        cls, files: list[FileReport], *, calls_written: int = 0, calls_timed: int = 0
+        cls,
+        files: list[FileReport],
+        *,
+        calls_written: int = 0,
+        calls_timed: int = 0,
+        skipped: tuple[str, ...] = (),
     ) -> "ImportSummary":
         """Add up the reports of all files; a call is no single file's."""
         return cls(
@@ -136,7 +145,17 @@ class ImportSummary:
             duplicates=sum(f.duplicates for f in files),
             rejected=tuple(r for f in files for r in f.rejected),
             files=tuple(files),
+            already_there=sum(f.already_there for f in files),
+            skipped=skipped,
         )
+
+    def remarks(self) -> dict[str, list[str]]:
+        """Remark -> the files that it is about: what a person should know, each thing once."""
+        found: dict[str, list[str]] = {}
+        for file in self.files:
+            for text in file.remarks:
+                found.setdefault(text, []).append(file.path)
+        return found
 
     @property
     def written_text(self) -> str:
@@ -166,6 +185,8 @@ class ImportSummary:
             "calls_timed": self.calls_timed,
             "dropped": self.dropped,
             "duplicates": self.duplicates,
+            "already_there": self.already_there,
+            "skipped": list(self.skipped),
             "rejected": [dataclasses.asdict(line) for line in self.rejected],
             "files": files,
         }

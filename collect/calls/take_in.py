@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from dynamiccl.collect.calls.joiner import Spill, join
-from dynamiccl.collect.calls.reader import SUFFIX, CallsHeader, read_header, read_records
+from dynamiccl.collect.calls.reader import CallsHeader, read_header, read_records
 from dynamiccl.collect.reports import FileReport
 from dynamiccl.datasets.provenance import program_record
 from dynamiccl.datasets.store import slug, write_part
-from dynamiccl.errors import CorruptFile, DataError, MissingPath, OutputError
+from dynamiccl.errors import CorruptFile, DataError, OutputError
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -34,18 +34,6 @@ class CallsTaken:
     #: Calls whose time is known from all their ranks.
     calls_timed: int = 0
     parts: int = 0
-
-
-def files_in(directory: Path) -> list[Path]:
-    """The calls files under a directory, in the order of their names; raises MissingPath."""
-    found = sorted(path for path in directory.rglob(f"*{SUFFIX}") if path.is_file())
-    if not found:
-        raise MissingPath(
-            f"calls file (*{SUFFIX})",
-            directory,
-            "name what DYNAMICCL_CALLS_DIR was in the job, or files of other formats one by one",
-        )
-    return found
 
 
 def take_in(

@@ -23,7 +23,7 @@ _HEAD: Final = (
 )
 
 
-def fit_to_file(  # noqa: PLR0913 - what the command line says
+def fit_to_file(
     data: Path,
     out: Path,
     *,

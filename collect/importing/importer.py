@@ -15,16 +15,19 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from dynamiccl.collect.calls.reader import MAGIC, SUFFIX
-from dynamiccl.collect.calls.take_in import CallsFile, CallsTaken, files_in, take_in
+from dynamiccl.collect.calls.take_in import CallsFile, CallsTaken, take_in
 from dynamiccl.collect.importing.systems import KnownSystems, load_systems
 from dynamiccl.collect.importing.tidy_csv import csv_tables, is_tidy_csv
 from dynamiccl.collect.nccl_tests.json_output import json_tables
+from dynamiccl.collect.nccl_tests.layout import looks_like_row
 from dynamiccl.collect.nccl_tests.text import main_of, text_file_tables
 from dynamiccl.collect.reports import FileReport, ImportOptions, ImportSummary
 from dynamiccl.datasets.provenance import file_sha256, program_record
-from dynamiccl.datasets.store import SCHEMAS, check_slug, slug, write_part
+from dynamiccl.datasets.schema import Status
+from dynamiccl.datasets.store import SCHEMAS, check_slug, part_paths, slug, write_part
 from dynamiccl.errors import DataError, MissingPath, OutputError, UserError
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
 
@@ -47,37 +50,49 @@ class _Input:
 
 
 def import_files(
-    paths: Sequence[Path], out_dir: Path, *, options: ImportOptions | None = None
+    paths: Sequence[Path],
+    out_dir: Path,
+    *,
+    options: ImportOptions | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> ImportSummary:
     """Read `paths`, write what they hold under `out_dir`, and say what became of every row.
 
-    A directory stands for the calls files in it. Raises UserError before anything is read when the
+    A directory stands for the files below it that are of a known kind. `progress` is told of files
+    done, and of all. Raises UserError before anything is read when the
     options cannot work; OutputError after all files are written when some gave no row, naming
     these. A single file raises its own error, which may be a CorruptFile.
     """
     options = options or ImportOptions()
     _check_options(options)
     systems = load_systems(options.systems_file)
-    inputs = [_input(file) for path in paths for file in _expand(path)]
+    inputs, skipped = _inputs(paths)
     if not inputs:
-        raise UserError("no file to import; name at least one")
+        raise UserError(_no_file(paths, skipped))
     _need_system(inputs, options)
     reports = [FileReport(path=str(item.path), format=item.format) for item in inputs]
     fresh = list(_without_repeats(inputs, reports))
     errors: list[DataError] = []
-    for item, report in fresh:
+    for done, (item, report) in enumerate(fresh, 1):
         try:
             if item.format != CALLS:
                 _import_one(item, out_dir, options, systems, report)
         except DataError as error:
             report.failure = str(error)
             errors.append(error)
+        if progress is not None:
+            progress(done, len(fresh))
     calls = [CallsFile(i.path, i.sha256, report) for i, report in fresh if i.format == CALLS]
     taken, failed = _import_calls(calls, out_dir, options, systems)
     errors += failed
     if errors and len(inputs) == 1:
         raise errors[0]
-    summary = ImportSummary.of(reports, calls_written=taken.calls, calls_timed=taken.calls_timed)
+    summary = ImportSummary.of(
+        reports,
+        calls_written=taken.calls,
+        calls_timed=taken.calls_timed,
+        skipped=tuple(map(str, skipped)),
+    )
     if errors:
         raise ImportFailed(errors, summary)
     return summary
@@ -136,8 +151,36 @@ def _check_options(options: ImportOptions) -> None:
             raise UserError(f"option {name} is {value}; give a whole number from 1 on")
 
 
-def _expand(path: Path) -> list[Path]:
-    return files_in(path) if path.is_dir() else [path]
+def _inputs(paths: Sequence[Path]) -> tuple[list[_Input], list[Path]]:
+    """What is read, and the files of directories that are of no known kind."""
+    inputs, skipped = [], []
+    for path in paths:
+        if not path.is_dir():
+            inputs.append(_input(path))
+            continue
+        for file in sorted(each for each in path.rglob("*") if each.is_file()):
+            item = _input(file)
+            if item.format != TEXT or _has_output(file):
+                inputs.append(item)
+            else:
+                skipped.append(file)
+    return inputs, skipped
+
+
+def _has_output(path: Path) -> bool:
+    """Whether a text of a directory is a benchmark's output, or NCCL's log."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return any("NCCL" in line or looks_like_row(line.split(), in_table=False) for line in file)
+
+
+def _no_file(paths: Sequence[Path], skipped: Sequence[Path]) -> str:
+    if not paths:
+        return "no file to import; name at least one"
+    found = f"{len(skipped)} files of other kinds" if skipped else "no file at all"
+    return (
+        f"{', '.join(map(str, paths))}: {found}, and no nccl-tests output, CSV or calls file; name "
+        "the directory that holds them"
+    )
 
 
 def _input(path: Path) -> _Input:
@@ -186,9 +229,18 @@ def _import_one(
 ) -> None:
     # No command line and no host: importing a file again writes the same part, not a second one.
     record = program_record("import", files={item.path.name: item.sha256})
+    before = set(part_paths(out_dir)) if out_dir.is_dir() else set()
+    wrong = 0
     for table in _tables(item, options, systems, report):
-        report.parts += [str(p) for p in write_part(out_dir, table, provenance=record)]
+        parts = write_part(out_dir, table, provenance=record)
+        report.parts += [str(p) for p in parts]
         report.measurements_written += table.num_rows
+        wrong += table["status"].to_pylist().count(Status.WRONG_VALUES.value)
+        report.already_there += sum(
+            pq.read_metadata(p).num_rows for p in before.intersection(parts)
+        )
+    if wrong:
+        report.remark(f"{wrong} measurements had wrong values: kept as such, and nothing uses them")
     if not (report.measurements_written or report.costs or report.decisions):
         raise OutputError(_nothing_usable(report))
     for kind, rows in (("costs", report.costs), ("decisions", report.decisions)):

@@ -1,6 +1,8 @@
 """Tidy CSV sweeps: one measurement a row, one column a fact, as published sweeps are tidied.
 
-Decisions that the columns leave open:
+A file needs `size_bytes`, `collective`, a time or a bus bandwidth, and `system` unless the import
+names it. Where another column is missing, all rows have its plain value (`_PLAIN`); rows alike then
+are repeats of one measurement, in their order. Decisions that the columns leave open:
 
 * A channel count in a default row was read back, unless its note says `requested`: then it was
   forced and algorithm and protocol were left to NCCL, which is a requested config of its own and
@@ -13,6 +15,7 @@ Decisions that the columns leave open:
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -23,20 +26,31 @@ from dynamiccl.collect.importing.systems import KnownSystems
 from dynamiccl.collect.nccl_tests.settings import default_scope
 from dynamiccl.collect.reports import FileReport, ImportOptions
 from dynamiccl.datasets.rows import measurements_table
-from dynamiccl.datasets.schema import QUIET, Source, Statistic, Status
+from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET, Source, Statistic, Status
 from dynamiccl.datasets.store import slug
 from dynamiccl.errors import OutputError, UnknownName
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
 from dynamiccl.sizes import MAX_SIZE_BITS
 
-#: Every column, in the usual order; `source` and `note` may be missing.
+#: Every column, in the usual order.
 COLUMNS: Final = (
     *("source", "system", "gpu", "num_nodes", "ranks_per_node", "nccl_version", "collective"),
     *("size_bytes", "algorithm", "protocol", "num_channels", "mode", "launch_profile"),
     *("in_place", "run", "repeat", "statistic", "time_us", "busbw_gbytes_per_s", "is_default"),
     "note",
 )
-_OPTIONAL: Final = frozenset({"source", "note"})
+_NEEDED: Final = ("size_bytes", "collective")
+#: One of these is needed, too.
+_TIMES: Final = ("time_us", "busbw_gbytes_per_s")
+#: What a row has in a column that its file lacks: one quiet run in the untouched environment.
+_PLAIN: Final[Mapping[str, str]] = {
+    "mode": "isolated",
+    "launch_profile": DEFAULT_PROFILE,
+    "run": "csv",
+    "statistic": Statistic.MEAN.value,
+}
+_LEAST_COLUMNS: Final = 3
+_NAME: Final = re.compile(r"[A-Za-z_][\w ()/.%-]{0,40}")
 #: What makes two rows one measurement printed twice.
 _KEY: Final = tuple(
     name
@@ -60,9 +74,13 @@ class _BadRow(ValueError):
 
 
 def is_tidy_csv(first_line: str) -> bool:
-    """Whether a line is the column names of such a file, complete or not."""
+    """Whether a line is the column names of a CSV file, of ours or not.
+
+    >>> is_tidy_csv("size,collective,us"), is_tidy_csv("n1:7:7 [0] NCCL INFO Using a, b, c")
+    (True, False)
+    """
     names = [name.strip().strip('"') for name in first_line.split(",")]
-    return len(set(names) & set(COLUMNS)) >= 5
+    return len(names) >= _LEAST_COLUMNS and all(map(_NAME.fullmatch, names))
 
 
 def csv_tables(
@@ -77,25 +95,22 @@ def csv_tables(
 
     Raises OutputError when a column is missing or unknown.
     """
-    seen: set[tuple[str, ...]] = set()
+    seen: Counter[tuple[str, ...]] = Counter()
     rows: list[dict[str, Any]] = []
-    for line, cells in _records(path, report):
+    for line, given in _records(path, options, report):
         report.rows_read += 1
+        cells = _filled(given, options)
         try:
             row = _row(cells, options, systems)
         except (_BadRow, UnknownName) as error:
             report.reject(line, str(error), ",".join(cells.values()))
             continue
         key = tuple(cells[name] for name in _KEY)
-        if key in seen:
-            report.duplicates += 1
+        if "repeat" not in given:
+            row["repeat"] = seen[key]
+        seen[key] += 1
+        if not _is_kept(row, report, is_again="repeat" in given and seen[key] > 1):
             continue
-        seen.add(key)
-        if row["size_bytes"] == 0:
-            report.drop("size 0")
-            continue
-        if row["status"] == Status.OK.value and row.get("time_us") is None:
-            report.remark("rows with a bandwidth of 0 or an unknown number of ranks keep no time")
         rows.append({**row, "sweep": sweep, "source_file": str(path), "source_line": line})
         if len(rows) >= _PART_ROWS:
             yield measurements_table(rows)
@@ -104,7 +119,37 @@ def csv_tables(
         yield measurements_table(rows)
 
 
-def _records(path: Path, report: FileReport) -> Iterator[tuple[int, dict[str, str]]]:
+def _is_kept(row: Mapping[str, Any], report: FileReport, *, is_again: bool) -> bool:
+    """Whether a row is taken; the report says why not."""
+    if is_again:
+        report.duplicates += 1
+        return False
+    if row["size_bytes"] == 0:
+        report.drop("size 0")
+        return False
+    if row["status"] == Status.OK.value and row.get("time_us") is None:
+        report.remark("rows with a bandwidth of 0 or an unknown number of ranks keep no time")
+    return True
+
+
+def _filled(given: Mapping[str, str], options: ImportOptions) -> dict[str, str]:
+    """A row's cells with those of columns that its file lacks."""
+    nodes, ranks = options.num_nodes, options.num_ranks
+    plain = {
+        **_PLAIN,
+        "num_nodes": str(nodes or ""),
+        "ranks_per_node": str(ranks // nodes) if nodes and ranks and ranks % nodes == 0 else "",
+    }
+    cells = {name: given.get(name, plain.get(name, "")) for name in COLUMNS}
+    if "is_default" not in given:
+        forced = any(cells[name] for name in ("algorithm", "protocol", "num_channels"))
+        cells["is_default"] = "false" if forced else "true"
+    return cells
+
+
+def _records(
+    path: Path, options: ImportOptions, report: FileReport
+) -> Iterator[tuple[int, dict[str, str]]]:
     """Each record with the line it starts on; records of another length are rejected."""
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         reader = csv.reader(file)
@@ -112,7 +157,8 @@ def _records(path: Path, report: FileReport) -> Iterator[tuple[int, dict[str, st
             names = [name.strip() for name in next(reader, [])]
         except csv.Error as error:
             raise OutputError(f"{path}:1: no CSV: {error}; correct the header line") from error
-        _check_names(path, names)
+        _check_names(path, names, options)
+        _tell_plain(names, report)
         while True:
             line = reader.line_num + 1
             try:
@@ -132,19 +178,32 @@ def _records(path: Path, report: FileReport) -> Iterator[tuple[int, dict[str, st
             yield line, dict(zip(names, (cell.strip() for cell in cells), strict=True))
 
 
-def _check_names(path: Path, names: list[str]) -> None:
+def _check_names(path: Path, names: list[str], options: ImportOptions) -> None:
     known = ", ".join(COLUMNS)
+    missing = [name for name in _NEEDED if name not in names]
+    if options.system is None and "system" not in names:
+        missing.append("system (or --system)")
+    if not set(_TIMES) & set(names):
+        missing.append(" or ".join(_TIMES))
+    if missing:
+        raise OutputError(
+            f"{path}:1: no column {', '.join(missing)}; it has {', '.join(names)}, and a sweep may "
+            f"have {known}: add or rename what is missing"
+        )
     for name in names:
         if name not in COLUMNS:
             raise OutputError(
-                f"{path}:1: unknown column '{name}'; a tidy sweep has {known}: rename or remove it"
+                f"{path}:1: unknown column '{name}'; a sweep may have {known}: rename or remove it"
             )
-    missing = [name for name in COLUMNS if name not in names and name not in _OPTIONAL]
-    if missing:
-        raise OutputError(
-            f"{path}:1: no column {', '.join(missing)}; a tidy sweep has {known}: add it, "
-            "with empty cells where nothing is known"
-        )
+
+
+def _tell_plain(names: list[str], report: FileReport) -> None:
+    """Say what rows are taken for where a column could have told otherwise."""
+    taken = [f"{name} '{value}'" for name, value in _PLAIN.items() if name not in names]
+    if not {"is_default", "algorithm", "protocol"} & set(names):
+        taken.append("NCCL's own choice")
+    if taken:
+        report.remark(f"no column says otherwise, so all rows are taken as {', '.join(taken)}")
 
 
 def _row(cells: dict[str, str], options: ImportOptions, systems: KnownSystems) -> dict[str, Any]:

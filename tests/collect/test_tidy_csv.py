@@ -203,11 +203,33 @@ def test_lines_are_right_after_a_quoted_line_break(tmp_path: Path) -> None:
     assert frame["source_line"].to_list() == [2, 4]
 
 
-def test_missing_column_is_named(tmp_path: Path) -> None:
+def test_missing_columns_are_named_with_those_that_are_there(tmp_path: Path) -> None:
     path = tmp_path / "s.csv"
-    path.write_text(",".join(name for name in COLUMNS if name != "mode") + "\n")
-    with pytest.raises(OutputError, match=r"s\.csv:1: no column mode; a tidy sweep has source"):
+    path.write_text("message,collective,latency\n8,allreduce,10\n")
+    with pytest.raises(OutputError) as caught:
         import_files([path], tmp_path / "out")
+    said = str(caught.value)
+    assert "no column size_bytes, system (or --system), time_us or busbw_gbytes_per_s;" in said
+    assert "it has message, collective, latency" in said
+
+
+def test_four_columns_are_enough_and_rows_alike_are_repeats(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(
+        "collective,size_bytes,algorithm,protocol,time_us\n"
+        "allreduce,1048576,,,100\nallreduce,1048576,,,101\nallreduce,1048576,Ring,LL,90\n"
+    )
+    options = ImportOptions(system="mine", num_nodes=2, num_ranks=16)
+    summary = import_files([path], tmp_path / "out", options=options)
+    rows = store.read(tmp_path / "out").sort("source_line")
+    assert rows["is_default"].to_list() == [True, True, False]
+    assert rows["repeat"].to_list() == [0, 1, 0]
+    assert rows["requested_algorithm"].to_list() == [None, None, "Ring"]
+    assert set(rows["num_ranks"]) == {16}
+    [told] = summary.remarks()
+    assert "mode 'isolated', launch_profile 'default'" in told
+    again = import_files([path], tmp_path / "out", options=options)
+    assert (summary.already_there, again.already_there) == (0, 3)
 
 
 def test_unknown_column_is_named(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.collect.calls.reader import read_records
-from dynamiccl.collect.calls.take_in import files_in
 from dynamiccl.collect.reports import FileReport
 from dynamiccl.nccl import Algorithm, Config, Protocol
 
@@ -24,7 +23,7 @@ def is_loaded(log: str) -> bool:
 def records_by_rank(directory: Path) -> dict[int, Records]:
     """The recorded calls of each rank in the order of their sequence numbers; none are damaged."""
     parts: dict[int, list[Records]] = {}
-    for path in files_in(directory):
+    for path in sorted(directory.rglob("*.dcc")):
         report = FileReport(path=str(path), format="calls")
         for records in read_records(path, report):
             for rank in np.unique(records["rank"]):

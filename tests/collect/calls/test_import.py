@@ -20,7 +20,7 @@ from dynamiccl.collect.reports import ImportSummary
 from dynamiccl.datasets import store
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.store import write_part
-from dynamiccl.errors import CorruptFile, DynamicclError, MissingPath, OutputError, UserError
+from dynamiccl.errors import CorruptFile, DynamicclError, OutputError, UserError
 from tests.collect.calls.files import entry_bytes, header_bytes, record, write
 from tests.rows import default
 
@@ -276,7 +276,8 @@ def test_file_of_damaged_entries_alone_is_refused(tmp_path: Path) -> None:
 
 def test_directory_without_calls_files(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    with pytest.raises(MissingPath, match=r"no calls file \(\*\.dcc\)"):
+    (tmp_path / "in" / "notes.txt").write_text("nothing of ours")
+    with pytest.raises(UserError, match=r"in: 1 files of other kinds, and no nccl-tests output"):
         take(tmp_path / "in", tmp_path / "out")
 
 
