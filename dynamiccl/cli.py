@@ -8,11 +8,12 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from dynamiccl import __version__
-from dynamiccl.errors import DynamicclError, MachineError, UserError
+from dynamiccl.errors import DynamicclError, Interrupted, MachineError, UserError
 
 #: Packages that only some commands need -> the extra that brings them.
 _EXTRAS: Final = {
@@ -25,8 +26,7 @@ _EXTRAS: Final = {
     "ray": "ray",
     "torch": "train",
 }
-#: As shells count a program that SIGINT ended.
-INTERRUPTED: Final = 130
+INTERRUPTED: Final = Interrupted.exit_code
 #: What every application (`typer.Typer`) is made with.
 APPLICATION: Final[dict[str, Any]] = {
     "no_args_is_help": True,
@@ -45,7 +45,10 @@ def run(app: Callable[[], Any]) -> None:
     try:
         app()
     except DynamicclError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(
+            f"{'interrupted' if isinstance(error, Interrupted) else 'error'}: {error}",
+            file=sys.stderr,
+        )
         _log.debug("raised here", exc_info=True)
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
@@ -71,6 +74,15 @@ def run(app: Callable[[], Any]) -> None:
         print(f"error: {error}", file=sys.stderr)
         _log.debug("raised here", exc_info=True)
         sys.exit(MachineError.exit_code)
+
+
+@contextmanager
+def interruptible(advice: Callable[[], str]) -> Iterator[None]:
+    """Let Ctrl-C inside end the command with what `advice` says: what is kept, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(advice()) from None
 
 
 def configure_logging(*, verbose: bool) -> None:

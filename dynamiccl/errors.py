@@ -13,6 +13,7 @@
         NotEnoughData          a data set too small for what was asked of it
       MachineError             exit 4: the machine failed us
         PluginError            the built plugin cannot be loaded or called
+      Interrupted              exit 130: Ctrl-C; the message says what is kept, and how to go on
 
 A message says what was wrong, the value, the choices and the fix, on one line.
 """
@@ -95,3 +96,9 @@ class MachineError(DynamicclError):
 
 class PluginError(MachineError):
     """Raised when the built tuner plugin cannot be loaded or called."""
+
+
+class Interrupted(DynamicclError):
+    """Raised when a person stopped a command: as shells count a program that SIGINT ended."""
+
+    exit_code = 130

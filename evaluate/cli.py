@@ -61,7 +61,16 @@ def report_command(
         for name, run_id in zip(names, runs, strict=True)
         if run_id is not None
     }
-    report = make_report(data, list(zip(names, folders, strict=True)), out, trainings)
+    kept = "a report is written at the end, so nothing is there yet; give the same command again"
+    with cli.interruptible(lambda: kept), open_bar() as bar:
+        task = bar.add_task("policies and baselines", total=None)
+        report = make_report(
+            data,
+            list(zip(names, folders, strict=True)),
+            out,
+            trainings,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
     if log:
         for training in trainings.values():
             log_report(report.files, training.run_id, tracking_uri, report.data_hash)

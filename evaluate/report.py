@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -89,12 +89,14 @@ def make_report(
     policies: Sequence[tuple[str, Path]],
     out: Path,
     trainings: Mapping[str, Training] = NO_TRAININGS,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Report:
     """Score `policies` (name, policy directory) and the baselines on the test tasks of a data set.
 
     What is for test is what the policies were neither trained nor validated on; UserError where
     they differ in that.
-    `trainings` are the runs, by name of a policy, whose curves are to be shown.
+    `trainings` are the runs, by name of a policy, whose curves are to be shown; `progress` is told
+    of policies done, and of all.
     Raises what reading data and policies raises, and NotEnoughData when no task can be scored.
     """
     learned = [(name, TorchPolicy.load(path)) for name, path in policies]
@@ -112,7 +114,8 @@ def make_report(
     validation = task_grid(frame, catalogue, [Split.VALIDATION])
     players = make_policies(training, validation, catalogue, learned)
     choices, probes = {}, {}
-    for player in players:
+    for done, player in enumerate(players):
+        progress(done, len(players))
         choices[player.name] = player.choose(test)
         probes[player.name] = probes_of(player, test)
     bands = _bands(quiet(frame))

@@ -36,6 +36,8 @@ Progress = Callable[[int, int, dict[str, float]], None]
 
 #: What a run that was killed goes on from; gone once the run is finished.
 _STATE_NAME: Final = "state.pt"
+#: What a run began with: from it one goes on that was killed before its first epoch.
+_BEGUN_NAME: Final = "begun.json"
 
 
 def fit(  # noqa: PLR0913 - all of a run
@@ -58,16 +60,43 @@ def fit(  # noqa: PLR0913 - all of a run
     )
     name = f"{recipe.name}-seed{seed}"
     with tracking.start_run(tracking_uri, experiment, name, tags) as run:
-        run.log_params({**recipe.to_json(), "seed": seed, "data": str(data_dir)})
-        run.log_params({f"rows_{k}": v for k, v in asdict(data.training.counts).items()})
-        if data.sequence_counts is not None:
-            counts = asdict(data.sequence_counts).items()
-            run.log_params({f"calls_{name}": value for name, value in counts})
-        run.set_tags({"data_hash": data.digest, "git_commit": git_commit()})
-        if recipe.algorithm == GAUSSIAN:
-            return fit_and_export(data, recipe, seed, run)
+        facts = {"recipe": recipe.to_json(), "seed": seed, "data_hash": data.digest}
+        _write(_state_path(run).with_name(_BEGUN_NAME), facts)
+        _log_start(run, data_dir, data, recipe, seed)
+        return _train(data, recipe, seed, run, progress)
+
+
+def _log_start(
+    run: tracking.Run, data_dir: Path, data: TrainingData, recipe: Recipe, seed: int
+) -> None:
+    run.log_params({**recipe.to_json(), "seed": seed, "data": str(data_dir)})
+    run.log_params({f"rows_{k}": v for k, v in asdict(data.training.counts).items()})
+    if data.sequence_counts is not None:
+        counts = asdict(data.sequence_counts).items()
+        run.log_params({f"calls_{name}": value for name, value in counts})
+    run.set_tags({"data_hash": data.digest, "git_commit": git_commit()})
+
+
+def _train(
+    data: TrainingData,
+    recipe: Recipe,
+    seed: int,
+    run: tracking.Run,
+    progress: Progress,
+    state: dict[str, Any] | None = None,
+) -> FitSummary:
+    """Fit and export; from `state` on where there is one."""
+    if recipe.algorithm == GAUSSIAN:
+        summary = fit_and_export(data, recipe, seed, run)
+    else:
         loop, algorithm = _make_loop(data, recipe, seed)
-        return _finish(loop, algorithm, data, recipe, seed, run, progress)
+        if state is not None:
+            loop.restore(state)
+            if not run.has_metric("validation_regret", loop.step):  # killed in between
+                run.log_metrics(loop.latest, step=loop.step)
+        summary = _finish(loop, algorithm, data, recipe, seed, run, progress)
+    _state_path(run).with_name(_BEGUN_NAME).unlink(missing_ok=True)
+    return summary
 
 
 def resume(
@@ -79,20 +108,12 @@ def resume(
 ) -> FitSummary:
     """Go on with a run that was killed, in the same MLflow run, as if it had not been.
 
-    Raises what `fit` raises, MissingPath when the run left no state, CorruptFile when it cannot be
-    read, and UserError when the data are not those that the run began with.
+    Killed before its first epoch, it begins from the start. Raises what `fit` raises, MissingPath
+    when the run left nothing to go on from, CorruptFile when it cannot be read, and UserError when
+    the data are not those that the run began with.
     """
     with tracking.continue_run(tracking_uri, run_id) as run:
-        path = _state_path(run)
-        if not path.exists():
-            raise MissingPath(
-                f"state of run '{run_id}'",
-                path,
-                "a run keeps one from its first epoch until it is finished; begin anew with "
-                "'dynamiccl-train fit'",
-            )
-        state = read_state(path)
-        facts = state["facts"]
+        facts, state = _begun(run)
         recipe, seed = Recipe.from_json(facts["recipe"]), int(facts["seed"])
         data = load_data(
             data_dir, seed, recipe.trigger, with_costs=_takes_costs(recipe), split=recipe.split
@@ -102,11 +123,33 @@ def resume(
                 f"{data_dir} (hash {data.digest[:12]}) is not what run '{run_id}' began with "
                 f"({facts['data_hash'][:12]}, {run.param('data')}); give --data that directory"
             )
-        loop, algorithm = _make_loop(data, recipe, seed)
-        loop.restore(state)
-        if not run.has_metric("validation_regret", loop.step):  # killed in between
-            run.log_metrics(loop.latest, step=loop.step)
-        return _finish(loop, algorithm, data, recipe, seed, run, progress)
+        if state is None and not run.tag("data_hash"):
+            _log_start(run, data_dir, data, recipe, seed)
+        return _train(data, recipe, seed, run, progress, state)
+
+
+def _begun(run: tracking.Run) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """What a run began with, and its state after its last epoch; None before the first."""
+    path = _state_path(run)
+    if path.exists():
+        state = read_state(path)
+        return state["facts"], state
+    begun = path.with_name(_BEGUN_NAME)
+    if not begun.exists():
+        raise MissingPath(
+            f"state of run '{run.run_id}'",
+            path,
+            "a run keeps one until it is finished; begin anew with 'dynamiccl-train fit'",
+        )
+    return json.loads(begun.read_text(encoding="utf-8")), None
+
+
+def _write(path: Path, facts: Mapping[str, Any]) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    hidden = path.with_name(f".{path.name}")
+    hidden.write_text(json.dumps(facts), encoding="utf-8")
+    hidden.replace(path)
 
 
 def _takes_costs(recipe: Recipe) -> bool:

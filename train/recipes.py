@@ -5,14 +5,14 @@ recipe can also be a file of one's own (`docs/new-recipe.md`).
 """
 
 import importlib.util
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
 from dynamiccl.datasets.splits import SplitBy
 from dynamiccl.errors import MissingPath, UnknownName, UserError
+from dynamiccl.train.bounds import Within, check_bounds
 
 #: What a recipe is, and not a setting of it.
 _FIXED: Final = ("name", "summary", "source", "algorithm")
@@ -39,62 +39,62 @@ class Recipe:
     cost_base: bool = True
     #: Discount of the next call of the task key. Steps of static sweeps end their episodes, so
     #: that it comes to nothing there.
-    gamma: float = 0.0
+    gamma: Annotated[float, Within(0, 1)] = 0.0
     #: Calls whose rewards are summed before the value of what follows is asked; 1 where gamma is 0.
-    num_steps: int = 1
+    num_steps: Annotated[int, Within(1, 100)] = 1
     #: Calls of jobs are rewarded by the mean over the calls from them on that took the same action,
     #: at most so many: a decision stays in force for a while, and a change of config costs once. It
     #: takes the place of looking ahead, so only where gamma is 0.
-    held_calls: int = 1
+    held_calls: Annotated[int, Within(1, 10_000)] = 1
     #: What a call of a job that runs another config than the call of its task key before costs
     #: beside its time, in units of NCCL's default; and each unit of the interference level (0.5: a
     #: call that took half as long again as quiet), which a Trigger tells.
-    lambda_switch: float = 0.0
-    lambda_congestion: float = 0.0
+    lambda_switch: Annotated[float, Within(0, 1e6)] = 0.0
+    lambda_congestion: Annotated[float, Within(0, 1e6)] = 0.0
     #: Weight of CQL's conservative loss.
-    conservative_weight: float = 0.0
+    conservative_weight: Annotated[float, Within(0, 1e6)] = 0.0
     #: Weight of the entropy in the loss, at the first and at the last gradient step.
-    entropy_start: float = 0.0
-    entropy_end: float = 0.0
+    entropy_start: Annotated[float, Within(0, 1e6)] = 0.0
+    entropy_end: Annotated[float, Within(0, 1e6)] = 0.0
     #: At the first gradient step; it falls to 0 along a cosine.
-    learning_rate: float = 1e-3
-    batch_size: int = 256
+    learning_rate: Annotated[float, Within(0, 1, low_is_open=True)] = 1e-3
+    batch_size: Annotated[int, Within(2, 1 << 16)] = 256
     #: Whether half of every batch comes from the calls of jobs, where the data set holds any.
     use_calls: bool = True
     #: Run directory of a Trigger (`dynamiccl-train trigger`), or its file: it tells the policy the
     #: interference of calls, in training and where it is deployed; empty = unknown.
     trigger: str = ""
     #: Gradient steps in all, and between two looks at the validation bins.
-    steps: int = 4_000
-    steps_per_epoch: int = 200
-    hidden_sizes: tuple[int, ...] = (128, 128)
+    steps: Annotated[int, Within(1, 10**8)] = 4_000
+    steps_per_epoch: Annotated[int, Within(1, 10**8)] = 200
+    hidden_sizes: Annotated[tuple[int, ...], Within(1, 1 << 14)] = (128, 128)
     #: Networks trained side by side; the policy acts only where all of them agree.
-    num_members: int = 3
+    num_members: Annotated[int, Within(1, 100)] = 3
     #: How strongly rare (system, collective) groups are sampled more often: 0 = as they come,
     #: 1 = every group equally often.
-    balance: float = 1.0
+    balance: Annotated[float, Within(0, 1)] = 1.0
     #: Decay a step of the running average of the weights, which is what is validated and exported:
     #: single weights swing from epoch to epoch by more than the configs differ.
-    average_decay: float = 0.995
+    average_decay: Annotated[float, Within(0, 1, high_is_open=True)] = 0.995
     #: Validation regrets (fractions) that differ by less count as equal; the later checkpoint wins.
-    checkpoint_tolerance: float = 0.002
+    checkpoint_tolerance: Annotated[float, Within(0, 1)] = 0.002
     #: Gradient steps between two copies of the weights to the target network.
-    target_update_interval: int = 500
+    target_update_interval: Annotated[int, Within(1, 10**8)] = 500
     #: Margins in log time to choose from on validation: a config must be predicted to be this much
     #: faster than NCCL's own choice, else the policy abstains.
-    abstain_margins: tuple[float, ...] = (0.02, 0.03, 0.05)
+    abstain_margins: Annotated[tuple[float, ...], Within(0, 1)] = (0.02, 0.03, 0.05)
     #: Whether every member has to predict a gain beyond the margin and the noise band, or their
     #: mean one beyond the margin.
     unanimous: bool = True
     #: The margin where there are calls to go by, of which cold validation says nothing: the mean of
     #: the members, not each of them, has to be this much faster.
-    warm_margin: float = 0.02
+    warm_margin: Annotated[float, Within(0, 1)] = 0.02
     #: What is held out for validation and test (datasets/splits.py): octaves of sizes, whole group
     #: shapes (shape), or whole systems (system).
     split: str = "size"
     #: Bound on P(acts and is slower than NCCL's own choice), over tasks like those measured; for a
     #: Gaussian process. With fewer than 1 / alpha - 1 tasks to calibrate on it abstains.
-    alpha: float = 0.01
+    alpha: Annotated[float, Within(0, 1, low_is_open=True, high_is_open=True)] = 0.01
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for logs and manifests."""
@@ -256,6 +256,7 @@ def make_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
 
 
 def _check(recipe: Recipe) -> None:
+    check_bounds(recipe, f"recipe '{recipe.name}' (--set)")
     if recipe.split not in list(SplitBy):
         raise UnknownName(
             "split", recipe.split, [each.value for each in SplitBy], where="--set split"
@@ -270,13 +271,6 @@ def _check(recipe: Recipe) -> None:
             f"action_inputs is for Q functions, and the algorithm of '{recipe.name}' is "
             f"{recipe.algorithm}: --set action_inputs=false, or take a recipe of DQN or CQL"
         )
-    for name in ("lambda_switch", "lambda_congestion"):
-        cost = getattr(recipe, name)
-        if not 0.0 <= cost < math.inf:
-            raise UserError(
-                f"{name}={cost} is no cost: --set {name}= a number from 0 on, in units of NCCL's "
-                "default time"
-            )
     if recipe.lambda_congestion and not recipe.trigger:
         raise UserError(
             f"lambda_congestion={recipe.lambda_congestion} needs interference levels, which a "

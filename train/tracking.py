@@ -25,6 +25,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from dynamiccl.datasets.manifest import POLICY_FOLDER, find_policy_in
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import DEFAULT_TRACKING_URI
+from dynamiccl.train.stores import check_there, check_writable
 
 #: The registered model whose versions are policies.
 MODEL_NAME: Final = "dynamiccl"
@@ -102,6 +103,7 @@ def open_run(
     tags: Mapping[str, str] = NO_TAGS,
 ) -> Run:
     """Start a run that somebody ends later; raises UserError when the URI cannot be used."""
+    check_writable(tracking_uri)
     with _store(tracking_uri) as client:
         experiment_id = _experiment(client, tracking_uri, experiment)
         run = client.create_run(experiment_id, run_name=run_name, tags=dict(tags))
@@ -110,7 +112,7 @@ def open_run(
 
 def reopen_run(tracking_uri: str, run_id: str) -> Run:
     """A run that was started; raises UserError when the store does not hold it."""
-    _check_there(tracking_uri, run_id)
+    check_there(tracking_uri, run_id)
     with _store(tracking_uri) as client:
         run = client.get_run(run_id)
     return Run(client, run_id, run.info.artifact_uri)
@@ -154,10 +156,20 @@ def _store(tracking_uri: str) -> Iterator[MlflowClient]:
         mlflow.set_tracking_uri(tracking_uri)
         yield MlflowClient(tracking_uri)
     except MlflowException as error:
+        said = str(error.message).partition("\n")[0]
         raise UserError(
-            f"cannot track in '{tracking_uri}': {error.message}; use {DEFAULT_TRACKING_URI} or the "
+            f"cannot track in '{tracking_uri}': {said}; use {DEFAULT_TRACKING_URI} or the "
             "http address of an MLflow server"
         ) from error
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """Ctrl-C while a run was tracked, which `run_id` names."""
+
+    def __init__(self, run_id: str) -> None:
+        """Of which run."""
+        super().__init__(run_id)
+        self.run_id = run_id
 
 
 @contextmanager
@@ -166,20 +178,10 @@ def _ended(run: Run) -> Iterator[Run]:
     try:
         yield run
         finished = True
+    except KeyboardInterrupt:
+        raise RunInterrupted(run.run_id) from None
     finally:
         run.end(finished=finished)
-
-
-def absolute_uri(tracking_uri: str) -> str:
-    """The same store for a process with another working directory.
-
-    >>> absolute_uri("http://server:5000")
-    'http://server:5000'
-    """
-    scheme, separator, rest = tracking_uri.partition(":///")
-    if separator and scheme.startswith("sqlite") and rest:
-        return f"{scheme}:///{Path(rest).absolute()}"
-    return tracking_uri if ":" in tracking_uri else str(Path(tracking_uri).absolute())
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +281,7 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
         return found
     if folder.exists():
         raise MissingPath("policy", folder, "give an MLflow run id, a run directory or an artifact")
-    _check_there(tracking_uri, run_or_folder)
+    check_there(tracking_uri, run_or_folder)
     _quiet()
     uri = run_or_folder if ":/" in run_or_folder else f"runs:/{run_or_folder}/{POLICY_FOLDER}"
     try:
@@ -293,22 +295,6 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
             f"'{tracking_uri}' does not hold it either; list the runs with 'mlflow ui'",
         ) from error
     return Path(local)
-
-
-def _check_there(tracking_uri: str, named: str) -> None:
-    """Raise MissingPath for a database that is not there: MLflow would make an empty one.
-
-    What `named` says of files elsewhere (`s3://...`) is not looked up in it.
-    """
-    if ":/" in named and named.partition(":/")[0] not in {"runs", "models"}:
-        return
-    scheme, separator, rest = tracking_uri.partition(":///")
-    if separator and scheme.startswith("sqlite") and rest and not Path(rest).exists():
-        fix = (
-            f"'{named}' is no directory, so it is looked for there: give a directory, name the "
-            "store with --tracking-uri, or work where the runs were tracked"
-        )
-        raise MissingPath("MLflow store", Path(rest), fix)
 
 
 @cache
@@ -341,7 +327,7 @@ def find_run(named: str, tracking_uri: str) -> str | None:
     kind, found, path = named.partition(":/")
     if Path(named).exists() or (found and kind not in {"runs", "models"}):
         return None
-    _check_there(tracking_uri, named)
+    check_there(tracking_uri, named)
     with _store(tracking_uri) as client:
         if not found or kind == "runs":
             run_id = (path or named).partition("/")[0]

@@ -80,7 +80,9 @@ def import_command(
         num_channels=channels,
         systems_file=systems,
     )
-    summary = import_files(files, out, options=options, progress=_said_now_and_then())
+    kept = f"what was read so far is in {out}; the same command goes on, and takes nothing twice"
+    with cli.interruptible(lambda: kept):
+        summary = import_files(files, out, options=options, progress=_said_now_and_then())
     if as_json:
         cli.print_json(summary.to_json())
     else:

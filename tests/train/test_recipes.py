@@ -1,9 +1,13 @@
 """Recipes and their settings."""
 
+from dataclasses import fields
+from pathlib import Path
+
 import pytest
 
 from dynamiccl.errors import UnknownName, UserError
-from dynamiccl.train.recipes import RECIPES, make_recipe
+from dynamiccl.train.bounds import bounds_of, check_bounds
+from dynamiccl.train.recipes import RECIPES, Recipe, make_recipe
 
 
 def test_every_recipe_is_complete_under_its_own_name() -> None:
@@ -41,7 +45,7 @@ def test_costs_are_numbers_from_zero_on(name: str) -> None:
     recipe = make_recipe("cql", ["trigger=run", f"{name}=0.1"])
     assert getattr(recipe, name) == 0.1
     for value in ("-0.1", "nan", "inf"):
-        with pytest.raises(UserError, match=f"{name}={value} is no cost: --set {name}="):
+        with pytest.raises(UserError, match=f"{name}={value} of recipe .* is out of bounds"):
             make_recipe("cql", ["trigger=run", f"{name}={value}"])
 
 
@@ -53,3 +57,40 @@ def test_congestion_costs_only_where_a_trigger_tells_it() -> None:
 def test_setting_of_the_wrong_type_names_value_and_default() -> None:
     with pytest.raises(UserError, match=r"'many'.*4000"):
         make_recipe("ddqn-dueling", ["steps=many"])
+
+
+NUMBERS = sorted(
+    f.name
+    for f in fields(Recipe)
+    if isinstance(f.default, int | float | tuple) and not isinstance(f.default, bool)
+)
+
+
+def test_every_number_of_a_recipe_has_bounds() -> None:
+    assert sorted(bounds_of(Recipe)) == NUMBERS
+    for make in RECIPES.values():
+        check_bounds(make(), "ours")
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_out_of_bounds_are_refused_with_the_bounds(name: str) -> None:
+    bounds = bounds_of(Recipe)[name]
+    for value in (bounds.low - 1, bounds.high + 1):
+        text = f"{value:.0f}"
+        with pytest.raises(UserError) as caught:
+            make_recipe("ddqn-dueling", [f"{name}={text}"])
+        said = str(caught.value)
+        assert said.startswith(f"{name}={text}")
+        assert str(bounds) in said
+        assert "recipe 'ddqn-dueling'" in said
+
+
+def test_bounds_hold_for_a_recipe_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from dynamiccl.train.recipes import Recipe\n"
+        "def recipe():\n"
+        "    return Recipe(name='mine', summary='', algorithm='DQN', hidden_sizes=())\n"
+    )
+    with pytest.raises(UserError, match=r"hidden_sizes of recipe 'mine' .* is an empty list"):
+        make_recipe(str(file))

@@ -129,6 +129,30 @@ def test_metrics_that_were_lost_between_state_and_log_are_logged(
     assert [step for step, _ in curve(uri, run_id, "loss")] == EPOCHS
 
 
+@pytest.mark.parametrize("name", ["ddqn-dueling", "gaussian-process"])
+def test_a_run_that_was_killed_before_its_first_epoch_begins_again(
+    name: str, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = new_store(tmp_path)
+    recipe = make_recipe(name, SETTINGS)
+    with monkeypatch.context() as patched:
+
+        def killed(*_: object, **__: object) -> None:
+            raise Killed
+
+        patched.setattr("dynamiccl.train.fit._train", killed)
+        with pytest.raises(Killed):
+            fit(data_dir, recipe, experiment="x", tracking_uri=uri, seed=3)
+    (run_id,) = run_ids(uri)
+    resumed = resume(data_dir, run_id, tracking_uri=uri)
+    assert resumed.run_id == run_id
+    assert not list((tmp_path / "mlruns").rglob("begun.json"))
+    assert_same_policy(
+        Path(resumed.run_directory) / "policy",
+        Path(whole_run(data_dir, uri, name).run_directory) / "policy",
+    )
+
+
 def test_what_cannot_be_resumed_says_why(data_dir: Path, tmp_path: Path) -> None:
     uri = new_store(tmp_path)
     broken = broken_run(data_dir, uri, make_recipe("ddqn-dueling", SETTINGS), at=10, seed=3)
@@ -140,6 +164,7 @@ def test_what_cannot_be_resumed_says_why(data_dir: Path, tmp_path: Path) -> None
     with pytest.raises(CorruptFile, match="not the state"):
         resume(data_dir, broken, tracking_uri=uri)
     state.unlink()
+    (state.parent / "begun.json").unlink()
     with pytest.raises(MissingPath, match="begin anew"):
         resume(data_dir, broken, tracking_uri=uri)
     with pytest.raises(UserError, match="cannot track"):

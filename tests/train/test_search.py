@@ -63,10 +63,10 @@ def carry_out(run_id: str, uri: str) -> StudySummary:
         (("lerning_rate=1:2",), UnknownName, "did you mean 'learning_rate'"),
         (("lerning_rate=1,2",), UnknownName, "did you mean 'learning_rate'"),
         (("steps=10:x",), UserError, "'x' is not int"),
-        (("batch_size=1,x",), UserError, "'x' is not int"),
+        (("batch_size=2,x",), UserError, "'x' is not int"),
         (("steps=10:20:cube",), UserError, "'cube' is no scale"),
         (("steps=20:10",), UserError, "low must be below high"),
-        (("learning_rate=0:1:log",), UserError, "low must be below high above 0"),
+        (("lambda_switch=0:1:log",), UserError, "low must be below high above 0"),
         (("hidden_sizes=8:16",), UserError, "give its values as hidden_sizes=value,value"),
         (("dueling=true:false",), UserError, "give its values as dueling=value,value"),
         (("steps=10:20", "steps=30:40"), UserError, "gives steps twice"),
@@ -113,18 +113,20 @@ def test_a_search_ends_where_nothing_is_left_and_failures_stop_nothing(
     data_dir: Path, tmp_path: Path
 ) -> None:
     uri = new_store(tmp_path)
-    planned = plan_search(data_dir, experiment="x", search=search("batch_size=16,-1,32", count=9))
+    planned = plan_search(
+        data_dir, experiment="x", search=search("window_encoder=mlp,nothing,cnn", count=9)
+    )
     run_id = begin_study(planned, uri)
     summary = carry_out(run_id, uri)
     assert (summary.trials, summary.done) == (3, 2)
     found = {setting.setting for setting in summary.settings}
-    assert found == {"dqn batch_size=16", "dqn batch_size=32"}
+    assert found == {"dqn window_encoder=mlp", "dqn window_encoder=cnn"}
     folder = reopen_run(uri, run_id).directory
     assert folder is not None
     storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL_NAME)))
     trials = optuna.load_study(study_name="dynamiccl", storage=storage).trials
-    states = {trial.params["batch_size"]: trial.state.name for trial in trials}
-    assert states == {"16": "COMPLETE", "-1": "FAIL", "32": "COMPLETE"}
+    states = {trial.params["window_encoder"]: trial.state.name for trial in trials}
+    assert states == {"mlp": "COMPLETE", "nothing": "FAIL", "cnn": "COMPLETE"}
 
 
 @pytest.mark.soak

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from dynamiccl import cli
-from dynamiccl.errors import UserError
+from dynamiccl.errors import Interrupted, UserError
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.commands.options import (
     DEFAULT_EXPERIMENT,
@@ -87,18 +87,25 @@ def fit_command(
     from dynamiccl.train import fit as fitting
     from dynamiccl.train import tracking
 
-    with progress_bar(resume or chosen.name) as show:
-        if resume is not None:
-            summary = fitting.resume(data, resume, tracking_uri=tracking_uri, progress=show)
-        else:
-            summary = fitting.fit(
-                data,
-                chosen,
-                experiment=experiment,
-                tracking_uri=tracking_uri,
-                seed=seed or 0,
-                progress=show,
-            )
+    try:
+        with progress_bar(resume or chosen.name) as show:
+            if resume is not None:
+                summary = fitting.resume(data, resume, tracking_uri=tracking_uri, progress=show)
+            else:
+                summary = fitting.fit(
+                    data,
+                    chosen,
+                    experiment=experiment,
+                    tracking_uri=tracking_uri,
+                    seed=seed or 0,
+                    progress=show,
+                )
+    except tracking.RunInterrupted as stopped:
+        again = f"dynamiccl-train fit --data {data} --resume {stopped.run_id}"
+        store = "" if tracking_uri == DEFAULT_TRACKING_URI else f" --tracking-uri {tracking_uri}"
+        raise Interrupted(f"run {stopped.run_id} is kept; go on with: {again}{store}") from None
+    except KeyboardInterrupt:
+        raise Interrupted("no run was begun; give the same command again") from None
     version = tracking.register(tracking_uri, summary.run_id, tracking.CANDIDATE)
     if as_json:
         cli.print_json(asdict(summary))

@@ -1,8 +1,9 @@
 """What the commands of `dynamiccl-train` and `-evaluate` share: options, consoles and bars."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -11,10 +12,13 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
 
+#: Seconds between two lines where there is no bar.
+EVERY_S: Final = 30.0
 DEFAULT_RECIPE: Final = "ddqn-dueling"
 DEFAULT_EXPERIMENT: Final = "dynamiccl"
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
@@ -42,9 +46,40 @@ def progress_bar(name: str) -> Iterator[Callable[[int, int, dict[str, float]], N
         yield show
 
 
+class _Bar(Progress):
+    """A bar; where there is no terminal, a line every half a minute."""
+
+    _said = 0.0
+
+    def start(self) -> None:
+        """Begin; the first line comes after the first half minute."""
+        self._said = time.monotonic()
+        super().start()
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        """As Progress does."""
+        super().update(task_id, **changes)
+        self._say(task_id)
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        """As Progress does."""
+        super().advance(task_id, advance)
+        self._say(task_id)
+
+    def _say(self, task_id: TaskID) -> None:
+        now = time.monotonic()
+        if self.disable and now - self._said >= EVERY_S:
+            self._said = now
+            task = self._tasks[task_id]
+            total = "" if task.total is None else f" of {task.total:,.0f}"
+            note = f", {task.fields['note']}" if task.fields.get("note") else ""
+            words = f"{task.description}: {task.completed:,.0f}{total}{note}"
+            stderr.print(words, soft_wrap=True, highlight=False, markup=False)
+
+
 def open_bar(*more: ProgressColumn) -> Progress:
     """A bar that is drawn on a terminal alone; `more` columns stand at its end."""
-    return Progress(
+    return _Bar(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),

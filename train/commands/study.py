@@ -95,9 +95,9 @@ def study_command(
         raise UserError("--slurm and --ray are two places for the same trials: give one")
     backend = _backend(jobs, sbatch_option or [], ray, slurm=slurm)
     from dynamiccl.train import study as studies
-    from dynamiccl.train import tracking
+    from dynamiccl.train.stores import absolute_uri
 
-    uri = tracking.absolute_uri(tracking_uri)
+    uri = absolute_uri(tracking_uri)
     run_id = resume
     if data is not None:
         from dynamiccl.datasets.store import part_paths
@@ -119,7 +119,9 @@ def study_command(
     if script_only:
         _write_script(backend, run_id, uri, as_json=as_json)
         return
-    failures = _run_study(backend, run_id, uri)
+    again = f"dynamiccl-train study --resume {run_id} --tracking-uri {uri}"
+    with cli.interruptible(lambda: f"study {run_id} keeps what is done; go on with: {again}"):
+        failures = _run_study(backend, run_id, uri)
     summary = studies.summarise_study(run_id, uri)
     studies.end_study(summary, uri)
     _show(summary, failures, as_json=as_json)
@@ -291,7 +293,10 @@ def _study_table(summary: "StudySummary") -> Table:
     default = "" if summary.default_regret is None else f"{summary.default_regret:.2%}"
     title = f"{summary.done} of {summary.trials} trials; NCCL's default {default}"
     heads = ("setting", "seeds", "validation regret", "95 % interval", "seconds", "best run")
-    table = Table(*heads, title=title, title_justify="left")
+    table = Table(title=title, title_justify="left")
+    for head in heads:
+        # A run id that is cut short names nothing.
+        table.add_column(head, no_wrap=head == heads[-1], overflow="fold")
     for each in summary.settings:
         interval = "one seed" if each.low is None else f"{each.low:.2%} .. {each.high:.2%}"
         row = (each.setting, str(each.seeds), f"{each.mean:.2%}", interval)

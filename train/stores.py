@@ -1,0 +1,60 @@
+"""MLflow's store by its address: what can be known of it before MLflow is asked."""
+
+import os
+from pathlib import Path
+
+from dynamiccl.errors import MachineError, MissingPath
+
+
+def absolute_uri(tracking_uri: str) -> str:
+    """The same store for a process with another working directory.
+
+    >>> absolute_uri("http://server:5000")
+    'http://server:5000'
+    """
+    scheme, separator, rest = tracking_uri.partition(":///")
+    if separator and scheme.startswith("sqlite") and rest:
+        return f"{scheme}:///{Path(rest).absolute()}"
+    return tracking_uri if ":" in tracking_uri else str(Path(tracking_uri).absolute())
+
+
+def database_of(tracking_uri: str) -> Path | None:
+    """The file of an SQLite store; None for any other.
+
+    >>> database_of("sqlite:///out/mlflow.db")
+    PosixPath('out/mlflow.db')
+    """
+    scheme, separator, rest = tracking_uri.partition(":///")
+    return Path(rest) if separator and scheme.startswith("sqlite") and rest else None
+
+
+def check_there(tracking_uri: str, named: str) -> None:
+    """Raise MissingPath for a database that is not there: MLflow would make an empty one.
+
+    What `named` says of files elsewhere (`s3://...`) is not looked up in it.
+    """
+    if ":/" in named and named.partition(":/")[0] not in {"runs", "models"}:
+        return
+    path = database_of(tracking_uri)
+    if path is not None and not path.exists():
+        fix = (
+            f"'{named}' is no directory, so it is looked for there: give a directory, name the "
+            "store with --tracking-uri, or work where the runs were tracked"
+        )
+        raise MissingPath("MLflow store", path, fix)
+
+
+def check_writable(tracking_uri: str) -> None:
+    """Raise MachineError for a database that cannot be written: MLflow tries for two minutes."""
+    path = database_of(tracking_uri)
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise MissingPath("directory", path.parent, f"make it, for the MLflow store {path}")
+    # SQLite writes its journal beside the file.
+    for each in (path.parent, *([path] if path.exists() else [])):
+        if not os.access(each, os.W_OK):
+            raise MachineError(
+                f"the MLflow store {path} cannot be written: {each.absolute()} is read-only here; "
+                "work in another directory, or name another store with --tracking-uri"
+            )
