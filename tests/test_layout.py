@@ -40,7 +40,7 @@ ALLOWED = {
     "evaluate": {
         *("datasets", "train", "simulator", "serve.search"),
         # A simulated sweep for drawn worlds; the sweep file that a gate needs.
-        *("collect.simulate", "collect.planning", "collect.sweep.load"),
+        *("collect.simulate", "collect.planning", "collect.sweep"),
     },
     # To find a policy by run id or registered name.
     "serve": {"datasets", "train.tracking", "train.DEFAULT_TRACKING_URI"},

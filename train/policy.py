@@ -1,6 +1,7 @@
 """A trained policy, loaded from its directory: what evaluation asks."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,20 @@ class TorchPolicy:
     ) -> npt.NDArray[np.float32]:
         """(N, A) Q values; those of actions that the mask leaves out are far below all others."""
         return forward(self._module, observations, mask)[1]
+
+    def certainty(self, observations: Observations, action: int) -> tuple[float, float] | None:
+        """The spread of one action's gain over NCCL's own choice (ln), and how many it must be.
+
+        Of the first observation; None of a policy that knows no spread.
+        """
+        module: Any = self._module
+        if not hasattr(module, "caution_of"):
+            return None
+        context = torch.from_numpy(observations.context[:1])
+        with torch.no_grad():
+            _, spread = module.predict(context)
+            caution = module.caution_of(context)
+        return float(spread[0, action]), float(caution[0, 0])
 
     def act(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """(N,) the chosen action of each observation, among those that `mask` (N, A) allows."""

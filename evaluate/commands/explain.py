@@ -1,0 +1,64 @@
+"""`dynamiccl-evaluate explain`: what a policy thinks of each config, and why it acts or not."""
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from dynamiccl import cli
+from dynamiccl.collect.sweep.sizes import parse_size
+from dynamiccl.errors import UserError
+from dynamiccl.nccl import Collective
+from dynamiccl.train import DEFAULT_TRACKING_URI
+from dynamiccl.train.commands.options import Json, wide_stdout
+
+
+def explain_command(
+    policy: Annotated[
+        str, typer.Argument(metavar="RUN_OR_ARTIFACT", help="Run id, directory, models:/...")
+    ],
+    collective: Annotated[str, typer.Option(help="As NCCL spells it.")],
+    size: Annotated[str, typer.Option(help="Message size (NCCL's nBytes): 4096, 64K, 4M.")],
+    ranks: Annotated[int, typer.Option(help="Ranks of the communicator.", min=2)],
+    nodes: Annotated[int, typer.Option(help="NCCL's nNodes.", min=1)],
+    system: Annotated[
+        str | None, typer.Option(help="System, where several have this shape.")
+    ] = None,
+    tracking_uri: Annotated[
+        str, typer.Option(help="MLflow store that holds the run ids.")
+    ] = DEFAULT_TRACKING_URI,
+    as_json: Json = False,
+) -> None:
+    """Show what a policy predicts for each config of one message, the margin, noise and gate.
+
+    Example: dynamiccl-evaluate explain RUN_ID --collective AllReduce --size 4M --ranks 16 --nodes 2
+    """
+    try:
+        size_bytes = parse_size(size)
+    except ValueError as error:
+        raise UserError(f"--size: {error}") from error
+    wanted = Collective.parse(collective, where="--collective")
+    from dynamiccl.evaluate.explain import Asked, explain, verdict_text
+    from dynamiccl.train.tracking import policy_directory
+
+    asked = Asked(wanted, size_bytes, nodes, ranks, system)
+    found = explain(policy_directory(policy, tracking_uri), asked)
+    if as_json:
+        cli.print_json(found.to_json())
+        return
+    title = (
+        f"{wanted.wire} of {size_bytes} bytes, {ranks} ranks on {nodes} nodes of {found.system} "
+        f"(the same from {found.first_byte} to {found.last_byte} bytes)"
+    )
+    table = Table("config", "predicted time over NCCL's", "may be chosen", title=title)
+    for each in found.predictions:
+        table.add_row(each.config, f"{each.time_over_default:.3f}", each.not_allowed or "yes")
+    wide = wide_stdout(120)
+    wide.print(table)
+    band = "unknown" if found.noise_band is None else f"{found.noise_band:.2%}"
+    for line in (
+        f"margin {found.margin:.2%}, noise band {band}",
+        f"gate: {verdict_text(found.gate)}",
+        f"{found.chosen}: {found.reason}",
+    ):
+        wide.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,199 @@
+"""Why a policy acts, or leaves the choice to NCCL, for one message size of one communicator."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dynamiccl.datasets.actions import ABSTAIN_ACTION
+from dynamiccl.datasets.features import Observations, cold_observations
+from dynamiccl.datasets.manifest import Support
+from dynamiccl.datasets.questions import REACH_BINS, allowed, cold_tasks, decide, table_supports
+from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.evaluate.gate.cells import Cell, Verdict
+from dynamiccl.evaluate.gate.gated import read_gated
+from dynamiccl.nccl import Collective, Config, NcclVersion, invalid_reason
+from dynamiccl.sizes import bin_center_bytes, bin_first_byte, size_bin
+from dynamiccl.train.policy import TorchPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One message of one communicator; `system` is needed where several have this shape."""
+
+    collective: Collective
+    size_bytes: int
+    num_nodes: int
+    num_ranks: int
+    system: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the policy thinks of one config there."""
+
+    config: str
+    #: Predicted time over that under NCCL's own choice.
+    time_over_default: float
+    #: Why it may not be chosen; empty: it may.
+    not_allowed: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """All of it; gains are fractions of NCCL's own time."""
+
+    system: str
+    #: The bytes for which a table would say the same, both included.
+    first_byte: int
+    last_byte: int
+    #: Every config but NCCL's own choice, the fastest first.
+    predictions: list[Prediction]
+    chosen: str
+    margin: float
+    noise_band: float | None
+    #: What the gate made of this size; None: no gate judged the policy.
+    gate: Cell | None
+    #: Why it acts or abstains, as a sentence.
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def explain(policy_dir: Path, asked: Asked) -> Explanation:
+    """Ask a policy directory about one message; raises UserError and UnknownName for what it lacks.
+
+    It is asked for the middle of the size's bin, as for a decision table.
+    """
+    policy = TorchPolicy.load(policy_dir)
+    support = _support(policy, asked)
+    index = size_bin(asked.size_bytes)
+    if index < 0 or not asked.collective.tunable:
+        what = asked.collective.wire if index >= 0 else f"a message of {asked.size_bytes} bytes"
+        raise UserError(f"NCCL never asks a tuner about {what}")
+    manifest = policy.manifest
+    tasks = cold_tasks(support, asked.collective, [bin_center_bytes(index)])
+    context = cold_observations(tasks, manifest.launch_profiles, manifest.cost_table()).context
+    observations = Observations.cold(context)
+    free = replace(support, gated=None)
+    mask = allowed(manifest, free, asked.collective, [index])
+    everything = np.ones_like(mask)
+    times = -policy.values(observations, everything)[0]
+    ratios = times / times[ABSTAIN_ACTION]
+    held = allowed(manifest, support, asked.collective, [index])
+    wanted = int(decide(policy, observations, mask)[0])
+    chosen = int(decide(policy, observations, held)[0])
+    configs = manifest.actions().configs
+    found = [
+        Prediction(config.key, float(ratios[a]), _why_not(support, asked, config, a, index))
+        for a, config in enumerate(configs)
+        if a != ABSTAIN_ACTION
+    ]
+    gate = _gate(policy_dir, support, asked, index)
+    answer = Explanation(
+        system=support.system,
+        first_byte=bin_first_byte(index),
+        last_byte=bin_first_byte(index + 1) - 1,
+        predictions=sorted(found, key=lambda each: each.time_over_default),
+        chosen=configs[chosen].key,
+        margin=manifest.abstain_margin,
+        noise_band=support.noise_bands.get(asked.collective.wire),
+        gate=gate,
+        reason="",
+    )
+    if chosen != ABSTAIN_ACTION:
+        return replace(answer, reason=f"acts: {_gain(ratios[chosen])} and beyond what it must show")
+    if wanted != ABSTAIN_ACTION:
+        held_back = gate.reason if gate is not None and gate.reason else "it did not pass"
+        said = f"abstains: it wants {configs[wanted].key}, and the gate holds it back: {held_back}"
+        return replace(answer, reason=said)
+    return replace(answer, reason=_abstains(policy, observations, answer))
+
+
+def _support(policy: TorchPolicy, asked: Asked) -> Support:
+    supports = table_supports(policy.manifest)
+    same = [s for s in supports if (s.num_nodes, s.num_ranks) == (asked.num_nodes, asked.num_ranks)]
+    if not same:
+        raise UnknownName(
+            "communicator",
+            f"--nodes {asked.num_nodes} --ranks {asked.num_ranks}",
+            sorted({f"--nodes {s.num_nodes} --ranks {s.num_ranks}" for s in supports}),
+            where="the policy (of others it knows nothing, and abstains)",
+        )
+    names = [s.system for s in same]
+    named = [s for s in same if asked.system in {None, s.system}]
+    if not named or len(named) > 1:
+        raise UnknownName("system", asked.system, names, where="--system")
+    return named[0]
+
+
+def _why_not(support: Support, asked: Asked, config: Config, action: int, index: int) -> str:
+    version = NcclVersion.parse(support.nccl_version) if support.nccl_version else None
+    reason = invalid_reason(config, asked.collective, version=version, num_nodes=support.num_nodes)
+    if reason is not None:
+        return reason
+    if (config.num_channels or 0) > (support.most_channels or 0):
+        return f"more channels than NCCL was seen to use ({support.most_channels})"
+    measured = support.measured.get(asked.collective.wire, {})
+    for name, what in ((str(action), "it"), (str(ABSTAIN_ACTION), "NCCL's own choice")):
+        bins = measured.get(name, [])
+        if not bins or min(abs(each - index) for each in bins) > REACH_BINS:
+            return f"{what} was not measured within an octave"
+    return ""
+
+
+def _gate(policy_dir: Path, support: Support, asked: Asked, index: int) -> Cell | None:
+    gated = read_gated(policy_dir)
+    if gated is None:
+        return None
+    place = (support.system, support.num_nodes, support.num_ranks, asked.collective.wire, index)
+    return next(
+        (
+            cell
+            for cell in gated.cells
+            if (cell.system, cell.num_nodes, cell.num_ranks, cell.collective, cell.bin) == place
+        ),
+        None,
+    )
+
+
+def _gain(ratio: float) -> str:
+    return f"predicted {1.0 / ratio - 1.0:+.2%} against NCCL's own choice"
+
+
+def _abstains(policy: TorchPolicy, observations: Observations, answer: Explanation) -> str:
+    """Why no config was wanted."""
+    able = [each for each in answer.predictions if not each.not_allowed]
+    if not able:
+        return "abstains: nothing may be chosen here (see the table)"
+    best = able[0]
+    said = (
+        f"abstains: the best that may be chosen, {best.config}, is {_gain(best.time_over_default)}"
+    )
+    action = [config.key for config in policy.manifest.actions().configs].index(best.config)
+    sure = policy.certainty(observations, action)
+    if sure is not None:
+        spread, caution = sure
+        needed = max(answer.margin, spread * caution)
+        return f"{said}; it must be beyond {needed:.2%} ({caution:.2g} spreads of {spread:.2%})"
+    needed = max(answer.margin, answer.noise_band or 0.0)
+    more = (
+        "" if best.time_over_default * (1.0 + needed) > 1.0 else ", and all its networks must agree"
+    )
+    return f"{said}; it must be beyond {needed:.2%}{more}"
+
+
+def verdict_text(gate: Cell | None) -> str:
+    """The gate's verdict for people."""
+    if gate is None:
+        return "no gate judged this policy: nothing but its own margin holds it back"
+    if gate.verdict is Verdict.ABSTAINS:
+        return "the policy wanted nothing here, so there was nothing to judge"
+    runs = f"{gate.runs} fresh runs" if gate.runs else "not measured"
+    gain = "" if gate.gain is None else f", gain {gate.gain:+.2%}"
+    chance = "" if gate.p_value is None else f", p {gate.p_value:.2g}"
+    reason = f": {gate.reason}" if gate.reason else ""
+    return f"{gate.verdict} {gate.config}{reason} ({runs}{gain}{chance})"

@@ -1,0 +1,76 @@
+"""`dynamiccl-evaluate explain`: what is printed is what the tables hold, with the reason."""
+
+from pathlib import Path
+
+import pytest
+
+from dynamiccl.datasets.store import read
+from dynamiccl.evaluate.gate.gate import pass_gate
+from dynamiccl.evaluate.gate.gated import write_gated
+from dynamiccl.train.policy import TorchPolicy
+from tests.cli.conftest import Shell, refused
+from tests.conftest import Trained
+from tests.data_sets import SWEEP, make_data
+
+ASK = ("--collective", "AllReduce", "--ranks", 32, "--nodes", 4)
+
+
+@pytest.fixture(name="gated", scope="module")
+def gated_fixture(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("explain")
+    text = SWEEP.replace('name = "tiny"', 'name = "fresh"').replace("cycles = 3", "cycles = 8")
+    data = make_data(folder / "fresh", text.replace("seed = 3", "seed = 11"))
+    write_gated(
+        pass_gate(TorchPolicy.load(trained.policy), read(data)), trained.policy, folder / "gated"
+    )
+    return folder / "gated"
+
+
+def test_it_says_what_the_table_says(gated: Path, shell: Shell, tmp_path: Path) -> None:
+    export = ("dynamiccl-deploy", "export", gated, "--out", tmp_path / "artifact")
+    assert shell(*export).code == 0
+    table = ("dynamiccl-deploy", "table", tmp_path / "artifact", "--ranks", 32, "--nodes", 4)
+    rows = shell(*table).json["decisions"]["AllReduce"]
+    said = set()
+    for row in rows[::3]:
+        ask = ("dynamiccl-evaluate", "explain", gated, *ASK, "--size", row["size_bytes"], "--json")
+        found = shell(*ask).json
+        assert found["chosen"] == (row["config"] or "ABSTAIN")
+        assert (found["first_byte"], found["last_byte"]) == (row["first_byte"], row["last_byte"])
+        assert found["reason"].startswith("acts" if row["config"] else "abstains")
+        ratios = [each["time_over_default"] for each in found["predictions"]]
+        assert ratios == sorted(ratios)
+        said.add(found["reason"].partition(":")[0])
+        gate = found["gate"]
+        assert row["config"] is None or gate["verdict"] in {"passed", "inferred"}
+    assert said == {"acts", "abstains"}
+
+
+def test_people_read_margin_noise_gate_and_reason(
+    gated: Path, trained: Trained, shell: Shell
+) -> None:
+    ask = ("dynamiccl-evaluate", "explain", gated, *ASK, "--size", "4M")
+    told = shell(*ask).out
+    assert "predicted time over NCCL's" in told
+    assert "margin " in told
+    assert "noise band " in told
+    assert "gate: " in told
+    bare = shell("dynamiccl-evaluate", "explain", trained.policy, *ASK, "--size", "4M").out
+    assert "no gate judged this policy" in bare
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("--size", "4X"), "--size: '4X' is no size"),
+        (("--size", "4M", "--collective", "AllReduc"), "did you mean 'AllReduce'?"),
+        (("--size", "4M", "--nodes", 3), "unknown communicator '--nodes 3 --ranks 32'"),
+        (("--size", "4M", "--system", "moon"), "unknown system 'moon'"),
+        (("--size", "4M", "--collective", "AlltoAll"), "NCCL never asks a tuner about AlltoAll"),
+    ],
+)
+def test_what_it_cannot_say_is_refused(
+    change: tuple[object, ...], said: str, trained: Trained, shell: Shell
+) -> None:
+    done = shell("dynamiccl-evaluate", "explain", trained.policy, *ASK, *change)
+    assert said in refused(done, 2)
