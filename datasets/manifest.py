@@ -39,6 +39,8 @@ BRAIN_NAME: Final = "brain.pt"
 TRIGGER_NAME: Final = "trigger.pt"
 #: What is known of it, in the folder where it was trained.
 TRIGGER_FACTS_NAME: Final = "trigger.json"
+#: What a gate made of each size bin (evaluate/gate/gated.py).
+GATE_NAME: Final = "gate.json"
 #: What the plugin reads of an artifact (serve/plugin_index.py); made last.
 INDEX_NAME: Final = "plugin.index"
 #: While it is there, jobs under the artifact go on with NCCL's own choice.

@@ -3,6 +3,7 @@
 policy.pt       TorchScript: window, context, mask -> action, q values
 brain.pt        TorchScript: recorded calls -> table entries, for the leader of a job
 trigger.pt      TorchScript: what tells how slow calls are; brain.pt holds it too; not everywhere
+gate.json       what a gate saw of every size bin in which the policy acts; where one judged it
 manifest.json   features, catalogue, supports, hashes (datasets/manifest.py)
 tables/         integer decision tables, one a system and communicator shape
 constants/      tuning constants that the tuner gives NCCL in place of a table; not everywhere
@@ -10,6 +11,7 @@ plugin.index    what the plugin reads: table hashes, known machines (serve/plugi
 """
 
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +22,7 @@ from dynamiccl.datasets.carried import with_shape
 from dynamiccl.datasets.features import WINDOW_LENGTH, feature_table, window_table
 from dynamiccl.datasets.manifest import (
     BRAIN_NAME,
+    GATE_NAME,
     POLICY_NAME,
     TRIGGER_FACTS_NAME,
     TRIGGER_NAME,
@@ -121,8 +124,31 @@ def export_artifact(
             f"the policy of {policy_dir} knows no communicator shape in launch profile 'default': "
             "there is nothing to make a table for"
         )
-    out.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(policy_dir / POLICY_NAME, out / POLICY_NAME)
+    # Beside it first: what a full disk leaves half is in nobody's way.
+    hidden = out.absolute().with_name(f".{out.name}.{os.getpid()}")
+    try:
+        _build(hidden, policy_dir, manifest, supports, trigger)
+        verify_artifact(hidden)
+        if out.exists():
+            out.rmdir()
+        hidden.rename(out)
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+    return open_artifact(out)
+
+
+def _build(
+    out: Path,
+    policy_dir: Path,
+    manifest: Manifest,
+    supports: Sequence[Support],
+    trigger: Path | None,
+) -> None:
+    """Write all files of an artifact into a new directory."""
+    out.mkdir(parents=True)
+    for name in (POLICY_NAME, GATE_NAME):
+        if (policy_dir / name).is_file():
+            shutil.copyfile(policy_dir / name, out / name)
     policy = ScriptedPolicy(out / POLICY_NAME)
     for support in supports:
         path = out / relative_path(support.system, support.num_nodes, support.num_ranks)
@@ -137,7 +163,6 @@ def export_artifact(
     write_brain(out / POLICY_NAME, configs, questions, out / BRAIN_NAME, trigger)
     manifest.write(out)
     PluginIndex.of_artifact(out, supports).write(out)
-    return verify_artifact(out)
 
 
 def _trigger_facts(trigger: Path) -> dict[str, Any]:

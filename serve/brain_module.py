@@ -221,6 +221,7 @@ def write_brain(
             watching = torch.jit.load(str(trigger), map_location="cpu")  # type: ignore[no-untyped-call]
         brain = BrainModule(loaded, configs, questions, watching)
         scripted: Any = torch.jit.script(brain.eval())
-        scripted.save(str(path))
+        # Not by its own writer, which ends the process on a full disk (torch 2.13).
+        path.write_bytes(scripted.save_to_buffer())
     # The plugin takes no file that somebody else can change.
     path.chmod(path.stat().st_mode & ~0o022)

@@ -9,6 +9,7 @@ from dynamiccl.serve.commands.brain import brain_command
 from dynamiccl.serve.commands.constants import constants_command
 from dynamiccl.serve.commands.doctor import doctor_command
 from dynamiccl.serve.commands.env import env_command
+from dynamiccl.serve.commands.explain import explain_command, replay_command
 from dynamiccl.serve.commands.install import install_command
 from dynamiccl.serve.commands.table import table_command
 
@@ -24,6 +25,8 @@ app.command("constants")(constants_command)
 app.command("env")(env_command)
 app.command("install")(install_command)
 app.command("doctor")(doctor_command)
+app.command("explain")(explain_command)
+app.command("replay")(replay_command)
 app.command("brain")(brain_command)
 
 

@@ -18,6 +18,8 @@ import re
 import secrets
 import shutil
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -157,17 +159,27 @@ def _texts(directory: Path) -> list[tuple[str, str, int]]:
 
 def _copy(source: Path, target: Path, mode: int) -> Path:
     """Copy beside and rename: a job that runs keeps the file that it has mapped."""
-    hidden = target.with_name(f".{target.name}.new")
-    shutil.copyfile(source, hidden)
-    hidden.chmod(mode)
-    return hidden.replace(target)
+    with _hidden(target) as hidden:
+        shutil.copyfile(source, hidden)
+        hidden.chmod(mode)
+        return hidden.replace(target)
 
 
 def _write(target: Path, text: str, mode: int) -> Path:
+    with _hidden(target) as hidden:
+        hidden.write_text(text, encoding="utf-8")
+        hidden.chmod(mode)
+        return hidden.replace(target)
+
+
+@contextmanager
+def _hidden(target: Path) -> Iterator[Path]:
+    """Where a file is written before it takes its place; a full disk leaves nothing there."""
     hidden = target.with_name(f".{target.name}.new")
-    hidden.write_text(text, encoding="utf-8")
-    hidden.chmod(mode)
-    return hidden.replace(target)
+    try:
+        yield hidden
+    finally:
+        hidden.unlink(missing_ok=True)
 
 
 def _ensure_key(path: Path) -> bool:
@@ -192,6 +204,18 @@ def _sha256_of(place: Path) -> str | None:
 def _place(artifact: Artifact, place: Path) -> None:
     """Put a copy of the artifact where the old one is, in one step."""
     hidden = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        _fill(hidden, artifact, is_killed=(place / KILL_NAME).exists())
+        if not place.exists():
+            hidden.rename(place)
+            return
+        _exchange(hidden, place)
+    finally:
+        # The old one, or what a full disk let be written of the new.
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _fill(hidden: Path, artifact: Artifact, *, is_killed: bool) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
     for name in (*artifact.manifest.files, MANIFEST_NAME, INDEX_NAME):
         target = hidden / name
@@ -200,13 +224,8 @@ def _place(artifact: Artifact, place: Path) -> None:
         target.chmod(0o644)
     for folder in (hidden, *(path for path in hidden.rglob("*") if path.is_dir())):
         folder.chmod(0o755)
-    if (place / KILL_NAME).exists():
+    if is_killed:
         (hidden / KILL_NAME).touch(mode=0o644)  # whoever switched it off has not switched it on
-    if not place.exists():
-        hidden.rename(place)
-        return
-    _exchange(hidden, place)
-    shutil.rmtree(hidden)
 
 
 def _exchange(new: Path, old: Path) -> None:

@@ -15,7 +15,8 @@ def save_script(module: torch.nn.Module, path: Path) -> None:
     """Script a module in eval mode and save it."""
     scripted = script(module)
     with _ignored_deprecation():
-        scripted.save(str(path))
+        # Not by its own writer, which ends the process on a full disk (torch 2.13).
+        path.write_bytes(scripted.save_to_buffer())
 
 
 def script(module: torch.nn.Module) -> Any:

@@ -30,3 +30,6 @@ class Cell:
     runs: int
     gain: float | None
     p_value: float | None
+    #: 95 % interval of the mean gain; None where too few runs measured it.
+    low: float | None = None
+    high: float | None = None

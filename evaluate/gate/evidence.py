@@ -37,6 +37,9 @@ class Evidence:
     p_value: float | None
     #: Why it cannot be tested; empty when it was.
     reason: str
+    #: 95 % interval of the mean gain, Student's; None where it cannot be tested.
+    low: float | None = None
+    high: float | None = None
 
 
 class FreshRuns:
@@ -74,7 +77,9 @@ class FreshRuns:
         band = self.band(support, collective)
         if band is None:
             return Evidence(len(gains), gain, None, "the noise band is not known")
-        return Evidence(len(gains), gain, p_value(gains - np.log1p(band)), "")
+        spread = stats.t.ppf(0.975, len(gains) - 1) * np.std(gains, ddof=1) / np.sqrt(len(gains))
+        low, high = (float(np.expm1(np.mean(gains) + side * spread)) for side in (-1.0, 1.0))
+        return Evidence(len(gains), gain, p_value(gains - np.log1p(band)), "", low, high)
 
     def gains(
         self, support: Support, collective: str, bins: Sequence[int], action: int

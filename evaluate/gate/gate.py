@@ -167,6 +167,8 @@ def _judge(
             runs=found.runs,
             gain=found.gain,
             p_value=found.p_value,
+            low=found.low,
+            high=found.high,
         )
     return let_stretches_pass(cells, supports, fresh, q)
 

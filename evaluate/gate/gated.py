@@ -4,15 +4,12 @@ import json
 import shutil
 from collections import Counter
 from pathlib import Path
-from typing import Final
 
-from dynamiccl.datasets.manifest import POLICY_NAME, TRIGGER_NAME, Manifest
+from dynamiccl.datasets.manifest import GATE_NAME, POLICY_NAME, TRIGGER_NAME, Manifest
 from dynamiccl.datasets.questions import table_supports
 from dynamiccl.errors import CorruptFile
 from dynamiccl.evaluate.gate.cells import Cell, Verdict
 from dynamiccl.evaluate.gate.gate import Gated, abstaining_cells
-
-GATE_NAME: Final = "gate.json"
 
 
 def write_gated(gated: Gated, policy_dir: Path, out: Path) -> None:

@@ -13,3 +13,8 @@ Plugin = Annotated[Path | None, typer.Option(help="The built plugin; default out
 
 stdout: Final = Console()
 stderr: Final = Console(stderr=True)
+
+
+def wide_stdout(least: int = 120) -> Console:
+    """Standard output for a table: in a file it is at least so wide."""
+    return stdout if stdout.is_terminal else Console(width=max(stdout.width, least))

@@ -37,7 +37,10 @@ COMMANDS = [
     ("dynamiccl-evaluate", ("report", "gate", "explain", "simulate", "benchmark")),
     (
         "dynamiccl-deploy",
-        ("export", "verify", "bind", "table", "constants", "env", "install", "doctor", "brain"),
+        (
+            *("export", "verify", "bind", "table", "constants", "env", "install", "doctor"),
+            *("explain", "replay", "brain"),
+        ),
     ),
 ]
 SWEEP = """

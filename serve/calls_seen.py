@@ -1,0 +1,109 @@
+"""What a job called, and how often: from what the plugin recorded, or from a list of one's own."""
+
+import csv
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+from dynamiccl.datasets.store import part_paths, read
+from dynamiccl.errors import DataError, MissingPath, UnknownName, UserError
+from dynamiccl.nccl import Collective
+from dynamiccl.sizes import size_bin
+
+#: Columns of a list of calls; the last three may be missing.
+TRACE_COLUMNS: Final = ("collective", "size_bytes", "count", "num_ranks", "num_nodes")
+_NEEDED: Final = TRACE_COLUMNS[:2]
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """Calls of one collective and size bin on communicators of one shape."""
+
+    collective: Collective
+    bin: int
+    num_nodes: int
+    num_ranks: int
+    calls: int
+    #: Of those with a time, its median; None: no time was recorded.
+    median_us: float | None = None
+    #: The algorithm and protocol that ran most; None: not recorded.
+    ran: str | None = None
+
+    @property
+    def time_us(self) -> float | None:
+        """What all of them took together, if each took the median."""
+        return None if self.median_us is None else self.calls * self.median_us
+
+
+def calls_of(data_dir: Path) -> list[Called]:
+    """The calls of a data directory's table `calls`; raises MissingPath where there are none."""
+    frame = calls_table(data_dir)
+    sized = frame.with_columns(
+        bin=pl.col("size_bytes").map_elements(size_bin, return_dtype=pl.Int64)
+    )
+    keys = ("collective", "bin", "num_nodes", "num_ranks")
+    ran = pl.concat_str("actual_algorithm", "actual_protocol", separator="/")
+    groups = sized.group_by(keys).agg(
+        calls=pl.len(),
+        median_us=pl.col("time_us").median(),
+        ran=ran.drop_nulls().mode().sort().first(),
+    )
+    return [
+        Called(Collective.parse(collective), *others)
+        for collective, *others in groups.sort(keys).iter_rows()
+    ]
+
+
+def calls_table(data_dir: Path) -> pl.DataFrame:
+    """The table `calls` of a data directory, as recorded."""
+    if any(data_dir.glob("**/*.dcc")):
+        raise UserError(
+            f"{data_dir} holds what the plugin wrote; read it in first: dynamiccl-collect import "
+            f"{data_dir} --out DATA --system NAME, and give DATA"
+        )
+    if not part_paths(data_dir, "calls"):
+        raise MissingPath(
+            "recorded call",
+            data_dir / "calls",
+            "record a job in mode observe (dynamiccl-run --mode observe, DYNAMICCL_CALLS_DIR), and "
+            "import what it wrote",
+        )
+    return read(data_dir, "calls")
+
+
+def calls_in_trace(path: Path, num_nodes: int | None, num_ranks: int | None) -> list[Called]:
+    """The calls of a CSV file with TRACE_COLUMNS; the shape may be given for all rows.
+
+    Raises MissingPath, DataError with the line, and UserError where the shape is not known.
+    """
+    if not path.is_file():
+        raise MissingPath("list of calls", path, f"a CSV file with {', '.join(TRACE_COLUMNS)}")
+    found: Counter[tuple[Collective, int, int, int]] = Counter()
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.DictReader(file)
+        missing = [name for name in _NEEDED if name not in (rows.fieldnames or [])]
+        if missing:
+            raise DataError(
+                f"{path}:1: no column {', '.join(missing)}; a list of calls has "
+                f"{', '.join(TRACE_COLUMNS)}"
+            )
+        for line, row in enumerate(rows, 2):
+            try:
+                nodes = int(row.get("num_nodes") or num_nodes or 0)
+                ranks = int(row.get("num_ranks") or num_ranks or 0)
+                collective = Collective.parse(row["collective"], where=f"{path}:{line}")
+                size, count = int(row["size_bytes"]), int(row.get("count") or 1)
+            except ValueError as error:
+                raise DataError(f"{path}:{line}: {error}; write whole numbers") from error
+            except UnknownName as error:
+                raise DataError(str(error)) from error
+            if nodes < 1 or ranks < 1:
+                raise UserError(f"{path}:{line} names no ranks or nodes; add --ranks and --nodes")
+            found[collective, size_bin(size), nodes, ranks] += count
+    return [
+        replace(Called(*key, calls=0), calls=count)
+        for key, count in sorted(found.items(), key=lambda item: item[0])
+    ]

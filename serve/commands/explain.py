@@ -1,0 +1,204 @@
+"""`dynamiccl-deploy explain` and `replay`: what a job would run under us, and what it did run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import polars as pl
+import typer
+from rich.table import Table
+
+from dynamiccl import cli
+from dynamiccl.datasets.manifest import GATE_NAME, KILL_NAME
+from dynamiccl.errors import UserError
+from dynamiccl.serve.artifact import Artifact, open_artifact
+from dynamiccl.serve.calls_seen import calls_in_trace, calls_of, calls_table
+from dynamiccl.serve.commands.options import ArtifactDir, Json, System, stdout, wide_stdout
+from dynamiccl.serve.explain import Gain, Outlook, gate_gains, look_ahead
+from dynamiccl.serve.replay import CALL_COLUMNS, Replayed, replay
+from dynamiccl.sizes import bin_center_bytes
+
+#: Rows that people are shown; --json has all.
+_SHOWN = 15
+
+
+def explain_command(
+    artifact: ArtifactDir,
+    calls: Annotated[
+        Path | None, typer.Option(metavar="DATA", help="Data directory with a job's calls.")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv", help="Or a list: collective,size_bytes,count[,num_ranks,num_nodes]."
+        ),
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="Ranks, where the list does not say.", min=2)
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="NCCL's nNodes, where the list does not say.", min=1)
+    ] = None,
+    system: System = None,
+    as_json: Json = False,
+) -> None:
+    """Say what an artifact does and by what evidence; of your own calls, which it would change.
+
+    Example: dynamiccl-deploy explain artifact --calls data
+    Example: dynamiccl-deploy explain artifact --trace calls.csv --ranks 16 --nodes 2
+    """
+    if calls is not None and trace is not None:
+        raise UserError("--calls and --trace are two places for the same calls: give one")
+    opened = open_artifact(artifact)
+    called = None
+    if calls is not None:
+        called = calls_of(calls)
+    elif trace is not None:
+        called = calls_in_trace(trace, nodes, ranks)
+    outlook = None if called is None else look_ahead(opened, called, system)
+    if as_json:
+        found = None if outlook is None else outlook.to_json()
+        cli.print_json({**opened.to_json(), "outlook": found})
+        return
+    for line in _about(opened):
+        stdout.print(line, soft_wrap=True, highlight=False, markup=False)
+    if outlook is not None:
+        _show_outlook(outlook)
+    for line in _in_the_process(opened):
+        stdout.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def _about(artifact: Artifact) -> list[str]:
+    lines = [f"{artifact.directory}: {artifact.in_short}"]
+    gains = gate_gains(artifact)
+    if gains:
+        least = min(gains.values(), key=lambda gain: gain.low)
+        lines.append(
+            f"evidence: {GATE_NAME}, fresh runs paired with NCCL's own choice; of {len(gains)} "
+            f"size bins the least gain is {_text(least)}"
+        )
+    else:
+        lines.append("evidence: none; no fresh run stands behind it")
+    machines = [m for name in artifact.index.system_names for m in artifact.index.machines_of(name)]
+    lines.append(f"acts on: {'; '.join(machines) or 'no machine yet (dynamiccl-deploy bind)'}")
+    return lines
+
+
+def _show_outlook(outlook: Outlook) -> None:
+    table = Table("collective", "bytes", "nodes x ranks", "calls", "ran", "would run", "gain")
+    for change in outlook.changes[:_SHOWN]:
+        called = change.called
+        table.add_row(
+            called.collective.wire,
+            str(bin_center_bytes(called.bin)),
+            f"{called.num_nodes} x {called.num_ranks // called.num_nodes}",
+            str(called.calls),
+            called.ran or "not known",
+            change.config,
+            "not measured" if change.gain is None else _text(change.gain),
+        )
+    if outlook.changes:
+        wide_stdout().print(table)
+    lines = [f"... and {len(outlook.changes) - _SHOWN} more (--json has all)"]
+    lines = lines if len(outlook.changes) > _SHOWN else []
+    lines.append(
+        f"of {outlook.calls} calls it would decide {outlook.calls_changed}; NCCL's own choice "
+        f"stands for the others, {outlook.calls_without_table} of them on shapes without a table"
+    )
+    if outlook.saved is not None:
+        saved = outlook.saved
+        lines.append(
+            f"expected: {saved.mean:.1%} of the recorded time saved ({saved.low:.1%} to "
+            f"{saved.high:.1%})"
+        )
+    if outlook.worst is not None and outlook.worst.gain is not None:
+        called, gain = outlook.worst.called, outlook.worst.gain
+        size = bin_center_bytes(called.bin)
+        lines.append(f"worst case: {called.collective.wire} of {size} bytes, {_text(gain)}")
+    for line in lines:
+        stdout.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def _text(gain: Gain | Replayed) -> str:
+    mean = gain.mean if isinstance(gain, Gain) else gain.gain
+    return f"{mean:+.1%} ({gain.low:+.1%} to {gain.high:+.1%})"
+
+
+def _in_the_process(artifact: Artifact) -> list[str]:
+    return [
+        "in your process: one library (libnccl-tuner-dynamiccl.so) without threads, files or "
+        "messages of its own once a communicator is made; each collective is a look-up in a table "
+        "(docs/plugin.md)",
+        f"off, for running jobs, too: touch {artifact.directory / KILL_NAME}; for one job: "
+        "DYNAMICCL_DISABLE=1",
+    ]
+
+
+def replay_command(
+    calls: Annotated[Path, typer.Argument(metavar="DATA", help="Data directory with the calls.")],
+    rows: Annotated[
+        int, typer.Option(metavar="N", help="Print the first N calls, one by one, too.", min=0)
+    ] = 0,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE.csv", help="Write every call into FILE.csv.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what our tables did in a recorded job, against NCCL's own choice in the same job.
+
+    Jobs in the modes adaptive and observe record their calls; a job in mode table records nothing.
+
+    Example: dynamiccl-deploy replay data --rows 20
+    """
+    table = calls_table(calls)
+    ordered = table.sort("timestamp", "comm", "sequence").select(CALL_COLUMNS)
+    if csv is not None:
+        ordered.write_csv(csv)
+    found = replay(table)
+    if as_json:
+        shown_calls = ordered.head(rows).with_columns(pl.col("timestamp").dt.to_string("iso"))
+        groups = [each.to_json() for each in found]
+        cli.print_json({"groups": groups, "calls": shown_calls.to_dicts()})
+        return
+    _show_calls(ordered.head(rows))
+    shown = Table("collective", "bytes", "nodes x ranks", "calls", "ours", "NCCL's", "ours, gain")
+    for each in found[:_SHOWN]:
+        shown.add_row(
+            each.collective,
+            str(each.size_bytes),
+            f"{each.num_nodes} x {each.num_ranks // each.num_nodes}",
+            f"{each.decided} of {each.calls}",
+            _arm(each.config, each.ours_us),
+            _arm(each.own_choice, each.own_us),
+            "not known" if each.gain is None else _text(each),
+        )
+    wide_stdout().print(shown)
+    decided = sum(each.decided for each in found)
+    slower = [each for each in found if each.high is not None and each.high < 0.0]
+    lines = [f"{decided} of {table.height} calls ran what our table asked for"]
+    lines += [
+        f"SLOWER than NCCL's: {each.collective} of {each.size_bytes} bytes, {_text(each)}"
+        for each in slower
+    ]
+    for line in lines:
+        stdout.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def _arm(config: str | None, median_us: float | None) -> str:
+    return (
+        "-"
+        if config is None
+        else f"{config}, {'?' if median_us is None else f'{median_us:.1f}'} us"
+    )
+
+
+def _show_calls(rows: pl.DataFrame) -> None:
+    for row in rows.iter_rows(named=True):
+        who = "ours" if row["decided"] else "NCCL's (probe)" if row["probe"] else "NCCL's"
+        time = "" if row["time_us"] is None else f", {row['time_us']:.1f} us"
+        stdout.print(
+            f"{row['comm']} {row['sequence']}: {row['collective']} {row['size_bytes']} -> "
+            f"{row['actual_algorithm']}/{row['actual_protocol']}, {who}{time}",
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
+        )

@@ -1,0 +1,128 @@
+"""`dynamiccl-deploy explain` and `replay`: a job's calls under an artifact, before and after."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dynamiccl.datasets import store
+from dynamiccl.evaluate.gate.gate import pass_gate
+from dynamiccl.evaluate.gate.gated import write_gated
+from dynamiccl.train.policy import TorchPolicy
+from tests.calls import call, calls_table
+from tests.cli.conftest import Shell, refused
+from tests.cli.test_gate import fresh_data
+from tests.evaluate.test_gate import runs
+from tests.rows import frame
+
+DEPLOY = "dynamiccl-deploy"
+
+
+@pytest.fixture(name="gated")
+def gated_fixture(policy: Path, shell: Shell, tmp_path: Path) -> Path:
+    """An artifact that acts at 1 and 4 MiB with Ring/LL, by eight fresh runs of 30 % gain."""
+    data = fresh_data(tmp_path / "fresh", 0.3)
+    write_gated(pass_gate(TorchPolicy.load(policy), store.read(data)), policy, tmp_path / "gated")
+    assert shell(DEPLOY, "export", "gated", "--out", "gated-artifact").code == 0
+    return tmp_path / "gated-artifact"
+
+
+def record(folder: Path, *rows: dict[str, object]) -> Path:
+    store.write_part(folder, calls_table(*rows), kind="calls", provenance={})
+    return folder
+
+
+def test_it_says_by_what_evidence_and_how_it_is_turned_off(gated: Path, shell: Shell) -> None:
+    told = shell(DEPLOY, "explain", gated).out
+    assert "gated; acts in 2 of " in told
+    assert "evidence: gate.json" in told
+    assert f"touch {gated}/kill" in told
+    assert "DYNAMICCL_DISABLE=1" in told
+
+
+def test_what_no_gate_judged_has_no_evidence(artifact: Path, shell: Shell) -> None:
+    assert "evidence: none" in shell(DEPLOY, "explain", artifact).out
+
+
+def test_a_jobs_own_calls_are_told_apart(gated: Path, shell: Shell, tmp_path: Path) -> None:
+    plain = {"decided": False, "table": 0, "actual_algorithm": "Tree", "actual_protocol": "LL"}
+    data = record(
+        tmp_path / "job",
+        *(call(i, 100.0, **plain) for i in range(30)),
+        *(call(i, 300.0, size_bytes=64 << 20, **plain) for i in range(10)),
+        *(call(i, 50.0, num_ranks=16, num_nodes=2, **plain) for i in range(5)),
+    )
+    found = shell(DEPLOY, "explain", gated, "--calls", data, "--json").json["outlook"]
+    assert (found["calls"], found["calls_changed"], found["calls_without_table"]) == (45, 30, 5)
+    [change] = found["changes"]
+    assert (change["size_bytes"], change["config"], change["ran"]) == (
+        1 << 20,
+        "Ring/LL",
+        "Tree/LL",
+    )
+    assert change["gain"]["low"] < 0.3 < change["gain"]["high"]
+    # 3,000 us of 6,250 us, each 0.3 / 1.3 shorter.
+    assert found["saved"]["mean"] == pytest.approx(3000 / 6250 * 0.3 / 1.3, rel=0.05)
+    told = shell(DEPLOY, "explain", gated, "--calls", data).out
+    assert "worst case: AllReduce of 1048576 bytes, +" in told
+    assert "of 45 calls it would decide 30" in told
+
+
+def test_a_list_of_calls_does_as_well(gated: Path, shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("collective,size_bytes,count\nAllReduce,4194304,7\n")
+    ask = (DEPLOY, "explain", gated, "--trace", "t.csv", "--json")
+    found = shell(*ask, "--ranks", 8, "--nodes", 1).json["outlook"]
+    assert (found["calls"], found["calls_changed"], found["saved"]) == (7, 7, None)
+    assert "t.csv:2 names no ranks or nodes" in refused(shell(*ask), 2)
+    (tmp_path / "t.csv").write_text("collective,bytes\nAllReduce,4194304\n")
+    assert "no column size_bytes" in refused(shell(*ask), 3)
+    (tmp_path / "t.csv").write_text("collective,size_bytes\nAllReduc,4194304\n")
+    assert "t.csv:2" in refused(shell(*ask, "--ranks", 8, "--nodes", 1), 3)
+
+
+def test_files_of_the_plugin_are_to_be_imported_first(
+    gated: Path, shell: Shell, tmp_path: Path
+) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "a.dcc").touch()
+    line = refused(shell(DEPLOY, "explain", gated, "--calls", "raw"), 2)
+    assert "dynamiccl-collect import raw" in line
+    (tmp_path / "empty").mkdir()
+    assert "mode observe" in refused(shell(DEPLOY, "replay", "empty"), 2)
+
+
+def test_replay_tells_ours_from_nccls_and_who_was_slower(shell: Shell, tmp_path: Path) -> None:
+    own = {"decided": False, "probe": True, "actual_algorithm": "Tree"}
+    data = record(
+        tmp_path / "job",
+        *(call(i, 80.0 + i % 3) for i in range(30)),
+        *(call(100 + i, 100.0 + i % 3, **own) for i in range(10)),
+        *(call(i, 90.0 + i % 3, size_bytes=4 << 20) for i in range(20)),
+        *(call(100 + i, 60.0 + i % 3, size_bytes=4 << 20, **own) for i in range(10)),
+        call(0, None, size_bytes=8 << 20),
+    )
+    done = shell(DEPLOY, "replay", data, "--rows", 2, "--csv", "all.csv", "--json")
+    fast, slow, untimed = done.json["groups"]
+    assert fast["gain"] == pytest.approx(101 / 81 - 1, abs=0.01)
+    assert fast["low"] < fast["gain"] < fast["high"]
+    assert slow["high"] < 0
+    assert untimed["gain"] is None
+    assert len(done.json["calls"]) == 2
+    assert len((tmp_path / "all.csv").read_text().splitlines()) == 72
+    told = shell(DEPLOY, "replay", data, "--rows", 2).out
+    assert "AllReduce 1048576 -> RING/LL, ours" in told
+    assert "51 of 71 calls ran what our table asked for" in told
+    assert "SLOWER than NCCL's: AllReduce of 4194304 bytes" in told
+
+
+def test_a_gate_file_that_is_none_is_told(gated: Path, shell: Shell) -> None:
+    (gated / "gate.json").write_text(json.dumps({"cells": [{}]}))
+    assert "gate.json" in refused(shell(DEPLOY, "explain", gated), 3)
+
+
+def test_rows_of_a_gate_carry_their_interval(policy: Path) -> None:
+    gated = pass_gate(TorchPolicy.load(policy), frame(*runs(0.3, sweep="fresh", sizes=[1 << 20])))
+    [cell] = [cell for cell in gated.cells if cell.runs]
+    assert cell.low is not None
+    assert cell.high is not None
+    assert cell.low < 0.3 < cell.high
