@@ -10,7 +10,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from scipy import stats
 
 from dynamiccl.sizes import bin_center_bytes, size_bin
 
@@ -103,6 +102,8 @@ def _gain(
     """Mean of log(own / ours) as a fraction, and Welch's 95 % interval."""
     if min(len(ours), len(own)) < _LEAST_TIMES:
         return None
+    from scipy import stats  # a second to import, and no command but this one asks it
+
     found = stats.ttest_ind(own, ours, equal_var=False).confidence_interval(0.95)
     mean = float(np.mean(own) - np.mean(ours))
     return float(np.expm1(mean)), float(np.expm1(found.low)), float(np.expm1(found.high))
