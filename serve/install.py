@@ -1,7 +1,7 @@
 """Install: everything that a job needs, in one directory that all nodes see.
 
 lib/        the libraries that a job may load, and the TorchScript part where it was built
-bin/        dynamiccl-run, the wrapper; dynamiccl-probe
+bin/        dynamiccl-run, the wrapper; dynamiccl-ab, for its --ab; dynamiccl-probe
 artifact/   taken whole or not at all; a running job notices a new one and takes it by agreement
 env.sh      what dynamiccl-run sets
 key         the secret of the jobs' messages, for its owner alone; stays when installed again
@@ -34,6 +34,7 @@ from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.this_machine import PROBE_NAME, find_probe
 
 RUN_NAME: Final = "dynamiccl-run"
+AB_NAME: Final = "dynamiccl-ab"
 TORCH_NAME: Final = "libdynamiccl-torch.so"
 SNIPPETS: Final = ("slurm.sh", "slurm-pyxis.sh", "kubernetes.yaml")
 _TEMPLATES: Final = Path(__file__).resolve().parent / "launch"
@@ -149,6 +150,7 @@ def _texts(directory: Path) -> list[tuple[str, str, int]]:
     files = {
         "env.sh": ("env.sh", 0o644),
         RUN_NAME: (f"bin/{RUN_NAME}", 0o755),
+        AB_NAME: (f"bin/{AB_NAME}", 0o755),
         **{name: (f"snippets/{name}", 0o755) for name in SNIPPETS},
     }
     return [

@@ -21,6 +21,7 @@ WRITTEN = {
     "lib/libnccl-tuner-dynamiccl-vendor.so",
     "bin/dynamiccl-probe",
     "bin/dynamiccl-run",
+    "bin/dynamiccl-ab",
     "env.sh",
     "snippets/slurm.sh",
     "snippets/slurm-pyxis.sh",

@@ -1,0 +1,220 @@
+"""`dynamiccl-run --ab`: real launches in turns, what is concluded, and the roll-back."""
+
+import importlib.machinery
+import importlib.util
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynamiccl.serve.install import install
+
+#: Prints steps; the arguments are the time with our tuner and without, and what it does with it.
+JOB = """
+import os, random, sys, time
+ours = "dynamiccl" in os.environ.get("NCCL_TUNER_PLUGIN", "")
+step_s, what = float(sys.argv[1 if ours else 2]), sys.argv[3]
+if ours and what == "crash":
+    sys.exit(9)
+if what == "fail":
+    sys.exit(8)
+if ours and what == "hang":
+    time.sleep(600)
+for step in range(12):
+    taken = step_s * random.lognormvariate(0, 0.01) * (5 if step < 5 else 1)
+    if what == "quiet":
+        time.sleep(step_s / 100)
+    else:
+        print("iteration", step, "step time: %.5f s" % taken, flush=True)
+print(sorted(n for n in os.environ if n.startswith("DYNAMICCL")), flush=True)
+if what == "endless":
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(name="home")
+def home_fixture(artifact: Path, plugin_path: Path, tmp_path: Path) -> Path:
+    (tmp_path / "job.py").write_text(JOB)
+    return install(artifact, tmp_path / "home", plugin_path).directory
+
+
+def command(home: Path, options: tuple[str, ...], job: tuple[str, ...]) -> list[str]:
+    run = [str(home / "bin" / "dynamiccl-run"), "--ab", *options, "--"]
+    return [*run, sys.executable, str(home.parent / "job.py"), *job]
+
+
+def tried(
+    home: Path, *job: str, options: tuple[str, ...] = ()
+) -> tuple["subprocess.CompletedProcess[str]", dict[str, Any]]:
+    clean = {n: v for n, v in os.environ.items() if not n.startswith(("DYNAMICCL", "NCCL"))}
+    out = home.parent / "out"
+    done = subprocess.run(
+        command(home, ("--out", str(out), "--seed", "1", *options), job),
+        env=clean,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    path = out / "ab.json"
+    return done, json.loads(path.read_text()) if path.exists() else {}
+
+
+def test_a_faster_job_is_told_and_the_artifact_stays(home: Path) -> None:
+    done, found = tried(home, "0.09", "0.10", "")
+    assert done.returncode == 0, done.stderr
+    assert found["verdict"] == "faster"
+    assert "step time with DynamICCL -" in done.stderr
+    assert not (home / "artifact" / "kill").exists()
+    arms = [launch["arm"] for launch in found["launches"]]
+    assert sorted(arms) == ["with"] * 5 + ["without"] * 5
+    assert all(set(pair) == {"with", "without"} for pair in zip(arms[::2], arms[1::2], strict=True))
+    assert all(len(launch["steps_s"]) == 7 for launch in found["launches"])  # 12 but for 5
+    for launch in found["launches"]:
+        told = Path(launch["output"]).read_text().splitlines()[-1]
+        assert ("DYNAMICCL_ARTIFACT" in told) == (launch["arm"] == "with")
+        assert (told == "[]") == (launch["arm"] == "without")
+
+
+def test_equal_jobs_cannot_be_told_apart(home: Path) -> None:
+    done, found = tried(home, "0.1", "0.1", "", options=("--pairs", "4"))
+    assert done.returncode == 0
+    assert found["verdict"] != "worse"
+    assert len(found["log_ratios"]) == 4
+
+
+def test_a_slower_job_stops_early_and_switches_the_artifact_off(home: Path) -> None:
+    done, found = tried(home, "0.12", "0.10", "", options=("--pairs", "10"))
+    assert done.returncode == 1
+    assert found["verdict"] == "worse"
+    assert 3 <= len(found["log_ratios"]) < 10
+    kill = home / "artifact" / "kill"
+    assert kill.exists()
+    assert f"on again: rm {kill}" in done.stderr
+    again, _ = tried(home, "0.12", "0.10", "", options=("--out", str(home.parent / "two")))
+    assert again.returncode == 2
+    assert "is switched off" in again.stderr
+
+
+def test_keep_leaves_the_artifact_on(home: Path) -> None:
+    done, found = tried(home, "0.12", "0.10", "", options=("--keep",))
+    assert (done.returncode, found["verdict"], found["switched_off"]) == (1, "worse", None)
+    assert not (home / "artifact" / "kill").exists()
+
+
+@pytest.mark.parametrize(("what", "options"), [("crash", ()), ("hang", ("--seconds", "2"))])
+def test_a_job_that_fails_with_us_alone_is_rolled_back_at_once(
+    what: str, options: tuple[str, ...], home: Path
+) -> None:
+    done, found = tried(home, "0.1", "0.1", what, options=options)
+    assert (done.returncode, found["verdict"]) == (1, "fails")
+    assert len(found["launches"]) == 2
+    assert (home / "artifact" / "kill").exists()
+
+
+def test_a_job_that_fails_without_us_is_no_fault_of_ours(home: Path) -> None:
+    done, _ = tried(home, "0.1", "0.1", "fail")
+    assert done.returncode == 4
+    assert "fails without DynamICCL, too" in done.stderr
+    assert not (home / "artifact" / "kill").exists()
+
+
+def test_without_step_times_whole_launches_count(home: Path) -> None:
+    done, found = tried(home, "0.1", "0.1", "quiet", options=("--pairs", "2"))
+    assert done.returncode == 0
+    assert "whole launches: no step time was found" in done.stderr
+    assert {launch["by"] for launch in found["launches"]} == {"wall"}
+
+
+def test_launches_end_after_the_seconds(home: Path) -> None:
+    done, found = tried(home, "0.1", "0.1", "endless", options=("--pairs", "1", "--seconds", "1"))
+    assert done.returncode == 0, done.stderr
+    assert all(launch["ended_by_us"] for launch in found["launches"])
+    assert all(len(launch["steps_s"]) == 7 for launch in found["launches"])
+
+
+def test_ctrl_c_ends_the_job_and_keeps_what_there_is(home: Path) -> None:
+    words = command(home, ("--out", str(home.parent / "out")), ("0.1", "0.1", "endless"))
+    running = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    log = home.parent / "out"
+    deadline = time.monotonic() + 60
+    while not any("step 11" in p.read_text() or "[" in p.read_text() for p in log.glob("*.log")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "no pair was finished" in said
+    assert json.loads((log / "ab.json").read_text())["verdict"] == "unknown"
+    left = subprocess.run(
+        ["pgrep", "-f", str(home.parent / "job.py")], capture_output=True, text=True, check=False
+    )
+    assert left.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--pairs", "0"), "--pairs 0 is too little"),
+        (("--step-time", "x"), "--step-time 'x' has no group"),
+        (("--step-time", "("), "is no regular expression"),
+        (("--seconds", "0"), "--seconds 0.0 is no time"),
+    ],
+)
+def test_wrong_usage_names_the_value(options: tuple[str, ...], said: str, home: Path) -> None:
+    done, _ = tried(home, "0.1", "0.1", "", options=options)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def the_program() -> Any:
+    path = Path(__file__).parents[2] / "serve" / "launch" / "dynamiccl-ab"
+    loader = importlib.machinery.SourceFileLoader("dynamiccl_ab", str(path))
+    spec = importlib.util.spec_from_loader("dynamiccl_ab", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def stopped(program: Any, true: float, sigma: float, pairs: int, seed: int) -> bool:
+    draws = random.Random(seed)
+    ratios: list[float] = []
+    for _ in range(pairs):
+        ratios.append(true + draws.gauss(0.0, sigma))
+        if program.is_worse(ratios, 0.02):
+            return True
+    return False
+
+
+def test_the_rule_rarely_rolls_back_what_is_as_fast_and_finds_what_is_slower() -> None:
+    program = the_program()
+    for sigma in (0.01, 0.03, 0.1):
+        for true in (0.0, math.log(1.02)):  # the second is all that is borne
+            alarms = sum(stopped(program, true, sigma, 10, seed) for seed in range(1000))
+            assert alarms <= 35  # 2.1 % in 2,000 draws, however large the noise
+    assert sum(stopped(program, math.log(1.1), 0.03, 10, seed) for seed in range(200)) > 190
+
+
+@pytest.mark.parametrize(
+    ("line", "seconds"),
+    [
+        ("elapsed time per iteration (ms): 123.4 | learning rate", 0.1234),
+        ("step 7 step_time=0.250s loss 3.1", 0.25),
+        ("{'step time': 250 ms}", 0.25),
+        ("12%|#   | 3/25 [00:01<00:09, 2.50s/it]", 2.5),
+        ("loss 3.1", None),
+    ],
+)
+def test_step_times_of_common_trainers_are_found(line: str, seconds: float | None) -> None:
+    asked = the_program().options(["--", "true"])
+    found = the_program().step_of(line, asked)
+    assert found == (None if seconds is None else pytest.approx(seconds))
