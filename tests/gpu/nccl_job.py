@@ -23,7 +23,10 @@ def is_loaded(log: str) -> bool:
 def records_by_rank(directory: Path) -> dict[int, Records]:
     """The recorded calls of each rank in the order of their sequence numbers; none are damaged."""
     parts: dict[int, list[Records]] = {}
-    for path in sorted(directory.rglob("*.dcc")):
+    paths = sorted(directory.rglob("*.dcc"))
+    if not paths:
+        raise AssertionError(f"the job left no calls file under {directory}")
+    for path in paths:
         report = FileReport(path=str(path), format="calls")
         for records in read_records(path, report):
             for rank in np.unique(records["rank"]):

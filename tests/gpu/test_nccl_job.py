@@ -60,7 +60,7 @@ def test_choices_are_those_under_one_table() -> None:
 
 
 def test_a_job_without_records_is_no_success(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="calls file"):
+    with pytest.raises(AssertionError, match="no calls file"):
         records_by_rank(tmp_path)
 
 

@@ -21,7 +21,7 @@ from dynamiccl.serve.brain.policies import POLICIES
 from dynamiccl.serve.brain.server import BrainServer
 from dynamiccl.serve.brain_check import check_trigger, watched_questions
 from dynamiccl.serve.brain_history import History, Task
-from dynamiccl.serve.brain_module import BrainModule
+from dynamiccl.serve.brain_module import BrainModule, write_brain
 from dynamiccl.serve.torchscript import ScriptedBrain, ScriptedTrigger
 from dynamiccl.train.torch_files import save_script
 from dynamiccl.train.trigger.detector import Detector
@@ -175,7 +175,10 @@ def test_streams_beyond_the_most_say_nothing_of_their_own(
     policy = small_artifact.directory.parent / "policy"
     with pytest.raises(ArtifactMismatch, match="does not find the interference"):
         export_artifact(policy, tmp_path / "artifact", trigger)
-    brain = ScriptedBrain(tmp_path / "artifact" / "brain.pt")
+    assert list(tmp_path.iterdir()) == []
+    configs = small_artifact.manifest.actions().configs
+    write_brain(policy / "policy.pt", configs, [], tmp_path / "brain.pt", trigger)
+    brain = ScriptedBrain(tmp_path / "brain.pt")
     for count in range(1, 41):
         level = level_of_last(brain, [call(50.0, Protocol(count % 2))], count)
         # The one stream has a forecast from its 17th call on, and its key with it.

@@ -65,6 +65,7 @@ class Context {
   Clock* const clock_;  // the agreement's
   const std::int32_t num_nodes_;
   const ncclDebugLogger_t logger_;
+  Context* left_before_ = nullptr;  // once it is left behind: another that was
 };
 
 }  // namespace dynamiccl
