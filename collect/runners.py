@@ -16,7 +16,7 @@ from dynamiccl.collect.runner import Runner
 from dynamiccl.collect.simulated.runner import SimulatorRunner
 from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.errors import MissingPath, UnknownName, UserError
-from dynamiccl.libraries import BUILD_DIR, JOB_NAMES, SWEEP_NAME
+from dynamiccl.libraries import JOB_NAMES, SWEEP_NAME, built
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ def find_plugin(file: SweepFile) -> Path | None:
     Raises MissingPath when the one that is named is not there, and UserError for a job's.
     """
     if file.runner.plugin is None:
-        built = BUILD_DIR / SWEEP_NAME
-        return built.resolve() if built.is_file() else None
+        ours = built(SWEEP_NAME)
+        return ours.resolve() if ours.is_file() else None
     named = Path(file.runner.plugin).expanduser()
     if not named.is_file():
         raise MissingPath(

@@ -20,6 +20,13 @@ NAMES: Final = (*JOB_NAMES, SWEEP_NAME)
 BUILD_DIR: Final = Path("out/plugin")
 
 
+def built(name: str) -> Path:
+    """Where `make plugin` put a library: below the directory that we are in, or in our sources."""
+    here = BUILD_DIR / name
+    there = Path(__file__).resolve().parents[1] / here
+    return there if there.is_file() and not here.is_file() else here
+
+
 def is_ours(library: str) -> bool:
     """Whether a value of NCCL_TUNER_PLUGIN or NCCL_PROFILER_PLUGIN names one of them."""
     return Path(library).name in NAMES

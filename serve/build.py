@@ -20,7 +20,7 @@ from typing import Final
 
 from dynamiccl import cli
 from dynamiccl.errors import MachineError, MissingPath, PluginError
-from dynamiccl.libraries import BUILD_DIR, TUNER_NAME
+from dynamiccl.libraries import BUILD_DIR, TUNER_NAME, built
 
 #: The leader's brain in TorchScript; the plugin looks for it beside itself.
 TORCH_RUNTIME_NAME: Final = "libdynamiccl-torch.so"
@@ -73,7 +73,7 @@ def build_plugin(
 
 def find_plugin(path: Path | None = None) -> Path:
     """The library at `path`, or the job's tuner as `make plugin` puts it; raises MissingPath."""
-    found = path if path is not None else BUILD_DIR / TUNER_NAME
+    found = path if path is not None else built(TUNER_NAME)
     if not found.is_file():
         raise MissingPath("tuner plugin", found, "build it with 'make plugin'")
     return found.resolve()

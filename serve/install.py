@@ -27,7 +27,7 @@ from typing import Final
 
 from dynamiccl.datasets.manifest import INDEX_NAME, KILL_NAME, MANIFEST_NAME
 from dynamiccl.errors import DataError, MissingPath, UserError
-from dynamiccl.libraries import BUILD_DIR, JOB_NAMES, TUNER_NAME
+from dynamiccl.libraries import JOB_NAMES, TUNER_NAME, built
 from dynamiccl.serve.artifact import Artifact, open_artifact
 from dynamiccl.serve.build import build_plugin
 from dynamiccl.serve.plugin_index import PluginIndex
@@ -132,17 +132,17 @@ def _directory(to: Path) -> Path:
 
 def _libraries(plugin: Path | None, build_dir: Path) -> dict[str, Path]:
     """Where in the installation -> what is copied there."""
-    built = plugin or BUILD_DIR / TUNER_NAME
+    ours = plugin or built(TUNER_NAME)
     if plugin is not None and not plugin.is_file():
         raise MissingPath("tuner plugin", plugin, "leave --plugin out to have one built")
-    if not built.is_file():
-        built = build_plugin(build_dir)
-    found = {f"bin/{PROBE_NAME}": find_probe(built)}
+    if not ours.is_file():
+        ours = build_plugin(build_dir)
+    found = {f"bin/{PROBE_NAME}": find_probe(ours)}
     for name in (*JOB_NAMES, TORCH_NAME):
-        if (built.parent / name).is_file():
-            found[f"lib/{name}"] = built.parent / name
+        if (ours.parent / name).is_file():
+            found[f"lib/{name}"] = ours.parent / name
         elif name != TORCH_NAME:
-            raise MissingPath("library", built.parent / name, "build all with 'make plugin'")
+            raise MissingPath("library", ours.parent / name, "build all with 'make plugin'")
     return found
 
 

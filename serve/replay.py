@@ -53,7 +53,9 @@ def replay(calls: pl.DataFrame) -> list[Replayed]:
     """Group the table `calls` by what a table's entry is for; those with most calls first."""
     sized = calls.with_columns(
         bin=pl.col("size_bytes").map_elements(size_bin, return_dtype=pl.Int64),
-        config=pl.concat_str("actual_algorithm", "actual_protocol", separator="/"),
+        config=pl.format(
+            "{}/{}/{}ch", "actual_algorithm", "actual_protocol", "actual_num_channels"
+        ),
     )
     keys = ("collective", "bin", "num_nodes", "num_ranks")
     found = [

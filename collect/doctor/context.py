@@ -8,7 +8,7 @@ from typing import Final
 from dynamiccl.collect.launchers import LAUNCHERS
 from dynamiccl.collect.launchers.settings import LauncherSettings
 from dynamiccl.collect.sweep.settings import SweepFile
-from dynamiccl.libraries import BUILD_DIR, SWEEP_NAME
+from dynamiccl.libraries import SWEEP_NAME, built
 from dynamiccl.nccl import Collective
 
 _PARTITION: Final = re.compile(r"^(?:#SBATCH\s+)?(?:--partition[= ]|-p[= ]?)\s*([^\s,]+)")
@@ -25,7 +25,7 @@ class Context:
     mode: str = "auto"
     wants_chunk_sizes: bool = False
     wants_iteration_times: bool = False
-    plugin: str = str(BUILD_DIR / SWEEP_NAME)
+    plugin: str = str(built(SWEEP_NAME))
     #: One of LAUNCHERS.
     launcher: str = "local"
     partition: str | None = None
@@ -67,7 +67,7 @@ def context_of(
         mode=file.runner.mode,
         wants_chunk_sizes=any(file.chunk_sizes),
         wants_iteration_times=file.runner.per_iteration,
-        plugin=file.runner.plugin or str(BUILD_DIR / SWEEP_NAME),
+        plugin=file.runner.plugin or str(built(SWEEP_NAME)),
         launcher=file.launcher.kind,
         partition=_partition(file.launcher),
         container=None if container is None else container.runtime,

@@ -170,7 +170,7 @@ def _inputs(paths: Sequence[Path]) -> tuple[list[_Input], list[Path]]:
 def _has_output(path: Path) -> bool:
     """Whether a text of a directory is a benchmark's output, or NCCL's log."""
     with path.open(encoding="utf-8", errors="replace") as file:
-        return any("NCCL" in line or looks_like_row(line.split(), in_table=False) for line in file)
+        return any("NCCL INFO" in x or looks_like_row(x.split(), in_table=False) for x in file)
 
 
 def _no_file(paths: Sequence[Path], skipped: Sequence[Path]) -> str:

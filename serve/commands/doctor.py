@@ -13,7 +13,7 @@ from rich.table import Table
 from dynamiccl import cli
 from dynamiccl.checks import exit_code, render
 from dynamiccl.errors import MissingPath
-from dynamiccl.libraries import BUILD_DIR, TUNER_NAME, is_ours
+from dynamiccl.libraries import TUNER_NAME, built, is_ours
 from dynamiccl.machine import ThisMachine
 from dynamiccl.serve.build import find_plugin
 from dynamiccl.serve.commands.options import Json, stdout
@@ -92,7 +92,7 @@ def _plugin(named: Path | None, artifact: Path | None) -> Path:
     if loaded and is_ours(str(loaded)):
         return loaded
     installed = None if artifact is None else installed_plugin(artifact)
-    return installed or BUILD_DIR / TUNER_NAME
+    return installed or built(TUNER_NAME)
 
 
 def _variable(name: str) -> Path | None:

@@ -128,8 +128,8 @@ def _in_the_process(artifact: Artifact) -> list[str]:
         "in your process: one library (libnccl-tuner-dynamiccl.so) without threads, files or "
         "messages of its own once a communicator is made; each collective is a look-up in a table "
         "(docs/plugin.md)",
-        f"off, for running jobs, too: touch {artifact.directory / KILL_NAME}; for one job: "
-        "DYNAMICCL_DISABLE=1",
+        f"off: touch {artifact.directory / KILL_NAME}, for communicators made from then on "
+        "(in mode adaptive at once); for one job: DYNAMICCL_DISABLE=1",
     ]
 
 

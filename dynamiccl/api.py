@@ -1,0 +1,88 @@
+"""DynamICCL from Python, for notebooks: load what was measured, fit, score, export.
+
+The commands do the same and show more; what these four make can be given to any of them. Each
+raises what its command ends with: a `DynamicclError` that says what was wrong and how to mend it.
+"""
+
+from pathlib import Path
+
+import polars as pl
+
+from dynamiccl.datasets.store import read
+from dynamiccl.evaluate.report import make_report
+from dynamiccl.serve.artifact import Artifact, export_artifact
+from dynamiccl.train import DEFAULT_TRACKING_URI
+from dynamiccl.train import fit as fitting
+from dynamiccl.train.export import FitSummary
+from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.tracking import policy_directory
+
+
+def load(data: str | Path) -> pl.DataFrame:
+    """Every measurement of a data directory, a row each: `datasets/schema.py` names the columns."""
+    return read(Path(data))
+
+
+def fit(
+    data: str | Path,
+    recipe: str = "ddqn-dueling",
+    *,
+    seed: int = 0,
+    tracking_uri: str = DEFAULT_TRACKING_URI,
+    **settings: object,
+) -> FitSummary:
+    """Train a recipe, by name or as FILE.py, with `settings` of its own changed; tracked in MLflow.
+
+    A setting is written as after `--set`: a number, a bool, a text.
+    """
+    chosen = make_recipe(str(recipe), [f"{key}={value}" for key, value in settings.items()])
+    return fitting.fit(
+        Path(data), chosen, experiment="dynamiccl", tracking_uri=tracking_uri, seed=seed
+    )
+
+
+def score(
+    run: FitSummary | str,
+    data: str | Path,
+    *,
+    out: str | Path = "report",
+    tracking_uri: str = DEFAULT_TRACKING_URI,
+) -> pl.DataFrame:
+    """The policy among NCCL's default and baselines on held-out tasks, best first; a page in `out`.
+
+    `run`: what `fit` gave, a run id, `models:/dynamiccl@champion` or a directory. Of each row:
+    tasks, mean regret against the measured best, time over the default's (geometric mean), share of
+    tasks slower than the default beyond the noise (null: nobody knows the noise).
+    """
+    found = make_report(Path(data), [("policy", _policy(run, tracking_uri))], Path(out))
+    columns = {
+        "regret": "mean",
+        "time_over_default": "ratio_to_default",
+        "slower": "slower_than_default",
+    }
+    rows = [
+        {"system": system.system, "policy": each.policy, "tasks": each.tasks}
+        | {name: getattr(each, source) for name, source in columns.items()}
+        for system in found.systems
+        for each in system.summaries
+    ]
+    schema = {"slower": pl.Float64}
+    return pl.DataFrame(rows, schema_overrides=schema).sort("system", "regret")
+
+
+def export(
+    run: FitSummary | str, out: str | Path, *, tracking_uri: str = DEFAULT_TRACKING_URI
+) -> Artifact:
+    """Decision tables for the plugin, in a new directory; `dynamiccl-deploy install` takes it.
+
+    Nothing but a policy's own margin keeps one that passed no gate from being slower than NCCL:
+    `dynamiccl-evaluate gate` first, and `run` is the directory that it wrote.
+    """
+    return export_artifact(_policy(run, tracking_uri), Path(out))
+
+
+def _policy(run: FitSummary | str, tracking_uri: str) -> Path:
+    """The folder of its policy."""
+    return policy_directory(
+        run.run_directory if isinstance(run, FitSummary) else str(run), tracking_uri
+    )

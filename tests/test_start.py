@@ -1,0 +1,210 @@
+"""docs/start.md, line by line: its three paths, on simulated and on sample data.
+
+What this machine lacks is added to a line: Slurm and GPUs (the simulator), a job (`train.py` plays
+one by the harness that behaves as NCCL does, under whatever plugin NCCL was told to load).
+"""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from dynamiccl.datasets.store import read
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+PATHS = dict(re.findall(r"<!-- path: (\w+) -->\n```console\n(.*?)```", PAGE, re.DOTALL))
+#: The machine that play_job's ranks find, with the NCCL that they play.
+MACHINE = "gpu=none*0;mig=0;nic=socket*1;nccl=22809"
+TRAIN = """
+import json, os, pathlib, subprocess
+plugin = os.environ.get("NCCL_TUNER_PLUGIN") or os.environ.get("NCCL_PROFILER_PLUGIN")
+acted = 0
+if plugin:
+    job = ["--ranks", "16", "--nodes", "2", "--calls", "1500", "--rate", "1500"]
+    command = [os.environ["PLAY_JOB"], plugin, *job]
+    played = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    assert not (played["disagreements"] or played["errors"] or played["abnormal_exits"]), played
+    acted = played["acted"]
+pathlib.Path("acted").write_text(str(acted))
+for step in range(20):
+    print(f"step time: {0.01 + 0.0001 * (step % 3)} s")
+"""
+
+
+@dataclass
+class User:
+    """Somebody at a shell in a directory with the project's files, and what was said there."""
+
+    home: Path
+    environment: dict[str, str]
+    exports: list[str] = field(default_factory=list)
+
+    def types(self, line: str, *codes: int) -> str:
+        """What a line prints; it ends with 0, or one of `codes`."""
+        done = subprocess.run(
+            ["bash", "-c", "\n".join([*self.exports, line])],
+            cwd=self.home,
+            env=self.environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode in {0, *codes}, f"{line}\n{done.stdout}"
+        if "export " in line:
+            self.exports.append(line.replace("mkdir ", "mkdir -p "))
+        return done.stdout
+
+    @property
+    def acted(self) -> int:
+        """In how many calls of the job that ran last the plugin decided."""
+        return int((self.home / "acted").read_text())
+
+
+@pytest.fixture(scope="module")
+def user(build_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> User:
+    home = tmp_path_factory.mktemp("start")
+    for name in ("examples", "datasets"):
+        (home / name).symlink_to(ROOT / name)
+    (home / "train.py").write_text(TRAIN)
+    (home / "out").mkdir()
+    built = build_dir("")
+    (home / "out" / "plugin").symlink_to(built)
+    ours = {k: v for k, v in os.environ.items() if not k.startswith(("DYNAMICCL_", "NCCL_"))}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return User(home, ours | {"PATH": path, "PLAY_JOB": str(built / "play_job")})
+
+
+def lines_of(path: str, user: User) -> list[str]:
+    """The commands of a path, as they are typed here."""
+    return [
+        line.replace("/shared/dynamiccl", f"{user.home}/shared")
+        for line in PATHS[path].splitlines()
+    ]
+
+
+def test_the_paths_are_short() -> None:
+    assert list(PATHS) == ["cluster", "idea", "distrust"]
+    assert max(len(path.splitlines()) for path in PATHS.values()) < 15
+
+
+def test_tonight_on_my_cluster(user: User) -> None:
+    said = {}
+    for line in lines_of("cluster", user):
+        simulated = line.startswith("dynamiccl-collect run")
+        typed = line.split("  #")[0] + (" --runner simulator --launcher local" * simulated)
+        if typed.startswith("dynamiccl-deploy install"):
+            # Simulated data name no machine: they are told to be of this one.
+            user.types(f"dynamiccl-deploy bind artifact --fingerprint '{MACHINE}'")
+        # No Slurm, no GPU, no NCCL here: the two doctors say so.
+        said[typed] = user.types(typed, *((4,) if "doctor" in typed else ()))
+    doctors = [text for line, text in said.items() if "doctor" in line]
+    assert "nccl-tests" in doctors[0]
+    assert "gated; acts in" in doctors[1]
+    gates = [text for line, text in said.items() if "gate --policy" in line]
+    assert "would pass" in gates[0]
+    (exported,) = [text for line, text in said.items() if "export" in line]
+    acting = re.search(r"gated; acts in (\d+) of", exported)
+    assert acting
+    assert int(acting[1]) > 30
+    assert user.acted > 100
+
+
+def test_i_do_not_trust_you(user: User) -> None:
+    """The artifact is that of the first path."""
+    said = {}
+    acted = {}
+    for line in lines_of("distrust", user):
+        said[line.split("  #")[0].strip()] = user.types(line)
+        if "train.py" in line:
+            acted["observe" if "observe" in line else "ab" if "--ab" in line else "adaptive"] = (
+                user.acted
+            )
+    assert acted["observe"] == 0
+    assert acted["adaptive"] > 100
+    (explained,) = [text for line, text in said.items() if "explain" in line]
+    for told in ("evidence: gate.json", "it would decide", "worst case", "in your process", "off:"):
+        assert told in explained
+    compared = json.loads((user.home / "ab" / "ab.json").read_text())
+    assert compared["pairs"] == 3
+    (replayed,) = [text for line, text in said.items() if "replay" in line]
+    assert "calls ran what our table asked for" in replayed
+    assert (
+        pl.read_csv(user.home / "calls.csv").height
+        == read(user.home / "after.data", "calls").height
+    )
+    user.types(f"{user.home}/shared/bin/dynamiccl-run python train.py")
+    assert user.acted == 0  # the kill file
+
+
+def test_my_own_idea(user: User, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    home = User(tmp_path, user.environment)
+    for name in ("examples", "datasets"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    said = {}
+    for line in lines_of("idea", user):
+        if line.startswith("mlflow ui"):
+            page = serve(home, line.split("  #")[0].replace("5000", str(port)), port)
+            assert "MLflow" in page
+            continue
+        said[line.split("  #")[0].strip()] = home.types(line)
+    (studied,) = [text for line, text in said.items() if "study" in line]
+    assert "attention" in studied
+    assert "4 of 4 trials" in studied
+    assert "nccl-default" in (tmp_path / "report" / "report.html").read_text()
+
+
+def serve(user: User, line: str, port: int) -> str:
+    """The first page of a server, which is ended then."""
+    log = (user.home / "ui.log").open("w")
+    running = subprocess.Popen(
+        ["bash", "-c", f"exec {line}"],
+        cwd=user.home,
+        env=user.environment,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+    try:
+        until = time.monotonic() + 90
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as answer:
+                    return str(answer.read().decode())
+            except OSError:
+                assert time.monotonic() < until, (user.home / "ui.log").read_text()
+                assert running.poll() is None, (user.home / "ui.log").read_text()
+                time.sleep(0.5)
+    finally:
+        os.killpg(running.pid, 15)
+        running.wait(timeout=30)
+        log.close()
+
+
+def test_the_notebook_runs(user: User, tmp_path: Path) -> None:
+    """Its cells, one after the other, as a kernel runs them."""
+    for name in ("examples", "datasets"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    book = json.loads((ROOT / "examples" / "notebook.ipynb").read_text(encoding="utf-8"))
+    cells = ["".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "code"]
+    last = "print(scores.columns, scores.height, artifact.in_short)"
+    (tmp_path / "book.py").write_text("\n".join([*cells, last]))
+    told = User(tmp_path, user.environment).types("python book.py")
+    assert "'regret', 'time_over_default', 'slower'" in told
+    assert "size bins" in told
+    assert (tmp_path / "report" / "report.html").is_file()
