@@ -1,6 +1,7 @@
 """`dynamiccl-collect`: measure, or take in what was measured."""
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -50,7 +51,7 @@ _SweepFile = Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="The swee
 
 def main() -> None:
     """Entry point of the console script."""
-    cli.run(app)
+    cli.run(partial(app, standalone_mode=False))
 
 
 @app.command("plan")

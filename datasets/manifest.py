@@ -226,7 +226,8 @@ class Manifest:
         extra = [name for name in _files_below(directory) if name not in self.files]
         if extra:
             raise ArtifactMismatch(
-                f"{directory} holds {extra[0]}, which its manifest does not list"
+                f"{directory} holds {extra[0]}, which its manifest does not list; remove it, or "
+                "export anew"
             )
 
 

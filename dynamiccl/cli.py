@@ -4,12 +4,14 @@ Exit codes: 0 done, 2 wrong usage or input file, 3 bad data, 4 the machine faile
 stdout; progress, logs and errors go to stderr.
 """
 
+import errno
 import json
 import logging
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from dynamiccl import __version__
@@ -27,6 +29,14 @@ _EXTRAS: Final = {
     "torch": "train",
 }
 INTERRUPTED: Final = Interrupted.exit_code
+#: What the system refused -> what helps.
+_ADVICE: Final = {
+    errno.EACCES: "mend its permissions, or name another place",
+    errno.EEXIST: "it is in the way: name another, or remove it",
+    errno.ENOSPC: "free some space and give the same command again",
+    errno.ENOTDIR: "a file is where a directory should be: name another",
+    errno.EROFS: "name a place that can be written",
+}
 #: What every application (`typer.Typer`) is made with.
 APPLICATION: Final[dict[str, Any]] = {
     "no_args_is_help": True,
@@ -38,42 +48,64 @@ _log = logging.getLogger(__name__)
 
 
 def run(app: Callable[[], Any]) -> None:
-    """Run a command-line application; end the process with our exit code on our own errors."""
+    """Run a program; end the process with our exit code on our own errors.
+
+    A Typer application is called with `standalone_mode=False`: its own way of telling what is wrong
+    takes five lines and leaves out the value.
+    """
     if sys.argv[1:] == ["--version"]:
         print(__version__)
         sys.exit(0)
     try:
-        app()
-    except DynamicclError as error:
-        print(
-            f"{'interrupted' if isinstance(error, Interrupted) else 'error'}: {error}",
-            file=sys.stderr,
-        )
-        _log.debug("raised here", exc_info=True)
-        sys.exit(error.exit_code)
-    except ModuleNotFoundError as error:
-        package = (error.name or "").split(".")[0]
-        extra = _EXTRAS.get(package)
-        if extra is None:
-            raise
-        print(
-            f"error: this command needs the package '{package}', which is not installed; "
-            f"install it with: pip install 'dynamiccl[{extra}]'",
-            file=sys.stderr,
-        )
-        sys.exit(MachineError.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        code = app() or 0
+        text = "interrupted" if code == INTERRUPTED else ""  # as Typer tells Ctrl-C
     except BrokenPipeError:
         # The reader (head, less) went away: not a failure of ours.
         sys.stderr.close()
         sys.exit(0)
-    except OSError as error:
-        # A full disk, a file where a directory should be, a missing permission.
-        print(f"error: {error}", file=sys.stderr)
+    except (Exception, KeyboardInterrupt) as error:
+        text, code = _ending(error)
+        if not text:
+            raise
         _log.debug("raised here", exc_info=True)
-        sys.exit(MachineError.exit_code)
+    if text:
+        print(text, file=sys.stderr)
+    if code:
+        sys.exit(code)
+
+
+def _ending(error: BaseException) -> tuple[str, int]:
+    """The line and the exit code of what ended a command; no line for a mistake of ours."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", INTERRUPTED
+    if isinstance(error, DynamicclError):
+        label = "interrupted" if isinstance(error, Interrupted) else "error"
+        return f"{label}: {error}", error.exit_code
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").split(".")[0]
+        extra = _EXTRAS.get(package)
+        text = (
+            f"error: this command needs the package '{package}', which is not installed; "
+            f"install it with: pip install 'dynamiccl[{extra}]'"
+        )
+        return (text if extra else ""), MachineError.exit_code
+    if isinstance(error, OSError):
+        advice = _ADVICE.get(error.errno or 0)
+        return f"error: {error}{f'; {advice}' if advice else ''}", MachineError.exit_code
+    # Typer's base class of what is wrong with a command line is not public.
+    return (_wrong_usage(error) if hasattr(error, "format_message") else ""), UserError.exit_code
+
+
+def _wrong_usage(error: Any) -> str:
+    """What Typer has against a command line, the value and where to look, on one line."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return str(error.format_message())
+    said = error.format_message().rstrip(".")
+    for name in getattr(getattr(error, "param", None), "opts", ()):
+        if name in sys.argv[1:-1]:
+            said += f", not '{sys.argv[sys.argv.index(name) + 1]}'"
+    program, root = Path(sys.argv[0]).name, error.ctx.find_root().info_name
+    return f"error: {said}; see '{program}{error.ctx.command_path.removeprefix(root)} --help'"
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """`dynamiccl-evaluate`: what a policy is worth, on sizes it never saw."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +27,7 @@ _TrackingUri = Annotated[str, typer.Option(help="MLflow store that holds the run
 
 def main() -> None:
     """Entry point of the console script."""
-    cli.run(app)
+    cli.run(partial(app, standalone_mode=False))
 
 
 @app.command("report")

@@ -1,5 +1,7 @@
 """`dynamiccl-deploy`: from a trained run to what a job loads."""
 
+from functools import partial
+
 import typer
 
 from dynamiccl import cli
@@ -32,7 +34,7 @@ app.command("brain")(brain_command)
 
 def main() -> None:
     """Entry point of the console script."""
-    cli.run(app)
+    cli.run(partial(app, standalone_mode=False))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """`dynamiccl-train`: learn offline from what was measured."""
 
+from functools import partial
+
 import typer
 
 from dynamiccl import cli
@@ -24,7 +26,7 @@ app.command("constants")(constants_command)
 
 def main() -> None:
     """Entry point of the console script."""
-    cli.run(app)
+    cli.run(partial(app, standalone_mode=False))
 
 
 if __name__ == "__main__":

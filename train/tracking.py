@@ -140,6 +140,7 @@ def continue_run(tracking_uri: str, run_id: str) -> Iterator[Run]:
     Raises UserError when the tracking URI cannot be used, does not hold the run, or the run has
     finished.
     """
+    check_there(tracking_uri, run_id)
     with _store(tracking_uri) as client:
         run = client.get_run(run_id)
     if run.info.status == RunStatus.to_string(RunStatus.FINISHED):
@@ -157,6 +158,10 @@ def _store(tracking_uri: str) -> Iterator[MlflowClient]:
         yield MlflowClient(tracking_uri)
     except MlflowException as error:
         said = str(error.message).partition("\n")[0]
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            raise UserError(
+                f"'{tracking_uri}' does not hold it: {said}; list the runs with 'mlflow ui'"
+            ) from error
         raise UserError(
             f"cannot track in '{tracking_uri}': {said}; use {DEFAULT_TRACKING_URI} or the "
             "http address of an MLflow server"

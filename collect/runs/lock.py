@@ -34,7 +34,8 @@ class SweepLock:
 
     def take(self) -> None:
         """Take it. Raises UserError: another run lives, or may."""
-        lock = (self._folder / "lock").open("a+b")
+        # Unbuffered: what a full disk refuses is not tried again when the file is closed.
+        lock = (self._folder / "lock").open("a+b", buffering=0)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -52,9 +53,12 @@ class SweepLock:
             _log.info("no locks in %s (%s): an owner file instead", self._folder, error.strerror)
             self._create_owner()
             return
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
-        lock.flush()
+        try:
+            lock.truncate(0)
+            lock.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
+        except OSError:
+            lock.close()
+            raise
         self._file = lock
 
     def release(self) -> None:

@@ -83,9 +83,12 @@ def shell_fixture(
     def run(command: str, *arguments: object) -> Done:
         monkeypatch.setattr(sys, "argv", [command, *map(str, arguments)])
         capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
+        code: object = 0
+        try:
             import_module(MODULES[command]).main()
-        return Done(ended.value.code or 0, *capsys.readouterr())
+        except SystemExit as ended:
+            code = ended.code or 0
+        return Done(code, *capsys.readouterr())
 
     return run
 

@@ -19,7 +19,6 @@ from tests.cli.conftest import (
     LOG_ROW,
     MODULES,
     ROOT,
-    SWEEP,
     Done,
     Shell,
     age,
@@ -73,97 +72,6 @@ def test_every_subcommand_is_known_here(
     registered = {info.name for info in import_module(MODULES[command]).app.registered_commands}
     assert registered == set(subcommands)
     assert all(name in shell(command, "--help").out for name in subcommands)
-
-
-@pytest.mark.parametrize("command", MODULES)
-def test_unknown_subcommand_is_wrong_usage(command: str, shell: Shell) -> None:
-    done = shell(command, "nonsense")
-    assert (done.code, done.out) == (2, "")
-    assert "Traceback" not in done.err
-
-
-@pytest.mark.parametrize(
-    ("command", "arguments", "said"),
-    [
-        ("dynamiccl-collect", ("plan", "gone.toml"), "no sweep file at gone.toml"),
-        ("dynamiccl-collect", ("run", "gone.toml", "--out", "o"), "no sweep file at gone.toml"),
-        ("dynamiccl-collect", ("describe", "gone"), "no data directory at gone; make one with"),
-        ("dynamiccl-collect", ("import", "gone.log", "--out", "o"), "no file to import at gone"),
-        ("dynamiccl-train", ("fit", "--data", "gone"), "no data directory at gone"),
-        ("dynamiccl-train", ("trigger", "--data", "gone"), "no data directory at gone"),
-        (
-            "dynamiccl-train",
-            ("trigger", "--data", ".", "--false-alarms-per-1e5", "0"),
-            "0.0 false alarms in 100,000 calls cannot be wanted",
-        ),
-        ("dynamiccl-train", ("fit", "--data", ".", "--recipe", "dqm"), "did you mean 'dqn'?"),
-        (
-            "dynamiccl-train",
-            ("fit", "--data", ".", "--set", "lerning_rate=1"),
-            "unknown recipe setting 'lerning_rate' in --set lerning_rate=1; choose from",
-        ),
-        ("dynamiccl-train", ("fit", "--data", ".", "--set", "steps=many"), "'many' is not int"),
-        (
-            "dynamiccl-evaluate",
-            ("report", "--data", "gone", "--policy", "p", "--out", "o"),
-            "no data directory at gone",
-        ),
-        (
-            "dynamiccl-evaluate",
-            ("report", "--data", ".", "--policy", ".", "--out", "o"),
-            "no policy at .; give an MLflow run id",
-        ),
-        ("dynamiccl-deploy", ("export", "gone", "--out", "o"), "'gone' is no directory"),
-        ("dynamiccl-deploy", ("verify", "gone"), "no policy manifest at gone/manifest.json"),
-        (
-            "dynamiccl-deploy",
-            ("table", "gone", "--ranks", "8", "--nodes", "1"),
-            "no policy manifest at gone/manifest.json",
-        ),
-        (
-            "dynamiccl-deploy",
-            ("table", "gone", "--ranks", "8", "--nodes", "1", "--format", "xml"),
-            "unknown format 'xml'; choose from nccl-csv, json",
-        ),
-        ("dynamiccl-deploy", ("env", "gone"), "no policy manifest at gone/manifest.json"),
-    ],
-)  # fmt: skip
-def test_wrong_input_ends_in_one_line(
-    command: str, arguments: tuple[str, ...], said: str, shell: Shell
-) -> None:
-    assert said in refused(shell(command, *arguments), 2)
-
-
-def test_unknown_runner_lists_runners(sweep: Path, shell: Shell) -> None:
-    done = shell("dynamiccl-collect", "run", sweep, "--out", "o", "--runner", "simulater")
-    assert "unknown runner 'simulater'; choose from nccl-tests, simulator (did you mean" in refused(
-        done, 2
-    )
-
-
-def test_wrong_sweep_names_the_key(sweep: Path, shell: Shell) -> None:
-    sweep.write_text(SWEEP + "cycels = 3\n")
-    said = refused(shell("dynamiccl-collect", "plan", sweep), 2)
-    assert said.startswith("error: s.toml: cycels: Extra inputs are not permitted; known keys are")
-
-
-def test_machine_without_nccl_tests_is_exit_4(sweep: Path, shell: Shell, tmp_path: Path) -> None:
-    sweep.write_text(SWEEP.replace("num_nodes = 2", "num_nodes = 1"))
-    done = shell("dynamiccl-collect", "run", sweep, "--out", "o", "--nccl-tests-dir", tmp_path)
-    assert "no executable all_reduce_perf" in refused(done, 4)
-
-
-@pytest.mark.parametrize("content", ["", "hello\n", "# nThread 1 nGpus 8\n#\n"])
-def test_log_without_rows_is_bad_data(content: str, shell: Shell, tmp_path: Path) -> None:
-    (tmp_path / "a.log").write_text(content)
-    done = shell("dynamiccl-collect", "import", "a.log", "--out", "o", "--system", "box")
-    assert "a.log" in refused(done, 3)
-
-
-def test_import_needs_a_system(shell: Shell, tmp_path: Path) -> None:
-    (tmp_path / "all_reduce.log").write_text(LOG_ROW)
-    done = shell("dynamiccl-collect", "import", "all_reduce.log", "--out", "o")
-    assert "--system" in refused(done, 2)
 
 
 @pytest.fixture(name="reading", params=["describe", "fit", "report"])
@@ -271,20 +179,6 @@ def test_describe_draws_its_plots(sweep: Path, shell: Shell) -> None:
     assert shell("dynamiccl-collect", "run", sweep, "--out", "o", "--runner", "simulator").code == 0
     found = shell("dynamiccl-collect", "describe", "o", "--plots", "p", "--json").json
     assert [Path(plot).name for plot in found["plots"]] == ["sim.png"]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--launcher", "pbs"), "unknown launcher 'pbs'; choose from local, mpirun, srun, sbatch"),
-        (("--shard", "2/2"), "--shard '2/2' is no share; write I/N"),
-        (("--runner", "nccl"), "unknown runner 'nccl'; choose from nccl-tests, simulator"),
-    ],
-)
-def test_wrong_option_of_run_names_the_choices(
-    options: tuple[str, ...], said: str, sweep: Path, shell: Shell
-) -> None:
-    assert said in refused(shell("dynamiccl-collect", "run", sweep, "--out", "o", *options), 2)
 
 
 def test_doctor_tells_what_is_missing_and_what_to_do(sweep: Path, shell: Shell) -> None:

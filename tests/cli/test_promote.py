@@ -120,4 +120,4 @@ def test_a_verdict_on_another_policy_is_refused_even_by_force(
     said = refused(promote(another, "--gated", gated, "--force"), 2)
     assert f"is not about the policy of run '{another}'" in said
     assert "no policy manifest at gone" in refused(promote(run_id, "--gated", "gone"), 2)
-    assert "cannot track in" in refused(promote("no-such-run", "--force"), 2)
+    assert "id=no-such-run not found" in refused(promote("no-such-run", "--force"), 2)
