@@ -25,6 +25,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from dynamiccl.datasets.manifest import POLICY_FOLDER, find_policy_in
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import DEFAULT_TRACKING_URI
+from dynamiccl.train.interrupts import uninterrupted
 from dynamiccl.train.stores import check_there, check_writable
 
 #: The registered model whose versions are policies.
@@ -45,11 +46,13 @@ class Run:
         self.run_id = run_id
         self.artifact_uri = artifact_uri
 
+    @uninterrupted()
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Log parameters, as text."""
         entries = [Param(name, str(value)[:500]) for name, value in params.items()]
         self._client.log_batch(self.run_id, params=entries)
 
+    @uninterrupted()
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Log metrics of one step."""
         mlflow.log_metrics(dict(metrics), step=step, run_id=self.run_id)
@@ -67,15 +70,18 @@ class Run:
         history = self._client.get_metric_history(self.run_id, name)
         return any(metric.step == step for metric in history)
 
+    @uninterrupted()
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags."""
         for name, value in tags.items():
             self._client.set_tag(self.run_id, name, value)
 
+    @uninterrupted()
     def log_text(self, text: str, name: str) -> None:
         """Write a text among the run's artifacts."""
         self._client.log_text(self.run_id, text, name)
 
+    @uninterrupted()
     def end(self, *, finished: bool) -> None:
         """End it as FINISHED or FAILED."""
         status = RunStatus.FINISHED if finished else RunStatus.FAILED
@@ -86,6 +92,7 @@ class Run:
         found = self._client.get_metric_history(self.run_id, name)
         return {each.step: each.value for each in sorted(found, key=lambda each: each.step)}
 
+    @uninterrupted()
     def log_folder(self, folder: Path, name: str | None = None) -> None:
         """Copy what a folder holds into the run's artifacts, or into folder `name` of them."""
         self._client.log_artifacts(self.run_id, str(folder), name)
@@ -155,7 +162,8 @@ def _store(tracking_uri: str) -> Iterator[MlflowClient]:
     _quiet()
     try:
         mlflow.set_tracking_uri(tracking_uri)
-        yield MlflowClient(tracking_uri)
+        with uninterrupted():
+            yield MlflowClient(tracking_uri)
     except MlflowException as error:
         said = str(error.message).partition("\n")[0]
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":

@@ -35,7 +35,7 @@ def interrupted(command: list[str], ready: str, folder: Path) -> str:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate()
-    assert process.returncode == 130
+    assert process.returncode == 130, error[-900:]
     assert "Traceback" not in error
     return error.rstrip("\n").rpartition("\n")[2]
 
