@@ -1,0 +1,212 @@
+"""Every command of the README and of docs/, run where there is what it names.
+
+What makes a command long is made short, by options that are added; what needs Slurm, Ray, a server
+or GPUs is run by the test that is named here. docs/start.md has a test of its own.
+"""
+
+import contextlib
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import sqlite3
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from dynamiccl.datasets import store
+from dynamiccl.train.torch_files import save_script
+from dynamiccl.train.trigger.module import TriggerModule
+from tests.calls import call, calls_table
+from tests.cli.conftest import MODULES
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SWEEP: Final = """
+name = "small"
+system = "h100-ib-simulated"
+collectives = ["AllReduce", "AllGather"]
+algorithms = ["Ring", "Tree", "NVLSTree"]
+groups = [{ num_nodes = 4, ranks_per_node = 8 }]
+sizes = { min = "64K", max = "64M", steps_per_octave = 1 }
+nccl_version = "2.29.7"
+cycles = CYCLES
+
+[simulator]
+seed = SEED
+"""
+LOG: Final = "1048576 262144 float sum -1 100.0 10.49 18.35 0 102.0 10.28 17.99 0\n"
+SHORT: Final = "--set steps=60 --set steps_per_epoch=30 --set hidden_sizes=16 --set num_members=2"
+#: A command by how it begins -> what is added to it here; the first that fits counts.
+ADDED: Final = {
+    r"dynamiccl-collect run .*(slurm|fresh.toml|sweep.toml)": "--runner simulator --launcher local",
+    r"dynamiccl-collect jobs --hold": "--out held --calls 300 --jobs 1",
+    r"dynamiccl-collect jobs": "--calls 300 --jobs 1",
+    r"dynamiccl-train fit --recipe gaussian-process": "--data data",
+    r"dynamiccl-train fit .*gaussian-process": "",
+    r"dynamiccl-train fit": SHORT,
+    r"dynamiccl-train study": f"{SHORT} --seeds 1 --jobs 1",
+    r"dynamiccl-evaluate simulate": "--calls 1500 --jobs 1 --seeds 1",
+    r"dynamiccl-deploy install": "--ungated",
+    r"dynamiccl-deploy bind": "--fingerprint gpu=none*0;mig=0;nic=socket*1;nccl=22907",
+    r"dynamiccl-deploy table": "artifact --ranks 32 --nodes 4",
+}
+#: What is run elsewhere -> by which test, and the word that shows it there.
+ELSEWHERE: Final = {
+    r"--slurm": ("tests/cluster/test_study_array.py", "--slurm"),
+    r"--ray": ("tests/cluster/test_study_ray.py", "--ray"),
+    r"--optuna": ("tests/train/test_search.py", "optuna"),
+    r"--resume": ("tests/train/test_interrupted.py", "--resume"),
+    r"export RUN --group": ("tests/train/gaussian/test_fit.py", "groups=[(16, 8)]"),
+    r"dynamiccl-train trial": ("tests/cluster/test_study_array.py", "trial"),
+    r"dynamiccl-train study": ("tests/train/test_study.py", "study"),
+    r"dynamiccl-deploy brain": ("tests/serve/test_brain_server.py", "brain"),
+    r"dynamiccl-deploy doctor --overhead": ("tests/serve/test_overhead.py", "--overhead"),
+    r"dynamiccl-evaluate benchmark": ("tests/evaluate/test_worlds_judge.py", "benchmark"),
+    r"dynamiccl-collect fit-simulator": ("tests/cli/test_fit_simulator.py", "fit-simulator"),
+    r"dynamiccl-train trigger": ("tests/train/trigger/test_fit.py", "trigger"),
+}
+#: Of what the machine here lacks, a doctor speaks with exit code 4.
+MAY_FAIL: Final = {r"dynamiccl-\w+ doctor": 4}
+
+
+def written() -> Iterator[tuple[str, str]]:
+    """(page, command) of all consoles, and of all inline commands with an operand."""
+    for page in PAGES:
+        if page.name == "start.md":
+            continue
+        text = page.read_text(encoding="utf-8")
+        for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                found = re.search(r"dynamiccl-(?:collect|train|evaluate|deploy) .*", line)
+                if found:
+                    yield page.name, " ".join(re.sub(r"\s+#.*", "", found[0]).split())
+        plain = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        for inline in re.findall(r"`(dynamiccl-(?:collect|train|evaluate|deploy)\s[^`]*)`", plain):
+            if len(inline.split()) > 2 and "OPTIONS" not in inline:
+                yield page.name, " ".join(inline.split())
+
+
+LINES: Final = list(dict.fromkeys(command for _, command in written()))
+
+
+def run(line: str) -> tuple[object, str]:
+    """A command line in this process and directory: exit code, and all that it said."""
+    command, *arguments = shlex.split(line)
+    said = io.StringIO()
+    code: object = 0
+    before = sys.argv
+    sys.argv = [command, *arguments]
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            import_module(MODULES[command]).main()
+    except SystemExit as ended:
+        code = ended.code or 0
+    finally:
+        sys.argv = before
+    return code, said.getvalue()
+
+
+def write_trigger(folder: Path) -> None:
+    """One that finds nothing sensible, where a run of `dynamiccl-train trigger` leaves its own."""
+    folder.mkdir()
+    save_script(TriggerModule(0.05).eval(), folder / "trigger.pt")
+    (folder / "trigger.json").write_text(json.dumps({"false_alarms_per_1e5": 0.5}))
+
+
+def query(database: Path, text: str) -> list[tuple[str, ...]]:
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        return connection.execute(text).fetchall()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory in which everything is that the pages name."""
+    folder = tmp_path_factory.mktemp("world")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        for name in ("examples", "datasets"):
+            (folder / name).symlink_to(ROOT / name)
+        (folder / "sweep.toml").write_text(SWEEP.replace("SEED", "1").replace("CYCLES", "3"))
+        again = SWEEP.replace('"small"', '"fresh"').replace("SEED", "2").replace("CYCLES", "8")
+        (folder / "fresh.toml").write_text(again)
+        (folder / "all_reduce.log").write_text(LOG)
+        (folder / "logs").mkdir()
+        (folder / "logs" / "all_reduce.log").write_text(LOG)
+        shutil.copyfile(ROOT / "examples" / "attention.py", folder / "attention.py")
+        (folder / "constants.json").write_text(
+            json.dumps({"baseLatencies": [[6.8, 14.0, 8.4]] * 7})
+        )
+        write_trigger(folder / "trigger")
+        rows = [call(i, 100.0, num_ranks=32, num_nodes=4) for i in range(20)]
+        store.write_part(folder / "calls", calls_table(*rows), kind="calls", provenance={})
+        for line in (
+            "dynamiccl-collect run sweep.toml --runner simulator --out data",
+            "dynamiccl-collect run fresh.toml --runner simulator --out fresh",
+            "dynamiccl-train fit --data data --recipe gaussian-process --set alpha=0.2",
+            "dynamiccl-evaluate gate --policy models:/dynamiccl@candidate --data fresh --out gated",
+            "dynamiccl-deploy export gated --out artifact",
+        ):
+            code, said = run(line)
+            assert code == 0, f"{line}\n{said}"
+        [(run_id,)] = query(folder / "mlflow.db", "select run_uuid from runs")
+        (folder / "run_id").write_text(run_id)
+        yield folder
+    finally:
+        os.chdir(before)
+
+
+def in_world(line: str, world: Path, home: Path) -> str:
+    """The line with what is there in place of what stands for it."""
+    run_id = (world / "run_id").read_text()
+    for word, there in (
+        ("TRIGGER_RUN_ID", "trigger"),
+        ("TRIGGER_RUN", "trigger"),
+        ("mlruns/.../artifacts", "trigger"),
+        ("RUN_ID", run_id),
+        ("RUN", run_id),
+        ("ARTIFACT", "artifact"),
+        ("DATA", "calls"),
+        ("DIR", "logs"),
+        ("NAME", "mycluster"),
+        ("/shared/dynamiccl/artifact", "artifact"),
+        ("/shared/dynamiccl", str(home / "shared")),
+        ("../nccl-tests/build", "logs"),
+    ):
+        line = re.sub(rf"(?<![\w-]){re.escape(word)}\b", there, line)
+    return line
+
+
+def test_there_are_many() -> None:
+    assert len(LINES) > 60
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_it_runs(line: str, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for begin, (path, word) in ELSEWHERE.items():
+        if re.search(begin, line):
+            assert word in (ROOT / path).read_text(encoding="utf-8")
+            command, subcommand = line.split()[:2]
+            _, shown = run(f"{command} {subcommand} --help")
+            assert set(re.findall(r"(?<=\s)--[\w-]+", line)) <= set(re.findall(r"--[\w-]+", shown))
+            return
+    home = tmp_path / "home"
+    shutil.copytree(world, home, symlinks=True)
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("COLUMNS", "200")
+    added = next((text for begin, text in ADDED.items() if re.match(begin, line)), "")
+    asked = in_world(line, world, home)
+    for out in re.findall(r"--(?:out|plan) ([\w./]+)", asked):
+        if out not in {"data", "fresh"} or "run" in line.split()[:2]:
+            target = home / out
+            shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+    code, said = run(f"{asked} {shlex.join(added.split())}")
+    allowed = {0} | {code for begin, code in MAY_FAIL.items() if re.match(begin, line)}
+    assert code in allowed, f"{asked} {added}\n{said}"
