@@ -4,6 +4,7 @@ A candidate is what was trained last; a champion is what a gate let through. So 
 the run's own policy but the gate's copy, whose manifest holds it back where nothing was shown.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,12 +28,14 @@ class Promotion:
     policy: str
 
 
-def promote(run_id: str, tracking_uri: str, *, gated: Path | None, force: bool) -> Promotion:
+def promote(named: str, tracking_uri: str, *, gated: Path | None, force: bool) -> Promotion:
     """Let the alias `champion` mean a run's policy, as a gate left it in `gated`.
 
-    Raises UserError for a policy that no gate has judged, that a gate lets do nothing, or that is
-    not the run's; `force` takes it for all but the last. Raises as `Manifest.read` too.
+    `named`: a run id, `models:/dynamiccl@candidate`, or the run's directory. Raises UserError for a
+    policy that no gate has judged, that a gate lets do nothing, or that is not the run's; `force`
+    takes it for all but the last. Raises as `Manifest.read` too.
     """
+    run_id = tracking.find_run(named, tracking_uri) or _run_of_folder(Path(named))
     run = tracking.reopen_run(tracking_uri, run_id)
     own = Manifest.read(tracking.policy_directory(run_id, tracking_uri))
     before = tracking.version_of(tracking_uri, tracking.CHAMPION)
@@ -50,6 +53,17 @@ def promote(run_id: str, tracking_uri: str, *, gated: Path | None, force: bool) 
     tracking.tag_version(tracking_uri, version, {"gate": verdict})
     policy = f"{run.artifact_uri}/{name}" if run.directory is None else str(run.directory / name)
     return Promotion(run_id, version, before, passed, policy)
+
+
+def _run_of_folder(folder: Path) -> str:
+    """The run in whose directory a folder lies, by the id that MLflow gave that directory."""
+    ids = re.findall(r"[0-9a-f]{32}", str(folder.resolve()))
+    if not ids:
+        raise UserError(
+            f"{folder} lies in no run's directory, and a champion is a version of a run: give the "
+            "run's id, or models:/dynamiccl@candidate"
+        )
+    return str(ids[-1])
 
 
 def _passed_bins(run_id: str, own: Manifest, gated: Path) -> int | None:

@@ -70,8 +70,11 @@ def test_what_a_gate_let_through_becomes_the_champion(
     assert held_back == Manifest.read(gated)
     exported = shell("dynamiccl-deploy", "export", found["policy"], "--out", "a", "--json").json
     assert exported["tables"][0]["acting"] == 2
-    again = promote(run_id, "--gated", gated, "--json").json
-    assert again == {**found, "version_before": found["version"]}
+    folder = tracking.run_directory(run_id, uri)
+    for name in (run_id, "models:/dynamiccl@candidate", folder):
+        again = promote(name, "--gated", gated, "--json").json
+        assert again == {**found, "version_before": found["version"]}
+    assert "lies in no run's directory" in refused(promote(gated, "--gated", gated), 2)
 
 
 def test_a_champion_of_before_stays_what_it_was_and_can_come_back(

@@ -12,7 +12,7 @@ from dynamiccl.train.commands.options import Json, TrackingUri, stdout
 
 
 def promote_command(
-    run: Annotated[str, typer.Argument(metavar="RUN_ID", help="The run that the gate judged.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run that the gate judged.")],
     gated: Annotated[
         Path | None, typer.Option(metavar="DIR", help="What dynamiccl-evaluate gate wrote.")
     ] = None,
@@ -24,7 +24,7 @@ def promote_command(
 ) -> None:
     """Make what a gate let through the champion: the registered version that jobs are to run under.
 
-    Example: dynamiccl-train promote RUN_ID --gated out/gated
+    Example: dynamiccl-train promote models:/dynamiccl@candidate --gated out/gated
     """
     cli.configure_logging(verbose=False)
     from dynamiccl.train import tracking
