@@ -51,7 +51,7 @@ def test_nothing_is_kept_where_nobody_wants_it(trained: Trained, shell: Shell) -
 def test_run_that_is_not_there_takes_no_report(trained: Trained, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     page.write_text("a page")
-    with pytest.raises(UserError, match="cannot track"):
+    with pytest.raises(UserError, match="does not hold it"):
         log_report([page], "0" * 32, trained.tracking_uri, "1" * 64)
 
 

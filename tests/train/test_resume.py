@@ -167,7 +167,7 @@ def test_what_cannot_be_resumed_says_why(data_dir: Path, tmp_path: Path) -> None
     (state.parent / "begun.json").unlink()
     with pytest.raises(MissingPath, match="begin anew"):
         resume(data_dir, broken, tracking_uri=uri)
-    with pytest.raises(UserError, match="cannot track"):
+    with pytest.raises(UserError, match="id=0123456789abcdef not found"):
         resume(data_dir, "0123456789abcdef", tracking_uri=uri)
     done = whole_run(data_dir, uri, "ddqn-dueling")
     with pytest.raises(UserError, match="has finished"):
