@@ -9,6 +9,7 @@ from rich.table import Table
 
 from dynamiccl import cli
 from dynamiccl.errors import UserError
+from dynamiccl.evaluate.commands.compare import compare_command
 from dynamiccl.evaluate.commands.explain import explain_command
 from dynamiccl.evaluate.commands.gate import gate_command
 from dynamiccl.simulator import options as simulating
@@ -84,6 +85,7 @@ def report_command(
 
 app.command("gate")(gate_command)
 app.command("explain")(explain_command)
+app.command("compare")(compare_command)
 
 
 @app.command("simulate")

@@ -53,7 +53,7 @@ def crossfit_text(summary: Summary) -> str:
 
 
 def render(sections: Sequence[Section], header: Mapping[str, Any], page: str = "report") -> str:
-    """The text of a page, `report` or `simulate`."""
+    """The text of a page: `report`, `simulate` or `compare`."""
     folder = resources.files("dynamiccl.evaluate")
     loader = jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text("utf-8"))
     environment = jinja2.Environment(

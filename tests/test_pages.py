@@ -150,6 +150,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for line in (
             "dynamiccl-collect run sweep.toml --runner simulator --out data",
             "dynamiccl-collect run fresh.toml --runner simulator --out fresh",
+            "dynamiccl-collect run fresh.toml --runner simulator --out before",
+            "dynamiccl-collect run sweep.toml --runner simulator --out after",
             "dynamiccl-train fit --data data --recipe gaussian-process --set alpha=0.2",
             "dynamiccl-evaluate gate --policy models:/dynamiccl@candidate --data fresh --out gated",
             "dynamiccl-deploy export gated --out artifact",

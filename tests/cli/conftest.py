@@ -34,7 +34,7 @@ COMMANDS = [
         ("plan", "run", "import", "jobs", "describe", "doctor", "fit-simulator", "shapes"),
     ),
     ("dynamiccl-train", ("list", "fit", "study", "trial", "trigger", "promote", "constants")),
-    ("dynamiccl-evaluate", ("report", "gate", "explain", "simulate", "benchmark")),
+    ("dynamiccl-evaluate", ("report", "gate", "explain", "compare", "simulate", "benchmark")),
     (
         "dynamiccl-deploy",
         (

@@ -1,0 +1,144 @@
+"""The cells that two sweeps share, as log times by run, freed of what each run shares."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from dynamiccl.datasets.cells import CONFIG_COLUMNS, comparable, independent, quiet
+from dynamiccl.datasets.schema import TASK_COLUMNS
+from dynamiccl.errors import NotEnoughData
+
+#: What an upgrade may change, and what is a repeat here: both placements of one launch.
+_MAY_DIFFER: Final = ("nccl_version", "gpu", "in_place")
+GROUP_COLUMNS: Final = tuple(c for c in TASK_COLUMNS if c not in {*_MAY_DIFFER, "size_bytes"})
+CELL: Final = (*GROUP_COLUMNS, "size_bytes", *CONFIG_COLUMNS)
+#: What all sizes of one config in one group share.
+LINE: Final = tuple(c for c in CELL if c != "size_bytes")
+_LEAST_RUNS: Final = 2
+#: Rounds of taking out what a run shares; it converges in two where all runs hold all cells.
+_ROUNDS: Final = 4
+#: Cells of like size from which a spread is taken.
+_LIKE: Final = 30
+#: How many spreads from the median a time counts in full.
+_REACH: Final = 2.0
+
+Logs = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One sweep."""
+
+    #: (cells, runs): log times without what a run shares; NaN = not measured.
+    raw: Logs
+    #: The same with outliers drawn in.
+    steady: Logs
+    #: (runs,): what each run's cells have in common, less the mean over runs.
+    drift: Logs
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """Both sweeps over the cells that they share."""
+
+    #: A row a cell, the columns CELL.
+    cells: pl.DataFrame
+    old: Side
+    new: Side
+    #: (cells,): how far from its side's median a log time counts in full.
+    reach: Logs
+    #: Cells that one sweep alone has.
+    only_old: int
+    only_new: int
+
+
+def pair(old: pl.DataFrame, new: pl.DataFrame) -> Paired:
+    """Bring two measurement frames together, cell by cell.
+
+    Raises NotEnoughData when they share no cell, or one of them has a single run: then nobody knows
+    how far two runs differ anyway.
+    """
+    placed = [_by_run(frame) for frame in (old, new)]
+    both = [*CELL, "in_place"]
+    shared = (
+        placed[0]
+        .select(both)
+        .unique()
+        .join(placed[1].select(both).unique(), on=both, how="inner", nulls_equal=True)
+    )
+    if shared.is_empty():
+        raise NotEnoughData(_nothing_shared(old, new))
+    cells = shared.select(CELL).unique().sort(CELL, nulls_last=True).with_row_index("cell")
+    sides = []
+    for name, frame in zip(("old", "new"), placed, strict=True):
+        rows = frame.join(shared, on=both, how="semi", nulls_equal=True)
+        runs = rows["name"].unique().sort()
+        if len(runs) < _LEAST_RUNS:
+            raise NotEnoughData(
+                f"the {name} sweep has one run ({runs[0]}), and what two runs differ by anyway is "
+                "not known from it: measure with cycles = 3 or more"
+            )
+        at = rows.join(cells, on=list(CELL), nulls_equal=True).join(
+            pl.DataFrame({"name": runs}).with_row_index("run_index"), on="name"
+        )
+        logs = np.full((cells.height, len(runs)), np.nan)
+        # Placements differ by an offset of their own, which is the same on both sides.
+        means = at.group_by("cell", "run_index").agg(pl.col("log").mean())
+        logs[means["cell"].to_numpy(), means["run_index"].to_numpy()] = means["log"].to_numpy()
+        sides.append(_side(logs))
+    sides, reach = _tamed(sides, cells["size_bytes"].to_numpy())
+    counts = [frame.select(CELL).unique().height - cells.height for frame in placed]
+    return Paired(cells, sides[0], sides[1], reach, counts[0], counts[1])
+
+
+def _by_run(frame: pl.DataFrame) -> pl.DataFrame:
+    rows = independent(comparable(quiet(frame)))
+    name = pl.concat_str(["sweep", "run"], separator="/")
+    return rows.group_by(*CELL, "in_place", name.alias("name")).agg(
+        log=pl.col("time_us").log().mean()
+    )
+
+
+def _side(logs: Logs) -> Side:
+    """What each run shares, by medians: a config that changed in one run does not count for it."""
+    drift = np.zeros(logs.shape[1])
+    for _ in range(_ROUNDS):
+        steady = logs - drift
+        rest = steady - np.nanmean(steady, axis=1, keepdims=True)
+        drift = drift + np.nanmedian(rest, axis=0)
+        drift -= drift.mean()
+    return Side(logs - drift, logs - drift, drift)
+
+
+def _tamed(sides: list[Side], sizes: npt.NDArray[np.int64]) -> tuple[list[Side], Logs]:
+    """Draw in what lies far from its cell's median, by the spread of cells of like size.
+
+    One launch in a hundred takes twice as long (Huber's estimate of location, one step).
+    """
+    centres = [np.nanmedian(side.steady, axis=1, keepdims=True) for side in sides]
+    rests = np.hstack([side.steady - c for side, c in zip(sides, centres, strict=True)])
+    order = np.argsort(sizes, kind="stable")
+    spread = np.empty((len(order), 1))
+    for at, cell in enumerate(order):
+        first = max(0, min(at - _LIKE // 2, len(order) - _LIKE))
+        like = rests[order[first : first + _LIKE]]
+        # From medians of few, the rest is too small: by about one in as many.
+        spread[cell] = 1.4826 * np.nanmedian(np.abs(like[like != 0.0])) if like.any() else 0.0
+    reach = _REACH * spread
+    tamed = [
+        Side(side.raw, np.clip(side.raw, c - reach, c + reach), side.drift)
+        for side, c in zip(sides, centres, strict=True)
+    ]
+    return tamed, reach[:, 0]
+
+
+def _nothing_shared(old: pl.DataFrame, new: pl.DataFrame) -> str:
+    told = []
+    for column in ("system", "collective", "num_nodes", "ranks_per_node"):
+        one, other = (sorted(map(str, frame[column].unique())) for frame in (old, new))
+        if not set(one) & set(other):
+            told.append(f"{column} is {', '.join(one)} in one and {', '.join(other)} in the other")
+    return "the two sweeps share no cell: " + ("; ".join(told) or "no size or config is in both")
