@@ -100,7 +100,9 @@ def test_the_paths_are_short() -> None:
     assert max(len(path.splitlines()) for path in PATHS.values()) < 15
 
 
-def test_tonight_on_my_cluster(user: User) -> None:
+@pytest.fixture(scope="module")
+def tonight(user: User) -> dict[str, str]:
+    """Each line of the first path, and what it said; what it installed stays."""
     said = {}
     for line in lines_of("cluster", user):
         simulated = line.startswith("dynamiccl-collect run")
@@ -110,6 +112,12 @@ def test_tonight_on_my_cluster(user: User) -> None:
             user.types(f"dynamiccl-deploy bind artifact --fingerprint '{MACHINE}'")
         # No Slurm, no GPU, no NCCL here: the two doctors say so.
         said[typed] = user.types(typed, *((4,) if "doctor" in typed else ()))
+    said["calls decided"] = str(user.acted)
+    return said
+
+
+def test_tonight_on_my_cluster(tonight: dict[str, str]) -> None:
+    said = tonight
     doctors = [text for line, text in said.items() if "doctor" in line]
     assert "nccl-tests" in doctors[0]
     assert "gated; acts in" in doctors[1]
@@ -119,9 +127,10 @@ def test_tonight_on_my_cluster(user: User) -> None:
     acting = re.search(r"gated; acts in (\d+) of", exported)
     assert acting
     assert int(acting[1]) > 30
-    assert user.acted > 100
+    assert int(said["calls decided"]) > 100
 
 
+@pytest.mark.usefixtures("tonight")
 def test_i_do_not_trust_you(user: User) -> None:
     """The artifact is that of the first path."""
     said = {}

@@ -117,6 +117,8 @@ def test_what_may_not_be_read_or_written_is_named(line: str, closed: str, tmp_pa
     (tmp_path / "closed").mkdir()
     command, *arguments = line.split()
     drop = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
+    if os.geteuid() == 0 and subprocess.run([*drop, "true"], check=False).returncode != 0:
+        pytest.skip("this root may not give up a right")
     (tmp_path / closed).chmod(0o500 if closed == "closed" else 0)
     done = subprocess.run(
         [*(drop if os.geteuid() == 0 else []), str(PROGRAMS / command), *arguments],
