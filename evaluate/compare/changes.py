@@ -21,14 +21,13 @@ import polars as pl
 from scipy import stats
 
 from dynamiccl.evaluate.compare.judging import crowds, judge, shuffled_spread
-from dynamiccl.evaluate.compare.paired import LINE, Paired
+from dynamiccl.evaluate.compare.paired import LIKE, LINE, Paired
+from dynamiccl.evaluate.gate.evidence import passing
 
 Floats = npt.NDArray[np.float64]
 #: Where the sizes of a config are cut into stretches: latency, between, bandwidth.
 _BOUNDS: Final = (1 << 16, 1 << 22)
 _LEAST_SIZES: Final = 3
-#: Cells of like size from which a variance is borrowed.
-_LIKE: Final = 30
 #: At which each of the four questions is answered.
 _LEVEL: Final = 0.0025
 
@@ -111,8 +110,8 @@ def find_changes(paired: Paired, q: float = 0.05, least: float = 0.01) -> Change
     logs = (paired.old.raw, paired.new.raw - shift)
     slower, faster = crowds(*logs, paired.reach, prior, _LEVEL)
     stretches = _stretches(paired, shift, shuffled_spread(*logs, paired.reach, prior))
-    in_stretches = [stretch.change.p for stretch in stretches]
-    any_stretch = bool(_discoveries(in_stretches, _LEVEL))
+    of_stretches = np.array([stretch.change.p for stretch in stretches])
+    any_stretch = bool(passing(of_stretches, _LEVEL).any())
     is_real = common.p < _LEVEL
     if not (is_real or slower or faster or any_stretch):
         return Changes(common, False, 0, 0, cells, [], [])
@@ -120,9 +119,9 @@ def find_changes(paired: Paired, q: float = 0.05, least: float = 0.01) -> Change
     def matters(change: Change) -> bool:
         return bool(abs(np.log1p(change.mean) - shift) >= np.log1p(least))
 
-    p_values = [cell.p for cell in cells]
-    found = [i for i in _discoveries(p_values, q) if matters(cells[i])]
-    told = [stretches[i] for i in _discoveries(in_stretches, q)]
+    of_cells = np.array([cell.p for cell in cells])
+    found = [int(i) for i in np.flatnonzero(passing(of_cells, q)) if matters(cells[i])]
+    told = [stretches[i] for i in np.flatnonzero(passing(of_stretches, q))]
     return Changes(
         common, is_real, slower, faster, cells, found, [s for s in told if matters(s.change)]
     )
@@ -162,7 +161,7 @@ def _prior(paired: Paired) -> Floats:
         squares += np.nansum((side - np.nanmean(side, axis=1, keepdims=True)) ** 2, axis=1)
         freedom += np.sum(~np.isnan(side), axis=1) - 1.0
     order = np.argsort(paired.cells["size_bytes"].to_numpy(), kind="stable")
-    window = np.ones(min(_LIKE, len(order)))
+    window = np.ones(min(LIKE, len(order)))
     around = np.convolve(squares[order], window, "same")
     prior = np.empty(len(order))
     prior[order] = around / np.maximum(np.convolve(freedom[order], window, "same"), 1.0)
@@ -198,13 +197,3 @@ def _stretches(paired: Paired, shift: float, spread: Floats) -> list[Stretch]:
             )
         )
     return found
-
-
-def _discoveries(p_values: Sequence[float], q: float) -> list[int]:
-    """Which of the hypotheses Benjamini and Hochberg's procedure rejects (1995)."""
-    if not p_values:
-        return []
-    order = np.argsort(p_values)
-    ranked = np.asarray(p_values)[order]
-    passing = np.nonzero(ranked <= q * np.arange(1, len(ranked) + 1) / len(ranked))[0]
-    return sorted(int(i) for i in order[: passing[-1] + 1]) if len(passing) else []

@@ -5,6 +5,7 @@ p-values are too many in like sweeps, too. Shuffled, cell by cell, such cells gi
 what a crowd of cells says is held against that.
 """
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -21,9 +22,7 @@ _AT_ONCE: Final = 200_000
 _LOOKED_AT: Final = 0.2
 
 
-def judge(
-    old: Floats, new: Floats, reach: Floats, prior: Floats
-) -> tuple[Floats, Floats, npt.NDArray[np.float64]]:
+def judge(old: Floats, new: Floats, reach: Floats, prior: Floats) -> tuple[Floats, Floats, Floats]:
     """Differences of log times, their standard errors and degrees of freedom, (..., cells).
 
     `old`, `new`: (..., cells, runs), NaN where a run has none. `reach` (cells,): how far from its
@@ -58,23 +57,17 @@ def crowds(old: Floats, new: Floats, reach: Floats, prior: Floats, level: float)
     `old`, `new`: (cells, runs) without what all cells share; cells with gaps are left out. Each of
     the two is wrong with probability `level`.
     """
-    whole = ~(np.isnan(old).any(axis=1) | np.isnan(new).any(axis=1))
+    whole, both = _without_gaps(old, new)
     if not whole.any():
         return 0, 0
-    both = np.hstack([old[whole], new[whole]])
     scales = (reach[whole], prior[whole])
     found = [_criticism(p) for p in _p_values(both[None], old.shape[1], *scales)]
-    random = np.random.default_rng(0)  # the same sweeps, the same answer
-    above = np.zeros(2)
-    at_once = max(1, min(_SHUFFLES, _AT_ONCE // len(both)))
-    rounds = -(-_SHUFFLES // at_once)
-    for _ in range(rounds):
-        order = np.argsort(random.random((at_once, *both.shape)), axis=-1)
-        shuffled = np.take_along_axis(np.broadcast_to(both, order.shape), order, axis=-1)
-        drawn = _p_values(shuffled, old.shape[1], *scales)
-        for side, p_values in enumerate(drawn):
+    above, draws = np.zeros(2), 0
+    for shuffled in _shuffles(both, _SHUFFLES):
+        draws += len(shuffled)
+        for side, p_values in enumerate(_p_values(shuffled, old.shape[1], *scales)):
             above[side] += np.sum(_criticism(p_values)[0] >= found[side][0][0])
-    shares = (above + 1.0) / (rounds * at_once + 1.0)
+    shares = (above + 1.0) / (draws + 1.0)
     return tuple(  # type: ignore[return-value]
         max(1, int(excess[0])) if share < level else 0
         for share, (_, excess) in zip(shares, found, strict=True)
@@ -87,22 +80,32 @@ def shuffled_spread(old: Floats, new: Floats, reach: Floats, prior: Floats) -> F
     A cell with gaps has its own standard error.
     """
     spread = judge(old, new, reach, prior)[1]
-    whole = ~(np.isnan(old).any(axis=1) | np.isnan(new).any(axis=1))
-    both = np.hstack([old[whole], new[whole]])
-    random = np.random.default_rng(0)
+    whole, both = _without_gaps(old, new)
+    num_old, scales = old.shape[1], (reach[whole], prior[whole])
     squares: Floats = np.zeros(len(both))
-    at_once = max(1, min(_FEW_SHUFFLES, _AT_ONCE // max(len(both), 1)))
-    rounds = -(-_FEW_SHUFFLES // at_once)
-    for _ in range(rounds):
-        order = np.argsort(random.random((at_once, *both.shape)), axis=-1)
-        mixed = np.take_along_axis(np.broadcast_to(both, order.shape), order, axis=-1)
-        num_old = old.shape[1]
-        scales = (reach[whole], prior[whole])
-        squares += np.sum(
-            judge(mixed[..., :num_old], mixed[..., num_old:], *scales)[0] ** 2, axis=0
-        )
-    spread[whole] = np.sqrt(squares / (rounds * at_once))
+    draws = 0
+    for mixed in _shuffles(both, _FEW_SHUFFLES):
+        draws += len(mixed)
+        difference = judge(mixed[..., :num_old], mixed[..., num_old:], *scales)[0]
+        squares += np.sum(difference**2, axis=0)
+    spread[whole] = np.sqrt(squares / draws)
     return spread
+
+
+def _without_gaps(old: Floats, new: Floats) -> tuple[npt.NDArray[np.bool_], Floats]:
+    """(cells,): which all runs hold; and those cells, the runs of both sweeps side by side."""
+    both = np.hstack([old, new])
+    whole = np.asarray(np.isfinite(both).all(axis=1), dtype=np.bool_)
+    return whole, both[whole]
+
+
+def _shuffles(both: Floats, count: int) -> Iterator[Floats]:
+    """(draws, cells, runs): runs shuffled in each cell, `count` times or a few more, in batches."""
+    random = np.random.default_rng(0)  # the same sweeps, the same answer
+    at_once = max(1, min(count, _AT_ONCE // max(len(both), 1)))
+    for _ in range(-(-count // at_once)):
+        order = np.argsort(random.random((at_once, *both.shape)), axis=-1)
+        yield np.take_along_axis(np.broadcast_to(both, order.shape), order, axis=-1)
 
 
 def _p_values(both: Floats, num_old: int, reach: Floats, prior: Floats) -> tuple[Floats, Floats]:

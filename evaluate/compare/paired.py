@@ -20,8 +20,8 @@ LINE: Final = tuple(c for c in CELL if c != "size_bytes")
 _LEAST_RUNS: Final = 2
 #: Rounds of taking out what a run shares; it converges in two where all runs hold all cells.
 _ROUNDS: Final = 4
-#: Cells of like size from which a spread is taken.
-_LIKE: Final = 30
+#: Cells of like size from which a spread, or a variance, is taken.
+LIKE: Final = 30
 #: How many spreads from the median a time counts in full.
 _REACH: Final = 2.0
 
@@ -123,8 +123,8 @@ def _tamed(sides: list[Side], sizes: npt.NDArray[np.int64]) -> tuple[list[Side],
     order = np.argsort(sizes, kind="stable")
     spread = np.empty((len(order), 1))
     for at, cell in enumerate(order):
-        first = max(0, min(at - _LIKE // 2, len(order) - _LIKE))
-        like = rests[order[first : first + _LIKE]]
+        first = max(0, min(at - LIKE // 2, len(order) - LIKE))
+        like = rests[order[first : first + LIKE]]
         # From medians of few, the rest is too small: by about one in as many.
         spread[cell] = 1.4826 * np.nanmedian(np.abs(like[like != 0.0])) if like.any() else 0.0
     reach = _REACH * spread
