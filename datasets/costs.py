@@ -18,7 +18,7 @@ from dynamiccl.datasets.history_columns import Feature
 from dynamiccl.datasets.schema import MODELLED_SWEEP
 from dynamiccl.datasets.store import part_paths, read
 from dynamiccl.nccl import NUM_ALGORITHMS, NUM_PROTOCOLS, Algorithm, Collective, Protocol
-from dynamiccl.nccl_costs import size_correction
+from dynamiccl.nccl_costs import plateau, size_correction
 
 #: What tells whose communicators a cost is of.
 COST_KEY: Final = (
@@ -45,6 +45,10 @@ COST_TYPES: Final = pl.Schema(
     }
 )
 NUM_CELLS: Final = NUM_ALGORITHMS * NUM_PROTOCOLS
+#: Channels of a communicator where rings between nodes become slower (nccl_costs.plateau). The
+#: table of costs does not hold them; with 4 or 64 the step is two octaves off, at sizes where
+#: NCCL's rings run LL or LL128.
+_RING_CHANNELS: Final = 16
 #: The context's columns with costs, one a cell.
 COST_FEATURES: Final = tuple(
     Feature(
@@ -95,21 +99,32 @@ def _of_each(asked: pl.DataFrame, costs: pl.DataFrame) -> npt.NDArray[np.float32
     if joined.is_empty():
         return found
     rows = joined["row"].to_numpy()
-    corrections = [
-        _correction(*each)
-        for each in joined.select("collective", "algorithm", "protocol", "size_bytes").iter_rows()
-    ]
+    cell = ("collective", "algorithm", "protocol", "size_bytes")
+    bandwidths = [_bandwidth_correction(*each) for each in joined.select(cell).iter_rows()]
+    shape = ("num_nodes", "ranks_per_node")
+    latencies = [_latency_correction(*each) for each in joined.select(cell + shape).iter_rows()]
     cells = [
         Algorithm.parse(algorithm) * NUM_PROTOCOLS + Protocol.parse(protocol)
         for algorithm, protocol in joined.select("algorithm", "protocol").iter_rows()
     ]
-    bandwidth = joined["bandwidth_gbytes_per_s"].to_numpy() * np.array(corrections)
-    time_us = joined["latency_us"].to_numpy() + joined["size_bytes"].to_numpy() / (1e3 * bandwidth)
+    bandwidth = joined["bandwidth_gbytes_per_s"].to_numpy() * np.array(bandwidths)
+    latency_us = joined["latency_us"].to_numpy() * np.array(latencies)
+    time_us = latency_us + joined["size_bytes"].to_numpy() / (1e3 * bandwidth)
     found[rows, cells] = np.log(time_us)
     return found
 
 
-def _correction(collective: str, algorithm: str, protocol: str, size_bytes: int) -> float:
+def _bandwidth_correction(collective: str, algorithm: str, protocol: str, size_bytes: int) -> float:
     if collective != Collective.AllReduce.wire or algorithm != Algorithm.Tree.wire:
         return 1.0
     return size_correction(Protocol.parse(protocol), size_bytes)
+
+
+def _latency_correction(
+    collective: str, algorithm: str, protocol: str, size_bytes: int, nodes: int, ranks: int
+) -> float:
+    rings = (Collective.AllReduce.wire, Algorithm.Ring.wire, Protocol.Simple.wire)
+    if nodes <= 1 or (collective, algorithm, protocol) != rings:
+        return 1.0
+    # The table does not tell the GPU; before Ampere the factor is 1.9.
+    return plateau(size_bytes, _RING_CHANNELS, nodes * ranks, since_ampere=True)

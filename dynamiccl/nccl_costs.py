@@ -1,11 +1,11 @@
 """How NCCL's cost model makes a time of a latency and a bandwidth (`src/graph/tuning.cc`).
 
-    time = latency + bytes / (bandwidth x correction)
+    time = latency x plateau + bytes / (bandwidth x correction)
 
-NCCL logs latency and bandwidth of every cell once for each communicator; the correction is Tree's,
-by size, for AllReduce (`ncclTopoGetAlgoTime`, 2.19 to 2.30.7). What else it corrects (the latency
-of rings of many bytes between nodes, NVLSTree on some Blackwell machines from 2.29.2 on) depends on
-what it does not log, and is left to the simulator's full model.
+NCCL logs latency and bandwidth of every cell once for each communicator. Both corrections are
+AllReduce's (`ncclTopoGetAlgoTime`, 2.19 to 2.30.7): Tree's bandwidth by size, and the latency of
+Ring/Simple between nodes from 64 bytes per channel and rank on. NVLSTree's, on some Blackwell
+machines from 2.29.2 on, depends on what is not logged, and is left to the simulator's full model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,6 +30,10 @@ TREE_CORRECTION: Final[Mapping[Protocol, Sequence[float]]] = {
 }  # fmt: skip
 #: Entries that Tree uses of them.
 TREE_CORRECTED: Final = 23
+#: From so many bytes per channel and rank on, Ring/Simple's latency is that times as long between
+#: nodes: before Ampere, and since.
+PLATEAU_BYTES: Final = 64
+PLATEAU: Final = (1.9, 1.4)
 
 
 def size_correction(protocol: Protocol, size_bytes: int, entries: int = TREE_CORRECTED) -> float:
@@ -40,3 +44,14 @@ def size_correction(protocol: Protocol, size_bytes: int, entries: int = TREE_COR
     """
     index = (size_bytes >> 6).bit_length() - 1
     return TREE_CORRECTION[protocol][index] if 0 <= index < entries else 1.0
+
+
+def plateau(size_bytes: int, num_channels: int, num_ranks: int, *, since_ampere: bool) -> float:
+    """What Ring/Simple's latency is multiplied by in an AllReduce between nodes.
+
+    >>> plateau(1 << 20, 16, 64, since_ampere=True), plateau(1 << 10, 16, 64, since_ampere=True)
+    (1.4, 1.0)
+    """
+    if size_bytes // (num_channels * num_ranks) < PLATEAU_BYTES:
+        return 1.0
+    return PLATEAU[since_ampere]

@@ -26,10 +26,8 @@ def test_costs_of_a_simulated_sweep_are_those_of_the_cost_model(data_dir: Path) 
         wanted = h100.cost_table(Group(4, 8), collective, size).ravel()
         assert ((row == 0.0) == (wanted < 0.0)).all()
         known = wanted > 0.0
-        # The log has one decimal; rings of many bytes between nodes have a latency that it lacks.
-        tree = [cell(Algorithm.Tree, p) for p in Protocol if wanted[cell(Algorithm.Tree, p)] > 0]
-        assert np.allclose(np.exp(row[tree]), wanted[tree], rtol=0.01)
-        assert np.allclose(np.exp(row[known]), wanted[known], rtol=0.35)
+        # The log has one decimal.
+        assert np.allclose(np.exp(row[known]), wanted[known], rtol=0.01)
 
 
 def test_a_group_that_logged_several_tables_has_none(tmp_path: Path) -> None:

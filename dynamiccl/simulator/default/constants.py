@@ -95,10 +95,6 @@ NVLS_EFFICIENCY: Final = (0.0, 0.0, 0.85, 0.74)
 #: Entries of the tree correction (dynamiccl/nccl_costs.py) that NVLSTree uses (2.29.2 on, Blackwell
 #: beside an x86 CPU).
 NVLS_TREE_CORRECTED: Final = 24
-#: Ring's AllReduce in Simple costs this times its latency from so many bytes per channel and rank
-#: on, between nodes; the first factor before Ampere.
-PLATEAU_BYTES: Final = 64
-PLATEAU: Final = (1.9, 1.4)
 #: `PCI_BW` (`src/graph/topo.h`): rings up to this bandwidth run half the threads in Simple.
 PCI_GBYTES_PER_S: Final = 12.0
 #: `src/include/device.h`: threads of LL and Simple, and of LL128, Tree, PAT and the NVLS kinds.

@@ -17,7 +17,7 @@ from dynamiccl.nccl import (
     NcclVersion,
     Protocol,
 )
-from dynamiccl.nccl_costs import TREE_CORRECTED, size_correction
+from dynamiccl.nccl_costs import TREE_CORRECTED, plateau, size_correction
 from dynamiccl.simulator.default.bandwidth import algbw_gbytes_per_s
 from dynamiccl.simulator.default.channels import used_channels, used_threads
 from dynamiccl.simulator.default.communicator import (
@@ -27,8 +27,6 @@ from dynamiccl.simulator.default.communicator import (
 )
 from dynamiccl.simulator.default.constants import (
     NVLS_TREE_CORRECTED,
-    PLATEAU,
-    PLATEAU_BYTES,
     Generation,
     release_of,
 )
@@ -173,10 +171,8 @@ def _has_ll128(comm: Communicator, algorithm: Algorithm) -> bool:
 def _plateau(comm: Communicator, algorithm: Algorithm, protocol: Protocol, size: int) -> float:
     if algorithm is not Algorithm.Ring or protocol is not Protocol.Simple or comm.one_node:
         return 1.0
-    if size // (comm.num_channels * comm.group.num_ranks) >= PLATEAU_BYTES:
-        before, since = PLATEAU
-        return since if comm.generation >= Generation.Ampere else before
-    return 1.0
+    since_ampere = comm.generation >= Generation.Ampere
+    return plateau(size, comm.num_channels, comm.group.num_ranks, since_ampere=since_ampere)
 
 
 def _correction(comm: Communicator, algorithm: Algorithm, protocol: Protocol, size: int) -> float:
