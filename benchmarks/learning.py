@@ -42,14 +42,15 @@ from learning_tables import cell, columns_of
 from rich.console import Console
 from rich.table import Table
 
+from dynamiccl.datasets.provenance import git_commit
 from dynamiccl.train.recipes import RECIPES
 
 SEEDS: Final = 5
 #: Parts that take half an hour each or more: with FULL=1, or by name.
 LONG: Final = ("sequences", "scenarios", "agents")
-#: Of each kind of world; and how many of them networks are trained on.
-DRAWS: Final = 5, 2
-FULL_DRAWS: Final = 20, 5
+#: Of each kind of world; and on how many networks are trained, and shapes left out.
+DRAWS: Final = 5, 2, 3
+FULL_DRAWS: Final = 20, 5, 10
 FEW: Final = ("ddqn-dueling", "drqn-lstm", "cql", "bc")
 #: What parts that take one recipe train where the grid has not chosen one on its validation bins.
 DEFAULT: Final = "ddqn-dueling"
@@ -96,6 +97,7 @@ def main() -> None:
         figures["data_sets"] |= made.pop("data_sets", {})
         figures |= made | {"seeds": SEEDS} | machine_facts()
         figures["minutes"][name] = round((time.monotonic() - began) / 60, 1)
+        figures.setdefault("commits", {})[name] = git_commit()
         PATH.parent.mkdir(parents=True, exist_ok=True)
         PATH.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     show(figures)

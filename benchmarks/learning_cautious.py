@@ -17,7 +17,7 @@ from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.baselines.tables import Predictor, least
 from dynamiccl.evaluate.policies import Actions
 from dynamiccl.sizes import BINS_PER_OCTAVE
-from dynamiccl.train.gaussian.caution import Calibration
+from dynamiccl.train.gaussian.caution import MIN_GAIN, Calibration
 
 #: Parts that the training octaves are held out in.
 _PARTS: Final = 3
@@ -45,7 +45,7 @@ class Cautious:
                 if len(kept):
                     parts.append(_compare(make(training.take(kept)), training.take(held)))
         self.calibration = Calibration.joined(parts)
-        self._threshold = self.calibration.caution(alpha)
+        self._threshold = max(self.calibration.caution(alpha), MIN_GAIN)
 
     def choose(self, grid: TaskGrid) -> Actions:
         """The fastest, or NCCL's default."""

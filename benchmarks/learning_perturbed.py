@@ -4,7 +4,7 @@ A draw is a world of its own: three noisy cycles of a sweep to learn from, and t
 without noise to judge by, on the test sizes. Every rival chooses twice: what it predicts to be
 fastest, and as careful as the policy (`cautious`: P(acts and is slower) <= 1 %, found on tasks held
 out), so that gains are compared at equal safety. *Slower* is by over 1 % in the truth. On H100
-nodes whole group shapes are left out, too: one of ten by turns, and all above four nodes.
+nodes whole group shapes are left out, too: each of the ten by turns, and all above four nodes.
 """
 
 import tempfile
@@ -93,15 +93,18 @@ def networks(kind: str, seed: int) -> list[dict[str, Any]]:
 
 
 def unseen_shapes(kind: str, seed: int) -> list[dict[str, Any]]:
-    """The same for a shape that is left out, and for all above four nodes."""
+    """The same for each shape that is left out, and for all above four nodes."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         draw = Draw.make(kind, seed, Path(folder))
-    nodes, ranks = SHAPES[seed % len(SHAPES)]
-    is_it = (pl.col("num_nodes") == nodes) & (pl.col("ranks_per_node") == ranks)
     few = pl.col("num_nodes") <= FEW_NODES
+    # Each shape of each draw is a cluster of its own: what is resampled for the intervals.
+    settings = [("trained on few nodes", seed, few)]
+    for number, (nodes, ranks) in enumerate(SHAPES):
+        is_it = (pl.col("num_nodes") == nodes) & (pl.col("ranks_per_node") == ranks)
+        settings.append((LEFT_OUT, seed * len(SHAPES) + number, ~is_it))
     rows = []
-    for setting, is_kept in ((LEFT_OUT, ~is_it), ("trained on few nodes", few)):
+    for setting, cluster, is_kept in settings:
         less = draw.only(is_kept)
         kept = draw.test.tasks.select(is_kept).to_series().to_numpy()
         held = np.flatnonzero(~kept)
@@ -117,15 +120,15 @@ def unseen_shapes(kind: str, seed: int) -> list[dict[str, Any]]:
             rival = CostTimesResidual(training, less.data.catalogue, less.costs, by_rank=by_rank)
             name = f"cost x residual, by size{' a rank' if by_rank else ''}"
             choices[name] = rival.choose(test)
-        rows += judged(choices, truth, setting, seed)
+        rows += judged(choices, truth, setting, cluster)
     return rows
 
 
-def perturbed_figures(draws: int, network_draws: int) -> dict[str, Any]:
+def perturbed_figures(draws: int, network_draws: int, shape_draws: int) -> dict[str, Any]:
     """By setting and policy the figures, ours against each rival, and how well it is calibrated."""
     jobs = [("networks", kind, seed) for seed in range(network_draws) for kind in WORLDS]
     jobs += [("seen", kind, seed) for seed in range(draws) for kind in WORLDS]
-    jobs += [("unseen", "h100", seed) for seed in range(draws)]
+    jobs += [("unseen", "h100", seed) for seed in range(shape_draws)]
     rows: list[dict[str, Any]] = []
     for _, found in parallel(_one, jobs):
         rows += found
@@ -146,6 +149,7 @@ def perturbed_figures(draws: int, network_draws: int) -> dict[str, Any]:
         "data_sets": {f"{setting}, worlds": policies for setting, policies in settings.items()},
         "worlds_draws": draws,
         "worlds_network_draws": network_draws,
+        "worlds_shape_draws": shape_draws,
         "worlds_paired": against,
         "calibration_coverage": float(coverage.mean()),
         "calibration_coverage_lo": float(np.quantile(coverage, 0.025)),

@@ -28,7 +28,7 @@ from dynamiccl.nccl import Collective
 from dynamiccl.serve.search.autoccl import AutoCcl
 from dynamiccl.serve.search.space import Choice, SearchSpace
 from dynamiccl.serve.search.tuner import Key, State
-from dynamiccl.train.gaussian.policy import MIN_GAIN
+from dynamiccl.train.gaussian.caution import MIN_GAIN
 from dynamiccl.train.gaussian.posterior import Posterior, Rows
 
 Actions = npt.NDArray[np.int64]

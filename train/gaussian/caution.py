@@ -4,16 +4,22 @@ Conformal risk control (Angelopoulos et al. 2022, section 2): on n calibration t
 exchangeable with those of deployment, the policy acts where its score (predicted gain over the
 spread of it) is above a threshold; the least threshold at which (slower + 1) / (n + 1) <= alpha
 keeps the expected share of tasks on which it acts and is slower at alpha or below. With fewer than
-1 / alpha - 1 tasks none does, and the policy abstains.
+1 / alpha - 1 tasks none does, and the policy abstains. *Slower* is by more than SLOWER: a config
+that is the one that NCCL runs anyway is measured as slower every other time.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
+
+#: ln of time: gains below are not worth a change of NCCL's choice.
+MIN_GAIN: Final = 0.005
+#: By which share of NCCL's time a config must be slower to count as slower.
+SLOWER: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,7 @@ class Calibration:
     @property
     def score(self) -> npt.NDArray[np.float64]:
         """(N,) predicted gain over its spread; 0 where the policy would abstain anyway."""
-        found = self.predicted > 0.0
+        found = self.predicted > MIN_GAIN
         score: npt.NDArray[np.float64] = np.zeros(len(self.predicted))
         np.divide(self.predicted, self.spread, out=score, where=found)
         return score
@@ -60,7 +66,7 @@ class Calibration:
 
     def caution(self, alpha: float) -> float:
         """The threshold on the score; infinite where `alpha` cannot be kept."""
-        slower = np.sort(self.score[self.measured < 0.0])[::-1]
+        slower = np.sort(self.score[self.measured < -math.log1p(SLOWER)])[::-1]
         allowed = math.floor(alpha * (len(self) + 1) + 1e-9) - 1
         if allowed < 0:
             return math.inf

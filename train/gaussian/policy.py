@@ -11,12 +11,11 @@ from typing import Final
 import torch
 from torch import nn
 
+from dynamiccl.train.gaussian.caution import MIN_GAIN
 from dynamiccl.train.gaussian.posterior import Posterior
 from dynamiccl.train.gaussian.rows import RowMaker
 from dynamiccl.train.heads import MASKED_Q, Z_MAX, Z_MIN
 
-#: ln of time: gains below are not worth a change of NCCL's choice.
-MIN_GAIN: Final = 0.005
 #: ln of a time over NCCL's own that is never the least.
 _WORST: Final = 50.0
 #: Two machines' features that differ by less are one machine's.

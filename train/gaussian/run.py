@@ -14,9 +14,8 @@ from dynamiccl.datasets.manifest import POLICY_FOLDER
 from dynamiccl.train import SUMMARY_NAME, tracking
 from dynamiccl.train.data import TrainingData
 from dynamiccl.train.export import FitSummary, export_policy
-from dynamiccl.train.gaussian.caution import Calibration
+from dynamiccl.train.gaussian.caution import MIN_GAIN, Calibration
 from dynamiccl.train.gaussian.fit import fit_gaussian
-from dynamiccl.train.gaussian.policy import MIN_GAIN
 from dynamiccl.train.policy import forward
 from dynamiccl.train.recipes import Recipe
 

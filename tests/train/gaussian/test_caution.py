@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dynamiccl.train.gaussian.caution import Calibration
+from dynamiccl.train.gaussian.caution import MIN_GAIN, SLOWER, Calibration
 
 
 def calibration(scores: list[float], measured: list[float]) -> Calibration:
@@ -22,6 +22,15 @@ def test_threshold_leaves_as_many_slower_tasks_as_the_bound_allows() -> None:
     assert found.caution(0.02) == 50.0
     assert found.caution(0.03) == 20.0
     assert found.caution(0.04) == 0.0
+
+
+def test_what_is_slower_by_noise_or_left_alone_anyway_sets_no_threshold() -> None:
+    just_below, below = -0.9 * SLOWER, -1.1 * SLOWER
+    scores, fine = [float(k) for k in range(1, 100)], [0.1] * 97
+    assert calibration(scores, [*fine, just_below, below]).caution(0.01) == 99.0
+    assert calibration(scores, [*fine, below, just_below]).caution(0.01) == 98.0
+    unused = calibration([*scores[:98], 0.9 * MIN_GAIN], [*fine, 0.1, -1.0])
+    assert unused.caution(0.01) == 0.0
 
 
 def test_too_few_tasks_cannot_keep_a_bound() -> None:
@@ -42,7 +51,7 @@ def test_bound_holds_over_draws(alpha: float) -> None:
         seen = slice(0, 60)
         found = Calibration(predicted[seen], measured[seen], np.ones(60), np.zeros(60))
         acts = predicted[60:] > found.caution(alpha)
-        shares.append(np.mean(acts & (measured[60:] < 0.0)))
+        shares.append(np.mean(acts & (measured[60:] < -np.log1p(SLOWER))))
     error = np.std(shares) / np.sqrt(len(shares))
     assert 0.2 * alpha < np.mean(shares) <= alpha + 2.0 * error
 
