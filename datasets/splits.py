@@ -6,8 +6,9 @@ alone, so that data sets can be joined without a leak. Even octaves train; of th
 other is for validation and every other for test. A sweep that has nothing to train or to validate
 on, such as one over powers of four, is split by turns of the octaves that it has.
 
-Else whole group shapes or whole systems are held out, by turns of those that there are: whatever a
-policy was neither trained nor validated on is for test, what was measured later too.
+Else whole group shapes, systems or runs are held out, by turns of those that there are: whatever a
+policy was neither trained nor validated on is for test, what was measured later too. With runs held
+out every task is asked again as another run measured it: what that tells is how far noise misleads.
 """
 
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ class SplitBy(StrEnum):
     SIZE = "size"
     SHAPE = "shape"
     SYSTEM = "system"
+    RUN = "run"
 
 
 _BY_OCTAVE: Final = (Split.TRAIN, Split.VALIDATION, Split.TRAIN, Split.TEST)
@@ -48,7 +50,7 @@ class Parts:
     """How one data set is split: what is for training and for validation; the rest is for test."""
 
     by: SplitBy = SplitBy.SIZE
-    #: Octaves, shapes (`4x8`) or systems, as text. Both empty: the octaves of every data set.
+    #: Octaves, shapes (`4x8`), systems or runs, as text. Both empty: the octaves of every data set.
     train: tuple[str, ...] = ()
     validation: tuple[str, ...] = ()
 
@@ -127,8 +129,8 @@ def _by_octave() -> pl.Expr:
 def _name(by: SplitBy) -> pl.Expr:
     if by == SplitBy.SHAPE:
         return pl.format("{}x{}", "num_nodes", "ranks_per_node")
-    if by == SplitBy.SYSTEM:
-        return pl.col("system")
+    if by in {SplitBy.SYSTEM, SplitBy.RUN}:
+        return pl.col(by.value)
     return (pl.col("bin") // BINS_PER_OCTAVE).cast(pl.String)
 
 
@@ -136,6 +138,6 @@ def _order(by: SplitBy) -> pl.Expr:
     """Neighbours are held out apart: by ranks, or by size."""
     if by == SplitBy.SHAPE:
         return pl.col("num_nodes").cast(pl.Int64) * pl.col("ranks_per_node").cast(pl.Int64)
-    if by == SplitBy.SYSTEM:
+    if by in {SplitBy.SYSTEM, SplitBy.RUN}:
         return pl.lit(0, pl.Int64)
     return pl.col("bin")

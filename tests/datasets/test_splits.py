@@ -92,6 +92,18 @@ def test_whole_systems_are_held_out() -> None:
     assert dict(split.iter_rows()) == {"a": "train", "b": "validation", "c": "test"}
 
 
+def test_whole_runs_are_held_out() -> None:
+    rows = frame(
+        *(default(run=f"cycle-{k}", size_bytes=size) for k in range(3) for size in (64, 256))
+    )
+    split = Parts.of(rows, "run").assign(rows).select("run", "split").unique()
+    assert dict(split.iter_rows()) == {
+        "cycle-0": "train",
+        "cycle-1": "validation",
+        "cycle-2": "test",
+    }
+
+
 def test_what_was_assigned_stays() -> None:
     rows = frame(*shapes((2, 8), (4, 8), (8, 8)))
     assigned = Parts.of(rows, "shape").assign(rows)
@@ -102,5 +114,5 @@ def test_too_few_to_hold_out_says_how_many_it_takes() -> None:
     rows = frame(*shapes((2, 8), (4, 8)))
     with pytest.raises(NotEnoughData, match=r"holds out shapes, and the data have 2 \(2x8, 4x8\)"):
         Parts.of(rows, "shape")
-    with pytest.raises(UnknownName, match="size, shape, system"):
+    with pytest.raises(UnknownName, match="size, shape, system, run"):
         Parts.of(rows, "moon")

@@ -52,6 +52,14 @@ def test_neither_steps_nor_validation_see_the_shape_that_is_held_out(shapes: Pat
     assert set(nodes.tolist()) == {1.0, 4.0}
 
 
+def test_a_run_that_is_held_out_asks_every_task_again(tmp_path: Path) -> None:
+    data_dir = make_data(tmp_path, SWEEP.replace("cycles = 3", "cycles = 4"))
+    data = load_data(data_dir, 0, split="run")
+    assert data.parts == Parts(SplitBy.RUN, ("cycle-0", "cycle-3"), ("cycle-1",))
+    every = load_data(data_dir, 0).frame.select("collective", "size_bytes").n_unique()
+    assert data.validation.tasks.height == every
+
+
 def test_policies_that_were_trained_on_other_parts_are_not_compared(
     shapes: Path, tmp_path: Path
 ) -> None:
