@@ -73,13 +73,16 @@ def describe(directory: Path) -> list[SystemSummary]:
 
 @dataclass(frozen=True, slots=True)
 class CallsSummary:
-    """What the deployed plugin recorded on one system."""
+    """What the deployed plugin, or a trace of another tool, recorded on one system."""
 
     system: str
     calls: int
     #: Calls whose time is known from all ranks.
     calls_timed: int
+    #: Communicators that a call names; traces of PyTorch do not.
     communicators: int
+    #: What recorded them, of `CallSource`.
+    sources: list[str]
 
 
 def describe_calls(directory: Path) -> list[CallsSummary]:
@@ -92,7 +95,8 @@ def describe_calls(directory: Path) -> list[CallsSummary]:
         .agg(
             calls=pl.len(),
             calls_timed=pl.col("time_us").count(),
-            communicators=pl.col("comm").n_unique(),
+            communicators=pl.col("comm").drop_nulls().n_unique(),
+            sources=pl.col("source").unique().sort(),
         )
     )
     return [CallsSummary(*row) for row in per_system.sort("system").collect().iter_rows()]
@@ -140,7 +144,7 @@ def calls_line(summary: CallsSummary) -> str:
     """One system's calls for people."""
     return (
         f"{summary.system}: {summary.calls} calls of {summary.communicators} communicators, "
-        f"{summary.calls_timed} with a time"
+        f"{summary.calls_timed} with a time from all ranks ({', '.join(summary.sources)})"
     )
 
 
