@@ -1,0 +1,172 @@
+"""What is kept of a chrome trace of PyTorch's profiler while it is read: columns, not events.
+
+A trace of gigabytes has millions of events. Kernels and launches are kept as three or four numbers
+each, and only what communicates with its text.
+"""
+
+import re
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from dynamiccl.collect.reports import FileReport
+from dynamiccl.collect.traces.files import TraceFile
+from dynamiccl.collect.traces.json_stream import Damage, JsonStream
+from dynamiccl.collect.traces.kernels import comm_kernel
+
+#: CUDA's and HIP's calls that start what runs on a GPU.
+_LAUNCHES: Final = r"(?:cuda|cu|hip)(?:Ext)?(?:Module)?(?:Launch|GraphLaunch|Memcpy|MemcpyBatch)"
+_IS_LAUNCH: Final = re.compile(_LAUNCHES)
+#: Names of annotations: a collective of a backend, and a step.
+_COLLECTIVE: Final = re.compile(r"(nccl|gloo|ucc|mpi|xccl|hccl):(.+)")
+_STEP: Final = re.compile(r"ProfilerStep#(\d+)$")
+_PARAM_COMMS: Final = "record_param_comms"
+#: Laid-out events that are not passed over (json_stream.py).
+_WANTED: Final = re.compile(
+    r'\{\n    "ph": "X",\s+"cat": "(?:'
+    r'kernel"|gpu_memcpy"|user_annotation",\s+"name": "(?:ProfilerStep|\w+:)'
+    rf'|cpu_op",\s+"name": "{_PARAM_COMMS}'
+    rf'|cuda_(?:runtime|driver)",\s+"name": "{_LAUNCHES})'
+)
+
+
+@dataclass(slots=True)
+class Span:
+    """An event on a thread of the host: an operation, or an annotation."""
+
+    name: str
+    start_us: float
+    end_us: float
+    thread: int
+    arguments: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Kernel:
+    """A kernel that communicates."""
+
+    name: str
+    start_us: float
+    #: Not the end: moments since 1970 leave a double fewer digits than the trace has.
+    duration_us: float
+    device: int
+    correlation: int
+    arguments: Mapping[str, Any]
+
+    @property
+    def end_us(self) -> float:
+        """When it ended."""
+        return self.start_us + self.duration_us
+
+
+@dataclass(slots=True)
+class Events:
+    """The events of one trace that matter, and the values that stand beside them."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    operations: list[Span] = field(default_factory=list)
+    annotations: list[Span] = field(default_factory=list)
+    steps: list[Span] = field(default_factory=list)
+    kernels: list[Kernel] = field(default_factory=list)
+    #: Of kernels that compute.
+    compute_start_us: "array[float]" = field(default_factory=lambda: array("d"))
+    compute_end_us: "array[float]" = field(default_factory=lambda: array("d"))
+    compute_device: "array[int]" = field(default_factory=lambda: array("q"))
+    #: Of calls that start something on a GPU.
+    launch_correlation: "array[int]" = field(default_factory=lambda: array("q"))
+    launch_us: "array[float]" = field(default_factory=lambda: array("d"))
+    launch_thread: "array[int]" = field(default_factory=lambda: array("q"))
+    #: Of copies on the GPU.
+    copy_correlation: "array[int]" = field(default_factory=lambda: array("q"))
+    copy_start_us: "array[float]" = field(default_factory=lambda: array("d"))
+    copy_end_us: "array[float]" = field(default_factory=lambda: array("d"))
+    _threads: dict[Any, int] = field(default_factory=dict)
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Keep what an event says; raises ValueError or TypeError for one that is damaged."""
+        if event.get("ph") != "X":
+            return
+        kind, name = event.get("cat"), str(event.get("name", ""))
+        start_us = float(event["ts"])
+        duration_us = float(event.get("dur") or 0.0)
+        end_us = start_us + duration_us
+        arguments = event.get("args") or {}
+        if kind == "kernel":
+            self._add_kernel(name, start_us, duration_us, arguments)
+        elif kind in {"cuda_runtime", "cuda_driver"}:
+            if _IS_LAUNCH.match(name):
+                self.launch_correlation.append(_id(arguments, "correlation"))
+                self.launch_us.append(start_us)
+                self.launch_thread.append(self._thread(event))
+        elif kind == "gpu_memcpy":
+            self.copy_correlation.append(_id(arguments, "correlation"))
+            self.copy_start_us.append(start_us)
+            self.copy_end_us.append(end_us)
+        else:
+            self._add_span(kind, Span(name, start_us, end_us, self._thread(event), arguments))
+
+    def _add_kernel(
+        self, name: str, start_us: float, duration_us: float, arguments: Mapping[str, Any]
+    ) -> None:
+        device = int(arguments.get("device", 0))
+        if comm_kernel(name) is None:
+            self.compute_start_us.append(start_us)
+            self.compute_end_us.append(start_us + duration_us)
+            self.compute_device.append(device)
+            return
+        correlation = _id(arguments, "correlation")
+        self.kernels.append(Kernel(name, start_us, duration_us, device, correlation, arguments))
+
+    def _add_span(self, kind: object, span: Span) -> None:
+        if kind == "cpu_op" and span.name == _PARAM_COMMS:
+            self.operations.append(span)
+        elif kind == "user_annotation" and _STEP.match(span.name):
+            self.steps.append(span)
+        elif kind == "user_annotation" and _COLLECTIVE.match(span.name):
+            self.annotations.append(span)
+
+    @property
+    def process(self) -> int | None:
+        """The number of the one process whose events these are; None where there are several."""
+        found = {process for process, _ in self._threads}
+        process = found.pop() if len(found) == 1 else None
+        return process if isinstance(process, int) else None
+
+    def _thread(self, event: Mapping[str, Any]) -> int:
+        """Threads are numbers in most traces and text in some: numbers of our own."""
+        return self._threads.setdefault((event.get("pid"), event.get("tid")), len(self._threads))
+
+
+def read_events(trace: TraceFile, report: FileReport) -> Events:
+    """Read a trace as it comes; what does not decode is rejected in `report`, by line."""
+    found = Events()
+    with trace.open() as stream:
+        for item in JsonStream(stream, frozenset({"traceEvents"}), _WANTED):
+            if isinstance(item, Damage):
+                report.reject(item.line, item.reason, item.text)
+            elif not item.is_item:
+                found.values[item.key] = item.value
+            elif isinstance(item.value, dict):
+                try:
+                    found.add(item.value)
+                except (KeyError, TypeError, ValueError, OverflowError) as error:
+                    reason = f"an event that is damaged: {type(error).__name__} {error}"
+                    report.reject(0, reason, str(item.value)[:160])
+    return found
+
+
+def step_number(span: Span) -> int:
+    """The number in `ProfilerStep#12`."""
+    found = _STEP.match(span.name)
+    return int(found[1]) if found else 0
+
+
+def backend_of(span: Span) -> str:
+    """The backend in `gloo:all_reduce`."""
+    return span.name.partition(":")[0]
+
+
+def _id(arguments: Mapping[str, Any], name: str) -> int:
+    value = arguments.get(name)
+    return int(value) if isinstance(value, int | float) else -1
