@@ -85,6 +85,8 @@ class JsonStream:
             if key in self._arrays and self._next_char() == "[":
                 self._at += 1
                 yield from self._items(key)
+                if self._ended and self._at == len(self._text):
+                    return  # its end is missing, and that is said
             else:
                 yield Item(key, self._value(), is_item=False)
 
@@ -97,7 +99,9 @@ class JsonStream:
                     yield Item(key, self._value(), is_item=True)
                 except _UnreadableError as error:
                     yield Damage(self._line_of(self._at), str(error), self._excerpt())
-                    self._go_to_next_item()
+                    if not self._at_next_item():
+                        self._at = len(self._text)
+                        return
         self._at += 1
 
     def _passed_over(self) -> bool:
@@ -143,14 +147,15 @@ class JsonStream:
             if not self._more():
                 raise _UnreadableError("ends before its closing brace")
 
-    def _go_to_next_item(self) -> None:
+    def _at_next_item(self) -> bool:
+        """Go to where another item begins; False where none does."""
         while True:
             found = _NEXT_ITEM.search(self._text, self._at + 1)
             if found:
                 self._at = found.end()
-                return
+                return True
             if not self._more():
-                raise _UnreadableError("nothing readable follows")
+                return False
 
     def _more(self) -> bool:
         """Read on and forget what was passed; False at the end of the file."""

@@ -185,7 +185,7 @@ class _Reader:
             # Of an annotation: the input alone, one rank's part.
             elements = (elements[0], elements[0] * num_ranks if elements[0] else None)
         if ran is None or ran is Collective.SendRecv:
-            ran = collective or ran
+            ran = ran if collective is None else collective
         is_the_same = collective is None or ran is collective
         sequence = _whole(arguments.get("Seq"))
         name = arguments.get("Process Group Name") or (group.name if group else None)

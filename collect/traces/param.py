@@ -1,8 +1,8 @@
 """Recorded calls as PARAM's basic communication trace, which `comm_replay` plays on any cluster.
 
-The format is that of `_parseBasicTrace` in facebookresearch/param train/comms/pt/commsTraceParser.py:
-a list of calls with sizes in elements, one for all ranks (`--use-one-trace`). A process group is
-made by an `init` before the first call.
+The format is that of `_parseBasicTrace` in facebookresearch/param (train/comms/pt): a list of calls
+with sizes in elements, one for all ranks (`--use-one-trace`). A process group is made by an `init`
+before the first call.
 """
 
 from collections import Counter
@@ -25,8 +25,14 @@ _NAMES: Final = {
 }
 #: PARAM's element types (tensorDtypeMap); it has none for the others.
 _TYPES: Final = {
-    **{"int8": "char", "uint8": "byte", "int32": "int", "int64": "long"},
-    **{"half": "half", "bfloat16": "bfloat16", "float": "float", "double": "double"},
+    "int8": "char",
+    "uint8": "byte",
+    "int32": "int",
+    "int64": "long",
+    "half": "half",
+    "bfloat16": "bfloat16",
+    "float": "float",
+    "double": "double",
 }
 
 
@@ -51,7 +57,7 @@ def param_trace(calls: pl.DataFrame) -> ParamTrace:
     begun = ordered["timestamp"].min()
     world = ordered["num_ranks"].max()
     groups: dict[tuple[int, ...], int] = {}
-    bodies = []
+    bodies: list[dict[str, Any]] = []
     for row in ordered.iter_rows(named=True):
         reason, entry = _entry(row)
         if entry is None:

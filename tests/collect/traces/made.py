@@ -91,7 +91,7 @@ class Chrome:
         *,
         own: bool = False,
         kernels: int = 1,
-        **told: Any,
+        told: Mapping[str, Any] | None = None,
     ) -> None:
         """An operation at `at - 10`, its launch, and `kernels` kernels of `dur` from `at` on."""
         self._ids += 10
@@ -103,7 +103,7 @@ class Chrome:
             "dtype": "Float",
             "Process Group Name": "0",
             "Process Group Description": "default_pg",
-            **told,
+            **(told or {}),
         }
         external = {"External id": self._ids}
         self.event("cpu_op", "record_param_comms", at - 10, 8, **external, **arguments)

@@ -49,8 +49,8 @@ def test_numbers_count_for_each_collective_and_communicator(tmp_path: Path) -> N
 
 
 def test_format_4_2_tells_algorithm_and_protocol(tmp_path: Path) -> None:
-    told = {"coll_algo": "NVLS_TREE", "coll_proto": "SIMPLE", "version": "v4.2"}
-    lines = [inspector_line(rank, 0, 5.0, **told) for rank in (0, 1)]
+    told: dict[str, Any] = {"coll_algo": "NVLS_TREE", "coll_proto": "SIMPLE"}
+    lines = [inspector_line(rank, 0, 5.0, version="v4.2", **told) for rank in (0, 1)]
     [call] = calls_of(write_lines(tmp_path / "a.log", *lines)).to_dicts()
     assert (call["actual_algorithm"], call["actual_protocol"]) == ("NVLSTree", "Simple")
 
@@ -75,8 +75,12 @@ def test_messages_between_two_ranks_ask_no_tuner(tmp_path: Path) -> None:
     line = inspector_line(0, 0, 5.0)
     line.pop("coll_perf")
     line["p2p_perf"] = {
-        "p2p": "Send", "p2p_sn": 3, "p2p_peer": 1, "p2p_msg_size_bytes": 64,
-        "p2p_exec_time_us": 7, "p2p_timing_source": "kernel_gpu",
+        "p2p": "Send",
+        "p2p_sn": 3,
+        "p2p_peer": 1,
+        "p2p_msg_size_bytes": 64,
+        "p2p_exec_time_us": 7,
+        "p2p_timing_source": "kernel_gpu",
     }
     [call] = calls_of(write_lines(tmp_path / "a.log", line)).to_dicts()
     assert (call["collective"], call["asks_tuner"], call["sequence"]) == ("SendRecv", False, None)
@@ -150,9 +154,14 @@ def test_rccls_records_have_channels_and_a_name_only_if_it_is_ours(
     algorithm: str, tmp_path: Path
 ) -> None:
     perf = {
-        "coll": "AllReduce", "coll_sn": 4, "coll_msg_size_bytes": 4096,
-        "coll_algo": algorithm, "coll_proto": "Simple", "coll_n_channels": 6,
-        "coll_exec_time_us": 7.25, "coll_timing_source": "gpu_globaltimer",
+        "coll": "AllReduce",
+        "coll_sn": 4,
+        "coll_msg_size_bytes": 4096,
+        "coll_algo": algorithm,
+        "coll_proto": "Simple",
+        "coll_n_channels": 6,
+        "coll_exec_time_us": 7.25,
+        "coll_timing_source": "gpu_globaltimer",
         "decomposition": {"enqueue_to_kernel_us": 1.0},
     }
     lines = [{"header": {"rank": r, "n_ranks": 2}, "coll_perf": perf} for r in (0, 1)]
