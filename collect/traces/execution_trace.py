@@ -16,6 +16,7 @@ from dynamiccl.collect.reports import FileReport
 from dynamiccl.collect.traces.files import TraceFile
 from dynamiccl.collect.traces.json_stream import Damage, JsonStream
 from dynamiccl.collect.traces.rank_call import RankCall, RankTrace
+from dynamiccl.collect.traces.values import group_text, listed, mapping, ranks, text, whole
 from dynamiccl.collect.traces.vocabulary import message_bytes, torch_collective, torch_type
 from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.nccl import Collective
@@ -23,6 +24,8 @@ from dynamiccl.nccl import Collective
 _PARAM_COMMS: Final = "record_param_comms"
 _GROUPS: Final = "process_group:init"
 _OTHER_BACKEND: Final = re.compile(r"(?:gloo|ucc|mpi|xccl|hccl):")
+#: Of a group that lists none because it has all: more than any job has had.
+_MOST_RANKS: Final = 1 << 20
 _TENSOR: Final = re.compile(r"Tensor\(([^)]*)\)")
 _ROOTED: Final = frozenset(
     {Collective.Broadcast, Collective.Reduce, Collective.Gather, Collective.Scatter}
@@ -36,18 +39,15 @@ class _Node:
         self.name = str(told.get("name", ""))
         inputs, outputs = told.get("inputs"), told.get("outputs")
         if isinstance(inputs, dict):
-            self.inputs, self.types = _list(inputs.get("values")), _list(inputs.get("types"))
+            self.inputs, self.types = listed(inputs.get("values")), listed(inputs.get("types"))
         else:
-            self.inputs, self.types = _list(inputs), _list(told.get("input_types"))
-        values = outputs.get("values") if isinstance(outputs, dict) else outputs
-        self.outputs = _list(values)
+            self.inputs, self.types = listed(inputs), listed(told.get("input_types"))
+        self.outputs = listed(outputs.get("values") if isinstance(outputs, dict) else outputs)
         self.attributes = {
-            each["name"]: each.get("value")
-            for each in _list(told.get("attrs"))
-            if isinstance(each, dict) and "name" in each
+            str(each.get("name")): each.get("value")
+            for each in map(mapping, listed(told.get("attrs")))
         }
-        thread = self.attributes.get("tid", told.get("tid"))
-        self.thread = thread if isinstance(thread, int) else 0
+        self.thread = whole(self.attributes.get("tid", told.get("tid"))) or 0
 
 
 def read_execution_trace(trace: TraceFile, report: FileReport) -> RankTrace:
@@ -68,8 +68,7 @@ def read_execution_trace(trace: TraceFile, report: FileReport) -> RankTrace:
                     nodes.append(node)
                 elif _GROUPS in node.name:
                     groups |= _groups(node.inputs, report)
-    process = values.get("pid")
-    found.process = process if isinstance(process, int) else None
+    found.process = whole(values.get("pid"))
     found.world_size = max((len(ranks) for ranks in groups.values()), default=None)
     told = [(node, _call(node, groups, trace.name)) for node in nodes]
     calls = [(node, call) for node, call in told if call is not None]
@@ -88,25 +87,25 @@ def _call(node: _Node, groups: Mapping[str, tuple[int, ...]], name: str) -> Rank
         return _other_backend(node, groups, name)
     # Calls without a tensor (`wait`) begin with their number.
     values = node.inputs if node.inputs and isinstance(node.inputs[0], list) else [[], *node.inputs]
-    told = node.attributes.get("collective_name") or _at(values, 4)
-    collective = torch_collective(str(told)) if isinstance(told, str) else None
+    told = text(node.attributes.get("collective_name")) or text(_at(values, 4))
+    collective = torch_collective(told) if told else None
     if collective is None:
         return None
     datatype = torch_type(str(node.attributes.get("dtype", ""))) or _one_type(node.types)
-    elements = _elements(node.inputs[0]), _elements(node.outputs)
-    group = _at(values, 2)
-    group_name = str(group[0]) if isinstance(group, list) and group and group[0] else None
-    ranks = groups.get(group_name) if group_name else None
-    num_ranks = _group_size(node, values, ranks)
-    root_or_rank, sequence = _at(values, 3), _at(values, 1)
+    elements = whole(_elements(values[0])), whole(_elements(node.outputs))
+    group = listed(_at(values, 2))
+    group_name = text(_at(group, 0))
+    members = groups.get(group_name) if group_name else None
+    num_ranks = _group_size(node, values, members)
+    root_or_rank, sequence = whole(_at(values, 3)), _at(values, 1)
     if isinstance(sequence, list):  # newer: number, and whether it is point-to-point
-        sequence = sequence[0] if sequence else None
+        sequence = _at(sequence, 0)
     call = RankCall(
         source=CallSource.EXECUTION_TRACE,
         source_file=name,
-        group=_text(group),
-        group_ranks=ranks,
-        group_sequence=sequence if isinstance(sequence, int) else None,
+        group=group_text(*group[:2]),
+        group_ranks=members,
+        group_sequence=whole(sequence),
         collective=collective.wire,
         size_bytes=message_bytes(collective, datatype, *elements),
         datatype=datatype,
@@ -115,11 +114,11 @@ def _call(node: _Node, groups: Mapping[str, tuple[int, ...]], name: str) -> Rank
         thread=node.thread,
     )
     if collective in _ROOTED:
-        call.root = root_or_rank if isinstance(root_or_rank, int) else None
-    elif isinstance(root_or_rank, int) and collective is not Collective.SendRecv:
-        call.rank = root_or_rank if ranks is None else _at(ranks, root_or_rank)
+        call.root = root_or_rank
+    elif root_or_rank is not None and collective is not Collective.SendRecv:
+        call.rank = root_or_rank if members is None else _at(members, root_or_rank)
     if group_name and call.group_sequence and collective is not Collective.SendRecv:
-        call.key = (group_name, ranks, call.group_sequence, collective)
+        call.key = (group_name, members, call.group_sequence, collective)
     return call
 
 
@@ -131,7 +130,7 @@ def _other_backend(
     if collective is None:
         return None
     only = next(iter(groups.items())) if len(groups) == 1 else None
-    datatype, elements = _one_type(node.types), _elements(node.inputs)
+    datatype, elements = _one_type(node.types), whole(_elements(node.inputs))
     output = elements * len(only[1]) if only and elements else None
     return RankCall(
         source=CallSource.EXECUTION_TRACE,
@@ -149,7 +148,7 @@ def _other_backend(
 
 def _name_by_order(calls: Sequence[tuple[_Node, RankCall]]) -> None:
     """Traces of 1.0.1 know a group by a pointer: where there is one alone, all calls are its."""
-    pointers = {_at(node.inputs, 2) for node, _ in calls if isinstance(_at(node.inputs, 2), int)}
+    pointers = {whole(_at(node.inputs, 2)) for node, _ in calls} - {None}
     if len(pointers) != 1:
         return
     sizes = {call.num_ranks for _, call in calls} - {None}
@@ -162,23 +161,24 @@ def _name_by_order(calls: Sequence[tuple[_Node, RankCall]]) -> None:
 def _groups(inputs: Sequence[Any], report: FileReport) -> dict[str, tuple[int, ...]]:
     """Name -> the job's ranks in it; an empty list stands for all."""
     try:
-        told = json.loads(str(inputs[0])) if inputs else []
-    except ValueError:
+        told = listed(json.loads(str(inputs[0]))) if inputs else []
+    except (ValueError, RecursionError):
         report.remark("the list of process groups is cut off: their ranks are not known")
         return {}
-    return {
-        str(each.get("pg_name", "")): tuple(each.get("ranks") or range(int(each["group_size"])))
-        for each in told
-        if isinstance(each, dict) and isinstance(each.get("group_size"), int)
-    }
+    found = {}
+    for each in map(mapping, told):
+        size = whole(each.get("group_size"))
+        if size and size < _MOST_RANKS:
+            found[str(each.get("pg_name", ""))] = ranks(each.get("ranks")) or tuple(range(size))
+    return found
 
 
-def _group_size(node: _Node, values: Sequence[Any], ranks: tuple[int, ...] | None) -> int | None:
-    told = node.attributes.get("pg_size") or _at(values, 9)
-    if isinstance(told, int) and told > 0:
+def _group_size(node: _Node, values: Sequence[Any], members: tuple[int, ...] | None) -> int | None:
+    told = whole(node.attributes.get("pg_size")) or whole(_at(values, 9))
+    if told:
         return told
-    if ranks is not None:
-        return len(ranks)
+    if members is not None:
+        return len(members)
     splits = _at(values, 5)
     return len(splits) if isinstance(splits, list) and splits else None
 
@@ -187,9 +187,9 @@ def _elements(value: Any) -> int | None:
     """Elements of all tensors in a value: [id, storage, offset, elements, bytes of one, device]."""
     if not isinstance(value, list):
         return None
-    is_tensor = len(value) in {6, 7} and all(isinstance(each, int) for each in value[:5])
+    is_tensor = len(value) in {6, 7} and all(whole(each) is not None for each in value[:5])
     if is_tensor and isinstance(value[5], str):
-        return int(value[3])
+        return whole(value[3])
     found = [n for each in value if (n := _elements(each)) is not None]
     return sum(found) if found else None
 
@@ -197,16 +197,6 @@ def _elements(value: Any) -> int | None:
 def _one_type(types: Sequence[Any]) -> str | None:
     found = {torch_type(each) for each in _TENSOR.findall(str(types[0] if types else ""))}
     return found.pop() if len(found) == 1 else None
-
-
-def _text(group: Any) -> str | None:
-    if not isinstance(group, list):
-        return None
-    return ":".join(str(each) for each in group if each not in {"", "undefined", None}) or None
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _at(values: Sequence[Any], place: int) -> Any:

@@ -6,17 +6,17 @@ the watchdog looked and is no time of the call. Source: torch/csrc/distributed/c
 in pytorch/pytorch.
 """
 
-import ast
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from dynamiccl.collect.reports import FileReport
 from dynamiccl.collect.traces.files import TraceFile
 from dynamiccl.collect.traces.rank_call import GPU, RankCall, RankTrace
 from dynamiccl.collect.traces.unpickler import loads_plain
+from dynamiccl.collect.traces.values import elements, group_text, mapping, number, ranks, whole
 from dynamiccl.collect.traces.vocabulary import message_bytes, torch_collective, torch_type
 from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.errors import CorruptFile, UnknownName
@@ -25,6 +25,8 @@ from dynamiccl.nccl import Collective, NcclVersion
 #: A dump does not say whose it is; its name does: `nccl_trace_rank_3` (torch's default), `trace_3`.
 _RANK: Final = re.compile(r"(\d+)(?:\.(?:json|pkl|pickle))?(?:\.gz)?$")
 _COMPLETED: Final = "completed"
+#: PyTorch's description of the group of the whole job.
+_DEFAULT: Final = "default_pg"
 
 
 def read_flight_recorder(trace: TraceFile, report: FileReport) -> RankTrace:
@@ -34,10 +36,13 @@ def read_flight_recorder(trace: TraceFile, report: FileReport) -> RankTrace:
     """
     dump = _dump(trace)
     named = _RANK.search(trace.member or trace.path.name)
-    groups = {name: _ranks(told) for name, told in _groups(dump).items()}
+    groups = {
+        str(name): ranks(mapping(group).get("ranks"))
+        for name, group in mapping(dump.get("pg_config")).items()
+    }
     found = RankTrace(
         rank=int(named[1]) if named else None,
-        world_size=max((len(ranks) for ranks in groups.values() if ranks), default=None),
+        world_size=max((len(each) for each in groups.values() if each), default=None),
     )
     if named is None:
         report.remark("whose dump it is stands in its name only (..._<rank>), which has no number")
@@ -77,25 +82,6 @@ def _dump(trace: TraceFile) -> Mapping[str, Any]:
     return dump
 
 
-def _groups(dump: Mapping[str, Any]) -> dict[str, Any]:
-    told = dump.get("pg_config")
-    if not isinstance(told, dict):
-        return {}
-    return {str(name): group for name, group in told.items() if isinstance(group, dict)}
-
-
-def _ranks(group: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """`[0, 1]`, as text or as a list; None where it is neither, or shortened."""
-    told = group.get("ranks")
-    try:
-        ranks = ast.literal_eval(told) if isinstance(told, str) else told
-    except (ValueError, SyntaxError):
-        return None
-    if not isinstance(ranks, list | tuple) or not all(isinstance(rank, int) for rank in ranks):
-        return None
-    return tuple(ranks) or None
-
-
 def _call(
     entry: Mapping[str, Any],
     trace: RankTrace,
@@ -109,41 +95,43 @@ def _call(
         return None
     datatype = _datatype(entry.get("input_dtypes")) or _datatype(entry.get("output_dtypes"))
     size = message_bytes(
-        collective, datatype, _elements(entry, "input"), _elements(entry, "output")
+        collective,
+        datatype,
+        elements(entry.get("input_sizes")),
+        elements(entry.get("output_sizes")),
     )
     group = entry.get("process_group")
     pair = list(group) if isinstance(group, list | tuple) else []
     group_name = str(pair[0]) if pair else None
-    ranks = groups.get(group_name) if group_name is not None else None
+    members = groups.get(group_name) if group_name is not None else None
+    if members is None and _DEFAULT in pair:
+        # Gloo lists the group of the whole job without the name that its calls have.
+        members = groups.get("")
     is_p2p = bool(entry.get("is_p2p")) or collective is Collective.SendRecv
     sequence = entry.get("p2p_seq_id" if is_p2p else "collective_seq_id")
     is_nccl = name.startswith("nccl:")
     asks = (
-        None if is_nccl and collective.tunable and not is_p2p and len(ranks or "ab") > 1 else False
+        None
+        if is_nccl and collective.tunable and not is_p2p and len(members or "ab") > 1
+        else False
     )
     time_us = _time_us(entry)
     return RankCall(
         source=CallSource.FLIGHT_RECORDER,
         source_file="",
         rank=trace.rank,
-        group=_group_text(pair),
-        group_ranks=ranks,
-        group_sequence=sequence if isinstance(sequence, int) else None,
+        group=group_text(*pair[:2]),
+        group_ranks=members,
+        group_sequence=whole(sequence),
         timestamp_us=_created_us(entry),
         collective=collective.wire,
         size_bytes=size,
         datatype=datatype,
-        num_ranks=None if ranks is None else len(ranks),
+        num_ranks=None if members is None else len(members),
         asks_tuner=asks,
         time_us=time_us,
         timing_source=None if time_us is None else GPU,
     )
-
-
-def _group_text(pair: Sequence[Any]) -> str | None:
-    """The group's name, with its description where it has one."""
-    told = [str(each) for each in pair if each not in {None, "", "undefined"}]
-    return ":".join(told) or None
 
 
 def _datatype(told: object) -> str | None:
@@ -152,32 +140,16 @@ def _datatype(told: object) -> str | None:
     return types.pop() if len(types) == 1 else None
 
 
-def _elements(entry: Mapping[str, Any], which: str) -> int | None:
-    """Elements of all tensors of the input or the output."""
-    sizes = entry.get(f"{which}_sizes")
-    if not isinstance(sizes, list):
-        return None
-    total = 0
-    for shape in sizes:
-        if not isinstance(shape, list) or not all(isinstance(n, int) and n >= 0 for n in shape):
-            return None
-        product = 1
-        for length in shape:
-            product *= length
-        total += product
-    return total
-
-
 def _time_us(entry: Mapping[str, Any]) -> float | None:
-    duration_ms = entry.get("duration_ms")
-    if entry.get("state") != _COMPLETED or not isinstance(duration_ms, int | float):
+    duration_ms = number(entry.get("duration_ms"))
+    if entry.get("state") != _COMPLETED or duration_ms is None or duration_ms <= 0:
         return None
-    return duration_ms * 1e3 if 0 < duration_ms < 1e12 else None
+    return duration_ms * 1e3
 
 
 def _created_us(entry: Mapping[str, Any]) -> float | None:
-    created_ns = entry.get("time_created_ns")
-    return created_ns / 1e3 if isinstance(created_ns, int) and 0 < created_ns < 1 << 63 else None
+    created_ns = whole(entry.get("time_created_ns"))
+    return created_ns / 1e3 if created_ns else None
 
 
 def _facts(dump: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Final, Self
 from dynamiccl.collect.reports import FileReport
 from dynamiccl.collect.traces.files import TraceFile
 from dynamiccl.collect.traces.rank_call import CPU, GPU, RankCall, RankTrace
+from dynamiccl.collect.traces.values import mapping, number, text, whole
 from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.errors import CorruptFile, UnknownName
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
@@ -109,7 +110,7 @@ def _record(
         report.reject(number, "no record that is known", str(dict(document)))
         return
     if isinstance(header, dict):
-        metadata = metadata if isinstance(metadata, dict) else {}
+        metadata = mapping(metadata)
         _remark_version(metadata, report)
     elif dump.left:
         dump.left -= 1
@@ -135,9 +136,7 @@ def _document(raw: bytes, number: int, report: FileReport) -> Mapping[str, Any] 
 
 
 def _announced(stats: object) -> int:
-    if not isinstance(stats, dict):
-        return 0
-    return sum(_whole(stats.get(name)) or 0 for name in _COUNTS)
+    return sum(whole(mapping(stats).get(name)) or 0 for name in _COUNTS)
 
 
 def _version(metadata: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -161,8 +160,8 @@ def _call(line: _Line, name: str, report: FileReport) -> RankCall | None:
     report.rows_read += 1
     prefix = "p2p" if line.is_p2p else "coll"
     told, header = line.payload, line.header
-    size = _whole(told.get(f"{prefix}_msg_size_bytes"))
-    rank, num_ranks = _whole(header.get("rank")), _whole(header.get("n_ranks"))
+    size = whole(told.get(f"{prefix}_msg_size_bytes"))
+    rank, num_ranks = whole(header.get("rank")), whole(header.get("n_ranks"))
     if not size or size >> MAX_SIZE_BITS:
         report.drop("size 0" if size == 0 else "size out of range or missing")
         return None
@@ -178,7 +177,7 @@ def _call(line: _Line, name: str, report: FileReport) -> RankCall | None:
             return None
         collective = Collective.SendRecv
     comm = _comm(header.get("id"))
-    number = _whole(told.get(f"{prefix}_sn"))
+    number = whole(told.get(f"{prefix}_sn"))
     time_us = _time(told.get(f"{prefix}_exec_time_us"))
     can_join = comm is not None and number is not None and collective is not Collective.SendRecv
     return RankCall(
@@ -187,13 +186,13 @@ def _call(line: _Line, name: str, report: FileReport) -> RankCall | None:
         rank=rank,
         key=(comm, collective.wire, number) if can_join else None,
         comm=comm,
-        group=_text_or_none(header.get("comm_name")),
+        group=text(header.get("comm_name")),
         sequence=None if line.is_p2p else number,
         timestamp_us=_begun(told, line.metadata),
         collective=collective.wire,
         size_bytes=size,
         num_ranks=num_ranks,
-        num_nodes=_whole(header.get("nnodes")) or None,
+        num_nodes=whole(header.get("nnodes")) or None,
         asks_tuner=collective.tunable and num_ranks > 1,
         algorithm=_config(told.get("coll_algo"), Algorithm, report),
         protocol=_config(told.get("coll_proto"), Protocol, report),
@@ -228,7 +227,7 @@ def _config(
 
 def _channels(told: Mapping[str, Any]) -> int | None:
     """RCCL counts them; NCCL's verbose dumps have an event of each."""
-    counted = _whole(told.get("coll_n_channels"))
+    counted = whole(told.get("coll_n_channels"))
     if counted:
         return counted
     traces = told.get("event_trace_sn") or told.get("event_trace_ts")
@@ -261,21 +260,11 @@ def _facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
         return {}
 
 
-def _whole(value: object) -> int | None:
-    is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    return int(str(value)) if is_whole else None
-
-
 def _time(value: object) -> float | None:
-    """A positive finite number; None for anything else."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    return float(value) if 0 < value < 1e18 else None
+    """A time above 0."""
+    found = number(value)
+    return found if found is not None and found > 0 else None
 
 
 def _text(raw: bytes) -> str:
     return raw[:200].decode(errors="replace")
-
-
-def _text_or_none(value: object) -> str | None:
-    return str(value) if value else None

@@ -45,7 +45,7 @@ def join_ranks(records: Sequence[RankCall], base: dict[str, Any]) -> Joined:
     Columns that `base` has, what the caller knows, are not taken from traces.
     """
     groups, duplicates = _grouped(records)
-    groups.sort(key=_place)
+    groups.sort(key=_begun)
     rows = [_row(group, base) for group in groups]
     untimed = Counter(
         _why_untimed(group, row)
@@ -87,12 +87,9 @@ def _by_order(ranks: dict[int, list[RankCall]]) -> list[list[RankCall]]:
     return [list(calls) for calls in zip(*lines, strict=True)]
 
 
-def _place(group: list[RankCall]) -> tuple[Any, ...]:
-    """Where a call stands in the table: the same files give the same parts."""
-    first = group[0]
-    begun = min((c.timestamp_us for c in group if c.timestamp_us is not None), default=0.0)
-    names = (first.source_file, first.comm or "", first.collective or "", first.group or "")
-    return begun, *names, first.sequence or 0, first.group_sequence or 0, first.order
+def _begun(group: list[RankCall]) -> float:
+    """When a call began; calls without a moment stay in the order of their trace."""
+    return min((c.timestamp_us for c in group if c.timestamp_us is not None), default=0.0)
 
 
 def _row(group: list[RankCall], base: dict[str, Any]) -> dict[str, Any]:

@@ -173,6 +173,11 @@ class JsonStream:
         self._at = 0
         return not self._ended
 
+    @property
+    def line(self) -> int:
+        """The line in which the last item ends."""
+        return self._line_of(self._at)
+
     def _line_of(self, at: int) -> int:
         return self._line + self._text.count("\n", 0, at)
 

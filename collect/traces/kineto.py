@@ -6,7 +6,6 @@ which, on the same thread, the launch with the kernel's correlation lies. A kern
 waiting for the other ranks; only the least over all ranks is the call's.
 """
 
-import ast
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -28,6 +27,16 @@ from dynamiccl.collect.traces.kineto_events import (
 )
 from dynamiccl.collect.traces.kineto_steps import Cover, steps_of
 from dynamiccl.collect.traces.rank_call import GPU, RankCall, RankTrace
+from dynamiccl.collect.traces.values import (
+    elements,
+    group_text,
+    listed,
+    mapping,
+    number,
+    ranks,
+    text,
+    whole,
+)
 from dynamiccl.collect.traces.vocabulary import message_bytes, torch_collective, torch_type
 from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.errors import UnknownName
@@ -77,10 +86,9 @@ def read_kineto(trace: TraceFile, report: FileReport) -> RankTrace:
 class _Reader:
     def __init__(self, trace: TraceFile, events: Events, report: FileReport) -> None:
         self._trace, self._events, self._report = trace, events, report
-        told = events.values.get("distributedInfo")
-        self._info: Mapping[str, Any] = told if isinstance(told, dict) else {}
+        self._info = mapping(events.values.get("distributedInfo"))
         self._groups = _groups(self._info)
-        self._base_us = _number(events.values.get("baseTimeNanoseconds"), 0.0) / 1e3
+        self._base_us = (number(events.values.get("baseTimeNanoseconds")) or 0.0) / 1e3
         order = np.argsort(np.asarray(events.launch_correlation), kind="stable")
         self._launch_order = order
         self._launch_ids = np.asarray(events.launch_correlation)[order]
@@ -96,7 +104,7 @@ class _Reader:
 
     def read(self) -> RankTrace:
         """Calls in the order in which they began."""
-        rank, world = _whole(self._info.get("rank")), _whole(self._info.get("world_size"))
+        rank, world = whole(self._info.get("rank")), whole(self._info.get("world_size"))
         found = RankTrace(rank=rank, world_size=world, has_steps=bool(self._steps))
         found.process = self._events.process
         kernels = sorted(self._events.kernels, key=lambda each: each.start_us)
@@ -176,32 +184,30 @@ class _Reader:
         """What was asked for: by the operation's arguments, else by the annotation's tensors."""
         told = str(arguments.get("Collective name") or (annotation.name if annotation else ""))
         collective = torch_collective(told)
-        size = self._sizes(arguments, annotation)
-        datatype = size[0]
+        datatype, sent, received = self._sizes(arguments, annotation)
         group = self._group(arguments)
-        num_ranks = _whole(arguments.get("Group size")) or (group.size if group else None)
-        elements = size[1:]
-        if collective is Collective.AllGather and elements[1] is None and num_ranks:
+        num_ranks = whole(arguments.get("Group size")) or (group.size if group else None)
+        if collective is Collective.AllGather and received is None and sent and num_ranks:
             # Of an annotation: the input alone, one rank's part.
-            elements = (elements[0], elements[0] * num_ranks if elements[0] else None)
+            received = sent * num_ranks
         if ran is None or ran is Collective.SendRecv:
             ran = ran if collective is None else collective
         is_the_same = collective is None or ran is collective
-        sequence = _whole(arguments.get("Seq"))
-        name = arguments.get("Process Group Name") or (group.name if group else None)
-        ranks = _ranks(arguments.get("Process Group Ranks")) or (group.ranks if group else None)
+        sequence = whole(arguments.get("Seq"))
+        name = text(arguments.get("Process Group Name")) or (group.name if group else None)
+        members = ranks(arguments.get("Process Group Ranks")) or (group.ranks if group else None)
         is_whole = ran is not None and ran is not Collective.SendRecv
         return RankCall(
             source=CallSource.KINETO,
             source_file=self._trace.name,
-            rank=_whole(self._info.get("rank")),
-            key=(name, ranks, sequence, ran) if name and sequence and is_whole else None,
-            group=_described_group(name, arguments.get("Process Group Description")),
-            group_ranks=ranks,
+            rank=whole(self._info.get("rank")),
+            key=(name, members, sequence, ran) if name and sequence and is_whole else None,
+            group=group_text(name, arguments.get("Process Group Description")),
+            group_ranks=members,
             group_sequence=sequence,
             collective=None if ran is None else ran.wire,
             # A list of unequal parts is sent as other collectives: their sizes are not told.
-            size_bytes=message_bytes(ran, datatype, *elements) if is_the_same else None,
+            size_bytes=message_bytes(ran, datatype, sent, received) if is_the_same else None,
             datatype=datatype,
             num_ranks=num_ranks,
         )
@@ -213,14 +219,14 @@ class _Reader:
         if "In msg nelems" in arguments:
             return (
                 torch_type(str(arguments.get("dtype", ""))),
-                _whole(arguments["In msg nelems"]),
-                _whole(arguments.get("Out msg nelems")),
+                whole(arguments["In msg nelems"]),
+                whole(arguments.get("Out msg nelems")),
             )
         shapes = annotation.arguments.get("Input Dims") if annotation else None
         types = annotation.arguments.get("Input type") if annotation else None
         if not isinstance(shapes, list) or not isinstance(types, list) or len(types) != 1:
             return None, None, None
-        return torch_type(str(types[0])), _elements(shapes), None
+        return torch_type(str(types[0])), elements(shapes), None
 
     def _group(self, arguments: Mapping[str, Any]) -> Group | None:
         """The group that is named; without a name the only one that the job has."""
@@ -288,12 +294,11 @@ class _Reader:
                 facts["nccl_version"] = str(NcclVersion.parse(str(version)))
             except UnknownName:
                 self._report.remark(f"NCCL release '{version}' is not known: left open")
-        told = self._events.values.get("deviceProperties")
-        for each in told if isinstance(told, list) else ():
-            if isinstance(each, dict) and each.get("id") == device:
-                facts["gpu"] = str(each["name"]) if each.get("name") else None
-                major, minor = each.get("computeMajor"), each.get("computeMinor")
-                if isinstance(major, int) and isinstance(minor, int):
+        for each in map(mapping, listed(self._events.values.get("deviceProperties"))):
+            if each.get("id") == device:
+                facts["gpu"] = text(each.get("name"))
+                major, minor = whole(each.get("computeMajor")), whole(each.get("computeMinor"))
+                if major is not None and minor is not None:
                     facts["compute_capability"] = float(f"{major}.{minor}")
         return facts
 
@@ -302,50 +307,14 @@ _TUNABLE: Final = frozenset(each.wire for each in Collective if each.tunable)
 
 
 def _groups(info: Mapping[str, Any]) -> dict[str, Group]:
-    told = info.get("pg_config")
     groups = {}
-    for each in told if isinstance(told, list) else ():
-        if isinstance(each, dict) and _whole(each.get("pg_size")):
+    for each in map(mapping, listed(info.get("pg_config"))):
+        size = whole(each.get("pg_size"))
+        if size:
             name = str(each.get("pg_name", ""))
-            groups[name] = Group(name, each["pg_size"], _ranks(each.get("ranks")))
+            groups[name] = Group(name, size, ranks(each.get("ranks")))
     return groups
 
 
-def _ranks(told: object) -> tuple[int, ...] | None:
-    """`[0, 1]` as a list or as text; None where it is shortened (`[0, 1, ..., 63]`) or neither."""
-    if isinstance(told, str):
-        try:
-            told = ast.literal_eval(told)
-        except (ValueError, SyntaxError):
-            return None
-    if not isinstance(told, list) or not all(isinstance(rank, int) for rank in told):
-        return None
-    return tuple(told) or None
-
-
-def _described_group(name: object, description: object) -> str | None:
-    told = [str(each) for each in (name, description) if each not in {None, "", "undefined"}]
-    return ":".join(told) or None
-
-
-def _elements(shapes: list[Any]) -> int | None:
-    """Elements of all tensors; None where a shape is no list of lengths."""
-    total = 0
-    for shape in shapes:
-        if not isinstance(shape, list) or not all(isinstance(n, int) and n >= 0 for n in shape):
-            return None
-        total += int(np.prod(shape, dtype=np.int64))
-    return total
-
-
 def _first_of(value: object) -> int | None:
-    return _whole(value[0]) if isinstance(value, list) and value else None
-
-
-def _whole(value: object) -> int | None:
-    is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    return int(str(value)) if is_whole else None
-
-
-def _number(value: object, default: float) -> float:
-    return float(value) if isinstance(value, int | float) else default
+    return whole(value[0]) if isinstance(value, list) and value else None

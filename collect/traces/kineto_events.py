@@ -14,6 +14,7 @@ from dynamiccl.collect.reports import FileReport
 from dynamiccl.collect.traces.files import TraceFile
 from dynamiccl.collect.traces.json_stream import Damage, JsonStream
 from dynamiccl.collect.traces.kernels import comm_kernel
+from dynamiccl.collect.traces.values import mapping, number, whole
 
 #: CUDA's and HIP's calls that start what runs on a GPU.
 _LAUNCHES: Final = r"(?:cuda|cu|hip)(?:Ext)?(?:Module)?(?:Launch|GraphLaunch|Memcpy|MemcpyBatch)"
@@ -81,17 +82,18 @@ class Events:
     copy_correlation: "array[int]" = field(default_factory=lambda: array("q"))
     copy_start_us: "array[float]" = field(default_factory=lambda: array("d"))
     copy_end_us: "array[float]" = field(default_factory=lambda: array("d"))
-    _threads: dict[Any, int] = field(default_factory=dict)
+    _threads: dict[tuple[int | None, str], int] = field(default_factory=dict)
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Keep what an event says; raises ValueError or TypeError for one that is damaged."""
+        """Keep what an event says; raises ValueError for one that is damaged."""
         if event.get("ph") != "X":
             return
         kind, name = event.get("cat"), str(event.get("name", ""))
-        start_us = float(event["ts"])
-        duration_us = float(event.get("dur") or 0.0)
+        start_us, duration_us = number(event.get("ts")), number(event.get("dur", 0.0))
+        if start_us is None or duration_us is None or duration_us < 0:
+            raise ValueError(f"ts {event.get('ts')}, dur {event.get('dur')}")
         end_us = start_us + duration_us
-        arguments = event.get("args") or {}
+        arguments = mapping(event.get("args"))
         if kind == "kernel":
             self._add_kernel(name, start_us, duration_us, arguments)
         elif kind in {"cuda_runtime", "cuda_driver"}:
@@ -109,7 +111,7 @@ class Events:
     def _add_kernel(
         self, name: str, start_us: float, duration_us: float, arguments: Mapping[str, Any]
     ) -> None:
-        device = int(arguments.get("device", 0))
+        device = whole(arguments.get("device")) or 0
         if comm_kernel(name) is None:
             self.compute_start_us.append(start_us)
             self.compute_end_us.append(start_us + duration_us)
@@ -130,19 +132,20 @@ class Events:
     def process(self) -> int | None:
         """The number of the one process whose events these are; None where there are several."""
         found = {process for process, _ in self._threads}
-        process = found.pop() if len(found) == 1 else None
-        return process if isinstance(process, int) else None
+        return found.pop() if len(found) == 1 else None
 
     def _thread(self, event: Mapping[str, Any]) -> int:
         """Threads are numbers in most traces and text in some: numbers of our own."""
-        return self._threads.setdefault((event.get("pid"), event.get("tid")), len(self._threads))
+        name = (whole(event.get("pid")), str(event.get("tid")))
+        return self._threads.setdefault(name, len(self._threads))
 
 
 def read_events(trace: TraceFile, report: FileReport) -> Events:
     """Read a trace as it comes; what does not decode is rejected in `report`, by line."""
     found = Events()
     with trace.open() as stream:
-        for item in JsonStream(stream, frozenset({"traceEvents"}), _WANTED):
+        stream_of = JsonStream(stream, frozenset({"traceEvents"}), _WANTED)
+        for item in stream_of:
             if isinstance(item, Damage):
                 report.reject(item.line, item.reason, item.text)
             elif not item.is_item:
@@ -150,9 +153,9 @@ def read_events(trace: TraceFile, report: FileReport) -> Events:
             elif isinstance(item.value, dict):
                 try:
                     found.add(item.value)
-                except (KeyError, TypeError, ValueError, OverflowError) as error:
-                    reason = f"an event that is damaged: {type(error).__name__} {error}"
-                    report.reject(0, reason, str(item.value)[:160])
+                except ValueError as error:
+                    line, told = stream_of.line, str(item.value)
+                    report.reject(line, f"an event that is damaged: {error}", told)
     return found
 
 
@@ -168,5 +171,5 @@ def backend_of(span: Span) -> str:
 
 
 def _id(arguments: Mapping[str, Any], name: str) -> int:
-    value = arguments.get(name)
-    return int(value) if isinstance(value, int | float) else -1
+    value = whole(arguments.get(name))
+    return -1 if value is None else value
