@@ -23,6 +23,8 @@ _ANY: Final = (
 )
 #: What must be equal for ranks to agree.
 _AGREED: Final = ("collective", "size_bytes", "datatype", "algorithm", "protocol", "num_channels")
+#: Rows that stand as Python's objects at a time.
+_ROWS_AT_ONCE: Final = 10_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -46,16 +48,18 @@ def join_ranks(records: Sequence[RankCall], base: dict[str, Any]) -> Joined:
     """
     groups, duplicates = _grouped(records)
     groups.sort(key=_begun)
-    rows = [_row(group, base) for group in groups]
-    untimed = Counter(
-        _why_untimed(group, row)
-        for group, row in zip(groups, rows, strict=True)
-        if not row["time_us"]
-    )
-    full = [{name: row.get(name) for name in CALLS.names} for row in rows]
-    return Joined(
-        pa.Table.from_pylist(full, schema=CALLS), len(records) - duplicates, duplicates, untimed
-    )
+    untimed: Counter[str] = Counter()
+    tables = [CALLS.empty_table()]
+    for begin in range(0, len(groups), _ROWS_AT_ONCE):
+        rows = []
+        for group in groups[begin : begin + _ROWS_AT_ONCE]:
+            row = _row(group, base)
+            rows.append({name: row.get(name) for name in CALLS.names})
+            if row["time_us"] is None:
+                untimed[_why_untimed(group, row)] += 1
+        tables.append(pa.Table.from_pylist(rows, schema=CALLS))
+    table = pa.concat_tables(tables).combine_chunks()
+    return Joined(table, len(records) - duplicates, duplicates, untimed)
 
 
 def _grouped(records: Iterable[RankCall]) -> tuple[list[list[RankCall]], int]:

@@ -27,6 +27,9 @@ _NEXT_ITEM: Final = re.compile(r"\}\s*,\s*(?=\{\s*\")")
 #: How an event of PyTorch's profiler begins and ends.
 _LAID_OUT: Final = '{\n    "ph": "'
 _LAID_OUT_END: Final = "\n  }"
+_LAID_OUT_NEXT: Final = ",\n  "
+#: Characters from its beginning that decide whether an event is wanted.
+_DECIDES: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,22 +108,32 @@ class JsonStream:
         self._at += 1
 
     def _passed_over(self) -> bool:
-        """Go behind a laid-out event that is not wanted; False where it is, or has no layout."""
-        if self._wanted is None:
-            return False
-        while True:
-            if len(self._text) - self._at < 256 and self._more():
-                continue
-            if not self._text.startswith(_LAID_OUT, self._at):
-                return False
-            if self._wanted.match(self._text, self._at):
-                return False
-            end = self._text.find(_LAID_OUT_END, self._at)
-            if end >= 0:
-                self._at = end + len(_LAID_OUT_END)
+        """Go behind laid-out events that are not wanted; False where the next one is to be read."""
+        passed = False
+        while self._wanted is not None:
+            before = self._at
+            is_undecided = self._pass_over(self._wanted)
+            passed = passed or self._at != before
+            if not is_undecided or not self._more():
+                break
+        return passed
+
+    def _pass_over(self, wanted: re.Pattern[str]) -> bool:
+        """Go on as far as the text goes; True where more of it must be read to decide."""
+        text, at, last = self._text, self._at, len(self._text) - _DECIDES
+        while at < last and text.startswith(_LAID_OUT, at) and not wanted.match(text, at):
+            end = text.find(_LAID_OUT_END, at)
+            if end < 0:
+                self._at = at
                 return True
-            if not self._more():
-                return False
+            at = end + len(_LAID_OUT_END)
+            # Most often another event follows at once.
+            if text.startswith(_LAID_OUT_NEXT, at):
+                at += len(_LAID_OUT_NEXT)
+            else:
+                break
+        self._at = at
+        return at >= last
 
     def _value(self) -> Any:
         self._next_char()

@@ -5,6 +5,7 @@ each, and only what communicates with its text.
 """
 
 import re
+import sys
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,14 @@ _WANTED: Final = re.compile(
     r'kernel"|gpu_memcpy"|user_annotation",\s+"name": "(?:ProfilerStep|\w+:)'
     rf'|cpu_op",\s+"name": "{_PARAM_COMMS}'
     rf'|cuda_(?:runtime|driver)",\s+"name": "{_LAUNCHES})'
+)
+
+
+#: Arguments of events (torch/csrc/profiler/util.h in pytorch/pytorch, libkineto's output_json.cpp).
+_LOOKED_AT: Final = (
+    *("External id", "correlation", "device", "grid", "block", "Input Dims", "Input type"),
+    *("Collective name", "In msg nelems", "Out msg nelems", "Group size", "dtype", "Seq"),
+    *("Process Group Name", "Process Group Description", "Process Group Ranks"),
 )
 
 
@@ -106,7 +115,8 @@ class Events:
             self.copy_start_us.append(start_us)
             self.copy_end_us.append(end_us)
         else:
-            self._add_span(kind, Span(name, start_us, end_us, self._thread(event), arguments))
+            told = Span(name, start_us, end_us, self._thread(event), _kept(arguments))
+            self._add_span(kind, told)
 
     def _add_kernel(
         self, name: str, start_us: float, duration_us: float, arguments: Mapping[str, Any]
@@ -117,8 +127,10 @@ class Events:
             self.compute_end_us.append(start_us + duration_us)
             self.compute_device.append(device)
             return
-        correlation = _id(arguments, "correlation")
-        self.kernels.append(Kernel(name, start_us, duration_us, device, correlation, arguments))
+        correlation, told = _id(arguments, "correlation"), _kept(arguments)
+        self.kernels.append(
+            Kernel(sys.intern(name), start_us, duration_us, device, correlation, told)
+        )
 
     def _add_span(self, kind: object, span: Span) -> None:
         if kind == "cpu_op" and span.name == _PARAM_COMMS:
@@ -168,6 +180,12 @@ def step_number(span: Span) -> int:
 def backend_of(span: Span) -> str:
     """The backend in `gloo:all_reduce`."""
     return span.name.partition(":")[0]
+
+
+def _kept(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that are looked at; the text that all events share stands once in memory."""
+    found = {name: arguments[name] for name in _LOOKED_AT if name in arguments}
+    return {n: sys.intern(v) if isinstance(v, str) else v for n, v in found.items()}
 
 
 def _id(arguments: Mapping[str, Any], name: str) -> int:
