@@ -103,8 +103,38 @@ def describe_calls(directory: Path) -> list[CallsSummary]:
 
 
 def describe_logged(directory: Path) -> list[str]:
-    """Lines for the groups whose costs and decisions NCCL logged; raises what `store.scan` does."""
-    return [*_costs(directory), *_decisions(directory)]
+    """Lines for what NCCL logged of costs and decisions, and for the steps of traces.
+
+    Raises what `store.scan` does.
+    """
+    return [*_costs(directory), *_decisions(directory), *_steps(directory)]
+
+
+def _steps(directory: Path) -> list[str]:
+    if not part_paths(directory, "steps"):
+        return []
+    total = {name: pl.col(f"{name}_us").sum() for name in ("communication", "exposed")}
+    traced = pl.col("step_us").filter(pl.col("communication_us").is_not_null()).sum()
+    per_job = (
+        scan(directory, "steps")
+        .group_by("system", "sweep", "run")
+        .agg(
+            pl.len(), pl.col("rank").n_unique(), pl.col("step_us").median(), traced=traced, **total
+        )
+    )
+    lines = []
+    for row in per_job.sort("system", "sweep", "run").collect().iter_rows():
+        system, sweep, run, steps, ranks, median_us, seconds, communication, exposed = row
+        shares = (
+            f"{communication / seconds:.0%} of it communication, {exposed / seconds:.0%} exposed"
+            if seconds
+            else "its GPUs not traced"
+        )
+        lines.append(
+            f"{system}: {steps} steps of {ranks} ranks in {sweep} ({run}), half of them within "
+            f"{median_us / 1e3:.1f} ms; {shares}"
+        )
+    return lines
 
 
 def _costs(directory: Path) -> list[str]:

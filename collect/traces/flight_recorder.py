@@ -35,17 +35,14 @@ def read_flight_recorder(trace: TraceFile, report: FileReport) -> RankTrace:
     Raises CorruptFile for a dump that is damaged, or a pickle of more than plain values.
     """
     dump = _dump(trace)
-    named = _RANK.search(trace.member or trace.path.name)
     groups = {
         str(name): ranks(mapping(group).get("ranks"))
         for name, group in mapping(dump.get("pg_config")).items()
     }
-    found = RankTrace(
-        rank=int(named[1]) if named else None,
-        world_size=max((len(each) for each in groups.values() if each), default=None),
-    )
-    if named is None:
-        report.remark("whose dump it is stands in its name only (..._<rank>), which has no number")
+    world = max((len(each) for each in groups.values() if each), default=None)
+    found = RankTrace(rank=_rank(trace, world), world_size=world)
+    if found.rank is None:
+        report.remark("whose dump it is stands in its name only (..._<rank>), which has no rank")
     facts = _facts(dump)
     seen: Counter[tuple[Any, ...]] = Counter()
     entries = dump.get("entries")
@@ -65,6 +62,13 @@ def read_flight_recorder(trace: TraceFile, report: FileReport) -> RankTrace:
         seen[number] += 1
         found.calls.append(call)
     return found
+
+
+def _rank(trace: TraceFile, world: int | None) -> int | None:
+    named = _RANK.search(trace.member or trace.path.name)
+    rank = int(named[1]) if named else None
+    # A date or a process's number is no rank.
+    return None if rank is None or (world is not None and rank >= world) else rank
 
 
 def _dump(trace: TraceFile) -> Mapping[str, Any]:

@@ -188,7 +188,6 @@ def _call(line: _Line, name: str, report: FileReport) -> RankCall | None:
         comm=comm,
         group=text(header.get("comm_name")),
         sequence=None if line.is_p2p else number,
-        timestamp_us=_begun(told, line.metadata),
         collective=collective.wire,
         size_bytes=size,
         num_ranks=num_ranks,
@@ -243,13 +242,6 @@ def _timing_source(value: object, time_us: float | None) -> str | None:
     if value is None or time_us is None:
         return None
     return GPU if "gpu" in str(value).lower() else CPU
-
-
-def _begun(told: Mapping[str, Any], metadata: Mapping[str, Any]) -> float | None:
-    """When a verbose record says that it began; else when the dump was written, at the latest."""
-    traces = told.get("event_trace_ts")
-    begun = _time(traces.get("coll_start_ts")) if isinstance(traces, dict) else None
-    return begun or _time(metadata.get("dump_timestamp_us"))
 
 
 def _facts(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -138,8 +138,10 @@ class _Reader:
 
     def _operation(self, kernel: Kernel, launch: tuple[int, float] | None) -> Span | None:
         """The operation that launched a kernel, where the trace proves it."""
-        if launch is not None:
-            return self._operations.around(*launch)
+        around = None if launch is None else self._operations.around(*launch)
+        if around is not None:
+            return around
+        # Grouped calls are launched behind their operations, when the group ends.
         external = kernel.arguments.get(_EXTERNAL)
         # Old traces give the correlation as the external id: that is no operation's.
         if not isinstance(external, int) or external == kernel.correlation:

@@ -92,7 +92,9 @@ def test_dumps_of_older_releases_name_nccls_release_otherwise(tmp_path: Path) ->
 
 
 def test_a_dump_whose_name_has_no_rank_is_not_joined(tmp_path: Path) -> None:
-    paths = [as_json(tmp_path / name, recorder_dump(recorder_entry(1))) for name in ("a", "b")]
+    paths = [
+        as_json(tmp_path / name, recorder_dump(recorder_entry(1))) for name in ("a", "b_20240101")
+    ]
     found = read(*paths)
     assert found.calls["time_us"].to_pylist() == [None, None]
     assert "whose dump it is" in found.reports[0].remarks[0]

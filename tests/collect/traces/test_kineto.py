@@ -91,6 +91,17 @@ def test_a_kernel_that_nothing_launched_keeps_what_it_is(tmp_path: Path) -> None
     assert (call["collective"], call["size_bytes"], call["asks_tuner"]) == ("AllReduce", None, True)
 
 
+def test_a_kernel_of_a_group_is_launched_behind_its_operation_and_still_found(
+    tmp_path: Path,
+) -> None:
+    chrome = Chrome()
+    chrome.collective(100.0, 50.0)
+    launch = next(each for each in chrome.events if each["cat"] == "cuda_runtime")
+    launch["ts"] = 98.0
+    [call] = calls_of(chrome.write(tmp_path / "trace.json")).to_dicts()
+    assert (call["size_bytes"], call["kernel"] is not None) == (4000, True)
+
+
 @pytest.mark.parametrize("suffix", ["json", "json.gz"])
 def test_ranks_are_joined_by_pytorchs_number(suffix: str, tmp_path: Path) -> None:
     paths = []
