@@ -83,7 +83,8 @@ def import_files(
     calls = [CallsFile(i.path, i.sha256, report) for i, report in fresh if i.format == CALLS]
     taken, failed = _import_calls(calls, out_dir, options, systems)
     errors += failed
-    traces = _import_traces([i for i, _ in fresh if i.traces], out_dir, options, systems)
+    found = [item for item, _ in fresh if item.traces]
+    traces = _import_traces(found, out_dir, options, systems, progress)
     errors += traces.errors
     reports = [r for i, r in zip(inputs, reports, strict=True) if not i.traces or r.remarks]
     reports += traces.reports
@@ -307,7 +308,11 @@ def _import_calls(
 
 
 def _import_traces(
-    inputs: Sequence[_Input], out_dir: Path, options: ImportOptions, systems: KnownSystems
+    inputs: Sequence[_Input],
+    out_dir: Path,
+    options: ImportOptions,
+    systems: KnownSystems,
+    progress: Callable[[int, int], None] | None,
 ) -> TracesTaken:
     if not inputs:
         return TracesTaken()
@@ -325,7 +330,7 @@ def _import_traces(
         base["nccl_version"] = str(NcclVersion.parse(options.nccl_version))
     files = [trace for each in inputs for trace in each.traces]
     hashes = {each.path.name: each.sha256 for each in inputs}
-    return take_in_traces(files, hashes, out_dir, base)
+    return take_in_traces(files, hashes, out_dir, base, progress)
 
 
 def _nothing_usable(report: FileReport) -> str:

@@ -1,6 +1,6 @@
 """Import of traces, those of all ranks of a job together, into the store."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,14 +34,16 @@ def take_in_traces(
     hashes: Mapping[str, str],
     out_dir: Path,
     base: Mapping[str, Any],
+    progress: Callable[[int, int], None] | None = None,
 ) -> TracesTaken:
     """Write the calls and steps of `files` under `out_dir`; the same files give the same parts.
 
     `hashes` are of the files on disk, by name; `base` has the columns that hold for all rows,
-    `system`, `sweep` and `run` among them, and what the caller knows of ranks and nodes.
+    `system`, `sweep` and `run` among them, and what the caller knows of ranks and nodes;
+    `progress` is told of traces done, and of all.
     """
     reports = [FileReport(path=each.name, format=each.source.value) for each in files]
-    traces = read_files(files, reports, base, [])
+    traces = read_files(files, reports, base, [], progress)
     record = program_record("import", files=dict(hashes))
     for kind, table in (("calls", traces.calls), ("steps", traces.steps)):
         if table.num_rows:
