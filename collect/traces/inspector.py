@@ -6,11 +6,15 @@
 4.3    only `dump_stats` has header and metadata; exactly as many bare records as it says follow.
        What a header says never holds beyond its dump, and a dump that is cut off is not read on.
 
+Sizes are one rank's count times the element: of AllGather and ReduceScatter the part of one rank,
+not NCCL's nBytes. The record's own bandwidth, which is of the whole, shows which of the two it is.
+
 Sources: NVIDIA/nccl plugins/profiler/inspector (inspector_json.cc, inspector_json_reader.py) and
 ROCm/rocm-systems projects/rccl/plugins/profiler/inspector.
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final, Self
@@ -26,6 +30,7 @@ from dynamiccl.sizes import MAX_SIZE_BITS
 
 _COUNTS: Final = ("coll_records", "p2p_records", "proxy_records")
 _PAYLOADS: Final = ("coll_perf", "p2p_perf", "proxy_trace")
+_DAY_US: Final = 86_400e6
 #: The newest format that is known, and the first with bare records.
 _KNOWN: Final = (4, 3)
 
@@ -176,6 +181,7 @@ def _call(line: _Line, name: str, report: FileReport) -> RankCall | None:
             report.reject(line.number, "collective not known", str(told.get("coll")))
             return None
         collective = Collective.SendRecv
+    size *= _parts(collective, told, size, num_ranks)
     comm = _comm(header.get("id"))
     number = whole(told.get(f"{prefix}_sn"))
     time_us = _time(told.get(f"{prefix}_exec_time_us"))
@@ -188,6 +194,7 @@ def _call(line: _Line, name: str, report: FileReport) -> RankCall | None:
         comm=comm,
         group=text(header.get("comm_name")),
         sequence=None if line.is_p2p else number,
+        timestamp_us=_begun(told, line.metadata),
         collective=collective.wire,
         size_bytes=size,
         num_ranks=num_ranks,
@@ -200,6 +207,25 @@ def _call(line: _Line, name: str, report: FileReport) -> RankCall | None:
         timing_source=_timing_source(told.get(f"{prefix}_timing_source"), time_us),
         facts=_facts(line.metadata),
     )
+
+
+def _parts(collective: Collective, told: Mapping[str, Any], size: int, num_ranks: int) -> int:
+    """How often the size that is told goes into NCCL's nBytes: once, or once for each rank."""
+    if collective not in {Collective.AllGather, Collective.ReduceScatter}:
+        return 1
+    time_us, gbytes_per_s = _time(told.get("coll_exec_time_us")), _time(told.get("coll_algobw_gbs"))
+    if time_us is None or gbytes_per_s is None:
+        return num_ranks
+    parts = gbytes_per_s * 1e3 * time_us / size
+    return 1 if parts < math.sqrt(num_ranks) else num_ranks
+
+
+def _begun(told: Mapping[str, Any], metadata: Mapping[str, Any]) -> float | None:
+    """When a verbose record says that it began, if that is on the clock of its dump."""
+    begun = _time(mapping(told.get("event_trace_ts")).get("coll_start_ts"))
+    dumped = _time(metadata.get("dump_timestamp_us"))
+    is_one_clock = begun is not None and dumped is not None and 0 <= dumped - begun < _DAY_US
+    return begun if is_one_clock else None
 
 
 def _comm(value: object) -> str | None:

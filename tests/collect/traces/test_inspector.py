@@ -62,6 +62,46 @@ def test_channels_are_counted_in_verbose_dumps_alone(tmp_path: Path) -> None:
     assert calls.sort("sequence")["actual_num_channels"].to_list() == [4, None]
 
 
+@pytest.mark.parametrize(
+    ("num_ranks", "size", "time_us", "algobw", "size_bytes"),
+    [
+        # NVIDIA's own examples (plugins/profiler/inspector/README.md): bandwidth is of the whole.
+        (8, 2_147_483_648, 41_057, 418.439467, 8 * 2_147_483_648),
+        (32, 65_536, 110, 19.065018, 32 * 65_536),
+        (8, 65_536, 110, None, 8 * 65_536),
+        # Who gives the whole buffer gives its bandwidth too.
+        (8, 1_048_576, 100, 10.48576, 1_048_576),
+    ],
+)
+def test_a_part_of_one_rank_is_told_as_nccls_whole_buffer(
+    num_ranks: int,
+    size: int,
+    time_us: int,
+    algobw: float | None,
+    size_bytes: int,
+    tmp_path: Path,
+) -> None:
+    told = {"coll": "ReduceScatter", "coll_msg_size_bytes": size, "coll_algobw_gbs": algobw}
+    line = inspector_line(0, 0, time_us, header={"n_ranks": num_ranks})
+    line["coll_perf"] |= told
+    assert calls_of(write_lines(tmp_path / "a.log", line))["size_bytes"].to_list() == [size_bytes]
+
+
+def test_an_all_reduce_has_the_size_that_is_told(tmp_path: Path) -> None:
+    line = inspector_line(0, 0, 61_974, coll_msg_size_bytes=1 << 34, coll_algobw_gbs=277.2)
+    assert calls_of(write_lines(tmp_path / "a.log", line))["size_bytes"].to_list() == [1 << 34]
+
+
+def test_when_it_began_is_known_of_verbose_records_on_the_dumps_clock(tmp_path: Path) -> None:
+    dumped = 1_750_000_000_000_000
+    lines = [
+        inspector_line(0, number, 5.0, event_trace_ts={"coll_start_ts": begun})
+        for number, begun in enumerate((dumped - 100, 12_345, None))
+    ]
+    calls = calls_of(write_lines(tmp_path / "a.log", *lines)).sort("sequence")
+    assert [at.year if at else None for at in calls["timestamp"]] == [2025, None, None]
+
+
 def test_a_time_of_the_hosts_clock_is_marked(tmp_path: Path) -> None:
     lines = [
         inspector_line(0, 0, 5.0, coll_timing_source="kernel_gpu"),
