@@ -86,7 +86,9 @@ class Recording:
             "actual_num_warps": np.full(size, _WARPS),
             "table": np.ones(size, dtype=np.int64),
             "decided": action != _ABSTAIN_ACTION,
+            "asks_tuner": np.ones(size, dtype=np.bool_),
             "time_us": time_us,
+            "time_at_most_us": time_us,
             "skew_us": skew_us,
             "ranks_agree": np.ones(size, dtype=np.bool_),
         }
