@@ -16,10 +16,13 @@ export MLFLOW_DISABLE_TELEMETRY := true
 # Without compiled files each of hundreds of started Pythons compiles all of it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test soak soak-slice check check-style check-types check-plugin check-layout format tree bench bench-learning plugin install constraints clean
+.PHONY: demo demo-traces test soak soak-slice check check-style check-types check-plugin check-layout format tree bench bench-learning plugin install constraints clean
 
 demo: install ## the whole pipeline, from measured data to the plugin's answers
 	$(BIN)/python -P examples/demo.py
+
+demo-traces: install ## published traces of PyTorch jobs as calls and steps
+	$(BIN)/python -P examples/demo_traces.py
 
 test: install ## all tests but soak: Python, C++, a job under a sanitizer; side by side
 	$(BIN)/pytest -n $(WORKERS)

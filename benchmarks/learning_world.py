@@ -16,6 +16,7 @@ from learning_play import Played, World
 
 from dynamiccl.collect.simulate import simulate
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
+from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.datasets.episodes import with_noise
 from dynamiccl.datasets.provenance import program_record
 from dynamiccl.datasets.schema import CALLS, DEFAULT_PROFILE
@@ -102,6 +103,7 @@ def write_calls(out: Path, world: World, played: Played, run: str) -> None:
     wire = {int(a): a.wire for a in Algorithm}, {int(p): p.wire for p in Protocol}
     size = rounds * jobs * keys
     columns: dict[str, Any] = {
+        "source": [CallSource.SIMULATOR.value] * size,
         "run": [f"{run}-{job}" for job in index[1]],
         "comm": ["0123456789abcdef"] * size,
         "sequence": index[0] * keys + key,

@@ -108,15 +108,27 @@ class FileReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What recordings of jobs gave: calls files and traces, of all ranks together."""
+
+    #: One a collective, whatever the number of ranks that recorded it.
+    calls: int = 0
+    #: Those of them whose time is known from all ranks.
+    calls_timed: int = 0
+    #: Of traces: records of single ranks that calls were joined of, and steps.
+    rank_records: int = 0
+    steps: int = 0
+    #: Why calls of traces have no time -> calls.
+    untimed: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImportSummary:
     """The whole import: totals over the files, and each file's own report."""
 
     rows_read: int
     measurements_written: int
-    #: Of calls files: one a collective, whatever the number of ranks that recorded it.
-    calls_written: int
-    #: Those of them whose time is known from all ranks.
-    calls_timed: int
+    recorded: Recorded
     dropped: int
     duplicates: int
     rejected: tuple[Rejected, ...]
@@ -131,16 +143,14 @@ class ImportSummary:
         cls,
         files: list[FileReport],
         *,
-        calls_written: int = 0,
-        calls_timed: int = 0,
+        recorded: Recorded,
         skipped: tuple[str, ...] = (),
     ) -> "ImportSummary":
         """Add up the reports of all files; a call is no single file's."""
         return cls(
             rows_read=sum(f.rows_read for f in files),
             measurements_written=sum(f.measurements_written for f in files),
-            calls_written=calls_written,
-            calls_timed=calls_timed,
+            recorded=recorded,
             dropped=sum(sum(f.dropped.values()) for f in files),
             duplicates=sum(f.duplicates for f in files),
             rejected=tuple(r for f in files for r in f.rejected),
@@ -163,8 +173,12 @@ class ImportSummary:
         costs = sum(len(f.costs) for f in self.files)
         decisions = sum(len(f.decisions) for f in self.files)
         parts = [f"{self.measurements_written} measurements"]
-        if self.calls_written:
-            parts.append(f"{self.calls_written} calls ({self.calls_timed} with a time)")
+        told = self.recorded
+        if told.calls:
+            joined = f" from {told.rank_records} records of ranks" if told.rank_records else ""
+            parts.append(f"{told.calls} calls{joined} ({told.calls_timed} with a time)")
+        if told.steps:
+            parts.append(f"{told.steps} steps")
         if costs:
             parts.append(f"{costs} of NCCL's costs")
         if decisions:
@@ -181,8 +195,11 @@ class ImportSummary:
         return {
             "rows_read": self.rows_read,
             "measurements_written": self.measurements_written,
-            "calls_written": self.calls_written,
-            "calls_timed": self.calls_timed,
+            "calls_written": self.recorded.calls,
+            "calls_timed": self.recorded.calls_timed,
+            "rank_records": self.recorded.rank_records,
+            "steps_written": self.recorded.steps,
+            "untimed": self.recorded.untimed,
             "dropped": self.dropped,
             "duplicates": self.duplicates,
             "already_there": self.already_there,

@@ -41,8 +41,17 @@ _EPISODE: Final = (*_TASK, "sweep", "run", "comm")
 #: Calls of one task key of a communicator, and of one stream of the Trigger: under one config.
 KEY_COLUMNS: Final = _EPISODE
 STREAM_COLUMNS: Final = (*KEY_COLUMNS, "actual_algorithm", "actual_protocol", "actual_num_channels")
-#: Timed on all ranks, which agreed.
-_IS_TIMED: Final = (pl.col("time_us") > 0) & pl.col("ranks_agree")
+#: What traces of other tools do not tell, and no step is made without: what ran, and whose choice.
+_NEEDED: Final = (
+    *("comm", "sequence", "replay", "size_bytes", "num_nodes"),
+    *("decided", "actual_num_channels"),
+)
+#: Timed on all ranks, which agreed, and told in full.
+_IS_TIMED: Final = (
+    (pl.col("time_us") > 0)
+    & pl.col("ranks_agree")
+    & pl.all_horizontal(pl.col(name).is_not_null() for name in _NEEDED)
+)
 #: Interference levels of timed calls, one each; -1 = unknown (train/trigger/levels.py).
 Levels = Callable[[pl.DataFrame], npt.NDArray[np.float32]]
 #: What a sweep says of a row and a call does not, or otherwise: not compared for a reference.
@@ -54,7 +63,8 @@ class SequenceCounts:
     """What became of calls on the way to training."""
 
     calls: int
-    #: Without a time from all ranks, or ranks that did not agree.
+    #: Without a time from all ranks, or ranks that did not agree; or of a trace that does not tell
+    #: what ran.
     unusable: int
     held_out: int
     #: Their config is not in the catalogue.
@@ -117,7 +127,10 @@ def sequence_steps(
 
 
 def timed_calls(calls: pl.DataFrame) -> pl.DataFrame:
-    """The calls that have a time, with `bin` and `split`, each communicator's in its order."""
+    """The calls that have a time, with `bin` and `split`, each communicator's in its order.
+
+    Those of traces that do not tell what ran and whose choice it was are left out.
+    """
     rows = with_split(tuned(calls).filter(_IS_TIMED))
     return rows.sort(["system", "sweep", "run", "comm", "sequence", "replay"], nulls_last=True)
 

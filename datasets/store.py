@@ -2,6 +2,7 @@
 
     DIR/measurements/system=NAME/sweep=NAME/part-<id>.parquet
     DIR/calls/system=NAME/sweep=NAME/part-<id>.parquet
+    DIR/steps/system=NAME/sweep=NAME/part-<id>.parquet
     DIR/costs/system=NAME/sweep=NAME/part-<id>.parquet
     DIR/decisions/system=NAME/sweep=NAME/part-<id>.parquet
 
@@ -22,6 +23,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.datasets.schema import (
     CALLS,
     COSTS,
@@ -29,6 +31,7 @@ from dynamiccl.datasets.schema import (
     MEASUREMENTS,
     META_PROVENANCE,
     PARTITION_COLUMNS,
+    STEPS,
     check_schema,
 )
 from dynamiccl.errors import CorruptFile, MissingPath, NotEnoughData, UserError
@@ -36,6 +39,7 @@ from dynamiccl.errors import CorruptFile, MissingPath, NotEnoughData, UserError
 SCHEMAS: Final[Mapping[str, pa.Schema]] = {
     "measurements": MEASUREMENTS,
     "calls": CALLS,
+    "steps": STEPS,
     "costs": COSTS,
     "decisions": DECISIONS,
 }
@@ -154,10 +158,19 @@ def _scan_part(path: Path, types: Mapping[str, pl.DataType]) -> pl.LazyFrame:
     partition = dict(folder.name.split("=", 1) for folder in list(path.parents)[:2])
     lazy = pl.scan_parquet(path, glob=False, hive_partitioning=False)
     absent = types.keys() - lazy.collect_schema().keys() - set(PARTITION_COLUMNS)
+    values = dict.fromkeys(absent, None)
+    if "source" in absent:
+        values["source"] = _source_of_calls(path)
     return lazy.with_columns(
         *(pl.lit(partition[name]).alias(name) for name in PARTITION_COLUMNS),
-        *(pl.lit(None, types[name]).alias(name) for name in absent),
+        *(pl.lit(value, types[name]).alias(name) for name, value in values.items()),
     )
+
+
+def _source_of_calls(path: Path) -> str:
+    """What made a part of `calls` of version 1, which tells it in its provenance alone."""
+    is_simulated = part_provenance(path).get("tool") == CallSource.SIMULATOR.value
+    return (CallSource.SIMULATOR if is_simulated else CallSource.PLUGIN).value
 
 
 def _check_parts(paths: Iterable[Path], schema: pa.Schema) -> None:

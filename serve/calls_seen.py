@@ -8,8 +8,9 @@ from typing import Final
 
 import polars as pl
 
+from dynamiccl.datasets.cells import tuned
 from dynamiccl.datasets.store import part_paths, read
-from dynamiccl.errors import DataError, MissingPath, UnknownName, UserError
+from dynamiccl.errors import DataError, MissingPath, NotEnoughData, UnknownName, UserError
 from dynamiccl.nccl import Collective
 from dynamiccl.sizes import size_bin
 
@@ -38,9 +39,28 @@ class Called:
         return None if self.median_us is None else self.calls * self.median_us
 
 
-def calls_of(data_dir: Path) -> list[Called]:
-    """The calls of a data directory's table `calls`; raises MissingPath where there are none."""
-    frame = calls_table(data_dir)
+def calls_of(
+    data_dir: Path, num_nodes: int | None, num_ranks: int | None
+) -> tuple[list[Called], int]:
+    """The calls of a data directory's table `calls`, and how many of them are left out.
+
+    What NCCL asks no tuner about is, and what does not tell size, ranks or nodes; the last two may
+    be given for calls that do not tell. Raises MissingPath and NotEnoughData where none is left.
+    """
+    recorded = calls_table(data_dir).with_columns(
+        pl.col("num_nodes").fill_null(pl.lit(num_nodes, pl.Int64)),
+        pl.col("num_ranks").fill_null(pl.lit(num_ranks, pl.Int64)),
+    )
+    frame = tuned(recorded).filter(
+        pl.col("asks_tuner").fill_null(value=True),
+        pl.col("size_bytes") > 0,
+        pl.all_horizontal(pl.col(name).is_not_null() for name in ("num_nodes", "num_ranks")),
+    )
+    if frame.is_empty():
+        raise NotEnoughData(
+            f"none of the {recorded.height} calls in {data_dir} is one that a table could decide, "
+            "with size, ranks and nodes; give --nodes (and --ranks) for traces that do not tell"
+        )
     sized = frame.with_columns(
         bin=pl.col("size_bytes").map_elements(size_bin, return_dtype=pl.Int64)
     )
@@ -51,10 +71,26 @@ def calls_of(data_dir: Path) -> list[Called]:
         median_us=pl.col("time_us").median(),
         ran=ran.drop_nulls().mode().sort().first(),
     )
-    return [
+    found = [
         Called(Collective.parse(collective), *others)
         for collective, *others in groups.sort(keys).iter_rows()
     ]
+    return found, recorded.height - frame.height
+
+
+def decided_calls(data_dir: Path) -> pl.DataFrame:
+    """The calls of which it is known whether our table decided them.
+
+    Raises as `calls_table`, and NotEnoughData where there are only traces, which do not tell.
+    """
+    recorded = calls_table(data_dir)
+    told = recorded.filter(pl.col("decided").is_not_null())
+    if told.is_empty():
+        raise NotEnoughData(
+            f"{data_dir} holds {recorded.height} calls of traces and none of our plugin, which "
+            "alone tells what our table decided; record a job with DYNAMICCL_CALLS_DIR"
+        )
+    return told
 
 
 def calls_table(data_dir: Path) -> pl.DataFrame:

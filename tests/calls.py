@@ -11,6 +11,7 @@ from dynamiccl.datasets.schema import CALLS
 _PLAIN: Final[dict[str, Any]] = {
     "system": "box",
     "sweep": "deployed",
+    "source": "plugin",
     "run": "job-1",
     "comm": "00000000000000aa",
     "sequence": 0,
@@ -44,6 +45,18 @@ _PLAIN: Final[dict[str, Any]] = {
 def call(sequence: int, time_us: float | None = 100.0, **columns: Any) -> dict[str, Any]:
     """A call that our table decided."""
     return {**_PLAIN, "sequence": sequence, "time_us": time_us, **columns}
+
+
+def traced(sequence: int, time_us: float | None = 100.0, **columns: Any) -> dict[str, Any]:
+    """A call as a trace of PyTorch tells it: without NCCL's choice, its nodes and our decision."""
+    not_told = (
+        *("comm", "sequence", "replay", "num_nodes", "ranks_per_node", "actual_algorithm"),
+        *("actual_protocol", "actual_num_channels", "actual_num_warps", "table", "decided"),
+        *("probe", "graph_captured", "sampled", "incomplete"),
+    )
+    nulls = dict.fromkeys(not_told, None)
+    told = {"source": "kineto", "group_sequence": sequence, "asks_tuner": True}
+    return {**call(sequence, time_us), **nulls, **told, **columns}
 
 
 def calls_table(*rows: dict[str, Any]) -> pa.Table:

@@ -138,6 +138,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         again = SWEEP.replace('"small"', '"fresh"').replace("SEED", "2").replace("CYCLES", "8")
         (folder / "fresh.toml").write_text(again)
         (folder / "all_reduce.log").write_text(LOG)
+        shutil.copytree(ROOT / "tests" / "data" / "traces", folder / "traces")
         (folder / "logs").mkdir()
         (folder / "logs" / "all_reduce.log").write_text(LOG)
         shutil.copyfile(ROOT / "examples" / "attention.py", folder / "attention.py")
@@ -155,6 +156,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             "dynamiccl-train fit --data data --recipe gaussian-process --set alpha=0.2",
             "dynamiccl-evaluate gate --policy models:/dynamiccl@candidate --data fresh --out gated",
             "dynamiccl-deploy export gated --out artifact",
+            "dynamiccl-collect import traces --out job --system mycluster",
         ):
             code, said = run(line)
             assert code == 0, f"{line}\n{said}"

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from dynamiccl.collect.calls.reader import FLAG_CAPTURED, FLAG_INCOMPLETE, FLAG_PROBE, RECORD
 from dynamiccl.collect.reports import FileReport
+from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.datasets.schema import CALLS
 from dynamiccl.nccl import NUM_TUNED_COLLECTIVES, Algorithm, Collective, Protocol
 from dynamiccl.sizes import MAX_SIZE_BITS
@@ -122,6 +123,10 @@ def _table(
         time_us=pl.when(known_of_all).then(pl.col("fastest_us")),
         skew_us=pl.when(known_of_all).then(pl.col("slowest_us") - pl.col("fastest_us")),
         sampled=(pl.col("ranks_timed") > 0) | pl.col("incomplete"),
+        source=pl.lit(CallSource.PLUGIN.value),
+        asks_tuner=pl.lit(value=True),
+        time_at_most_us=pl.col("fastest_us"),
+        timing_source=pl.when(pl.col("ranks_timed") > 0).then(pl.lit("gpu")),
         **{name: pl.lit(value) for name, value in base.items()},
     )
     rows = rows.rename(

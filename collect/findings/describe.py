@@ -73,13 +73,16 @@ def describe(directory: Path) -> list[SystemSummary]:
 
 @dataclass(frozen=True, slots=True)
 class CallsSummary:
-    """What the deployed plugin recorded on one system."""
+    """What the deployed plugin, or a trace of another tool, recorded on one system."""
 
     system: str
     calls: int
     #: Calls whose time is known from all ranks.
     calls_timed: int
+    #: Communicators that a call names; traces of PyTorch do not.
     communicators: int
+    #: What recorded them, of `CallSource`.
+    sources: list[str]
 
 
 def describe_calls(directory: Path) -> list[CallsSummary]:
@@ -92,15 +95,46 @@ def describe_calls(directory: Path) -> list[CallsSummary]:
         .agg(
             calls=pl.len(),
             calls_timed=pl.col("time_us").count(),
-            communicators=pl.col("comm").n_unique(),
+            communicators=pl.col("comm").drop_nulls().n_unique(),
+            sources=pl.col("source").unique().sort(),
         )
     )
     return [CallsSummary(*row) for row in per_system.sort("system").collect().iter_rows()]
 
 
 def describe_logged(directory: Path) -> list[str]:
-    """Lines for the groups whose costs and decisions NCCL logged; raises what `store.scan` does."""
-    return [*_costs(directory), *_decisions(directory)]
+    """Lines for what NCCL logged of costs and decisions, and for the steps of traces.
+
+    Raises what `store.scan` does.
+    """
+    return [*_costs(directory), *_decisions(directory), *_steps(directory)]
+
+
+def _steps(directory: Path) -> list[str]:
+    if not part_paths(directory, "steps"):
+        return []
+    total = {name: pl.col(f"{name}_us").sum() for name in ("communication", "exposed")}
+    traced = pl.col("step_us").filter(pl.col("communication_us").is_not_null()).sum()
+    per_job = (
+        scan(directory, "steps")
+        .group_by("system", "sweep", "run")
+        .agg(
+            pl.len(), pl.col("rank").n_unique(), pl.col("step_us").median(), traced=traced, **total
+        )
+    )
+    lines = []
+    for row in per_job.sort("system", "sweep", "run").collect().iter_rows():
+        system, sweep, run, steps, ranks, median_us, seconds, communication, exposed = row
+        shares = (
+            f"{communication / seconds:.0%} of it communication, {exposed / seconds:.0%} exposed"
+            if seconds
+            else "its GPUs not traced"
+        )
+        lines.append(
+            f"{system}: {steps} steps of {ranks} ranks in {sweep} ({run}), half of them within "
+            f"{median_us / 1e3:.1f} ms; {shares}"
+        )
+    return lines
 
 
 def _costs(directory: Path) -> list[str]:
@@ -140,7 +174,7 @@ def calls_line(summary: CallsSummary) -> str:
     """One system's calls for people."""
     return (
         f"{summary.system}: {summary.calls} calls of {summary.communicators} communicators, "
-        f"{summary.calls_timed} with a time"
+        f"{summary.calls_timed} with a time from all ranks ({', '.join(summary.sources)})"
     )
 
 

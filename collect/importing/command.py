@@ -26,7 +26,8 @@ def import_command(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE_OR_DIR...", help="Logs, JSON, CSV, calls files; or directories of them."
+            metavar="FILE_OR_DIR...",
+            help="Logs, JSON, CSV, calls files, traces; or directories of them.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="Data directory to add to.")],
@@ -55,15 +56,19 @@ def import_command(
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more, to stderr.")] = False,
 ) -> None:
-    """Read whole nccl-tests outputs (text, -J JSON), CSV sweeps, and what the plugin recorded.
+    """Read nccl-tests outputs (text, -J JSON), CSV sweeps, what the plugin recorded, and traces.
 
     A directory stands for all such files below it; what is none of them is named and left alone. A
     CSV needs size_bytes, collective, and time_us or busbw_gbytes_per_s (docs/collect.md).
 
-    The calls files (.dcc) of all ranks of a job belong into one import: the time of a call is known
-    only with all its ranks.
+    Traces are dumps of NCCL's Inspector or PyTorch's Flight Recorder, traces of its profiler
+    (.json, .json.gz, .tar.gz) and execution traces. What is what, the content tells.
+
+    The calls files (.dcc) or traces of all ranks of a job belong into one import: the time of a
+    call is known only with all its ranks.
 
     Example: dynamiccl-collect import all_reduce.log --out out/data --system mycluster
+    Example: dynamiccl-collect import rank*.json.gz --out out/data --system mycluster
     """
     cli.configure_logging(verbose=verbose)
     options = ImportOptions(
@@ -113,6 +118,8 @@ def _show(summary: ImportSummary, out: Path) -> None:
         _stderr.print(f"... and {len(lines) - _SHOWN} more (all of them with --json)")
     for path in summary.skipped:
         _stderr.print(f"{path}: left alone, no kind that is known", markup=False, soft_wrap=True)
+    for reason, count in summary.recorded.untimed.items():
+        _stderr.print(f"{count} calls without a time: {reason}", highlight=False, soft_wrap=True)
     there = f"; {summary.already_there} were there already" if summary.already_there else ""
     _stdout.print(
         f"{summary.rows_read} rows read, {summary.written_text} written{there}, "

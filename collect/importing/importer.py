@@ -1,9 +1,9 @@
-"""Import of what exists: nccl-tests text and JSON, tidy CSV, calls files -> the Parquet store.
+"""Import of what exists: nccl-tests output, tidy CSV, calls files, traces -> the Parquet store.
 
 Each file becomes parts of its own, which depend on nothing but the file, the options and this
 program: a file imported twice by one release is there once, and a bad file among good ones costs
-nothing but itself. Calls files are the exception: those of all ranks are joined, so all that are
-named together make parts together.
+nothing but itself. Calls files and traces are the exception: those of all ranks are joined, so all
+that are named together make parts together.
 """
 
 import json
@@ -24,11 +24,13 @@ from dynamiccl.collect.importing.tidy_csv import csv_tables, is_tidy_csv
 from dynamiccl.collect.nccl_tests.json_output import json_tables
 from dynamiccl.collect.nccl_tests.layout import looks_like_row
 from dynamiccl.collect.nccl_tests.text import main_of, text_file_tables
-from dynamiccl.collect.reports import FileReport, ImportOptions, ImportSummary
+from dynamiccl.collect.reports import FileReport, ImportOptions, ImportSummary, Recorded
+from dynamiccl.collect.traces.files import TraceFile, is_recorder_pickle, trace_files
+from dynamiccl.collect.traces.take_in import TracesTaken, take_in_traces
 from dynamiccl.datasets.provenance import file_sha256, program_record
 from dynamiccl.datasets.schema import Status
 from dynamiccl.datasets.store import SCHEMAS, check_slug, part_paths, slug, write_part
-from dynamiccl.errors import DataError, MissingPath, OutputError, UserError
+from dynamiccl.errors import CorruptFile, DataError, MissingPath, OutputError, UserError
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
 
 __all__ = ["ImportFailed", "ImportOptions", "ImportSummary", "detect_format", "import_files"]
@@ -40,6 +42,7 @@ TEXT: Final = "nccl-tests-text"
 JSON: Final = "nccl-tests-json"
 CSV: Final = "tidy-csv"
 CALLS: Final = "calls"
+TRACE: Final = "trace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,10 @@ class _Input:
     path: Path
     format: str
     sha256: str
+    #: Of a trace, or an archive of them, what is in it.
+    traces: tuple[TraceFile, ...] = ()
+    #: Why it cannot be read, where that is known from its beginning.
+    problem: CorruptFile | None = None
 
 
 def import_files(
@@ -72,30 +79,55 @@ def import_files(
     _need_system(inputs, options)
     reports = [FileReport(path=str(item.path), format=item.format) for item in inputs]
     fresh = list(_without_repeats(inputs, reports))
-    errors: list[DataError] = []
-    for done, (item, report) in enumerate(fresh, 1):
-        try:
-            if item.format != CALLS:
-                _import_one(item, out_dir, options, systems, report)
-        except DataError as error:
-            report.failure = str(error)
-            errors.append(error)
-        if progress is not None:
-            progress(done, len(fresh))
+    errors = _import_each(fresh, out_dir, options, systems, progress)
     calls = [CallsFile(i.path, i.sha256, report) for i, report in fresh if i.format == CALLS]
     taken, failed = _import_calls(calls, out_dir, options, systems)
     errors += failed
+    found = [item for item, _ in fresh if item.traces]
+    traces = _import_traces(found, out_dir, options, systems, progress)
+    errors += traces.errors
+    reports = [r for i, r in zip(inputs, reports, strict=True) if not i.traces or r.remarks]
+    reports += traces.reports
     if errors and len(inputs) == 1:
         raise errors[0]
     summary = ImportSummary.of(
         reports,
-        calls_written=taken.calls,
-        calls_timed=taken.calls_timed,
+        recorded=Recorded(
+            calls=taken.calls + traces.calls,
+            calls_timed=taken.calls_timed + traces.calls_timed,
+            rank_records=traces.records,
+            steps=traces.steps,
+            untimed=traces.untimed,
+        ),
         skipped=tuple(map(str, skipped)),
     )
     if errors:
         raise ImportFailed(errors, summary)
     return summary
+
+
+def _import_each(
+    fresh: Sequence[tuple[_Input, FileReport]],
+    out_dir: Path,
+    options: ImportOptions,
+    systems: KnownSystems,
+    progress: Callable[[int, int], None] | None,
+) -> list[DataError]:
+    """Import the files that are not joined with others; return what was wrong with them."""
+    errors: list[DataError] = []
+    for done, (item, report) in enumerate(fresh, 1):
+        try:
+            if item.problem is None and item.format not in {CALLS, TRACE}:
+                _import_one(item, out_dir, options, systems, report)
+        except DataError as error:
+            report.failure = str(error)
+            errors.append(error)
+        if item.problem is not None:
+            report.failure = str(item.problem)
+            errors.append(item.problem)
+        if progress is not None:
+            progress(done, len(fresh))
+    return errors
 
 
 def _without_repeats(
@@ -125,8 +157,8 @@ class ImportFailed(OutputError):
             if written
             else ""
         )
-        if summary.calls_written:
-            tail += f"; {summary.calls_written} calls are written"
+        if summary.recorded.calls:
+            tail += f"; {summary.recorded.calls} calls are written"
         super().__init__("; ".join(map(str, errors)) + tail)
         self.summary = summary
 
@@ -159,7 +191,7 @@ def _inputs(paths: Sequence[Path]) -> tuple[list[_Input], list[Path]]:
             inputs.append(_input(path))
             continue
         for file in sorted(each for each in path.rglob("*") if each.is_file()):
-            item = _input(file)
+            item = _input(file, is_named=False)
             if item.format != TEXT or _has_output(file):
                 inputs.append(item)
             else:
@@ -178,12 +210,13 @@ def _no_file(paths: Sequence[Path], skipped: Sequence[Path]) -> str:
         return "no file to import; name at least one"
     found = f"{len(skipped)} files of other kinds" if skipped else "no file at all"
     return (
-        f"{', '.join(map(str, paths))}: {found}, and no nccl-tests output, CSV or calls file; name "
-        "the directory that holds them"
+        f"{', '.join(map(str, paths))}: {found}, and no nccl-tests output, CSV, calls file or "
+        "trace; name the directory that holds them"
     )
 
 
-def _input(path: Path) -> _Input:
+def _input(path: Path, *, is_named: bool = True) -> _Input:
+    """What a file is; pickles that nobody named are traces only if they look it."""
     if not path.is_file():
         raise MissingPath("file to import", path, "check the name")
     try:
@@ -192,6 +225,13 @@ def _input(path: Path) -> _Input:
         # By its name too: text would be refused for reasons that do not help.
         if head.startswith(MAGIC) or path.suffix == SUFFIX:
             return _Input(path, CALLS, file_sha256(path))
+        if is_named or not head.startswith(b"\x80") or is_recorder_pickle(head):
+            try:
+                traces = tuple(trace_files(path))
+            except CorruptFile as error:
+                return _Input(path, TRACE, file_sha256(path), problem=error)
+            if traces:
+                return _Input(path, TRACE, file_sha256(path), traces)
         text = head.decode("utf-8", errors="replace")
         return _Input(path, detect_format(text), file_sha256(path))
     except OSError as error:
@@ -265,6 +305,32 @@ def _import_calls(
     if options.nccl_version is not None:
         base["nccl_version"] = str(NcclVersion.parse(options.nccl_version))
     return take_in(files, out_dir, base=base)
+
+
+def _import_traces(
+    inputs: Sequence[_Input],
+    out_dir: Path,
+    options: ImportOptions,
+    systems: KnownSystems,
+    progress: Callable[[int, int], None] | None,
+) -> TracesTaken:
+    if not inputs:
+        return TracesTaken()
+    sweep = options.sweep or slug(inputs[0].path.resolve().parent.name)
+    base: dict[str, Any] = {
+        **systems.columns_of(options.system or ""),
+        "sweep": sweep,
+        "run": sweep,
+        "num_ranks": options.num_ranks,
+        "num_nodes": options.num_nodes,
+    }
+    if options.gpu is not None:
+        base["gpu"] = options.gpu
+    if options.nccl_version is not None:
+        base["nccl_version"] = str(NcclVersion.parse(options.nccl_version))
+    files = [trace for each in inputs for trace in each.traces]
+    hashes = {each.path.name: each.sha256 for each in inputs}
+    return take_in_traces(files, hashes, out_dir, base, progress)
 
 
 def _nothing_usable(report: FileReport) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.datasets.provenance import program_record
 from dynamiccl.datasets.schema import CALLS
 from dynamiccl.datasets.store import write_part
@@ -75,6 +76,7 @@ class Recording:
             **flags,
             "run": [f"{self._name}-{each}" for each in job],
             "sweep": [self._name] * size,
+            "source": [CallSource.SIMULATOR.value] * size,
             "sequence": step,
             "replay": np.zeros(size, dtype=np.int64),
             "timestamp": [_BEGIN + timedelta(milliseconds=int(each)) for each in step],
@@ -84,7 +86,9 @@ class Recording:
             "actual_num_warps": np.full(size, _WARPS),
             "table": np.ones(size, dtype=np.int64),
             "decided": action != _ABSTAIN_ACTION,
+            "asks_tuner": np.ones(size, dtype=np.bool_),
             "time_us": time_us,
+            "time_at_most_us": time_us,
             "skew_us": skew_us,
             "ranks_agree": np.ones(size, dtype=np.bool_),
         }

@@ -11,14 +11,15 @@ from dynamiccl import cli
 from dynamiccl.datasets.manifest import GATE_NAME, KILL_NAME
 from dynamiccl.errors import UserError
 from dynamiccl.serve.artifact import Artifact, open_artifact
-from dynamiccl.serve.calls_seen import calls_in_trace, calls_of, calls_table
-from dynamiccl.serve.commands.options import ArtifactDir, Json, System, stdout, wide_stdout
+from dynamiccl.serve.calls_seen import Called, calls_in_trace, calls_of, decided_calls
+from dynamiccl.serve.commands.options import ArtifactDir, Json, System, stderr, stdout, wide_stdout
 from dynamiccl.serve.explain import Gain, Outlook, gate_gains, look_ahead
 from dynamiccl.serve.replay import CALL_COLUMNS, Replayed, replay
 from dynamiccl.sizes import bin_center_bytes
 
 #: Rows that people are shown; --json has all.
 _SHOWN = 15
+_LEFT_OUT = "NCCL asks no tuner about them, or the trace does not tell size, ranks or nodes"
 
 
 def explain_command(
@@ -33,10 +34,10 @@ def explain_command(
         ),
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option(help="Ranks, where the list does not say.", min=2)
+        int | None, typer.Option(help="Ranks, where the calls do not say.", min=2)
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option(help="NCCL's nNodes, where the list does not say.", min=1)
+        int | None, typer.Option(help="NCCL's nNodes, where the calls do not say.", min=1)
     ] = None,
     system: System = None,
     as_json: Json = False,
@@ -49,22 +50,29 @@ def explain_command(
     if calls is not None and trace is not None:
         raise UserError("--calls and --trace are two places for the same calls: give one")
     opened = open_artifact(artifact)
-    called = None
-    if calls is not None:
-        called = calls_of(calls)
-    elif trace is not None:
-        called = calls_in_trace(trace, nodes, ranks)
+    called, left_out = _called(calls, trace, nodes, ranks)
     outlook = None if called is None else look_ahead(opened, called, system)
     if as_json:
         found = None if outlook is None else outlook.to_json()
-        cli.print_json({**opened.to_json(), "outlook": found})
+        cli.print_json({**opened.to_json(), "outlook": found, "calls_left_out": left_out})
         return
+    if left_out:
+        stderr.print(f"{left_out} calls are left out: {_LEFT_OUT}", soft_wrap=True)
     for line in _about(opened):
         stdout.print(line, soft_wrap=True, highlight=False, markup=False)
     if outlook is not None:
         _show_outlook(outlook)
     for line in _in_the_process(opened):
         stdout.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def _called(
+    calls: Path | None, trace: Path | None, nodes: int | None, ranks: int | None
+) -> tuple[list[Called] | None, int]:
+    """What a job called, and of how many calls that cannot be told; None where none is named."""
+    if calls is not None:
+        return calls_of(calls, nodes, ranks)
+    return (None if trace is None else calls_in_trace(trace, nodes, ranks)), 0
 
 
 def _about(artifact: Artifact) -> list[str]:
@@ -149,7 +157,7 @@ def replay_command(
 
     Example: dynamiccl-deploy replay data --rows 20
     """
-    table = calls_table(calls)
+    table = decided_calls(calls)
     ordered = table.sort("timestamp", "comm", "sequence").select(CALL_COLUMNS)
     if csv is not None:
         ordered.write_csv(csv)

@@ -9,7 +9,7 @@ from dynamiccl.datasets import store
 from dynamiccl.evaluate.gate.gate import pass_gate
 from dynamiccl.evaluate.gate.gated import write_gated
 from dynamiccl.train.policy import TorchPolicy
-from tests.calls import call, calls_table
+from tests.calls import call, calls_table, traced
 from tests.cli.conftest import Shell, refused
 from tests.cli.test_gate import fresh_data
 from tests.evaluate.test_gate import runs
@@ -126,3 +126,24 @@ def test_rows_of_a_gate_carry_their_interval(policy: Path) -> None:
     assert cell.low is not None
     assert cell.high is not None
     assert cell.low < 0.3 < cell.high
+
+
+def test_calls_of_a_trace_are_looked_at_with_the_nodes_that_are_given(
+    gated: Path, shell: Shell, tmp_path: Path
+) -> None:
+    rows = (traced(i) for i in range(20))
+    others = (traced(i, collective="SendRecv", asks_tuner=False) for i in range(4))
+    data = record(tmp_path / "job", *rows, *others)
+    assert "give --nodes" in refused(shell(DEPLOY, "explain", gated, "--calls", data), 3)
+    done = shell(DEPLOY, "explain", gated, "--calls", data, "--nodes", "1", "--json")
+    assert (done.json["outlook"]["calls"], done.json["outlook"]["calls_changed"]) == (20, 20)
+    assert done.json["calls_left_out"] == 4
+    told = shell(DEPLOY, "explain", gated, "--calls", data, "--nodes", "1")
+    assert "4 calls are left out: NCCL asks no tuner" in told.err
+
+
+def test_a_trace_alone_is_not_replayed(shell: Shell, tmp_path: Path) -> None:
+    data = record(tmp_path / "job", traced(0))
+    assert "1 calls of traces and none of our plugin" in refused(shell(DEPLOY, "replay", data), 3)
+    mixed = record(tmp_path / "job", call(1))
+    assert "1 of 1 calls ran" in shell(DEPLOY, "replay", mixed).out

@@ -1,9 +1,9 @@
 import pyarrow as pa
 import pytest
 
+from dynamiccl.datasets.call_columns import CALLS_COLUMNS, STEPS_COLUMNS
 from dynamiccl.datasets.schema import (
     CALLS,
-    CALLS_COLUMNS,
     CALLS_VERSION,
     MEASUREMENT_COLUMNS,
     MEASUREMENTS,
@@ -12,12 +12,14 @@ from dynamiccl.datasets.schema import (
     PARTITION_COLUMNS,
     REQUESTED_COLUMNS,
     SCHEMA_VERSION,
+    STEPS,
+    STEPS_VERSION,
     TASK_COLUMNS,
     check_schema,
 )
 from dynamiccl.errors import SchemaMismatch
 
-COLUMNS = (*MEASUREMENT_COLUMNS, *CALLS_COLUMNS)
+COLUMNS = (*MEASUREMENT_COLUMNS, *CALLS_COLUMNS, *STEPS_COLUMNS)
 #: Unit -> what a column of that unit must end in.
 SUFFIXES = {"us": "_us", "%": "_percent", "GB/s": "_gbytes_per_s", "Gbit/s": "_gbits_per_s"}
 
@@ -37,13 +39,13 @@ def test_names_carry_their_units() -> None:
 
 
 def test_names_are_unique() -> None:
-    for columns in (MEASUREMENT_COLUMNS, CALLS_COLUMNS):
+    for columns in (MEASUREMENT_COLUMNS, CALLS_COLUMNS, STEPS_COLUMNS):
         assert len({column.name for column in columns}) == len(columns)
 
 
 @pytest.mark.parametrize(
     ("schema", "version"),
-    [(MEASUREMENTS, SCHEMA_VERSION), (CALLS, CALLS_VERSION)],
+    [(MEASUREMENTS, SCHEMA_VERSION), (CALLS, CALLS_VERSION), (STEPS, STEPS_VERSION)],
 )
 def test_units_and_meanings_travel_in_the_file(schema: pa.Schema, version: int) -> None:
     assert all(field.metadata[b"meaning"] for field in schema)

@@ -8,9 +8,9 @@ from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.episodes import training_noise
 from dynamiccl.datasets.features import FEATURES
 from dynamiccl.datasets.history_columns import WINDOW_COLUMN
-from dynamiccl.datasets.sequences import SequenceCounts, sequence_steps
+from dynamiccl.datasets.sequences import SequenceCounts, sequence_steps, timed_calls
 from dynamiccl.datasets.steps import Steps
-from tests.calls import call, calls_frame
+from tests.calls import call, calls_frame, traced
 from tests.rows import default, forced, frame
 
 #: A training bin, and a test bin.
@@ -92,6 +92,19 @@ def test_what_cannot_be_learnt_from_is_counted() -> None:
     assert counts == SequenceCounts(
         calls=7, unusable=2, held_out=1, without_action=0, without_reward=3, steps=1, episodes=1
     )
+
+
+def test_a_trace_without_config_makes_no_step_though_it_has_a_time() -> None:
+    steps, counts = steps_of(calls_frame(call(0), traced(1), traced(2, None)))
+    assert len(steps) == 1
+    assert (counts.calls, counts.unusable, counts.steps) == (3, 2, 1)
+    assert timed_calls(calls_frame(traced(1))).is_empty()
+
+
+def test_a_trace_that_tells_the_config_and_not_whose_choice_it_was_makes_no_step() -> None:
+    rows = calls_frame(call(0, source="inspector", decided=None, table=None))
+    steps, counts = sequence_steps(rows, SWEEP, CATALOGUE, ["default"], NOISE)
+    assert (steps, counts.unusable) == (None, 1)
 
 
 def test_no_call_left_says_why() -> None:

@@ -46,6 +46,8 @@ class SeriesCounts:
     averages: int
     #: Calls in stretches that were not quiet, left out.
     disturbed: int
+    #: Calls without a time from all ranks, or of traces that do not tell what ran; left out.
+    unusable: int
     series: int
 
 
@@ -125,7 +127,7 @@ def read_series(data_dir: Path) -> tuple[Series, SeriesCounts]:
 
     Raises what reading raises, and NotEnoughData with fewer than FEWEST calls.
     """
-    calls = _call_series(data_dir) if part_paths(data_dir, "calls") else []
+    calls, unusable = _call_series(data_dir) if part_paths(data_dir, "calls") else ([], 0)
     frame = quiet(tuned(usable(read(data_dir)))) if part_paths(data_dir) else None
     iterations = [] if frame is None else _iteration_series(frame)
     times = [pair[0] for pair in [*calls, *iterations]]
@@ -143,7 +145,8 @@ def read_series(data_dir: Path) -> tuple[Series, SeriesCounts]:
     total = sum(len(each) for each, _ in pairs)
     if total < FEWEST:
         raise NotEnoughData(
-            f"{data_dir} holds {total} quiet calls in series and {FEWEST} are needed; import a "
+            f"{data_dir} holds {total} quiet calls in series and {FEWEST} are needed"
+            f"{f' ({unusable} calls have no time or config)' if unusable else ''}; import a "
             "job's recorded calls (DYNAMICCL_CALLS_DIR, 'dynamiccl-collect import'), or sweep with "
             "nccl-tests that report each iteration"
         )
@@ -153,20 +156,24 @@ def read_series(data_dir: Path) -> tuple[Series, SeriesCounts]:
         averages=sum(map(len, averages)),
         disturbed=sum(int((~each).sum()) for each in kept),
         series=len(pairs),
+        unusable=unusable,
     )
     return Series.of([t for t, _ in pairs], [s for _, s in pairs]), counts
 
 
-def _call_series(data_dir: Path) -> list[tuple[FloatArray, FloatArray]]:
-    rows = timed_calls(scan(data_dir, "calls").select(CALLS_USED).collect())
+def _call_series(data_dir: Path) -> tuple[list[tuple[FloatArray, FloatArray]], int]:
+    """Log times and log sizes of each series, and how many calls could not be used."""
+    recorded = tuned(scan(data_dir, "calls").select(CALLS_USED).collect())
+    rows = timed_calls(recorded)
     groups = rows.group_by(STREAM_COLUMNS, maintain_order=True).agg(
         pl.col("time_us").log(), pl.col("size_bytes").cast(pl.Float64).log()
     )
-    return [
+    found = [
         (np.asarray(time, dtype=np.float32), np.asarray(size, dtype=np.float32))
         for time, size in groups.select("time_us", "size_bytes").iter_rows()
         if len(time) >= SHORTEST
     ]
+    return found, recorded.height - rows.height
 
 
 def _iteration_series(frame: pl.DataFrame) -> list[tuple[FloatArray, FloatArray]]:

@@ -127,7 +127,7 @@ def test_communicators_collectives_and_rotated_files_stay_apart(tmp_path: Path) 
             ]
             write(tmp_path / "in", records, rank=rank, number=number)
     calls, summary = take(tmp_path / "in", tmp_path / "out")
-    assert calls.height == summary.calls_written == summary.calls_timed == 16
+    assert calls.height == summary.recorded.calls == summary.recorded.calls_timed == 16
     assert summary.rows_read == 32
     assert calls["comm"].unique().sort().to_list() == ["0" * 15 + "1", "f" * 16]
     assert (calls["time_us"] == 10.0 + calls["sequence"]).all()
@@ -181,7 +181,7 @@ def test_many_buckets_give_the_same_calls(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(joiner, "_BUCKET_BYTES", 300_000)
     many, summary = take(tmp_path / "in", tmp_path / "many")
     assert many.equals(few)
-    assert summary.calls_timed == 18_000
+    assert summary.recorded.calls_timed == 18_000
     assert len(store.part_paths(tmp_path / "many", "calls")) > 3
 
 
@@ -290,7 +290,7 @@ def test_calls_need_a_system(tmp_path: Path) -> None:
 def test_describe_counts_calls(tmp_path: Path) -> None:
     write(tmp_path / "in", [record(i, 0, 10.0, comm_id=i, num_ranks=1 + i) for i in range(2)])
     take(tmp_path / "in", tmp_path / "out")
-    assert describe_calls(tmp_path / "out") == [CallsSummary("box", 2, 1, 2)]
+    assert describe_calls(tmp_path / "out") == [CallsSummary("box", 2, 1, 2, ["plugin"])]
 
 
 def test_command_imports_and_describes_a_store_of_calls_alone(
@@ -302,9 +302,12 @@ def test_command_imports_and_describes_a_store_of_calls_alone(
     invoke(["import", str(tmp_path / "in"), "--out", out, "--system", "b"], standalone_mode=False)
     assert "0 measurements, 1 calls (1 with a time) written" in capsys.readouterr().out
     invoke(["describe", out], standalone_mode=False)
-    assert capsys.readouterr().out == "b: 1 calls of 1 communicators, 1 with a time\n"
+    assert (
+        capsys.readouterr().out
+        == "b: 1 calls of 1 communicators, 1 with a time from all ranks (plugin)\n"
+    )
     invoke(["describe", out, "--json"], standalone_mode=False)
-    recorded = {"calls": 1, "calls_timed": 1, "communicators": 1}
+    recorded = {"calls": 1, "calls_timed": 1, "communicators": 1, "sources": ["plugin"]}
     assert json.loads(capsys.readouterr().out) == [{"system": "b", "recorded": recorded}]
 
 

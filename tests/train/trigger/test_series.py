@@ -8,7 +8,7 @@ import pytest
 from dynamiccl.datasets.store import write_part
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.train.trigger.series import BLOCK, Series, read_series
-from tests.calls import call, calls_table
+from tests.calls import call, calls_table, traced
 from tests.train.trigger.streams import made_up_series, t3
 
 
@@ -45,6 +45,13 @@ def test_a_stretch_that_was_slow_is_left_out(tmp_path: Path) -> None:
     assert 200 <= counts.disturbed <= 240
     assert series.usual_scale == pytest.approx(0.05, rel=0.15)
     assert np.mean(series.values > 5.0) < 0.02
+
+
+def test_times_of_traces_that_do_not_tell_the_config_are_no_quiet_times(tmp_path: Path) -> None:
+    rows = [*(call(i, 100.0 + i % 7) for i in range(300)), *(traced(i, 1.0) for i in range(300))]
+    write_part(tmp_path, calls_table(*rows), kind="calls", provenance={})
+    _, counts = read_series(tmp_path)
+    assert (counts.calls, counts.unusable) == (300, 300)
 
 
 def test_calls_that_are_slow_one_by_one_stay(tmp_path: Path) -> None:

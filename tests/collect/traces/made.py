@@ -1,0 +1,177 @@
+"""Small traces made by hand after the formats' sources, and what reads them."""
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from dynamiccl.collect.traces import Traces, read_traces
+
+
+def read(*paths: Path, **known: Any) -> Traces:
+    """The traces as one import of a job."""
+    return read_traces(paths, system="box", sweep="job", known=known)
+
+
+def calls_of(*paths: Path, **known: Any) -> pl.DataFrame:
+    """The calls alone."""
+    return pl.DataFrame(read(*paths, **known).calls)
+
+
+def inspector_line(
+    rank: int,
+    number: int,
+    time_us: float,
+    *,
+    version: str = "v4.0",
+    header: Mapping[str, Any] | None = None,
+    **record: Any,
+) -> dict[str, Any]:
+    """One line of formats 4.0 to 4.2, with a header of its own."""
+    perf = {
+        "coll": "AllReduce",
+        "coll_sn": number,
+        "coll_msg_size_bytes": 1 << 20,
+        "coll_exec_time_us": time_us,
+        "coll_timing_source": "kernel_gpu",
+        "coll_algobw_gbs": 1.0,
+        "coll_busbw_gbs": 1.0,
+        **record,
+    }
+    told = {"id": "0x7f8c496ae9f661", "rank": rank, "n_ranks": 2, "nnodes": 1, **(header or {})}
+    return {"header": told, "metadata": inspector_metadata(version), "coll_perf": perf}
+
+
+def inspector_metadata(version: str) -> dict[str, Any]:
+    return {
+        "inspector_output_format_version": version,
+        "git_rev": "",
+        "rec_mechanism": "nccl_profiler_interface",
+        "dump_timestamp_us": 1_750_000_000_000_000,
+        "hostname": "n01",
+        "pid": 17,
+    }
+
+
+def write_lines(path: Path, *documents: object) -> Path:
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in documents), encoding="utf-8")
+    return path
+
+
+class Chrome:
+    """A chrome trace of one rank, event by event; moments are us from its beginning."""
+
+    def __init__(self, rank: int = 0, world: int = 2) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.info: dict[str, Any] = {"backend": "nccl", "rank": rank, "world_size": world}
+        self.info |= {"pg_count": 1, "nccl_version": "2.27.5"}
+        self.info["pg_config"] = [
+            {"pg_name": "0", "pg_desc": "default_pg", "pg_size": world, "ranks": [*range(world)]}
+        ]
+        self._ids = 100
+
+    def event(self, cat: str, name: str, at: float, dur: float, tid: int = 1, **args: Any) -> None:
+        one = {"ph": "X", "cat": cat, "name": name, "pid": 7, "tid": tid, "ts": at, "dur": dur}
+        self.events.append({**one, "args": args})
+
+    def step(self, number: int, at: float, dur: float) -> None:
+        self.event("user_annotation", f"ProfilerStep#{number}", at, dur)
+
+    def compute(self, at: float, dur: float, stream: int = 7) -> None:
+        self.event("kernel", "void gemm<float>()", at, dur, stream, device=0, correlation=-5)
+
+    def collective(
+        self,
+        at: float,
+        dur: float,
+        kernel: str = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)",
+        *,
+        own: bool = False,
+        kernels: int = 1,
+        told: Mapping[str, Any] | None = None,
+    ) -> None:
+        """An operation at `at - 10`, its launch, and `kernels` kernels of `dur` from `at` on."""
+        self._ids += 10
+        arguments = {
+            "Collective name": "allreduce",
+            "In msg nelems": 1000,
+            "Out msg nelems": 1000,
+            "Group size": self.info["world_size"],
+            "dtype": "Float",
+            "Process Group Name": "0",
+            "Process Group Description": "default_pg",
+            **(told or {}),
+        }
+        external = {"External id": self._ids}
+        self.event("cpu_op", "record_param_comms", at - 10, 8, **external, **arguments)
+        for number in range(kernels):
+            correlation = 1000 + self._ids + number
+            launch = {"correlation": correlation, **external}
+            self.event("cuda_runtime", "cudaLaunchKernelExC", at - 8, 2, **launch)
+            place = {"device": 0, "correlation": correlation, "grid": [8, 1, 1]}
+            more = arguments if own else {}
+            begin = at + number * dur
+            self.event(
+                "kernel", kernel, begin, dur, 20, **place, **external, block=[544, 1, 1], **more
+            )
+
+    def write(self, path: Path) -> Path:
+        """As PyTorch writes it: in its layout, compressed where the name says so."""
+        head = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "H100"}]}
+        head |= {"distributedInfo": self.info, "baseTimeNanoseconds": 1_700_000_000_000_000_000}
+        text = f'{json.dumps(head)[:-1]},\n  "traceEvents": [\n{laid_out(self.events)}\n  ]\n}}\n'
+        data = text.encode()
+        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+        return path
+
+
+def laid_out(events: Sequence[Mapping[str, Any]]) -> str:
+    """Events in the layout of libkineto's output_json.cpp."""
+    parts = []
+    for event in events:
+        told = {key: value for key, value in event.items() if key not in {"ph", "cat", "args"}}
+        parts.append(
+            f'  {{\n    "ph": "X", "cat": "{event["cat"]}", {json.dumps(told)[1:-1]},\n'
+            f'    "args": {{\n      {json.dumps(event["args"])[1:-1]}\n    }}\n  }}'
+        )
+    return ",\n".join(parts)
+
+
+def recorder_entry(number: int, **told: Any) -> dict[str, Any]:
+    """An entry of the Flight Recorder, completed after 250 us."""
+    return {
+        "record_id": number,
+        "pg_id": 0,
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": number,
+        "p2p_seq_id": 0,
+        "op_id": number,
+        "profiling_name": "nccl:all_reduce",
+        "time_created_ns": 1_700_000_000_000_000_000 + number,
+        "duration_ms": 0.25,
+        "input_sizes": [[10, 100]],
+        "input_dtypes": ["BFloat16"],
+        "output_sizes": [[10, 100]],
+        "output_dtypes": ["BFloat16"],
+        "state": "completed",
+        "time_discovered_started_ns": 1_700_000_000_000_000_000,
+        "time_discovered_completed_ns": 1_700_000_000_900_000_000,
+        "retired": True,
+        "timeout_ms": 600000,
+        "is_p2p": False,
+        **told,
+    }
+
+
+def recorder_dump(*entries: dict[str, Any], ranks: int = 2) -> dict[str, Any]:
+    config = {"name": "0", "desc": "default_pg", "ranks": str([*range(ranks)])}
+    return {
+        "version": "2.10",
+        "comm_lib_version": "2.27.5",
+        "pg_config": {"0": config},
+        "pg_status": {},
+        "entries": [*entries],
+    }

@@ -1,0 +1,102 @@
+"""Damaged traces: whatever is cut, shuffled or flipped, the import gives rows or our error."""
+
+import gzip
+import json
+import pickle
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dynamiccl.collect.importing.importer import ImportOptions, import_files
+from dynamiccl.errors import DynamicclError
+from tests.collect.traces.made import Chrome, inspector_line, recorder_dump, recorder_entry
+from tests.collect.traces.test_execution_trace import groups, node, write
+from tests.collect.traces.test_inspector import dump_of_4_3
+from tests.published import COPIES
+
+RELAXED = settings(
+    deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+KINDS = ("inspector", "inspector-4.3", "kineto", "kineto.gz", "rank_0", "rank_0.json", "et", "tar")
+
+
+def content(kind: str, folder: Path) -> bytes:
+    """A sound trace of each kind."""
+    path = folder / "sound"
+    if kind.startswith("kineto"):
+        chrome = Chrome()
+        chrome.step(1, 0.0, 900.0)
+        for number in range(3):
+            chrome.compute(100.0 * number, 60.0)
+            chrome.collective(100.0 * number + 50, 30.0)
+        data = chrome.write(path).read_bytes()
+        return gzip.compress(data, mtime=0) if kind.endswith("gz") else data
+    if kind.startswith("rank_0"):
+        dump = recorder_dump(*(recorder_entry(n) for n in range(3)))
+        return json.dumps(dump).encode() if "json" in kind else pickle.dumps(dump, protocol=2)
+    if kind == "et":
+        nodes = [groups(("0", [], 2)), node("allreduce", 10, 33), node("broadcast", 9, 34)]
+        return write(path, *nodes).read_bytes()
+    if kind == "tar":
+        return (COPIES / "traces" / "param_dlrm_kineto_excerpt.tar.gz").read_bytes()
+    lines = [inspector_line(0, n, 5.0) for n in range(3)]
+    lines = dump_of_4_3(4, announced=4) if kind == "inspector-4.3" else lines
+    return "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+
+
+def survives(data: bytes, name: str, folder: Path) -> None:
+    path = folder / name
+    path.write_bytes(data)
+    refused = None
+    try:
+        import_files([path], folder / "out", options=ImportOptions(system="s"))
+    except DynamicclError as error:
+        refused = error
+    assert refused is None or (refused.exit_code == 3 and name in str(refused))
+    assert refused is None or "\n" not in str(refused)
+
+
+@RELAXED
+@given(kind=st.sampled_from(KINDS), at=st.floats(0, 1))
+def test_truncated_anywhere(kind: str, at: float, tmp_path: Path) -> None:
+    data = content(kind, tmp_path)
+    survives(data[: int(at * len(data))], kind, tmp_path)
+
+
+@RELAXED
+@given(
+    kind=st.sampled_from(KINDS),
+    flips=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=20),
+)
+def test_flipped_bytes(kind: str, flips: list[tuple[float, int]], tmp_path: Path) -> None:
+    data = bytearray(content(kind, tmp_path))
+    for at, value in flips:
+        data[min(int(at * len(data)), len(data) - 1)] = value
+    survives(bytes(data), kind, tmp_path)
+
+
+@RELAXED
+@given(kind=st.sampled_from(KINDS[:3]), random=st.randoms(use_true_random=False))
+def test_lines_in_any_order(kind: str, random: st.randoms, tmp_path: Path) -> None:  # type: ignore[valid-type]
+    lines = content(kind, tmp_path).splitlines(keepends=True)
+    random.shuffle(lines)  # type: ignore[attr-defined]
+    survives(b"".join(lines), kind, tmp_path)
+
+
+#: What stands where a trace has a number, a name, or a record.
+ODD = st.sampled_from(["null", "-1", "1e400", '"x"', "[]", "{}", "true", "99999999999999999999"])
+
+
+@RELAXED
+@given(
+    kind=st.sampled_from([k for k in KINDS if k not in {"kineto.gz", "rank_0", "tar"}]),
+    odd=ODD,
+    place=st.integers(0, 400),
+)
+def test_any_value_may_be_of_another_type(kind: str, odd: str, place: int, tmp_path: Path) -> None:
+    text = content(kind, tmp_path).decode()
+    values = [at for at, char in enumerate(text) if char == ":" and text[at - 1] == '"']
+    at = values[place % len(values)] + 1
+    end = min(e for char in ",}]\n" if (e := text.find(char, at)) >= 0)
+    survives((text[:at] + odd + text[end:]).encode(), kind, tmp_path)

@@ -1,0 +1,222 @@
+"""Dumps of the Inspector, 4.0 to 4.3 and RCCL's: what joins, and where one is cut off."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynamiccl.errors import CorruptFile, OutputError
+from tests.collect.traces.made import (
+    calls_of,
+    inspector_line,
+    inspector_metadata,
+    read,
+    write_lines,
+)
+
+
+def test_ranks_of_a_call_are_joined_and_the_least_is_its_time(tmp_path: Path) -> None:
+    one = write_lines(tmp_path / "a.log", *(inspector_line(0, n, 100.0 + n) for n in range(3)))
+    two = write_lines(tmp_path / "b.log", *(inspector_line(1, n, 90.0) for n in range(3)))
+    calls = calls_of(one, two)
+    assert calls["time_us"].to_list() == [90.0] * 3
+    assert calls["skew_us"].to_list() == [10.0, 11.0, 12.0]
+    told = calls.select("source", "comm", "sequence", "num_ranks", "num_nodes", "ranks_per_node")
+    assert told.row(0) == ("inspector", "007f8c496ae9f661", 0, 2, 1, 2)
+    assert calls.select("asks_tuner", "decided", "actual_algorithm", "timing_source").row(0) == (
+        *(True, None, None),
+        "gpu",
+    )
+
+
+def test_a_call_of_which_a_rank_is_missing_has_an_upper_bound_and_no_time(tmp_path: Path) -> None:
+    found = read(write_lines(tmp_path / "a.log", inspector_line(0, 0, 100.0)))
+    [call] = found.calls.to_pylist()
+    assert (call["time_us"], call["time_at_most_us"], call["ranks_seen"]) == (None, 100.0, 1)
+    assert sum(found.untimed.values()) == 1
+    assert "missing" in next(iter(found.untimed))
+
+
+def test_numbers_count_for_each_collective_and_communicator(tmp_path: Path) -> None:
+    lines = [
+        inspector_line(rank, 0, 5.0, header={"id": comm}, coll=coll)
+        for rank in (0, 1)
+        for comm in ("0x1", "0x2")
+        for coll in ("AllReduce", "AllGather")
+    ]
+    assert calls_of(write_lines(tmp_path / "a.log", *lines)).height == 4
+
+
+def test_format_4_2_tells_algorithm_and_protocol(tmp_path: Path) -> None:
+    told: dict[str, Any] = {"coll_algo": "NVLS_TREE", "coll_proto": "SIMPLE"}
+    lines = [inspector_line(rank, 0, 5.0, version="v4.2", **told) for rank in (0, 1)]
+    [call] = calls_of(write_lines(tmp_path / "a.log", *lines)).to_dicts()
+    assert (call["actual_algorithm"], call["actual_protocol"]) == ("NVLSTree", "Simple")
+
+
+def test_channels_are_counted_in_verbose_dumps_alone(tmp_path: Path) -> None:
+    events = {"kernel_events": [{"channel_id": n, "kernel_start_sn": 1} for n in range(4)]}
+    told = inspector_line(0, 0, 5.0, event_trace_sn=events)
+    calls = calls_of(write_lines(tmp_path / "a.log", told, inspector_line(0, 1, 5.0)))
+    assert calls.sort("sequence")["actual_num_channels"].to_list() == [4, None]
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "size", "time_us", "algobw", "size_bytes"),
+    [
+        # NVIDIA's own examples (plugins/profiler/inspector/README.md): bandwidth is of the whole.
+        (8, 2_147_483_648, 41_057, 418.439467, 8 * 2_147_483_648),
+        (32, 65_536, 110, 19.065018, 32 * 65_536),
+        (8, 65_536, 110, None, 8 * 65_536),
+        # Who gives the whole buffer gives its bandwidth too.
+        (8, 1_048_576, 100, 10.48576, 1_048_576),
+    ],
+)
+def test_a_part_of_one_rank_is_told_as_nccls_whole_buffer(
+    num_ranks: int,
+    size: int,
+    time_us: int,
+    algobw: float | None,
+    size_bytes: int,
+    tmp_path: Path,
+) -> None:
+    told = {"coll": "ReduceScatter", "coll_msg_size_bytes": size, "coll_algobw_gbs": algobw}
+    line = inspector_line(0, 0, time_us, header={"n_ranks": num_ranks})
+    line["coll_perf"] |= told
+    assert calls_of(write_lines(tmp_path / "a.log", line))["size_bytes"].to_list() == [size_bytes]
+
+
+def test_an_all_reduce_has_the_size_that_is_told(tmp_path: Path) -> None:
+    line = inspector_line(0, 0, 61_974, coll_msg_size_bytes=1 << 34, coll_algobw_gbs=277.2)
+    assert calls_of(write_lines(tmp_path / "a.log", line))["size_bytes"].to_list() == [1 << 34]
+
+
+def test_when_it_began_is_known_of_verbose_records_on_the_dumps_clock(tmp_path: Path) -> None:
+    dumped = 1_750_000_000_000_000
+    lines = [
+        inspector_line(0, number, 5.0, event_trace_ts={"coll_start_ts": begun})
+        for number, begun in enumerate((dumped - 100, 12_345, None))
+    ]
+    calls = calls_of(write_lines(tmp_path / "a.log", *lines)).sort("sequence")
+    assert [at.year if at else None for at in calls["timestamp"]] == [2025, None, None]
+
+
+def test_a_time_of_the_hosts_clock_is_marked(tmp_path: Path) -> None:
+    lines = [
+        inspector_line(0, 0, 5.0, coll_timing_source="kernel_gpu"),
+        inspector_line(1, 0, 6.0, coll_timing_source="collective_cpu"),
+    ]
+    [call] = calls_of(write_lines(tmp_path / "a.log", *lines)).to_dicts()
+    assert (call["time_us"], call["timing_source"]) == (5.0, "cpu")
+
+
+def test_messages_between_two_ranks_ask_no_tuner(tmp_path: Path) -> None:
+    line = inspector_line(0, 0, 5.0)
+    line.pop("coll_perf")
+    line["p2p_perf"] = {
+        "p2p": "Send",
+        "p2p_sn": 3,
+        "p2p_peer": 1,
+        "p2p_msg_size_bytes": 64,
+        "p2p_exec_time_us": 7,
+        "p2p_timing_source": "kernel_gpu",
+    }
+    [call] = calls_of(write_lines(tmp_path / "a.log", line)).to_dicts()
+    assert (call["collective"], call["asks_tuner"], call["sequence"]) == ("SendRecv", False, None)
+    assert (call["time_us"], call["time_at_most_us"]) == (None, 7.0)
+
+
+def dump_of_4_3(records: int, *, announced: int, rank: int = 0) -> list[dict[str, Any]]:
+    """A dump: its stats with the header, then bare records, a proxy's trace among them."""
+    first = inspector_line(rank, 0, 5.0, version="v4.3")
+    stats = {"coll_records": announced - 1, "p2p_records": 0, "proxy_records": 1}
+    begin = {"header": first["header"], "metadata": first["metadata"], "dump_stats": stats}
+    bare = [
+        {"coll_perf": inspector_line(rank, n, 5.0 + n)["coll_perf"]} for n in range(records - 1)
+    ]
+    return [begin, *bare, {"proxy_trace": {"channel": 0}}]
+
+
+def test_in_4_3_records_belong_to_the_header_of_their_dump(tmp_path: Path) -> None:
+    lines = [*dump_of_4_3(4, announced=4), *dump_of_4_3(3, announced=3, rank=1)]
+    calls = calls_of(write_lines(tmp_path / "a.log", *lines)).sort("sequence")
+    assert calls["ranks_seen"].to_list() == [2, 2, 1]
+    assert calls["time_us"].to_list() == [5.0, 6.0, None]
+
+
+def test_a_dump_of_4_3_that_is_cut_off_is_named_with_file_and_line(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.log", *dump_of_4_3(3, announced=7))
+    found = read(path)
+    assert found.calls.num_rows == 2
+    [error] = found.errors
+    assert isinstance(error, CorruptFile)
+    assert f"{path}:4: the last dump is cut off, 4 records early" in str(error)
+
+
+def test_a_dump_of_4_3_that_the_next_one_cuts_off_keeps_both(tmp_path: Path) -> None:
+    lines = [*dump_of_4_3(2, announced=5), *dump_of_4_3(2, announced=2, rank=1)]
+    found = read(write_lines(tmp_path / "a.log", *lines))
+    assert "a.log:4: the dump before is cut off, 3 records early" in str(found.errors[0])
+    assert found.calls["ranks_seen"].to_pylist() == [2]
+
+
+def test_no_header_is_carried_from_one_file_to_the_next(tmp_path: Path) -> None:
+    first = write_lines(tmp_path / "a.log", *dump_of_4_3(3, announced=3))
+    bare = [{"coll_perf": inspector_line(0, n, 5.0)["coll_perf"]} for n in range(2)]
+    second = write_lines(tmp_path / "b.log", *bare)
+    found = read(first, second)
+    assert found.calls.num_rows == 2
+    assert isinstance(found.errors[0], OutputError)
+    assert f"{second}:1: a record without header" in str(found.errors[0])
+
+
+def test_a_line_that_is_no_json_costs_itself_alone(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.log", inspector_line(0, 0, 5.0))
+    with path.open("a") as file:
+        file.write('{"header": {"id": "0x1"\n' + json.dumps(inspector_line(1, 0, 4.0)) + "\n")
+    found = read(path)
+    assert found.calls["time_us"].to_pylist() == [4.0]
+    [rejected] = found.reports[0].rejected
+    assert (rejected.line, rejected.reason) == (2, "no JSON")
+
+
+def test_dump_stats_of_4_1_are_no_call(tmp_path: Path) -> None:
+    stats = {"dump_stats": {"coll_records": 1, "coll_dropped_total": 0}}
+    header = inspector_line(0, 0, 5.0, version="v4.1")
+    line = {"header": header["header"], "metadata": inspector_metadata("v4.1"), **stats}
+    found = read(write_lines(tmp_path / "a.log", line, header))
+    assert (found.calls.num_rows, found.errors, found.reports[0].rejected) == (1, [], [])
+
+
+@pytest.mark.parametrize("algorithm", ["Ring", "HierarchicalDirect"])
+def test_rccls_records_have_channels_and_a_name_only_if_it_is_ours(
+    algorithm: str, tmp_path: Path
+) -> None:
+    perf = {
+        "coll": "AllReduce",
+        "coll_sn": 4,
+        "coll_msg_size_bytes": 4096,
+        "coll_algo": algorithm,
+        "coll_proto": "Simple",
+        "coll_n_channels": 6,
+        "coll_exec_time_us": 7.25,
+        "coll_timing_source": "gpu_globaltimer",
+        "decomposition": {"enqueue_to_kernel_us": 1.0},
+    }
+    lines = [{"header": {"rank": r, "n_ranks": 2}, "coll_perf": perf} for r in (0, 1)]
+    found = read(write_lines(tmp_path / "a.log", *lines))
+    calls = found.calls.to_pylist()
+    assert [call["actual_num_channels"] for call in calls] == [6, 6]
+    assert calls[0]["actual_algorithm"] == ("Ring" if algorithm == "Ring" else None)
+    # It names no communicator: which call of the other rank it is, nobody knows.
+    assert [call["time_us"] for call in calls] == [None, None]
+    assert (calls[0]["time_at_most_us"], calls[0]["timing_source"]) == (7.25, "gpu")
+    remarks = found.reports[0].remarks
+    assert any("none of NCCL's" in each for each in remarks) == (algorithm != "Ring")
+
+
+def test_the_same_record_twice_is_one(tmp_path: Path) -> None:
+    lines = [inspector_line(0, 0, 5.0), inspector_line(0, 0, 5.0), inspector_line(1, 0, 6.0)]
+    found = read(write_lines(tmp_path / "a.log", *lines))
+    assert (found.calls.num_rows, found.reports[0].duplicates) == (1, 1)

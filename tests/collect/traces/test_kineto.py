@@ -1,0 +1,295 @@
+"""Chrome traces of PyTorch's profiler: arguments, sizes, steps, and what a kernel's name says."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from dynamiccl.collect.traces.kernels import comm_kernel
+from tests.collect.traces.made import Chrome, calls_of, read
+
+_NAME = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def one_call(
+    tmp_path: Path,
+    kernel: str = _NAME,
+    told: Mapping[str, Any] | None = None,
+    *,
+    own: bool = False,
+) -> dict[str, Any]:
+    chrome = Chrome()
+    chrome.collective(100.0, 50.0, kernel, own=own, told=told)
+    [call] = calls_of(chrome.write(tmp_path / "trace.json")).to_dicts()
+    return call
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_kernel_has_its_own_arguments_or_those_of_what_launched_it(
+    own: bool, tmp_path: Path
+) -> None:
+    call = one_call(tmp_path, own=own)
+    assert (call["collective"], call["size_bytes"], call["datatype"]) == (
+        "AllReduce",
+        4000,
+        "float",
+    )
+    assert (call["actual_num_channels"], call["num_threads"]) == (8, 544)
+    assert (call["group"], call["group_ranks"], call["num_ranks"]) == ("0:default_pg", [0, 1], 2)
+    assert (call["time_at_most_us"], call["timing_source"]) == (50.0, "gpu")
+    assert (call["gpu"], call["nccl_version"]) == ("H100", "2.27.5")
+
+
+def test_the_name_of_a_kernel_is_no_algorithm(tmp_path: Path) -> None:
+    call = one_call(tmp_path)
+    assert "RING_LL" in call["kernel"]
+    unknown = ("actual_algorithm", "actual_protocol", "decided", "num_nodes", "comm", "replay")
+    assert [call[name] for name in unknown] == [None] * 6
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel", "elements", "size_bytes"),
+    [
+        ("_allgather_base", "ncclDevKernel_AllGather_RING_LL(args)", (10, 80), 320),
+        ("_reduce_scatter_base", "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL()", (80, 10), 320),
+        ("broadcast", "ncclDevKernel_Broadcast_RING_LL(args)", (10, 10), 40),
+        ("all_to_allv", "ncclDevKernel_SendRecv(args)", (80, 72), 320),
+    ],
+)
+def test_sizes_are_nccls_of_the_whole_buffer(
+    name: str, kernel: str, elements: tuple[int, int], size_bytes: int, tmp_path: Path
+) -> None:
+    sent = {"In msg nelems": elements[0], "Out msg nelems": elements[1]}
+    told = {"Collective name": name, **sent}
+    assert one_call(tmp_path, kernel, told)["size_bytes"] == size_bytes
+
+
+def test_a_collective_that_runs_as_another_has_no_size(tmp_path: Path) -> None:
+    told = {"Collective name": "allgather"}
+    call = one_call(tmp_path, "ncclDevKernel_Broadcast_RING_LL(args)", told)
+    assert (call["collective"], call["size_bytes"]) == ("Broadcast", None)
+
+
+def test_several_kernels_of_one_operation_share_a_size_that_nobody_knows(tmp_path: Path) -> None:
+    chrome = Chrome()
+    chrome.collective(100.0, 50.0, kernels=2)
+    found = read(chrome.write(tmp_path / "trace.json"))
+    assert found.calls["size_bytes"].to_pylist() == [None, None]
+    assert "several kernels" in found.reports[0].remarks[0]
+
+
+def test_a_kernel_that_nothing_launched_keeps_what_it_is(tmp_path: Path) -> None:
+    chrome = Chrome()
+    chrome.event("kernel", _NAME, 10.0, 5.0, device=0, correlation=9, **{"External id": 9})
+    # The id of an operation that is no launcher of it: old traces give the correlation there.
+    chrome.event("cpu_op", "record_param_comms", 0.0, 1.0, **{"External id": 9})
+    calls = calls_of(chrome.write(tmp_path / "trace.json"))
+    [call] = calls.filter(pl.col("kernel").is_not_null()).to_dicts()
+    assert (call["collective"], call["size_bytes"], call["asks_tuner"]) == ("AllReduce", None, True)
+
+
+def test_a_kernel_of_a_group_is_launched_behind_its_operation_and_still_found(
+    tmp_path: Path,
+) -> None:
+    chrome = Chrome()
+    chrome.collective(100.0, 50.0)
+    launch = next(each for each in chrome.events if each["cat"] == "cuda_runtime")
+    launch["ts"] = 98.0
+    [call] = calls_of(chrome.write(tmp_path / "trace.json")).to_dicts()
+    assert (call["size_bytes"], call["kernel"] is not None) == (4000, True)
+
+
+@pytest.mark.parametrize("suffix", ["json", "json.gz"])
+def test_ranks_are_joined_by_pytorchs_number(suffix: str, tmp_path: Path) -> None:
+    paths = []
+    for rank, slow in ((0, 90.0), (1, 0.0)):
+        chrome = Chrome(rank)
+        # One rank's trace begins a call earlier, and the other waits.
+        for number in range(rank, 4):
+            chrome.collective(1000.0 * number + 100, 20.0 + slow, told={"Seq": number + 1})
+        paths.append(chrome.write(tmp_path / f"rank{rank}.{suffix}"))
+    calls = calls_of(*paths)
+    assert calls["group_sequence"].to_list() == [1, 2, 3, 4]
+    assert calls["ranks_seen"].to_list() == [1, 2, 2, 2]
+    assert calls["time_us"].to_list() == [None, 20.0, 20.0, 20.0]
+    assert calls["skew_us"].to_list() == [None, 90.0, 90.0, 90.0]
+
+
+def without_numbers(tmp_path: Path, ranks: tuple[list[str], ...]) -> pl.DataFrame:
+    paths = []
+    for rank, names in enumerate(ranks):
+        chrome = Chrome(rank)
+        chrome.step(3, 0.0, 10_000.0)
+        for place, name in enumerate(names):
+            kernel = f"ncclDevKernel_{name}_RING_LL(args)"
+            told = {"Collective name": name.lower()}
+            chrome.collective(1000.0 * place + 100, 20.0 + rank, kernel, told=told)
+        paths.append(chrome.write(tmp_path / f"rank{rank}.json"))
+    return calls_of(*paths)
+
+
+def test_without_numbers_ranks_are_joined_by_order_within_a_step(tmp_path: Path) -> None:
+    calls = without_numbers(tmp_path, (["AllReduce", "AllGather"], ["AllReduce", "AllGather"]))
+    assert calls["time_us"].to_list() == [20.0, 20.0]
+    assert calls["step"].to_list() == [3, 3]
+
+
+def test_ranks_with_other_calls_in_a_step_are_not_joined(tmp_path: Path) -> None:
+    calls = without_numbers(tmp_path, (["AllReduce", "AllGather"], ["AllReduce", "AllReduce"]))
+    assert (calls.height, calls["time_us"].null_count()) == (4, 4)
+
+
+def test_steps_tell_what_covers_communication(tmp_path: Path) -> None:
+    chrome = Chrome()
+    chrome.step(5, 0.0, 1000.0)
+    chrome.step(6, 1000.0, 1000.0)
+    chrome.compute(0.0, 300.0)
+    chrome.compute(200.0, 300.0, stream=8)  # both streams: 500 in all
+    chrome.collective(400.0, 200.0)  # 100 under compute, 100 not
+    chrome.compute(1900.0, 200.0)  # runs on behind the last step
+    found = read(chrome.write(tmp_path / "trace.json"))
+    names = ("step_us", "compute_us", "communication_us", "exposed_us", "idle_us")
+    steps = [[row[name] for name in names] for row in found.steps.to_pylist()]
+    assert steps == [[1000.0, 500.0, 200.0, 100.0, 400.0], [1000.0, 100.0, 0.0, 0.0, 900.0]]
+    assert found.steps["step"].to_pylist() == [5, 6]
+    assert found.calls["exposed_us"].to_pylist() == [100.0]
+
+
+def test_a_trace_without_steps_is_one(tmp_path: Path) -> None:
+    chrome = Chrome()
+    chrome.compute(100.0, 50.0)
+    chrome.collective(200.0, 50.0)
+    found = read(chrome.write(tmp_path / "trace.json"))
+    [step] = found.steps.to_pylist()
+    assert (step["step"], step["step_us"], step["idle_us"]) == (0, 150.0, 50.0)
+    assert found.calls["step"].to_pylist() == [0]
+
+
+def test_compute_of_another_gpu_hides_nothing(tmp_path: Path) -> None:
+    chrome = Chrome()
+    chrome.event("kernel", "gemm", 100.0, 500.0, device=1, correlation=-5)
+    chrome.collective(200.0, 50.0)
+    assert calls_of(chrome.write(tmp_path / "t.json"))["exposed_us"].to_list() == [50.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "collective", "asks"),
+    [
+        (_NAME, "AllReduce", True),
+        ("ncclKernel_Broadcast_RING_LL_Sum_int8_t(ncclDevComm*, unsigned long)", "Broadcast", True),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "SendRecv", False),
+        ("ncclDevKernel_Generic_4(ncclDevKernelArgs)", None, None),
+        ("ncclSymDevKernel_AllReduce_RSxLD_AGxST_sum_bf16(ncclSymDevArgs)", "AllReduce", False),
+        ("ncclSymkDevKernel_AllGather_STMC(ncclSymkDevWorkArgs4K)", "AllGather", False),
+        ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>()", "AllReduce", False),
+        ("void sglang::cross_device_reduce_2stage<__half, 8>()", "AllReduce", False),
+        ("void tensorrt_llm::kernels::oneShotAllReduceKernel<half, 8>()", "AllReduce", False),
+        (
+            "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<>",
+            "AllReduce",
+            False,
+        ),
+        ("void (anonymous namespace)::one_shot_all_reduce_kernel<float>()", "AllReduce", False),
+        ("void (anonymous namespace)::two_shot_all_reduce_kernel<float>()", "AllReduce", False),
+        ("void (anonymous namespace)::multimem_one_shot_all_reduce_kernel<>", "AllReduce", False),
+        ("void (anonymous namespace)::multimem_all_gather_kernel<16>()", "AllGather", False),
+        ("void mscclpp::collective::allreducePacket<0, __half>()", "AllReduce", False),
+        ("void mscclpp::collective::allgatherFullmesh2()", "AllGather", False),
+        ("void deep_ep::internode::dispatch<false, 4>(int4*)", None, False),
+        ("nvshmemi_transfer_rma_p", None, False),
+    ],
+)
+def test_a_kernel_says_what_it_does_and_whether_nccl_asked_a_tuner(
+    name: str, collective: str | None, asks: bool | None
+) -> None:
+    kind = comm_kernel(name)
+    assert kind is not None
+    assert (None if kind.collective is None else kind.collective.wire) == collective
+    assert kind.asks_tuner is asks
+
+
+@pytest.mark.parametrize(
+    "name", ["ampere_sgemm_128x64_tn", "void at::native::reduce_kernel<512, 1>()", "Memset"]
+)
+def test_kernels_that_compute_are_no_communication(name: str) -> None:
+    assert comm_kernel(name) is None
+
+
+def test_a_copy_engines_collective_asks_no_tuner(tmp_path: Path) -> None:
+    chrome = Chrome()
+    chrome.collective(100.0, 0.0, kernels=0, told={"Collective name": "_allgather_base"})
+    for number in range(2):
+        correlation = {"correlation": 70 + number}
+        chrome.event("cuda_runtime", "cudaMemcpyBatchAsync", 92.0, 1.0, 1, **correlation)
+        chrome.event("gpu_memcpy", "Memcpy DtoD", 100.0 + 30 * number, 20.0, 1, **correlation)
+    [call] = calls_of(chrome.write(tmp_path / "t.json")).to_dicts()
+    told = ("collective", "kernel", "asks_tuner", "time_at_most_us")
+    assert [call[name] for name in told] == ["AllGather", "memcpy", False, 50.0]
+
+
+def test_one_rank_alone_asks_no_tuner(tmp_path: Path) -> None:
+    chrome = Chrome(world=1)
+    chrome.collective(100.0, 5.0)
+    [call] = calls_of(chrome.write(tmp_path / "t.json")).to_dicts()
+    assert (call["asks_tuner"], call["time_us"]) == (False, 5.0)
+
+
+def test_a_list_of_ranks_that_is_shortened_is_taken_from_the_groups(tmp_path: Path) -> None:
+    chrome = Chrome(world=64)
+    chrome.collective(100.0, 5.0, told={"Process Group Ranks": "[0, 1, 2, ..., 63]"})
+    [call] = calls_of(chrome.write(tmp_path / "t.json")).to_dicts()
+    assert call["group_ranks"] == [*range(64)]
+
+
+def test_a_trace_that_ends_early_keeps_what_was_read(tmp_path: Path) -> None:
+    chrome = Chrome()
+    for number in range(4):
+        chrome.collective(100.0 * number, 5.0)
+    path = chrome.write(tmp_path / "t.json")
+    text = path.read_text()
+    path.write_text(text[: text.rindex('"cat": "kernel"') + 30])
+    found = read(path)
+    assert found.calls["kernel"].null_count == 1
+    [rejected] = found.reports[0].rejected
+    assert rejected.line == text.count("\n", 0, text.rindex('"ph": "X", "cat": "kernel"'))
+    assert "ends" in rejected.reason
+
+
+def test_an_event_that_is_damaged_costs_itself(tmp_path: Path) -> None:
+    chrome = Chrome()
+    chrome.collective(100.0, 5.0)
+    chrome.event("kernel", "broken", 0.0, 5.0)
+    chrome.collective(200.0, 5.0)
+    path = chrome.write(tmp_path / "t.json")
+    path.write_text(path.read_text().replace('"broken"', '"bro"ken"'))
+    found = read(path)
+    assert found.calls["kernel"].null_count == 0
+    assert len(found.reports[0].rejected) == 1
+
+
+def test_another_layout_of_the_same_events_gives_the_same(tmp_path: Path) -> None:
+    chrome = Chrome()
+    chrome.step(1, 0.0, 900.0)
+    for number in range(5):
+        chrome.compute(100.0 * number, 60.0)
+        chrome.event("python_function", "run()\n  }", 100.0 * number, 1.0)
+        chrome.collective(100.0 * number + 50, 30.0)
+    path = chrome.write(tmp_path / "a.json")
+    other = tmp_path / "b.json"
+    other.write_text(json.dumps(json.loads(path.read_text())))
+    first, second = read(path), read(other)
+    assert first.calls.drop_columns("source_file").equals(second.calls.drop_columns("source_file"))
+    assert first.steps.drop_columns("source_file").equals(second.steps.drop_columns("source_file"))
+
+
+def test_nodes_that_the_caller_knows_hold_for_groups_of_the_whole_job(tmp_path: Path) -> None:
+    chrome = Chrome(world=4)
+    chrome.collective(100.0, 5.0)
+    told = {"Group size": 2, "Process Group Name": "7", "Process Group Ranks": "[0, 2]"}
+    chrome.collective(200.0, 5.0, told=told)
+    path = chrome.write(tmp_path / "t.json")
+    assert calls_of(path, num_nodes=2)["num_nodes"].to_list() == [2, None]
+    assert calls_of(path, num_nodes=1)["num_nodes"].to_list() == [1, 1]

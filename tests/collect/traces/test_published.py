@@ -1,0 +1,115 @@
+"""Traces that others published, whole where they are, else what the repository has of them."""
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from dynamiccl.collect.traces.param import param_trace
+from tests.collect.traces.made import calls_of, read
+from tests.published import COPIES, WHOLE
+
+
+def sample(name: str) -> Path:
+    """A whole trace, or the excerpt of it that ships."""
+    whole = WHOLE / "traces" / name
+    stem, suffix = name.split(".", 1)
+    return whole if whole.is_file() else COPIES / "traces" / f"{stem}_excerpt.{suffix}"
+
+
+@pytest.fixture(name="resnet", params=["whole", "excerpt"])
+def resnet_fixture(request: pytest.FixtureRequest) -> Path:
+    excerpt = COPIES / "traces" / "hta_nccl_data_excerpt.json.gz"
+    if request.param == "excerpt":
+        return excerpt
+    path = WHOLE / "traces" / "hta_nccl_data.json.gz"
+    return path if path.is_file() else excerpt
+
+
+def test_every_collective_of_resnet_is_there_with_its_arguments(resnet: Path) -> None:
+    calls = calls_of(resnet)
+    counts = dict(calls["collective"].value_counts().sort("collective").iter_rows())
+    assert counts == {"AllReduce": 15, "Broadcast": 6}
+    assert calls["size_bytes"].null_count() == 0
+    assert calls.filter(pl.col("collective") == "Broadcast")[
+        "size_bytes"
+    ].unique().sort().to_list() == [
+        *(424, 212_480),
+    ]
+    assert calls["step"].unique().sort().to_list() == [4, 5, 6]
+    assert calls["gpu"].unique().to_list() == ["NVIDIA A100-PG509-200"]
+
+
+def test_block_sizes_contradict_the_kernels_names(resnet: Path) -> None:
+    """26 MB as RING_LL with 544 threads is Ring/Simple; nothing is concluded from either."""
+    calls = calls_of(resnet).filter(pl.col("size_bytes") > 20_000_000)
+    assert calls["num_threads"].unique().to_list() == [544]
+    assert all("RING_LL" in name for name in calls["kernel"])
+    assert calls["actual_protocol"].null_count() == calls.height
+
+
+def test_one_rank_of_two_gives_upper_bounds_and_no_times(resnet: Path) -> None:
+    found = read(resnet)
+    assert found.calls["time_us"].null_count == 21
+    assert found.calls["time_at_most_us"].null_count == 0
+    assert sum(found.untimed.values()) == 21
+
+
+def test_the_whole_trace_says_how_much_communication_is_exposed() -> None:
+    path = WHOLE / "traces" / "hta_nccl_data.json.gz"
+    if not path.is_file():
+        pytest.skip("the excerpt has no compute kernels")
+    steps = pl.DataFrame(read(path).steps)
+    assert steps["step_us"].round(0).to_list() == [222_442, 219_727, 224_936]
+    assert steps["communication_us"].round(0).to_list() == [11_989, 12_300, 22_587]
+    assert steps["exposed_us"].round(0).to_list() == [10_164, 10_540, 18_856]
+    busy = pl.col("compute_us") + pl.col("exposed_us") + pl.col("idle_us")
+    assert (steps.select(busy).to_series() - steps["step_us"]).abs().max() < 0.01  # type: ignore[operator]
+
+
+def test_dlrms_kernels_without_arguments_find_their_sizes() -> None:
+    calls = calls_of(sample("param_dlrm_kineto.tar.gz"))
+    counts = dict(calls["collective"].value_counts().sort("collective").iter_rows())
+    assert counts == {"AllReduce": 24, "AlltoAll": 40}
+    assert calls["size_bytes"].null_count() == 0
+    # Alone, nothing says how many ranks a group has.
+    assert calls["num_ranks"].null_count() == 64
+
+
+def test_dlrms_execution_traces_tell_groups_and_so_join_the_ranks() -> None:
+    found = read(sample("param_dlrm_kineto.tar.gz"), sample("param_dlrm_pytorch_et.tar.gz"))
+    calls = pl.DataFrame(found.calls)
+    assert found.records == 64
+    assert calls["source"].to_list() == ["kineto"] * 8
+    assert calls["group_sequence"].to_list() == [*range(147, 155)]
+    assert calls["num_ranks"].to_list() == calls["ranks_timed"].to_list() == [8] * 8
+    reduced = calls.filter(pl.col("collective") == "AllReduce")
+    assert reduced["size_bytes"].to_list() == [1_576_964, 448, 907_840]
+    assert reduced["time_us"].to_list() == [86.0, 20.0, 69.0]
+    assert found.steps["rank"].to_pylist() == [*range(8)]
+
+
+def test_resnets_execution_trace_is_a_call_mix() -> None:
+    calls = calls_of(sample("param_resnet_2gpu_et.json.gz"))
+    counts = dict(calls["collective"].value_counts().sort("collective").iter_rows())
+    assert counts == {"AllReduce": 15, "Broadcast": 6}
+    assert calls["group_sequence"].min() == 33
+    assert calls["root"].drop_nulls().unique().to_list() == [0]
+    assert calls["size_bytes"].null_count() == 0
+
+
+def test_param_gets_the_same_elements_back() -> None:
+    """Its parser reads sizes in elements from the same execution traces."""
+    calls = calls_of(sample("param_resnet_2gpu_et.json.gz"))
+    trace = param_trace(calls)
+    assert trace.entries[0] == {
+        "comms": "init",
+        "pg_id": 0,
+        "global_ranks": [0, 1],
+        "world_size": 2,
+        "req": -1,
+    }
+    first = trace.entries[1]
+    told = ("comms", "in_msg_size", "out_msg_size", "dtype", "root", "pg_id")
+    assert [first[name] for name in told] == ["broadcast", 53_120, 53_120, "float", 0, 0]
+    assert (trace.calls, dict(trace.left_out)) == (21, {})
