@@ -141,10 +141,13 @@ def find_changes(paired: Paired, q: float = 0.05, least: float = 0.01) -> Change
 
     of_cells = np.array([cell.p for cell in cells])
     found = [int(i) for i in np.flatnonzero(passing(of_cells, q)) if matters(cells[i])]
-    listed = [stretches[i] for i in np.flatnonzero(passing(of_stretches, q))]
-    return Changes(
-        common, is_real, slower, faster, cells, found, [s for s in listed if matters(s.change)]
-    )
+    listed: list[Stretch] = []
+    for i in np.flatnonzero(passing(of_stretches, q)):
+        # All sizes of a config come last, and say nothing more where a part of them is listed.
+        new = stretches[i]
+        if matters(new.change) and not any({*s.cells} <= {*new.cells} for s in listed):
+            listed.append(new)
+    return Changes(common, is_real, slower, faster, cells, found, listed)
 
 
 def _common(paired: Paired) -> Change:
@@ -205,22 +208,29 @@ def _scales(paired: Paired) -> Scales:
 
 
 def _stretches(paired: Paired, scales: Scales, shift: float) -> list[Stretch]:
-    """Neighbouring sizes of a config, judged by the runs' means over them.
+    """Small, middle, large and then all sizes of each config, judged by the runs' means over them.
 
     Of so few means the variance says little by itself. It is drawn towards what the noise of the
     stretch's cells gives, times what it is of that in all stretches together; it is never less than
     the cells' noise gives.
     """
-    parts = paired.cells.with_columns(
+    cells = paired.cells.with_columns(
         part=pl.sum_horizontal((pl.col("size_bytes") > bound).cast(pl.Int8) for bound in _BOUNDS)
-    ).group_by([*LINE, "part"], maintain_order=True)
-    groups = [group for _, group in parts if group.height >= _LEAST_SIZES]
+    )
+    parts, lines = (
+        [group for _, group in cells.group_by(keys, maintain_order=True)]
+        for keys in ([*LINE, "part"], LINE)
+    )
+    lines = [line for line in lines if line["part"].n_unique() > 1]
+    groups = [group for group in [*parts, *lines] if group.height >= _LEAST_SIZES]
     by_run = [_run_means(paired, group["cell"].to_numpy()) for group in groups]
     held = [i for i, runs in enumerate(by_run) if min(map(len, runs)) > 1]
     if not held:
         return []
     aligned = paired.new.raw.copy()
     for i in held:
+        if groups[i]["part"].n_unique() > 1:
+            continue
         old, new = by_run[i]
         aligned[groups[i]["cell"].to_numpy()] -= new.mean() - old.mean()
     spread = permuted_spread(paired.old.raw, aligned, scales)
