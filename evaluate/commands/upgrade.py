@@ -8,11 +8,13 @@ from rich import box
 from rich.table import Table
 
 from dynamiccl import cli
-from dynamiccl.errors import UserError
+from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.nccl import NcclVersion
 from dynamiccl.train.commands.options import Json, stderr, wide_stdout
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from dynamiccl.evaluate.upgrade.points import Points
     from dynamiccl.simulator.system import System
 
@@ -30,12 +32,20 @@ def upgrade_command(
     calls: Annotated[
         Path | None, typer.Option(help="Data directory with the calls of a job.")
     ] = None,
+    trace: Annotated[
+        list[Path] | None,
+        typer.Option(help="Traces of a job, as dynamiccl-collect import takes them."),
+    ] = None,
     nodes: Annotated[
         list[int] | None, typer.Option(help="Nodes of a group; may be repeated.", min=1)
     ] = None,
     ranks_per_node: Annotated[
         list[int] | None,
-        typer.Option(help="GPUs of each of its nodes; once, or once for each --nodes.", min=1),
+        typer.Option(
+            help="GPUs of each of its nodes: once, or for each --nodes; of a job, where its calls "
+            "do not tell.",
+            min=1,
+        ),
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Data directory with sweeps of the system.")
@@ -72,7 +82,7 @@ def upgrade_command(
     if data is not None:
         part_paths(data)
     with stderr.status("asking both releases"):
-        points = _points(world, calls, nodes or [], ranks_per_node or [])
+        points = _points(world, calls, trace or [], nodes or [], ranks_per_node or [])
         decisions = decide(points, *releases)
         times = None
         if data is not None:
@@ -113,24 +123,23 @@ def upgrade_command(
 
 
 def _points(
-    system: "System", calls: Path | None, nodes: list[int], ranks_per_node: list[int]
+    system: "System",
+    calls: Path | None,
+    trace: list[Path],
+    nodes: list[int],
+    ranks_per_node: list[int],
 ) -> "Points":
     """Those of a job's calls, of the groups that are named, or of all groups of the system."""
-    from dynamiccl.datasets.store import part_paths, read
-    from dynamiccl.errors import MissingPath
     from dynamiccl.evaluate.upgrade.points import called, grid
     from dynamiccl.simulator.group import Group
 
-    if calls is not None:
-        if nodes or len(ranks_per_node) > 1:
-            raise UserError("--calls says the groups: leave --nodes out, and one --ranks-per-node")
-        if not part_paths(calls, "calls"):
-            raise MissingPath(
-                "recorded call",
-                calls / "calls",
-                "record a job in mode observe (dynamiccl-run --mode observe) and import it",
+    if calls is not None or trace:
+        if nodes or len(ranks_per_node) > 1 or (calls is not None and trace):
+            raise UserError(
+                "--calls or --trace says the groups: give one of them, no --nodes, and at most one "
+                "--ranks-per-node"
             )
-        return called(read(calls, "calls"), ranks_per_node[0] if ranks_per_node else None)
+        return called(_calls(calls, trace, system.name), next(iter(ranks_per_node), None))
     if bool(nodes) != bool(ranks_per_node) or len(ranks_per_node) not in {0, 1, len(nodes)}:
         raise UserError(
             f"--nodes {nodes} and --ranks-per-node {ranks_per_node} make no groups; give one "
@@ -141,3 +150,24 @@ def _points(
     ranks = ranks_per_node if len(ranks_per_node) > 1 else ranks_per_node * len(nodes)
     groups = [Group(*shape) for shape in zip(nodes, ranks, strict=True)]
     return grid(groups, system.collectives())
+
+
+def _calls(calls: Path | None, trace: list[Path], system: str) -> "pl.DataFrame":
+    """The table `calls` of a data directory, or of traces."""
+    import polars as pl
+
+    from dynamiccl.collect.traces import read_traces
+    from dynamiccl.datasets.store import part_paths, read
+
+    if calls is None:
+        found = read_traces(trace, system=system, sweep="traces")
+        for error in found.errors:
+            stderr.print(f"warning: {error}", soft_wrap=True, highlight=False, markup=False)
+        return pl.DataFrame(found.calls)
+    if not part_paths(calls, "calls"):
+        raise MissingPath(
+            "recorded call",
+            calls / "calls",
+            "record a job in mode observe (dynamiccl-run --mode observe) and import it",
+        )
+    return read(calls, "calls")

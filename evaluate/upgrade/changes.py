@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dynamiccl.errors import NotEnoughData
 from dynamiccl.evaluate.upgrade.points import Point, Points, by_line
 from dynamiccl.nccl import ABSTAIN, Config
 from dynamiccl.simulator.default import CostModel
@@ -77,7 +78,10 @@ class Release:
 
 
 def decide(points: Points, old: Release, new: Release) -> Decisions:
-    """Ask both releases about every point, and merge neighbours that change alike."""
+    """Ask both releases about every point, and merge neighbours that change alike.
+
+    Raises NotEnoughData when there is none that can be asked.
+    """
     ranges: list[Range] = []
     left_out, asked, calls = dict(points.left_out), 0, 0
     for line in by_line(points.points):
@@ -96,6 +100,9 @@ def decide(points: Points, old: Release, new: Release) -> Decisions:
                 run = []
             if each is not None:
                 run.append(each)
+    if not asked:
+        reasons = "; ".join(f"{count} x {reason}" for reason, count in left_out.items())
+        raise NotEnoughData(f"nothing to ask the releases about: {reasons or 'no calls at all'}")
     return Decisions(asked, calls, ranges, left_out)
 
 

@@ -18,6 +18,8 @@ from dynamiccl.simulator.system import Call
 _GRID_HALF_OCTAVES: Final = range(20, 61)
 #: Sizes are cut to this, as NCCL's buffers of 16-byte words are.
 _WORD_BYTES: Final = 16
+_ASKED: Final = ("collective", "size_bytes", "num_ranks", "num_nodes", "asks_tuner")
+_TUNED: Final = {collective.wire: collective for collective in Collective if collective.tunable}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,37 +59,37 @@ def called(frame: pl.DataFrame, ranks_per_node: int | None = None) -> Points:
 
     Where the table does not know the nodes of a communicator, `ranks_per_node` ranks share one.
     """
-    counts = frame.group_by("collective", "size_bytes", "num_ranks", "num_nodes").agg(pl.len())
+    counts = frame.group_by(_ASKED).agg(pl.len()).sort(_ASKED)
     points: list[Point] = []
     left_out: dict[str, int] = {}
-    for name, size, ranks, nodes, count in counts.sort(pl.all()).iter_rows():
-        group, reason = _group(ranks, nodes, ranks_per_node)
-        collective = Collective.parse(name)
-        if not collective.tunable:
-            reason = f"{collective.wire} is not decided by the cost model"
+    for collective, size, ranks, nodes, asks_tuner, count in counts.iter_rows():
+        shape = _shape(ranks, nodes, ranks_per_node)
+        if collective not in _TUNED or asks_tuner is False:
+            reason = "not a call that NCCL's cost model decides"
         elif size is None or size < 1:
             reason = "no size"
-        if group is None or reason:
-            left_out[reason] = left_out.get(reason, 0) + count
+        elif isinstance(shape, str):
+            reason = shape
         else:
-            points.append(Point(Call(group, collective, size), count))
+            points.append(Point(Call(shape, _TUNED[collective], size), count))
+            continue
+        left_out[reason] = left_out.get(reason, 0) + count
     return Points(points, left_out)
 
 
-def _group(
-    ranks: int | None, nodes: int | None, ranks_per_node: int | None
-) -> tuple[Group | None, str]:
+def _shape(ranks: int | None, nodes: int | None, ranks_per_node: int | None) -> Group | str:
+    """The group, or why there is none."""
     if ranks is None:
-        return None, "the number of ranks is not known"
+        return "the number of ranks is not known"
     if ranks < 2:
-        return None, "one rank"
+        return "one rank"
     if nodes is None:
         if ranks_per_node is None:
-            return None, "the number of nodes is not known (add --ranks-per-node)"
+            return "the number of nodes is not known (add --ranks-per-node)"
         nodes = -(-ranks // ranks_per_node)
     if ranks % nodes:
-        return None, "nodes with unequally many ranks"
-    return Group(nodes, ranks // nodes), ""
+        return "nodes with unequally many ranks"
+    return Group(nodes, ranks // nodes)
 
 
 def by_line(points: Sequence[Point]) -> Iterator[list[Point]]:
