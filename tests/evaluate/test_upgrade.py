@@ -25,7 +25,9 @@ from tests.cli.conftest import Shell
 from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
 
 SHAPE = Group(4, 8)
-TRACE = Path(__file__).parents[1] / "data" / "traces" / "hta_nccl_excerpt.json.gz"
+TRACE = Path(__file__).parents[1] / "data" / "traces" / "param_resnet_2gpu_et_excerpt.json.gz"
+#: A config that is neither choice.
+OTHER = Config(Algorithm.Ring, Protocol.LL, 1)
 LIMITS = Limits(least=0.01, model_error=0.15)
 
 
@@ -129,11 +131,7 @@ def test_a_range_that_a_sweep_holds_has_its_measured_change_and_interval(found: 
     assert measured.low is not None
     assert measured.high is not None
     assert measured.low < 0.1 < measured.high < measured.low + 0.05
-    assert times(rows(change.points[0].old, ABSTAIN_LIKE, sizes, 1.1, 6)).of(change) is None
-
-
-#: A config that is neither choice.
-ABSTAIN_LIKE = Config(Algorithm.Ring, Protocol.LL, 1)
+    assert times(rows(change.points[0].old, OTHER, sizes, 1.1, 6)).of(change) is None
 
 
 def test_one_run_gives_a_change_and_no_interval(found: Decisions) -> None:
@@ -158,7 +156,7 @@ def test_channels_left_to_nccl_are_those_of_the_sweeps_release(found: Decisions)
 
 
 def test_sweeps_of_several_systems_none_of_that_name_are_refused() -> None:
-    frame = rows(ABSTAIN_LIKE, ABSTAIN_LIKE, [1024], 1.0, 1)
+    frame = rows(OTHER, OTHER, [1024], 1.0, 1)
     other = frame.with_columns(system=pl.lit("yours"))
     with pytest.raises(UserError, match="mine, yours, and none of them is called h100-ib"):
         times(pl.concat([frame, other]))
@@ -178,8 +176,8 @@ def test_a_measured_range_is_slower_by_its_measurement_alone(
     measured: Measured, is_slower: bool, found: Decisions
 ) -> None:
     one = Decisions(1, 0, found.ranges[:1], {})
-    told = Upgrade(("a", "b"), "s", one, [measured], ["2.27.5"], LIMITS)
-    assert any(told.slower) == is_slower
+    judged = Upgrade(("a", "b"), "s", one, [measured], ["2.27.5"], LIMITS)
+    assert any(judged.slower) == is_slower
 
 
 def test_a_range_not_measured_is_slower_as_modelled_beyond_the_models_error() -> None:
