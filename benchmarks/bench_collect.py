@@ -6,8 +6,10 @@
 each config. *Overhead*: a sweep of the nccl-tests stand-in through the real runner, journal,
 sampler and plugin; everything that is not spent inside the benchmark's processes, start of the
 command included, over the measurements taken. *Rows*: text of the stand-in, made into measurement
-rows and checked block by block. Measurements saved and the reading of traces come from benchmarks
-of their own, `strategies.json` and `traces.json`, which are run first when they are not there.
+rows and checked block by block. Measurements saved, the reading of traces, and what
+`dynamiccl-evaluate compare` finds of an upgrade between two sweeps, come from benchmarks of their
+own, `strategies.json`, `traces.json` and `compare.json`, which are run first when they are not
+there.
 
 Writes out/bench/collect.json.
 """
@@ -134,6 +136,8 @@ def main() -> None:
             ),
             "kineto_mb_per_s": figure("traces", "kineto_mb_per_s"),
             "kineto_peak_mib": figure("traces", "kineto_peak_mib"),
+            "compare_recall": figure("compare", "compare_recall"),
+            "compare_false_alarms": figure("compare", "compare_false_alarms"),
             "overhead_per_trial_ms": per_trial_ms,
             "overhead_trials": measured,
             "rows_per_s": parsed_per_s,

@@ -1,18 +1,18 @@
 """Whether anything changed, and then which cells and which stretches of sizes of one config.
 
 First it is asked whether there is any change: the median of all cells, between runs; more slower,
-or more faster, cells than shuffled runs give (higher criticism: Donoho and Jin 2004, "Higher
-criticism for detecting sparse heterogeneous mixtures"); any stretch. All four together are wrong in
-one pair of like sweeps in a hundred. Only where something changed are cells and stretches told, by
-Benjamini and Hochberg's procedure, which holds the share of false ones.
+or more faster, cells than permuted runs give (a likelihood ratio of a few shifted cells against
+none: Donoho and Jin 2004, "Higher criticism for detecting sparse heterogeneous mixtures", compare
+such tests); any stretch. All four together are wrong in one pair of like sweeps in a hundred. Only
+where something changed are cells and stretches listed, by Benjamini and Hochberg's procedure, which
+holds the share of false ones.
 
-A cell is judged beyond the common change by Welch's t with a variance drawn towards that of cells
-of like size (Smyth 2004, "Linear models and empirical Bayes methods"), a stretch by the runs' means
-over it, so that noise that its cells share is counted.
+A cell is judged beyond the common change by a moderated t-test (judging.py), a stretch by the runs'
+means over it, so that noise that its cells share is counted.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -20,7 +20,14 @@ import numpy.typing as npt
 import polars as pl
 from scipy import stats
 
-from dynamiccl.evaluate.compare.judging import crowds, judge, shuffled_spread
+from dynamiccl.evaluate.compare.judging import (
+    Scales,
+    judge,
+    moments,
+    more_than_chance,
+    permuted_spread,
+    prior_freedom,
+)
 from dynamiccl.evaluate.compare.paired import LIKE, LINE, Paired
 from dynamiccl.evaluate.gate.evidence import passing
 
@@ -28,8 +35,14 @@ Floats = npt.NDArray[np.float64]
 #: Where the sizes of a config are cut into stretches: latency, between, bandwidth.
 _BOUNDS: Final = (1 << 16, 1 << 22)
 _LEAST_SIZES: Final = 3
-#: At which each of the four questions is answered.
-_LEVEL: Final = 0.0025
+#: How many spreads from its side's median a time still counts.
+_COUNTED: Final = 4.0
+#: A cell is noisier than its like where so few of its like would be as noisy.
+_NOISY: Final = 0.05
+_TINY: Final = 1e-12
+#: At which each of the four questions is answered; 0.01 together.
+_SLOWER_LEVEL: Final = 0.004
+_LEVEL: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,34 +115,46 @@ class Changes:
 
 
 def find_changes(paired: Paired, q: float = 0.05, least: float = 0.01) -> Changes:
-    """Judge all shared cells; `q`: share of false discoveries, `least`: what is worth telling."""
+    """Judge all shared cells.
+
+    `q`: false discovery rate of what is listed; `least`: the least change that is, a fraction.
+    """
     common = _common(paired)
     shift = float(np.log1p(common.mean))
-    prior = _prior(paired)
-    cells = _cells(paired, prior, shift)
-    logs = (paired.old.raw, paired.new.raw - shift)
-    slower, faster = crowds(*logs, paired.reach, prior, _LEVEL)
-    stretches = _stretches(paired, shift, shuffled_spread(*logs, paired.reach, prior))
+    scales = _scales(paired)
+    cells = _cells(paired, scales, shift)
+    slower, faster = more_than_chance(
+        paired.old.raw, paired.new.raw - shift, scales, (_SLOWER_LEVEL, _LEVEL)
+    )
+    stretches = _stretches(paired, scales, shift)
     of_stretches = np.array([stretch.change.p for stretch in stretches])
     any_stretch = bool(passing(of_stretches, _LEVEL).any())
     is_real = common.p < _LEVEL
     if not (is_real or slower or faster or any_stretch):
         return Changes(common, False, 0, 0, cells, [], [])
+    both = is_real or any_stretch
 
     def matters(change: Change) -> bool:
-        return bool(abs(np.log1p(change.mean) - shift) >= np.log1p(least))
+        logs = np.log1p(change.mean) - shift
+        is_asked = both or bool(slower if logs > 0.0 else faster)
+        return is_asked and bool(abs(logs) >= np.log1p(least))
 
     of_cells = np.array([cell.p for cell in cells])
     found = [int(i) for i in np.flatnonzero(passing(of_cells, q)) if matters(cells[i])]
-    told = [stretches[i] for i in np.flatnonzero(passing(of_stretches, q))]
-    return Changes(
-        common, is_real, slower, faster, cells, found, [s for s in told if matters(s.change)]
-    )
+    listed: list[Stretch] = []
+    for i in np.flatnonzero(passing(of_stretches, q)):
+        # All sizes of a config come last, and say nothing more where a part of them is listed.
+        new = stretches[i]
+        if matters(new.change) and not any({*s.cells} <= {*new.cells} for s in listed):
+            listed.append(new)
+    return Changes(common, is_real, slower, faster, cells, found, listed)
 
 
 def _common(paired: Paired) -> Change:
     """The median change of all cells, judged by how far runs of one sweep differ."""
-    differences = np.nanmean(paired.new.steady, axis=1) - np.nanmean(paired.old.steady, axis=1)
+    differences = np.nanmean(paired.new.winsorised, axis=1) - np.nanmean(
+        paired.old.winsorised, axis=1
+    )
     median = float(np.median(differences))
     _, error, freedom = _welch(paired.new.drift, paired.old.drift)
     # One cell's noise, over all cells, is the least that is left of it.
@@ -147,53 +172,112 @@ def _welch(one: Floats, other: Floats) -> tuple[float, float, float]:
     return float(np.mean(one) - np.mean(other)), float(np.sqrt(total)), total**2 / sum(shares)
 
 
-def _cells(paired: Paired, prior: Floats, shift: float) -> list[Change]:
-    found = judge(paired.old.raw, paired.new.raw, paired.reach, prior)
-    return [Change.of(float(d), float(e), float(f), shift) for d, e, f in zip(*found, strict=True)]
+def _cells(paired: Paired, scales: Scales, shift: float) -> list[Change]:
+    """One for each cell; one that is much noisier than its like goes by its own noise alone."""
+    found, errors, freedom = judge(paired.old.raw, paired.new.raw, scales)
+    all_count = replace(scales, limit=np.full(len(found), np.inf), freedom=0.0)
+    _, raw_errors, own = judge(paired.old.raw, paired.new.raw, all_count)
+    ratios = (raw_errors / np.maximum(errors, _TINY)) ** 2
+    noisy = ratios > stats.f.isf(_NOISY, np.maximum(own, 1.0), freedom)
+    errors, freedom = np.where(noisy, raw_errors, errors), np.where(noisy, own, freedom)
+    return [
+        Change.of(float(d), float(e), float(f), shift)
+        for d, e, f in zip(found, errors, freedom, strict=True)
+    ]
 
 
-def _prior(paired: Paired) -> Floats:
-    """The variance of cells of like size: the mean over the nearest."""
-    sides = (paired.old.steady, paired.new.steady)
+def _scales(paired: Paired) -> Scales:
+    """Winsorising limits, and the variance of cells of like size: the mean over the nearest."""
     squares: Floats = np.zeros(paired.cells.height)
     freedom: Floats = np.zeros(paired.cells.height)
-    for side in sides:
-        squares += np.nansum((side - np.nanmean(side, axis=1, keepdims=True)) ** 2, axis=1)
-        freedom += np.sum(~np.isnan(side), axis=1) - 1.0
+    limit = _COUNTED * paired.spread
+    for side in (paired.old.raw, paired.new.raw):
+        _, more, count = moments(side, limit)
+        squares += more
+        freedom += count - 1.0
     order = np.argsort(paired.cells["size_bytes"].to_numpy(), kind="stable")
     window = np.ones(min(LIKE, len(order)))
     around = np.convolve(squares[order], window, "same")
-    prior = np.empty(len(order))
-    prior[order] = around / np.maximum(np.convolve(freedom[order], window, "same"), 1.0)
-    return prior
+    variance = np.empty(len(order))
+    variance[order] = around / np.maximum(np.convolve(freedom[order], window, "same"), 1.0)
+    known = (freedom > 0) & (variance > 0)
+    if not known.any():
+        return Scales(limit, variance, 1.0)
+    ratios = squares[known] / freedom[known] / variance[known]
+    return Scales(limit, variance, prior_freedom(ratios, freedom[known])[1])
 
 
-def _stretches(paired: Paired, shift: float, spread: Floats) -> list[Stretch]:
-    """Every run of neighbouring sizes, judged; never with less noise than its cells have."""
-    found = []
+def _stretches(paired: Paired, scales: Scales, shift: float) -> list[Stretch]:
+    """Small, middle, large and then all sizes of each config, judged by the runs' means over them.
+
+    Of so few means the variance says little by itself. It is drawn towards what the noise of the
+    stretch's cells gives, times what it is of that in all stretches together; it is never less than
+    the cells' noise gives.
+    """
     cells = paired.cells.with_columns(
         part=pl.sum_horizontal((pl.col("size_bytes") > bound).cast(pl.Int8) for bound in _BOUNDS)
     )
-    for _, group in cells.group_by([*LINE, "part"], maintain_order=True):
-        rows = group["cell"].to_numpy()
-        if len(rows) < _LEAST_SIZES:
+    parts, lines = (
+        [group for _, group in cells.group_by(keys, maintain_order=True)]
+        for keys in ([*LINE, "part"], LINE)
+    )
+    lines = [line for line in lines if line["part"].n_unique() > 1]
+    groups = [group for group in [*parts, *lines] if group.height >= _LEAST_SIZES]
+    by_run = [_run_means(paired, group["cell"].to_numpy()) for group in groups]
+    held = [i for i, runs in enumerate(by_run) if min(map(len, runs)) > 1]
+    if not held:
+        return []
+    aligned = paired.new.raw.copy()
+    for i in held:
+        if groups[i]["part"].n_unique() > 1:
             continue
-        old, new = (side.steady[rows] for side in (paired.old, paired.new))
-        centre = np.nanmean(old, axis=1, keepdims=True)
-        by_run = [np.nanmean(side - centre, axis=0) for side in (new, old)]
-        kept = [run[~np.isnan(run)] for run in by_run]
-        if min(map(len, kept)) < 2:
-            continue
-        logs, error, freedom = _welch(*kept)
-        own = np.sqrt(np.sum(spread[rows] ** 2)) / len(rows)
-        sizes = group["size_bytes"]
-        found.append(
-            Stretch(
-                dict(group.select(LINE).row(0, named=True)),
-                int(str(sizes.min())),
-                int(str(sizes.max())),
-                [int(row) for row in rows],
-                Change.of(logs, max(error, float(own)), freedom, shift),
-            )
+        old, new = by_run[i]
+        aligned[groups[i]["cell"].to_numpy()] -= new.mean() - old.mean()
+    spread = permuted_spread(paired.old.raw, aligned, scales)
+    errors, freedom = _stretch_errors(
+        [by_run[i] for i in held], [spread[groups[i]["cell"].to_numpy()] for i in held]
+    )
+    return [
+        Stretch(
+            dict(groups[i].select(LINE).row(0, named=True)),
+            int(str(groups[i]["size_bytes"].min())),
+            int(str(groups[i]["size_bytes"].max())),
+            [int(row) for row in groups[i]["cell"]],
+            Change.of(
+                float(by_run[i][1].mean() - by_run[i][0].mean()),
+                float(errors[at]),
+                float(freedom[at]),
+                shift,
+            ),
         )
-    return found
+        for at, i in enumerate(held)
+    ]
+
+
+def _run_means(paired: Paired, rows: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """The mean over some cells of each run, of the old sweep and of the new: (runs,) each."""
+    old, new = (side.winsorised[rows] for side in (paired.old, paired.new))
+    centre = np.nanmean(old, axis=1, keepdims=True)
+    means = [np.nanmean(side - centre, axis=0) for side in (old, new)]
+    one, other = (mean[~np.isnan(mean)] for mean in means)
+    return one, other
+
+
+def _stretch_errors(
+    by_run: Sequence[tuple[Floats, Floats]], spreads: Sequence[Floats]
+) -> tuple[Floats, Floats]:
+    """Standard errors and degrees of freedom of stretches, (stretches,) each.
+
+    `by_run`: the means of each stretch's runs, old and new; `spreads`: by how much differences of
+    its cells scatter by chance, (cells,) each, once its own change is taken out.
+    """
+    scale = np.array([1.0 / len(old) + 1.0 / len(new) for old, new in by_run])
+    freedom = np.array([len(old) + len(new) - 2.0 for old, new in by_run])
+    squares = [np.var(old) * len(old) + np.var(new) * len(new) for old, new in by_run]
+    variance = np.array(squares) / freedom
+    # Its change is a mean over its cells, and took as much of their noise with it.
+    sums = [np.sum(x**2) / len(x) ** 2 * len(x) / (len(x) - 1.0) for x in spreads]
+    expected = np.maximum(np.array(sums) / scale, _TINY)
+    times, more = prior_freedom(variance / expected, freedom)
+    drawn = (more * times * expected + freedom * variance) / (more + freedom)
+    return np.sqrt(np.maximum(drawn, expected) * scale), freedom + more

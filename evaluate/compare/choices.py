@@ -43,7 +43,7 @@ def find_choices(
     """Tasks whose choice changed or whose time got longer by more than chance, by size."""
     slower = _slower(changes)
     chosen = [_chosen(frame) for frame in (old, new)]
-    means = [np.nanmean(side.steady, axis=1) for side in (paired.old, paired.new)]
+    means = [np.nanmean(side.winsorised, axis=1) for side in (paired.old, paired.new)]
     found = []
     for key, cells in paired.cells.group_by(_TASK, maintain_order=True):
         own = cells.filter("is_default")
@@ -68,15 +68,17 @@ def find_choices(
 
 def why(choice: Choice, changes: Changes) -> str:
     """In words: what made the time of NCCL's own choice what it is now."""
-    told = f"{choice.old} before, {choice.new} now" if choice.is_other else f"{choice.new or '?'}"
+    configs = (
+        f"{choice.old} before, {choice.new} now" if choice.is_other else f"{choice.new or '?'}"
+    )
     if not choice.got_slower:
-        return f"NCCL chooses otherwise: {told}"
+        return f"NCCL chooses otherwise: {configs}"
     slow_too = choice.forced is not None and choice.forced in _slower(changes)
     if choice.is_other and choice.forced is not None and not slow_too:
-        return f"NCCL chooses otherwise: {told}; the old choice takes what it took"
+        return f"NCCL chooses otherwise: {configs}; the old choice takes what it took"
     if choice.is_other:
-        return f"NCCL chooses otherwise: {told}" + ("; the old choice is slower, too" * slow_too)
-    return f"the same choice takes longer: {told}"
+        return f"NCCL chooses otherwise: {configs}" + ("; the old choice is slower, too" * slow_too)
+    return f"the same choice takes longer: {configs}"
 
 
 def _slower(changes: Changes) -> set[int]:

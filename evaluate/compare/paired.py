@@ -22,8 +22,8 @@ _LEAST_RUNS: Final = 2
 _ROUNDS: Final = 4
 #: Cells of like size from which a spread, or a variance, is taken.
 LIKE: Final = 30
-#: How many spreads from the median a time counts in full.
-_REACH: Final = 2.0
+#: How many standard deviations from the median a time is winsorised.
+_LIMIT: Final = 2.0
 
 Logs = npt.NDArray[np.float64]
 
@@ -34,8 +34,8 @@ class Side:
 
     #: (cells, runs): log times without what a run shares; NaN = not measured.
     raw: Logs
-    #: The same with outliers drawn in.
-    steady: Logs
+    #: The same, winsorised.
+    winsorised: Logs
     #: (runs,): what each run's cells have in common, less the mean over runs.
     drift: Logs
 
@@ -48,8 +48,8 @@ class Paired:
     cells: pl.DataFrame
     old: Side
     new: Side
-    #: (cells,): how far from its side's median a log time counts in full.
-    reach: Logs
+    #: (cells,): standard deviation of a log time about its side's median, from cells of like size.
+    spread: Logs
     #: Cells that one sweep alone has.
     only_old: int
     only_new: int
@@ -89,9 +89,9 @@ def pair(old: pl.DataFrame, new: pl.DataFrame) -> Paired:
         means = at.group_by("cell", "run_index").agg(pl.col("log").mean())
         logs[means["cell"].to_numpy(), means["run_index"].to_numpy()] = means["log"].to_numpy()
         sides.append(_side(logs))
-    sides, reach = _tamed(sides, cells["size_bytes"].to_numpy())
+    sides, spread = _winsorised(sides, cells["size_bytes"].to_numpy())
     counts = [frame.select(CELL).unique().height - cells.height for frame in placed]
-    return Paired(cells, sides[0], sides[1], reach, counts[0], counts[1])
+    return Paired(cells, sides[0], sides[1], spread, counts[0], counts[1])
 
 
 def _by_run(frame: pl.DataFrame) -> pl.DataFrame:
@@ -106,20 +106,20 @@ def _side(logs: Logs) -> Side:
     """What each run shares, by medians: a config that changed in one run does not count for it."""
     drift = np.zeros(logs.shape[1])
     for _ in range(_ROUNDS):
-        steady = logs - drift
-        rest = steady - np.nanmean(steady, axis=1, keepdims=True)
+        left = logs - drift
+        rest = left - np.nanmean(left, axis=1, keepdims=True)
         drift = drift + np.nanmedian(rest, axis=0)
         drift -= drift.mean()
     return Side(logs - drift, logs - drift, drift)
 
 
-def _tamed(sides: list[Side], sizes: npt.NDArray[np.int64]) -> tuple[list[Side], Logs]:
-    """Draw in what lies far from its cell's median, by the spread of cells of like size.
+def _winsorised(sides: list[Side], sizes: npt.NDArray[np.int64]) -> tuple[list[Side], Logs]:
+    """Winsorise what lies far from its cell's median, by the spread of cells of like size.
 
     One launch in a hundred takes twice as long (Huber's estimate of location, one step).
     """
-    centres = [np.nanmedian(side.steady, axis=1, keepdims=True) for side in sides]
-    rests = np.hstack([side.steady - c for side, c in zip(sides, centres, strict=True)])
+    centres = [np.nanmedian(side.winsorised, axis=1, keepdims=True) for side in sides]
+    rests = np.hstack([side.winsorised - c for side, c in zip(sides, centres, strict=True)])
     order = np.argsort(sizes, kind="stable")
     spread = np.empty((len(order), 1))
     for at, cell in enumerate(order):
@@ -127,18 +127,20 @@ def _tamed(sides: list[Side], sizes: npt.NDArray[np.int64]) -> tuple[list[Side],
         like = rests[order[first : first + LIKE]]
         # From medians of few, the rest is too small: by about one in as many.
         spread[cell] = 1.4826 * np.nanmedian(np.abs(like[like != 0.0])) if like.any() else 0.0
-    reach = _REACH * spread
-    tamed = [
-        Side(side.raw, np.clip(side.raw, c - reach, c + reach), side.drift)
+    limit = _LIMIT * spread
+    winsorised = [
+        Side(side.raw, np.clip(side.raw, c - limit, c + limit), side.drift)
         for side, c in zip(sides, centres, strict=True)
     ]
-    return tamed, reach[:, 0]
+    return winsorised, spread[:, 0]
 
 
 def _nothing_shared(old: pl.DataFrame, new: pl.DataFrame) -> str:
-    told = []
+    reasons = []
     for column in ("system", "collective", "num_nodes", "ranks_per_node"):
         one, other = (sorted(map(str, frame[column].unique())) for frame in (old, new))
         if not set(one) & set(other):
-            told.append(f"{column} is {', '.join(one)} in one and {', '.join(other)} in the other")
-    return "the two sweeps share no cell: " + ("; ".join(told) or "no size or config is in both")
+            reasons.append(
+                f"{column} is {', '.join(one)} in one and {', '.join(other)} in the other"
+            )
+    return "the two sweeps share no cell: " + ("; ".join(reasons) or "no size or config is in both")

@@ -70,28 +70,28 @@ class Comparison:
                 f"Nothing changed beyond chance: {count} cells, all together "
                 f"{changes.common.text}. In like sweeps this is said 99 times in 100."
             ]
-        told = []
+        said = []
         if changes.common_is_real:
-            told.append(f"All {count} cells together: {changes.common.text}, beyond what runs do.")
+            said.append(f"All {count} cells together: {changes.common.text}, beyond what runs do.")
         for more, word in ((changes.more_slower, "slower"), (changes.more_faster, "faster")):
             if more:
-                told.append(f"About {more} more of {count} cells got {word} than chance gives.")
+                said.append(f"About {more} more of {count} cells got {word} than chance gives.")
         slow = sum(1 for each in changes.stretches if each.change.mean > changes.common.mean)
         if changes.stretches:
-            told.append(
+            said.append(
                 f"{slow} stretches of sizes got slower, {len(changes.stretches) - slow} faster."
             )
         other = sum(1 for each in self.choices if each.is_other)
         if other:
-            told.append(f"NCCL's own choice is another for {other} sizes.")
+            said.append(f"NCCL's own choice is another for {other} sizes.")
         back = [each for each in self.choices if each.got_slower]
         if back:
             able = sum(1 for each in back if each.restored_by)
-            told.append(
+            said.append(
                 f"NCCL's own choice got slower for {len(back)} sizes; for {able} of them a table "
                 "would bring the old time back."
             )
-        return told
+        return said
 
     def tables(self, rows: int | None = None) -> Iterator[TableBlock]:
         """What changed, the largest first; at most `rows` of each."""
