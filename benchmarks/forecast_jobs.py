@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from dynamiccl.datasets.schema import CALLS
 from dynamiccl.simulator.world import Ran, World
 
 _BEGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -84,3 +85,14 @@ def exposed_us(world: World, place: int, ran: Ran) -> float:
     compute_ends = beside / speed
     whole = float(ran.lasted_us[0]) - float(world.before_us[place])
     return min(call, max(0.0, whole - compute_ends)) if compute_ends < waiting + call else 0.0
+
+
+def as_calls(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows of some columns as the `calls` table has them, seen on all ranks; the rest is null."""
+    full = rows.with_columns(
+        pl.lit("simulated").alias("system"),
+        pl.lit("job").alias("sweep"),
+        pl.lit("simulator").alias("source"),
+        ranks_seen=pl.col("num_ranks"),
+    )
+    return pl.concat([pl.DataFrame(CALLS.empty_table()), full], how="diagonal_relaxed")

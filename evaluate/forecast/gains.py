@@ -1,14 +1,14 @@
 """What a sweep says each config gains over NCCL's own choice, for one kind of a job's calls.
 
-A gain is log(default / config), run by run: what a run does to all its times alike cancels. A size
-between two that were measured has the mean of their gains by distance, on a log scale; at most an
-octave from a measured size, as a decision table (`datasets/questions.py`). How much gains differ
-between neighbouring sizes says how far such a gain may be off: `blur`.
+A gain is log(default / config), run by run: what a run does to all its times alike cancels. What a
+size in a job's trace gains comes from sizes at most an octave away, as in a decision table
+(`datasets/questions.py`); `between.py` says how.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
+from typing import Protocol as Interface
 
 import numpy as np
 import numpy.typing as npt
@@ -18,18 +18,11 @@ from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import comparable, independent, quiet, tuned
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.errors import NotEnoughData, UnknownName
+from dynamiccl.evaluate.forecast.between import MIN_RUNS, Task, between
 from dynamiccl.evaluate.forecast.job import Kind
-from dynamiccl.nccl import Config, NcclVersion
-from dynamiccl.sizes import size_bin
+from dynamiccl.nccl import Algorithm, Config, NcclVersion, Protocol
 
 Floats = npt.NDArray[np.float64]
-#: Independent runs from which on a gain has an interval.
-MIN_RUNS: Final = 3
-#: How far a measured size may be, octaves.
-_REACH: Final = 1.0
-#: Sizes at most so many octaves apart say how gains change by size; and what is taken without any.
-_NEIGHBOURS: Final = 2.0
-_UNKNOWN_SLOPE: Final = 0.25
 _SHAPE: Final = ("collective", "num_nodes", "ranks_per_node")
 #: What must be alike for two times to be compared.
 _LIKE: Final = (*_SHAPE, "size_bytes", "in_place", "datatype", "gpu")
@@ -61,7 +54,7 @@ class Gains:
         return found
 
 
-class Source(Protocol):
+class Source(Interface):
     """Where gains come from."""
 
     @property
@@ -78,16 +71,6 @@ class Source(Protocol):
 
     def gains(self, kind: Kind) -> Gains | str:
         """The gains of a kind of calls, or why it has none."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """One measured size of one collective and shape."""
-
-    size_bytes: int
-    logs: Floats
-    runs: tuple[str, ...]
-    default_us: float
 
 
 class Measured:
@@ -116,10 +99,10 @@ class Measured:
         self.catalogue = Catalogue.from_frame(rows)
         rows = rows.with_columns(
             self.catalogue.actions(rows),
-            label=pl.concat_str("sweep", "run", "repeat", separator="/"),
             log=pl.col("time_us").log(),
+            launch=pl.concat_str("sweep", "run", separator="/"),
         ).drop_nulls("action")
-        self._tasks: dict[tuple[str, int, int], list[_Task]] = {}
+        self._tasks: dict[tuple[str, int, int], list[Task]] = {}
         for key, part in rows.group_by([*_SHAPE, "size_bytes"], maintain_order=True):
             task = _task(part, len(self.catalogue))
             if task is not None:
@@ -127,7 +110,6 @@ class Measured:
                 self._tasks.setdefault((collective, nodes, per_node), []).append(task)
         for tasks in self._tasks.values():
             tasks.sort(key=lambda task: task.size_bytes)
-        self._slopes = {place: _slope(tasks) for place, tasks in self._tasks.items()}
         self._shapes = sorted({(nodes, per_node) for _, nodes, per_node in self._tasks})
 
     @property
@@ -145,10 +127,10 @@ class Measured:
         tasks = self._tasks.get((kind.collective, kind.num_nodes, per_node))
         if tasks is None:
             return f"{kind.collective} on {kind.num_nodes} x {per_node} was not measured"
-        near = _near(tasks, kind.size_bytes)
-        if not near:
-            return "no size within an octave was measured in three runs"
-        slope = self._slopes[kind.collective, kind.num_nodes, per_node]
+        found = between(tasks, kind.size_bytes, self.catalogue.configs, _parsed(kind.ran))
+        if isinstance(found, str):
+            return found
+        logs, runs, blur, sizes = found
         # As it is at the ends, where the sweep ends before the job's size.
         default_us = np.exp(
             np.interp(
@@ -157,7 +139,6 @@ class Measured:
                 np.log([task.default_us for task in tasks]),
             )
         )
-        logs, runs, blur, sizes = _between(near, kind.size_bytes, slope)
         return Gains(self.catalogue.configs, logs, runs, blur, float(default_us), sizes)
 
 
@@ -186,8 +167,9 @@ def _minor(text: str) -> tuple[int, int]:
     return version.major, version.minor
 
 
-def _task(rows: pl.DataFrame, num_actions: int) -> _Task | None:
+def _task(rows: pl.DataFrame, num_actions: int) -> Task | None:
     """The gains of one task, paired by run; None without MIN_RUNS runs of NCCL's own choice."""
+    rows = rows.with_columns(label=_labels(rows))
     own = rows.filter(action=ABSTAIN_ACTION)
     runs = tuple(own["label"].unique().sort())
     if len(runs) < MIN_RUNS:
@@ -201,9 +183,33 @@ def _task(rows: pl.DataFrame, num_actions: int) -> _Task | None:
         pairs = _pairs(own, part)
         columns = [place[label] for label in pairs["label"]]
         logs[int(str(action)), columns] = pairs["gain"].to_numpy()
-    return _Task(
-        int(rows["size_bytes"][0]), logs, runs, float(np.exp(float(str(own["log"].median()))))
+    ran = own.select(pl.concat_str("actual_algorithm", "actual_protocol", separator="/"))
+    names = {_parsed(name) for name in ran.to_series().drop_nulls().unique()}
+    return Task(
+        int(rows["size_bytes"][0]),
+        logs,
+        runs,
+        float(np.exp(float(str(own["log"].median())))),
+        names.pop() if len(names) == 1 else None,
     )
+
+
+def _labels(rows: pl.DataFrame) -> pl.Series:
+    """What makes two times of a task a pair: the run where enough have both, else the launch."""
+    own = rows.filter(action=ABSTAIN_ACTION)["launch"].unique()
+    others = rows.filter((pl.col("action") != ABSTAIN_ACTION) & pl.col("launch").is_in(own.implode()))
+    most = others.group_by("action").agg(pl.col("launch").n_unique())["launch"].max()
+    if others.height and int(str(most)) >= MIN_RUNS:
+        return rows["launch"]
+    return rows.select(pl.concat_str("launch", "repeat", separator="/")).to_series()
+
+
+def _parsed(name: str | None) -> tuple[Algorithm, Protocol] | None:
+    """`RING/LL` as NCCL's names; None where it is not known."""
+    if name is None:
+        return None
+    algorithm, _, protocol = name.partition("/")
+    return Algorithm.parse(algorithm), Protocol.parse(protocol)
 
 
 def _pairs(own: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
@@ -213,63 +219,18 @@ def _pairs(own: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
     sample of the difference, without what a run has in common.
     """
     by_label = [*_LIKE, "label"]
-    joined = own.join(other, on=by_label, nulls_equal=True, suffix="_other")
+    means = [
+        frame.group_by(by_label, maintain_order=True).agg(pl.col("log").mean())
+        for frame in (own, other)
+    ]
+    joined = means[0].join(means[1], on=by_label, nulls_equal=True, suffix="_other")
     if joined["label"].n_unique() < MIN_RUNS:
         numbered = [
             frame.sort("label").with_columns(rank=pl.int_range(pl.len()).over(_LIKE))
-            for frame in (own, other)
+            for frame in means
         ]
         joined = numbered[0].join(
             numbered[1], on=[*_LIKE, "rank"], nulls_equal=True, suffix="_other"
         )
     gain = (pl.col("log") - pl.col("log_other")).mean()
     return joined.group_by("label", maintain_order=True).agg(gain=gain)
-
-
-def _near(tasks: Sequence[_Task], size_bytes: int) -> list[_Task]:
-    """The measured size of the same bin, else the next to each side within reach."""
-    same = [task for task in tasks if size_bin(task.size_bytes) == size_bin(size_bytes)]
-    if same:
-        return [min(same, key=lambda task: abs(task.size_bytes - size_bytes))]
-    within = [t for t in tasks if abs(np.log2(t.size_bytes / size_bytes)) <= _REACH]
-    below = [t for t in within if t.size_bytes < size_bytes]
-    above = [t for t in within if t.size_bytes > size_bytes]
-    return [*below[-1:], *above[:1]]
-
-
-def _between(
-    near: Sequence[_Task], size_bytes: int, slope: float
-) -> tuple[Floats, tuple[str, ...], Floats, tuple[int, ...]]:
-    """The gains at a size from those of its neighbours: `logs`, `runs`, `blur` and `sizes`."""
-    distances = [abs(float(np.log2(task.size_bytes / size_bytes))) for task in near]
-    if len(near) == 2 and near[0].runs == near[1].runs:
-        share = distances[0] / sum(distances)
-        logs = (1.0 - share) * near[0].logs + share * near[1].logs
-        apart = np.abs(_means(near[1]) - _means(near[0]))
-        blur = share * (1.0 - share) * np.nan_to_num(apart)
-        return logs, near[0].runs, blur, tuple(task.size_bytes for task in near)
-    nearest = int(np.argmin(distances))
-    task = near[nearest]
-    is_same = size_bin(task.size_bytes) == size_bin(size_bytes)
-    blur = np.full(len(task.logs), 0.0 if is_same else distances[nearest] * slope)
-    blur[ABSTAIN_ACTION] = 0.0
-    return task.logs, task.runs, blur, (task.size_bytes,)
-
-
-def _means(task: _Task) -> Floats:
-    """(A,) mean gain over the runs that have it; NaN without one."""
-    count = np.sum(~np.isnan(task.logs), axis=1)
-    found: Floats = np.where(count > 0, np.nansum(task.logs, axis=1) / np.maximum(count, 1), np.nan)
-    return found
-
-
-def _slope(tasks: Sequence[_Task]) -> float:
-    """By how much a gain differs from that an octave on: the root of the mean square."""
-    squares = []
-    for one, other in zip(tasks, tasks[1:], strict=False):
-        octaves = float(np.log2(other.size_bytes / one.size_bytes))
-        apart = (_means(other) - _means(one))[ABSTAIN_ACTION + 1 :] / octaves
-        apart = apart[~np.isnan(apart)]
-        if octaves <= _NEIGHBOURS and len(apart):
-            squares.append(float(np.mean(apart**2)))
-    return float(np.sqrt(np.mean(squares))) if squares else _UNKNOWN_SLOPE

@@ -18,7 +18,8 @@ from dynamiccl.datasets.features import Observations, cold_observations
 from dynamiccl.datasets.manifest import Support
 from dynamiccl.datasets.questions import allowed, cold_tasks, decide, table_supports
 from dynamiccl.errors import UnknownName
-from dynamiccl.evaluate.forecast.gains import MIN_RUNS, Gains
+from dynamiccl.evaluate.forecast.between import MIN_RUNS
+from dynamiccl.evaluate.forecast.gains import Gains
 from dynamiccl.evaluate.forecast.job import Kind
 from dynamiccl.nccl import ABSTAIN, Collective, Config
 from dynamiccl.sizes import bin_center_bytes
@@ -43,6 +44,8 @@ class Pick:
     logs: Floats
     #: Runs that the values are of; kinds with the same runs share what a run has in common.
     runs: tuple[str, ...]
+    #: The sizes that it rests on.
+    sizes: tuple[int, ...]
     #: Standard deviation of what the distance to a measured size adds, and of a model's own error.
     blur: float
     model_error: float
@@ -119,6 +122,7 @@ def _pick(gains: Gains, action: int, logs: Floats) -> Pick:
         config,
         kept if len(kept) else _NOTHING,
         runs,
+        gains.sizes,
         float(gains.blur[action]),
         _MODEL_ERROR if acts and not gains.runs else 0.0,
     )

@@ -10,9 +10,13 @@ overlap that shifts: at least what the hidden part of the call cannot take up, a
 its process group's savings up to all that is exposed of that group in the step, since the calls of
 a group follow one another on one stream.
 
+A hidden call slows the compute beside it: a longer one takes more from it, a shorter one gives some
+back, which widens the interval of a step and does not move its middle.
+
 The interval, 90 %, has Student's t over the runs of the sweep, summed over the kinds that share
 runs (so that what a run has in common counts), and over the blocks of the trace; the distance to
-measured sizes; and a model's own error. It does not have that another config slows compute more.
+measured sizes; how far the job is from the benchmark, in which calls were alone; and a model's own
+error. It does not have that another config may take more channels, and so more from compute.
 """
 
 from collections.abc import Sequence
@@ -25,11 +29,20 @@ from scipy import stats
 
 from dynamiccl.evaluate.forecast.job import Job, Kind
 from dynamiccl.evaluate.forecast.picks import Pick
+from dynamiccl.nccl import ABSTAIN
 
 Floats = npt.NDArray[np.float64]
 Of = Literal["communication", "step"]
 _CONFIDENCE: Final = 0.90
 _Z: Final = float(stats.norm.ppf(0.5 + _CONFIDENCE / 2.0))
+#: Standard deviation of a gain for each factor of e between a call's time in the job and in the
+#: benchmark, counted up to a factor of 2. Set on simulated congested networks
+#: (benchmarks/bench_forecast.py; other seeds than it judges by).
+_APART: Final = 0.15
+_MOST_APART: Final = float(np.log(2.0))
+#: The most that a call takes of the speed of compute beside it: a channel holds a multiprocessor,
+#: NCCL opens up to 32 of them (nccl.h, `MAXCHANNELS` is 64 from 2.23 on), and an H100 has 132.
+_TAKEN: Final = 0.25
 #: Degrees of freedom of what is known without sampling.
 _SURE: Final = 1e9
 #: Blocks of a trace from which on they say how it varies.
@@ -97,7 +110,11 @@ def estimate(weighed: Weighed, picks: Sequence[Pick | None], of: Of) -> Estimate
         shares[k] = float(np.mean(_share(pick.logs)))
     saved = _by_call(weighed, shares, of, "central")
     mean = float(saved @ job.weight) / whole
-    variances = [*_of_runs(weighed, acting, of), *_of_sizes(weighed, acting, of)]
+    variances = [
+        *_of_runs(weighed, acting, of),
+        *_of_sizes(weighed, acting, of),
+        _of_surroundings(weighed, acting, of),
+    ]
     variances = [(value / whole**2, freedom) for value, freedom in variances]
     variances.append(_of_blocks(weighed, saved, mean, of))
     half = _half(variances)
@@ -111,6 +128,11 @@ def estimate(weighed: Weighed, picks: Sequence[Pick | None], of: Of) -> Estimate
             moved = np.where(moved > 0.0, moved * _least_factor(weighed), moved)
         end = "least" if side < 0.0 else "most"
         ends.append(float(_by_call(weighed, moved, of, end) @ job.weight) / whole + side * half)
+    if of == "step" and weighed.exposed_us is not None:
+        alone = estimate(weighed, picks, "communication")
+        hidden = weighed.communication_us - float(weighed.kind_exposed_us.sum())
+        ends[0] += _TAKEN * min(0.0, alone.low) * hidden / whole
+        ends[1] += _TAKEN * max(0.0, alone.high) * hidden / whole
     return Estimate(mean, min(ends[0], mean), max(ends[1], mean))
 
 
@@ -188,14 +210,36 @@ def _of_runs(
 def _of_sizes(
     weighed: Weighed, acting: Sequence[tuple[int, Pick]], of: Of
 ) -> list[tuple[float, float]]:
-    """Variances of what the distance to measured sizes adds, each kind by itself."""
-    found = []
+    """Variances of what the distance to measured sizes adds; kinds that rest on the same go together."""
+    by_sizes: dict[tuple[object, ...], float] = {}
     for k, pick in acting:
         if pick.blur > 0.0:
-            ends = [float(_share(pick.mean + side * pick.blur)) for side in (-1.0, 1.0)]
-            low, high = (_kind_total(weighed, k, share, of) for share in ends)
-            found.append((((high - low) / 2.0) ** 2, _SURE))
-    return found
+            kind = weighed.kinds[k]
+            key = (kind.collective, kind.num_nodes, kind.num_ranks, pick.sizes)
+            moved = _moved(weighed, k, pick, pick.blur, of)
+            by_sizes[key] = by_sizes.get(key, 0.0) + moved
+    return [(moved**2, _SURE) for moved in by_sizes.values()]
+
+
+def _of_surroundings(
+    weighed: Weighed, acting: Sequence[tuple[int, Pick]], of: Of
+) -> tuple[float, float]:
+    """Variance of what the job's surroundings do to gains, to all of them alike."""
+    calls = np.bincount(weighed.job.kind, weighed.job.weight, minlength=len(weighed.kinds))
+    total = 0.0
+    for k, pick in acting:
+        mean = weighed.kind_us[k] / max(float(calls[k]), 1e-12)
+        if pick.config != ABSTAIN and mean > 0.0:
+            apart = min(abs(float(np.log(mean / weighed.default_us[k]))), _MOST_APART)
+            total += _moved(weighed, k, pick, _APART * apart, of)
+    return total**2, _SURE
+
+
+def _moved(weighed: Weighed, kind: int, pick: Pick, by: float, of: Of) -> float:
+    """us by which the saving of a kind moves, where its gain moves `by` up and down."""
+    ends = [float(_share(pick.mean + side * by)) for side in (-1.0, 1.0)]
+    low, high = (_kind_total(weighed, kind, share, of) for share in ends)
+    return abs(high - low) / 2.0
 
 
 def _of_blocks(weighed: Weighed, saved: Floats, mean: float, of: Of) -> tuple[float, float]:
