@@ -116,7 +116,7 @@ def main() -> None:
     for verdict in Verdict:
         mine = [j for j in (*sims, *real) if j.verdict is verdict]
         figures[f"forecast_said_{verdict.value.replace('-', '_')}"] = len(mine)
-    figures["forecast_false_gains"] = sum(j.false_gain for j in (*sims, *real))
+    figures["forecast_false_gains"] = int(sum(j.false_gain for j in (*sims, *real)))
     if TUNING or os.environ.get("VERBOSE"):
         for j in (*sims, *real):
             tell(j)
@@ -235,22 +235,29 @@ def judge_measured(name: str, tasks: list[pl.DataFrame], runs: int, seed: int) -
     chosen = random.choice(len(tasks), int(random.integers(2, 6)), replace=False)
     shared = random.random(runs)
     rows, true_us = [], []
-    for place in chosen:
-        cells = [cell for _, cell in tasks[place].group_by(CONFIG_COLUMNS, maintain_order=True)]
+    for place, task in enumerate(tasks):
+        cells = [cell for _, cell in task.group_by(CONFIG_COLUMNS, maintain_order=True)]
         times = {}
         for cell in cells:
             logs = np.sort(np.log(cell["time_us"].to_numpy()))
-            centre = float(np.median(logs))
             # What a run did to one size it often did to the others (shared/data, doubts).
             at = np.where(random.random(runs) < 0.5, shared, random.random(runs))
             row = cell.row(0, named=True)
-            times[tuple(row[c] for c in CONFIG_COLUMNS)] = np.exp(centre)
+            # Gains are of logarithms, and so is their truth: half of these cells have two states.
+            times[tuple(row[c] for c in CONFIG_COLUMNS)] = float(np.exp(np.mean(logs)))
             for run, which in enumerate(at):
                 log = logs[int(which * len(logs))]
                 rows.append(
-                    {**row, "sweep": "drawn", "run": f"run-{run}", "repeat": 0, "time_us": float(np.exp(log))}
+                    {
+                        **row,
+                        "sweep": "drawn",
+                        "run": f"run-{run}",
+                        "repeat": 0,
+                        "time_us": float(np.exp(log)),
+                    }
                 )
-        true_us.append((tasks[place], times))
+        if place in chosen:
+            true_us.append((task, times))
     frame = pl.DataFrame(measurements_table(rows))
     calls, weights = [], random.integers(1, 20, len(chosen))
     factor = float(np.exp(random.normal(0.0, 0.1)))

@@ -94,5 +94,6 @@ def as_calls(rows: pl.DataFrame) -> pl.DataFrame:
         pl.lit("job").alias("sweep"),
         pl.lit("simulator").alias("source"),
         ranks_seen=pl.col("num_ranks"),
+        ranks_timed=pl.col("num_ranks"),
     )
     return pl.concat([pl.DataFrame(CALLS.empty_table()), full], how="diagonal_relaxed")

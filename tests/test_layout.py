@@ -41,6 +41,8 @@ ALLOWED = {
         *("datasets", "train", "simulator", "serve.search"),
         # A simulated sweep for drawn worlds; the sweep file that a gate needs.
         *("collect.simulate", "collect.planning", "collect.sweep"),
+        # A job's own traces, for a forecast.
+        "collect.traces",
     },
     # To find a policy by run id or registered name.
     "serve": {"datasets", "train.tracking", "train.DEFAULT_TRACKING_URI"},

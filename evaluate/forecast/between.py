@@ -40,6 +40,8 @@ class Task:
     runs: tuple[str, ...]
     #: us of NCCL's own choice, the median.
     default_us: float
+    #: Standard deviation of a gain between runs, over all tasks of its collective and shape.
+    usual: float
     #: What NCCL chose, where all runs that read it back agree.
     ran: Choice | None
 
@@ -49,13 +51,28 @@ class Task:
         return _means(self.logs)
 
 
-Found = tuple[Floats, tuple[str, ...], Floats, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Gains at a size."""
+
+    #: (A, R) and the names of the runs.
+    logs: Floats
+    runs: tuple[str, ...]
+    #: (A,) standard deviation of what the size adds.
+    blur: Floats
+    #: The measured sizes that it rests on.
+    sizes: tuple[int, ...]
+    usual: float
+
+
 
 
 def between(
     tasks: Sequence[Task], size_bytes: int, configs: Sequence[Config], ran: Choice | None
 ) -> Found | str:
-    """(A, R) gains at a size, their runs, (A,) blur, the sizes they rest on; or why there are none.
+    """The gains at a size, or why there are none.
 
     `tasks` are of one collective and shape, by size; `ran` is what NCCL chose in the job.
     """
@@ -74,7 +91,8 @@ def between(
     is_same = size_bin(task.size_bytes) == size_bin(size_bytes)
     blur = np.full(len(configs), 0.0 if is_same else distance * _slope(tasks))
     blur[ABSTAIN_ACTION] = 0.0
-    return _same_at_zero(task.logs, task.ran, configs), task.runs, blur, (task.size_bytes,)
+    logs = _same_at_zero(task.logs, task.ran, configs)
+    return Found(logs, task.runs, blur, (task.size_bytes,), task.usual)
 
 
 def _means(logs: Floats) -> Floats:
@@ -104,13 +122,16 @@ def _of_both(
     low: Task, high: Task, size_bytes: int, configs: Sequence[Config], ran: Choice | None
 ) -> Found:
     """From the sizes to both sides, which the same runs measured."""
-    sizes = (low.size_bytes, high.size_bytes)
     share = _octaves(low.size_bytes, size_bytes) / _octaves(low.size_bytes, high.size_bytes)
     mean = (1.0 - share) * low.logs + share * high.logs
     apart = np.nan_to_num(np.abs(high.means - low.means))
+
+    def found(logs: Floats, blur: Floats) -> Found:
+        return Found(logs, low.runs, blur, (low.size_bytes, high.size_bytes), low.usual)
+
+    smooth = 0.5 * share * (1.0 - share) * apart
     if low.ran is not None and low.ran == high.ran:
-        blur = 0.5 * share * (1.0 - share) * apart
-        return _same_at_zero(mean, low.ran, configs), low.runs, blur, sizes
+        return found(_same_at_zero(mean, low.ran, configs), smooth)
     # Over what NCCL would take if its choice were that of one end all the way.
     over = [
         mean - mean[action]
@@ -119,13 +140,13 @@ def _of_both(
         if (action := _action_of(choice, configs, mean)) is not None
     ]
     if len(over) == 1 and ran is not None:
-        return _own_at_zero(over[0]), low.runs, 0.5 * share * (1.0 - share) * apart, sizes
+        return found(_own_at_zero(over[0]), smooth)
     if len(over) == 2:
         blur = 0.5 * np.abs(np.nan_to_num(_means(over[1] - over[0])))
         blur[ABSTAIN_ACTION] = 0.0
-        return _own_at_zero(0.5 * (over[0] + over[1])), low.runs, blur, sizes
+        return found(_own_at_zero(0.5 * (over[0] + over[1])), blur)
     # Nobody knows what NCCL chose: it may have changed anywhere between.
-    return mean, low.runs, min(share, 1.0 - share) * apart, sizes
+    return found(mean, min(share, 1.0 - share) * apart)
 
 
 def _same_at_zero(logs: Floats, ran: Choice | None, configs: Sequence[Config]) -> Floats:
@@ -146,8 +167,7 @@ def _action_of(choice: Choice, configs: Sequence[Config], logs: Floats) -> int |
     same = [
         action
         for action, config in enumerate(configs)
-        if (config.algorithm, config.protocol) == choice
-        and not np.isnan(logs[action]).any()
+        if (config.algorithm, config.protocol) == choice and not np.isnan(logs[action]).any()
     ]
     return min(same, key=lambda action: configs[action].num_channels or 0, default=None)
 

@@ -1,7 +1,7 @@
 """Whether there is anything in it for a job: its calls, what each would gain, and the verdict.
 
-    trace -> Job -> kinds of calls ─┬─> gains of each kind (a sweep, or a simulated system)
-                                    └─> picks: policy, table, best ─> estimates ─> verdict
+trace -> Job -> kinds of calls ─┬─> gains of each kind (a sweep, or a simulated system)
+                                └─> picks: policy, table, best ─> estimates ─> verdict
 """
 
 from collections.abc import Iterable, Sequence
@@ -210,8 +210,11 @@ def judge(weighed: Weighed, arm: Arm, least: float) -> tuple[Verdict, str]:
             f"Cannot tell: between {found.low:+.1%} and {found.high:+.1%} of {what} would be "
             "saved; measure more runs."
         )
+    hides = ""
+    if arm.step is not None and arm.communication.low > least:
+        hides = f", since compute hides most of the {arm.communication.mean:.0%} of communication"
     return Verdict.NOTHING, (
-        f"Nothing to gain: {who[0].lower()}{who[1:]} would save {found.text} of {what}."
+        f"Nothing to gain: {who[0].lower()}{who[1:]} would save {found.text} of {what}{hides}."
     )
 
 

@@ -6,7 +6,7 @@ size in a job's trace gains comes from sizes at most an octave away, as in a dec
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 from typing import Protocol as Interface
 
@@ -24,6 +24,10 @@ from dynamiccl.nccl import Algorithm, Config, NcclVersion, Protocol
 
 Floats = npt.NDArray[np.float64]
 _SHAPE: Final = ("collective", "num_nodes", "ranks_per_node")
+#: How many spreads (as of a normal) from its config's median a gain counts in full.
+_REACH: Final = 3.0
+#: What is farther off in a smaller share of the times than this happens seldom.
+_SELDOM: Final = 0.1
 #: What must be alike for two times to be compared.
 _LIKE: Final = (*_SHAPE, "size_bytes", "in_place", "datatype", "gpu")
 
@@ -43,6 +47,8 @@ class Gains:
     default_us: float
     #: The sizes that it rests on.
     sizes: tuple[int, ...]
+    #: Standard deviation of a gain between runs as usual for the collective and shape; 0 of a model.
+    usual: float
 
     @property
     def means(self) -> Floats:
@@ -108,8 +114,8 @@ class Measured:
             if task is not None:
                 collective, nodes, per_node = str(key[0]), int(str(key[1])), int(str(key[2]))
                 self._tasks.setdefault((collective, nodes, per_node), []).append(task)
-        for tasks in self._tasks.values():
-            tasks.sort(key=lambda task: task.size_bytes)
+        for place, tasks in self._tasks.items():
+            self._tasks[place] = sorted(_steadied(tasks), key=lambda task: task.size_bytes)
         self._shapes = sorted({(nodes, per_node) for _, nodes, per_node in self._tasks})
 
     @property
@@ -130,7 +136,6 @@ class Measured:
         found = between(tasks, kind.size_bytes, self.catalogue.configs, _parsed(kind.ran))
         if isinstance(found, str):
             return found
-        logs, runs, blur, sizes = found
         # As it is at the ends, where the sweep ends before the job's size.
         default_us = np.exp(
             np.interp(
@@ -139,7 +144,15 @@ class Measured:
                 np.log([task.default_us for task in tasks]),
             )
         )
-        return Gains(self.catalogue.configs, logs, runs, blur, float(default_us), sizes)
+        return Gains(
+            self.catalogue.configs,
+            found.logs,
+            found.runs,
+            found.blur,
+            float(default_us),
+            found.sizes,
+            found.usual,
+        )
 
 
 def _unplaced(kind: Kind, shapes: Sequence[tuple[int, int]]) -> str:
@@ -190,14 +203,50 @@ def _task(rows: pl.DataFrame, num_actions: int) -> Task | None:
         logs,
         runs,
         float(np.exp(float(str(own["log"].median())))),
+        0.0,
         names.pop() if len(names) == 1 else None,
     )
+
+
+def _steadied(tasks: Sequence[Task]) -> list[Task]:
+    """With what gains usually differ by between runs, and without what happens seldom.
+
+    One launch in a hundred takes twice as long as the others; that says little of its config, and
+    is drawn in. Where it happens often it is how the machine is, and stays.
+    """
+    rests = [_rest(task.logs) for task in tasks]
+    every = np.concatenate([rest.ravel() for rest in rests])
+    every = every[~np.isnan(every)]
+    far = np.abs(every[every != 0.0])
+    # The middle of few runs is one of them: its distance, 0, is left out.
+    reach = _REACH * 1.4826 * float(np.median(far)) if len(far) else 0.0
+    if len(every) and np.mean(np.abs(every) > reach) > _SELDOM:
+        reach = np.inf
+    steadied = []
+    for task, rest in zip(tasks, rests, strict=True):
+        logs = task.logs.copy()
+        logs[ABSTAIN_ACTION + 1 :] += np.clip(rest, -reach, reach) - rest
+        steadied.append(replace(task, logs=logs))
+    rows = [row[~np.isnan(row)] for task in steadied for row in task.logs[ABSTAIN_ACTION + 1 :]]
+    squares = [float(np.var(row, ddof=1)) for row in rows if len(row) > 1]
+    usual = float(np.sqrt(np.mean(squares))) if squares else 0.0
+    return [replace(task, usual=usual) for task in steadied]
+
+
+def _rest(logs: Floats) -> Floats:
+    """(A-1, R) of forced configs what lies apart from the config's median; NaN where unmeasured."""
+    forced = logs[ABSTAIN_ACTION + 1 :]
+    known = np.where(np.isnan(forced).all(axis=1, keepdims=True), 0.0, forced)
+    found: Floats = forced - np.nanmedian(known, axis=1, keepdims=True)
+    return found
 
 
 def _labels(rows: pl.DataFrame) -> pl.Series:
     """What makes two times of a task a pair: the run where enough have both, else the launch."""
     own = rows.filter(action=ABSTAIN_ACTION)["launch"].unique()
-    others = rows.filter((pl.col("action") != ABSTAIN_ACTION) & pl.col("launch").is_in(own.implode()))
+    others = rows.filter(
+        (pl.col("action") != ABSTAIN_ACTION) & pl.col("launch").is_in(own.implode())
+    )
     most = others.group_by("action").agg(pl.col("launch").n_unique())["launch"].max()
     if others.height and int(str(most)) >= MIN_RUNS:
         return rows["launch"]

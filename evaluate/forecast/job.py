@@ -96,10 +96,14 @@ class Job:
         return bool(np.isfinite(self.time_us).any())
 
 
-def job_of(calls: pl.DataFrame, steps: pl.DataFrame | None) -> Job:
+def job_of(
+    calls: pl.DataFrame, steps: pl.DataFrame | None, ranks_per_node: int | None = None
+) -> Job:
     """The job of the tables `calls` and `steps`, in the schema's columns.
 
-    Raises NotEnoughData where no row names a collective and a size.
+    `ranks_per_node` places the ranks of process groups node by node, where the trace names them and
+    does not say on how many nodes they are. Raises NotEnoughData where no row names a collective
+    and a size.
     """
     notes: list[str] = []
     known = calls.filter(
@@ -113,6 +117,8 @@ def job_of(calls: pl.DataFrame, steps: pl.DataFrame | None) -> Job:
             "with record_shapes=True (torch.profiler), or give another trace"
         )
     known = _asking(known, notes)
+    if ranks_per_node is not None:
+        known = _placed(known, ranks_per_node)
     sized = known.with_columns(
         bin=pl.col("size_bytes").map_elements(size_bin, return_dtype=pl.Int64),
         group=pl.col("group").fill_null(""),
@@ -153,6 +159,15 @@ def job_of(calls: pl.DataFrame, steps: pl.DataFrame | None) -> Job:
         sources=placed["source"].unique().sort().to_list(),
         notes=notes,
     )
+
+
+def _placed(calls: pl.DataFrame, ranks_per_node: int) -> pl.DataFrame:
+    """With the nodes of groups whose ranks are named: so many ranks lie on each, in order."""
+    node = pl.col("group_ranks").list.eval(pl.element() // ranks_per_node)
+    nodes = node.list.n_unique().cast(pl.Int64)
+    # A group that lies unevenly is of no shape that is measured.
+    even = pl.when(pl.col("num_ranks") % nodes == 0).then(nodes)
+    return calls.with_columns(num_nodes=pl.coalesce("num_nodes", even))
 
 
 def _asking(calls: pl.DataFrame, notes: list[str]) -> pl.DataFrame:

@@ -41,7 +41,7 @@ class Modelled:
         configs = tuple(dict.fromkeys((ABSTAIN, *cells, *self._configs)))
         times = np.array([self._quiet_us(call, config) for config in configs])
         logs = (np.log(times[0]) - np.log(times))[:, None]
-        return Gains(configs, logs, (), np.zeros(len(configs)), float(times[0]), (kind.size_bytes,))
+        return Gains(configs, logs, (), np.zeros(len(configs)), float(times[0]), (kind.size_bytes,), 0.0)
 
     def _quiet_us(self, call: Call, config: Config) -> float:
         try:

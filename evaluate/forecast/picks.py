@@ -49,6 +49,8 @@ class Pick:
     #: Standard deviation of what the distance to a measured size adds, and of a model's own error.
     blur: float
     model_error: float
+    #: Standard deviation of a gain between runs as usual for the collective and shape.
+    usual: float
 
     @property
     def mean(self) -> float:
@@ -125,6 +127,7 @@ def _pick(gains: Gains, action: int, logs: Floats) -> Pick:
         gains.sizes,
         float(gains.blur[action]),
         _MODEL_ERROR if acts and not gains.runs else 0.0,
+        gains.usual if acts else 0.0,
     )
 
 

@@ -41,8 +41,10 @@ _Z: Final = float(stats.norm.ppf(0.5 + _CONFIDENCE / 2.0))
 _APART: Final = 0.15
 _MOST_APART: Final = float(np.log(2.0))
 #: The most that a call takes of the speed of compute beside it: a channel holds a multiprocessor,
-#: NCCL opens up to 32 of them (nccl.h, `MAXCHANNELS` is 64 from 2.23 on), and an H100 has 132.
+#: and 32 channels are a quarter of the 132 of an H100 (simulator/contention.py has more of it).
 _TAKEN: Final = 0.25
+#: How many runs the usual spread of gains counts as.
+_PRIOR_RUNS: Final = 4.0
 #: Degrees of freedom of what is known without sampling.
 _SURE: Final = 1e9
 #: Blocks of a trace from which on they say how it varies.
@@ -76,6 +78,13 @@ class Weighed:
     #: (K,) us, sums over calls by weight: all of it, and what is exposed.
     kind_us: Floats
     kind_exposed_us: Floats
+
+    @property
+    def mean_us(self) -> Floats:
+        """(K,) of a call."""
+        calls = np.bincount(self.job.kind, self.job.weight, minlength=len(self.kinds))
+        found: Floats = self.kind_us / np.maximum(calls, 1e-12)
+        return found
 
     @property
     def communication_us(self) -> float:
@@ -112,6 +121,7 @@ def estimate(weighed: Weighed, picks: Sequence[Pick | None], of: Of) -> Estimate
     mean = float(saved @ job.weight) / whole
     variances = [
         *_of_runs(weighed, acting, of),
+        *_of_few_runs(weighed, acting, of),
         *_of_sizes(weighed, acting, of),
         _of_surroundings(weighed, acting, of),
     ]
@@ -136,6 +146,21 @@ def estimate(weighed: Weighed, picks: Sequence[Pick | None], of: Of) -> Estimate
     return Estimate(mean, min(ends[0], mean), max(ends[1], mean))
 
 
+def of_calls(weighed: Weighed, kind: int, pick: Pick) -> Estimate:
+    """The share of their own time that the calls of one kind save."""
+    mean = float(np.mean(_share(pick.logs)))
+    if pick.config == ABSTAIN:
+        return Estimate(0.0, 0.0, 0.0)
+    variances = [(pick.blur**2, _SURE), ((_APART * _apart(weighed)[kind]) ** 2, _SURE)]
+    if len(pick.runs) > 1:
+        count = len(pick.logs)
+        variances.append((float(np.var(pick.logs, ddof=1)) / count, count - 1.0))
+        variances.append((_lacking(pick), _SURE))
+    half = _half(variances) + _Z * pick.model_error
+    low, high = (float(_share(pick.mean + side * half)) for side in (-1.0, 1.0))
+    return Estimate(mean, min(low, mean), max(high, mean))
+
+
 def _share(logs: Floats | float) -> Floats:
     """The share of the time that is saved by a gain."""
     found: Floats = -np.expm1(-np.asarray(logs))
@@ -148,8 +173,7 @@ def _steps(job: Job) -> Floats:
 
 def _least_factor(weighed: Weighed) -> Floats:
     """(K,) the benchmark's time over the job's, where the job's is longer."""
-    calls = np.bincount(weighed.job.kind, weighed.job.weight, minlength=len(weighed.kinds))
-    mean = weighed.kind_us / np.maximum(calls, 1e-12)
+    mean = weighed.mean_us
     ratio = weighed.default_us / np.where(mean > 0.0, mean, np.nan)
     found: Floats = np.nan_to_num(np.minimum(1.0, ratio), nan=1.0)
     return found
@@ -207,6 +231,32 @@ def _of_runs(
     ]
 
 
+def _lacking(pick: Pick) -> float:
+    """The variance of a mean gain that its own few runs do not show, as others of its kind do.
+
+    The runs' variance drawn towards the usual one (Smyth 2004, "Linear models and empirical Bayes
+    methods"), less what it is.
+    """
+    count = len(pick.logs)
+    if len(pick.runs) < 2:
+        return 0.0
+    own = float(np.var(pick.logs, ddof=1))
+    drawn = (_PRIOR_RUNS * pick.usual**2 + (count - 1) * own) / (_PRIOR_RUNS + count - 1)
+    return max(0.0, drawn - own) / count
+
+
+def _of_few_runs(
+    weighed: Weighed, acting: Sequence[tuple[int, Pick]], of: Of
+) -> list[tuple[float, float]]:
+    """Variances that few runs do not show, each kind by itself."""
+    lacking = [(k, pick, _lacking(pick)) for k, pick in acting]
+    return [
+        (_moved(weighed, k, pick, float(np.sqrt(value)), of) ** 2, _SURE)
+        for k, pick, value in lacking
+        if value > 0.0
+    ]
+
+
 def _of_sizes(
     weighed: Weighed, acting: Sequence[tuple[int, Pick]], of: Of
 ) -> list[tuple[float, float]]:
@@ -225,14 +275,20 @@ def _of_surroundings(
     weighed: Weighed, acting: Sequence[tuple[int, Pick]], of: Of
 ) -> tuple[float, float]:
     """Variance of what the job's surroundings do to gains, to all of them alike."""
-    calls = np.bincount(weighed.job.kind, weighed.job.weight, minlength=len(weighed.kinds))
-    total = 0.0
-    for k, pick in acting:
-        mean = weighed.kind_us[k] / max(float(calls[k]), 1e-12)
-        if pick.config != ABSTAIN and mean > 0.0:
-            apart = min(abs(float(np.log(mean / weighed.default_us[k]))), _MOST_APART)
-            total += _moved(weighed, k, pick, _APART * apart, of)
-    return total**2, _SURE
+    apart = _apart(weighed)
+    moved = [
+        _moved(weighed, k, pick, _APART * float(apart[k]), of)
+        for k, pick in acting
+        if pick.config != ABSTAIN
+    ]
+    return sum(moved) ** 2, _SURE
+
+
+def _apart(weighed: Weighed) -> Floats:
+    """(K,) |ln| of a call's mean time in the job over the benchmark's; 0 where one is not known."""
+    ratio = weighed.mean_us / weighed.default_us
+    found: Floats = np.minimum(np.abs(np.log(np.where(ratio > 0.0, ratio, 1.0))), _MOST_APART)
+    return found
 
 
 def _moved(weighed: Weighed, kind: int, pick: Pick, by: float, of: Of) -> float:
