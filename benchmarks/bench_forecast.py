@@ -3,15 +3,15 @@
     python benchmarks/bench_forecast.py          # FULL=1: five times as many jobs
 
 *Simulated jobs*: the shipped workloads, and workloads that are drawn (groups, collectives, sizes,
-compute before and beside), in quiet and in every scenario that ships. A job's trace under NCCL's own choice
-and a sweep of 3 or 5 noisy cycles go into the forecast; then the same job is played under the table
-that the forecast is about. *Measured sweeps*: times that other people published (datasets/sample,
-and more where it is at hand), each cell with its own deviations, drawn anew as a sweep of 3 or 5
-runs in which sizes share deviations; the job calls them under NCCL's own choice.
+compute before and beside), in quiet and in other scenarios that ship. A job's trace under NCCL's
+own choice and a sweep of 3 or 5 noisy cycles go into the forecast; then the same job is played
+under the table that the forecast is about. *Measured sweeps*: times that other people published
+(datasets/sample, and more where it is at hand), each cell with its own deviations, drawn anew as a
+sweep of 3 or 5 runs; the job calls some of them under NCCL's own choice.
 
-*Coverage* is the share of 90 % intervals that hold the truth, of the jobs in which the table changes
-anything. Settings of the forecast were chosen on other seeds (`TUNING`). *False gains* are jobs for
-which it says "gain" and the truth is below zero. Writes out/bench/forecast.json.
+*Coverage* is the share of 90 % intervals that hold the truth, of jobs in which the table changes
+anything. Settings were chosen on other seeds (TUNING=1 judges on those). *False gains* are jobs of
+which it says "gain" where the truth is none. Writes out/bench/forecast.json. Three minutes.
 """
 
 import os
@@ -31,14 +31,15 @@ from harness import write_result
 from dynamiccl.collect.importing.importer import ImportOptions, import_files
 from dynamiccl.collect.simulate import simulate
 from dynamiccl.datasets.cells import CELL_COLUMNS, CONFIG_COLUMNS, independent
-from dynamiccl.datasets.rows import measurements_table
+from dynamiccl.datasets.rows import config_of, measurements_table
 from dynamiccl.datasets.schema import TASK_COLUMNS
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.forecast.forecast import TABLE, Forecast, Verdict, forecast
 from dynamiccl.evaluate.forecast.gains import Measured
 from dynamiccl.evaluate.forecast.job import job_of
 from dynamiccl.evaluate.forecast.saving import Estimate
-from dynamiccl.nccl import ABSTAIN, Collective
+from dynamiccl.nccl import ABSTAIN as OWN
+from dynamiccl.nccl import Collective, Config
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.record_jobs import all_configs
 from dynamiccl.simulator.scenario import find_scenario
@@ -59,7 +60,11 @@ name = "s{seed}"
 system = "h100-ib-simulated"
 collectives = ["AllReduce", "AllGather", "ReduceScatter"]
 algorithms = ["Ring", "Tree", "NVLS", "NVLSTree"]
-groups = [{{ num_nodes = 4, ranks_per_node = 8 }}, {{ num_nodes = 1, ranks_per_node = 8 }}, {{ num_nodes = 4, ranks_per_node = 1 }}]
+groups = [
+    {{ num_nodes = 4, ranks_per_node = 8 }},
+    {{ num_nodes = 1, ranks_per_node = 8 }},
+    {{ num_nodes = 4, ranks_per_node = 1 }},
+]
 sizes = {{ min = "1K", max = "1G", steps_per_octave = 1 }}
 nccl_version = "2.27.5"
 cycles = {cycles}
@@ -185,7 +190,7 @@ def judge_simulated(world: World, known: Measured, seed: int) -> Judged:
         found.verdict,
         (arm.communication, 1.0 - table.communication_us / own.communication_us),
         (arm.step, 1.0 - table.job_us / own.job_us),
-        any(pick is not None and pick.config != ABSTAIN for pick in arm.picks),
+        any(pick is not None and pick.config != OWN for pick in arm.picks),
     )
 
 
@@ -223,82 +228,74 @@ def published() -> Iterator[tuple[str, list[pl.DataFrame]]]:
     rows = rows.filter(pl.col("is_default").any().over(TASK_COLUMNS))
     rows = rows.filter((~pl.col("is_default")).any().over(TASK_COLUMNS))
     for (system,), part in rows.group_by("system", maintain_order=True):
-        quiet = part.filter((pl.col("launch_profile") == "default"))
+        quiet = part.filter(pl.col("launch_profile") == "default")
         tasks = [task for _, task in quiet.group_by(TASK_COLUMNS, maintain_order=True)]
         if len(tasks) >= 6:
             yield str(system), tasks
 
 
 def judge_measured(name: str, tasks: list[pl.DataFrame], runs: int, seed: int) -> Judged:
-    """A sweep and a job drawn from some tasks."""
+    """A sweep of all tasks, drawn, and a job that calls some of them."""
     random = np.random.default_rng(seed)
     chosen = random.choice(len(tasks), int(random.integers(2, 6)), replace=False)
+    frame, true_us = drawn_sweep(tasks, runs, random)
+    counts = random.integers(1, 20, len(chosen))
+    factor = float(np.exp(random.normal(0.0, 0.1)))
+    calls = [
+        {
+            "run": "job", "step": step, "collective": row["collective"],
+            "size_bytes": row["size_bytes"], "num_nodes": row["num_nodes"],
+            "num_ranks": row["num_ranks"],
+            "time_us": true_us[place][OWN] * factor * float(np.exp(random.normal(0.0, 0.03))),
+        }
+        for step in range(20)
+        for place, count in zip(chosen, counts, strict=True)
+        for row in [tasks[place].row(0, named=True)] * int(count)
+    ]  # fmt: skip
+    found = forecast(job_of(as_calls(pl.DataFrame(calls)), None), Measured(frame, None, None))
+    picks = {
+        (kind.collective, kind.bin, kind.num_ranks): pick
+        for kind, pick in zip(found.weighed.kinds, found.arms[TABLE].picks, strict=True)
+    }
+    saved = whole = 0.0
+    for place, count in zip(chosen, counts, strict=True):
+        row, times = tasks[place].row(0, named=True), true_us[place]
+        pick = picks[row["collective"], size_bin(row["size_bytes"]), row["num_ranks"]]
+        own = times[OWN]
+        whole += count * own
+        saved += count * (own - times.get(OWN if pick is None else pick.config, own))
+    acts = any(pick is not None and pick.config != OWN for pick in picks.values())
+    told = found.arms[TABLE].communication
+    return Judged(name, found.verdict, (told, saved / whole), None, acts)
+
+
+def drawn_sweep(
+    tasks: list[pl.DataFrame], runs: int, random: np.random.Generator
+) -> tuple[pl.DataFrame, list[dict[Config, float]]]:
+    """A sweep of `runs` runs of the tasks' own deviations, and the true us of each task's configs.
+
+    What a run did to one size it often did to the others (the raw repeats say so), so half of the
+    cells of a run share which of their repeats is drawn.
+    """
     shared = random.random(runs)
     rows, true_us = [], []
-    for place, task in enumerate(tasks):
-        cells = [cell for _, cell in task.group_by(CONFIG_COLUMNS, maintain_order=True)]
-        times = {}
-        for cell in cells:
+    for task in tasks:
+        times: dict[Config, float] = {}
+        for _, cell in task.group_by(CONFIG_COLUMNS, maintain_order=True):
             logs = np.sort(np.log(cell["time_us"].to_numpy()))
-            # What a run did to one size it often did to the others (shared/data, doubts).
-            at = np.where(random.random(runs) < 0.5, shared, random.random(runs))
             row = cell.row(0, named=True)
             # Gains are of logarithms, and so is their truth: half of these cells have two states.
-            times[tuple(row[c] for c in CONFIG_COLUMNS)] = float(np.exp(np.mean(logs)))
-            for run, which in enumerate(at):
-                log = logs[int(which * len(logs))]
-                rows.append(
-                    {
-                        **row,
-                        "sweep": "drawn",
-                        "run": f"run-{run}",
-                        "repeat": 0,
-                        "time_us": float(np.exp(log)),
-                    }
-                )
-        if place in chosen:
-            true_us.append((task, times))
-    frame = pl.DataFrame(measurements_table(rows))
-    calls, weights = [], random.integers(1, 20, len(chosen))
-    factor = float(np.exp(random.normal(0.0, 0.1)))
-    for step in range(20):
-        for (task, times), count in zip(true_us, weights, strict=True):
-            row = task.row(0, named=True)
-            own = next(time for key, time in times.items() if key[0])
-            for _ in range(int(count)):
-                calls.append(
-                    {
-                        "run": "job", "step": step, "sequence": len(calls),
-                        "collective": row["collective"], "size_bytes": row["size_bytes"],
-                        "num_nodes": row["num_nodes"], "num_ranks": row["num_ranks"],
-                        "time_us": own * factor * float(np.exp(random.normal(0.0, 0.03))),
-                    }
-                )  # fmt: skip
-    found = forecast(job_of(as_calls(pl.DataFrame(calls)), None), Measured(frame, None, None))
-    arm = found.arms[TABLE]
-    saved = whole = 0.0
-    for (task, times), count in zip(true_us, weights, strict=True):
-        row = task.row(0, named=True)
-        own = next(time for key, time in times.items() if key[0])
-        place = (row["collective"], size_bin(row["size_bytes"]), row["num_nodes"], row["num_ranks"])
-        pick = next(
-            pick
-            for kind, pick in zip(found.weighed.kinds, arm.picks, strict=True)
-            if (kind.collective, kind.bin, kind.num_nodes, kind.num_ranks) == place
-        )
-        whole += count * own
-        if pick is not None and pick.config != ABSTAIN:
-            c = pick.config
-            wanted = (
-                False,
-                c.algorithm.wire if c.algorithm is not None else None,
-                c.protocol.wire if c.protocol is not None else None,
-                c.num_channels,
-                c.chunk_bytes,
-            )
-            saved += count * (own - times.get(wanted, own))
-    acts = any(pick is not None and pick.config != ABSTAIN for pick in arm.picks)
-    return Judged(name, found.verdict, (arm.communication, saved / whole), None, acts)
+            times[OWN if row["is_default"] else config_of(row)] = float(np.exp(np.mean(logs)))
+            at = np.where(random.random(runs) < 0.5, shared, random.random(runs))
+            rows += [
+                {
+                    **row, "sweep": "drawn", "run": f"run-{run}", "repeat": 0,
+                    "time_us": float(np.exp(logs[int(which * len(logs))])),
+                }
+                for run, which in enumerate(at)
+            ]  # fmt: skip
+        true_us.append(times)
+    return pl.DataFrame(measurements_table(rows)), true_us
 
 
 if __name__ == "__main__":

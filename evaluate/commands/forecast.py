@@ -59,61 +59,64 @@ def forecast_command(
     ] = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
-    """Say what a job would gain under a policy or the best table, from its trace, before any change.
+    """Say what a job would gain under a policy or the best table, from its trace alone.
 
     The verdict is gain, nothing or cannot-tell; exit code 0 for all three.
 
     Example: dynamiccl-evaluate forecast traces --data data --out forecast
     Example: dynamiccl-evaluate forecast trace.json.gz --system h100-ib --group 4x8
     """
-    from dynamiccl.datasets.store import part_paths
-
     if data is None and system is None:
         raise UserError(
             "nothing to compare with: give --data DIR with a sweep of the job's machines, or "
             "--system NAME of a simulated one"
         )
     groups = [cli.parse_group(text) for text in group or []]
-    if data is not None:
-        part_paths(data)
-    if plan is not None:
-        from dynamiccl.collect.planning.fresh import check_target
-
-        check_target(plan)
-    from dynamiccl.evaluate.forecast.shown import sweep_for, to_json, write
+    _check(data, plan)
     from dynamiccl.evaluate.forecast.asked import Asked, look_ahead
+    from dynamiccl.evaluate.forecast.shown import sweep_for, to_json, write
 
     asked = Asked(data, system, policy, tracking_uri, groups, ranks_per_node, least)
     with stderr.status("reading traces"):
         found = look_ahead(traces, asked)
     page = None if out is None else write(found, [str(path) for path in traces], out)
     sweep = sweep_for(found)
+    written = None
     if plan is not None and sweep is not None:
         plan.write_text(sweep.text, encoding="utf-8")
-    written = None if plan is None or sweep is None else str(plan)
+        written = str(plan)
     if as_json:
         more = {"page": None if page is None else str(page), "plan": written}
         cli.print_json({**to_json(found), **more})
         return
     _show(found)
-    wide = wide_stdout(150)
+    told = [str(line) for line in (page, written) if line is not None]
     if sweep is not None and written is None:
-        wide.print("to cover it, measure this sweep (--plan FILE writes it):")
-        wide.print(sweep.text, soft_wrap=True, highlight=False, markup=False)
-    for line in (page, written):
-        if line is not None:
-            wide.print(str(line), soft_wrap=True, highlight=False)
+        told = ["to cover it, measure this sweep (--plan FILE writes it):", sweep.text, *told]
+    for line in told:
+        wide_stdout(150).print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def _check(data: Path | None, plan: Path | None) -> None:
+    """Before the heavy imports: a typo should not take seconds to be told."""
+    from dynamiccl.collect.planning.fresh import check_target
+    from dynamiccl.datasets.store import part_paths
+
+    if data is not None:
+        part_paths(data)
+    if plan is not None:
+        check_target(plan)
 
 
 def _show(found: "Forecast") -> None:
-    from dynamiccl.evaluate.forecast.shown import parts_of, tables
+    from dynamiccl.evaluate.forecast.shown import asking_text, parts_of, tables
 
     wide = wide_stdout(150)
     wide.print(found.sentence, soft_wrap=True, highlight=False)
     if found.modelled:
         wide.print(f"modelled: gains are those of the simulated {found.system}, not measured")
     shares = ", ".join(f"{part.name} {part.share:.1%}" for part in parts_of(found))
-    wide.print(shares, soft_wrap=True, highlight=False)
+    wide.print(f"{shares}. {asking_text(found)}", soft_wrap=True, highlight=False)
     for block in tables(found, _ROWS):
         table = Table(*block.heads, title=block.title, title_justify="left")
         for row in block.rows:

@@ -10,6 +10,7 @@ is another NCCL, or another environment, than was measured: of it nothing is kno
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -51,8 +52,6 @@ class Task:
         return _means(self.logs)
 
 
-
-
 @dataclass(frozen=True, slots=True)
 class Found:
     """Gains at a size."""
@@ -65,8 +64,6 @@ class Found:
     #: The measured sizes that it rests on.
     sizes: tuple[int, ...]
     usual: float
-
-
 
 
 def between(
@@ -175,7 +172,7 @@ def _action_of(choice: Choice, configs: Sequence[Config], logs: Floats) -> int |
 def _slope(tasks: Sequence[Task]) -> float:
     """By how much a gain differs from that an octave on: the root of the mean square."""
     squares = []
-    for one, other in zip(tasks, tasks[1:], strict=False):
+    for one, other in pairwise(tasks):
         octaves = _octaves(one.size_bytes, other.size_bytes)
         apart = (other.means - one.means)[ABSTAIN_ACTION + 1 :] / octaves
         apart = apart[~np.isnan(apart)]

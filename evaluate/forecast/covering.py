@@ -1,7 +1,7 @@
 """The sweep that would cover what a forecast knows nothing of: its calls, under all algorithms."""
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from dynamiccl.collect.sweep.load import Sweep, parse_sweep
 from dynamiccl.collect.sweep.sizes import RANK_GRAIN_BYTES
@@ -13,6 +13,7 @@ from dynamiccl.sizes import bin_center_bytes, size_bin
 _CYCLES: Final = 5
 #: The most sizes; those that take most time come first.
 _MOST_SIZES: Final = 24
+_T = TypeVar("_T")
 _ALGORITHMS: Final = ("Ring", "Tree", "NVLS", "NVLSTree", "PAT")
 
 
@@ -47,9 +48,9 @@ def _size(kind: Kind) -> int:
     return max(whole, kind.size_bytes)
 
 
-def _once(values: Iterable[object]) -> list[object]:
+def _once(values: Iterable[_T]) -> list[_T]:
     return list(dict.fromkeys(values))
 
 
-def _quoted(names: Iterable[object]) -> str:
+def _quoted(names: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)

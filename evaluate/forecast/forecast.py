@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from dynamiccl.evaluate.forecast.gains import Gains, Source
-from dynamiccl.evaluate.forecast.job import Job, Kind, with_nodes
+from dynamiccl.evaluate.forecast.job import Job, with_nodes
 from dynamiccl.evaluate.forecast.picks import Choose, Pick, best, table
 from dynamiccl.evaluate.forecast.saving import LEAST_BLOCKS, Estimate, Weighed, estimate, weigh
 
@@ -87,7 +87,7 @@ class Forecast:
         return self.weighed.job.has_times
 
 
-def forecast(
+def forecast(  # noqa: PLR0913 - all that it depends on
     job: Job,
     source: Source,
     *,
@@ -124,7 +124,7 @@ def forecast(
     verdict, sentence = judge(weighed, arms.get(POLICY, arms[TABLE]), least)
     return Forecast(
         verdict, sentence, weighed, arms, source.system, modelled, source.nccl_version, least,
-        _notes(weighed, known, seen=seen),
+        [*_notes(weighed, known, seen=seen), *_other_version(job, source, modelled=modelled)],
     )  # fmt: skip
 
 
@@ -158,7 +158,7 @@ def _not_below(arm: Arm, least: Arm) -> Arm:
 
 
 def _humble(arm: Arm, others: dict[str, Arm]) -> Arm:
-    """A policy that was trained on the very runs: by what luck in choosing may have added, lower."""
+    """Of a policy that was trained on the very runs: less what luck in choosing may have added."""
 
     def lower(one: Estimate, table: Estimate, best: Estimate) -> Estimate:
         luck = max(0.0, best.mean - table.mean)
@@ -203,7 +203,8 @@ def judge(weighed: Weighed, arm: Arm, least: float) -> tuple[Verdict, str]:
         return Verdict.GAIN, f"{who} would save {found.text} of {what}{more}."
     if dark >= max(least, _DARK * reach):
         return Verdict.CANNOT_TELL, (
-            f"Cannot tell: {dark:.0%} {part} in calls that the measurements do not cover."
+            f"Cannot tell: {dark:.0%} {part} in calls that the measurements do not cover "
+            f"({_main_reason(weighed, arm)})."
         )
     if found.high > _WIDE * least:
         return Verdict.CANNOT_TELL, (
@@ -216,6 +217,23 @@ def judge(weighed: Weighed, arm: Arm, least: float) -> tuple[Verdict, str]:
     return Verdict.NOTHING, (
         f"Nothing to gain: {who[0].lower()}{who[1:]} would save {found.text} of {what}{hides}."
     )
+
+
+def _other_version(job: Job, source: Source, *, modelled: bool) -> list[str]:
+    """That a model is of another release; a sweep of another one covers nothing anyway."""
+    if not modelled or None in {job.nccl_version, source.nccl_version}:
+        return []
+    if job.nccl_version == source.nccl_version:
+        return []
+    return [f"the model is of NCCL {source.nccl_version}; the job ran {job.nccl_version}"]
+
+
+def _main_reason(weighed: Weighed, arm: Arm) -> str:
+    """Why nothing is known of the largest part of what is not covered."""
+    times: dict[str, float] = {}
+    for k, reason in arm.unknown.items():
+        times[reason] = times.get(reason, 0.0) + float(weighed.kind_us[k])
+    return max(times, key=lambda reason: times[reason])
 
 
 def _notes(weighed: Weighed, known: dict[int, Gains | str], *, seen: bool) -> list[str]:
@@ -248,9 +266,11 @@ def _notes(weighed: Weighed, known: dict[int, Gains | str], *, seen: bool) -> li
         and isinstance(known[k], Gains)
     ]  # fmt: skip
     if guessed:
-        shapes = {f"{weighed.kinds[k].num_ranks} on {weighed.kinds[k].num_nodes}" for k in guessed}
+        shapes = sorted(
+            {f"{weighed.kinds[k].num_ranks} on {weighed.kinds[k].num_nodes}" for k in guessed}
+        )
         notes.append(
-            f"ranks and nodes, which the trace does not say, are taken to be {', '.join(sorted(shapes))} "
+            f"ranks and nodes, which the trace does not say, are taken to be {', '.join(shapes)} "
             "as measured or named"
         )
     if seen:

@@ -47,7 +47,7 @@ class Gains:
     default_us: float
     #: The sizes that it rests on.
     sizes: tuple[int, ...]
-    #: Standard deviation of a gain between runs as usual for the collective and shape; 0 of a model.
+    #: Usual standard deviation of a gain between runs, of its collective and shape; 0 of a model.
     usual: float
 
     @property
@@ -89,7 +89,7 @@ class Measured:
         without a row.
         """
         names = frame["system"].unique().sort().to_list()
-        if system is None and len(names) > 1 or system is not None and system not in names:
+        if (system is None and len(names) > 1) or (system is not None and system not in names):
             raise UnknownName("system", system, names, where="--system")
         self.system = system or str(names[0])
         rows = independent(comparable(quiet(tuned(frame.filter(system=self.system)))))
@@ -128,7 +128,7 @@ class Measured:
         if self._other_version:
             return f"measured under NCCL {self.nccl_version}; the job ran another minor version"
         if kind.num_nodes is None or kind.num_ranks is None:
-            return _unplaced(kind, self._shapes)
+            return unplaced(kind, self._shapes)
         per_node = kind.num_ranks // kind.num_nodes
         tasks = self._tasks.get((kind.collective, kind.num_nodes, per_node))
         if tasks is None:
@@ -155,12 +155,17 @@ class Measured:
         )
 
 
-def _unplaced(kind: Kind, shapes: Sequence[tuple[int, int]]) -> str:
+def unplaced(kind: Kind, shapes: Sequence[tuple[int, int]]) -> str:
+    """Why nothing is known of a kind whose shape the trace does not say, and what to do."""
     if kind.num_ranks is None:
         return "the trace does not say how many ranks"
-    known = [f"{n}x{per}" for n, per in shapes if n * per == kind.num_ranks]
-    told = f"name it with --group, one of {', '.join(known)}" if known else "not measured"
-    return f"the trace does not say on how many nodes its {kind.num_ranks} ranks are; {told}"
+    known = [
+        f"{nodes}x{per_node}" for nodes, per_node in shapes if nodes * per_node == kind.num_ranks
+    ]
+    if not known:
+        return f"{kind.num_ranks} ranks: no such group was measured"
+    told = f"--group {known[0]}" if len(known) == 1 else f"--group, one of {', '.join(known)}"
+    return f"the trace does not say on how many nodes its {kind.num_ranks} ranks are: {told}"
 
 
 def _version(rows: pl.DataFrame, wanted: str | None) -> tuple[str | None, bool]:

@@ -88,7 +88,7 @@ class Job:
     def of_kind(self, values: Floats) -> Floats:
         """(K,) sums over the calls of each kind, by their weights; NaN counts as nothing."""
         filled = np.nan_to_num(values) * self.weight
-        return np.bincount(self.kind, filled, minlength=len(self.kinds))
+        return np.bincount(self.kind, filled, minlength=len(self.kinds)).astype(np.float64)
 
     @property
     def has_times(self) -> bool:
@@ -202,7 +202,7 @@ def _asks(
     if ranks == 1:
         return named.wire, False, "one rank"
     if not named.tunable:
-        return named.wire, False, "point to point, or of no algorithm"
+        return named.wire, False, "NCCL asks no tuner about it"
     if asks is False:
         return named.wire, False, f"kernel {kernel}" if kernel else "another library's or path"
     if ours:

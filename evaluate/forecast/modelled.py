@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dynamiccl.evaluate.forecast.gains import Gains
+from dynamiccl.evaluate.forecast.gains import Gains, unplaced
 from dynamiccl.evaluate.forecast.job import Kind
 from dynamiccl.nccl import ABSTAIN, Collective, Config
 from dynamiccl.simulator.group import Group
@@ -28,9 +28,7 @@ class Modelled:
     def gains(self, kind: Kind) -> Gains | str:
         """The gains of a kind of calls, or why there are none."""
         if kind.num_nodes is None or kind.num_ranks is None:
-            known = [f"{n}x{per}" for n, per in self.shapes if n * per == kind.num_ranks]
-            told = f"name it with --group: {', '.join(known)}" if known else "the model has none"
-            return f"on how many nodes its {kind.num_ranks} ranks are is not known; {told}"
+            return unplaced(kind, self.shapes)
         group = Group(kind.num_nodes, kind.num_ranks // kind.num_nodes)
         collective = Collective.parse(kind.collective)
         if group not in self._system.groups() or collective not in self._system.collectives():
@@ -41,7 +39,9 @@ class Modelled:
         configs = tuple(dict.fromkeys((ABSTAIN, *cells, *self._configs)))
         times = np.array([self._quiet_us(call, config) for config in configs])
         logs = (np.log(times[0]) - np.log(times))[:, None]
-        return Gains(configs, logs, (), np.zeros(len(configs)), float(times[0]), (kind.size_bytes,), 0.0)
+        return Gains(
+            configs, logs, (), np.zeros(len(configs)), float(times[0]), (kind.size_bytes,), 0.0
+        )
 
     def _quiet_us(self, call: Call, config: Config) -> float:
         try:

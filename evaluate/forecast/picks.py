@@ -1,4 +1,4 @@
-"""Which config each kind of calls would run, and what it gains there: the table, the policy, the best.
+"""Which config each kind of calls would run, and what it gains: the table, the policy, the best.
 
 *Table*: the best measured config of each kind. Its gain is cross-fitted: the config is chosen on
 all runs but one and its gain taken from that one, in turn, so that luck in choosing does not count.
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 #: Standard deviation of log(model / machine) of a config's time against another's. Fitted models of
-#: H100 nodes miss AllReduce by 10 to 20 % below 64 MB and by 4 to 8 % above (meta-pytorch/autoparallel,
-#: pull request 425); two configs share a part of it.
+#: H100 nodes miss AllReduce by 10 to 20 % below 64 MB and by 4 to 8 % above
+#: (meta-pytorch/autoparallel, pull request 425); two configs share a part of it.
 _MODEL_ERROR: Final = 0.10
 _NOTHING: Final = np.zeros(1)
 
@@ -112,7 +112,7 @@ def _support(supports: Sequence[Support], kind: Kind, system: str) -> Support | 
     if not named and len(same) > 1:
         names = [s.system for s in same]
         raise UnknownName("system", system, names, where="the policy; name one with --system")
-    return (named or same or [None])[0]
+    return next(iter([*named, *same]), None)
 
 
 def _pick(gains: Gains, action: int, logs: Floats) -> Pick:

@@ -6,6 +6,7 @@ from typing import Final
 
 import polars as pl
 
+from dynamiccl.collect.traces import read_traces
 from dynamiccl.datasets.store import part_paths, read
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.evaluate.forecast.job import Job, job_of
@@ -23,6 +24,7 @@ def read_job(paths: Sequence[Path], ranks_per_node: int | None = None) -> Job:
     """
     tables: dict[str, list[pl.DataFrame]] = {"calls": [], "steps": []}
     files = []
+    notes: list[str] = []
     for path in paths:
         if not path.exists():
             raise MissingPath(
@@ -40,10 +42,11 @@ def read_job(paths: Sequence[Path], ranks_per_node: int | None = None) -> Job:
         else:
             files.append(path)
     if files:
-        from dynamiccl.collect.traces import read_traces
-
         traces = read_traces(files, system=_NAME, sweep=_NAME)
         tables["calls"].append(pl.DataFrame(traces.calls))
         tables["steps"].append(pl.DataFrame(traces.steps))
+        notes += [f"not read: {error}" for error in traces.errors]
     steps = pl.concat(tables["steps"]) if tables["steps"] else None
-    return job_of(pl.concat(tables["calls"]), steps, ranks_per_node)
+    job = job_of(pl.concat(tables["calls"]), steps, ranks_per_node)
+    job.notes.extend(notes)
+    return job

@@ -33,6 +33,7 @@ from dynamiccl.nccl import ABSTAIN
 
 Floats = npt.NDArray[np.float64]
 Of = Literal["communication", "step"]
+End = Literal["least", "central", "most"]
 _CONFIDENCE: Final = 0.90
 _Z: Final = float(stats.norm.ppf(0.5 + _CONFIDENCE / 2.0))
 #: Standard deviation of a gain for each factor of e between a call's time in the job and in the
@@ -136,7 +137,7 @@ def estimate(weighed: Weighed, picks: Sequence[Pick | None], of: Of) -> Estimate
                 moved[k] = float(_share(pick.logs[0] + side * _Z * pick.model_error))
         if side < 0.0:
             moved = np.where(moved > 0.0, moved * _least_factor(weighed), moved)
-        end = "least" if side < 0.0 else "most"
+        end: End = "least" if side < 0.0 else "most"
         ends.append(float(_by_call(weighed, moved, of, end) @ job.weight) / whole + side * half)
     if of == "step" and weighed.exposed_us is not None:
         alone = estimate(weighed, picks, "communication")
@@ -179,9 +180,7 @@ def _least_factor(weighed: Weighed) -> Floats:
     return found
 
 
-def _by_call(
-    weighed: Weighed, shares: Floats, of: Of, end: Literal["least", "central", "most"]
-) -> Floats:
+def _by_call(weighed: Weighed, shares: Floats, of: Of, end: End) -> Floats:
     """(C,) us that each call saves."""
     job, time = weighed.job, weighed.time_us
     saved: Floats = time * shares[job.kind]
@@ -204,7 +203,7 @@ def _by_call(
 
 
 def _kind_total(weighed: Weighed, kind: int, share: float, of: Of) -> float:
-    """us that all calls of a kind save, by the central figure."""
+    """Us that all calls of a kind save, by the central figure."""
     if of == "communication" or weighed.exposed_us is None:
         return float(weighed.kind_us[kind]) * share
     if share <= 0.0:
@@ -224,7 +223,7 @@ def _of_runs(
             continue
         shares = _share(pick.logs)
         totals = np.array([_kind_total(weighed, k, float(share), of) for share in shares])
-        by_runs[pick.runs] = by_runs.get(pick.runs, np.zeros(len(totals))) + totals
+        by_runs[pick.runs] = totals + by_runs.get(pick.runs, 0.0)
     return [
         (float(np.var(totals, ddof=1)) / len(totals), len(totals) - 1.0)
         for totals in by_runs.values()
@@ -260,7 +259,7 @@ def _of_few_runs(
 def _of_sizes(
     weighed: Weighed, acting: Sequence[tuple[int, Pick]], of: Of
 ) -> list[tuple[float, float]]:
-    """Variances of what the distance to measured sizes adds; kinds that rest on the same go together."""
+    """Variances of what the distance to measured sizes adds, of kinds that share sizes together."""
     by_sizes: dict[tuple[object, ...], float] = {}
     for k, pick in acting:
         if pick.blur > 0.0:
@@ -292,7 +291,7 @@ def _apart(weighed: Weighed) -> Floats:
 
 
 def _moved(weighed: Weighed, kind: int, pick: Pick, by: float, of: Of) -> float:
-    """us by which the saving of a kind moves, where its gain moves `by` up and down."""
+    """By how many us the saving of a kind moves, where its gain moves `by` up and down."""
     ends = [float(_share(pick.mean + side * by)) for side in (-1.0, 1.0)]
     low, high = (_kind_total(weighed, kind, share, of) for share in ends)
     return abs(high - low) / 2.0
@@ -307,7 +306,8 @@ def _of_blocks(weighed: Weighed, saved: Floats, mean: float, of: Of) -> tuple[fl
     if of == "step":
         bottoms = _steps(job)
     else:
-        bottoms = np.bincount(job.block, weighed.time_us * job.weight, minlength=job.num_blocks)
+        times = weighed.time_us * job.weight
+        bottoms = np.bincount(job.block, times, minlength=job.num_blocks).astype(np.float64)
     rest = tops - mean * bottoms
     count = len(rest)
     return float(rest @ rest) / float(bottoms.sum()) ** 2 * count / (count - 1), count - 1.0

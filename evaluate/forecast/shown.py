@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from dynamiccl.collect.sweep.load import Sweep
 from dynamiccl.evaluate.blocks import TableBlock
 from dynamiccl.evaluate.figures.drawing import size_label
@@ -74,20 +76,39 @@ def parts_of(found: Forecast) -> list[Part]:
         ]
     else:
         whole = steps.step_us
-        asking = min(share_of(weighed, asks) * whole, steps.exposed_us)
+        none = [k for k, kind in enumerate(weighed.kinds) if not kind.asks]
+        asking, other = (share_of(weighed, kinds) * whole for kinds in (asks, none))
         told = [
-            ("compute", steps.compute_us, "compute"),
+            # Compute covers what is hidden: the bar shows it once.
+            ("compute alone", max(0.0, steps.compute_us - steps.hidden_us), "compute"),
             ("communication behind compute", steps.hidden_us, "hidden"),
             ("exposed communication that asks a tuner", asking, "asks"),
-            ("exposed communication that asks none", steps.exposed_us - asking, "other"),
+            ("exposed communication that asks none", other, "other"),
+            ("waiting for other ranks", max(0.0, steps.exposed_us - asking - other), "dark"),
             ("idle", steps.idle_us, "idle"),
         ]
-        # Compute covers what is hidden: the bar shows it once.
-        told[0] = ("compute alone", max(0.0, steps.compute_us - steps.hidden_us), "compute")
     return [
-        Part("ABCDE"[i], name, us, us / whole if whole > 0.0 else 0.0, look)
+        Part("ABCDEF"[i], name, us, us / whole if whole > 0.0 else 0.0, look)
         for i, (name, us, look) in enumerate(told)
     ]
+
+
+def asking(found: Forecast) -> tuple[float, float]:
+    """Shares of the bytes, and of the communication time, of calls that ask a tuner."""
+    weighed = found.weighed
+    asks = np.array([kind.asks for kind in weighed.kinds])
+    calls = np.bincount(weighed.job.kind, weighed.job.weight, minlength=len(weighed.kinds))
+    moved = calls * np.array([kind.size_bytes for kind in weighed.kinds])
+    whole = weighed.communication_us
+    time = float(weighed.kind_us[asks].sum()) / whole if whole > 0.0 else 0.0
+    return float(moved[asks].sum() / moved.sum()), time
+
+
+def asking_text(found: Forecast) -> str:
+    """The same for people."""
+    moved, time = asking(found)
+    words = f" and {time:.0%} of its communication time" if found.is_timed else ""
+    return f"Calls with {moved:.0%} of the job's bytes{words} ask a tuner."
 
 
 def lines_of(found: Forecast) -> list[Line]:
@@ -116,7 +137,7 @@ def lines_of(found: Forecast) -> list[Line]:
 
 
 def sweep_for(found: Forecast) -> Sweep | None:
-    """The sweep that would tell what is not known; None where nothing is missing or it is unclear."""
+    """The sweep that would tell what is not known; None where nothing is, or no shape is known."""
     weighed = found.weighed
     kinds = [weighed.kinds[k] for k in found.uncovered]
     if not kinds and found.verdict is Verdict.CANNOT_TELL:
@@ -144,6 +165,8 @@ def to_json(found: Forecast) -> dict[str, Any]:
         "step": None if steps is None else asdict(steps),
         "parts": [asdict(part) for part in parts_of(found)],
         "asks_tuner_share": share_of(weighed, asks),
+        "asks_tuner_share_of_bytes": asking(found)[0],
+        "asks_tuner_share_of_communication": asking(found)[1],
         "not_covered_share": share_of(weighed, found.uncovered),
         "arms": {
             name: {
@@ -225,6 +248,7 @@ def write(found: Forecast, names: list[str], out: Path) -> Path:
         "found": found,
         "names": names,
         "parts": parts_of(found),
+        "asking": asking_text(found),
         "steps": found.weighed.job.steps,
         "gains": gains,
         "ends": ends,
