@@ -7,7 +7,7 @@ A *policy* is asked as for a decision table: cold, within what its own manifest 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -32,6 +32,8 @@ Floats = npt.NDArray[np.float64]
 #: H100 nodes miss AllReduce by 10 to 20 % below 64 MB and by 4 to 8 % above
 #: (meta-pytorch/autoparallel, pull request 425); two configs share a part of it.
 _MODEL_ERROR: Final = 0.10
+#: So many standard deviations of a mean apart, a choice is sure.
+_CLOSE: Final = 3.0
 _NOTHING: Final = np.zeros(1)
 
 
@@ -51,6 +53,8 @@ class Pick:
     model_error: float
     #: Standard deviation of a gain between runs as usual for the collective and shape.
     usual: float
+    #: Whether other runs might well have chosen another config.
+    is_close: bool
 
     @property
     def mean(self) -> float:
@@ -66,7 +70,7 @@ def table(_kind: Kind, gains: Gains) -> Pick | str:
     chosen = best_action(gains)
     if not gains.runs:
         return _pick(gains, chosen, gains.logs[chosen])
-    return _pick(gains, chosen, _cross_fitted(gains))
+    return replace(_pick(gains, chosen, _cross_fitted(gains)), is_close=_is_close(gains))
 
 
 def best(_kind: Kind, gains: Gains) -> Pick | str:
@@ -128,7 +132,14 @@ def _pick(gains: Gains, action: int, logs: Floats) -> Pick:
         float(gains.blur[action]),
         _MODEL_ERROR if acts and not gains.runs else 0.0,
         gains.usual if acts else 0.0,
+        is_close=False,
     )
+
+
+def _is_close(gains: Gains) -> bool:
+    """Whether the two best are closer than what the means of two configs differ by anyway."""
+    first, second = np.sort(gains.means)[::-1][:2] if len(gains.means) > 1 else (0.0, -np.inf)
+    return bool(first - second < _CLOSE * gains.usual / np.sqrt(len(gains.runs)))
 
 
 def _cross_fitted(gains: Gains) -> Floats:

@@ -231,17 +231,20 @@ def _of_runs(
 
 
 def _lacking(pick: Pick) -> float:
-    """The variance of a mean gain that its own few runs do not show, as others of its kind do.
+    """The variance of a mean gain that the spread of its own few runs does not show.
 
-    The runs' variance drawn towards the usual one (Smyth 2004, "Linear models and empirical Bayes
-    methods"), less what it is.
+    One part is the runs' variance drawn towards the usual one (Smyth 2004, "Linear models and
+    empirical Bayes methods"), less what it is. The other is there where the choice was close: the
+    folds of a cross-fit share most of their runs (Nadeau and Bengio 2003, "Inference for the
+    generalization error").
     """
     count = len(pick.logs)
     if len(pick.runs) < 2:
         return 0.0
     own = float(np.var(pick.logs, ddof=1))
     drawn = (_PRIOR_RUNS * pick.usual**2 + (count - 1) * own) / (_PRIOR_RUNS + count - 1)
-    return max(0.0, drawn - own) / count
+    luck = max(drawn, own) / (count - 1) if pick.is_close else 0.0
+    return max(0.0, drawn - own) / count + luck
 
 
 def _of_few_runs(
