@@ -134,6 +134,7 @@ def main() -> None:
             ),
             "kineto_mb_per_s": figure("traces", "kineto_mb_per_s"),
             "kineto_peak_mib": figure("traces", "kineto_peak_mib"),
+            "forecast_coverage": figure("forecast", "forecast_coverage"),
             "overhead_per_trial_ms": per_trial_ms,
             "overhead_trials": measured,
             "rows_per_s": parsed_per_s,

@@ -34,6 +34,7 @@ class Asked:
 def look_ahead(traces: Sequence[Path], asked: Asked) -> Forecast:
     """Read what is named, and forecast. Raises what the readers raise."""
     frame = None if asked.data is None else read(asked.data)
+    simulated = find_system(asked.system or "") if frame is None else None
     job = read_job(traces, asked.ranks_per_node)
     loaded, configs, runs = None, tuple[Config, ...](), set[str]()
     if asked.policy is not None:
@@ -43,10 +44,10 @@ def look_ahead(traces: Sequence[Path], asked: Asked) -> Forecast:
         loaded = TorchPolicy.load(policy_directory(asked.policy, asked.tracking_uri))
         configs, runs = loaded.manifest.actions().configs, set(loaded.manifest.runs)
     source: Source
-    if frame is not None:
+    if simulated is not None:
+        source = Modelled(simulated, configs)
+    elif frame is not None:
         source = Measured(frame, asked.system, job.nccl_version)
-    else:
-        source = Modelled(find_system(asked.system or ""), configs)
     choose: Choose | None = None if loaded is None else policy_choice(loaded, source.system)
     return forecast(
         job,

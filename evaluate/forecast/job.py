@@ -120,7 +120,7 @@ def job_of(
     if ranks_per_node is not None:
         known = _placed(known, ranks_per_node)
     sized = known.with_columns(
-        bin=pl.col("size_bytes").map_elements(size_bin, return_dtype=pl.Int64),
+        bin=pl.col("size_bytes").replace_strict(_bins(known), return_dtype=pl.Int64),
         group=pl.col("group").fill_null(""),
     )
     steps = None if steps is None or steps.is_empty() else steps
@@ -161,6 +161,11 @@ def job_of(
     )
 
 
+def _bins(calls: pl.DataFrame) -> dict[int, int]:
+    """Size -> its bin, of each size once: a trace may hold a million calls of a few."""
+    return {size: size_bin(size) for size in calls["size_bytes"].unique()}
+
+
 def _placed(calls: pl.DataFrame, ranks_per_node: int) -> pl.DataFrame:
     """With the nodes of groups whose ranks are named: so many ranks lie on each, in order."""
     node = pl.col("group_ranks").list.eval(pl.element() // ranks_per_node)
@@ -172,10 +177,14 @@ def _placed(calls: pl.DataFrame, ranks_per_node: int) -> pl.DataFrame:
 
 def _asking(calls: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
     """With `asks` and `why_not`: whether a tuner is asked, and what the call is where none is."""
-    found: dict[tuple[Any, ...], tuple[str, bool, str]] = {}
-    columns = ("collective", "asks_tuner", "num_ranks", "kernel", "decided")
-    for key in calls.select(columns).unique().iter_rows():
-        found[key] = _asks(*key)
+    columns = ["collective", "asks_tuner", "num_ranks", "kernel", "decided"]
+    distinct = calls.select(columns).unique(maintain_order=True)
+    told = [_asks(*key) for key in distinct.iter_rows()]
+    distinct = distinct.with_columns(
+        pl.Series("named", [each[0] for each in told], dtype=_TEXT),
+        pl.Series("asks", [each[1] for each in told], dtype=pl.Boolean),
+        pl.Series("why_not", [each[2] for each in told], dtype=_TEXT),
+    )
     guessed = calls.filter(pl.col("asks_tuner").is_null())
     guessed = guessed.filter(pl.col("source").is_in(["plugin", "simulator"]).not_())
     if guessed.height:
@@ -183,12 +192,8 @@ def _asking(calls: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
             f"whether a tuner is asked is not known of {guessed.height} calls; those of the five "
             "collectives that NCCL has a table for are taken to ask"
         )
-    told = [found[key] for key in calls.select(columns).iter_rows()]
-    return calls.with_columns(
-        pl.Series("collective", [each[0] for each in told], dtype=_TEXT),
-        pl.Series("asks", [each[1] for each in told], dtype=pl.Boolean),
-        pl.Series("why_not", [each[2] for each in told], dtype=_TEXT),
-    )
+    joined = calls.join(distinct, on=columns, how="left", nulls_equal=True, maintain_order="left")
+    return joined.with_columns(collective="named").drop("named")
 
 
 def _asks(

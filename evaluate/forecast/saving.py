@@ -39,7 +39,7 @@ _Z: Final = float(stats.norm.ppf(0.5 + _CONFIDENCE / 2.0))
 #: Standard deviation of a gain for each factor of e between a call's time in the job and in the
 #: benchmark, counted up to a factor of 2. Set on simulated congested networks
 #: (benchmarks/bench_forecast.py; other seeds than it judges by).
-_APART: Final = 0.15
+_APART: Final = 0.08
 _MOST_APART: Final = float(np.log(2.0))
 #: The most that a call takes of the speed of compute beside it: a channel holds a multiprocessor,
 #: and 32 channels are a quarter of the 132 of an H100 (simulator/contention.py has more of it).
@@ -79,6 +79,8 @@ class Weighed:
     #: (K,) us, sums over calls by weight: all of it, and what is exposed.
     kind_us: Floats
     kind_exposed_us: Floats
+    #: Of each kind, (calls,) time, exposed time and weight.
+    by_kind: Sequence[tuple[Floats, Floats, Floats]]
 
     @property
     def mean_us(self) -> Floats:
@@ -102,9 +104,13 @@ def weigh(job: Job, kinds: Sequence[Kind], default_us: Floats) -> Weighed:
     time = np.where(known, job.time_us, mean[job.kind])
     kind_us = job.of_kind(time)
     exposed = job.exposed_us
+    order = np.argsort(job.kind, kind="stable")
+    ends = np.cumsum(np.bincount(job.kind, minlength=len(kinds)))[:-1]
+    parts = (time, time if exposed is None else exposed, job.weight)
+    by_kind = list(zip(*(np.split(part[order], ends) for part in parts), strict=True))
     return Weighed(
         job, kinds, time, exposed, default_us, kind_us,
-        kind_us if exposed is None else job.of_kind(exposed),
+        kind_us if exposed is None else job.of_kind(exposed), by_kind,
     )  # fmt: skip
 
 
@@ -208,9 +214,8 @@ def _kind_total(weighed: Weighed, kind: int, share: float, of: Of) -> float:
         return float(weighed.kind_us[kind]) * share
     if share <= 0.0:
         return float(weighed.kind_exposed_us[kind]) * share
-    mine = weighed.job.kind == kind
-    saved = np.minimum(weighed.time_us[mine] * share, weighed.exposed_us[mine])
-    return float(saved @ weighed.job.weight[mine])
+    time, exposed, weight = weighed.by_kind[kind]
+    return float(np.minimum(time * share, exposed) @ weight)
 
 
 def _of_runs(
