@@ -121,7 +121,7 @@ def forecast(  # noqa: PLR0913 - all that it depends on
     if policy is not None:
         arm = _arm(POLICY, weighed, gains, lacking, policy)
         arms = {POLICY: _humble(arm, arms) if seen else arm, **arms}
-    verdict, sentence = judge(weighed, arms.get(POLICY, arms[TABLE]), least)
+    verdict, sentence = judge(weighed, arms.get(POLICY, arms[TABLE]), least, modelled=modelled)
     return Forecast(
         verdict, sentence, weighed, arms, source.system, modelled, source.nccl_version, least,
         [*_notes(weighed, known, seen=seen), *_other_version(job, source, modelled=modelled)],
@@ -183,14 +183,17 @@ def share_of(weighed: Weighed, kinds: Iterable[int]) -> float:
     return float(weighed.kind_us[rows].sum() / whole) if whole > 0.0 else 0.0
 
 
-def judge(weighed: Weighed, arm: Arm, least: float) -> tuple[Verdict, str]:
+def judge(
+    weighed: Weighed, arm: Arm, least: float, *, modelled: bool = False
+) -> tuple[Verdict, str]:
     """The verdict about an arm, and the sentence that says it."""
     has_steps = weighed.job.step_us is not None
     what = "step time" if has_steps else "communication time"
     part = "of the step is exposed communication" if has_steps else "of communication time is"
     asking = [k for k, kind in enumerate(weighed.kinds) if kind.asks]
     found = arm.decisive
-    who = "The policy" if arm.name == POLICY else "The best table of these measurements"
+    known = "the model" if modelled else "the measurements"
+    who = "The policy" if arm.name == POLICY else f"The best table of {known}"
     reach, dark = share_of(weighed, asking), share_of(weighed, arm.unknown)
     if not asking:
         return Verdict.NOTHING, "Nothing to gain: no call of this job asks a tuner."
@@ -203,7 +206,7 @@ def judge(weighed: Weighed, arm: Arm, least: float) -> tuple[Verdict, str]:
         return Verdict.GAIN, f"{who} would save {found.text} of {what}{more}."
     if dark >= max(least, _DARK * reach):
         return Verdict.CANNOT_TELL, (
-            f"Cannot tell: {dark:.0%} {part} in calls that the measurements do not cover "
+            f"Cannot tell: {dark:.0%} {part} in calls of which nothing is known "
             f"({_main_reason(weighed, arm)})."
         )
     if found.high > _WIDE * least:
@@ -248,7 +251,7 @@ def _notes(weighed: Weighed, known: dict[int, Gains | str], *, seen: bool) -> li
     if not job.has_times:
         notes.append(
             "the trace has no times: its calls are weighed by what they take in the benchmark, and "
-            "calls that were not measured have no weight"
+            "by their bytes where that is not known"
         )
     elif not np.isfinite(job.time_us).all():
         missing = int((~np.isfinite(job.time_us)).sum())

@@ -163,7 +163,8 @@ def unplaced(kind: Kind, shapes: Sequence[tuple[int, int]]) -> str:
         f"{nodes}x{per_node}" for nodes, per_node in shapes if nodes * per_node == kind.num_ranks
     ]
     if not known:
-        return f"{kind.num_ranks} ranks: no such group was measured"
+        told = f"no group of {kind.num_ranks} ranks is known"
+        return f"{told}; --group NODESxRANKS says how they lie, for a sweep of it"
     told = f"--group {known[0]}" if len(known) == 1 else f"--group, one of {', '.join(known)}"
     return f"the trace does not say on how many nodes its {kind.num_ranks} ranks are: {told}"
 

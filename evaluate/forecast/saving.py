@@ -96,11 +96,15 @@ class Weighed:
 
 
 def weigh(job: Job, kinds: Sequence[Kind], default_us: Floats) -> Weighed:
-    """Give each call a time: its own, else its kind's mean, else the benchmark's, else none."""
+    """Give each call a time: its own, else its kind's mean, else the benchmark's, else by bytes."""
     known = np.isfinite(job.time_us)
     count = np.bincount(job.kind[known], minlength=len(kinds))
     total = np.bincount(job.kind[known], job.time_us[known], minlength=len(kinds))
-    mean = np.where(count > 0, total / np.maximum(count, 1), np.nan_to_num(default_us))
+    mean = np.where(count > 0, total / np.maximum(count, 1), default_us)
+    sizes = np.array([float(kind.size_bytes) for kind in kinds])
+    told = np.isfinite(mean)
+    us_per_byte = float(mean[told].sum() / sizes[told].sum()) if told.any() else 1.0
+    mean = np.where(told, mean, sizes * us_per_byte)
     time = np.where(known, job.time_us, mean[job.kind])
     kind_us = job.of_kind(time)
     exposed = job.exposed_us

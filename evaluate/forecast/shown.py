@@ -12,7 +12,15 @@ from dynamiccl.collect.sweep.load import Sweep
 from dynamiccl.evaluate.blocks import TableBlock
 from dynamiccl.evaluate.figures.drawing import size_label
 from dynamiccl.evaluate.forecast.covering import covering_sweep
-from dynamiccl.evaluate.forecast.forecast import BEST, POLICY, TABLE, Forecast, Verdict, share_of
+from dynamiccl.evaluate.forecast.forecast import (
+    BEST,
+    POLICY,
+    TABLE,
+    Arm,
+    Forecast,
+    Verdict,
+    share_of,
+)
 from dynamiccl.evaluate.forecast.job import Kind
 from dynamiccl.evaluate.forecast.saving import Estimate, of_calls
 from dynamiccl.evaluate.page import render
@@ -23,7 +31,7 @@ DATA_NAME: Final = "forecast.json"
 _OWN: Final = "NCCL's own"
 _ARMS: Final = {
     POLICY: "the policy",
-    TABLE: "the best table of the measurements, cross-fitted",
+    TABLE: "the best table, cross-fitted",
     BEST: "the best config of each size, chosen and scored on the same runs (no table exceeds it)",
 }
 
@@ -200,8 +208,8 @@ def tables(found: Forecast, rows: int | None = None) -> Iterator[TableBlock]:
     arms = [
         [
             _ARMS[name],
-            arm.communication.text,
-            *([arm.step.text] if arm.step is not None else []),
+            _arm_text(arm, arm.communication),
+            *([_arm_text(arm, arm.step)] if arm.step is not None else []),
         ]
         for name, arm in found.arms.items()
     ]
@@ -227,6 +235,10 @@ def tables(found: Forecast, rows: int | None = None) -> Iterator[TableBlock]:
         *(["exposed"] if has_steps else []), "NCCL ran", "better", "calls save",
     ]  # fmt: skip
     yield TableBlock("The calls that matter", heads, shown, layout="reasons")
+
+
+def _arm_text(arm: Arm, told: Estimate) -> str:
+    return told.text if any(pick is not None for pick in arm.picks) else "not known"
 
 
 def _gain_text(line: Line) -> str:
