@@ -15,6 +15,7 @@ from dynamiccl.evaluate.forecast.gains import Gains, Source
 from dynamiccl.evaluate.forecast.job import Job, with_nodes
 from dynamiccl.evaluate.forecast.picks import Choose, Pick, best, table
 from dynamiccl.evaluate.forecast.saving import LEAST_BLOCKS, Estimate, Weighed, estimate, weigh
+from dynamiccl.nccl import ABSTAIN
 
 #: A saving below this share is nothing that is worth a change.
 LEAST: Final = 0.005
@@ -118,13 +119,16 @@ def forecast(  # noqa: PLR0913 - all that it depends on
     weighed = weigh(job, kinds, default)
     arms = {TABLE: _arm(TABLE, weighed, gains, lacking, table)}
     arms[BEST] = _not_below(_arm(BEST, weighed, gains, lacking, best), arms[TABLE])
+    notes = [*_notes(weighed, known, seen=seen), *_other_version(job, source, modelled=modelled)]
     if policy is not None:
         arm = _arm(POLICY, weighed, gains, lacking, policy)
         arms = {POLICY: _humble(arm, arms) if seen else arm, **arms}
+        if all(pick is None or pick.config == ABSTAIN for pick in arm.picks):
+            notes.append("the policy leaves the choice of all these calls to NCCL")
     verdict, sentence = judge(weighed, arms.get(POLICY, arms[TABLE]), least, modelled=modelled)
     return Forecast(
         verdict, sentence, weighed, arms, source.system, modelled, source.nccl_version, least,
-        [*_notes(weighed, known, seen=seen), *_other_version(job, source, modelled=modelled)],
+        notes,
     )  # fmt: skip
 
 

@@ -125,6 +125,8 @@ def job_of(
     )
     steps = None if steps is None or steps.is_empty() else steps
     placed, step_us, ranks = _blocks(sized, steps, notes)
+    # Steps that hold none of the calls say nothing of them.
+    steps = None if step_us is None else steps
     kinds = placed.group_by(_KIND, maintain_order=True).agg(
         size_bytes=pl.col("size_bytes").median().round().cast(pl.Int64),
         calls=pl.len(),
@@ -229,9 +231,9 @@ def _blocks(
             how="inner",
             maintain_order="left",
         )
-        if inside.height < calls.height:
-            notes.append(f"{calls.height - inside.height} calls lie in no step; left out")
         if inside.height and means["step_us"].null_count() == 0:
+            if inside.height < calls.height:
+                notes.append(f"{calls.height - inside.height} calls lie in no step; left out")
             return inside, means["step_us"].to_numpy().astype(np.float64), ranks
     if calls["step"].drop_nulls().n_unique() >= _LEAST_STEPS:
         numbered = calls.filter(pl.col("step").is_not_null())

@@ -161,6 +161,23 @@ def test_a_trace_without_steps_is_about_communication_alone() -> None:
     assert parts_of(found)[0].name == "asks a tuner, and is covered"
 
 
+def test_steps_that_hold_none_of_the_calls_are_not_taken_for_theirs() -> None:
+    calls = [traced(i, 100.0, num_nodes=1) for i in range(30)]
+    found = against(job(calls, steps_frame(3, 1000.0, exposed_us=500.0)), sweep())
+    assert found.weighed.job.steps is None
+    assert found.arms[TABLE].step is None
+    assert found.arms[TABLE].communication.mean == pytest.approx(0.2)
+
+
+def test_a_policy_that_abstains_is_said_to() -> None:
+    def abstains(_kind: Kind, gains: Gains) -> Pick:
+        return Pick(ABSTAIN, gains.logs[0], gains.runs, gains.sizes, 0.0, 0.0, 0.0, is_close=False)
+
+    found = against(exposed_job(100.0), sweep(), policy=abstains)
+    assert found.verdict is Verdict.NOTHING
+    assert "the policy leaves the choice of all these calls to NCCL" in found.notes
+
+
 def test_a_trace_without_times_is_weighed_by_the_benchmark() -> None:
     """Three calls at 100 us and a fifth to save, one at 100 us that no config makes faster."""
     measured = pl.concat([sweep(80.0), sweep(100.0, collective="AllGather")])
