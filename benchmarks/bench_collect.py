@@ -138,6 +138,7 @@ def main() -> None:
             "kineto_peak_mib": figure("traces", "kineto_peak_mib"),
             "compare_recall": figure("compare", "compare_recall"),
             "compare_false_alarms": figure("compare", "compare_false_alarms"),
+            "forecast_coverage": figure("forecast", "forecast_coverage"),
             "overhead_per_trial_ms": per_trial_ms,
             "overhead_trials": measured,
             "rows_per_s": parsed_per_s,

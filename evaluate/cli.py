@@ -11,6 +11,7 @@ from dynamiccl import cli
 from dynamiccl.errors import UserError
 from dynamiccl.evaluate.commands.compare import compare_command
 from dynamiccl.evaluate.commands.explain import explain_command
+from dynamiccl.evaluate.commands.forecast import forecast_command
 from dynamiccl.evaluate.commands.gate import gate_command
 from dynamiccl.evaluate.commands.upgrade import upgrade_command
 from dynamiccl.simulator import options as simulating
@@ -88,6 +89,7 @@ app.command("gate")(gate_command)
 app.command("explain")(explain_command)
 app.command("compare")(compare_command)
 app.command("upgrade")(upgrade_command)
+app.command("forecast")(forecast_command)
 
 
 @app.command("simulate")

@@ -241,6 +241,7 @@ def test_wheel_holds_the_parts_under_our_name_only(tmp_path: Path) -> None:
         "dynamiccl/simulator/scenarios/congested.toml",
         "dynamiccl/simulator/systems/b300-nvlink.toml",
         "dynamiccl/datasets/sample/b300_nvlink_allreduce.csv",
+        "dynamiccl/evaluate/forecast.html.jinja",
         "dynamiccl/evaluate/page.html.jinja",
         "dynamiccl/evaluate/report.html.jinja",
         "dynamiccl/evaluate/simulate.html.jinja",

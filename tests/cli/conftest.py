@@ -37,7 +37,10 @@ COMMANDS = [
         ),
     ),
     ("dynamiccl-train", ("list", "fit", "study", "trial", "trigger", "promote", "constants")),
-    ("dynamiccl-evaluate", ("report", "gate", "explain", "compare", "simulate", "benchmark")),
+    (
+        "dynamiccl-evaluate",
+        ("report", "gate", "explain", "compare", "forecast", "simulate", "benchmark"),
+    ),
     (
         "dynamiccl-deploy",
         (

@@ -1,0 +1,126 @@
+"""`dynamiccl-evaluate forecast`: is there anything in it for a job, by its own trace."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from dynamiccl import cli
+from dynamiccl.errors import UserError
+from dynamiccl.train import DEFAULT_TRACKING_URI
+from dynamiccl.train.commands.options import Json, stderr, wide_stdout
+
+if TYPE_CHECKING:
+    from dynamiccl.evaluate.forecast.forecast import Forecast
+
+_ROWS = 12
+
+
+def forecast_command(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(metavar="TRACE...", help="Traces of a job, or a data directory with calls."),
+    ],
+    data: Annotated[
+        Path | None, typer.Option(help="Data directory with a sweep of the job's machines.")
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(metavar="RUN_OR_ARTIFACT", help="Forecast this policy, beside the table."),
+    ] = None,
+    system: Annotated[
+        str | None,
+        typer.Option(help="With --data: which of its systems. Without: a simulated one."),
+    ] = None,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODESxRANKS",
+            help="How process groups of so many ranks lie, where the trace does not say: 4x8.",
+        ),
+    ] = None,
+    ranks_per_node: Annotated[
+        int | None,
+        typer.Option(help="GPUs of a node, to place the ranks that the trace names.", min=1),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where forecast.html and forecast.json go.")
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(metavar="SWEEP.toml", help="Write the sweep of what is not covered."),
+    ] = None,
+    least: Annotated[
+        float, typer.Option(help="The least saving that counts, as a fraction.", min=0.0, max=1.0)
+    ] = 0.005,
+    tracking_uri: Annotated[
+        str, typer.Option(help="MLflow store that holds the run ids.")
+    ] = DEFAULT_TRACKING_URI,
+    as_json: Json = False,
+) -> None:
+    """Say what a job would gain under a policy or the best table, from its trace alone.
+
+    The verdict is gain, nothing or cannot-tell; exit code 0 for all three.
+
+    Example: dynamiccl-evaluate forecast traces --data data --out forecast
+    Example: dynamiccl-evaluate forecast trace.json.gz --system h100-ib --group 4x8
+    """
+    if data is None and system is None:
+        raise UserError(
+            "nothing to compare with: give --data DIR with a sweep of the job's machines, or "
+            "--system NAME of a simulated one"
+        )
+    groups = [cli.parse_group(text) for text in group or []]
+    _check(data, plan)
+    from dynamiccl.evaluate.forecast.asked import Asked, look_ahead
+    from dynamiccl.evaluate.forecast.shown import sweep_for, to_json, write
+
+    asked = Asked(data, system, policy, tracking_uri, groups, ranks_per_node, least)
+    with stderr.status("reading traces"):
+        found = look_ahead(traces, asked)
+    page = None if out is None else write(found, [str(path) for path in traces], out)
+    sweep = sweep_for(found)
+    written = None
+    if plan is not None and sweep is not None:
+        plan.write_text(sweep.text, encoding="utf-8")
+        written = str(plan)
+    if as_json:
+        more = {"page": None if page is None else str(page), "plan": written}
+        cli.print_json({**to_json(found), **more})
+        return
+    _show(found)
+    told = [str(line) for line in (page, written) if line is not None]
+    if sweep is not None and written is None:
+        told = ["to cover it, measure this sweep (--plan FILE writes it):", sweep.text, *told]
+    for line in told:
+        wide_stdout(150).print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def _check(data: Path | None, plan: Path | None) -> None:
+    """Before the heavy imports: a typo should not take seconds to be told."""
+    from dynamiccl.collect.planning.fresh import check_target
+    from dynamiccl.datasets.store import part_paths
+
+    if data is not None:
+        part_paths(data)
+    if plan is not None:
+        check_target(plan)
+
+
+def _show(found: "Forecast") -> None:
+    from dynamiccl.evaluate.forecast.shown import asking_text, parts_of, tables
+
+    wide = wide_stdout(150)
+    wide.print(found.sentence, soft_wrap=True, highlight=False)
+    if found.modelled:
+        wide.print(f"modelled: gains are those of the simulated {found.system}, not measured")
+    shares = ", ".join(f"{part.name} {part.share:.1%}" for part in parts_of(found))
+    wide.print(f"{shares}. {asking_text(found)}", soft_wrap=True, highlight=False)
+    for block in tables(found, _ROWS):
+        table = Table(*block.heads, title=block.title, title_justify="left")
+        for row in block.rows:
+            table.add_row(*row)
+        wide.print(table)
+    for note in found.notes:
+        wide.print(f"note: {note}", soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,73 @@
+"""Simulated jobs, whose truth is known: a forecast from the trace against the table, played."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bench_forecast import table_of
+from forecast_jobs import as_calls, play
+
+from dynamiccl.datasets.store import read
+from dynamiccl.evaluate.forecast.forecast import TABLE, Verdict, forecast
+from dynamiccl.evaluate.forecast.gains import Measured
+from dynamiccl.evaluate.forecast.job import job_of
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.record_jobs import all_configs
+from dynamiccl.simulator.scenario import find_scenario
+from dynamiccl.simulator.systems import find_system
+from dynamiccl.simulator.workloads import WORKLOADS
+from dynamiccl.simulator.world import World
+from tests.data_sets import make_data
+from tests.once import once
+
+SWEEP = """
+name = "s"
+system = "h100-ib-simulated"
+collectives = ["AllReduce"]
+algorithms = ["Ring", "Tree", "NVLSTree"]
+groups = [{ num_nodes = 4, ranks_per_node = 8 }]
+sizes = { min = "64K", max = "64M" }
+nccl_version = "2.27.5"
+cycles = 5
+[simulator]
+seed = 5
+noise_sigma = 0.02
+"""
+
+
+@pytest.fixture(name="known", scope="session")
+def known_fixture(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    made = once(
+        tmp_path_factory, "forecast-sweep", lambda folder: make_data(folder / "store", SWEEP)
+    )
+    return Measured(read(Path(made) / "store"), None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "scenario", "verdict"),
+    [
+        ("decode", "quiet", Verdict.GAIN),
+        ("decode", "shared-node", Verdict.GAIN),
+        ("lora", "quiet", Verdict.NOTHING),
+        ("ddp", "quiet", Verdict.NOTHING),
+    ],
+)
+def test_the_truth_lies_in_the_interval(
+    name: str, scenario: str, verdict: Verdict, known: Measured
+) -> None:
+    system = find_system("h100-ib")
+    workload = WORKLOADS[name](Group(4, 8))
+    around = find_scenario(scenario).model_copy(update={"first_use_us": 0.0})
+    world = World(system, workload, all_configs(system, workload), around)
+    own = play(world, np.zeros(len(world.keys), dtype=np.int64), 7, 600)
+    found = forecast(job_of(as_calls(own.calls), own.steps), known)
+    played = play(world, table_of(found, world), 7, 600)
+    arm = found.arms[TABLE]
+    assert found.verdict is verdict
+    assert arm.step is not None
+    truths = (
+        (arm.communication, 1.0 - played.communication_us / own.communication_us),
+        (arm.step, 1.0 - played.job_us / own.job_us),
+    )
+    for told, truth in truths:
+        assert told.low - 1e-9 <= truth <= told.high + 1e-9
