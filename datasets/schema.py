@@ -4,8 +4,9 @@ Format history
     1 (0.1.0)  first.
     2 (0.2.0)  round, launch, aa_noise_band, mig, throttled, ecc_errors, actual_chunk_bytes.
     3 (0.2.0)  node_fingerprint.
-    4 (0.2.0)  hosts, job_id, partial_launch, process_times_us. Files of version 3 are read, with
-               nulls in these.
+    4 (0.2.0)  hosts, job_id, partial_launch, process_times_us.
+    5 (0.2.0)  num_comms, comm_split, nic_retries, nic_congestion, nic_worst. Files of versions 3
+               and 4 are read, with nulls in what came later.
     `calls`, `costs` and `decisions` count for themselves:
     1 (0.2.0)  first.
 
@@ -21,7 +22,7 @@ import pyarrow as pa
 
 from dynamiccl.errors import SchemaMismatch
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 #: Of `calls`, which changes when the plugin does and not when sweeps do.
 CALLS_VERSION: Final = 1
 #: Of `costs`, NCCL's own cost model.
@@ -152,6 +153,9 @@ _ENVIRONMENT: Final = (
     _text("node_fingerprint", "GPUs, MIG and NICs of each node, as the plugin names them"),
     _flag("throttled", "a GPU was slowed by heat or power meanwhile (telemetry)"),
     _count("ecc_errors", "uncorrected memory errors counted meanwhile (telemetry)"),
+    _count("nic_retries", "packets that NICs lost, or sent again, meanwhile (telemetry)"),
+    _count("nic_congestion", "packets marked or slowed for congestion meanwhile (telemetry)"),
+    _text("nic_worst", "the NIC port with most of the retries, else of the congestion, and where"),
 )
 
 _WORKLOAD: Final = (
@@ -163,6 +167,8 @@ _WORKLOAD: Final = (
     _count("num_ranks", "ranks of the communicator"),
     _count("num_nodes", "NCCL's nNodes"),
     _count("ranks_per_node", "num_ranks / num_nodes"),
+    _count("num_comms", "communicators of that shape that ran it at the same time; null = alone"),
+    _text("comm_split", "how nccl-tests shared processes out to these, e.g. MOD 8"),
     _flag("in_place", "send and receive buffer are one"),
     _text("launch_profile", "named set of launch-time settings", nullable=False),
     _text("interference_kind", "what ran beside the collective; 'none' = alone", nullable=False),
@@ -231,7 +237,10 @@ _CALL_ENVIRONMENT: Final = tuple(
     column
     for column in _ENVIRONMENT
     if column.name
-    not in {"nccl_tests_version", "driver_version", "cuda_version", "throttled", "ecc_errors"}
+    not in {
+        *("nccl_tests_version", "driver_version", "cuda_version", "throttled", "ecc_errors"),
+        *("nic_retries", "nic_congestion", "nic_worst"),
+    }
 )
 
 CALLS_COLUMNS: Final = (
@@ -296,7 +305,13 @@ MEASUREMENTS: Final = _schema("measurements", MEASUREMENT_COLUMNS)
 CALLS: Final = _schema("calls", CALLS_COLUMNS, CALLS_VERSION)
 
 #: Columns of `measurements` that a file of an older version that is read need not have.
-_ADDED_SINCE: Final = {3: frozenset({"partial_launch", "hosts", "job_id", "process_times_us"})}
+_ADDED_IN_5: Final = frozenset(
+    {"num_comms", "comm_split", "nic_retries", "nic_congestion", "nic_worst"}
+)
+_ADDED_SINCE: Final = {
+    3: _ADDED_IN_5 | {"partial_launch", "hosts", "job_id", "process_times_us"},
+    4: _ADDED_IN_5,
+}
 
 #: Which cell of which group a line of NCCL's log is about.
 _LOGGED: Final = (
@@ -339,6 +354,8 @@ TASK_COLUMNS: Final = (
     "gpu",
     "num_nodes",
     "ranks_per_node",
+    "num_comms",
+    "comm_split",
     "collective",
     "datatype",
     "size_bytes",

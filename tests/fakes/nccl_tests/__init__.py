@@ -26,6 +26,7 @@ Settings of the stand-in itself:
                              a Config key, and perhaps @collective: `NVLS/Simple`, `Ring/LL/8ch`,
                              `ABSTAIN@AllGather`. The first timed call that runs it never ends, dies
                              by SIGSEGV, or computes wrong values.
+    FAKE_NO_MPI              any value: it was built without MPI, and each process is alone
     FAKE_OOM                 any value: the buffers do not fit
     FAKE_INIT_FAILS          any value: the communicator cannot be made
 """
