@@ -9,6 +9,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from dynamiccl.errors import UserError
 from dynamiccl.simulator.parts import Surroundings
 from dynamiccl.simulator.toml_table import Table
 
@@ -62,3 +63,21 @@ def around(slow: Iterable[SlowPart], ranks: Sequence[Place]) -> Surroundings:
             inside += [part.factor] if part.slows_inside else []
             between += [part.factor] if part.slows_between else []
     return Surroundings(intra=max(inside), inter=max(between))
+
+
+def parse_slow(text: str) -> SlowPart:
+    """Read KIND:NODE[:GPU or node]:FACTOR; raises UserError.
+
+    >>> parse_slow("nic:3:1:1.3").gpu, parse_slow("link:0:3:2").to_node
+    (1, 3)
+    """
+    kind, *numbers = text.split(":")
+    names = {"gpu": ("node", "gpu"), "nic": ("node", "gpu"), "link": ("node", "to_node")}
+    keys = (*names.get(kind, ("node",)), "factor")
+    try:
+        return SlowPart.model_validate({"kind": kind, **dict(zip(keys, numbers, strict=True))})
+    except ValueError as error:  # Pydantic's is one, too
+        raise UserError(
+            f"'{text}' is no slow part; write gpu:NODE:GPU:FACTOR, nic:NODE:GPU:FACTOR, "
+            "node:NODE:FACTOR or link:NODE:NODE:FACTOR with a factor above 1, like nic:3:1:1.3"
+        ) from error
