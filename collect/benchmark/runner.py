@@ -284,8 +284,7 @@ class NcclTestsRunner:
                 "hosts": output.hosts,
                 "partial_launch": is_partial,
                 "timestamp": datetime.fromtimestamp(began_s, UTC),
-                "throttled": health.throttled,
-                "ecc_errors": health.ecc_errors,
+                **health.row_columns(),
             }
             for (began_s, _), health in zip(stretches, healths, strict=True)
         ]

@@ -9,15 +9,13 @@ from typing import Any, Final
 
 import polars as pl
 
+from dynamiccl.collect.findings.nic_ports import lossy_ports
 from dynamiccl.collect.health.late import late_processes
 from dynamiccl.collect.health.model import Judged, Slow, judge
 from dynamiccl.collect.health.readings import Place, Reading, Readings, readings
 from dynamiccl.collect.nccl_tests.hosts import host_list
 from dynamiccl.errors import NotEnoughData
 
-#: A port is named by its counters when it retries in so many rows, and by more than this share of
-#: what all others count: now and then a packet is lost anywhere.
-_ROWS: Final = 2
 _ONCE: Final = "whether it is the hardware's or this launch's alone, until a second launch"
 _LATE: Final = "the others wait for it: its GPU, its CPU or what else runs there"
 _SHARE: Final = 0.5
@@ -171,14 +169,9 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _counters(frame: pl.DataFrame) -> Iterable[Finding]:
-    """NIC ports that lost packets again and again, by name, and more than all others."""
-    told = frame.filter((pl.col("nic_retries") > 0) & pl.col("nic_worst").is_not_null())
-    total = int(told["nic_retries"].sum())
-    for (port,), rows in told.group_by("nic_worst", maintain_order=True):
-        count = int(rows["nic_retries"].sum())
-        if rows.height >= _ROWS and count > _SHARE * total:
-            note = f"{count} packets lost or sent again"
-            yield Finding("counters", str(port), None, None, 0, rows.height, note)
+    for port in lossy_ports(frame):
+        note = f"{port.retries} packets lost or sent again, by its counters"
+        yield Finding("counters", port.name, None, None, 0, port.rows, note)
 
 
 def _not_measured(inside: Sequence[Reading], between: Sequence[Reading]) -> Iterable[str]:
