@@ -16,6 +16,8 @@ from dynamiccl.collect.health.readings import Place, Reading, Readings, readings
 from dynamiccl.collect.nccl_tests.hosts import host_list
 from dynamiccl.errors import NotEnoughData
 
+_EITHER: Final = "either end, or what joins them"
+_INSIDE: Final = "inside the node"
 _ONCE: Final = "whether it is the hardware's or this launch's alone, until a second launch"
 _LATE: Final = "the others wait for it: its GPU, its CPU or what else runs there"
 _SHARE: Final = 0.5
@@ -104,9 +106,12 @@ def examine(frame: pl.DataFrame, *, least: float) -> Report:
 def _named(judged: Judged | None, *, inside: bool) -> Iterable[Finding]:
     if judged is None:
         return
-    where = "inside the node" if inside else "between nodes"
-    for host, slow in judged.nodes:
-        yield _finding("node", host, [slow], f"{where}, most of its GPUs")
+    where = _INSIDE if inside else "between nodes"
+    for slow in judged.nodes:
+        yield _finding("node", slow.members[0][0], [slow], f"{where}, most of its GPUs")
+    for slow in judged.pairs:
+        first, second = (host for host, _ in slow.members)
+        yield _finding("link", f"{first} - {second}", [slow], f"{where}: {_EITHER}")
     for slow in judged.ranks:
         ((host, number),) = slow.members
         kind, what = ("gpu", "NVLink or PCIe") if inside else ("nic", "NIC, cable or switch port")
@@ -117,7 +122,7 @@ def _named(judged: Judged | None, *, inside: bool) -> Iterable[Finding]:
 def _pairs(comms: Sequence[Slow], where: str) -> Iterable[Finding]:
     """Communicators that are slow by themselves; all of the same two nodes are one finding."""
     by_hosts: dict[tuple[str, ...], list[Slow]] = defaultdict(list)
-    note = f"{where}: either end, or what joins them"
+    note = f"{where}: {_EITHER}"
     for slow in comms:
         hosts = tuple(dict.fromkeys(host for host, _ in slow.members))
         if len(hosts) > 1:
@@ -152,20 +157,23 @@ def _finding(kind: str, where: str, slow: Sequence[Slow], note: str) -> Finding:
 
 
 def _merged(findings: Sequence[Finding]) -> list[Finding]:
-    """A GPU that is slow inside its node is why it is slow between nodes too; so with a node."""
-    inside = {one.where for one in findings if "inside the node" in one.note and one.kind != "pair"}
-    kept = []
+    """A GPU or a node that is slow inside is why it, or its one pair, is slow between nodes too."""
+    inside = {one.where: one for one in findings if one.note.startswith(_INSIDE)}
+    kept: list[Finding] = []
+    told: dict[str, float] = {}
     for one in findings:
-        also = [
-            other
-            for other in findings
-            if other.where == one.where and other is not one and one.where in inside
-        ]
-        if also and "between nodes" in one.note:
-            continue
-        more = f"; between nodes {also[0].slower or 0.0:.0%} slower too" if also else ""
-        kept.append(replace(one, note=one.note + more))
-    return kept
+        ends = [one.where, *(one.where.split(" - ") if one.kind == "link" else [])]
+        owner = next((inside[end] for end in ends if end in inside), None)
+        if owner is None or owner is one:
+            kept.append(one)
+        else:
+            told[owner.where] = max(one.slower or 0.0, told.get(owner.where, 0.0))
+    return [
+        replace(one, note=f"{one.note}; between nodes {told[one.where]:.0%} slower too")
+        if one.where in told
+        else one
+        for one in kept
+    ]
 
 
 def _counters(frame: pl.DataFrame) -> Iterable[Finding]:

@@ -3,10 +3,11 @@
     log(time / its like's) of a communicator = what its slowest part adds + noise
 
 Nearly all parts add nought. A node is slow when three in four of its communicators are, so what it
-adds is their lower quartile; a rank, when half of its own are: their lower median. The largest is
-taken first, nodes before ranks, then what its partners have left, until nothing is beyond noise.
-What one communicator has left then is its own (a cable, a switch port); so is that of a rank or a
-node with one partner, which cannot be told from it.
+adds is their lower quartile; two nodes are slow together when half of the communicators between
+them are, and so is a rank: their lower median. The largest is taken first, nodes before pairs of
+nodes before ranks, then what its partners have left, until nothing is beyond noise. What one
+communicator has left then is its own (a cable, a switch port); so is that of a rank or a node with
+one partner, which cannot be told from it.
 
 The noise of a communicator is the largest of three: the distance from the median down to the 16th
 percentile of what all have left (one sigma of a normal distribution; what is slow lies above), that
@@ -34,12 +35,13 @@ LEAST_SIGMA: Final = 0.003
 _MEDIAN: Final = 1.2533
 _BELOW_MEDIAN: Final = 0.158655
 _Float64Array = npt.NDArray[np.float64]
-_Part = TypeVar("_Part", str, Place)
+#: A node, two nodes, or a rank.
+_Part = TypeVar("_Part", str, tuple[str, str], Place)
 
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """A node (a member without a number), a rank, or one communicator, slower than its like."""
+    """A node or two (members with number -1), a rank, or one communicator, slower than its like."""
 
     members: tuple[Place, ...]
     #: log of how many times as long it makes a call.
@@ -53,7 +55,8 @@ class Slow:
 class Judged:
     """What was found of communicators of one kind; the noise is a sigma of log time."""
 
-    nodes: tuple[tuple[str, Slow], ...]
+    nodes: tuple[Slow, ...]
+    pairs: tuple[Slow, ...]
     ranks: tuple[Slow, ...]
     comms: tuple[Slow, ...]
     sigma: float
@@ -67,12 +70,13 @@ def judge(found: Sequence[Reading], *, least: float) -> Judged:
         least: the share of time from which on slower counts, like 0.05.
     """
     left = np.array([reading.excess for reading in found])
-    nodes, ranks = _of_nodes(found), _of_ranks(found)
-    tests = max(len(found) + len(ranks) + len(nodes), 2)
+    nodes, pairs, ranks = _of_nodes(found), _of_pairs(found), _of_ranks(found)
+    tests = max(len(found) + len(ranks) + len(pairs) + len(nodes), 2)
     rule = _Rule(
         found, sigma_of(found, left), NormalDist().inv_cdf(1.0 - FALSE_ALARMS / tests), least
     )
     slow_nodes = rule.pursue(left, nodes, lower_quartile)
+    slow_pairs = rule.pursue(left, pairs, lower_median)
     slow_ranks = rule.pursue(left, ranks, lower_median)
     comms = [
         Slow(reading.members, float(excess), float(excess / rule.sigma), 1, reading.rows)
@@ -80,7 +84,8 @@ def judge(found: Sequence[Reading], *, least: float) -> Judged:
         if rule.is_slow(float(excess), rule.sigma)
     ]
     return Judged(
-        tuple((node, slow) for node, slow in slow_nodes.items()),
+        tuple(slow_nodes.values()),
+        tuple(slow_pairs.values()),
         tuple(slow_ranks.values()),
         tuple(comms),
         rule.sigma,
@@ -141,14 +146,27 @@ class _Rule:
             if not self.is_slow(excess, sigma):
                 return slow
             rows = sum(self.found[index].rows for index in at)
-            slow[part] = Slow((_place(part),), excess, excess / sigma, len(at), rows)
+            slow[part] = Slow(_members(part), excess, excess / sigma, len(at), rows)
             # A call takes as long as its slowest part: what this one explains is explained.
             left[at] = np.where(left[at] > 0, np.maximum(left[at] - excess, 0.0), left[at])
 
 
-def _place(part: str | Place) -> Place:
+def _members(part: str | tuple[str, str] | Place) -> tuple[Place, ...]:
     """A node stands as a place without a number."""
-    return (part, -1) if isinstance(part, str) else part
+    if isinstance(part, str):
+        return ((part, -1),)
+    first, second = part
+    return ((first, -1), (second, -1)) if isinstance(second, str) else ((first, second),)
+
+
+def _of_pairs(found: Sequence[Reading]) -> dict[tuple[str, str], list[int]]:
+    """The communicators of each two nodes, where these have several."""
+    parts: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for index, reading in enumerate(found):
+        hosts = sorted({host for host, _ in reading.members})
+        if len(hosts) == 2:
+            parts[hosts[0], hosts[1]].append(index)
+    return {pair: at for pair, at in parts.items() if len(at) > 1}
 
 
 def _of_ranks(found: Sequence[Reading]) -> dict[Place, list[int]]:

@@ -15,6 +15,7 @@ from dynamiccl.datasets.schema import Status
 
 #: A rank by its host and its number on it.
 Place = tuple[str, int]
+_Float64Array = npt.NDArray[np.float64]
 #: So many alike communicators are a reference of their own; fewer are compared with all.
 _ENOUGH: Final = 4
 #: What tells two launches apart that measured the same communicators.
@@ -48,7 +49,7 @@ class Readings:
     alike: Mapping[tuple[tuple[int, ...], bool], float]
 
 
-def lower_median(values: npt.NDArray[np.float64]) -> float:
+def lower_median(values: _Float64Array) -> float:
     """The middle value, of two middle ones the lower: what is slow by chance is never fast.
 
     >>> lower_median(np.array([1.0, 9.0])), lower_median(np.array([3.0, 1.0, 2.0]))
@@ -57,7 +58,7 @@ def lower_median(values: npt.NDArray[np.float64]) -> float:
     return float(np.sort(values)[(len(values) - 1) // 2])
 
 
-def robust_sigma(values: npt.NDArray[np.float64]) -> float:
+def robust_sigma(values: _Float64Array) -> float:
     """The median distance from the median, as the sigma of a normal distribution that has it."""
     return 1.4826 * float(np.median(np.abs(values - np.median(values))))
 
@@ -70,16 +71,79 @@ def readings(frame: pl.DataFrame) -> Readings:
         & pl.col("process_times_us").is_not_null()
         & pl.col("num_hosts").is_not_null()
     )
-    per_launch: dict[tuple[Place, ...], list[npt.NDArray[np.float64]]] = defaultdict(list)
+    launches = [_launched(launch) for _, launch in rows.group_by(_LAUNCH, maintain_order=True)]
+    per_comm: dict[tuple[Place, ...], list[_Float64Array]] = defaultdict(list)
     alike: dict[tuple[tuple[int, ...], bool], list[float]] = defaultdict(list)
-    for _, launch in rows.group_by(_LAUNCH, maintain_order=True):
-        for members, found in _launch(launch, alike).items():
-            per_launch[members].append(found)
-    comms = [_reading(members, found) for members, found in sorted(per_launch.items())]
+    for launch in launches:
+        excess = launch.logs - launch.bases(_reference(launch, launches))
+        for index, members in enumerate(launch.places):
+            per_comm[members].append(excess[:, index])
+        for key, lag in launch.lags():
+            alike[key].append(lag)
+    comms = [_reading(members, found) for members, found in sorted(per_comm.items())]
     return Readings(tuple(comms), {key: float(np.median(v)) for key, v in alike.items()})
 
 
-def _reading(members: tuple[Place, ...], found: Sequence[npt.NDArray[np.float64]]) -> Reading:
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """The rows of one launch."""
+
+    #: What makes its times comparable with those of another launch.
+    like: tuple[object, ...]
+    places: list[tuple[Place, ...]]
+    #: (rows, communicators) log of us.
+    logs: _Float64Array
+    classes: list[list[int]]
+
+    @property
+    def spans(self) -> list[frozenset[str]]:
+        """The hosts of each communicator."""
+        return [frozenset(host for host, _ in members) for members in self.places]
+
+    @property
+    def is_lonely(self) -> bool:
+        """Whether it has communicators of the same two nodes only: nothing to compare them with."""
+        (first, *others) = {*self.spans}
+        return not others and len(first) > 1
+
+    def bases(self, reference: float) -> _Float64Array:
+        """(rows, communicators) what the like of each took; at most what `reference` says."""
+        bases = np.empty_like(self.logs)
+        for members in self.classes:
+            middle = np.sort(self.logs[:, members], axis=1)[:, (len(members) - 1) // 2]
+            bases[:, members] = np.minimum(middle, reference)[:, None]
+        return bases
+
+    def lags(self) -> list[tuple[tuple[tuple[int, ...], bool], float]]:
+        """By how much each class is slower than the middle of all, where there are several."""
+        if len(self.classes) < 2:
+            return []
+        bases = np.median(self.bases(np.inf), axis=0)
+        middle = float(np.median([bases[members[0]] for members in self.classes]))
+        found = []
+        for first, *_ in self.classes:
+            numbers = tuple(sorted({number for _, number in self.places[first]}))
+            found.append(((numbers, len(self.spans[first]) > 1), float(bases[first]) - middle))
+        return found
+
+
+def _reference(launch: _Launched, launches: Sequence[_Launched]) -> float:
+    """What launches between other nodes took, for one that has no like of its own."""
+    if not launch.is_lonely:
+        return np.inf
+    like = [
+        other
+        for other in launches
+        if other.like == launch.like and other.spans[0] != launch.spans[0]
+    ]
+    between = [other for other in like if len(other.spans[0]) > 1]
+    others = [other for other in between if not other.is_lonely] or between
+    return (
+        float(np.median([np.median(each.bases(np.inf)) for each in others])) if others else np.inf
+    )
+
+
+def _reading(members: tuple[Place, ...], found: Sequence[_Float64Array]) -> Reading:
     return Reading(
         members,
         # A path through the network that one launch happened on is not the hardware's.
@@ -90,10 +154,7 @@ def _reading(members: tuple[Place, ...], found: Sequence[npt.NDArray[np.float64]
     )
 
 
-def _launch(
-    launch: pl.DataFrame, alike: dict[tuple[tuple[int, ...], bool], list[float]]
-) -> dict[tuple[Place, ...], npt.NDArray[np.float64]]:
-    """Members -> (rows,) log of the time over the class's, of one launch."""
+def _launched(launch: pl.DataFrame) -> _Launched:
     first = launch.row(0, named=True)
     processes = len(first["process_times_us"])
     members, places = _members(first, processes)
@@ -101,8 +162,9 @@ def _launch(
     times = np.array(usable["process_times_us"].to_list(), dtype=np.float64)  # (rows, processes)
     # Both ends of a call count alike; a rank of no communicator is never asked for.
     logs = np.log(np.stack([times[:, each].mean(axis=1) for each in members], axis=1))
-    excess = _over_class(logs, places, alike)
-    return {each: excess[:, index] for index, each in enumerate(places)}
+    sizes = tuple(usable["size_bytes"].unique().sort())
+    like = (first["system"], first["collective"], sizes, first["num_nodes"], first["num_ranks"])
+    return _Launched(like, places, logs, _classes(places))
 
 
 def _members(
@@ -136,26 +198,3 @@ def _classes(places: Sequence[tuple[Place, ...]]) -> list[list[int]]:
     if min(map(len, by_number.values())) >= _ENOUGH:
         return [*by_number.values()]
     return [[*range(len(places))]]
-
-
-def _over_class(
-    logs: npt.NDArray[np.float64],
-    places: Sequence[tuple[Place, ...]],
-    alike: dict[tuple[tuple[int, ...], bool], list[float]],
-) -> npt.NDArray[np.float64]:
-    """(rows, communicators) over the lower median of each class; notes what classes differ by."""
-    excess = np.empty_like(logs)
-    bases = []
-    classes = _classes(places)
-    for members in classes:
-        row_bases = np.sort(logs[:, members], axis=1)[:, (len(members) - 1) // 2]
-        excess[:, members] = logs[:, members] - row_bases[:, None]
-        bases.append(float(np.median(row_bases)))
-    if len(classes) > 1:
-        middle = float(np.median(bases))
-        for members, base in zip(classes, bases, strict=True):
-            first = members[0]
-            numbers = tuple(sorted({number for _, number in places[first]}))
-            between = len({host for host, _ in places[first]}) > 1
-            alike[numbers, between].append(base - middle)
-    return excess

@@ -31,7 +31,17 @@ MODULES = {
 COMMANDS = [
     (
         "dynamiccl-collect",
-        ("plan", "run", "import", "jobs", "describe", "doctor", "fit-simulator", "shapes"),
+        (
+            "plan",
+            "run",
+            "import",
+            "jobs",
+            "describe",
+            "doctor",
+            "fit-simulator",
+            "shapes",
+            "health",
+        ),
     ),
     ("dynamiccl-train", ("list", "fit", "study", "trial", "trigger", "promote", "constants")),
     ("dynamiccl-evaluate", ("report", "gate", "explain", "compare", "simulate", "benchmark")),

@@ -49,6 +49,19 @@ def group_world(world: World, colour_of: list[int]) -> World:
     )
 
 
+def slowdowns(world: World, colour_of: list[int], environment: Mapping[str, str]) -> list[float]:
+    """By what factor the communicator of each process is slower: FAKE_SLOW, `PROCESS:FACTOR`.
+
+    A communicator waits for its slowest process.
+    """
+    slow: dict[int, float] = {}
+    for part in filter(None, environment.get("FAKE_SLOW", "").split(",")):
+        process, _, factor = part.partition(":")
+        colour = colour_of[int(process)]
+        slow[colour] = max(slow.get(colour, 1.0), float(factor))
+    return [slow.get(colour, 1.0) for colour in colour_of][: world.size]
+
+
 def _number(text: str, base: int) -> int | None:
     """As strtoul reads the start of a text, and `0b` before it."""
     match = re.match(r"0[bB]([01]+)|0[xX]([0-9a-fA-F]+)|([0-9a-fA-F]+)", text)

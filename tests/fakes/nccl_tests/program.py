@@ -19,7 +19,7 @@ from tests.fakes.nccl_tests.benchmark import (
     print_failure,
 )
 from tests.fakes.nccl_tests.flags import Options, Stop, parse
-from tests.fakes.nccl_tests.groups import colours, group_world
+from tests.fakes.nccl_tests.groups import colours, group_world, slowdowns
 from tests.fakes.nccl_tests.json_report import JsonReport, open_json
 from tests.fakes.nccl_tests.library import Library
 from tests.fakes.nccl_tests.numbers import strtol
@@ -82,6 +82,7 @@ def _run(test: Test, nccl: NcclVersion, json_report: JsonReport | None) -> int:
     report = Report(options, test.tests, test.program, main=world.rank == 0)
     report.head(nccl.code)
     colour_of = colours(world, test.environment, test.tests)
+    test = replace(test, slow=slowdowns(world, colour_of, test.environment))
     own = group_world(world, colour_of)
     library = Library(test.environment, nccl, own, per_process, colour_of[world.rank])
     lines = []
