@@ -6,8 +6,8 @@
 each config. *Overhead*: a sweep of the nccl-tests stand-in through the real runner, journal,
 sampler and plugin; everything that is not spent inside the benchmark's processes, start of the
 command included, over the measurements taken. *Rows*: text of the stand-in, made into measurement
-rows and checked block by block. Measurements saved come from a benchmark of their own,
-`strategies.json`, which is run first when it is not there.
+rows and checked block by block. Measurements saved, and what `health` finds, come from benchmarks of
+their own, `strategies.json` and `health.json`, which are run first when they are not there.
 
 Writes out/bench/collect.json.
 """
@@ -132,6 +132,8 @@ def main() -> None:
             "measurements_saved_ratio_at_2pct": figure(
                 "strategies", "measurements_saved_ratio_at_2pct"
             ),
+            "health_recall": figure("health", "health_recall"),
+            "health_false_alarms": figure("health", "health_false_alarms"),
             "overhead_per_trial_ms": per_trial_ms,
             "overhead_trials": measured,
             "rows_per_s": parsed_per_s,

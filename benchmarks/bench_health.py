@@ -5,8 +5,8 @@
 Simulated clusters of 2 to 512 nodes of 8 GPUs (H100, the simulator's noise with its heavy tails), a
 check of each as the command does it: a short run, and a second one where the first finds something.
 *Recall*: clusters with one slow GPU, NIC, node or link, of which the check names that part and no
-other; of two nodes a slow NIC cannot be told from its partner, so that the pair is what it should
-name. *False alarms*: findings in healthy clusters, for each cluster.
+other. A node with one partner (of two nodes, and two of three) has NICs that cannot be told from
+the partner's: there it is to name the pair. *False alarms*: findings in healthy clusters, for each cluster.
 
 Writes out/bench/health.json.
 """
@@ -86,9 +86,14 @@ def is_named(report: Report, part: SlowPart, nodes: int) -> bool:
         "node": ("node", f"node{part.node}"),
         "link": ("link", f"node{ends[0]} - node{ends[1]}"),
     }[part.kind]
-    if nodes == 2 and part.kind == "nic":
-        wanted = ("link", f"node0 - node1 GPU {part.gpu}")
+    if part.kind == "nic" and has_one_partner(part.node, nodes):
+        wanted = ("link", f"node0 - node{max(part.node, 1)} GPU {part.gpu}")
     return (finding.kind, finding.where) == wanted
+
+
+def has_one_partner(node: int, nodes: int) -> bool:
+    """Whether a node is paired with one other only, so that neither can be told from the other."""
+    return nodes == 2 or (nodes == 3 and node > 0)
 
 
 def main() -> None:
