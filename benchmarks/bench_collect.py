@@ -6,8 +6,8 @@
 each config. *Overhead*: a sweep of the nccl-tests stand-in through the real runner, journal,
 sampler and plugin; everything that is not spent inside the benchmark's processes, start of the
 command included, over the measurements taken. *Rows*: text of the stand-in, made into measurement
-rows and checked block by block. Measurements saved, and what `health` finds, come from benchmarks of
-their own, `strategies.json` and `health.json`, which are run first when they are not there.
+rows and checked block by block. Measurements saved, and what `health` finds, come from benchmarks
+of their own, `strategies.json` and `health.json`, which are run first when they are not there.
 
 Writes out/bench/collect.json.
 """

@@ -6,7 +6,8 @@ Simulated clusters of 2 to 512 nodes of 8 GPUs (H100, the simulator's noise with
 check of each as the command does it: a short run, and a second one where the first finds something.
 *Recall*: clusters with one slow GPU, NIC, node or link, of which the check names that part and no
 other. A node with one partner (of two nodes, and two of three) has NICs that cannot be told from
-the partner's: there it is to name the pair. *False alarms*: findings in healthy clusters, for each cluster.
+the partner's: there it is to name the pair. *False alarms*: findings in healthy clusters, for each
+cluster.
 
 Writes out/bench/health.json.
 """

@@ -42,8 +42,11 @@ def pairings(num_nodes: int, gpus: int) -> tuple[Pairing, ...]:
             f"GPUs are paired up by the bits of their number, and {gpus} is no power of two; take "
             f"{lower} of each node"
         )
-    if num_nodes * gpus < 2:
-        raise UserError("one GPU alone has nothing to be compared with; give more nodes or GPUs")
+    if num_nodes * gpus < 3:
+        raise UserError(
+            f"{num_nodes} nodes of {gpus} GPUs make one pair at most, which has nothing to be compared "
+            "with; give more nodes or GPUs"
+        )
     bits = (num_nodes * gpus - 1).bit_length()
     inside = gpus.bit_length() - 1
     every = (1 << bits) - 1
@@ -52,6 +55,8 @@ def pairings(num_nodes: int, gpus: int) -> tuple[Pairing, ...]:
     partners: dict[int, set[int]] = {node: set() for node in range(num_nodes)}
     at_distance = [Split("MOD", d * gpus) for d in range((num_nodes + 1) // 2, num_nodes)]
     for split in (*masks[inside:], *at_distance):
+        if split.operation == "MOD" and _lacking(partners) == 0:
+            break
         pairs = _node_pairs(split, num_nodes, gpus)
         if split.operation == "AND" or _helps(pairs, partners):
             found.append(_pairing(split, num_nodes, gpus, between=True))
@@ -69,6 +74,12 @@ def _pairing(split: Split, num_nodes: int, gpus: int, *, between: bool) -> Pairi
 def _node_pairs(split: Split, num_nodes: int, gpus: int) -> list[tuple[int, int]]:
     members = split.comms(num_nodes, gpus, spare=True).members
     return sorted({(pair[0] // gpus, pair[1] // gpus) for pair in members})
+
+
+def _lacking(partners: dict[int, set[int]]) -> int:
+    """How many nodes have fewer partners than they should."""
+    wanted = min(_PARTNERS, len(partners) - 1)
+    return sum(len(others) < wanted for others in partners.values())
 
 
 def _helps(pairs: list[tuple[int, int]], partners: dict[int, set[int]]) -> bool:

@@ -131,7 +131,8 @@ def test_another_schema_version_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_version_before_hosts_and_jobs_were_columns_is_read_with_nulls(tmp_path: Path) -> None:
     [path] = write(tmp_path)
-    new = ["partial_launch", "hosts", "job_id", "process_times_us"]
+    later = ["num_comms", "comm_split", "nic_retries", "nic_congestion", "nic_worst"]
+    new = ["partial_launch", "hosts", "job_id", "process_times_us", *later]
     table = pq.read_table(path, partitioning=None).drop_columns(new)
     before = store.read(tmp_path)
     rewrite(path, table.replace_schema_metadata({**table.schema.metadata, META_VERSION: b"3"}))
@@ -139,6 +140,15 @@ def test_version_before_hosts_and_jobs_were_columns_is_read_with_nulls(tmp_path:
     assert found.select(new).null_count().row(0) == (len(ROWS),) * len(new)
     assert found.drop(new).equals(before.drop(new))
     assert found.schema == before.schema
+
+
+def test_version_before_several_communicators_is_read_as_lone_ones(tmp_path: Path) -> None:
+    [path] = write(tmp_path)
+    new = ["num_comms", "comm_split", "nic_retries", "nic_congestion", "nic_worst"]
+    table = pq.read_table(path, partitioning=None).drop_columns(new)
+    before = store.read(tmp_path)
+    rewrite(path, table.replace_schema_metadata({**table.schema.metadata, META_VERSION: b"4"}))
+    assert store.read(tmp_path).equals(before)
 
 
 def test_missing_column_is_refused_by_name(tmp_path: Path) -> None:
