@@ -44,7 +44,7 @@ def pairings(num_nodes: int, gpus: int) -> tuple[Pairing, ...]:
         )
     if num_nodes * gpus < 3:
         raise UserError(
-            f"{num_nodes} nodes of {gpus} GPUs make one pair at most, which has nothing to be compared "
+            f"{num_nodes} nodes of {gpus} GPUs make one pair at most, and nothing to compare it "
             "with; give more nodes or GPUs"
         )
     bits = (num_nodes * gpus - 1).bit_length()
