@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,14 +53,7 @@ def collect(slurm: Slurm, folder: Path, nodes: int, *words: str, **more: str) ->
     salloc = ["salloc", f"-N{nodes}", "--ntasks-per-node=2", "--exclusive"]
     command = [sys.executable, "-P", "-m", "dynamiccl.collect.cli", *words]
     command += ["--out", str(folder / "out"), "--nccl-tests-dir", str(folder / "bin")]
-    done = subprocess.run(
-        slurm.wrap([*salloc, *command]),
-        env=slurm.environ(environment(**more)),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = slurm.run([*salloc, *command], environment(**more), check=False, timeout_s=300)
     assert done.returncode in {0, 1}, done.stdout + done.stderr
     return done.stdout
 
