@@ -163,7 +163,7 @@ def _of_pairs(found: Sequence[Reading]) -> dict[tuple[str, str], list[int]]:
     """The communicators of each two nodes, where these have several."""
     parts: dict[tuple[str, str], list[int]] = defaultdict(list)
     for index, reading in enumerate(found):
-        hosts = sorted({host for host, _ in reading.members})
+        hosts = [*dict.fromkeys(host for host, _ in reading.members)]
         if len(hosts) == 2:
             parts[hosts[0], hosts[1]].append(index)
     return {pair: at for pair, at in parts.items() if len(at) > 1}

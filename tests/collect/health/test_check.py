@@ -28,6 +28,7 @@ from tests.rows import default, frame
         (8, "gpu:6:1:1.1", ("gpu", "node6 GPU 1")),
         (8, "link:2:3:1.3", ("link", "node2 - node3")),
         (16, "nic:11:7:1.1", ("nic", "node11 GPU 7")),
+        (16, "link:2:10:1.1", ("link", "node2 - node10")),
     ],
 )
 def test_slow_part_is_named_and_nothing_else(nodes: int, slow: str, found: tuple[str, str]) -> None:
