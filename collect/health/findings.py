@@ -14,6 +14,7 @@ from dynamiccl.collect.health.late import late_processes
 from dynamiccl.collect.health.model import Judged, Slow, judge
 from dynamiccl.collect.health.readings import Place, Reading, Readings, readings
 from dynamiccl.collect.nccl_tests.hosts import host_list
+from dynamiccl.datasets.schema import Status
 from dynamiccl.errors import NotEnoughData
 
 _EITHER: Final = "either end, or what joins them"
@@ -27,10 +28,10 @@ _SHARE: Final = 0.5
 class Finding:
     """One slow part."""
 
-    #: gpu, nic, node, link, pair, late or counters.
+    #: gpu, nic, node, link, pair, late, counters or failed.
     kind: str
     where: str
-    #: By which share of the time it is slower than its like; null for `counters`.
+    #: By which share of the time it is slower than its like; null for `counters` and `failed`.
     slower: float | None
     z: float | None
     #: Communicators that say so, and the rows that these are measured in.
@@ -70,10 +71,12 @@ def examine(frame: pl.DataFrame, *, least: float) -> Report:
     """Look at the rows of a data set. Raises NotEnoughData where none has times of processes."""
     found = readings(frame)
     late, late_rows = late_processes(frame, least=least)
+    failed = [*_failed(frame)]
     if not found.comms and not late_rows:
+        first = f" ({failed[0].rows} rows failed: {failed[0].note})" if failed else ""
         raise NotEnoughData(
-            "no row has times of single processes; measure with runner.per_iteration = true and "
-            "nccl-tests 2.19.2 or later, or with 'dynamiccl-collect health --run'"
+            f"no row has times of single processes{first}; measure with runner.per_iteration = "
+            "true and nccl-tests 2.19.2 or later, or with 'dynamiccl-collect health --run'"
         )
     inside = [reading for reading in found.comms if not reading.between_nodes]
     between = [reading for reading in found.comms if reading.between_nodes]
@@ -84,7 +87,7 @@ def examine(frame: pl.DataFrame, *, least: float) -> Report:
         _finding("late", f"{one.members[0][0]} process {one.members[0][1]}", [one], _LATE)
         for one in late
     ]
-    findings = [*_merged(slow), *waited, *_counters(frame)]
+    findings = [*_merged(slow), *waited, *_counters(frame), *failed]
     return Report(
         nodes=len({host for host, _ in ranks}),
         gpus=len(ranks),
@@ -98,6 +101,7 @@ def examine(frame: pl.DataFrame, *, least: float) -> Report:
             *_not_measured(inside, between),
             *_one_partner(inside, between),
             *_all_alike(found, least),
+            *_throttled(frame),
             *(_ONCE for _ in findings[:1] if any(one.launches < 2 for one in found.comms)),
         ),
     )
@@ -174,6 +178,23 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
         else one
         for one in kept
     ]
+
+
+def _failed(frame: pl.DataFrame) -> Iterable[Finding]:
+    """What could not be measured among split launches: a node that hangs one is not well."""
+    lost = frame.filter(
+        pl.col("comm_split").is_not_null()
+        & pl.col("status").is_in([Status.FAILED.value, Status.TIMED_OUT.value])
+    )
+    for (split, reason), rows in lost.group_by("comm_split", "reason", maintain_order=True):
+        where = f"{rows['hosts'][0] or 'hosts not known'}, split {split}"
+        yield Finding("failed", where, None, None, 0, rows.height, str(reason))
+
+
+def _throttled(frame: pl.DataFrame) -> Iterable[str]:
+    count = frame.filter(pl.col("throttled")).height
+    if count:
+        yield f"which GPU it is that heat or power slowed, in {count} of {frame.height} rows"
 
 
 def _counters(frame: pl.DataFrame) -> Iterable[Finding]:

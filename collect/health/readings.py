@@ -173,8 +173,8 @@ def _members(
     """The communicators of a launch: their processes, and where these ran."""
     hosts = row["num_hosts"]
     comms = Split.parse(row["comm_split"]).comms(hosts, processes // hosts, spare=True)
-    named = row["hosts"] or ",".join(f"node{host}" for host in range(hosts))
-    where = place_names(named, processes)
+    known = row["hosts"] if row["hosts"] and len(expand_hosts(row["hosts"])) == hosts else None
+    where = place_names(known or ",".join(f"node{host}" for host in range(hosts)), processes)
     return [[*each] for each in comms.members], [
         tuple(where[process] for process in each) for each in comms.members
     ]

@@ -106,6 +106,26 @@ def test_rows_without_times_of_processes_are_not_enough() -> None:
         examine(frame(default()), least=0.05)
 
 
+def test_launch_that_hung_is_a_finding_and_not_well() -> None:
+    hung = pl.col("comm_split") == "AND 0xf"
+    lost = rows(4).with_columns(
+        status=pl.when(hung).then(pl.lit("timed_out")).otherwise("status"),
+        reason=pl.when(hung).then(pl.lit("no new row for 120 s")),
+        hosts=pl.lit("n[1-4]"),
+    )
+    report = examine(lost, least=0.05)
+    assert named(report) == [("failed", "n[1-4], split AND 0xf")]
+    assert report.findings[0].note == "no new row for 120 s"
+    none = lost.with_columns(process_times_us=pl.lit(None, dtype=pl.List(pl.Float64)))
+    with pytest.raises(NotEnoughData, match="9 rows failed: no new row for 120 s"):
+        examine(none, least=0.05)
+
+
+def test_gpus_that_heat_slowed_are_spoken_of() -> None:
+    said = examine(rows(4).with_columns(throttled=pl.lit(value=True)), least=0.05).cannot_tell
+    assert any("heat or power slowed, in 54 of 54 rows" in text for text in said)
+
+
 def test_process_that_others_wait_for_is_named() -> None:
     on_time = {"hosts": "n[1-2]", "num_ranks": 4}
     late = [
