@@ -20,8 +20,6 @@ from typing import Final
 
 import pyarrow as pa
 
-from dynamiccl.errors import SchemaMismatch
-
 SCHEMA_VERSION: Final = 5
 #: Of `calls`, which changes when the plugin does and not when sweeps do.
 CALLS_VERSION: Final = 1
@@ -304,15 +302,6 @@ def _schema(name: str, columns: tuple[Column, ...], version: int = SCHEMA_VERSIO
 MEASUREMENTS: Final = _schema("measurements", MEASUREMENT_COLUMNS)
 CALLS: Final = _schema("calls", CALLS_COLUMNS, CALLS_VERSION)
 
-#: Columns of `measurements` that a file of an older version that is read need not have.
-_ADDED_IN_5: Final = frozenset(
-    {"num_comms", "comm_split", "nic_retries", "nic_congestion", "nic_worst"}
-)
-_ADDED_SINCE: Final = {
-    3: _ADDED_IN_5 | {"partial_launch", "hosts", "job_id", "process_times_us"},
-    4: _ADDED_IN_5,
-}
-
 #: Which cell of which group a line of NCCL's log is about.
 _LOGGED: Final = (
     _text("system", "short name of the cluster or machine (hive directory)", nullable=False),
@@ -371,42 +360,3 @@ REQUESTED_COLUMNS: Final = (
     "requested_num_channels",
     "requested_chunk_bytes",
 )
-
-
-def check_schema(found: pa.Schema, wanted: pa.Schema, *, where: str) -> None:
-    """Refuse a file whose schema name, version or columns are not those of this release.
-
-    Partition columns need not be inside the file, nor what came after an older version that is
-    still read. Raises SchemaMismatch.
-    """
-    meta = found.metadata or {}
-    wanted_meta = wanted.metadata or {}
-    name, version = meta.get(META_SCHEMA), meta.get(META_VERSION)
-    optional = {*PARTITION_COLUMNS, *_missing_in(name, version)}
-    if name != wanted_meta[META_SCHEMA] or (
-        version != wanted_meta[META_VERSION] and optional == set(PARTITION_COLUMNS)
-    ):
-        told = [(raw or b"none").decode(errors="replace") for raw in (name, version)]
-        got = f"{told[0]} version {told[1]}"
-        want = f"{wanted_meta[META_SCHEMA].decode()} version {wanted_meta[META_VERSION].decode()}"
-        raise SchemaMismatch(
-            f"{where} holds schema {got}, this release reads {want}; "
-            "convert it with the release that wrote it, or import the raw output again"
-        )
-    for field in wanted:
-        if field.name in optional:
-            continue
-        index = found.get_field_index(field.name)
-        if index < 0:
-            raise SchemaMismatch(f"{where} has no column '{field.name}' ({field.type})")
-        if found.field(index).type != field.type:
-            raise SchemaMismatch(
-                f"{where} has column '{field.name}' as {found.field(index).type}, not {field.type}"
-            )
-
-
-def _missing_in(name: bytes | None, version: bytes | None) -> frozenset[str]:
-    """Columns that an older version of `measurements` lacks; empty for one that is not read."""
-    if name != MEASUREMENTS.metadata[META_SCHEMA] or version is None or not version.isdigit():
-        return frozenset()
-    return _ADDED_SINCE.get(int(version), frozenset())

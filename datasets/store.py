@@ -29,8 +29,8 @@ from dynamiccl.datasets.schema import (
     MEASUREMENTS,
     META_PROVENANCE,
     PARTITION_COLUMNS,
-    check_schema,
 )
+from dynamiccl.datasets.versions import check_schema
 from dynamiccl.errors import CorruptFile, MissingPath, NotEnoughData, UserError
 
 SCHEMAS: Final[Mapping[str, pa.Schema]] = {

@@ -13,8 +13,8 @@ from dynamiccl.datasets.schema import (
     REQUESTED_COLUMNS,
     SCHEMA_VERSION,
     TASK_COLUMNS,
-    check_schema,
 )
+from dynamiccl.datasets.versions import check_schema
 from dynamiccl.errors import SchemaMismatch
 
 COLUMNS = (*MEASUREMENT_COLUMNS, *CALLS_COLUMNS)
