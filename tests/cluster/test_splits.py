@@ -75,13 +75,14 @@ def test_plugin_plays_every_communicator_of_a_split_sweep(
     assert forced.select("comm_split", "size_bytes", "requested_algorithm").unique().height == 8
 
 
-def test_check_of_an_allocation_names_the_slow_gpu(slurm: Slurm, folder: Path) -> None:
-    # The sixth process is GPU 1 of the third node; all its communicators are slow.
+def test_check_of_an_allocation_names_the_slow_gpu_s_pairs(slurm: Slurm, folder: Path) -> None:
+    # The sixth process is GPU 1 of the third node; all its communicators are slow. Each launch
+    # between three nodes leaves one over.
     words = ("health", "--run", "--gpus", "2", "--launcher", "srun", "--json", "--size", "1M")
-    report = json.loads(collect(slurm, folder, 4, *words, FAKE_SLOW="5:1.5", FAKE_NOISE="0.005"))
-    assert (report["nodes"], report["gpus"]) == (4, 8)
-    [pair, nic] = sorted(report["findings"], key=lambda one: one["kind"], reverse=True)
-    # Inside a node of two GPUs it has one partner.
+    report = json.loads(collect(slurm, folder, 3, *words, FAKE_SLOW="5:1.5", FAKE_NOISE="0.005"))
+    assert (report["nodes"], report["gpus"]) == (3, 6)
+    [pair, link] = sorted(report["findings"], key=lambda one: one["kind"], reverse=True)
+    # It has one partner inside its node of two GPUs, and one on the other nodes.
     assert (pair["kind"], pair["where"]) == ("pair", "n3 GPU 0-1")
-    assert (nic["kind"], nic["where"]) == ("nic", "n3 GPU 1")
+    assert (link["kind"], link["where"]) == ("link", "n1 - n3 GPU 1")
     assert store.read(folder / "out")["sweep"].n_unique() == 2  # it was measured a second time
