@@ -6,10 +6,9 @@
 each config. *Overhead*: a sweep of the nccl-tests stand-in through the real runner, journal,
 sampler and plugin; everything that is not spent inside the benchmark's processes, start of the
 command included, over the measurements taken. *Rows*: text of the stand-in, made into measurement
-rows and checked block by block. Measurements saved, the reading of traces, and what
-`dynamiccl-evaluate compare` finds of an upgrade between two sweeps, come from benchmarks of their
-own, `strategies.json`, `traces.json` and `compare.json`, which are run first when they are not
-there.
+rows and checked block by block. Measurements saved, the reading of traces, and what `health`,
+`compare` and `forecast` find, come from benchmarks of their own (`strategies.json`, `traces.json`,
+`health.json`, `compare.json`, `forecast.json`), which are run first when they are not there.
 
 Writes out/bench/collect.json.
 """
@@ -139,6 +138,8 @@ def main() -> None:
             "compare_recall": figure("compare", "compare_recall"),
             "compare_false_alarms": figure("compare", "compare_false_alarms"),
             "forecast_coverage": figure("forecast", "forecast_coverage"),
+            "health_recall": figure("health", "health_recall"),
+            "health_false_alarms": figure("health", "health_false_alarms"),
             "overhead_per_trial_ms": per_trial_ms,
             "overhead_trials": measured,
             "rows_per_s": parsed_per_s,

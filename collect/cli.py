@@ -19,6 +19,7 @@ from dynamiccl.collect.findings import describe as describing
 from dynamiccl.collect.findings.plots import plot_systems
 from dynamiccl.collect.fitting import command as fitting
 from dynamiccl.collect.fitting.report import to_json as fit_to_json
+from dynamiccl.collect.health.command import health_command
 from dynamiccl.collect.importing.command import import_command
 from dynamiccl.collect.launchers import LAUNCHERS
 from dynamiccl.collect.planning import command as planning
@@ -180,6 +181,7 @@ def doctor_command(
 
 app.command("import")(import_command)
 app.command("export")(export_command)
+app.command("health")(health_command)
 
 
 @app.command("jobs")

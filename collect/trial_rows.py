@@ -26,6 +26,8 @@ def pick_row(file: SweepFile, launch: Launch, pick: Pick) -> dict[str, Any]:
         "num_nodes": setting.num_nodes,
         "num_hosts": setting.hosts,
         "ranks_per_node": setting.ranks_per_node,
+        "num_comms": None if setting.comms is None else setting.comms.count,
+        "comm_split": setting.split or None,
         "launch_profile": setting.profile.name,
         "interference_kind": setting.interference.kind,
         "interference_level": setting.interference.level,

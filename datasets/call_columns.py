@@ -24,7 +24,10 @@ class CallSource(StrEnum):
 
 
 _NOT_OF_CALLS: Final = frozenset(
-    {"nccl_tests_version", "driver_version", "cuda_version", "throttled", "ecc_errors"}
+    {
+        *("nccl_tests_version", "driver_version", "cuda_version", "throttled", "ecc_errors"),
+        *("nic_retries", "nic_congestion", "nic_worst"),
+    }
 )
 
 CALLS_COLUMNS: Final = (

@@ -43,6 +43,7 @@ _IS_TIMED: Final = (
 _IS_UNWELL: Final = pl.any_horizontal(
     (pl.col(name) > 0).fill_null(value=False) for name in UNWELL_COLUMNS
 )
+_IS_ALONE: Final = (pl.col("interference_kind") == QUIET) & pl.col("num_comms").is_null()
 _IS_USABLE: Final = _IS_TIMED & ~_IS_UNWELL
 
 
@@ -82,12 +83,12 @@ def tuned(frame: pl.DataFrame) -> pl.DataFrame:
 
 def quiet(frame: pl.DataFrame) -> pl.DataFrame:
     """Rows of collectives that ran alone: a cold observation cannot see what disturbs one."""
-    return frame.filter(pl.col("interference_kind") == QUIET)
+    return frame.filter(_IS_ALONE)
 
 
 def interfered(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows of collectives that something ran beside, on purpose."""
-    return frame.filter(pl.col("interference_kind") != QUIET)
+    """Rows of collectives that something ran beside, on purpose: other communicators too."""
+    return frame.filter(~_IS_ALONE)
 
 
 def comparable(frame: pl.DataFrame) -> pl.DataFrame:

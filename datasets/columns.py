@@ -60,4 +60,7 @@ ENVIRONMENT: Final = (
     text("node_fingerprint", "GPUs, MIG and NICs of each node, as the plugin names them"),
     flag("throttled", "a GPU was slowed by heat or power meanwhile (telemetry)"),
     count("ecc_errors", "uncorrected memory errors counted meanwhile (telemetry)"),
+    count("nic_retries", "packets that NICs lost, or sent again, meanwhile (telemetry)"),
+    count("nic_congestion", "packets marked or slowed for congestion meanwhile (telemetry)"),
+    text("nic_worst", "the NIC port with most of the retries, else of the congestion, and where"),
 )

@@ -49,6 +49,8 @@ _WINDOW_KEY: Final = (
     "bin",
     "num_nodes",
     "ranks_per_node",
+    "num_comms",
+    "comm_split",
     "launch_profile",
     "in_place",
     "interference_kind",

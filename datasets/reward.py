@@ -28,15 +28,14 @@ MAX_GAP_OCTAVES: Final = 1.0
 #: log2(2^29) is not exactly 29 in floating point; no two sizes lie so close to one another.
 _LOG_TOLERANCE: Final = 1e-9
 #: A task without its conditions of launch: what one default is a reference for.
+_DISTURBED_BY: Final = ("num_comms", "comm_split", "interference_kind", "interference_level")
 _REFERENCE_KEY: Final = tuple(
-    name
-    for name in TASK_COLUMNS
-    if name not in {"launch_profile", "interference_kind", "interference_level"}
+    name for name in TASK_COLUMNS if name not in {"launch_profile", *_DISTURBED_BY}
 )
 #: A run, whose name is unique within its sweep only.
 _RUN: Final = ("sweep", "run")
 #: What ran beside the same disturbance, in one run.
-_BESIDE: Final = (*_REFERENCE_KEY, *_RUN, "interference_kind", "interference_level")
+_BESIDE: Final = (*_REFERENCE_KEY, *_RUN, *_DISTURBED_BY)
 #: Bounds of an interference level; the Trigger's residuals of log time are clipped at 8.
 _LEVELS: Final = (0.0, math.expm1(8.0))
 _Column = TypeVar("_Column", pl.Expr, npt.NDArray[np.floating[Any]])

@@ -54,6 +54,8 @@ _NEUTRAL: Final[Mapping[str, Any]] = {
 def trial_id(row: Mapping[str, Any]) -> str:
     """Stable id of what a row measured: workload, conditions and requested config."""
     text = "|".join(str(row.get(name)) for name in _TRIAL_COLUMNS)
+    if row.get("num_comms") is not None:
+        text += f"|{row['num_comms']}|{row.get('comm_split')}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

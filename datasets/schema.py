@@ -4,8 +4,9 @@ Format history
     1 (0.1.0)  first.
     2 (0.2.0)  round, launch, aa_noise_band, mig, throttled, ecc_errors, actual_chunk_bytes.
     3 (0.2.0)  node_fingerprint.
-    4 (0.2.0)  hosts, job_id, partial_launch, process_times_us. Files of version 3 are read, with
-               nulls in these.
+    4 (0.2.0)  hosts, job_id, partial_launch, process_times_us.
+    5 (0.2.0)  num_comms, comm_split, nic_retries, nic_congestion, nic_worst. Files of versions 3
+               and 4 are read, with nulls in what came later.
     `calls`, `steps`, `costs` and `decisions` count for themselves:
     1 (0.2.0)  first.
     2 (0.2.0)  `calls`: what a trace does not know may be null; source, source_file, group,
@@ -21,11 +22,10 @@ from typing import Final
 
 import pyarrow as pa
 
-from dynamiccl.datasets.call_columns import CALLS_ADDED_IN_2, CALLS_COLUMNS, STEPS_COLUMNS
+from dynamiccl.datasets.call_columns import CALLS_COLUMNS, STEPS_COLUMNS
 from dynamiccl.datasets.columns import ENVIRONMENT, TIMESTAMP, Column, count, flag, number, text
-from dynamiccl.errors import SchemaMismatch
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 #: Of `calls`, which changes with what records them and not with sweeps.
 CALLS_VERSION: Final = 2
 #: Of `steps`, the steps of a job by its traces.
@@ -117,6 +117,8 @@ _WORKLOAD: Final = (
     count("num_ranks", "ranks of the communicator"),
     count("num_nodes", "NCCL's nNodes"),
     count("ranks_per_node", "num_ranks / num_nodes"),
+    count("num_comms", "communicators of that shape that ran it at the same time; null = alone"),
+    text("comm_split", "how nccl-tests shared processes out to these, e.g. MOD 8"),
     flag("in_place", "send and receive buffer are one"),
     text("launch_profile", "named set of launch-time settings", nullable=False),
     text("interference_kind", "what ran beside the collective; 'none' = alone", nullable=False),
@@ -196,12 +198,6 @@ MEASUREMENTS: Final = _schema("measurements", MEASUREMENT_COLUMNS)
 CALLS: Final = _schema("calls", CALLS_COLUMNS, CALLS_VERSION)
 STEPS: Final = _schema("steps", STEPS_COLUMNS, STEPS_VERSION)
 
-#: Columns that a file of an older version that is read need not have.
-_ADDED_SINCE: Final = {
-    (b"measurements", b"3"): frozenset({"partial_launch", "hosts", "job_id", "process_times_us"}),
-    (b"calls", b"1"): CALLS_ADDED_IN_2,
-}
-
 #: Which cell of which group a line of NCCL's log is about.
 _LOGGED: Final = (
     text("system", "short name of the cluster or machine (hive directory)", nullable=False),
@@ -243,6 +239,8 @@ TASK_COLUMNS: Final = (
     "gpu",
     "num_nodes",
     "ranks_per_node",
+    "num_comms",
+    "comm_split",
     "collective",
     "datatype",
     "size_bytes",
@@ -258,34 +256,3 @@ REQUESTED_COLUMNS: Final = (
     "requested_num_channels",
     "requested_chunk_bytes",
 )
-
-
-def check_schema(found: pa.Schema, wanted: pa.Schema, *, where: str) -> None:
-    """Refuse a file whose schema name, version or columns are not those of this release.
-
-    Partition columns need not be inside the file, nor what came after an older version that is
-    still read. Raises SchemaMismatch.
-    """
-    meta = found.metadata or {}
-    wanted_meta = wanted.metadata or {}
-    name, version = meta.get(META_SCHEMA), meta.get(META_VERSION)
-    added = _ADDED_SINCE.get((name or b"", version or b""), frozenset())
-    optional = {*PARTITION_COLUMNS, *added}
-    if name != wanted_meta[META_SCHEMA] or (version != wanted_meta[META_VERSION] and not added):
-        told = [(raw or b"none").decode(errors="replace") for raw in (name, version)]
-        got = f"{told[0]} version {told[1]}"
-        want = f"{wanted_meta[META_SCHEMA].decode()} version {wanted_meta[META_VERSION].decode()}"
-        raise SchemaMismatch(
-            f"{where} holds schema {got}, this release reads {want}; "
-            "convert it with the release that wrote it, or import the raw output again"
-        )
-    for field in wanted:
-        if field.name in optional:
-            continue
-        index = found.get_field_index(field.name)
-        if index < 0:
-            raise SchemaMismatch(f"{where} has no column '{field.name}' ({field.type})")
-        if found.field(index).type != field.type:
-            raise SchemaMismatch(
-                f"{where} has column '{field.name}' as {found.field(index).type}, not {field.type}"
-            )

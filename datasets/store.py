@@ -32,8 +32,8 @@ from dynamiccl.datasets.schema import (
     META_PROVENANCE,
     PARTITION_COLUMNS,
     STEPS,
-    check_schema,
 )
+from dynamiccl.datasets.versions import check_schema
 from dynamiccl.errors import CorruptFile, MissingPath, NotEnoughData, UserError
 
 SCHEMAS: Final[Mapping[str, pa.Schema]] = {

@@ -46,6 +46,7 @@ SHORT: Final = "--set steps=60 --set steps_per_epoch=30 --set hidden_sizes=16 --
 #: A command by how it begins -> what is added to it here; the first that fits counts.
 ADDED: Final = {
     r"dynamiccl-collect run .*(slurm|fresh.toml|sweep.toml)": "--runner simulator --launcher local",
+    r"dynamiccl-collect health --run --gpus": "--runner simulator --nodes 4",
     r"dynamiccl-collect jobs --hold": "--out held --calls 300 --jobs 1",
     r"dynamiccl-collect jobs": "--calls 300 --jobs 1",
     r"dynamiccl-train fit --recipe gaussian-process": "--data data",

@@ -21,6 +21,9 @@ PLUGIN_VARIABLES: Final = (
     "DYNAMICCL_SCHEDULE_HASH",
     "DYNAMICCL_SWEEP_REPORT",
 )
+#: How nccl-tests makes several communicators (v2.14 to v2.19.6, `src/common.cu`, run).
+_SPLIT: Final = "NCCL_TESTS_SPLIT"
+_SPLIT_MASK: Final = "NCCL_TESTS_SPLIT_MASK"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +117,12 @@ def environment(launch: Launch, places: Places, plugin: str, schedule_hash: str)
     A reference launch is the user's own environment and nothing else. `schedule_hash` is empty for
     a read-back launch that forces its one config by environment.
     """
+    split = {_SPLIT: launch.setting.split} if launch.setting.split else {}
+    # The mask is read first, and would win.
     if launch.mode is LaunchMode.REFERENCE:
-        return Environment({}, PLUGIN_VARIABLES)
+        return Environment(split, (*PLUGIN_VARIABLES, *([_SPLIT_MASK] if split else [])))
     # Without it a failure says no more than its kind.
-    found = {"NCCL_DEBUG": "WARN", **dict(launch.setting.profile.environment)}
+    found = {"NCCL_DEBUG": "WARN", **dict(launch.setting.profile.environment), **split}
     if schedule_hash:
         found |= {
             "NCCL_TUNER_PLUGIN": plugin,
@@ -138,10 +143,14 @@ def environment(launch: Launch, places: Places, plugin: str, schedule_hash: str)
             "NCCL_DEBUG": "INFO",
             "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING",
             "NCCL_DEBUG_FILE": places.log,
-            "NCCL_TOPO_DUMP_FILE": places.topology,
-            "NCCL_GRAPH_DUMP_FILE": places.graph,
         }
-    return Environment(found, unset)
+        # Each communicator has one to write, to the same file.
+        if not split:
+            found |= {
+                "NCCL_TOPO_DUMP_FILE": places.topology,
+                "NCCL_GRAPH_DUMP_FILE": places.graph,
+            }
+    return Environment(found, (*unset, _SPLIT_MASK) if split else unset)
 
 
 def forced_config(config: Config) -> dict[str, str]:

@@ -125,6 +125,11 @@ class Starter:
                 "interference kind 'traffic' runs nccl-tests outside of the container, which has "
                 "them inside: choose from none, cpu, gemm, or sweep without a container"
             )
+        if setting.split and not find_launcher(self._site.launcher.kind).needs_mpi:
+            raise InvalidSweep(
+                f"split '{setting.split}' shares out processes, and launcher "
+                f"'{self._site.launcher.kind}' starts one for all GPUs; take mpirun, srun or sbatch"
+            )
         job = self._job(setting, ("true",), commands.Environment({}))
         command(job, self._site.launcher, uid=os.getuid())
         container = self._site.launcher.container

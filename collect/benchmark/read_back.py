@@ -6,12 +6,52 @@ one trial; a log in which the sizes do not fit that order tells nothing.
 """
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from dynamiccl.collect.benchmark.grid import Grid
 from dynamiccl.collect.nccl_tests.tuning import Choice, LoggedCall, logged_calls
 
+#: As `command.Places` names them.
+_LOGS = "nccl.*.log"
 #: A choice as plain data: algorithm, protocol, channels (None before NCCL 2.24).
 PlainChoice = list[str | int | None]
+
+
+def comm_logs(folder: Path) -> list[list[str]]:
+    """The lines of NCCL's logs in a launch's folder, one list for each communicator.
+
+    Each rank writes a file of its own. The first rank of a communicator logs its calls: where one
+    file does, all of them are one log; where several do, there are several communicators.
+    """
+    files = [path.read_text(errors="replace").splitlines() for path in sorted(folder.glob(_LOGS))]
+    told = [lines for lines in files if any(logged_calls(lines))]
+    return told if len(told) > 1 else [[line for lines in files for line in lines]]
+
+
+def agreed_choices(
+    logs: Iterable[Iterable[str]],
+    grid: Grid,
+    *,
+    num_ranks: int,
+    warmup_calls: int,
+    calls_per_block: int,
+) -> list[PlainChoice | None]:
+    """What ran in each block of `grid`, by the logs of all communicators, which ran the same calls.
+
+    None where they differ; as long as the shortest of them.
+    """
+    each = [
+        choices_by_block(
+            log,
+            grid,
+            num_ranks=num_ranks,
+            warmup_calls=warmup_calls,
+            calls_per_block=calls_per_block,
+        )
+        for log in logs
+    ]
+    blocks = zip(*each, strict=False)
+    return [block[0] if all(one == block[0] for one in block) else None for block in blocks]
 
 
 def choices_by_block(

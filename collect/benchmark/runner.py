@@ -13,13 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from dynamiccl.collect.benchmark.blocks import (
-    REPORT_S,
-    Verdict,
-    await_report,
-    has_begun,
-    judge_blocks,
-)
+from dynamiccl.collect.benchmark.blocks import Verdict, has_begun, judge_blocks
 from dynamiccl.collect.benchmark.command import calls_of, small_bytes
 from dynamiccl.collect.benchmark.costs import keep_costs
 from dynamiccl.collect.benchmark.endings import (
@@ -28,7 +22,6 @@ from dynamiccl.collect.benchmark.endings import (
     warn_of_unwell,
     what_happened,
 )
-from dynamiccl.collect.benchmark.file_system import is_local
 from dynamiccl.collect.benchmark.grid import Grid, deal
 from dynamiccl.collect.benchmark.inside import find_benchmark
 from dynamiccl.collect.benchmark.launching import Ran, Site, Starter
@@ -43,10 +36,11 @@ from dynamiccl.collect.benchmark.output import (
     read_output,
 )
 from dynamiccl.collect.benchmark.programs import Program
-from dynamiccl.collect.benchmark.read_back import PlainChoice, choices_by_block
+from dynamiccl.collect.benchmark.read_back import PlainChoice, agreed_choices, comm_logs
 from dynamiccl.collect.benchmark.rows import RowMaker
 from dynamiccl.collect.benchmark.schedules import warmup_of
 from dynamiccl.collect.benchmark.topology import keep_dumps, topology_features
+from dynamiccl.collect.benchmark.verdicts import of_members, verdicts_of
 from dynamiccl.collect.companions.disturber import Disturber
 from dynamiccl.collect.companions.facts import SiteFacts
 from dynamiccl.collect.companions.nodes import Nodes
@@ -205,7 +199,7 @@ class NcclTestsRunner:
             return None
         ran, grid = ran_before(folder), self._deal(launch)
         output = self._output(launch, grid, folder, ran)
-        verdicts = _verdicts(launch, folder, output)
+        verdicts = verdicts_of(launch, folder, output, ran.texts)
         good = list(takewhile(lambda verdict: verdict.status is Status.OK, verdicts))
         if not good:
             return None
@@ -245,7 +239,7 @@ class NcclTestsRunner:
             ran = self._starter.start(launch, grid, program, folder, progress, file.take)
             alone = disturbance.lost
         output = self._output(launch, grid, folder, ran)
-        verdicts = _verdicts(launch, folder, output)
+        verdicts = verdicts_of(launch, folder, output, ran.texts)
         if alone is not None:
             verdicts = [Verdict(Status.FAILED, alone)] * len(verdicts)
         measured = self._measured(launch, grid, ran, output, verdicts)
@@ -280,6 +274,7 @@ class NcclTestsRunner:
     ) -> tuple[Measured, ...]:
         """The rows of the blocks that have a verdict."""
         self._rows.learn(output.environment)
+        verdicts = of_members(output.blocks[: len(verdicts)], launch.setting, [*verdicts])
         stretches = ran.stretches_of(len(verdicts))
         healths = self._watch.health(stretches)
         warn_of_unwell(launch, healths)
@@ -289,8 +284,7 @@ class NcclTestsRunner:
                 "hosts": output.hosts,
                 "partial_launch": is_partial,
                 "timestamp": datetime.fromtimestamp(began_s, UTC),
-                "throttled": health.throttled,
-                "ecc_errors": health.ecc_errors,
+                **health.row_columns(),
             }
             for (began_s, _), health in zip(stretches, healths, strict=True)
         ]
@@ -325,11 +319,11 @@ class NcclTestsRunner:
         ran = self._starter.start(
             launch, grid, program, folder, lambda _: None, keep=lambda _: None
         )
-        logs = sorted(folder.glob("nccl.*.log"))
-        log = [line for path in logs for line in path.read_text(errors="replace").splitlines()]
+        logs = comm_logs(folder)
+        log = logs[0]
         calls = calls_of(launch, program, self._file)
-        found = choices_by_block(
-            log,
+        found = agreed_choices(
+            logs,
             grid,
             num_ranks=launch.setting.num_ranks,
             warmup_calls=sum(count for _, count in warmup_of(launch.setting, grid, calls)),
@@ -389,10 +383,3 @@ class NcclTestsRunner:
 
     def _must_read_back(self, trial: Trial) -> bool:
         return self._file.runner.read_back and trial.key not in self._rows.choices
-
-
-def _verdicts(launch: Launch, folder: Path, output: Output) -> list[Verdict]:
-    """A verdict for each block that gave a row, once the report of them all has arrived."""
-    num_rows = len(output.blocks)
-    await_report(launch, folder, num_rows, 0.0 if is_local(folder) else REPORT_S)
-    return judge_blocks(launch, folder, num_rows)

@@ -131,5 +131,6 @@ class NodeWatch:
                 self._last_words.append(line.strip())
                 return
             sampler, reading = found
-            self._readings.setdefault(sampler, NodeReadings()).add(reading)
+            host = sampler.rpartition(":")[0]
+            self._readings.setdefault(sampler, NodeReadings(host)).add(reading)
             self._heard.notify_all()

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from dynamiccl.collect.findings.nic_ports import lossy_ports
 from dynamiccl.collect.findings.slow_ranks import waited_for
 from dynamiccl.datasets.cells import (
     CONFIG_COLUMNS,
@@ -54,6 +55,8 @@ class SystemSummary:
     noise_median: float | None
     #: Which rank the others wait for, where times of single processes say so.
     waited_for: str | None
+    #: NIC ports that lose packets again and again, where samplers read their counters.
+    lossy_nics: list[str]
 
 
 def describe(directory: Path) -> list[SystemSummary]:
@@ -223,6 +226,7 @@ def lines(summary: SystemSummary) -> list[tuple[str, str]]:
             f"{summary.noise_median:.2%})",
         ),
         *([("others wait for", summary.waited_for)] if summary.waited_for else []),
+        *([("NICs lose packets", "; ".join(summary.lossy_nics))] if summary.lossy_nics else []),
     ]
 
 
@@ -262,6 +266,7 @@ def _summarise(part: pl.DataFrame, band: tuple[float, float] | None) -> SystemSu
         noise_band=band[0] if band else None,
         noise_median=band[1] if band else None,
         waited_for=waited_for(timed),
+        lossy_nics=[port.text for port in lossy_ports(part)],
     )
 
 

@@ -210,13 +210,18 @@ def hosts_of(ranks: Iterable[RankLine]) -> str | None:
     return host_list(line.host for line in sorted(ranks, key=lambda line: line.rank)) or None
 
 
-def listed_hosts(lines: Iterable[str]) -> str | None:
-    """The hosts that an output lists, whether or not rows follow."""
+def listed_ranks(lines: Iterable[str]) -> list[RankLine]:
+    """The ranks that an output lists, whether or not rows follow."""
     run = RunFacts(-1, "")
     for line in lines:
         if "Rank" in line:
             run.note(line, 0)
-    return hosts_of(run.ranks)
+    return run.ranks
+
+
+def listed_hosts(lines: Iterable[str]) -> str | None:
+    """The hosts that an output lists, whether or not rows follow."""
+    return hosts_of(listed_ranks(lines))
 
 
 def _shows_settings(line: str) -> bool:

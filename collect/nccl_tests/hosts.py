@@ -6,6 +6,8 @@ from typing import Final
 
 #: A name whose digits may count: `nid007106`, `gpu-3`, `n12.cluster`.
 _COUNTED: Final = re.compile(r"(.*?)(\d{1,9})(\D*)")
+#: One host, or a range of them: `n[01-04,7].cluster`.
+_LISTED: Final = re.compile(r"([^,\[\]]+)(?:\[([\d,-]*)\])?([^,\[\]]*)(?:,|$)")
 
 
 def host_list(hosts: Iterable[str]) -> str:
@@ -26,6 +28,23 @@ def host_list(hosts: Iterable[str]) -> str:
         else:
             runs.append((head, digits, tail, 1))
     return ",".join(_text(*run) for run in runs)
+
+
+def expand_hosts(text: str) -> list[str]:
+    """The hosts of such a text, or of Slurm's own, in order.
+
+    >>> expand_hosts('n[01-03,7],login')
+    ['n01', 'n02', 'n03', 'n7', 'login']
+    """
+    names: list[str] = []
+    for head, inside, tail in _LISTED.findall(text):
+        if not inside:
+            names.append(head + tail)
+        for part in filter(None, inside.split(",")):
+            low, _, high = part.partition("-")
+            numbers = range(int(low), int(high or low) + 1)
+            names += [f"{head}{number:0{len(low)}d}{tail}" for number in numbers]
+    return names
 
 
 def _continues(run: tuple[str, str, str, int], head: str, digits: str, tail: str) -> bool:

@@ -73,6 +73,7 @@ def resolve_run(
         "num_nodes": num_nodes,
         "hosts": hosts_of(run.ranks) if _num_hosts(run) else None,
         "ranks_per_node": per_node(num_ranks, num_nodes),
+        "num_comms": _num_comms(run),
     }
     if run.out_of_bounds:
         columns["reason"] = f"the run reports {run.out_of_bounds} values out of bounds"
@@ -252,7 +253,7 @@ def _num_nodes(
         return options.num_nodes
     if not run.ranks and num_ranks is not None and _one_process(run, shared, num_ranks):
         return 1
-    hosts = None if num_ranks is None else _num_hosts(run)
+    hosts = None if num_ranks is None else _num_hosts(run) or _hosts_of_each(run)
     if hosts is None or not _seem_one_gpu(run):
         return hosts
     if _are_apart(run, shared):
@@ -295,6 +296,23 @@ def _num_hosts(run: RunFacts) -> int | None:
     if not run.ranks or run.copies > 1 or len({line.group for line in run.ranks}) > 1:
         return None
     return len({line.host for line in run.ranks})
+
+
+def _num_comms(run: RunFacts) -> int | None:
+    """Communicators that ran at the same time (NCCL_TESTS_SPLIT); None where there was one."""
+    groups = {line.group for line in run.ranks}
+    return len(groups) if len(groups) > 1 and run.copies == 1 else None
+
+
+def _hosts_of_each(run: RunFacts) -> int | None:
+    """Hosts of each of several communicators, where all have as many."""
+    if run.copies > 1:
+        return None
+    hosts: dict[int, set[str]] = {}
+    for line in run.ranks:
+        hosts.setdefault(line.group, set()).add(line.host)
+    counts = {len(each) for each in hosts.values()}
+    return counts.pop() if len(counts) == 1 else None
 
 
 def _requested(

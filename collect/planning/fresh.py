@@ -60,7 +60,9 @@ def write_fresh(base: Sweep, name: str, asked: Sequence[Asked], cycles: int, wri
     update = {
         "name": name,
         "collectives": _each(one.collective for one in only),
-        "groups": tuple(g for g in file.groups if (g.num_nodes, g.ranks_per_node) in shapes),
+        "groups": tuple(
+            g for g in file.groups if (g.num_nodes, g.ranks_per_node) in shapes and g.split is None
+        ),
         "sizes": Sizes(list=tuple(sorted({size for one in only for size in one.sizes}))),
         "algorithms": _each(one.algorithm for one in only),
         "protocols": _each(one.protocol for one in only),

@@ -143,7 +143,8 @@ class Planner:
     def _cost(self, process: Process) -> Cost:
         launch, grid = process.launch, process.grid
         calls = calls_of(launch, _PROGRAM, self._file)
-        start_s = START_S + START_S_PER_RANK * launch.setting.num_ranks
+        num_processes = launch.setting.hosts * launch.setting.ranks_per_host
+        start_s = START_S + START_S_PER_RANK * num_processes
         found = {STARTS: start_s, _WARM_UP: self._warm_up_s(process, calls)}
         times = self._times.of(launch.setting)
         for cycle in grid.cycles:
@@ -153,7 +154,7 @@ class Planner:
                 is_timed = launch.mode is not LaunchMode.READ_BACK
                 word = self._word(launch.setting, config, size) if is_timed else _READ_BACK
                 found[word] = found.get(word, 0.0) + seconds
-        return Cost(found, sum(found.values()) * launch.setting.num_ranks)
+        return Cost(found, sum(found.values()) * num_processes)
 
     def _warm_up_s(self, process: Process, calls: Calls) -> float:
         setting, times = process.launch.setting, self._times.of(process.launch.setting)

@@ -22,7 +22,7 @@ from dynamiccl.collect.runs.journal import (
 from dynamiccl.collect.runs.progress import SweepProgress
 from dynamiccl.collect.runs.run import RunSummary, Shard, journal_folder, run_sweep
 from dynamiccl.collect.sbatch import BatchJob, Outcome, Work, run_as_batch, run_command
-from dynamiccl.collect.strategies import make_strategy
+from dynamiccl.collect.strategies import Strategy, make_strategy
 from dynamiccl.collect.sweep.load import Sweep
 from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.errors import UserError
@@ -49,8 +49,13 @@ class RunOrder:
     shard: str | None = None
 
 
-def carry_out(sweep: Sweep, order: RunOrder, *, console: Console) -> RunSummary:
-    """Run a sweep as ordered; raises what `run_sweep` and the parts it is made of raise."""
+def carry_out(
+    sweep: Sweep, order: RunOrder, *, console: Console, strategy: Strategy | None = None
+) -> RunSummary:
+    """Run a sweep as ordered; raises what `run_sweep` and the parts it is made of raise.
+
+    `strategy` takes the place of the sweep file's, but for a batch job.
+    """
     shard = parse_shard(order.shard)
     make_runner = find_runner(order.runner)
     launcher = launcher_of(sweep.file, order.launcher)
@@ -69,7 +74,7 @@ def carry_out(sweep: Sweep, order: RunOrder, *, console: Console) -> RunSummary:
         progress = SweepProgress(sweep.file.name, console, lambda: interrupt.requested)
         return run_sweep(
             sweep,
-            make_strategy(sweep.file, sweep.trials),
+            strategy or make_strategy(sweep.file, sweep.trials),
             runner,
             order.out,
             resume=order.resume or order.retry_failed,

@@ -21,6 +21,7 @@ COLUMNS: Final = (
     "collective",
     "num_nodes",
     "ranks_per_node",
+    "comms",
     "datatype",
     "launch_profile",
     "interference_kind",
@@ -28,6 +29,12 @@ COLUMNS: Final = (
     "size_bytes",
     "config",
 )
+
+
+def _comms(setting: Setting) -> str:
+    """How many communicators ran at the same time, and by which split; empty for one."""
+    comms = setting.comms
+    return "" if comms is None else f"{comms.count} by {setting.split}"
 
 
 def choices_path(out: Path, file: SweepFile, suffix: str = "") -> Path:
@@ -46,6 +53,7 @@ def write_choices(path: Path, choices: Mapping[tuple[Setting, int], Config]) -> 
                 setting.collective.wire,
                 setting.num_nodes,
                 setting.ranks_per_node,
+                _comms(setting),
                 setting.datatype,
                 setting.profile.name,
                 setting.interference.kind,

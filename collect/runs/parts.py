@@ -22,6 +22,8 @@ _BAND_KEY: Final = (
     "collective",
     "num_nodes",
     "ranks_per_node",
+    "num_comms",
+    "comm_split",
     "datatype",
     "launch_profile",
     "interference_kind",

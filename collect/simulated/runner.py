@@ -6,9 +6,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dynamiccl.collect.interference.kinds import SIMULATED
 from dynamiccl.collect.nccl_tests.cost_table import as_logged, write_costs
 from dynamiccl.collect.runner import Launch, LaunchMode, LaunchResult, Measured, Pick, Round, Row
+from dynamiccl.collect.simulated.comms import Ran
 from dynamiccl.collect.simulated.launches import launch_of, surroundings_of
 from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.collect.sweep.trial import Setting, Trial
@@ -122,9 +125,10 @@ class SimulatorRunner:
         except KeyError:
             reason = f"NCCL has no {trial.config.key} for this group"
             return lost_row(row, Status.INFEASIBLE, reason)
-        quiet_us = parts.time_us(surroundings_of(setting.interference))
-        repeat = f"#{pick.repeat}" if pick.repeat else ""
-        time_us = quiet_us * self._noise.factor(launch.run, trial.key + repeat)
+        name = trial.key + (f"#{pick.repeat}" if pick.repeat else "")
+        ran = Ran(parts, surroundings_of(setting.interference), self._noise, launch.run, name)
+        times_us, processes_us = ran.times(setting, self._file.simulator.slow)
+        time_us = float(np.mean(times_us))
         algbw = trial.size_bytes / (1000.0 * time_us)
         return {
             **row,
@@ -137,6 +141,7 @@ class SimulatorRunner:
             "algbw_gbytes_per_s": algbw,
             "busbw_gbytes_per_s": algbw * setting.collective.bus_factor(group.num_ranks),
             "wrong_values": 0,
+            "process_times_us": processes_us if self._file.runner.per_iteration else None,
         }
 
 

@@ -11,9 +11,11 @@ import tomllib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
+from dynamiccl.collect.sweep.group_shape import GroupShape
 from dynamiccl.collect.sweep.only import Task, only_of
 from dynamiccl.collect.sweep.settings import TABLES, SweepFile
 from dynamiccl.collect.sweep.trial import Interference, LaunchProfile, Setting, Trial
@@ -139,12 +141,11 @@ def settings_of(file: SweepFile, *, where: str) -> list[Setting]:
     return [
         Setting(
             collective,
-            group.num_nodes,
-            group.ranks_per_node,
+            *_shape(group),
             datatype,
             profile,
             Interference(beside.kind, beside.level),
-            group.num_hosts or 0,
+            **_launched(group),
         )
         for collective in collectives
         for group in file.groups
@@ -152,6 +153,26 @@ def settings_of(file: SweepFile, *, where: str) -> list[Setting]:
         for profile in profiles
         for beside in file.interference
     ]
+
+
+def _shape(group: GroupShape) -> tuple[int, int]:
+    """Nodes and ranks per node of a communicator."""
+    comms = group.comms()
+    if comms is None:
+        return group.num_nodes, group.ranks_per_node
+    return comms.num_nodes, comms.ranks_per_node
+
+
+def _launched(group: GroupShape) -> dict[str, Any]:
+    """What of a setting says where it is started, and how many communicators it makes."""
+    if group.split is None:
+        return {"num_hosts": group.num_hosts or 0}
+    return {
+        "num_hosts": group.num_nodes,
+        "split": group.split,
+        "spare": group.spare,
+        "num_processes": group.num_nodes * group.ranks_per_node,
+    }
 
 
 def _configs(file: SweepFile, where: str) -> list[Config]:

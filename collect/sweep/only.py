@@ -21,11 +21,14 @@ class Task:
     num_nodes: int
     ranks_per_node: int
     size_bytes: int
+    #: How a launch makes several communicators; what `only` names has one.
+    split: str = ""
 
     @classmethod
     def of(cls, setting: Setting, size_bytes: int) -> Self:
         """The task of a trial."""
-        return cls(setting.collective, setting.num_nodes, setting.ranks_per_node, size_bytes)
+        shape = (setting.num_nodes, setting.ranks_per_node)
+        return cls(setting.collective, *shape, size_bytes, setting.split)
 
 
 def only_of(file: SweepFile, *, where: str) -> dict[Task, list[Config]] | None:
@@ -35,7 +38,7 @@ def only_of(file: SweepFile, *, where: str) -> dict[Task, list[Config]] | None:
     """
     if not file.only:
         return None
-    groups = {(group.num_nodes, group.ranks_per_node) for group in file.groups}
+    groups = {(g.num_nodes, g.ranks_per_node) for g in file.groups if g.split is None}
     sizes, collectives = set(file.sizes.ladder()), {Collective.parse(c) for c in file.collectives}
     wanted: dict[Task, list[Config]] = {}
     for index, one in enumerate(file.only):

@@ -5,11 +5,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from dynamiccl.collect.interference.kinds import KINDS, SIMULATED
 from dynamiccl.collect.launchers import LAUNCHERS
 from dynamiccl.collect.launchers.settings import ContainerSettings, LauncherSettings
+from dynamiccl.collect.sweep.group_shape import GroupShape
 from dynamiccl.collect.sweep.sizes import (
     DATATYPE_BYTES,
     factor_ladder,
@@ -18,6 +25,7 @@ from dynamiccl.collect.sweep.sizes import (
 )
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
 from dynamiccl.nccl import Algorithm, Protocol
+from dynamiccl.simulator.slow_parts import SlowPart
 from dynamiccl.simulator.toml_table import Table, one_of
 from dynamiccl.sizes import MAX_SIZE_BITS
 
@@ -126,32 +134,6 @@ class Sizes(Table):
         if self.factor is not None:
             return factor_ladder(self.min, self.max, self.factor) if self.min <= self.max else ()
         return octave_ladder(self.min, self.max, self.steps_per_octave or 1)
-
-
-class GroupShape(Table):
-    """Nodes and ranks per node of a communicator, as NCCL counts them."""
-
-    num_nodes: int = Field(ge=1)
-    ranks_per_node: int = Field(ge=1)
-    #: Hosts that it is started on, where NCCL counts others: a whole NVL72 is one node to it.
-    num_hosts: int | None = Field(default=None, ge=1)
-
-    @model_validator(mode="after")
-    def _hosts_share_the_ranks(self) -> Self:
-        ranks = self.num_nodes * self.ranks_per_node
-        if self.num_hosts is not None and ranks % self.num_hosts:
-            raise ValueError(f"{ranks} ranks cannot be shared out evenly to {self.num_hosts} hosts")
-        return self
-
-    @property
-    def hosts(self) -> int:
-        """Hosts that it is started on."""
-        return self.num_hosts or self.num_nodes
-
-    @property
-    def ranks_per_host(self) -> int:
-        """Ranks on each of these."""
-        return self.num_nodes * self.ranks_per_node // self.hosts
 
 
 class ProfileSettings(Table):
@@ -313,6 +295,8 @@ class SimulatorSettings(Table):
     noise_sigma: float = Field(default=0.015, ge=0, le=1)
     tail_probability: float = Field(default=0.02, ge=0, le=1)
     drift_sigma: float = Field(default=0.005, ge=0, le=1)
+    #: What is slow about the cluster (simulator/slow_parts.py).
+    slow: tuple[SlowPart, ...] = ()
 
 
 class SweepFile(Table):
@@ -374,4 +358,5 @@ TABLES: Final[Mapping[str, type[BaseModel]]] = {
     "container": ContainerSettings,
     "telemetry": TelemetrySettings,
     "simulator": SimulatorSettings,
+    "slow": SlowPart,
 }

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from dynamiccl.collect.sweep.sizes import benchmark_bytes
+from dynamiccl.collect.sweep.splits import Comms, Split
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
 from dynamiccl.nccl import Collective, Config
 
@@ -40,6 +41,12 @@ class Setting:
     interference: Interference = Interference()
     #: Hosts that it is started on; 0 = as many as NCCL counts nodes.
     num_hosts: int = 0
+    #: How the processes of these are shared out to several communicators (splits.py); empty: one.
+    split: str = ""
+    #: Whether that leaves single processes over.
+    spare: bool = False
+    #: Processes of the launch; 0 = as many as the communicator has ranks.
+    num_processes: int = 0
 
     @property
     def hosts(self) -> int:
@@ -48,8 +55,16 @@ class Setting:
 
     @property
     def ranks_per_host(self) -> int:
-        """Ranks on each of these."""
-        return self.num_ranks // self.hosts
+        """Ranks on each of these, of all communicators."""
+        return (self.num_processes or self.num_ranks) // self.hosts
+
+    @property
+    def comms(self) -> Comms | None:
+        """The communicators that run at the same time; None where there is one."""
+        if not self.split:
+            return None
+        shape = (self.hosts, self.ranks_per_host)
+        return Split.parse(self.split).comms(*shape, spare=self.spare)
 
     @property
     def num_ranks(self) -> int:
@@ -67,7 +82,9 @@ class Setting:
         words = [self.collective.wire, shape]
         if self.datatype != "float":
             words.append(self.datatype)
-        if self.hosts != self.num_nodes:
+        if self.split:
+            words.append(f"{self.split.replace(' ', '')}-of-{self.hosts}x{self.ranks_per_host}")
+        elif self.hosts != self.num_nodes:
             words.append(f"{self.hosts}hosts")
         if self.profile.name != DEFAULT_PROFILE:
             words.append(self.profile.name)

@@ -1,4 +1,4 @@
-"""What samplers say of a stretch of time: whether the GPUs of all nodes were well.
+"""What samplers say of a stretch of time: whether GPUs and NICs of all nodes were well.
 
 A trial may be shorter than the time between two readings. So a stretch is judged by the readings
 inside it *and* by the last before and the first after it: clocks that are down just before and just
@@ -7,13 +7,30 @@ after were down in between, and an error counter needs both to show a difference
 
 import json
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 #: A reading further than this from a stretch says nothing about it, in seconds.
 MAX_GAP_S: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class PortCount:
+    """What a NIC's port counted in a stretch of time; None = not known."""
+
+    #: HOST DEVICE/PORT.
+    name: str
+    #: Lost, or sent again; marked or slowed for congestion (nic_counters.py).
+    retries: int | None
+    congestion: int | None
+
+    @property
+    def badness(self) -> tuple[int, int]:
+        """What makes a port worse than another."""
+        return self.retries or 0, self.congestion or 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +41,19 @@ class Health:
     throttled: bool | None
     #: Uncorrected memory errors that were counted meanwhile.
     ecc_errors: int | None
+    #: Of every port of every node that counts anything.
+    ports: tuple[PortCount, ...] = ()
+
+    def row_columns(self) -> dict[str, Any]:
+        """The columns of a measurement that this fills."""
+        worst = max(self.ports, key=lambda port: port.badness, default=None)
+        return {
+            "throttled": self.throttled,
+            "ecc_errors": self.ecc_errors,
+            "nic_retries": _sum([port.retries for port in self.ports]),
+            "nic_congestion": _sum([port.congestion for port in self.ports]),
+            "nic_worst": worst.name if worst is not None and any(worst.badness) else None,
+        }
 
 
 #: What is known of a node without a GPU that can be asked.
@@ -39,29 +69,34 @@ class Window:
     #: One value for each GPU, as sampler.py prints them.
     slowed: tuple[bool | None, ...]
     ecc_errors: tuple[int | None, ...]
+    #: (port, retries, congestion) of each port of a NIC.
+    nics: tuple[tuple[str, int | None, int | None], ...] = ()
 
 
 def parse_reading(line: str) -> tuple[str, Window] | None:
     """The sampler and the reading of its line; None for anything else that came along.
 
-    >>> parse_reading('0: {"sampler": "n1:7", "time_s": 5.0, "slowed": [true], "ecc_errors": [0]}')
-    ('n1:7', Window(begin_s=5.0, end_s=5.0, slowed=(True,), ecc_errors=(0,)))
+    >>> gpus = '"slowed": [true], "ecc_errors": [0]'
+    >>> parse_reading('0: {"sampler": "n1:7", "time_s": 5.0, ' + gpus + ', "nics": {}}')
+    ('n1:7', Window(begin_s=5.0, end_s=5.0, slowed=(True,), ecc_errors=(0,), nics=()))
     """
     # A launcher may label each line with its rank, and says things of its own.
     _, brace, rest = line.partition("{")
     try:
         found = json.loads(brace + rest)
         slowed, errors = tuple(found["slowed"]), tuple(found["ecc_errors"])
-        return str(found["sampler"]), Window(found["time_s"], found["time_s"], slowed, errors)
-    except (ValueError, KeyError, TypeError):
+        nics = tuple((port, *counts) for port, counts in found["nics"].items())
+        return str(found["sampler"]), Window(found["time_s"], found["time_s"], slowed, errors, nics)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 class NodeReadings:
     """What was read on one node."""
 
-    def __init__(self) -> None:
-        """Nothing yet."""
+    def __init__(self, host: str = "") -> None:
+        """Nothing yet of this host."""
+        self._host = host
         self._windows: list[Window] = []
 
     def add(self, reading: Window) -> None:
@@ -70,7 +105,8 @@ class NodeReadings:
         if (
             last is not None
             and reading.begin_s - last.end_s <= MAX_GAP_S
-            and (reading.slowed, reading.ecc_errors) == (last.slowed, last.ecc_errors)
+            and (reading.slowed, reading.ecc_errors, reading.nics)
+            == (last.slowed, last.ecc_errors, last.nics)
         ):
             self._windows[-1] = replace(last, end_s=reading.end_s)
         else:
@@ -100,7 +136,20 @@ class NodeReadings:
             ecc_errors=_sum(
                 [_counted(gpu) if _counted(gpu) or is_known else None for gpu in errors]
             ),
+            ports=self._ports(near, is_known=is_known),
         )
+
+    def _ports(self, near: Sequence[Window], *, is_known: bool) -> tuple[PortCount, ...]:
+        totals: dict[str, list[tuple[int | None, int | None]]] = defaultdict(list)
+        for window in near:
+            for port, retries, congestion in window.nics:
+                totals[port].append((retries, congestion))
+        found = []
+        for port, counts in totals.items():
+            each = [_counted(column) for column in zip(*counts, strict=True)]
+            retries, congestion = (count if count or is_known else None for count in each)
+            found.append(PortCount(f"{self._host} {port}".strip(), retries, congestion))
+        return tuple(found)
 
     def _around(self, begin_s: float, end_s: float) -> list[Window]:
         """The windows in the stretch, the last before and the first after, if they are near."""
@@ -119,11 +168,13 @@ def worst(nodes: Iterable[Health]) -> Health:
     >>> worst([Health(False, 0), UNKNOWN]).throttled is None
     True
     >>> worst([Health(True, 2), UNKNOWN])
-    Health(throttled=True, ecc_errors=2)
+    Health(throttled=True, ecc_errors=2, ports=())
     """
     every = list(nodes)
     return Health(
-        throttled=_any([h.throttled for h in every]), ecc_errors=_sum([h.ecc_errors for h in every])
+        throttled=_any([h.throttled for h in every]),
+        ecc_errors=_sum([h.ecc_errors for h in every]),
+        ports=tuple(port for h in every for port in h.ports),
     )
 
 

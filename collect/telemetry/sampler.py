@@ -1,14 +1,17 @@
-"""The sampler: one process per node, beside the trials, that says whether the GPUs are well.
+"""The sampler: one process per node, beside the trials, that says whether GPUs and NICs are well.
 
     python -m dynamiccl.collect.telemetry.sampler
 
 prints one line of JSON every PERIOD_S, which the launcher brings to whoever started it:
 
-    {"sampler": "n1:4711", "time_s": 1760000000.2, "slowed": [false, true], "ecc_errors": [0, null]}
+    {"sampler": "n1:4711", "time_s": 1760000000.2, "slowed": [false, true], "ecc_errors": [0, null],
+     "nics": {"mlx5_0/1": [12, 4031]}}
 
 `sampler` is host and process, `time_s` Unix time before the readings. Of each GPU there is whether
 heat or power slows it (throttle.SLOWED), and its uncorrected memory errors since the driver loaded;
-null = it does not tell. Without a driver, nvidia-ml-py or permission the lists are empty.
+null = it does not tell. Without a driver, nvidia-ml-py or permission the lists are empty. Of each
+port of an RDMA device there is what it lost or sent again and what was held back for congestion
+(nic_counters.py), since its driver loaded.
 
 It is a process of its own so that it never delays a trial: it runs at low priority and holds no
 lock that a trial waits for. It ends on SIGTERM or SIGINT, or with whoever started it (see
@@ -22,10 +25,13 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from dynamiccl import cli
 from dynamiccl.collect.telemetry.companion import Ending
+from dynamiccl.collect.telemetry.nic_counters import port_counters
+from dynamiccl.collect.telemetry.nics import SYSFS
 from dynamiccl.collect.telemetry.nvml import Nvml, Refused
 from dynamiccl.collect.telemetry.throttle import is_slowed
 
@@ -48,12 +54,16 @@ def sampler_argv() -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Sample until told to end."""
-    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args(arguments)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--sysfs", type=Path, default=SYSFS, help="where NICs tell what they count")
+    sysfs = parser.parse_args(arguments).sysfs
     os.nice(_NICENESS)
     sampler, nvml = f"{platform.node()}:{os.getpid()}", _nvml()
+    ports = port_counters(sysfs)
     with Ending() as ending:
         while True:
             line = {"sampler": sampler, "time_s": round(time.time(), 4), **_readings(nvml)}
+            line["nics"] = {port.name: port.read() for port in ports}
             print(json.dumps(line), flush=True)  # noqa: T201 - what it is for
             if ending.wait(PERIOD_S):
                 return

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 #: Shape of the Pareto tail: the smaller, the longer; at 2.5 the variance still exists.
 _TAIL_SHAPE: Final = 2.5
@@ -27,12 +28,22 @@ class Noise:
 
     def factor(self, run: str, trial_key: str) -> float:
         """Measured time over noise-free time, for one trial in one run; always above zero."""
-        drift = _generator(self.seed, run).normal(0.0, self.drift_sigma)
+        drift = self._drift(run)
         own = _generator(self.seed, run, trial_key)
         factor = float(np.exp(drift + own.normal(0.0, self.sigma)))
         if own.random() < self.tail_probability:
             factor *= 1.0 + float(own.pareto(_TAIL_SHAPE))
         return factor
+
+    def factors(self, run: str, trial_key: str, count: int) -> npt.NDArray[np.float64]:
+        """(count,) the same for communicators that run a trial at once: one drift, draws apart."""
+        own = _generator(self.seed, run, trial_key, "at once")
+        factors = np.exp(self._drift(run) + own.normal(0.0, self.sigma, count))
+        tails = 1.0 + own.pareto(_TAIL_SHAPE, count)
+        return np.where(own.random(count) < self.tail_probability, factors * tails, factors)
+
+    def _drift(self, run: str) -> float:
+        return float(_generator(self.seed, run).normal(0.0, self.drift_sigma))
 
 
 def _generator(seed: int, *names: str) -> np.random.Generator:

@@ -134,7 +134,8 @@ _CYCLES: Final = range(MIN_RUNS, MOST_CYCLES + 1)
 
 
 def _is_of(support: Support, base: Sweep) -> bool:
-    shapes = {(group.num_nodes, group.ranks_per_node) for group in base.file.groups}
+    groups = [group for group in base.file.groups if group.split is None]
+    shapes = {(group.num_nodes, group.ranks_per_node) for group in groups}
     return (
         support.system == base.file.system and (support.num_nodes, support.ranks_per_node) in shapes
     )

@@ -33,7 +33,7 @@ COMMANDS = [
         "dynamiccl-collect",
         (
             *("plan", "run", "import", "export", "jobs", "describe", "doctor"),
-            *("fit-simulator", "shapes"),
+            *("fit-simulator", "shapes", "health"),
         ),
     ),
     ("dynamiccl-train", ("list", "fit", "study", "trial", "trigger", "promote", "constants")),

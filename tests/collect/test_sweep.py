@@ -145,7 +145,7 @@ def test_missing_key_is_named(key: str) -> None:
 
 def test_misspelt_key_of_a_group_lists_the_keys_of_a_group() -> None:
     said = refused("groups = [{ nodes = 1, ranks_per_node = 8 }]")
-    assert said.endswith("known keys are num_nodes, ranks_per_node, num_hosts")
+    assert said.endswith("known keys are num_nodes, ranks_per_node, num_hosts, split, spare")
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"name = '\x80'", b"\x00", b""])

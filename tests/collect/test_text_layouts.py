@@ -198,8 +198,7 @@ def test_split_groups_are_communicators() -> None:
     )
     row = ROW_1M.replace("18.35", "15.74").replace("17.99", "15.42")
     rows = parse(START.replace("nGpus 8", "nGpus 1") + ranks + NAMES + row).rows
-    assert {row["num_ranks"] for row in rows} == {4}
-    assert all("num_nodes" not in row for row in rows)
+    assert {(row["num_ranks"], row["num_nodes"], row["num_comms"]) for row in rows} == {(4, 4, 2)}
 
 
 def test_missing_rank_line_leaves_the_number_unknown() -> None:

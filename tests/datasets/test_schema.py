@@ -15,8 +15,8 @@ from dynamiccl.datasets.schema import (
     STEPS,
     STEPS_VERSION,
     TASK_COLUMNS,
-    check_schema,
 )
+from dynamiccl.datasets.versions import check_schema
 from dynamiccl.errors import SchemaMismatch
 
 COLUMNS = (*MEASUREMENT_COLUMNS, *CALLS_COLUMNS, *STEPS_COLUMNS)

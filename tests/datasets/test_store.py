@@ -133,7 +133,8 @@ def test_another_schema_version_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_version_before_hosts_and_jobs_were_columns_is_read_with_nulls(tmp_path: Path) -> None:
     [path] = write(tmp_path)
-    new = ["partial_launch", "hosts", "job_id", "process_times_us"]
+    later = ["num_comms", "comm_split", "nic_retries", "nic_congestion", "nic_worst"]
+    new = ["partial_launch", "hosts", "job_id", "process_times_us", *later]
     table = pq.read_table(path, partitioning=None).drop_columns(new)
     before = store.read(tmp_path)
     rewrite(path, table.replace_schema_metadata({**table.schema.metadata, META_VERSION: b"3"}))
@@ -160,6 +161,15 @@ def test_calls_of_version_1_are_read_with_nulls_and_what_made_them(
     assert found.select(new).null_count().row(0) == (2,) * len(new)
     assert found.drop("source", *new).equals(before.drop("source", *new))
     assert found.schema == before.schema
+
+
+def test_version_before_several_communicators_is_read_as_lone_ones(tmp_path: Path) -> None:
+    [path] = write(tmp_path)
+    new = ["num_comms", "comm_split", "nic_retries", "nic_congestion", "nic_worst"]
+    table = pq.read_table(path, partitioning=None).drop_columns(new)
+    before = store.read(tmp_path)
+    rewrite(path, table.replace_schema_metadata({**table.schema.metadata, META_VERSION: b"4"}))
+    assert store.read(tmp_path).equals(before)
 
 
 def test_missing_column_is_refused_by_name(tmp_path: Path) -> None:

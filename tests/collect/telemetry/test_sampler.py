@@ -15,6 +15,7 @@ from dynamiccl.collect.telemetry.companion import HELLO
 from dynamiccl.collect.telemetry.health import NodeReadings, parse_reading
 from dynamiccl.collect.telemetry.sampler import sampler_argv
 from tests.collect.interference.processes import await_true, is_running
+from tests.collect.telemetry import sysfs
 from tests.fakes.nvml.build import fake_nvml_env
 
 PATIENCE_S = 20.0
@@ -43,6 +44,7 @@ def first(folder: Path, **settings: object) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(line(child))
     assert found.pop("sampler")
     assert found.pop("time_s") > 0
+    found.pop("nics")  # of the machine that we run on
     return found
 
 
@@ -51,6 +53,20 @@ def test_every_gpu_is_asked(fake_nvml: Path) -> None:
         "slowed": [True, False, False],
         "ecc_errors": [0, 0, 0],
     }
+
+
+def test_every_port_of_a_nic_is_read(fake_nvml: Path, tmp_path: Path) -> None:
+    port = sysfs.infiniband(tmp_path, "mlx5_0", layer="Ethernet")
+    sysfs.write(port / "hw_counters", out_of_sequence=2, np_cnp_sent=5)
+    argv = [*sampler_argv(), "--sysfs", str(tmp_path)]
+    env = fake_nvml_env(fake_nvml)
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as child:
+        try:
+            told = parse_reading(line(child))
+        finally:
+            child.kill()
+    assert told is not None
+    assert told[1].nics == (("mlx5_0/1", 2, 5),)
 
 
 def test_what_is_denied_is_not_known(fake_nvml: Path) -> None:

@@ -21,11 +21,13 @@ Settings of the stand-in itself:
     FAKE_NOISE               sigma of the noise (0.015); 0 switches noise and outliers off
     FAKE_GPUS                GPUs of this node (8)
     FAKE_SECONDS_PER_ROW     time that a row takes to appear (0)
+    FAKE_SLOW                PROCESS:FACTOR, several with commas: its communicator is slower
     FAKE_SLOW_START          seconds before the communicator exists (0)
     FAKE_HANG, FAKE_CRASH, FAKE_WRONG
                              a Config key, and perhaps @collective: `NVLS/Simple`, `Ring/LL/8ch`,
                              `ABSTAIN@AllGather`. The first timed call that runs it never ends, dies
                              by SIGSEGV, or computes wrong values.
+    FAKE_NO_MPI              any value: it was built without MPI, and each process is alone
     FAKE_OOM                 any value: the buffers do not fit
     FAKE_INIT_FAILS          any value: the communicator cannot be made
 """

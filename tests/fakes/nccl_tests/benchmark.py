@@ -71,8 +71,11 @@ class Test:
     program: str
     options: Options
     tests: NcclVersion
+    #: All processes, of all communicators.
     world: World
     environment: Mapping[str, str]
+    #: By what factor the communicator of each process is slower than the model's.
+    slow: Sequence[float] = (1.0,)
 
 
 class Benchmark:
@@ -247,12 +250,14 @@ class Benchmark:
         options = self._options
         quiet_us = self._library.model.time_us(self._test.collective, row.size_bytes, choice)
         quiet_us += BLOCKING_US if options.blocking else 0.0
+        # Nothing but -a says whose time is printed, and by default it is the mean of all ranks.
+        quiet_us *= sum(self._test.slow) / len(self._test.slow)
         time_us = self._clock.measured_us(quiet_us, place)
         algbw = row.size_bytes / (1000.0 * time_us)
         iterations = None
         if options.per_iteration:
             iterations = self._clock.iterations(
-                time_us, place, options.iterations, self._test.world.size, options.skip
+                time_us, place, options.iterations, self._test.slow, options.skip
             )
         shown_us = LAUNCH_US if options.cpu_time else time_us
         busbw = algbw * self._test.collective.bus_factor(self._num_ranks)

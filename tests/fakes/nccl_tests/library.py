@@ -49,15 +49,24 @@ class Library:
     """NCCL in one process that holds `local_ranks` of the communicator's ranks."""
 
     def __init__(
-        self, environment: Mapping[str, str], nccl: NcclVersion, world: World, local_ranks: int
+        self,
+        environment: Mapping[str, str],
+        nccl: NcclVersion,
+        world: World,
+        local_ranks: int,
+        colour: int = 0,
     ) -> None:
-        """Open the log; communicators come with `connect`."""
+        """Open the log; communicators come with `connect`.
+
+        `world` has the processes of one communicator, which `colour` tells from others of the job.
+        """
         self.version = nccl
         self.num_ranks = world.size * local_ranks
         self.log = DebugLog(environment, world.host)
         self._environment = environment
         self._world = world
         self._local_ranks = local_ranks
+        self._colour = colour
         own_node = environment.get("NCCL_HOSTID") is not None
         self.num_nodes = world.size if own_node else world.num_nodes
         self._tuner: Tuner | None = None
@@ -77,7 +86,7 @@ class Library:
             self.log.fail("FAKE_INIT_FAILS is set", "init.cc:1")
             raise NcclFailed(INTERNAL_ERROR)
         self.model = Model(self.num_nodes, self.num_ranks, self._settings)
-        comm_id = _comm_id(self._environment)
+        comm_id = _comm_id(self._environment) ^ self._colour
         first = self._world.rank * self._local_ranks
         seen = log_lines.Communicator(
             self.version, comm_id, self.num_ranks, self.num_nodes, first, self._local_ranks

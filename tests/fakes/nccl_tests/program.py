@@ -19,6 +19,7 @@ from tests.fakes.nccl_tests.benchmark import (
     print_failure,
 )
 from tests.fakes.nccl_tests.flags import Options, Stop, parse
+from tests.fakes.nccl_tests.groups import colours, group_world, slowdowns
 from tests.fakes.nccl_tests.json_report import JsonReport, open_json
 from tests.fakes.nccl_tests.library import Library
 from tests.fakes.nccl_tests.numbers import strtol
@@ -80,14 +81,17 @@ def _run(test: Test, nccl: NcclVersion, json_report: JsonReport | None) -> int:
     per_process = options.threads * options.gpus
     report = Report(options, test.tests, test.program, main=world.rank == 0)
     report.head(nccl.code)
-    library = Library(test.environment, nccl, world, per_process)
+    colour_of = colours(world, test.environment, test.tests)
+    test = replace(test, slow=slowdowns(world, colour_of, test.environment))
+    own = group_world(world, colour_of)
+    library = Library(test.environment, nccl, own, per_process, colour_of[world.rank])
     lines = []
     for rank, host in enumerate(world.hosts):
         local = world.local_rank if rank == world.rank else world.hosts[:rank].count(host)
         devices = _devices(test, local, per_process)
         # Other processes' ids are made up: only they know them.
         pid = os.getpid() + rank - world.rank
-        lines.append(report.devices(rank * per_process, host, devices, pid))
+        lines.append(report.devices(rank * per_process, host, devices, pid, colour_of[rank]))
     if json_report is not None:
         json_report.config(options, lines)
     return Benchmark(test, library, report, json_report).run()

@@ -57,14 +57,14 @@ class Report:
         )
         self.write("".join(f"# {line} \n" for line in self._modes()) + "#\n# Using devices\n")
 
-    def devices(self, rank: int, host: str, devices: Sequence[int], pid: int) -> str:
+    def devices(self, rank: int, host: str, devices: Sequence[int], pid: int, colour: int) -> str:
         """One line for each GPU of a process; returned too, since JSON is parsed from it."""
         lines = []
         for index, device in enumerate(devices):
             bus = f"{0x10 * (device + 1):02x}"
             pci = f"[0x{bus}]" if self._tests < NcclVersion(2, 16) else f"[0000:{bus}:00]"
             lines.append(
-                f"#  Rank {rank + index:2d} Group {0:2d} Pid {pid:6d} on {host:>10} device "
+                f"#  Rank {rank + index:2d} Group {colour:2d} Pid {pid:6d} on {host:>10} device "
                 f"{device:2d} {pci} {DEVICE_NAME}\n"
             )
         self.write("".join(lines))

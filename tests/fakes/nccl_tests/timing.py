@@ -3,7 +3,7 @@
 import hashlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,14 +44,15 @@ class Clock:
         return quiet_us * self._noise.factor(f"{self._launch}|{place.cycle}", str(place))
 
     def iterations(
-        self, mean_us: float, place: Place, count: int, processes: int, skipped: int
+        self, mean_us: float, place: Place, count: int, slow: Sequence[float], skipped: int
     ) -> Iterations:
-        """Single times around a mean, for every process."""
+        """Single times around a mean, for every process; `slow` has each one's factor."""
         digest = hashlib.sha256(f"{self._noise.seed}|{self._launch}|{place}".encode()).digest()
         generator = np.random.default_rng(int.from_bytes(digest[:8], "little"))
         spread = _SPREAD if self._noise.sigma > 0 else 0.0
-        factors = np.exp(generator.normal(0.0, spread, size=(processes, count)))
+        factors = np.exp(generator.normal(0.0, spread, size=(len(slow), count)))
+        each = np.array(slow)[:, None] / np.mean(slow)
         # Timers of CUDA events count half microseconds; nccl-tests keeps them as float32.
-        times = (mean_us * factors / factors.max(axis=0).mean()).astype(np.float32).tolist()
+        times = (mean_us * each * factors / factors.max(axis=0).mean()).astype(np.float32).tolist()
         rows = tuple(tuple(row) for row in times)
         return Iterations(slowest(rows), skipped, rows)

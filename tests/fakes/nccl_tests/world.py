@@ -29,7 +29,12 @@ class World:
 
 
 def world_of(environment: Mapping[str, str]) -> World:
-    """Open MPI's variables first, then PMIx's and Slurm's; a single process without any."""
+    """Open MPI's variables first, then PMIx's and Slurm's; a single process without any.
+
+    A program that was built without MPI looks at none of them.
+    """
+    if "FAKE_NO_MPI" in environment:
+        return World(0, 1, 0, (own_host(environment),), "NCCL_HOSTID" in environment)
     rank = _first(environment, "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID") or 0
     size = max(_size(environment), rank + 1)
     nodes = _first(environment, "SLURM_STEP_NUM_NODES", "SLURM_NNODES") or 1

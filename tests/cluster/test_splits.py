@@ -1,0 +1,88 @@
+"""Several communicators at once, through real Slurm: a sweep that the plugin plays, and a check."""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from dynamiccl.datasets import store
+from tests.cluster.slurm import Slurm
+from tests.cluster.test_sweeps import environment
+from tests.fakes.nccl_tests.install import install_stand_in
+
+pytestmark = pytest.mark.cluster
+
+SWEEP = """
+name = "tp-and-dp"
+system = "two-nodes"
+collectives = ["AllReduce"]
+groups = [
+  { num_nodes = 2, ranks_per_node = 2, split = "MOD 2" },
+  { num_nodes = 2, ranks_per_node = 2, split = "DIV 2" },
+]
+sizes = { list = ["1M", "4M"] }
+algorithms = ["Ring", "Tree"]
+protocols = ["Simple"]
+num_channels = [4]
+cycles = 1
+iterations = 3
+warmup_iterations = 1
+[runner]
+plugin = "PLUGIN"
+startup_timeout_s = 60
+[launcher]
+kind = "srun"
+[telemetry]
+enabled = false
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    install_stand_in(tmp_path / "bin")
+    yield tmp_path
+    shutil.rmtree(tmp_path / "out" / ".journal", ignore_errors=True)
+
+
+def collect(slurm: Slurm, folder: Path, nodes: int, *words: str, **more: str) -> str:
+    """Run the command in an allocation of two tasks a node; what it printed."""
+    salloc = ["salloc", f"-N{nodes}", "--ntasks-per-node=2", "--exclusive"]
+    command = [sys.executable, "-P", "-m", "dynamiccl.collect.cli", *words]
+    command += ["--out", str(folder / "out"), "--nccl-tests-dir", str(folder / "bin")]
+    done = slurm.run([*salloc, *command], environment(**more), check=False, timeout_s=300)
+    assert done.returncode in {0, 1}, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_plugin_plays_every_communicator_of_a_split_sweep(
+    slurm: Slurm, folder: Path, sweep_path: Path
+) -> None:
+    path = folder / "sweep.toml"
+    path.write_text(SWEEP.replace("PLUGIN", str(sweep_path)))
+    collect(slurm, folder, 2, "run", str(path))
+    found = store.read(folder / "out")
+    assert set(found["status"]) == {"ok"}
+    shapes = found.select("num_nodes", "ranks_per_node", "num_ranks", "num_comms", "comm_split")
+    assert sorted(shapes.unique().rows()) == [(1, 2, 2, 2, "DIV 2"), (2, 1, 2, 2, "MOD 2")]
+    forced = found.filter(~pl.col("is_default"))
+    assert forced["verified"].all()
+    assert (forced["requested_algorithm"] == forced["actual_algorithm"]).all()
+    # Either kind is a task of its own, with a default and two configs at two sizes.
+    assert forced.select("comm_split", "size_bytes", "requested_algorithm").unique().height == 8
+
+
+def test_check_of_an_allocation_names_the_slow_gpu_s_pairs(slurm: Slurm, folder: Path) -> None:
+    # The sixth process is GPU 1 of the third node; all its communicators are slow. Each launch
+    # between three nodes leaves one over.
+    words = ("health", "--run", "--gpus", "2", "--launcher", "srun", "--json", "--size", "1M")
+    report = json.loads(collect(slurm, folder, 3, *words, FAKE_SLOW="5:1.5", FAKE_NOISE="0.005"))
+    assert (report["nodes"], report["gpus"]) == (3, 6)
+    [pair, link] = sorted(report["findings"], key=lambda one: one["kind"], reverse=True)
+    # It has one partner inside its node of two GPUs, and one on the other nodes.
+    assert (pair["kind"], pair["where"]) == ("pair", "n3 GPU 0-1")
+    assert (link["kind"], link["where"]) == ("link", "n1 - n3 GPU 1")
+    assert store.read(folder / "out")["sweep"].n_unique() == 2  # it was measured a second time

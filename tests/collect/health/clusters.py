@@ -1,0 +1,40 @@
+"""Checks of simulated clusters: the short run in the simulator, without a store between."""
+
+from typing import Any
+
+import polars as pl
+
+from dynamiccl.collect.health.findings import Report, examine
+from dynamiccl.collect.health.short_run import Cluster, Repeated, short_sweep, usual_settings
+from dynamiccl.collect.runner import Round
+from dynamiccl.collect.simulated.runner import SimulatorRunner
+from dynamiccl.datasets.rows import measurements_table
+from dynamiccl.simulator.slow_parts import parse_slow
+
+
+def rows(nodes: int, *slow: str, gpus: int = 8, seed: int = 0) -> pl.DataFrame:
+    """What a short run measures."""
+    base = usual_settings("mpirun")
+    parts = tuple(map(parse_slow, slow))
+    simulator = base.simulator.model_copy(update={"slow": parts, "seed": seed})
+    base = base.model_copy(update={"simulator": simulator})
+    made = short_sweep(Cluster(nodes, gpus, 64 << 20), base, "check")
+    runner = SimulatorRunner(made.file)
+    runner.check(made.trials)
+    picks = Repeated(made.trials).next_picks(0, ())
+    assert picks is not None
+    found: list[dict[str, Any]] = []
+    for launch in runner.launches(Round(0, picks)):
+        done = runner.run(launch, lambda _: None)
+        found += [dict(row) for measured in done.measured for row in measured.rows]
+    return pl.DataFrame(measurements_table(found))
+
+
+def check(nodes: int, *slow: str, gpus: int = 8, seed: int = 0) -> Report:
+    """What a check says."""
+    return examine(rows(nodes, *slow, gpus=gpus, seed=seed), least=0.05)
+
+
+def named(report: Report) -> list[tuple[str, str]]:
+    """Kind and place of each finding."""
+    return [(finding.kind, finding.where) for finding in report.findings]
