@@ -329,4 +329,12 @@ const char* own_fingerprint() noexcept {
   return fingerprint;
 }
 
+void own_fingerprint(int nccl_version, char (&text)[kFingerprintBytes]) noexcept {
+  const char* own = own_fingerprint();
+  const char* nccl = std::strstr(own, ";nccl=");
+  const auto length = nccl != nullptr ? static_cast<int>(nccl - own) : 0;
+  std::snprintf(text, sizeof text, "%.*s;nccl=%d", length, own, nccl_version);
+  if (nccl == nullptr) std::snprintf(text, sizeof text, "%s", own);
+}
+
 }  // namespace dynamiccl

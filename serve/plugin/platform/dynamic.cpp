@@ -45,6 +45,12 @@ void* find_in(const char* library, const char* name) noexcept {
   return found;
 }
 
+int version_by(void* symbol) noexcept {
+  int version = 0;
+  if (symbol == nullptr || reinterpret_cast<int (*)(int*)>(symbol)(&version) != 0) return 0;
+  return version;
+}
+
 }  // namespace
 
 void* open_library(const char* path) noexcept { return dlopen(path, RTLD_NOW | RTLD_LOCAL); }
@@ -71,13 +77,20 @@ void* find_loaded_symbol(const char* name) noexcept {
 
 int loaded_nccl_version() noexcept {
   static std::atomic<int> version{0};  // any thread finds the same
-  int found = version.load();
-  if (found != 0) return found;
-  using GetVersion = int (*)(int*);
-  void* symbol = find_loaded_symbol("ncclGetVersion");
-  if (symbol == nullptr || reinterpret_cast<GetVersion>(symbol)(&found) != 0) return 0;
-  version.store(found);
-  return found;
+  if (version.load() == 0) version.store(version_by(find_loaded_symbol("ncclGetVersion")));
+  return version.load();
+}
+
+const char* library_of(void (*function)()) noexcept {
+  Dl_info info;
+  const bool is_known = dladdr(reinterpret_cast<void*>(function), &info) != 0;
+  return is_known && info.dli_fname != nullptr ? info.dli_fname : "";
+}
+
+int nccl_version_of(void (*function)()) noexcept {
+  const char* library = library_of(function);
+  const int version = library[0] != '\0' ? version_by(find_in(library, "ncclGetVersion")) : 0;
+  return version != 0 ? version : loaded_nccl_version();
 }
 
 bool own_directory(char* path, std::size_t capacity) noexcept {

@@ -22,6 +22,11 @@ namespace dynamiccl {
 /// Coordinator's members, for the memory of states that have been seen.
 struct Explored {
   static void describe(const Coordinator& coordinator, std::uint64_t now_ms, std::string* text);
+  static void describe(const Voter& voter, std::uint64_t now_ms, std::string* text) {
+    *text += std::to_string(voter.ends_at_ms_ - now_ms) + ",";
+    *text += std::to_string(voter.silent_until_ms_ - now_ms) + ",";
+    *text += std::to_string(std::min(voter.num_in_vain_, 3)) + ",";
+  }
 };
 
 }  // namespace dynamiccl
@@ -36,8 +41,10 @@ void Explored::describe(const Coordinator& coordinator, std::uint64_t now_ms, st
   put(coordinator.incarnation_);
   put(static_cast<std::uint64_t>(coordinator.num_timeouts_));
   put(now_ms - coordinator.looked_at_ms_);
+  put(coordinator.ids_repeat_ ? 1U : 0U);
   for (int i = 0; i < coordinator.num_rounds_; ++i) {
     const auto& round = *coordinator.rounds_[i];
+    put(round.comm_id);
     put(static_cast<std::uint64_t>(round.state));
     put(now_ms - round.first_vote_ms);
     put(round.question);
@@ -57,7 +64,15 @@ using namespace dynamiccl;
 
 /// How often each thing may happen in one schedule.
 struct Budget {
-  int lost = 0, doubled = 0, given_up = 0, aborted = 0, crashed = 0, stalls = 0;
+  int lost = 0, doubled = 0, given_up = 0, aborted = 0, crashed = 0, stalls = 0, stopped = 0;
+};
+
+/// What the second communicator of a world is.
+enum class Second {
+  kNone,
+  kOther,  // with an id of its own
+  kSplit,  // with the same id, and all ranks of both know that ids repeat
+  kGrown,  // with the same id, and of each the first rank alone knows; the coordinator was told
 };
 
 struct World {
@@ -69,6 +84,8 @@ struct World {
   /// A question and its answer are one step, or one whose answer is lost: so the worlds where
   /// coordinators are lost are explored to their end.
   bool whole = false;
+  Second second = Second::kNone;
+  bool late = false;  // the last rank of the first one comes when it likes
 };
 
 enum class Kind {
@@ -83,6 +100,9 @@ enum class Kind {
   kAbort,
   kCrash,
   kStall,
+  kStop,     // this rank and its clock stand still, for longer than anybody waits for anything
+  kSuspend,  // this rank alone: its clock goes on, and what it asked has timed out
+  kArrive,   // the late rank
 };
 struct Action {
   Kind kind;
@@ -99,8 +119,10 @@ struct Flight {
 
 struct Init {
   int rank, instance;
+  int comm;
   Voter voter;
-  int exchange = 0;  // of the request that waits for its answer; 0: none
+  std::uint64_t behind_ms = 0;  // how long its clock stood still
+  int exchange = 0;             // of the request that waits for its answer; 0: none
   bool aborted = false;
   Outcome outcome() const { return voter.outcome(); }
 };
@@ -109,9 +131,12 @@ class Play {
  public:
   explicit Play(const World& world) : world_(world), left_(world.budget) {
     replace_coordinator();
+    if (world.second == Second::kGrown) tell_of_shrink();
     for (int rank = 0; rank < world.num_ranks; ++rank) {
-      if (rank != world.never_comes) begin(rank, 0);
+      if (rank != world.never_comes && !is_late(rank)) begin(rank, 0, 0);
     }
+    if (world.second == Second::kNone) return;
+    for (int rank = 0; rank < world.num_ranks; ++rank) begin(rank, 0, 1);
   }
 
   std::vector<Action> choices() const {
@@ -119,13 +144,16 @@ class Play {
     for (int i = 0; i < size(inits_); ++i) {
       const Init& init = inits_[static_cast<std::size_t>(i)];
       if (!is_open(init)) continue;
-      if (init.exchange == 0 && init.voter.send_at_ms() <= now_ms_) {
+      if (init.exchange == 0 && init.voter.send_at_ms() <= now_of(init)) {
         found.push_back({world_.whole ? Kind::kAsk : Kind::kSend, i});
         if (world_.whole && left_.lost > 0) found.push_back({Kind::kAskInVain, i});
       }
       if (init.exchange != 0 && left_.given_up > 0) found.push_back({Kind::kGiveUp, i});
       if (left_.aborted > 0) found.push_back({Kind::kAbort, i});
+      if (left_.stopped > 0) found.push_back({Kind::kStop, i});
+      if (left_.stopped > 0) found.push_back({Kind::kSuspend, i});
     }
+    if (world_.late && !has_arrived_) found.push_back({Kind::kArrive, 0});
     for (int i = 0; i < size(flights_); ++i) {
       const bool to_rank = flights_[static_cast<std::size_t>(i)].is_answer;
       found.push_back({to_rank ? Kind::kToRank : Kind::kToCoordinator, i});
@@ -160,7 +188,7 @@ class Play {
         Init& init = inits_[static_cast<std::size_t>(flight.init)];
         if (is_open(init) && init.exchange == flight.exchange) {
           init.exchange = 0;
-          init.voter.hear(flight.answer, now_ms_);
+          init.voter.hear(flight.answer, now_of(init));
         }
         break;
       }
@@ -170,10 +198,10 @@ class Play {
         Answer answer;
         coordinator_->answer(init.voter.request(), now_ms_, &answer);
         if (action.kind == Kind::kAsk) {
-          init.voter.hear(answer, now_ms_);
+          init.voter.hear(answer, now_of(init));
         } else {
           --left_.lost;
-          init.voter.hear_nothing(now_ms_);
+          init.voter.hear_nothing(now_of(init));
         }
         break;
       }
@@ -202,7 +230,16 @@ class Play {
       case Kind::kStall:
         --left_.stalls;
         now_ms_ += 11'000;
-        for (Init& init : inits_) init.voter.look_at_clock(now_ms_);
+        look_at_clocks();
+        break;
+      case Kind::kStop:
+      case Kind::kSuspend:
+        --left_.stopped;
+        stop(at, action.kind == Kind::kStop);
+        break;
+      case Kind::kArrive:
+        has_arrived_ = true;
+        begin(world_.num_ranks - 1, 0, 0);
         break;
     }
     settle();
@@ -216,7 +253,8 @@ class Play {
     for (int i = 0; i < size(inits_); ++i) {
       while (is_open(inits_[static_cast<std::size_t>(i)]) &&
              inits_[static_cast<std::size_t>(i)].exchange == 0 &&
-             inits_[static_cast<std::size_t>(i)].voter.send_at_ms() <= now_ms_) {
+             inits_[static_cast<std::size_t>(i)].voter.send_at_ms() <=
+                 now_of(inits_[static_cast<std::size_t>(i)])) {
         act({Kind::kSend, i});
         while (!flights_.empty()) {
           act({flights_[0].is_answer ? Kind::kToRank : Kind::kToCoordinator, 0});
@@ -232,19 +270,25 @@ class Play {
     }
     std::uint64_t next = UINT64_MAX;
     for (const Init& init : inits_) {
-      if (is_open(init)) next = std::min(next, init.voter.send_at_ms());
+      if (is_open(init)) next = std::min(next, init.voter.send_at_ms() + init.behind_ms);
+    }
+    if (world_.late && !has_arrived_ && next == UINT64_MAX) {
+      act({Kind::kArrive, 0});
+      return true;
     }
     if (next == UINT64_MAX) return false;
     now_ms_ = std::max(now_ms_ + 1, next);
     coordinator_->look_at_clock(now_ms_);
-    for (Init& init : inits_) init.voter.look_at_clock(now_ms_);
+    look_at_clocks();
     settle();
     return true;
   }
 
   bool is_quiet() const {
     for (const Init& init : inits_) {
-      if (is_open(init) && (init.exchange != 0 || init.voter.send_at_ms() <= now_ms_)) return false;
+      if (is_open(init) && (init.exchange != 0 || init.voter.send_at_ms() <= now_of(init))) {
+        return false;
+      }
     }
     return flights_.empty();
   }
@@ -254,25 +298,33 @@ class Play {
   /// What is wrong with how it ended, or null.
   const char* verdict() {
     const int last = inits_.empty() ? 0 : last_instance();
-    for (int instance = 0; instance <= last; ++instance) {
+    for (int of = 0; of < 2 * (last + 1); ++of) {
       int tables = 0, abstained = 0, failed = 0, present = 0;
       for (const Init& init : inits_) {
-        if (init.instance != instance || init.aborted) continue;
+        if (2 * init.instance + init.comm != of || init.aborted) continue;
         ++present;
         tables += init.outcome() == Outcome::kTable;
         abstained += init.outcome() == Outcome::kAbstain;
         failed += init.outcome() == Outcome::kFailed;
         if (init.outcome() == Outcome::kOpen) return "an init never ends";
+        if (init.outcome() == Outcome::kFailed && !init.voter.has_confirmed()) {
+          return "an init failed that could have abstained";
+        }
       }
       if (failed > 0 && !was_lost_) return "an init failed though no coordinator was lost";
       if (present == world_.num_ranks && tables > 0 && abstained > 0) return "ranks differ";
-      if (tables > 0 && (world_.differs >= 0 || world_.objects >= 0)) return "unlike, and a table";
+      const bool is_first = of % 2 == 0;
+      if (tables > 0 && is_first && (world_.differs >= 0 || world_.objects >= 0)) {
+        return "unlike, and a table";
+      }
+      if (tables > 0 && ids_repeat()) return "ids repeat, and a table";
     }
     const Budget& budget = world_.budget;
     const bool calm = budget.lost + budget.doubled + budget.given_up + budget.aborted +
-                          budget.crashed + budget.stalls ==
+                          budget.crashed + budget.stalls + budget.stopped ==
                       0;
-    if (calm && world_.differs < 0 && world_.objects < 0 && world_.never_comes < 0) {
+    if (calm && !ids_repeat() && !world_.late && world_.differs < 0 && world_.objects < 0 &&
+        world_.never_comes < 0) {
       for (const Init& init : inits_) {
         if (init.outcome() != Outcome::kTable) return "nothing failed, and no table";
       }
@@ -288,12 +340,13 @@ class Play {
       put(static_cast<std::uint64_t>(init.outcome()));
       put(static_cast<std::uint64_t>(init.aborted));
       put(static_cast<std::uint64_t>(init.rank));
+      put(static_cast<std::uint64_t>(init.comm));
       if (!is_open(init)) continue;
       put(init.voter.request().incarnation);
       put(init.voter.request().question);
       put(static_cast<std::uint64_t>(init.voter.request().kind));
-      put(init.voter.send_at_ms() - now_ms_);
-      put(init.voter.ends_at_ms() - now_ms_);
+      put(init.voter.send_at_ms() - now_of(init));
+      Explored::describe(init.voter, now_of(init), &text);
       put(init.exchange != 0 ? 1U : 0U);
     }
     for (const Flight& flight : flights_) {
@@ -305,8 +358,8 @@ class Play {
       put(flight.is_answer ? flight.answer.question : flight.request.question);
       put(flight.is_answer ? flight.answer.incarnation : flight.request.incarnation);
     }
-    for (const int left :
-         {left_.lost, left_.doubled, left_.given_up, left_.aborted, left_.crashed, left_.stalls}) {
+    for (const int left : {left_.lost, left_.doubled, left_.given_up, left_.aborted, left_.crashed,
+                           left_.stalls, left_.stopped, has_arrived_ ? 1 : 0}) {
       put(static_cast<std::uint64_t>(left));
     }
     return text;
@@ -327,18 +380,68 @@ class Play {
     return last;
   }
 
-  void begin(int rank, int instance) {
+  std::uint64_t now_of(const Init& init) const { return now_ms_ - init.behind_ms; }
+  bool is_late(int rank) const { return world_.late && rank == world_.num_ranks - 1; }
+  bool ids_repeat() const {
+    return world_.second == Second::kSplit || world_.second == Second::kGrown;
+  }
+
+  void look_at_clocks() {
+    for (Init& init : inits_) init.voter.look_at_clock(now_of(init));
+  }
+
+  /// The others go on meanwhile, and their messages arrive.
+  void stop(std::size_t stopped, bool clock_too) {
+    for (int second = 0; second < 45; ++second) {
+      now_ms_ += 1'000;
+      if (clock_too) inits_[stopped].behind_ms += 1'000;
+      coordinator_->look_at_clock(now_ms_);
+      for (std::size_t i = 0; i < inits_.size(); ++i) {
+        Init& init = inits_[i];
+        if (i == stopped || !is_open(init)) continue;
+        init.voter.look_at_clock(now_of(init));
+        if (init.exchange != 0) give_up(&init);
+        while (is_open(init) && init.voter.send_at_ms() <= now_of(init)) {
+          Answer answer;
+          coordinator_->answer(init.voter.request(), now_ms_, &answer);
+          init.voter.hear(answer, now_of(init));
+        }
+      }
+    }
+    if (!clock_too && inits_[stopped].exchange != 0) give_up(&inits_[stopped]);
+    if (!clock_too) inits_[stopped].voter.look_at_clock(now_of(inits_[stopped]));
+  }
+
+  /// The shrink before this world: its ranks told the coordinator.
+  void tell_of_shrink() {
+    Request told;
+    told.kind = RequestKind::kVote;
+    told.attempt = 1;
+    told.incarnation = coordinator_->incarnation();
+    told.num_ranks = 2;
+    told.comm_id = 6;
+    told.nonce = 1 + ++nonces_;
+    told.ids_repeat = true;
+    std::snprintf(told.identity, sizeof told.identity, "problem=shrunk\n");
+    Answer answer;
+    coordinator_->answer(told, now_ms_, &answer);
+  }
+
+  void begin(int rank, int instance, int comm) {
     Request vote;
     vote.num_ranks = static_cast<std::uint32_t>(world_.num_ranks);
     vote.attempt = 1;
-    vote.comm_id = 7;
+    vote.comm_id = world_.second == Second::kOther && comm == 1 ? 8 : 7;
     vote.nonce = 1 + ++nonces_;
-    const char* problem = rank == world_.objects ? "no artifact" : "none";
+    vote.ids_repeat =
+        world_.second == Second::kSplit || (world_.second == Second::kGrown && rank == 0);
+    const bool objects = (rank == world_.objects && comm == 0) || vote.ids_repeat;
+    const char* problem = objects ? "no artifact" : "none";
     std::snprintf(vote.identity, sizeof vote.identity, "problem=%s\ntable=%s\n", problem,
-                  rank == world_.differs ? "b" : "a");
+                  rank == world_.differs && comm == 0 ? "b" : "a");
     std::snprintf(vote.who, sizeof vote.who, "rank %d", rank);
-    inits_.push_back({rank, instance,
-                      Voter(vote, rank == world_.objects, limit_ms(vote.num_ranks) / 2, now_ms_)});
+    inits_.push_back(
+        {rank, instance, comm, Voter(vote, objects, limit_ms(vote.num_ranks) / 2, now_ms_)});
   }
 
   void replace_coordinator() {
@@ -348,7 +451,7 @@ class Play {
 
   void give_up(Init* init) {
     init->exchange = 0;
-    init->voter.hear_nothing(now_ms_);
+    init->voter.hear_nothing(now_of(*init));
   }
 
   /// An aborted creation is tried again under the same id, once it has ended on all ranks: what
@@ -361,9 +464,9 @@ class Play {
       if (is_open(init)) return;
       aborted |= init.aborted;
     }
-    if (!aborted) return;
+    if (!aborted || (world_.late && !has_arrived_)) return;
     for (int rank = 0; rank < world_.num_ranks; ++rank) {
-      if (rank != world_.never_comes) begin(rank, last + 1);
+      if (rank != world_.never_comes) begin(rank, last + 1, 0);
     }
   }
 
@@ -374,6 +477,7 @@ class Play {
   std::uint64_t nonces_ = 0;
   int exchanges_ = 0;
   bool was_lost_ = false;
+  bool has_arrived_ = false;
   std::unique_ptr<Coordinator> coordinator_;
   std::vector<Init> inits_;
   std::vector<Flight> flights_;

@@ -38,7 +38,7 @@ bool take_text(const std::uint8_t** bytes, std::size_t* size, char (&text)[capac
 std::size_t encode(const Request& request, std::uint8_t (&out)[kMaxRequestBytes]) noexcept {
   write_unsigned(kVersion, 1, out);
   write_unsigned(static_cast<std::uint8_t>(request.kind), 1, out + 1);
-  write_unsigned(0, 2, out + 2);
+  write_unsigned(request.ids_repeat ? 1 : 0, 2, out + 2);
   write_unsigned(request.num_ranks, 4, out + 4);
   write_unsigned(request.attempt, 8, out + 8);
   write_unsigned(request.incarnation, 8, out + 16);
@@ -51,8 +51,9 @@ std::size_t encode(const Request& request, std::uint8_t (&out)[kMaxRequestBytes]
 }
 
 bool decode(const std::uint8_t* bytes, std::size_t size, Request* request) noexcept {
-  if (size < kRequestHead || bytes[0] != kVersion || read_unsigned(bytes + 2, 2) != 0) return false;
+  if (size < kRequestHead || bytes[0] != kVersion || read_unsigned(bytes + 2, 2) > 1) return false;
   request->kind = static_cast<RequestKind>(bytes[1]);
+  request->ids_repeat = bytes[2] != 0;
   request->num_ranks = static_cast<std::uint32_t>(read_unsigned(bytes + 4, 4));
   request->attempt = read_unsigned(bytes + 8, 8);
   request->incarnation = read_unsigned(bytes + 16, 8);

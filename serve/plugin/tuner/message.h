@@ -16,6 +16,7 @@ enum class RequestKind : std::uint8_t { kHello = 1, kVote, kConfirm };
 
 struct Request {
   RequestKind kind = RequestKind::kHello;
+  bool ids_repeat = false;  // in a vote: this process saw a shrink (agree.h)
   std::uint32_t num_ranks = 0;
   std::uint64_t attempt = 0;      // which run of which job
   std::uint64_t incarnation = 0;  // of the coordinator that is asked; 0 in a hello

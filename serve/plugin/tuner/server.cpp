@@ -27,12 +27,19 @@ namespace {
 
 constexpr int kMostConnections = 128;
 constexpr std::uint64_t kConnectionLimitMs = 2'000;
+/// A rank's question comes with its connection: where all places are taken, one that has not asked
+/// by then is a stranger's.
+constexpr std::uint64_t kCrowdedLimitMs = 100;
 constexpr int kLookMs = 100;
 constexpr std::uint64_t kLingerMs = 2'000;
 
 struct Connection {
-  int descriptor = -1;
-  std::uint64_t until_ms = 0;
+  /// First nobody's, then closed: a forked child closes what it finds here, and by then the number
+  /// may be a file's of the job.
+  void end() noexcept { close(descriptor.exchange(-1)); }
+
+  std::atomic<int> descriptor{-1};
+  std::uint64_t since_ms = 0;
   Frame frame;
 };
 
@@ -46,8 +53,9 @@ struct Server {
 
   void run() noexcept;
   bool rests() noexcept;
-  void accept_one() noexcept;
+  bool accept_one() noexcept;
   void serve(Connection* connection) noexcept;
+  void end_those_older_than(std::uint64_t age_ms) noexcept;
 
   Endpoint endpoint;
   int listener;
@@ -68,7 +76,7 @@ void forget_in_child() noexcept {
   if (server == nullptr) return;
   close(server->listener);
   for (Connection& connection : server->connections) {
-    if (connection.descriptor >= 0) close(connection.descriptor);
+    if (connection.descriptor >= 0) connection.end();
   }
 }
 
@@ -78,7 +86,7 @@ void linger() {
   for (const std::uint64_t until_ms = now_ms() + kLingerMs; now_ms() < until_ms;) {
     {
       const Lock lock(&server->mutex);
-      if (!server->coordinator.is_awaited()) return;
+      if (!server->coordinator.is_awaited() && log_is_written()) return;
     }
     sleep_ns(2'000'000);
   }
@@ -90,26 +98,36 @@ bool Server::rests() noexcept {
   return num_open == 0 && !coordinator.has_open_rounds();
 }
 
-void Server::accept_one() noexcept {
+bool Server::accept_one() noexcept {
   const int descriptor = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (descriptor < 0) {
     // Out of descriptors, say: the job needs them more than we do, and poll() would spin.
     if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) sleep_ns(20'000'000);
-    return;
+    return false;
   }
   if (endpoint.is_local && !is_own_user(descriptor)) {
     close(descriptor);
-    return;
+    return true;
   }
   for (Connection& connection : connections) {
     if (connection.descriptor >= 0) continue;
     connection.descriptor = descriptor;
-    connection.until_ms = now_ms() + kConnectionLimitMs;
+    connection.since_ms = now_ms();
     connection.frame.size = 0;
     ++num_open;
-    return;
+    return true;
   }
   close(descriptor);
+  return false;
+}
+
+void Server::end_those_older_than(std::uint64_t age_ms) noexcept {
+  const std::uint64_t now = now_ms();
+  for (Connection& connection : connections) {
+    if (connection.descriptor < 0 || now - connection.since_ms <= age_ms) continue;
+    connection.end();
+    --num_open;
+  }
 }
 
 void Server::serve(Connection* connection) noexcept {
@@ -132,8 +150,7 @@ void Server::serve(Connection* connection) noexcept {
     }
   }
   if (!ends) return;
-  close(connection->descriptor);
-  connection->descriptor = -1;
+  connection->end();
   --num_open;
 }
 
@@ -151,15 +168,13 @@ void Server::run() noexcept {
     }
     if (poll(waited, count, rests() ? -1 : kLookMs) < 0) continue;
     for (nfds_t i = first; i < count; ++i) {
-      if (waited[i].revents != 0) {
-        serve(of[i]);
-      } else if (now_ms() > of[i]->until_ms) {
-        close(of[i]->descriptor);
-        of[i]->descriptor = -1;
-        --num_open;
+      if (waited[i].revents != 0) serve(of[i]);
+    }
+    if (first == 1 && waited[0].revents != 0) {
+      while (num_open < most && accept_one()) {
       }
     }
-    if (first == 1 && waited[0].revents != 0) accept_one();
+    end_those_older_than(num_open < most ? kConnectionLimitMs : kCrowdedLimitMs);
   }
 }
 
