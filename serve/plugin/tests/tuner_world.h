@@ -22,6 +22,7 @@ namespace dynamiccl {
 /// Coordinator's members, for the memory of states that have been seen.
 struct Explored {
   static void describe(const Coordinator& coordinator, std::uint64_t now_ms, std::string* text);
+  static int num_with_votes(const Coordinator& coordinator) { return coordinator.num_with_votes_; }
   static void describe(const Voter& voter, std::uint64_t now_ms, std::string* text) {
     *text += std::to_string(voter.ends_at_ms_ - now_ms) + ",";
     *text += std::to_string(voter.silent_until_ms_ - now_ms) + ",";

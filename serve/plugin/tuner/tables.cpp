@@ -165,6 +165,9 @@ std::atomic<int> Preparation::running{0};
 
 void Preparation::run() noexcept {
   running.fetch_add(1);
+#ifdef DYNAMICCL_TESTS
+  sleep_ns(duration_ns("DYNAMICCL_TEST_STALL_S", 0));  // a file system that stalls
+#endif
   char fingerprint[kFingerprintBytes];
   own_fingerprint(shape.nccl_version, fingerprint);
   Reading reading;
