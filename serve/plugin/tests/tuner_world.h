@@ -26,7 +26,7 @@ struct Explored {
   static void describe(const Voter& voter, std::uint64_t now_ms, std::string* text) {
     *text += std::to_string(voter.ends_at_ms_ - now_ms) + ",";
     *text += std::to_string(voter.silent_until_ms_ - now_ms) + ",";
-    *text += std::to_string(std::min(voter.num_in_vain_, 3)) + ",";
+    *text += std::to_string(std::min(voter.num_in_vain_, 3)) + (voter.has_ever_voted_ ? "v" : ",");
   }
 };
 

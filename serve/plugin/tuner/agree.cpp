@@ -102,7 +102,7 @@ void ask_until_decided(Voter* voter, const Endpoint& endpoint, std::uint64_t att
     if (voter->send_at_ms() > now) {
       sleep_ns((voter->send_at_ms() - now) * kNsPerMs);
     } else {
-      if (!voter->has_voted()) try_to_coordinate(endpoint, attempt);
+      if (!voter->has_confirmed()) try_to_coordinate(endpoint, attempt);
       Answer answer;
       if (ask(endpoint, voter->request(), voter->patience_ms(now), &answer)) {
         voter->hear(answer, now_ms());

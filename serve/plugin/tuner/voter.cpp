@@ -31,7 +31,14 @@ void Voter::abstain(const char* reason) noexcept {
 
 void Voter::hear(const Answer& answer, std::uint64_t now_ms) noexcept {
   if (outcome_ != Outcome::kOpen) return;
-  if (answer.kind == AnswerKind::kRetry) return hear_nothing(now_ms);
+  if (answer.kind == AnswerKind::kRetry) {
+    // Of another coordinator: the one that has the vote is gone, and has given nobody the table.
+    if (has_voted() && !has_confirmed() && answer.incarnation != request_.incarnation) {
+      request_.kind = RequestKind::kHello;
+      request_.incarnation = 0;
+    }
+    return hear_nothing(now_ms);
+  }
   if (!has_voted()) {
     if (answer.kind != AnswerKind::kWelcome || answer.incarnation == 0) return hear_nothing(now_ms);
     request_.kind = RequestKind::kVote;
@@ -39,7 +46,8 @@ void Voter::hear(const Answer& answer, std::uint64_t now_ms) noexcept {
     send_at_ms_ = now_ms;
     if (only_objects_) return;  // it waits no longer for an answer than for a coordinator
     silent_until_ms_ = now_ms + limit_ms(request_.num_ranks) / 2;
-    ends_at_ms_ = now_ms + kLimitsToFailure * limit_ms(request_.num_ranks);
+    if (!has_ever_voted_) ends_at_ms_ = now_ms + kLimitsToFailure * limit_ms(request_.num_ranks);
+    has_ever_voted_ = true;
     return;
   }
   // Another coordinator knows nothing of what this one may have told the others.

@@ -1,8 +1,9 @@
 // One rank's side of the agreement in `init`: a state machine without sockets, clocks or threads.
 //
 //   hello, until a coordinator answers     not within half the limit: abstain
-//   vote, again and again                  wait, still here?, abstain; half a limit without an
-//                                          answer: abstain
+//   vote, again and again                  wait, still here?, abstain; a coordinator that replaced
+//                                          this one: hello again; half a limit without an answer:
+//                                          abstain
 //   confirm, from the first "still here?"  wait, table, abstain; three limits without an answer:
 //     on, again and again                  fail
 //
@@ -80,6 +81,7 @@ class Voter {
 
   Request request_;
   bool only_objects_;
+  bool has_ever_voted_ = false;
   Outcome outcome_ = Outcome::kOpen;
   std::uint64_t send_at_ms_;
   std::uint64_t silent_until_ms_;  // without an answer until then, one that may abstain does
