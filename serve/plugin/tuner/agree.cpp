@@ -79,9 +79,9 @@ const char* find_coordinator(std::size_t num_nodes, const Job& job, std::uint64_
   const char* why_not =
       find_endpoint(coordinator, value_of("DYNAMICCL_KEY_FILE"), limit_ms, endpoint);
   const Lock lock(&g_mutex);
-  g_endpoint = *endpoint;
-  g_has_endpoint = why_not == nullptr;
-  g_why_no_endpoint = why_not;
+  if (why_not == nullptr) g_endpoint = *endpoint;
+  g_has_endpoint |= why_not == nullptr;
+  g_why_no_endpoint = g_has_endpoint ? nullptr : why_not;
   return why_not;
 }
 

@@ -28,9 +28,9 @@ struct Agreed {
   char reason[kMaxReasonBytes];
 };
 
-/// Asks the other ranks; returns within 5.5 limits (voter.h): half a one for the files and the
-/// coordinator's address, half for the coordinator, one and a half until all have voted, three once
-/// this rank has confirmed.
+/// Asks the other ranks; returns within 6 limits (voter.h), and half a second: half a limit for the
+/// files and the coordinator's address, half for the coordinator, 2 until all have voted, 3 once
+/// this rank has confirmed. Only where a coordinator is lost does it take more than 2.
 void agree(const NewCommunicator& communicator, Agreed* agreed) noexcept;
 
 /// Remembers the id of a communicator, whatever becomes of it; whether ids may repeat from now on

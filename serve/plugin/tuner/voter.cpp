@@ -6,6 +6,8 @@
 namespace dynamiccl {
 namespace {
 
+/// A round takes one limit at most, and so does the one at a coordinator that replaces its own.
+constexpr std::uint64_t kLimitsToAbstain = 2;
 constexpr std::uint64_t kLimitsToFailure = 3;
 constexpr int kLeastInVain = 3;
 constexpr std::uint64_t kLeastPatienceMs = 100, kMostPatienceMs = 2'000;
@@ -46,7 +48,7 @@ void Voter::hear(const Answer& answer, std::uint64_t now_ms) noexcept {
     send_at_ms_ = now_ms;
     if (only_objects_) return;  // it waits no longer for an answer than for a coordinator
     silent_until_ms_ = now_ms + limit_ms(request_.num_ranks) / 2;
-    if (!has_ever_voted_) ends_at_ms_ = now_ms + kLimitsToFailure * limit_ms(request_.num_ranks);
+    if (!has_ever_voted_) ends_at_ms_ = now_ms + kLimitsToAbstain * limit_ms(request_.num_ranks);
     has_ever_voted_ = true;
     return;
   }

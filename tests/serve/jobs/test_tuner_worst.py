@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -141,3 +142,25 @@ def test_strangers_who_take_all_connections_keep_nobody_from_the_answer(
     assert connected[0] > 128
     assert (found["tables"], found["abstained"], found["failed"]) == (40, 0, 0)
     assert found["longest_ms"] < 10_000
+
+
+@pytest.mark.parametrize("coordinator", [False, True], ids=["local", "one-port"])
+def test_two_steps_of_one_allocation_are_two_jobs(
+    coordinator: bool, inits: Inits, four_ranks: Setting
+) -> None:
+    """`dynamiccl-run srun ... &`, twice; here both even use the same ids."""
+    environment = four_ranks.environment(coordinator=coordinator) | SHORT_LIMIT
+    environment |= {"DYNAMICCL_JOB_ID": "77", "SLURM_JOB_ID": "77"}
+    with ThreadPoolExecutor() as pool:
+        both = list(
+            pool.map(
+                lambda step: inits(
+                    environment | {"SLURM_STEP_ID": step}, ranks=4, processes=2, rounds=3, late=200
+                ),
+                ("0", "1"),
+            )
+        )
+    assert [found["failed"] for found in both] == [0, 0]
+    tables = sorted(found["tables"] for found in both)
+    # Over one port the second one finds the first one's coordinator there, and keeps NCCL's choice.
+    assert tables == [12, 12] if not coordinator else tables[1] == 12, tables
