@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "tests/check.h"
-#include "tests/tuner_world.h"
+#include "tests/tuner_play.h"
 
 namespace {
 

@@ -53,13 +53,18 @@ def test_a_plain_job_is_clean(build_dir: Callable[..., Path], four_ranks: Settin
 def test_creations_at_once_are_free_of_races(
     build_dir: Callable[..., Path], four_ranks: Setting, tmp_path: Path
 ) -> None:
-    """Ranks that are threads of a process, and its coordinator and log beside them."""
-    inits = Inits(build_dir("thread", (*TUNER_TARGET, "init_ranks")))
+    """Whole jobs whose communicators are made at once; ranks that are threads of one process."""
+    directory = build_dir("thread", (*TUNER_TARGET, "play_job", "init_ranks"))
     environment = four_ranks.environment(coordinator=True) | {"DYNAMICCL_LOG_DIR": str(tmp_path)}
-    for named in ({"at_once": 1}, {"shrink": 1}):
-        found = inits(environment, ranks=4, processes=2, rounds=8, **named)
-        assert "Sanitizer" not in found["said"], found["said"]
-        assert (found["tables"], found["failed"]) == (4 if "shrink" in named else 32, 0)
+    for release in ("2.27", "2.30"):
+        played = player_of(directory, TUNER_NAME)(
+            environment=environment, release=release, create_at_once=1, **(JOB | {"comms": 8})
+        )
+        assert_clean(played)
+        assert played.acted > 0
+    found = Inits(directory)(environment, ranks=4, processes=2, rounds=8, at_once=1)
+    assert "Sanitizer" not in found["said"], found["said"]
+    assert (found["tables"], found["failed"]) == (32, 0)
 
 
 def sampled(setting: Setting) -> dict[str, str]:
