@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "file.h"
-#include "platform/dynamic.h"
+#include "platform/nccl_version.h"
 #include "platform/threads.h"
 
 namespace dynamiccl {

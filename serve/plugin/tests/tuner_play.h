@@ -307,7 +307,7 @@ class Play {
     told.num_ranks = 2;
     told.comm_id = 6;
     told.nonce = 1 + ++nonces_;
-    told.ids_repeat = true;
+    told.ids_repeat = 1;
     std::snprintf(told.identity, sizeof told.identity, "problem=shrunk\n");
     Answer answer;
     coordinator_->answer(told, now_ms_, &answer);
@@ -319,9 +319,10 @@ class Play {
     vote.attempt = 1;
     vote.comm_id = world_.second == Second::kOther && comm == 1 ? 8 : 7;
     vote.nonce = 1 + ++nonces_;
-    vote.ids_repeat =
+    const bool knows =
         world_.second == Second::kSplit || (world_.second == Second::kGrown && rank == 0);
-    const bool objects = (rank == world_.objects && comm == 0) || vote.ids_repeat;
+    const bool objects = (rank == world_.objects && comm == 0) || knows;
+    vote.ids_repeat = knows ? 1 : 0;
     const char* problem = objects ? "no artifact" : "none";
     std::snprintf(vote.identity, sizeof vote.identity, "problem=%s\ntable=%s\n", problem,
                   rank == world_.differs && comm == 0 ? "b" : "a");

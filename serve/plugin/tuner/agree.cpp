@@ -183,7 +183,7 @@ void agree(const NewCommunicator& communicator, Agreed* agreed) noexcept {
   Request vote;
   vote.num_ranks = static_cast<std::uint32_t>(communicator.num_ranks);
   // The id first: it is remembered whatever follows.
-  vote.ids_repeat = note_id(communicator.comm_id);
+  vote.ids_repeat = note_id(communicator.comm_id) ? 1 : 0;
   const std::uint64_t files_until_ms = now_ms() + limit_ms(vote.num_ranks) / 2;
   const char* reason = find_id(communicator, job, &vote.comm_id);
   if (reason == nullptr) reason = reason_to_abstain(communicator);
@@ -197,7 +197,7 @@ void agree(const NewCommunicator& communicator, Agreed* agreed) noexcept {
   }
   Prepared prepared;
   const std::uint64_t now = now_ms();
-  if (vote.ids_repeat) {
+  if (vote.ids_repeat != 0) {
     prepare_objection("a communicator was shrunk before: ids may repeat", &prepared);
   } else {
     prepare({communicator.num_ranks, communicator.num_nodes, communicator.nccl_version,

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "file.h"
 #include "platform/apart.h"
 #include "platform/threads.h"
 #include "trusted/file.h"
@@ -120,16 +121,16 @@ bool ask(const Endpoint& endpoint, const Request& request, std::uint64_t limit_m
   const std::uint64_t until_ms = now_ms() + limit_ms;
   const int socket_fd = connected(endpoint, until_ms);
   if (socket_fd < 0) return false;
-  std::uint8_t body[kMaxRequestBytes];
-  Frame sent, got;
-  seal(endpoint.key, nullptr, body, encode(request, body), &sent);
-  bool heard = write_all(socket_fd, sent.bytes, sent.size, until_ms);
-  while (heard && !got.is_whole()) {
-    heard = wait_for(socket_fd, POLLIN, until_ms) && read_some(socket_fd, &got);
+  Frame<Request> sent = {request, {}};
+  Frame<Answer> got;
+  seal(endpoint.key, nullptr, &sent);
+  bool heard = write_all(socket_fd, &sent, sizeof sent, until_ms);
+  for (std::size_t size = 0; heard && size < sizeof got;) {
+    heard = wait_for(socket_fd, POLLIN, until_ms) && read_some(socket_fd, &got, sizeof got, &size);
   }
   close(socket_fd);
-  return heard && is_sealed(endpoint.key, sent.mac(), got) &&
-         decode(got.body(), got.body_size(), answer);
+  *answer = got.message;
+  return heard && is_sealed(endpoint.key, sent.mac, got);
 }
 
 std::uint64_t now_ms() noexcept { return monotonic_ns() / 1'000'000; }

@@ -89,7 +89,7 @@ void Coordinator::answer(const Request& request, std::uint64_t now_ms, Answer* a
   }
   if (request.kind == RequestKind::kVote) {
     take_vote(round, request, now_ms);
-    ids_repeat_ |= request.ids_repeat;
+    ids_repeat_ |= request.ids_repeat != 0;
   }
   if (request.kind == RequestKind::kConfirm) take_confirm(round, request, now_ms);
   tell(round, request, now_ms, answer);

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "identity/environment.h"
-#include "platform/dynamic.h"
+#include "platform/nccl_version.h"
 #include "platform/threads.h"
 
 namespace dynamiccl {

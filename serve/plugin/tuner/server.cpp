@@ -40,7 +40,8 @@ struct Connection {
 
   std::atomic<int> descriptor{-1};
   std::uint64_t since_ms = 0;
-  Frame frame;
+  std::size_t size = 0;  // of what has come of the frame
+  Frame<Request> frame;
 };
 
 struct Server {
@@ -113,7 +114,7 @@ bool Server::accept_one() noexcept {
     if (connection.descriptor >= 0) continue;
     connection.descriptor = descriptor;
     connection.since_ms = now_ms();
-    connection.frame.size = 0;
+    connection.size = 0;
     ++num_open;
     return true;
   }
@@ -131,22 +132,19 @@ void Server::end_those_older_than(std::uint64_t age_ms) noexcept {
 }
 
 void Server::serve(Connection* connection) noexcept {
-  bool ends = !read_some(connection->descriptor, &connection->frame);
-  if (!ends && connection->frame.is_whole()) {
+  const Frame<Request>& frame = connection->frame;
+  bool ends =
+      !read_some(connection->descriptor, &connection->frame, sizeof frame, &connection->size);
+  if (!ends && connection->size == sizeof frame) {
     ends = true;
-    Request request;
-    const Frame& frame = connection->frame;
-    if (is_sealed(endpoint.key, nullptr, frame) &&
-        decode(frame.body(), frame.body_size(), &request)) {
-      Answer answer;
+    if (is_sealed(endpoint.key, nullptr, frame)) {
+      Frame<Answer> answer;
       {
         const Lock lock(&mutex);
-        coordinator.answer(request, now_ms(), &answer);
+        coordinator.answer(frame.message, now_ms(), &answer.message);
       }
-      std::uint8_t body[kMaxAnswerBytes];
-      Frame sealed;
-      seal(endpoint.key, frame.mac(), body, encode(answer, body), &sealed);
-      write_all(connection->descriptor, sealed.bytes, sealed.size, now_ms());  // its buffer is free
+      seal(endpoint.key, frame.mac, &answer);
+      write_all(connection->descriptor, &answer, sizeof answer, now_ms());  // its buffer is free
     }
   }
   if (!ends) return;

@@ -105,7 +105,7 @@ def test_communicators_are_destroyed_and_made_a_thousand_times(
         ranks=4,
         comms=4,
         threads=2,
-        calls=10_000,
+        calls=11_000,
         lifetime=10,
         deadline=300,
     )
