@@ -80,7 +80,12 @@ void start_log() noexcept {
                   static_cast<int>(getpid()));
   }
   pthread_t thread;
-  if (start_thread(run, nullptr, "dynamiccl-log", &thread)) detach_thread(thread);
+  if (start_thread(run, nullptr, "dynamiccl-log", &thread)) {
+    detach_thread(thread);
+  } else {
+    close(g_pipe[1]);
+    g_pipe[1] = -1;  // nobody would read it
+  }
 }
 
 bool log_is_written() noexcept { return g_num_waiting.load() == 0; }

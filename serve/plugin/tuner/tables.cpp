@@ -22,6 +22,7 @@ constexpr std::size_t kProblemBytes = 300;
 
 struct Kept {
   std::uint8_t hash[kDigestBytes];
+  int nccl_version;  // what a table may ask for depends on it, and a process may have two
   bool is_table;
   union {
     DecisionTable table;
@@ -66,7 +67,8 @@ const char* decode(const Read& file, int nccl_version, Kept* kept) noexcept {
 const Kept* keep(const Read& file, int nccl_version, const char** problem) noexcept {
   const Lock lock(&g_mutex);
   for (const Kept* kept = g_kept; kept != nullptr; kept = kept->next) {
-    if (kept->is_table == file.is_table && std::memcmp(kept->hash, file.hash, kDigestBytes) == 0) {
+    if (kept->is_table == file.is_table && kept->nccl_version == nccl_version &&
+        std::memcmp(kept->hash, file.hash, kDigestBytes) == 0) {
       return kept;
     }
   }
@@ -77,6 +79,7 @@ const Kept* keep(const Read& file, int nccl_version, const char** problem) noexc
     return nullptr;
   }
   std::memcpy(kept->hash, file.hash, kDigestBytes);
+  kept->nccl_version = nccl_version;
   kept->next = g_kept;
   g_kept = kept;
   return kept;
