@@ -22,7 +22,7 @@ bool run_apart(Work* work, const char* name, std::uint64_t limit_ms) noexcept {
     std::atomic<bool> is_done{false};
     std::atomic<int> holders{2};
   };
-  constexpr std::uint64_t kPauseNs = 50'000, kNsPerMs = 1'000'000;
+  constexpr std::uint64_t kFirstPauseNs = 50'000, kMostPauseNs = 20'000'000, kNsPerMs = 1'000'000;
   auto* shared = allocate<Shared>(*work);
   if (shared == nullptr) return false;
   const auto run = [](void* argument) -> void* {
@@ -40,9 +40,12 @@ bool run_apart(Work* work, const char* name, std::uint64_t limit_ms) noexcept {
   detach_thread(thread);
   const std::uint64_t until_ns = monotonic_ns() + limit_ms * kNsPerMs;
   bool is_done = false;
+  // Longer from look to look: hundreds of ranks of one process wait, and must not take its cores.
+  std::uint64_t pause_ns = kFirstPauseNs;
   while (!(is_done = shared->is_done.load(std::memory_order_acquire)) &&
          monotonic_ns() < until_ns) {
-    sleep_ns(kPauseNs);
+    sleep_ns(pause_ns);
+    if (pause_ns < kMostPauseNs) pause_ns *= 2;
   }
   if (is_done) *work = shared->work;
   Shared::let_go(shared);
