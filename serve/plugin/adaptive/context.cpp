@@ -3,6 +3,7 @@
 
 #include "adaptive/service/service.h"
 #include "platform/allocate.h"
+#include "platform/barriers.h"
 #include "platform/exit_gate.h"
 #include "platform/threads.h"
 #include "profiler/profiler.h"

@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "file.h"
-#include "platform/dynamic.h"
+#include "platform/nccl_version.h"
 #include "platform/threads.h"
 
 namespace dynamiccl {
@@ -327,6 +327,14 @@ const char* own_fingerprint() noexcept {
     std::snprintf(fingerprint, sizeof fingerprint, "unknown");
   }
   return fingerprint;
+}
+
+void own_fingerprint(int nccl_version, char (&text)[kFingerprintBytes]) noexcept {
+  const char* own = own_fingerprint();
+  const char* nccl = std::strstr(own, ";nccl=");
+  const auto length = nccl != nullptr ? static_cast<int>(nccl - own) : 0;
+  std::snprintf(text, sizeof text, "%.*s;nccl=%d", length, own, nccl_version);
+  if (nccl == nullptr) std::snprintf(text, sizeof text, "%s", own);
 }
 
 }  // namespace dynamiccl

@@ -21,4 +21,7 @@ bool take_fingerprint(char* text, std::size_t capacity) noexcept;
 /// This machine's, taken once a process; "unknown" where it could not be taken. Never null.
 const char* own_fingerprint() noexcept;
 
+/// The same under another NCCL than the first that is loaded.
+void own_fingerprint(int nccl_version, char (&text)[kFingerprintBytes]) noexcept;
+
 }  // namespace dynamiccl

@@ -43,6 +43,10 @@ Job find_job() noexcept {
   };
   if (const char* name = value_of("DYNAMICCL_JOB_ID")) {
     mix(name);
+    // `dynamiccl-run srun ... &`, twice in one allocation, knows no step yet.
+    const char* allocation = value_of("SLURM_JOB_ID");
+    const char* step = value_of("SLURM_STEP_ID");
+    if (allocation != nullptr && step != nullptr && std::strcmp(name, allocation) == 0) mix(step);
     return job;
   }
   for (const char* variable : kNames) {

@@ -2,51 +2,17 @@
 #include "platform/dynamic.h"
 
 #include <dlfcn.h>
-#include <link.h>
 
-#include <atomic>
-#include <cstdlib>
 #include <cstring>
 
 #include "platform/old_symbols.h"
 
 DYNAMICCL_OLD_SYMBOL(dladdr);
-DYNAMICCL_OLD_SYMBOL(dlclose);
 DYNAMICCL_OLD_SYMBOL(dlerror);
 DYNAMICCL_OLD_SYMBOL(dlopen);
 DYNAMICCL_OLD_SYMBOL(dlsym);
 
 namespace dynamiccl {
-namespace {
-
-constexpr std::size_t kNamesBytes = 256 * 1024;
-
-/// The paths of all loaded libraries, each with its zero. They are opened only afterwards: whoever
-/// walks the list holds a lock that dlopen takes in another order.
-struct Names {
-  char* text;
-  std::size_t length;
-};
-
-int keep_name(dl_phdr_info* library, std::size_t, void* argument) {
-  auto* names = static_cast<Names*>(argument);
-  const std::size_t length = std::strlen(library->dlpi_name) + 1;
-  if (names->length + length > kNamesBytes) return 1;
-  std::memcpy(names->text + names->length, library->dlpi_name, length);
-  names->length += length;
-  return 0;
-}
-
-void* find_in(const char* library, const char* name) noexcept {
-  void* handle = dlopen(library[0] != '\0' ? library : nullptr, RTLD_LAZY | RTLD_NOLOAD);
-  if (handle == nullptr) return nullptr;
-  void* found = dlsym(handle, name);
-  dlclose(handle);  // only the count that RTLD_NOLOAD added
-  return found;
-}
-
-}  // namespace
-
 void* open_library(const char* path) noexcept { return dlopen(path, RTLD_NOW | RTLD_LOCAL); }
 
 void* find_symbol(void* library, const char* name) noexcept { return dlsym(library, name); }
@@ -54,30 +20,6 @@ void* find_symbol(void* library, const char* name) noexcept { return dlsym(libra
 const char* library_error() noexcept {
   const char* message = dlerror();
   return message != nullptr ? message : "no reason given";
-}
-
-void* find_loaded_symbol(const char* name) noexcept {
-  Names names = {static_cast<char*>(std::malloc(kNamesBytes)), 0};
-  if (names.text == nullptr) return nullptr;
-  dl_iterate_phdr(keep_name, &names);
-  void* found = nullptr;
-  for (std::size_t i = 0; i < names.length && found == nullptr;
-       i += std::strlen(names.text + i) + 1) {
-    found = find_in(names.text + i, name);
-  }
-  std::free(names.text);
-  return found;
-}
-
-int loaded_nccl_version() noexcept {
-  static std::atomic<int> version{0};  // any thread finds the same
-  int found = version.load();
-  if (found != 0) return found;
-  using GetVersion = int (*)(int*);
-  void* symbol = find_loaded_symbol("ncclGetVersion");
-  if (symbol == nullptr || reinterpret_cast<GetVersion>(symbol)(&found) != 0) return 0;
-  version.store(found);
-  return found;
 }
 
 bool own_directory(char* path, std::size_t capacity) noexcept {

@@ -2,7 +2,6 @@
 // the old version makes the library load on either side of the move.
 #include "platform/threads.h"
 
-#include <linux/membarrier.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -89,13 +88,6 @@ void sleep_ns(std::uint64_t duration_ns) noexcept {
   const timespec pause = {static_cast<time_t>(duration_ns / 1'000'000'000U),
                           static_cast<long>(duration_ns % 1'000'000'000U)};
   nanosleep(&pause, nullptr);
-}
-
-bool barrier_all_threads() noexcept {
-  const auto call = [](int command) { return syscall(SYS_membarrier, command, 0, 0) == 0; };
-  if (call(MEMBARRIER_CMD_PRIVATE_EXPEDITED)) return true;
-  // The first call of a process is refused until it has registered.
-  return call(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) && call(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
 }
 
 }  // namespace dynamiccl

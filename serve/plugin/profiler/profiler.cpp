@@ -9,6 +9,7 @@
 #include <new>
 
 #include "identity/environment.h"
+#include "platform/barriers.h"
 #include "platform/threads.h"
 #include "profiler/created.h"
 #include "profiler/names.h"

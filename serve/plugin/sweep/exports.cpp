@@ -14,6 +14,7 @@
 #include "identity/environment.h"
 #include "nccl/tuner_exports.h"
 #include "platform/allocate.h"
+#include "platform/barriers.h"
 #include "platform/threads.h"
 #include "sweep/playing.h"
 

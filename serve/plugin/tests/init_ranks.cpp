@@ -3,15 +3,18 @@
 //
 //   init_ranks LIBRARY --ranks 2000 [--processes 4] [--nodes 1] [--rounds 1] [--late MS]
 //              [--absent 1] [--kill-coordinator-at MS] [--shrink 1] [--version 23007]
-//              [--grow 2] [--orphan 1] [--at-once 1]
+//              [--grow 2] [--orphan 1] [--at-once 1] [--halves 1] [--abort-at MS]
 //
-// grow: so many ranks join after the first round only. orphan: the first process, which
-// coordinates, forks a child that lives on, and is gone after the first round. at-once: a rank's
-// rounds are all made at once, each on a thread of its own, and only in the first is anybody late.
+// shrink: the second round is a shrink of the first, and what follows may come of it. halves: from
+// the second round on even and odd ranks make a communicator each, of one id. abort-at: creations
+// are non-blocking, and each rank aborts its own after so long, which waits for its thread. grow:
+// so many ranks join after the first round only. orphan: the first process, which coordinates,
+// forks a child that lives on, and is gone after the first round. at-once: a rank's rounds are all
+// made at once, each on a thread of its own, and only in the first is anybody late.
 //
 // Prints a JSON object: how many ranks got the table, abstained and failed; the time in ms from the
-// last entry to the last return, of each round; the longest that one rank was in `init`; how many
-// rounds were over before the last rank of the first one came.
+// last entry to the last return, of each round; the longest that one rank was in `init`, and in an
+// abort; how many rounds were over before the last rank of the first one came.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
@@ -36,7 +39,7 @@ namespace {
 
 constexpr int kMostRounds = 4096;
 
-/// A communicator's id, and that of each of its shrinks (2.30.7 `init.cc:1875-1879`).
+/// A communicator's id, and that of each of its shrinks (2.30.7 `init.cc:1875-1880`).
 constexpr std::uint64_t kShrunk[] = {0x123456789abcdef0, 0x0ea127523541c571};
 
 int g_version = 23007;
@@ -45,13 +48,13 @@ struct Board {
   pthread_barrier_t first, later;  // NCCL's bootstrap, of the first round and of the others
   std::atomic<int> present[kMostRounds];
   std::atomic<std::int64_t> last_entry_ns[kMostRounds], last_return_ns[kMostRounds];
-  std::atomic<std::int64_t> longest_ns;
+  std::atomic<std::int64_t> longest_ns, longest_abort_ns;
   std::atomic<int> tables, abstained, failed;
 };
 
 struct Options {
   int ranks = 2, processes = 1, nodes = 1, rounds = 1, late_ms = 0, absent = 0, kill_at_ms = -1,
-      shrink = 0, grow = 0, orphan = 0, at_once = 0;
+      shrink = 0, grow = 0, orphan = 0, at_once = 0, halves = 0, abort_at_ms = -1;
 
   bool takes_part(int rank, int round) const {
     if (rank >= ranks - absent) return false;
@@ -63,7 +66,14 @@ struct Options {
     for (int rank = 0; rank < ranks; ++rank) count += takes_part(rank, round) ? 1 : 0;
     return count;
   }
+  std::uint64_t id(int round) const {
+    if (shrink != 0 && round < 2) return kShrunk[round];
+    return 0x1000U + static_cast<unsigned>(round);
+  }
 };
+
+/// As ncclDebugLog lies in NCCL.
+void ignore_line(ncclDebugLogLevel, unsigned long, const char*, int, const char*, ...) {}
 
 std::int64_t now_ns() {
   return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
@@ -88,14 +98,25 @@ void make_communicator(const ncclTuner_v6_t* tuner, const Options& options, int 
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
   void* context = nullptr;
-  const int num_ranks = options.num_ranks(round);
+  const bool is_half = options.halves != 0 && round > 0;
+  const int num_ranks = options.num_ranks(round) / (is_half ? 2 : 1);
   ncclNvlDomainInfo_v5_t domains = {1, num_ranks, num_ranks};
   const std::int64_t from = now_ns();
   raise_to(&board->last_entry_ns[round], from);
-  const ncclResult_t result = tuner->init(
-      &context, options.shrink != 0 ? kShrunk[round % 2] : 0x1000U + static_cast<unsigned>(round),
-      static_cast<std::size_t>(num_ranks), static_cast<std::size_t>(options.nodes), nullptr,
-      &domains, nullptr);
+  ncclResult_t result = ncclSuccess;
+  const auto init = [&] {
+    result = tuner->init(&context, options.id(round), static_cast<std::size_t>(num_ranks),
+                         static_cast<std::size_t>(options.nodes), ignore_line, &domains, nullptr);
+  };
+  if (options.abort_at_ms < 0) {
+    init();
+  } else {
+    std::thread creation(init);
+    std::this_thread::sleep_for(std::chrono::milliseconds(options.abort_at_ms));
+    const std::int64_t aborted = now_ns();
+    creation.join();  // 2.30.7 `init.cc:3041`
+    raise_to(&board->longest_abort_ns, now_ns() - aborted);
+  }
   const std::int64_t until = now_ns();
   raise_to(&board->last_return_ns[round], until);
   raise_to(&board->longest_ns, until - from);
@@ -156,6 +177,7 @@ int main(int argc, char** argv) {
       {"--late", &options.late_ms},  {"--absent", &options.absent},
       {"--shrink", &options.shrink}, {"--grow", &options.grow},
       {"--orphan", &options.orphan}, {"--at-once", &options.at_once},
+      {"--halves", &options.halves}, {"--abort-at", &options.abort_at_ms},
       {"--version", &g_version},     {"--kill-coordinator-at", &options.kill_at_ms}};
   for (int i = 2; i + 1 < argc; i += 2) {
     const auto found = known.find(argv[i]);
@@ -189,9 +211,12 @@ int main(int argc, char** argv) {
     kill(processes[0], SIGKILL);
   }
   for (const pid_t pid : processes) waitpid(pid, nullptr, 0);
-  std::printf("{\"tables\": %d, \"abstained\": %d, \"failed\": %d, \"longest_ms\": %.3f, \"ms\": [",
-              board->tables.load(), board->abstained.load(), board->failed.load(),
-              static_cast<double>(board->longest_ns.load()) / 1e6);
+  std::printf(
+      "{\"tables\": %d, \"abstained\": %d, \"failed\": %d, \"longest_ms\": %.3f, "
+      "\"longest_abort_ms\": %.3f, \"ms\": [",
+      board->tables.load(), board->abstained.load(), board->failed.load(),
+      static_cast<double>(board->longest_ns.load()) / 1e6,
+      static_cast<double>(board->longest_abort_ns.load()) / 1e6);
   for (int round = 0; round < options.rounds; ++round) {
     const std::int64_t took = board->last_return_ns[round] - board->last_entry_ns[round];
     std::printf("%s%.3f", round == 0 ? "" : ", ", static_cast<double>(took) / 1e6);

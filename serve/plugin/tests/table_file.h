@@ -149,7 +149,10 @@ class ArtifactDirectory {
     char fingerprint[dynamiccl::kFingerprintBytes];
     if (!dynamiccl::take_fingerprint(fingerprint, sizeof fingerprint)) std::abort();
     std::string text = "dynamiccl-index\t1\nartifact\t" + std::string(64, '0') + "\n";
-    text += "system\ttest\t" + std::string(fingerprint) + "\n";
+    const std::string machine = fingerprint;
+    text += "system\ttest\t" + machine + "\n";
+    // And with the NCCL of fake_nccl_library.cpp.
+    text += "system\ttest\t" + machine.substr(0, machine.find(";nccl=")) + ";nccl=22809\n";
     for (const auto& [line, hash] : files_) text += line + "\t" + hash + "\n";
     const Bytes bytes(text.begin(), text.end());
     store(root_ + "/plugin.index", bytes);

@@ -6,9 +6,11 @@
 //   DYNAMICCL_SEED
 //
 // What a world has: requests and answers that are lost, doubled, late and stale; a rank that never
-// comes or differs; an init that is aborted and tried again under the same id; a coordinator that
-// is replaced, or sleeps. What must hold: no two ranks of a communicator that exists differ; every
-// init ends; one fails only where a coordinator was lost; where nothing fails, all get the table.
+// comes, comes after the answer or differs; an init that is aborted and tried again under the same
+// id; two communicators at once, with two ids or with one; a rank that stands still with its clock;
+// a coordinator that is replaced, or sleeps. What must hold: no two ranks of a communicator that
+// exists differ; every init ends; one fails only where it had confirmed and a coordinator was lost;
+// where nothing fails, all get the table.
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
@@ -19,7 +21,7 @@
 #include <vector>
 
 #include "tests/check.h"
-#include "tests/tuner_world.h"
+#include "tests/tuner_play.h"
 
 namespace {
 
@@ -86,7 +88,13 @@ void play_at_random(std::uint64_t seed) {
   if (below(8) == 0) world.differs = below(world.num_ranks);
   if (below(8) == 0) world.objects = below(world.num_ranks);
   if (below(8) == 0) world.never_comes = below(world.num_ranks);
-  world.budget = {below(5), below(5), below(5), below(3), below(2), below(2)};
+  if (below(8) == 0) world.late = true;
+  if (below(8) == 0) world.second = Second::kOther;
+  if (below(16) == 0) world.second = Second::kSplit;
+  if (below(16) == 0) world.second = Second::kGrown;
+  world.budget = {below(5), below(5), below(5), below(3), below(2), below(2), below(2)};
+  // What a replaced coordinator does not know: agree.h.
+  if (world.second == Second::kGrown) world.budget.crashed = 0;
   Play play(world);
   for (int i = 0; i < 20 * world.num_ranks; ++i) {
     const std::vector<Action> choices = play.choices();
@@ -118,6 +126,18 @@ void explore_worlds(bool few) {
   explore("a coordinator sleeps", {2, -1, -1, -1, {0, 0, 1, 0, 0, 1}}, few ? 16 : 40);
   explore("a rank differs", {2, 1, -1, -1, {1, 0, 1, 0, 0, 0}}, 40);
   explore("a rank objects", {2, -1, 1, -1, {1, 0, 1, 0, 0, 0}}, 40);
+  explore("a rank stands still", {2, -1, -1, -1, {1, 0, 0, 0, 0, 0, 1}}, few ? 16 : 40);
+  explore("a rank and its coordinator", {2, -1, -1, -1, {0, 0, 0, 0, 1, 0, 1}, true},
+          few ? 12 : 40);
+  explore("a rank comes after the answer",
+          {2, -1, -1, -1, {1, 0, 0, 0, 0, 0}, false, Second::kNone, true}, few ? 16 : 40);
+  explore("two communicators", {2, -1, -1, -1, {}, true, Second::kOther}, 40);
+  explore("two, and a message is lost", {2, -1, -1, -1, {1, 0, 0, 0, 0, 0}, true, Second::kOther},
+          few ? 10 : 40);
+  explore("two of one id", {2, -1, -1, -1, {1, 0, 0, 1, 1, 0}, true, Second::kSplit},
+          few ? 10 : 40);
+  explore("two of one id, grown", {3, -1, -1, -1, {1, 0, 0, 0, 0, 0}, true, Second::kGrown},
+          few ? 12 : 40);
   explore("a rank never comes", {3, -1, -1, 2, {1, 0, 0, 0, 0, 1}}, few ? 11 : 30);
   explore("three ranks, one aborted", {3, -1, -1, -1, {0, 0, 0, 1, 0, 0}}, few ? 12 : 16);
   explore("four ranks, nothing fails", {4, -1, -1, -1, {}}, few ? 16 : 40);

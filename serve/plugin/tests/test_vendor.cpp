@@ -2,6 +2,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <thread>
+
 #include "tests/check.h"
 #include "tests/library.h"
 #include "tests/table_file.h"
@@ -35,6 +37,24 @@ int cheapest(const Call& call) {
 
 bool gives(const Call& after, int cell, int channels) {
   return after.result == ncclSuccess && cheapest(after) == cell && after.num_channels == channels;
+}
+
+/// One rank has a vendor's tuner that is asked first, and the other has none.
+void both_or_none(const Library& with, const char* thin) {
+  const Vendor vendor("v5");
+  const Library without(thin, 1);
+  void *ours = nullptr, *theirs = nullptr;
+  std::vector<std::string> lines;
+  std::thread other([&] {
+    ours = without.init(6, 2, 1);
+    lines = t_lines;
+  });
+  theirs = with.init(6, 2, 1);
+  other.join();
+  CHECK(ours == nullptr && lines.size() == 1);
+  CHECK(lines[0].find("differs") != std::string::npos);
+  CHECK(lines[0].find("asked first is ") != std::string::npos);
+  with.finalize(6, theirs);
 }
 
 /// From `version` of NCCL on a vendor's `name` is asked by its `theirs`.
@@ -128,10 +148,10 @@ void itself(const Library& library, const char* path) {
 }
 
 template <typename Run>
-void apart(const char* path, const Run& run) {
+void apart(const char* path, const Run& run, std::size_t num_inits = 0) {
   const pid_t child = fork();
   if (child == 0) {
-    const Library library(path);
+    const Library library(path, num_inits);
     run(library);
     std::fflush(nullptr);
     _exit(g_failures != 0 ? 1 : 0);
@@ -156,6 +176,8 @@ int main(int, char** arguments) {
     apart(path, [&](const Library& library) { overrides_or_leaves(library, "v5", version, 5); });
   }
   apart(path, [&](const Library& library) { overrides_or_leaves(library, "v6", 6, 6); });
+  const std::string thin = g_build + "/libnccl-tuner-dynamiccl.so";
+  apart(path, [&](const Library& library) { both_or_none(library, thin.c_str()); }, 1);
   apart(path, version_2);
   apart(path, chunks);
   apart(path, not_there);

@@ -1,19 +1,11 @@
 // A small world for the agreement in `init`: ranks and a coordinator as they are, a network and
-// hosts as they may be. test_tuner_explore.cpp plays it.
+// hosts as they may be. tuner_play.h plays it.
 #pragma once
 
-#include <array>
-#include <cinttypes>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
-#include <random>
+#include <algorithm>
+#include <cstdint>
 #include <string>
-#include <unordered_set>
-#include <vector>
 
-#include "tests/check.h"
 #include "tuner/coordinator.h"
 #include "tuner/voter.h"
 
@@ -22,6 +14,12 @@ namespace dynamiccl {
 /// Coordinator's members, for the memory of states that have been seen.
 struct Explored {
   static void describe(const Coordinator& coordinator, std::uint64_t now_ms, std::string* text);
+  static int num_with_votes(const Coordinator& coordinator) { return coordinator.num_with_votes_; }
+  static void describe(const Voter& voter, std::uint64_t now_ms, std::string* text) {
+    *text += std::to_string(voter.ends_at_ms_ - now_ms) + ",";
+    *text += std::to_string(voter.silent_until_ms_ - now_ms) + ",";
+    *text += std::to_string(std::min(voter.num_in_vain_, 3)) + (voter.has_ever_voted_ ? "v" : ",");
+  }
 };
 
 }  // namespace dynamiccl
@@ -36,8 +34,10 @@ void Explored::describe(const Coordinator& coordinator, std::uint64_t now_ms, st
   put(coordinator.incarnation_);
   put(static_cast<std::uint64_t>(coordinator.num_timeouts_));
   put(now_ms - coordinator.looked_at_ms_);
+  put(coordinator.ids_repeat_ ? 1U : 0U);
   for (int i = 0; i < coordinator.num_rounds_; ++i) {
     const auto& round = *coordinator.rounds_[i];
+    put(round.comm_id);
     put(static_cast<std::uint64_t>(round.state));
     put(now_ms - round.first_vote_ms);
     put(round.question);
@@ -57,7 +57,15 @@ using namespace dynamiccl;
 
 /// How often each thing may happen in one schedule.
 struct Budget {
-  int lost = 0, doubled = 0, given_up = 0, aborted = 0, crashed = 0, stalls = 0;
+  int lost = 0, doubled = 0, given_up = 0, aborted = 0, crashed = 0, stalls = 0, stopped = 0;
+};
+
+/// What the second communicator of a world is.
+enum class Second {
+  kNone,
+  kOther,  // with an id of its own
+  kSplit,  // with the same id, and all ranks of both know that ids repeat
+  kGrown,  // with the same id, and of each the first rank alone knows; the coordinator was told
 };
 
 struct World {
@@ -69,6 +77,8 @@ struct World {
   /// A question and its answer are one step, or one whose answer is lost: so the worlds where
   /// coordinators are lost are explored to their end.
   bool whole = false;
+  Second second = Second::kNone;
+  bool late = false;  // the last rank of the first one comes when it likes
 };
 
 enum class Kind {
@@ -83,6 +93,9 @@ enum class Kind {
   kAbort,
   kCrash,
   kStall,
+  kStop,     // this rank and its clock stand still, for longer than anybody waits for anything
+  kSuspend,  // this rank alone: its clock goes on, and what it asked has timed out
+  kArrive,   // the late rank
 };
 struct Action {
   Kind kind;
@@ -99,284 +112,12 @@ struct Flight {
 
 struct Init {
   int rank, instance;
+  int comm;
   Voter voter;
-  int exchange = 0;  // of the request that waits for its answer; 0: none
+  std::uint64_t behind_ms = 0;  // how long its clock stood still
+  int exchange = 0;             // of the request that waits for its answer; 0: none
   bool aborted = false;
   Outcome outcome() const { return voter.outcome(); }
-};
-
-class Play {
- public:
-  explicit Play(const World& world) : world_(world), left_(world.budget) {
-    replace_coordinator();
-    for (int rank = 0; rank < world.num_ranks; ++rank) {
-      if (rank != world.never_comes) begin(rank, 0);
-    }
-  }
-
-  std::vector<Action> choices() const {
-    std::vector<Action> found;
-    for (int i = 0; i < size(inits_); ++i) {
-      const Init& init = inits_[static_cast<std::size_t>(i)];
-      if (!is_open(init)) continue;
-      if (init.exchange == 0 && init.voter.send_at_ms() <= now_ms_) {
-        found.push_back({world_.whole ? Kind::kAsk : Kind::kSend, i});
-        if (world_.whole && left_.lost > 0) found.push_back({Kind::kAskInVain, i});
-      }
-      if (init.exchange != 0 && left_.given_up > 0) found.push_back({Kind::kGiveUp, i});
-      if (left_.aborted > 0) found.push_back({Kind::kAbort, i});
-    }
-    for (int i = 0; i < size(flights_); ++i) {
-      const bool to_rank = flights_[static_cast<std::size_t>(i)].is_answer;
-      found.push_back({to_rank ? Kind::kToRank : Kind::kToCoordinator, i});
-      if (left_.lost > 0) found.push_back({Kind::kLose, i});
-      if (left_.doubled > 0 && !to_rank) found.push_back({Kind::kDouble, i});
-    }
-    if (left_.crashed > 0) found.push_back({Kind::kCrash, 0});
-    if (left_.stalls > 0) found.push_back({Kind::kStall, 0});
-    return found;
-  }
-
-  void act(const Action& action) {
-    const auto at = static_cast<std::size_t>(action.index);
-    switch (action.kind) {
-      case Kind::kSend: {
-        Init& init = *std::next(inits_.begin(), action.index);
-        init.exchange = ++exchanges_;
-        flights_.push_back({false, action.index, init.exchange, init.voter.request(), {}});
-        break;
-      }
-      case Kind::kToCoordinator: {
-        Flight flight = flights_[at];
-        flights_.erase(flights_.begin() + action.index);
-        Answer answer;
-        coordinator_->answer(flight.request, now_ms_, &answer);
-        flights_.push_back({true, flight.init, flight.exchange, {}, answer});
-        break;
-      }
-      case Kind::kToRank: {
-        const Flight flight = flights_[at];
-        flights_.erase(flights_.begin() + action.index);
-        Init& init = inits_[static_cast<std::size_t>(flight.init)];
-        if (is_open(init) && init.exchange == flight.exchange) {
-          init.exchange = 0;
-          init.voter.hear(flight.answer, now_ms_);
-        }
-        break;
-      }
-      case Kind::kAsk:
-      case Kind::kAskInVain: {
-        Init& init = inits_[at];
-        Answer answer;
-        coordinator_->answer(init.voter.request(), now_ms_, &answer);
-        if (action.kind == Kind::kAsk) {
-          init.voter.hear(answer, now_ms_);
-        } else {
-          --left_.lost;
-          init.voter.hear_nothing(now_ms_);
-        }
-        break;
-      }
-      case Kind::kLose:
-        --left_.lost;
-        flights_.erase(flights_.begin() + action.index);
-        break;
-      case Kind::kDouble:
-        --left_.doubled;
-        flights_.push_back(flights_[at]);
-        break;
-      case Kind::kGiveUp:
-        --left_.given_up;
-        give_up(&inits_[at]);
-        break;
-      case Kind::kAbort: {
-        --left_.aborted;
-        inits_[at].aborted = true;
-        break;
-      }
-      case Kind::kCrash:
-        --left_.crashed;
-        was_lost_ = true;
-        replace_coordinator();
-        break;
-      case Kind::kStall:
-        --left_.stalls;
-        now_ms_ += 11'000;
-        for (Init& init : inits_) init.voter.look_at_clock(now_ms_);
-        break;
-    }
-    settle();
-  }
-
-  /// Delivers what is on its way, and lets every rank that wants to ask now have its answer.
-  void exchange_all() {
-    while (!flights_.empty()) {
-      act({flights_[0].is_answer ? Kind::kToRank : Kind::kToCoordinator, 0});
-    }
-    for (int i = 0; i < size(inits_); ++i) {
-      while (is_open(inits_[static_cast<std::size_t>(i)]) &&
-             inits_[static_cast<std::size_t>(i)].exchange == 0 &&
-             inits_[static_cast<std::size_t>(i)].voter.send_at_ms() <= now_ms_) {
-        act({Kind::kSend, i});
-        while (!flights_.empty()) {
-          act({flights_[0].is_answer ? Kind::kToRank : Kind::kToCoordinator, 0});
-        }
-      }
-    }
-  }
-
-  /// When nothing is left to be done now, time passes. False when all inits have ended.
-  bool let_time_pass() {
-    for (Init& init : inits_) {
-      if (is_open(init) && init.exchange != 0) give_up(&init);  // its message was lost
-    }
-    std::uint64_t next = UINT64_MAX;
-    for (const Init& init : inits_) {
-      if (is_open(init)) next = std::min(next, init.voter.send_at_ms());
-    }
-    if (next == UINT64_MAX) return false;
-    now_ms_ = std::max(now_ms_ + 1, next);
-    coordinator_->look_at_clock(now_ms_);
-    for (Init& init : inits_) init.voter.look_at_clock(now_ms_);
-    settle();
-    return true;
-  }
-
-  bool is_quiet() const {
-    for (const Init& init : inits_) {
-      if (is_open(init) && (init.exchange != 0 || init.voter.send_at_ms() <= now_ms_)) return false;
-    }
-    return flights_.empty();
-  }
-
-  std::uint64_t now_ms() const { return now_ms_; }
-
-  /// What is wrong with how it ended, or null.
-  const char* verdict() {
-    const int last = inits_.empty() ? 0 : last_instance();
-    for (int instance = 0; instance <= last; ++instance) {
-      int tables = 0, abstained = 0, failed = 0, present = 0;
-      for (const Init& init : inits_) {
-        if (init.instance != instance || init.aborted) continue;
-        ++present;
-        tables += init.outcome() == Outcome::kTable;
-        abstained += init.outcome() == Outcome::kAbstain;
-        failed += init.outcome() == Outcome::kFailed;
-        if (init.outcome() == Outcome::kOpen) return "an init never ends";
-      }
-      if (failed > 0 && !was_lost_) return "an init failed though no coordinator was lost";
-      if (present == world_.num_ranks && tables > 0 && abstained > 0) return "ranks differ";
-      if (tables > 0 && (world_.differs >= 0 || world_.objects >= 0)) return "unlike, and a table";
-    }
-    const Budget& budget = world_.budget;
-    const bool calm = budget.lost + budget.doubled + budget.given_up + budget.aborted +
-                          budget.crashed + budget.stalls ==
-                      0;
-    if (calm && world_.differs < 0 && world_.objects < 0 && world_.never_comes < 0) {
-      for (const Init& init : inits_) {
-        if (init.outcome() != Outcome::kTable) return "nothing failed, and no table";
-      }
-    }
-    return nullptr;
-  }
-
-  std::string state() const {
-    std::string text;
-    const auto put = [&text](std::uint64_t number) { text += std::to_string(number) + ","; };
-    Explored::describe(*coordinator_, now_ms_, &text);
-    for (const Init& init : inits_) {
-      put(static_cast<std::uint64_t>(init.outcome()));
-      put(static_cast<std::uint64_t>(init.aborted));
-      put(static_cast<std::uint64_t>(init.rank));
-      if (!is_open(init)) continue;
-      put(init.voter.request().incarnation);
-      put(init.voter.request().question);
-      put(static_cast<std::uint64_t>(init.voter.request().kind));
-      put(init.voter.send_at_ms() - now_ms_);
-      put(init.voter.ends_at_ms() - now_ms_);
-      put(init.exchange != 0 ? 1U : 0U);
-    }
-    for (const Flight& flight : flights_) {
-      put(flight.is_answer ? 7U : 8U);
-      put(static_cast<std::uint64_t>(flight.init));
-      put(inits_[static_cast<std::size_t>(flight.init)].exchange == flight.exchange ? 1U : 0U);
-      put(static_cast<std::uint64_t>(flight.is_answer ? int(flight.answer.kind)
-                                                      : int(flight.request.kind)));
-      put(flight.is_answer ? flight.answer.question : flight.request.question);
-      put(flight.is_answer ? flight.answer.incarnation : flight.request.incarnation);
-    }
-    for (const int left :
-         {left_.lost, left_.doubled, left_.given_up, left_.aborted, left_.crashed, left_.stalls}) {
-      put(static_cast<std::uint64_t>(left));
-    }
-    return text;
-  }
-
- private:
-  template <typename T>
-  static int size(const T& list) {
-    return static_cast<int>(list.size());
-  }
-  static bool is_open(const Init& init) {
-    return !init.aborted && init.outcome() == Outcome::kOpen;
-  }
-
-  int last_instance() const {
-    int last = 0;
-    for (const Init& init : inits_) last = std::max(last, init.instance);
-    return last;
-  }
-
-  void begin(int rank, int instance) {
-    Request vote;
-    vote.num_ranks = static_cast<std::uint32_t>(world_.num_ranks);
-    vote.attempt = 1;
-    vote.comm_id = 7;
-    vote.nonce = 1 + ++nonces_;
-    const char* problem = rank == world_.objects ? "no artifact" : "none";
-    std::snprintf(vote.identity, sizeof vote.identity, "problem=%s\ntable=%s\n", problem,
-                  rank == world_.differs ? "b" : "a");
-    std::snprintf(vote.who, sizeof vote.who, "rank %d", rank);
-    inits_.push_back({rank, instance,
-                      Voter(vote, rank == world_.objects, limit_ms(vote.num_ranks) / 2, now_ms_)});
-  }
-
-  void replace_coordinator() {
-    coordinator_ = std::make_unique<Coordinator>(
-        1, [](void* user) { return ++*static_cast<std::uint64_t*>(user); }, nullptr, &drawn_);
-  }
-
-  void give_up(Init* init) {
-    init->exchange = 0;
-    init->voter.hear_nothing(now_ms_);
-  }
-
-  /// An aborted creation is tried again under the same id, once it has ended on all ranks: what
-  /// NCCL exchanges before a tuner's `init` needs them all (bootstrap, 2.30.7 `init.cc:1037,1283`).
-  void settle() {
-    const int last = last_instance();
-    bool aborted = false;
-    for (const Init& init : inits_) {
-      if (init.instance != last) continue;
-      if (is_open(init)) return;
-      aborted |= init.aborted;
-    }
-    if (!aborted) return;
-    for (int rank = 0; rank < world_.num_ranks; ++rank) {
-      if (rank != world_.never_comes) begin(rank, last + 1);
-    }
-  }
-
-  World world_;
-  Budget left_;
-  std::uint64_t now_ms_ = 1'000;
-  std::uint64_t drawn_ = 100;
-  std::uint64_t nonces_ = 0;
-  int exchanges_ = 0;
-  bool was_lost_ = false;
-  std::unique_ptr<Coordinator> coordinator_;
-  std::vector<Init> inits_;
-  std::vector<Flight> flights_;
 };
 
 }  // namespace

@@ -19,8 +19,6 @@ namespace {
 
 /// Releases whose use of a tuner was read, or seen: 2.22 to 2.32.
 constexpr int kOldestVersion = 22200, kNewestVersion = 23299;
-constexpr std::uint64_t kAskLimitMs = 2'000;
-constexpr std::uint64_t kShortHelloLimitMs = 1'000;
 constexpr int kMostHellosInVain = 3;
 constexpr std::uint64_t kNsPerMs = 1'000'000;
 
@@ -28,31 +26,12 @@ Mutex g_mutex;
 /// Every id that this process was told: a shrunk communicator's parent is among them.
 std::uint64_t* g_ids = nullptr;
 std::size_t g_num_ids = 0, g_ids_capacity = 0;
+bool g_ids_repeat = false;
 bool g_world_is_taken = false;
 Endpoint g_endpoint;
 bool g_has_endpoint = false;
 const char* g_why_no_endpoint = nullptr;
 std::atomic<int> g_hellos_in_vain{0};
-
-/// Remembers an id; whether it may be a shrunk communicator's, or nobody could tell any more.
-bool may_repeat(std::uint64_t id) noexcept {
-  const Lock lock(&g_mutex);
-  bool known = false;
-  for (std::size_t i = 0; i < g_num_ids; ++i) {
-    if (id_of_shrunk(g_ids[i]) == id) return true;
-    known |= g_ids[i] == id;
-  }
-  if (known) return false;
-  if (g_num_ids == g_ids_capacity) {
-    const std::size_t more = g_ids_capacity == 0 ? 64 : 2 * g_ids_capacity;
-    auto* ids = static_cast<std::uint64_t*>(std::realloc(g_ids, more * sizeof(std::uint64_t)));
-    if (ids == nullptr) return true;
-    g_ids = ids;
-    g_ids_capacity = more;
-  }
-  g_ids[g_num_ids++] = id;
-  return false;
-}
 
 /// Finds the communicator's id where NCCL does not tell it; null, or why there is none.
 const char* find_id(const NewCommunicator& communicator, const Job& job,
@@ -61,10 +40,7 @@ const char* find_id(const NewCommunicator& communicator, const Job& job,
   if (value_of("NCCL_COMM_ID") != nullptr) {
     return "NCCL_COMM_ID is set, which gives all communicators one id";
   }
-  if (*id != 0) {
-    return may_repeat(*id) ? "it comes of a shrink, and all shrinks of one parent have one id"
-                           : nullptr;
-  }
+  if (*id != 0) return nullptr;
   if (!is_one("DYNAMICCL_ONE_WORLD")) {
     return "this NCCL does not say which communicator it is: on 2.27 start the job with "
            "dynamiccl-run; before, DYNAMICCL_ONE_WORLD=1 promises that no second communicator of "
@@ -82,7 +58,7 @@ const char* find_id(const NewCommunicator& communicator, const Job& job,
 
 /// The coordinator's place, looked up once a process. Null, or why there is none.
 const char* find_coordinator(std::size_t num_nodes, const Job& job, std::uint64_t attempt,
-                             Endpoint* endpoint) noexcept {
+                             std::uint64_t limit_ms, Endpoint* endpoint) noexcept {
   const char* coordinator = value_of("DYNAMICCL_COORDINATOR");
   if (coordinator != nullptr && std::strcmp(coordinator, "none") == 0) coordinator = nullptr;
   if (coordinator == nullptr && num_nodes > 1) {
@@ -100,11 +76,12 @@ const char* find_coordinator(std::size_t num_nodes, const Job& job, std::uint64_
     *endpoint = g_endpoint;
     if (g_has_endpoint || g_why_no_endpoint != nullptr) return g_why_no_endpoint;
   }
-  const char* why_not = find_endpoint(coordinator, value_of("DYNAMICCL_KEY_FILE"), endpoint);
+  const char* why_not =
+      find_endpoint(coordinator, value_of("DYNAMICCL_KEY_FILE"), limit_ms, endpoint);
   const Lock lock(&g_mutex);
-  g_endpoint = *endpoint;
-  g_has_endpoint = why_not == nullptr;
-  g_why_no_endpoint = why_not;
+  if (why_not == nullptr) g_endpoint = *endpoint;
+  g_has_endpoint |= why_not == nullptr;
+  g_why_no_endpoint = g_has_endpoint ? nullptr : why_not;
   return why_not;
 }
 
@@ -125,10 +102,9 @@ void ask_until_decided(Voter* voter, const Endpoint& endpoint, std::uint64_t att
     if (voter->send_at_ms() > now) {
       sleep_ns((voter->send_at_ms() - now) * kNsPerMs);
     } else {
-      if (!voter->has_voted()) try_to_coordinate(endpoint, attempt);
-      const std::uint64_t left = voter->ends_at_ms() > now ? voter->ends_at_ms() - now : 1;
+      if (!voter->has_confirmed()) try_to_coordinate(endpoint, attempt);
       Answer answer;
-      if (ask(endpoint, voter->request(), left < kAskLimitMs ? left : kAskLimitMs, &answer)) {
+      if (ask(endpoint, voter->request(), voter->patience_ms(now), &answer)) {
         voter->hear(answer, now_ms());
       } else {
         voter->hear_nothing(now_ms());
@@ -140,6 +116,7 @@ void ask_until_decided(Voter* voter, const Endpoint& endpoint, std::uint64_t att
 
 /// Why this communicator abstains whatever an artifact holds; the same on all its ranks.
 const char* reason_to_abstain(const NewCommunicator& communicator) noexcept {
+  if (communicator.is_rccl) return "this is RCCL, whose algorithms are others";
   if (communicator.num_nodes == 0 || communicator.num_ranks % communicator.num_nodes != 0) {
     return "its nodes hold different numbers of ranks";
   }
@@ -150,7 +127,36 @@ const char* reason_to_abstain(const NewCommunicator& communicator) noexcept {
   return nullptr;
 }
 
+/// How long to wait for a coordinator. In a process that has waited in vain before less and less,
+/// and always a little: the job's first communicators may have no rank on the coordinator's host,
+/// and a later one does.
+std::uint64_t hello_limit_ms(std::uint32_t num_ranks) noexcept {
+  const int in_vain = g_hellos_in_vain.load();
+  if (in_vain == 0) return limit_ms(num_ranks) / 2;
+  return in_vain < kMostHellosInVain ? short_limit_ms(num_ranks) : short_limit_ms(num_ranks) / 10;
+}
+
 }  // namespace
+
+bool note_id(std::uint64_t id) noexcept {
+  const Lock lock(&g_mutex);
+  bool known = id == 0;
+  for (std::size_t i = 0; i < g_num_ids; ++i) {
+    g_ids_repeat |= id_of_shrunk(g_ids[i]) == id;
+    known |= g_ids[i] == id;
+  }
+  if (known || g_ids_repeat) return g_ids_repeat;
+  if (g_num_ids == g_ids_capacity) {
+    const std::size_t more = g_ids_capacity == 0 ? 64 : 2 * g_ids_capacity;
+    auto* ids = static_cast<std::uint64_t*>(std::realloc(g_ids, more * sizeof(std::uint64_t)));
+    g_ids_repeat = ids == nullptr;  // nobody could tell any more
+    if (ids == nullptr) return true;
+    g_ids = ids;
+    g_ids_capacity = more;
+  }
+  g_ids[g_num_ids++] = id;
+  return false;
+}
 
 std::uint64_t id_of_shrunk(std::uint64_t parent_id) noexcept {
   // Three numbers go in: the parent's id, the number of the child and its colour, both a 4-byte 0.
@@ -175,32 +181,40 @@ void agree(const NewCommunicator& communicator, Agreed* agreed) noexcept {
   const std::uint64_t attempt = fnv1a(reinterpret_cast<const std::uint8_t*>(parts), sizeof parts);
   Endpoint endpoint;
   Request vote;
+  vote.num_ranks = static_cast<std::uint32_t>(communicator.num_ranks);
   // The id first: it is remembered whatever follows.
+  vote.ids_repeat = note_id(communicator.comm_id) ? 1 : 0;
+  const std::uint64_t files_until_ms = now_ms() + limit_ms(vote.num_ranks) / 2;
   const char* reason = find_id(communicator, job, &vote.comm_id);
   if (reason == nullptr) reason = reason_to_abstain(communicator);
-  if (reason == nullptr && g_hellos_in_vain.load() >= kMostHellosInVain) {
-    reason = "no coordinator of the job answered three times";
-  }
   if (reason == nullptr) {
-    reason = find_coordinator(communicator.num_nodes, job, attempt, &endpoint);
+    reason = find_coordinator(communicator.num_nodes, job, attempt, limit_ms(vote.num_ranks) / 2,
+                              &endpoint);
   }
   if (reason != nullptr) {
     std::snprintf(agreed->reason, sizeof agreed->reason, "%s", reason);
     return;
   }
   Prepared prepared;
-  prepare(communicator.num_ranks, communicator.num_nodes, communicator.nccl_version,
-          communicator.constants, &prepared);
-  vote.num_ranks = static_cast<std::uint32_t>(communicator.num_ranks);
+  const std::uint64_t now = now_ms();
+  if (vote.ids_repeat != 0) {
+    prepare_objection("a communicator was shrunk before: ids may repeat", &prepared);
+  } else {
+    prepare({communicator.num_ranks, communicator.num_nodes, communicator.nccl_version,
+             communicator.constants, communicator.asked_first},
+            files_until_ms > now ? files_until_ms - now : 0, &prepared);
+  }
   vote.attempt = attempt;
   vote.nonce = draw_number();
   std::memcpy(vote.identity, prepared.identity, sizeof vote.identity);
   describe_self(job, vote.who);
-  const std::uint64_t hello_limit_ms =
-      g_hellos_in_vain.load() > 0 ? kShortHelloLimitMs : limit_ms(vote.num_ranks) / 2;
-  Voter voter(vote, !prepared.is_sound(), hello_limit_ms, now_ms());
+  Voter voter(vote, !prepared.is_sound(), hello_limit_ms(vote.num_ranks), now_ms());
   ask_until_decided(&voter, endpoint, attempt);
-  if (!voter.has_voted()) g_hellos_in_vain.fetch_add(1);
+  if (voter.has_voted()) {
+    g_hellos_in_vain.store(0);
+  } else {
+    g_hellos_in_vain.fetch_add(1);
+  }
   agreed->outcome = voter.outcome();
   if (voter.outcome() == Outcome::kTable) {
     agreed->table = prepared.table;

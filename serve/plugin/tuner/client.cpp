@@ -9,11 +9,12 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
+#include "file.h"
+#include "platform/apart.h"
 #include "platform/threads.h"
 #include "trusted/file.h"
 #include "tuner/endpoint.h"
@@ -22,34 +23,33 @@
 namespace dynamiccl {
 namespace {
 
-constexpr std::uint64_t kLookUpLimitMs = 5'000;
-
-/// A look-up that may outlive whoever waits for it: the last of the two frees it.
+/// The key and the address: both may stall, so on a thread of its own.
 struct LookUp {
   char host[256];
   char port[8];
-  addrinfo* found;
-  std::atomic<bool> is_done;
-  std::atomic<int> holders;
+  char key_file[4096];
+  Endpoint found;
+  const char* why_not;
+
+  void run() noexcept;
 };
 
-void let_go(LookUp* look_up) noexcept {
-  if (look_up->holders.fetch_sub(1) != 1) return;
-  if (look_up->found != nullptr) freeaddrinfo(look_up->found);
-  std::free(look_up);
-}
-
-void* run_look_up(void* argument) {
-  auto* look_up = static_cast<LookUp*>(argument);
-  addrinfo hints = {};
+void LookUp::run() noexcept {
+  why_not = load_key(key_file, found.key);
+  if (why_not != nullptr) {
+    why_not = "DYNAMICCL_KEY_FILE cannot be used";
+    return;
+  }
+  addrinfo hints = {}, *addresses = nullptr;
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
-  if (getaddrinfo(look_up->host, look_up->port, &hints, &look_up->found) != 0) {
-    look_up->found = nullptr;
+  if (getaddrinfo(host, port, &hints, &addresses) != 0 || addresses == nullptr) {
+    why_not = "the host in DYNAMICCL_COORDINATOR is not found";
+    return;
   }
-  look_up->is_done.store(true, std::memory_order_release);
-  let_go(look_up);
-  return nullptr;
+  std::memcpy(&found.address, addresses->ai_addr, addresses->ai_addrlen);
+  found.size = addresses->ai_addrlen;
+  freeaddrinfo(addresses);
 }
 
 /// Splits at the last colon and takes the brackets off.
@@ -89,35 +89,18 @@ int connected(const Endpoint& endpoint, std::uint64_t until_ms) noexcept {
 
 }  // namespace
 
-const char* find_endpoint(const char* coordinator, const char* key_file,
+const char* find_endpoint(const char* coordinator, const char* key_file, std::uint64_t limit_ms,
                           Endpoint* endpoint) noexcept {
   *endpoint = Endpoint{};
+  LookUp look_up = {};
   if (key_file == nullptr) return "DYNAMICCL_KEY_FILE is not set";
-  if (load_key(key_file, endpoint->key) != nullptr) return "DYNAMICCL_KEY_FILE cannot be used";
-  auto* look_up = static_cast<LookUp*>(std::calloc(1, sizeof(LookUp)));
-  if (look_up == nullptr) return "memory is short";
-  look_up->holders.store(2);
-  pthread_t thread;
-  if (!split(coordinator, look_up)) {
-    std::free(look_up);
-    return "DYNAMICCL_COORDINATOR is not HOST:PORT";
+  if (!split(coordinator, &look_up)) return "DYNAMICCL_COORDINATOR is not HOST:PORT";
+  std::snprintf(look_up.key_file, sizeof look_up.key_file, "%s", key_file);
+  if (!run_apart(&look_up, "dynamiccl-name", limit_ms)) {
+    return "the host in DYNAMICCL_COORDINATOR, or DYNAMICCL_KEY_FILE, is not there in time";
   }
-  if (!start_thread(run_look_up, look_up, "dynamiccl-name", &thread)) {
-    std::free(look_up);
-    return "no thread could be started";
-  }
-  detach_thread(thread);
-  const std::uint64_t until_ms = now_ms() + kLookUpLimitMs;
-  while (!look_up->is_done.load(std::memory_order_acquire) && now_ms() < until_ms) {
-    sleep_ns(500'000);
-  }
-  const bool found = look_up->is_done.load(std::memory_order_acquire) && look_up->found != nullptr;
-  if (found) {
-    std::memcpy(&endpoint->address, look_up->found->ai_addr, look_up->found->ai_addrlen);
-    endpoint->size = look_up->found->ai_addrlen;
-  }
-  let_go(look_up);
-  return found ? nullptr : "the host in DYNAMICCL_COORDINATOR is not found";
+  *endpoint = look_up.found;
+  return look_up.why_not;
 }
 
 void local_endpoint(std::uint64_t attempt, Endpoint* endpoint) noexcept {
@@ -138,16 +121,16 @@ bool ask(const Endpoint& endpoint, const Request& request, std::uint64_t limit_m
   const std::uint64_t until_ms = now_ms() + limit_ms;
   const int socket_fd = connected(endpoint, until_ms);
   if (socket_fd < 0) return false;
-  std::uint8_t body[kMaxRequestBytes];
-  Frame sent, got;
-  seal(endpoint.key, nullptr, body, encode(request, body), &sent);
-  bool heard = write_all(socket_fd, sent.bytes, sent.size, until_ms);
-  while (heard && !got.is_whole()) {
-    heard = wait_for(socket_fd, POLLIN, until_ms) && read_some(socket_fd, &got);
+  Frame<Request> sent = {request, {}};
+  Frame<Answer> got;
+  seal(endpoint.key, nullptr, &sent);
+  bool heard = write_all(socket_fd, &sent, sizeof sent, until_ms);
+  for (std::size_t size = 0; heard && size < sizeof got;) {
+    heard = wait_for(socket_fd, POLLIN, until_ms) && read_some(socket_fd, &got, sizeof got, &size);
   }
   close(socket_fd);
-  return heard && is_sealed(endpoint.key, sent.mac(), got) &&
-         decode(got.body(), got.body_size(), answer);
+  *answer = got.message;
+  return heard && is_sealed(endpoint.key, sent.mac, got);
 }
 
 std::uint64_t now_ms() noexcept { return monotonic_ns() / 1'000'000; }

@@ -12,9 +12,8 @@
 namespace dynamiccl {
 namespace {
 
-/// After one time-out in a job its other rounds wait no longer than that, and after three for
-/// nobody: a rank without the plugin costs a job seconds, and not seconds for each communicator.
-constexpr std::uint64_t kShortLimitMs = 1'000;
+/// After one time-out in a job its other rounds wait for a short limit, and after three for nobody:
+/// a rank without the plugin costs a job seconds, and not seconds for each communicator.
 constexpr int kMostTimeouts = 3;
 constexpr int kMostRounds = 1 << 16;
 constexpr std::uint32_t kMostRanks = 1 << 20;
@@ -38,7 +37,7 @@ struct Coordinator::Round {
   std::uint64_t first_vote_ms;
   std::uint64_t decided_ms;
   std::uint64_t question;
-  Vote* votes;  // hashed by nonce; null where nobody's counts
+  Vote* votes;  // hashed by nonce; null once all of them have their answer, or had time to
   char* identity;
   char* who;
   char* reason;  // null while open
@@ -49,11 +48,10 @@ struct Coordinator::Round {
   std::uint32_t num_told;
   State state;
 
-  void forget_votes() noexcept {
-    std::free(votes);
+  bool is_decided() const noexcept { return state == State::kTable || state == State::kAbstain; }
+  void forget_first_vote() noexcept {
     std::free(identity);
     std::free(who);
-    votes = nullptr;
     identity = who = nullptr;
   }
 };
@@ -63,7 +61,8 @@ Coordinator::Coordinator(std::uint64_t attempt, Draw draw, Log log, void* user) 
 
 Coordinator::~Coordinator() {
   for (int i = 0; i < num_rounds_; ++i) {
-    rounds_[i]->forget_votes();
+    std::free(rounds_[i]->votes);
+    rounds_[i]->forget_first_vote();
     std::free(rounds_[i]->reason);
     std::free(rounds_[i]);
   }
@@ -88,7 +87,10 @@ void Coordinator::answer(const Request& request, std::uint64_t now_ms, Answer* a
     std::snprintf(answer->reason, sizeof answer->reason, "the coordinator has no memory left");
     return;
   }
-  if (request.kind == RequestKind::kVote) take_vote(round, request, now_ms);
+  if (request.kind == RequestKind::kVote) {
+    take_vote(round, request, now_ms);
+    ids_repeat_ |= request.ids_repeat != 0;
+  }
   if (request.kind == RequestKind::kConfirm) take_confirm(round, request, now_ms);
   tell(round, request, now_ms, answer);
 }
@@ -123,10 +125,13 @@ Coordinator::Round* Coordinator::begin(const Request& request, std::uint64_t now
   round->who = copy_of(request.who);
   rounds_[num_rounds_++] = round;
   ++num_open_;
+  ++num_with_votes_;
   if (round->votes == nullptr || round->identity == nullptr || round->who == nullptr) {
     decide(round, State::kAbstain, "the coordinator has no memory left", now_ms);
   } else if (num_timeouts_ >= kMostTimeouts) {
     decide(round, State::kAbstain, "ranks of three communicators of this job never came", now_ms);
+  } else if (ids_repeat_) {
+    decide(round, State::kAbstain, "this job has shrunk a communicator: ids may repeat", now_ms);
   }
   return round;
 }
@@ -141,7 +146,7 @@ Coordinator::Vote* Coordinator::slot(const Round& round, std::uint64_t nonce) no
 }
 
 void Coordinator::take_vote(Round* round, const Request& request, std::uint64_t now_ms) noexcept {
-  if (round->state == State::kTable || round->state == State::kAbstain) return;
+  if (round->is_decided()) return;
   Vote* vote = slot(*round, request.nonce);
   if (vote->nonce != 0) return;  // asked again
   char reason[kMaxReasonBytes], difference[200];
@@ -164,6 +169,7 @@ void Coordinator::take_vote(Round* round, const Request& request, std::uint64_t 
     return decide(round, State::kAbstain, reason, now_ms);
   }
   vote->nonce = request.nonce;
+  ++round->num_votes;
   // Alike, and none of them can use the table.
   if (std::strncmp(request.identity, "problem=none\n", 13) != 0) {
     const char* problem = request.identity + std::strcspn(request.identity, "=");
@@ -171,7 +177,7 @@ void Coordinator::take_vote(Round* round, const Request& request, std::uint64_t 
                   static_cast<int>(std::strcspn(problem, "\n")), problem + (*problem == '='));
     return decide(round, State::kAbstain, reason, now_ms);
   }
-  if (++round->num_votes == round->num_ranks) {
+  if (round->num_votes == round->num_ranks) {
     round->state = State::kAsking;
     round->question = draw_(user_);
   }
@@ -190,6 +196,10 @@ void Coordinator::tell(Round* round, const Request& request, std::uint64_t now_m
                        Answer* answer) noexcept {
   Vote* vote = round->votes != nullptr ? slot(*round, request.nonce) : nullptr;
   const bool counts = vote != nullptr && vote->nonce != 0;
+  if (round->is_decided() && counts && !vote->told) {  // and told again where that was lost
+    vote->told = true;
+    if (++round->num_told == round->num_votes) forget_votes(round);
+  }
   switch (round->state) {
     case State::kOpen:
     case State::kAsking:
@@ -203,10 +213,9 @@ void Coordinator::tell(Round* round, const Request& request, std::uint64_t now_m
                         static_cast<std::uint32_t>((now_ms - round->first_vote_ms) / kShareOfAge);
       return;
     case State::kTable:
-      if (counts) {
+      // However late, and whether its vote is still known or not.
+      if (request.kind == RequestKind::kConfirm && request.question == round->question) {
         answer->kind = AnswerKind::kTable;
-        if (!vote->told) ++round->num_told;
-        vote->told = true;  // and told again where that was lost
         return;
       }
       answer->kind = AnswerKind::kAbstain;
@@ -217,10 +226,14 @@ void Coordinator::tell(Round* round, const Request& request, std::uint64_t now_m
       answer->kind = AnswerKind::kAbstain;
       std::snprintf(answer->reason, sizeof answer->reason, "%s",
                     round->reason != nullptr ? round->reason : "memory is short");
-      if (counts && !vote->told) ++round->num_told;
-      if (counts) vote->told = true;
       return;
   }
+}
+
+void Coordinator::forget_votes(Round* round) noexcept {
+  std::free(round->votes);
+  round->votes = nullptr;
+  --num_with_votes_;
 }
 
 void Coordinator::decide(Round* round, State state, const char* reason,
@@ -229,26 +242,30 @@ void Coordinator::decide(Round* round, State state, const char* reason,
   round->decided_ms = now_ms;
   round->reason = copy_of(reason);
   --num_open_;
+  // As many as were counted have to be told; where none was, nobody.
+  if (round->num_votes == 0) forget_votes(round);
   if (log_ != nullptr) {
     log_(user_, {round->comm_id, round->num_ranks, round->num_votes, state == State::kTable,
                  now_ms - round->first_vote_ms, round->identity != nullptr ? round->identity : "",
                  reason});
   }
+  round->forget_first_vote();
 }
 
 std::uint64_t Coordinator::limit_of(const Round& round) const noexcept {
-  return num_timeouts_ == 0 ? limit_ms(round.num_ranks) : kShortLimitMs;
+  return num_timeouts_ == 0 ? limit_ms(round.num_ranks) : short_limit_ms(round.num_ranks);
 }
 
 void Coordinator::look_at_clock(std::uint64_t now_ms) noexcept {
   const std::uint64_t slept_ms = looked_at_ms_ == 0 ? 0 : now_ms - looked_at_ms_;
   looked_at_ms_ = now_ms;
-  for (int i = num_rounds_ - 1; i >= 0; --i) {
+  for (int i = num_rounds_ - 1, left = num_with_votes_; left > 0; --i) {
     Round* round = rounds_[i];
-    if (round->state == State::kTable || round->state == State::kAbstain) {
-      // By then whoever waits for its answer has failed (voter.cpp). Older ones are forgotten too.
-      if (round->votes == nullptr && num_open_ == 0) break;
-      if (now_ms - round->decided_ms > 4 * limit_ms(round->num_ranks)) round->forget_votes();
+    if (round->votes == nullptr) continue;
+    --left;
+    if (round->is_decided()) {
+      // By then whoever waits for its answer has ended, or was stopped.
+      if (now_ms - round->decided_ms > 4 * limit_ms(round->num_ranks)) forget_votes(round);
       continue;
     }
     char reason[kMaxReasonBytes];
@@ -270,7 +287,7 @@ void Coordinator::look_at_clock(std::uint64_t now_ms) noexcept {
 bool Coordinator::is_awaited() const noexcept {
   for (int i = num_rounds_ - 1; i >= 0; --i) {
     const Round& round = *rounds_[i];
-    if (round.state == State::kOpen || round.state == State::kAsking) return true;
+    if (!round.is_decided()) return true;
     if (round.votes != nullptr && round.num_told < round.num_votes) return true;
   }
   return false;

@@ -3,7 +3,9 @@
 // A round is one communicator. It is open until as many ranks as it has have voted alike; then all
 // are asked whether they are still here, which a vote of an `init` that was aborted does not
 // answer; then all get the table. Anything else, and the limit, which counts from the first vote,
-// makes it abstain, for all of them and for whoever comes later. What was decided stays so.
+// makes it abstain, for all of them and for whoever comes later. What was decided stays so, and is
+// answered as long as the process lives: a table to whoever confirms the round's question, a random
+// number that its own ranks alone were asked. So who voted need not be kept for that.
 #pragma once
 
 #include <cstddef>
@@ -62,6 +64,7 @@ class Coordinator {
   void take_vote(Round* round, const Request& request, std::uint64_t now_ms) noexcept;
   void take_confirm(Round* round, const Request& request, std::uint64_t now_ms) noexcept;
   void tell(Round* round, const Request& request, std::uint64_t now_ms, Answer* answer) noexcept;
+  void forget_votes(Round* round) noexcept;
   void decide(Round* round, State state, const char* reason, std::uint64_t now_ms) noexcept;
   std::uint64_t limit_of(const Round& round) const noexcept;
 
@@ -74,7 +77,9 @@ class Coordinator {
   int num_rounds_ = 0;
   int capacity_ = 0;
   int num_open_ = 0;
+  int num_with_votes_ = 0;
   int num_timeouts_ = 0;
+  bool ids_repeat_ = false;
   std::uint64_t looked_at_ms_ = 0;
 };
 

@@ -23,9 +23,9 @@ struct Endpoint {
   std::uint8_t key[kDigestBytes];  // zeros where is_local
 };
 
-/// `host:port` or `[v6]:port`, looked up on a thread of its own, since a silent name server takes
-/// minutes. Null on success, else why not.
-const char* find_endpoint(const char* coordinator, const char* key_file,
+/// `host:port` or `[v6]:port`, and the key: looked up on a thread of their own, since a silent name
+/// server takes minutes and a file system may stall. Null on success, else why not.
+const char* find_endpoint(const char* coordinator, const char* key_file, std::uint64_t limit_ms,
                           Endpoint* endpoint) noexcept;
 
 /// Of the job's processes on this node.

@@ -15,7 +15,7 @@ ncclResult_t create(std::size_t num_ranks, std::size_t num_nodes, std::uint64_t 
   if (context == nullptr) return ncclSuccess;
   const DecisionTable* table = nullptr;
   const ncclResult_t result =
-      init_communicator(num_ranks, num_nodes, comm_id, domains, constants, logger, &table);
+      init_communicator(num_ranks, num_nodes, comm_id, domains, constants, logger, "none", &table);
   *context = const_cast<DecisionTable*>(table);
   return result;
 }

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "identity/environment.h"
-#include "platform/dynamic.h"
+#include "platform/nccl_version.h"
 #include "platform/threads.h"
 
 namespace dynamiccl {
@@ -24,13 +24,21 @@ void say(ncclDebugLogger_t logger, ncclDebugLogLevel level, std::size_t num_rank
 ncclResult_t init_communicator(std::size_t num_ranks, std::size_t num_nodes, std::uint64_t comm_id,
                                const ncclNvlDomainInfo_v5_t* domains,
                                ncclTunerConstants_v5_t* constants, ncclDebugLogger_t logger,
-                               const DecisionTable** table) noexcept {
+                               const char* asked_first, const DecisionTable** table) noexcept {
   *table = nullptr;
-  if (num_ranks < 2 || in_forked_child() || is_one("DYNAMICCL_DISABLE")) return ncclSuccess;
+  if (num_ranks < 2 || in_forked_child()) return ncclSuccess;
+  if (is_one("DYNAMICCL_DISABLE")) {
+    note_id(comm_id);
+    return ncclSuccess;
+  }
   const bool is_even =
       domains == nullptr || domains->minRanksPerNvlDomain == domains->maxRanksPerNvlDomain;
   Agreed agreed;
-  agree({num_ranks, num_nodes, comm_id, loaded_nccl_version(), constants, is_even}, &agreed);
+  const auto of_nccl = reinterpret_cast<void (*)()>(logger);
+  const bool is_rccl = std::strstr(library_of(of_nccl), "librccl") != nullptr;
+  agree({num_ranks, num_nodes, comm_id, nccl_version_of(of_nccl), is_rccl, constants, is_even,
+         asked_first},
+        &agreed);
   if (agreed.outcome == Outcome::kTable) {
     *table = agreed.table;
     if (agreed.constants != nullptr) write_constants(*agreed.constants, constants);

@@ -2,8 +2,8 @@
 // then look-ups.
 //
 // Every function returns success, since any other value fails a collective or a communicator; the
-// exception is an `init` whose coordinator was lost after its vote (voter.h), where some ranks may
-// have the table and this one cannot know.
+// exception is an `init` whose coordinator was lost after this rank had confirmed (voter.h), where
+// some ranks may have the table and this one cannot know.
 #pragma once
 
 #include <cstddef>
@@ -17,11 +17,12 @@ namespace dynamiccl {
 
 /// Agrees with the other ranks, once. `*table` is null where NCCL's own choice stands, which a line
 /// says, and where it is given other constants to choose by; it stays for as long as the process
-/// (tables.h). `domains` and `constants` may be null.
+/// (tables.h). `domains` and `constants` may be null. `asked_first` names the vendor's tuner that
+/// is asked before ours, on all ranks the same, or is "none".
 ncclResult_t init_communicator(std::size_t num_ranks, std::size_t num_nodes, std::uint64_t comm_id,
                                const ncclNvlDomainInfo_v5_t* domains,
                                ncclTunerConstants_v5_t* constants, ncclDebugLogger_t logger,
-                               const DecisionTable** table) noexcept;
+                               const char* asked_first, const DecisionTable** table) noexcept;
 
 /// The id of the communicator whose tuner is made next on this thread, as NCCL 2.27 told the
 /// profiler that this library exports as well (told_profiler.cpp); 0: it told of another one, or

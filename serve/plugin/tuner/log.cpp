@@ -1,11 +1,14 @@
-// See log.h.
+// See log.h. Lines go through a pipe in packet mode, whole and in order: it is their memory, and
+// what does not fit is lost.
 #include "tuner/log.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
 #include "identity/environment.h"
@@ -14,15 +17,13 @@
 namespace dynamiccl {
 namespace {
 
-constexpr std::size_t kPendingBytes = 256 * 1024;
-constexpr std::size_t kLineBytes = 4 * 1024;
+constexpr std::size_t kLineBytes = 4 * 1024;  // PIPE_BUF of Linux: written whole, or not at all
 
-Mutex g_mutex;
-char* g_pending = nullptr;  // null: nobody writes
-std::size_t g_size = 0;
-char g_path[4096];
+constexpr int kWaitingBytes = 1024 * 1024;  // a page for each line
+
+char g_path[4096] = "";  // empty: no file
 int g_pipe[2] = {-1, -1};
-bool g_has_spoken = false;
+std::atomic<int> g_num_waiting{0};
 
 /// Text as a JSON string without its quotes; lines become "; ".
 void escape(const char* text, char* out, std::size_t capacity) noexcept {
@@ -43,72 +44,79 @@ void escape(const char* text, char* out, std::size_t capacity) noexcept {
   out[at] = '\0';
 }
 
-void write_pending(char* copy) noexcept {
-  std::size_t size = 0;
-  {
-    const Lock lock(&g_mutex);
-    size = g_size;
-    std::memcpy(copy, g_pending, size);
-    g_size = 0;
+void* run(void*) {
+  char line[kLineBytes];
+  for (ssize_t size; (size = read(g_pipe[0], line, sizeof line)) > 0; g_num_waiting.fetch_sub(1)) {
+    const bool is_json = line[0] == '{';
+    const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+    const int file = is_json ? open(g_path, flags, 0644) : STDERR_FILENO;
+    pollfd is_free = {file, POLLOUT, 0};
+    // A log that cannot be written is no reason for anything, nor one that is full (ctrl-S, say).
+    if (poll(&is_free, 1, 0) == 1 && (is_free.revents & POLLOUT) != 0) {
+      [[maybe_unused]] const ssize_t written = write(file, line, static_cast<std::size_t>(size));
+    }
+    if (is_json && file >= 0) close(file);
   }
-  const int file = open(g_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0644);
-  if (file < 0) return;
-  // A log that cannot be written is no reason for anything.
-  [[maybe_unused]] const ssize_t written = write(file, copy, size);
-  close(file);
+  return nullptr;
 }
 
-void* run(void*) {
-  auto* copy = static_cast<char*>(std::malloc(kPendingBytes));
-  char byte;
-  while (copy != nullptr && read(g_pipe[0], &byte, 1) == 1) write_pending(copy);
-  std::free(copy);
-  return nullptr;
+void send_line(const char* line, int length) noexcept {
+  if (g_pipe[1] < 0 || length <= 0) return;
+  g_num_waiting.fetch_add(1);
+  const std::size_t size = std::min(static_cast<std::size_t>(length), kLineBytes - 1);
+  if (write(g_pipe[1], line, size) < 0) g_num_waiting.fetch_sub(1);
 }
 
 }  // namespace
 
 void start_log() noexcept {
-  const char* folder = value_of("DYNAMICCL_LOG_DIR");
-  const Lock lock(&g_mutex);
-  if (folder == nullptr || g_pending != nullptr || pipe2(g_pipe, O_CLOEXEC) != 0) return;
-  char host[64] = "";
-  gethostname(host, sizeof host - 1);
-  std::snprintf(g_path, sizeof g_path, "%s/dynamiccl-%s-%d.jsonl", folder, host,
-                static_cast<int>(getpid()));
+  if (g_pipe[1] >= 0 || pipe2(g_pipe, O_CLOEXEC | O_DIRECT) != 0) return;
+  fcntl(g_pipe[1], F_SETFL, O_NONBLOCK | O_DIRECT);
+  fcntl(g_pipe[1], F_SETPIPE_SZ, kWaitingBytes);
+  if (const char* folder = value_of("DYNAMICCL_LOG_DIR")) {
+    char host[64] = "";
+    gethostname(host, sizeof host - 1);
+    std::snprintf(g_path, sizeof g_path, "%s/dynamiccl-%s-%d.jsonl", folder, host,
+                  static_cast<int>(getpid()));
+  }
   pthread_t thread;
-  g_pending = static_cast<char*>(std::malloc(kPendingBytes));
-  if (g_pending != nullptr && start_thread(run, nullptr, "dynamiccl-log", &thread)) {
-    fcntl(g_pipe[1], F_SETFL, O_NONBLOCK);
+  if (start_thread(run, nullptr, "dynamiccl-log", &thread)) {
     detach_thread(thread);
+  } else {
+    close(g_pipe[1]);
+    g_pipe[1] = -1;  // nobody would read it
   }
 }
 
+bool log_is_written() noexcept { return g_num_waiting.load() == 0; }
+
 void log_decision(const Coordinator::Decided& decided) noexcept {
+  static bool has_spoken = false;  // of the coordinator's thread alone
   char identity[2 * kMaxIdentityBytes], reason[2 * kMaxReasonBytes], line[kLineBytes];
+  if (!has_spoken) {
+    has_spoken = true;
+    send_line(
+        line,
+        std::snprintf(line, sizeof line, "DynamICCL: first communicator, %u ranks: %s%s%s\n",
+                      decided.num_ranks,
+                      decided.is_table ? "the artifact's table, from call 0" : "NCCL's own choice",
+                      decided.is_table ? "" : ": ", decided.reason));
+  }
+  if (g_path[0] == '\0') return;
   escape(decided.identity, identity, sizeof identity);
   escape(decided.reason, reason, sizeof reason);
-  const char* choice = decided.is_table ? "table" : "abstain";
-  const int length = std::snprintf(
-      line, sizeof line,
-      "{\"time\": %llu.%03llu, \"communicator\": \"%016llx\", \"ranks\": %u, \"votes\": %u, "
-      "\"decision\": \"%s\", \"reason\": \"%s\", \"took_ms\": %llu, \"identity\": \"%s\"}\n",
-      static_cast<unsigned long long>(realtime_ns() / 1'000'000'000),
-      static_cast<unsigned long long>(realtime_ns() / 1'000'000 % 1'000),
-      static_cast<unsigned long long>(decided.comm_id), decided.num_ranks, decided.num_votes,
-      choice, reason, static_cast<unsigned long long>(decided.took_ms), identity);
-  const Lock lock(&g_mutex);
-  if (!g_has_spoken) {
-    g_has_spoken = true;
-    std::fprintf(stderr, "DynamICCL: first communicator, %u ranks: %s%s%s\n", decided.num_ranks,
-                 decided.is_table ? "the artifact's table, from call 0" : "NCCL's own choice",
-                 decided.is_table ? "" : ": ", decided.reason);
-  }
-  const auto size = static_cast<std::size_t>(length);
-  if (g_pending == nullptr || length < 0 || g_size + size > kPendingBytes) return;
-  std::memcpy(g_pending + g_size, line, size < sizeof line ? size : sizeof line - 1);
-  g_size += size < sizeof line ? size : sizeof line - 1;
-  [[maybe_unused]] const ssize_t told = write(g_pipe[1], "", 1);
+  const std::uint64_t now_ms = realtime_ns() / 1'000'000;
+  send_line(
+      line,
+      std::snprintf(
+          line, sizeof line,
+          "{\"time\": %llu.%03llu, \"communicator\": \"%016llx\", \"ranks\": %u, \"votes\": %u, "
+          "\"decision\": \"%s\", \"reason\": \"%s\", \"took_ms\": %llu, \"identity\": \"%s\"}\n",
+          static_cast<unsigned long long>(now_ms / 1'000),
+          static_cast<unsigned long long>(now_ms % 1'000),
+          static_cast<unsigned long long>(decided.comm_id), decided.num_ranks, decided.num_votes,
+          decided.is_table ? "table" : "abstain", reason,
+          static_cast<unsigned long long>(decided.took_ms), identity));
 }
 
 }  // namespace dynamiccl

@@ -7,10 +7,13 @@
 
 namespace dynamiccl {
 
-/// Starts the writing thread, where DYNAMICCL_LOG_DIR is set.
+/// Starts the writing thread. Once a process.
 void start_log() noexcept;
 
-/// Never waits for a file.
+/// Never waits: neither for a file nor for a terminal or pipe that is full.
 void log_decision(const Coordinator::Decided& decided) noexcept;
+
+/// Whether all that was logged has been written, or given up.
+bool log_is_written() noexcept;
 
 }  // namespace dynamiccl

@@ -1,5 +1,5 @@
 // What a rank and the coordinator say to each other: one request, one answer, then the connection
-// is closed.
+// is closed. Both go over the wire as they lie in memory, all of them zeroed first.
 #pragma once
 
 #include <cstddef>
@@ -7,21 +7,28 @@
 
 namespace dynamiccl {
 
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers of messages are little-endian");
+
 /// The rank's lines `name=value`, which all ranks must have in common, and who it is.
 inline constexpr std::size_t kMaxIdentityBytes = 1024;
-inline constexpr std::size_t kMaxWhoBytes = 160;
-inline constexpr std::size_t kMaxReasonBytes = 512;
+inline constexpr std::size_t kMaxWhoBytes = 158;
+inline constexpr std::size_t kMaxReasonBytes = 511;
+
+/// The first bytes of each message: "DCA2".
+inline constexpr std::uint32_t kMessageMagic = 0x32414344;
 
 enum class RequestKind : std::uint8_t { kHello = 1, kVote, kConfirm };
 
 struct Request {
-  RequestKind kind = RequestKind::kHello;
+  std::uint32_t magic = kMessageMagic;
   std::uint32_t num_ranks = 0;
   std::uint64_t attempt = 0;      // which run of which job
   std::uint64_t incarnation = 0;  // of the coordinator that is asked; 0 in a hello
   std::uint64_t comm_id = 0;
   std::uint64_t nonce = 0;     // of this init, drawn anew for each
   std::uint64_t question = 0;  // in a confirm: which "still here?" it answers
+  RequestKind kind = RequestKind::kHello;
+  std::uint8_t ids_repeat = 0;  // 1 in a vote: this process saw a shrink (agree.h)
   // In a vote: ends with a zero each.
   char identity[kMaxIdentityBytes] = "";
   char who[kMaxWhoBytes] = "";
@@ -37,22 +44,27 @@ enum class AnswerKind : std::uint8_t {
 };
 
 struct Answer {
-  AnswerKind kind = AnswerKind::kRetry;
+  std::uint32_t magic = kMessageMagic;
   std::uint32_t wait_ms = 0;
   std::uint64_t incarnation = 0;
   std::uint64_t question = 0;
+  AnswerKind kind = AnswerKind::kRetry;
   char reason[kMaxReasonBytes] = "";
 };
 
-inline constexpr std::size_t kMaxRequestBytes = 48 + kMaxIdentityBytes + kMaxWhoBytes;
-inline constexpr std::size_t kMaxAnswerBytes = 24 + kMaxReasonBytes;
+static_assert(sizeof(Request) == 50 + kMaxIdentityBytes + kMaxWhoBytes, "no gaps");
+static_assert(sizeof(Answer) == 25 + kMaxReasonBytes, "no gaps");
 
-/// Writes a message and returns its length; the texts are cut where they are too long.
-std::size_t encode(const Request& request, std::uint8_t (&out)[kMaxRequestBytes]) noexcept;
-std::size_t encode(const Answer& answer, std::uint8_t (&out)[kMaxAnswerBytes]) noexcept;
-
-/// Reads a message; false for anything that encode() does not write.
-bool decode(const std::uint8_t* bytes, std::size_t size, Request* request) noexcept;
-bool decode(const std::uint8_t* bytes, std::size_t size, Answer* answer) noexcept;
+/// Whether what came over the wire is a message: its numbers known, its texts with an end.
+inline bool is_sound(const Request& request) noexcept {
+  return request.magic == kMessageMagic && request.kind >= RequestKind::kHello &&
+         request.kind <= RequestKind::kConfirm && request.ids_repeat <= 1 &&
+         request.num_ranks >= 2 && request.nonce != 0 &&
+         request.identity[kMaxIdentityBytes - 1] == 0 && request.who[kMaxWhoBytes - 1] == 0;
+}
+inline bool is_sound(const Answer& answer) noexcept {
+  return answer.magic == kMessageMagic && answer.kind >= AnswerKind::kWelcome &&
+         answer.kind <= AnswerKind::kRetry && answer.reason[kMaxReasonBytes - 1] == 0;
+}
 
 }  // namespace dynamiccl

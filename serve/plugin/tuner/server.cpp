@@ -27,13 +27,21 @@ namespace {
 
 constexpr int kMostConnections = 128;
 constexpr std::uint64_t kConnectionLimitMs = 2'000;
+/// A rank's question comes with its connection: where all places are taken, one that has not asked
+/// by then is a stranger's.
+constexpr std::uint64_t kCrowdedLimitMs = 100;
 constexpr int kLookMs = 100;
 constexpr std::uint64_t kLingerMs = 2'000;
 
 struct Connection {
-  int descriptor = -1;
-  std::uint64_t until_ms = 0;
-  Frame frame;
+  /// First nobody's, then closed: a forked child closes what it finds here, and by then the number
+  /// may be a file's of the job.
+  void end() noexcept { close(descriptor.exchange(-1)); }
+
+  std::atomic<int> descriptor{-1};
+  std::uint64_t since_ms = 0;
+  std::size_t size = 0;  // of what has come of the frame
+  Frame<Request> frame;
 };
 
 struct Server {
@@ -46,8 +54,9 @@ struct Server {
 
   void run() noexcept;
   bool rests() noexcept;
-  void accept_one() noexcept;
+  bool accept_one() noexcept;
   void serve(Connection* connection) noexcept;
+  void end_those_older_than(std::uint64_t age_ms) noexcept;
 
   Endpoint endpoint;
   int listener;
@@ -68,7 +77,7 @@ void forget_in_child() noexcept {
   if (server == nullptr) return;
   close(server->listener);
   for (Connection& connection : server->connections) {
-    if (connection.descriptor >= 0) close(connection.descriptor);
+    if (connection.descriptor >= 0) connection.end();
   }
 }
 
@@ -78,7 +87,7 @@ void linger() {
   for (const std::uint64_t until_ms = now_ms() + kLingerMs; now_ms() < until_ms;) {
     {
       const Lock lock(&server->mutex);
-      if (!server->coordinator.is_awaited()) return;
+      if (!server->coordinator.is_awaited() && log_is_written()) return;
     }
     sleep_ns(2'000'000);
   }
@@ -90,50 +99,56 @@ bool Server::rests() noexcept {
   return num_open == 0 && !coordinator.has_open_rounds();
 }
 
-void Server::accept_one() noexcept {
+bool Server::accept_one() noexcept {
   const int descriptor = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (descriptor < 0) {
     // Out of descriptors, say: the job needs them more than we do, and poll() would spin.
     if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) sleep_ns(20'000'000);
-    return;
+    return false;
   }
   if (endpoint.is_local && !is_own_user(descriptor)) {
     close(descriptor);
-    return;
+    return true;
   }
   for (Connection& connection : connections) {
     if (connection.descriptor >= 0) continue;
     connection.descriptor = descriptor;
-    connection.until_ms = now_ms() + kConnectionLimitMs;
-    connection.frame.size = 0;
+    connection.since_ms = now_ms();
+    connection.size = 0;
     ++num_open;
-    return;
+    return true;
   }
   close(descriptor);
+  return false;
+}
+
+void Server::end_those_older_than(std::uint64_t age_ms) noexcept {
+  const std::uint64_t now = now_ms();
+  for (Connection& connection : connections) {
+    if (connection.descriptor < 0 || now - connection.since_ms <= age_ms) continue;
+    connection.end();
+    --num_open;
+  }
 }
 
 void Server::serve(Connection* connection) noexcept {
-  bool ends = !read_some(connection->descriptor, &connection->frame);
-  if (!ends && connection->frame.is_whole()) {
+  const Frame<Request>& frame = connection->frame;
+  bool ends =
+      !read_some(connection->descriptor, &connection->frame, sizeof frame, &connection->size);
+  if (!ends && connection->size == sizeof frame) {
     ends = true;
-    Request request;
-    const Frame& frame = connection->frame;
-    if (is_sealed(endpoint.key, nullptr, frame) &&
-        decode(frame.body(), frame.body_size(), &request)) {
-      Answer answer;
+    if (is_sealed(endpoint.key, nullptr, frame)) {
+      Frame<Answer> answer;
       {
         const Lock lock(&mutex);
-        coordinator.answer(request, now_ms(), &answer);
+        coordinator.answer(frame.message, now_ms(), &answer.message);
       }
-      std::uint8_t body[kMaxAnswerBytes];
-      Frame sealed;
-      seal(endpoint.key, frame.mac(), body, encode(answer, body), &sealed);
-      write_all(connection->descriptor, sealed.bytes, sealed.size, now_ms());  // its buffer is free
+      seal(endpoint.key, frame.mac, &answer);
+      write_all(connection->descriptor, &answer, sizeof answer, now_ms());  // its buffer is free
     }
   }
   if (!ends) return;
-  close(connection->descriptor);
-  connection->descriptor = -1;
+  connection->end();
   --num_open;
 }
 
@@ -151,15 +166,13 @@ void Server::run() noexcept {
     }
     if (poll(waited, count, rests() ? -1 : kLookMs) < 0) continue;
     for (nfds_t i = first; i < count; ++i) {
-      if (waited[i].revents != 0) {
-        serve(of[i]);
-      } else if (now_ms() > of[i]->until_ms) {
-        close(of[i]->descriptor);
-        of[i]->descriptor = -1;
-        --num_open;
+      if (waited[i].revents != 0) serve(of[i]);
+    }
+    if (first == 1 && waited[0].revents != 0) {
+      while (num_open < most && accept_one()) {
       }
     }
-    if (first == 1 && waited[0].revents != 0) accept_one();
+    end_those_older_than(num_open < most ? kConnectionLimitMs : kCrowdedLimitMs);
   }
 }
 

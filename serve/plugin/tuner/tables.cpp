@@ -1,14 +1,17 @@
 // See tables.h.
 #include "tuner/tables.h"
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
+#include "build_digest.h"
 #include "identity/environment.h"
 #include "identity/fingerprint.h"
 #include "identity/index.h"
 #include "platform/allocate.h"
+#include "platform/apart.h"
 #include "platform/threads.h"
 #include "trusted/file.h"
 
@@ -19,6 +22,7 @@ constexpr std::size_t kProblemBytes = 300;
 
 struct Kept {
   std::uint8_t hash[kDigestBytes];
+  int nccl_version;  // what a table may ask for depends on it, and a process may have two
   bool is_table;
   union {
     DecisionTable table;
@@ -63,7 +67,8 @@ const char* decode(const Read& file, int nccl_version, Kept* kept) noexcept {
 const Kept* keep(const Read& file, int nccl_version, const char** problem) noexcept {
   const Lock lock(&g_mutex);
   for (const Kept* kept = g_kept; kept != nullptr; kept = kept->next) {
-    if (kept->is_table == file.is_table && std::memcmp(kept->hash, file.hash, kDigestBytes) == 0) {
+    if (kept->is_table == file.is_table && kept->nccl_version == nccl_version &&
+        std::memcmp(kept->hash, file.hash, kDigestBytes) == 0) {
       return kept;
     }
   }
@@ -74,14 +79,15 @@ const Kept* keep(const Read& file, int nccl_version, const char** problem) noexc
     return nullptr;
   }
   std::memcpy(kept->hash, file.hash, kDigestBytes);
+  kept->nccl_version = nccl_version;
   kept->next = g_kept;
   g_kept = kept;
   return kept;
 }
 
-void read_artifact(std::size_t num_ranks, std::size_t num_nodes, int nccl_version,
-                   const ncclTunerConstants_v5_t* own, PluginIndex* index,
+void read_artifact(const Shape& shape, const char* fingerprint, PluginIndex* index,
                    Reading* reading) noexcept {
+  const std::size_t num_ranks = shape.num_ranks, num_nodes = shape.num_nodes;
   const char* artifact = value_of("DYNAMICCL_ARTIFACT");
   if (artifact == nullptr) DYNAMICCL_FAIL("DYNAMICCL_ARTIFACT is not set");
   char path[4096];
@@ -98,10 +104,10 @@ void read_artifact(std::size_t num_ranks, std::size_t num_nodes, int nccl_versio
   std::snprintf(path, sizeof path, "%s/plugin.index", artifact);
   if (const char* reason = index->load(path)) DYNAMICCL_FAIL("plugin.index: %s", reason);
   to_hex(index->artifact_hash(), kDigestBytes, reading->artifact);
-  const char* system = index->find_system(own_fingerprint());
+  const char* system = index->find_system(fingerprint);
   if (system == nullptr) {
     DYNAMICCL_FAIL("the artifact does not know this machine, %s; see 'dynamiccl-deploy bind'",
-                   own_fingerprint());
+                   fingerprint);
   }
   std::snprintf(reading->system, sizeof reading->system, "%s", system);
   const char* wanted_system = value_of("DYNAMICCL_SYSTEM");
@@ -131,7 +137,7 @@ void read_artifact(std::size_t num_ranks, std::size_t num_nodes, int nccl_versio
     DYNAMICCL_FAIL("%s: not the one that plugin.index names", what);
   }
   const char* problem = nullptr;
-  const Kept* kept = keep({bytes, size, hash, is_table}, nccl_version, &problem);
+  const Kept* kept = keep({bytes, size, hash, is_table}, shape.nccl_version, &problem);
   if (problem != nullptr) DYNAMICCL_FAIL("%s: %s", what, problem);
   const std::int32_t nodes = is_table ? kept->table.num_nodes : kept->constants.num_nodes;
   const std::int32_t ranks = is_table ? kept->table.num_ranks : kept->constants.num_ranks;
@@ -139,36 +145,79 @@ void read_artifact(std::size_t num_ranks, std::size_t num_nodes, int nccl_versio
       static_cast<std::size_t>(ranks) != num_ranks) {
     DYNAMICCL_FAIL("%s: made for another number of ranks or nodes", what);
   }
-  if (!is_table) problem = problem_with(kept->constants, own);
+  if (!is_table) problem = problem_with(kept->constants, shape.constants);
   if (problem != nullptr) DYNAMICCL_FAIL("%s: %s", what, problem);
   reading->kept = kept;
 }
 
 #undef DYNAMICCL_FAIL
 
-}  // namespace
+std::atomic<bool> g_was_late{false};
 
-void prepare(std::size_t num_ranks, std::size_t num_nodes, int nccl_version,
-             const ncclTunerConstants_v5_t* own, Prepared* prepared) noexcept {
+struct Preparation {
+  Shape shape;
+  ncclTunerConstants_v5_t constants;
+  char asked_first[128];
+  Prepared prepared;
+
+  static std::atomic<int> running;
+
+  void run() noexcept;
+};
+std::atomic<int> Preparation::running{0};
+
+void Preparation::run() noexcept {
+  running.fetch_add(1);
+#ifdef DYNAMICCL_TESTS
+  sleep_ns(duration_ns("DYNAMICCL_TEST_STALL_S", 0));  // a file system that stalls
+#endif
+  char fingerprint[kFingerprintBytes];
+  own_fingerprint(shape.nccl_version, fingerprint);
   Reading reading;
   auto* index = allocate<PluginIndex>();  // 64 KiB
   if (index == nullptr) {
     std::snprintf(reading.problem, sizeof reading.problem, "memory is short");
   } else {
-    read_artifact(num_ranks, num_nodes, nccl_version, own, index, &reading);
+    if (shape.constants != nullptr) shape.constants = &constants;  // this copy's own
+    read_artifact(shape, fingerprint, index, &reading);
   }
   deallocate(index);
   if (reading.kept != nullptr) {
     const Kept& kept = *reading.kept;
-    prepared->table = kept.is_table ? &kept.table : nullptr;
-    prepared->constants = kept.is_table ? nullptr : &kept.constants;
+    prepared.table = kept.is_table ? &kept.table : nullptr;
+    prepared.constants = kept.is_table ? nullptr : &kept.constants;
   }
-  std::snprintf(prepared->identity, sizeof prepared->identity,
-                "problem=%s\nplugin=%s\nmachine=%s\nartifact=%s\nsystem=%s\ntable=%s\nranks=%zu\n"
-                "nodes=%zu\nnccl=%d\n",
+  std::snprintf(prepared.identity, sizeof prepared.identity,
+                "problem=%s\nplugin=%s %s\nmachine=%s\nartifact=%s\nsystem=%s\ntable=%s\n"
+                "ranks=%zu\nnodes=%zu\nnccl=%d\nasked first=%s\n",
                 reading.problem[0] != '\0' ? reading.problem : "none", kPluginVersion,
-                own_fingerprint(), reading.artifact, reading.system, reading.file, num_ranks,
-                num_nodes, nccl_version);
+                kSourceDigest, fingerprint, reading.artifact, reading.system, reading.file,
+                shape.num_ranks, shape.num_nodes, shape.nccl_version, asked_first);
+  running.fetch_sub(1);
+}
+
+}  // namespace
+
+void prepare_objection(const char* problem, Prepared* prepared) noexcept {
+  *prepared = Prepared{};
+  std::snprintf(prepared->identity, sizeof prepared->identity, "problem=%s\n", problem);
+}
+
+void prepare(const Shape& shape, std::uint64_t limit_ms, Prepared* prepared) noexcept {
+  // While one that was given up still hangs in a file system, no other is sent after it.
+  if (g_was_late.load() && Preparation::running.load() > 0) {
+    return prepare_objection("its files could not be read in time before", prepared);
+  }
+  Preparation preparation = {shape, {}, {}, {}};
+  if (shape.constants != nullptr) preparation.constants = *shape.constants;
+  std::snprintf(preparation.asked_first, sizeof preparation.asked_first, "%s", shape.asked_first);
+  const bool in_time = run_apart(&preparation, "dynamiccl-read", limit_ms);
+  g_was_late.store(!in_time);
+  *prepared = preparation.prepared;
+  if (!in_time) {
+    prepare_objection("its files (artifact, kill file, /proc, /sys) could not be read in time",
+                      prepared);
+  }
 }
 
 }  // namespace dynamiccl

@@ -20,10 +20,20 @@ struct Prepared {
   char identity[kMaxIdentityBytes] = "";
 };
 
-/// Reads DYNAMICCL_ARTIFACT for a communicator of this shape. The identity begins with
-/// "problem=none", or with why this rank cannot use the artifact. `own` are NCCL's constants, or
-/// null where it shows none.
-void prepare(std::size_t num_ranks, std::size_t num_nodes, int nccl_version,
-             const ncclTunerConstants_v5_t* own, Prepared* prepared) noexcept;
+/// What is prepared for.
+struct Shape {
+  std::size_t num_ranks, num_nodes;
+  int nccl_version;
+  const ncclTunerConstants_v5_t* constants;  // NCCL's own, or null where it shows none
+  const char* asked_first;                   // the vendor's tuner, or "none"
+};
+
+/// Reads DYNAMICCL_ARTIFACT for a communicator of this shape, on a thread of its own, which is
+/// given up after `limit_ms`: a file system may stall. The identity begins with "problem=none", or
+/// with why this rank cannot use the artifact.
+void prepare(const Shape& shape, std::uint64_t limit_ms, Prepared* prepared) noexcept;
+
+/// The same of a rank that must not use it, whatever it holds.
+void prepare_objection(const char* problem, Prepared* prepared) noexcept;
 
 }  // namespace dynamiccl

@@ -18,7 +18,8 @@ thread_local Told t_told = {0, 0, 0};
 ncclResult_t init(void** context, int* eActivationMask, const char*, std::uint64_t commHash,
                   int nNodes, int nranks, int, ncclDebugLogger_t) noexcept {
   if (context != nullptr) *context = nullptr;
-  if (eActivationMask != nullptr) *eActivationMask = 0;
+  // The process's one mask: creations of a group come here at once.
+  if (eActivationMask != nullptr) __atomic_store_n(eActivationMask, 0, __ATOMIC_RELAXED);
   t_told = {commHash, nranks, nNodes};
   return ncclSuccess;
 }

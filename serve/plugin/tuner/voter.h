@@ -1,24 +1,44 @@
 // One rank's side of the agreement in `init`: a state machine without sockets, clocks or threads.
 //
-//   hello, until a coordinator answers           not within half the limit: abstain, having voted
-//                                                for nothing, so that nobody can get the table
-//   vote, again and again                        the answers are wait, still here?, table, abstain
-//   confirm                                      once for each "still here?"
+//   hello, until a coordinator answers     not within half the limit: abstain
+//   vote, again and again                  wait, still here?, abstain; a coordinator that replaced
+//                                          this one: hello again; half a limit without an answer:
+//                                          abstain
+//   confirm, from the first "still here?"  wait, table, abstain; three limits without an answer:
+//     on, again and again                  fail
 //
-// Whoever has voted may not decide alone any more: the others may have been told "table". A rank
-// that then learns nothing for three limits fails its `init`.
+// Nobody is told "table" before all ranks have confirmed. So a rank that has not may abstain by
+// itself whenever it likes. One that has may not: the others may have the table. If it then learns
+// nothing, its `init` fails.
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 
 #include "tuner/message.h"
 
 namespace dynamiccl {
 
+/// 10 s; a test may have less (DYNAMICCL_TEST_LIMIT_MS).
+inline std::uint64_t base_limit_ms() noexcept {
+#ifdef DYNAMICCL_TESTS
+  if (const char* text = std::getenv("DYNAMICCL_TEST_LIMIT_MS")) {
+    return std::strtoull(text, nullptr, 10);
+  }
+#endif
+  return 10'000;
+}
+
 /// How long all ranks may take to vote, from the first vote on: 10 s, and 1 s for each 1,000 ranks
 /// (10,000 loads of a library from NFS).
-constexpr std::uint64_t limit_ms(std::uint32_t num_ranks) noexcept {
-  return 10'000 + std::uint64_t{num_ranks};
+inline std::uint64_t limit_ms(std::uint32_t num_ranks) noexcept {
+  return base_limit_ms() + std::uint64_t{num_ranks};
+}
+
+/// The limit once somebody has been waited for in vain: still above what so many ranks need to ask
+/// a few times each (coordinator.cpp, kRanksPerMs).
+inline std::uint64_t short_limit_ms(std::uint32_t num_ranks) noexcept {
+  return base_limit_ms() / 10 + std::uint64_t{num_ranks};
 }
 
 /// A coordinator that is not there yet is tried again after so long.
@@ -50,17 +70,23 @@ class Voter {
   /// Why not the table; ends with a zero.
   const char* reason() const noexcept { return reason_; }
   bool has_voted() const noexcept { return request_.kind != RequestKind::kHello; }
-  /// No later than then look_at_clock() ends it.
-  std::uint64_t ends_at_ms() const noexcept { return ends_at_ms_; }
+  bool has_confirmed() const noexcept { return request_.kind == RequestKind::kConfirm; }
+  /// How long to wait for an answer to the request; never 0, so that one who slept asks again.
+  std::uint64_t patience_ms(std::uint64_t now_ms) const noexcept;
 
  private:
+  friend struct Explored;  // the explorer, which tells states apart
+
   void abstain(const char* reason) noexcept;
 
   Request request_;
   bool only_objects_;
+  bool has_ever_voted_ = false;
   Outcome outcome_ = Outcome::kOpen;
   std::uint64_t send_at_ms_;
+  std::uint64_t silent_until_ms_;  // without an answer until then, one that may abstain does
   std::uint64_t ends_at_ms_;
+  int num_in_vain_ = 0;  // requests since the latest answer
   char reason_[kMaxReasonBytes] = "";
 };
 

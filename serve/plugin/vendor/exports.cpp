@@ -9,6 +9,7 @@
 // it would see without us, and what is ours here is never freed.
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 
 #include "nccl/tuner_exports.h"
@@ -161,7 +162,13 @@ ncclResult_t create(int abi_version, std::size_t ranks, std::size_t nodes, std::
         init_theirs(*both->next, ranks, nodes, comm_id, logger, domains, constants, &both->theirs);
   }
   if (result == ncclSuccess && abi_version > 2) {
-    result = init_communicator(ranks, nodes, comm_id, domains, constants, logger, &both->table);
+    char asked_first[128] = "none";
+    if (both->next != nullptr) {
+      std::snprintf(asked_first, sizeof asked_first, "%s (v%d)", *both->next->as<const char*>(),
+                    both->next->version);
+    }
+    result = init_communicator(ranks, nodes, comm_id, domains, constants, logger, asked_first,
+                               &both->table);
     if (result != ncclSuccess && both->next != nullptr) {
       both->next->as<ncclTuner_v2_t>()->destroy(both->theirs);
     }

@@ -1,12 +1,14 @@
+import json
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
-from dynamiccl.libraries import ADAPTIVE_NAME
+from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.plugin_index import PluginIndex
 from tests.serve.jobs.play import Played, play
@@ -39,6 +41,41 @@ def job_build_dir(build_dir: Callable[[str], Path]) -> Path:
 def play_job(job_build_dir: Path) -> Player:
     """Jobs under our plugin."""
     return player_of(job_build_dir, ADAPTIVE_NAME)
+
+
+@pytest.fixture(scope="session")
+def play_tuner(job_build_dir: Path) -> Player:
+    """Jobs under the tuner alone."""
+    return player_of(job_build_dir, TUNER_NAME)
+
+
+class Inits:
+    """Runs `init_ranks`: many ranks in the tuner's `init`, and nothing else of NCCL."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def __call__(
+        self, environment: Mapping[str, str], stderr: int = subprocess.PIPE, **options: int
+    ) -> dict[str, Any]:
+        command = [str(self._directory / "init_ranks"), str(self._directory / TUNER_NAME)]
+        for name, value in options.items():
+            command += [f"--{name.replace('_', '-')}", str(value)]
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("DYNAMICCL_", "NCCL_"))}
+        done = subprocess.run(
+            command,
+            env=clean | dict(environment),
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            check=True,
+        )
+        return json.loads(done.stdout) | {"said": done.stderr}  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="session")
+def inits(job_build_dir: Path) -> Inits:
+    return Inits(job_build_dir)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """Whole jobs under the sanitizers, whose reports on stderr fail `play`.
 
-One is played with the thin tuner at each `make test`; all jobs are played so by
+Two are played with the thin tuner at each `make test`; all jobs are played so by
 `DYNAMICCL_TEST_SANITIZE=thread pytest tests/serve/jobs`.
 """
 
@@ -14,7 +14,7 @@ from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from dynamiccl.serve.build import SANITIZERS
 from tests.conftest import Soak
 from tests.plugin_build import TUNER_TARGET
-from tests.serve.jobs.conftest import player_of
+from tests.serve.jobs.conftest import Inits, player_of
 from tests.serve.jobs.play import Played, at, every, play
 from tests.serve.jobs.setting import Setting
 from tests.serve.jobs.test_random_jobs import play_for_a_while
@@ -50,6 +50,23 @@ def test_a_plain_job_is_clean(build_dir: Callable[..., Path], four_ranks: Settin
     assert played.acted > 0
 
 
+def test_creations_at_once_are_free_of_races(
+    build_dir: Callable[..., Path], four_ranks: Setting, tmp_path: Path
+) -> None:
+    """Whole jobs whose communicators are made at once; ranks that are threads of one process."""
+    directory = build_dir("thread", (*TUNER_TARGET, "play_job", "init_ranks"))
+    environment = four_ranks.environment(coordinator=True) | {"DYNAMICCL_LOG_DIR": str(tmp_path)}
+    for release in ("2.27", "2.30"):
+        played = player_of(directory, TUNER_NAME)(
+            environment=environment, release=release, create_at_once=1, **(JOB | {"comms": 8})
+        )
+        assert_clean(played)
+        assert played.acted > 0
+    found = Inits(directory)(environment, ranks=4, processes=2, rounds=8, at_once=1)
+    assert "Sanitizer" not in found["said"], found["said"]
+    assert (found["tables"], found["failed"]) == (32, 0)
+
+
 def sampled(setting: Setting) -> dict[str, str]:
     """All calls are recorded; a wilful plugin acts, and listens to kernels and collectives."""
     return setting.environment() | {
@@ -70,7 +87,7 @@ sanitized = pytest.mark.parametrize("sanitize", [name for name in SANITIZERS if 
 @pytest.mark.soak
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @sanitized
-@pytest.mark.parametrize("plugin", [ADAPTIVE_NAME, "libwilful.so"])
+@pytest.mark.parametrize("plugin", [TUNER_NAME, ADAPTIVE_NAME, "libwilful.so"])
 def test_a_job_is_clean(
     plugin: str,
     sanitize: str,

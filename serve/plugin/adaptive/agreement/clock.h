@@ -13,6 +13,7 @@
 
 #include "adaptive/agreement/marks.h"
 #include "adaptive/agreement/table_in_force.h"
+#include "platform/barriers.h"
 #include "platform/threads.h"
 
 namespace dynamiccl {

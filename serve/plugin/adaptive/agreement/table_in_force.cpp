@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "platform/dynamic.h"
+#include "platform/nccl_version.h"
 
 namespace dynamiccl {
 

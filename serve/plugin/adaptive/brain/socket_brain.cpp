@@ -14,6 +14,7 @@
 #include "adaptive/brain/reason.h"
 #include "file.h"
 #include "platform/allocate.h"
+#include "platform/barriers.h"
 #include "platform/threads.h"
 #include "trusted/file.h"
 

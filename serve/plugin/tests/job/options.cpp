@@ -95,6 +95,7 @@ const std::map<std::string, Setter>& setters() {
       {"deadline", [](Options* o, const std::string& v) { o->deadline_s = number(v); }},
       {"watchdog", [](Options* o, const std::string& v) { o->watchdog_s = number(v); }},
       {"survivors-go-on", [](Options* o, const std::string& v) { o->survivors_go_on = v != "0"; }},
+      {"shrinks", [](Options* o, const std::string& v) { o->shrinks = v != "0"; }},
       {"create-at-once", [](Options* o, const std::string& v) { o->creates_at_once = v != "0"; }},
       {"netns",
        [](Options* o, const std::string& v) {

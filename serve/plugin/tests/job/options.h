@@ -50,6 +50,7 @@ struct Options {
   double deadline_s = 60;
   double watchdog_s = 1;  // after which a rank that waits for a lost one aborts the communicator
   bool survivors_go_on = false;
+  bool shrinks = false;          // the communicators but the first come of shrinks: plan.h
   bool creates_at_once = false;  // each communicator on a thread of its own, as in one group
   bool destroys = true;          // false: exits without ncclCommDestroy
   int kernel_delay_us = 0, kernel_drop_percent = 0, kernel_duplicate_percent = 0;

@@ -18,6 +18,23 @@ std::uint64_t mixed(std::uint64_t left, std::uint64_t right) {
   return x ^ (x >> 31);
 }
 
+/// A child's id (2.30.7 `src/init.cc:1875-1880`, `src/include/bitops.h:502`).
+std::uint64_t child_id(std::uint64_t parent, std::uint32_t number, std::uint32_t color) {
+  std::uint64_t a = 1, b = 1;
+  const auto eat = [&](std::uint64_t value, std::uint64_t size) {
+    a = (a ^ size) + b;
+    b ^= a;
+    a = (a ^ a >> 31) * 0x9de62bbc8cef3ce3;
+    b = (b ^ b >> 32) * 0x485cd6311b599e79;
+    a += value;
+  };
+  eat(parent, 8);
+  eat(number, 4);
+  eat(color, 4);
+  a = (a ^ a >> 31) * 0xbac3bd562846de6b + b;
+  return (a ^ a >> 32) * 0x995a187a14e7b445;
+}
+
 /// Ranks per tensor group: the largest power of two up to 8 that leaves several groups.
 int tensor_size(int num_ranks) {
   int size = 2;
@@ -32,6 +49,7 @@ Plan::Plan(const Options& options, std::uint64_t job_id) : options_(options), jo
 int Plan::color(int slot, int rank) const {
   const int tensor = tensor_size(options_.num_ranks);
   if (options_.num_ranks < 4) return 0;
+  if (options_.shrinks && slot > 0) slot = 1;
   switch (slot % 4) {
     case 1:
       return rank / tensor;  // tensor: neighbours
@@ -55,8 +73,11 @@ std::vector<int> Plan::members(int slot, int rank) const {
 std::uint64_t Plan::comm_id(int slot, int rank, std::uint32_t generation) const {
   const std::uint64_t world = mixed(mixed(options_.seed, job_id_), 1);
   if (slot == 0 && generation == 0) return world;
-  const auto child = static_cast<std::uint64_t>(slot) + 1000ULL * generation;
-  return mixed(mixed(world, child), static_cast<std::uint64_t>(color(slot, rank)));
+  const auto number = static_cast<std::uint32_t>(slot) + 1000U * generation;
+  const std::uint64_t shrunk = child_id(world, 0, 0);  // a shrink has no number and no colour
+  if (options_.shrinks && slot == 1) return shrunk;
+  if (options_.shrinks && slot > 1) return child_id(shrunk, number, 0);
+  return child_id(world, number, static_cast<std::uint32_t>(color(slot, rank)));
 }
 
 int Plan::num_nodes(const std::vector<int>& members) const {

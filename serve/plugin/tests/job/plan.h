@@ -17,7 +17,9 @@ class Plan {
   /// others are, in turn, tensor, data and pipeline groups and further worlds.
   std::vector<int> members(int slot, int rank) const;
 
-  /// As ncclCommSplit derives it: from the parent's, how many there were before, and the color.
+  /// As ncclCommSplit derives it: from the world's, how many there were before, and the colour.
+  /// With `shrinks` slot 1 is a shrink of the world by each of its groups at once, generation after
+  /// generation (a shrink that is tried again), and the others are splits of that.
   std::uint64_t comm_id(int slot, int rank, std::uint32_t generation) const;
 
   /// The world ranks stand on nodes in blocks.
