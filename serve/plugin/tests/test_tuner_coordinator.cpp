@@ -31,7 +31,9 @@ struct Ranks {
   /// One request of a rank and its answer.
   void ask(std::size_t rank) {
     Answer answer;
-    coordinator.answer(voters[rank].request(), now_ms, &answer);
+    const Request request = voters[rank].request();
+    coordinator.answer(request, now_ms, &answer);
+    coordinator.note_sent(request);
     voters[rank].hear(answer, now_ms);
   }
 
@@ -99,6 +101,7 @@ void a_table_stays_the_answer() {
   Answer lost;
   ranks.coordinator.answer(ranks.voters[2].request(), ranks.now_ms, &lost);
   CHECK(lost.kind == AnswerKind::kTable);
+  ranks.coordinator.note_sent(ranks.voters[2].request());
   for (std::size_t rank = 0; rank < 2; ++rank) ranks.ask(rank);
   CHECK(ranks.count(Outcome::kTable) == 2);
   CHECK(!ranks.coordinator.is_awaited() && Explored::num_with_votes(ranks.coordinator) == 0);
@@ -122,9 +125,25 @@ void ranks_are_awaited_until_all_have_their_answer() {
   for (int i = 0; i < 2; ++i) ranks.ask(2);
   CHECK(ranks.voters[2].outcome() == Outcome::kAbstain);
   CHECK(ranks.coordinator.is_awaited());
+  Answer unsent;
+  ranks.coordinator.answer(ranks.voters[0].request(), ranks.now_ms, &unsent);
+  CHECK(unsent.kind == AnswerKind::kAbstain && ranks.coordinator.is_awaited());
   ranks.ask(0);
   CHECK(ranks.voters[0].outcome() == Outcome::kAbstain);
   CHECK(!ranks.coordinator.is_awaited());
+}
+
+/// Of a communicator without a rank in the coordinator's process, which ends: one has confirmed.
+void a_coordinator_that_ends_leaves_nobody_without_an_answer() {
+  Ranks ranks(2);
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    for (int i = 0; i < 2; ++i) ranks.ask(rank);
+  }
+  ranks.ask(1);
+  CHECK(ranks.voters[1].has_confirmed() && ranks.voters[1].outcome() == Outcome::kOpen);
+  ranks.coordinator.retire(ranks.now_ms);
+  for (std::size_t rank = 0; rank < 2; ++rank) ranks.ask(rank);
+  CHECK(ranks.count(Outcome::kAbstain) == 2 && !ranks.coordinator.is_awaited());
 }
 
 void what_was_answered_is_not_kept() {
@@ -148,6 +167,7 @@ int main() {
   ten_thousand_ranks_agree_after_a_time_out();
   a_table_stays_the_answer();
   ranks_are_awaited_until_all_have_their_answer();
+  a_coordinator_that_ends_leaves_nobody_without_an_answer();
   what_was_answered_is_not_kept();
   return g_failures;
 }

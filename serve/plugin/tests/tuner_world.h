@@ -34,7 +34,7 @@ void Explored::describe(const Coordinator& coordinator, std::uint64_t now_ms, st
   put(coordinator.incarnation_);
   put(static_cast<std::uint64_t>(coordinator.num_timeouts_));
   put(now_ms - coordinator.looked_at_ms_);
-  put(coordinator.ids_repeat_ ? 1U : 0U);
+  put((coordinator.ids_repeat_ ? 1U : 0U) + (coordinator.is_retired_ ? 2U : 0U));
   for (int i = 0; i < coordinator.num_rounds_; ++i) {
     const auto& round = *coordinator.rounds_[i];
     put(round.comm_id);

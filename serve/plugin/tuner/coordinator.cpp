@@ -22,6 +22,7 @@ constexpr std::uint32_t kMostRanks = 1 << 20;
 constexpr std::uint32_t kLeastWaitMs = 2;
 constexpr std::uint32_t kRanksPerMs = 10;
 constexpr std::uint64_t kShareOfAge = 16;
+constexpr char kRetired[] = "the coordinator's process ends";
 
 char* copy_of(const char* text) noexcept {
   const std::size_t size = std::strlen(text) + 1;
@@ -95,6 +96,15 @@ void Coordinator::answer(const Request& request, std::uint64_t now_ms, Answer* a
   tell(round, request, now_ms, answer);
 }
 
+void Coordinator::note_sent(const Request& request) noexcept {
+  Round* round = find(request);
+  if (round == nullptr || !round->is_decided() || round->votes == nullptr) return;
+  Vote* vote = slot(*round, request.nonce);
+  if (vote->nonce == 0 || vote->told) return;
+  vote->told = true;  // and told again where that was lost
+  if (++round->num_told == round->num_votes) forget_votes(round);
+}
+
 Coordinator::Round* Coordinator::find(const Request& request) noexcept {
   for (int i = num_rounds_ - 1; i >= 0; --i) {
     if (rounds_[i]->comm_id == request.comm_id) return rounds_[i];
@@ -130,6 +140,8 @@ Coordinator::Round* Coordinator::begin(const Request& request, std::uint64_t now
     decide(round, State::kAbstain, "the coordinator has no memory left", now_ms);
   } else if (num_timeouts_ >= kMostTimeouts) {
     decide(round, State::kAbstain, "ranks of three communicators of this job never came", now_ms);
+  } else if (is_retired_) {
+    decide(round, State::kAbstain, kRetired, now_ms);
   } else if (ids_repeat_) {
     decide(round, State::kAbstain, "this job has shrunk a communicator: ids may repeat", now_ms);
   }
@@ -196,10 +208,6 @@ void Coordinator::tell(Round* round, const Request& request, std::uint64_t now_m
                        Answer* answer) noexcept {
   Vote* vote = round->votes != nullptr ? slot(*round, request.nonce) : nullptr;
   const bool counts = vote != nullptr && vote->nonce != 0;
-  if (round->is_decided() && counts && !vote->told) {  // and told again where that was lost
-    vote->told = true;
-    if (++round->num_told == round->num_votes) forget_votes(round);
-  }
   switch (round->state) {
     case State::kOpen:
     case State::kAsking:
@@ -281,6 +289,13 @@ void Coordinator::look_at_clock(std::uint64_t now_ms) noexcept {
       ++num_timeouts_;
       decide(round, State::kAbstain, reason, now_ms);
     }
+  }
+}
+
+void Coordinator::retire(std::uint64_t now_ms) noexcept {
+  is_retired_ = true;
+  for (int i = num_rounds_ - 1; i >= 0 && num_open_ > 0; --i) {
+    if (!rounds_[i]->is_decided()) decide(rounds_[i], State::kAbstain, kRetired, now_ms);
   }
 }
 

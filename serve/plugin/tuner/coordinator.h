@@ -37,9 +37,16 @@ class Coordinator {
 
   void answer(const Request& request, std::uint64_t now_ms, Answer* answer) noexcept;
 
+  /// The answer to this request has been sent. Until then its rank is awaited: a process that ended
+  /// between the two would take the answer with it.
+  void note_sent(const Request& request) noexcept;
+
   /// Ends rounds whose time is over. To be called at least every second: a coordinator that slept
   /// through a limit cannot tell who has gone meanwhile, and its open rounds abstain.
   void look_at_clock(std::uint64_t now_ms) noexcept;
+
+  /// Ends all open rounds, and those to come: the process ends, and its answers with it.
+  void retire(std::uint64_t now_ms) noexcept;
 
   std::uint64_t incarnation() const noexcept { return incarnation_; }
   bool has_open_rounds() const noexcept { return num_open_ > 0; }
@@ -80,6 +87,7 @@ class Coordinator {
   int num_with_votes_ = 0;
   int num_timeouts_ = 0;
   bool ids_repeat_ = false;
+  bool is_retired_ = false;
   std::uint64_t looked_at_ms_ = 0;
 };
 

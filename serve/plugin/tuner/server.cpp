@@ -84,9 +84,12 @@ void forget_in_child() noexcept {
 void linger() {
   Server* server = g_server.load();
   if (server == nullptr || g_pid.load() != getpid()) return;
-  for (const std::uint64_t until_ms = now_ms() + kLingerMs; now_ms() < until_ms;) {
+  const std::uint64_t until_ms = now_ms() + kLingerMs;
+  for (std::uint64_t now = now_ms(); now < until_ms; now = now_ms()) {
     {
       const Lock lock(&server->mutex);
+      // Whoever has confirmed must not be left without an answer.
+      if (now > until_ms - kLingerMs / 2) server->coordinator.retire(now);
       if (!server->coordinator.is_awaited() && log_is_written()) return;
     }
     sleep_ns(2'000'000);
@@ -139,12 +142,13 @@ void Server::serve(Connection* connection) noexcept {
     ends = true;
     if (is_sealed(endpoint.key, nullptr, frame)) {
       Frame<Answer> answer;
-      {
-        const Lock lock(&mutex);
-        coordinator.answer(frame.message, now_ms(), &answer.message);
-      }
+      const Lock lock(&mutex);
+      coordinator.answer(frame.message, now_ms(), &answer.message);
       seal(endpoint.key, frame.mac, &answer);
-      write_all(connection->descriptor, &answer, sizeof answer, now_ms());  // its buffer is free
+      // Its buffer is free, so that nothing waits here.
+      if (write_all(connection->descriptor, &answer, sizeof answer, now_ms())) {
+        coordinator.note_sent(frame.message);
+      }
     }
   }
   if (!ends) return;
