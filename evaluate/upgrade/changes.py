@@ -101,8 +101,11 @@ def decide(points: Points, old: Release, new: Release) -> Decisions:
             if each is not None:
                 run.append(each)
     if not asked:
-        reasons = "; ".join(f"{count} x {reason}" for reason, count in left_out.items())
-        raise NotEnoughData(f"nothing to ask the releases about: {reasons or 'no calls at all'}")
+        reasons = "; ".join(f"{reason} ({count} calls)" for reason, count in left_out.items())
+        raise NotEnoughData(
+            f"nothing to ask the releases about: {reasons or 'no calls at all'}; "
+            "take a shape that the system has, by --nodes and --ranks-per-node"
+        )
     return Decisions(asked, calls, ranges, left_out)
 
 

@@ -39,7 +39,10 @@ COMMANDS = [
     ("dynamiccl-train", ("list", "fit", "study", "trial", "trigger", "promote", "constants")),
     (
         "dynamiccl-evaluate",
-        ("report", "gate", "explain", "compare", "forecast", "simulate", "benchmark"),
+        (
+            *("report", "gate", "explain", "compare", "upgrade", "forecast"),
+            *("simulate", "benchmark"),
+        ),
     ),
     (
         "dynamiccl-deploy",
