@@ -10,6 +10,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.collect.nccl_tests.hosts import expand_hosts
+from dynamiccl.collect.strategies.samples import MAD_TO_SIGMA
 from dynamiccl.collect.sweep.splits import Split
 from dynamiccl.datasets.schema import Status
 
@@ -60,7 +61,7 @@ def lower_median(values: _Float64Array) -> float:
 
 def robust_sigma(values: _Float64Array) -> float:
     """The median distance from the median, as the sigma of a normal distribution that has it."""
-    return 1.4826 * float(np.median(np.abs(values - np.median(values))))
+    return MAD_TO_SIGMA * float(np.median(np.abs(values - np.median(values))))
 
 
 def readings(frame: pl.DataFrame) -> Readings:

@@ -15,6 +15,7 @@ from scipy import stats
 
 from dynamiccl.datasets.cells import comparable, independent, quiet
 from dynamiccl.errors import UserError
+from dynamiccl.evaluate.compare.changes import Change
 from dynamiccl.evaluate.upgrade.changes import Changed, Range
 from dynamiccl.nccl import Algorithm, Collective, Config, NcclVersion, Protocol
 from dynamiccl.simulator.default import CostModel
@@ -23,8 +24,6 @@ from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.system import Call
 from dynamiccl.sizes import size_bin
 
-#: Confidence of intervals.
-_CONFIDENCE: Final = 0.95
 _KNOBS: Final = ("algorithm", "protocol", "num_channels")
 _PLACE: Final = ("collective", "num_nodes", "ranks_per_node")
 #: Collective, nodes, ranks of each, size bin, what ran.
@@ -107,11 +106,10 @@ class MeasuredTimes:
 
 
 def _interval(points: int, logs: npt.NDArray[np.float64]) -> Measured:
-    mean, error = float(np.mean(logs)), float(stats.sem(logs))
-    half = float(stats.t.ppf(0.5 + _CONFIDENCE / 2.0, len(logs) - 1)) * error
-    p_value = 2.0 * float(stats.t.sf(abs(mean) / error, len(logs) - 1)) if error > 0.0 else None
-    middle, low, high = (float(np.expm1(x)) for x in (mean, mean - half, mean + half))
-    return Measured(points, middle, low, high, p_value)
+    error = float(stats.sem(logs))
+    change = Change.of(float(np.mean(logs)), error, len(logs) - 1, against=0.0)
+    p_value = change.p if error > 0.0 else None
+    return Measured(points, change.mean, change.low, change.high, p_value)
 
 
 def _logs(

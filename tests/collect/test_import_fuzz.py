@@ -5,9 +5,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.collect.importing.importer import ImportOptions, import_files
 from dynamiccl.collect.nccl_tests.text import parse_text
-from dynamiccl.errors import DynamicclError
+from tests.collect.damage import survives
 from tests.published import folder
 
 LOGS = folder("logs")
@@ -24,17 +23,6 @@ def content(name: str) -> bytes:
     text = (LOGS / name).read_bytes()
     start = max(0, len(text) - LIMIT)
     return text[start:]
-
-
-def survives(data: bytes, name: str, folder: Path) -> None:
-    path = folder / name
-    path.write_bytes(data)
-    refused = None
-    try:
-        import_files([path], folder / "out", options=ImportOptions(system="s"))
-    except DynamicclError as error:
-        refused = error
-    assert refused is None or (refused.exit_code == 3 and name in str(refused))
 
 
 @RELAXED

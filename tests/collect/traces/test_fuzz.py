@@ -8,8 +8,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.collect.importing.importer import ImportOptions, import_files
-from dynamiccl.errors import DynamicclError
+from tests.collect.damage import survives
 from tests.collect.traces.made import Chrome, inspector_line, recorder_dump, recorder_entry
 from tests.collect.traces.test_execution_trace import groups, node, write
 from tests.collect.traces.test_inspector import dump_of_4_3
@@ -43,18 +42,6 @@ def content(kind: str, folder: Path) -> bytes:
     lines = [inspector_line(0, n, 5.0) for n in range(3)]
     lines = dump_of_4_3(4, announced=4) if kind == "inspector-4.3" else lines
     return "".join(f"{json.dumps(line)}\n" for line in lines).encode()
-
-
-def survives(data: bytes, name: str, folder: Path) -> None:
-    path = folder / name
-    path.write_bytes(data)
-    refused = None
-    try:
-        import_files([path], folder / "out", options=ImportOptions(system="s"))
-    except DynamicclError as error:
-        refused = error
-    assert refused is None or (refused.exit_code == 3 and name in str(refused))
-    assert refused is None or "\n" not in str(refused)
 
 
 @RELAXED
