@@ -1,7 +1,9 @@
 """The HTML page of a report: one self-contained file, no script, no fetch."""
 
+import json
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Any, Final
 
 import jinja2
@@ -53,10 +55,21 @@ def crossfit_text(summary: Summary) -> str:
 
 
 def render(sections: Sequence[Section], header: Mapping[str, Any], page: str = "report") -> str:
-    """The text of a page: `report`, `simulate` or `compare`."""
+    """The text of the page that the template `page`.html.jinja makes."""
     folder = resources.files("dynamiccl.evaluate")
     loader = jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text("utf-8"))
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, loader=loader
     )
     return environment.get_template(f"{page}.html.jinja").render(sections=sections, **header)
+
+
+def write_page(
+    out: Path, page: str, data: Any, sections: Sequence[Section], header: Mapping[str, Any]
+) -> Path:
+    """Write `page`.json, `data`, and `page`.html into `out`; returns the path of the latter."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{page}.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
+    path = out / f"{page}.html"
+    path.write_text(render(sections, header, page), encoding="utf-8")
+    return path

@@ -1,10 +1,9 @@
 """A comparison for people: sentences, tables, a page; and as plain data."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import polars as pl
 
@@ -14,10 +13,7 @@ from dynamiccl.evaluate.compare.choices import Choice, config_name, find_choices
 from dynamiccl.evaluate.compare.figure import changes_by_size
 from dynamiccl.evaluate.compare.paired import Paired, pair
 from dynamiccl.evaluate.figures.drawing import size_label
-from dynamiccl.evaluate.page import render
-
-PAGE_NAME: Final = "compare.html"
-DATA_NAME: Final = "compare.json"
+from dynamiccl.evaluate.page import write_page
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +148,6 @@ def compare(
 
 def write(found: Comparison, out: Path) -> Path:
     """Write page and data into `out`; returns the page."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / DATA_NAME).write_text(json.dumps(found.to_json(), indent=1), encoding="utf-8")
     figure = FigureBlock(
         "Every cell by size",
         "changes",
@@ -169,9 +163,7 @@ def write(found: Comparison, out: Path) -> Path:
         "count": found.paired.cells.height,
         "alone": (found.paired.only_old, found.paired.only_new),
     }
-    page = out / PAGE_NAME
-    page.write_text(render([section], header, "compare"), encoding="utf-8")
-    return page
+    return write_page(out, "compare", found.to_json(), [section], header)
 
 
 def _versions(frame: pl.DataFrame) -> str:

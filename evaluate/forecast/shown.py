@@ -1,6 +1,5 @@
 """A forecast for people: sentences, tables, a page; and as plain data."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,11 +22,9 @@ from dynamiccl.evaluate.forecast.forecast import (
 )
 from dynamiccl.evaluate.forecast.job import Kind
 from dynamiccl.evaluate.forecast.saving import Estimate, of_calls
-from dynamiccl.evaluate.page import render
+from dynamiccl.evaluate.page import write_page
 from dynamiccl.nccl import ABSTAIN
 
-PAGE_NAME: Final = "forecast.html"
-DATA_NAME: Final = "forecast.json"
 _OWN: Final = "NCCL's own"
 _ARMS: Final = {
     POLICY: "the policy",
@@ -249,8 +246,6 @@ def _gain_text(line: Line) -> str:
 
 def write(found: Forecast, names: list[str], out: Path) -> Path:
     """Write page and data into `out`; returns the page."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / DATA_NAME).write_text(json.dumps(to_json(found), indent=1), encoding="utf-8")
     sweep = sweep_for(found)
     lines = lines_of(found)
     gains = [line for line in lines if line.gain is not None]
@@ -269,9 +264,7 @@ def write(found: Forecast, names: list[str], out: Path) -> Path:
         "sweep": None if sweep is None else sweep.text,
         "size_label": size_label,
     }
-    page = out / PAGE_NAME
-    page.write_text(render([], header, "forecast"), encoding="utf-8")
-    return page
+    return write_page(out, "forecast", to_json(found), [], header)
 
 
 def _ends(lines: Sequence[Line]) -> tuple[float, float]:

@@ -1,6 +1,5 @@
 """What another release would change, for people: sentences, a table, a page; and as plain data."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,13 +10,11 @@ import numpy as np
 from dynamiccl.evaluate.blocks import Section, TableBlock
 from dynamiccl.evaluate.figures.drawing import size_label
 from dynamiccl.evaluate.gate.evidence import passing
-from dynamiccl.evaluate.page import render
+from dynamiccl.evaluate.page import write_page
 from dynamiccl.evaluate.upgrade.changes import Changed, Decisions, Range
 from dynamiccl.evaluate.upgrade.measured import Measured
 from dynamiccl.nccl import Config
 
-PAGE_NAME: Final = "upgrade.html"
-DATA_NAME: Final = "upgrade.json"
 #: Columns of the table; the two releases stand after the sizes.
 HEADS: Final = ("call, nodes x ranks", "sizes", "modelled", "measured")
 #: False discovery rate among measured ranges that are called slower, as `compare` has it.
@@ -155,14 +152,10 @@ class Upgrade:
 
 def write(found: Upgrade, out: Path) -> Path:
     """Write page and data into `out`; returns the page."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / DATA_NAME).write_text(json.dumps(found.to_json(), indent=1), encoding="utf-8")
     blocks = list(_blocks(found))
     section = Section("What NCCL chooses otherwise", blocks, verdicts=found.verdicts)
     header = {"versions": found.versions, "system": found.system, "limits": found.limits}
-    page = out / PAGE_NAME
-    page.write_text(render([section], header, "upgrade"), encoding="utf-8")
-    return page
+    return write_page(out, "upgrade", found.to_json(), [section], header)
 
 
 def _blocks(found: Upgrade) -> Iterator[TableBlock]:
