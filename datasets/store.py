@@ -199,6 +199,26 @@ def read(directory: Path, kind: str = "measurements") -> pl.DataFrame:
         raise CorruptFile(f"a Parquet part under {directory} does not decode: {error}") from error
 
 
+def read_calls(data_dir: Path) -> pl.DataFrame:
+    """The table `calls` of a data directory, as recorded.
+
+    Raises UserError where it holds what the plugin wrote, and MissingPath where it holds no calls.
+    """
+    if any(data_dir.glob("**/*.dcc")):
+        raise UserError(
+            f"{data_dir} holds what the plugin wrote; read it in first: dynamiccl-collect import "
+            f"{data_dir} --out DATA --system NAME, and give DATA"
+        )
+    if not part_paths(data_dir, "calls"):
+        raise MissingPath(
+            "recorded call",
+            data_dir / "calls",
+            "record a job in mode observe (dynamiccl-run --mode observe, DYNAMICCL_CALLS_DIR), and "
+            "import what it wrote",
+        )
+    return read(data_dir, "calls")
+
+
 def content_hash(directory: Path) -> str:
     """SHA-256 over the names and bytes of all parts: the identity of a data set."""
     digest = hashlib.sha256()

@@ -9,7 +9,7 @@ from typing import Final
 import polars as pl
 
 from dynamiccl.datasets.cells import tuned
-from dynamiccl.datasets.store import part_paths, read
+from dynamiccl.datasets.store import read_calls
 from dynamiccl.errors import DataError, MissingPath, NotEnoughData, UnknownName, UserError
 from dynamiccl.nccl import Collective
 from dynamiccl.sizes import size_bin
@@ -47,7 +47,7 @@ def calls_of(
     What NCCL asks no tuner about is, and what does not tell size, ranks or nodes; the last two may
     be given for calls that do not tell. Raises MissingPath and NotEnoughData where none is left.
     """
-    recorded = calls_table(data_dir).with_columns(
+    recorded = read_calls(data_dir).with_columns(
         pl.col("num_nodes").fill_null(pl.lit(num_nodes, pl.Int64)),
         pl.col("num_ranks").fill_null(pl.lit(num_ranks, pl.Int64)),
     )
@@ -81,9 +81,9 @@ def calls_of(
 def decided_calls(data_dir: Path) -> pl.DataFrame:
     """The calls of which it is known whether our table decided them.
 
-    Raises as `calls_table`, and NotEnoughData where there are only traces, which do not tell.
+    Raises as `read_calls`, and NotEnoughData where there are only traces, which do not tell.
     """
-    recorded = calls_table(data_dir)
+    recorded = read_calls(data_dir)
     told = recorded.filter(pl.col("decided").is_not_null())
     if told.is_empty():
         raise NotEnoughData(
@@ -91,23 +91,6 @@ def decided_calls(data_dir: Path) -> pl.DataFrame:
             "alone tells what our table decided; record a job with DYNAMICCL_CALLS_DIR"
         )
     return told
-
-
-def calls_table(data_dir: Path) -> pl.DataFrame:
-    """The table `calls` of a data directory, as recorded."""
-    if any(data_dir.glob("**/*.dcc")):
-        raise UserError(
-            f"{data_dir} holds what the plugin wrote; read it in first: dynamiccl-collect import "
-            f"{data_dir} --out DATA --system NAME, and give DATA"
-        )
-    if not part_paths(data_dir, "calls"):
-        raise MissingPath(
-            "recorded call",
-            data_dir / "calls",
-            "record a job in mode observe (dynamiccl-run --mode observe, DYNAMICCL_CALLS_DIR), and "
-            "import what it wrote",
-        )
-    return read(data_dir, "calls")
 
 
 def calls_in_trace(path: Path, num_nodes: int | None, num_ranks: int | None) -> list[Called]:

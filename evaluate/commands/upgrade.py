@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 from dynamiccl import cli
-from dynamiccl.errors import MissingPath, UserError
+from dynamiccl.errors import UserError
 from dynamiccl.nccl import NcclVersion
 from dynamiccl.train.commands.options import Json, stderr, wide_stdout
 
@@ -157,17 +157,11 @@ def _calls(calls: Path | None, trace: list[Path], system: str) -> "pl.DataFrame"
     import polars as pl
 
     from dynamiccl.collect.traces import read_traces
-    from dynamiccl.datasets.store import part_paths, read
+    from dynamiccl.datasets.store import read_calls
 
     if calls is None:
         found = read_traces(trace, system=system, sweep="traces")
         for error in found.errors:
             stderr.print(f"warning: {error}", soft_wrap=True, highlight=False, markup=False)
         return pl.DataFrame(found.calls)
-    if not part_paths(calls, "calls"):
-        raise MissingPath(
-            "recorded call",
-            calls / "calls",
-            "record a job in mode observe (dynamiccl-run --mode observe) and import it",
-        )
-    return read(calls, "calls")
+    return read_calls(calls)
