@@ -67,7 +67,7 @@ def trace_files(path: Path) -> list[TraceFile]:
             try:
                 is_archive = gzip.GzipFile(fileobj=file).read(262)[257:] == b"ustar"
             except _DAMAGED as error:
-                raise CorruptFile(f"{path} is damaged: {error}; copy it again") from error
+                raise _damaged(path, error) from error
     if is_archive:
         return _members(path)
     source = _source_of(TraceFile(path, None, CallSource.KINETO))
@@ -101,6 +101,12 @@ def source_of(head: bytes) -> CallSource | None:
     return None
 
 
+def _damaged(path: Path, error: Exception) -> CorruptFile:
+    # tarfile says on further lines what each way to open the archive met.
+    reason = str(error).partition("\n")[0].rstrip(":")
+    return CorruptFile(f"{path} is damaged: {reason}; copy it again")
+
+
 def _members(path: Path) -> list[TraceFile]:
     found = []
     try:
@@ -112,7 +118,7 @@ def _members(path: Path) -> list[TraceFile]:
                     if source is not None:
                         found.append(TraceFile(path, member.name, source))
     except _DAMAGED as error:
-        raise CorruptFile(f"{path} is damaged: {error}; copy it again") from error
+        raise _damaged(path, error) from error
     return sorted(found, key=lambda each: each.name)
 
 
@@ -128,7 +134,7 @@ def _source_of(trace: TraceFile) -> CallSource | None:
         with trace.open() as stream:
             return source_of(stream.read(_SNIFF_BYTES))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise CorruptFile(f"{trace.path} is damaged: {error}; copy it again") from error
+        raise _damaged(trace.path, error) from error
 
 
 def _decompressed(stream: BinaryIO) -> BinaryIO:

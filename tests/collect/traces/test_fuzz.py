@@ -5,7 +5,7 @@ import json
 import pickle
 from pathlib import Path
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.collect.damage import survives
@@ -56,6 +56,7 @@ def test_truncated_anywhere(kind: str, at: float, tmp_path: Path) -> None:
     kind=st.sampled_from(KINDS),
     flips=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=20),
 )
+@example(kind="tar", flips=[(0.028156410789865312, 8)])  # of many lines, by tarfile
 def test_flipped_bytes(kind: str, flips: list[tuple[float, int]], tmp_path: Path) -> None:
     data = bytearray(content(kind, tmp_path))
     for at, value in flips:
