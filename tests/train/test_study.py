@@ -126,11 +126,12 @@ def test_command_goes_on_with_what_failed(data_dir: Path, tmp_path: Path) -> Non
         )
 
     settings = [word for setting in FEW for word in ("--set", setting)]
-    grid = ["--grid", "batch_size=64,-1", "--seeds", "1"]
+    # The data are of one system, of which none can be held out.
+    grid = ["--grid", "split=size,system", "--seeds", "1"]
     broken = run("--data", str(data_dir), "--recipe", "dqn", *settings, *grid)
     assert broken.returncode == 3, broken.stderr
     assert "1 of 2 trials failed" in broken.stderr
-    assert "batch_size=-1, seed 0" in broken.stderr
+    assert "split=system, seed 0" in broken.stderr
     found = json.loads(broken.stdout)
     assert (found["done"], found["trials"]) == (1, 2)
     again = run("--resume", found["run_id"])
