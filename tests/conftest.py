@@ -33,11 +33,18 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 #: Files that one worker runs. The longest files have an entry too: groups are begun in this order.
 GROUPS = {
-    "slurm": ("cluster/test_steps", "cluster/test_sbatch", "cluster/test_sweeps"),
+    "start": ("test_start",),
+    "slurm": (
+        "cluster/test_steps",
+        "cluster/test_sbatch",
+        "cluster/test_sweeps",
+        "cluster/test_splits",
+    ),
     # One worker imports what training needs (torch's compiler, MLflow, Matplotlib): 10 s of CPU.
     "learning": ("train/", "evaluate/", "benchmarks/"),
     # Jobs of up to 16 processes each: two at once would be late for each other's limits.
     "jobs": ("serve/jobs/",),
+    "pages": ("test_pages",),
     "runner": ("collect/benchmark/test_runner",),
 }
 
