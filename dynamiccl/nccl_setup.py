@@ -1,16 +1,17 @@
 """NCCL as it is set up on a machine: its settings, its library, and the plugins that it would load.
 
 NCCL loads one tuner and one profiler: what NCCL_TUNER_PLUGIN names, else libnccl-tuner.so from the
-loader's path, else symbols in the network plugin (`src/plugin/plugin_open.cc`, v2.30.7). Nothing
-here loads a library into this process.
+loader's path, else symbols in the network plugin (`src/plugin/tuner.cc`, v2.30.7), as AWS's
+aws-ofi-nccl has them. Nothing here loads a library into this process.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from dynamiccl.libraries import is_ours
 from dynamiccl.machine import Machine
 
 #: Read by NCCL at start, where the environment does not say otherwise (env.rst, v2.30.7).
@@ -59,7 +60,8 @@ class OtherPlugin:
     """A tuner or profiler that NCCL would load without us, or that it is told not to look for."""
 
     origin: Origin
-    #: The library, as NCCL would be given it; empty when there is none.
+    #: The library by the name that NCCL would open, so that each node looks for its own; empty
+    #: when there is none.
     library: str
     #: Where it was found, in words.
     place: str
@@ -73,24 +75,40 @@ def find_other_plugin(machine: Machine, role: Role) -> OtherPlugin | None:
         return OtherPlugin(Origin.SWITCHED_OFF, "", f"{role.variable}={value}")
     if value:
         return OtherPlugin(Origin.VARIABLE, value, f"{role.variable}={value} ({place})")
+    return _found_unasked(machine, role, settings)
+
+
+def find_displaced(machine: Machine, role: Role) -> OtherPlugin | None:
+    """The same, where `role` may be set to a library of ours already: what runs without that."""
+    found = find_other_plugin(machine, role)
+    if found is None or not is_ours(found.library):
+        return found
+    return _found_unasked(machine, role, nccl_settings(machine))
+
+
+def _found_unasked(
+    machine: Machine, role: Role, settings: Mapping[str, tuple[str, str]]
+) -> OtherPlugin | None:
     stray = on_the_loaders_path(machine, role.library)
     if stray is not None:
-        return OtherPlugin(Origin.LOADERS_PATH, stray, f"{stray}, which NCCL loads unasked")
-    net = net_plugin(machine, settings.get("NCCL_NET_PLUGIN", ("", ""))[0])
-    if net is not None and machine.run("grep", "-aqE", f"{role.symbol}[0-9]", net).worked:
-        return OtherPlugin(Origin.NET_PLUGIN, net, f"inside the network plugin {net}")
+        return OtherPlugin(Origin.LOADERS_PATH, role.library, f"{stray}, which NCCL loads unasked")
+    for name, path in _net_plugins(machine, settings.get("NCCL_NET_PLUGIN", ("", ""))[0]):
+        if machine.run("grep", "-aqE", f"{role.symbol}[0-9]", path).worked:
+            return OtherPlugin(Origin.NET_PLUGIN, name, f"inside the network plugin {path}")
     return None
 
 
-def net_plugin(machine: Machine, value: str) -> str | None:
-    """The network plugin that NCCL_NET_PLUGIN=`value` opens; None where there is none."""
+def _net_plugins(machine: Machine, value: str) -> Iterator[tuple[str, str]]:
+    """What NCCL_NET_PLUGIN=`value`, a list, opens: the name it is opened by, and its path."""
     if value.lower() == "none":
-        return None
-    if "/" in value:
-        return value
-    tried = (value, f"libnccl-net-{value}.so") if value else ("libnccl-net.so",)
-    found = (on_the_loaders_path(machine, name) for name in tried if name.endswith(".so"))
-    return next((path for path in found if path), None)
+        return
+    for one in (value or "libnccl-net.so").split(","):
+        if "/" in one:
+            yield one, one
+            continue
+        tried = [name for name in (one, f"libnccl-net-{one}.so") if name.endswith(".so")]
+        found = ((name, on_the_loaders_path(machine, name)) for name in tried)
+        yield from ((name, path) for name, path in found if path)
 
 
 def on_the_loaders_path(machine: Machine, library: str) -> str | None:
@@ -129,3 +147,8 @@ def configuration_files(env: Mapping[str, str]) -> tuple[str, ...]:
 def is_efficiency_policy(value: str) -> bool:
     """Whether an NCCL_CTA_POLICY has NCCL_CTA_POLICY_EFFICIENCY: bit 0 (nccl.h.in, v2.30.7)."""
     return int(value) & 1 == 1 if value.isdecimal() else "EFFICIENCY" in value.upper()
+
+
+def is_new_enqueue(value: str) -> bool:
+    """Whether a value of NCCL_ENQUEUE_REARCH_ENABLE switches it on (an NCCL_PARAM: any but 0)."""
+    return value not in {"", "0"}

@@ -15,7 +15,16 @@ from dynamiccl.errors import DynamicclError, PluginError
 from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME, is_ours
 from dynamiccl.machine import Machine
 from dynamiccl.nccl import TUNER_ABI_SINCE, NcclVersion
-from dynamiccl.nccl_setup import ROLES, Origin, Role, find_other_plugin, is_efficiency_policy
+from dynamiccl.nccl_setup import (
+    ROLES,
+    Origin,
+    OtherPlugin,
+    Role,
+    find_displaced,
+    find_other_plugin,
+    is_efficiency_policy,
+    is_new_enqueue,
+)
 from dynamiccl.nccl_setup import nccl_settings as settings_of
 from dynamiccl.serve.artifact import Artifact, TableInfo, open_artifact
 from dynamiccl.serve.environment import DEFAULT_MODE, NEXT_TUNER
@@ -163,7 +172,7 @@ def _neighbour(machine: Machine, role: Role) -> Check:
     if found is None:
         return ok(name, f"none is set or found; dynamiccl-run sets {role.variable}")
     if is_ours(found.library):
-        return ok(name, f"ours, by {found.place}")
+        return _ours(machine, role, found)
     mode = machine.env.get("DYNAMICCL_MODE", DEFAULT_MODE)
     if role.name == "profiler" and mode == DEFAULT_MODE:
         return ok(
@@ -179,8 +188,22 @@ def _neighbour(machine: Machine, role: Role) -> Check:
     elif kept:
         return ok(name, f"{found.place}; asked before ours by {NEXT_TUNER}={kept}")
     else:
-        advice = f"dynamiccl-run has it asked first; by hand: export {NEXT_TUNER}={found.library}"
+        advice = f"dynamiccl-run loads {VENDOR_NAME} in its place, which asks it before ours"
     return warn(name, found.place, advice)
+
+
+def _ours(machine: Machine, role: Role, found: OtherPlugin) -> Check:
+    """A library of ours is set; whether it displaces a tuner that it does not ask."""
+    name = f"NCCL's {role.name}"
+    theirs = find_displaced(machine, role)
+    kept = machine.env.get(NEXT_TUNER) and Path(found.library).name == VENDOR_NAME
+    if role.name == "tuner" and theirs is not None and not kept:
+        return warn(
+            name,
+            f"ours, by {found.place}, in place of a tuner: {theirs.place}",
+            f"start with dynamiccl-run without {role.variable}, which has it asked before ours",
+        )
+    return ok(name, f"ours, by {found.place}")
 
 
 def check_settings(machine: Machine) -> Iterator[Check]:
@@ -199,7 +222,16 @@ def check_settings(machine: Machine) -> Iterator[Check]:
             "CTA policy",
             f"NCCL_CTA_POLICY={policy[0]}",
             "with any tuner loaded, also one that abstains, NCCL skips this policy's choice of "
-            "NVLS (src/enqueue.cc, v2.30.7): compare with and without",
+            "NVLS (2.30.7 src/enqueue.cc:2152; from 2.31 on src/tuning/tuning.cc): dynamiccl-run "
+            "loads none",
+        )
+    enqueue = settings.get("NCCL_ENQUEUE_REARCH_ENABLE")
+    if enqueue and is_new_enqueue(enqueue[0]):
+        yield warn(
+            "NCCL settings",
+            f"NCCL_ENQUEUE_REARCH_ENABLE={enqueue[0]}",
+            "from NCCL 2.31 on a tuner's cell then beats symmetric kernels that it is not shown "
+            "(src/tuning/tuning.cc): every job here abstains",
         )
 
 

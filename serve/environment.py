@@ -7,9 +7,9 @@ from typing import Final
 
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.errors import UnknownName
-from dynamiccl.libraries import ADAPTIVE_NAME, PROFILER_NAME, TUNER_NAME, VENDOR_NAME, is_ours
+from dynamiccl.libraries import ADAPTIVE_NAME, PROFILER_NAME, TUNER_NAME, VENDOR_NAME
 from dynamiccl.machine import Machine
-from dynamiccl.nccl_setup import ROLES, Origin, Role, find_other_plugin
+from dynamiccl.nccl_setup import ROLES, Origin, Role, find_displaced
 from dynamiccl.serve.artifact import Artifact
 
 #: The mode of a job that says none.
@@ -69,15 +69,23 @@ def _libraries(job: Job, machine: Machine) -> tuple[dict[str, str], list[str]]:
     elif job.mode == "adaptive":
         loaded = {tuner: ADAPTIVE_NAME, profiler: ADAPTIVE_NAME}
     else:
-        name = VENDOR_NAME if machine.env.get(NEXT_TUNER) else TUNER_NAME
-        loaded = {tuner: name}
-        theirs = find_other_plugin(machine, profiler)
-        if theirs is None or theirs.origin is Origin.SWITCHED_OFF or is_ours(theirs.library):
+        theirs = machine.env.get(NEXT_TUNER) or _displaced(tuner, machine)
+        loaded = {tuner: VENDOR_NAME if theirs else TUNER_NAME}
+        if not _displaced(profiler, machine):
             # NCCL 2.27 tells a profiler alone which communicator it is. Ours hears no event.
-            loaded[profiler] = name
-    asked = loaded if job.mode in {"observe", "adaptive"} else {tuner: name}
+            loaded[profiler] = loaded[tuner]
+    asked = loaded if job.mode in {"observe", "adaptive"} else {tuner}
     notes = [note for role in asked for note in _about_neighbour(role, job, machine)]
-    return {role.variable: str(folder / name) for role, name in loaded.items()}, notes
+    variables = {role.variable: str(folder / name) for role, name in loaded.items()}
+    if VENDOR_NAME in loaded.values():
+        variables[NEXT_TUNER] = theirs
+    return variables, notes
+
+
+def _displaced(role: Role, machine: Machine) -> str:
+    """The library that ours takes the place of; empty where there is none."""
+    found = find_displaced(machine, role)
+    return found.library if found is not None else ""
 
 
 def _about_artifact(job: Job) -> Iterator[str]:
@@ -103,16 +111,16 @@ def _about_artifact(job: Job) -> Iterator[str]:
 
 def _about_neighbour(role: Role, job: Job, machine: Machine) -> Iterator[str]:
     """What of somebody else's ours would displace here."""
-    found = find_other_plugin(machine, role)
-    if found is None or is_ours(found.library):
+    found = find_displaced(machine, role)
+    if found is None:
         return
     if found.origin is Origin.SWITCHED_OFF:
         yield f"{found.place} now, which these lines replace"
     elif role.name == "tuner" and (job.mode or DEFAULT_MODE) == DEFAULT_MODE:
         if NEXT_TUNER not in machine.env:
             yield (
-                f"displaces a tuner: {found.place}; "
-                f"to have it asked first, add: export {NEXT_TUNER}={found.library}"
+                f"displaces a tuner: {found.place}; {VENDOR_NAME} asks it before ours, as "
+                f"{NEXT_TUNER} says"
             )
     else:
         yield f"displaces a {role.name}: {found.place}; mode {job.mode} calls none but ours"

@@ -9,7 +9,7 @@ import pytest
 
 from dynamiccl.checks import Check, Verdict
 from dynamiccl.errors import MachineError, PluginError
-from dynamiccl.libraries import TUNER_NAME
+from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME
 from dynamiccl.machine import Ran, ThisMachine
 from dynamiccl.nccl import Algorithm, Config, NcclVersion, Protocol
 from dynamiccl.nccl_setup import ROLES, find_other_plugin
@@ -101,7 +101,7 @@ def neighbours(machine: Recorded) -> list[Check]:
 def test_neighbours_are_told_with_the_way_to_keep_them() -> None:
     [tuner, profiler] = neighbours(Recorded(env={"NCCL_TUNER_PLUGIN": "/opt/v.so"}))
     assert tuner.status is Verdict.WARN
-    assert "export DYNAMICCL_NEXT_TUNER=/opt/v.so" in tuner.advice
+    assert "which asks it before ours" in tuner.advice
     assert profiler.status is Verdict.OK
     kept = {"NCCL_TUNER_PLUGIN": "/opt/v.so", "DYNAMICCL_NEXT_TUNER": "/opt/v.so"}
     assert neighbours(Recorded(env=kept))[0].status is Verdict.OK
@@ -125,8 +125,25 @@ def test_stray_library_is_found() -> None:
     )
     found = find_other_plugin(stray, ROLES[0])
     assert found is not None
-    assert found.library == "/stray/libnccl-tuner.so"
-    assert "which NCCL loads unasked" in neighbours(stray)[0].found
+    assert found.library == "libnccl-tuner.so"
+    assert "/stray/libnccl-tuner.so, which NCCL loads unasked" in neighbours(stray)[0].found
+
+
+def test_tuner_in_the_network_plugin_is_found_also_behind_ours() -> None:
+    net = "/opt/libnccl-net-ofi.so"
+    machine = Recorded(
+        env={"LD_LIBRARY_PATH": "/opt", "NCCL_NET_PLUGIN": "ib,ofi"},
+        files={net: "", "/opt/libnccl-net-ib.so": ""},
+    ).answering("grep", "-aqE", "ncclTunerPlugin_v[0-9]", net)
+    [tuner, profiler] = neighbours(machine)
+    assert (tuner.status, tuner.found) == (Verdict.WARN, f"inside the network plugin {net}")
+    assert profiler.status is Verdict.OK
+    ours = dict(machine.env) | {"NCCL_TUNER_PLUGIN": f"/x/{TUNER_NAME}"}
+    [tuner, _] = neighbours(replace(machine, env=ours))
+    assert tuner.status is Verdict.WARN
+    assert f"in place of a tuner: inside the network plugin {net}" in tuner.found
+    ours |= {"NCCL_TUNER_PLUGIN": f"/x/{VENDOR_NAME}", "DYNAMICCL_NEXT_TUNER": net}
+    assert neighbours(replace(machine, env=ours))[0].status is Verdict.OK
 
 
 def test_settings_that_weaken_tables_are_told() -> None:
@@ -136,6 +153,9 @@ def test_settings_that_weaken_tables_are_told() -> None:
     )
     assert forced.found == "NCCL_ALGO=Ring"
     assert "skips this policy's choice of NVLS" in policy.advice
+    assert not list(check_settings(Recorded(env={"NCCL_ENQUEUE_REARCH_ENABLE": "0"})))
+    [enqueue] = check_settings(Recorded(env={"NCCL_ENQUEUE_REARCH_ENABLE": "1"}))
+    assert "beats symmetric kernels" in enqueue.advice
 
 
 def test_key_must_be_a_secret(tmp_path: Path) -> None:

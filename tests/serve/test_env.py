@@ -87,9 +87,10 @@ def test_neighbours_are_named_with_the_variable_that_keeps_them(
 ) -> None:
     env = ("dynamiccl-deploy", "env", bound, "--plugin", so)
     monkeypatch.setenv("NCCL_TUNER_PLUGIN", "/opt/gib/libnccl-tuner.so")
-    said = shell(*env).err
-    assert "displaces a tuner: NCCL_TUNER_PLUGIN=/opt/gib/libnccl-tuner.so" in said
-    assert "export DYNAMICCL_NEXT_TUNER=/opt/gib/libnccl-tuner.so" in said
+    done = shell(*env)
+    assert "displaces a tuner: NCCL_TUNER_PLUGIN=/opt/gib/libnccl-tuner.so" in done.err
+    assert "export DYNAMICCL_NEXT_TUNER=/opt/gib/libnccl-tuner.so\n" in done.out
+    assert f"{so.parent}/libnccl-tuner-dynamiccl-vendor.so" in done.out
     monkeypatch.setenv("DYNAMICCL_NEXT_TUNER", "/opt/gib/libnccl-tuner.so")
     assert shell(*env).err == ""
     monkeypatch.setenv("NCCL_TUNER_PLUGIN", str(so))

@@ -139,6 +139,68 @@ def test_a_vendors_tuner_is_asked_first(run: Runner) -> None:
         assert shown["NCCL_TUNER_PLUGIN"].endswith(TUNER_NAME)
 
 
+@pytest.fixture(name="opt")
+def opt_fixture(tmp_path: Path) -> Path:
+    """A folder with network plugins: AWS's, which is a tuner too, and one that is none."""
+    folder = tmp_path / "opt with space"
+    folder.mkdir()
+    source = tmp_path / "net.c"
+    for name, symbol in (("ofi", "ncclTunerPlugin_v3"), ("ib", "ncclNetPlugin_v8")):
+        source.write_text(f"int {symbol}[4];\n")
+        to = folder / f"libnccl-net-{name}.so"
+        subprocess.run(["cc", "-shared", "-fPIC", "-s", "-o", to, source], check=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("named", "asked"),
+    [
+        ("ofi", "libnccl-net-ofi.so"),
+        ("libnccl-net-ofi.so", "libnccl-net-ofi.so"),
+        ("ib,ofi", "libnccl-net-ofi.so"),
+        ("{opt}/libnccl-net-ofi.so", "{opt}/libnccl-net-ofi.so"),
+        (None, "libnccl-net.so"),
+    ],
+)
+def test_a_tuner_in_the_network_plugin_is_asked_first(
+    named: str | None, asked: str, run: Runner, opt: Path
+) -> None:
+    (opt / "libnccl-net.so").symlink_to("libnccl-net-ofi.so")
+    asked = asked.format(opt=opt)
+    env = {"LD_LIBRARY_PATH": f":/nowhere:{opt}"}
+    env |= {} if named is None else {"NCCL_NET_PLUGIN": named.format(opt=opt)}
+    shown = run.shown(said=f"has {asked} asked before ours", **env)
+    assert shown["DYNAMICCL_NEXT_TUNER"] == asked
+    assert shown["NCCL_TUNER_PLUGIN"].endswith(VENDOR_NAME)
+    again = run.shown(**shown)  # as each rank of a job that was started so
+    assert again["DYNAMICCL_NEXT_TUNER"] == asked
+    assert again["NCCL_TUNER_PLUGIN"].endswith(VENDOR_NAME)
+    said = f"loads nothing: mode adaptive asks no other tuner, and NCCL has {asked}"
+    assert "NCCL_TUNER_PLUGIN" not in run.shown("--mode=adaptive", said=said, **env)
+    # NCCL looks there only where it is told of no tuner.
+    said = "has /opt/t.so asked before ours"
+    theirs = run.shown(NCCL_TUNER_PLUGIN="/opt/t.so", said=said, **env)
+    assert theirs["DYNAMICCL_NEXT_TUNER"] == "/opt/t.so"
+    assert run.shown(NCCL_TUNER_PLUGIN="none", **env)["NCCL_TUNER_PLUGIN"].endswith(TUNER_NAME)
+
+
+@pytest.mark.parametrize("named", ["ib", "none", "gone", "/gone/libnccl-net-ofi.so"])
+def test_a_network_plugin_without_a_tuner_displaces_none(
+    named: str, run: Runner, opt: Path
+) -> None:
+    shown = run.shown(LD_LIBRARY_PATH=str(opt), NCCL_NET_PLUGIN=named)
+    assert "DYNAMICCL_NEXT_TUNER" not in shown
+    assert shown["NCCL_TUNER_PLUGIN"].endswith(TUNER_NAME)
+
+
+def test_libraries_that_nccl_loads_unasked_keep_their_places(run: Runner, opt: Path) -> None:
+    for role in ("tuner", "profiler"):
+        (opt / f"libnccl-{role}.so").symlink_to("libnccl-net-ofi.so")
+    shown = run.shown(LD_LIBRARY_PATH=str(opt), said="has libnccl-tuner.so asked before ours")
+    assert shown["DYNAMICCL_NEXT_TUNER"] == "libnccl-tuner.so"
+    assert shown["NCCL_PROFILER_PLUGIN"] == "libnccl-profiler.so"
+
+
 def test_a_jobs_own_profiler_stays(run: Runner) -> None:
     for value in ("NONE", f"/elsewhere/{TUNER_NAME}", f"/elsewhere/{PROFILER_NAME}"):
         shown = run.shown(NCCL_PROFILER_PLUGIN=value)
@@ -151,7 +213,7 @@ def test_a_jobs_own_profiler_stays(run: Runner) -> None:
 def test_modes_that_need_the_profilers_place_load_nothing_where_it_is_taken(
     mode: str, run: Runner
 ) -> None:
-    said = "NCCL_PROFILER_PLUGIN is inspector"
+    said = f"mode {mode} needs the profiler's place, and inspector has it"
     shown = run.shown(f"--mode={mode}", NCCL_PROFILER_PLUGIN="inspector", said=said)
     assert shown["NCCL_PROFILER_PLUGIN"] == "inspector"
     assert "NCCL_TUNER_PLUGIN" not in shown
@@ -161,12 +223,23 @@ def test_modes_that_need_the_profilers_place_load_nothing_where_it_is_taken(
     assert run.shown(f"--mode={mode}", **taken)["NCCL_TUNER_PLUGIN"] == "/opt/t.so"
 
 
-def test_a_policy_that_any_tuner_would_disable_is_left_alone(run: Runner) -> None:
+def test_a_policy_that_any_tuner_would_disable_is_left_alone(run: Runner, tmp_path: Path) -> None:
     for value in ("EFFICIENCY", "efficiency", "1", "3"):
         shown = run.shown(NCCL_CTA_POLICY=value, said=f"NCCL_CTA_POLICY is {value}")
         assert "NCCL_TUNER_PLUGIN" not in shown
     assert "NCCL_TUNER_PLUGIN" in run.shown(NCCL_CTA_POLICY="0")
     assert "NCCL_PROFILER_PLUGIN" in run.shown("--mode=observe", NCCL_CTA_POLICY="1")
+    # As NCCL reads it from its own file, where the environment does not say otherwise.
+    (tmp_path / ".nccl.conf").write_text("# ours\nNCCL_DEBUG=INFO\n NCCL_CTA_POLICY = 1 \n")
+    assert "NCCL_TUNER_PLUGIN" not in run.shown(said="NCCL_CTA_POLICY is 1,")
+    assert "NCCL_TUNER_PLUGIN" in run.shown(NCCL_CTA_POLICY="2")
+    assert "NCCL_TUNER_PLUGIN" in run.shown(NCCL_CONF_FILE="/dev/null")
+
+
+def test_the_new_enqueue_is_left_alone(run: Runner) -> None:
+    shown = run.shown(NCCL_ENQUEUE_REARCH_ENABLE="1", said="NCCL_ENQUEUE_REARCH_ENABLE is 1")
+    assert "NCCL_TUNER_PLUGIN" not in shown
+    assert "NCCL_TUNER_PLUGIN" in run.shown(NCCL_ENQUEUE_REARCH_ENABLE="0")
 
 
 def meeting(shown: Mapping[str, str]) -> tuple[str, str]:

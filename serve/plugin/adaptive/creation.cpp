@@ -18,6 +18,9 @@ const char* reason_to_abstain(const Communicator& communicator) noexcept {
   if (communicator.num_nodes == 0 || communicator.num_ranks % communicator.num_nodes != 0) {
     return "its nodes hold different numbers of ranks";
   }
+  if (is_switched_on("NCCL_ENQUEUE_REARCH_ENABLE")) {  // 2.32 src/tuning/tuning.cc
+    return "NCCL_ENQUEUE_REARCH_ENABLE is set: a table would beat kernels it is not shown";
+  }
   const ncclNvlDomainInfo_v5_t* domains = communicator.domains;
   if (domains != nullptr && domains->minRanksPerNvlDomain != domains->maxRanksPerNvlDomain) {
     return "its NVLink domains hold different numbers of ranks";

@@ -23,6 +23,11 @@ bool is_one(const char* variable) noexcept {
   return value != nullptr && std::strcmp(value, "1") == 0;
 }
 
+bool is_switched_on(const char* variable) noexcept {
+  const char* value = value_of(variable);
+  return value != nullptr && std::strcmp(value, "0") != 0;
+}
+
 bool parse_number(const char* text, std::uint64_t* number) noexcept {
   if (text == nullptr || text[0] == '\0') return false;
   *number = 0;

@@ -15,6 +15,9 @@ const char* first_value_of(const char* const* variables, std::size_t count) noex
 /// Whether the variable is "1".
 bool is_one(const char* variable) noexcept;
 
+/// Whether the variable is set and not "0", as NCCL takes its own switches.
+bool is_switched_on(const char* variable) noexcept;
+
 /// A decimal number; false when `text` is null or anything else.
 bool parse_number(const char* text, std::uint64_t* number) noexcept;
 

@@ -199,6 +199,9 @@ void agree(const NewCommunicator& communicator, Agreed* agreed) noexcept {
   const std::uint64_t now = now_ms();
   if (vote.ids_repeat != 0) {
     prepare_objection("a communicator was shrunk before: ids may repeat", &prepared);
+  } else if (is_switched_on("NCCL_ENQUEUE_REARCH_ENABLE")) {  // 2.32 src/tuning/tuning.cc
+    prepare_objection(
+        "NCCL_ENQUEUE_REARCH_ENABLE is set: a table would beat kernels it is not shown", &prepared);
   } else {
     prepare({communicator.num_ranks, communicator.num_nodes, communicator.nccl_version,
              communicator.constants, communicator.asked_first},

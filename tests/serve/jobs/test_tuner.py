@@ -162,6 +162,22 @@ def test_a_kill_file_counts_when_a_communicator_is_made(
     assert "a kill file is there" in played.log
 
 
+def test_the_new_enqueue_of_one_rank_makes_all_abstain(
+    play_tuner: Player, four_ranks: Setting
+) -> None:
+    """Where a table's cell would beat symmetric kernels that a tuner is not shown."""
+    for value, acts in (("0", True), ("1", False)):
+        played = play_tuner(
+            *on_rank(2, {"NCCL_ENQUEUE_REARCH_ENABLE": value}),
+            environment=four_ranks.environment(),
+            ranks=4,
+            **SHORT,
+        )
+        assert played.is_sound, played
+        assert (played.acted > 0) == acts
+        assert ("NCCL_ENQUEUE_REARCH_ENABLE is set" in played.log) != acts
+
+
 def test_nccl_comm_id_gives_all_communicators_one_id(
     play_tuner: Player, four_ranks: Setting
 ) -> None:
