@@ -188,7 +188,7 @@ void* Profiler::start_group() noexcept {
 }
 
 void* Profiler::start_call(bool is_plan, bool is_captured, void* group) noexcept {
-  group_ = group;
+  marks_.group = group;
   const bool is_wide = mask_->is_wide();
   // This call has read the mask already; those captured after it will find it narrow.
   if (is_captured && is_wide) mask_->narrow();

@@ -64,11 +64,8 @@ class Profiler {
   /// A collective of the API in that group, or before 2.28 the launch of a plan.
   void* start_call(bool is_plan, bool is_captured, void* group) noexcept;
 
-  /// A plan of that group is launched, on the thread that called. Sends and receives alone are no
-  /// sign that a collective which was asked about before runs: that one may have been simulated.
-  void launch(void* group) noexcept {
-    if (group == group_) marks_.set_launched();
-  }
+  /// A plan of that group is launched, on the thread that called.
+  void launch(void* group) noexcept { marks_.set_launched(group); }
 
   /// A collective was put on its stream; null when no more needs to be heard of it.
   void* start_collective(const ncclProfilerColl_v4_t& event, void* parent) noexcept;
@@ -87,7 +84,6 @@ class Profiler {
   void describe(CallRecord* record) noexcept;
 
   CallMarks marks_;
-  void* group_ = nullptr;    // of the latest collective; the calling thread's
   std::uint32_t index_ = 0;  // in the process's table of profilers
   bool is_taken_ = false;    // under the table's mutex
   std::uint64_t comm_id_ = 0;

@@ -12,6 +12,7 @@
 
 #include "adaptive/agreement/leader.h"
 #include "adaptive/agreement/member.h"
+#include "tests/flying.h"
 #include "tests/inspect.h"
 #include "tests/table_file.h"
 
@@ -23,6 +24,7 @@ struct Rules {
   int num_calls = 4;  // of each rank
   std::uint64_t span = 1;
   int simulates = 0;      // calls that one rank alone makes
+  int sends = 0;          // groups of sends and receives, of one rank alone
   int group = 1;          // calls that are asked about together
   int num_proposals = 1;  // tables put one after the other
   int crashes = 0;
@@ -31,29 +33,6 @@ struct Rules {
   int timeouts = 0;       // ticks at which every limit of leader and members has passed
   int lasting_waits = 0;  // calls that wait longer than they may
   bool reorders = true;
-};
-
-struct Flying {
-  int from, to;
-  Message message;
-  Bytes body;
-  bool same(const Flying& o) const {
-    const Message &a = message, &b = o.message;
-    return from == o.from && to == o.to && a.kind == b.kind && a.verdict == b.verdict &&
-           a.reason == b.reason && a.proposal == b.proposal && a.index == b.index &&
-           a.hash == b.hash && a.span == b.span && a.fixed == b.fixed;
-  }
-  std::uint64_t digest() const {
-    std::uint64_t d = 1;
-    Inspect::mix(&d, static_cast<std::uint64_t>(from * 64 + to));
-    Inspect::mix(&d, static_cast<std::uint64_t>(message.kind) * 256 + message.verdict);
-    Inspect::mix(&d, message.proposal);
-    Inspect::mix(&d, message.index);
-    Inspect::mix(&d, message.hash);
-    Inspect::mix(&d, message.fixed);
-    Inspect::mix(&d, message.reason);
-    return d;
-  }
 };
 
 class World {
@@ -110,6 +89,9 @@ class World {
       if (left_.simulates > 0 && !rank->waits && !rank->failed && !in_group) {
         choices_.push_back({kSimulate, i});
       }
+      if (left_.sends > 0 && !rank->waits && !rank->failed && !in_group) {
+        choices_.push_back({kSend, i});
+      }
       if (left_.crashes > 0) choices_.push_back({kCrash, i});
     }
     return static_cast<int>(choices_.size());
@@ -127,7 +109,7 @@ class World {
         take_out(chosen.which);
         break;
       case kCall:
-        call(rank_at(chosen.which), now_);
+        begin_call(rank_at(chosen.which));
         break;
       case kWaitTooLong:
         --left_.lasting_waits;
@@ -150,6 +132,10 @@ class World {
       case kSimulate:
         --left_.simulates;
         simulate(rank_at(chosen.which));
+        break;
+      case kSend:
+        --left_.sends;
+        rank_at(chosen.which).marks.set_launched(new_group(&rank_at(chosen.which)));
         break;
       case kCrash:
         --left_.crashes;
@@ -192,7 +178,7 @@ class World {
     Inspect::mix(&d, all);
     Inspect::mix(&d, static_cast<std::uint64_t>(put_));
     for (const int left : {left_.crashes, left_.drops, left_.repeats, left_.timeouts,
-                           left_.lasting_waits, left_.simulates}) {
+                           left_.lasting_waits, left_.simulates, left_.sends}) {
       Inspect::mix(&d, static_cast<std::uint64_t>(left));
     }
     return d;
@@ -209,7 +195,7 @@ class World {
       for (const auto& rank : ranks_) {
         if (!rank->alive) continue;
         if (rank->can_call()) {
-          call(*rank, now_);
+          begin_call(*rank);
           moved = true;
         }
         tick(rank->number, now_ += 2);
@@ -247,9 +233,21 @@ class World {
   static constexpr int kNone = -1;
   // All are alike: what is simulated differs from what is called in nothing but the launch.
   static constexpr std::uint64_t kSizeBytes = 1024;
-  enum What { kDeliver, kDrop, kCall, kWaitTooLong, kRepeat, kTimeout, kCrash, kSimulate, kWake };
-  static constexpr const char* kNames[] = {
-      "deliver", "drop", "call", "wait too long", "repeat", "timeout", "crash", "simulate", "wake"};
+  enum What {
+    kDeliver,
+    kDrop,
+    kCall,
+    kWaitTooLong,
+    kRepeat,
+    kTimeout,
+    kCrash,
+    kSimulate,
+    kSend,
+    kWake
+  };
+  static constexpr const char* kNames[] = {"deliver", "drop",    "call",  "wait too long",
+                                           "repeat",  "timeout", "crash", "simulate",
+                                           "send",    "wake"};
   struct Choice {
     What what;
     int which;
@@ -265,6 +263,7 @@ class World {
     bool alive = true, waits = false, failed = false, simulates = false, is_to_wake = false;
     std::vector<int> answers;  // [call] number of the table
     int done = 0;
+    std::uintptr_t num_groups = 0;  // of calls and of sends
     bool can_call() const {
       return !failed && !waits && done + 1 < static_cast<int>(answers.size());
     }
@@ -313,6 +312,12 @@ class World {
     go_on(rank);
   }
 
+  /// NCCL tells of a group's calls before it asks about the first of them.
+  void begin_call(Rank& rank) {
+    if (rank.done % rules_.group == 0) rank.marks.group = new_group(&rank);
+    call(rank, now_);
+  }
+
   /// A call that waits looks again whenever something happened.
   void go_on(Rank& rank) {
     if (rank.waits) call(rank, now_);
@@ -322,7 +327,13 @@ class World {
   /// the rank, but its answer does not count.
   void simulate(Rank& rank) {
     rank.simulates = true;
+    rank.marks.group = new_group(&rank);
     call(rank, now_);
+  }
+
+  /// A handle as the profiler gives one to each group of the API.
+  static const void* new_group(Rank* rank) {
+    return reinterpret_cast<const void*>(++rank->num_groups);  // NOLINT
   }
 
   void call(Rank& rank, std::uint64_t now) {
@@ -347,7 +358,7 @@ class World {
     }
     rank.failed = turn == Clock::Turn::kFail;
     rank.clock->end(4, kSizeBytes);
-    if (number % rules_.group == 0) rank.marks.set_launched();
+    if (number % rules_.group == 0) rank.marks.set_launched(rank.marks.group);
     rank.done = number;
   }
 

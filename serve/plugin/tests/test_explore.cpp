@@ -98,6 +98,7 @@ Found wander(std::size_t schedules, std::uint64_t seed) {
     rules.span = 1 + static_cast<std::uint64_t>(below(6));
     rules.num_proposals = 1 + below(3);
     rules.simulates = below(3) == 0 ? below(4) : 0;
+    rules.sends = below(3) == 0 ? below(4) : 0;
     rules.group = below(2) == 0 ? 1 : 1 + below(4);
     rules.crashes = below(3) == 0 ? below(3) : 0;
     rules.drops = below(2) == 0 ? below(12) : 0;
@@ -148,18 +149,20 @@ int main(int count, char** arguments) {
   }
   struct Small {
     const char* what;
-    int ranks, calls, drops, repeats, timeouts, crashes, simulates, group;
+    int ranks, calls, drops, repeats, timeouts, crashes, simulates, sends, group;
   };
   // Small enough to go through to the end.
   const Small worlds[] = {
-      {"2 ranks", 2, 3, 0, 0, 0, 0, 0, 1},
-      {"2 ranks, a loss", 2, 3, 1, 0, 0, 0, 0, 1},
-      {"2 ranks, a timeout", 2, 2, 0, 0, 1, 0, 0, 1},
-      {"2 ranks, a crash", 2, 3, 0, 0, 0, 1, 0, 1},
-      {"2 ranks, a simulated call", 2, 3, 0, 0, 0, 0, 1, 1},
-      {"2 ranks, a group of 2 and a simulated call", 2, 4, 0, 0, 0, 0, 1, 2},
-      {"3 ranks", 3, 2, 0, 0, 0, 0, 0, 1},
-      {"3 ranks, a crash", 3, 1, 0, 0, 0, 1, 0, 1},
+      {"2 ranks", 2, 3, 0, 0, 0, 0, 0, 0, 1},
+      {"2 ranks, a loss", 2, 3, 1, 0, 0, 0, 0, 0, 1},
+      {"2 ranks, a timeout", 2, 2, 0, 0, 1, 0, 0, 0, 1},
+      {"2 ranks, a crash", 2, 3, 0, 0, 0, 1, 0, 0, 1},
+      {"2 ranks, a simulated call", 2, 3, 0, 0, 0, 0, 1, 0, 1},
+      {"2 ranks, a group of 2 and a simulated call", 2, 4, 0, 0, 0, 0, 1, 0, 2},
+      {"2 ranks, a send and a simulated call", 2, 3, 0, 0, 0, 0, 1, 1, 1},
+      {"2 ranks, two sends", 2, 3, 0, 0, 0, 0, 0, 2, 1},
+      {"3 ranks", 3, 2, 0, 0, 0, 0, 0, 0, 1},
+      {"3 ranks, a crash", 3, 1, 0, 0, 0, 1, 0, 0, 1},
   };
   // Under a sanitizer, and in the quick look of `make test`.
   const bool few = std::getenv("DYNAMICCL_FEW") != nullptr;
@@ -173,6 +176,7 @@ int main(int count, char** arguments) {
     rules.timeouts = small.timeouts;
     rules.crashes = small.crashes;
     rules.simulates = small.simulates;
+    rules.sends = small.sends;
     rules.group = small.group;
     const Found found = explore(rules, most);
     report(small.what, found);

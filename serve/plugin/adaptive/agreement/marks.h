@@ -26,7 +26,10 @@ struct CallMarks {
                std::memory_order_relaxed);
     if (is_captured) captured.fetch_add(1, std::memory_order_relaxed);
   }
-  void set_launched() noexcept {
+  /// A plan of that group was launched. One of another group, of sends and receives, is no sign
+  /// that a collective which was asked about before runs: that one may have been simulated.
+  void set_launched(const void* of_group) noexcept {
+    if (of_group != group) return;
     bits.store(bits.load(std::memory_order_relaxed) | kBegins, std::memory_order_relaxed);
   }
 
@@ -34,6 +37,7 @@ struct CallMarks {
   void begin(bool is_told_of_launches) noexcept {
     bits.store(kBegins, std::memory_order_relaxed);
     captured.store(0, std::memory_order_relaxed);
+    group = nullptr;
     kept = is_told_of_launches ? ~std::uint64_t{kBegins} : ~std::uint64_t{0};
   }
 
@@ -50,6 +54,7 @@ struct CallMarks {
   std::atomic<std::uint64_t> bits{kBegins};
   std::uint64_t kept = ~std::uint64_t{0};
   std::atomic<std::uint64_t> captured{0};  // calls
+  const void* group = nullptr;             // of the API, that the latest collective belongs to
 };
 
 }  // namespace dynamiccl
