@@ -3,20 +3,27 @@
 //
 //   init_ranks LIBRARY --ranks 2000 [--processes 4] [--nodes 1] [--rounds 1] [--late MS]
 //              [--absent 1] [--kill-coordinator-at MS] [--shrink 1] [--version 23007]
-//              [--grow 2] [--orphan 1] [--at-once 1] [--halves 1] [--abort-at MS]
+//              [--grow 2] [--orphan 1] [--at-once 1] [--halves 1] [--abort-at MS] [--bind 1]
 //
 // shrink: the second round is a shrink of the first, and what follows may come of it. halves: from
 // the second round on even and odd ranks make a communicator each, of one id. abort-at: creations
 // are non-blocking, and each rank aborts its own after so long, which waits for its thread. grow:
 // so many ranks join after the first round only. orphan: the first process, which coordinates,
 // forks a child that lives on, and is gone after the first round. at-once: a rank's rounds are all
-// made at once, each on a thread of its own, and only in the first is anybody late.
+// made at once, each on a thread of its own, and only in the first is anybody late. bind: each rank
+// is bound to one processor when it comes, as NCCL binds it.
+//
+// INIT_RANKS_PID_FILE names a file for the process id of the first process, which coordinates.
+// INIT_RANKS_OTHERS is the DYNAMICCL_COORDINATOR of the other processes, where a test stands
+// between.
 //
 // Prints a JSON object: how many ranks got the table, abstained and failed; the time in ms from the
 // last entry to the last return, of each round; the longest that one rank was in `init`, and in an
-// abort; how many rounds were over before the last rank of the first one came.
+// abort; how many rounds were over before the last rank of the first one came; how many threads are
+// still bound after a failure, or are no longer without one. What it warns of goes to stderr.
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -25,6 +32,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -49,12 +57,12 @@ struct Board {
   std::atomic<int> present[kMostRounds];
   std::atomic<std::int64_t> last_entry_ns[kMostRounds], last_return_ns[kMostRounds];
   std::atomic<std::int64_t> longest_ns, longest_abort_ns;
-  std::atomic<int> tables, abstained, failed;
+  std::atomic<int> tables, abstained, failed, bound_wrongly;
 };
 
 struct Options {
   int ranks = 2, processes = 1, nodes = 1, rounds = 1, late_ms = 0, absent = 0, kill_at_ms = -1,
-      shrink = 0, grow = 0, orphan = 0, at_once = 0, halves = 0, abort_at_ms = -1;
+      shrink = 0, grow = 0, orphan = 0, at_once = 0, halves = 0, abort_at_ms = -1, bind = 0;
 
   bool takes_part(int rank, int round) const {
     if (rank >= ranks - absent) return false;
@@ -73,7 +81,19 @@ struct Options {
 };
 
 /// As ncclDebugLog lies in NCCL.
-void ignore_line(ncclDebugLogLevel, unsigned long, const char*, int, const char*, ...) {}
+void warn(ncclDebugLogLevel level, unsigned long, const char*, int, const char* format, ...) {
+  if (level > NCCL_LOG_WARN) return;
+  va_list arguments;
+  va_start(arguments, format);
+  std::vfprintf(stderr, format, arguments);
+  va_end(arguments);
+  std::fputc('\n', stderr);
+}
+
+bool is_bound() {
+  cpu_set_t allowed;
+  return sched_getaffinity(0, sizeof allowed, &allowed) == 0 && CPU_COUNT(&allowed) == 1;
+}
 
 std::int64_t now_ns() {
   return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
@@ -94,7 +114,9 @@ void make_communicator(const ncclTuner_v6_t* tuner, const Options& options, int 
     std::this_thread::sleep_for(std::chrono::milliseconds(options.late_ms));
   }
   // The first process coordinates, so that it is known which to kill.
-  if ((options.kill_at_ms >= 0 || options.orphan != 0) && rank % options.processes != 0) {
+  const bool matters_who_coordinates = options.kill_at_ms >= 0 || options.orphan != 0 ||
+                                       std::getenv("INIT_RANKS_PID_FILE") != nullptr;
+  if (matters_who_coordinates && rank % options.processes != 0) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
   void* context = nullptr;
@@ -105,8 +127,13 @@ void make_communicator(const ncclTuner_v6_t* tuner, const Options& options, int 
   raise_to(&board->last_entry_ns[round], from);
   ncclResult_t result = ncclSuccess;
   const auto init = [&] {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    if (options.bind != 0) sched_setaffinity(0, sizeof one, &one);
     result = tuner->init(&context, options.id(round), static_cast<std::size_t>(num_ranks),
-                         static_cast<std::size_t>(options.nodes), ignore_line, &domains, nullptr);
+                         static_cast<std::size_t>(options.nodes), warn, &domains, nullptr);
+    if (options.bind != 0 && is_bound() != (result == ncclSuccess)) ++board->bound_wrongly;
   };
   if (options.abort_at_ms < 0) {
     init();
@@ -147,6 +174,14 @@ void leave_a_child(const Board* board, int num_ranks) {
 }
 
 int play_process(const char* library, const Options& options, int process, Board* board) {
+  const char* others = std::getenv("INIT_RANKS_OTHERS");
+  if (process != 0 && others != nullptr) setenv("DYNAMICCL_COORDINATOR", others, 1);
+  const char* pid_file = process == 0 ? std::getenv("INIT_RANKS_PID_FILE") : nullptr;
+  std::FILE* file = pid_file != nullptr ? std::fopen(pid_file, "we") : nullptr;
+  if (file != nullptr) {
+    std::fprintf(file, "%d", static_cast<int>(getpid()));
+    std::fclose(file);
+  }
   void* loaded = dlopen(library, RTLD_NOW | RTLD_LOCAL);
   if (loaded == nullptr) {
     std::fprintf(stderr, "%s\n", dlerror());
@@ -178,7 +213,8 @@ int main(int argc, char** argv) {
       {"--shrink", &options.shrink}, {"--grow", &options.grow},
       {"--orphan", &options.orphan}, {"--at-once", &options.at_once},
       {"--halves", &options.halves}, {"--abort-at", &options.abort_at_ms},
-      {"--version", &g_version},     {"--kill-coordinator-at", &options.kill_at_ms}};
+      {"--version", &g_version},     {"--kill-coordinator-at", &options.kill_at_ms},
+      {"--bind", &options.bind}};
   for (int i = 2; i + 1 < argc; i += 2) {
     const auto found = known.find(argv[i]);
     if (found == known.end()) {
@@ -225,6 +261,7 @@ int main(int argc, char** argv) {
   for (int round = 1; round < options.rounds; ++round) {
     before += board->last_return_ns[round] < board->last_entry_ns[0] ? 1 : 0;
   }
-  std::printf("], \"before_the_late\": %d}\n", before);
+  std::printf("], \"before_the_late\": %d, \"bound_wrongly\": %d}\n", before,
+              board->bound_wrongly.load());
   return 0;
 }

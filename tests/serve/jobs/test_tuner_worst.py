@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import signal
 import socket
 import threading
 import time
@@ -164,3 +165,107 @@ def test_two_steps_of_one_allocation_are_two_jobs(
     tables = sorted(found["tables"] for found in both)
     # Over one port the second one finds the first one's coordinator there, and keeps NCCL's choice.
     assert tables == [12, 12] if not coordinator else tables[1] == 12, tables
+
+
+#: Where `kind` and `nonce` lie in a request, and `kind` in an answer (tuner/message.h).
+REQUEST_BYTES: Final = 50 + 1024 + 158 + 32
+REQUEST_KIND, REQUEST_NONCE, ANSWER_KIND = 48, slice(32, 40), 24
+CONFIRM, STILL_HERE, TABLE = 3, 3, 4
+
+
+class Between:
+    """Stands between the coordinator and the other processes, and kills it at the worst moment."""
+
+    def __init__(self, port: int, pid_file: Path, *, at_first_table: bool) -> None:
+        self.asked_still_here: set[bytes] = set()
+        self._to, self._pid_file, self._at_first_table = port, pid_file, at_first_table
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Between":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join()
+
+    def _run(self) -> None:
+        """One question and its answer after the other, until the coordinator is dead."""
+        with self._listener:
+            while True:
+                connection, _ = self._listener.accept()
+                with connection:
+                    if self._has_killed(connection):
+                        return
+
+    def _has_killed(self, connection: socket.socket) -> bool:
+        request = received(connection, REQUEST_BYTES)
+        if len(request) < REQUEST_BYTES:
+            return False
+        is_confirm = request[REQUEST_KIND] == CONFIRM
+        if is_confirm and not self._at_first_table:
+            self._kill()
+            return True
+        answer = self._asked(request)
+        if not answer:
+            return False  # it does not listen yet
+        if answer[ANSWER_KIND] == STILL_HERE:
+            self.asked_still_here.add(request[REQUEST_NONCE])
+        is_table = answer[ANSWER_KIND] == TABLE
+        if is_table:
+            self._kill()
+        connection.sendall(answer)
+        return is_table
+
+    def _asked(self, request: bytes) -> bytes:
+        try:
+            with socket.create_connection(("127.0.0.1", self._to), timeout=5) as coordinator:
+                coordinator.sendall(request)
+                return received(coordinator, 1 << 16)
+        except OSError:
+            return b""
+
+    def _kill(self) -> None:
+        os.kill(int(self._pid_file.read_text()), signal.SIGKILL)
+
+
+def received(connection: socket.socket, size: int) -> bytes:
+    """So many bytes, or all there are until the other side closes."""
+    found = b""
+    while len(found) < size and (piece := connection.recv(size - len(found))):
+        found += piece
+    return found
+
+
+@pytest.mark.parametrize("at_first_table", [False, True], ids=["first-confirm", "first-table"])
+def test_a_coordinator_killed_after_a_confirm_fails_those_who_confirmed_within_the_bound(
+    at_first_table: bool, inits: Inits, four_ranks: Setting, tmp_path: Path
+) -> None:
+    """The one case in which we end a job. Nobody hangs in `init`; threads are not left bound."""
+    environment = four_ranks.environment(coordinator=True) | SHORT_LIMIT
+    port = int(environment["DYNAMICCL_COORDINATOR"].rpartition(":")[2])
+    pid_file = tmp_path / "pid"
+    with Between(port, pid_file, at_first_table=at_first_table) as between:
+        found = inits(
+            environment
+            | {"INIT_RANKS_OTHERS": between.address, "INIT_RANKS_PID_FILE": str(pid_file)},
+            ranks=4,
+            processes=4,
+            bind=1,
+        )
+    # The first rank died with the coordinator, and may have had its table just before.
+    others = found["tables"] + found["abstained"] + found["failed"]
+    assert others in {3, 4}
+    if at_first_table:
+        assert found["tables"] == 1 + (others - 3)
+        assert (found["abstained"], found["failed"]) == (0, 2)
+    else:
+        assert (found["tables"], found["failed"]) == (0, len(between.asked_still_here))
+        assert found["failed"] >= 1
+    assert (
+        found["said"].count("this communicator must not be used: this rank had confirmed")
+        == (found["failed"])
+    )
+    assert 3 * LIMIT_MS <= found["longest_ms"] < 6 * LIMIT_MS
+    assert found["bound_wrongly"] == 0 or os.cpu_count() == 1
