@@ -10,6 +10,7 @@
 #include <limits>
 #include <vector>
 
+#include "adaptive/service/directory.h"
 #include "adaptive/service/network.h"
 #include "adaptive/service/peers.h"
 #include "platform/threads.h"
@@ -114,9 +115,53 @@ void lists_of_peers_are_short_and_reach_everybody() {
   CHECK(reached_from(1, 8193) == 8192 && reached_from(8192, 8193) == 8192);
 }
 
+/// What a directory hears and says while a world of so many ranks finds its leaders: each rank asks
+/// once for each of its communicators. All of it, in bytes.
+std::size_t bytes_of_a_directory(std::int32_t num_ranks, Directory* directory) {
+  constexpr char kAddress[] = "[fdfa:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:31999";
+  constexpr std::uint64_t kWorld = 1, kFirstPair = 2;
+  std::uint8_t bytes[kMessageHeaderBytes + kAddressTextBytes];
+  std::size_t all = 0;
+  const auto says = [&](MessageKind kind, std::uint64_t comm_id, bool is_answered) {
+    Message message{}, answer{};
+    message.kind = kind;
+    message.comm_id = comm_id;
+    if (kind == MessageKind::kRegister) {
+      message.body = reinterpret_cast<const std::uint8_t*>(kAddress);
+      message.body_bytes = sizeof kAddress - 1;
+    }
+    all += encode(message, bytes, sizeof bytes);
+    CHECK(directory->receive(message, &answer) == is_answered);
+    if (!is_answered) return;
+    CHECK(answer.comm_id == comm_id && answer.body_bytes == sizeof kAddress - 1);
+    CHECK(std::memcmp(answer.body, kAddress, answer.body_bytes) == 0);
+    all += encode(answer, bytes, sizeof bytes);
+  };
+  says(MessageKind::kLookup, kWorld, false);  // before its leader came: asked again
+  says(MessageKind::kRegister, kWorld, false);
+  for (std::int32_t rank = 1; rank < num_ranks; ++rank) says(MessageKind::kLookup, kWorld, true);
+  for (std::int32_t rank = 0; rank + 1 < num_ranks; rank += 2) {  // and one of each two ranks
+    const std::uint64_t pair = kFirstPair + static_cast<std::uint64_t>(rank / 2);
+    says(MessageKind::kRegister, pair, false);
+    says(MessageKind::kLookup, pair, true);
+  }
+  return all;
+}
+
+void a_directory_says_so_much_for_each_rank_and_no_more() {
+  const auto of = [](std::int32_t num_ranks) {
+    Directory directory;
+    const std::size_t bytes = bytes_of_a_directory(num_ranks, &directory);
+    CHECK(directory.size() == 1 + num_ranks / 2);
+    return bytes;
+  };
+  CHECK(of(16384) <= 2 * of(8192) && of(16384) <= std::size_t{16384} * 400);
+}
+
 }  // namespace
 
 int main() {
+  a_directory_says_so_much_for_each_rank_and_no_more();
   lists_of_peers_are_short_and_reach_everybody();
   child_keeps_no_address();
   without_descriptors_it_neither_spins_nor_takes_the_last();

@@ -1,5 +1,7 @@
 """Ranks that die, sleep, abort or count differently: no two answers, and no wait without an end."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from dynamiccl.nccl import Algorithm, Config, Protocol
 from tests.serve.jobs.conftest import Player, player_of
 from tests.serve.jobs.play import assert_never_split, at, every
-from tests.serve.jobs.setting import JOB, Setting, write_artifact
+from tests.serve.jobs.setting import FIRST, JOB, Setting, shapes_of, write_artifact
 
 
 @pytest.mark.parametrize("rank", [0, 2], ids=["leader", "worker"])
@@ -151,6 +153,28 @@ def test_a_simulated_call_like_all_others(
         **JOB,
     )
     assert played.is_sound, played
+
+
+@pytest.mark.parametrize("player", ["play_job", "play_tuner"])
+def test_a_chunk_size_of_a_table_is_never_asked_for(
+    player: str, request: pytest.FixtureRequest, four_ranks: Setting
+) -> None:
+    """A sweep's alone: a rank that simulates a group would have NCCL's, and the others ours."""
+    shapes = shapes_of(4)
+    alone = write_artifact(four_ranks.root / "alone", Config(None, None, None, 1 << 16), shapes)
+    beside = write_artifact(four_ranks.root / "beside", replace(FIRST, chunk_bytes=1 << 16), shapes)
+    for artifact, acts in ((alone, False), (beside, True)):
+        play: Player = request.getfixturevalue(player)
+        played = play(
+            *at(1000, "simulate=4", rank=1),
+            environment=four_ranks.environment() | {"DYNAMICCL_ARTIFACT": str(artifact)},
+            ranks=4,
+            release="2.30",
+            **JOB,
+        )
+        assert played.is_sound, played
+        assert (played.acted > 0) == acts
+        assert re.search("the artifact's table|decisions of ", played.log), played.log
 
 
 @pytest.mark.parametrize("rank", [1, "all"])

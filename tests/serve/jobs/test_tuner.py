@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from dynamiccl.libraries import TUNER_NAME
+from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME
 from dynamiccl.serve.install import install
 from tests.serve.jobs.conftest import Inits, Player
 from tests.serve.jobs.play import Played, on_rank, play
@@ -53,27 +53,35 @@ def test_the_table_is_in_force_from_call_0(
     assert_table_from_call_0(played)
 
 
+@pytest.mark.parametrize("library", [TUNER_NAME, VENDOR_NAME])
 def test_a_job_that_dynamiccl_run_starts_has_its_table_from_call_0(
-    job_build_dir: Path, eight_ranks: Setting, known: Path, tmp_path: Path
+    library: str, job_build_dir: Path, eight_ranks: Setting, known: Path, tmp_path: Path
 ) -> None:
+    """Also where the network plugin is a tuner, as AWS's is: that one is asked first."""
+    is_net_a_tuner = library == VENDOR_NAME
+    path = {"LD_LIBRARY_PATH": str(tmp_path)}
+    if is_net_a_tuner:
+        (tmp_path / "libnccl-net.so").symlink_to(job_build_dir / "libvendor_v3.so")
     home = install(known, tmp_path / "home", job_build_dir / TUNER_NAME).directory
     ran = subprocess.run(
         [str(home / "bin" / "dynamiccl-run"), "env"],
-        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)} | path,
         capture_output=True,
         text=True,
         check=True,
     )
     shown = dict(line.split("=", 1) for line in ran.stdout.splitlines())
     tuner = Path(shown["NCCL_TUNER_PLUGIN"])
-    assert tuner == home / "lib" / TUNER_NAME
+    assert tuner == home / "lib" / library
     ours = {name: value for name, value in shown.items() if name.startswith("DYNAMICCL_")}
-    environment = ours | {"DYNAMICCL_TEST_ROOT": str(eight_ranks.machine)}
+    environment = ours | {"DYNAMICCL_TEST_ROOT": str(eight_ranks.machine)} | path
     played = play(job_build_dir / "play_job", tuner, environment=environment, ranks=8, **SHORT)
     assert played.is_sound, played
     assert played.acted > 0
     assert played.switches == 0
     assert played.log.count("the artifact's table, from call 0") == 8
+    asked = "(libnccl-net.so): is asked first on every call (v3)"
+    assert played.log.count(asked) == (8 if is_net_a_tuner else 0)
 
 
 @pytest.mark.parametrize("release", ["2.21", "2.22", "2.25", "2.26"])
