@@ -49,6 +49,31 @@ def test_survivors_that_go_on_agree_among_themselves(
     assert not played.hit_deadline, played
 
 
+@pytest.mark.parametrize("rank", [0, 2], ids=["leader", "worker"])
+@pytest.mark.parametrize("go_on", [0, 1], ids=["all-abort", "survivors-go-on"])
+@pytest.mark.parametrize("player", ["play_job", "play_tuner"])
+def test_a_creation_that_is_aborted_splits_nothing(
+    player: str, go_on: int, rank: int, request: pytest.FixtureRequest, four_ranks: Setting
+) -> None:
+    """The others may have the table by then: they wait in a collective, for the job's watchdog."""
+    play: Player = request.getfixturevalue(player)
+    played = play(
+        environment=four_ranks.environment(),
+        ranks=4,
+        comms=2,
+        abort_creation=rank,
+        survivors_go_on=go_on,
+        watchdog=0.2,
+        **JOB,
+    )
+    assert_never_split(played)
+    assert played.errors == 0, played
+    world = played.communicators[0]
+    assert (world.calls == JOB["calls"]) == bool(go_on)
+    other = [comm for comm in played.communicators if comm.slot == 1]
+    assert any(comm.acted for comm in other), played.log
+
+
 @pytest.mark.parametrize("rank", [0, 1], ids=["leader", "worker"])
 def test_a_stopped_process_delays_and_splits_nothing(
     rank: int, play_job: Player, four_ranks: Setting

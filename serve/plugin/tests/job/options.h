@@ -52,6 +52,7 @@ struct Options {
   bool survivors_go_on = false;
   bool shrinks = false;          // the communicators but the first come of shrinks: plan.h
   bool creates_at_once = false;  // each communicator on a thread of its own, as in one group
+  int aborts_creation = -1;      // this rank aborts the first communicator while it is made
   bool destroys = true;          // false: exits without ncclCommDestroy
   int kernel_delay_us = 0, kernel_drop_percent = 0, kernel_duplicate_percent = 0;
   int slow_cell = -1;

@@ -91,11 +91,25 @@ void Stream::create() {
                                          static_cast<int>(position - members_.begin()),
                                          static_cast<int>(members_.size()),
                                          context_.plan.num_nodes(members_)};
-    communicator_ = std::make_unique<Communicator>(context_.process, options);
+    const auto make = [&] {
+      communicator_ = std::make_unique<Communicator>(context_.process, options);
+    };
+    if (context_.rank == context_.options.aborts_creation && slot_ == 0 && generation_ == 0) {
+      std::thread creation([&] {
+        adopt_thread();
+        make();
+      });
+      creation.join();  // ncclCommAbort waits for it (2.30.7 `init.cc:3041`)
+      communicator_->abort();
+      throw Aborted();
+    }
+    make();
     first_call_ = calls_;
     exists_ = true;
     lane_.stage = stage + 1;
     wait([&] { return all_others([&](const Lane& lane) { return lane.stage > stage; }); });
+  } catch (const Aborted&) {
+    finish(true);
   } catch (const std::exception& error) {
     context_.report_error(slot_, calls_, error.what());
     finish(true);
