@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cinttypes>
 #include <cstdio>
 #include <cstring>
 
@@ -79,10 +80,7 @@ void start_log() noexcept {
     std::snprintf(g_path, sizeof g_path, "%s/dynamiccl-%s-%d.jsonl", folder, host,
                   static_cast<int>(getpid()));
   }
-  pthread_t thread;
-  if (start_thread(run, nullptr, "dynamiccl-log", &thread)) {
-    detach_thread(thread);
-  } else {
+  if (!start_thread(run, nullptr, "dynamiccl-log")) {
     close(g_pipe[1]);
     g_pipe[1] = -1;  // nobody would read it
   }
@@ -105,18 +103,16 @@ void log_decision(const Coordinator::Decided& decided) noexcept {
   if (g_path[0] == '\0') return;
   escape(decided.identity, identity, sizeof identity);
   escape(decided.reason, reason, sizeof reason);
-  const std::uint64_t now_ms = realtime_ns() / 1'000'000;
-  send_line(
-      line,
-      std::snprintf(
-          line, sizeof line,
-          "{\"time\": %llu.%03llu, \"communicator\": \"%016llx\", \"ranks\": %u, \"votes\": %u, "
-          "\"decision\": \"%s\", \"reason\": \"%s\", \"took_ms\": %llu, \"identity\": \"%s\"}\n",
-          static_cast<unsigned long long>(now_ms / 1'000),
-          static_cast<unsigned long long>(now_ms % 1'000),
-          static_cast<unsigned long long>(decided.comm_id), decided.num_ranks, decided.num_votes,
-          decided.is_table ? "table" : "abstain", reason,
-          static_cast<unsigned long long>(decided.took_ms), identity));
+  const std::uint64_t now_ms = realtime_ns() / 1'000'000;  // in halves: a locale may have commas
+  send_line(line,
+            std::snprintf(line, sizeof line,
+                          "{\"time\": %" PRIu64 ".%03" PRIu64 ", \"communicator\": \"%016" PRIx64
+                          "\", \"ranks\": %u, \"votes\": %u, "
+                          "\"decision\": \"%s\", \"reason\": \"%s\", \"took_ms\": %" PRIu64
+                          ", \"identity\": \"%s\"}\n",
+                          now_ms / 1'000, now_ms % 1'000, decided.comm_id, decided.num_ranks,
+                          decided.num_votes, decided.is_table ? "table" : "abstain", reason,
+                          decided.took_ms, identity));
 }
 
 }  // namespace dynamiccl
