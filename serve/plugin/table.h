@@ -39,17 +39,12 @@ inline int size_bin(std::uint64_t size_bytes) noexcept {
   if (static_cast<unsigned>(zeros - kLeast) >= kMaxSizeBits) return -1;
   const std::uint64_t leading = size_bytes << zeros;
   const std::uint64_t mantissa = leading >> 31;  // in [2^32, 2^33)
-  // Each quarter of an octave has one edge in it.
   const auto quarter = static_cast<int>(leading >> 61 & 3);
   return kBinsPerOctave * (63 - zeros) + quarter + (mantissa >= kEdgesQ32[quarter]);
 }
-constexpr bool each_quarter_has_an_edge() noexcept {
-  for (std::uint64_t i = 0; i < kBinsPerOctave; ++i) {
-    if (kEdgesQ32[i] >> 30 != 4 + i) return false;
-  }
-  return true;
-}
-static_assert(each_quarter_has_an_edge(), "for size_bin");
+static_assert(kEdgesQ32[0] >> 30 == 4 && kEdgesQ32[1] >> 30 == 5 && kEdgesQ32[2] >> 30 == 6 &&
+                  kEdgesQ32[3] >> 30 == 7 && kBinsPerOctave == 4,
+              "for size_bin: each quarter of an octave has one edge in it");
 
 /// Decode a table file's bytes. Returns null on success, else why the table must not be used; every
 /// number is checked against the vocabulary, since a wrong one could hang or crash a job.

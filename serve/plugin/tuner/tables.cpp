@@ -39,7 +39,8 @@ struct Reading {
   char artifact[kHexBytes] = "none";
   char system[kSystemBytes] = "none";
   char file[kHexBytes] = "none";
-  const Kept* kept = nullptr;
+  const DecisionTable* table = nullptr;
+  const TunerConstants* constants = nullptr;
 };
 
 #define DYNAMICCL_FAIL(...)                                                \
@@ -137,7 +138,8 @@ void read_artifact(const NewCommunicator& shape, const char* fingerprint, Plugin
   }
   if (!is_table) problem = problem_with(kept->constants, shape.constants);
   if (problem != nullptr) DYNAMICCL_FAIL("%s: %s", what, problem);
-  reading->kept = kept;
+  reading->table = is_table ? &kept->table : nullptr;
+  reading->constants = is_table ? nullptr : &kept->constants;
 }
 
 #undef DYNAMICCL_FAIL
@@ -173,11 +175,8 @@ void Preparation::run() noexcept {
     read_artifact(shape, fingerprint, index, &reading);
   }
   deallocate(index);
-  if (reading.kept != nullptr) {
-    const Kept& kept = *reading.kept;
-    prepared.table = kept.is_table ? &kept.table : nullptr;
-    prepared.constants = kept.is_table ? nullptr : &kept.constants;
-  }
+  prepared.table = reading.table;
+  prepared.constants = reading.constants;
   std::snprintf(prepared.identity, sizeof prepared.identity,
                 "problem=%s\nplugin=%s %s\nmachine=%s\nartifact=%s\nsystem=%s\ntable=%s\n"
                 "ranks=%zu\nnodes=%zu\nnccl=%d\nasked first=%s\n",
