@@ -47,7 +47,8 @@ def _meeting_place() -> dict[str, str]:
     source, library, key = (folder / name for name in ("nccl.c", "libnccl.so", "key"))
     source.write_text(f"int ncclGetVersion(int *version) {{ *version = {NCCL_CODE}; return 0; }}\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    ctypes.CDLL(str(library))
+    # Where the tuner looks, since no logger of an NCCL calls it.
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     key.write_bytes(secrets.token_bytes(32))
     key.chmod(0o600)
     with socket.create_server(("127.0.0.1", 0)) as probe:

@@ -36,14 +36,17 @@ class File {
   // Without O_NONBLOCK a FIFO that has no writer would block here for ever: a hang.
   explicit File(const char* path, int flags = O_RDONLY | O_NONBLOCK) noexcept
       : descriptor_(open(path, flags | O_CLOEXEC | O_NOCTTY, 0644)) {}
-  ~File() {
-    if (descriptor_ >= 0) close(descriptor_);
-  }
+  File() = default;
+  ~File() { reset(-1); }
   File(const File&) = delete;
   File& operator=(const File&) = delete;
 
   bool is_open() const noexcept { return descriptor_ >= 0; }
   int descriptor() const noexcept { return descriptor_; }
+  void reset(int descriptor) noexcept {
+    if (descriptor_ >= 0) close(descriptor_);
+    descriptor_ = descriptor;
+  }
 
   /// Reads up to `capacity` bytes; -1 on an error.
   ssize_t read_all(std::uint8_t* buffer, std::size_t capacity) const noexcept {
@@ -58,7 +61,7 @@ class File {
   }
 
  private:
-  int descriptor_;
+  int descriptor_ = -1;
 };
 
 }  // namespace dynamiccl

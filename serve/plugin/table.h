@@ -39,17 +39,12 @@ inline int size_bin(std::uint64_t size_bytes) noexcept {
   if (static_cast<unsigned>(zeros - kLeast) >= kMaxSizeBits) return -1;
   const std::uint64_t leading = size_bytes << zeros;
   const std::uint64_t mantissa = leading >> 31;  // in [2^32, 2^33)
-  // Each quarter of an octave has one edge in it.
   const auto quarter = static_cast<int>(leading >> 61 & 3);
   return kBinsPerOctave * (63 - zeros) + quarter + (mantissa >= kEdgesQ32[quarter]);
 }
-constexpr bool each_quarter_has_an_edge() noexcept {
-  for (std::uint64_t i = 0; i < kBinsPerOctave; ++i) {
-    if (kEdgesQ32[i] >> 30 != 4 + i) return false;
-  }
-  return true;
-}
-static_assert(each_quarter_has_an_edge(), "for size_bin");
+static_assert(kEdgesQ32[0] >> 30 == 4 && kEdgesQ32[1] >> 30 == 5 && kEdgesQ32[2] >> 30 == 6 &&
+                  kEdgesQ32[3] >> 30 == 7 && kBinsPerOctave == 4,
+              "for size_bin: each quarter of an octave has one edge in it");
 
 /// Decode a table file's bytes. Returns null on success, else why the table must not be used; every
 /// number is checked against the vocabulary, since a wrong one could hang or crash a job.
@@ -63,21 +58,15 @@ const char* decode_table(const std::uint8_t* bytes, std::size_t size,
 /// `src/scheduler/allgatherv_sched.cc:65,103`).
 void leave_out_what_no_job_may_ask(int nccl_version, DecisionTable* table) noexcept;
 
-/// Where the entry for a call is; -1 for an unknown collective or a size outside the table.
-inline int find_entry(const DecisionTable& table, int collective,
-                      std::uint64_t size_bytes) noexcept {
-  if (collective < 0 || collective >= kNumCollectives) return -1;
-  const int column = size_bin(size_bytes) - table.first_bin;  // negative for sizes without a bin
-  if (static_cast<unsigned>(column) >= static_cast<unsigned>(table.num_bins)) return -1;
-  return collective * table.num_bins + column;
-}
-
-/// The entry for a call, or null to abstain: not in the table, or act 0.
+/// The entry for a call, or null to abstain: an unknown collective, a size outside the table, or
+/// act 0.
 inline const Entry* lookup(const DecisionTable& table, int collective,
                            std::uint64_t size_bytes) noexcept {
-  const int index = find_entry(table, collective, size_bytes);
-  if (index < 0 || table.entries[index].act == 0) return nullptr;
-  return &table.entries[index];
+  if (collective < 0 || collective >= kNumCollectives) return nullptr;
+  const int column = size_bin(size_bytes) - table.first_bin;  // negative for sizes without a bin
+  if (static_cast<unsigned>(column) >= static_cast<unsigned>(table.num_bins)) return nullptr;
+  const Entry* entry = &table.entries[collective * table.num_bins + column];
+  return entry->act != 0 ? entry : nullptr;
 }
 
 }  // namespace dynamiccl

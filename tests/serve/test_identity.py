@@ -170,11 +170,12 @@ def test_probe_knows_an_artifact_and_whether_it_knows_the_machine(
 def test_probe_says_what_is_wrong_with_an_artifact(
     probe: Path, artifact: Path, tmp_path: Path
 ) -> None:
-    with (artifact / "plugin.index").open("a") as file:
-        file.write("?\n")
+    (artifact / "plugin.index").write_text("dynamiccl-index\t2\n")
     done = run(probe, tmp_path, artifact)
     assert done.returncode == 3
-    assert json.loads(done.stdout)["artifact_problem"] == "a line names no system"
+    assert json.loads(done.stdout)["artifact_problem"] == (
+        "it is not a DynamICCL index of format version 1"
+    )
     done = run(probe, tmp_path, tmp_path / "nowhere")
     assert json.loads(done.stdout)["artifact_problem"] == "there is no such file"
 

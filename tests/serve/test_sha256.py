@@ -13,12 +13,12 @@ def test_hashes_are_pythons(build_dir: Callable[[str], Path]) -> None:
     random = np.random.default_rng(11)
     sizes = [*range(200), *(int(size) for size in random.integers(200, 20_000, size=200))]
     cases = [
-        (random.bytes(int(random.integers(0, 200))), random.bytes(size), int(step))
+        (random.bytes(32), random.bytes(size), int(step))
         for size, step in zip(sizes, random.integers(1, 300, size=len(sizes)), strict=True)
     ]
     done = subprocess.run(
         [str(build_dir("") / "print_hashes")],
-        input="".join(f"{k.hex() or '-'} {m.hex() or '-'} {step}\n" for k, m, step in cases),
+        input="".join(f"{k.hex()} {m.hex() or '-'} {step}\n" for k, m, step in cases),
         capture_output=True,
         text=True,
         check=True,

@@ -5,7 +5,7 @@
 // getCollInfo after the ranks' agreement broke down in the middle of a switch, where going on could
 // hang the job (agreement/rules.h).
 #include "adaptive/context.h"
-#include "nccl/tuner_exports.h"
+#include "nccl/tuner_abi.h"
 
 namespace {
 

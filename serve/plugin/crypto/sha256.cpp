@@ -35,13 +35,6 @@ void write_big_endian(std::uint64_t value, int size, std::uint8_t* bytes) noexce
   for (int i = 0; i < size; ++i) bytes[i] = static_cast<std::uint8_t>(value >> 8 * (size - 1 - i));
 }
 
-int digit_of(char character) noexcept {
-  if (character >= '0' && character <= '9') return character - '0';
-  if (character >= 'a' && character <= 'f') return character - 'a' + 10;
-  if (character >= 'A' && character <= 'F') return character - 'A' + 10;
-  return -1;
-}
-
 }  // namespace
 
 Sha256::Sha256() noexcept { std::copy(kStart, kStart + 8, state_); }
@@ -99,17 +92,10 @@ void Sha256::finish(std::uint8_t digest[kDigestBytes]) noexcept {
   for (int i = 0; i < 8; ++i) write_big_endian(state_[i], 4, digest + 4 * i);
 }
 
-void hmac_sha256(const std::uint8_t* key, std::size_t key_bytes, const Piece* pieces,
-                 int num_pieces, std::uint8_t mac[kDigestBytes]) noexcept {
-  constexpr std::size_t kPadBytes = 64;  // one block of SHA-256
-  std::uint8_t pad[kPadBytes] = {};
-  if (key_bytes > kPadBytes) {
-    Sha256 short_key;
-    short_key.update(key, key_bytes);
-    short_key.finish(pad);
-  } else {
-    std::copy(key, key + key_bytes, pad);
-  }
+void hmac_sha256(const std::uint8_t (&key)[kDigestBytes], const Piece* pieces, int num_pieces,
+                 std::uint8_t mac[kDigestBytes]) noexcept {
+  std::uint8_t pad[64] = {};  // one block of SHA-256
+  std::copy(key, key + kDigestBytes, pad);
   for (std::uint8_t& byte : pad) byte ^= 0x36;
   Sha256 inner;
   inner.update(pad, sizeof pad);
@@ -141,16 +127,12 @@ void to_hex(const std::uint8_t* bytes, std::size_t size, char* text) noexcept {
   *text = '\0';
 }
 
-bool from_hex(const char* text, std::size_t length, std::uint8_t* bytes,
-              std::size_t size) noexcept {
-  if (length != 2 * size) return false;
-  for (std::size_t i = 0; i < size; ++i) {
-    const int high = digit_of(text[2 * i]);
-    const int low = digit_of(text[2 * i + 1]);
-    if (high < 0 || low < 0) return false;
-    bytes[i] = static_cast<std::uint8_t>(16 * high + low);
-  }
-  return true;
+void sha256_hex(const void* bytes, std::size_t size, char (&text)[kHexBytes]) noexcept {
+  Sha256 hash;
+  std::uint8_t digest[kDigestBytes];
+  hash.update(bytes, size);
+  hash.finish(digest);
+  to_hex(digest, sizeof digest, text);
 }
 
 }  // namespace dynamiccl

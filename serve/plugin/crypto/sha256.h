@@ -7,6 +7,7 @@
 namespace dynamiccl {
 
 inline constexpr std::size_t kDigestBytes = 32;
+inline constexpr std::size_t kHexBytes = 2 * kDigestBytes + 1;  // of a digest as text, and its end
 
 /// SHA-256 (FIPS 180-4) of bytes that come in pieces.
 class Sha256 {
@@ -36,8 +37,8 @@ struct Piece {
 
 /// HMAC-SHA-256 (RFC 2104) of the pieces, one after the other. Nothing marks where a piece ends:
 /// the caller's pieces have fixed sizes, or say their own.
-void hmac_sha256(const std::uint8_t* key, std::size_t key_bytes, const Piece* pieces,
-                 int num_pieces, std::uint8_t mac[kDigestBytes]) noexcept;
+void hmac_sha256(const std::uint8_t (&key)[kDigestBytes], const Piece* pieces, int num_pieces,
+                 std::uint8_t mac[kDigestBytes]) noexcept;
 
 /// Whether two areas are equal, in a time that does not tell where they differ.
 bool equal_in_constant_time(const std::uint8_t* left, const std::uint8_t* right,
@@ -46,7 +47,7 @@ bool equal_in_constant_time(const std::uint8_t* left, const std::uint8_t* right,
 /// Writes 2 * size lower-case digits and a NUL.
 void to_hex(const std::uint8_t* bytes, std::size_t size, char* text) noexcept;
 
-/// Reads exactly 2 * size hexadecimal digits; false when `length` is another or one is no digit.
-bool from_hex(const char* text, std::size_t length, std::uint8_t* bytes, std::size_t size) noexcept;
+/// The SHA-256 of some bytes as text.
+void sha256_hex(const void* bytes, std::size_t size, char (&text)[kHexBytes]) noexcept;
 
 }  // namespace dynamiccl

@@ -1,27 +1,39 @@
 // Readers of environment variables; an unset one and an empty one are the same.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 
 namespace dynamiccl {
 
 /// The variable's value, or null.
-const char* value_of(const char* variable) noexcept;
+inline const char* value_of(const char* variable) noexcept {
+  const char* value = std::getenv(variable);
+  return value != nullptr && value[0] != '\0' ? value : nullptr;
+}
 
-/// The first of the variables that is set, or null.
-const char* first_value_of(const char* const* variables, std::size_t count) noexcept;
-
-/// Whether the variable is "1".
-bool is_one(const char* variable) noexcept;
+inline bool is_one(const char* variable) noexcept {
+  const char* value = value_of(variable);
+  return value != nullptr && std::strcmp(value, "1") == 0;
+}
 
 /// Whether the variable is set and not "0", as NCCL takes its own switches.
-bool is_switched_on(const char* variable) noexcept;
+inline bool is_switched_on(const char* variable) noexcept {
+  const char* value = value_of(variable);
+  return value != nullptr && std::strcmp(value, "0") != 0;
+}
 
-/// A decimal number; false when `text` is null or anything else.
-bool parse_number(const char* text, std::uint64_t* number) noexcept;
-
-/// A duration in seconds, perhaps with a fraction; `fallback_ns` when unset or no such number.
-std::uint64_t duration_ns(const char* variable, std::uint64_t fallback_ns) noexcept;
+/// A decimal number; false when `text` is null or anything else. By hand: glibc's own functions got
+/// new versions in 2.38.
+inline bool parse_number(const char* text, std::uint64_t* number) noexcept {
+  if (text == nullptr || text[0] == '\0') return false;
+  *number = 0;
+  for (; *text != '\0'; ++text) {
+    if (*text < '0' || *text > '9' || *number > (~std::uint64_t{0} - 9) / 10) return false;
+    *number = 10 * *number + static_cast<std::uint64_t>(*text - '0');
+  }
+  return true;
+}
 
 }  // namespace dynamiccl

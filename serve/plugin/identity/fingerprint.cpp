@@ -1,12 +1,10 @@
 // The fingerprint from the kernel's files: GPUs and MIG from /proc, NICs from /sys.
 #include "identity/fingerprint.h"
 
-#include <dirent.h>
+#include <glob.h>
 #include <strings.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cstdarg>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -15,326 +13,219 @@
 #include <utility>
 
 #include "file.h"
-#include "platform/nccl_version.h"
 #include "platform/threads.h"
 
 namespace dynamiccl {
 namespace {
 
-constexpr std::size_t kPathBytes = 512;
 constexpr std::size_t kNameBytes = 96;
-constexpr std::size_t kFileBytes = 2048;
-constexpr int kMaxModels = 8;
-constexpr int kMaxRates = 32;
+constexpr int kMaxKinds = 32;
 
-/// Something that is there several times.
-struct Counted {
-  char name[kNameBytes];
-  std::uint64_t rate;  // thousandths of a Gbit/s, or Mbit/s; 0: unknown. 0 for GPUs
-  int count;
+using Path = char[512];
+
+/// Something that is there several times, as often as each name and rate was added.
+struct Kinds {
+  struct Kind {
+    char name[kNameBytes];
+    std::uint64_t rate;  // thousandths of a Gbit/s, or Mbit/s; 0: unknown. 0 for GPUs
+    int count;
+  };
+
+  /// Keeps them sorted by name; false when there is no room.
+  bool add(const char* name, std::uint64_t rate) noexcept {
+    for (int i = 0; i < size; ++i) {
+      if (kinds[i].rate != rate || std::strcmp(kinds[i].name, name) != 0) continue;
+      ++kinds[i].count;
+      return true;
+    }
+    if (size == kMaxKinds || std::strlen(name) >= kNameBytes) return false;
+    std::snprintf(kinds[size].name, kNameBytes, "%s", name);
+    kinds[size].rate = rate;
+    kinds[size].count = 1;
+    for (int i = size++; i > 0 && std::strcmp(kinds[i].name, kinds[i - 1].name) < 0; --i) {
+      std::swap(kinds[i], kinds[i - 1]);
+    }
+    return true;
+  }
+
+  Kind kinds[kMaxKinds];
+  int size = 0;
 };
 
-using Path = char[kPathBytes];
-
-/// "a/b" under the machine's root; false when it is too long.
+/// "folder/name"; false when it is too long.
 bool join(Path& path, const char* folder, const char* name) noexcept {
   const int length = std::snprintf(path, sizeof path, "%s/%s", folder, name);
   return length > 0 && static_cast<std::size_t>(length) < sizeof path;
 }
 
-/// The files of a machine: those of a made-up one in tests.
-bool of_machine(Path& path, const char* name) noexcept {
-#ifdef DYNAMICCL_TESTS
-  if (const char* root = std::getenv("DYNAMICCL_TEST_ROOT")) return join(path, root, name);
-#endif
-  return join(path, "", name);
+bool ends_with(const char* text, const char* end) noexcept {
+  const std::size_t length = std::strlen(text), end_length = std::strlen(end);
+  return length >= end_length && std::strcmp(text + length - end_length, end) == 0;
 }
 
-/// The entries of a directory, without those that begin with a dot.
-class Folder {
- public:
-  explicit Folder(const char* path) noexcept : stream_(opendir(path)) {}
-  ~Folder() {
-    if (stream_ != nullptr) closedir(stream_);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
+/// Calls `take(path)` for each path of the machine that fits a pattern of the shell's; false as
+/// soon as a call is, or memory is short.
+template <typename Take>
+bool each(const char* pattern, const Take& take) noexcept {
+  const char* root = "";
+#ifdef DYNAMICCL_TESTS
+  if (const char* made_up = std::getenv("DYNAMICCL_TEST_ROOT")) root = made_up;
+#endif
+  Path whole;
+  glob_t found = {};
+  if (!join(whole, root, pattern)) return false;
+  const int problem = glob(whole, GLOB_NOSORT, nullptr, &found);
+  bool goes_on = problem == 0 || problem == GLOB_NOMATCH;
+  for (std::size_t i = 0; i < found.gl_pathc && goes_on; ++i) goes_on = take(found.gl_pathv[i]);
+  globfree(&found);
+  return goes_on;
+}
 
-  bool is_open() const noexcept { return stream_ != nullptr; }
+/// Takes white space off the end.
+void trim(char* text) noexcept {
+  std::size_t end = std::strlen(text);
+  while (end > 0 && std::strchr(" \t\r\n", text[end - 1]) != nullptr) text[--end] = '\0';
+}
 
-  const char* next() noexcept {
-    while (stream_ != nullptr) {
-      const dirent* entry = readdir(stream_);
-      if (entry == nullptr) return nullptr;
-      if (entry->d_name[0] != '.') return entry->d_name;
-    }
-    return nullptr;
-  }
-
- private:
-  DIR* stream_;
-};
-
-bool exists(const char* path) noexcept { return access(path, F_OK) == 0; }
-
-/// The file's beginning, without the white space around it; false when it cannot be read.
+/// The beginning of "folder/name"; false, and empty, when it cannot be read.
 template <std::size_t capacity>
-bool read_text(const char* path, char (&text)[capacity]) noexcept {
+bool read_text(const char* folder, const char* name, char (&text)[capacity]) noexcept {
+  Path path;
   text[0] = '\0';
+  if (!join(path, folder, name)) return false;
   const File file(path);
   if (!file.is_open()) return false;
   const ssize_t size = file.read_all(reinterpret_cast<std::uint8_t*>(text), capacity - 1);
-  if (size < 0) return false;
-  std::size_t end = static_cast<std::size_t>(size);
-  while (end > 0 && std::strchr(" \t\r\n", text[end - 1]) != nullptr) --end;
-  text[end] = '\0';
-  return true;
+  text[size > 0 ? size : 0] = '\0';
+  trim(text);
+  return size >= 0;
 }
 
-/// The text of "folder/name"; empty where there is none, as EFA has no link_layer.
-template <std::size_t capacity>
-void read_word(const char* folder, const char* name, char (&text)[capacity]) noexcept {
-  text[0] = '\0';
-  Path path;
-  if (join(path, folder, name)) read_text(path, text);
-}
-
-/// Adds one of (name, rate) to the `count` entries, sorted by name; false when there is no room.
-template <int capacity>
-bool add(Counted (&found)[capacity], int* count, const char* name, std::uint64_t rate) noexcept {
-  for (int i = 0; i < *count; ++i) {
-    if (found[i].rate == rate && std::strcmp(found[i].name, name) == 0) {
-      ++found[i].count;
-      return true;
-    }
-  }
-  if (*count == capacity || std::strlen(name) >= kNameBytes) return false;
-  std::snprintf(found[*count].name, kNameBytes, "%s", name);
-  found[*count].rate = rate;
-  found[*count].count = 1;
-  for (int i = (*count)++; i > 0 && std::strcmp(found[i].name, found[i - 1].name) < 0; --i) {
-    std::swap(found[i], found[i - 1]);
-  }
-  return true;
-}
-
-/// The value of a line "Key: value" of the driver's information file; empty when there is none,
-/// and when it is longer than any model's name.
-void value_of(const char* text, const char* key, char (&value)[kNameBytes]) noexcept {
+/// What follows `key` at the beginning of a line of the driver's information file; empty when there
+/// is none, and when it is longer than any model's name.
+void read_field(const char* text, const char* key, char (&value)[kNameBytes]) noexcept {
   value[0] = '\0';
-  const std::size_t length = std::strlen(key);
-  for (const char* line = text; line != nullptr && *line != '\0';) {
-    const char* end = std::strchr(line, '\n');
-    if (std::strncmp(line, key, length) == 0 && line[length] == ':') {
-      const char* begin = line + length + 1;
-      const char* stop = end != nullptr ? end : begin + std::strlen(begin);
-      while (begin < stop && (*begin == ' ' || *begin == '\t')) ++begin;
-      while (stop > begin && (stop[-1] == ' ' || stop[-1] == '\t')) --stop;
-      const auto size = static_cast<std::size_t>(stop - begin);
-      if (size >= kNameBytes) return;
-      std::memcpy(value, begin, size);
-      value[size] = '\0';
-      return;
-    }
-    line = end != nullptr ? end + 1 : nullptr;
-  }
-}
-
-/// What would be read as punctuation, the fingerprint's own or JSON's, becomes '_'.
-void make_plain(char* name) noexcept {
-  for (char* c = name; *c != '\0'; ++c) {
-    if (*c < ' ' || *c > '~' || std::strchr(";*+=\"\\", *c) != nullptr) *c = '_';
+  for (const char* line = text; line != nullptr; line = std::strchr(line, '\n')) {
+    line += *line == '\n';
+    if (std::strncmp(line, key, std::strlen(key)) != 0) continue;
+    line += std::strlen(key);
+    line += std::strspn(line, " \t");
+    const std::size_t size = std::strcspn(line, "\n");
+    if (size >= sizeof value) return;
+    std::memcpy(value, line, size);
+    value[size] = '\0';
+    return trim(value);
   }
 }
 
 /// Counts the GPUs by model; false when one of them cannot be named.
-bool find_gpus(Counted (&models)[kMaxModels], int* count) noexcept {
-  Path root;
-  if (!of_machine(root, "proc/driver/nvidia/gpus")) return false;
-  Folder gpus(root);
-  while (const char* entry = gpus.next()) {
-    Path gpu, path;
-    char text[kFileBytes], model[kNameBytes], excluded[kNameBytes];
-    if (!join(gpu, root, entry) || !join(path, gpu, "information")) return false;
-    if (!read_text(path, text)) return false;
-    value_of(text, "Model", model);
-    value_of(text, "GPU Excluded", excluded);
-    if (std::strcmp(excluded, "Yes") == 0) continue;  // the driver keeps it from everybody
-    if (model[0] == '\0') return false;
-    make_plain(model);
-    if (!add(models, count, model, 0)) return false;
-  }
-  return true;
-}
-
-/// Whether a GPU is divided: the driver lists gpu<N>/mig/gi<M> for each instance
-/// (NVIDIA MIG User Guide, "Device Nodes and Capabilities").
-bool has_mig_instances() noexcept {
-  Path root;
-  if (!of_machine(root, "proc/driver/nvidia/capabilities")) return false;
-  Folder capabilities(root);
-  while (const char* gpu = capabilities.next()) {
-    Path path, mig;
-    if (std::strncmp(gpu, "gpu", 3) != 0) continue;
-    if (!join(path, root, gpu) || !join(mig, path, "mig")) continue;
-    Folder instances(mig);
-    while (const char* instance = instances.next()) {
-      if (std::strncmp(instance, "gi", 2) == 0) return true;
+bool find_gpus(Kinds* models) noexcept {
+  return each("proc/driver/nvidia/gpus/*", [models](const char* gpu) {
+    char text[2048], model[kNameBytes], excluded[kNameBytes];
+    if (!read_text(gpu, "information", text)) return false;
+    read_field(text, "Model:", model);
+    read_field(text, "GPU Excluded:", excluded);
+    if (std::strcmp(excluded, "Yes") == 0) return true;  // the driver keeps it from everybody
+    // What would be read as punctuation, the fingerprint's own or JSON's, becomes '_'.
+    for (char* c = model; *c != '\0'; ++c) {
+      if (*c < ' ' || *c > '~' || std::strchr(";*+=\"\\", *c) != nullptr) *c = '_';
     }
-  }
-  return false;
+    return model[0] != '\0' && models->add(model, 0);
+  });
 }
 
 /// "400 Gb/sec (4X NDR)" -> 400000, "2.5 Gb/sec" -> 2500; 0 for anything else.
 std::uint64_t thousandths_of(const char* text) noexcept {
   std::uint64_t value = 0;
-  int decimals = -1;  // -1: before the point
-  int digits = 0;
-  for (; (*text >= '0' && *text <= '9') || (*text == '.' && decimals < 0); ++text) {
-    if (*text == '.') {
-      decimals = 0;
-    } else if (decimals < 3) {
-      if (++digits > 15) return 0;
-      value = value * 10 + static_cast<std::uint64_t>(*text - '0');
-      if (decimals >= 0) ++decimals;
+  int decimals = -1;  // to come; -1: before the point
+  const char* at = text;
+  for (; (*at >= '0' && *at <= '9') || (*at == '.' && decimals < 0); ++at) {
+    if (*at == '.') {
+      decimals = 3;
+    } else if (decimals != 0) {
+      value = value * 10 + static_cast<std::uint64_t>(*at - '0');
+      if (decimals > 0) --decimals;
     }
   }
-  if (digits == 0 || (*text != ' ' && *text != '\0')) return 0;
-  for (int i = std::max(decimals, 0); i < 3; ++i) value *= 10;
+  if (at - text > 16 || (*at != ' ' && *at != '\0')) return 0;
+  for (int i = decimals < 0 ? 3 : decimals; i > 0; --i) value *= 10;
   return value;
 }
 
-/// Whether an RDMA device is driven by the kernel's `efa`.
-bool is_efa(const char* device) noexcept {
-  Path link, target;
-  if (!join(link, device, "device/driver")) return false;
-  const ssize_t size = readlink(link, target, sizeof target - 1);
-  if (size <= 0) return false;
-  target[size] = '\0';
-  const char* slash = std::strrchr(target, '/');
-  return std::strcmp(slash != nullptr ? slash + 1 : target, "efa") == 0;
-}
-
-/// Counts the active ports of an RDMA device by kind and rate.
-bool add_ports(const char* device, Counted (&found)[kMaxRates], int* count) noexcept {
-  Path root;
-  if (!join(root, device, "ports")) return false;
-  Folder ports(root);
-  while (const char* number = ports.next()) {
-    Path port;
+/// Counts the active ports of RDMA devices by kind and rate.
+bool find_rdma(Kinds* found) noexcept {
+  return each("sys/class/infiniband/*/ports/*", [found](const char* port) {
     char layer[kNameBytes], state[kNameBytes], rate[kNameBytes];
-    if (!join(port, root, number)) return false;
-    read_word(port, "link_layer", layer);
-    read_word(port, "state", state);
-    read_word(port, "rate", rate);
-    const char* colon = std::strrchr(state, ':');  // "4: ACTIVE"
-    const char* word = colon != nullptr ? colon + 1 : state;
-    if (std::strcmp(word + std::strspn(word, " "), "ACTIVE") != 0) continue;
+    Path link, driver = "";
+    if (!join(link, port, "../../device/driver")) return false;
+    [[maybe_unused]] const ssize_t size = readlink(link, driver, sizeof driver - 1);
+    read_text(port, "link_layer", layer);  // EFA has none
+    read_text(port, "state", state);
+    read_text(port, "rate", rate);
+    if (!ends_with(state, ": ACTIVE")) return true;
     const char* plain = strcasecmp(layer, "ethernet") == 0 ? "roce" : "infiniband";
-    if (!add(found, count, is_efa(device) ? "efa" : plain, thousandths_of(rate))) return false;
-  }
-  return true;
-}
-
-bool find_rdma(Counted (&found)[kMaxRates], int* count) noexcept {
-  Path root;
-  if (!of_machine(root, "sys/class/infiniband")) return false;
-  Folder devices(root);
-  while (const char* name = devices.next()) {
-    Path device;
-    if (!join(device, root, name) || !add_ports(device, found, count)) return false;
-  }
-  return true;
+    return found->add(ends_with(driver, "/efa") ? "efa" : plain, thousandths_of(rate));
+  });
 }
 
 /// Counts network devices by speed: those with hardware, or, where none has, all but lo.
-bool find_sockets(Counted (&found)[kMaxRates], int* count) noexcept {
-  Path root;
-  if (!of_machine(root, "sys/class/net")) return false;
+bool find_sockets(Kinds* found) noexcept {
   for (const bool with_hardware : {true, false}) {
-    Folder devices(root);
-    while (const char* name = devices.next()) {
-      Path device, inside;
+    // Ends in "/.": bonding_masters is a file beside the devices.
+    const bool all = each("sys/class/net/*/.", [found, with_hardware](const char* device) {
+      Path hardware;
       char speed[kNameBytes];
-      if (std::strcmp(name, "lo") == 0) continue;
-      // Ends in "/.": bonding_masters is a file beside the devices.
-      if (!join(device, root, name) || !join(inside, device, ".")) return false;
-      if (!exists(inside) || !join(inside, device, "device")) continue;
-      if (with_hardware && !exists(inside)) continue;
-      read_word(device, "speed", speed);
-      if (!add(found, count, "socket", thousandths_of(speed))) return false;
-    }
-    if (*count > 0) return true;
+      if (!join(hardware, device, "device")) return false;
+      if (ends_with(device, "/lo/.")) return true;
+      if (with_hardware && access(hardware, F_OK) != 0) return true;
+      read_text(device, "speed", speed);
+      return found->add("socket", thousandths_of(speed));
+    });
+    if (!all || found->size > 0) return all;
   }
-  return true;
-}
-
-/// The fastest active RDMA ports, which NCCL would use; without one, the fastest socket.
-bool find_nics(Counted* fastest) noexcept {
-  Counted found[kMaxRates];
-  int count = 0;
-  if (!find_rdma(found, &count) || (count == 0 && !find_sockets(found, &count))) return false;
-  *fastest = {"none", 0, 0};
-  for (int i = 0; i < count; ++i) {
-    const bool same_rate = found[i].rate == fastest->rate;
-    const bool wins = found[i].rate > fastest->rate ||
-                      (same_rate && std::strcmp(found[i].name, fastest->name) > 0);
-    if (fastest->count == 0 || wins) *fastest = found[i];
-  }
-  return true;
-}
-
-/// Appends to a text of `*length` characters; false when it is full.
-__attribute__((format(printf, 4, 5))) bool append(char* text, std::size_t capacity,
-                                                  std::size_t* length, const char* format,
-                                                  ...) noexcept {
-  va_list arguments;
-  va_start(arguments, format);
-  const int written = std::vsnprintf(text + *length, capacity - *length, format, arguments);
-  va_end(arguments);
-  if (written < 0 || static_cast<std::size_t>(written) >= capacity - *length) return false;
-  *length += static_cast<std::size_t>(written);
   return true;
 }
 
 }  // namespace
 
-bool take_fingerprint(char* text, std::size_t capacity) noexcept {
-  if (capacity == 0) return false;
-  text[0] = '\0';
-  capacity = std::min(capacity, kFingerprintBytes);
-  Counted models[kMaxModels];
-  Counted nic;
-  int num_models = 0;
-  if (!find_gpus(models, &num_models) || !find_nics(&nic)) return false;
+bool take_fingerprint(int nccl_version, char (&text)[kFingerprintBytes]) noexcept {
+  Kinds models, nics;
+  if (!find_gpus(&models) || !find_rdma(&nics)) return false;
+  if (nics.size == 0 && !find_sockets(&nics)) return false;
+  char gpus[kFingerprintBytes] = "none*0";
   std::size_t length = 0;
-  if (num_models == 0 && !append(text, capacity, &length, "gpu=none*0")) return false;
-  for (int i = 0; i < num_models; ++i) {
-    if (!append(text, capacity, &length, "%s%s*%d", i == 0 ? "gpu=" : "+", models[i].name,
-                models[i].count)) {
-      return false;
-    }
+  for (int i = 0; i < models.size && length < sizeof gpus; ++i) {
+    length += static_cast<std::size_t>(std::snprintf(gpus + length, sizeof gpus - length, "%s%s*%d",
+                                                     i == 0 ? "" : "+", models.kinds[i].name,
+                                                     models.kinds[i].count));
   }
-  return append(text, capacity, &length, ";mig=%d;nic=%s*%d;nccl=%d", has_mig_instances() ? 1 : 0,
-                nic.name, nic.count, loaded_nccl_version());
-}
-
-const char* own_fingerprint() noexcept {
-  static Mutex mutex;
-  static char fingerprint[kFingerprintBytes];
-  const Lock lock(&mutex);
-  if (fingerprint[0] == '\0' && !take_fingerprint(fingerprint, sizeof fingerprint)) {
-    std::snprintf(fingerprint, sizeof fingerprint, "unknown");
+  // The fastest active RDMA ports, which NCCL would use; without one, the fastest socket.
+  Kinds::Kind nic = {"none", 0, 0};
+  for (int i = 0; i < nics.size; ++i) {
+    if (nic.count == 0 || nics.kinds[i].rate >= nic.rate) nic = nics.kinds[i];
   }
-  return fingerprint;
+  // The driver lists gpu<N>/mig/gi<M> for each instance of a GPU that is divided (NVIDIA MIG User
+  // Guide, "Device Nodes and Capabilities").
+  bool has_mig = false;
+  each("proc/driver/nvidia/capabilities/gpu*/mig/gi*", [&has_mig](const char*) {
+    has_mig = true;
+    return false;
+  });
+  const int size = std::snprintf(text, sizeof text, "gpu=%s;mig=%d;nic=%s*%d;nccl=%d", gpus,
+                                 has_mig ? 1 : 0, nic.name, nic.count, nccl_version);
+  return length < sizeof gpus && static_cast<std::size_t>(size) < sizeof text;
 }
 
 void own_fingerprint(int nccl_version, char (&text)[kFingerprintBytes]) noexcept {
-  const char* own = own_fingerprint();
-  const char* nccl = std::strstr(own, ";nccl=");
-  const auto length = nccl != nullptr ? static_cast<int>(nccl - own) : 0;
-  std::snprintf(text, sizeof text, "%.*s;nccl=%d", length, own, nccl_version);
-  if (nccl == nullptr) std::snprintf(text, sizeof text, "%s", own);
+  static Mutex mutex;
+  static char machine[kFingerprintBytes] = "";  // with no NCCL
+  const Lock lock(&mutex);
+  if (machine[0] == '\0' && !take_fingerprint(0, machine)) {
+    std::snprintf(machine, sizeof machine, "unknown;nccl=0");
+  }
+  const auto length = static_cast<int>(std::strlen(machine)) - 1;  // without the 0
+  const int size = std::snprintf(text, sizeof text, "%.*s%d", length, machine, nccl_version);
+  if (static_cast<std::size_t>(size) >= sizeof text) std::snprintf(text, sizeof text, "unknown");
 }
 
 }  // namespace dynamiccl

@@ -16,12 +16,9 @@ constexpr std::size_t kFingerprintBytes = 201;
 /// milliseconds over it, so ask once a process. Returns false when something that is there could
 /// not be read or named, so that a guess never passes for a fact. What NICs are called and how they
 /// are counted is also in collect/telemetry: the two must agree.
-bool take_fingerprint(char* text, std::size_t capacity) noexcept;
+bool take_fingerprint(int nccl_version, char (&text)[kFingerprintBytes]) noexcept;
 
-/// This machine's, taken once a process; "unknown" where it could not be taken. Never null.
-const char* own_fingerprint() noexcept;
-
-/// The same under another NCCL than the first that is loaded.
+/// The same, taken once a process; "unknown" where it could not be taken.
 void own_fingerprint(int nccl_version, char (&text)[kFingerprintBytes]) noexcept;
 
 }  // namespace dynamiccl

@@ -10,9 +10,13 @@
 namespace dynamiccl {
 namespace {
 
+/// The first of the variables that is set, or null.
 template <std::size_t count>
 const char* first_of(const char* const (&variables)[count]) noexcept {
-  return first_value_of(variables, count);
+  for (const char* variable : variables) {
+    if (const char* value = value_of(variable)) return value;
+  }
+  return nullptr;
 }
 
 std::int32_t small_number(const char* text, std::int32_t fallback) noexcept {

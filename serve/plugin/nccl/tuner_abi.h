@@ -56,10 +56,11 @@ struct ncclTunerConstants_v5_t {
 
 // NCCL 2.21 (v2.21.5-1 `src/include/nccl_tuner.h`). No cost table: the choice itself is returned,
 // and a value left at -1 is NCCL's to make.
+typedef ncclResult_t (*ncclTunerInit_v2_t)(std::size_t nRanks, std::size_t nNodes,
+                                           ncclDebugLogger_t logFunction, void** context);
 struct ncclTuner_v2_t {
   const char* name;
-  ncclResult_t (*init)(std::size_t nRanks, std::size_t nNodes, ncclDebugLogger_t logFunction,
-                       void** context);
+  ncclTunerInit_v2_t init;
   ncclResult_t (*getCollInfo)(void* context, ncclFunc_t collType, std::size_t nBytes,
                               int collNetSupport, int nvlsSupport, int numPipeOps, int* algorithm,
                               int* protocol, int* nChannels);
@@ -69,8 +70,7 @@ struct ncclTuner_v2_t {
 // NCCL 2.22 (v2.22.3-1 `src/include/nccl_tuner.h`): the cost table.
 struct ncclTuner_v3_t {
   const char* name;
-  ncclResult_t (*init)(std::size_t nRanks, std::size_t nNodes, ncclDebugLogger_t logFunction,
-                       void** context);
+  ncclTunerInit_v2_t init;
   ncclResult_t (*getCollInfo)(void* context, ncclFunc_t collType, std::size_t nBytes,
                               int numPipeOps, float** collCostTable, int numAlgo, int numProto,
                               int* nChannels);
@@ -78,40 +78,45 @@ struct ncclTuner_v3_t {
 };
 
 // NCCL 2.24 (v2.24.3-1 `src/include/nccl_tuner.h`): `regBuff`, one rank's own view of its buffers.
+typedef ncclResult_t (*ncclTunerGetCollInfo_v4_t)(void* context, ncclFunc_t collType,
+                                                  std::size_t nBytes, int numPipeOps,
+                                                  float** collCostTable, int numAlgo, int numProto,
+                                                  int regBuff, int* nChannels);
 struct ncclTuner_v4_t {
   const char* name;
-  ncclResult_t (*init)(std::size_t nRanks, std::size_t nNodes, ncclDebugLogger_t logFunction,
-                       void** context);
-  ncclResult_t (*getCollInfo)(void* context, ncclFunc_t collType, std::size_t nBytes,
-                              int numPipeOps, float** collCostTable, int numAlgo, int numProto,
-                              int regBuff, int* nChannels);
+  ncclTunerInit_v2_t init;
+  ncclTunerGetCollInfo_v4_t getCollInfo;
   ncclResult_t (*destroy)(void* context);
 };
 
 // NCCL 2.28 (v2.28.3-1 `src/include/plugin/tuner/tuner_v5.h`): the context comes first in init.
+typedef ncclResult_t (*ncclTunerInit_v5_t)(void** context, std::uint64_t commId, std::size_t nRanks,
+                                           std::size_t nNodes, ncclDebugLogger_t logFunction,
+                                           ncclNvlDomainInfo_v5_t* nvlDomainInfo,
+                                           ncclTunerConstants_v5_t* constants);
 struct ncclTuner_v5_t {
   const char* name;
-  ncclResult_t (*init)(void** context, std::uint64_t commId, std::size_t nRanks, std::size_t nNodes,
-                       ncclDebugLogger_t logFunction, ncclNvlDomainInfo_v5_t* nvlDomainInfo,
-                       ncclTunerConstants_v5_t* constants);
-  ncclResult_t (*getCollInfo)(void* context, ncclFunc_t collType, std::size_t nBytes,
-                              int numPipeOps, float** collCostTable, int numAlgo, int numProto,
-                              int regBuff, int* nChannels);
+  ncclTunerInit_v5_t init;
+  ncclTunerGetCollInfo_v4_t getCollInfo;
   ncclResult_t (*finalize)(void* context);
 };
 
 // NCCL 2.30 (v2.30.3-1 `src/include/plugin/tuner/tuner_v6.h`): `getChunkSize`, which may be null.
 struct ncclTuner_v6_t {
   const char* name;
-  ncclResult_t (*init)(void** context, std::uint64_t commId, std::size_t nRanks, std::size_t nNodes,
-                       ncclDebugLogger_t logFunction, ncclNvlDomainInfo_v5_t* nvlDomainInfo,
-                       ncclTunerConstants_v5_t* constants);
-  ncclResult_t (*getCollInfo)(void* context, ncclFunc_t collType, std::size_t nBytes,
-                              int numPipeOps, float** collCostTable, int numAlgo, int numProto,
-                              int regBuff, int* nChannels);
+  ncclTunerInit_v5_t init;
+  ncclTunerGetCollInfo_v4_t getCollInfo;
   ncclResult_t (*finalize)(void* context);
   ncclResult_t (*getChunkSize)(void* context, ncclFunc_t collType, std::size_t nBytes, int algo,
                                int proto, int nChannels, std::size_t* chunkSize);
 };
+
+// What a tuner library of ours exports; `const` alone would give these internal linkage.
+#define DYNAMICCL_EXPORT __attribute__((visibility("default")))
+extern DYNAMICCL_EXPORT const ncclTuner_v2_t ncclTunerPlugin_v2;
+extern DYNAMICCL_EXPORT const ncclTuner_v3_t ncclTunerPlugin_v3;
+extern DYNAMICCL_EXPORT const ncclTuner_v4_t ncclTunerPlugin_v4;
+extern DYNAMICCL_EXPORT const ncclTuner_v5_t ncclTunerPlugin_v5;
+extern DYNAMICCL_EXPORT const ncclTuner_v6_t ncclTunerPlugin_v6;
 
 }  // extern "C"

@@ -32,12 +32,10 @@ bool run_apart(Work* work, const char* name, std::uint64_t limit_ms) noexcept {
     Shared::let_go(own);
     return nullptr;
   };
-  pthread_t thread;
-  if (!start_thread(run, shared, name, &thread)) {
+  if (!start_thread(run, shared, name)) {
     deallocate(shared);
     return false;
   }
-  detach_thread(thread);
   const std::uint64_t until_ns = monotonic_ns() + limit_ms * kNsPerMs;
   bool is_done = false;
   // Longer from look to look: hundreds of ranks of one process wait, and must not take its cores.

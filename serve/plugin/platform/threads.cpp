@@ -25,7 +25,7 @@ constexpr std::size_t kStackBytes = 256 * 1024;
 struct Start {
   void* (*run)(void*);
   void* argument;
-  char name[16];
+  const char* name;
   std::atomic<bool> taken;
 };
 
@@ -55,28 +55,29 @@ __attribute__((constructor)) void watch_forks() { pthread_atfork(nullptr, nullpt
 }  // namespace
 
 bool start_thread(void* (*run)(void*), void* argument, const char* name,
-                  pthread_t* thread) noexcept {
-  Start start = {run, argument, {}, {false}};
-  for (std::size_t i = 0; i + 1 < sizeof start.name && name[i] != '\0'; ++i) {
-    start.name[i] = name[i];
-  }
+                  pthread_t* to_join) noexcept {
+  Start start = {run, argument, name, {false}};
   pthread_attr_t attributes;
   if (pthread_attr_init(&attributes) != 0) return false;
   pthread_attr_setstacksize(&attributes, kStackBytes);
   sigset_t all, before;
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, &before);  // on Linux: of the calling thread, and inherited
-  const int result = pthread_create(thread, &attributes, begin, &start);
+  pthread_t thread;
+  const int result = pthread_create(&thread, &attributes, begin, &start);
   sigprocmask(SIG_SETMASK, &before, nullptr);
   pthread_attr_destroy(&attributes);
   if (result != 0) return false;
   while (!start.taken.load(std::memory_order_acquire)) sleep_ns(10'000);
+  if (to_join != nullptr) {
+    *to_join = thread;
+  } else {
+    pthread_detach(thread);
+  }
   return true;
 }
 
 void join_thread(pthread_t thread) noexcept { pthread_join(thread, nullptr); }
-
-void detach_thread(pthread_t thread) noexcept { pthread_detach(thread); }
 
 bool in_forked_child() noexcept { return g_forked.load(std::memory_order_relaxed); }
 

@@ -8,12 +8,12 @@
 namespace dynamiccl {
 
 /// Start a thread with all signals blocked, so that none of the job's handlers runs on it, and a
-/// small stack. Returns false when the system refuses.
+/// small stack; `to_join` is for join_thread, and null for one that ends by itself. Returns false
+/// when the system refuses.
 bool start_thread(void* (*run)(void*), void* argument, const char* name,
-                  pthread_t* thread) noexcept;
+                  pthread_t* to_join = nullptr) noexcept;
 
 void join_thread(pthread_t thread) noexcept;
-void detach_thread(pthread_t thread) noexcept;
 
 /// Whether this process was forked off one that had loaded the plugin: it has none of the threads.
 bool in_forked_child() noexcept;

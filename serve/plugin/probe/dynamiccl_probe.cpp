@@ -14,6 +14,7 @@
 #include "identity/fingerprint.h"
 #include "identity/index.h"
 #include "platform/dynamic.h"
+#include "platform/loaded_nccl.h"
 #include "trusted/file.h"
 #include "vocabulary.h"
 
@@ -39,16 +40,15 @@ int print_artifact(const char* artifact, const char* fingerprint) {
   }
   auto* index = new (memory) PluginIndex;
   const bool fits = length > 0 && static_cast<std::size_t>(length) < sizeof path;
-  TrustedFile directory;
-  const char* problem = fits ? directory.open_directory(artifact) : "its path is too long";
+  File directory;
+  const char* problem =
+      fits ? open_trusted_directory(artifact, &directory) : "its path is too long";
   if (problem == nullptr) problem = index->load(path);
   if (problem == nullptr) {
-    char hash[2 * kDigestBytes + 1];
-    to_hex(index->artifact_hash(), kDigestBytes, hash);
-    const char* system = index->find_system(fingerprint);
-    const char* quote = system != nullptr ? "\"" : "";
-    std::printf(", \"artifact_sha256\": \"%s\", \"system\": %s%s%s", hash, quote,
-                system != nullptr ? system : "null", quote);
+    char system[kSystemBytes] = "null";
+    const char* quote = index->find_system(fingerprint, system) ? "\"" : "";
+    std::printf(", \"artifact_sha256\": \"%s\", \"system\": %s%s%s", index->artifact_hash(), quote,
+                system, quote);
   } else {
     std::printf(", \"artifact_problem\": \"%s\"", problem);
   }
@@ -70,7 +70,7 @@ int main(int count, char** arguments) {
   }
   if (next + 1 < count || (next < count && arguments[next][0] == '-')) return wrong_usage();
   char fingerprint[kFingerprintBytes];
-  if (!take_fingerprint(fingerprint, sizeof fingerprint)) {
+  if (!take_fingerprint(loaded_nccl_version(), fingerprint)) {
     std::fputs("error: a GPU or NIC of this machine cannot be read in /proc or /sys\n", stderr);
     return kBadMachine;
   }

@@ -9,8 +9,8 @@
 #include <cstdio>
 #include <cstring>
 
-#include "file.h"
 #include "platform/threads.h"
+#include "trusted/file.h"
 
 namespace dynamiccl {
 namespace {
@@ -43,13 +43,13 @@ const char* CallsFiles::open(const char* directory, std::uint64_t max_bytes) noe
   mkdir(directory, 0700);
   max_file_bytes_ = max_bytes / kFilesKept;
   broken_ = false;
-  return directory_.open_directory(directory);
+  return open_trusted_directory(directory, &directory_);
 }
 
 void CallsFiles::close() noexcept {
   flush();
   end_file();
-  directory_.close();
+  directory_.reset(-1);
 }
 
 void CallsFiles::append(const CallRecord& record, std::uint32_t dropped,

@@ -8,8 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "file.h"
 #include "profiler/record.h"
-#include "trusted/file.h"
 
 namespace dynamiccl {
 
@@ -75,7 +75,7 @@ class CallsFiles {
   std::size_t write_all(const void* bytes, std::size_t size) noexcept;
   void lose(std::uint64_t records) noexcept { lost_.fetch_add(records, std::memory_order_relaxed); }
 
-  TrustedFile directory_;
+  File directory_;
   int file_ = -1;
   bool broken_ = false;
   std::uint64_t max_file_bytes_ = 0;

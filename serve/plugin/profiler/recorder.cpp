@@ -10,6 +10,7 @@
 
 #include "identity/environment.h"
 #include "identity/fingerprint.h"
+#include "platform/loaded_nccl.h"
 #include "platform/threads.h"
 #include "vocabulary.h"
 
@@ -144,7 +145,7 @@ void look_at_machine(State* shared) noexcept {
     if (shared->facts.fingerprint[0] != '\0') return;
   }
   char fingerprint[kFingerprintBytes];
-  if (!take_fingerprint(fingerprint, sizeof fingerprint)) return;
+  if (!take_fingerprint(loaded_nccl_version(), fingerprint)) return;
   const char* nccl = std::strstr(fingerprint, ";nccl=");
   Recorder::set_facts(kPluginVersion, fingerprint, nccl != nullptr ? std::atoi(nccl + 6) : 0);
 }

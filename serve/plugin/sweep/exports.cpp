@@ -12,7 +12,7 @@
 #include <cstring>
 
 #include "identity/environment.h"
-#include "nccl/tuner_exports.h"
+#include "nccl/tuner_abi.h"
 #include "platform/allocate.h"
 #include "platform/barriers.h"
 #include "platform/threads.h"

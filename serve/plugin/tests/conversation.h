@@ -98,7 +98,8 @@ inline void append_number(Bytes* bytes, std::uint64_t value, int size) {
 inline Bytes mac_of(const std::uint8_t* key, const char* label, const Bytes& text) {
   Bytes mac(dynamiccl::kDigestBytes);
   const dynamiccl::Piece pieces[] = {{label, std::strlen(label)}, {text.data(), text.size()}};
-  dynamiccl::hmac_sha256(key, dynamiccl::kDigestBytes, pieces, 2, mac.data());
+  const auto& whole = *reinterpret_cast<const std::uint8_t (*)[dynamiccl::kDigestBytes]>(key);
+  dynamiccl::hmac_sha256(whole, pieces, 2, mac.data());
   return mac;
 }
 

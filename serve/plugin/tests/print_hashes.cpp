@@ -10,19 +10,25 @@
 
 using namespace dynamiccl;
 
+std::vector<std::uint8_t> bytes_of(const std::string& digits) {
+  std::vector<std::uint8_t> bytes;
+  for (std::size_t i = 0; i + 1 < digits.size(); i += 2) {
+    bytes.push_back(static_cast<std::uint8_t>(std::stoi(digits.substr(i, 2), nullptr, 16)));
+  }
+  return bytes;
+}
+
 int main() {
   std::string key_text;
   std::string message_text;
   std::size_t step = 0;
   while (std::cin >> key_text >> message_text >> step) {
-    if (key_text == "-") key_text.clear();
     if (message_text == "-") message_text.clear();
-    std::vector<std::uint8_t> key(key_text.size() / 2);
-    std::vector<std::uint8_t> message(message_text.size() / 2);
-    if (!from_hex(key_text.data(), key_text.size(), key.data(), key.size()) ||
-        !from_hex(message_text.data(), message_text.size(), message.data(), message.size())) {
-      return 1;
-    }
+    std::uint8_t key[kDigestBytes];
+    const std::vector<std::uint8_t> key_bytes = bytes_of(key_text);
+    if (key_bytes.size() != sizeof key) return 1;
+    std::copy(key_bytes.begin(), key_bytes.end(), key);
+    const std::vector<std::uint8_t> message = bytes_of(message_text);
     Sha256 hash;
     std::vector<Piece> pieces;
     for (std::size_t i = 0; i < message.size(); i += step) {
@@ -32,7 +38,7 @@ int main() {
     std::uint8_t digest[kDigestBytes];
     std::uint8_t mac[kDigestBytes];
     hash.finish(digest);
-    hmac_sha256(key.data(), key.size(), pieces.data(), static_cast<int>(pieces.size()), mac);
+    hmac_sha256(key, pieces.data(), static_cast<int>(pieces.size()), mac);
     char digest_text[2 * kDigestBytes + 1];
     char mac_text[2 * kDigestBytes + 1];
     to_hex(digest, sizeof digest, digest_text);

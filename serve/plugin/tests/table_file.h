@@ -2,6 +2,7 @@
 #pragma once
 
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -136,18 +137,17 @@ class ArtifactDirectory {
   }
 
   static std::string hash_of(const Bytes& bytes) {
-    dynamiccl::Sha256 sha;
-    sha.update(bytes.data(), bytes.size());
-    std::uint8_t digest[dynamiccl::kDigestBytes];
-    sha.finish(digest);
-    char text[2 * dynamiccl::kDigestBytes + 1];
-    dynamiccl::to_hex(digest, sizeof digest, text);
+    char text[dynamiccl::kHexBytes];
+    dynamiccl::sha256_hex(bytes.data(), bytes.size(), text);
     return text;
   }
 
   void write_index() const {
+    int version = 0;
+    void* get = dlsym(RTLD_DEFAULT, "ncclGetVersion");
+    if (get != nullptr) reinterpret_cast<int (*)(int*)>(get)(&version);
     char fingerprint[dynamiccl::kFingerprintBytes];
-    if (!dynamiccl::take_fingerprint(fingerprint, sizeof fingerprint)) std::abort();
+    if (!dynamiccl::take_fingerprint(version, fingerprint)) std::abort();
     std::string text = "dynamiccl-index\t1\nartifact\t" + std::string(64, '0') + "\n";
     const std::string machine = fingerprint;
     text += "system\ttest\t" + machine + "\n";

@@ -93,7 +93,7 @@ void play_at_random(std::uint64_t seed) {
   if (below(16) == 0) world.second = Second::kSplit;
   if (below(16) == 0) world.second = Second::kGrown;
   world.budget = {below(5), below(5), below(5), below(3), below(2), below(2), below(2)};
-  // What a replaced coordinator does not know: agree.h.
+  // What a replaced coordinator does not know: note_id.
   if (world.second == Second::kGrown) world.budget.crashed = 0;
   Play play(world);
   for (int i = 0; i < 20 * world.num_ranks; ++i) {

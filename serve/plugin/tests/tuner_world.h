@@ -35,14 +35,14 @@ void Explored::describe(const Coordinator& coordinator, std::uint64_t now_ms, st
   put(static_cast<std::uint64_t>(coordinator.num_timeouts_));
   put(now_ms - coordinator.looked_at_ms_);
   put((coordinator.ids_repeat_ ? 1U : 0U) + (coordinator.is_retired_ ? 2U : 0U));
-  for (int i = 0; i < coordinator.num_rounds_; ++i) {
-    const auto& round = *coordinator.rounds_[i];
+  for (const auto* at = coordinator.latest_; at != nullptr; at = at->earlier) {
+    const auto& round = *at;
     put(round.comm_id);
     put(static_cast<std::uint64_t>(round.state));
     put(now_ms - round.first_vote_ms);
     put(round.question);
-    for (std::uint32_t at = 0; round.votes != nullptr && at < round.num_slots; ++at) {
-      const auto& vote = round.votes[at];
+    for (std::uint32_t i = 0; round.votes != nullptr && i < round.num_slots; ++i) {
+      const auto& vote = round.votes[i];
       put(vote.nonce);
       put(vote.confirmed ? 1U : 0U);
     }

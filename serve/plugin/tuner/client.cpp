@@ -1,4 +1,4 @@
-// The asking side of endpoint.h.
+// The asking side of endpoint.h, and what both sides need.
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -14,11 +14,11 @@
 #include <cstring>
 
 #include "file.h"
+#include "identity/environment.h"
 #include "platform/apart.h"
 #include "platform/threads.h"
 #include "trusted/file.h"
 #include "tuner/endpoint.h"
-#include "tuner/frame.h"
 
 namespace dynamiccl {
 namespace {
@@ -56,16 +56,15 @@ void LookUp::run() noexcept {
 bool split(const char* text, LookUp* look_up) noexcept {
   const char* colon = std::strrchr(text, ':');
   if (colon == nullptr || colon == text) return false;
-  const bool bracketed = text[0] == '[' && colon[-1] == ']';
-  const char* from = bracketed ? text + 1 : text;
-  const auto length = static_cast<std::size_t>(colon - from - (bracketed ? 1 : 0));
-  char* end = nullptr;
-  const unsigned long port = std::strtoul(colon + 1, &end, 10);
-  if (length == 0 || length >= sizeof look_up->host || *end != '\0' || port == 0 || port > 65535) {
+  const int brackets = text[0] == '[' && colon[-1] == ']' ? 1 : 0;
+  const int length = static_cast<int>(colon - text) - 2 * brackets;
+  std::uint64_t port = 0;
+  if (!parse_number(colon + 1, &port) || port == 0 || port > 65535 || length <= 0 ||
+      length >= static_cast<int>(sizeof look_up->host)) {
     return false;
   }
-  std::memcpy(look_up->host, from, length);
-  std::snprintf(look_up->port, sizeof look_up->port, "%lu", port);
+  std::snprintf(look_up->host, sizeof look_up->host, "%.*s", length, text + brackets);
+  std::snprintf(look_up->port, sizeof look_up->port, "%d", static_cast<int>(port));
   return true;
 }
 
@@ -145,6 +144,53 @@ std::uint64_t draw_number() noexcept {
     }
   }
   return number;
+}
+
+void mac_of(const std::uint8_t (&key)[kDigestBytes], const std::uint8_t* request_mac,
+            const void* message, std::size_t size, std::uint8_t (&mac)[kDigestBytes]) noexcept {
+  static constexpr std::uint8_t kNone[kDigestBytes] = {};
+  const Piece pieces[] = {{request_mac != nullptr ? request_mac : kNone, kDigestBytes},
+                          {message, size}};
+  hmac_sha256(key, pieces, 2, mac);
+}
+
+bool read_some(int descriptor, void* bytes, std::size_t capacity, std::size_t* size) noexcept {
+  const ssize_t got = read(descriptor, static_cast<char*>(bytes) + *size, capacity - *size);
+  if (got < 0) return errno == EINTR || errno == EAGAIN;
+  *size += static_cast<std::size_t>(got);
+  return got > 0;
+}
+
+bool write_all(int descriptor, const void* bytes, std::size_t size,
+               std::uint64_t until_ms) noexcept {
+  for (const auto* next = static_cast<const char*>(bytes); size > 0;) {
+    const ssize_t sent = send(descriptor, next, size, MSG_NOSIGNAL);
+    if (sent < 0 && errno != EINTR && errno != EAGAIN) return false;
+    if (sent < 0 && !wait_for(descriptor, POLLOUT, until_ms)) return false;
+    if (sent > 0) {
+      next += sent;
+      size -= static_cast<std::size_t>(sent);
+    }
+  }
+  return true;
+}
+
+bool wait_for(int descriptor, short event, std::uint64_t until_ms) noexcept {
+  for (;;) {
+    const std::uint64_t now = now_ms();
+    if (now >= until_ms) return false;
+    pollfd waited = {descriptor, event, 0};
+    const int count = poll(&waited, 1, static_cast<int>(until_ms - now));
+    if (count > 0) return true;
+    if (count < 0 && errno != EINTR) return false;
+  }
+}
+
+bool is_own_user(int descriptor) noexcept {
+  ucred peer = {};
+  socklen_t size = sizeof peer;
+  return getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
+         (peer.uid == geteuid() || peer.uid == 0);
 }
 
 }  // namespace dynamiccl

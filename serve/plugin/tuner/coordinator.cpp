@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <new>
+#include <utility>
 
 #include "identity/difference.h"
 #include "tuner/voter.h"
@@ -24,16 +24,10 @@ constexpr std::uint32_t kRanksPerMs = 10;
 constexpr std::uint64_t kShareOfAge = 16;
 constexpr char kRetired[] = "the coordinator's process ends";
 
-char* copy_of(const char* text) noexcept {
-  const std::size_t size = std::strlen(text) + 1;
-  auto* copy = static_cast<char*>(std::malloc(size));
-  if (copy != nullptr) std::memcpy(copy, text, size);
-  return copy;
-}
-
 }  // namespace
 
 struct Coordinator::Round {
+  Round* earlier;
   std::uint64_t comm_id;
   std::uint64_t first_vote_ms;
   std::uint64_t decided_ms;
@@ -61,13 +55,12 @@ Coordinator::Coordinator(std::uint64_t attempt, Draw draw, Log log, void* user) 
     : attempt_(attempt), incarnation_(draw(user)), draw_(draw), log_(log), user_(user) {}
 
 Coordinator::~Coordinator() {
-  for (int i = 0; i < num_rounds_; ++i) {
-    std::free(rounds_[i]->votes);
-    rounds_[i]->forget_first_vote();
-    std::free(rounds_[i]->reason);
-    std::free(rounds_[i]);
+  for (Round* round = latest_; round != nullptr;) {
+    std::free(round->votes);
+    round->forget_first_vote();
+    std::free(round->reason);
+    std::free(std::exchange(round, round->earlier));
   }
-  std::free(rounds_);
 }
 
 void Coordinator::answer(const Request& request, std::uint64_t now_ms, Answer* answer) noexcept {
@@ -106,34 +99,25 @@ void Coordinator::note_sent(const Request& request) noexcept {
 }
 
 Coordinator::Round* Coordinator::find(const Request& request) noexcept {
-  for (int i = num_rounds_ - 1; i >= 0; --i) {
-    if (rounds_[i]->comm_id == request.comm_id) return rounds_[i];
-  }
-  return nullptr;
+  Round* round = latest_;
+  while (round != nullptr && round->comm_id != request.comm_id) round = round->earlier;
+  return round;
 }
 
 Coordinator::Round* Coordinator::begin(const Request& request, std::uint64_t now_ms) noexcept {
   if (num_rounds_ == kMostRounds || request.num_ranks > kMostRanks) return nullptr;
-  if (num_rounds_ == capacity_) {
-    const int more = capacity_ == 0 ? 16 : 2 * capacity_;
-    auto** rounds = static_cast<Round**>(
-        std::realloc(rounds_, static_cast<std::size_t>(more) * sizeof(Round*)));
-    if (rounds == nullptr) return nullptr;
-    rounds_ = rounds;
-    capacity_ = more;
-  }
-  void* memory = std::calloc(1, sizeof(Round));
-  if (memory == nullptr) return nullptr;
-  auto* round = new (memory) Round{};
+  auto* round = static_cast<Round*>(std::calloc(1, sizeof(Round)));
+  if (round == nullptr) return nullptr;
+  round->earlier = std::exchange(latest_, round);
   round->comm_id = request.comm_id;
   round->first_vote_ms = now_ms;
   round->num_ranks = request.num_ranks;
   round->num_slots = 4;
   while (round->num_slots < 2 * request.num_ranks) round->num_slots *= 2;
   round->votes = static_cast<Vote*>(std::calloc(round->num_slots, sizeof(Vote)));
-  round->identity = copy_of(request.identity);
-  round->who = copy_of(request.who);
-  rounds_[num_rounds_++] = round;
+  round->identity = strdup(request.identity);
+  round->who = strdup(request.who);
+  ++num_rounds_;
   ++num_open_;
   ++num_with_votes_;
   if (round->votes == nullptr || round->identity == nullptr || round->who == nullptr) {
@@ -248,7 +232,7 @@ void Coordinator::decide(Round* round, State state, const char* reason,
                          std::uint64_t now_ms) noexcept {
   round->state = state;
   round->decided_ms = now_ms;
-  round->reason = copy_of(reason);
+  round->reason = strdup(reason);
   --num_open_;
   // As many as were counted have to be told; where none was, nobody.
   if (round->num_votes == 0) forget_votes(round);
@@ -267,8 +251,8 @@ std::uint64_t Coordinator::limit_of(const Round& round) const noexcept {
 void Coordinator::look_at_clock(std::uint64_t now_ms) noexcept {
   const std::uint64_t slept_ms = looked_at_ms_ == 0 ? 0 : now_ms - looked_at_ms_;
   looked_at_ms_ = now_ms;
-  for (int i = num_rounds_ - 1, left = num_with_votes_; left > 0; --i) {
-    Round* round = rounds_[i];
+  Round* round = latest_;
+  for (int left = num_with_votes_; left > 0; round = round->earlier) {
     if (round->votes == nullptr) continue;
     --left;
     if (round->is_decided()) {
@@ -294,16 +278,15 @@ void Coordinator::look_at_clock(std::uint64_t now_ms) noexcept {
 
 void Coordinator::retire(std::uint64_t now_ms) noexcept {
   is_retired_ = true;
-  for (int i = num_rounds_ - 1; i >= 0 && num_open_ > 0; --i) {
-    if (!rounds_[i]->is_decided()) decide(rounds_[i], State::kAbstain, kRetired, now_ms);
+  for (Round* round = latest_; num_open_ > 0; round = round->earlier) {
+    if (!round->is_decided()) decide(round, State::kAbstain, kRetired, now_ms);
   }
 }
 
 bool Coordinator::is_awaited() const noexcept {
-  for (int i = num_rounds_ - 1; i >= 0; --i) {
-    const Round& round = *rounds_[i];
-    if (!round.is_decided()) return true;
-    if (round.votes != nullptr && round.num_told < round.num_votes) return true;
+  for (const Round* round = latest_; round != nullptr; round = round->earlier) {
+    if (!round->is_decided()) return true;
+    if (round->votes != nullptr && round->num_told < round->num_votes) return true;
   }
   return false;
 }

@@ -80,9 +80,8 @@ class Coordinator {
   Draw draw_;
   Log log_;
   void* user_;
-  Round** rounds_ = nullptr;  // the latest last
+  Round* latest_ = nullptr;
   int num_rounds_ = 0;
-  int capacity_ = 0;
   int num_open_ = 0;
   int num_with_votes_ = 0;
   int num_timeouts_ = 0;

@@ -1,6 +1,6 @@
 // What NCCL sees: one struct for each tuner ABI, thin shells over init.h. The context is the table,
 // or null where NCCL's own choice stands.
-#include "nccl/tuner_exports.h"
+#include "nccl/tuner_abi.h"
 #include "tuner/init.h"
 
 namespace {

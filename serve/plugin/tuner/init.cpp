@@ -1,16 +1,240 @@
 // See init.h.
 #include "tuner/init.h"
 
+#include <dlfcn.h>
 #include <sched.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 
+#include "file.h"
 #include "identity/environment.h"
-#include "platform/nccl_version.h"
+#include "identity/job.h"
+#include "platform/old_symbols.h"
 #include "platform/threads.h"
+#include "tuner/endpoint.h"
+
+DYNAMICCL_OLD_SYMBOL(dladdr);
+DYNAMICCL_OLD_SYMBOL(dlclose);
+DYNAMICCL_OLD_SYMBOL(dlopen);
+DYNAMICCL_OLD_SYMBOL(dlsym);
 
 namespace dynamiccl {
+namespace {
+
+/// Releases whose use of a tuner was read, or seen: 2.22 to 2.32.
+constexpr int kOldestVersion = 22200, kNewestVersion = 23299;
+constexpr int kMostHellosInVain = 3;
+constexpr std::uint64_t kNsPerMs = 1'000'000;
+
+Mutex g_mutex;
+/// Every id that this process was told: a shrunk communicator's parent is among them.
+struct Id {
+  std::uint64_t id;
+  const Id* earlier;
+};
+const Id* g_ids = nullptr;
+bool g_ids_repeat = false;
+bool g_world_is_taken = false;
+std::atomic<int> g_hellos_in_vain{0};
+
+/// Finds the communicator's id where NCCL does not tell it; null, or why there is none.
+const char* find_id(const NewCommunicator& communicator, const Job& job,
+                    std::uint64_t* id) noexcept {
+  *id = communicator.comm_id;
+  if (value_of("NCCL_COMM_ID") != nullptr) {
+    return "NCCL_COMM_ID is set, which gives all communicators one id";
+  }
+  if (*id != 0) return nullptr;
+  if (!is_one("DYNAMICCL_ONE_WORLD")) {
+    return "this NCCL does not say which communicator it is: on 2.27 start the job with "
+           "dynamiccl-run; before, DYNAMICCL_ONE_WORLD=1 promises that no second communicator of "
+           "all ranks is made at the same time";
+  }
+  if (job.world_size != static_cast<std::int32_t>(communicator.num_ranks)) {
+    return "before NCCL 2.27 only a communicator of all ranks is known";
+  }
+  const Lock lock(&g_mutex);
+  if (g_world_is_taken) return "before NCCL 2.27 only the first communicator of all ranks is known";
+  g_world_is_taken = true;
+  *id = 1;
+  return nullptr;
+}
+
+/// The coordinator's place, looked up once a process. Null, or why there is none.
+const char* find_coordinator(std::size_t num_nodes, const Job& job, std::uint64_t attempt,
+                             std::uint64_t limit_ms, Endpoint* endpoint) noexcept {
+  const char* coordinator = value_of("DYNAMICCL_COORDINATOR");
+  if (coordinator != nullptr && std::strcmp(coordinator, "none") == 0) coordinator = nullptr;
+  if (coordinator == nullptr && num_nodes > 1) {
+    return "DYNAMICCL_COORDINATOR is not set; start the job with dynamiccl-run";
+  }
+  if (coordinator == nullptr && job.id == 0) {
+    return "the launcher names no job; set DYNAMICCL_JOB_ID, or start it with dynamiccl-run";
+  }
+  if (coordinator == nullptr) {
+    local_endpoint(attempt, endpoint);
+    return nullptr;
+  }
+  static Mutex mutex;  // who waits for it has the same limit
+  static Endpoint found;
+  static const char* why_not = nullptr;
+  static bool is_looked_up = false;
+  const Lock lock(&mutex);
+  if (!is_looked_up) {
+    why_not = find_endpoint(coordinator, value_of("DYNAMICCL_KEY_FILE"), limit_ms, &found);
+    is_looked_up = true;
+  }
+  *endpoint = found;
+  return why_not;
+}
+
+void describe_self(const Job& job, char (&who)[kMaxWhoBytes]) noexcept {
+  char host[64] = "";
+  gethostname(host, sizeof host - 1);
+  if (job.world_rank >= 0) {
+    std::snprintf(who, sizeof who, "rank %d of the launcher (%s, pid %d)", job.world_rank, host,
+                  static_cast<int>(getpid()));
+  } else {
+    std::snprintf(who, sizeof who, "%s, pid %d", host, static_cast<int>(getpid()));
+  }
+}
+
+void ask_until_decided(Voter* voter, const Endpoint& endpoint, std::uint64_t attempt) noexcept {
+  while (voter->outcome() == Outcome::kOpen) {
+    const std::uint64_t now = now_ms();
+    if (voter->send_at_ms() > now) {
+      sleep_ns((voter->send_at_ms() - now) * kNsPerMs);
+    } else {
+      if (!voter->has_confirmed()) try_to_coordinate(endpoint, attempt);
+      Answer answer;
+      if (ask(endpoint, voter->request(), voter->patience_ms(now), &answer)) {
+        voter->hear(answer, now_ms());
+      } else {
+        voter->hear_nothing(now_ms());
+      }
+    }
+    voter->look_at_clock(now_ms());
+  }
+}
+
+/// Why this communicator abstains whatever an artifact holds; the same on all its ranks.
+const char* reason_to_abstain(const NewCommunicator& communicator) noexcept {
+  if (communicator.is_rccl) return "this is RCCL, whose algorithms are others";
+  if (communicator.num_nodes == 0 || communicator.num_ranks % communicator.num_nodes != 0) {
+    return "its nodes hold different numbers of ranks";
+  }
+  if (!communicator.is_even) return "its NVLink domains hold different numbers of ranks";
+  if (communicator.nccl_version < kOldestVersion || communicator.nccl_version > kNewestVersion) {
+    return "this release of NCCL has not been tried";
+  }
+  return nullptr;
+}
+
+/// How long to wait for a coordinator. In a process that has waited in vain before less and less,
+/// and always a little: the job's first communicators may have no rank on the coordinator's host,
+/// and a later one does.
+std::uint64_t hello_limit_ms(std::uint32_t num_ranks) noexcept {
+  const int in_vain = g_hellos_in_vain.load();
+  if (in_vain == 0) return limit_ms(num_ranks) / 2;
+  return in_vain < kMostHellosInVain ? short_limit_ms(num_ranks) : short_limit_ms(num_ranks) / 10;
+}
+
+/// Asks the other ranks; returns within 6 limits (voter.h), and half a second: half a limit for the
+/// files and the coordinator's address, half for the coordinator, 2 until all have voted, 3 once
+/// this rank has confirmed. Only where a coordinator is lost does it take more than 2.
+Outcome agree(const NewCommunicator& communicator, Prepared* prepared,
+              char (&why_not)[kMaxReasonBytes]) noexcept {
+  const Job job = find_job();
+  const std::uint64_t parts[] = {job.id, job.restart};
+  const std::uint64_t attempt = fnv1a(reinterpret_cast<const std::uint8_t*>(parts), sizeof parts);
+  Endpoint endpoint;
+  Request vote;
+  vote.num_ranks = static_cast<std::uint32_t>(communicator.num_ranks);
+  // The id first: it is remembered whatever follows.
+  vote.ids_repeat = note_id(communicator.comm_id) ? 1 : 0;
+  const std::uint64_t files_until_ms = now_ms() + limit_ms(vote.num_ranks) / 2;
+  const char* reason = find_id(communicator, job, &vote.comm_id);
+  if (reason == nullptr) reason = reason_to_abstain(communicator);
+  if (reason == nullptr) {
+    reason = find_coordinator(communicator.num_nodes, job, attempt, limit_ms(vote.num_ranks) / 2,
+                              &endpoint);
+  }
+  if (reason != nullptr) {
+    std::snprintf(why_not, sizeof why_not, "%s", reason);
+    return Outcome::kAbstain;
+  }
+  const std::uint64_t now = now_ms();
+  if (vote.ids_repeat != 0) {
+    prepare_objection("a communicator was shrunk before: ids may repeat", prepared);
+  } else if (is_switched_on("NCCL_ENQUEUE_REARCH_ENABLE")) {  // 2.32 src/tuning/tuning.cc
+    prepare_objection(
+        "NCCL_ENQUEUE_REARCH_ENABLE is set: a table would beat kernels it is not shown", prepared);
+  } else {
+    prepare(communicator, files_until_ms > now ? files_until_ms - now : 0, prepared);
+  }
+  vote.attempt = attempt;
+  vote.nonce = draw_number();
+  std::memcpy(vote.identity, prepared->identity, sizeof vote.identity);
+  describe_self(job, vote.who);
+  Voter voter(vote, !prepared->is_sound(), hello_limit_ms(vote.num_ranks), now_ms());
+  ask_until_decided(&voter, endpoint, attempt);
+  if (voter.has_voted()) {
+    g_hellos_in_vain.store(0);
+  } else {
+    g_hellos_in_vain.fetch_add(1);
+  }
+  std::snprintf(why_not, sizeof why_not, "%s", voter.reason());
+  return voter.outcome();
+}
+
+/// What ncclGetVersion of a loaded library says (null: of the program and what it is linked with),
+/// 22809 for 2.28.9; 0 where there is none.
+int nccl_version_in(const char* library) noexcept {
+  void* handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+  if (handle == nullptr) return 0;
+  const auto get = reinterpret_cast<int (*)(int*)>(dlsym(handle, "ncclGetVersion"));
+  int version = 0;
+  if (get != nullptr && get(&version) != 0) version = 0;
+  dlclose(handle);  // only the count that RTLD_NOLOAD added
+  return version;
+}
+
+}  // namespace
+
+bool note_id(std::uint64_t id) noexcept {
+  const Lock lock(&g_mutex);
+  bool known = id == 0;
+  for (const Id* seen = g_ids; seen != nullptr; seen = seen->earlier) {
+    g_ids_repeat |= id_of_shrunk(seen->id) == id;
+    known |= seen->id == id;
+  }
+  if (known || g_ids_repeat) return g_ids_repeat;
+  auto* seen = static_cast<Id*>(std::malloc(sizeof(Id)));
+  g_ids_repeat = seen == nullptr;  // nobody could tell any more
+  if (seen != nullptr) g_ids = new (seen) Id{id, g_ids};
+  return g_ids_repeat;
+}
+
+std::uint64_t id_of_shrunk(std::uint64_t parent_id) noexcept {
+  // Three numbers go in: the parent's id, the number of the child and its colour, both a 4-byte 0.
+  const std::uint64_t numbers[] = {parent_id, 0, 0};
+  const std::uint64_t sizes[] = {8, 4, 4};
+  std::uint64_t first = 1, second = 1;
+  for (int i = 0; i < 3; ++i) {
+    first = (first ^ sizes[i]) + second;
+    second ^= first;
+    first = (first ^ first >> 31) * 0x9de62bbc8cef3ce3U;
+    second = (second ^ second >> 32) * 0x485cd6311b599e79U;
+    first += numbers[i];
+  }
+  const std::uint64_t mixed = (first ^ first >> 31) * 0xbac3bd562846de6bU + second;
+  return (mixed ^ mixed >> 32) * 0x995a187a14e7b445U;
+}
 
 void say(ncclDebugLogger_t logger, ncclDebugLogLevel level, std::size_t num_ranks,
          std::size_t num_nodes, const char* text) noexcept {
@@ -33,25 +257,30 @@ ncclResult_t init_communicator(std::size_t num_ranks, std::size_t num_nodes, std
   }
   const bool is_even =
       domains == nullptr || domains->minRanksPerNvlDomain == domains->maxRanksPerNvlDomain;
-  Agreed agreed;
-  const auto of_nccl = reinterpret_cast<void (*)()>(logger);
-  const bool is_rccl = std::strstr(library_of(of_nccl), "librccl") != nullptr;
-  agree({num_ranks, num_nodes, comm_id, nccl_version_of(of_nccl), is_rccl, constants, is_even,
-         asked_first},
-        &agreed);
-  if (agreed.outcome == Outcome::kTable) {
-    *table = agreed.table;
-    if (agreed.constants != nullptr) write_constants(*agreed.constants, constants);
+  // A process may have loaded two: the one that calls is where its logger lies.
+  Dl_info nccl = {};
+  const bool is_found = dladdr(reinterpret_cast<void*>(logger), &nccl) != 0;
+  const char* library = is_found && nccl.dli_fname != nullptr ? nccl.dli_fname : "";
+  int nccl_version = library[0] != '\0' ? nccl_version_in(library) : 0;
+  if (nccl_version == 0) nccl_version = nccl_version_in(nullptr);
+  const bool is_rccl = std::strstr(library, "librccl") != nullptr;
+  Prepared prepared;
+  char reason[kMaxReasonBytes];
+  const Outcome outcome =
+      agree({num_ranks, num_nodes, comm_id, nccl_version, is_rccl, constants, is_even, asked_first},
+            &prepared, reason);
+  if (outcome == Outcome::kTable) {
+    *table = prepared.table;
+    if (prepared.constants != nullptr) write_constants(*prepared.constants, constants);
     say(logger, NCCL_LOG_INFO, num_ranks, num_nodes,
-        agreed.table != nullptr ? "the artifact's table, from call 0"
-                                : "NCCL's own choice, by the artifact's tuning constants");
+        prepared.table != nullptr ? "the artifact's table, from call 0"
+                                  : "NCCL's own choice, by the artifact's tuning constants");
     return ncclSuccess;
   }
-  const bool failed = agreed.outcome == Outcome::kFailed;
+  const bool failed = outcome == Outcome::kFailed;
   char text[kMaxReasonBytes + 64];
   std::snprintf(text, sizeof text, "%s: %s",
-                failed ? "this communicator must not be used" : "NCCL's own choice stands",
-                agreed.reason);
+                failed ? "this communicator must not be used" : "NCCL's own choice stands", reason);
   say(logger, failed ? NCCL_LOG_WARN : NCCL_LOG_INFO, num_ranks, num_nodes, text);
   if (!failed) return ncclSuccess;
   // NCCL bound this thread to the GPU's processors, and does not undo it on its way out of an error

@@ -11,7 +11,8 @@
 #include "choice.h"
 #include "nccl/tuner_abi.h"
 #include "table.h"
-#include "tuner/agree.h"
+#include "tuner/tables.h"
+#include "tuner/voter.h"
 
 namespace dynamiccl {
 
@@ -33,11 +34,24 @@ std::uint64_t take_told_id(std::size_t num_ranks, std::size_t num_nodes) noexcep
 inline void answer(const DecisionTable& table, int collective, std::size_t size_bytes,
                    const CostTable& costs, int* num_channels) noexcept {
   // RCCL has an eighth algorithm; NCCL before 2.23 had six.
-  const bool is_nccl = costs.num_protocols == kNumProtocols && costs.num_algorithms >= 1 &&
-                       costs.num_algorithms <= kNumAlgorithms;
+  const bool is_nccl = is_sound(costs) && costs.num_algorithms <= kNumAlgorithms;
   const Entry* entry = is_nccl ? lookup(table, collective, size_bytes) : nullptr;
   if (entry != nullptr) choose(*entry, table.num_nodes, costs, num_channels);
 }
+
+/// Remembers the id of a communicator, whatever becomes of it; whether ids may repeat from now on
+/// in what this process takes part in.
+///
+/// All shrinks of one parent have one id, and so have their children (2.30.7
+/// `init.cc:1875-1880,3143-3152`). A first shrink is known by its parent's id. What is made of it
+/// later cannot be told from a communicator of ncclCommInitRank: its id is a hash, of a colour
+/// among others. So after a first shrink all later communicators of the process object, and the
+/// coordinator, once it has heard of one, abstains on all later ones of the job: ranks that join by
+/// ncclCommGrow have seen no shrink.
+bool note_id(std::uint64_t id) noexcept;
+
+/// NCCL's hash for the child of a shrink (2.30.7 `bitops.h:502`).
+std::uint64_t id_of_shrunk(std::uint64_t parent_id) noexcept;
 
 void say(ncclDebugLogger_t logger, ncclDebugLogLevel level, std::size_t num_ranks,
          std::size_t num_nodes, const char* text) noexcept;

@@ -8,8 +8,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cinttypes>
+#include <cstdarg>
 #include <cstdio>
-#include <cstring>
+#include <utility>
 
 #include "identity/environment.h"
 #include "platform/threads.h"
@@ -60,7 +62,12 @@ void* run(void*) {
   return nullptr;
 }
 
-void send_line(const char* line, int length) noexcept {
+__attribute__((format(printf, 1, 2))) void send_line(const char* format, ...) noexcept {
+  char line[kLineBytes];
+  va_list arguments;
+  va_start(arguments, format);
+  const int length = std::vsnprintf(line, sizeof line, format, arguments);
+  va_end(arguments);
   if (g_pipe[1] < 0 || length <= 0) return;
   g_num_waiting.fetch_add(1);
   const std::size_t size = std::min(static_cast<std::size_t>(length), kLineBytes - 1);
@@ -79,10 +86,7 @@ void start_log() noexcept {
     std::snprintf(g_path, sizeof g_path, "%s/dynamiccl-%s-%d.jsonl", folder, host,
                   static_cast<int>(getpid()));
   }
-  pthread_t thread;
-  if (start_thread(run, nullptr, "dynamiccl-log", &thread)) {
-    detach_thread(thread);
-  } else {
+  if (!start_thread(run, nullptr, "dynamiccl-log")) {
     close(g_pipe[1]);
     g_pipe[1] = -1;  // nobody would read it
   }
@@ -92,31 +96,21 @@ bool log_is_written() noexcept { return g_num_waiting.load() == 0; }
 
 void log_decision(const Coordinator::Decided& decided) noexcept {
   static bool has_spoken = false;  // of the coordinator's thread alone
-  char identity[2 * kMaxIdentityBytes], reason[2 * kMaxReasonBytes], line[kLineBytes];
-  if (!has_spoken) {
-    has_spoken = true;
-    send_line(
-        line,
-        std::snprintf(line, sizeof line, "DynamICCL: first communicator, %u ranks: %s%s%s\n",
-                      decided.num_ranks,
-                      decided.is_table ? "the artifact's table, from call 0" : "NCCL's own choice",
-                      decided.is_table ? "" : ": ", decided.reason));
+  char identity[2 * kMaxIdentityBytes], reason[2 * kMaxReasonBytes];
+  if (!std::exchange(has_spoken, true)) {
+    send_line("DynamICCL: first communicator, %u ranks: %s%s%s\n", decided.num_ranks,
+              decided.is_table ? "the artifact's table, from call 0" : "NCCL's own choice",
+              decided.is_table ? "" : ": ", decided.reason);
   }
   if (g_path[0] == '\0') return;
   escape(decided.identity, identity, sizeof identity);
   escape(decided.reason, reason, sizeof reason);
-  const std::uint64_t now_ms = realtime_ns() / 1'000'000;
-  send_line(
-      line,
-      std::snprintf(
-          line, sizeof line,
-          "{\"time\": %llu.%03llu, \"communicator\": \"%016llx\", \"ranks\": %u, \"votes\": %u, "
-          "\"decision\": \"%s\", \"reason\": \"%s\", \"took_ms\": %llu, \"identity\": \"%s\"}\n",
-          static_cast<unsigned long long>(now_ms / 1'000),
-          static_cast<unsigned long long>(now_ms % 1'000),
-          static_cast<unsigned long long>(decided.comm_id), decided.num_ranks, decided.num_votes,
-          decided.is_table ? "table" : "abstain", reason,
-          static_cast<unsigned long long>(decided.took_ms), identity));
+  const std::uint64_t now_ms = realtime_ns() / 1'000'000;  // in halves: a locale may have commas
+  send_line("{\"time\": %" PRIu64 ".%03" PRIu64 ", \"communicator\": \"%016" PRIx64
+            "\", \"ranks\": %u, \"votes\": %u, \"decision\": \"%s\", \"reason\": \"%s\", "
+            "\"took_ms\": %" PRIu64 ", \"identity\": \"%s\"}\n",
+            now_ms / 1'000, now_ms % 1'000, decided.comm_id, decided.num_ranks, decided.num_votes,
+            decided.is_table ? "table" : "abstain", reason, decided.took_ms, identity);
 }
 
 }  // namespace dynamiccl

@@ -28,7 +28,7 @@ struct Request {
   std::uint64_t nonce = 0;     // of this init, drawn anew for each
   std::uint64_t question = 0;  // in a confirm: which "still here?" it answers
   RequestKind kind = RequestKind::kHello;
-  std::uint8_t ids_repeat = 0;  // 1 in a vote: this process saw a shrink (agree.h)
+  std::uint8_t ids_repeat = 0;  // 1 in a vote: this process saw a shrink (note_id)
   // In a vote: ends with a zero each.
   char identity[kMaxIdentityBytes] = "";
   char who[kMaxWhoBytes] = "";

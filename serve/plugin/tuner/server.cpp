@@ -19,7 +19,6 @@
 #include "platform/allocate.h"
 #include "platform/threads.h"
 #include "tuner/endpoint.h"
-#include "tuner/frame.h"
 #include "tuner/log.h"
 
 namespace dynamiccl {
@@ -251,17 +250,15 @@ void try_to_coordinate(const Endpoint& endpoint, std::uint64_t attempt) noexcept
     server->most = limit.rlim_cur < 16 ? 2 : static_cast<int>(limit.rlim_cur / 8);
   }
   start_log();
-  pthread_t thread;
   const auto run = [](void* argument) -> void* {
     static_cast<Server*>(argument)->run();
     return nullptr;
   };
-  if (!start_thread(run, server, "dynamiccl", &thread)) {
+  if (!start_thread(run, server, "dynamiccl")) {
     close(listener);
     deallocate(server);
     return;
   }
-  detach_thread(thread);
   g_pid.store(getpid());
   g_server.store(server);
   static bool is_registered = false;  // under g_mutex

@@ -21,7 +21,7 @@ namespace {
 constexpr std::size_t kProblemBytes = 300;
 
 struct Kept {
-  std::uint8_t hash[kDigestBytes];
+  char hash[kHexBytes];
   int nccl_version;  // what a table may ask for depends on it, and a process may have two
   bool is_table;
   union {
@@ -36,10 +36,11 @@ Kept* g_kept = nullptr;
 
 struct Reading {
   char problem[kProblemBytes] = "";
-  char artifact[2 * kDigestBytes + 1] = "none";
-  char system[121] = "none";
-  char file[2 * kDigestBytes + 1] = "none";
-  const Kept* kept = nullptr;
+  char artifact[kHexBytes] = "none";
+  char system[kSystemBytes] = "none";
+  char file[kHexBytes] = "none";
+  const DecisionTable* table = nullptr;
+  const TunerConstants* constants = nullptr;
 };
 
 #define DYNAMICCL_FAIL(...)                                                \
@@ -48,73 +49,66 @@ struct Reading {
     return;                                                                \
   } while (false)
 
-/// A file of an artifact: a table, or constants.
-struct Read {
-  const std::uint8_t* bytes;
-  std::size_t size;
-  const std::uint8_t* hash;
-  bool is_table;
-};
-
-const char* decode(const Read& file, int nccl_version, Kept* kept) noexcept {
-  kept->is_table = file.is_table;
-  if (!file.is_table) return decode_constants(file.bytes, file.size, &kept->constants);
-  if (const char* problem = decode_table(file.bytes, file.size, &kept->table)) return problem;
-  leave_out_what_no_job_may_ask(nccl_version, &kept->table);
+const char* decode(const std::uint8_t* bytes, std::size_t size, Kept* kept) noexcept {
+  if (!kept->is_table) return decode_constants(bytes, size, &kept->constants);
+  if (const char* problem = decode_table(bytes, size, &kept->table)) return problem;
+  leave_out_what_no_job_may_ask(kept->nccl_version, &kept->table);
   return nullptr;
 }
 
-const Kept* keep(const Read& file, int nccl_version, const char** problem) noexcept {
+/// What a file with this hash was decoded to; null where it cannot be, and `*problem` says why.
+const Kept* keep(const std::uint8_t* bytes, std::size_t size, const char* hash, bool is_table,
+                 int nccl_version, const char** problem) noexcept {
   const Lock lock(&g_mutex);
   for (const Kept* kept = g_kept; kept != nullptr; kept = kept->next) {
-    if (kept->is_table == file.is_table && kept->nccl_version == nccl_version &&
-        std::memcmp(kept->hash, file.hash, kDigestBytes) == 0) {
+    if (kept->is_table == is_table && kept->nccl_version == nccl_version &&
+        std::strcmp(kept->hash, hash) == 0) {
       return kept;
     }
   }
   auto* kept = allocate<Kept>();
-  *problem = kept == nullptr ? "memory is short" : decode(file, nccl_version, kept);
+  *problem = "memory is short";
+  if (kept == nullptr) return nullptr;
+  kept->is_table = is_table;
+  kept->nccl_version = nccl_version;
+  std::memcpy(kept->hash, hash, sizeof kept->hash);
+  *problem = decode(bytes, size, kept);
   if (*problem != nullptr) {
     deallocate(kept);
     return nullptr;
   }
-  std::memcpy(kept->hash, file.hash, kDigestBytes);
-  kept->nccl_version = nccl_version;
   kept->next = g_kept;
-  g_kept = kept;
-  return kept;
+  return g_kept = kept;
 }
 
-void read_artifact(const Shape& shape, const char* fingerprint, PluginIndex* index,
+void read_artifact(const NewCommunicator& shape, const char* fingerprint, PluginIndex* index,
                    Reading* reading) noexcept {
   const std::size_t num_ranks = shape.num_ranks, num_nodes = shape.num_nodes;
   const char* artifact = value_of("DYNAMICCL_ARTIFACT");
   if (artifact == nullptr) DYNAMICCL_FAIL("DYNAMICCL_ARTIFACT is not set");
   char path[4096];
-  TrustedFile directory;
-  if (const char* reason = directory.open_directory(artifact)) {
+  File directory;
+  if (const char* reason = open_trusted_directory(artifact, &directory)) {
     DYNAMICCL_FAIL("DYNAMICCL_ARTIFACT: %s", reason);
   }
   const char* kill_file = value_of("DYNAMICCL_KILL_FILE");
   std::snprintf(path, sizeof path, "%s/kill", artifact);
-  const char* why_not = nullptr;
-  if (exists_trusted(kill_file != nullptr ? kill_file : path, &why_not)) {
+  if (exists_trusted(kill_file != nullptr ? kill_file : path)) {
     DYNAMICCL_FAIL("a kill file is there");
   }
   std::snprintf(path, sizeof path, "%s/plugin.index", artifact);
   if (const char* reason = index->load(path)) DYNAMICCL_FAIL("plugin.index: %s", reason);
-  to_hex(index->artifact_hash(), kDigestBytes, reading->artifact);
-  const char* system = index->find_system(fingerprint);
-  if (system == nullptr) {
+  std::memcpy(reading->artifact, index->artifact_hash(), sizeof reading->artifact);
+  const char* system = reading->system;
+  if (!index->find_system(fingerprint, reading->system)) {
     DYNAMICCL_FAIL("the artifact does not know this machine, %s; see 'dynamiccl-deploy bind'",
                    fingerprint);
   }
-  std::snprintf(reading->system, sizeof reading->system, "%s", system);
   const char* wanted_system = value_of("DYNAMICCL_SYSTEM");
   if (wanted_system != nullptr && std::strcmp(wanted_system, system) != 0) {
     DYNAMICCL_FAIL("DYNAMICCL_SYSTEM is not what the artifact calls this machine");
   }
-  std::uint8_t wanted[kDigestBytes], hash[kDigestBytes];
+  char wanted[kHexBytes];
   const bool is_table = !index->file_hash("constants", system, num_nodes, num_ranks, wanted);
   if (is_table && !index->file_hash("table", system, num_nodes, num_ranks, wanted)) {
     DYNAMICCL_FAIL("the artifact has no table for %zu ranks on %zu nodes of %s", num_ranks,
@@ -129,15 +123,12 @@ void read_artifact(const Shape& shape, const char* fingerprint, PluginIndex* ind
   if (const char* reason = read_trusted(path, bytes, sizeof bytes, &size)) {
     DYNAMICCL_FAIL("%s: %s", what, reason);
   }
-  Sha256 sha;
-  sha.update(bytes, size);
-  sha.finish(hash);
-  to_hex(hash, kDigestBytes, reading->file);
-  if (std::memcmp(hash, wanted, sizeof hash) != 0) {
+  sha256_hex(bytes, size, reading->file);
+  if (std::strcmp(reading->file, wanted) != 0) {
     DYNAMICCL_FAIL("%s: not the one that plugin.index names", what);
   }
   const char* problem = nullptr;
-  const Kept* kept = keep({bytes, size, hash, is_table}, shape.nccl_version, &problem);
+  const Kept* kept = keep(bytes, size, reading->file, is_table, shape.nccl_version, &problem);
   if (problem != nullptr) DYNAMICCL_FAIL("%s: %s", what, problem);
   const std::int32_t nodes = is_table ? kept->table.num_nodes : kept->constants.num_nodes;
   const std::int32_t ranks = is_table ? kept->table.num_ranks : kept->constants.num_ranks;
@@ -147,7 +138,8 @@ void read_artifact(const Shape& shape, const char* fingerprint, PluginIndex* ind
   }
   if (!is_table) problem = problem_with(kept->constants, shape.constants);
   if (problem != nullptr) DYNAMICCL_FAIL("%s: %s", what, problem);
-  reading->kept = kept;
+  reading->table = is_table ? &kept->table : nullptr;
+  reading->constants = is_table ? nullptr : &kept->constants;
 }
 
 #undef DYNAMICCL_FAIL
@@ -155,7 +147,7 @@ void read_artifact(const Shape& shape, const char* fingerprint, PluginIndex* ind
 std::atomic<bool> g_was_late{false};
 
 struct Preparation {
-  Shape shape;
+  NewCommunicator shape;
   ncclTunerConstants_v5_t constants;
   char asked_first[128];
   Prepared prepared;
@@ -169,7 +161,8 @@ std::atomic<int> Preparation::running{0};
 void Preparation::run() noexcept {
   running.fetch_add(1);
 #ifdef DYNAMICCL_TESTS
-  sleep_ns(duration_ns("DYNAMICCL_TEST_STALL_S", 0));  // a file system that stalls
+  std::uint64_t stall_s = 0;  // of a file system
+  if (parse_number(value_of("DYNAMICCL_TEST_STALL_S"), &stall_s)) sleep_ns(stall_s * 1'000'000'000);
 #endif
   char fingerprint[kFingerprintBytes];
   own_fingerprint(shape.nccl_version, fingerprint);
@@ -182,11 +175,8 @@ void Preparation::run() noexcept {
     read_artifact(shape, fingerprint, index, &reading);
   }
   deallocate(index);
-  if (reading.kept != nullptr) {
-    const Kept& kept = *reading.kept;
-    prepared.table = kept.is_table ? &kept.table : nullptr;
-    prepared.constants = kept.is_table ? nullptr : &kept.constants;
-  }
+  prepared.table = reading.table;
+  prepared.constants = reading.constants;
   std::snprintf(prepared.identity, sizeof prepared.identity,
                 "problem=%s\nplugin=%s %s\nmachine=%s\nartifact=%s\nsystem=%s\ntable=%s\n"
                 "ranks=%zu\nnodes=%zu\nnccl=%d\nasked first=%s\n",
@@ -203,7 +193,7 @@ void prepare_objection(const char* problem, Prepared* prepared) noexcept {
   std::snprintf(prepared->identity, sizeof prepared->identity, "problem=%s\n", problem);
 }
 
-void prepare(const Shape& shape, std::uint64_t limit_ms, Prepared* prepared) noexcept {
+void prepare(const NewCommunicator& shape, std::uint64_t limit_ms, Prepared* prepared) noexcept {
   // While one that was given up still hangs in a file system, no other is sent after it.
   if (g_was_late.load() && Preparation::running.load() > 0) {
     return prepare_objection("its files could not be read in time before", prepared);

@@ -10,6 +10,17 @@
 
 namespace dynamiccl {
 
+struct NewCommunicator {
+  std::size_t num_ranks;
+  std::size_t num_nodes;
+  std::uint64_t comm_id;                     // 0: not told (before NCCL 2.27)
+  int nccl_version;                          // as ncclGetVersion says; 0: unknown
+  bool is_rccl;                              // AMD's, with other algorithms
+  const ncclTunerConstants_v5_t* constants;  // NCCL's own; null before 2.28
+  bool is_even;             // each of its NVLink domains holds as many ranks, as far as is told
+  const char* asked_first;  // the vendor's tuner that is asked before ours, or "none"
+};
+
 /// What one rank brings to the agreement.
 struct Prepared {
   bool is_sound() const noexcept { return table != nullptr || constants != nullptr; }
@@ -20,18 +31,11 @@ struct Prepared {
   char identity[kMaxIdentityBytes] = "";
 };
 
-/// What is prepared for.
-struct Shape {
-  std::size_t num_ranks, num_nodes;
-  int nccl_version;
-  const ncclTunerConstants_v5_t* constants;  // NCCL's own, or null where it shows none
-  const char* asked_first;                   // the vendor's tuner, or "none"
-};
-
 /// Reads DYNAMICCL_ARTIFACT for a communicator of this shape, on a thread of its own, which is
 /// given up after `limit_ms`: a file system may stall. The identity begins with "problem=none", or
 /// with why this rank cannot use the artifact.
-void prepare(const Shape& shape, std::uint64_t limit_ms, Prepared* prepared) noexcept;
+void prepare(const NewCommunicator& communicator, std::uint64_t limit_ms,
+             Prepared* prepared) noexcept;
 
 /// The same of a rank that must not use it, whatever it holds.
 void prepare_objection(const char* problem, Prepared* prepared) noexcept;

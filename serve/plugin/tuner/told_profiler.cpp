@@ -4,7 +4,7 @@
 #include "tuner/init.h"
 
 extern "C" {
-extern __attribute__((visibility("default"))) const ncclProfiler_v4_t ncclProfiler_v4;
+extern DYNAMICCL_EXPORT const ncclProfiler_v4_t ncclProfiler_v4;
 }
 
 namespace {

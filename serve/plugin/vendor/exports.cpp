@@ -12,7 +12,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "nccl/tuner_exports.h"
+#include "nccl/tuner_abi.h"
 #include "platform/allocate.h"
 #include "tuner/init.h"
 #include "vendor/library.h"

@@ -5,7 +5,9 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "identity/environment.h"
 #include "platform/allocate.h"
+#include "platform/loaded_nccl.h"
 #include "table.h"
 #include "trusted/file.h"
 
@@ -13,6 +15,7 @@ namespace dynamiccl {
 namespace {
 
 constexpr std::size_t kMaxPathBytes = 4096;
+constexpr std::uint64_t kMaxPartsPerMillion = 1'000'000'000;
 
 /// 64 KiB, so not for a thread's stack.
 class HeldIndex {
@@ -26,6 +29,16 @@ class HeldIndex {
  private:
   PluginIndex* index_;
 };
+
+/// By how much repeats of one call differ; -1: not known.
+std::int64_t noise_ppm_of(const PluginIndex& index, const char* system, int collective) noexcept {
+  char keys[kSystemBytes + 32], text[16];
+  std::snprintf(keys, sizeof keys, "noise\t%s\t%d\t", system, collective);
+  std::uint64_t ppm = 0;
+  const bool is_known =
+      index.find(keys, text, sizeof text) && parse_number(text, &ppm) && ppm <= kMaxPartsPerMillion;
+  return is_known ? static_cast<std::int64_t>(ppm) : -1;
+}
 
 }  // namespace
 
@@ -42,8 +55,8 @@ const char* Artifact::read(const Settings& settings, const Member::Place& place)
   PluginIndex* index = held.get();
   if (index == nullptr) return "memory is short";
   char path[kMaxPathBytes];
-  TrustedFile directory;
-  if (const char* reason = directory.open_directory(settings.artifact)) {
+  File directory;
+  if (const char* reason = open_trusted_directory(settings.artifact, &directory)) {
     std::snprintf(problem_, sizeof problem_, "DYNAMICCL_ARTIFACT: %s", reason);
     return problem_;
   }
@@ -54,21 +67,20 @@ const char* Artifact::read(const Settings& settings, const Member::Place& place)
     return problem_;
   }
   std::memcpy(hash_, index->artifact_hash(), sizeof hash_);
-  has_hash_ = true;
-  const char* system = index->find_system(own_fingerprint());
-  if (system == nullptr) {
+  char machine[kFingerprintBytes];
+  own_fingerprint(loaded_nccl_version(), machine);
+  if (!index->find_system(machine, system_)) {
     std::snprintf(problem_, sizeof problem_,
                   "the artifact does not know this machine, %s; see 'dynamiccl-deploy bind'",
-                  own_fingerprint());
+                  machine);
     return problem_;
   }
-  std::snprintf(system_, sizeof system_, "%s", system);
   if (settings.system != nullptr && std::strcmp(settings.system, system_) != 0) {
     return "DYNAMICCL_SYSTEM is not what the artifact calls this machine";
   }
   const auto num_ranks = static_cast<std::size_t>(place.num_ranks);
   const auto num_nodes = static_cast<std::size_t>(place.num_nodes);
-  std::uint8_t wanted[kDigestBytes];
+  char wanted[kHexBytes];
   if (!index->file_hash("table", system_, num_nodes, num_ranks, wanted)) {
     std::snprintf(problem_, sizeof problem_,
                   "the artifact has no table for %d ranks on %d nodes of %s", place.num_ranks,
@@ -81,13 +93,10 @@ const char* Artifact::read(const Settings& settings, const Member::Place& place)
     std::snprintf(problem_, sizeof problem_, "its table: %s", reason);
     return problem_;
   }
-  Sha256 sha;
-  sha.update(table_, table_bytes_);
-  sha.finish(table_hash_);
-  if (std::memcmp(table_hash_, wanted, sizeof wanted) != 0) {
+  sha256_hex(table_, table_bytes_, table_hash_);
+  if (std::strcmp(table_hash_, wanted) != 0) {
     return "its table is not the one that plugin.index names";
   }
-  has_table_ = true;
   auto* decoded = static_cast<DecisionTable*>(std::malloc(sizeof(DecisionTable)));
   if (decoded == nullptr) return "memory is short";
   const char* reason = decode_table(table_, table_bytes_, decoded);
@@ -99,7 +108,7 @@ const char* Artifact::read(const Settings& settings, const Member::Place& place)
     num_entries_ = kNumCollectives * decoded->num_bins;
     num_decided_ = 0;
     for (int i = 0; i < num_entries_; ++i) num_decided_ += decoded->entries[i].act;
-    for (int i = 0; i < kNumCollectives; ++i) noise_ppm_[i] = index->noise_ppm(system_, i);
+    for (int i = 0; i < kNumCollectives; ++i) noise_ppm_[i] = noise_ppm_of(*index, system_, i);
   } else {
     std::snprintf(problem_, sizeof problem_, "its table: %s", reason);
   }
@@ -109,15 +118,15 @@ const char* Artifact::read(const Settings& settings, const Member::Place& place)
 
 void Artifact::write_identity(const Member::Place& place,
                               char (&text)[kIdentityBytes]) const noexcept {
-  char hash[2 * kDigestBytes + 1] = "none", table[2 * kDigestBytes + 1] = "none";
-  if (has_hash_) to_hex(hash_, kDigestBytes, hash);
-  if (has_table_) to_hex(table_hash_, kDigestBytes, table);
+  char machine[kFingerprintBytes];
+  own_fingerprint(loaded_nccl_version(), machine);
   // A rank with a problem says it first of all: it is why the others differ.
   std::snprintf(text, kIdentityBytes,
                 "problem=%s\nplugin=%s\nmachine=%s\nartifact=%s\nsystem=%s\ntable=%s\nranks=%d\n"
                 "nodes=%d\n",
-                problem() != nullptr ? problem_ : "none", kPluginVersion, own_fingerprint(), hash,
-                system_[0] != '\0' ? system_ : "none", table, place.num_ranks, place.num_nodes);
+                problem() != nullptr ? problem_ : "none", kPluginVersion, machine, hash_,
+                system_[0] != '\0' ? system_ : "none", table_hash_, place.num_ranks,
+                place.num_nodes);
 }
 
 }  // namespace dynamiccl

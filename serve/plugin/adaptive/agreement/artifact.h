@@ -23,7 +23,7 @@ class Artifact {
   const char* problem() const noexcept { return problem_[0] != '\0' ? problem_ : nullptr; }
   const std::uint8_t* table() const noexcept { return table_; }
   std::size_t table_bytes() const noexcept { return table_bytes_; }
-  const std::uint8_t* hash() const noexcept { return hash_; }
+  const char* hash() const noexcept { return hash_; }
   const char* system() const noexcept { return system_; }
   /// Of a collective, parts per million; -1: unknown.
   std::int64_t noise_ppm(int collective) const noexcept { return noise_ppm_[collective]; }
@@ -37,11 +37,9 @@ class Artifact {
   const char* read(const Settings& settings, const Member::Place& place) noexcept;
 
   char problem_[320] = "";
-  char system_[128] = "";
-  std::uint8_t hash_[kDigestBytes] = {};
-  std::uint8_t table_hash_[kDigestBytes] = {};
-  bool has_hash_ = false;
-  bool has_table_ = false;
+  char system_[kSystemBytes] = "";
+  char hash_[kHexBytes] = "none";
+  char table_hash_[kHexBytes] = "none";
   std::uint8_t table_[kMaxFileBytes];
   std::size_t table_bytes_ = 0;
   std::int64_t noise_ppm_[kNumCollectives] = {-1, -1, -1, -1, -1};

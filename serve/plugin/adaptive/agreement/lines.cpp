@@ -58,15 +58,12 @@ void Agreement::note_decision() noexcept {
   if (clock_.table_number() == 0) return;
   told_of_ = decided;
   if (!is_first) return;
-  char hash[2 * kDigestBytes + 1];
-  to_hex(artifact_->hash(), kDigestBytes, hash);
-  hash[12] = '\0';
-  say("DYNAMICCL: %d ranks on %d nodes: decisions of %s (artifact %s, system %s; %d of %d bins "
+  say("DYNAMICCL: %d ranks on %d nodes: decisions of %s (artifact %.12s, system %s; %d of %d bins "
       "decided) since call %llu; results are not bitwise the same from run to run, as tables "
       "change "
       "with the network",
-      place_.num_ranks, place_.num_nodes, settings_->artifact, hash, artifact_->system(),
-      artifact_->num_decided(), artifact_->num_entries(),
+      place_.num_ranks, place_.num_nodes, settings_->artifact, artifact_->hash(),
+      artifact_->system(), artifact_->num_decided(), artifact_->num_entries(),
       static_cast<unsigned long long>(member_->decided_at()));
 }
 

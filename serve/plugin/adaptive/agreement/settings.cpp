@@ -35,6 +35,15 @@ char* joined(const char* directory, const char* tail) noexcept {
 
 }  // namespace
 
+std::uint64_t duration_ns(const char* variable, std::uint64_t fallback_ns) noexcept {
+  const char* text = value_of(variable);
+  if (text == nullptr) return fallback_ns;
+  char* end = nullptr;
+  const double seconds = std::strtod(text, &end);
+  const bool is_duration = *end == '\0' && seconds >= 0.0 && seconds <= 1e6;
+  return is_duration ? static_cast<std::uint64_t>(seconds * 1e9) : fallback_ns;
+}
+
 bool Settings::read() noexcept {
   artifact = copy(value_of("DYNAMICCL_ARTIFACT"));
   system = copy(value_of("DYNAMICCL_SYSTEM"));

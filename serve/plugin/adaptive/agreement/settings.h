@@ -37,6 +37,9 @@ namespace dynamiccl {
 /// Calls that a probe of NCCL's own choice may take in DYNAMICCL_PROBE_CALLS.
 inline constexpr std::uint64_t kProbeCalls = 64;
 
+/// A duration in seconds, perhaps with a fraction; `fallback_ns` when unset or no such number.
+std::uint64_t duration_ns(const char* variable, std::uint64_t fallback_ns) noexcept;
+
 struct Settings {
   /// Copies what it keeps: the environment may change. False: memory is short.
   bool read() noexcept;

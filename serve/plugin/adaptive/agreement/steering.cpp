@@ -156,14 +156,11 @@ void Agreement::take_artifact(Artifact* fresh) noexcept {
         place_.num_ranks, place_.num_nodes, fresh->problem());
     return deallocate(fresh);
   }
-  char hash[2 * kDigestBytes + 1];
-  to_hex(fresh->hash(), kDigestBytes, hash);
-  hash[12] = '\0';
   guard_->forget();
   if (off_ || !propose(fresh->table(), fresh->table_bytes())) return deallocate(fresh);  // later
   index_stamp_ = stamp;
-  say("DYNAMICCL: %d ranks on %d nodes: a new artifact (%s) is put to the ranks", place_.num_ranks,
-      place_.num_nodes, hash);
+  say("DYNAMICCL: %d ranks on %d nodes: a new artifact (%.12s) is put to the ranks",
+      place_.num_ranks, place_.num_nodes, fresh->hash());
   deallocate(artifact_);
   artifact_ = fresh;
 }

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "platform/nccl_version.h"
+#include "platform/loaded_nccl.h"
 
 namespace dynamiccl {
 

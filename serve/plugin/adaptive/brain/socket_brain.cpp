@@ -16,7 +16,7 @@
 #include "platform/allocate.h"
 #include "platform/barriers.h"
 #include "platform/threads.h"
-#include "trusted/file.h"
+#include "trusted/socket.h"
 
 namespace dynamiccl {
 namespace {

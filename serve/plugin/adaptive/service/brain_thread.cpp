@@ -158,9 +158,7 @@ void ask_brain(Agreement* agreement, std::uint64_t now_ns) noexcept {
   question->table_bytes = agreement->copy_current(question->table);
   std::snprintf(question->system, sizeof question->system, "%s", agreement->artifact()->system());
   if (!g_running) {
-    pthread_t thread;
-    if (!start_thread(run, nullptr, "dynamiccl-brain", &thread)) return discard(question);
-    detach_thread(thread);
+    if (!start_thread(run, nullptr, "dynamiccl-brain")) return discard(question);
     g_running = true;
   }
   g_asked = question;

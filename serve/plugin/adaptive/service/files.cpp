@@ -63,9 +63,7 @@ bool Files::start(const Settings& settings) noexcept {
   artifact_ = copy(settings.artifact);
   look_interval_ns_ = settings.look_interval_ns;
   if (wake_ < 0) wake_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-  pthread_t thread;
-  is_running_ = wake_ >= 0 && start_thread(run, this, "dynamiccl-files", &thread);
-  if (is_running_) detach_thread(thread);
+  is_running_ = wake_ >= 0 && start_thread(run, this, "dynamiccl-files");
   return is_running_;
 }
 
@@ -161,8 +159,7 @@ void Files::look() noexcept {
   // As a file system that stalls.
   sleep_ns(duration_ns("DYNAMICCL_TEST_STALL_S", 0));
 #endif
-  const char* why_not = nullptr;
-  sees_kill_file_.store(kill_file_ != nullptr && exists_trusted(kill_file_, &why_not));
+  sees_kill_file_.store(kill_file_ != nullptr && exists_trusted(kill_file_));
   index_stamp_.store(stamp_of_index(artifact_));
 }
 

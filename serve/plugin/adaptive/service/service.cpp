@@ -128,9 +128,7 @@ void Service::prepare(void* user, Agreement* agreement) {
     const Lock lock(&service->mutex_);
     agreement->next = service->arrivals_;
     service->arrivals_ = agreement;
-    pthread_t thread;
-    if (!service->running_ && start_thread(run_service, nullptr, "dynamiccl", &thread)) {
-      detach_thread(thread);
+    if (!service->running_ && start_thread(run_service, nullptr, "dynamiccl")) {
       service->running_ = true;
     }
     if (service->running_) return service->wake();

@@ -25,8 +25,8 @@ constexpr std::uint64_t kDirectoryIdleNs = 2000 * kMillisecond;
 /// A directory that only this user can enter.
 const char* make_own_directory(const char* path) noexcept {
   if (mkdir(path, 0700) != 0 && errno != EEXIST) return "DYNAMICCL_RUN_DIR cannot be made";
-  TrustedFile directory;
-  return directory.open_directory(path) == nullptr
+  File directory;
+  return open_trusted_directory(path, &directory) == nullptr
              ? nullptr
              : "DYNAMICCL_RUN_DIR belongs to somebody else, or others may write to it";
 }
@@ -66,8 +66,8 @@ const char* Transport::start_local(const Settings& settings, const Job& job) noe
     return "DYNAMICCL_RUN_DIR is too long";
   }
   if (const char* reason = make_own_directory(run_dir_)) return reason;
-  return run_directory_.open_directory(run_dir_) == nullptr ? nullptr
-                                                            : "DYNAMICCL_RUN_DIR cannot be opened";
+  const char* problem = open_trusted_directory(run_dir_, &run_directory_);
+  return problem == nullptr ? nullptr : "DYNAMICCL_RUN_DIR cannot be opened";
 }
 
 const char* Transport::start_tcp(const Settings& settings, const Job& job) noexcept {

@@ -7,8 +7,8 @@
 #include "adaptive/agreement/agreement.h"
 #include "adaptive/service/directory.h"
 #include "adaptive/service/network.h"
+#include "file.h"
 #include "identity/job.h"
-#include "trusted/file.h"
 
 namespace dynamiccl {
 
@@ -50,7 +50,7 @@ class Transport {
   bool has_coordinator_ = false;
   bool runs_directory_ = false;
   char run_dir_[4096] = "";
-  TrustedFile run_directory_;  // the same, open
+  File run_directory_;  // the same, open
   Address coordinator_ = {};
   Address own_ = {};
   char own_text_[kAddressTextBytes] = "";

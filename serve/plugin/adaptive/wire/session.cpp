@@ -32,7 +32,7 @@ Piece piece_of(const char (&label)[Size]) noexcept {
 void mac_of_frame(const std::uint8_t (&key)[kDigestBytes], const std::uint8_t* frame,
                   std::size_t size, std::uint8_t (&mac)[kDigestBytes]) noexcept {
   const Piece piece = {frame, size};
-  hmac_sha256(key, sizeof key, &piece, 1, mac);
+  hmac_sha256(key, &piece, 1, mac);
 }
 
 }  // namespace
@@ -79,7 +79,7 @@ bool Session::begin(Role role, const Secret& secret, std::uint64_t comm_id,
   if (hello == nullptr) return fail("memory is short");
   std::copy(proof_, proof_ + sizeof proof_, hello);
   const Piece pieces[] = {piece_of(kClientLabel), {proof_, sizeof proof_}};
-  hmac_sha256(secret_.key, sizeof secret_.key, pieces, 2, hello + kClientProofBytes);
+  hmac_sha256(secret_.key, pieces, 2, hello + kClientProofBytes);
   outgoing_.add(kClientHelloBytes);
   state_ = State::kAwaitingServer;
   return true;
@@ -148,7 +148,7 @@ bool Session::take_client_hello(const std::uint8_t* hello) noexcept {
   }
   std::uint8_t mac[kDigestBytes];
   const Piece pieces[] = {piece_of(kClientLabel), {hello, kClientProofBytes}};
-  hmac_sha256(secret_.key, sizeof secret_.key, pieces, 2, mac);
+  hmac_sha256(secret_.key, pieces, 2, mac);
   if (!equal_in_constant_time(mac, hello + kClientProofBytes, sizeof mac)) {
     return fail("it has another key");
   }
@@ -239,7 +239,7 @@ const std::uint8_t* Session::pending(std::size_t* size) const noexcept {
 
 void Session::mac_of_server(std::uint8_t* mac) const noexcept {
   const Piece pieces[] = {piece_of(kServerLabel), {proof_, sizeof proof_}, {nonce_, sizeof nonce_}};
-  hmac_sha256(secret_.key, sizeof secret_.key, pieces, 3, mac);
+  hmac_sha256(secret_.key, pieces, 3, mac);
 }
 
 void Session::derive_keys() noexcept {
@@ -247,7 +247,7 @@ void Session::derive_keys() noexcept {
     const auto direction = static_cast<std::uint8_t>(sender);
     const Piece pieces[] = {
         piece_of(kSessionLabel), {proof_, sizeof proof_}, {nonce_, sizeof nonce_}, {&direction, 1}};
-    hmac_sha256(secret_.key, sizeof secret_.key, pieces, 4, keys_[direction]);
+    hmac_sha256(secret_.key, pieces, 4, keys_[direction]);
   }
   explicit_bzero(secret_.key, sizeof secret_.key);
 }

@@ -1,5 +1,5 @@
 // Wraps dlopen and its kin; see old_symbols.h for why they are asked for by version.
-#include "platform/nccl_version.h"
+#include "platform/loaded_nccl.h"
 
 #include <dlfcn.h>
 #include <link.h>
@@ -10,7 +10,6 @@
 
 #include "platform/old_symbols.h"
 
-DYNAMICCL_OLD_SYMBOL(dladdr);
 DYNAMICCL_OLD_SYMBOL(dlclose);
 DYNAMICCL_OLD_SYMBOL(dlopen);
 DYNAMICCL_OLD_SYMBOL(dlsym);
@@ -71,18 +70,6 @@ int loaded_nccl_version() noexcept {
   static std::atomic<int> version{0};  // any thread finds the same
   if (version.load() == 0) version.store(version_by(find_loaded_symbol("ncclGetVersion")));
   return version.load();
-}
-
-const char* library_of(void (*function)()) noexcept {
-  Dl_info info;
-  const bool is_known = dladdr(reinterpret_cast<void*>(function), &info) != 0;
-  return is_known && info.dli_fname != nullptr ? info.dli_fname : "";
-}
-
-int nccl_version_of(void (*function)()) noexcept {
-  const char* library = library_of(function);
-  const int version = library[0] != '\0' ? version_by(find_in(library, "ncclGetVersion")) : 0;
-  return version != 0 ? version : loaded_nccl_version();
 }
 
 }  // namespace dynamiccl
