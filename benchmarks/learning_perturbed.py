@@ -18,10 +18,11 @@ import numpy as np
 import polars as pl
 import torch
 from learning_cautious import Cautious
-from learning_draws import CostTimesResidual, Draw
+from learning_draws import Draw
 from learning_figures import parallel
 
 from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.evaluate.baselines.costs import CostTimesResidual
 from dynamiccl.evaluate.baselines.picking import Picked
 from dynamiccl.evaluate.baselines.regression import GradientBoosting
 from dynamiccl.evaluate.baselines.tables import Interpolated, NearestNeighbours

@@ -53,8 +53,13 @@ def fit(  # noqa: PLR0913 - all of a run
     """Train, choose the checkpoint and the abstain margin on validation, export, and track.
 
     Raises what reading the data raises, NotEnoughData when nothing can be trained or validated on,
-    and UserError for a tracking URI that cannot be used.
+    and UserError for a tracking URI that cannot be used, and for a threshold without a Trigger.
     """
+    if recipe.level_threshold and not recipe.trigger:
+        raise UserError(
+            f"level_threshold={recipe.level_threshold} is about interference levels, which a "
+            "Trigger tells: --set trigger=RUN_DIRECTORY, or take 'gaussian-process'"
+        )
     data = load_data(
         data_dir, seed, recipe.trigger, with_costs=_takes_costs(recipe), split=recipe.split
     )

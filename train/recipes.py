@@ -95,6 +95,9 @@ class Recipe:
     #: Bound on P(acts and is slower than NCCL's own choice), over tasks like those measured; for a
     #: Gaussian process. With fewer than 1 / alpha - 1 tasks to calibrate on it abstains.
     alpha: Annotated[float, Within(0, 1, low_is_open=True, high_is_open=True)] = 0.01
+    #: Above which interference level a Gaussian process takes what is best where calls take 1.5
+    #: times as long, and below it what is best in quiet; 0: it goes by the level itself.
+    level_threshold: Annotated[float, Within(0, 1e6)] = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for logs and manifests."""
@@ -223,6 +226,16 @@ def gaussian_process() -> Recipe:
     )
 
 
+def threshold_rule() -> Recipe:
+    """What one would try by hand where surroundings change: two tables and a threshold."""
+    return replace(
+        gaussian_process(),
+        name="threshold-rule",
+        summary="two tables and a threshold, on a Trigger's level: what one would try by hand",
+        level_threshold=0.15,
+    )
+
+
 RECIPES: Final[Mapping[str, Callable[[], Recipe]]] = {
     "dqn": dqn,
     "ddqn-dueling": ddqn_dueling,
@@ -234,6 +247,7 @@ RECIPES: Final[Mapping[str, Callable[[], Recipe]]] = {
     "cql-lstm": cql_lstm,
     "bc": bc,
     "gaussian-process": gaussian_process,
+    "threshold-rule": threshold_rule,
 }
 
 
@@ -270,6 +284,12 @@ def _check(recipe: Recipe) -> None:
         raise UserError(
             f"action_inputs is for Q functions, and the algorithm of '{recipe.name}' is "
             f"{recipe.algorithm}: --set action_inputs=false, or take a recipe of DQN or CQL"
+        )
+    if recipe.level_threshold and recipe.algorithm != "GaussianProcess":
+        raise UserError(
+            f"level_threshold={recipe.level_threshold} is for a Gaussian process, and the "
+            f"algorithm of '{recipe.name}' is {recipe.algorithm}: leave it at 0, or take "
+            "'threshold-rule'"
         )
     if recipe.lambda_congestion and not recipe.trigger:
         raise UserError(

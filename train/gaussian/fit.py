@@ -47,12 +47,14 @@ class Fitted:
     of_shapes: Sequence[Calibration]
 
 
-def fit_gaussian(data: TrainingData, *, alpha: float, seed: int) -> Fitted:
+def fit_gaussian(
+    data: TrainingData, *, alpha: float, seed: int, level_threshold: float = 0.0
+) -> Fitted:
     """Fit to the training and validation bins, and calibrate on what was held out of them.
 
     The rows of a machine share a kernel; each collective has its own posterior. What is expected of
     a time is NCCL's cost, or the time of its own choice: whichever has the least regret on the
-    validation bins.
+    validation bins. `level_threshold` as in `GaussianPolicy`.
     """
     tasks = _Tasks.of(data)
     machines = [_Machine(tasks, number, seed) for number in np.unique(tasks.machine)]
@@ -67,8 +69,10 @@ def fit_gaussian(data: TrainingData, *, alpha: float, seed: int) -> Fitted:
         dtype=torch.float64,
     )
     every = np.ones(len(tasks), dtype=np.bool_)
+    policy = tasks.policy([b for one in machines for b in one.blocks(every)], caution)
+    policy.level_threshold = level_threshold
     return Fitted(
-        tasks.policy([b for one in machines for b in one.blocks(every)], caution),
+        policy,
         tasks.policy([b for one in machines for b in one.blocks(tasks.is_train)], caution),
         of_sizes,
         of_shapes,

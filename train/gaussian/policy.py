@@ -20,6 +20,8 @@ from dynamiccl.train.heads import MASKED_Q, Z_MAX, Z_MIN
 _WORST: Final = 50.0
 #: Two machines' features that differ by less are one machine's.
 _SAME: Final = 1e-4
+#: The level that a threshold takes for disturbed: calls take 1.5 times as long.
+_DISTURBED: Final = 0.5
 #: Contexts that are worked on at a time: the kernel needs A x points x 6 numbers for each.
 _PART: Final = 8
 
@@ -75,6 +77,9 @@ class GaussianPolicy(nn.Module):
         self.register_buffer("shape_table", shapes)
         self.register_buffer("caution", caution_S2)
         self.register_buffer("felt", felt_SNCO)
+        #: Above it a level is taken for _DISTURBED, else for none; 0: it is taken as it is.
+        self.level_threshold = 0.0
+        self.disturbed = _DISTURBED
         self.min_gain = MIN_GAIN
         self.worst = _WORST
         self.same = _SAME
@@ -154,4 +159,7 @@ class GaussianPolicy(nn.Module):
         felt_CO = self.felt[self.block_machines[block], self.block_collectives[block]]
         octave_B = context_BF[:, self.rows.size].to(torch.int64).clamp(0, felt_CO.size(1) - 1)
         share_BA = felt_CO[cells_BA, octave_B.unsqueeze(1)]
-        return torch.log1p(share_BA * self.rows.levels(context_BF).unsqueeze(1))
+        level_B = self.rows.levels(context_BF)
+        if self.level_threshold > 0.0:
+            level_B = (level_B > self.level_threshold).to(level_B.dtype) * self.disturbed
+        return torch.log1p(share_BA * level_B.unsqueeze(1))

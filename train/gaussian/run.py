@@ -26,7 +26,9 @@ GAUSSIAN: Final = "GaussianProcess"
 def fit_and_export(data: TrainingData, recipe: Recipe, seed: int, run: tracking.Run) -> FitSummary:
     """Fit, calibrate, export, and track; raises what the parts raise."""
     started = time.monotonic()
-    fitted = fit_gaussian(data, alpha=recipe.alpha, seed=seed)
+    fitted = fit_gaussian(
+        data, alpha=recipe.alpha, seed=seed, level_threshold=recipe.level_threshold
+    )
     actions, _ = forward(fitted.of_training, data.observations, data.validation.mask)
     regret = data.mean_over_groups(actions)
     seconds = time.monotonic() - started

@@ -238,6 +238,21 @@ def test_a_level_moves_it_to_what_does_not_feel_it(fitted: Run) -> None:
     only = data.validation.tasks["collective"].to_list()
     disturbed = ran(feels, 5.0)
     assert not any(a == "Ring" for a, c in zip(disturbed, only, strict=True) if c == "AllReduce")
+    # A rule has two tables: the one for calls that take 1.5 times as long, and the quiet one.
+    rule = fit_gaussian(replace(data, felt=shares), alpha=0.02, seed=0, level_threshold=0.15).policy
+    assert ran(rule, 0.14) == ran(feels, 0.0)
+    assert ran(rule, 0.16) == ran(rule, 5.0) == ran(feels, 0.5)
+
+
+def test_a_rule_without_a_trigger_is_refused(fitted: Run) -> None:
+    with pytest.raises(UserError, match=r"level_threshold=0\.15 .*--set trigger=RUN_DIRECTORY"):
+        fit(
+            fitted.data,
+            make_recipe("threshold-rule"),
+            experiment="gp",
+            tracking_uri=fitted.uri,
+            seed=0,
+        )
 
 
 def test_a_bound_that_cannot_be_kept_abstains(data_dir: Path) -> None:
