@@ -20,8 +20,8 @@ from dynamiccl.evaluate.baselines.tables import Predictor, unknown
 from dynamiccl.evaluate.policies import Actions
 from dynamiccl.evaluate.worlds.kinds import NO_NOISE, WORLDS
 from dynamiccl.nccl import NUM_PROTOCOLS
+from dynamiccl.train.cautious.fit import Fitted
 from dynamiccl.train.data import TrainingData, load_data
-from dynamiccl.train.gaussian.fit import Fitted
 from dynamiccl.train.policy import forward
 
 

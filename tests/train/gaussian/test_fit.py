@@ -34,11 +34,11 @@ from dynamiccl.serve.loopback import loopback_environment
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.simulator import h100
 from dynamiccl.simulator.group import Group
+from dynamiccl.train.cautious.policy import CautiousPolicy
 from dynamiccl.train.data import load_data
 from dynamiccl.train.export import FitSummary
 from dynamiccl.train.fit import fit
 from dynamiccl.train.gaussian.fit import fit_gaussian
-from dynamiccl.train.gaussian.policy import GaussianPolicy
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
 from tests.data_sets import SWEEP, SYSTEM, make_data
@@ -224,7 +224,7 @@ def test_a_level_moves_it_to_what_does_not_feel_it(fitted: Run) -> None:
     window = torch.from_numpy(data.observations.window)
     mask = torch.from_numpy(data.validation.mask.astype(np.float32))
 
-    def ran(policy: GaussianPolicy, level: float) -> list[str]:
+    def ran(policy: CautiousPolicy, level: float) -> list[str]:
         context = torch.from_numpy(data.observations.context.copy())
         context[:, CONTEXT_COLUMN["interference_known"]] = 1.0
         context[:, CONTEXT_COLUMN["interference"]] = level
