@@ -15,8 +15,8 @@ from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.policies import Actions
 from dynamiccl.evaluate.worlds.kinds import NO_NOISE, WORLDS
+from dynamiccl.train.cautious.fit import Fitted
 from dynamiccl.train.data import TrainingData, load_data
-from dynamiccl.train.gaussian.fit import Fitted
 from dynamiccl.train.policy import forward
 
 

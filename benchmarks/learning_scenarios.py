@@ -57,11 +57,11 @@ from dynamiccl.simulator.scenario import MarkovLink, Scenario, find_scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
 from dynamiccl.simulator.world import World
+from dynamiccl.train.cautious.felt import felt_table
+from dynamiccl.train.cautious.rows import cell_of
 from dynamiccl.train.data import load_data
 from dynamiccl.train.environment import CollectiveEnv
 from dynamiccl.train.fit import fit
-from dynamiccl.train.gaussian.felt import felt_table
-from dynamiccl.train.gaussian.rows import cell_of
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
 from dynamiccl.train.trigger.detector import Detector, copy_trigger

@@ -22,9 +22,11 @@ from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import SUMMARY_NAME, tracking
 from dynamiccl.train.action_head import ActionInputs
 from dynamiccl.train.algorithms import make_algorithm, members_of
+from dynamiccl.train.cautious.fit import Fitted
+from dynamiccl.train.cautious.run import fit_and_export
 from dynamiccl.train.data import TrainingData, load_data
 from dynamiccl.train.export import FitSummary, export_policy
-from dynamiccl.train.gaussian.run import GAUSSIAN, fit_and_export
+from dynamiccl.train.gaussian.fit import fit_gaussian
 from dynamiccl.train.heads import Member
 from dynamiccl.train.loop import Loop, read_state
 from dynamiccl.train.policy_module import PolicyModule
@@ -34,6 +36,8 @@ from dynamiccl.train.replay import Mixed, Replay
 #: Told after each epoch: steps made, of how many, and the epoch's metrics.
 Progress = Callable[[int, int, dict[str, float]], None]
 
+#: Algorithms that are not d3rlpy's, and what fits each (data, alpha, seed).
+CAUTIOUS: Final[Mapping[str, Callable[..., Fitted]]] = {"GaussianProcess": fit_gaussian}
 #: What a run that was killed goes on from; gone once the run is finished.
 _STATE_NAME: Final = "state.pt"
 #: What a run began with: from it one goes on that was killed before its first epoch.
@@ -91,8 +95,8 @@ def _train(
     state: dict[str, Any] | None = None,
 ) -> FitSummary:
     """Fit and export; from `state` on where there is one."""
-    if recipe.algorithm == GAUSSIAN:
-        summary = fit_and_export(data, recipe, seed, run)
+    if recipe.algorithm in CAUTIOUS:
+        summary = fit_and_export(CAUTIOUS[recipe.algorithm], data, recipe, seed, run)
     else:
         loop, algorithm = _make_loop(data, recipe, seed)
         if state is not None:
@@ -158,7 +162,7 @@ def _write(path: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _takes_costs(recipe: Recipe) -> bool:
-    return recipe.action_inputs or recipe.algorithm == GAUSSIAN
+    return recipe.action_inputs or recipe.algorithm in CAUTIOUS
 
 
 def _make_loop(data: TrainingData, recipe: Recipe, seed: int) -> tuple[Loop, Any]:

@@ -7,35 +7,18 @@ summed up at them (Titsias 2009). With as few rows as there are points it is exa
     N rows measured, M inducing points, B batch, A actions, R numbers of a row
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import nn
 
+from dynamiccl.train.cautious.tasks import Rows
 from dynamiccl.train.gaussian.kernel import Kernel
 
 #: Inducing points of one system and collective at most.
 MAX_POINTS: Final = 768
 #: Keeps a matrix of nearly alike rows invertible.
 _JITTER: Final = 1e-8
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """N measured rows."""
-
-    numbers: torch.Tensor  # (N, R) float64
-    cells: torch.Tensor  # (N,) int64
-    y: torch.Tensor  # (N,) ln of time over what was expected
-    repeats: torch.Tensor  # (N,) independent repeats behind y
-
-    def take(self, which: torch.Tensor) -> "Rows":
-        """Some of them."""
-        return Rows(self.numbers[which], self.cells[which], self.y[which], self.repeats[which])
-
-    def __len__(self) -> int:
-        return len(self.y)
 
 
 class Posterior(nn.Module):

@@ -1,4 +1,4 @@
-"""Tasks and actions as the rows of a Gaussian process, from contexts alone.
+"""Tasks and actions as the rows that a model of times is fitted to, from contexts alone.
 
 B batch, F features of the context, A actions, R numbers of a row, E features of a machine
 """
