@@ -26,7 +26,8 @@ class Recipe:
     summary: str
     #: The file that it comes from, when it is not one of ours.
     source: str = ""
-    #: d3rlpy algorithm: DQN, DoubleDQN, DiscreteCQL or DiscreteBC; or GaussianProcess.
+    #: d3rlpy algorithm: DQN, DoubleDQN, DiscreteCQL or DiscreteBC; or GaussianProcess, or
+    #: ResidualBoosting.
     algorithm: str
     #: How the window is read: mlp (as it is), lstm, gru or cnn.
     window_encoder: str = "mlp"
@@ -93,7 +94,8 @@ class Recipe:
     #: shapes (shape), or whole systems (system).
     split: str = "size"
     #: Bound on P(acts and is slower than NCCL's own choice), over tasks like those measured; for a
-    #: Gaussian process. With fewer than 1 / alpha - 1 tasks to calibrate on it abstains.
+    #: Gaussian process and boosting. With fewer than 1 / alpha - 1 tasks to calibrate on they
+    #: abstain.
     alpha: Annotated[float, Within(0, 1, low_is_open=True, high_is_open=True)] = 0.01
 
     def to_json(self) -> dict[str, Any]:
@@ -223,6 +225,16 @@ def gaussian_process() -> Recipe:
     )
 
 
+def residual_boosting() -> Recipe:
+    """Boosted trees over configs, of what NCCL's cost model leaves over; no reinforcement."""
+    return Recipe(
+        name="residual-boosting",
+        summary="boosted trees over NCCL's own costs: for tables of quiet systems",
+        algorithm="ResidualBoosting",
+        use_calls=False,
+    )
+
+
 RECIPES: Final[Mapping[str, Callable[[], Recipe]]] = {
     "dqn": dqn,
     "ddqn-dueling": ddqn_dueling,
@@ -234,6 +246,7 @@ RECIPES: Final[Mapping[str, Callable[[], Recipe]]] = {
     "cql-lstm": cql_lstm,
     "bc": bc,
     "gaussian-process": gaussian_process,
+    "residual-boosting": residual_boosting,
 }
 
 
