@@ -53,7 +53,7 @@ class Draw:
         return replace(self, data=replace(self.data, frame=self.data.frame.filter(is_kept)))
 
     def ask(self, fitted: Fitted, grid: TaskGrid, *, costs: bool, sure: bool) -> Actions:
-        """What a Gaussian process chooses."""
+        """What a cautious policy chooses."""
         policy = fitted.policy
         asked = with_noise(grid.tasks, self.data.training.noise)
         told = cold_observations(asked, self.data.profiles, self.costs if costs else None)

@@ -22,6 +22,7 @@ from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import SUMMARY_NAME, tracking
 from dynamiccl.train.action_head import ActionInputs
 from dynamiccl.train.algorithms import make_algorithm, members_of
+from dynamiccl.train.boosting.fit import fit_boosting
 from dynamiccl.train.cautious.fit import Fitted
 from dynamiccl.train.cautious.run import fit_and_export
 from dynamiccl.train.data import TrainingData, load_data
@@ -37,7 +38,10 @@ from dynamiccl.train.replay import Mixed, Replay
 Progress = Callable[[int, int, dict[str, float]], None]
 
 #: Algorithms that are not d3rlpy's, and what fits each (data, alpha, seed).
-CAUTIOUS: Final[Mapping[str, Callable[..., Fitted]]] = {"GaussianProcess": fit_gaussian}
+CAUTIOUS: Final[Mapping[str, Callable[..., Fitted]]] = {
+    "GaussianProcess": fit_gaussian,
+    "ResidualBoosting": fit_boosting,
+}
 #: What a run that was killed goes on from; gone once the run is finished.
 _STATE_NAME: Final = "state.pt"
 #: What a run began with: from it one goes on that was killed before its first epoch.

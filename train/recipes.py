@@ -26,7 +26,8 @@ class Recipe:
     summary: str
     #: The file that it comes from, when it is not one of ours.
     source: str = ""
-    #: d3rlpy algorithm: DQN, DoubleDQN, DiscreteCQL or DiscreteBC; or GaussianProcess.
+    #: d3rlpy algorithm: DQN, DoubleDQN, DiscreteCQL or DiscreteBC; or GaussianProcess, or
+    #: ResidualBoosting.
     algorithm: str
     #: How the window is read: mlp (as it is), lstm, gru or cnn.
     window_encoder: str = "mlp"
@@ -93,7 +94,8 @@ class Recipe:
     #: shapes (shape), or whole systems (system).
     split: str = "size"
     #: Bound on P(acts and is slower than NCCL's own choice), over tasks like those measured; for a
-    #: Gaussian process. With fewer than 1 / alpha - 1 tasks to calibrate on it abstains.
+    #: Gaussian process and boosting. With fewer than 1 / alpha - 1 tasks to calibrate on they
+    #: abstain.
     alpha: Annotated[float, Within(0, 1, low_is_open=True, high_is_open=True)] = 0.01
     #: Above which interference level a Gaussian process takes what is best where calls take 1.5
     #: times as long, and below it what is best in quiet; 0: it goes by the level itself.
@@ -236,6 +238,16 @@ def threshold_rule() -> Recipe:
     )
 
 
+def residual_boosting() -> Recipe:
+    """Boosted trees over configs, of what NCCL's cost model leaves over; no reinforcement."""
+    return Recipe(
+        name="residual-boosting",
+        summary="boosted trees over NCCL's own costs: for tables of quiet systems",
+        algorithm="ResidualBoosting",
+        use_calls=False,
+    )
+
+
 RECIPES: Final[Mapping[str, Callable[[], Recipe]]] = {
     "dqn": dqn,
     "ddqn-dueling": ddqn_dueling,
@@ -248,6 +260,7 @@ RECIPES: Final[Mapping[str, Callable[[], Recipe]]] = {
     "bc": bc,
     "gaussian-process": gaussian_process,
     "threshold-rule": threshold_rule,
+    "residual-boosting": residual_boosting,
 }
 
 
@@ -285,9 +298,9 @@ def _check(recipe: Recipe) -> None:
             f"action_inputs is for Q functions, and the algorithm of '{recipe.name}' is "
             f"{recipe.algorithm}: --set action_inputs=false, or take a recipe of DQN or CQL"
         )
-    if recipe.level_threshold and recipe.algorithm != "GaussianProcess":
+    if recipe.level_threshold and recipe.algorithm not in {"GaussianProcess", "ResidualBoosting"}:
         raise UserError(
-            f"level_threshold={recipe.level_threshold} is for a Gaussian process, and the "
+            f"level_threshold={recipe.level_threshold} is for a policy of times, and the "
             f"algorithm of '{recipe.name}' is {recipe.algorithm}: leave it at 0, or take "
             "'threshold-rule'"
         )

@@ -103,7 +103,8 @@ class CautiousPolicy(nn.Module):
         spread_B1 = spread_BA.gather(1, best_B1).clamp(min=1e-9)
         wanted_B1 = (self.caution_of(context_BF) * spread_B1).clamp(min=self.min_gain)
         # Where ABSTAIN itself is not allowed there is nothing to fall back on.
-        abstain_B1 = (gain_B1 <= wanted_B1) & allowed_BA[:, :1]
+        unsure_B1 = (gain_B1 <= wanted_B1) | torch.isinf(spread_B1)
+        abstain_B1 = unsure_B1 & allowed_BA[:, :1]
         action_B = torch.where(abstain_B1, torch.zeros_like(best_B1), best_B1).squeeze(1)
         q_BA = -torch.exp(z_BA.clamp(self.z_min, self.z_max)).to(torch.float32)
         return action_B, q_BA.masked_fill(~allowed_BA, self.masked_q)
