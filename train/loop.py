@@ -17,7 +17,7 @@ from dynamiccl.train.recipes import Recipe
 from dynamiccl.train.replay import CostDropout, Mixed, Replay
 
 #: Raised with every change of what is saved.
-_STATE_VERSION: Final = 1
+_STATE_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
