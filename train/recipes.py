@@ -54,7 +54,7 @@ class Recipe:
     action_inputs: bool = False
     #: What a head with actions as inputs learns: how far a time is from NCCL's cost, the time, or
     #: whichever held-out sizes speak for (cost_base.py).
-    cost_base: str = CostBase.HELD_OUT
+    cost_base: str = CostBase.HELD_OUT.value
     #: Share of the rows of a batch whose costs are hidden, for a head with actions as inputs: so it
     #: learns to do without where NCCL's costs are not known.
     cost_dropout: Annotated[float, Within(0, 1)] = 0.1
@@ -103,7 +103,7 @@ class Recipe:
     target_update_interval: Annotated[int, Within(1, 10**8)] = 500
     #: What a cold policy must be sure of: a gain beyond a margin that validation chooses (margin),
     #: or one of so many spreads that P(acts and is slower) <= `alpha` (bound, cross_fitting.py).
-    caution: str = Caution.MARGIN
+    caution: str = Caution.MARGIN.value
     #: Margins in log time to choose from on validation: a config must be predicted to be this much
     #: faster than NCCL's own choice, else the policy abstains.
     abstain_margins: Annotated[tuple[float, ...], Within(0, 1)] = (0.02, 0.03, 0.05)
@@ -167,7 +167,7 @@ def ddqn_actions() -> Recipe:
         summary="double DQN, actions as inputs beside NCCL's own costs: for sweeps",
         action_inputs=True,
         use_calls=False,
-        caution=Caution.BOUND,
+        caution=Caution.BOUND.value,
         num_members=6,
         unanimous=False,
         abstain_margins=(0.0, 0.005, 0.01, 0.02, 0.03, 0.05),
