@@ -33,8 +33,8 @@ def fit_and_export(
         "best_validation_regret": regret,
         "default_validation_regret": data.default_regret(),
         "train_seconds": seconds,
-        **_figures("sizes", fitted.of_sizes, recipe.alpha),
-        **_figures("shapes", fitted.of_shapes, recipe.alpha),
+        **calibration_figures("sizes", fitted.of_sizes, recipe.alpha),
+        **calibration_figures("shapes", fitted.of_shapes, recipe.alpha),
     }
     run.log_metrics({k: v for k, v in figures.items() if np.isfinite(v)}, step=0)
     with tempfile.TemporaryDirectory() as folder:
@@ -72,7 +72,9 @@ def fit_and_export(
     return summary
 
 
-def _figures(of: str, calibrations: Sequence[Calibration], alpha: float) -> dict[str, float]:
+def calibration_figures(
+    of: str, calibrations: Sequence[Calibration], alpha: float
+) -> dict[str, float]:
     """How far predictions for sizes, or for shapes, that were held out can be trusted."""
     every = Calibration.joined(calibrations)
     return {
