@@ -49,7 +49,7 @@ SEEDS: Final = 5
 #: Parts that take half an hour each or more: with FULL=1, or by name.
 LONG: Final = ("sequences", "scenarios", "agents")
 #: Of each kind of world; and on how many networks are trained, and shapes left out.
-DRAWS: Final = 5, 2, 3
+DRAWS: Final = 5, 1, 2
 FULL_DRAWS: Final = 20, 5, 10
 FEW: Final = ("ddqn-dueling", "drqn-lstm", "cql", "bc")
 #: What parts that take one recipe train where the grid has not chosen one on its validation bins.

@@ -1,7 +1,7 @@
 """A baseline that is as careful as a policy: it acts where it is sure enough not to be slower.
 
 So baselines and policies are compared at equal safety. The bound is that of a Gaussian process
-(train/gaussian/caution.py). The score is the predicted gain itself, since a baseline says not how
+(train/cautious/caution.py). The score is the predicted gain itself, since a baseline says not how
 sure it is. Held out are the validation bins; training octaves, too, by turns, where these are too
 few for the bound: they are further from what is known than test bins are, which costs gain.
 """
@@ -17,7 +17,7 @@ from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.baselines.tables import Predictor, least
 from dynamiccl.evaluate.policies import Actions
 from dynamiccl.sizes import BINS_PER_OCTAVE
-from dynamiccl.train.gaussian.caution import MIN_GAIN, Calibration
+from dynamiccl.train.cautious.caution import MIN_GAIN, Calibration
 
 #: Parts that the training octaves are held out in.
 _PARTS: Final = 3

@@ -42,11 +42,11 @@ def fitted_value(  # noqa: PLR0913 - all of an estimate
 ) -> float:
     """Mean discounted reward of the policy from the first step of every episode on.
 
-    No interval: the error of the fit is not in sight. Raises ValueError for a `gamma` outside 0 < g
-    < 1, since at 0 there is nothing that the direct method does not do.
+    At a `gamma` of 0 it is a regression of the reward. No interval: the error of the fit is not in
+    sight. Raises ValueError for a `gamma` outside 0 <= g < 1.
     """
-    if not 0.0 < gamma < 1.0:
-        raise ValueError(f"gamma {gamma} is not between 0 and 1")
+    if not 0.0 <= gamma < 1.0:
+        raise ValueError(f"gamma {gamma} is not from 0 to below 1")
     torch.manual_seed(seed)
     d3rlpy.seed(seed)
     config = FQEConfig(

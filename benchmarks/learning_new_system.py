@@ -20,8 +20,9 @@ from dynamiccl.nccl import ABSTAIN, NUM_PROTOCOLS, Algorithm, Collective, Config
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.system import Call
 from dynamiccl.simulator.systems import find_system
+from dynamiccl.train.cautious.tasks import Rows
 from dynamiccl.train.gaussian.kernel import Kernel
-from dynamiccl.train.gaussian.posterior import Posterior, Rows, fit_kernel
+from dynamiccl.train.gaussian.posterior import Posterior, fit_kernel
 
 Floats = npt.NDArray[np.float64]
 

@@ -18,16 +18,18 @@ import numpy as np
 import polars as pl
 import torch
 from learning_cautious import Cautious
-from learning_draws import CostTimesResidual, Draw
+from learning_draws import Draw
 from learning_figures import parallel
 
 from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.evaluate.baselines.costs import CostTimesResidual
 from dynamiccl.evaluate.baselines.picking import Picked
 from dynamiccl.evaluate.baselines.regression import GradientBoosting
 from dynamiccl.evaluate.baselines.tables import Interpolated, NearestNeighbours
 from dynamiccl.evaluate.policies import Actions, LearnedPolicy
 from dynamiccl.evaluate.worlds.kinds import SHAPES, WORLDS
 from dynamiccl.evaluate.worlds.scores import judged, paired, summary
+from dynamiccl.train.boosting.fit import fit_boosting
 from dynamiccl.train.fit import fit
 from dynamiccl.train.gaussian.fit import fit_gaussian
 from dynamiccl.train.policy import TorchPolicy
@@ -37,6 +39,7 @@ ALPHA: Final = 0.01
 #: Trained on at most so many nodes, judged on more.
 FEW_NODES: Final = 4
 OURS: Final = "gaussian-process, cautious"
+TREES: Final = "residual-boosting"
 RIVALS: Final = ("k-nearest, cautious", "gradient-boosting, cautious", "interpolated, cautious")
 #: Recipes of d3rlpy.
 NETWORKS: Final = ("ddqn-dueling", "ddqn-actions")
@@ -72,6 +75,9 @@ def seen_systems(kind: str, seed: int) -> list[dict[str, Any]]:
         choices[name] = draw.ask(fitted, draw.test, costs=costs, sure=False)
         choices[f"{name}, cautious"] = draw.ask(fitted, draw.test, costs=costs, sure=True)
         coverage[name] = fitted.of_sizes[0].coverage
+    trees_fitted = fit_boosting(draw.data, alpha=ALPHA, seed=seed)
+    choices[TREES] = draw.ask(trees_fitted, draw.test, costs=True, sure=False)
+    choices[f"{TREES}, cautious"] = draw.ask(trees_fitted, draw.test, costs=True, sure=True)
     rows = judged(choices, draw.truth, kind, seed)
     return [{**row, "coverage": coverage.get(row["policy"])} for row in rows]
 
@@ -109,13 +115,12 @@ def unseen_shapes(kind: str, seed: int) -> list[dict[str, Any]]:
         kept = draw.test.tasks.select(is_kept).to_series().to_numpy()
         held = np.flatnonzero(~kept)
         test, truth = draw.test.take(held), draw.truth.take(held)
-        fitted = fit_gaussian(less.data, alpha=ALPHA, seed=seed)
         training, _ = less.parts()
-        choices = {
-            "nccl-default": np.zeros(len(held), dtype=np.int64),
-            "gaussian-process": less.ask(fitted, test, costs=True, sure=False),
-            "gaussian-process, cautious": less.ask(fitted, test, costs=True, sure=True),
-        }
+        choices = {"nccl-default": np.zeros(len(held), dtype=np.int64)}
+        for name, fit_recipe in (("gaussian-process", fit_gaussian), (TREES, fit_boosting)):
+            fitted = fit_recipe(less.data, alpha=ALPHA, seed=seed)
+            choices[name] = less.ask(fitted, test, costs=True, sure=False)
+            choices[f"{name}, cautious"] = less.ask(fitted, test, costs=True, sure=True)
         for by_rank in (False, True):
             rival = CostTimesResidual(training, less.data.catalogue, less.costs, by_rank=by_rank)
             name = f"cost x residual, by size{' a rank' if by_rank else ''}"

@@ -28,8 +28,9 @@ from dynamiccl.nccl import Collective
 from dynamiccl.serve.search.autoccl import AutoCcl
 from dynamiccl.serve.search.space import Choice, SearchSpace
 from dynamiccl.serve.search.tuner import Key, State
-from dynamiccl.train.gaussian.caution import MIN_GAIN
-from dynamiccl.train.gaussian.posterior import Posterior, Rows
+from dynamiccl.train.cautious.caution import MIN_GAIN
+from dynamiccl.train.cautious.tasks import Rows
+from dynamiccl.train.gaussian.posterior import Posterior
 
 Actions = npt.NDArray[np.int64]
 CAUTION: Final = 2.0

@@ -57,11 +57,11 @@ from dynamiccl.simulator.scenario import MarkovLink, Scenario, find_scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
 from dynamiccl.simulator.world import World
+from dynamiccl.train.cautious.felt import felt_table
+from dynamiccl.train.cautious.rows import cell_of
 from dynamiccl.train.data import load_data
 from dynamiccl.train.environment import CollectiveEnv
 from dynamiccl.train.fit import fit
-from dynamiccl.train.gaussian.felt import felt_table
-from dynamiccl.train.gaussian.rows import cell_of
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
 from dynamiccl.train.trigger.detector import Detector, copy_trigger
@@ -109,6 +109,8 @@ PILOT_CALLS: Final = 10_000
 OCTAVES: Final = (18, 20, 22, 24)
 #: With under a hundred tasks to calibrate on, a bound of 1 % would mean to abstain.
 ALPHA: Final = 0.05
+#: The second is the rule that ships.
+RECIPES: Final = ("gaussian-process", "threshold-rule")
 OURS: Final = "gaussian-process + Trigger"
 RULE: Final = "threshold rule, fitted"
 SWEEP: Final = """
@@ -205,10 +207,7 @@ def _play_place(folder: Path, name: str, seed: int) -> dict[tuple[str, str], Flo
         jobs=JOBS,
     )
     _prepare(folder, place, setting, seed)
-    recipe = make_recipe("gaussian-process", [f"trigger={folder}", f"alpha={ALPHA}"])
-    uri = f"sqlite:///{folder / 'policy.db'}"
-    done = fit(folder / "data", recipe, experiment="scenarios", tracking_uri=uri, seed=seed)
-    policy = TorchPolicy.load(Path(done.run_directory) / "policy")
+    policies = {name: _trained(folder, name, seed) for name in RECIPES}
     found: dict[tuple[str, str], Float64Array] = {}
     quiet_world = simple_contenders(setting)[0].world
     tables = {
@@ -221,9 +220,16 @@ def _play_place(folder: Path, name: str, seed: int) -> dict[tuple[str, str], Flo
         ("shifted", shifted(setting.scenario)),
     ):
         here = replace(setting, scenario=scenario)
-        for row in _contenders(here, folder, policy, tables, rules):
+        for row in _contenders(here, folder, policies, tables, rules):
             found[row.name, world] = _times(row, here, seed)
     return found
+
+
+def _trained(folder: Path, name: str, seed: int) -> TorchPolicy:
+    recipe = make_recipe(name, [f"trigger={folder}", f"alpha={ALPHA}"])
+    uri = f"sqlite:///{folder / f'{name}.db'}"
+    done = fit(folder / "data", recipe, experiment="scenarios", tracking_uri=uri, seed=seed)
+    return TorchPolicy.load(Path(done.run_directory) / "policy")
 
 
 def _times(row: Contender, setting: Setting, seed: int) -> Float64Array:
@@ -272,7 +278,7 @@ def _record(
 def _contenders(
     setting: Setting,
     folder: Path,
-    policy: TorchPolicy,
+    policies: Mapping[str, TorchPolicy],
     tables: Mapping[str, RuleTables],
     rules: dict[str, RuleSettings],
 ) -> list[Contender]:
@@ -291,8 +297,9 @@ def _contenders(
         if name not in rules:  # by pilot jobs of the scenario that was recorded
             rules[name] = best_settings(partial(_pilot, setting, delayed, known))
         makers[name] = partial(_rule, known, rules[name])
-    named = policy_contenders(setting, "gaussian-process", policy, None)
-    named += policy_contenders(setting, "gaussian-process", policy, watch)[:1]
+    named = policy_contenders(setting, RECIPES[0], policies[RECIPES[0]], None)
+    for name, policy in policies.items():
+        named += policy_contenders(setting, name, policy, watch)[:1]
     reopening = replace(
         delayed, name="AutoCCL that reopens on alarms", make=_reopening, make_watch=watch
     )

@@ -32,6 +32,11 @@ WORLDS: Final = {
     "slower than default": ("share_worse", True),
     "gain kept": ("gain_kept", True),
 }
+NARROW: Final = {
+    **WORLDS,
+    "time over NCCL's at the log's sizes": ("true_time", False),
+    "fitted to the log": ("fitted_time", False),
+}
 CALLS: Final = {
     **COLUMNS,
     "switches / 1,000 calls": ("switches_per_1000_calls", False),
@@ -129,7 +134,7 @@ def columns_of(
     """The columns of a data set: sweeps, worlds, calls, whole jobs, or scenarios."""
     if data_set.startswith("scenarios, "):
         return scenario_columns(rows)
-    kinds = {"calls": CALLS, "jobs": JOBS, "worlds": WORLDS, "narrow": WORLDS}
+    kinds = {"calls": CALLS, "jobs": JOBS, "worlds": WORLDS, "narrow": NARROW}
     return kinds.get(data_set.rpartition(", ")[2], COLUMNS)
 
 

@@ -27,6 +27,7 @@ from dynamiccl.datasets.scoring import ENVIRONMENT_COLUMNS
 from dynamiccl.datasets.splits import Split, with_split
 from dynamiccl.datasets.steps import Steps, Tasks
 from dynamiccl.nccl import Algorithm, Config, Protocol
+from dynamiccl.sizes import bin_center_bytes
 
 #: The columns of calls that steps are made of.
 CALLS_USED: Final = (
@@ -75,19 +76,20 @@ class SequenceCounts:
     episodes: int
 
 
-def sequence_steps(
+def sequence_steps(  # noqa: PLR0913, PLR0917 - all that a data set says of calls
     calls: pl.DataFrame,
     frame: pl.DataFrame,
     catalogue: Catalogue,
     profiles: Sequence[str],
     noise: pl.DataFrame,
     levels: Levels | None = None,
+    costs: pl.DataFrame | None = None,
 ) -> tuple[Steps | None, SequenceCounts]:
     """Steps of a calls frame, with rewards and masks by a measurements frame.
 
     `noise` is what `training_noise` gives of the frame, `levels` tells the interference of calls;
-    without it none is known. Of the calls, the columns CALLS_USED are looked at. None when no call
-    is left, with the counts that say why.
+    without it none is known; `costs` as in `cold_observations`. Of the calls, the columns
+    CALLS_USED are looked at. None when no call is left, with the counts that say why.
     """
     asked = tuned(calls)
     timed = timed_calls(asked)
@@ -115,7 +117,7 @@ def sequence_steps(
     )["task"]
     values = rows.select(reward(pl.col("time_us"), pl.col("reference_us"))).to_series()
     steps = Steps(
-        tasks=_tasks(with_noise(keys, noise), rows, frame, catalogue, profiles),
+        tasks=_tasks(with_noise(keys, noise), rows, frame, catalogue, profiles, costs),
         starts=np.concatenate([[0], starts]).astype(np.int64),
         task=task.to_numpy().astype(np.int64),
         terminated=np.zeros(len(starts), dtype=np.bool_),
@@ -179,6 +181,7 @@ def _tasks(
     frame: pl.DataFrame,
     catalogue: Catalogue,
     profiles: Sequence[str],
+    costs: pl.DataFrame | None,
 ) -> Tasks:
     # What the plugin did not tell of the machine, the sweeps did.
     facts = frame.group_by("system").agg(
@@ -190,8 +193,12 @@ def _tasks(
     mask = action_masks(frame, keys, catalogue)
     taken = rows.join(keys.select("task", *_TASK), on=_TASK, nulls_equal=True)
     mask[taken["task"].to_numpy(), taken["action"].to_numpy()] = 1.0
+    # Each call has its own size, but NCCL's costs of a task key are those of its bin's centre: a
+    # decision is about the key, and the brain asks with these, too.
+    centres = [bin_center_bytes(each) for each in keys["bin"]]
+    asked = keys.with_columns(size_bytes=pl.Series(centres, dtype=pl.Int64))
     return Tasks(
-        context=cold_observations(keys, profiles).context,
+        context=cold_observations(asked, profiles, costs).context,
         mask=mask,
         group=keys.select(pl.struct(NOISE_KEY).rank("dense")).to_series().to_numpy() - 1,
     )

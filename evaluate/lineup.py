@@ -4,8 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
+import polars as pl
+
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.evaluate.baselines.costs import CostTimesResidual
 from dynamiccl.evaluate.baselines.online import CoordinateDescent, EpsilonGreedy, Ucb1
 from dynamiccl.evaluate.baselines.picking import Picked
 from dynamiccl.evaluate.baselines.regions import RegionTable
@@ -62,8 +65,11 @@ def make_policies(
     validation: TaskGrid,
     catalogue: Catalogue,
     learned: Sequence[tuple[str, TorchPolicy]],
+    costs: pl.DataFrame | None = None,
 ) -> list[Policy]:
     """The learned policies, then the baselines; those with settings tuned on `validation`.
+
+    With NCCL's `costs` (`datasets.costs.read_costs`) one of them corrects these.
 
     Last come those that nothing simple can be: searchers, which try configs on the test tasks, and
     the oracle.
@@ -71,6 +77,11 @@ def make_policies(
     return [
         *(LearnedPolicy(policy, catalogue, name) for name, policy in learned),
         *(make(training, validation, catalogue) for make in BASELINES.values()),
+        *(
+            []
+            if costs is None or costs.is_empty()
+            else [CostTimesResidual(training, catalogue, costs)]
+        ),
         Picked(Ucb1, Ucb1.SETTINGS, validation),
         Picked(partial(EpsilonGreedy, catalogue), EpsilonGreedy.SETTINGS, validation),
         Picked(partial(CoordinateDescent, catalogue), CoordinateDescent.SETTINGS, validation),

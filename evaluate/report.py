@@ -13,6 +13,7 @@ import polars as pl
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import NOISE_KEY, noise_bands, quiet, tuned, usable
+from dynamiccl.datasets.costs import read_costs
 from dynamiccl.datasets.scoring import TaskGrid, task_grid
 from dynamiccl.datasets.splits import Parts, Split
 from dynamiccl.datasets.store import content_hash, read
@@ -112,7 +113,7 @@ def make_report(
         )
     training = task_grid(frame, catalogue, [Split.TRAIN])
     validation = task_grid(frame, catalogue, [Split.VALIDATION])
-    players = make_policies(training, validation, catalogue, learned)
+    players = make_policies(training, validation, catalogue, learned, read_costs(data_dir))
     choices, probes = {}, {}
     for done, player in enumerate(players):
         progress(done, len(players))

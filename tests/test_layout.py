@@ -66,7 +66,7 @@ OWNERS = {
     "ray": {"train/fanout/ray_cluster.py"},
     "pynvml": {"collect"},
     "matplotlib": {"train", "evaluate", "collect/findings/plots.py"},
-    "sklearn": {"evaluate"},
+    "sklearn": {"train/boosting/fit.py", "evaluate"},
     "pydantic": {"collect", "datasets/manifest.py", "dynamiccl/simulator"},
 }
 MAX_LINES = 400

@@ -78,16 +78,30 @@ class ActionFeatures(nn.Module):
         """(B, A, G)."""
         batch, actions = context_BF.size(0), self.knobs.size(0)
         told_BA5 = self.channels.unsqueeze(0).expand(batch, actions, 5)
+        cells_BAK = self.knobs.unsqueeze(0).expand(batch, actions, self.knobs.size(1))
+        return self.told(context_BF, told_BA5, cells_BAK, self.is_compatible.unsqueeze(0))
+
+    def some(self, context_BF: torch.Tensor, action_BA: torch.Tensor) -> torch.Tensor:
+        """The same of some actions for each context, A being their number here."""
+        told_BA5, cells_BAK = self.channels[action_BA], self.knobs[action_BA]
+        return self.told(context_BF, told_BA5, cells_BAK, self.is_compatible[action_BA])
+
+    def told(
+        self,
+        context_BF: torch.Tensor,
+        told_BA5: torch.Tensor,
+        cells_BAK: torch.Tensor,
+        is_compatible_BAC: torch.Tensor,
+    ) -> torch.Tensor:
+        """(B, A, G) of actions by what a catalogue says of them."""
+        batch, actions = told_BA5.size(0), told_BA5.size(1)
         size_B11 = context_BF[:, self.log2_size].view(-1, 1, 1)
         lane_BA1 = (size_B11 - told_BA5[:, :, 2:3]) * told_BA5[:, :, 1:2]
-        cells_BAK = self.knobs.unsqueeze(0).expand(batch, actions, self.knobs.size(1))
         cost_BA4 = torch.zeros(batch, actions, 4, dtype=context_BF.dtype)
         if self.cost_start >= 0:
             log_BC = context_BF[:, self.cost_start : self.cost_start + self.num_cells]
             log_BC = torch.where(log_BC == 0.0, torch.full_like(log_BC, float("inf")), log_BC)
-            open_BAC = torch.where(
-                self.is_compatible.unsqueeze(0), log_BC.unsqueeze(1), float("inf")
-            )
+            open_BAC = torch.where(is_compatible_BAC, log_BC.unsqueeze(1), float("inf"))
             least_BA, cell_BA = open_BAC.min(dim=2)
             known_BA = torch.isfinite(least_BA)
             cheapest_B1 = log_BC.min(dim=1, keepdim=True)[0]

@@ -5,8 +5,8 @@
     z_a = V(task) + n(task, a) + c_a  -  (n(task, 0) + c_0)
 
 with c the logarithm of NCCL's own cost where it is known, so that the network learns how far that
-is off. Anchored at NCCL's own choice like the dueling head of heads.py, whose z this is. A cell
-that NCCL does not take, where its costs are known, is no choice.
+is off; or 0 (cost_base.py). Anchored at NCCL's own choice like the dueling head of heads.py, whose
+z this is. A cell that NCCL does not take, where its costs are known, is no choice.
 """
 
 from collections.abc import Sequence
@@ -81,7 +81,17 @@ class ActionHead(nn.Module):
 
     def forward(self, hidden_BH: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:
         """Z (B, A)."""
-        found_BAG = self.features(context_BF)
+        return self.of_features(hidden_BH, self.features(context_BF))
+
+    def taken(
+        self, hidden_BH: torch.Tensor, context_BF: torch.Tensor, action_B1: torch.Tensor
+    ) -> torch.Tensor:
+        """Z (B, 1) of one action each: most of the work of a training step is for the others."""
+        both_B2 = torch.cat([torch.zeros_like(action_B1), action_B1], dim=1)
+        return self.of_features(hidden_BH, self.features.some(context_BF, both_B2))[:, 1:]
+
+    def of_features(self, hidden_BH: torch.Tensor, found_BAG: torch.Tensor) -> torch.Tensor:
+        """Z (B, A) of actions by their features; the first is NCCL's own choice."""
         scaled_BAG = found_BAG * self.scale
         # What a config makes of the task: each has a mixture of the same units, gated by its own.
         met_BAU = self.task(hidden_BH).unsqueeze(1) * (1.0 + self.gate(scaled_BAG))

@@ -54,9 +54,8 @@ def make_algorithm(recipe: Recipe, *sources: Steps, actions: ActionInputs | None
             list(recipe.hidden_sizes), recipe.window_encoder
         ),
     }
-    made = ALGORITHMS[recipe.algorithm](recipe, common)
-    if actions is not None:
-        made.q_func_factory.actions = actions.to_json()
+    told = None if actions is None else actions.to_json()
+    made = ALGORITHMS[recipe.algorithm](recipe, common, told)
     algorithm = made.create(device="cpu:0")
     algorithm.create_impl(sources[0].shapes, sources[0].num_actions)
     set_scaling([*members_of(algorithm), *_targets(algorithm)], sources)
@@ -81,6 +80,9 @@ def set_entropy_weight(algorithm: Any, weight: float) -> None:
 class MaskedBCConfig(DiscreteBCConfig):
     """Behaviour cloning that knows which actions were allowed."""
 
+    #: `ActionInputs` as plain data, for a head with actions as its inputs.
+    actions: list[Any] | None = None
+
     def create(self, device: Any = False, enable_ddp: bool = False) -> "MaskedBC":
         """The algorithm."""
         return MaskedBC(self, device, enable_ddp)
@@ -98,7 +100,9 @@ class MaskedBC(DiscreteBC):
         """Build the network and its optimizer."""
         encoder: Encoder = self._config.encoder_factory.create(observation_shape)
         hidden_size = compute_output_size([observation_shape], encoder)
-        imitator = Imitator(encoder, hidden_size, action_size).to(self._device)
+        told = self._config.actions
+        actions = None if told is None else ActionInputs.from_json(told)
+        imitator = Imitator(encoder, hidden_size, action_size, actions).to(self._device)
         optim = self._config.optim_factory.create(
             imitator.named_modules(), lr=self._config.learning_rate, compiled=self.compiled
         )
@@ -113,28 +117,32 @@ class MaskedBC(DiscreteBC):
         )
 
 
-def _dqn(recipe: Recipe, common: dict[str, Any]) -> Any:
-    return d3rlpy.algos.DQNConfig(**common, **_q_learning(recipe))
+#: `ActionInputs` as plain data; None for a head with an output for each action.
+Told = list[Any] | None
 
 
-def _double_dqn(recipe: Recipe, common: dict[str, Any]) -> Any:
-    return d3rlpy.algos.DoubleDQNConfig(**common, **_q_learning(recipe))
+def _dqn(recipe: Recipe, common: dict[str, Any], actions: Told) -> Any:
+    return d3rlpy.algos.DQNConfig(**common, **_q_learning(recipe, actions))
 
 
-def _cql(recipe: Recipe, common: dict[str, Any]) -> Any:
+def _double_dqn(recipe: Recipe, common: dict[str, Any], actions: Told) -> Any:
+    return d3rlpy.algos.DoubleDQNConfig(**common, **_q_learning(recipe, actions))
+
+
+def _cql(recipe: Recipe, common: dict[str, Any], actions: Told) -> Any:
     alpha = recipe.conservative_weight
-    return d3rlpy.algos.DiscreteCQLConfig(**common, **_q_learning(recipe), alpha=alpha)
+    return d3rlpy.algos.DiscreteCQLConfig(**common, **_q_learning(recipe, actions), alpha=alpha)
 
 
-def _bc(_: Recipe, common: dict[str, Any]) -> Any:
-    return MaskedBCConfig(**common)
+def _bc(_: Recipe, common: dict[str, Any], actions: Told) -> Any:
+    return MaskedBCConfig(**common, actions=actions)
 
 
-def _q_learning(recipe: Recipe) -> dict[str, Any]:
+def _q_learning(recipe: Recipe, actions: Told) -> dict[str, Any]:
     return {
         "n_critics": recipe.num_members,
         "target_update_interval": recipe.target_update_interval,
-        "q_func_factory": LogTimeFactory(dueling=recipe.dueling),
+        "q_func_factory": LogTimeFactory(dueling=recipe.dueling, actions=actions),
     }
 
 

@@ -22,18 +22,28 @@ from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import SUMMARY_NAME, tracking
 from dynamiccl.train.action_head import ActionInputs
 from dynamiccl.train.algorithms import make_algorithm, members_of
+from dynamiccl.train.boosting.fit import fit_boosting
+from dynamiccl.train.cautious.fit import Fitted
+from dynamiccl.train.cautious.run import fit_and_export
+from dynamiccl.train.cost_base import base_residuals
+from dynamiccl.train.cross_fitting import CrossFitting
 from dynamiccl.train.data import TrainingData, load_data
+from dynamiccl.train.deciding import decide_caution
 from dynamiccl.train.export import FitSummary, export_policy
-from dynamiccl.train.gaussian.run import GAUSSIAN, fit_and_export
+from dynamiccl.train.gaussian.fit import fit_gaussian
 from dynamiccl.train.heads import Member
 from dynamiccl.train.loop import Loop, read_state
-from dynamiccl.train.policy_module import PolicyModule
-from dynamiccl.train.recipes import Recipe
-from dynamiccl.train.replay import Mixed, Replay
+from dynamiccl.train.recipes import Caution, CostBase, Recipe
+from dynamiccl.train.replay import CostDropout, Mixed, Replay
 
 #: Told after each epoch: steps made, of how many, and the epoch's metrics.
 Progress = Callable[[int, int, dict[str, float]], None]
 
+#: Algorithms that are not d3rlpy's, and what fits each (data, alpha, seed).
+CAUTIOUS: Final[Mapping[str, Callable[..., Fitted]]] = {
+    "GaussianProcess": fit_gaussian,
+    "ResidualBoosting": fit_boosting,
+}
 #: What a run that was killed goes on from; gone once the run is finished.
 _STATE_NAME: Final = "state.pt"
 #: What a run began with: from it one goes on that was killed before its first epoch.
@@ -53,11 +63,14 @@ def fit(  # noqa: PLR0913 - all of a run
     """Train, choose the checkpoint and the abstain margin on validation, export, and track.
 
     Raises what reading the data raises, NotEnoughData when nothing can be trained or validated on,
-    and UserError for a tracking URI that cannot be used.
+    and UserError for a tracking URI that cannot be used, and for a threshold without a Trigger.
     """
-    data = load_data(
-        data_dir, seed, recipe.trigger, with_costs=_takes_costs(recipe), split=recipe.split
-    )
+    if recipe.level_threshold and not recipe.trigger:
+        raise UserError(
+            f"level_threshold={recipe.level_threshold} is about interference levels, which a "
+            "Trigger tells: --set trigger=RUN_DIRECTORY, or take 'gaussian-process'"
+        )
+    data = _load(data_dir, recipe, seed)
     name = f"{recipe.name}-seed{seed}"
     with tracking.start_run(tracking_uri, experiment, name, tags) as run:
         facts = {"recipe": recipe.to_json(), "seed": seed, "data_hash": data.digest}
@@ -86,10 +99,10 @@ def _train(
     state: dict[str, Any] | None = None,
 ) -> FitSummary:
     """Fit and export; from `state` on where there is one."""
-    if recipe.algorithm == GAUSSIAN:
-        summary = fit_and_export(data, recipe, seed, run)
+    if recipe.algorithm in CAUTIOUS:
+        summary = fit_and_export(CAUTIOUS[recipe.algorithm], data, recipe, seed, run)
     else:
-        loop, algorithm = _make_loop(data, recipe, seed)
+        loop, algorithm = _make_loop(data, recipe, seed, run)
         if state is not None:
             loop.restore(state)
             if not run.has_metric("validation_regret", loop.step):  # killed in between
@@ -115,9 +128,7 @@ def resume(
     with tracking.continue_run(tracking_uri, run_id) as run:
         facts, state = _begun(run)
         recipe, seed = Recipe.from_json(facts["recipe"]), int(facts["seed"])
-        data = load_data(
-            data_dir, seed, recipe.trigger, with_costs=_takes_costs(recipe), split=recipe.split
-        )
+        data = _load(data_dir, recipe, seed)
         if data.digest != facts["data_hash"]:
             raise UserError(
                 f"{data_dir} (hash {data.digest[:12]}) is not what run '{run_id}' began with "
@@ -152,20 +163,37 @@ def _write(path: Path, facts: Mapping[str, Any]) -> None:
     hidden.replace(path)
 
 
-def _takes_costs(recipe: Recipe) -> bool:
-    return recipe.action_inputs or recipe.algorithm == GAUSSIAN
+def _load(data_dir: Path, recipe: Recipe, seed: int) -> TrainingData:
+    return load_data(
+        data_dir,
+        seed,
+        recipe.trigger,
+        with_costs=recipe.action_inputs or recipe.algorithm in CAUTIOUS,
+        with_calls=recipe.use_calls,
+        split=recipe.split,
+        is_cross_fitted=recipe.algorithm not in CAUTIOUS and recipe.caution == Caution.BOUND,
+    )
 
 
-def _make_loop(data: TrainingData, recipe: Recipe, seed: int) -> tuple[Loop, Any]:
+def _make_loop(
+    data: TrainingData, recipe: Recipe, seed: int, run: tracking.Run
+) -> tuple[Loop, Any]:
     random.seed(seed)
     torch.manual_seed(seed)
     d3rlpy.seed(seed)
     actions = None
     if recipe.action_inputs:
-        configs = data.catalogue.configs
-        actions = ActionInputs(configs, data.cost_start, recipe.cost_base)
+        uses_cost = _uses_cost(data, recipe, run)
+        actions = ActionInputs(data.catalogue.configs, data.cost_start, uses_cost)
     algorithm = make_algorithm(recipe, *data.sources(recipe), actions=actions)
-    replay = _make_replay(data, recipe, seed)
+    drawn = _make_replay(data, recipe, seed)
+    replay: Replay | Mixed | CostDropout = drawn
+    if recipe.action_inputs and recipe.cost_dropout > 0.0:
+        replay = CostDropout(drawn, data.cost_start, recipe.cost_dropout)
+    if recipe.caution == Caution.BOUND:
+        fitting = CrossFitting(data, recipe.num_members)
+        fitting.leave_out(_members(algorithm))
+        return Loop(algorithm, replay, recipe, fitting.regret), algorithm
     margin = recipe.abstain_margins[0]
     loop = Loop(
         algorithm,
@@ -174,6 +202,19 @@ def _make_loop(data: TrainingData, recipe: Recipe, seed: int) -> tuple[Loop, Any
         lambda members: data.validation_regret(members, margin, is_unanimous=recipe.unanimous),
     )
     return loop, algorithm
+
+
+def _uses_cost(data: TrainingData, recipe: Recipe, run: tracking.Run) -> bool:
+    """Whether times are learned over NCCL's costs; what that is judged by is logged."""
+    found = base_residuals(data)
+    if found is not None:
+        run.log_metrics({f"residual_{k}": v for k, v in asdict(found).items()}, step=0)
+    if recipe.cost_base != CostBase.HELD_OUT:
+        uses_cost = recipe.cost_base == CostBase.COST
+    else:
+        uses_cost = found is not None and found.is_cost_better
+    run.set_tags({"cost_base": (CostBase.COST if uses_cost else CostBase.TIME).value})
+    return uses_cost
 
 
 def _make_replay(data: TrainingData, recipe: Recipe, seed: int) -> Replay | Mixed:
@@ -232,10 +273,9 @@ def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
     algorithm.save(str(_made(scratch / "checkpoints") / "last.d3"))
     members_of(algorithm).load_state_dict(best.weights)
     algorithm.save(str(scratch / "checkpoints" / "best.d3"))
-    margin, regret = _choose_margin(algorithm, data, recipe)
-    members = _members(algorithm)
-    module = PolicyModule(members, margin, recipe.warm_margin, is_unanimous=recipe.unanimous)
-    manifest = export_policy(_made(scratch / POLICY_FOLDER), module, data, recipe, margin)
+    decided = decide_caution(_members(algorithm), data, recipe)
+    margin, regret = decided.margin, decided.regret
+    manifest = export_policy(_made(scratch / POLICY_FOLDER), decided.module, data, recipe, margin)
     (scratch / "recipe.json").write_text(json.dumps(recipe.to_json(), indent=1), encoding="utf-8")
     if recipe.source:
         shutil.copy(recipe.source, scratch / "recipe.py")
@@ -253,6 +293,7 @@ def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
         "default_validation_regret": default,
         "abstain_margin": margin,
         "train_seconds": seconds,
+        **decided.figures,
     }
     run.log_metrics(final, step=recipe.steps)
     summary = FitSummary(
@@ -268,6 +309,8 @@ def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
         abstain_margin=margin,
         num_actions=len(manifest.catalogue),
         counts=asdict(data.training.counts),
+        alpha=recipe.alpha if recipe.caution == Caution.BOUND else None,
+        least_alphas=decided.least_alphas,
     )
     # Last of all: who finds it finds the rest.
     run.log_folder(scratch)
@@ -290,14 +333,3 @@ def _made(folder: Path) -> Path:
 
 def _members(algorithm: Any) -> list[Member]:
     return [cast(Member, member) for member in members_of(algorithm)]
-
-
-def _choose_margin(algorithm: Any, data: TrainingData, recipe: Recipe) -> tuple[float, float]:
-    """The margin with the least validation regret; of equal ones the largest, which acts least."""
-    members = _members(algorithm)
-    scored = [
-        (data.validation_regret(members, m, is_unanimous=recipe.unanimous), -m)
-        for m in recipe.abstain_margins
-    ]
-    regret, negative_margin = min(scored)
-    return -negative_margin, regret

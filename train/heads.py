@@ -34,6 +34,7 @@ from torch import nn
 from torch.distributions import Categorical
 from torch.nn import functional
 
+from dynamiccl.datasets.features import CONTEXT_COLUMN
 from dynamiccl.train.action_head import ActionHead, ActionInputs
 
 #: Q of a masked action. Finite: a terminal row's mask is all zero, and inf * 0 would be NaN.
@@ -85,13 +86,23 @@ class LogTimeQFunction(DiscreteQFunction):
         self.head = head
         #: Weight beta of the entropy; the training loop lowers it.
         self.entropy_weight = 0.0
+        #: Weight in the loss of sizes of each octave; None: all count alike (cross_fitting.py).
+        self.octave_weight: torch.Tensor | None = None
 
     def log_time(self, observation: Any) -> torch.Tensor:
         """Z (B, A): predicted log of time over reference, mask not applied."""
         return cast(torch.Tensor, self.head(self._encoder(observation), observation[1]))
 
+    def log_time_of(self, observation: Any, action_B1: torch.Tensor) -> torch.Tensor:
+        """The same of one action each (B, 1)."""
+        if isinstance(self.head, ActionHead):
+            return self.head.taken(self._encoder(observation), observation[1], action_B1)
+        return self.log_time(observation).gather(1, action_B1)
+
     def forward(self, x: Any) -> QFunctionOutput:
         """Q values (B, A), masked actions at MASKED_Q."""
+        if not bool(x[2].any()):  # nothing follows a batch of one-step episodes
+            return QFunctionOutput(torch.full_like(x[2], MASKED_Q), quantiles=None, taus=None)
         q_BA = -torch.exp(self.log_time(x).clamp(Z_MIN, Z_MAX))
         q_BA = q_BA.masked_fill(x[2] < 0.5, MASKED_Q)
         return QFunctionOutput(q_value=q_BA, quantiles=None, taus=None)
@@ -124,13 +135,19 @@ class LogTimeForwarder(DiscreteQFunctionForwarder):
         reduction: str = "mean",
     ) -> torch.Tensor:
         """Loss of the taken actions against r + gamma * target."""
-        z_BA = self._q_func.log_time(observations)
-        z_B1 = z_BA.gather(1, actions.long().view(-1, 1))
+        action_B1 = actions.long().view(-1, 1)
+        if self._q_func.entropy_weight > 0.0:
+            z_BA = self._q_func.log_time(observations)
+            z_B1 = z_BA.gather(1, action_B1)
+        else:
+            z_B1 = self._q_func.log_time_of(observations, action_B1)
         y_B1 = rewards + gamma * target * (1 - terminals)
         wanted_B1 = torch.log((-y_B1).clamp_min(1e-3)).clamp(Z_MIN, Z_MAX)
         loss = functional.smooth_l1_loss(z_B1, wanted_B1, beta=0.1, reduction="none")
         if self._q_func.entropy_weight > 0.0:
             loss = loss - self._q_func.entropy_weight * entropy(z_BA, observations[2])
+        if self._q_func.octave_weight is not None:
+            loss = loss * self._q_func.octave_weight[octaves(observations[1])].unsqueeze(1)
         return cast(torch.Tensor, compute_reduce(loss, reduction))
 
     def compute_target(self, x: Any, action: torch.Tensor | None = None) -> torch.Tensor:
@@ -150,6 +167,11 @@ def entropy(z_BA: torch.Tensor, mask_BA: torch.Tensor) -> torch.Tensor:
     log_BA = torch.log_softmax((-z_BA).masked_fill(mask_BA < 0.5, MASKED_Q), dim=1)
     terms_BA = (log_BA.exp() * log_BA).masked_fill(mask_BA < 0.5, 0.0)
     return -terms_BA.sum(dim=1, keepdim=True)
+
+
+def octaves(context_BF: torch.Tensor) -> torch.Tensor:
+    """(B,) octave of each size; as `size_bin`, the last eighth of one belongs to the next."""
+    return (context_BF[:, CONTEXT_COLUMN["log2_size"]] + 0.125).floor().to(torch.int64)
 
 
 @dataclass()
@@ -186,11 +208,21 @@ class LogTimeFactory(QFunctionFactory):
 class Imitator(CategoricalPolicy):
     """What the behaviour did: logits of the allowed actions."""
 
-    def __init__(self, encoder: Encoder, hidden_size: int, action_size: int) -> None:
-        """Put a head on `encoder`."""
+    def __init__(
+        self,
+        encoder: Encoder,
+        hidden_size: int,
+        action_size: int,
+        actions: ActionInputs | None = None,
+    ) -> None:
+        """Put a head on `encoder`; `actions` for one that has them as inputs."""
         super().__init__(encoder, hidden_size, action_size)
         del self._fc
-        self.head = PlainHead(hidden_size, action_size)
+        self.head: Head
+        if actions is not None:
+            self.head = ActionHead(hidden_size, actions)
+        else:
+            self.head = PlainHead(hidden_size, action_size)
 
     def forward(self, x: Any) -> Categorical:
         """The distribution over actions."""

@@ -14,10 +14,10 @@ from dynamiccl.errors import CorruptFile
 from dynamiccl.train.algorithms import members_of, set_entropy_weight
 from dynamiccl.train.heads import Member
 from dynamiccl.train.recipes import Recipe
-from dynamiccl.train.replay import Mixed, Replay
+from dynamiccl.train.replay import CostDropout, Mixed, Replay
 
 #: Raised with every change of what is saved.
-_STATE_VERSION: Final = 1
+_STATE_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Loop:
     def __init__(
         self,
         algorithm: Any,
-        replay: Replay | Mixed,
+        replay: Replay | Mixed | CostDropout,
         recipe: Recipe,
         validate: Callable[[Iterable[Member]], float],
     ) -> None:

@@ -7,12 +7,29 @@ recipe can also be a file of one's own (`docs/new-recipe.md`).
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
 from dynamiccl.datasets.splits import SplitBy
 from dynamiccl.errors import MissingPath, UnknownName, UserError
 from dynamiccl.train.bounds import Within, check_bounds
+
+
+class CostBase(StrEnum):
+    """What the times of configs are learned over."""
+
+    COST = "cost"
+    TIME = "time"
+    HELD_OUT = "held-out"
+
+
+class Caution(StrEnum):
+    """What a policy must be sure of before it acts."""
+
+    MARGIN = "margin"
+    BOUND = "bound"
+
 
 #: What a recipe is, and not a setting of it.
 _FIXED: Final = ("name", "summary", "source", "algorithm")
@@ -26,17 +43,22 @@ class Recipe:
     summary: str
     #: The file that it comes from, when it is not one of ours.
     source: str = ""
-    #: d3rlpy algorithm: DQN, DoubleDQN, DiscreteCQL or DiscreteBC; or GaussianProcess.
+    #: d3rlpy algorithm: DQN, DoubleDQN, DiscreteCQL or DiscreteBC; or GaussianProcess, or
+    #: ResidualBoosting.
     algorithm: str
     #: How the window is read: mlp (as it is), lstm, gru or cnn.
     window_encoder: str = "mlp"
     #: Whether value and advantage have heads of their own.
     dueling: bool = True
     #: Whether actions are inputs of the head, with NCCL's own costs of them where the data hold
-    #: these (action_head.py), and not an output each. For sweeps: calls of jobs are left out.
+    #: these (action_head.py), and not an output each.
     action_inputs: bool = False
-    #: Whether a head with actions as inputs learns how far a time is from NCCL's cost, or the time.
-    cost_base: bool = True
+    #: What a head with actions as inputs learns: how far a time is from NCCL's cost, the time, or
+    #: whichever held-out sizes speak for (cost_base.py).
+    cost_base: str = CostBase.HELD_OUT.value
+    #: Share of the rows of a batch whose costs are hidden, for a head with actions as inputs: so it
+    #: learns to do without where NCCL's costs are not known.
+    cost_dropout: Annotated[float, Within(0, 1)] = 0.1
     #: Discount of the next call of the task key. Steps of static sweeps end their episodes, so
     #: that it comes to nothing there.
     gamma: Annotated[float, Within(0, 1)] = 0.0
@@ -68,7 +90,7 @@ class Recipe:
     steps: Annotated[int, Within(1, 10**8)] = 4_000
     steps_per_epoch: Annotated[int, Within(1, 10**8)] = 200
     hidden_sizes: Annotated[tuple[int, ...], Within(1, 1 << 14)] = (128, 128)
-    #: Networks trained side by side; the policy acts only where all of them agree.
+    #: Networks trained side by side; what they differ by tells how sure they are.
     num_members: Annotated[int, Within(1, 100)] = 3
     #: How strongly rare (system, collective) groups are sampled more often: 0 = as they come,
     #: 1 = every group equally often.
@@ -80,6 +102,9 @@ class Recipe:
     checkpoint_tolerance: Annotated[float, Within(0, 1)] = 0.002
     #: Gradient steps between two copies of the weights to the target network.
     target_update_interval: Annotated[int, Within(1, 10**8)] = 500
+    #: What a cold policy must be sure of: a gain beyond a margin that validation chooses (margin),
+    #: or one of so many spreads that P(acts and is slower) <= `alpha` (bound, cross_fitting.py).
+    caution: str = Caution.MARGIN.value
     #: Margins in log time to choose from on validation: a config must be predicted to be this much
     #: faster than NCCL's own choice, else the policy abstains.
     abstain_margins: Annotated[tuple[float, ...], Within(0, 1)] = (0.02, 0.03, 0.05)
@@ -93,8 +118,12 @@ class Recipe:
     #: shapes (shape), or whole systems (system).
     split: str = "size"
     #: Bound on P(acts and is slower than NCCL's own choice), over tasks like those measured; for a
-    #: Gaussian process. With fewer than 1 / alpha - 1 tasks to calibrate on it abstains.
+    #: Gaussian process, boosting, and networks with caution=bound. With fewer than 1 / alpha - 1
+    #: tasks of a machine to calibrate on it abstains there.
     alpha: Annotated[float, Within(0, 1, low_is_open=True, high_is_open=True)] = 0.01
+    #: Above which interference level a Gaussian process takes what is best where calls take 1.5
+    #: times as long, and below it what is best in quiet; 0: it goes by the level itself.
+    level_threshold: Annotated[float, Within(0, 1e6)] = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for logs and manifests."""
@@ -139,9 +168,11 @@ def ddqn_actions() -> Recipe:
     return replace(
         ddqn_dueling(),
         name="ddqn-actions",
-        summary="double DQN, actions as inputs, residual over NCCL's own costs: for sweeps",
+        summary="double DQN, actions as inputs beside NCCL's own costs: for sweeps",
         action_inputs=True,
         use_calls=False,
+        caution=Caution.BOUND.value,
+        num_members=6,
         unanimous=False,
         abstain_margins=(0.0, 0.005, 0.01, 0.02, 0.03, 0.05),
     )
@@ -223,6 +254,26 @@ def gaussian_process() -> Recipe:
     )
 
 
+def threshold_rule() -> Recipe:
+    """What one would try by hand where surroundings change: two tables and a threshold."""
+    return replace(
+        gaussian_process(),
+        name="threshold-rule",
+        summary="two tables and a threshold, on a Trigger's level: what one would try by hand",
+        level_threshold=0.15,
+    )
+
+
+def residual_boosting() -> Recipe:
+    """Boosted trees over configs, of what NCCL's cost model leaves over; no reinforcement."""
+    return Recipe(
+        name="residual-boosting",
+        summary="boosted trees over NCCL's own costs: for tables of quiet systems",
+        algorithm="ResidualBoosting",
+        use_calls=False,
+    )
+
+
 RECIPES: Final[Mapping[str, Callable[[], Recipe]]] = {
     "dqn": dqn,
     "ddqn-dueling": ddqn_dueling,
@@ -234,6 +285,8 @@ RECIPES: Final[Mapping[str, Callable[[], Recipe]]] = {
     "cql-lstm": cql_lstm,
     "bc": bc,
     "gaussian-process": gaussian_process,
+    "threshold-rule": threshold_rule,
+    "residual-boosting": residual_boosting,
 }
 
 
@@ -266,15 +319,40 @@ def _check(recipe: Recipe) -> None:
             f"held_calls={recipe.held_calls} takes the place of looking ahead, and gamma is "
             f"{recipe.gamma}: --set gamma=0, or --set held_calls=1"
         )
-    if recipe.action_inputs and recipe.algorithm not in {"DQN", "DoubleDQN", "DiscreteCQL"}:
+    if recipe.level_threshold and recipe.algorithm not in {"GaussianProcess", "ResidualBoosting"}:
         raise UserError(
-            f"action_inputs is for Q functions, and the algorithm of '{recipe.name}' is "
-            f"{recipe.algorithm}: --set action_inputs=false, or take a recipe of DQN or CQL"
+            f"level_threshold={recipe.level_threshold} is for a policy of times, and the "
+            f"algorithm of '{recipe.name}' is {recipe.algorithm}: leave it at 0, or take "
+            "'threshold-rule'"
         )
+    for name, choices in (("cost_base", CostBase), ("caution", Caution)):
+        if getattr(recipe, name) not in list(choices):
+            named = [each.value for each in choices]
+            raise UnknownName(name, getattr(recipe, name), named, where=f"--set {name}")
+    if recipe.caution == Caution.BOUND:
+        _check_bound(recipe)
     if recipe.lambda_congestion and not recipe.trigger:
         raise UserError(
             f"lambda_congestion={recipe.lambda_congestion} needs interference levels, which a "
             "Trigger tells: --set trigger=RUN_DIRECTORY, or leave it at 0"
+        )
+
+
+def _check_bound(recipe: Recipe) -> None:
+    if recipe.algorithm == "DiscreteBC":
+        raise UserError(
+            f"caution=bound counts predicted times, and '{recipe.name}' predicts what the data "
+            "did: --set caution=margin"
+        )
+    if recipe.num_members < 2:
+        raise UserError(
+            f"caution=bound needs members that have not seen a size, and num_members is "
+            f"{recipe.num_members}: --set num_members=6, or --set caution=margin"
+        )
+    if recipe.split != SplitBy.SIZE:
+        raise UserError(
+            f"caution=bound is about sizes that were not measured, and split is {recipe.split}: "
+            "--set split=size, or --set caution=margin"
         )
 
 

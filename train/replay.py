@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from d3rlpy.dataset import TransitionMiniBatch
 
+from dynamiccl.datasets.costs import NUM_CELLS
 from dynamiccl.datasets.features import Float32Array
 from dynamiccl.datasets.steps import Int64Array, Steps
 from dynamiccl.train.feature_rows import FeatureRows
@@ -142,6 +143,24 @@ class Mixed:
             intervals=np.concatenate([part.intervals for part in parts]),
             transitions=[],
         )
+
+
+class CostDropout:
+    """Batches of which some rows do not know NCCL's costs, in what follows them neither."""
+
+    def __init__(self, replay: "Replay | Mixed", cost_start: int, share: float) -> None:
+        """Hide the costs, which begin in column `cost_start` of contexts, from a share of rows."""
+        self.random = replay.random
+        self._replay, self._share = replay, share
+        self._costs = slice(cost_start, cost_start + NUM_CELLS)
+
+    def sample(self) -> TransitionMiniBatch:
+        """One batch."""
+        batch = self._replay.sample()
+        hidden = np.flatnonzero(self.random.random(len(batch.actions)) < self._share)
+        for _, context, _ in (batch.observations, batch.next_observations):
+            context[hidden, self._costs] = 0.0
+        return batch
 
 
 def _joined(observations: Sequence[Any]) -> list[Float32Array]:

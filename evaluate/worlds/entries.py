@@ -7,8 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from dynamiccl.datasets.costs import read_costs
 from dynamiccl.datasets.store import slug
 from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.evaluate.baselines.costs import CostTimesResidual
 from dynamiccl.evaluate.lineup import BASELINES
 from dynamiccl.evaluate.policies import Actions, LearnedPolicy
 from dynamiccl.evaluate.worlds.draws import TRAIN_FOLDER, Draw
@@ -22,7 +24,7 @@ from dynamiccl.train.tracking import policy_directory
 _STORE_NAME: Final = "mlflow.db"
 _RUN_ID_DIGITS: Final = 32
 #: What else an entry can be, for an error.
-_OTHERS: Final = ("TABLE.csv", "SCRIPT", "RUN_OR_ARTIFACT")
+_OTHERS: Final = (CostTimesResidual.name, "TABLE.csv", "SCRIPT", "RUN_OR_ARTIFACT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ def find_entry(text: str, tracking_uri: str, limit_s: float) -> Entry:
     """
     if text in BASELINES:
         return baseline(text)
+    if text == CostTimesResidual.name:
+        return Entry(text, _corrected)
     if text in RECIPES:
         return Entry(text, partial(_trained, text))
     path = Path(text)
@@ -70,6 +74,11 @@ def baseline(name: str) -> Entry:
         return made.choose(draw.asked)
 
     return Entry(name, answer)
+
+
+def _corrected(draw: Draw, _: Path) -> Actions:
+    costs = read_costs(draw.folder / TRAIN_FOLDER)
+    return CostTimesResidual(draw.training, draw.catalogue, costs).choose(draw.asked)
 
 
 def _trained(name: str, draw: Draw, folder: Path) -> Actions:

@@ -74,7 +74,16 @@ def test_the_value_of_always_the_same_is_its_reward_for_ever(action: int, traine
     assert value == pytest.approx(REWARDS[action] / (1.0 - GAMMA), rel=0.05)
 
 
-def test_without_a_future_there_is_nothing_to_fit(trained: Trained) -> None:
+def test_without_a_future_the_value_is_the_reward(trained: Trained) -> None:
     policy = TorchPolicy.load(Path(trained.policy))
-    with pytest.raises(ValueError, match="gamma 0"):
-        fitted_value(policy, random_log(policy), gamma=0.0, seed=0)
+    always = Always(policy, 2)
+    value = fitted_value(
+        always, random_log(policy), gamma=0.0, seed=0, gradient_steps=400, hidden_sizes=(32,)
+    )
+    assert value == pytest.approx(REWARDS[2], rel=0.05)
+
+
+def test_a_future_without_end_has_no_value(trained: Trained) -> None:
+    policy = TorchPolicy.load(Path(trained.policy))
+    with pytest.raises(ValueError, match="gamma 1"):
+        fitted_value(policy, random_log(policy), gamma=1.0, seed=0)

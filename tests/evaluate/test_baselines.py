@@ -9,7 +9,9 @@ import polars as pl
 import pytest
 
 from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.costs import COST_TYPES
 from dynamiccl.datasets.scoring import TaskGrid
+from dynamiccl.evaluate.baselines.costs import CostTimesResidual
 from dynamiccl.evaluate.baselines.picking import Picked
 from dynamiccl.evaluate.baselines.regression import DecisionTree, GradientBoosting
 from dynamiccl.evaluate.baselines.tables import (
@@ -208,3 +210,29 @@ def test_a_pooled_config_is_one_for_all_shapes_of_a_system() -> None:
     assert BestFixed(both).choose(both).tolist() == [1, 2]
     assert PooledFixed(both).choose(both).tolist() == [2, 2]
     assert PooledFixed(both).choose(grid([1 << 10], [[1.0, 1.0, 1.0]], num_nodes=8)).tolist() == [2]
+
+
+def test_nccls_cost_is_corrected_by_the_nearest_measured_shape() -> None:
+    ring, tree = (Config(each, Protocol.Simple) for each in (Algorithm.Ring, Algorithm.Tree))
+    catalogue = Catalogue((ABSTAIN, ring, tree))
+    place = {"collective": "AllGather", "ranks_per_node": 8, "nccl_version": "2.27.5"}
+    place |= {"launch_profile": "default"}
+    rows = [
+        ("s", "2.27.5", nodes, 8, "default", "AllGather", cell, "Simple", latency_us, 1e9)
+        for nodes, cell, latency_us in (
+            *((2, "Ring", 100.0), (2, "Tree", 110.0)),
+            *((4, "Ring", 200.0), (4, "Tree", 300.0), (8, "Ring", 400.0)),
+        )
+    ]
+    costs = pl.DataFrame(rows, schema=COST_TYPES, orient="row")
+    training = grid([1 << 10], [[100.0, 102.0, 55.0]], **place, num_nodes=2)
+    baseline = CostTimesResidual(training, catalogue, costs)
+    # NCCL takes the ring there, at its cost; the tree takes half of its.
+    asked = grid([1 << 12], [[1.0, 1.0, 1.0]], **place, num_nodes=4)
+    assert np.exp(baseline.predict(asked)) == pytest.approx(np.array([[1.0, 1.02, 0.75]]))
+    assert baseline.choose(asked).tolist() == [2]
+    # Without the tree's cost nothing is known of it; nor of another system.
+    unknown = grid([1 << 12], [[1.0, 1.0, 1.0]], **place, num_nodes=8)
+    assert baseline.choose(unknown).tolist() == [0]
+    other = grid([1 << 12], [[1.0, 1.0, 1.0]], **(place | {"system": "t"}), num_nodes=4)
+    assert baseline.choose(other).tolist() == [0]

@@ -31,6 +31,7 @@ BASELINES = (
     "k-nearest",
     "decision-tree",
     "gradient-boosting",
+    "cost-times-residual",
     "ucb1",
     "epsilon-greedy",
     "coordinate-descent",

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -11,13 +12,16 @@ import torch
 from dynamiccl.datasets.costs import NUM_CELLS
 from dynamiccl.datasets.features import FEATURES
 from dynamiccl.datasets.manifest import Manifest
-from dynamiccl.errors import UserError
 from dynamiccl.nccl import ABSTAIN, NUM_PROTOCOLS, Algorithm, Config, Protocol
 from dynamiccl.train.action_head import ActionHead, ActionInputs
+from dynamiccl.train.algorithms import make_algorithm, members_of
 from dynamiccl.train.data import load_data
 from dynamiccl.train.fit import fit
-from dynamiccl.train.policy import TorchPolicy
+from dynamiccl.train.heads import Member
+from dynamiccl.train.policy import TorchPolicy, forward
+from dynamiccl.train.policy_module import PolicyModule
 from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.replay import Replay
 from tests.stores import new_store
 
 RING, TREE, NVLS = (
@@ -87,14 +91,37 @@ def test_inputs_are_plain_data_in_d3rlpys_files() -> None:
     assert (read.cost_start, read.uses_cost) == (inputs.cost_start, True)
 
 
-def test_a_recipe_that_imitates_takes_no_actions_as_inputs() -> None:
-    with pytest.raises(UserError, match="DiscreteBC"):
-        make_recipe("bc", ["action_inputs=true"])
+def test_one_action_alone_is_what_it_is_among_all() -> None:
+    torch.manual_seed(0)
+    head, hidden, seen = ActionHead(HIDDEN, INPUTS), torch.randn(2, HIDDEN), context({RING: 20.0})
+    for action in range(4):
+        action_column = torch.tensor([[action], [3 - action]])
+        wanted = head(hidden, seen).gather(1, action_column)
+        torch.testing.assert_close(head.taken(hidden, seen, action_column), wanted)
+
+
+def test_imitation_with_actions_as_inputs_does_what_the_data_did(data_dir: Path) -> None:
+    data = load_data(data_dir, 0, with_costs=True)
+    steps = data.training.steps
+    taken = int(np.flatnonzero((steps.tasks.mask > 0.5).all(axis=0))[-1])
+    steps = replace(steps, action=np.full_like(steps.action, taken))
+    recipe = make_recipe("bc", ["action_inputs=true", "hidden_sizes=16", "learning_rate=0.01"])
+    actions = ActionInputs(data.catalogue.configs, data.cost_start, uses_cost=True)
+    algorithm = make_algorithm(recipe, steps, actions=actions)
+    (imitator,) = members_of(algorithm)
+    assert isinstance(imitator.head, ActionHead)
+    replay = Replay(steps, 64, seed=0)
+    for _ in range(150):
+        algorithm.update(replay.sample())
+    module = PolicyModule([cast(Member, imitator)], 0.0, 0.0, is_unanimous=False).eval()
+    chosen, _ = forward(module, data.observations, data.validation.mask)
+    assert taken > 0
+    assert (chosen == taken).mean() > 0.9
 
 
 def test_a_run_beats_the_default_and_its_policy_is_whole(data_dir: Path, tmp_path: Path) -> None:
     few = ["steps=400", "steps_per_epoch=200", "num_members=2", "learning_rate=0.003"]
-    recipe = make_recipe("ddqn-actions", few)
+    recipe = make_recipe("ddqn-actions", [*few, "caution=margin"])
     done = fit(data_dir, recipe, experiment="x", tracking_uri=new_store(tmp_path), seed=0)
     assert done.validation_regret < done.validation_default_regret / 2
     policy = Path(done.run_directory) / "policy"

@@ -9,10 +9,15 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
+from dynamiccl.datasets.costs import NUM_CELLS
+from dynamiccl.datasets.features import TUNED
 from dynamiccl.datasets.history_columns import WINDOW_COLUMN
 from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.questions import cold_questions
 from dynamiccl.datasets.store import write_part
 from dynamiccl.errors import MissingPath
+from dynamiccl.nccl import Collective
+from dynamiccl.sizes import size_bin
 from dynamiccl.train.data import load_data
 from dynamiccl.train.fit import fit, resume
 from dynamiccl.train.policy import TorchPolicy
@@ -56,9 +61,9 @@ def with_calls(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return data
 
 
-def chosen(policy: TorchPolicy, data: Path) -> str:
+def chosen(policy: TorchPolicy, data: Path, *, with_costs: bool = False) -> str:
     """The config for a job that has seen the congested network, of the two that were tried."""
-    steps = load_data(data, 0).sequences
+    steps = load_data(data, 0, with_costs=with_costs).sequences
     assert steps is not None
     found, mask, _ = steps.observe(np.array([20]), np.array([0]))
     assert found.window[0, :, WINDOW_COLUMN["valid"]].all()
@@ -77,6 +82,30 @@ def test_a_policy_learns_from_calls_what_sweeps_do_not_show(
     assert chosen(TorchPolicy.load(Path(run.run_directory) / "policy"), with_calls) == "Tree/Simple"
     params = MlflowClient(uri).get_run(run.run_id).data.params
     assert (params["calls_steps"], params["calls_episodes"]) == ("360", "6")
+
+
+def test_calls_have_actions_as_inputs_with_the_costs_that_the_brain_asks_with(
+    with_calls: Path, tmp_path: Path
+) -> None:
+    uri = new_store(tmp_path)
+    settings = ["steps=200", "steps_per_epoch=100", "num_members=2", "learning_rate=0.003"]
+    settings += ["action_inputs=true", "gamma=0", "num_steps=1", "entropy_start=0"]
+    settings += ["batch_size=64", "average_decay=0.98"]
+    recipe = make_recipe("drqn-lstm", settings)
+    run = fit(with_calls, recipe, experiment="x", tracking_uri=uri, seed=0)
+    assert MlflowClient(uri).get_run(run.run_id).data.params["calls_steps"] == "360"
+    policy = TorchPolicy.load(Path(run.run_directory) / "policy")
+    assert chosen(policy, with_calls, with_costs=True) == "Tree/Simple"
+
+    steps = load_data(with_calls, 0, with_costs=True).sequences
+    assert steps is not None
+    (support,) = policy.manifest.supports
+    asked = cold_questions(policy.manifest, support)
+    (told,) = steps.tasks.context
+    row = TUNED.index(Collective.AllReduce) * asked.num_bins + size_bin(SIZE) - asked.first_bin
+    costs = slice(-NUM_CELLS, None)
+    assert told[costs].any()
+    np.testing.assert_array_equal(told[costs], asked.context[row, costs])
 
 
 def test_calls_that_are_left_out_change_nothing(

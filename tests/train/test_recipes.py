@@ -54,6 +54,11 @@ def test_congestion_costs_only_where_a_trigger_tells_it() -> None:
         make_recipe("cql", ["lambda_congestion=0.1"])
 
 
+def test_a_threshold_is_for_a_policy_that_reads_levels() -> None:
+    with pytest.raises(UserError, match=r"level_threshold=0\.2 .*take 'threshold-rule'"):
+        make_recipe("cql", ["trigger=run", "level_threshold=0.2"])
+
+
 def test_setting_of_the_wrong_type_names_value_and_default() -> None:
     with pytest.raises(UserError, match=r"'many'.*4000"):
         make_recipe("ddqn-dueling", ["steps=many"])

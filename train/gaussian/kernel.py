@@ -61,26 +61,47 @@ class Kernel(nn.Module):
         cells_M: torch.Tensor,
     ) -> torch.Tensor:
         """(..., N, M) of rows (..., N, R) and (..., M, R), and their cells (..., N), (..., M)."""
+        task, task_own = self.tasks(rows_NR, others_MR)
+        config, config_own = self.configs(rows_NR, cells_N, others_MR, cells_M)
+        return task * config + task_own * config_own
+
+    @torch.jit.export
+    def tasks(
+        self, rows_NR: torch.Tensor, others_MR: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(..., N, M) what the tasks of rows make of the covariance, and of its part `own`."""
         v = self.values
-        apart = rows_NR.unsqueeze(-2) - others_MR.unsqueeze(-3)
+        apart = rows_NR[..., :3].unsqueeze(-2) - others_MR[..., :3].unsqueeze(-3)
         size = torch.square(apart[..., 0] * torch.exp(-v[0]))
-        both = rows_NR.unsqueeze(-2) * others_MR.unsqueeze(-3)
         shapes = torch.square(apart[..., 1] * torch.exp(-v[1]))
         shapes = shapes + torch.square(apart[..., 2] * torch.exp(-v[2]))
         waves = torch.exp(2.0 * v[4] - 0.5 * size)
         waves = waves + torch.exp(2.0 * v[5] - 0.5 * size / 25.0)
+        return waves * torch.exp(-0.5 * shapes), torch.exp(2.0 * v[6] - 0.5 * (size + shapes))
+
+    @torch.jit.export
+    def configs(
+        self,
+        rows_NR: torch.Tensor,
+        cells_N: torch.Tensor,
+        others_MR: torch.Tensor,
+        cells_M: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(..., N, M) what the configs of rows make of the covariance, and of its part `own`."""
+        v = self.values
         other_cell, other_knob = torch.sigmoid(v[8]), torch.sigmoid(v[9])
         same = (cells_N.unsqueeze(-1) == cells_M.unsqueeze(-2)).to(rows_NR.dtype)
-        found = waves * torch.exp(-0.5 * shapes) * (other_cell + (1.0 - other_cell) * same)
+        found = other_cell + (1.0 - other_cell) * same
         for knob in (3, 4):
-            near = torch.exp(-0.5 * torch.square(apart[..., knob] * torch.exp(-v[3])))
+            mine, other = rows_NR[..., knob].unsqueeze(-1), others_MR[..., knob].unsqueeze(-2)
+            apart = mine - other
+            near = torch.exp(-0.5 * torch.square(apart * torch.exp(-v[3])))
             near = other_knob + (1.0 - other_knob) * near
-            asked = both[..., knob] > 0.0
-            neither = (apart[..., knob] == 0.0) & ~asked
+            asked = mine * other > 0.0
+            neither = (apart == 0.0) & ~asked
             one = torch.where(neither, torch.ones_like(near), other_knob)
             found = found * torch.where(asked, near, one)
-        own = torch.exp(2.0 * v[6] - 0.5 * (size + shapes)) * both[..., 5]
-        return found + own
+        return found, rows_NR[..., 5].unsqueeze(-1) * others_MR[..., 5].unsqueeze(-2)
 
     @torch.jit.unused
     def diagonal(self, rows_NR: torch.Tensor) -> torch.Tensor:

@@ -34,11 +34,11 @@ from dynamiccl.serve.loopback import loopback_environment
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.simulator import h100
 from dynamiccl.simulator.group import Group
+from dynamiccl.train.cautious.policy import CautiousPolicy
 from dynamiccl.train.data import load_data
 from dynamiccl.train.export import FitSummary
 from dynamiccl.train.fit import fit
 from dynamiccl.train.gaussian.fit import fit_gaussian
-from dynamiccl.train.gaussian.policy import GaussianPolicy
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
 from tests.data_sets import SWEEP, SYSTEM, make_data
@@ -224,10 +224,17 @@ def test_a_level_moves_it_to_what_does_not_feel_it(fitted: Run) -> None:
     window = torch.from_numpy(data.observations.window)
     mask = torch.from_numpy(data.validation.mask.astype(np.float32))
 
-    def ran(policy: GaussianPolicy, level: float) -> list[str]:
+    def at(level: float) -> torch.Tensor:
         context = torch.from_numpy(data.observations.context.copy())
         context[:, CONTEXT_COLUMN["interference_known"]] = 1.0
         context[:, CONTEXT_COLUMN["interference"]] = level
+        return context
+
+    def predicted(level: float) -> torch.Tensor:
+        return feels.predict(at(level))[0]
+
+    def ran(policy: CautiousPolicy, level: float) -> list[str]:
+        context = at(level)
         action = policy(window, context, mask)[0]
         cells = policy.rows(context)[1].gather(1, action.unsqueeze(1)).squeeze(1)
         return [Algorithm(cell // (len(Protocol) + 1)).wire for cell in cells.tolist()]
@@ -238,6 +245,25 @@ def test_a_level_moves_it_to_what_does_not_feel_it(fitted: Run) -> None:
     only = data.validation.tasks["collective"].to_list()
     disturbed = ran(feels, 5.0)
     assert not any(a == "Ring" for a, c in zip(disturbed, only, strict=True) if c == "AllReduce")
+    # A rule has two tables: the one for calls that take 1.5 times as long, and the quiet one.
+    quiet, slow, slower = (predicted(level) for level in (0.0, 0.5, 5.0))
+    feels.level_threshold = 0.15
+    assert torch.equal(predicted(0.14), quiet)
+    assert torch.equal(predicted(0.16), slow)
+    assert torch.equal(predicted(5.0), slow)
+    assert not torch.equal(slow, quiet)
+    assert not torch.equal(slow, slower)
+
+
+def test_a_rule_without_a_trigger_is_refused(fitted: Run) -> None:
+    with pytest.raises(UserError, match=r"level_threshold=0\.15 .*--set trigger=RUN_DIRECTORY"):
+        fit(
+            fitted.data,
+            make_recipe("threshold-rule"),
+            experiment="gp",
+            tracking_uri=fitted.uri,
+            seed=0,
+        )
 
 
 def test_a_bound_that_cannot_be_kept_abstains(data_dir: Path) -> None:

@@ -14,8 +14,8 @@ from dynamiccl.simulator.record_jobs import Exploration, Order, record_jobs
 from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload
-from dynamiccl.train.gaussian.felt import felt_table
-from dynamiccl.train.gaussian.rows import cell_of
+from dynamiccl.train.cautious.felt import felt_table
+from dynamiccl.train.cautious.rows import cell_of
 from dynamiccl.train.trigger.felt import MOST_SHARE, felt_shares
 
 #: None of a test bin.

@@ -1,4 +1,4 @@
-"""The policy as it is exported: posteriors by machine and collective, and how sure one must be.
+"""The policy as it is exported: models by machine and collective, and how sure one must be.
 
 B batch, K calls in the window, W features of a call, F features of the context, A actions,
 S machines, E features of a machine, C cells, O octaves of sizes
@@ -11,16 +11,17 @@ from typing import Final
 import torch
 from torch import nn
 
-from dynamiccl.train.gaussian.caution import MIN_GAIN
-from dynamiccl.train.gaussian.posterior import Posterior
-from dynamiccl.train.gaussian.rows import RowMaker
+from dynamiccl.train.cautious.caution import MIN_GAIN
+from dynamiccl.train.cautious.rows import RowMaker
 from dynamiccl.train.heads import MASKED_Q, Z_MAX, Z_MIN
 
 #: ln of a time over NCCL's own that is never the least.
 _WORST: Final = 50.0
 #: Two machines' features that differ by less are one machine's.
 _SAME: Final = 1e-4
-#: Contexts that are worked on at a time: the kernel needs A x points x 6 numbers for each.
+#: The level that a threshold takes for disturbed: calls take 1.5 times as long.
+_DISTURBED: Final = 0.5
+#: Contexts that are worked on at a time: a kernel needs A x points x 6 numbers for each.
 _PART: Final = 8
 
 
@@ -32,10 +33,11 @@ class Block:
     collective: int
     #: Whether y is the residual over NCCL's cost, else over its own choice.
     uses_cost: bool
-    posterior: Posterior
+    #: (numbers_BAR, cells_BA) -> means (B, A) of y, spreads (B, A) of what each is off action 0's.
+    model: nn.Module
 
 
-class GaussianPolicy(nn.Module):
+class CautiousPolicy(nn.Module):
     """(window_BKW, context_BF, mask_BA) -> (action_B int64, q_BA); the window is not looked at.
 
     Where a Trigger tells an interference level, each config's time is longer by the share of it
@@ -59,7 +61,7 @@ class GaussianPolicy(nn.Module):
         caution_S2: torch.Tensor,
         felt_SNCO: torch.Tensor,
     ) -> None:
-        """Put the posteriors together.
+        """Put the models together.
 
         `shapes`: machine, log2 nodes and log2 ranks a node of each shape that was measured.
         `caution_S2`: spreads that a gain must have on each machine, at those shapes and elsewhere.
@@ -68,13 +70,16 @@ class GaussianPolicy(nn.Module):
         super().__init__()
         self.rows = rows
         self.register_buffer("machine_table", machines_SE)
-        self.posteriors = nn.ModuleList([block.posterior for block in blocks])
+        self.models = nn.ModuleList([block.model for block in blocks])
         self.block_machines = [block.machine for block in blocks]
         self.block_collectives = [block.collective for block in blocks]
         self.block_costs = [block.uses_cost for block in blocks]
         self.register_buffer("shape_table", shapes)
         self.register_buffer("caution", caution_S2)
         self.register_buffer("felt", felt_SNCO)
+        #: Above it a level is taken for _DISTURBED, else for none; 0: it is taken as it is.
+        self.level_threshold = 0.0
+        self.disturbed = _DISTURBED
         self.min_gain = MIN_GAIN
         self.worst = _WORST
         self.same = _SAME
@@ -98,7 +103,8 @@ class GaussianPolicy(nn.Module):
         spread_B1 = spread_BA.gather(1, best_B1).clamp(min=1e-9)
         wanted_B1 = (self.caution_of(context_BF) * spread_B1).clamp(min=self.min_gain)
         # Where ABSTAIN itself is not allowed there is nothing to fall back on.
-        abstain_B1 = (gain_B1 <= wanted_B1) & allowed_BA[:, :1]
+        unsure_B1 = (gain_B1 <= wanted_B1) | torch.isinf(spread_B1)
+        abstain_B1 = unsure_B1 & allowed_BA[:, :1]
         action_B = torch.where(abstain_B1, torch.zeros_like(best_B1), best_B1).squeeze(1)
         q_BA = -torch.exp(z_BA.clamp(self.z_min, self.z_max)).to(torch.float32)
         return action_B, q_BA.masked_fill(~allowed_BA, self.masked_q)
@@ -129,13 +135,13 @@ class GaussianPolicy(nn.Module):
         z_BA, spread_BA = torch.zeros_like(cost_BA), torch.full_like(cost_BA, float("inf"))
         found_BS = self.find_machines(context_BF)
         collective_B = self.rows.collectives(context_BF)
-        for index, posterior in enumerate(self.posteriors):
+        for index, model in enumerate(self.models):
             is_mine = found_BS[:, self.block_machines[index]]
             is_mine = is_mine & (collective_B == self.block_collectives[index])
             mine = torch.nonzero(is_mine).flatten()
             for start in range(0, mine.numel(), self.part):
                 part = mine[start : start + self.part]
-                mean, spread = posterior(numbers_BAR[part], cells_BA[part])
+                mean, spread = model(numbers_BAR[part], cells_BA[part])
                 if self.block_costs[index]:
                     known = known_BA[part]
                     mean = (mean + cost_BA[part]).masked_fill(~known, self.worst)
@@ -154,4 +160,7 @@ class GaussianPolicy(nn.Module):
         felt_CO = self.felt[self.block_machines[block], self.block_collectives[block]]
         octave_B = context_BF[:, self.rows.size].to(torch.int64).clamp(0, felt_CO.size(1) - 1)
         share_BA = felt_CO[cells_BA, octave_B.unsqueeze(1)]
-        return torch.log1p(share_BA * self.rows.levels(context_BF).unsqueeze(1))
+        level_B = self.rows.levels(context_BF)
+        if self.level_threshold > 0.0:
+            level_B = (level_B > self.level_threshold).to(level_B.dtype) * self.disturbed
+        return torch.log1p(share_BA * level_B.unsqueeze(1))

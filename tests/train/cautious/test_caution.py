@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dynamiccl.train.gaussian.caution import MIN_GAIN, SLOWER, Calibration
+from dynamiccl.train.cautious.caution import MIN_GAIN, SLOWER, Calibration
 
 
 def calibration(scores: list[float], measured: list[float]) -> Calibration:

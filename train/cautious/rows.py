@@ -1,4 +1,4 @@
-"""Tasks and actions as the rows of a Gaussian process, from contexts alone.
+"""Tasks and actions as the rows that a model of times is fitted to, from contexts alone.
 
 B batch, F features of the context, A actions, R numbers of a row, E features of a machine
 """
@@ -75,9 +75,9 @@ class RowMaker(nn.Module):
         channels_BA = found_BAG[:, :, self.log2_channels] + found_BAG[:, :, self.knobs[0]]
         chunk_BA = found_BAG[:, :, self.log2_chunk] + found_BAG[:, :, self.knobs[1]]
         task += [channels_BA, chunk_BA, found_BAG[:, :, self.own]]
-        algorithm_BA = _index(found_BAG[:, :, : self.num_algorithms])
+        algorithm_BA = index_of(found_BAG[:, :, : self.num_algorithms])
         end = self.num_algorithms + self.num_protocols
-        protocol_BA = _index(found_BAG[:, :, self.num_algorithms : end])
+        protocol_BA = index_of(found_BAG[:, :, self.num_algorithms : end])
         return (
             torch.stack(task, dim=2),
             algorithm_BA * (self.num_protocols + 1) + protocol_BA,
@@ -108,7 +108,7 @@ def cell_of(algorithm: int, protocol: int) -> int:
     return algorithm * (NUM_PROTOCOLS + 1) + protocol
 
 
-def _index(one_hot: torch.Tensor) -> torch.Tensor:
+def index_of(one_hot: torch.Tensor) -> torch.Tensor:
     """(B, A) of (B, A, K); K where nothing is set."""
     last = (one_hot.sum(dim=2, keepdim=True) == 0.0).to(one_hot.dtype)
     return torch.cat([one_hot, last], dim=2).argmax(dim=2)

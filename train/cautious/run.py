@@ -1,32 +1,31 @@
-"""A tracked run of a recipe that fits a Gaussian process."""
+"""A tracked run of a recipe that fits a model of times, and acts where it is sure."""
 
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
 from dynamiccl.datasets.manifest import POLICY_FOLDER
 from dynamiccl.train import SUMMARY_NAME, tracking
+from dynamiccl.train.cautious.caution import MIN_GAIN, Calibration
+from dynamiccl.train.cautious.fit import Fitted
 from dynamiccl.train.data import TrainingData
 from dynamiccl.train.export import FitSummary, export_policy
-from dynamiccl.train.gaussian.caution import MIN_GAIN, Calibration
-from dynamiccl.train.gaussian.fit import fit_gaussian
 from dynamiccl.train.policy import forward
 from dynamiccl.train.recipes import Recipe
 
-#: What a recipe names as its algorithm.
-GAUSSIAN: Final = "GaussianProcess"
 
-
-def fit_and_export(data: TrainingData, recipe: Recipe, seed: int, run: tracking.Run) -> FitSummary:
+def fit_and_export(
+    fit: Callable[..., Fitted], data: TrainingData, recipe: Recipe, seed: int, run: tracking.Run
+) -> FitSummary:
     """Fit, calibrate, export, and track; raises what the parts raise."""
     started = time.monotonic()
-    fitted = fit_gaussian(data, alpha=recipe.alpha, seed=seed)
+    fitted = fit(data, alpha=recipe.alpha, seed=seed)
+    fitted.policy.level_threshold = recipe.level_threshold
     actions, _ = forward(fitted.of_training, data.observations, data.validation.mask)
     regret = data.mean_over_groups(actions)
     seconds = time.monotonic() - started
@@ -34,8 +33,8 @@ def fit_and_export(data: TrainingData, recipe: Recipe, seed: int, run: tracking.
         "best_validation_regret": regret,
         "default_validation_regret": data.default_regret(),
         "train_seconds": seconds,
-        **_figures("sizes", fitted.of_sizes, recipe.alpha),
-        **_figures("shapes", fitted.of_shapes, recipe.alpha),
+        **calibration_figures("sizes", fitted.of_sizes, recipe.alpha),
+        **calibration_figures("shapes", fitted.of_shapes, recipe.alpha),
     }
     run.log_metrics({k: v for k, v in figures.items() if np.isfinite(v)}, step=0)
     with tempfile.TemporaryDirectory() as folder:
@@ -45,7 +44,7 @@ def fit_and_export(data: TrainingData, recipe: Recipe, seed: int, run: tracking.
         (scratch / "recipe.json").write_text(
             json.dumps(recipe.to_json(), indent=1), encoding="utf-8"
         )
-        from dynamiccl.train.gaussian.plots import (
+        from dynamiccl.train.cautious.plots import (
             calibration_plot,
         )  # Matplotlib takes a second to import
 
@@ -73,7 +72,9 @@ def fit_and_export(data: TrainingData, recipe: Recipe, seed: int, run: tracking.
     return summary
 
 
-def _figures(of: str, calibrations: Sequence[Calibration], alpha: float) -> dict[str, float]:
+def calibration_figures(
+    of: str, calibrations: Sequence[Calibration], alpha: float
+) -> dict[str, float]:
     """How far predictions for sizes, or for shapes, that were held out can be trusted."""
     every = Calibration.joined(calibrations)
     return {

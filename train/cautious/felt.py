@@ -12,7 +12,7 @@ import torch
 
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.nccl import Algorithm, Collective, Protocol
-from dynamiccl.train.gaussian.rows import NUM_ROW_CELLS, cell_of
+from dynamiccl.train.cautious.rows import NUM_ROW_CELLS, cell_of
 
 #: Sizes from 1 byte to 2^63 of them.
 _OCTAVES: Final = 64

@@ -6,7 +6,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from dynamiccl.train.gaussian.caution import Calibration
+from dynamiccl.train.cautious.caution import Calibration
 
 mpl.use("Agg")
 

@@ -1,0 +1,1 @@
+"""Boosted trees over configs, of what NCCL's cost model leaves over: for cold tables."""

@@ -1,0 +1,1 @@
+"""What models of times share that act only where they are sure: tasks, calibration, policy, run."""

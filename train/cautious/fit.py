@@ -1,0 +1,194 @@
+"""Fit a model of times to a data set, and find how sure it must be before it acts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from dynamiccl.datasets.actions import ABSTAIN_ACTION
+from dynamiccl.train.cautious.caution import Calibration
+from dynamiccl.train.cautious.policy import Block, CautiousPolicy
+from dynamiccl.train.cautious.tasks import BoolArray, Int64Array, Rows, Tasks
+
+#: Parts that the training octaves are held out in, to calibrate on them.
+_OCTAVE_PARTS: Final = 3
+#: Parts at most that group shapes are held out in, and how many shapes that needs.
+_SHAPE_PARTS: Final = 8
+_MIN_SHAPES: Final = 3
+#: ln of time: nothing repeats better.
+_LEAST_NOISE: Final = 1e-3
+
+#: What a learner fits to all rows of a machine, or chooses for them, before it fits the rest.
+Setting = TypeVar("Setting")
+
+
+class Learner(Protocol[Setting]):
+    """How the times of one machine are learned, each collective by itself."""
+
+    def settings(self, collectives: Sequence[Rows]) -> Sequence[Setting]:
+        """What there is to choose from, on validation bins; given each collective's rows."""
+        ...
+
+    def model(self, setting: Setting, rows: Rows) -> nn.Module:
+        """What is known after some rows of a collective; scriptable.
+
+        (numbers_BAR, cells_BA) -> means (B, A) of y, spreads (B, A) of what each is off action 0's.
+        """
+        ...
+
+    def noise(self, setting: Setting) -> float:
+        """Variance of one repeat of y."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A policy, and what is known of it."""
+
+    policy: CautiousPolicy
+    #: The same that has seen training bins alone: what the validation bins can judge.
+    of_training: CautiousPolicy
+    #: On sizes held out, and on whole group shapes, each by machine; the latter are empty for few
+    #: shapes.
+    of_sizes: Sequence[Calibration]
+    of_shapes: Sequence[Calibration]
+
+
+def fit_cautious(tasks: Tasks, learner: Learner[Setting], *, alpha: float) -> Fitted:
+    """Fit to the training and validation bins, and calibrate on what was held out of them.
+
+    The rows of a machine share a setting; each collective has its own model. What is expected of a
+    time is NCCL's cost, or the time of its own choice: whichever has the least regret on the
+    validation bins.
+    """
+    machines = [_Machine(tasks, number, learner) for number in np.unique(tasks.machine)]
+    of_sizes = [Calibration.joined(one.held_out_sizes()) for one in machines]
+    of_shapes = [Calibration.joined(one.held_out_shapes()) for one in machines]
+    # By machine, since what is true of one need not be of another.
+    caution = torch.tensor(
+        [
+            [here.caution(alpha), elsewhere.caution(alpha)]
+            for here, elsewhere in zip(of_sizes, of_shapes, strict=True)
+        ],
+        dtype=torch.float64,
+    )
+    every = np.ones(len(tasks), dtype=np.bool_)
+    return Fitted(
+        _policy(tasks, [b for one in machines for b in one.blocks(every)], caution),
+        _policy(tasks, [b for one in machines for b in one.blocks(tasks.is_train)], caution),
+        of_sizes,
+        of_shapes,
+    )
+
+
+def _policy(tasks: Tasks, blocks: Sequence[Block], caution_S2: torch.Tensor) -> CautiousPolicy:
+    """The policy of some models."""
+    parts = (tasks.maker, tasks.machines, tasks.shapes, blocks, caution_S2, tasks.felt)
+    return CautiousPolicy(*parts).eval()
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """(N,) configs, their predicted gains over NCCL's own choice, and how sure these are."""
+
+    action: Int64Array
+    gain: npt.NDArray[np.float64]
+    spread: npt.NDArray[np.float64]
+
+
+def _choose(tasks: Tasks, blocks: Sequence[Block], which: Int64Array) -> _Choice:
+    """The config of the least mean among those measured, for some tasks, sure or not."""
+    with torch.no_grad():
+        no_caution = torch.zeros(len(tasks.machines), 2, dtype=torch.float64)
+        careless = _policy(tasks, blocks, no_caution)
+        z, spread = careless.predict(torch.from_numpy(tasks.context[which]))
+    best = np.where(tasks.grid.mask[which], z.numpy(), np.inf).argmin(axis=1)
+    place = np.arange(len(which)), best
+    return _Choice(best.astype(np.int64), -z.numpy()[place], spread.numpy()[place])
+
+
+class _Machine(Generic[Setting]):
+    """What is fitted to the tasks of one machine."""
+
+    def __init__(self, tasks: Tasks, number: int, learner: Learner[Setting]) -> None:
+        self._tasks, self._number, self._learner = tasks, int(number), learner
+        self._rows = np.flatnonzero(tasks.machine == number)
+        collectives = np.unique(tasks.collective[self._rows[tasks.is_train[self._rows]]])
+        self._collectives = [int(each) for each in collectives]
+        ways = [True, False] if bool(tasks.known[self._rows].any()) else [False]
+        tried = [(way, setting) for way in ways for setting in self._settings(uses_cost=way)]
+        self._chosen = min(tried, key=self._regret) if len(tried) > 1 else tried[0]
+
+    def blocks(self, is_told: BoolArray) -> list[Block]:
+        """The models after the tasks that are told, (T,)."""
+        return self._blocks(is_told, self._chosen)
+
+    def held_out_sizes(self) -> list[Calibration]:
+        """The validation bins by the training bins, and training octaves by the others, by turns.
+
+        A held-out training octave is further from its neighbours than a bin of a table is ever from
+        what was measured, so that what is found errs on the side of caution.
+        """
+        tasks, is_train = self._tasks, self._tasks.is_train
+        octaves = np.unique(tasks.octave[self._rows[is_train[self._rows]]])
+        turn = np.searchsorted(octaves, tasks.octave) % _OCTAVE_PARTS
+        parts = [~is_train, *(is_train & (turn == part) for part in range(_OCTAVE_PARTS))]
+        return [self._compare(part, is_train & ~part) for part in parts]
+
+    def held_out_shapes(self) -> list[Calibration]:
+        """Group shapes by the others, some at a time."""
+        shape = self._tasks.shape
+        mine = np.unique(shape[self._rows])
+        if len(mine) < _MIN_SHAPES:
+            return []
+        turn = np.searchsorted(mine, shape) % min(len(mine), _SHAPE_PARTS)
+        return [self._compare(turn == part, turn != part) for part in np.unique(turn[self._rows])]
+
+    def _blocks(self, is_told: BoolArray, chosen: tuple[bool, Setting]) -> list[Block]:
+        tasks, found = self._tasks, []
+        uses_cost, setting = chosen
+        for collective in self._collectives:
+            mine = self._rows[tasks.collective[self._rows] == collective]
+            told = tasks.rows(mine[is_told[mine]], uses_cost=uses_cost)
+            if len(told):
+                model = self._learner.model(setting, told)
+                found.append(Block(self._number, collective, uses_cost, model))
+        return found
+
+    def _settings(self, *, uses_cost: bool) -> Sequence[Setting]:
+        tasks = self._tasks
+        train = self._rows[tasks.is_train[self._rows]]
+        parts = [train[tasks.collective[train] == each] for each in self._collectives]
+        rows = [tasks.rows(part, uses_cost=uses_cost) for part in parts]
+        return self._learner.settings([each for each in rows if len(each)])
+
+    def _regret(self, chosen: tuple[bool, Setting]) -> float:
+        """Mean regret on the validation bins of the config of the least mean."""
+        tasks = self._tasks
+        held = self._rows[~tasks.is_train[self._rows]]
+        if not len(held):
+            return 0.0
+        action = _choose(tasks, self._blocks(tasks.is_train, chosen), held).action
+        return float((tasks.grid.times_us[held, action] / tasks.grid.oracle_us[held] - 1.0).mean())
+
+    def _compare(self, is_held: BoolArray, is_told: BoolArray) -> Calibration:
+        tasks = self._tasks
+        held = self._rows[is_held[self._rows]]
+        if not len(held):
+            return Calibration.joined([])
+        chosen = _choose(tasks, self.blocks(is_told), held)
+        # Of NCCL's own choice there is nothing to be unsure of.
+        acts = chosen.action != ABSTAIN_ACTION
+        place = held, chosen.action
+        repeats = 1.0 / tasks.grid.repeats[place] + 1.0 / tasks.grid.repeats[held, ABSTAIN_ACTION]
+        noise = self._learner.noise(self._chosen[1])
+        return Calibration(
+            predicted=np.where(acts, chosen.gain, 0.0),
+            measured=np.log(tasks.grid.default_us[held] / tasks.grid.times_us[place]),
+            spread=np.maximum(chosen.spread, _LEAST_NOISE),
+            noise=np.where(acts, np.sqrt(noise * repeats), 0.0),
+        )
