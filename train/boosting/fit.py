@@ -31,8 +31,8 @@ class Setting:
     least_rows: int  # in a leaf
 
 
-#: Of the times. With 200 trees of 31 leaves to choose from, too, a fit to a B300 draw took four times
-#: as long, and what validation chose kept less of the gain.
+#: Of the times. With 200 trees of 31 leaves to choose from, too, a fit to a B300 draw took four
+#: times as long, and what validation chose kept less of the gain.
 _OF_TIMES: Final = Setting(100, 15, 5)
 #: Of the trees that learn how far off the others are.
 _OF_SPREAD: Final = Setting(50, 8, 10)
