@@ -190,7 +190,7 @@ def serve(user: User, line: str, port: int) -> str:
         start_new_session=True,
     )
     try:
-        until = time.monotonic() + 90
+        until = time.monotonic() + 180
         while True:
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as answer:

@@ -1,5 +1,6 @@
 """A sweep with and without a disturbance beside it: trained on, and no quiet figure moves."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def alone(both: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quiet rows of the same sweep."""
     out = tmp_path_factory.mktemp("alone") / "store"
     write_part(out, measurements_table(quiet(read(both)).to_dicts()), provenance={})
+    shutil.copytree(both / "costs", out / "costs")
     return out
 
 
