@@ -34,20 +34,22 @@ class Mutex {
   Mutex(const Mutex&) = delete;
   Mutex& operator=(const Mutex&) = delete;
 
+  void lock() noexcept { pthread_mutex_lock(&mutex_); }
+  void unlock() noexcept { pthread_mutex_unlock(&mutex_); }
+
  private:
-  friend class Lock;
   pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;
 };
 
 class Lock {
  public:
-  explicit Lock(Mutex* mutex) noexcept : mutex_(&mutex->mutex_) { pthread_mutex_lock(mutex_); }
-  ~Lock() { pthread_mutex_unlock(mutex_); }
+  explicit Lock(Mutex* mutex) noexcept : mutex_(mutex) { mutex_->lock(); }
+  ~Lock() { mutex_->unlock(); }
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
 
  private:
-  pthread_mutex_t* mutex_;
+  Mutex* mutex_;
 };
 
 }  // namespace dynamiccl

@@ -1,12 +1,17 @@
 // Who calls `init`, and whom it waits for: each case in a process of its own, since a process knows
 // one job.
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <string>
+#include <thread>
 
 #include "tests/check.h"
 #include "tests/library.h"
@@ -17,6 +22,38 @@ using namespace dynamiccl;
 namespace {
 
 std::string g_build;
+
+/// What a thread of the job forks while the plugin makes its listening socket.
+struct ChildMeanwhile {
+  void fork_now() {
+    thread = std::thread([this] {
+      pid = fork();
+      if (pid == 0) {
+        // It would be the parent's own socket, which listens by then.
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+        int num_listening = 0;
+        for (int descriptor = 3; descriptor < 256; ++descriptor) {
+          int listens = 0;
+          socklen_t size = sizeof listens;
+          getsockopt(descriptor, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size);
+          num_listening += listens;
+        }
+        _exit(num_listening);
+      }
+      has_forked = true;
+    });
+    // Where the plugin holds forks back, that is for as long as it waits here.
+    for (int i = 0; i < 20 && !has_forked; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
+
+  bool is_wanted = false;
+  std::thread thread;
+  std::atomic<pid_t> pid{-1};
+  std::atomic<bool> has_forked{false};
+};
+ChildMeanwhile g_child;
 
 struct OtherNccl {
   explicit OtherNccl(const std::string& name)
@@ -67,6 +104,17 @@ void a_coordinator_that_comes_later_is_found(const Library& library) {
   CHECK(library.init(6, 2, 1) != nullptr);
 }
 
+void a_child_forked_meanwhile_keeps_no_socket(const Library& library) {
+  ArtifactDirectory(g_build, "forked").use_coordinator();
+  setenv("DYNAMICCL_ARTIFACT", (g_build + "/artifact-init").c_str(), 1);
+  g_child.is_wanted = true;
+  CHECK(library.init(6, 2, 1) != nullptr);
+  CHECK(g_child.thread.joinable());
+  g_child.thread.join();
+  int status = 1;
+  CHECK(waitpid(g_child.pid, &status, 0) > 0 && status == 0);
+}
+
 template <typename Case>
 void apart(const char* path, const Case& run) {
   const pid_t child = fork();
@@ -83,6 +131,17 @@ void apart(const char* path, const Case& run) {
 
 }  // namespace
 
+/// In place of the C library's, for the plugin too.
+extern "C" __attribute__((visibility("default"))) int listen(int descriptor, int backlog) noexcept {
+  if (g_child.is_wanted) {
+    g_child.is_wanted = false;
+    g_child.fork_now();
+  }
+  using Listen = int (*)(int, int);
+  static const auto real = reinterpret_cast<Listen>(dlsym(RTLD_NEXT, "listen"));
+  return real(descriptor, backlog);
+}
+
 int main(int, char** arguments) {
   g_build = arguments[2];
   const ArtifactDirectory artifact(g_build, "init");
@@ -90,5 +149,6 @@ int main(int, char** arguments) {
   apart(arguments[1], the_nccl_that_calls_counts);
   apart(arguments[1], rccl_is_named);
   apart(arguments[1], a_coordinator_that_comes_later_is_found);
+  apart(arguments[1], a_child_forked_meanwhile_keeps_no_socket);
   return g_failures;
 }

@@ -66,12 +66,16 @@ struct Server {
   Connection connections[kMostConnections];
 };
 
-Mutex g_mutex;
+Mutex g_mutex;  // held from a listening socket's making until a forked child would find it
 std::atomic<Server*> g_server{nullptr};
 std::atomic<pid_t> g_pid{0};
 
+void lock_before_fork() noexcept { g_mutex.lock(); }
+void unlock_in_parent() noexcept { g_mutex.unlock(); }
+
 /// A forked child has no thread that would answer, and must not keep the address.
 void forget_in_child() noexcept {
+  g_mutex.unlock();
   Server* server = g_server.exchange(nullptr);
   if (server == nullptr) return;
   close(server->listener);
@@ -238,6 +242,12 @@ int listen_at(const Endpoint& endpoint) noexcept {
 void try_to_coordinate(const Endpoint& endpoint, std::uint64_t attempt) noexcept {
   const Lock lock(&g_mutex);
   if (g_server.load() != nullptr) return;
+  static bool is_registered = false;  // under g_mutex
+  if (!is_registered) {
+    is_registered = true;
+    pthread_atfork(lock_before_fork, unlock_in_parent, forget_in_child);
+    std::atexit(linger);
+  }
   const int listener = listen_at(endpoint);
   if (listener < 0) return;
   auto* server = allocate<Server>(endpoint, attempt, listener);
@@ -261,12 +271,6 @@ void try_to_coordinate(const Endpoint& endpoint, std::uint64_t attempt) noexcept
   }
   g_pid.store(getpid());
   g_server.store(server);
-  static bool is_registered = false;  // under g_mutex
-  if (!is_registered) {
-    is_registered = true;
-    pthread_atfork(nullptr, nullptr, forget_in_child);
-    std::atexit(linger);
-  }
 }
 
 }  // namespace dynamiccl
