@@ -67,9 +67,8 @@ class Posterior(nn.Module):
         self.kernel = kernel
         with torch.no_grad():
             self.mean = float(rows.y.median())
-            chosen = inducing_points(kernel, rows, max_points)
+            chosen, k_MN = inducing_points(kernel, rows, max_points)
             points, cells = rows.numbers[chosen], rows.cells[chosen]
-            k_MN = Parts(rows).covariance(kernel)(chosen)
             k_MM = k_MN[:, chosen]
             k_MM = k_MM + _JITTER * float(k_MM.diagonal().max()) * torch.eye(len(chosen)).to(k_MM)
             noise_N = kernel.noise() / rows.repeats
@@ -108,11 +107,15 @@ class Posterior(nn.Module):
         return means_BA, torch.sqrt((prior_BA - taken_BA).clamp(min=0.0))
 
 
-def inducing_points(kernel: Kernel, rows: Rows, most: int) -> torch.Tensor:
-    """Indices of the rows that leave least unknown of the others, one after the other."""
-    if len(rows) <= most:
-        return torch.arange(len(rows))
+def inducing_points(kernel: Kernel, rows: Rows, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows that leave least unknown of the others, one after the other.
+
+    Their indices (M,), and their covariance (M, N) with all rows.
+    """
     covariance = Parts(rows).covariance(kernel)
+    if len(rows) <= most:
+        every = torch.arange(len(rows))
+        return every, covariance(every)
     left = kernel.diagonal(rows.numbers)
     factors = torch.zeros(most, len(rows), dtype=left.dtype)
     chosen = []
@@ -126,7 +129,8 @@ def inducing_points(kernel: Kernel, rows: Rows, most: int) -> torch.Tensor:
         left[pick] = 0.0
         if float(left.max()) < _JITTER:
             break
-    return torch.tensor(chosen)
+    points = torch.tensor(chosen)
+    return points, covariance(points)
 
 
 def fit_kernel(blocks: list[Rows], *, seed: int, steps: int = 60, most: int = 350) -> Kernel:

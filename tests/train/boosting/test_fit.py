@@ -1,6 +1,5 @@
 """Boosted trees fitted to simulated sweeps: what they choose, what they leave to NCCL."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import mlflow
@@ -23,28 +22,12 @@ from dynamiccl.simulator import h100
 from dynamiccl.simulator.group import Group
 from dynamiccl.train.boosting.fit import fit_boosting
 from dynamiccl.train.data import load_data
-from dynamiccl.train.export import FitSummary
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy, forward
 from dynamiccl.train.recipes import make_recipe
-from tests.data_sets import SWEEP, SYSTEM, make_data
+from tests.data_sets import SYSTEM, make_data
 from tests.stores import new_store
-
-GROUPS = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = 8 }}" for n in (2, 4, 8))
-WIDE = SWEEP.replace("{ num_nodes = 4, ranks_per_node = 8 }", GROUPS).replace(
-    'max = "1G"', 'max = "1G", steps_per_octave = 2'
-)
-
-
-@dataclass(frozen=True)
-class Run:
-    data: Path
-    uri: str
-    summary: FitSummary
-
-    @property
-    def policy(self) -> Path:
-        return Path(self.summary.run_directory) / "policy"
+from tests.train.cautious.wide import WIDE, Run
 
 
 @pytest.fixture(scope="module")
