@@ -5,16 +5,13 @@ or GPUs is run by the test that is named here. docs/start.md has a test of its o
 """
 
 import contextlib
-import io
 import json
 import os
 import re
 import shlex
 import shutil
 import sqlite3
-import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +21,8 @@ from dynamiccl.datasets import store
 from dynamiccl.train.torch_files import save_script
 from dynamiccl.train.trigger.module import TriggerModule
 from tests.calls import call, calls_table
-from tests.cli.conftest import MODULES
+from tests.cli.in_process import run
+from tests.data_sets import with_few_channels
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -97,23 +95,6 @@ def written() -> Iterator[tuple[str, str]]:
 LINES: Final = list(dict.fromkeys(command for _, command in written()))
 
 
-def run(line: str) -> tuple[object, str]:
-    """A command line in this process and directory: exit code, and all that it said."""
-    command, *arguments = shlex.split(line)
-    said = io.StringIO()
-    code: object = 0
-    before = sys.argv
-    sys.argv = [command, *arguments]
-    try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            import_module(MODULES[command]).main()
-    except SystemExit as ended:
-        code = ended.code or 0
-    finally:
-        sys.argv = before
-    return code, said.getvalue()
-
-
 def write_trigger(folder: Path) -> None:
     """One that finds nothing sensible, where a run of `dynamiccl-train trigger` leaves its own."""
     folder.mkdir()
@@ -133,8 +114,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        for name in ("examples", "datasets"):
-            (folder / name).symlink_to(ROOT / name)
+        (folder / "datasets").symlink_to(ROOT / "datasets")
+        shutil.copytree(ROOT / "examples", folder / "examples")
+        with_few_channels(folder / "examples" / "slurm_h100.toml")
         (folder / "sweep.toml").write_text(SWEEP.replace("SEED", "1").replace("CYCLES", "3"))
         again = SWEEP.replace('"small"', '"fresh"').replace("SEED", "2").replace("CYCLES", "8")
         (folder / "fresh.toml").write_text(again)

@@ -1,6 +1,7 @@
 """One point of the grid, and what it needs a process of its own for."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from dynamiccl.collect.sweep.sizes import benchmark_bytes
 from dynamiccl.collect.sweep.splits import Comms, Split
@@ -91,7 +92,7 @@ class Setting:
         return ":".join(words) + self.interference.word
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Trial:
     """One point of the grid: a workload and the config that is requested for it."""
 
@@ -106,7 +107,7 @@ class Trial:
         """The workload without the config: what configs compete for."""
         return (self.setting, self.size_bytes)
 
-    @property
-    def key(self) -> str:
+    @cached_property
+    def key(self) -> str:  # asked for many times in planning
         """Stable, readable id within a sweep."""
         return f"{self.setting.key}:{self.size_bytes}:{self.config.key}"

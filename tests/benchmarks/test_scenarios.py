@@ -36,7 +36,7 @@ SETTING = Setting(
     system=find_system("b300-nvlink"),
     workload=make_workload(("decode",), Group(1, 8)),
     scenario=find_scenario("busy-host"),
-    calls=20_000,
+    calls=10_000,
     jobs=8,
 )
 

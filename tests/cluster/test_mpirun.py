@@ -71,7 +71,7 @@ def test_a_killed_mpirun_leaves_no_process() -> None:
 def inside(slurm: Slurm, made: Command, nodes: int) -> Command:
     salloc = ("salloc", "--quiet", f"-N{nodes}", "--ntasks-per-node=2")
     argv = tuple(slurm.wrap([*salloc, *made.argv]))
-    return Command(argv, {**made.env, **slurm.variables}, made.unset)
+    return Command(argv, {**slurm.variables, **made.env}, made.unset)
 
 
 def test_ranks_meet_across_the_nodes_of_an_allocation(slurm: Slurm) -> None:
@@ -118,7 +118,11 @@ finally:
 
 
 def test_one_mpirun_runs_beside_another_in_an_allocation(slurm: Slurm) -> None:
-    driver = Command(python(BESIDE), {"PYTHONPATH": str(Path.cwd())})
+    # A folder of its own: daemons of an earlier mpirun may still be removing the one of all.
+    scratch = slurm.root / "beside"
+    scratch.mkdir(exist_ok=True)
+    environment = {"PYTHONPATH": str(Path.cwd()), "TMPDIR": str(scratch)}
+    driver = Command(python(BESIDE), environment)
     done = run_process(inside(slurm, driver, 2), LIMITS)
     assert done.output == "True 0 4\n"
     wait_until(lambda: not slurm.processes_with("beside-mpirun"), "samplers gone", 10)

@@ -168,7 +168,8 @@ def test_batch_array_shares_the_sweep_and_ends_when_it_is_done(
     assert "go on with --resume" in again.stderr
 
 
-@pytest.mark.parametrize("accident", ["node", "limit"])
+# That a signal before the limit has it submitted again, the test of budgets shows too.
+@pytest.mark.parametrize("accident", ["node", pytest.param("limit", marks=pytest.mark.soak)])
 def test_batch_sweep_survives_a_dead_node_and_a_time_limit(
     accident: str, slurm: Slurm, folder: Path, sweep_path: Path
 ) -> None:

@@ -41,7 +41,7 @@ class Run:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("sure")
     data = make_data(folder / "data", WIDE)
-    settings = ["steps=400", "steps_per_epoch=200", "learning_rate=0.003", "batch_size=128"]
+    settings = ["steps=300", "steps_per_epoch=150", "learning_rate=0.003", "batch_size=128"]
     recipe = make_recipe("ddqn-actions", [*settings, f"alpha={ALPHA}", "cost_dropout=0.3"])
     done = fit(data, recipe, experiment="x", tracking_uri=new_store(folder), seed=0)
     policy = TorchPolicy.load(Path(done.run_directory) / "policy")

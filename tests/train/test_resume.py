@@ -129,7 +129,15 @@ def test_metrics_that_were_lost_between_state_and_log_are_logged(
     assert [step for step, _ in curve(uri, run_id, "loss")] == EPOCHS
 
 
-@pytest.mark.parametrize("name", ["ddqn-dueling", "gaussian-process", "residual-boosting"])
+# Boosting goes the way of the Gaussian process, and takes longer.
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ddqn-dueling",
+        "gaussian-process",
+        pytest.param("residual-boosting", marks=pytest.mark.soak),
+    ],
+)
 def test_a_run_that_was_killed_before_its_first_epoch_begins_again(
     name: str, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,9 +94,12 @@ def play(
 ) -> Played:
     """Run `play_job PLUGIN --name value ...`; `options` are whole arguments, such as `--at`.
 
-    Only what `environment` says reaches the plugin: the tests' own settings do not.
+    Only what `environment` says reaches the plugin: the tests' own settings do not. One of
+    `named`, `descriptors`, is how many a process may have open.
     """
-    arguments = [str(play_job), str(plugin), *options]
+    descriptors = named.pop("descriptors", None)
+    limit = [] if descriptors is None else ["prlimit", f"--nofile={descriptors}"]
+    arguments = [*limit, str(play_job), str(plugin), *options]
     settings = {"deadline": DEADLINE_S, **named}
     for name, value in settings.items():
         arguments += [f"--{name.replace('_', '-')}", str(value)]

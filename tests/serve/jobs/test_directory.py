@@ -5,11 +5,8 @@ it found there. It takes half of the descriptors that a process may have, 16,384
 worlds of more than 8,192 ranks the second ones wait until the first ones have been closed.
 """
 
-import resource
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -46,25 +43,13 @@ def test_connections_to_the_directory_are_closed_once_all_is_known(
     assert seen[-50:] == [0] * 50
 
 
-@contextmanager
-def few_descriptors(count: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (count, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
 def test_a_world_of_more_ranks_than_half_the_connections_agrees_all_the_same(
     play_job: Player, tmp_path: Path
 ) -> None:
     """16 ranks where world rank 0 may have 22 connections, as 12,000 where it may have 16,384."""
     setting = make_setting(tmp_path, num_ranks=16)
-    with few_descriptors(44):
-        played = play_job(
-            environment=setting.environment(coordinator=True), ranks=16, rate=300, calls=1800
-        )
+    environment = setting.environment(coordinator=True)
+    played = play_job(environment=environment, descriptors=44, ranks=16, rate=300, calls=1800)
     assert played.is_sound, played
     [world] = played.communicators
     assert world.acted > 0, played.log
@@ -74,9 +59,7 @@ def test_a_world_that_its_leader_cannot_connect_to_abstains(
     play_job: Player, tmp_path: Path
 ) -> None:
     setting = make_setting(tmp_path, num_ranks=16)
-    with few_descriptors(30):
-        played = play_job(
-            environment=setting.environment(coordinator=True), ranks=16, rate=300, calls=300
-        )
+    environment = setting.environment(coordinator=True)
+    played = play_job(environment=environment, descriptors=30, ranks=16, rate=300, calls=300)
     assert (played.is_sound, played.acted) == (True, 0), played
     assert "raise its ulimit -n to more than twice the ranks" in played.log
