@@ -19,6 +19,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
+from dynamiccl.datasets.cells import NOISE_KEY
 from dynamiccl.datasets.episodes import with_noise
 from dynamiccl.datasets.features import (
     HISTORY_SLICE,
@@ -70,18 +71,22 @@ class Tables:
         cls,
         world: World,
         profiles: Sequence[str],
-        noise: pl.DataFrame,
+        noise: pl.DataFrame | None = None,
         costs: pl.DataFrame | None = None,
     ) -> Self:
         """Cold questions about the keys of a world.
 
         `profiles` are the launch profiles and `noise` the noise bands that a policy was trained
-        with (`datasets.episodes.training_noise`, or its manifest's), `costs` NCCL's costs for one
-        that looks at them.
+        with (`datasets.episodes.training_noise`, or its manifest's; None: of none is known), and
+        `costs` NCCL's costs for one that looks at them.
         """
-        asked = with_noise(world_tasks(world), noise)
+        asked = with_noise(world_tasks(world), _no_noise() if noise is None else noise)
         context = cold_observations(asked, profiles, costs).context
         return cls(context, world.mask, world.quiet_us[:, ABSTAIN_ACTION].copy())
+
+
+def _no_noise() -> pl.DataFrame:
+    return pl.DataFrame(schema={**dict.fromkeys(NOISE_KEY, pl.String), "noise_band": pl.Float64})
 
 
 def world_tasks(world: World) -> pl.DataFrame:
@@ -213,14 +218,26 @@ class CollectiveEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any])
             bad = int(np.flatnonzero(~self.tables.mask[key, actions])[0])
             raise ValueError(f"job {bad}: action {actions[bad]} is masked for {self._name(bad)}")
         self._decide(key, actions)
-        ran = self.jobs.step(self._in_force[self._job, key])
-        self._record(ran)
+        ran = self.run(self._in_force[self._job, key])
         reference_us = self.tables.reference_us[key]
         earned = reward(ran.measured_us, reference_us)
         self._calls += 1
         self._over = self._calls >= self.course.episode_calls
         info = {"ran": ran, "reference_us": reference_us}
         return self._observe(), earned, none, none | self._over, info
+
+    def run(self, actions: Int64Array) -> Ran:
+        """Run the next calls under `actions` (N,), whatever was decided, and record them."""
+        ran = self.jobs.step(actions)
+        self._record(ran)
+        return ran
+
+    def look(self, job: Int64Array, key: Int64Array) -> dict[str, Any]:
+        """What is known of task keys (M,) of jobs (M,): `window`, `context` and `mask`."""
+        window, history = self._rings.observe(job * self._num_keys + key)
+        context = self.tables.context[key]
+        context[:, HISTORY_SLICE] = history
+        return {"window": window, "context": context, "mask": self.tables.mask[key]}
 
     def _name(self, job: int) -> str:
         call = self.world.keys[self.jobs.key[job]]
@@ -264,12 +281,4 @@ class CollectiveEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any])
         if not self.course.observed:
             return {}
         key = self.jobs.key
-        window, history = self._rings.observe(self._job * self._num_keys + key)
-        context = self.tables.context[key]
-        context[:, HISTORY_SLICE] = history
-        return {
-            "window": window,
-            "context": context,
-            "mask": self.tables.mask[key],
-            "actions": self._decided[self._job, key],
-        }
+        return self.look(self._job, key) | {"actions": self._decided[self._job, key]}

@@ -10,9 +10,7 @@ from functools import partial
 from typing import Final
 
 import numpy as np
-import polars as pl
 
-from dynamiccl.datasets.cells import NOISE_KEY
 from dynamiccl.datasets.features import Observations
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.evaluate.simulate.players import (
@@ -95,7 +93,7 @@ class Contender:
 def simple_contenders(setting: Setting) -> list[Contender]:
     """NCCL, fixed choices, AutoCCL's search, and the oracle, with and without the delay."""
     world = setting.world(all_configs(setting.system, setting.workload))
-    tables = Tables.of(world, [DEFAULT_PROFILE], _no_noise())
+    tables = Tables.of(world, [DEFAULT_PROFILE])
     mean_us = mean_times_us(world, _PILOT_SEEDS, steps=_PILOT_STEPS)
     default = np.zeros(len(world.keys), dtype=np.int64)
     fixed = {
@@ -174,8 +172,3 @@ def search_spaces(world: World) -> dict[Key, SearchSpace]:
         )
         for key, call in enumerate(world.keys)
     }
-
-
-def _no_noise() -> pl.DataFrame:
-    """Bands of which none is known: who looks at nothing needs none."""
-    return pl.DataFrame(schema={**dict.fromkeys(NOISE_KEY, pl.String), "noise_band": pl.Float64})

@@ -1,0 +1,206 @@
+"""The simulated world in rounds: one step is one decision about every task key of N jobs.
+
+A decision is in force some calls later, when the ranks have agreed on it (some 116 calls where 16
+ranks share a machine), so a step of one call would end a rollout before its action acts. Here a
+round is `period_calls` calls of each job, as a brain asks again once its last decision is in force;
+a decision is in force `delay_rounds` rounds later, and what it earns is the mean over the calls of
+the rounds that it was in force for. Discount and the length of rollouts count rounds.
+
+The world does not wait for who decides: without a decision the last one stays in force (as in
+mvfst-rl, Sivakumar et al. 2019, section 3, whose sender goes on while the agent thinks).
+
+N jobs, K task keys, A actions, H decisions that are seen, W calls in a window.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+
+from dynamiccl.datasets.actions import ABSTAIN_ACTION
+from dynamiccl.datasets.features import WINDOW_LENGTH
+from dynamiccl.datasets.history_columns import WINDOW_FEATURES
+from dynamiccl.datasets.reward import reward
+from dynamiccl.simulator.world import World
+from dynamiccl.train.environment import (
+    CollectiveEnv,
+    Course,
+    Float64Array,
+    Int64Array,
+    Tables,
+    Watch,
+    delay_calls,
+)
+
+#: In place of an action: no decision came in time, and the last one stays.
+LATE: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """How decisions and calls follow one another. Raises ValueError for what is no length."""
+
+    #: Calls of a job from one decision to the next.
+    period_calls: int
+    #: Rounds from a decision to its being in force.
+    delay_rounds: int
+    #: Rounds of an episode.
+    episode_rounds: int = 200
+    #: Decisions of a task key that are seen, the latest last; those not in force yet among them.
+    seen_decisions: int = 4
+
+    def __post_init__(self) -> None:
+        if min(self.period_calls, self.episode_rounds) < 1 or self.delay_rounds < 0:
+            raise ValueError("a round needs a call, an episode a round, and a delay is 0 or more")
+        if self.seen_decisions < 0:
+            raise ValueError(f"{self.seen_decisions} decisions cannot be seen")
+
+    @classmethod
+    def of(cls, world: World, period_calls: int = 0, **others: Any) -> "Rounds":
+        """With the delay that agreement has in a world: d = ceil(delay in calls / period).
+
+        A period of 0 is that of a brain, which asks again when its last decision is in force.
+        """
+        delay = delay_calls(world)
+        period_calls = period_calls or max(delay, 1)
+        return cls(period_calls, math.ceil(delay / period_calls), **others)
+
+
+class DecisionEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):
+    """N jobs, a decision about each of their K keys a step; autoreset is in next-step mode.
+
+    Observations are `window` (N, K, W, features), `context` (N, K, F), `mask` (N, K, A),
+    `decided` (N, K, H), -1 where nothing was, and `earned` (N, K), the rewards of the last round.
+    Actions are (N, K), LATE for none. The reward (N,) is the mean over the calls of a round;
+    `info` has it by key (`earned`, and `calls` of each key), what was in force (`in_force`), and
+    true times of the round's calls and of NCCL's own choice (`true_us`, `default_us`, (N,)).
+    """
+
+    metadata: dict[str, Any] = {"autoreset_mode": "NextStep"}  # noqa: RUF012 - Gymnasium's own
+
+    def __init__(
+        self,
+        world: World,
+        tables: Tables,
+        num_jobs: int,
+        rounds: Rounds,
+        make_watch: Callable[[], Watch] | None = None,
+    ) -> None:
+        """Put N jobs into a world."""
+        self.world, self.tables, self.num_envs, self.rounds = world, tables, num_jobs, rounds
+        course = Course(episode_calls=rounds.episode_rounds * rounds.period_calls)
+        self.calls = CollectiveEnv(world, tables, num_jobs, course, make_watch)
+        keys, actions = tables.mask.shape
+        self._pairs = tuple(part.reshape(-1) for part in np.indices((num_jobs, keys)))
+        self._job = np.arange(num_jobs)
+        unbounded = {"low": -np.inf, "high": np.inf, "dtype": np.float32}
+        self.single_observation_space = gymnasium.spaces.Dict(
+            {
+                "window": gymnasium.spaces.Box(
+                    shape=(keys, WINDOW_LENGTH, len(WINDOW_FEATURES)), **unbounded
+                ),
+                "context": gymnasium.spaces.Box(shape=tables.context.shape, **unbounded),
+                "mask": gymnasium.spaces.MultiBinary([keys, actions]),
+                "decided": gymnasium.spaces.Box(
+                    -1, actions - 1, (keys, rounds.seen_decisions), dtype=np.int64
+                ),
+                "earned": gymnasium.spaces.Box(shape=(keys,), **unbounded),
+            }
+        )
+        self.single_action_space = gymnasium.spaces.MultiDiscrete(
+            [actions + 1] * keys, start=[LATE] * keys
+        )
+        self.observation_space = gymnasium.vector.utils.batch_space(
+            self.single_observation_space, num_jobs
+        )
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_jobs)
+        self._over = True
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin an episode; every key is left to NCCL."""
+        self.calls.reset(seed=seed, options=options)
+        shape = self.tables.mask.shape[0]
+        count = max(self.rounds.seen_decisions, self.rounds.delay_rounds + 1)
+        #: (N, K, .) the latest decisions, the last one last; what is LATE has its predecessor.
+        self._decided: Int64Array = np.full((self.num_envs, shape, count), LATE, dtype=np.int64)
+        self._earned = np.zeros((self.num_envs, shape), dtype=np.float32)
+        self._round = 0
+        self._over = False
+        return self._observe(), {}
+
+    def step(
+        self, actions: Int64Array
+    ) -> tuple[dict[str, Any], npt.NDArray[np.floating[Any]], Any, Any, dict[str, Any]]:
+        """Decide about every key, and run a round under what is in force.
+
+        Raises ValueError for an action that is masked.
+        """
+        none = np.zeros(self.num_envs, dtype=np.bool_)
+        if self._over:
+            found, info = self.reset()
+            return found, np.zeros(self.num_envs), none, none, info
+        actions = np.asarray(actions, dtype=np.int64)
+        self._check(actions)
+        last = self._decided[:, :, -1]
+        self._decided[:, :, :-1] = self._decided[:, :, 1:]
+        self._decided[:, :, -1] = np.where(actions == LATE, last, actions)
+        info = self._run_round()
+        self._round += 1
+        self._over = self._round >= self.rounds.episode_rounds
+        earned = (info["earned"] * info["calls"]).sum(axis=1) / self.rounds.period_calls
+        return self._observe(), earned, none, none | self._over, info
+
+    def _check(self, actions: Int64Array) -> None:
+        allowed = np.take_along_axis(
+            self.tables.mask[None].repeat(self.num_envs, 0), np.maximum(actions, 0)[..., None], 2
+        )[..., 0]
+        bad = np.argwhere((actions != LATE) & ~allowed)
+        if len(bad):
+            job, key = bad[0]
+            call = self.world.keys[key]
+            raise ValueError(
+                f"job {job}: action {actions[job, key]} is masked for {call.collective.wire} of "
+                f"{call.size_bytes} bytes"
+            )
+
+    def _run_round(self) -> dict[str, Any]:
+        in_force = self._decided[:, :, -1 - self.rounds.delay_rounds]
+        in_force = np.where(in_force == LATE, ABSTAIN_ACTION, in_force)
+        earned: Float64Array = np.zeros(in_force.shape)
+        calls: Int64Array = np.zeros(in_force.shape, dtype=np.int64)
+        true_us, default_us = np.zeros((2, self.num_envs))
+        for _ in range(self.rounds.period_calls):
+            key = self.calls.jobs.key
+            default_us += self.calls.jobs.oracle_us()[:, ABSTAIN_ACTION]
+            ran = self.calls.run(in_force[self._job, key])
+            earned[self._job, key] += reward(ran.measured_us, self.tables.reference_us[key])
+            calls[self._job, key] += 1
+            true_us += ran.true_us
+        earned /= np.maximum(calls, 1)
+        self._earned = earned.astype(np.float32)
+        return {
+            "earned": earned,
+            "calls": calls,
+            "in_force": in_force,
+            "true_us": true_us,
+            "default_us": default_us,
+        }
+
+    def _observe(self) -> dict[str, Any]:
+        shape = self.tables.mask.shape[0]
+        seen = self.calls.look(*self._pairs)
+        found = {
+            name: part.reshape(self.num_envs, shape, *part.shape[1:]) for name, part in seen.items()
+        }
+        count = self.rounds.seen_decisions
+        return found | {
+            "mask": found["mask"].astype(np.int8),
+            "decided": self._decided[:, :, self._decided.shape[2] - count :].copy(),
+            "earned": self._earned,
+        }
