@@ -1,6 +1,6 @@
 """Every figure of docs/results.md: what learning is worth, against everything simpler.
 
-    python benchmarks/learning.py            # `make bench-learning`, under an hour on 2 cores
+    python benchmarks/learning.py            # `make bench-learning`: fewer draws, under an hour
     FULL=1 python benchmarks/learning.py     # all parts, recipes and draws, and thirty gates
     python benchmarks/learning.py ope gate   # some parts; the others' figures stay as they are
 
@@ -30,6 +30,7 @@ from typing import Any, Final
 from harness import OUT, machine_facts
 from learning_agents import agents
 from learning_constants import constants_figures
+from learning_few_shot import SEEDS as FEW_SHOT_SEEDS
 from learning_few_shot import few_shot_figures
 from learning_grids import measure, simulated_grid, train
 from learning_narrow import narrow_figures
@@ -47,10 +48,13 @@ from dynamiccl.train.recipes import RECIPES, make_recipe
 
 SEEDS: Final = 5
 #: Parts that take half an hour each or more: with FULL=1, or by name.
-LONG: Final = ("sequences", "scenarios", "agents")
-#: Of each kind of world; and on how many networks are trained, and shapes left out.
+LONG: Final = ("grid", "sequences", "scenarios", "agents")
+#: Of each kind of world; and on how many networks are trained, and shapes left out. The first of
+#: `make bench-learning`, which is to end within the hour, and the others of a part by its name.
+QUICK_DRAWS: Final = 2, 1, 1
 DRAWS: Final = 5, 1, 2
 FULL_DRAWS: Final = 20, 5, 10
+QUICK_SEEDS: Final = 2
 FEW: Final = ("ddqn-dueling", "drqn-lstm", "cql", "bc")
 #: What parts that take one recipe train where the grid has not chosen one on its validation bins.
 DEFAULT: Final = "ddqn-dueling"
@@ -63,6 +67,8 @@ console = Console(width=150)
 
 def main() -> None:
     """Run the parts that are asked for."""
+    is_quick = not FULL and not sys.argv[1:]
+    draws = FULL_DRAWS if FULL else QUICK_DRAWS if is_quick else DRAWS
     figures: dict[str, Any] = {"minutes": {}, "data_sets": {}}
     # Parts that are left out stay as they were, here or on the page.
     if sys.argv[1:] or not FULL:
@@ -73,8 +79,8 @@ def main() -> None:
 
     parts: dict[str, Callable[[Path], dict[str, Any]]] = {
         "grid": lambda out: simulated_grid(out, _quiet_recipes() if FULL else FEW, SEEDS),
-        "worlds": lambda _: perturbed_figures(*(FULL_DRAWS if FULL else DRAWS)),
-        "few-shot": lambda _: few_shot_figures(),
+        "worlds": lambda _: perturbed_figures(*draws),
+        "few-shot": lambda _: few_shot_figures(QUICK_SEEDS if is_quick else FEW_SHOT_SEEDS),
         "narrow": narrow_figures,
         "constants": constants_figures,
         "real": lambda out: real_sets(out, [chosen(), "gaussian-process"], SEEDS),

@@ -56,11 +56,11 @@ def play(kind: str, collective: int, seed: int, way: str) -> list[dict[str, Any]
         probes += len(asked)
 
 
-def few_shot_figures() -> dict[str, Any]:
+def few_shot_figures(seeds: int = SEEDS) -> dict[str, Any]:
     """Curves by system and way, and after how many probes the mean is within 2 % for good."""
     jobs = [
         (kind, int(Collective.parse(collective)), seed, way)
-        for seed in range(SEEDS)
+        for seed in range(seeds)
         for kind in SYSTEMS
         for collective in FIVE
         for way in WAYS
@@ -80,7 +80,7 @@ def few_shot_figures() -> dict[str, Any]:
     worse = [r for r in rows if r["way"] == WAYS[0] and r["probes"] >= 20]
     by_seed = [
         float(np.mean([r["share_worse"] for r in worse if r["seed"] == seed]))
-        for seed in range(SEEDS)
+        for seed in range(seeds)
     ]
     return figures | student(by_seed, "few_shot_share_worse")
 
