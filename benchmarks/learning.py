@@ -5,13 +5,13 @@
     python benchmarks/learning.py ope gate   # some parts; the others' figures stay as they are
 
 Parts: `grid`, simulated grids whose truth is known (learning_grids.py); `worlds`, truths that are
-no function of NCCL's costs (learning_perturbed.py); `few-shot`, a new system probe by probe
-(learning_few_shot.py); `narrow`, logs of a table in use (learning_narrow.py); `constants`, NCCL's
-own constants fitted (learning_constants.py); `real`, measured sweeps (learning_real.py); `ope`,
-off-policy estimates (learning_ope.py); `sequences`, the ablation (learning_sequences.py);
-`scenarios`, surroundings that change on several systems, against rules and a filter
-(learning_scenarios.py); `agents`, whole jobs in a changing world (learning_agents.py); `replay` and
-`gate`, what bench_replay.py and bench_gate.py print.
+no function of NCCL's costs, `trees` and `networks`, such recipes there (learning_perturbed.py);
+`few-shot`, a new system probe by probe (learning_few_shot.py); `narrow`, logs of a table in use
+(learning_narrow.py); `constants`, NCCL's own constants fitted (learning_constants.py); `real`,
+measured sweeps (learning_real.py); `ope`, off-policy estimates (learning_ope.py); `sequences`, the
+ablation (learning_sequences.py); `scenarios`, surroundings that change on several systems, against
+rules and a filter (learning_scenarios.py); `agents`, whole jobs in a changing world
+(learning_agents.py); `replay` and `gate`, what bench_replay.py and bench_gate.py print.
 
 Writes out/bench/learning.json: under `data_sets`, by data set and policy, `mean_regret`,
 `p95_regret`, `ratio_to_default` and `share_worse_than_default`, each with `_lo` and `_hi` (95 %).
@@ -35,7 +35,7 @@ from learning_few_shot import few_shot_figures
 from learning_grids import measure, simulated_grid, train
 from learning_narrow import narrow_figures
 from learning_ope import ope_figures
-from learning_perturbed import perturbed_figures
+from learning_perturbed import network_figures, perturbed_figures, tree_figures
 from learning_real import real_sets
 from learning_scenarios import scenario_figures
 from learning_sequences import ablation
@@ -68,7 +68,8 @@ console = Console(width=150)
 def main() -> None:
     """Run the parts that are asked for."""
     is_quick = not FULL and not sys.argv[1:]
-    draws = FULL_DRAWS if FULL else QUICK_DRAWS if is_quick else DRAWS
+    asked_draws = FULL_DRAWS if FULL else QUICK_DRAWS if is_quick else DRAWS
+    draws, network_draws, shape_draws = asked_draws
     figures: dict[str, Any] = {"minutes": {}, "data_sets": {}}
     # Parts that are left out stay as they were, here or on the page.
     if sys.argv[1:] or not FULL:
@@ -79,7 +80,9 @@ def main() -> None:
 
     parts: dict[str, Callable[[Path], dict[str, Any]]] = {
         "grid": lambda out: simulated_grid(out, _quiet_recipes() if FULL else FEW, SEEDS),
-        "worlds": lambda _: perturbed_figures(*draws),
+        "worlds": lambda _: perturbed_figures(draws, shape_draws),
+        "trees": lambda _: tree_figures(draws, shape_draws),
+        "networks": lambda _: network_figures(network_draws),
         "few-shot": lambda _: few_shot_figures(QUICK_SEEDS if is_quick else FEW_SHOT_SEEDS),
         "narrow": narrow_figures,
         "constants": constants_figures,
@@ -100,7 +103,8 @@ def main() -> None:
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             made = parts[name](Path(folder))
-        figures["data_sets"] |= made.pop("data_sets", {})
+        for data_set, policies in made.pop("data_sets", {}).items():
+            figures["data_sets"].setdefault(data_set, {}).update(policies)
         figures |= made | {"seeds": SEEDS} | machine_facts()
         figures["minutes"][name] = round((time.monotonic() - began) / 60, 1)
         figures.setdefault("commits", {})[name] = git_commit()

@@ -8,7 +8,7 @@ nodes whole group shapes are left out, too: each of the ten by turns, and all ab
 """
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -75,11 +75,21 @@ def seen_systems(kind: str, seed: int) -> list[dict[str, Any]]:
         choices[name] = draw.ask(fitted, draw.test, costs=costs, sure=False)
         choices[f"{name}, cautious"] = draw.ask(fitted, draw.test, costs=costs, sure=True)
         coverage[name] = fitted.of_sizes[0].coverage
-    trees_fitted = fit_boosting(draw.data, alpha=ALPHA, seed=seed)
-    choices[TREES] = draw.ask(trees_fitted, draw.test, costs=True, sure=False)
-    choices[f"{TREES}, cautious"] = draw.ask(trees_fitted, draw.test, costs=True, sure=True)
     rows = judged(choices, draw.truth, kind, seed)
     return [{**row, "coverage": coverage.get(row["policy"])} for row in rows]
+
+
+def trees(kind: str, seed: int) -> list[dict[str, Any]]:
+    """Rows of residual boosting."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        draw = Draw.make(kind, seed, Path(folder))
+    fitted = fit_boosting(draw.data, alpha=ALPHA, seed=seed)
+    choices = {
+        TREES: draw.ask(fitted, draw.test, costs=True, sure=False),
+        f"{TREES}, cautious": draw.ask(fitted, draw.test, costs=True, sure=True),
+    }
+    return judged(choices, draw.truth, kind, seed)
 
 
 def networks(kind: str, seed: int) -> list[dict[str, Any]]:
@@ -100,49 +110,59 @@ def networks(kind: str, seed: int) -> list[dict[str, Any]]:
 
 def unseen_shapes(kind: str, seed: int) -> list[dict[str, Any]]:
     """The same for each shape that is left out, and for all above four nodes."""
+    rows = []
+    for setting, cluster, less, held in left_out(kind, seed):
+        training, _ = less.parts()
+        choices = {"nccl-default": np.zeros(held.test.tasks.height, dtype=np.int64)}
+        fitted = fit_gaussian(less.data, alpha=ALPHA, seed=seed)
+        choices["gaussian-process"] = less.ask(fitted, held.test, costs=True, sure=False)
+        choices[OURS] = less.ask(fitted, held.test, costs=True, sure=True)
+        for by_rank in (False, True):
+            rival = CostTimesResidual(training, less.data.catalogue, less.costs, by_rank=by_rank)
+            name = f"cost x residual, by size{' a rank' if by_rank else ''}"
+            choices[name] = rival.choose(held.test)
+        rows += judged(choices, held.truth, setting, cluster)
+    return rows
+
+
+def unseen_trees(kind: str, seed: int) -> list[dict[str, Any]]:
+    """Rows of residual boosting where shapes are left out."""
+    rows = []
+    for setting, cluster, less, held in left_out(kind, seed):
+        fitted = fit_boosting(less.data, alpha=ALPHA, seed=seed)
+        choices = {
+            TREES: less.ask(fitted, held.test, costs=True, sure=False),
+            f"{TREES}, cautious": less.ask(fitted, held.test, costs=True, sure=True),
+        }
+        rows += judged(choices, held.truth, setting, cluster)
+    return rows
+
+
+def left_out(kind: str, seed: int) -> Iterator[tuple[str, int, Draw, Draw]]:
+    """(setting, cluster, what is left to learn from, what is judged) of each shape by turns.
+
+    Each shape of each draw is a cluster of its own: what is resampled for the intervals.
+    """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         draw = Draw.make(kind, seed, Path(folder))
     few = pl.col("num_nodes") <= FEW_NODES
-    # Each shape of each draw is a cluster of its own: what is resampled for the intervals.
     settings = [("trained on few nodes", seed, few)]
     for number, (nodes, ranks) in enumerate(SHAPES):
         is_it = (pl.col("num_nodes") == nodes) & (pl.col("ranks_per_node") == ranks)
         settings.append((LEFT_OUT, seed * len(SHAPES) + number, ~is_it))
-    rows = []
     for setting, cluster, is_kept in settings:
-        less = draw.only(is_kept)
-        kept = draw.test.tasks.select(is_kept).to_series().to_numpy()
-        held = np.flatnonzero(~kept)
-        test, truth = draw.test.take(held), draw.truth.take(held)
-        training, _ = less.parts()
-        choices = {"nccl-default": np.zeros(len(held), dtype=np.int64)}
-        for name, fit_recipe in (("gaussian-process", fit_gaussian), (TREES, fit_boosting)):
-            fitted = fit_recipe(less.data, alpha=ALPHA, seed=seed)
-            choices[name] = less.ask(fitted, test, costs=True, sure=False)
-            choices[f"{name}, cautious"] = less.ask(fitted, test, costs=True, sure=True)
-        for by_rank in (False, True):
-            rival = CostTimesResidual(training, less.data.catalogue, less.costs, by_rank=by_rank)
-            name = f"cost x residual, by size{' a rank' if by_rank else ''}"
-            choices[name] = rival.choose(test)
-        rows += judged(choices, truth, setting, cluster)
-    return rows
+        held = np.flatnonzero(~draw.test.tasks.select(is_kept).to_series().to_numpy())
+        judged_on = replace(draw, test=draw.test.take(held), truth=draw.truth.take(held))
+        yield setting, cluster, draw.only(is_kept), judged_on
 
 
-def perturbed_figures(draws: int, network_draws: int, shape_draws: int) -> dict[str, Any]:
+def perturbed_figures(draws: int, shape_draws: int) -> dict[str, Any]:
     """By setting and policy the figures, ours against each rival, and how well it is calibrated."""
-    jobs = [("networks", kind, seed) for seed in range(network_draws) for kind in WORLDS]
-    jobs += [("seen", kind, seed) for seed in range(draws) for kind in WORLDS]
+    jobs = [("seen", kind, seed) for seed in range(draws) for kind in WORLDS]
     jobs += [("unseen", "h100", seed) for seed in range(shape_draws)]
-    rows: list[dict[str, Any]] = []
-    for _, found in parallel(_one, jobs):
-        rows += found
-    frame = pl.DataFrame(rows, infer_schema_length=None).sort(
-        "setting", "draw", maintain_order=True
-    )
-    settings: dict[str, dict[str, Any]] = {}
-    for (setting, policy), part in frame.group_by("setting", "policy", maintain_order=True):
-        settings.setdefault(str(setting), {})[str(policy)] = summary(part)
+    frame = _rows(jobs)
+    settings = _summaries(frame)
     against = {
         kind: {rival: paired(frame.filter(setting=kind), OURS, rival) for rival in RIVALS}
         for kind in WORLDS
@@ -151,9 +171,8 @@ def perturbed_figures(draws: int, network_draws: int, shape_draws: int) -> dict[
     covered = frame.filter(policy="gaussian-process").drop_nulls("coverage")
     coverage = covered.unique(["setting", "draw"])["coverage"].to_numpy()
     return {
-        "data_sets": {f"{setting}, worlds": policies for setting, policies in settings.items()},
+        "data_sets": _named(settings),
         "worlds_draws": draws,
-        "worlds_network_draws": network_draws,
         "worlds_shape_draws": shape_draws,
         "worlds_paired": against,
         "calibration_coverage": float(coverage.mean()),
@@ -161,6 +180,37 @@ def perturbed_figures(draws: int, network_draws: int, shape_draws: int) -> dict[
         "calibration_coverage_hi": float(np.quantile(coverage, 0.975)),
         **_headline(settings),
     }
+
+
+def tree_figures(draws: int, shape_draws: int) -> dict[str, Any]:
+    """Residual boosting in the same tables, on the same draws."""
+    jobs = [("trees", kind, seed) for seed in range(draws) for kind in WORLDS]
+    jobs += [("unseen trees", "h100", seed) for seed in range(shape_draws)]
+    return {"data_sets": _named(_summaries(_rows(jobs))), "trees_draws": draws}
+
+
+def network_figures(draws: int) -> dict[str, Any]:
+    """Networks in the same tables, on some of the draws: they take minutes each."""
+    jobs = [("networks", kind, seed) for seed in range(draws) for kind in WORLDS]
+    return {"data_sets": _named(_summaries(_rows(jobs))), "worlds_network_draws": draws}
+
+
+def _rows(jobs: Sequence[tuple[str, str, int]]) -> pl.DataFrame:
+    rows: list[dict[str, Any]] = []
+    for _, found in parallel(_one, jobs):
+        rows += found
+    return pl.DataFrame(rows, infer_schema_length=None).sort("setting", "draw", maintain_order=True)
+
+
+def _summaries(frame: pl.DataFrame) -> dict[str, dict[str, Any]]:
+    settings: dict[str, dict[str, Any]] = {}
+    for (setting, policy), part in frame.group_by("setting", "policy", maintain_order=True):
+        settings.setdefault(str(setting), {})[str(policy)] = summary(part)
+    return settings
+
+
+def _named(settings: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {f"{setting}, worlds": policies for setting, policies in settings.items()}
 
 
 def _headline(settings: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
@@ -183,5 +233,11 @@ def _headline(settings: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict
 
 
 def _one(part: str, kind: str, seed: int) -> list[dict[str, Any]]:
-    works = {"seen": seen_systems, "unseen": unseen_shapes, "networks": networks}
+    works = {
+        "seen": seen_systems,
+        "unseen": unseen_shapes,
+        "trees": trees,
+        "unseen trees": unseen_trees,
+        "networks": networks,
+    }
     return works[part](kind, seed)
