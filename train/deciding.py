@@ -11,7 +11,8 @@ from dynamiccl.train.cross_fitting import CrossFitting
 from dynamiccl.train.data import TrainingData
 from dynamiccl.train.heads import Member
 from dynamiccl.train.policy_module import PolicyModule
-from dynamiccl.train.recipes import Caution, Recipe
+from dynamiccl.train.recipe_checks import Caution
+from dynamiccl.train.recipes import Recipe
 from dynamiccl.train.sure_module import SurePolicyModule
 
 

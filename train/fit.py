@@ -1,5 +1,6 @@
 """Fit a recipe to a data set: data in, tracked run and policy directory out."""
 
+import contextlib
 import json
 import os
 import random
@@ -33,7 +34,10 @@ from dynamiccl.train.export import FitSummary, export_policy
 from dynamiccl.train.gaussian.fit import fit_gaussian
 from dynamiccl.train.heads import Member
 from dynamiccl.train.loop import Loop, read_state
-from dynamiccl.train.recipes import Caution, CostBase, Recipe
+from dynamiccl.train.online.a3c import OnlineLoop
+from dynamiccl.train.online.a3c import make_loop as make_online_loop
+from dynamiccl.train.recipe_checks import Caution, CostBase
+from dynamiccl.train.recipes import Recipe
 from dynamiccl.train.replay import CostDropout, Mixed, Replay
 
 #: Told after each epoch: steps made, of how many, and the epoch's metrics.
@@ -177,10 +181,13 @@ def _load(data_dir: Path, recipe: Recipe, seed: int) -> TrainingData:
 
 def _make_loop(
     data: TrainingData, recipe: Recipe, seed: int, run: tracking.Run
-) -> tuple[Loop, Any]:
+) -> tuple[Loop | OnlineLoop, Any]:
     random.seed(seed)
     torch.manual_seed(seed)
     d3rlpy.seed(seed)
+    if recipe.algorithm == "A3C":
+        uses_cost = recipe.action_inputs and _uses_cost(data, recipe, run)
+        return make_online_loop(data, recipe, seed, uses_cost=uses_cost)
     actions = None
     if recipe.action_inputs:
         uses_cost = _uses_cost(data, recipe, run)
@@ -236,7 +243,7 @@ def _make_replay(data: TrainingData, recipe: Recipe, seed: int) -> Replay | Mixe
 
 
 def _finish(  # noqa: PLR0913, PLR0917 - all of a run
-    loop: Loop,
+    loop: Loop | OnlineLoop,
     algorithm: Any,
     data: TrainingData,
     recipe: Recipe,
@@ -248,11 +255,12 @@ def _finish(  # noqa: PLR0913, PLR0917 - all of a run
     run.set_tags({"host": socket.gethostname()})
     started = time.monotonic()
     path = _state_path(run)
-    while not loop.is_over:
-        loop.run_epoch()
-        loop.save(path, recipe=recipe.to_json(), seed=seed, data_hash=data.digest)
-        run.log_metrics(loop.latest, step=loop.step)
-        progress(loop.step, recipe.steps, loop.latest)
+    with contextlib.closing(loop):
+        while not loop.is_over:
+            loop.run_epoch()
+            loop.save(path, recipe=recipe.to_json(), seed=seed, data_hash=data.digest)
+            run.log_metrics(loop.latest, step=loop.step)
+            progress(loop.step, recipe.steps, loop.latest)
     seconds = time.monotonic() - started
     with tempfile.TemporaryDirectory() as scratch:
         summary = _wrap_up(loop, algorithm, data, recipe, run, Path(scratch), seconds)
@@ -261,7 +269,7 @@ def _finish(  # noqa: PLR0913, PLR0917 - all of a run
 
 
 def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
-    loop: Loop,
+    loop: Loop | OnlineLoop,
     algorithm: Any,
     data: TrainingData,
     recipe: Recipe,

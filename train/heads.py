@@ -226,8 +226,13 @@ class Imitator(CategoricalPolicy):
 
     def forward(self, x: Any) -> Categorical:
         """The distribution over actions."""
-        logits_BA = -self.head(self._encoder(x), x[1])
-        return Categorical(logits=logits_BA.masked_fill(x[2] < 0.5, MASKED_Q))
+        return Categorical(logits=self.logits(self._encoder(x), x[1], x[2]))
+
+    def logits(
+        self, hidden_BH: torch.Tensor, context_BF: torch.Tensor, mask_BA: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits (B, A), those of masked actions at MASKED_Q."""
+        return -self.head(hidden_BH, context_BF).masked_fill(mask_BA < 0.5, -MASKED_Q)  # type: ignore[no-any-return]
 
     @property
     def encoder(self) -> Encoder:

@@ -17,7 +17,7 @@ from dynamiccl.train.recipes import Recipe
 from dynamiccl.train.replay import CostDropout, Mixed, Replay
 
 #: Raised with every change of what is saved.
-_STATE_VERSION: Final = 2
+STATE_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +85,14 @@ class Loop:
         """The checkpoint to keep."""
         return _choose(self._checkpoints, self._recipe.checkpoint_tolerance)
 
+    def close(self) -> None:
+        """Nothing is left to end; a loop of actors ends these."""
+
     def save(self, path: Path, **facts: Any) -> None:
-        """Write all of it, and `facts` (plain values), so that a kill leaves the old file whole."""
+        """Write all of it, and `facts` (plain values)."""
         modules = self._algorithm.impl._checkpointer.modules
         state = {
-            "version": _STATE_VERSION,
+            "version": STATE_VERSION,
             "step": self.step,
             "curves": self.curves,
             "checkpoints": [asdict(checkpoint) for checkpoint in self._checkpoints],
@@ -100,13 +103,7 @@ class Loop:
             "torch_random": torch.get_rng_state(),
             "facts": facts,
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        with part.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        write_state(path, state)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on where a state (`read_state`) was saved."""
@@ -120,6 +117,17 @@ class Loop:
         self.curves, self.step = state["curves"], state["step"]
 
 
+def write_state(path: Path, state: dict[str, Any]) -> None:
+    """Write a state so that a kill leaves the old file whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
 def read_state(path: Path) -> dict[str, Any]:
     """What `Loop.save` wrote; raises CorruptFile."""
     try:
@@ -127,9 +135,9 @@ def read_state(path: Path) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CorruptFile(f"{path} is not the state of a training run: {error}") from error
-    if state.get("version") != _STATE_VERSION:
+    if state.get("version") != STATE_VERSION:
         raise CorruptFile(
-            f"{path} has version {state.get('version')}, this release reads {_STATE_VERSION}; "
+            f"{path} has version {state.get('version')}, this release reads {STATE_VERSION}; "
             "finish the run with the release that began it, or train anew"
         )
     return state

@@ -18,13 +18,19 @@ def training_curves(
 ) -> None:
     """Loss and validation regret by gradient step, the chosen checkpoint marked, as a PNG.
 
-    `curves` holds `steps`, `losses` and `regrets`, of equal length; regrets are fractions.
+    `curves` holds `steps`, `losses` and `regrets`, of equal length; regrets are fractions. Where it
+    has `speedups`, of actors in simulated worlds, these stand in the place of the loss.
     """
     steps, losses, regrets = curves["steps"], curves["losses"], curves["regrets"]
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    left.plot(steps, losses, color="tab:blue")
-    left.set(xlabel="gradient step", ylabel="loss (Huber in log time)", yscale="log")
+    if "speedups" in curves:
+        left.plot(steps, curves["speedups"], color="tab:blue")
+        left.axhline(1.0, color="grey", linestyle="--")
+        left.set(xlabel="update", ylabel="time of NCCL's own choice over the actors'")
+    else:
+        left.plot(steps, losses, color="tab:blue")
+        left.set(xlabel="gradient step", ylabel="loss (Huber in log time)", yscale="log")
     right.plot(steps, [100 * value for value in regrets], color="tab:red")
     right.axhline(100 * default_regret, color="grey", linestyle="--", label="NCCL's default")
     right.axvline(best_step, color="tab:red", alpha=0.4, linestyle=":", label="chosen checkpoint")

@@ -7,29 +7,12 @@ recipe can also be a file of one's own (`docs/new-recipe.md`).
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
-from dynamiccl.datasets.splits import SplitBy
 from dynamiccl.errors import MissingPath, UnknownName, UserError
-from dynamiccl.train.bounds import Within, check_bounds
-
-
-class CostBase(StrEnum):
-    """What the times of configs are learned over."""
-
-    COST = "cost"
-    TIME = "time"
-    HELD_OUT = "held-out"
-
-
-class Caution(StrEnum):
-    """What a policy must be sure of before it acts."""
-
-    MARGIN = "margin"
-    BOUND = "bound"
-
+from dynamiccl.train.bounds import Within
+from dynamiccl.train.recipe_checks import Caution, CostBase, RewardScale, check_recipe
 
 #: What a recipe is, and not a setting of it.
 _FIXED: Final = ("name", "summary", "source", "algorithm")
@@ -43,8 +26,8 @@ class Recipe:
     summary: str
     #: The file that it comes from, when it is not one of ours.
     source: str = ""
-    #: d3rlpy algorithm: DQN, DoubleDQN, DiscreteCQL or DiscreteBC; or GaussianProcess, or
-    #: ResidualBoosting.
+    #: d3rlpy algorithm: DQN, DoubleDQN, DiscreteCQL or DiscreteBC; or GaussianProcess,
+    #: ResidualBoosting, or A3C.
     algorithm: str
     #: How the window is read: mlp (as it is), lstm, gru or cnn.
     window_encoder: str = "mlp"
@@ -124,6 +107,15 @@ class Recipe:
     #: Above which interference level a Gaussian process takes what is best where calls take 1.5
     #: times as long, and below it what is best in quiet; 0: it goes by the level itself.
     level_threshold: Annotated[float, Within(0, 1e6)] = 0.0
+    #: Where A3C's actors play (train/online/places.py), by commas; how many there are, one a place
+    #: at least; jobs of each, and rounds of an episode. `steps` are updates, of `num_steps` rounds.
+    places: str = ""
+    actors: Annotated[int, Within(1, 1024)] = 2
+    jobs: Annotated[int, Within(1, 1024)] = 8
+    episode_rounds: Annotated[int, Within(1, 10**6)] = 50
+    #: What actors earn: minus the time in units of NCCL's default, quiet (reference), or minus its
+    #: logarithm (log), in which a connection of 20 ms at first use does not drown all else.
+    reward_scale: str = RewardScale.LOG.value
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for logs and manifests."""
@@ -254,6 +246,30 @@ def gaussian_process() -> Recipe:
     )
 
 
+def a3c() -> Recipe:
+    """Asynchronous advantage actor-critic (Mnih et al. 2016), in the simulator."""
+    return Recipe(
+        name="a3c",
+        summary="A3C: actors that play in simulated worlds, one policy",
+        algorithm="A3C",
+        action_inputs=True,
+        places="b300-nvlink:decode+lora:busy-host,b300-nvlink:moe:busy-host",
+        # Rounds of 28 ms, and states that last for seconds.
+        gamma=0.9,
+        num_steps=20,
+        # Longer than states last, so that first uses of algorithms are the few that they are.
+        episode_rounds=400,
+        learning_rate=0.002,
+        entropy_start=0.02,
+        steps=4_000,
+        num_members=1,
+        unanimous=False,
+        # Of log odds, not of log time.
+        abstain_margins=(0.0, 0.2, 0.5, 1.0),
+        warm_margin=0.0,
+    )
+
+
 def threshold_rule() -> Recipe:
     """What one would try by hand where surroundings change: two tables and a threshold."""
     return replace(
@@ -287,6 +303,7 @@ RECIPES: Final[Mapping[str, Callable[[], Recipe]]] = {
     "gaussian-process": gaussian_process,
     "threshold-rule": threshold_rule,
     "residual-boosting": residual_boosting,
+    "a3c": a3c,
 }
 
 
@@ -304,56 +321,8 @@ def make_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
             raise UnknownName("recipe setting", key, settable, where=f"--set {setting}")
         changed: dict[str, Any] = {key: _read(text, getattr(recipe, key), setting)}
         recipe = replace(recipe, **changed)
-    _check(recipe)
+    check_recipe(recipe)
     return recipe
-
-
-def _check(recipe: Recipe) -> None:
-    check_bounds(recipe, f"recipe '{recipe.name}' (--set)")
-    if recipe.split not in list(SplitBy):
-        raise UnknownName(
-            "split", recipe.split, [each.value for each in SplitBy], where="--set split"
-        )
-    if recipe.held_calls > 1 and recipe.gamma > 0.0:
-        raise UserError(
-            f"held_calls={recipe.held_calls} takes the place of looking ahead, and gamma is "
-            f"{recipe.gamma}: --set gamma=0, or --set held_calls=1"
-        )
-    if recipe.level_threshold and recipe.algorithm not in {"GaussianProcess", "ResidualBoosting"}:
-        raise UserError(
-            f"level_threshold={recipe.level_threshold} is for a policy of times, and the "
-            f"algorithm of '{recipe.name}' is {recipe.algorithm}: leave it at 0, or take "
-            "'threshold-rule'"
-        )
-    for name, choices in (("cost_base", CostBase), ("caution", Caution)):
-        if getattr(recipe, name) not in list(choices):
-            named = [each.value for each in choices]
-            raise UnknownName(name, getattr(recipe, name), named, where=f"--set {name}")
-    if recipe.caution == Caution.BOUND:
-        _check_bound(recipe)
-    if recipe.lambda_congestion and not recipe.trigger:
-        raise UserError(
-            f"lambda_congestion={recipe.lambda_congestion} needs interference levels, which a "
-            "Trigger tells: --set trigger=RUN_DIRECTORY, or leave it at 0"
-        )
-
-
-def _check_bound(recipe: Recipe) -> None:
-    if recipe.algorithm == "DiscreteBC":
-        raise UserError(
-            f"caution=bound counts predicted times, and '{recipe.name}' predicts what the data "
-            "did: --set caution=margin"
-        )
-    if recipe.num_members < 2:
-        raise UserError(
-            f"caution=bound needs members that have not seen a size, and num_members is "
-            f"{recipe.num_members}: --set num_members=6, or --set caution=margin"
-        )
-    if recipe.split != SplitBy.SIZE:
-        raise UserError(
-            f"caution=bound is about sizes that were not measured, and split is {recipe.split}: "
-            "--set split=size, or --set caution=margin"
-        )
 
 
 def recipe_of_file(path: Path) -> Recipe:

@@ -77,7 +77,8 @@ class DecisionEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):
     `decided` (N, K, H), -1 where nothing was, and `earned` (N, K), the rewards of the last round.
     Actions are (N, K), LATE for none. The reward (N,) is the mean over the calls of a round;
     `info` has it by key (`earned`, and `calls` of each key), what was in force (`in_force`), and
-    true times of the round's calls and of NCCL's own choice (`true_us`, `default_us`, (N,)).
+    true times of the round's calls, and of NCCL's own choice, whose algorithms are connected and
+    never changed (`true_us`, `default_us`, (N,)).
     """
 
     metadata: dict[str, Any] = {"autoreset_mode": "NextStep"}  # noqa: RUF012 - Gymnasium's own
@@ -118,7 +119,7 @@ class DecisionEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):
             self.single_observation_space, num_jobs
         )
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_jobs)
-        self._over = True
+        self.is_over = True
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -131,7 +132,7 @@ class DecisionEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):
         self._decided: Int64Array = np.full((self.num_envs, shape, count), LATE, dtype=np.int64)
         self._earned = np.zeros((self.num_envs, shape), dtype=np.float32)
         self._round = 0
-        self._over = False
+        self.is_over = False
         return self._observe(), {}
 
     def step(
@@ -142,7 +143,7 @@ class DecisionEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):
         Raises ValueError for an action that is masked.
         """
         none = np.zeros(self.num_envs, dtype=np.bool_)
-        if self._over:
+        if self.is_over:
             found, info = self.reset()
             return found, np.zeros(self.num_envs), none, none, info
         actions = np.asarray(actions, dtype=np.int64)
@@ -152,9 +153,9 @@ class DecisionEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):
         self._decided[:, :, -1] = np.where(actions == LATE, last, actions)
         info = self._run_round()
         self._round += 1
-        self._over = self._round >= self.rounds.episode_rounds
+        self.is_over = self._round >= self.rounds.episode_rounds
         earned = (info["earned"] * info["calls"]).sum(axis=1) / self.rounds.period_calls
-        return self._observe(), earned, none, none | self._over, info
+        return self._observe(), earned, none, none | self.is_over, info
 
     def _check(self, actions: Int64Array) -> None:
         allowed = np.take_along_axis(

@@ -1,0 +1,242 @@
+"""Actors that learn in simulated worlds: their parts, and a run from recipe to artifact."""
+
+import copy
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import multiprocessing
+
+from dynamiccl.collect.simulate import simulate
+from dynamiccl.datasets.splits import Split
+from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.serve.artifact import export_artifact
+from dynamiccl.train.data import load_data
+from dynamiccl.train.fit import fit, resume
+from dynamiccl.train.loop import read_state
+from dynamiccl.train.online.a3c import make_loop
+from dynamiccl.train.online.actor import Actor
+from dynamiccl.train.online.actor_critic import loss, returns
+from dynamiccl.train.online.places import Place
+from dynamiccl.train.online.rmsprop import SharedRmsProp
+from dynamiccl.train.policy import TorchPolicy
+from dynamiccl.train.recipes import make_recipe
+from tests.splits import split_of
+from tests.stores import new_store
+
+SWEEP = """
+name = "quiet"
+system = "b300-nvlink"
+collectives = ["AllReduce"]
+groups = [{ num_nodes = 1, ranks_per_node = 8 }]
+sizes = { min = "64K", max = "64M" }
+cycles = 2
+[simulator]
+system = "b300-nvlink"
+seed = 0
+"""
+PLACE = "b300-nvlink:decode:busy-host"
+SMALL = (
+    f"places={PLACE}",
+    *("actors=2", "jobs=2", "num_steps=3", "episode_rounds=4", "hidden_sizes=16"),
+    *("steps=8", "steps_per_epoch=4"),
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("online") / "data"
+    simulate(SWEEP, folder)
+    return folder
+
+
+def test_a_place_is_a_system_with_work_and_surroundings() -> None:
+    place = Place.parse("h100-ib:decode+lora:congested:4x8")
+    assert (place.system.name, place.workload.name) == ("h100-ib", "decode+lora")
+    assert {call.group.num_ranks for call in place.workload.calls} == {32}
+    largest = Place.parse(PLACE).workload.calls[0].group
+    assert (largest.num_nodes, largest.ranks_per_node) == (1, 8)
+
+
+def test_what_is_earned_is_scaled_and_a_key_that_was_not_called_earns_nothing(data: Path) -> None:
+    loaded = load_data(data, 0, with_costs=True)
+    earned = torch.tensor([-1.0, -math.e, 0.0])
+    for scale, expected in (("log", [0.0, -1.0, 0.0]), ("reference", [-1.0, -math.e, 0.0])):
+        recipe = make_recipe("a3c", [*SMALL, f"reward_scale={scale}"])
+        loop, algorithm = make_loop(loaded, recipe, 0, uses_cost=True)
+        env = loop._orders[0].env()
+        actor = Actor(env, algorithm.network, algorithm.network, loop._optimizer, recipe, 0)
+        assert actor._scaled(earned).tolist() == pytest.approx(expected)
+    with pytest.raises(UnknownName, match="reference, log"):
+        make_recipe("a3c", ["reward_scale=moon"])
+
+
+@pytest.mark.parametrize("text", ["", "b300-nvlink:decode", f"{PLACE}:8", f"{PLACE}:1x8:1"])
+def test_another_form_is_refused_with_the_form(text: str) -> None:
+    with pytest.raises(UserError, match="SYSTEM:WORKLOAD"):
+        Place.parse(text)
+
+
+def test_a_name_that_is_none_is_refused_with_the_choices() -> None:
+    with pytest.raises(UnknownName, match="busy-host"):
+        Place.parse("b300-nvlink:decode:busy")
+
+
+def test_sizes_that_are_held_out_are_not_trained_on() -> None:
+    place = Place.parse("b300-nvlink:decode+lora:busy-host")
+    assert any(split_of(call.size_bytes) != Split.TRAIN for call in place.workload.calls)
+    trained = place.for_training.calls
+    assert all(split_of(call.size_bytes) == Split.TRAIN for call in trained)
+    assert len(trained) == len(place.workload.calls)
+
+
+def test_returns_are_sums_up_to_the_value_after_the_last() -> None:
+    reward = torch.tensor([[1.0, 0.0], [2.0, 0.0], [3.0, 1.0]])
+    found = returns(reward, torch.tensor([10.0, 0.0]), 0.5)
+    assert found[:, 0].tolist() == [1 + 0.5 * (2 + 0.5 * (3 + 5)), 2 + 0.5 * (3 + 5), 8.0]
+    assert found[:, 1].tolist() == [0.25, 0.5, 1.0]
+
+
+def test_the_loss_moves_towards_what_earned_more_and_towards_the_return() -> None:
+    logits = torch.zeros(2, 3, requires_grad=True)
+    value = torch.tensor([0.0, 0.0], requires_grad=True)
+    action, earned = torch.tensor([1, 2]), torch.tensor([1.0, -1.0])
+    log = torch.log_softmax(logits, dim=1)
+    loss(log, value, action, earned, torch.tensor([1.0, 0.0]), 0.0).backward()  # type: ignore[no-untyped-call]
+    assert logits.grad is not None
+    assert value.grad is not None
+    assert logits.grad[0].argmin() == 1  # more of what earned more than the value
+    assert not logits.grad[1].any()  # a key that was not called teaches nothing
+    assert value.grad.tolist() == [-1.0, 0.0]
+
+
+def test_entropy_draws_to_the_middle_and_masked_actions_have_none() -> None:
+    logits = torch.tensor([[2.0, 0.0, -1e6]], requires_grad=True)
+    log = torch.log_softmax(logits, dim=1)
+    zero = torch.zeros(1)
+    total = loss(log, zero, torch.tensor([0]), zero, torch.ones(1), 1.0)
+    total.backward()  # type: ignore[no-untyped-call]
+    assert logits.grad is not None
+    assert logits.grad[0, 0] > 0 > logits.grad[0, 1]
+    assert logits.grad[0, 2] == 0.0
+    p = 1 / (1 + math.exp(-2.0))
+    assert -float(total.detach()) == pytest.approx(-(p * math.log(p) + (1 - p) * math.log(1 - p)))
+
+
+def test_the_statistic_is_the_papers_and_processes_share_it() -> None:
+    parameter = torch.zeros(3)
+    optimizer = SharedRmsProp([parameter])
+    optimizer.step([torch.tensor([1.0, 2.0, 0.0])], 0.5)
+    square = 0.01 * np.array([1.0, 4.0, 0.0])
+    assert optimizer.squares[0].numpy() == pytest.approx(square)
+    expected = -0.5 * np.array([1.0, 2.0, 0.0]) / np.sqrt(square + optimizer.epsilon)
+    assert parameter.numpy() == pytest.approx(expected)
+    assert optimizer.squares[0].is_shared()  # type: ignore[no-untyped-call]
+    own = SharedRmsProp([parameter], shared=False)
+    assert not own.squares[0].is_shared()  # type: ignore[no-untyped-call]
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_run_that_was_killed_goes_on_and_becomes_an_artifact(data: Path, tmp_path: Path) -> None:
+    def kill(*_: object) -> None:
+        raise Killed
+
+    uri = new_store(tmp_path)
+    recipe = make_recipe("a3c", [*SMALL, "actors=1"])
+    with pytest.raises(Killed):
+        fit(data, recipe, experiment="x", tracking_uri=uri, seed=0, progress=kill)
+    assert not multiprocessing.active_children()
+    path = next(tmp_path.rglob("state.pt"))
+    state = read_state(path)
+    assert state["curves"]["steps"] == [4]
+    assert any(square.any() for square in state["squares"])
+
+    told: list[tuple[int, dict[str, float]]] = []
+    done = resume(
+        data,
+        path.parents[1].name,
+        tracking_uri=uri,
+        progress=lambda step, _steps, metrics: told.append((step, metrics)),
+    )
+    [(step, metrics)] = told
+    assert step == done.steps == 8
+    # Of updates of three rounds or less, of 192 calls of two jobs.
+    assert state["curves"]["calls"][0] < metrics["simulated_calls"] <= 8 * 3 * 192 * 2
+    assert metrics["speedup"] > 0
+    folder = Path(done.run_directory)
+    assert (folder / "plots" / "training.png").is_file()
+    policy = TorchPolicy.load(folder / "policy")
+    before = state["network"]["actor._encoder.trunk.layers.0.weight"]
+    assert any(
+        value.shape == before.shape and not torch.equal(value, before)
+        for value in policy.weights().values()
+    )
+    # `export_artifact` compares tables, policy and brain.
+    assert export_artifact(folder / "policy", tmp_path / "artifact").tables
+
+
+def test_an_actor_that_dies_ends_the_run_with_its_place(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, _ = make_loop(
+        load_data(data, 0, with_costs=True), make_recipe("a3c", SMALL), 0, uses_cost=True
+    )
+    monkeypatch.setattr("dynamiccl.train.online.a3c._PATIENCE_S", 0.2)
+    loop._start()
+    for process in loop._processes:
+        process.kill()
+    with pytest.raises(UserError, match=rf"the actor in '{PLACE}' ended with -9"):
+        loop.run_epoch()
+    assert not multiprocessing.active_children()
+
+
+def test_a_place_that_the_data_know_nothing_of_is_refused(data: Path) -> None:
+    loaded = load_data(data, 0, with_costs=True)
+    recipe = make_recipe("a3c", ["places=b300-nvlink:fsdp:quiet"])
+    with pytest.raises(UserError, match="decode:3"):
+        make_loop(loaded, make_recipe("a3c", ["places=decode:3"]), 0, uses_cost=True)
+    make_loop(loaded, recipe, 0, uses_cost=True)
+
+
+class Counted:
+    """Updates of one actor."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self) -> int:
+        self.count += 1
+        return self.count
+
+
+def test_an_actor_learns_which_config_is_faster(tmp_path: Path) -> None:
+    text = SWEEP.replace("b300-nvlink", "gb10-roce")
+    text = text.replace("num_nodes = 1, ranks_per_node = 8", "num_nodes = 4, ranks_per_node = 1")
+    simulate(text, tmp_path)
+    settings = ("places=gb10-roce:lora:quiet", "num_steps=8", "gamma=0.5", "learning_rate=0.01")
+    recipe = make_recipe("a3c", [*SMALL, *settings, "episode_rounds=50", "steps=40"])
+    loop, algorithm = make_loop(load_data(tmp_path, 0, with_costs=True), recipe, 0, uses_cost=False)
+    network, env = algorithm.network, loop._orders[0].env()
+    quiet_us = env.world.quiet_us
+    best = torch.from_numpy(np.nanargmin(quiet_us, axis=1)).repeat(env.num_envs)
+    gains = np.nanmin(quiet_us, axis=1) < 0.9 * quiet_us[:, 0]
+    assert gains.sum() == 2
+    differs = torch.from_numpy(gains).repeat(env.num_envs)
+    actor = Actor(env, network, copy.deepcopy(network), loop._optimizer, recipe, 0)
+
+    def probability_of_best() -> float:
+        with torch.no_grad():
+            log, _ = network(actor._seen)
+        return float(log.exp().gather(1, best.unsqueeze(1))[differs].mean())
+
+    assert probability_of_best() < 0.5
+    counted = Counted()
+    updates = [actor.update(counted) for _ in range(40)]
+    assert probability_of_best() > 0.8
+    assert updates[-1].number == 40
+    assert np.mean([each.speedup for each in updates[-5:]]) > 1.1

@@ -1,0 +1,69 @@
+"""Where an actor learns: `SYSTEM:WORKLOADS:SCENARIO`, and the shape of its group behind it.
+
+b300-nvlink:decode+lora:busy-host            the largest group of the system
+h100-ib:decode:congested:4x8                 4 nodes of 8 ranks
+"""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Self
+
+import polars as pl
+
+from dynamiccl.datasets.splits import Split, with_split
+from dynamiccl.errors import UserError
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.record_jobs import check_workload
+from dynamiccl.simulator.scenario import Scenario, find_scenario
+from dynamiccl.simulator.system import System
+from dynamiccl.simulator.systems import find_system
+from dynamiccl.simulator.workloads import Workload, make_workload
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A system, what runs on it, and what happens around."""
+
+    text: str
+    system: System
+    workload: Workload
+    scenario: Scenario
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read it. Raises UserError for another form, and as the look-ups of its parts."""
+        parts = text.split(":")
+        shape = re.fullmatch(r"(\d+)x(\d+)", parts[3]) if len(parts) == 4 else None
+        if len(parts) not in {3, 4} or (len(parts) == 4 and shape is None):
+            raise UserError(
+                f"'{text}' is no place to train in; give SYSTEM:WORKLOAD+WORKLOAD:SCENARIO, and "
+                "the group's shape behind it where it is not the largest, as h100-ib:ddp:quiet:4x8"
+            )
+        system = find_system(parts[0])
+        group = Group(int(shape[1]), int(shape[2])) if shape else system.groups()[-1]
+        workload = make_workload(parts[1].split("+"), group)
+        check_workload(system, workload)
+        return cls(text, system, workload, find_scenario(parts[2]))
+
+    @property
+    def for_training(self) -> Workload:
+        """The workload at sizes of training octaves: what is held out stays unseen."""
+        sizes = sorted({call.size_bytes for call in self.workload.calls})
+        trained = {size: training_size(size) for size in sizes}
+        calls = [replace(call, size_bytes=trained[call.size_bytes]) for call in self.workload.calls]
+        return Workload(self.workload.name, tuple(calls))
+
+
+def training_size(size_bytes: int) -> int:
+    """The size, or the one so many octaves above it that its octave is for training.
+
+    >>> training_size(1 << 20), training_size(1 << 19)
+    (1048576, 1048576)
+    """
+    sizes = pl.DataFrame({"size_bytes": [size_bytes << up for up in range(5)]})
+    for row in with_split(sizes).iter_rows(named=True):
+        if row["split"] == Split.TRAIN:
+            return int(row["size_bytes"])
+    raise UserError(
+        f"{size_bytes} bytes lie in no octave that is split; give sizes of 64 B or more"
+    )

@@ -1,0 +1,86 @@
+"""What settings of a recipe may be, alone and together."""
+
+from enum import StrEnum
+from typing import Any
+
+from dynamiccl.datasets.splits import SplitBy
+from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.train.bounds import check_bounds
+
+#: `recipes.Recipe`, which imports this.
+Recipe = Any
+
+
+class CostBase(StrEnum):
+    """What the times of configs are learned over."""
+
+    COST = "cost"
+    TIME = "time"
+    HELD_OUT = "held-out"
+
+
+class RewardScale(StrEnum):
+    """What actors that play earn: minus time over reference, or minus the logarithm of that."""
+
+    REFERENCE = "reference"
+    LOG = "log"
+
+
+class Caution(StrEnum):
+    """What a policy must be sure of before it acts."""
+
+    MARGIN = "margin"
+    BOUND = "bound"
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Raise UserError for a setting out of bounds, and for two that exclude each other.
+
+    Raises UnknownName for one that is not of its choices.
+    """
+    check_bounds(recipe, f"recipe '{recipe.name}' (--set)")
+    if recipe.split not in list(SplitBy):
+        raise UnknownName(
+            "split", recipe.split, [each.value for each in SplitBy], where="--set split"
+        )
+    if recipe.held_calls > 1 and recipe.gamma > 0.0:
+        raise UserError(
+            f"held_calls={recipe.held_calls} takes the place of looking ahead, and gamma is "
+            f"{recipe.gamma}: --set gamma=0, or --set held_calls=1"
+        )
+    if recipe.level_threshold and recipe.algorithm not in {"GaussianProcess", "ResidualBoosting"}:
+        raise UserError(
+            f"level_threshold={recipe.level_threshold} is for a policy of times, and the "
+            f"algorithm of '{recipe.name}' is {recipe.algorithm}: leave it at 0, or take "
+            "'threshold-rule'"
+        )
+    enums = {"cost_base": CostBase, "caution": Caution, "reward_scale": RewardScale}
+    for name, choices in enums.items():
+        if getattr(recipe, name) not in list(choices):
+            named = [each.value for each in choices]
+            raise UnknownName(name, getattr(recipe, name), named, where=f"--set {name}")
+    if recipe.caution == Caution.BOUND:
+        _check_bound(recipe)
+    if recipe.lambda_congestion and not recipe.trigger:
+        raise UserError(
+            f"lambda_congestion={recipe.lambda_congestion} needs interference levels, which a "
+            "Trigger tells: --set trigger=RUN_DIRECTORY, or leave it at 0"
+        )
+
+
+def _check_bound(recipe: Recipe) -> None:
+    if recipe.algorithm in {"DiscreteBC", "A3C"}:
+        raise UserError(
+            f"caution=bound counts predicted times, and '{recipe.name}' predicts actions: --set "
+            "caution=margin"
+        )
+    if recipe.num_members < 2:
+        raise UserError(
+            f"caution=bound needs members that have not seen a size, and num_members is "
+            f"{recipe.num_members}: --set num_members=6, or --set caution=margin"
+        )
+    if recipe.split != SplitBy.SIZE:
+        raise UserError(
+            f"caution=bound is about sizes that were not measured, and split is {recipe.split}: "
+            "--set split=size, or --set caution=margin"
+        )
