@@ -26,6 +26,9 @@ from tests.collect.benchmark.sweeps import sweep
 
 QUICK = "{ startup_timeout_s = 6, stall_timeout_s = 3, retry_after_s = 0 }"
 TIMED_ONLY = "{ startup_timeout_s = 6, stall_timeout_s = 4, retry_after_s = 0, read_back = false }"
+#: Where a launch is lost without waiting for it: the others may be late on a busy machine.
+PATIENT = "{ startup_timeout_s = 40, stall_timeout_s = 20, retry_after_s = 0 }"
+PATIENT_TIMED = PATIENT.replace(" }", ", read_back = false }")
 
 
 def test_hung_config_is_quarantined_and_everything_else_is_measured(
@@ -75,7 +78,7 @@ def test_config_in_play_when_something_went_once_runs_again(
         return False
 
     Launches(monkeypatch, goes_once)
-    run(sweep(cycles="1", runner=QUICK), tmp_path, sweep_path)
+    run(sweep(cycles="1", runner=PATIENT), tmp_path, sweep_path)
     assert ids[1] == f"{ids[0]}~"
     found = rows(tmp_path)
     assert statuses(found).keys() == {"ok"}
@@ -158,7 +161,7 @@ def test_launch_that_never_began_is_tried_once_more(
         return len(ids) == 1 and launch.mode == mode
 
     Launches(monkeypatch, is_first)
-    run(sweep(cycles="1", runner=QUICK), tmp_path, sweep_path)
+    run(sweep(cycles="1", runner=PATIENT), tmp_path, sweep_path)
     assert ids[0] == ids[1]
     found = rows(tmp_path)
     assert statuses(found).keys() == {"ok"}
@@ -168,7 +171,7 @@ def test_launch_that_never_began_is_tried_once_more(
 def test_node_that_goes_in_the_night_marks_nothing(
     tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = sweep(cycles="2", runner=TIMED_ONLY)
+    made = sweep(cycles="2", runner=PATIENT_TIMED)
     with monkeypatch.context() as gone:
         launches = Launches(gone, lambda _, count: count > 2)
         with pytest.raises(MachineError, match="did not begin, twice"):
