@@ -10,9 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
-import polars as pl
 
-from dynamiccl.datasets.cells import NOISE_KEY
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.scenario import find_scenario
@@ -53,9 +51,8 @@ def _world(loop: Workload) -> World:
 
 
 def _env(world: World, *, observed: bool) -> tuple[CollectiveEnv, np.ndarray]:
-    noise = pl.DataFrame(schema={**dict.fromkeys(NOISE_KEY, pl.String), "noise_band": pl.Float64})
     course = Course(episode_calls=1 << 60, delay_calls=20, observed=observed)
-    env = CollectiveEnv(world, Tables.of(world, ["default"], noise), JOBS, course)
+    env = CollectiveEnv(world, Tables.of(world, ["default"]), JOBS, course)
     env.reset(seed=0)
     # A config for each key and job that does not change: drawing one is the player's work.
     random = np.random.default_rng(0)

@@ -3,10 +3,8 @@
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 import torch
 
-from dynamiccl.datasets.cells import NOISE_KEY
 from dynamiccl.datasets.sequences import CALLS_USED, timed_calls
 from dynamiccl.datasets.store import read
 from dynamiccl.simulator.group import Group
@@ -21,15 +19,13 @@ from dynamiccl.train.trigger.detector import Detector
 from dynamiccl.train.trigger.levels import interference_levels
 from dynamiccl.train.trigger.module import TriggerModule
 
-NO_NOISE = pl.DataFrame(schema={**dict.fromkeys(NOISE_KEY, pl.String), "noise_band": pl.Float64})
-
 
 def test_a_recording_gets_the_levels_that_the_environment_saw(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = TriggerModule(0.05).eval()
     system, workload = find_system("h100-ib"), make_workload(["lora"], Group(4, 8))
     world = World(system, workload, all_configs(system, workload), find_scenario("congested"))
-    tables = Tables.of(world, ["default"], NO_NOISE)
+    tables = Tables.of(world, ["default"])
     env = CollectiveEnv(world, tables, 2, Course(episode_calls=600), lambda: Detector(module))
     env.reset(seed=3)
     recording = Recording(world, "played")

@@ -10,6 +10,7 @@ sees; gradients are clipped.
 """
 
 import os
+import queue
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,6 @@ import torch
 from torch import multiprocessing, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.errors import UserError
 from dynamiccl.simulator.world import World
 from dynamiccl.train.action_head import ActionInputs
@@ -50,8 +50,7 @@ _DECISIONS: Final = 4
 class Order:
     """What an actor's process is given."""
 
-    place: Place
-    catalogue: Catalogue
+    place: str
     tables: Tables
     world: World
     trigger: str
@@ -209,15 +208,13 @@ class OnlineLoop:
             self._processes.append(process)
 
     def _next(self) -> Update:
-        import queue
-
         while True:
             try:
                 return cast(Update, self._updates.get(timeout=_PATIENCE_S))
             except queue.Empty:
                 dead = [p for p in self._processes if not p.is_alive() and p.exitcode]
                 if dead:
-                    place = self._orders[self._processes.index(dead[0])].place.text
+                    place = self._orders[self._processes.index(dead[0])].place
                     self.close()
                     raise UserError(
                         f"the actor in '{place}' ended with {dead[0].exitcode}; what it said "
@@ -276,8 +273,8 @@ def make_loop(
                 "places by the systems that were measured"
             )
         tables = Tables.of(world, data.profiles, data.training.noise, data.costs)
-        given = (place, data.catalogue, tables, world, recipe.trigger, recipe)
-        orders.append(Order(*given, seed * 1000 + index))
+        order = Order(place.text, tables, world, recipe.trigger, recipe, seed * 1000 + index)
+        orders.append(order)
     shared = network()
     margin = recipe.abstain_margins[0]
     loop = OnlineLoop(

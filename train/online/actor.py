@@ -112,10 +112,9 @@ class Actor:
         return earned_R
 
     def _rows(self, found: Mapping[str, Any]) -> Seen:
-        names = ("window", "context", "mask", "decided", "earned")
-        flat = (torch.from_numpy(np.asarray(found[name])).flatten(0, 1) for name in names)
-        window, context, mask, decided, earned = flat
-        return Seen(window, context, mask.float(), decided, earned)
+        flat = (torch.from_numpy(found[name]).flatten(0, 1) for name in Seen._fields)
+        seen = Seen(*flat)
+        return seen._replace(mask=seen.mask.float())
 
 
 def _flat(part: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -123,8 +122,7 @@ def _flat(part: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def _joined(rows: list[Seen]) -> Seen:
-    names = ("window", "context", "mask", "decided", "earned")
-    return Seen(*(torch.cat([getattr(each, name) for each in rows]) for name in names))
+    return Seen(*map(torch.cat, zip(*rows, strict=True)))
 
 
 def _clipped(

@@ -9,8 +9,7 @@ earned: so a delayed reward is no surprise to it (Katsikopoulos and Engelbrecht 
 decision process with a constant delay is one without, whose state holds what was decided).
 """
 
-from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
@@ -22,8 +21,7 @@ _DECISION_UNITS = 8
 _CRITIC_UNITS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """Observations of B rows."""
 
     window: torch.Tensor  # (B, W, features)

@@ -22,13 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
-from dynamiccl.datasets.features import WINDOW_LENGTH
-from dynamiccl.datasets.history_columns import WINDOW_FEATURES
 from dynamiccl.datasets.reward import reward
 from dynamiccl.simulator.world import World
 from dynamiccl.train.environment import (
     CollectiveEnv,
-    Course,
     Float64Array,
     Int64Array,
     Tables,
@@ -93,23 +90,19 @@ class DecisionEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):
     ) -> None:
         """Put N jobs into a world."""
         self.world, self.tables, self.num_envs, self.rounds = world, tables, num_jobs, rounds
-        course = Course(episode_calls=rounds.episode_rounds * rounds.period_calls)
-        self.calls = CollectiveEnv(world, tables, num_jobs, course, make_watch)
+        self.calls = CollectiveEnv(world, tables, num_jobs, make_watch=make_watch)
         keys, actions = tables.mask.shape
         self._pairs = tuple(part.reshape(-1) for part in np.indices((num_jobs, keys)))
         self._job = np.arange(num_jobs)
-        unbounded = {"low": -np.inf, "high": np.inf, "dtype": np.float32}
+        of_calls = gymnasium.vector.utils.batch_space(self.calls.single_observation_space, keys)
+        decided = gymnasium.spaces.Box(
+            LATE, actions - 1, (keys, rounds.seen_decisions), dtype=np.int64
+        )
         self.single_observation_space = gymnasium.spaces.Dict(
-            {
-                "window": gymnasium.spaces.Box(
-                    shape=(keys, WINDOW_LENGTH, len(WINDOW_FEATURES)), **unbounded
-                ),
-                "context": gymnasium.spaces.Box(shape=tables.context.shape, **unbounded),
-                "mask": gymnasium.spaces.MultiBinary([keys, actions]),
-                "decided": gymnasium.spaces.Box(
-                    -1, actions - 1, (keys, rounds.seen_decisions), dtype=np.int64
-                ),
-                "earned": gymnasium.spaces.Box(shape=(keys,), **unbounded),
+            {name: of_calls[name] for name in ("window", "context", "mask")}
+            | {
+                "decided": decided,
+                "earned": gymnasium.spaces.Box(-np.inf, np.inf, (keys,), dtype=np.float32),
             }
         )
         self.single_action_space = gymnasium.spaces.MultiDiscrete(
@@ -126,11 +119,11 @@ class DecisionEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begin an episode; every key is left to NCCL."""
         self.calls.reset(seed=seed, options=options)
-        shape = self.tables.mask.shape[0]
+        keys = self.tables.mask.shape[0]
         count = max(self.rounds.seen_decisions, self.rounds.delay_rounds + 1)
         #: (N, K, .) the latest decisions, the last one last; what is LATE has its predecessor.
-        self._decided: Int64Array = np.full((self.num_envs, shape, count), LATE, dtype=np.int64)
-        self._earned = np.zeros((self.num_envs, shape), dtype=np.float32)
+        self._decided: Int64Array = np.full((self.num_envs, keys, count), LATE, dtype=np.int64)
+        self._earned = np.zeros((self.num_envs, keys), dtype=np.float32)
         self._round = 0
         self.is_over = False
         return self._observe(), {}

@@ -6,6 +6,7 @@ h100-ib:decode:congested:4x8                 4 nodes of 8 ranks
 
 import re
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Self
 
 import polars as pl
@@ -48,12 +49,12 @@ class Place:
     @property
     def for_training(self) -> Workload:
         """The workload at sizes of training octaves: what is held out stays unseen."""
-        sizes = sorted({call.size_bytes for call in self.workload.calls})
-        trained = {size: training_size(size) for size in sizes}
-        calls = [replace(call, size_bytes=trained[call.size_bytes]) for call in self.workload.calls]
-        return Workload(self.workload.name, tuple(calls))
+        calls = self.workload.calls
+        moved = (replace(call, size_bytes=training_size(call.size_bytes)) for call in calls)
+        return Workload(self.workload.name, tuple(moved))
 
 
+@cache
 def training_size(size_bytes: int) -> int:
     """The size, or the one so many octaves above it that its octave is for training.
 

@@ -195,12 +195,17 @@ def test_an_actor_that_dies_ends_the_run_with_its_place(
     assert not multiprocessing.active_children()
 
 
-def test_a_place_that_the_data_know_nothing_of_is_refused(data: Path) -> None:
-    loaded = load_data(data, 0, with_costs=True)
-    recipe = make_recipe("a3c", ["places=b300-nvlink:fsdp:quiet"])
+def test_a_place_that_has_no_config_of_the_data_is_refused(tmp_path: Path) -> None:
+    of_nvls = 'algorithms = ["NVLS"]\nnum_channels = [8, 16]\ncollectives'
+    simulate(SWEEP.replace("collectives", of_nvls), tmp_path)
+    loaded = load_data(tmp_path, 0, with_costs=True)
     with pytest.raises(UserError, match="decode:3"):
         make_loop(loaded, make_recipe("a3c", ["places=decode:3"]), 0, uses_cost=True)
+    recipe = make_recipe("a3c", [f"places={PLACE}"])
     make_loop(loaded, recipe, 0, uses_cost=True)
+    recipe = make_recipe("a3c", ["places=gb10-roce:lora:quiet"])
+    with pytest.raises(UserError, match="nothing that gb10-roce:lora:quiet has"):
+        make_loop(loaded, recipe, 0, uses_cost=True)
 
 
 class Counted:
