@@ -27,20 +27,22 @@ def test_connections_to_the_directory_are_closed_once_all_is_known(
 ) -> None:
     environment = four_ranks.environment(coordinator=True)
     port = int(environment["DYNAMICCL_COORDINATOR"].rpartition(":")[2])
-    seen = []
+    seen: list[tuple[float, int]] = []
     with ThreadPoolExecutor() as pool:
         job = pool.submit(
             play_job, environment=environment, ranks=4, comms=2, rate=1000, calls=8000
         )
         while not job.done():
-            seen.append(num_connected(port))
+            seen.append((time.monotonic(), num_connected(port)))
             time.sleep(0.02)
+        ended = time.monotonic()
     played = job.result()
     assert played.is_sound, played
     assert played.acted > 0
-    assert max(seen) > 0
-    # Long before the job ends, and they stay so.
-    assert seen[-50:] == [0] * 50
+    assert max(count for _, count in seen) > 0
+    # A second before the job ends, and they stay so; a busy machine looks seldom in that second.
+    last = [count for at, count in seen if at > ended - 1.0]
+    assert last == [0] * len(last) != []
 
 
 def test_a_world_of_more_ranks_than_half_the_connections_agrees_all_the_same(
