@@ -26,7 +26,7 @@ from dynamiccl.datasets.manifest import POLICY_FOLDER, find_policy_in
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.interrupts import uninterrupted
-from dynamiccl.train.stores import check_there, check_writable
+from dynamiccl.train.stores import absolute_uri, check_there, check_writable
 
 #: The registered model whose versions are policies.
 MODEL_NAME: Final = "dynamiccl"
@@ -161,9 +161,11 @@ def continue_run(tracking_uri: str, run_id: str) -> Iterator[Run]:
 def _store(tracking_uri: str) -> Iterator[MlflowClient]:
     _quiet()
     try:
-        mlflow.set_tracking_uri(tracking_uri)
+        # MLflow keeps stores by their address: a relative one would stay in the first directory.
+        address = absolute_uri(tracking_uri)
+        mlflow.set_tracking_uri(address)
         with uninterrupted():
-            yield MlflowClient(tracking_uri)
+            yield MlflowClient(address)
     except MlflowException as error:
         said = str(error.message).partition("\n")[0]
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
@@ -298,9 +300,10 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
     _quiet()
     uri = run_or_folder if ":/" in run_or_folder else f"runs:/{run_or_folder}/{POLICY_FOLDER}"
     try:
-        mlflow.set_tracking_uri(tracking_uri)
+        address = absolute_uri(tracking_uri)
+        mlflow.set_tracking_uri(address)
         into = mkdtemp(dir=_downloads().name)
-        local = mlflow.artifacts.download_artifacts(uri, dst_path=into, tracking_uri=tracking_uri)
+        local = mlflow.artifacts.download_artifacts(uri, dst_path=into, tracking_uri=address)
     except MlflowException as error:
         raise MissingPath(
             f"policy of run '{run_or_folder}'",
