@@ -26,6 +26,7 @@ from dynamiccl.datasets.history_columns import (
 )
 from dynamiccl.datasets.questions import ColdQuestions
 from dynamiccl.nccl import Config
+from dynamiccl.serve.job_state import asking
 from dynamiccl.serve.table import entry_of
 from dynamiccl.serve.torchscript import CALL_COLUMNS, ignore_deprecation
 from dynamiccl.serve.watcher import NoWatcher, Watcher
@@ -137,7 +138,7 @@ class BrainModule(nn.Module):
         `trigger`: a loaded `trigger.pt`, that says what interference calls were under.
         """
         super().__init__()
-        self.policy = policy
+        self.asking = asking(policy)
         self.watcher = NoWatcher() if trigger is None else Watcher(trigger, WINDOW_LENGTH)
         self.features = traced_features()
         self.history_start = HISTORY_SLICE.start
@@ -177,15 +178,21 @@ class BrainModule(nn.Module):
     @torch.jit.export
     def cold(self, shape: int) -> torch.Tensor:
         """All R entries of a shape's table (R, 5), as nothing but the job is known."""
-        num_rows = self.contexts[shape].size(0)
-        size = [num_rows, self.window_length, len(self.call_columns)]
-        return self.warm(shape, torch.arange(num_rows), torch.zeros(size, dtype=torch.float64))
+        context_RF = self.contexts[shape]
+        size = [context_RF.size(0), self.window_length, len(self.call_columns)]
+        none_RKC = torch.zeros(size, dtype=torch.float64)
+        mask_RA = self.masks[shape].to(torch.float32)
+        return self.entries.index_select(0, self.forward(none_RKC, context_RF, mask_RA))
 
     @torch.jit.export
     def watch(
         self, row_N: torch.Tensor, calls_NKC: torch.Tensor, timed_N: torch.Tensor
     ) -> torch.Tensor:
-        """The calls (N, K, C), with interference where it was unknown; see `Watcher`."""
+        """The calls (N, K, C), with interference where it was unknown; see `Watcher`.
+
+        Before `warm` of the same rows, whose policy may want to know which of them are new.
+        """
+        self.asking.tell(row_N, timed_N)
         return self.watcher(row_N, calls_NKC, timed_N)  # type: ignore[no-any-return]
 
     @torch.jit.export
@@ -193,16 +200,28 @@ class BrainModule(nn.Module):
         """The entries (N, 5) of some of a table's rows, given their latest calls."""
         context_NF = self.contexts[shape].index_select(0, row_N)
         mask_NA = self.masks[shape].index_select(0, row_N).to(torch.float32)
-        return self.entries.index_select(0, self.forward(calls_NKC, context_NF, mask_NA))
+        window_NKW, context_NF = self._observe(calls_NKC, context_NF)
+        action_N = self.asking(row_N, window_NKW, context_NF, mask_NA)
+        return self.entries.index_select(0, self._allowed(action_N, mask_NA))
 
     def forward(
         self, calls_NKC: torch.Tensor, context_NF: torch.Tensor, mask_NA: torch.Tensor
     ) -> torch.Tensor:
-        """(N,) actions; abstains where the default was not measured (`questions.decide`)."""
+        """(N,) actions for keys of jobs that have just begun.
+
+        It abstains where the default was not measured (`questions.decide`).
+        """
+        window_NKW, context_NF = self._observe(calls_NKC, context_NF)
+        return self._allowed(self.asking.cold(window_NKW, context_NF, mask_NA), mask_NA)
+
+    def _observe(
+        self, calls_NKC: torch.Tensor, context_NF: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         window_NKW, history_NH = self.features(calls_NKC)
         before, after = context_NF[:, : self.history_start], context_NF[:, self.history_stop :]
-        parts = [before, history_NH, after]
-        action_N = self.policy(window_NKW, torch.cat(parts, dim=1), mask_NA)[0]
+        return window_NKW, torch.cat([before, history_NH, after], dim=1)
+
+    def _allowed(self, action_N: torch.Tensor, mask_NA: torch.Tensor) -> torch.Tensor:
         return torch.where(mask_NA[:, 0] > 0.5, action_N, torch.zeros_like(action_N))
 
 

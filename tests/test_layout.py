@@ -56,6 +56,7 @@ OWNERS = {
     "torch": {
         "train",
         "serve/brain_module.py",
+        "serve/job_state.py",
         "serve/torchscript.py",
         "serve/watcher.py",
         "collect/interference/gemm.py",
@@ -63,7 +64,7 @@ OWNERS = {
     "d3rlpy": {"train"},
     "mlflow": {"train/tracking.py"},
     "optuna": {"train/search.py"},
-    "ray": {"train/fanout/ray_cluster.py"},
+    "ray": {"train/ray_join.py"},
     "pynvml": {"collect"},
     "matplotlib": {"train", "evaluate", "collect/findings/plots.py"},
     "sklearn": {"train/boosting/fit.py", "evaluate"},

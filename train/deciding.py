@@ -10,7 +10,7 @@ from dynamiccl.train.cautious.run import calibration_figures
 from dynamiccl.train.cross_fitting import CrossFitting
 from dynamiccl.train.data import TrainingData
 from dynamiccl.train.heads import Member
-from dynamiccl.train.policy_module import PolicyModule
+from dynamiccl.train.policy_module import PolicyModule, StatefulPolicyModule
 from dynamiccl.train.recipe_checks import Caution
 from dynamiccl.train.recipes import Recipe
 from dynamiccl.train.sure_module import SurePolicyModule
@@ -34,6 +34,10 @@ def decide_caution(members: Sequence[Member], data: TrainingData, recipe: Recipe
     """The policy of some members."""
     if recipe.caution == Caution.MARGIN:
         margin, regret = _choose_margin(members, data, recipe)
+        if recipe.state_units:
+            (member,) = members
+            module: PolicyModule = StatefulPolicyModule(member, margin, recipe.warm_margin)
+            return Decided(module, margin, regret, {}, [])
         module = PolicyModule(members, margin, recipe.warm_margin, is_unanimous=recipe.unanimous)
         return Decided(module, margin, regret, {}, [])
     bound = CrossFitting(data, recipe.num_members).bound(members, recipe.alpha)

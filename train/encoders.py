@@ -171,8 +171,8 @@ class Trunk(nn.Module):
 class ObservationEncoder(Encoder):
     """A trunk as d3rlpy wants it: one argument, the tuple (window_BKW, context_BF, mask_BA)."""
 
-    def __init__(self, trunk: Trunk) -> None:
-        """Wrap a trunk."""
+    def __init__(self, trunk: Any) -> None:
+        """Wrap a `Trunk`, or what has one and a state behind it (stateful_trunk.py)."""
         super().__init__()
         self.trunk = trunk
 
@@ -186,11 +186,12 @@ class ObservationEncoder(Encoder):
 
         They travel with the weights.
         """
+        trunk = self.trunk if isinstance(self.trunk, Trunk) else self.trunk.trunk
         for buffer, value in (
-            (self.trunk.window_mean, window[0]),
-            (self.trunk.window_scale, window[1]),
-            (self.trunk.context_mean, context[0]),
-            (self.trunk.context_scale, context[1]),
+            (trunk.window_mean, window[0]),
+            (trunk.window_scale, window[1]),
+            (trunk.context_mean, context[0]),
+            (trunk.context_scale, context[1]),
         ):
             buffer.copy_(value)
 

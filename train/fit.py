@@ -34,9 +34,9 @@ from dynamiccl.train.export import FitSummary, export_policy
 from dynamiccl.train.gaussian.fit import fit_gaussian
 from dynamiccl.train.heads import Member
 from dynamiccl.train.loop import Loop, read_state
-from dynamiccl.train.online.a3c import OnlineLoop
-from dynamiccl.train.online.a3c import make_loop as make_online_loop
-from dynamiccl.train.recipe_checks import Caution, CostBase
+from dynamiccl.train.online.loop import OnlineLoop
+from dynamiccl.train.online.make import make_loop as make_online_loop
+from dynamiccl.train.recipe_checks import ONLINE, Caution, CostBase
 from dynamiccl.train.recipes import Recipe
 from dynamiccl.train.replay import CostDropout, Mixed, Replay
 
@@ -63,24 +63,27 @@ def fit(  # noqa: PLR0913 - all of a run
     seed: int,
     tags: Mapping[str, str] = tracking.NO_TAGS,
     progress: Progress = lambda _step, _steps, _metrics: None,
+    ray: str | None = None,
 ) -> FitSummary:
     """Train, choose the checkpoint and the abstain margin on validation, export, and track.
 
-    Raises what reading the data raises, NotEnoughData when nothing can be trained or validated on,
-    and UserError for a tracking URI that cannot be used, and for a threshold without a Trigger.
+    `ray`: the address of a cluster whose actors play, for IMPALA. Raises what reading the data
+    raises, NotEnoughData when nothing can be trained or validated on, and UserError for a tracking
+    URI that cannot be used, and for a threshold without a Trigger.
     """
     if recipe.level_threshold and not recipe.trigger:
         raise UserError(
             f"level_threshold={recipe.level_threshold} is about interference levels, which a "
             "Trigger tells: --set trigger=RUN_DIRECTORY, or take 'gaussian-process'"
         )
+    _check_ray(recipe, ray)
     data = _load(data_dir, recipe, seed)
     name = f"{recipe.name}-seed{seed}"
     with tracking.start_run(tracking_uri, experiment, name, tags) as run:
         facts = {"recipe": recipe.to_json(), "seed": seed, "data_hash": data.digest}
         _write(_state_path(run).with_name(_BEGUN_NAME), facts)
         _log_start(run, data_dir, data, recipe, seed)
-        return _train(data, recipe, seed, run, progress)
+        return _train(data, recipe, seed, run, progress, ray=ray)
 
 
 def _log_start(
@@ -94,19 +97,29 @@ def _log_start(
     run.set_tags({"data_hash": data.digest, "git_commit": git_commit()})
 
 
-def _train(
+def _check_ray(recipe: Recipe, ray: str | None) -> None:
+    if ray is not None and recipe.algorithm != "IMPALA":
+        raise UserError(
+            f"--ray {ray} is for actors that play for a learner, and the algorithm of "
+            f"'{recipe.name}' is {recipe.algorithm}: take 'impala-lstm', or leave --ray out"
+        )
+
+
+def _train(  # noqa: PLR0913 - all of a run
     data: TrainingData,
     recipe: Recipe,
     seed: int,
     run: tracking.Run,
     progress: Progress,
     state: dict[str, Any] | None = None,
+    *,
+    ray: str | None = None,
 ) -> FitSummary:
     """Fit and export; from `state` on where there is one."""
     if recipe.algorithm in CAUTIOUS:
         summary = fit_and_export(CAUTIOUS[recipe.algorithm], data, recipe, seed, run)
     else:
-        loop, algorithm = _make_loop(data, recipe, seed, run)
+        loop, algorithm = _make_loop(data, recipe, seed, run, ray)
         if state is not None:
             loop.restore(state)
             if not run.has_metric("validation_regret", loop.step):  # killed in between
@@ -122,6 +135,7 @@ def resume(
     *,
     tracking_uri: str,
     progress: Progress = lambda _step, _steps, _metrics: None,
+    ray: str | None = None,
 ) -> FitSummary:
     """Go on with a run that was killed, in the same MLflow run, as if it had not been.
 
@@ -132,6 +146,7 @@ def resume(
     with tracking.continue_run(tracking_uri, run_id) as run:
         facts, state = _begun(run)
         recipe, seed = Recipe.from_json(facts["recipe"]), int(facts["seed"])
+        _check_ray(recipe, ray)
         data = _load(data_dir, recipe, seed)
         if data.digest != facts["data_hash"]:
             raise UserError(
@@ -140,7 +155,7 @@ def resume(
             )
         if state is None and not run.tag("data_hash"):
             _log_start(run, data_dir, data, recipe, seed)
-        return _train(data, recipe, seed, run, progress, state)
+        return _train(data, recipe, seed, run, progress, state, ray=ray)
 
 
 def _begun(run: tracking.Run) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -180,14 +195,14 @@ def _load(data_dir: Path, recipe: Recipe, seed: int) -> TrainingData:
 
 
 def _make_loop(
-    data: TrainingData, recipe: Recipe, seed: int, run: tracking.Run
+    data: TrainingData, recipe: Recipe, seed: int, run: tracking.Run, ray: str | None
 ) -> tuple[Loop | OnlineLoop, Any]:
     random.seed(seed)
     torch.manual_seed(seed)
     d3rlpy.seed(seed)
-    if recipe.algorithm == "A3C":
+    if recipe.algorithm in ONLINE:
         uses_cost = recipe.action_inputs and _uses_cost(data, recipe, run)
-        return make_online_loop(data, recipe, seed, uses_cost=uses_cost)
+        return make_online_loop(data, recipe, seed, uses_cost=uses_cost, ray=ray)
     actions = None
     if recipe.action_inputs:
         uses_cost = _uses_cost(data, recipe, run)

@@ -11,6 +11,9 @@ from dynamiccl.datasets.features import Observations
 from dynamiccl.datasets.manifest import POLICY_NAME, Manifest
 from dynamiccl.train.torch_files import load_script
 
+#: h and c of an LSTM, each (N, U).
+State = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+
 
 class TorchPolicy:
     """The TorchScript policy of a run or an artifact, with its manifest."""
@@ -29,6 +32,34 @@ class TorchPolicy:
     def weights(self) -> dict[str, torch.Tensor]:
         """All that was learned, by name."""
         return dict(self._module.state_dict())
+
+    @property
+    def state_units(self) -> int:
+        """Units of the state that lives as long as a job; 0 = the policy has none."""
+        return int(getattr(self._module, "state_units", 0))
+
+    def step(
+        self,
+        observations: Observations,
+        mask: npt.NDArray[np.bool_],
+        decided: npt.NDArray[np.int64],
+        state: State,
+    ) -> tuple[npt.NDArray[np.int64], State]:
+        """(N,) the next decisions of N jobs, each about one key, and their states after them.
+
+        `decided` (N,) is the action that was decided last about the key, -1 = none. For a policy
+        that has a state.
+        """
+        module: Any = self._module
+        with torch.no_grad():
+            action, _, h, c = module.step(
+                torch.from_numpy(observations.window),
+                torch.from_numpy(observations.context),
+                torch.from_numpy(mask.astype(np.float32)),
+                torch.from_numpy(decided),
+                *(torch.from_numpy(part) for part in state),
+            )
+        return action.numpy(), (h.numpy(), c.numpy())
 
     def values(
         self, observations: Observations, mask: npt.NDArray[np.bool_]

@@ -31,6 +31,18 @@ class PolicyMember(nn.Module):
         """Predicted log of time over reference."""
         return self.head(self.trunk(window_BKW, context_BF), context_BF)  # type: ignore[no-any-return]
 
+    def step(
+        self,
+        window_BKW: torch.Tensor,
+        context_BF: torch.Tensor,
+        decided_B: torch.Tensor,
+        h_BU: torch.Tensor,
+        c_BU: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The same by a trunk with a state, and the state after it (stateful_trunk.py)."""
+        features_BH, h_BU, c_BU = self.trunk.step(window_BKW, context_BF, decided_B, h_BU, c_BU)
+        return self.head(features_BH, context_BF), h_BU, c_BU
+
 
 class PolicyModule(nn.Module):
     """(window_BKW, context_BF, mask_BA) -> (action_B int64, q_BA).
@@ -72,7 +84,17 @@ class PolicyModule(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Choose; see the class."""
         z_list = [member(window_BKW, context_BF) for member in self.members]
-        z_EBA = torch.stack(z_list)
+        return self.choose(torch.stack(z_list), window_BKW, context_BF, mask_BA)
+
+    @torch.jit.export
+    def choose(
+        self,
+        z_EBA: torch.Tensor,
+        window_BKW: torch.Tensor,
+        context_BF: torch.Tensor,
+        mask_BA: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose by what each member predicts; see the class."""
         z_BA = z_EBA.mean(dim=0)
         q_BA = (-torch.exp(z_BA.clamp(self.z_min, self.z_max))).masked_fill(
             mask_BA < 0.5, self.masked_q
@@ -91,3 +113,38 @@ class PolicyModule(nn.Module):
         abstain_B = (least_B <= threshold_B) & (mask_BA[:, 0] > 0.5)
         action_B = torch.where(abstain_B, torch.zeros_like(best_B), best_B)
         return action_B, q_BA
+
+
+class StatefulPolicyModule(PolicyModule):
+    """A `PolicyModule` of one member whose state lives as long as its job (stateful_trunk.py).
+
+    As it stands, (window, context, mask) -> (action, q), it answers for jobs that have just begun:
+    so tables are made of it. `step` goes on.
+    """
+
+    def __init__(self, member: Member, margin: float, warm_margin: float) -> None:
+        """Make the policy of a trained network whose encoder has a `StatefulTrunk`."""
+        super().__init__([member], margin, warm_margin, is_unanimous=False)
+        self.state_units = int(member.encoder.trunk.units)
+
+    @torch.jit.export
+    def step(
+        self,
+        window_BKW: torch.Tensor,
+        context_BF: torch.Tensor,
+        mask_BA: torch.Tensor,
+        decided_B: torch.Tensor,
+        h_BU: torch.Tensor,
+        c_BU: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(action_B, q_BA, h, c): the next decision of B jobs, each about one key.
+
+        `decided` (B,) is the action that was decided last about the key, -1 = none. Whose key has
+        had no call since keeps the state that it had.
+        """
+        z_list: list[torch.Tensor] = []
+        for member in self.members:
+            z_BA, h_BU, c_BU = member.step(window_BKW, context_BF, decided_B, h_BU, c_BU)  # type: ignore[operator]
+            z_list.append(z_BA)
+        action_B, q_BA = self.choose(torch.stack(z_list), window_BKW, context_BF, mask_BA)
+        return action_B, q_BA, h_BU, c_BU

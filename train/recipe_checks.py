@@ -1,7 +1,7 @@
 """What settings of a recipe may be, alone and together."""
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from dynamiccl.datasets.splits import SplitBy
 from dynamiccl.errors import UnknownName, UserError
@@ -9,6 +9,10 @@ from dynamiccl.train.bounds import check_bounds
 
 #: `recipes.Recipe`, which imports this.
 Recipe = Any
+
+
+#: Algorithms whose actors play in the simulator.
+ONLINE: Final = ("A3C", "IMPALA")
 
 
 class CostBase(StrEnum):
@@ -48,12 +52,7 @@ def check_recipe(recipe: Recipe) -> None:
             f"held_calls={recipe.held_calls} takes the place of looking ahead, and gamma is "
             f"{recipe.gamma}: --set gamma=0, or --set held_calls=1"
         )
-    if recipe.level_threshold and recipe.algorithm not in {"GaussianProcess", "ResidualBoosting"}:
-        raise UserError(
-            f"level_threshold={recipe.level_threshold} is for a policy of times, and the "
-            f"algorithm of '{recipe.name}' is {recipe.algorithm}: leave it at 0, or take "
-            "'threshold-rule'"
-        )
+    _check_algorithm(recipe)
     enums = {"cost_base": CostBase, "caution": Caution, "reward_scale": RewardScale}
     for name, choices in enums.items():
         if getattr(recipe, name) not in list(choices):
@@ -68,8 +67,23 @@ def check_recipe(recipe: Recipe) -> None:
         )
 
 
+def _check_algorithm(recipe: Recipe) -> None:
+    """Settings that some algorithms have."""
+    if recipe.level_threshold and recipe.algorithm not in {"GaussianProcess", "ResidualBoosting"}:
+        raise UserError(
+            f"level_threshold={recipe.level_threshold} is for a policy of times, and the "
+            f"algorithm of '{recipe.name}' is {recipe.algorithm}: leave it at 0, or take "
+            "'threshold-rule'"
+        )
+    if recipe.state_units and recipe.algorithm not in ONLINE:
+        raise UserError(
+            f"state_units={recipe.state_units} is for algorithms that play, and the algorithm of "
+            f"'{recipe.name}' is {recipe.algorithm}: leave it at 0, or take 'a3c-lstm'"
+        )
+
+
 def _check_bound(recipe: Recipe) -> None:
-    if recipe.algorithm in {"DiscreteBC", "A3C"}:
+    if recipe.algorithm in {"DiscreteBC", *ONLINE}:
         raise UserError(
             f"caution=bound counts predicted times, and '{recipe.name}' predicts actions: --set "
             "caution=margin"

@@ -27,7 +27,7 @@ class Recipe:
     #: The file that it comes from, when it is not one of ours.
     source: str = ""
     #: d3rlpy algorithm: DQN, DoubleDQN, DiscreteCQL or DiscreteBC; or GaussianProcess,
-    #: ResidualBoosting, or A3C.
+    #: ResidualBoosting, A3C or IMPALA.
     algorithm: str
     #: How the window is read: mlp (as it is), lstm, gru or cnn.
     window_encoder: str = "mlp"
@@ -73,6 +73,9 @@ class Recipe:
     steps: Annotated[int, Within(1, 10**8)] = 4_000
     steps_per_epoch: Annotated[int, Within(1, 10**8)] = 200
     hidden_sizes: Annotated[tuple[int, ...], Within(1, 1 << 14)] = (128, 128)
+    #: Units of an LSTM whose state lives as long as the job (stateful_trunk.py), of algorithms that
+    #: play in the simulator; 0 = none.
+    state_units: Annotated[int, Within(0, 1 << 12)] = 0
     #: Networks trained side by side; what they differ by tells how sure they are.
     num_members: Annotated[int, Within(1, 100)] = 3
     #: How strongly rare (system, collective) groups are sampled more often: 0 = as they come,
@@ -107,12 +110,20 @@ class Recipe:
     #: Above which interference level a Gaussian process takes what is best where calls take 1.5
     #: times as long, and below it what is best in quiet; 0: it goes by the level itself.
     level_threshold: Annotated[float, Within(0, 1e6)] = 0.0
-    #: Where A3C's actors play (train/online/places.py), by commas; how many there are, one a place
+    #: Where actors play (train/online/places.py), by commas; how many there are, one a place
     #: at least; jobs of each, and rounds of an episode. `steps` are updates, of `num_steps` rounds.
     places: str = ""
     actors: Annotated[int, Within(1, 1024)] = 2
     jobs: Annotated[int, Within(1, 1024)] = 8
     episode_rounds: Annotated[int, Within(1, 10**6)] = 50
+    #: How much their episodes differ: slowdowns and dwell times of the scenario by a factor of so
+    #: much at most; times of each algorithm and protocol by so much, as ln (online/variation.py).
+    vary: Annotated[float, Within(1, 100)] = 1.4
+    vary_times: Annotated[float, Within(0, 2)] = 0.05
+    #: IMPALA's bounds of how far it corrects for weights that have moved since: rho and c of
+    #: V-trace (Espeholt et al. 2018, section 4.1).
+    rho_most: Annotated[float, Within(0, 1e6, low_is_open=True)] = 1.0
+    c_most: Annotated[float, Within(0, 1e6, low_is_open=True)] = 1.0
     #: What actors earn: minus the time in units of NCCL's default, quiet (reference), or minus its
     #: logarithm (log), in which a connection of 20 ms at first use does not drown all else.
     reward_scale: str = RewardScale.LOG.value
@@ -270,6 +281,26 @@ def a3c() -> Recipe:
     )
 
 
+def a3c_lstm() -> Recipe:
+    """As a3c, with a state that lives as long as a job (Mnih et al. 2016, section 5.6)."""
+    return replace(
+        a3c(),
+        name="a3c-lstm",
+        summary="A3C with an LSTM over all keys of a job, its state as old as the job",
+        state_units=64,
+    )
+
+
+def impala_lstm() -> Recipe:
+    """IMPALA (Espeholt et al. 2018), as in mvfst-rl (Sivakumar et al. 2019)."""
+    return replace(
+        a3c_lstm(),
+        name="impala-lstm",
+        summary="IMPALA with V-trace: actors play and one learner learns, LSTM as in a3c-lstm",
+        algorithm="IMPALA",
+    )
+
+
 def threshold_rule() -> Recipe:
     """What one would try by hand where surroundings change: two tables and a threshold."""
     return replace(
@@ -304,6 +335,8 @@ RECIPES: Final[Mapping[str, Callable[[], Recipe]]] = {
     "threshold-rule": threshold_rule,
     "residual-boosting": residual_boosting,
     "a3c": a3c,
+    "a3c-lstm": a3c_lstm,
+    "impala-lstm": impala_lstm,
 }
 
 

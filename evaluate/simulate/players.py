@@ -62,6 +62,7 @@ class Learned(_Silent):
 
     A brain decides again only when the last decision is in force: so a task key is asked about
     when that many calls of its job have passed since it was asked about, and not at every call.
+    A state that the policy has lives as long as the job.
     """
 
     def __init__(self, policy: TorchPolicy, env: CollectiveEnv) -> None:
@@ -71,6 +72,8 @@ class Learned(_Silent):
         shape = (env.num_envs, len(env.world.keys))
         self._decided = np.full(shape, ABSTAIN_ACTION, dtype=np.int64)
         self._asked_at = np.full(shape, -self._period, dtype=np.int64)
+        self._latest = np.full(shape, -1, dtype=np.int64)
+        self._state = np.zeros((2, env.num_envs, policy.state_units), dtype=np.float32)
         self._job = np.arange(env.num_envs)
         self._calls = 0
 
@@ -80,11 +83,25 @@ class Learned(_Silent):
         due = np.flatnonzero(self._calls - self._asked_at[self._job, key] >= self._period)
         if len(due):
             seen = Observations(observation["window"][due], observation["context"][due])
-            chosen = self._policy.act(seen, observation["mask"][due])
+            chosen = self._ask(seen, observation["mask"][due], due, key[due])
             self._decided[due, key[due]] = chosen
             self._asked_at[due, key[due]] = self._calls
         self._calls += 1
         return self._decided[self._job, key]
+
+    def _ask(
+        self, seen: Observations, mask: npt.NDArray[np.bool_], job: Actions, key: Actions
+    ) -> Actions:
+        if not self._policy.state_units:
+            return self._policy.act(seen, mask)
+        before = self._latest[job, key]
+        h, c = self._state[:, job]
+        chosen, after = self._policy.step(seen, mask, before, (h, c))
+        # A key that has had no call yet says nothing of the job.
+        told = before >= 0
+        self._state[:, job[told]] = np.stack(after)[:, told]
+        self._latest[job, key] = chosen
+        return chosen
 
 
 class Searching:

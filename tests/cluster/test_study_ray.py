@@ -117,12 +117,12 @@ def test_a_trial_goes_on_elsewhere_when_its_node_is_killed(studies: Studies) -> 
 
 def test_who_takes_connections_and_never_answers_is_no_head() -> None:
     pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
-    from dynamiccl.train.fanout.ray_cluster import RayCluster
+    from dynamiccl.train.ray_join import RayJoin
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(MachineError, match="no end after 2 s; is that a head's port"):
-            RayCluster(address, join_s=2.0)
+            RayJoin(address, join_s=2.0)
 
 
 @pytest.mark.soak

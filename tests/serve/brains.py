@@ -68,7 +68,7 @@ class HintPolicy(nn.Module):
         return torch.zeros(mask.size(0), dtype=torch.int64), q
 
 
-def make_artifact(parent: Path, policy: nn.Module | None = None) -> Artifact:
+def make_manifest() -> Manifest:
     """Two collectives, 41 size bins, eight actions."""
     rows: list[dict[str, Any]] = []
     for size in SIZES:
@@ -82,9 +82,13 @@ def make_artifact(parent: Path, policy: nn.Module | None = None) -> Artifact:
             rows.append(
                 forced("Ring", "Simple", channels=4, collective=collective, size_bytes=size)
             )
-    measured = frame(*rows)
     noise = frame().select("system", "collective", noise_band="time_us")
-    manifest = hand_made_manifest(measured, noise)
+    return hand_made_manifest(frame(*rows), noise)
+
+
+def make_artifact(parent: Path, policy: nn.Module | None = None) -> Artifact:
+    """Of `make_manifest`."""
+    manifest = make_manifest()
     torch.manual_seed(5)
     policy = policy or RandomPolicy(
         len(manifest.window_features), len(manifest.features), len(manifest.catalogue)

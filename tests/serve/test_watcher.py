@@ -222,7 +222,7 @@ def test_a_brain_of_an_older_release_still_decides(
     class Older(BrainModule):
         watch = None  # type: ignore[assignment]
 
-    older = Older(old.policy, [], [])
+    older = Older(old.asking.policy, [], [])
     older.shapes, older.systems = old.shapes, old.systems
     older.contexts, older.masks, older.entries = old.contexts, old.masks, old.entries
     torch.jit.script(older.eval()).save(str(tmp_path / "brain.pt"))  # type: ignore[no-untyped-call]

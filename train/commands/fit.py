@@ -66,6 +66,12 @@ def fit_command(
         str | None,
         typer.Option(metavar="RUN_ID", help="Go on with a run that was killed, as it began."),
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Ray cluster whose actors play, for IMPALA: HOST:PORT, or auto."
+        ),
+    ] = None,
     as_json: Json = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
 ) -> None:
@@ -90,7 +96,9 @@ def fit_command(
     try:
         with progress_bar(resume or chosen.name) as show:
             if resume is not None:
-                summary = fitting.resume(data, resume, tracking_uri=tracking_uri, progress=show)
+                summary = fitting.resume(
+                    data, resume, tracking_uri=tracking_uri, progress=show, ray=ray
+                )
             else:
                 summary = fitting.fit(
                     data,
@@ -99,6 +107,7 @@ def fit_command(
                     tracking_uri=tracking_uri,
                     seed=seed or 0,
                     progress=show,
+                    ray=ray,
                 )
     except tracking.RunInterrupted as stopped:
         again = f"dynamiccl-train fit --data {data} --resume {stopped.run_id}"

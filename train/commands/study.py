@@ -186,8 +186,9 @@ def _backend(
         raise UserError(f"--sbatch-option {sbatch_options[0]} is for --slurm: give both")
     if ray is not None:
         from dynamiccl.train.fanout.ray_cluster import RayCluster
+        from dynamiccl.train.ray_join import RayJoin
 
-        return RayCluster(ray, jobs)
+        return RayCluster(RayJoin(ray), jobs)
     from dynamiccl.train.fanout.processes import Processes
 
     return Processes(jobs or os.cpu_count() or 1)

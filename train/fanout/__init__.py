@@ -3,5 +3,5 @@
 backend       what all of them have in common
 processes     processes of this machine
 slurm_array   an array of batch jobs
-ray_cluster   tasks of a Ray cluster; only it imports Ray
+ray_cluster   tasks of a Ray cluster; joined by train/ray_join.py
 """

@@ -2,10 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
-
-#: Two threads on a busy core spin against each other: trials side by side take one each.
-ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +31,3 @@ def trial_arguments(run_id: str, number: str, tracking_uri: str) -> list[str]:
     """The arguments of Python for one trial; `number` is as the place spells it."""
     command = ["-P", "-m", "dynamiccl.train.cli", "trial", run_id, number]
     return [*command, "--tracking-uri", tracking_uri, "--json"]
-
-
-def reason(said: str) -> str:
-    r"""Why a trial failed, from all that it said.
-
-    Our own error, or else the last line that begins at the margin.
-
-    >>> reason("Traceback (most recent call last):\n  File x\nKeyError: 'a'\n")
-    "KeyError: 'a'"
-    """
-    lines = [line for line in said.splitlines() if line.strip()]
-    ours = [line for line in lines if line.startswith("error: ")]
-    flush = [line for line in lines if not line[0].isspace()]
-    return (ours or flush or [""])[-1].removeprefix("error: ")

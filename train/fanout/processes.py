@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from dynamiccl.train.fanout.backend import ONE_THREAD, Outcome, reason, trial_arguments
+from dynamiccl.train.fanout.backend import Outcome, trial_arguments
+from dynamiccl.train.worker import ONE_THREAD, reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,9 @@ from dynamiccl.slurm import (
     summarise,
 )
 from dynamiccl.train import tracking
-from dynamiccl.train.fanout.backend import ONE_THREAD, Outcome, reason, trial_arguments
+from dynamiccl.train.fanout.backend import Outcome, trial_arguments
 from dynamiccl.train.study import trial_summary
+from dynamiccl.train.worker import ONE_THREAD, reason
 
 _log = logging.getLogger(__name__)
 

@@ -1,7 +1,8 @@
 """A policy that picks configs, and the value of a state that trains it, on one encoder.
 
-    T rounds, R rows (a row is a task key of a job), B rows of any rounds, A actions, H decisions
-    that are seen, W calls in a window, F features
+    T rounds, N jobs, K task keys, R = N x K rows (a row is a task key of a job), B rows of any
+    rounds, A actions, H decisions that are seen, W calls in a window, F features, U units of a
+    job's state
 
 What is exported is the actor, which sees what a brain shows: window and context. The critic, which
 only training asks, sees the decisions that are not in force yet, too, and what the last round
@@ -9,12 +10,13 @@ earned: so a delayed reward is no surprise to it (Katsikopoulos and Engelbrecht 
 decision process with a constant delay is one without, whose state holds what was decided).
 """
 
-from typing import NamedTuple, cast
+from typing import NamedTuple, Self, cast
 
 import torch
 from torch import nn
 
 from dynamiccl.train.heads import Imitator
+from dynamiccl.train.stateful_trunk import StatefulTrunk
 
 #: Width of what the critic knows of a decision, and of its hidden layer.
 _DECISION_UNITS = 8
@@ -22,17 +24,30 @@ _CRITIC_UNITS = 64
 
 
 class Seen(NamedTuple):
-    """Observations of B rows."""
+    """Observations of T rounds."""
 
-    window: torch.Tensor  # (B, W, features)
-    context: torch.Tensor  # (B, F)
-    mask: torch.Tensor  # (B, A)
-    decided: torch.Tensor  # (B, H), -1 = nothing
-    earned: torch.Tensor  # (B,)
+    window: torch.Tensor  # (T, R, W, features)
+    context: torch.Tensor  # (T, R, F)
+    mask: torch.Tensor  # (T, R, A)
+    decided: torch.Tensor  # (T, R, H), -1 = nothing
+    #: 0 where the key had no call in the round before, below 0 elsewhere.
+    earned: torch.Tensor  # (T, R)
+
+
+class State(NamedTuple):
+    """What an LSTM keeps of N jobs; U is 0 without one."""
+
+    h: torch.Tensor  # (N, U)
+    c: torch.Tensor  # (N, U)
+
+    @classmethod
+    def new(cls, jobs: int, units: int) -> Self:
+        """Of jobs that begin."""
+        return cls(torch.zeros(jobs, units), torch.zeros(jobs, units))
 
 
 class ActorCritic(nn.Module):
-    """(Seen) -> logits (B, A) with masked actions far below, and values (B,)."""
+    """(Seen, State) -> log probabilities, values, State; see `forward`."""
 
     def __init__(
         self, actor: Imitator, hidden_size: int, num_actions: int, decisions: int, usual: float
@@ -47,14 +62,44 @@ class ActorCritic(nn.Module):
         )
         nn.init.constant_(cast(nn.Linear, self.critic[2]).bias, usual)
 
-    def forward(self, seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log probabilities (B, A) and values (B,)."""
-        hidden_BH = self.actor.encoder((seen.window, seen.context, seen.mask))
-        logits_BA = self.actor.logits(hidden_BH, seen.context, seen.mask)
-        decided_BD = self.decision(seen.decided + 1).flatten(1)
-        known = torch.cat([hidden_BH, decided_BD, seen.earned.unsqueeze(1)], dim=1)
-        value_B = self.critic(known).squeeze(1)
-        return torch.log_softmax(logits_BA, dim=1), cast(torch.Tensor, value_B)
+    @property
+    def state_units(self) -> int:
+        """U."""
+        return int(getattr(self.actor.encoder.trunk, "units", 0))
+
+    def forward(self, seen: Seen, state: State) -> tuple[torch.Tensor, torch.Tensor, State]:
+        """Log probabilities (T, R, A), masked actions far below; values (T, R); state after."""
+        rounds = seen.window.size(0)
+        flat = Seen(*(part.flatten(0, 1) for part in seen))
+        hidden_BH, state = self._features(flat, rounds, state)
+        logits_BA = self.actor.logits(hidden_BH, flat.context, flat.mask)
+        decided_BD = self.decision(flat.decided + 1).flatten(1)
+        known = torch.cat([hidden_BH, decided_BD, flat.earned.unsqueeze(1)], dim=1)
+        value_TR = self.critic(known).view(rounds, -1)
+        log_TRA = torch.log_softmax(logits_BA, dim=1).view(rounds, value_TR.size(1), -1)
+        return log_TRA, value_TR, state
+
+    def _features(self, flat: Seen, rounds: int, state: State) -> tuple[torch.Tensor, State]:
+        trunk = self.actor.encoder.trunk
+        if not isinstance(trunk, StatefulTrunk):
+            return trunk(flat.window, flat.context), state
+        shape = (rounds, state.h.size(0), -1)
+        seen_BH = trunk.trunk(flat.window, flat.context)
+        features, *after = trunk.unroll(
+            seen_BH.view(rounds, shape[1], -1, seen_BH.size(1)),
+            flat.decided[:, -1].view(shape),
+            (flat.earned != 0.0).view(shape),
+            *state,
+        )
+        return features.flatten(0, 2), State(*after)
+
+
+def filled(
+    reward_TR: torch.Tensor, value_SR: torch.Tensor, calls_TR: torch.Tensor, gamma: float
+) -> torch.Tensor:
+    """Rewards (T, R); a key that was not called earned what its values (T + 1, R) say."""
+    expected_TR = value_SR[:-1] - gamma * value_SR[1:]
+    return torch.where(calls_TR > 0, reward_TR, expected_TR)
 
 
 def returns(reward_TR: torch.Tensor, bootstrap_R: torch.Tensor, gamma: float) -> torch.Tensor:
@@ -70,21 +115,22 @@ def returns(reward_TR: torch.Tensor, bootstrap_R: torch.Tensor, gamma: float) ->
     return torch.stack(found[::-1])
 
 
-def loss(
-    log_BA: torch.Tensor,
-    value_B: torch.Tensor,
-    action_B: torch.Tensor,
-    return_B: torch.Tensor,
-    weight_B: torch.Tensor,
+def loss(  # noqa: PLR0913, PLR0917 - what the papers name
+    log_TRA: torch.Tensor,
+    value_TR: torch.Tensor,
+    action_TR: torch.Tensor,
+    advantage_TR: torch.Tensor,
+    target_TR: torch.Tensor,
+    weight_TR: torch.Tensor,
     entropy_weight: float,
 ) -> torch.Tensor:
     """The actor's and the critic's, a mean over rows by weight (a key that was not called has 0).
 
-    -log pi(a) (R - V) - beta H(pi) + (R - V)^2 / 2 (Mnih et al. 2016, section 4.2 and S3, where the
+    -log pi(a) A - beta H(pi) + (target - V)^2 / 2 (Mnih et al. 2016, section 4.2 and S3, where the
     critic's gradient is that of (R - V)^2; half of it here, since encoder and step are shared).
     """
-    off_B = return_B - value_B
-    of_action_B = log_BA.gather(1, action_B.unsqueeze(1)).squeeze(1)
-    entropy_B = -(log_BA.exp() * log_BA.clamp_min(-1e4)).sum(dim=1)
-    sum_B = -of_action_B * off_B.detach() - entropy_weight * entropy_B + 0.5 * off_B.square()
-    return (weight_B * sum_B).sum() / weight_B.sum().clamp_min(1e-6)
+    of_action_TR = log_TRA.gather(2, action_TR.unsqueeze(2)).squeeze(2)
+    entropy_TR = -(log_TRA.exp() * log_TRA.clamp_min(-1e4)).sum(dim=2)
+    error_TR = 0.5 * (target_TR - value_TR).square()
+    sum_TR = -of_action_TR * advantage_TR - entropy_weight * entropy_TR + error_TR
+    return (weight_TR * sum_TR).sum() / weight_TR.sum().clamp_min(1e-6)

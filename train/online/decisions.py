@@ -32,6 +32,7 @@ from dynamiccl.train.environment import (
     Watch,
     delay_calls,
 )
+from dynamiccl.train.online.variation import Variation
 
 #: In place of an action: no decision came in time, and the last one stays.
 LATE: Final = -1
@@ -87,9 +88,12 @@ class DecisionEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):
         num_jobs: int,
         rounds: Rounds,
         make_watch: Callable[[], Watch] | None = None,
+        variation: Variation | None = None,
     ) -> None:
-        """Put N jobs into a world."""
+        """Put N jobs into a world; with a variation, into another one like it each episode."""
         self.world, self.tables, self.num_envs, self.rounds = world, tables, num_jobs, rounds
+        self._variation, self._like = variation, (world, tables)
+        self._random = np.random.default_rng()
         self.calls = CollectiveEnv(world, tables, num_jobs, make_watch=make_watch)
         keys, actions = tables.mask.shape
         self._pairs = tuple(part.reshape(-1) for part in np.indices((num_jobs, keys)))
@@ -118,6 +122,11 @@ class DecisionEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begin an episode; every key is left to NCCL."""
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        if self._variation is not None:
+            self.world, self.tables = self._variation.draw(*self._like, self._random)
+            self.calls.world, self.calls.tables = self.world, self.tables
         self.calls.reset(seed=seed, options=options)
         keys = self.tables.mask.shape[0]
         count = max(self.rounds.seen_decisions, self.rounds.delay_rounds + 1)

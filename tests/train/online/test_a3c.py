@@ -16,40 +16,24 @@ from dynamiccl.serve.artifact import export_artifact
 from dynamiccl.train.data import load_data
 from dynamiccl.train.fit import fit, resume
 from dynamiccl.train.loop import read_state
-from dynamiccl.train.online.a3c import make_loop
 from dynamiccl.train.online.actor import Actor
-from dynamiccl.train.online.actor_critic import loss, returns
+from dynamiccl.train.online.actor_critic import filled, loss, returns
+from dynamiccl.train.online.make import _orders as orders_of
+from dynamiccl.train.online.make import make_loop
 from dynamiccl.train.online.places import Place
 from dynamiccl.train.online.rmsprop import SharedRmsProp
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
 from tests.splits import split_of
 from tests.stores import new_store
+from tests.train.online.conftest import SWEEP
 
-SWEEP = """
-name = "quiet"
-system = "b300-nvlink"
-collectives = ["AllReduce"]
-groups = [{ num_nodes = 1, ranks_per_node = 8 }]
-sizes = { min = "64K", max = "64M" }
-cycles = 2
-[simulator]
-system = "b300-nvlink"
-seed = 0
-"""
 PLACE = "b300-nvlink:decode:busy-host"
 SMALL = (
     f"places={PLACE}",
     *("actors=2", "jobs=2", "num_steps=3", "episode_rounds=4", "hidden_sizes=16"),
     *("steps=8", "steps_per_epoch=4"),
 )
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("online") / "data"
-    simulate(SWEEP, folder)
-    return folder
 
 
 def test_a_place_is_a_system_with_work_and_surroundings() -> None:
@@ -65,10 +49,8 @@ def test_what_is_earned_is_scaled_and_a_key_that_was_not_called_earns_nothing(da
     earned = torch.tensor([-1.0, -math.e, 0.0])
     for scale, expected in (("log", [0.0, -1.0, 0.0]), ("reference", [-1.0, -math.e, 0.0])):
         recipe = make_recipe("a3c", [*SMALL, f"reward_scale={scale}"])
-        loop, algorithm = make_loop(loaded, recipe, 0, uses_cost=True)
-        env = loop._orders[0].env()
-        actor = Actor(env, algorithm.network, algorithm.network, loop._optimizer, recipe, 0)
-        assert actor._scaled(earned).tolist() == pytest.approx(expected)
+        player = orders_of(loaded, recipe, 0)[0].player(0)
+        assert player._scaled(earned).tolist() == pytest.approx(expected)
     with pytest.raises(UnknownName, match="reference, log"):
         make_recipe("a3c", ["reward_scale=moon"])
 
@@ -99,28 +81,36 @@ def test_returns_are_sums_up_to_the_value_after_the_last() -> None:
     assert found[:, 1].tolist() == [0.25, 0.5, 1.0]
 
 
+def test_a_key_that_was_not_called_earns_what_its_values_say() -> None:
+    reward, calls = torch.tensor([[-2.0, 0.0]]), torch.tensor([[3.0, 0.0]])
+    value = torch.tensor([[-5.0, -5.0], [-8.0, -8.0]])
+    found = filled(reward, value, calls, 0.5)
+    assert found.tolist() == [[-2.0, -1.0]]
+    assert returns(found, value[1], 0.5)[0, 1] == value[0, 1]
+
+
 def test_the_loss_moves_towards_what_earned_more_and_towards_the_return() -> None:
-    logits = torch.zeros(2, 3, requires_grad=True)
-    value = torch.tensor([0.0, 0.0], requires_grad=True)
-    action, earned = torch.tensor([1, 2]), torch.tensor([1.0, -1.0])
-    log = torch.log_softmax(logits, dim=1)
-    loss(log, value, action, earned, torch.tensor([1.0, 0.0]), 0.0).backward()  # type: ignore[no-untyped-call]
+    logits = torch.zeros(1, 2, 3, requires_grad=True)
+    value = torch.zeros(1, 2, requires_grad=True)
+    action, earned = torch.tensor([[1, 2]]), torch.tensor([[1.0, -1.0]])
+    log, weight = torch.log_softmax(logits, dim=2), torch.tensor([[1.0, 0.0]])
+    loss(log, value, action, earned, earned, weight, 0.0).backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
     assert value.grad is not None
-    assert logits.grad[0].argmin() == 1  # more of what earned more than the value
-    assert not logits.grad[1].any()  # a key that was not called teaches nothing
-    assert value.grad.tolist() == [-1.0, 0.0]
+    assert logits.grad[0, 0].argmin() == 1  # more of what earned more than the value
+    assert not logits.grad[0, 1].any()  # a key that was not called teaches nothing
+    assert value.grad.tolist() == [[-1.0, 0.0]]
 
 
 def test_entropy_draws_to_the_middle_and_masked_actions_have_none() -> None:
-    logits = torch.tensor([[2.0, 0.0, -1e6]], requires_grad=True)
-    log = torch.log_softmax(logits, dim=1)
-    zero = torch.zeros(1)
-    total = loss(log, zero, torch.tensor([0]), zero, torch.ones(1), 1.0)
+    logits = torch.tensor([[[2.0, 0.0, -1e6]]], requires_grad=True)
+    log = torch.log_softmax(logits, dim=2)
+    zero = torch.zeros(1, 1)
+    total = loss(log, zero, torch.tensor([[0]]), zero, zero, torch.ones(1, 1), 1.0)
     total.backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
-    assert logits.grad[0, 0] > 0 > logits.grad[0, 1]
-    assert logits.grad[0, 2] == 0.0
+    assert logits.grad[0, 0, 0] > 0 > logits.grad[0, 0, 1]
+    assert logits.grad[0, 0, 2] == 0.0
     p = 1 / (1 + math.exp(-2.0))
     assert -float(total.detach()) == pytest.approx(-(p * math.log(p) + (1 - p) * math.log(1 - p)))
 
@@ -186,9 +176,10 @@ def test_an_actor_that_dies_ends_the_run_with_its_place(
     loop, _ = make_loop(
         load_data(data, 0, with_costs=True), make_recipe("a3c", SMALL), 0, uses_cost=True
     )
-    monkeypatch.setattr("dynamiccl.train.online.a3c._PATIENCE_S", 0.2)
-    loop._start()
-    for process in loop._processes:
+    monkeypatch.setattr("dynamiccl.train.online.actors._PATIENCE_S", 0.2)
+    loop.updates.start(0)
+    loop._is_started = True
+    for process in loop.updates._processes._processes:  # type: ignore[attr-defined]
         process.kill()
     with pytest.raises(UserError, match=rf"the actor in '{PLACE}' ended with -9"):
         loop.run_epoch()
@@ -225,19 +216,22 @@ def test_an_actor_learns_which_config_is_faster(tmp_path: Path) -> None:
     simulate(text, tmp_path)
     settings = ("places=gb10-roce:lora:quiet", "num_steps=8", "gamma=0.5", "learning_rate=0.01")
     recipe = make_recipe("a3c", [*SMALL, *settings, "episode_rounds=50", "steps=40"])
-    loop, algorithm = make_loop(load_data(tmp_path, 0, with_costs=True), recipe, 0, uses_cost=False)
-    network, env = algorithm.network, loop._orders[0].env()
+    loaded = load_data(tmp_path, 0, with_costs=True)
+    _, algorithm = make_loop(loaded, recipe, 0, uses_cost=False)
+    network, player = algorithm.network, orders_of(loaded, recipe, 0)[0].player(0)
+    env = player.env
     quiet_us = env.world.quiet_us
     best = torch.from_numpy(np.nanargmin(quiet_us, axis=1)).repeat(env.num_envs)
     gains = np.nanmin(quiet_us, axis=1) < 0.9 * quiet_us[:, 0]
     assert gains.sum() == 2
     differs = torch.from_numpy(gains).repeat(env.num_envs)
-    actor = Actor(env, network, copy.deepcopy(network), loop._optimizer, recipe, 0)
+    optimizer = SharedRmsProp(list(network.parameters()))
+    actor = Actor(player, network, copy.deepcopy(network), optimizer, recipe)
 
     def probability_of_best() -> float:
         with torch.no_grad():
-            log, _ = network(actor._seen)
-        return float(log.exp().gather(1, best.unsqueeze(1))[differs].mean())
+            log, _, _ = network(player.seen, player.state)
+        return float(log[0].exp().gather(1, best.unsqueeze(1))[differs].mean())
 
     assert probability_of_best() < 0.5
     counted = Counted()

@@ -1,0 +1,169 @@
+"""A policy with a state that lives as long as its job: Python, brain and plugin decide alike."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dynamiccl.datasets.features import HISTORY_SLICE, WINDOW_LENGTH, Observations
+from dynamiccl.datasets.history import Call, history_arrays
+from dynamiccl.datasets.questions import cold_questions, table_supports
+from dynamiccl.nccl import Collective
+from dynamiccl.serve.artifact import Artifact
+from dynamiccl.serve.brain_check import random_windows
+from dynamiccl.serve.brain_history import Task
+from dynamiccl.serve.table import DecisionTable, entry_of
+from dynamiccl.serve.torchscript import ScriptedBrain
+from dynamiccl.train.encoders import ObservationEncoder, Trunk
+from dynamiccl.train.heads import Imitator, PlainHead
+from dynamiccl.train.policy import State, TorchPolicy
+from dynamiccl.train.policy_module import StatefulPolicyModule
+from dynamiccl.train.stateful_trunk import StatefulTrunk
+from tests.serve.asking import Asking
+from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, make_artifact, make_manifest
+
+UNITS = 8
+MEASURED = (Collective.AllReduce, Collective.AllGather)
+KEYS = [(c, b) for c in MEASURED for b in range(FIRST_BIN, FIRST_BIN + 3)]
+
+
+@pytest.fixture(scope="module")
+def stateful(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """An artifact whose policy has random weights, large enough that its state matters."""
+    torch.manual_seed(7)
+    manifest = make_manifest()
+    shape = (WINDOW_LENGTH, len(manifest.window_features))
+    actions = len(manifest.catalogue)
+    trunk = StatefulTrunk(Trunk(shape, len(manifest.features), [16], "mlp"), 16, actions, UNITS)
+    member = Imitator(ObservationEncoder(trunk), trunk.width, actions)
+    assert isinstance(member.head, PlainHead)
+    with torch.no_grad():
+        # Features are not scaled here: what is seen of one key must not drown the state.
+        trunk.core.weight_ih.mul_(0.05)
+        trunk.core.weight_hh.mul_(4.0)
+        member.head.layer.weight[:, :16].mul_(0.01)
+        member.head.layer.weight[:, 16:].mul_(20.0)
+    policy = StatefulPolicyModule(member, 0.0, 0.0).eval()
+    return make_artifact(tmp_path_factory.mktemp("stateful"), policy)
+
+
+def questions(seed: int, calls: int) -> Iterator[list[Task]]:
+    """What a leader asks until a job has made so many calls: all keys that were called."""
+    random = np.random.default_rng(seed)
+    told: dict[tuple[Collective, int], list[Call]] = {key: [] for key in KEYS}
+    made = 0
+    while made < calls:
+        for key in KEYS:
+            new = (
+                random_windows(random, 1)[0][: random.integers(9)] if random.random() < 0.7 else []
+            )
+            told[key] += new
+            made += len(new)
+        yield [
+            Task(collective, bin_, tuple(seen[-WINDOW_LENGTH:]), len(seen))
+            for (collective, bin_), seen in told.items()
+            if seen
+        ]
+
+
+class InPython:
+    """The policy as training has it, and the state kept by hand."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.policy = TorchPolicy.load(artifact.directory)
+        (support,) = table_supports(artifact.manifest)
+        self.asked = cold_questions(artifact.manifest, support)
+        self.configs = artifact.manifest.actions().configs
+        self.table = DecisionTable.read(artifact.directory / artifact.tables[0].path)
+        zero = np.zeros((1, UNITS), dtype=np.float32)
+        self.state: State = (zero, zero)
+        self.latest: dict[int, tuple[int, int]] = {}
+
+    def decide(self, tasks: list[Task]) -> DecisionTable:
+        entries = self.table.entries.copy()
+        for task in tasks:
+            row = int(task.collective) * NUM_BINS + task.bin - FIRST_BIN
+            context = self.asked.context[[row]]
+            window = np.empty((1, *history_arrays(task.calls)[0].shape), dtype=np.float32)
+            window[0], context[0, HISTORY_SLICE] = history_arrays(task.calls)
+            action, timed = self.latest.get(row, (-1, -1))
+            mask = self.asked.mask[[row]]
+            found, after = self.policy.step(
+                Observations(window, context), mask, np.array([action]), self.state
+            )
+            chosen = int(found[0]) if mask[0, 0] else 0
+            if timed != task.num_timed:
+                self.state = after
+            assert task.num_timed is not None
+            self.latest[row] = int(found[0]), task.num_timed
+            entries[int(task.collective), task.bin - FIRST_BIN] = tuple(
+                entry_of(self.configs[chosen])
+            )
+        return DecisionTable(
+            num_nodes=self.table.num_nodes,
+            num_ranks=self.table.num_ranks,
+            ranks_per_node=self.table.ranks_per_node,
+            first_bin=self.table.first_bin,
+            num_bins=self.table.num_bins,
+            entries=entries,
+        )
+
+
+def test_python_brain_and_plugin_keep_the_same_state_over_10_000_calls(
+    stateful: Artifact, torch_build_dir: Path
+) -> None:
+    """Five jobs of 2,000 calls each: each begins from zero. Floats of other libraries may tie."""
+    differing, asked, remembered = np.zeros(2), 0, 0
+    for job in range(5):
+        brain, python = ScriptedBrain(stateful.directory / "brain.pt"), InPython(stateful)
+        with Asking(torch_build_dir, "torch", stateful.directory) as leader:
+            assert leader.table([]) == brain.decide(CONFIG, []) == python.table
+            for tasks in questions(job, 2_000):
+                expected = python.decide(tasks)
+                found = [brain.decide(CONFIG, tasks), leader.table(tasks)]
+                asked += 1
+                for index, table in enumerate(found):
+                    assert table is not None
+                    differing[index] += (table.entries != expected.entries).sum()
+                if asked % 40 == 0:  # the same question to a brain that has heard nothing else
+                    alone = ScriptedBrain(stateful.directory / "brain.pt")
+                    remembered += int(alone.decide(CONFIG, tasks) != expected)
+    assert asked > 300
+    assert remembered > 0, "the state changes no decision: the test shows nothing"
+    assert (differing <= 0.001 * asked * len(KEYS)).all(), differing
+
+
+def test_what_was_asked_before_without_a_new_call_leaves_the_state_alone(
+    stateful: Artifact,
+) -> None:
+    once, often = (ScriptedBrain(stateful.directory / "brain.pt") for _ in range(2))
+    for tasks in questions(1, 600):
+        for _ in range(3):
+            often.decide(CONFIG, tasks)
+        assert once.decide(CONFIG, tasks) is not None
+    last = tasks
+    assert once.decide(CONFIG, last) == often.decide(CONFIG, last)
+
+
+def test_a_rollout_unrolls_as_it_was_stepped() -> None:
+    torch.manual_seed(0)
+    trunk = StatefulTrunk(Trunk((WINDOW_LENGTH, 20), 40, [16], "mlp"), 16, 5, UNITS)
+    rounds, jobs, keys = 4, 3, 2
+    seen = torch.randn(rounds, jobs, keys, 16)
+    decided = torch.randint(-1, 5, (rounds, jobs, keys))
+    is_new = torch.rand(rounds, jobs, keys) < 0.5
+    zero = torch.zeros(jobs, UNITS)
+    found, h, c = trunk.unroll(seen, decided, is_new, zero, zero)
+    state = (torch.zeros(jobs, UNITS), torch.zeros(jobs, UNITS))
+    for each in range(rounds):
+        for key in range(keys):
+            told = torch.cat([seen[each, :, key], trunk.decided(decided[each, :, key] + 1)], dim=1)
+            after = trunk.core(told, state)
+            assert torch.equal(found[each, :, key, 16:], after[0])
+            for job in range(jobs):
+                if is_new[each, job, key]:
+                    state[0][job], state[1][job] = after[0][job].detach(), after[1][job].detach()
+    assert torch.allclose(h, state[0])
+    assert torch.allclose(c, state[1])

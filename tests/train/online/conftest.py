@@ -1,0 +1,26 @@
+"""A quiet sweep of the system that actors learn in."""
+
+from pathlib import Path
+
+import pytest
+
+from dynamiccl.collect.simulate import simulate
+
+SWEEP = """
+name = "quiet"
+system = "b300-nvlink"
+collectives = ["AllReduce"]
+groups = [{ num_nodes = 1, ranks_per_node = 8 }]
+sizes = { min = "64K", max = "64M" }
+cycles = 2
+[simulator]
+system = "b300-nvlink"
+seed = 0
+"""
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("online") / "data"
+    simulate(SWEEP, folder)
+    return folder

@@ -1,0 +1,171 @@
+"""IMPALA (Espeholt et al. 2018): actors play, one learner learns, and none waits for the other.
+
+An actor takes the weights at the begin of a trajectory and plays on while the learner learns; so
+the learner corrects for the weights having moved since, by V-trace. A trajectory that the learner
+has no room for is lost; its calls are counted.
+"""
+
+import queue
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+
+from dynamiccl.train.online.actor import Update, clipped
+from dynamiccl.train.online.actor_critic import ActorCritic, Seen, State, filled, loss
+from dynamiccl.train.online.actors import ActorProcesses, Order
+from dynamiccl.train.online.player import Trajectory
+from dynamiccl.train.online.rmsprop import SharedRmsProp
+from dynamiccl.train.online.vtrace import vtrace
+from dynamiccl.train.recipes import Recipe
+
+#: Trajectories of each actor that wait at most: more would be played under older weights.
+_WAITING: Final = 2
+
+
+class Trajectories(Protocol):
+    """Where trajectories come from."""
+
+    def start(self) -> None:
+        """Begin to play."""
+
+    def next(self) -> tuple[Trajectory, int]:
+        """Wait for the next one; and all calls that were played for it, lost ones included."""
+
+    def close(self) -> None:
+        """End the actors."""
+
+
+class Learner:
+    """Updates by one learner, from trajectories of actors (`loop.Updates`)."""
+
+    def __init__(self, network: ActorCritic, trajectories: Trajectories, recipe: Recipe) -> None:
+        """Take the network whose weights the actors play under."""
+        self.network, self._trajectories, self._recipe = network, trajectories, recipe
+        self._optimizer = SharedRmsProp(list(network.parameters()), shared=False)
+        self.squares = self._optimizer.squares
+        self._step = 0
+        #: Seconds of all updates, and those of them in which it did not wait for a trajectory.
+        self.wall_s = self.busy_s = 0.0
+
+    def start(self, step: int) -> None:
+        """Start the actors."""
+        self._step = step
+        self._trajectories.start()
+
+    def next(self) -> Update:
+        """Wait for a trajectory, and learn from it."""
+        began = time.monotonic()
+        played, calls = self._trajectories.next()
+        ready = time.monotonic()
+        self._step += 1
+        found = self.learn(played, self._step)
+        self.busy_s += time.monotonic() - ready
+        self.wall_s += time.monotonic() - began
+        return Update(self._step, found, played.speedup, calls)
+
+    def learn(self, played: Trajectory, number: int) -> float:
+        """One step from one trajectory; its loss."""
+        recipe = self._recipe
+        log_SRA, value_SR, _ = self.network(played.seen, played.state)
+        known_SR = value_SR.detach()
+        now_TR = log_SRA[:-1].detach().gather(2, played.action.unsqueeze(2)).squeeze(2)
+        is_called_TR = played.calls > 0
+        target_TR, advantage_TR = vtrace(
+            (now_TR - played.log_probability) * is_called_TR,
+            filled(played.reward, known_SR, played.calls, recipe.gamma),
+            known_SR,
+            recipe.gamma,
+            rho_most=recipe.rho_most,
+            c_most=recipe.c_most,
+        )
+        total = loss(
+            log_SRA[:-1],
+            value_SR[:-1],
+            played.action,
+            advantage_TR,
+            target_TR,
+            is_called_TR.float(),
+            played.curiosity * recipe.entropy_weight(number),
+        )
+        gradients = torch.autograd.grad(total, list(self.network.parameters()), allow_unused=True)
+        left = max(1.0 - number / recipe.steps, 0.0)
+        self._optimizer.step(clipped(gradients), recipe.learning_rate * left)
+        return float(total.detach())
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """How much of its time the learner learns."""
+        return {"learner_utilisation": self.busy_s / self.wall_s}
+
+    def close(self) -> None:
+        """End the actors."""
+        self._trajectories.close()
+
+
+class LocalActors:
+    """Actors as processes here, which read the learner's weights in shared memory."""
+
+    def __init__(
+        self, network: ActorCritic, orders: Sequence[Order], make: Callable[[], ActorCritic]
+    ) -> None:
+        """Start none yet; `make` gives an actor a network of its own."""
+        self._shared, self._make = network.share_memory(), make
+        self._processes = ActorProcesses(orders, _play, room=_WAITING * len(orders))
+
+    def start(self) -> None:
+        """Start the processes."""
+        self._processes.start(self._make, lambda: self._shared)
+
+    def next(self) -> tuple[Trajectory, int]:
+        """Wait for one."""
+        packed, calls = self._processes.get()
+        return unpacked(packed), calls
+
+    def close(self) -> None:
+        """End the processes."""
+        self._processes.close()
+
+
+def _play(
+    order: Order,
+    made: Any,
+    is_orphan: Callable[[], bool],
+    own: ActorCritic,
+    shared: ActorCritic,
+) -> None:
+    """An actor's process."""
+    player = order.player(shared.state_units)
+    calls = 0
+    while not is_orphan():
+        own.load_state_dict(shared.state_dict())
+        played = player.play(own)
+        calls += int(played.calls.sum())
+        try:
+            made.put_nowait((packed(played), calls))
+        except queue.Full:
+            continue
+        calls = 0
+
+
+def packed(played: Trajectory) -> dict[str, Any]:
+    """A trajectory in numpy, which any queue takes (torch's tensors would travel as open files)."""
+    plain = {name: getattr(played, name) for name in Trajectory.__slots__}
+    for name in ("seen", "state"):
+        plain[name] = [part.numpy() for part in plain[name]]
+    return {
+        name: value.numpy() if isinstance(value, torch.Tensor) else value
+        for name, value in plain.items()
+    }
+
+
+def unpacked(plain: dict[str, Any]) -> Trajectory:
+    """What `packed` was given."""
+    made: dict[str, Any] = {
+        k: torch.tensor(v) if isinstance(v, np.ndarray) else v for k, v in plain.items()
+    }
+    for name, kind in (("seen", Seen), ("state", State)):
+        made[name] = kind(*(torch.tensor(part) for part in plain[name]))
+    return Trajectory(**made)

@@ -1,0 +1,145 @@
+"""The updates of a run whose actors play, up to the end of an epoch at a time.
+
+This process counts, averages the weights, as other recipes do, looks at the validation bins, and
+keeps what a kill would lose. What `train/loop.py` is to recipes that learn from data.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from dynamiccl.train.heads import Member
+from dynamiccl.train.loop import STATE_VERSION, Checkpoint, write_state
+from dynamiccl.train.online.actor import Update
+from dynamiccl.train.online.actor_critic import ActorCritic
+from dynamiccl.train.recipes import Recipe
+
+
+class Updates(Protocol):
+    """Where updates of the network come from."""
+
+    network: ActorCritic
+    #: The optimizer's statistic, one tensor a parameter.
+    squares: list[torch.Tensor]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What else is told of an epoch."""
+
+    def start(self, step: int) -> None:
+        """Begin after so many updates."""
+
+    def next(self) -> Update:
+        """Wait for the next one; the network has it then."""
+
+    def close(self) -> None:
+        """End what was started."""
+
+
+class OnlineLoop:
+    """Takes updates; stops at the end of every epoch, where it can be saved."""
+
+    def __init__(
+        self, updates: Updates, recipe: Recipe, validate: Callable[[Iterable[Member]], float]
+    ) -> None:
+        """Begin before the first update. `validate` gives the regret of a set of networks."""
+        self.step = 0
+        #: Values at the end of each epoch: `steps`, `losses`, `regrets`, and of the actors' jobs
+        #: `speedups` (time of NCCL's own choice over theirs), all calls that were played, and
+        #: seconds.
+        self.curves: dict[str, list[Any]] = {
+            name: [] for name in ("steps", "losses", "regrets", "speedups", "calls", "seconds")
+        }
+        self.updates, self._recipe, self._validate = updates, recipe, validate
+        self._online = nn.ModuleList([updates.network.actor])
+        decay = get_ema_multi_avg_fn(recipe.average_decay)  # type: ignore[no-untyped-call]
+        self._averaged = AveragedModel(self._online, multi_avg_fn=decay)
+        self._is_started = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all updates are made."""
+        return self.step >= self._recipe.steps
+
+    @property
+    def latest(self) -> dict[str, float]:
+        """Metrics of the latest epoch."""
+        last = {name: values[-1] for name, values in self.curves.items()}
+        return {
+            "loss": last["losses"],
+            "validation_regret": last["regrets"],
+            "speedup": last["speedups"],
+            "simulated_calls": last["calls"],
+            "train_wall_s": last["seconds"],
+            **self.updates.metrics,
+        }
+
+    def run_epoch(self) -> None:
+        """Wait for the updates up to the next look at the validation bins, and look.
+
+        The actors do not wait for it. Raises UserError when one of them died.
+        """
+        began = time.monotonic()
+        if not self._is_started:
+            self.updates.start(self.step)
+            self._is_started = True
+        seen: list[Update] = []
+        end = min(self.step + self._recipe.steps_per_epoch, self._recipe.steps)
+        while self.step < end:
+            seen.append(self.updates.next())
+            self.step += 1
+            self._averaged.update_parameters(self._online)
+        self._note(seen, began)
+        if self.is_over:
+            self.close()
+
+    def _note(self, seen: list[Update], began: float) -> None:
+        calls, seconds = (self.curves[name][-1:] or [0] for name in ("calls", "seconds"))
+        regret = self._validate(cast(Iterable[Member], self._averaged.module))
+        values = {
+            "steps": self.step,
+            "losses": float(np.mean([each.loss for each in seen])),
+            "regrets": regret,
+            "speedups": float(np.mean([each.speedup for each in seen])),
+            "calls": calls[0] + sum(each.calls for each in seen),
+            "seconds": seconds[0] + time.monotonic() - began,
+        }
+        for name, value in values.items():
+            self.curves[name].append(value)
+
+    def best(self) -> Checkpoint:
+        """The last: the rate is at 0 there, and cold validation says little of warm choices."""
+        state = self._averaged.module.state_dict()
+        weights = {name: value.clone() for name, value in state.items()}
+        return Checkpoint(self.step, self.curves["regrets"][-1], weights)
+
+    def save(self, path: Path, **facts: Any) -> None:
+        """Write what `restore` takes; the actors go on meanwhile."""
+        state = {
+            "version": STATE_VERSION,
+            "step": self.step,
+            "curves": self.curves,
+            "network": self.updates.network.state_dict(),
+            "averaged": self._averaged.state_dict(),
+            "squares": self.updates.squares,
+            "facts": facts,
+        }
+        write_state(path, state)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was saved, as far as processes repeat themselves."""
+        self.updates.network.load_state_dict(state["network"])
+        self._averaged.load_state_dict(state["averaged"])
+        for own, kept in zip(self.updates.squares, state["squares"], strict=True):
+            own.copy_(kept)
+        self.step, self.curves = state["step"], state["curves"]
+
+    def close(self) -> None:
+        """End the actors."""
+        self.updates.close()

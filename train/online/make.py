@@ -1,0 +1,110 @@
+"""From a recipe whose actors play to its network, its places and its loop."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from dynamiccl.errors import UserError
+from dynamiccl.simulator.world import World
+from dynamiccl.train.action_head import ActionInputs
+from dynamiccl.train.algorithms import set_scaling
+from dynamiccl.train.data import TrainingData
+from dynamiccl.train.encoders import ObservationEncoder, ObservationEncoderFactory
+from dynamiccl.train.environment import Tables
+from dynamiccl.train.heads import Imitator
+from dynamiccl.train.online.a3c import ActorLearners
+from dynamiccl.train.online.actor_critic import ActorCritic
+from dynamiccl.train.online.actors import SEEN_DECISIONS, Order
+from dynamiccl.train.online.impala import Learner, LocalActors
+from dynamiccl.train.online.loop import OnlineLoop, Updates
+from dynamiccl.train.online.places import Place
+from dynamiccl.train.recipe_checks import RewardScale
+from dynamiccl.train.recipes import Recipe
+from dynamiccl.train.stateful_trunk import StatefulTrunk
+
+
+class ActorCriticAlgorithm:
+    """The network, as `fit` wants an algorithm."""
+
+    def __init__(self, network: ActorCritic) -> None:
+        """Keep it."""
+        self.network = network
+        self.members = nn.ModuleList([network.actor])
+
+    def save(self, path: str) -> None:
+        """Write the weights of actor and critic."""
+        torch.save(self.network.state_dict(), path)
+
+
+def make_loop(
+    data: TrainingData, recipe: Recipe, seed: int, *, uses_cost: bool, ray: str | None = None
+) -> tuple[OnlineLoop, ActorCriticAlgorithm]:
+    """The loop and the algorithm of a recipe whose algorithm is A3C or IMPALA.
+
+    `ray`: the address of a cluster whose actors play, for IMPALA. Raises UserError as
+    `Place.parse`, and for a place none of whose configs the data know, and what joining raises.
+    """
+
+    def network() -> ActorCritic:
+        return _network(data, recipe, uses_cost=uses_cost)
+
+    orders, shared = _orders(data, recipe, seed), network()
+    updates = _updates(shared, orders, recipe, network, ray)
+    margin = recipe.abstain_margins[0]
+    loop = OnlineLoop(
+        updates,
+        recipe,
+        lambda members: data.validation_regret(members, margin, is_unanimous=False),
+    )
+    return loop, ActorCriticAlgorithm(shared)
+
+
+def _updates(
+    shared: ActorCritic,
+    orders: list[Order],
+    recipe: Recipe,
+    make: Callable[[], ActorCritic],
+    ray: str | None,
+) -> Updates:
+    if recipe.algorithm == "A3C":
+        return ActorLearners(shared, orders, make)
+    if ray is None:
+        return Learner(shared, LocalActors(shared, orders, make), recipe)
+    from dynamiccl.train.online.ray_actors import RayActors  # an extra of the package
+
+    return Learner(shared, RayActors(shared, orders, ray), recipe)
+
+
+def _network(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorCritic:
+    steps = data.training.steps
+    encoder = ObservationEncoderFactory(list(recipe.hidden_sizes), recipe.window_encoder).create(
+        steps.shapes
+    )
+    inputs = ActionInputs(data.catalogue.configs, data.cost_start, uses_cost)
+    width, actions = recipe.hidden_sizes[-1], steps.num_actions
+    if recipe.state_units:
+        trunk = StatefulTrunk(encoder.trunk, width, actions, recipe.state_units)
+        encoder, width = ObservationEncoder(trunk), trunk.width
+    imitator = Imitator(encoder, width, actions, inputs if recipe.action_inputs else None)
+    set_scaling([imitator], data.sources(recipe))
+    # NCCL's own choices earn -1 a round undisturbed, of which the logarithm is 0.
+    is_log = recipe.reward_scale == RewardScale.LOG
+    usual = 0.0 if is_log else -1.0 / max(1.0 - recipe.gamma, 1e-3)
+    return ActorCritic(imitator, width, actions, SEEN_DECISIONS, usual)
+
+
+def _orders(data: TrainingData, recipe: Recipe, seed: int) -> list[Order]:
+    orders, places = [], recipe.places.split(",")
+    for index in range(max(recipe.actors, len(places))):
+        place = Place.parse(places[index % len(places)])
+        world = World(place.system, place.for_training, data.catalogue.configs, place.scenario)
+        if not world.mask[:, 1:].any():
+            raise UserError(
+                f"nothing that {place.text} has is among the configs of the data: choose --set "
+                "places by the systems that were measured"
+            )
+        tables = Tables.of(world, data.profiles, data.training.noise, data.costs)
+        order = Order(place.text, tables, world, recipe.trigger, recipe, seed * 1000 + index)
+        orders.append(order)
+    return orders

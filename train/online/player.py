@@ -1,0 +1,102 @@
+"""Plays N jobs in a place under a network, one trajectory after the other.
+
+N jobs, K task keys, R = N x K rows (a row is a task key of a job), T rounds of a trajectory.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from dynamiccl.train.online.actor_critic import ActorCritic, Seen, State
+from dynamiccl.train.online.decisions import DecisionEnv
+from dynamiccl.train.recipe_checks import RewardScale
+from dynamiccl.train.recipes import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """T rounds, and what is seen after them."""
+
+    seen: Seen  # (T + 1, R, ...)
+    #: Of the jobs before the first round.
+    state: State
+    action: torch.Tensor  # (T, R)
+    #: Of each action, under the weights that played.
+    log_probability: torch.Tensor  # (T, R)
+    reward: torch.Tensor  # (T, R)
+    #: Calls of a key in a round; one without any teaches nothing.
+    calls: torch.Tensor  # (T, R)
+    #: Time of NCCL's own choice over ours.
+    speedup: float
+    #: Factor of the entropy's weight that is its player's.
+    curiosity: float
+
+
+class Player:
+    """Plays N jobs, an episode after the other."""
+
+    def __init__(self, env: DecisionEnv, state_units: int, recipe: Recipe, seed: int) -> None:
+        """Begin an episode."""
+        self.env, self.recipe, self._units = env, recipe, state_units
+        self.seen: Seen
+        self.state: State
+        self.random = torch.Generator().manual_seed(seed)
+        # Actors explore by different amounts (Mnih et al. 2016, section 4: "explicitly use
+        # different exploration policies in each actor-learner"); the paper draws epsilons, we a
+        # factor of the entropy.
+        self.curiosity = float(np.random.default_rng(seed).uniform(0.5, 2.0))
+        self._begin(seed)
+
+    def play(self, network: ActorCritic) -> Trajectory:
+        """The next `num_steps` rounds, or those that are left of the episode."""
+        begin, rows = self.state, [self.seen]
+        made: list[tuple[torch.Tensor, ...]] = []
+        true_us = default_us = 0.0
+        while len(made) < self.recipe.num_steps and not self.env.is_over:
+            with torch.no_grad():
+                log_TRA, _, self.state = network(self.seen, self.state)
+            action_R = torch.multinomial(log_TRA[0].exp(), 1, generator=self.random).squeeze(1)
+            found, _, _, _, info = self.env.step(action_R.view(self.env.num_envs, -1).numpy())
+            self.seen = _rows(found)
+            rows.append(self.seen)
+            log_R = log_TRA[0].gather(1, action_R.unsqueeze(1)).squeeze(1)
+            reward_R = self._scaled(_flat(info["earned"]))
+            made.append((action_R, log_R, reward_R, _flat(info["calls"])))
+            true_us += float(info["true_us"].sum())
+            default_us += float(info["default_us"].sum())
+        if self.env.is_over:
+            self._begin(None)
+        action, log_probability, reward, calls = map(torch.stack, zip(*made, strict=True))
+        return Trajectory(
+            seen=Seen(*map(torch.cat, zip(*rows, strict=True))),
+            state=begin,
+            action=action,
+            log_probability=log_probability,
+            reward=reward,
+            calls=calls,
+            speedup=default_us / true_us,
+            curiosity=self.curiosity,
+        )
+
+    def _begin(self, seed: int | None) -> None:
+        self.seen = _rows(self.env.reset(seed=seed)[0])
+        self.state = State.new(self.env.num_envs, self._units)
+
+    def _scaled(self, earned_R: torch.Tensor) -> torch.Tensor:
+        """What the recipe makes of rewards; 0 of keys that were not called."""
+        if self.recipe.reward_scale == RewardScale.LOG:
+            return -torch.log((-earned_R).clamp_min(1e-3)).masked_fill(earned_R == 0.0, 0.0)
+        return earned_R
+
+
+def _rows(found: Mapping[str, Any]) -> Seen:
+    flat = (torch.from_numpy(found[name]).flatten(0, 1).unsqueeze(0) for name in Seen._fields)
+    seen = Seen(*flat)
+    return seen._replace(mask=seen.mask.float())
+
+
+def _flat(part: np.ndarray[Any, Any]) -> torch.Tensor:
+    return torch.from_numpy(part.astype(np.float32)).flatten()

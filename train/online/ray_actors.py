@@ -1,0 +1,90 @@
+"""IMPALA's actors on a Ray cluster that is there already, one processor each.
+
+Every actor has a trajectory to play and one that waits behind it, so that it does not wait for the
+learner. A node that dies costs the trajectories that it had: Ray begins its actors anew elsewhere,
+or when there is room again, and the others go on.
+"""
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, Final
+
+from dynamiccl.errors import MachineError
+from dynamiccl.train.online.actor_critic import ActorCritic
+from dynamiccl.train.online.actors import Order
+from dynamiccl.train.online.impala import packed, unpacked
+from dynamiccl.train.online.player import Trajectory
+from dynamiccl.train.ray_join import RayJoin, ray
+from dynamiccl.train.worker import ONE_THREAD
+
+#: Trajectories that an actor has been asked for.
+_ASKED: Final = 2
+#: How long nothing may come before the run ends.
+_PATIENCE_S: Final = 300.0
+
+
+class RayActors:
+    """Where trajectories come from (`impala.Trajectories`)."""
+
+    def __init__(self, network: ActorCritic, orders: Sequence[Order], address: str) -> None:
+        """Take the learner's network. Raises UserError and MachineError as `RayJoin`."""
+        self._cluster = RayJoin(address)
+        self._network, self._orders = network, orders
+        self._asked: dict[Any, Any] = {}
+        self._stack = ExitStack()
+
+    def start(self) -> None:
+        """Join the cluster and start the actors."""
+        self._stack.enter_context(self._cluster.joined())
+        # A trajectory that was lost is not played again: the weights have moved on.
+        make = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0)(_RayActor)
+        network = ray.put(self._network)
+        weights = self._weights()
+        for order in self._orders:
+            actor = make.remote(order, network)
+            for _ in range(_ASKED):
+                self._asked[actor.play.remote(weights)] = actor
+
+    def next(self) -> tuple[Trajectory, int]:
+        """Wait for one; those of actors that were lost are left out."""
+        while True:
+            done, _ = ray.wait(list(self._asked), num_returns=1, timeout=_PATIENCE_S)
+            if not done:
+                raise MachineError(
+                    f"no actor on the Ray cluster has played for {_PATIENCE_S:.0f} s; `ray status` "
+                    "says which nodes are left, and the run goes on with --resume"
+                )
+            actor = self._asked.pop(done[0])
+            self._asked[actor.play.remote(self._weights())] = actor
+            try:
+                played = unpacked(ray.get(done[0]))
+            except ray.exceptions.RayActorError:
+                continue
+            return played, int(played.calls.sum())
+
+    def close(self) -> None:
+        """Leave the cluster, which ends the actors."""
+        self._asked = {}
+        self._stack.close()
+
+    def _weights(self) -> Any:
+        return ray.put({k: v.numpy().copy() for k, v in self._network.state_dict().items()})
+
+
+class _RayActor:
+    """Plays in a worker's process."""
+
+    def __init__(self, order: Order, network: ActorCritic) -> None:
+        os.environ.update(ONE_THREAD)
+        self._own = network
+        self._player = order.player(network.state_units)
+
+    def play(self, weights: dict[str, Any]) -> dict[str, Any]:
+        """The next trajectory, under these weights."""
+        import torch
+
+        # Ray's own memory is read-only, which torch warns of: a copy.
+        state = {name: torch.tensor(value) for name, value in weights.items()}
+        self._own.load_state_dict(state)
+        return packed(self._player.play(self._own))
