@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -131,13 +132,13 @@ def scenario_figures(out: Path, seeds: int = SEEDS) -> dict[str, Any]:
     jobs = [(out / f"{index}-{seed}", name, seed) for index, name in enumerate(PLACES)
             for seed in range(seeds)]  # fmt: skip
     found: dict[tuple[str, str, str], list[Float64Array]] = {}
-    for (_, place, _), rows in parallel(_play_place, jobs):
+    for (_, place, _), rows in parallel(play_place, jobs):
         for (row, world), times in rows.items():
             found.setdefault((row, world, place), []).append(times)
     figures: dict[str, Any] = {"data_sets": {}}
     names = dict.fromkeys(row for row, _, _ in found)
     for world in ("as recorded", "shifted"):
-        table = {row: _row(found, row, world) for row in names}
+        table = {row: gain_row(found, row, world) for row in names}
         figures["data_sets"][f"scenarios, {world}"] = table
         suffix = "" if world == "as recorded" else "_shifted"
         for key, row in (("sequence", OURS), ("rule", RULE)):
@@ -147,10 +148,16 @@ def scenario_figures(out: Path, seeds: int = SEEDS) -> dict[str, Any]:
     return figures
 
 
-def _row(
-    found: dict[tuple[str, str, str], list[Float64Array]], row: str, world: str
+def gain_row(
+    found: Mapping[tuple[str, str, str], list[Float64Array]],
+    row: str,
+    world: str,
+    places: Sequence[str] = tuple(PLACES),
 ) -> dict[str, float | None]:
-    """Gains by place, and the ratio of sums with its interval."""
+    """Gains by place, and the ratio of sums with its interval.
+
+    `found` has (JOBS,) us for each seed, by row, world and place.
+    """
     random = np.random.default_rng(0)
 
     def totals(
@@ -163,7 +170,7 @@ def _row(
     def ratio(*, resampled: bool) -> tuple[float, dict[str, float]]:
         gains: dict[str, float] = {}
         best = 0.0
-        for place in PLACES:
+        for place in places:
             seeds = len(found[NCCL, world, place])
             who = random.integers(seeds, size=seeds).tolist() if resampled else list(range(seeds))
             drawn = [
@@ -196,8 +203,16 @@ def shifted(scenario: Scenario) -> Scenario:
     return scenario.model_copy(update={"link": links})
 
 
-def _play_place(folder: Path, name: str, seed: int) -> dict[tuple[str, str], Float64Array]:
-    """(JOBS,) us of communication of each row in each of the two worlds."""
+def play_place(
+    folder: Path,
+    name: str,
+    seed: int,
+    others: Mapping[str, Callable[[Path], TorchPolicy]] = MappingProxyType({}),
+) -> dict[tuple[str, str], Float64Array]:
+    """(JOBS,) us of communication of each row in each of the two worlds.
+
+    `others` are trained on the folder's data set, and play without a Trigger.
+    """
     place = PLACES[name]
     setting = Setting(
         system=find_system(place.system),
@@ -208,6 +223,7 @@ def _play_place(folder: Path, name: str, seed: int) -> dict[tuple[str, str], Flo
     )
     _prepare(folder, place, setting, seed)
     policies = {name: _trained(folder, name, seed) for name in RECIPES}
+    added = {name: train(folder / "data") for name, train in others.items()}
     found: dict[tuple[str, str], Float64Array] = {}
     quiet_world = simple_contenders(setting)[0].world
     tables = {
@@ -220,7 +236,10 @@ def _play_place(folder: Path, name: str, seed: int) -> dict[tuple[str, str], Flo
         ("shifted", shifted(setting.scenario)),
     ):
         here = replace(setting, scenario=scenario)
-        for row in _contenders(here, folder, policies, tables, rules):
+        rows = _contenders(here, folder, policies, tables, rules)
+        for other, policy in added.items():
+            rows += policy_contenders(here, other, policy, None)
+        for row in rows:
             found[row.name, world] = _times(row, here, seed)
     return found
 
