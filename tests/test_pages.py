@@ -11,7 +11,7 @@ import re
 import shlex
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -108,15 +108,22 @@ def query(database: Path, text: str) -> list[tuple[str, ...]]:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def world(
+    build_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
     """A directory in which everything is that the pages name."""
     folder = tmp_path_factory.mktemp("world")
+    (folder / "out").mkdir()
+    (folder / "out" / "plugin").symlink_to(build_dir(""))
     before = Path.cwd()
     os.chdir(folder)
     try:
         (folder / "datasets").symlink_to(ROOT / "datasets")
         shutil.copytree(ROOT / "examples", folder / "examples")
-        with_few_channels(folder / "examples" / "slurm_h100.toml")
+        slurm = folder / "examples" / "slurm_h100.toml"
+        with_few_channels(slurm)
+        small = slurm.read_text().replace("steps_per_octave = 2", "steps_per_octave = 1")
+        slurm.write_text(small.replace("cycles = 5", "cycles = 2"))
         (folder / "sweep.toml").write_text(SWEEP.replace("SEED", "1").replace("CYCLES", "3"))
         again = SWEEP.replace('"small"', '"fresh"').replace("SEED", "2").replace("CYCLES", "8")
         (folder / "fresh.toml").write_text(again)

@@ -24,9 +24,15 @@ class CostBase(StrEnum):
 
 
 class RewardScale(StrEnum):
-    """What actors that play earn: minus time over reference, or minus the logarithm of that."""
+    """What actors that play earn: minus the time in ms (raw), or over NCCL's default in quiet.
 
+    The latter as it is (reference), no worse than twice as slow (clipped, as what Atari's scores
+    were), or its logarithm (log).
+    """
+
+    RAW = "raw"
     REFERENCE = "reference"
+    CLIPPED = "clipped"
     LOG = "log"
 
 

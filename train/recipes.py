@@ -124,8 +124,8 @@ class Recipe:
     #: V-trace (Espeholt et al. 2018, section 4.1).
     rho_most: Annotated[float, Within(0, 1e6, low_is_open=True)] = 1.0
     c_most: Annotated[float, Within(0, 1e6, low_is_open=True)] = 1.0
-    #: What actors earn: minus the time in units of NCCL's default, quiet (reference), or minus its
-    #: logarithm (log), in which a connection of 20 ms at first use does not drown all else.
+    #: What actors earn (recipe_checks.py): by the logarithm, a connection of 20 ms at first use
+    #: does not drown all else.
     reward_scale: str = RewardScale.LOG.value
 
     def to_json(self) -> dict[str, Any]:

@@ -88,9 +88,9 @@ def _network(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorCri
         encoder, width = ObservationEncoder(trunk), trunk.width
     imitator = Imitator(encoder, width, actions, inputs if recipe.action_inputs else None)
     set_scaling([imitator], data.sources(recipe))
-    # NCCL's own choices earn -1 a round undisturbed, of which the logarithm is 0.
-    is_log = recipe.reward_scale == RewardScale.LOG
-    usual = 0.0 if is_log else -1.0 / max(1.0 - recipe.gamma, 1e-3)
+    # NCCL's own choices earn -1 a round undisturbed, of which the logarithm is 0; in ms, anything.
+    is_share = recipe.reward_scale in {RewardScale.REFERENCE, RewardScale.CLIPPED}
+    usual = -1.0 / max(1.0 - recipe.gamma, 1e-3) if is_share else 0.0
     return ActorCritic(imitator, width, actions, SEEN_DECISIONS, usual)
 
 

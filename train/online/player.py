@@ -87,9 +87,13 @@ class Player:
 
     def _scaled(self, earned_R: torch.Tensor) -> torch.Tensor:
         """What the recipe makes of rewards; 0 of keys that were not called."""
-        if self.recipe.reward_scale == RewardScale.LOG:
+        scale = self.recipe.reward_scale
+        if scale == RewardScale.LOG:
             return -torch.log((-earned_R).clamp_min(1e-3)).masked_fill(earned_R == 0.0, 0.0)
-        return earned_R
+        if scale == RewardScale.RAW:
+            reference_ms = torch.from_numpy(self.env.tables.reference_us / 1000.0)
+            return earned_R * reference_ms.to(earned_R.dtype).repeat(self.env.num_envs)
+        return earned_R.clamp_min(-2.0) if scale == RewardScale.CLIPPED else earned_R
 
 
 def _rows(found: Mapping[str, Any]) -> Seen:

@@ -47,11 +47,20 @@ def test_a_place_is_a_system_with_work_and_surroundings() -> None:
 def test_what_is_earned_is_scaled_and_a_key_that_was_not_called_earns_nothing(data: Path) -> None:
     loaded = load_data(data, 0, with_costs=True)
     earned = torch.tensor([-1.0, -math.e, 0.0])
-    for scale, expected in (("log", [0.0, -1.0, 0.0]), ("reference", [-1.0, -math.e, 0.0])):
+    scales = {
+        "log": [0.0, -1.0, 0.0],
+        "reference": [-1.0, -math.e, 0.0],
+        "clipped": [-1.0, -2.0, 0.0],
+    }
+    for scale, expected in scales.items():
         recipe = make_recipe("a3c", [*SMALL, f"reward_scale={scale}"])
         player = orders_of(loaded, recipe, 0)[0].player(0)
         assert player._scaled(earned).tolist() == pytest.approx(expected)
-    with pytest.raises(UnknownName, match="reference, log"):
+    player = orders_of(loaded, make_recipe("a3c", [*SMALL, "reward_scale=raw"]), 0)[0].player(0)
+    reference_us = torch.from_numpy(np.tile(player.env.tables.reference_us, 2)).float()
+    in_ms = player._scaled(torch.full_like(reference_us, -2.0))
+    assert torch.allclose(in_ms, -2.0 * reference_us / 1000.0)
+    with pytest.raises(UnknownName, match="raw, reference, clipped, log"):
         make_recipe("a3c", ["reward_scale=moon"])
 
 
