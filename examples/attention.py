@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dynamiccl.train.encoders import register_window_encoder
-from dynamiccl.train.recipes import Recipe
+from dynamiccl.train.recipe import Recipe
 
 
 class AttentionWindow(nn.Module):

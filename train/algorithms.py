@@ -24,7 +24,8 @@ from dynamiccl.errors import UnknownName
 from dynamiccl.train.action_head import ActionInputs
 from dynamiccl.train.encoders import ObservationEncoder, ObservationEncoderFactory
 from dynamiccl.train.heads import Imitator, LogTimeFactory, LogTimeQFunction, Member
-from dynamiccl.train.recipes import Recipe, recipe_of_file
+from dynamiccl.train.recipe import Recipe
+from dynamiccl.train.recipes import recipe_of_file
 
 #: Steps from which the scale of the features is taken.
 _MAX_SCALED: Final = 200_000

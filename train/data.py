@@ -23,7 +23,7 @@ from dynamiccl.errors import NotEnoughData
 from dynamiccl.train.heads import Member
 from dynamiccl.train.policy import forward
 from dynamiccl.train.policy_module import PolicyModule
-from dynamiccl.train.recipes import Recipe
+from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.trigger.detector import Detector
 from dynamiccl.train.trigger.felt import felt_shares
 from dynamiccl.train.trigger.levels import interference_levels

@@ -11,8 +11,8 @@ from dynamiccl.train.cross_fitting import CrossFitting
 from dynamiccl.train.data import TrainingData
 from dynamiccl.train.heads import Member
 from dynamiccl.train.policy_module import PolicyModule, StatefulPolicyModule
+from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.recipe_checks import Caution
-from dynamiccl.train.recipes import Recipe
 from dynamiccl.train.sure_module import SurePolicyModule
 
 

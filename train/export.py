@@ -14,7 +14,7 @@ from dynamiccl.datasets.provenance import git_commit
 from dynamiccl.datasets.schema import SCHEMA_VERSION
 from dynamiccl.datasets.supports import find_other_shapes, find_supports
 from dynamiccl.train.data import TrainingData
-from dynamiccl.train.recipes import Recipe
+from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.torch_files import save_script
 from dynamiccl.train.trigger.detector import copy_trigger
 

@@ -36,8 +36,8 @@ from dynamiccl.train.heads import Member
 from dynamiccl.train.loop import Loop, read_state
 from dynamiccl.train.online.loop import OnlineLoop
 from dynamiccl.train.online.make import make_loop as make_online_loop
+from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.recipe_checks import ONLINE, Caution, CostBase
-from dynamiccl.train.recipes import Recipe
 from dynamiccl.train.replay import CostDropout, Mixed, Replay
 
 #: Told after each epoch: steps made, of how many, and the epoch's metrics.

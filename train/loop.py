@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from dynamiccl.errors import CorruptFile
 from dynamiccl.train.algorithms import members_of, set_entropy_weight
 from dynamiccl.train.heads import Member
-from dynamiccl.train.recipes import Recipe
+from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.replay import CostDropout, Mixed, Replay
 
 #: Raised with every change of what is saved.

@@ -7,7 +7,7 @@ from dynamiccl.datasets.splits import SplitBy
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.train.bounds import check_bounds
 
-#: `recipes.Recipe`, which imports this.
+#: `recipe.Recipe`, which imports this.
 Recipe = Any
 
 
@@ -81,11 +81,12 @@ def _check_algorithm(recipe: Recipe) -> None:
             f"algorithm of '{recipe.name}' is {recipe.algorithm}: leave it at 0, or take "
             "'threshold-rule'"
         )
-    if recipe.state_units and recipe.algorithm not in ONLINE:
-        raise UserError(
-            f"state_units={recipe.state_units} is for algorithms that play, and the algorithm of "
-            f"'{recipe.name}' is {recipe.algorithm}: leave it at 0, or take 'a3c-lstm'"
-        )
+    for name in ("state_units", "start"):
+        if getattr(recipe, name) and recipe.algorithm not in ONLINE:
+            raise UserError(
+                f"{name}={getattr(recipe, name)} is for algorithms that play, and the algorithm of "
+                f"'{recipe.name}' is {recipe.algorithm}: leave it out, or take 'a3c-lstm'"
+            )
 
 
 def _check_bound(recipe: Recipe) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from dynamiccl.errors import UserError
-from dynamiccl.train.recipes import Recipe, make_recipe
+from dynamiccl.train.recipe import Recipe
+from dynamiccl.train.recipes import make_recipe
 
 if TYPE_CHECKING:
     from optuna import Study

@@ -21,7 +21,8 @@ from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import SUMMARY_NAME, tracking
 from dynamiccl.train.export import FitSummary
 from dynamiccl.train.fit import fit, resume
-from dynamiccl.train.recipes import Recipe, make_recipe
+from dynamiccl.train.recipe import Recipe
+from dynamiccl.train.recipes import make_recipe
 from dynamiccl.train.search import Search, check_space, suggest, write_journal
 
 STUDY_NAME: Final = "study.json"

@@ -8,7 +8,7 @@ import pytest
 from mlflow import MlflowClient
 
 from dynamiccl.train.fit import fit
-from dynamiccl.train.recipes import Recipe
+from dynamiccl.train.recipe import Recipe
 
 
 class Killed(Exception):

@@ -7,7 +7,8 @@ import pytest
 
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.train.bounds import bounds_of, check_bounds
-from dynamiccl.train.recipes import RECIPES, Recipe, make_recipe
+from dynamiccl.train.recipe import Recipe
+from dynamiccl.train.recipes import RECIPES, make_recipe
 
 
 def test_every_recipe_is_complete_under_its_own_name() -> None:

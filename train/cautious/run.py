@@ -16,7 +16,7 @@ from dynamiccl.train.cautious.fit import Fitted
 from dynamiccl.train.data import TrainingData
 from dynamiccl.train.export import FitSummary, export_policy
 from dynamiccl.train.policy import forward
-from dynamiccl.train.recipes import Recipe
+from dynamiccl.train.recipe import Recipe
 
 
 def fit_and_export(

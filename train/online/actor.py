@@ -9,7 +9,7 @@ import torch
 from dynamiccl.train.online.actor_critic import ActorCritic, filled, loss, returns
 from dynamiccl.train.online.player import Player
 from dynamiccl.train.online.rmsprop import SharedRmsProp
-from dynamiccl.train.recipes import Recipe
+from dynamiccl.train.recipe import Recipe
 
 
 class Counter(Protocol):

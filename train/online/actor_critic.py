@@ -61,6 +61,8 @@ class ActorCritic(nn.Module):
             nn.Linear(width, _CRITIC_UNITS), nn.SiLU(), nn.Linear(_CRITIC_UNITS, 1)
         )
         nn.init.constant_(cast(nn.Linear, self.critic[2]).bias, usual)
+        #: Factor of the actor's logits while it plays and learns (start.py).
+        self.sharpness = 1.0
 
     @property
     def state_units(self) -> int:
@@ -72,7 +74,7 @@ class ActorCritic(nn.Module):
         rounds = seen.window.size(0)
         flat = Seen(*(part.flatten(0, 1) for part in seen))
         hidden_BH, state = self._features(flat, rounds, state)
-        logits_BA = self.actor.logits(hidden_BH, flat.context, flat.mask)
+        logits_BA = self.sharpness * self.actor.logits(hidden_BH, flat.context, flat.mask)
         decided_BD = self.decision(flat.decided + 1).flatten(1)
         known = torch.cat([hidden_BH, decided_BD, flat.earned.unsqueeze(1)], dim=1)
         value_TR = self.critic(known).view(rounds, -1)

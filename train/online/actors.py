@@ -17,7 +17,7 @@ from dynamiccl.train.environment import Tables
 from dynamiccl.train.online.decisions import DecisionEnv, Rounds
 from dynamiccl.train.online.player import Player
 from dynamiccl.train.online.variation import Variation
-from dynamiccl.train.recipes import Recipe
+from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.trigger.detector import Detector
 
 #: How long to wait for something before looking whether the actors live.

@@ -19,7 +19,7 @@ from dynamiccl.train.online.actors import ActorProcesses, Order
 from dynamiccl.train.online.player import Trajectory
 from dynamiccl.train.online.rmsprop import SharedRmsProp
 from dynamiccl.train.online.vtrace import vtrace
-from dynamiccl.train.recipes import Recipe
+from dynamiccl.train.recipe import Recipe
 
 #: Trajectories of each actor that wait at most: more would be played under older weights.
 _WAITING: Final = 2

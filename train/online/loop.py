@@ -18,7 +18,7 @@ from dynamiccl.train.heads import Member
 from dynamiccl.train.loop import STATE_VERSION, Checkpoint, write_state
 from dynamiccl.train.online.actor import Update
 from dynamiccl.train.online.actor_critic import ActorCritic
-from dynamiccl.train.recipes import Recipe
+from dynamiccl.train.recipe import Recipe
 
 
 class Updates(Protocol):

@@ -1,6 +1,7 @@
 """From a recipe whose actors play to its network, its places and its loop."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -19,8 +20,9 @@ from dynamiccl.train.online.actors import SEEN_DECISIONS, Order
 from dynamiccl.train.online.impala import Learner, LocalActors
 from dynamiccl.train.online.loop import OnlineLoop, Updates
 from dynamiccl.train.online.places import Place
+from dynamiccl.train.online.start import begin_with
+from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.recipe_checks import RewardScale
-from dynamiccl.train.recipes import Recipe
 from dynamiccl.train.stateful_trunk import StatefulTrunk
 
 
@@ -91,7 +93,10 @@ def _network(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorCri
     # NCCL's own choices earn -1 a round undisturbed, of which the logarithm is 0; in ms, anything.
     is_share = recipe.reward_scale in {RewardScale.REFERENCE, RewardScale.CLIPPED}
     usual = -1.0 / max(1.0 - recipe.gamma, 1e-3) if is_share else 0.0
-    return ActorCritic(imitator, width, actions, SEEN_DECISIONS, usual)
+    network = ActorCritic(imitator, width, actions, SEEN_DECISIONS, usual)
+    if recipe.start:
+        begin_with(network, Path(recipe.start))
+    return network
 
 
 def _orders(data: TrainingData, recipe: Recipe, seed: int) -> list[Order]:

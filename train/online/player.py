@@ -12,8 +12,8 @@ import torch
 
 from dynamiccl.train.online.actor_critic import ActorCritic, Seen, State
 from dynamiccl.train.online.decisions import DecisionEnv
+from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.recipe_checks import RewardScale
-from dynamiccl.train.recipes import Recipe
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from dynamiccl.train.online.make import _network, _orders
 from dynamiccl.train.online.player import Trajectory
 from dynamiccl.train.online.vtrace import vtrace
 from dynamiccl.train.policy import TorchPolicy
-from dynamiccl.train.recipes import Recipe, make_recipe
+from dynamiccl.train.recipe import Recipe
+from dynamiccl.train.recipes import make_recipe
 from tests.stores import new_store
 from tests.train.online.test_a3c import SMALL, Killed
 
