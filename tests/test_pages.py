@@ -41,6 +41,10 @@ seed = SEED
 """
 LOG: Final = "1048576 262144 float sum -1 100.0 10.49 18.35 0 102.0 10.28 17.99 0\n"
 SHORT: Final = "--set steps=60 --set steps_per_epoch=30 --set hidden_sizes=16 --set num_members=2"
+PLAYED: Final = " ".join(
+    f"--set {setting}"
+    for setting in ("steps=4", "steps_per_epoch=2", "jobs=1", "num_steps=2", "episode_rounds=4")
+)
 #: A command by how it begins -> what is added to it here; the first that fits counts.
 ADDED: Final = {
     r"dynamiccl-collect run .*(slurm|fresh.toml|sweep.toml)": "--runner simulator --launcher local",
@@ -49,6 +53,7 @@ ADDED: Final = {
     r"dynamiccl-collect jobs": "--calls 300 --jobs 1",
     r"dynamiccl-train fit --recipe gaussian-process": "--data data",
     r"dynamiccl-train fit .*gaussian-process": "",
+    r"dynamiccl-train fit .*a3c": PLAYED,
     r"dynamiccl-train fit": SHORT,
     r"dynamiccl-train study": f"{SHORT} --seeds 1 --jobs 1",
     r"dynamiccl-evaluate simulate": "--calls 1500 --jobs 1 --seeds 1",
@@ -59,6 +64,7 @@ ADDED: Final = {
 #: What is run elsewhere -> by which test, and the word that shows it there.
 ELSEWHERE: Final = {
     r"--slurm": ("tests/cluster/test_study_array.py", "--slurm"),
+    r"impala-lstm .*--ray": ("tests/cluster/test_impala_ray.py", "--ray"),
     r"--ray": ("tests/cluster/test_study_ray.py", "--ray"),
     r"--optuna": ("tests/train/test_search.py", "optuna"),
     r"--resume": ("tests/train/test_interrupted.py", "--resume"),

@@ -6,6 +6,7 @@ or when there is room again, and the others go on.
 """
 
 import os
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Final
@@ -20,8 +21,9 @@ from dynamiccl.train.worker import ONE_THREAD
 
 #: Trajectories that an actor has been asked for.
 _ASKED: Final = 2
-#: How long nothing may come before the run ends.
+#: How long nothing may come before the run ends, and how long one look waits.
 _PATIENCE_S: Final = 300.0
+_PAUSE_S: Final = 1.0
 
 
 class RayActors:
@@ -31,7 +33,9 @@ class RayActors:
         """Take the learner's network. Raises UserError and MachineError as `RayJoin`."""
         self._cluster = RayJoin(address)
         self._network, self._orders = network, orders
+        #: What was asked for, and of which actor; and actors that were lost, once for each.
         self._asked: dict[Any, Any] = {}
+        self._lost: list[Any] = []
         self._stack = ExitStack()
 
     def start(self) -> None:
@@ -40,36 +44,50 @@ class RayActors:
         # A trajectory that was lost is not played again: the weights have moved on.
         make = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0)(_RayActor)
         network = ray.put(self._network)
-        weights = self._weights()
         for order in self._orders:
             actor = make.remote(order, network)
             for _ in range(_ASKED):
-                self._asked[actor.play.remote(weights)] = actor
+                self._ask(actor)
 
     def next(self) -> tuple[Trajectory, int]:
         """Wait for one; those of actors that were lost are left out."""
-        while True:
-            done, _ = ray.wait(list(self._asked), num_returns=1, timeout=_PATIENCE_S)
+        deadline, said = time.monotonic() + _PATIENCE_S, ""
+        while time.monotonic() < deadline:
+            if not self._asked:  # all were lost
+                time.sleep(_PAUSE_S)
+                self._ask_again()
+            done, _ = ray.wait(list(self._asked), num_returns=1, timeout=_PAUSE_S)
             if not done:
-                raise MachineError(
-                    f"no actor on the Ray cluster has played for {_PATIENCE_S:.0f} s; `ray status` "
-                    "says which nodes are left, and the run goes on with --resume"
-                )
+                continue
             actor = self._asked.pop(done[0])
-            self._asked[actor.play.remote(self._weights())] = actor
             try:
                 played = unpacked(ray.get(done[0]))
-            except ray.exceptions.RayActorError:
+            except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
+                said = f" ({' '.join(str(error).split())})"
+                self._lost.append(actor)
                 continue
+            self._ask(actor)
+            self._ask_again()
             return played, int(played.calls.sum())
+        raise MachineError(
+            f"no actor on the Ray cluster has played for {_PATIENCE_S:.0f} s{said}; `ray status` "
+            "says which nodes are left, and the run goes on with --resume"
+        )
+
+    def _ask(self, actor: Any) -> None:
+        weights = {k: v.numpy().copy() for k, v in self._network.state_dict().items()}
+        self._asked[actor.play.remote(weights)] = actor
+
+    def _ask_again(self) -> None:
+        """Ask those that were lost, which fail at once until Ray has begun them anew."""
+        lost, self._lost = self._lost, []
+        for actor in lost:
+            self._ask(actor)
 
     def close(self) -> None:
         """Leave the cluster, which ends the actors."""
-        self._asked = {}
+        self._asked, self._lost = {}, []
         self._stack.close()
-
-    def _weights(self) -> Any:
-        return ray.put({k: v.numpy().copy() for k, v in self._network.state_dict().items()})
 
 
 class _RayActor:
