@@ -56,6 +56,7 @@ OWNERS = {
     "torch": {
         "train",
         "serve/brain_module.py",
+        "serve/ddp",
         "serve/torchscript.py",
         "serve/watcher.py",
         "collect/interference/gemm.py",
