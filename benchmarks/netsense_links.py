@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dynamiccl.serve.ddp.laws import Gradient, Interval, Law, make_law
+from dynamiccl.serve.ddp.law import Gradient, Interval, Law
+from dynamiccl.serve.ddp.laws import make_law
 from dynamiccl.serve.ddp.settings import Settings
 from dynamiccl.serve.ddp.wire import Decision, Method
 

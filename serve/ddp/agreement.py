@@ -38,8 +38,8 @@ class Measured:
         transfer, latency, compute, overlap, codec = (
             _UNKNOWN if each is None else each for each in astuple(self)
         )
-        turned = [each if each == _UNKNOWN else -each for each in (compute, codec)]
-        return [transfer, latency, overlap, *turned, _UNKNOWN, float(mark), -float(mark)]
+        turned = compute if compute == _UNKNOWN else -compute
+        return [transfer, latency, overlap, codec, turned, _UNKNOWN, float(mark), -float(mark)]
 
 
 _NORM: Final = 5
@@ -55,7 +55,7 @@ class Agreed:
 
 def read(numbers: Sequence[float], step: int) -> Agreed:
     """What the eight numbers say; raises UserError where the ranks' marks differ."""
-    transfer, latency, overlap, compute, codec, norm, least, largest = numbers
+    transfer, latency, overlap, codec, turned, norm, least, largest = numbers
     if least != -largest:
         raise UserError(
             f"ranks disagree on the state of NetSense at step {step} (marks {least:.0f} to "
@@ -66,12 +66,8 @@ def read(numbers: Sequence[float], step: int) -> Agreed:
     def known(value: float) -> float | None:
         return value if math.isfinite(value) else None
 
-    def turned(value: float) -> float | None:
-        return -value if math.isfinite(value) else None
-
-    measured = Measured(
-        known(transfer), known(latency), turned(compute), known(overlap), turned(codec)
-    )
+    compute = known(-turned)
+    measured = Measured(known(transfer), known(latency), compute, known(overlap), known(codec))
     return Agreed(measured, known(norm))
 
 

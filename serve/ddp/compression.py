@@ -52,10 +52,9 @@ def compress(
             # Not `masked_fill_`, which takes four times as long.
             residual[block].mul_(kept[block])
         kept = None
-    places = largest(residual, count, turn, kept=kept)
-    owed = residual[places]
-    values = _rounded(owed, decision)
-    residual[places] = owed - values.float()
+    found = largest(residual, count, turn, kept=kept)
+    places, values = found.places, _rounded(found.values, decision)
+    residual[places] = found.values - values.float()
     short = count - places.numel()
     if short:
         places = torch.nn.functional.pad(places, (0, short))
@@ -86,7 +85,7 @@ def add_up(gathered: torch.Tensor, decision: Decision, ranks: int, out: torch.Te
     for packed in gathered.chunk(ranks):
         places = packed[: count * INDEX_BYTES].view(torch.int32)
         values = packed[count * INDEX_BYTES :].view(kind)[:count]
-        mean.index_add_(0, places, values.float(), alpha=1.0 / ranks)
+        mean.scatter_add_(0, places.long(), values.float().mul(1.0 / ranks))
     if mean is not out:
         out.copy_(mean)
 

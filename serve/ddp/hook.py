@@ -21,13 +21,8 @@ from dynamiccl.serve.ddp import agreement
 from dynamiccl.serve.ddp.agreement import Agreement, Measured, mark_of
 from dynamiccl.serve.ddp.clocks import Clock, DeviceClock, HostClock
 from dynamiccl.serve.ddp.compression import HALF_MAX, Pruning, add_up, compress
-from dynamiccl.serve.ddp.laws import (
-    Gradient,
-    Interval,
-    decision_state,
-    make_law,
-    restored_decision,
-)
+from dynamiccl.serve.ddp.law import Gradient, Interval, decision_state, restored_decision
+from dynamiccl.serve.ddp.laws import make_law
 from dynamiccl.serve.ddp.residuals import Layout, Piece, Residuals
 from dynamiccl.serve.ddp.settings import Settings
 from dynamiccl.serve.ddp.step import BucketMarks, Finished, Step
@@ -138,7 +133,7 @@ class NetSense:
 
     def _sparse(self, bucket: GradBucket, marks: BucketMarks) -> Result:
         gradient, decision, layout = bucket.buffer(), self._step.decision, self._layout(bucket)
-        pruning = self._pruning.setdefault(layout, Pruning(self.settings.pruning))
+        pruning = self._pruning.setdefault(layout, Pruning(self.settings.pruning_scale))
         sent = compress(
             gradient,
             self._residuals.of(layout, gradient.device),
@@ -225,7 +220,9 @@ class NetSense:
         `ratio` is the share of values that was sent, `wire_ratio` the bytes over those of a plain
         all-reduce; `dense`, `fp16`, `sparse` and `quantised` are 0 or 1.
         """
-        last, sense = self._last, self._law.sense
+        done = self._step.end is not None
+        last = self._step.finished(self._clock, self._before, None) if done else self._last
+        sense = self._law.sense
         dense_bytes = max(1.0, self._gradient.wire_bytes(DENSE))
         known = {
             "steps": self._steps,

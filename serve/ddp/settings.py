@@ -11,6 +11,7 @@ from dynamiccl.datasets.network_sense import BTLBW_WINDOW, RTPROP_WINDOW
 from dynamiccl.errors import UnknownName, UserError
 
 Mode = Literal["model", "paper"]
+_PAPER_PRUNING: Final = 0.5
 MODES: Final[tuple[Mode, ...]] = ("model", "paper")
 
 
@@ -28,15 +29,17 @@ class Settings:
     #: Mode model. The budget of a step's communication is what backward hides (from the first
     #: bucket's launch to the last one's) and, on top, this share of the step without transfers
     #: (compute and compressing): so much longer may a step be than with an endlessly fast network.
-    slowdown: float = 0.2
+    slowdown: float = 0.15
     #: Mode model: steps whose median is the bandwidth B. Three of five must be new to change it.
     bandwidth_window: int = 5
     #: Mode model: steps whose median is the compute, the overlap and the cost of compressing.
     compute_window: int = 9
     #: Mode model: a ratio is kept while the one that fits differs by less than this share.
     dead_band: float = 0.1
+    #: Mode model: a method that was never tried is predicted to get so many times the bandwidth.
+    optimism: float = 2.0
     #: Mode model: another method must be predicted to be faster by this share to be taken.
-    switch_gain: float = 0.1
+    switch_gain: float = 0.15
 
     #: Mode paper: factor of a decrease. Paper: 0.5.
     alpha: float = 0.5
@@ -54,9 +57,11 @@ class Settings:
     #: ... and the L2 norm of the previous step's mean gradient is above this. Paper: tr_d, without
     #: a value; below 0.01 most values of a large gradient would be subnormal in 16 bits.
     tr_d: float = 0.01
-    #: This x (1 - ratio) of the weights, the smallest, have gradients that are not sent. Paper:
-    #: 0.5. Parameters of one dimension (biases, norms) are left alone: many begin at 0.
-    pruning: float = 0.5
+    #: This x (1 - ratio) of the weights, the smallest, have gradients that are not sent. None is
+    #: 0.5 in mode paper, as there, and 0 in mode model: it cost accuracy and saved nothing
+    #: (docs/ddp-hook.md). Parameters of one dimension (biases, norms) are left alone: many begin
+    #: at 0.
+    pruning: float | None = None
     #: Whether the error feedback keeps what pruning takes out. The paper loses it.
     prune_to_residual: bool = False
 
@@ -70,13 +75,22 @@ class Settings:
             raise UnknownName("mode", self.mode, MODES)
         for name in ("start_ratio", "min_ratio", "alpha", "bdp_share"):
             _check(name, getattr(self, name), 0.0, 1.0, above=True)
-        for name in ("pruning", "dead_band", "switch_gain"):
+        _check("pruning", self.pruning_scale, 0.0, 1.0)
+        for name in ("dead_band", "switch_gain"):
             _check(name, getattr(self, name), 0.0, 1.0)
         for name in ("slowdown", "beta1", "beta2", "tr_q", "tr_d"):
             _check(name, getattr(self, name), 0.0, float("inf"))
+        _check("optimism", self.optimism, 1.0, float("inf"))
         _check("excessive_rtt", self.excessive_rtt, 1.0, float("inf"))
         for name in ("bandwidth_window", "compute_window", "btlbw_window", "rtprop_window"):
             _check(name, getattr(self, name), 1, float("inf"))
+
+    @property
+    def pruning_scale(self) -> float:
+        """`pruning`, or what None stands for."""
+        if self.pruning is None:
+            return _PAPER_PRUNING if self.mode == "paper" else 0.0
+        return self.pruning
 
 
 def _check(name: str, value: float, least: float, most: float, *, above: bool = False) -> None:

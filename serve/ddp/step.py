@@ -68,9 +68,12 @@ class Step:
         if any(mark is None or not clock.ready(mark) for mark in marks):
             return Measured(latency_s=latency_s)
         first, last = self.buckets[0], self.buckets[-1]
-        overlap_s = clock.seconds(first.launched, last.launched)
-        packing_s = sum(clock.seconds(b.called, b.launched) for b in self.buckets)
-        adding_s = sum(clock.seconds(b.done, b.written) for b in self.buckets)
+        packing = [clock.seconds(b.called, b.launched) for b in self.buckets]
+        packing_s = sum(packing)
+        # Only backward counts as time to hide behind: packing keeps the same cores busy.
+        overlap_s = max(0.0, clock.seconds(first.launched, last.launched) - sum(packing[1:]))
+        # Adding up a bucket goes on beside the next one's exchange, but for the last.
+        adding_s = clock.seconds(last.done, last.written)
         compute_s = max(0.0, clock.seconds(before, last.launched) - packing_s)
         transfer_s = self._under_way_s(clock)
         return Measured(

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dynamiccl.errors import UserError
 from dynamiccl.serve.ddp import NetSense, Settings, netsense_hook
 from dynamiccl.serve.ddp.clocks import HostClock
-from dynamiccl.serve.ddp.settings import MODES, Mode
+from dynamiccl.serve.ddp.settings import Mode
 from tests.serve.ddp.ranks import gradients, run_ranks, small_model, step_of, weights
 
 #: A clock that stands still measures nothing: the ratio stays what it was.
@@ -57,7 +57,7 @@ def test_at_ratio_one_the_weights_are_those_of_ddp_bit_for_bit(
     assert run_ranks(compare_with_ddp, 3, tmp_path, cap_mb) == [(True, 1.0)] * 3
 
 
-def disagreeing_clocks(rank: int, mode: Mode) -> tuple[list[Any], torch.Tensor]:
+def disagreeing_clocks(rank: int, plan: tuple[Mode, int]) -> tuple[list[Any], torch.Tensor]:
     """Each rank's clock has its own rate, offset and jitter, and each rank its own delays.
 
     How far the jitter goes changes every 20 steps, and with it the least and largest of four.
@@ -70,11 +70,12 @@ def disagreeing_clocks(rank: int, mode: Mode) -> tuple[list[Any], torch.Tensor]:
         now += (1.0 + rank) * 10 ** luck.uniform(-spread, spread)
         return now
 
+    mode, steps = plan
     model = small_model()
     state = with_hook(model, Settings(mode=mode), HostClock(clock))
     seen: list[Any] = []
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    for step in range(1000):
+    for step in range(steps):
         if luck.random() < 0.02:
             time.sleep(luck.uniform(0.0, 0.02))
         optimizer.zero_grad()
@@ -85,16 +86,16 @@ def disagreeing_clocks(rank: int, mode: Mode) -> tuple[list[Any], torch.Tensor]:
     return seen, weights(model)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "steps"), [("model", 1000), ("paper", 250)])
 def test_four_ranks_with_different_clocks_and_delays_agree_on_each_of_1000_steps(
-    tmp_path: Path, mode: Mode
+    tmp_path: Path, mode: Mode, steps: int
 ) -> None:
-    found = run_ranks(disagreeing_clocks, 4, tmp_path, mode)
+    found = run_ranks(disagreeing_clocks, 4, tmp_path, (mode, steps))
     decisions, final = zip(*found, strict=True)
     assert all(each == decisions[0] for each in decisions)
     assert all(torch.equal(each, final[0]) for each in final)
     # There was something to agree on.
-    assert len(decisions[0]) == 1000
+    assert len(decisions[0]) == steps
     if mode == "model":
         assert len({method for method, *_ in decisions[0]}) > 1
     else:

@@ -5,7 +5,8 @@ import pytest
 from netsense_links import RESNET18, Link, follow, model_ratio, paper_ratio
 
 from dynamiccl.errors import UnknownName, UserError
-from dynamiccl.serve.ddp.laws import Gradient, Interval, make_law
+from dynamiccl.serve.ddp.law import Gradient, Interval
+from dynamiccl.serve.ddp.laws import make_law
 from dynamiccl.serve.ddp.settings import Settings
 from dynamiccl.serve.ddp.wire import DENSE, FP16, Decision, Method
 
