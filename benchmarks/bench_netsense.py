@@ -8,7 +8,7 @@ scenario, and figures of all that were run go to out/bench/netsense.json. Needs 
 
     stable       200, 500, 800 Mbit/s on two of four links, and no shaping: every method's step time
     accuracy     every method for 200 steps, to the end of a learning rate schedule
-    long         all-reduce, top-k 0.005 and NetSense at 200 Mbit/s for 800 steps
+    long         all-reduce and NetSense at 200 Mbit/s for 600 steps
     degrading    2,000 to 200 Mbit/s on all links, by turns
     fluctuating  500 Mbit/s on two links, one of which iperf3 fills with other traffic by turns
     vgg16        528 MB of gradients, once: all-reduce and NetSense
@@ -33,7 +33,7 @@ BOTTLENECKS: Final = (0, 1)
 STATIC_STEPS: Final = 8
 ADAPTIVE_STEPS: Final = 36
 ACCURACY_STEPS: Final = 200
-LONG_STEPS: Final = 800
+LONG_STEPS: Final = 600
 DEGRADING: Final = (2000, 1000, 500, 200)
 #: Mbit/s of other traffic into the first worker's link of 500.
 CROSS: Final = (0, 200, 350, 100, 300, 0)
@@ -92,7 +92,7 @@ def accuracy(network: Network, job: Job) -> dict[str, Any]:
 
 def long(network: Network, job: Job) -> dict[str, Any]:
     """The same for a longer schedule, of fewer methods: error feedback takes 1/ratio steps."""
-    runs: Runs = [("allreduce", None), ("netsense", 200), ("topk-0.005", None)]
+    runs: Runs = [("allreduce", None), ("netsense", 200)]
     return train(network, job, runs, LONG_STEPS)
 
 

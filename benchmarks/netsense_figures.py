@@ -42,6 +42,12 @@ def figures_of(kept: Mapping[str, Any]) -> Figures:
     for name in ("degrading", "fluctuating"):
         if name in kept:
             _dynamic(name, kept[name]["steps"], reaching, found)
+    if "long" in kept:
+        runs = kept["long"]["steps"]
+        gap = final_accuracy(runs["allreduce"]) - final_accuracy(runs[f"{OURS}@200"])
+        found["accuracy_gap_points_200_long"] = 100.0 * gap
+        found["steps_long"] = len(runs["allreduce"])
+        found |= {f"accuracy_{name}_long": final_accuracy(run) for name, run in runs.items()}
     if "vgg16" in kept:
         steps = kept["vgg16"]["steps"]
         ours = step_s(OURS, steps[OURS][-4:])

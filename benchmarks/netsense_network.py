@@ -150,7 +150,7 @@ class Job:
         assert first.stdout is not None
         first.stdin.write(json.dumps(phase).encode() + b"\n")
         first.stdin.flush()
-        found = []
+        found: list[dict[str, Any]] = []
         for line in first.stdout:
             told = json.loads(line)
             if told.get("end"):

@@ -17,8 +17,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from dynamiccl.errors import UserError
-from dynamiccl.serve.ddp import agreement
-from dynamiccl.serve.ddp.agreement import Agreement, Measured, mark_of
+from dynamiccl.serve.ddp.agreement import Agreement, Measured, mark_of, read
 from dynamiccl.serve.ddp.clocks import Clock, DeviceClock, HostClock
 from dynamiccl.serve.ddp.compression import HALF_MAX, Pruning, add_up, compress
 from dynamiccl.serve.ddp.law import Gradient, Interval, decision_state, restored_decision
@@ -195,7 +194,7 @@ class NetSense:
             self._agreement = Agreement(numbers, self._last.norm, self._group, self._clock)
             if first:
                 # Before anything is sent whose size depends on what a rank has loaded.
-                agreement.read(self._agreement.numbers(), self._steps)
+                read(self._agreement.numbers(), self._steps)
         if ended.buckets and self._report and self._steps % self._report_every == 0:
             self._report(self.stats(), self._steps)
         self._before, self._step, self._steps = ended.end, Step(decision), self._steps + 1
@@ -207,7 +206,7 @@ class NetSense:
         return self._step.finished(self._clock, self._before, latency_s)
 
     def _decide(self, numbers: list[float]) -> Decision:
-        agreed = agreement.read(numbers, self._steps - 1)
+        agreed = read(numbers, self._steps - 1)
         told = self._told
         times = asdict(agreed.measured)
         interval = Interval(told.decision.method, told.wire_bytes, norm=agreed.norm, **times)
