@@ -133,8 +133,11 @@ def _trained(name: str, settings: Sequence[str], seed: int, data: Path) -> Torch
 def _gain(found: Times, row: str) -> float:
     """Mean over places of the share of NCCL's time that is saved."""
     world = "as recorded"
-    pairs = [(sum(found[name, world, place]).sum() for name in (row, NCCL)) for place in PLACES]
-    return float(np.mean([1.0 - mine / usual for mine, usual in pairs]))
+    gains = []
+    for place in PLACES:
+        mine, usual = (sum(found[name, world, place]).sum() for name in (row, NCCL))
+        gains.append(1.0 - mine / usual)
+    return float(np.mean(gains))
 
 
 def _ratio(found: Times, row: str, other: str, world: str, name: str) -> dict[str, float]:

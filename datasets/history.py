@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from dynamiccl.datasets.features import WINDOW_LENGTH, Float32Array
 from dynamiccl.datasets.history_columns import HISTORY_COLUMNS, HistoryColumns, Past
+from dynamiccl.datasets.network_sense import ebb_gbytes_per_s
 from dynamiccl.nccl import Algorithm, Protocol
 
 #: An algorithm, a protocol, an interference or a skew that is not known; channels are then 0.
@@ -132,7 +133,7 @@ class NumpyCalls:
         """Take over the columns; times and skews become float64."""
         self.size_bytes = calls.size_bytes
         self.time_us = calls.time_us.astype(np.float64)
-        self.gbytes_per_s = calls.size_bytes / (1000.0 * self.time_us)
+        self.gbytes_per_s = ebb_gbytes_per_s(calls.size_bytes, self.time_us)
         self.algorithm = calls.algorithm
         self.protocol = calls.protocol
         self.num_channels = calls.num_channels

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Protocol
 
+from dynamiccl.datasets.network_sense import bdp_bytes
 from dynamiccl.nccl import Algorithm
 from dynamiccl.nccl import Protocol as NcclProtocol
 
@@ -190,7 +191,7 @@ def _network_sense(past: Past) -> Any:
     xp = past.xp
     ebb = past.last(past.gbytes_per_s)
     btlbw, rtprop_us = past.largest(past.gbytes_per_s), past.smallest(past.time_us)
-    inflight = past.last(past.size_bytes) / (btlbw * rtprop_us * 1000.0)
+    inflight = past.last(past.size_bytes) / bdp_bytes(btlbw, rtprop_us)
     features = [
         xp.log2(ebb),
         xp.log2(btlbw),

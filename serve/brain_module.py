@@ -24,6 +24,7 @@ from dynamiccl.datasets.history_columns import (
     Past,
     positions,
 )
+from dynamiccl.datasets.network_sense import ebb_gbytes_per_s
 from dynamiccl.datasets.questions import ColdQuestions
 from dynamiccl.nccl import Config
 from dynamiccl.serve.job_state import asking
@@ -45,7 +46,7 @@ class _Windows:
         # Padding gets harmless numbers, so that no logarithm is taken of 0.
         self.size_bytes = torch.where(self.valid_NK, facts["size_bytes"], 1000.0)
         self.time_us = torch.where(self.valid_NK, facts["time_us"], 1.0)
-        self.gbytes_per_s = self.size_bytes / (1000.0 * self.time_us)
+        self.gbytes_per_s = ebb_gbytes_per_s(self.size_bytes, self.time_us)
         self.algorithm = facts["algorithm"]
         self.protocol = facts["protocol"]
         self.num_channels = facts["num_channels"]

@@ -57,6 +57,7 @@ OWNERS = {
         "train",
         "serve/brain_module.py",
         "serve/job_state.py",
+        "serve/ddp",
         "serve/torchscript.py",
         "serve/watcher.py",
         "collect/interference/gemm.py",

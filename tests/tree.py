@@ -23,6 +23,7 @@ FOLDERS: Final = (
     "train",
     "evaluate",
     "serve",
+    "serve/ddp",
     "serve/plugin",
     "serve/plugin/nccl",
     "examples",

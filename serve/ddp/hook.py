@@ -1,0 +1,308 @@
+"""The communication hook: `model.register_comm_hook(NetSense(model), netsense_hook)`.
+
+The order of a step's collectives is that in which DDP calls the hook, which is the same on all
+ranks: the agreement, then one exchange for each bucket. Nothing is launched from a callback: with
+gloo, which matches collectives by their order, that would race between buckets.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+# What `dist.GradBucket` is: type checkers do not find it there.
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from dynamiccl.errors import UserError
+from dynamiccl.serve.ddp.agreement import Agreement, Measured, mark_of, read
+from dynamiccl.serve.ddp.clocks import Clock, DeviceClock, HostClock
+from dynamiccl.serve.ddp.compression import HALF_MAX, Pruning, add_up, compress
+from dynamiccl.serve.ddp.law import Gradient, Interval, decision_state, restored_decision
+from dynamiccl.serve.ddp.laws import make_law
+from dynamiccl.serve.ddp.residuals import Layout, Piece, Residuals
+from dynamiccl.serve.ddp.settings import Settings
+from dynamiccl.serve.ddp.step import BucketMarks, Finished, Step
+from dynamiccl.serve.ddp.wire import DENSE, HALF_BYTES, Decision, Method
+
+FORMAT: Final = 1
+Report = Callable[[dict[str, float], int], None]
+Result = torch.futures.Future[torch.Tensor]
+
+
+class NetSense:
+    """What a rank knows and decides; one for each DistributedDataParallel model.
+
+    Args:
+        model: the model whose gradients are exchanged; its process group is used.
+        settings: every constant; by default mode "model".
+        report: called as `report(stats, step)` after every `report_every`-th step, on this rank's
+            own thread; `mlflow.log_metrics` fits.
+        report_every: see there.
+        clock: where times come from; by default the host's for gloo and the GPU's for NCCL.
+    """
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        settings: Settings | None = None,
+        *,
+        report: Report | None = None,
+        report_every: int = 1,
+        clock: Clock | None = None,
+    ) -> None:
+        if not isinstance(model, DistributedDataParallel):
+            raise UserError(
+                f"NetSense takes a DistributedDataParallel, not a {type(model).__name__}: "
+                f"wrap the model in it first"
+            )
+        if report_every < 1:
+            raise UserError(f"report_every is {report_every}: give a number of steps, 1 or more")
+        self.settings = settings or Settings()
+        self._group: dist.ProcessGroup = model.process_group
+        self._ranks = dist.get_world_size(self._group)
+        self._rank = dist.get_rank(self._group)
+        parameters = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
+        self._names = {id(parameter): name for name, parameter in parameters}
+        self._sizes = {name: parameter.numel() for name, parameter in parameters}
+        num_bytes = sum(p.numel() * p.element_size() for _, p in parameters)
+        self._gradient = Gradient(sum(self._sizes.values()), num_bytes, self._ranks)
+        self._law = make_law(self.settings, self._gradient)
+        self._clock = clock or (
+            DeviceClock() if dist.get_backend(self._group) == "nccl" else HostClock()
+        )
+        self._report, self._report_every = report, report_every
+        self._residuals = Residuals()
+        self._pruning: dict[Layout, Pruning] = {}
+        self._steps = 0
+        self._step = Step(DENSE if self._ranks == 1 else self._law.decision)
+        self._before: Any = None
+        self._last = Finished(self._step.decision)
+        #: The agreement on the way, its numbers once they are read, and the step they tell of.
+        self._agreement: Agreement | None = None
+        self._numbers: list[float] | None = None
+        self._told = self._last
+
+    @property
+    def decision(self) -> Decision:
+        """What this step does: the same on all ranks."""
+        return self._step.decision
+
+    def exchange(self, bucket: GradBucket) -> Result:
+        """What DDP calls for a bucket; the result is the mean gradient over ranks."""
+        if bucket.index() == 0:
+            self._begin()
+        marks = BucketMarks(self._clock.mark())
+        self._step.buckets.append(marks)
+        gradient, decision = bucket.buffer(), self._step.decision
+        self._step.wire_bytes += decision.wire_bytes(
+            gradient.numel(), gradient.element_size(), self._ranks
+        )
+        if decision.method is Method.SPARSE:
+            return self._sparse(bucket, marks)
+        layout = self._layout(bucket)
+        owed = self._residuals.owed(layout, gradient.device)
+        if owed is not None:
+            gradient.add_(owed)
+            owed.zero_()
+        if decision.method is Method.FP16 and gradient.element_size() > HALF_BYTES:
+            return self._half(gradient, self._residuals.of(layout, gradient.device), marks)
+        # As DDP does without a hook: multiplied, not divided, which differs for three ranks.
+        gradient.mul_(1.0 / self._ranks)
+        return self._launch(gradient, marks, lambda: gradient)
+
+    def _half(self, gradient: torch.Tensor, owed: torch.Tensor, marks: BucketMarks) -> Result:
+        """All values in 16 bits, divided first so that the sum fits; rounding is kept back."""
+        gradient.mul_(1.0 / self._ranks)
+        sent = gradient.clamp(-HALF_MAX, HALF_MAX).half()
+        if bool(torch.isfinite(gradient.sum())):
+            torch.sub(gradient, sent, out=owed).mul_(self._ranks)
+        else:
+            sent.fill_(torch.nan)
+        return self._launch(sent, marks, lambda: gradient.copy_(sent))
+
+    def _launch(
+        self, sent: torch.Tensor, marks: BucketMarks, write: Callable[[], torch.Tensor]
+    ) -> Result:
+        marks.launched = self._clock.mark()
+        work = dist.all_reduce(sent, group=self._group, async_op=True)
+        return self._then(work, marks, write)
+
+    def _sparse(self, bucket: GradBucket, marks: BucketMarks) -> Result:
+        gradient, decision, layout = bucket.buffer(), self._step.decision, self._layout(bucket)
+        pruning = self._pruning.setdefault(layout, Pruning(self.settings.pruning_scale))
+        sent = compress(
+            gradient,
+            self._residuals.of(layout, gradient.device),
+            decision,
+            kept=pruning.kept(bucket.parameters(), decision, self._steps),
+            prune_to_residual=self.settings.prune_to_residual,
+            turn=self._steps,
+        )
+        gathered = sent.new_empty(self._ranks * sent.numel())
+
+        def write() -> torch.Tensor:
+            add_up(gathered, decision, self._ranks, gradient)
+            return gradient
+
+        marks.launched = self._clock.mark()
+        work = dist.all_gather_single(gathered, sent, group=self._group, async_op=True)
+        return self._then(work, marks, write)
+
+    def _then(
+        self, work: dist.Work, marks: BucketMarks, write: Callable[[], torch.Tensor]
+    ) -> Result:
+        """When the exchange is done: write the result, and take the marks and the norm."""
+
+        def finish(future: torch.futures.Future[Any]) -> torch.Tensor:
+            future.value()
+            marks.done = self._clock.mark()
+            result = write()
+            values = result.float()
+            marks.square = torch.dot(values, values)
+            marks.written = self._clock.mark()
+            return result
+
+        result: Result = work.get_future().then(finish)
+        return result
+
+    def _layout(self, bucket: GradBucket) -> Layout:
+        try:
+            names = [self._names[id(parameter)] for parameter in bucket.parameters()]
+        except KeyError:
+            raise UserError(
+                "a bucket holds a parameter that the model of this NetSense has not: "
+                "make one NetSense for each model, after the last change of its parameters"
+            ) from None
+        return tuple(Piece(name, self._sizes[name]) for name in names)
+
+    def _begin(self) -> None:
+        """Before a step's first bucket: decide from the last agreement, launch the next one."""
+        ended, decision = self._step, self._step.decision
+        if self._ranks > 1:
+            first, latency_s = self._agreement is None, None
+            if self._agreement is not None:
+                self._numbers = self._agreement.numbers()
+                latency_s = self._agreement.latency_s()
+            if self._numbers is not None:
+                decision = self._decide(self._numbers)
+            self._told = self._last = self._finished(latency_s)
+            mark = mark_of((self._steps, asdict(self.settings), self._law.state()))
+            numbers = self._last.measured.numbers(mark)
+            self._agreement = Agreement(numbers, self._last.norm, self._group, self._clock)
+            if first:
+                # Before anything is sent whose size depends on what a rank has loaded.
+                read(self._agreement.numbers(), self._steps)
+        if ended.buckets and self._report and self._steps % self._report_every == 0:
+            self._report(self.stats(), self._steps)
+        self._before, self._step, self._steps = ended.end, Step(decision), self._steps + 1
+
+    def _finished(self, latency_s: float | None) -> Finished:
+        """The step that ended, or the last one of a checkpoint."""
+        if not self._step.buckets:
+            return self._last
+        return self._step.finished(self._clock, self._before, latency_s)
+
+    def _decide(self, numbers: list[float]) -> Decision:
+        agreed = read(numbers, self._steps - 1)
+        told = self._told
+        times = asdict(agreed.measured)
+        interval = Interval(told.decision.method, told.wire_bytes, norm=agreed.norm, **times)
+        self._law.update(interval)
+        return self._law.decision
+
+    def stats(self) -> dict[str, float]:
+        """Figures of the last finished step and of the filters; sizes in bytes, times in seconds.
+
+        `ratio` is the share of values that was sent, `wire_ratio` the bytes over those of a plain
+        all-reduce; `dense`, `fp16`, `sparse` and `quantised` are 0 or 1.
+        """
+        done = self._step.end is not None
+        last = self._step.finished(self._clock, self._before, None) if done else self._last
+        sense = self._law.sense
+        dense_bytes = max(1.0, self._gradient.wire_bytes(DENSE))
+        known = {
+            "steps": self._steps,
+            "ratio": last.decision.ratio,
+            "wire_ratio": last.wire_bytes / dense_bytes,
+            "wire_bytes": last.wire_bytes,
+            "quantised": last.decision.quantised,
+            **{str(method): last.decision.method is method for method in Method},
+            **{f"own_{name}": value for name, value in asdict(last.measured).items()},
+            "ebb_gbytes_per_s": sense.ebb_gbytes_per_s,
+            "btlbw_gbytes_per_s": sense.btlbw.value,
+            "rtprop_us": sense.rtprop.value,
+            "bdp_bytes": sense.bdp_bytes,
+            **self._law.facts(),
+        }
+        return {name: float(value) for name, value in known.items() if value is not None}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint of this rank needs: ratio, filters, error feedback, what was agreed.
+
+        To be taken between two steps, by every rank for itself: error feedback is a rank's own.
+        Which weights pruning counts as small is no part of it: where it is loaded they are looked
+        at anew.
+        """
+        if self._agreement is not None:
+            self._numbers = self._agreement.numbers()
+        last = self._finished(self._agreement.latency_s() if self._agreement else None)
+        return {
+            "format": FORMAT,
+            "rank": self._rank,
+            "ranks": self._ranks,
+            "settings": asdict(self.settings),
+            "steps": self._steps,
+            "law": self._law.state(),
+            "numbers": self._numbers,
+            "told": _finished_state(self._told),
+            "last": _finished_state(last),
+            "error_feedback": self._residuals.state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken; raises UserError for one that is not this rank's."""
+        expected = {"format": FORMAT, "rank": self._rank, "ranks": self._ranks}
+        for name, value in expected.items():
+            if state.get(name) != value:
+                raise UserError(
+                    f"the NetSense state has {name} {state.get(name)}, this process has {value}: "
+                    f"load on each rank what the same rank of as many saved, with this release"
+                )
+        if state["settings"] != asdict(self.settings):
+            differ = [n for n, v in asdict(self.settings).items() if state["settings"].get(n) != v]
+            raise UserError(
+                f"the NetSense state was saved with other settings ({', '.join(differ)}): "
+                f"make it with Settings(**state['settings'])"
+            )
+        self._residuals.restore(state["error_feedback"], self._sizes)
+        self._law.restore(state["law"])
+        self._steps, self._numbers = state["steps"], state["numbers"]
+        self._told, self._last = _restored(state["told"]), _restored(state["last"])
+        self._agreement, self._before, self._step = None, None, Step(self._law.decision)
+
+
+def _finished_state(finished: Finished) -> dict[str, Any]:
+    return {
+        "decision": decision_state(finished.decision),
+        "measured": asdict(finished.measured),
+        "norm": None if finished.norm is None else float(finished.norm),
+        "wire_bytes": finished.wire_bytes,
+    }
+
+
+def _restored(state: Mapping[str, Any]) -> Finished:
+    norm = None if state["norm"] is None else torch.tensor(state["norm"])
+    return Finished(
+        restored_decision(state["decision"]),
+        Measured(**state["measured"]),
+        norm,
+        state["wire_bytes"],
+    )
+
+
+def netsense_hook(state: NetSense, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The hook, as `register_comm_hook` takes it."""
+    return state.exchange(bucket)

@@ -1,0 +1,298 @@
+"""The hook in real DDP jobs over gloo. What a job of a rank does stands above its tests."""
+
+import os
+import random
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dynamiccl.errors import UserError
+from dynamiccl.serve.ddp import NetSense, Settings, netsense_hook
+from dynamiccl.serve.ddp.clocks import HostClock
+from dynamiccl.serve.ddp.settings import Mode
+from tests.serve.ddp.ranks import gradients, run_ranks, small_model, step_of, weights
+
+#: A clock that stands still measures nothing: the ratio stays what it was.
+STILL = HostClock(lambda: 0.0)
+DENSE = Settings(start_ratio=1.0)
+SPARSE = Settings(start_ratio=0.1, pruning=0.2, prune_to_residual=True)
+
+
+def train(model: DistributedDataParallel, rank: int, steps: range) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for step in steps:
+        optimizer.zero_grad()
+        step_of(model, rank, step)
+        optimizer.step()
+
+
+def with_hook(
+    model: DistributedDataParallel, settings: Settings, clock: HostClock | None = STILL
+) -> NetSense:
+    state = NetSense(model, settings, clock=clock)
+    model.register_comm_hook(state, netsense_hook)
+    return state
+
+
+def compare_with_ddp(rank: int, cap_mb: float) -> tuple[bool, float]:
+    plain, ours = small_model(bucket_cap_mb=cap_mb), small_model(bucket_cap_mb=cap_mb)
+    state = with_hook(ours, DENSE)
+    train(plain, rank, range(5))
+    train(ours, rank, range(5))
+    return torch.equal(weights(plain), weights(ours)), state.stats()["wire_ratio"]
+
+
+# Three ranks: a third is not a power of two, and multiplying by it is not dividing.
+@pytest.mark.parametrize("cap_mb", [25.0, 0.001], ids=["one bucket", "several"])
+def test_at_ratio_one_the_weights_are_those_of_ddp_bit_for_bit(
+    tmp_path: Path, cap_mb: float
+) -> None:
+    assert run_ranks(compare_with_ddp, 3, tmp_path, cap_mb) == [(True, 1.0)] * 3
+
+
+def disagreeing_clocks(rank: int, plan: tuple[Mode, int]) -> tuple[list[Any], torch.Tensor]:
+    """Each rank's clock has its own rate, offset and jitter, and each rank its own delays.
+
+    How far the jitter goes changes every 20 steps, and with it the least and largest of four.
+    """
+    luck, now, step = random.Random(rank), 1000.0 * rank, 0
+
+    def clock() -> float:
+        nonlocal now
+        spread = random.Random(step // 20).uniform(0.0, 2.0)
+        now += (1.0 + rank) * 10 ** luck.uniform(-spread, spread)
+        return now
+
+    mode, steps = plan
+    model = small_model()
+    state = with_hook(model, Settings(mode=mode), HostClock(clock))
+    seen: list[Any] = []
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for step in range(steps):
+        if luck.random() < 0.02:
+            time.sleep(luck.uniform(0.0, 0.02))
+        optimizer.zero_grad()
+        step_of(model, rank, step % 50)
+        optimizer.step()
+        decision = state.decision
+        seen.append((decision.method, decision.ratio, decision.quantised, decision.count(1056)))
+    return seen, weights(model)
+
+
+@pytest.mark.parametrize(("mode", "steps"), [("model", 1000), ("paper", 250)])
+def test_four_ranks_with_different_clocks_and_delays_agree_on_each_of_1000_steps(
+    tmp_path: Path, mode: Mode, steps: int
+) -> None:
+    found = run_ranks(disagreeing_clocks, 4, tmp_path, (mode, steps))
+    decisions, final = zip(*found, strict=True)
+    assert all(each == decisions[0] for each in decisions)
+    assert all(torch.equal(each, final[0]) for each in final)
+    # There was something to agree on.
+    assert len(decisions[0]) == steps
+    if mode == "model":
+        assert len({method for method, *_ in decisions[0]}) > 1
+    else:
+        assert len({ratio for _, ratio, *_ in decisions[0]}) > 10
+
+
+class Branches(nn.Module):
+    """Uses one of two layers, by the step: the other one's parameters have no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+
+    def forward(self, inputs: torch.Tensor, which: int) -> torch.Tensor:
+        found: torch.Tensor = self.layers[2](self.layers[which](inputs))
+        return found
+
+
+def odd_jobs(rank: int, _argument: object) -> dict[str, bool]:
+    """What DDP allows besides plain steps, sparse and in several buckets; no rank may wait."""
+    equal: dict[str, bool] = {}
+
+    accumulating, at_once = small_model(bucket_cap_mb=0.001), small_model(bucket_cap_mb=0.001)
+    states = [with_hook(model, SPARSE) for model in (accumulating, at_once)]
+    for step in range(4):
+        with accumulating.no_sync():
+            step_of(accumulating, rank, 2 * step)
+        step_of(accumulating, rank, 2 * step + 1)
+    equal["no_sync is no step"] = states[0].stats()["steps"] == 4
+
+    unused = DistributedDataParallel(Branches(), find_unused_parameters=True, bucket_cap_mb=0.001)
+    with_hook(unused, SPARSE)
+    for step in range(4):
+        unused(torch.ones(2, 8) + rank, (step + rank) % 2).sum().backward()
+    equal["unused"] = bool(torch.isfinite(gradients(unused)).all())
+
+    autocast = small_model()
+    with_hook(autocast, SPARSE)
+    with torch.autocast("cpu", torch.bfloat16):
+        train(autocast, rank, range(4))
+    equal["autocast"] = bool(torch.isfinite(weights(autocast)).all())
+
+    for name, settings in (("sparse", SPARSE), ("dense", DENSE)):
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(8, 8).bfloat16(), nn.Linear(8, 1).bfloat16())
+        half = DistributedDataParallel(layers)
+        with_hook(half, settings)
+        for step in range(3):
+            half((torch.ones(2, 8) * (rank + step)).bfloat16()).sum().backward()
+        equal[f"bfloat16 {name}"] = gradients(half).dtype == torch.bfloat16
+
+    scaled = small_model()
+    with_hook(scaled, SPARSE)
+    optimizer = torch.optim.SGD(scaled.parameters(), 0.05)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = scaled(torch.ones(2, 8)).sum()
+        # One rank alone overflows in one step: all must skip it.
+        factor = torch.inf if (rank, step) == (1, 2) else 1.0
+        scaler.scale(loss * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    equal["one overflow"] = scaler.get_scale() == 2.0
+    equal["finite after it"] = bool(torch.isfinite(weights(scaled)).all())
+    return equal
+
+
+def test_accumulation_unused_parameters_and_mixed_precision_work_and_wait_for_nobody(
+    tmp_path: Path,
+) -> None:
+    for found in run_ranks(odd_jobs, 2, tmp_path):
+        assert all(found.values()), found
+
+
+def conserve(rank: int, _argument: object) -> float:
+    """Without pruning all that was ever computed is either in the sum of means, or still owed."""
+    model = small_model()
+    state = with_hook(model, replace(SPARSE, pruning=0.0))
+    alone = small_model()
+    computed, applied = torch.zeros(1410), torch.zeros(1410)
+    for step in range(10):
+        model.zero_grad()
+        alone.zero_grad()
+        step_of(model, rank, step)
+        with alone.no_sync():
+            step_of(alone, rank, step)
+        computed += gradients(alone)
+        applied += gradients(model)
+    feedback = state.state_dict()["error_feedback"]
+    owed = torch.cat([feedback[n].flatten() for n, _ in model.module.named_parameters()])
+    sums = torch.stack([computed, owed])
+    torch.distributed.all_reduce(sums)
+    return float((applied + sums[1] / 4 - sums[0] / 4).abs().max())
+
+
+def test_over_ten_steps_nothing_of_the_gradients_is_lost_between_four_ranks(tmp_path: Path) -> None:
+    assert max(run_ranks(conserve, 4, tmp_path)) < 1e-5
+
+
+def resumable(rank: int, plan: dict[str, Any]) -> torch.Tensor | None:
+    """Train from a checkpoint, or from nothing; one rank may be killed in the middle of it."""
+    folder, model = Path(plan["folder"]), small_model()
+    # Without pruning, which looks at the weights anew after a start.
+    state = with_hook(model, replace(SPARSE, pruning=0.0))
+    path, begin = folder / f"checkpoint-{rank}.pt", 0
+    if plan.get("resume"):
+        saved = torch.load(path, weights_only=True)
+        model.load_state_dict(saved["model"])
+        begin = saved["step"]
+        if plan["resume"] == "without error feedback":
+            saved["netsense"]["error_feedback"] = {}
+        state.load_state_dict(saved["netsense"])
+    for step in range(begin, 12):
+        if step == 6:
+            found = {"model": model.state_dict(), "netsense": state.state_dict(), "step": step}
+            torch.save(found, path)
+        if step == 9 and plan.get("kill"):
+            torch.distributed.barrier()
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            with pytest.raises(RuntimeError):
+                train(model, rank, range(9, 12))
+            return None
+        train(model, rank, range(step, step + 1))
+    return weights(model)
+
+
+def test_a_killed_job_goes_on_from_its_checkpoint_as_if_nothing_had_happened(
+    tmp_path: Path,
+) -> None:
+    plan: dict[str, Any] = {"folder": str(tmp_path)}
+    whole = run_ranks(resumable, 2, tmp_path / "whole", plan)
+    for path in tmp_path.glob("*.pt"):
+        path.unlink()
+    assert run_ranks(resumable, 2, tmp_path / "killed", plan | {"kill": True}) == [None, None]
+    resumed = run_ranks(resumable, 2, tmp_path / "resumed", plan | {"resume": "whole"})
+    assert all(torch.equal(each, whole[0]) for each in (*whole, *resumed))
+    without = plan | {"resume": "without error feedback"}
+    other = run_ranks(resumable, 2, tmp_path / "without", without)
+    assert not torch.equal(other[0], whole[0])
+
+
+def other_settings(rank: int, _argument: object) -> str:
+    model = small_model()
+    with_hook(model, replace(SPARSE, min_ratio=0.01 if rank else 0.02))
+    try:
+        step_of(model, rank, 0)
+    except (RuntimeError, UserError) as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_with_different_settings_are_told_so_before_anything_else_is_sent(
+    tmp_path: Path,
+) -> None:
+    for said in run_ranks(other_settings, 2, tmp_path):
+        assert "every rank must have the same Settings" in said
+
+
+def with_measured_times(rank: int, _argument: object) -> dict[str, Any]:
+    reported: list[tuple[int, dict[str, float]]] = []
+    model = small_model()
+    state = NetSense(model, report=lambda stats, step: reported.append((step, stats)))
+    model.register_comm_hook(state, netsense_hook)
+    train(model, rank, range(8))
+    saved = state.state_dict()
+    refused = []
+    changes: list[dict[str, Any]] = [{"rank": 5}, {"settings": {}}]
+    for changed in changes:
+        try:
+            state.load_state_dict(saved | changed)
+        except UserError as error:
+            refused.append(str(error))
+    return {"reported": reported, "refused": refused, "last": state.stats()}
+
+
+def test_stats_are_reported_after_each_step_and_a_strange_checkpoint_is_refused(
+    tmp_path: Path,
+) -> None:
+    found = run_ranks(with_measured_times, 2, tmp_path)
+    for each in found:
+        assert [step for step, _ in each["reported"]] == list(range(1, 8))
+        last = each["reported"][-1][1]
+        assert last["wire_bytes"] > 0
+        assert last["rtprop_us"] > 0
+        assert last["bdp_bytes"] == pytest.approx(
+            last["btlbw_gbytes_per_s"] * last["rtprop_us"] * 1e3
+        )
+        assert "this process has" in each["refused"][0]
+        assert "saved with other settings" in each["refused"][1]
+    # What was agreed is the same on both; what a rank measured itself is its own.
+    agreed = [{k: v for k, v in each["last"].items() if not k.startswith("own_")} for each in found]
+    assert agreed[0] == agreed[1]
+
+
+def test_a_bare_model_is_refused() -> None:
+    with pytest.raises(UserError, match="not a Linear: wrap the model in it first"):
+        NetSense(nn.Linear(2, 2))  # type: ignore[arg-type]

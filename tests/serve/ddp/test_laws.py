@@ -1,0 +1,169 @@
+import json
+from dataclasses import replace
+
+import pytest
+from netsense_links import RESNET18, Link, follow, model_ratio, paper_ratio
+
+from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.serve.ddp.law import Gradient, Interval
+from dynamiccl.serve.ddp.laws import make_law
+from dynamiccl.serve.ddp.settings import Settings
+from dynamiccl.serve.ddp.wire import DENSE, FP16, Decision, Method
+
+PAPER = Settings(mode="paper", beta1=0.1, tr_q=0.0)
+#: Of no use to mode paper.
+UNKNOWN = {"latency_s": None, "compute_s": None, "overlap_s": None, "codec_s": None}
+
+
+def interval(wire_bytes: float, transfer_s: float | None, norm: float | None = None) -> Interval:
+    return Interval(Method.SPARSE, wire_bytes, transfer_s, norm=norm, **UNKNOWN)
+
+
+def test_algorithm_1_by_hand() -> None:
+    law = make_law(PAPER, RESNET18)
+    table = [
+        # bytes, ms -> ratio after. Start-up adds 0.1 while RTT <= 2 x the least one.
+        (1000, 10, 0.11),
+        (1000, 10, 0.21),
+        (1000, 19, 0.31),
+        # 21 ms > 2 x 10 ms: start-up is over. BtlBw 100 kB/s, BDP 1000 B; 1000 > 900: halved.
+        (1000, 21, 0.155),
+        # 900 is not above 0.9 x BDP: 0.01 more. Its EBB, 90 kB/s, is not the largest.
+        (900, 10, 0.165),
+        # A better EBB, 200 kB/s, and a better RTT: BDP 1800 B, and 0.9 of it 1620 B.
+        (1800, 9, 0.0825),
+        (1620, 9, 0.0925),
+        (1621, 9, 0.04625),
+        (1700, 9, 0.023125),
+        (1700, 9, 0.0115625),
+        (1700, 9, 0.00578125),
+        # Never below 0.005.
+        (1700, 9, 0.005),
+        (1700, 9, 0.005),
+    ]
+    for wire_bytes, time_ms, ratio in table:
+        law.update(interval(wire_bytes, time_ms / 1e3))
+        assert law.decision.ratio == pytest.approx(ratio), (wire_bytes, time_ms)
+        assert law.decision.method is Method.SPARSE
+
+
+def test_algorithm_1_ends_at_ratio_one_with_a_plain_all_reduce() -> None:
+    law = make_law(replace(PAPER, beta1=0.5), RESNET18)
+    for _ in range(2):
+        law.update(interval(1000, 0.01))
+    assert law.decision == DENSE
+
+
+def test_sixteen_bits_double_the_ratio_below_tr_q_for_a_large_norm_only() -> None:
+    settings = replace(PAPER, tr_q=0.2, tr_d=1.0, beta1=0.05)
+    found = {}
+    for norm in (None, 0.9, 1.1):
+        law = make_law(settings, RESNET18)
+        law.update(interval(1000, 0.01, norm))
+        found[norm] = law.decision
+    assert found[None] == found[0.9] == Decision(Method.SPARSE, 0.01 + 0.05)
+    assert found[1.1] == Decision(Method.SPARSE, 2.0 * (0.01 + 0.05), quantised=True)
+    high = make_law(replace(settings, beta1=0.3), RESNET18)
+    high.update(interval(1000, 0.01, 1.1))
+    assert high.decision == Decision(Method.SPARSE, 0.01 + 0.3)
+
+
+def test_an_unmeasured_interval_leaves_the_ratio() -> None:
+    law = make_law(PAPER, RESNET18)
+    law.update(interval(1000, None))
+    assert law.decision.ratio == PAPER.start_ratio
+
+
+def test_algorithm_1_stays_near_its_floor_where_rtt_is_the_transfers_own_time() -> None:
+    """docs/ddp-hook.md: 4 ranks, L = 1 ms, 200 to 2,000 Mbit/s."""
+    ratios = [paper_ratio(rate) for rate in (200, 500, 800, 1000, 2000)]
+    assert all(0.005 - 1e-9 <= ratio <= 0.0095 for ratio in ratios), ratios
+
+
+def test_mode_model_sends_more_where_the_network_is_faster() -> None:
+    ratios = [model_ratio(rate).ratio for rate in (200, 500, 800, 2000)]
+    assert ratios == sorted(set(ratios))
+    assert ratios[0] > 0.005
+
+
+def test_mode_model_is_dense_on_a_fast_network() -> None:
+    assert model_ratio(20_000) == DENSE
+
+
+def test_mode_model_fills_its_budget_and_no_more() -> None:
+    link, settings = Link(500), Settings()
+    decision = follow(make_law(settings, RESNET18), [link] * 40)[-1]
+    budget_s = link.overlap_s + settings.slowdown * (link.compute_s + link.codec_s)
+    used_s = link.transfer_s(RESNET18.wire_bytes(decision))
+    assert 0.9 * budget_s <= used_s <= 1.01 * budget_s
+
+
+@pytest.mark.parametrize(("before", "after"), [(200, 800), (800, 200), (2000, 200)])
+def test_mode_model_reaches_its_new_ratio_within_20_steps_of_a_change(
+    before: int, after: int
+) -> None:
+    links = [Link(before)] * 40 + [Link(after)] * 60
+    decisions = follow(make_law(Settings(), RESNET18), links)
+    assert decisions[39].ratio != pytest.approx(decisions[-1].ratio, rel=0.5)
+    assert all(d.ratio == pytest.approx(decisions[-1].ratio, rel=0.1) for d in decisions[59:])
+
+
+def test_one_slow_step_does_not_move_mode_model() -> None:
+    quiet = [Link(500)] * 40
+    links = [*quiet, Link(5), *quiet]
+    decisions = follow(make_law(Settings(), RESNET18), links)
+    assert {decision.ratio for decision in decisions[30:]} == {decisions[30].ratio}
+
+
+def test_all_values_are_sent_in_16_bits_where_that_is_predicted_to_be_fastest() -> None:
+    # Compressing takes 0.4 s, halving 10 ms; 69 MB take 0.28 s at 2,000 Mbit/s.
+    slow_codec = Link(2000, codec_s=0.4, compute_s=0.05)
+    assert follow(make_law(Settings(), RESNET18), [slow_codec] * 40)[-1] == FP16
+
+
+def test_a_small_norm_forbids_16_bits() -> None:
+    settings = Settings(tr_d=5.0)
+    decisions = follow(make_law(settings, RESNET18), [Link(200)] * 40)
+    assert not any(decision.quantised for decision in decisions)
+
+
+@pytest.mark.parametrize("mode", ["model", "paper"])
+def test_a_restored_law_goes_on_as_the_one_that_was_saved(mode: str) -> None:
+    settings = Settings(mode="paper" if mode == "paper" else "model")
+    law = make_law(settings, RESNET18)
+    follow(law, [Link(300)] * 15)
+    again = make_law(settings, RESNET18)
+    again.restore(json.loads(json.dumps(law.state())))
+    links = [Link(300)] * 3 + [Link(900)] * 12
+    assert follow(again, links) == follow(law, links)
+    assert again.state() == law.state()
+
+
+def test_wire_bytes_by_hand() -> None:
+    # 4 ranks, 1000 values of 4 bytes: 2 x 3/4 x 4000; three others' 10 x (4 + 4) or 10 x (4 + 2).
+    gradient = Gradient(1000, 4000, 4)
+    sparse = Decision(Method.SPARSE, 0.01)
+    assert gradient.wire_bytes(DENSE) == 6000.0
+    assert gradient.wire_bytes(FP16) == 3000.0
+    assert gradient.wire_bytes(sparse) == 240.0
+    assert gradient.wire_bytes(replace(sparse, quantised=True)) == 180.0
+    # 11 positions and 11 halves are 66 bytes: 68, whole words.
+    assert Decision(Method.SPARSE, 0.011, quantised=True).payload_bytes(1000) == 68
+
+
+def test_unknown_mode_lists_the_modes() -> None:
+    with pytest.raises(UnknownName, match="choose from model, paper"):
+        Settings(mode="modell")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fix"),
+    [
+        ("min_ratio", 0.0, "above 0 and at most 1"),
+        ("slowdown", -0.1, "at least 0"),
+        ("bandwidth_window", 0, "at least 1"),
+    ],
+)
+def test_a_setting_outside_its_range_says_which(name: str, value: float, fix: str) -> None:
+    with pytest.raises(UserError, match=f"setting {name} is {value:g}: give a value {fix}"):
+        Settings(**{name: value})  # type: ignore[arg-type]
