@@ -141,10 +141,11 @@ class NetSense:
             prune_to_residual=self.settings.prune_to_residual,
             turn=self._steps,
         )
-        gathered = sent.new_empty(self._ranks * sent.numel())
+        ranks = self._ranks  # and not this object, see `_then`
+        gathered = sent.new_empty(ranks * sent.numel())
 
         def write() -> torch.Tensor:
-            add_up(gathered, decision, self._ranks, gradient)
+            add_up(gathered, decision, ranks, gradient)
             return gradient
 
         marks.launched = self._clock.mark()
@@ -154,15 +155,20 @@ class NetSense:
     def _then(
         self, work: dist.Work, marks: BucketMarks, write: Callable[[], torch.Tensor]
     ) -> Result:
-        """When the exchange is done: write the result, and take the marks and the norm."""
+        """When the exchange is done: write the result, and take the marks and the norm.
+
+        What runs then holds neither this object nor the group: freed by the group's own thread, as
+        the last thing that holds it, a group would wait for that thread for ever, and aborts.
+        """
+        clock = self._clock
 
         def finish(future: torch.futures.Future[Any]) -> torch.Tensor:
             future.value()
-            marks.done = self._clock.mark()
+            marks.done = clock.mark()
             result = write()
             values = result.float()
             marks.square = torch.dot(values, values)
-            marks.written = self._clock.mark()
+            marks.written = clock.mark()
             return result
 
         result: Result = work.get_future().then(finish)

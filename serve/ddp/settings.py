@@ -58,9 +58,8 @@ class Settings:
     #: a value; below 0.01 most values of a large gradient would be subnormal in 16 bits.
     tr_d: float = 0.01
     #: This x (1 - ratio) of the weights, the smallest, have gradients that are not sent. None is
-    #: 0.5 in mode paper, as there, and 0 in mode model: it cost accuracy and saved nothing
-    #: (docs/ddp-hook.md). Parameters of one dimension (biases, norms) are left alone: many begin
-    #: at 0.
+    #: 0.5 in mode paper, as there, and 0 in mode model, where it is not shown to help.
+    #: Parameters of one dimension (biases, norms) are left alone: many begin at 0.
     pruning: float | None = None
     #: Whether the error feedback keeps what pruning takes out. The paper loses it.
     prune_to_residual: bool = False
