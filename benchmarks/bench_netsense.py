@@ -37,15 +37,7 @@ LONG_STEPS: Final = 600
 DEGRADING: Final = (2000, 1000, 500, 200)
 #: Mbit/s of other traffic into the first worker's link of 500.
 CROSS: Final = (0, 200, 350, 100, 300, 0)
-DYNAMIC: Final = (
-    "allreduce",
-    "topk-0.1",
-    "topk-0.01",
-    "topk-0.005",
-    "fp16",
-    "powersgd",
-    "netsense",
-)
+DYNAMIC: Final = tuple(each for each in METHODS if each != "netsense-paper")
 
 Steps = list[dict[str, Any]]
 Runs = list[tuple[str, int | None]]

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 from harness import OUT, write_result
 from learning_figures import parallel
-from learning_scenarios import JOBS, NCCL, OURS, RULE, gain_row, play_place
+from learning_scenarios import JOBS, NCCL, OURS, RULE, SWEEP, gain_row, play_place
 
 from dynamiccl.collect.simulate import simulate
 from dynamiccl.train.data import TrainingData, load_data
@@ -53,17 +53,6 @@ WORLDS: Final = {"as recorded": "", "shifted": "_shifted"}
 #: Updates in a measurement of speed, and pairs of measurements.
 SPEED_UPDATES: Final = 40
 PAIRS: Final = 5
-SWEEP: Final = """
-name = "quiet"
-system = "b300-nvlink"
-collectives = ["AllReduce"]
-groups = [{ num_nodes = 1, ranks_per_node = 8 }]
-sizes = { min = "64K", max = "64M" }
-cycles = 2
-[simulator]
-system = "b300-nvlink"
-seed = 0
-"""
 Times = dict[tuple[str, str, str], list[npt.NDArray[np.float64]]]
 
 
@@ -77,7 +66,9 @@ def main() -> None:
     else:
         figures = _gains()
     with tempfile.TemporaryDirectory() as folder:
-        simulate(SWEEP, Path(folder))
+        group = "{ num_nodes = 1, ranks_per_node = 8 }"
+        what = {"system": "b300-nvlink", "collectives": ["AllReduce"], "groups": group}
+        simulate(SWEEP.format(**what, seed=0), Path(folder))
         figures |= _speeds(load_data(Path(folder), 0, with_costs=True))
     write_result("online", figures)
 

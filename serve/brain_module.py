@@ -213,7 +213,9 @@ class BrainModule(nn.Module):
         It abstains where the default was not measured (`questions.decide`).
         """
         window_NKW, context_NF = self._observe(calls_NKC, context_NF)
-        return self._allowed(self.asking.cold(window_NKW, context_NF, mask_NA), mask_NA)
+        # Not what asks it about this job, whose state stays.
+        action_N = self.asking.policy(window_NKW, context_NF, mask_NA)[0]
+        return self._allowed(action_N, mask_NA)
 
     def _observe(
         self, calls_NKC: torch.Tensor, context_NF: torch.Tensor

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from dynamiccl.serve.torchscript import TIMED_MODULO
-
 
 class Stateless(nn.Module):
     """Asks about each key by itself."""
@@ -23,13 +21,6 @@ class Stateless(nn.Module):
     def tell(self, row_N: torch.Tensor, timed_N: torch.Tensor) -> None:
         """How many calls of each key there have been: nothing to it."""
 
-    @torch.jit.export
-    def cold(
-        self, window_NKW: torch.Tensor, context_NF: torch.Tensor, mask_NA: torch.Tensor
-    ) -> torch.Tensor:
-        """(N,) actions of keys of jobs that have just begun."""
-        return self.policy(window_NKW, context_NF, mask_NA)[0]  # type: ignore[no-any-return]
-
     def forward(
         self,
         row_N: torch.Tensor,  # noqa: ARG002 - as Stateful has it
@@ -38,7 +29,7 @@ class Stateless(nn.Module):
         mask_NA: torch.Tensor,
     ) -> torch.Tensor:
         """(N,) actions of keys of the job."""
-        return self.cold(window_NKW, context_NF, mask_NA)
+        return self.policy(window_NKW, context_NF, mask_NA)[0]  # type: ignore[no-any-return]
 
 
 class Stateful(nn.Module):
@@ -60,7 +51,6 @@ class Stateful(nn.Module):
         self.decided, self.timed, self.fresh = {}, {}, {}
         self.h = torch.zeros(1, int(policy.state_units))
         self.c = torch.zeros(1, int(policy.state_units))
-        self.modulo = TIMED_MODULO
 
     @torch.jit.export
     def tell(self, row_N: torch.Tensor, timed_N: torch.Tensor) -> None:
@@ -71,13 +61,6 @@ class Stateful(nn.Module):
             row, count = rows[index], counts[index]
             self.fresh[row] = count < 0 or self.timed.get(row, -1) != count
             self.timed[row] = count
-
-    @torch.jit.export
-    def cold(
-        self, window_NKW: torch.Tensor, context_NF: torch.Tensor, mask_NA: torch.Tensor
-    ) -> torch.Tensor:
-        """(N,) actions of keys of jobs that have just begun; this one's state stays."""
-        return self.policy(window_NKW, context_NF, mask_NA)[0]  # type: ignore[no-any-return]
 
     def forward(
         self,

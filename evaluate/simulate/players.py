@@ -72,7 +72,6 @@ class Learned(_Silent):
         shape = (env.num_envs, len(env.world.keys))
         self._decided = np.full(shape, ABSTAIN_ACTION, dtype=np.int64)
         self._asked_at = np.full(shape, -self._period, dtype=np.int64)
-        self._latest = np.full(shape, -1, dtype=np.int64)
         self._state = np.zeros((2, env.num_envs, policy.state_units), dtype=np.float32)
         self._job = np.arange(env.num_envs)
         self._calls = 0
@@ -94,13 +93,12 @@ class Learned(_Silent):
     ) -> Actions:
         if not self._policy.state_units:
             return self._policy.act(seen, mask)
-        before = self._latest[job, key]
+        # A key that is asked about for the first time has had no call, and says nothing of the job.
+        told = self._asked_at[job, key] >= 0
+        before = np.where(told, self._decided[job, key], -1)
         h, c = self._state[:, job]
         chosen, after = self._policy.step(seen, mask, before, (h, c))
-        # A key that has had no call yet says nothing of the job.
-        told = before >= 0
         self._state[:, job[told]] = np.stack(after)[:, told]
-        self._latest[job, key] = chosen
         return chosen
 
 

@@ -64,14 +64,21 @@ class Actor:
             (played.calls > 0).float(),
             played.curiosity * self.recipe.entropy_weight(number),
         )
-        gradients = torch.autograd.grad(total, list(self.own.parameters()), allow_unused=True)
-        left = max(1.0 - number / self.recipe.steps, 0.0)
-        self.optimizer.step(clipped(gradients), self.recipe.learning_rate * left)
+        descend(total, self.own, self.optimizer, self.recipe, number)
         calls = int(played.calls.sum())
         return Update(number, float(total.detach()), played.speedup, calls)
 
 
-def clipped(
+def descend(
+    total: torch.Tensor, network: ActorCritic, optimizer: SharedRmsProp, recipe: Recipe, number: int
+) -> None:
+    """One step down the gradients of a loss; the rate falls to 0 along the run."""
+    gradients = torch.autograd.grad(total, list(network.parameters()), allow_unused=True)
+    left = max(1.0 - number / recipe.steps, 0.0)
+    optimizer.step(_clipped(gradients), recipe.learning_rate * left)
+
+
+def _clipped(
     gradients: Iterable[torch.Tensor | None], most: float = 40.0
 ) -> list[torch.Tensor | None]:
     """With a norm of 40 at most, as IMPALA's (Espeholt et al. 2018, appendix D); A3C names none."""

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 
-from dynamiccl.train.online.actor import Update, clipped
+from dynamiccl.train.online.actor import Update, descend
 from dynamiccl.train.online.actor_critic import ActorCritic, Seen, State, filled, loss
 from dynamiccl.train.online.actors import ActorProcesses, Order
 from dynamiccl.train.online.player import Trajectory
@@ -90,9 +90,7 @@ class Learner:
             is_called_TR.float(),
             played.curiosity * recipe.entropy_weight(number),
         )
-        gradients = torch.autograd.grad(total, list(self.network.parameters()), allow_unused=True)
-        left = max(1.0 - number / recipe.steps, 0.0)
-        self._optimizer.step(clipped(gradients), recipe.learning_rate * left)
+        descend(total, self.network, self._optimizer, recipe, number)
         return float(total.detach())
 
     @property
