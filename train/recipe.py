@@ -106,6 +106,10 @@ class Recipe:
     actors: Annotated[int, Within(1, 1024)] = 2
     jobs: Annotated[int, Within(1, 1024)] = 8
     episode_rounds: Annotated[int, Within(1, 10**6)] = 50
+    #: The latest decisions about a key that the critic sees, those not in force yet among them.
+    seen_decisions: Annotated[int, Within(0, 64)] = 4
+    #: Whether A3C's actors share RMSProp's statistic, or each keeps its own (Mnih et al. 2016, S4).
+    shared_statistic: bool = True
     #: Run or policy directory of networks that actors begin with (online/start.py); empty = none.
     start: str = ""
     #: How much their episodes differ: slowdowns and dwell times of the scenario by a factor of so

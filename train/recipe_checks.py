@@ -81,6 +81,11 @@ def _check_algorithm(recipe: Recipe) -> None:
             f"algorithm of '{recipe.name}' is {recipe.algorithm}: leave it at 0, or take "
             "'threshold-rule'"
         )
+    if recipe.state_units and not recipe.seen_decisions:
+        raise UserError(
+            "seen_decisions=0 with state_units: the state is told of the last decision; --set "
+            "seen_decisions=1, or state_units=0"
+        )
     for name in ("state_units", "start"):
         if getattr(recipe, name) and recipe.algorithm not in ONLINE:
             raise UserError(

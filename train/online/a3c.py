@@ -73,6 +73,8 @@ def _play(  # noqa: PLR0913, PLR0917 - what one process is given
 ) -> None:
     """An actor-learner's process: until all updates are made."""
     player = order.player(shared.state_units)
+    if not order.recipe.shared_statistic:
+        optimizer = SharedRmsProp(optimizer.parameters, shared=False)
     actor = Actor(player, shared, own, optimizer, order.recipe)
     while counter.value.value < order.recipe.steps and not is_orphan():
         made.put(actor.update(counter))

@@ -1,5 +1,6 @@
 """Actors as processes of this machine: they play and put what they made into one queue."""
 
+import contextlib
 import os
 import queue
 from collections.abc import Callable, Sequence
@@ -22,8 +23,6 @@ from dynamiccl.train.trigger.detector import Detector
 
 #: How long to wait for something before looking whether the actors live.
 _PATIENCE_S: Final = 5.0
-#: Decisions that the critic sees.
-SEEN_DECISIONS: Final = 4
 
 CONTEXT: Final = multiprocessing.get_context("spawn")
 
@@ -42,7 +41,9 @@ class Order:
     def env(self) -> DecisionEnv:
         """The actor's own world."""
         rounds = Rounds.of(
-            self.world, episode_rounds=self.recipe.episode_rounds, seen_decisions=SEEN_DECISIONS
+            self.world,
+            episode_rounds=self.recipe.episode_rounds,
+            seen_decisions=self.recipe.seen_decisions,
         )
         watch = partial(Detector.load, Path(self.trigger)) if self.trigger else None
         variation = Variation(self.recipe.vary, self.recipe.vary_times)
@@ -75,19 +76,21 @@ class ActorProcesses:
             self._processes.append(process)
 
     def get(self) -> Any:
-        """The next thing that one of them made. Raises UserError when one of them died."""
+        """The next thing that one of them made. Raises UserError when one of them died.
+
+        Others may play on, but its place would be missing from what is learned.
+        """
         while True:
-            try:
+            dead = [p for p in self._processes if not p.is_alive() and p.exitcode]
+            if dead:
+                place = self._orders[self._processes.index(dead[0])].place
+                self.close()
+                raise UserError(
+                    f"the actor in '{place}' ended with {dead[0].exitcode}; what it said "
+                    "stands above, and the run goes on with --resume"
+                )
+            with contextlib.suppress(queue.Empty):
                 return self._made.get(timeout=_PATIENCE_S)
-            except queue.Empty:
-                dead = [p for p in self._processes if not p.is_alive() and p.exitcode]
-                if dead:
-                    place = self._orders[self._processes.index(dead[0])].place
-                    self.close()
-                    raise UserError(
-                        f"the actor in '{place}' ended with {dead[0].exitcode}; what it said "
-                        "stands above, and the run goes on with --resume"
-                    ) from None
 
     def close(self) -> None:
         """End them."""

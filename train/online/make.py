@@ -16,7 +16,7 @@ from dynamiccl.train.environment import Tables
 from dynamiccl.train.heads import Imitator
 from dynamiccl.train.online.a3c import ActorLearners
 from dynamiccl.train.online.actor_critic import ActorCritic
-from dynamiccl.train.online.actors import SEEN_DECISIONS, Order
+from dynamiccl.train.online.actors import Order
 from dynamiccl.train.online.impala import Learner, LocalActors
 from dynamiccl.train.online.loop import OnlineLoop, Updates
 from dynamiccl.train.online.places import Place
@@ -93,7 +93,7 @@ def _network(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorCri
     # NCCL's own choices earn -1 a round undisturbed, of which the logarithm is 0; in ms, anything.
     is_share = recipe.reward_scale in {RewardScale.REFERENCE, RewardScale.CLIPPED}
     usual = -1.0 / max(1.0 - recipe.gamma, 1e-3) if is_share else 0.0
-    network = ActorCritic(imitator, width, actions, SEEN_DECISIONS, usual)
+    network = ActorCritic(imitator, width, actions, recipe.seen_decisions, usual)
     if recipe.start:
         begin_with(network, Path(recipe.start))
     return network

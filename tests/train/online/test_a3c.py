@@ -188,11 +188,27 @@ def test_an_actor_that_dies_ends_the_run_with_its_place(
     monkeypatch.setattr("dynamiccl.train.online.actors._PATIENCE_S", 0.2)
     loop.updates.start(0)
     loop._is_started = True
-    for process in loop.updates._processes._processes:  # type: ignore[attr-defined]
-        process.kill()
+    loop.updates.next()
+    first, _ = loop.updates._processes._processes  # type: ignore[attr-defined]
+    first.kill()  # the other plays on
+    first.join()
     with pytest.raises(UserError, match=rf"the actor in '{PLACE}' ended with -9"):
         loop.run_epoch()
     assert not multiprocessing.active_children()
+
+
+def test_each_actor_may_keep_a_statistic_of_its_own(data: Path) -> None:
+    recipe = make_recipe("a3c", [*SMALL, "shared_statistic=false", "seen_decisions=0"])
+    loop, _ = make_loop(load_data(data, 0, with_costs=True), recipe, 0, uses_cost=True)
+    while not loop.is_over:
+        loop.run_epoch()
+    assert loop.step == 8
+    assert not any(square.any() for square in loop.updates.squares)
+
+
+def test_a_state_without_decisions_is_refused() -> None:
+    with pytest.raises(UserError, match="seen_decisions=0 with state_units"):
+        make_recipe("a3c-lstm", ["seen_decisions=0"])
 
 
 def test_a_place_that_has_no_config_of_the_data_is_refused(tmp_path: Path) -> None:
