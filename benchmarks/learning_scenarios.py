@@ -213,15 +213,7 @@ def play_place(
 
     `others` are trained on the folder's data set, and play without a Trigger.
     """
-    place = PLACES[name]
-    setting = Setting(
-        system=find_system(place.system),
-        workload=make_workload(place.workloads, place.shape),
-        scenario=find_scenario(place.scenario),
-        calls=CALLS,
-        jobs=JOBS,
-    )
-    _prepare(folder, place, setting, seed)
+    place, setting = PLACES[name], prepare_place(folder, name, seed)
     policies = {name: _trained(folder, name, seed) for name in RECIPES}
     added = {name: train(folder / "data") for name, train in others.items()}
     found: dict[tuple[str, str], Float64Array] = {}
@@ -240,7 +232,7 @@ def play_place(
         for other, policy in added.items():
             rows += policy_contenders(here, other, policy, None)
         for row in rows:
-            found[row.name, world] = _times(row, here, seed)
+            found[row.name, world] = times_us(row, here, seed)
     return found
 
 
@@ -251,13 +243,27 @@ def _trained(folder: Path, name: str, seed: int) -> TorchPolicy:
     return TorchPolicy.load(Path(done.run_directory) / "policy")
 
 
-def _times(row: Contender, setting: Setting, seed: int) -> Float64Array:
+def times_us(row: Contender, setting: Setting, seed: int) -> Float64Array:
+    """(JOBS,) us of communication of a row's jobs."""
     env, player = row.prepare(setting, seed)
     return roll_out(env, player, seed=seed)[0].total_us
 
 
-def _prepare(folder: Path, place: Place, setting: Setting, seed: int) -> None:
-    """Measure in quiet, record, and make a Trigger."""
+def setting_of(name: str) -> Setting:
+    """What is simulated in a place."""
+    place = PLACES[name]
+    return Setting(
+        system=find_system(place.system),
+        workload=make_workload(place.workloads, place.shape),
+        scenario=find_scenario(place.scenario),
+        calls=CALLS,
+        jobs=JOBS,
+    )
+
+
+def prepare_place(folder: Path, name: str, seed: int) -> Setting:
+    """Measure in quiet, record, and make a Trigger; what is simulated there."""
+    place, setting = PLACES[name], setting_of(name)
     collectives = list(dict.fromkeys(call.collective.wire for call in setting.workload.calls))
     groups = dict.fromkeys([*(call.group for call in setting.workload.calls), place.beside])
     listed = ", ".join(
@@ -273,6 +279,7 @@ def _prepare(folder: Path, place: Place, setting: Setting, seed: int) -> None:
         folder / "aa", TriggerSettings(seed=seed), experiment="trigger", tracking_uri=uri
     )
     copy_trigger(Path(told.run_directory), folder)
+    return setting
 
 
 def _record(
@@ -326,6 +333,14 @@ def _contenders(
     return [*(rows[name] for name in wanted), reopening, *played, *named]
 
 
+def fitted_rule(setting: Setting, folder: Path) -> Callable[[CollectiveEnv, int], Player]:
+    """The rule whose tables come from what was measured and recorded, and its best settings."""
+    rows = {row.name: row for row in simple_contenders(setting)}
+    tables = _fitted(rows[NCCL].world, folder)
+    settings = best_settings(partial(_pilot, setting, rows[DELAYED], tables))
+    return partial(_rule, tables, settings)
+
+
 def _rule(tables: RuleTables, settings: RuleSettings, env: CollectiveEnv, _seed: int) -> Player:
     return Rule(env, tables, settings)
 
@@ -336,7 +351,7 @@ def _pilot(
     """What pilot jobs take, of other seeds than any that is judged."""
     short = replace(setting, calls=PILOT_CALLS)
     row = replace(delayed, make=partial(_rule, tables, settings))
-    return float(_times(row, short, 1_000_003).sum())
+    return float(times_us(row, short, 1_000_003).sum())
 
 
 def _reopening(env: CollectiveEnv, seed: int) -> Player:

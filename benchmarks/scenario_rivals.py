@@ -29,7 +29,7 @@ EXPECTED: Final = 1.5
 _WIDER: Final = 1.3
 
 
-class _Deciding:
+class Deciding:
     """Decides about each task key once in so many calls as a decision takes to be in force."""
 
     def __init__(self, env: CollectiveEnv) -> None:
@@ -57,7 +57,7 @@ class _Deciding:
         """Nothing."""
 
 
-class Random(_Deciding):
+class Random(Deciding):
     """Any config that there is."""
 
     def __init__(self, env: CollectiveEnv, seed: int) -> None:
@@ -88,7 +88,7 @@ class RuleSettings:
     hold_calls: int = 0
 
 
-class Rule(_Deciding):
+class Rule(Deciding):
     """A threshold: where the last seven calls were slow, the config for that, else the quiet one.
 
     A config that does not feel what slows the other says nothing about it, so that the rule stays
@@ -158,7 +158,7 @@ class Levels:
         return (int(key), int(action)) if np.isfinite(extra[key, action]) else None
 
 
-class Filter(_Deciding):
+class Filter(Deciding):
     """Knows how levels come and go, and what each does to each config: Bayes for the rest.
 
     One task key stays on a config that feels the levels, whatever is best for it.
