@@ -1,6 +1,6 @@
 """The gradient hook against all-reduce, top-k, 16 bits and PowerSGD, over links really slow.
 
-    python benchmarks/bench_netsense.py [SCENARIO]...     all of them without a name: 40 minutes
+    python benchmarks/bench_netsense.py [SCENARIO]...     all of them without a name: 50 minutes
 
 Four workers in network namespaces of one machine (netsense_network.py) train a model with 46 MB of
 gradients (netsense_training.py). Steps are kept in out/bench/netsense-steps.json, scenario by
@@ -8,7 +8,7 @@ scenario, and figures of all that were run go to out/bench/netsense.json. Needs 
 
     stable       200, 500, 800 Mbit/s on two of four links, and no shaping: every method's step time
     accuracy     every method for 200 steps, to the end of a learning rate schedule
-    long         all-reduce and NetSense at 200 Mbit/s for 600 steps
+    long         all-reduce and NetSense for 600 steps
     degrading    2,000 to 200 Mbit/s on all links, by turns
     fluctuating  500 Mbit/s on two links, one of which iperf3 fills with other traffic by turns
     vgg16        528 MB of gradients, once: all-reduce and NetSense
@@ -23,7 +23,7 @@ from typing import Any, Final
 from harness import OUT, write_result
 from netsense_figures import figures_of
 from netsense_network import Job, Network, missing_tools
-from netsense_training import METHODS, RESNET18, VGG16
+from netsense_training import METHODS, RESNET18, TIGHT, VGG16
 
 RANKS: Final = 4
 STEPS: Final = OUT / "netsense-steps.json"
@@ -32,6 +32,8 @@ BOTTLENECKS: Final = (0, 1)
 #: Steps of a method; an adaptive one has to find its ratio first.
 STATIC_STEPS: Final = 8
 ADAPTIVE_STEPS: Final = 36
+#: ... and in each level of a scenario that changes.
+LEVEL_STEPS: Final = 40
 ACCURACY_STEPS: Final = 200
 LONG_STEPS: Final = 600
 DEGRADING: Final = (2000, 1000, 500, 200)
@@ -54,7 +56,7 @@ def stable(network: Network, job: Job) -> dict[str, Any]:
     for rate in RATES:
         network.shape(rate, BOTTLENECKS)
         found[str(rate)] = {}
-        for method in METHODS:
+        for method in (*METHODS, *((TIGHT,) if rate == 200 else ())):
             steps = ADAPTIVE_STEPS if adaptive(method) else STATIC_STEPS
             found[str(rate)][method] = job.run(method=method, size=RESNET18, steps=steps)
     return found
@@ -84,7 +86,7 @@ def accuracy(network: Network, job: Job) -> dict[str, Any]:
 
 def long(network: Network, job: Job) -> dict[str, Any]:
     """The same for a longer schedule, of fewer methods: error feedback takes 1/ratio steps."""
-    runs: Runs = [("allreduce", None), ("netsense", 200)]
+    runs: Runs = [("allreduce", None), *(("netsense", rate) for rate in RATES[:3])]
     return train(network, job, runs, LONG_STEPS)
 
 
@@ -92,7 +94,7 @@ def dynamic(network: Network, job: Job, change: Callable[[int], None], levels: i
     """Scenarios 2 and 3: method -> level -> steps of one training that goes on."""
     found: dict[str, list[Steps]] = {}
     for method in DYNAMIC:
-        steps = 24 if adaptive(method) else 6
+        steps = LEVEL_STEPS if adaptive(method) else 6
         found[method] = []
         for level in range(levels):
             change(level)

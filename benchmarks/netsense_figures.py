@@ -44,8 +44,11 @@ def figures_of(kept: Mapping[str, Any]) -> Figures:
             _dynamic(name, kept[name]["steps"], reaching, found)
     if "long" in kept:
         runs = kept["long"]["steps"]
-        gap = final_accuracy(runs["allreduce"]) - final_accuracy(runs[f"{OURS}@200"])
-        found["accuracy_gap_points_200_long"] = 100.0 * gap
+        for name, run in runs.items():
+            gap = final_accuracy(runs["allreduce"]) - final_accuracy(run)
+            method, _, rate = name.partition("@")
+            if method == OURS:
+                found[f"accuracy_gap_points_{rate}_long"] = 100.0 * gap
         found["steps_long"] = len(runs["allreduce"])
         found |= {f"accuracy_{name}_long": final_accuracy(run) for name, run in runs.items()}
     if "vgg16" in kept:
@@ -106,9 +109,9 @@ def _stable(
     found[f"speedup_vs_topk_{rate}"] = times["topk-0.1"] / times[OURS]
     found[f"ratio_{rate}"] = median(step["ratio"] for step in ours)
     found[f"method_{rate}"] = method_of(ours[-1])
-    found[f"ratio_netsense-paper_{rate}"] = median(
-        step["ratio"] for step in late("netsense-paper", methods["netsense-paper"])
-    )
+    for method in (m for m in methods if m.startswith(f"{OURS}-")):
+        ratios = [step["ratio"] for step in late(method, methods[method])]
+        found[f"ratio_{method}_{rate}"] = median(ratios)
     _best_static(f"stable_{rate}" if rate == "unshaped" else rate, times, reaching, found)
 
 

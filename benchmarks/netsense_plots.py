@@ -31,7 +31,7 @@ COLOURS: Final = {
 
 def stable(steps: Mapping[str, Any], runs: Mapping[str, Any]) -> Any:
     """Samples per second at each rate, and accuracy over time at 200 Mbit/s."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
     width = 0.1
     for place, method in enumerate(COLOURS):
         speeds = [RANKS * BATCH / step_s(method, steps[str(rate)][method]) for rate in RATES]
@@ -40,7 +40,6 @@ def stable(steps: Mapping[str, Any], runs: Mapping[str, Any]) -> Any:
     labels = [f"{rate} Mbit/s" if rate else "unshaped" for rate in RATES]
     left.set_xticks(range(len(RATES)), labels)
     left.set_ylabel("samples per second, 4 workers")
-    left.legend(fontsize=8)
     slow = steps["200"]
     for method, colour in COLOURS.items():
         run = runs.get(method) or runs.get(f"{method}@200")
@@ -51,25 +50,32 @@ def stable(steps: Mapping[str, Any], runs: Mapping[str, Any]) -> Any:
     right.set_xscale("log")
     right.set_xlabel("seconds of training at 200 Mbit/s (steps x median step)")
     right.set_ylabel("test accuracy, %")
+    _legend_below(figure, left)
     figure.suptitle("Scenario 1: stable links, 46 MB of gradients a step")
     return figure
 
 
+def _legend_below(figure: Any, axes: Any) -> None:
+    """One legend for the figure, where it covers nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8)
+
+
 def dynamic(steps: Mapping[str, Any], levels: list[str], title: str) -> Any:
     """Samples per second of all methods by level, and NetSense's ratio step by step."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
     for method, runs in steps.items():
         speeds = [RANKS * BATCH / step_s(method, run[-12:]) for run in runs]
         wide = 2.5 if method == "netsense" else 1.2
         left.plot(levels, speeds, color=COLOURS[method], marker="o", label=method, linewidth=wide)
     left.set_ylabel("samples per second, 4 workers")
     left.set_yscale("log")
-    left.legend(fontsize=8)
+    _legend_below(figure, left)
     ours, start = steps["netsense"], 0
     shares = []
     for level, run in zip(levels, ours, strict=True):
         right.axvline(start, color="#cccccc")
-        right.text(start + 0.5, 1.02, level, fontsize=8, transform=right.get_xaxis_transform())
+        right.text(start + 0.5, 1.01, level, fontsize=8, transform=right.get_xaxis_transform())
         shares += [step["wire_ratio"] for step in run]
         start += len(run)
     ratios = [step["ratio"] for run in ours for step in run]
@@ -79,7 +85,7 @@ def dynamic(steps: Mapping[str, Any], levels: list[str], title: str) -> Any:
     right.set_ylabel("share of a plain all-reduce that NetSense sends")
     right.set_xlabel("step")
     right.legend(fontsize=8)
-    figure.suptitle(title, y=1.0)
+    figure.suptitle(title)
     return figure
 
 
@@ -99,7 +105,6 @@ def main() -> None:
         title = "Scenario 3: 500 Mbit/s, with so many Mbit/s of other traffic on one link"
         figures["fluctuating"] = dynamic(kept["fluctuating"]["steps"], levels, title)
     for name, figure in figures.items():
-        figure.tight_layout()
         path = DOCS / f"ddp-hook-{name}.png"
         figure.savefig(path, dpi=90)
         print(path)

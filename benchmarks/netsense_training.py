@@ -42,6 +42,8 @@ METHODS: Final = (
     "netsense-paper",
     "netsense",
 )
+#: NetSense that may not make a step longer: to be compared at the step time of top-k 0.005.
+TIGHT: Final = "netsense-tight"
 
 
 class Block(nn.Module):
@@ -160,7 +162,8 @@ def use(method: str, model: DistributedDataParallel) -> Static | Adaptive:
 
     if method.startswith("netsense"):
         mode = "paper" if method == "netsense-paper" else "model"
-        state = NetSense(model, Settings(mode=mode))  # type: ignore[arg-type]
+        slowdown = 0.0 if method == TIGHT else Settings().slowdown
+        state = NetSense(model, Settings(mode=mode, slowdown=slowdown))  # type: ignore[arg-type]
         model.register_comm_hook(state, netsense_hook)
         return Adaptive(state)
     if method == "allreduce":
