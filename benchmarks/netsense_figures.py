@@ -43,14 +43,7 @@ def figures_of(kept: Mapping[str, Any]) -> Figures:
         if name in kept:
             _dynamic(name, kept[name]["steps"], reaching, found)
     if "long" in kept:
-        runs = kept["long"]["steps"]
-        for name, run in runs.items():
-            gap = final_accuracy(runs["allreduce"]) - final_accuracy(run)
-            method, _, rate = name.partition("@")
-            if method == OURS:
-                found[f"accuracy_gap_points_{rate}_long"] = 100.0 * gap
-        found["steps_long"] = len(runs["allreduce"])
-        found |= {f"accuracy_{name}_long": final_accuracy(run) for name, run in runs.items()}
+        _long(kept["long"]["steps"], found)
     if "vgg16" in kept:
         steps = kept["vgg16"]["steps"]
         ours = step_s(OURS, steps[OURS][-4:])
@@ -59,6 +52,16 @@ def figures_of(kept: Mapping[str, Any]) -> Figures:
         found |= {"vgg16_speedup_vs_allreduce": plain / ours}
         found |= {"vgg16_ratio": median(s["ratio"] for s in steps[OURS][-4:])}
     return found
+
+
+def _long(runs: Mapping[str, Steps], found: Figures) -> None:
+    found["steps_long"] = len(runs["allreduce"])
+    for name, run in runs.items():
+        found[f"accuracy_{name}_long"] = final_accuracy(run)
+        method, _, rate = name.partition("@")
+        if method == OURS:
+            gap = final_accuracy(runs["allreduce"]) - final_accuracy(run)
+            found[f"accuracy_gap_points_{rate}_long"] = 100.0 * gap
 
 
 def final_accuracy(steps: Steps) -> float:
