@@ -17,7 +17,9 @@ PAGES = sorted(
     ]
 )
 HOW_TO = sorted((ROOT / "docs").glob("add-*.md"))
-_LINK = re.compile(r"\[[^\]]*\]\((?!https?:|#|mailto:)([^)#\s]+)")
+_LINK = re.compile(r"\[[^\]]*\]\((?!https?:|mailto:)([^)#\s]*)#?([^)\s]*)\)")
+#: A file of ours as pages name it, from the root.
+_FILE = re.compile(rf"`((?:{'|'.join(tree.TOPS)})/[\w/.-]+\.(?:py|h|cpp|c|toml|md|json|csv|png))`")
 
 
 def test_the_tree_is_the_real_one() -> None:
@@ -59,12 +61,30 @@ def test_the_readme_is_short_and_says_first_what_has_not_been_tried() -> None:
     assert any("no real GPU has run it yet" in line for line in lines[:40])
 
 
+def has_heading(target: Path, heading: str, page: Path) -> bool:
+    """Whether a page has the heading that a link's `#heading` is made of, as GitHub makes it."""
+    if not heading:
+        return True
+    text = (page if target.is_dir() else target).read_text(encoding="utf-8")
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return heading in {re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_links_lead_to_files(page: Path) -> None:
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    if page.name in {"CHANGELOG.md", "ORIGIN.md"} or page in HOW_TO:
+        return  # what there was, what others have, and what is to be made
+    named = set(_FILE.findall(page.read_text(encoding="utf-8")))
+    here = page.parent
+    assert not {n for n in named if not ((ROOT / n).exists() or (here / n).exists())}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page: Path) -> None:
     broken = [
         link
-        for link in _LINK.findall(page.read_text(encoding="utf-8"))
-        if not (page.parent / link).exists()
+        for link, heading in _LINK.findall(page.read_text(encoding="utf-8"))
+        if not (page.parent / link).exists() or not has_heading(page.parent / link, heading, page)
     ]
     assert not broken
 
