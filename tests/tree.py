@@ -83,7 +83,7 @@ def _comment(path: Path) -> str:
         first = match[1] if match else ""
     else:
         lines = [line for line in text.split("\n") if not line.startswith("#!")]
-        first = lines[0].lstrip("# ")
+        first = lines[0].lstrip('# "')
         if first.startswith("SBATCH"):
             first = ""
     return first.rstrip(".").replace("`", "")
