@@ -56,7 +56,8 @@ format: install ## write the format that `check` wants
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format --style=file:serve/plugin/.clang-format -i $(CPP)
 
-tree: install ## write the file tree into the README
+tree: install ## write docs/tree.md and docs/environment.md
+	$(BIN)/python -m tests.variables --write
 	$(BIN)/python -m tests.tree --write
 
 bench: install ## figures into out/bench/*.json

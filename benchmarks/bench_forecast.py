@@ -52,6 +52,8 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 JUDGED_FROM: Final = 5000
 #: A true saving that is worth telling: share of the step, or of communication without steps.
 WORTH: Final = 0.02
+#   TUNING   1: other seeds, to choose settings by.
+#   VERBOSE  anything: every case of bench_forecast on a line of its own.
 TUNING: Final = os.environ.get("TUNING") == "1"
 SHAPE: Final = Group(4, 8)
 GROUPS: Final = (SHAPE, Group(1, 8), Group(4, 1))

@@ -58,6 +58,7 @@ QUICK_SEEDS: Final = 2
 FEW: Final = ("ddqn-dueling", "drqn-lstm", "cql", "bc")
 #: What parts that take one recipe train where the grid has not chosen one on its validation bins.
 DEFAULT: Final = "ddqn-dueling"
+#   FULL  anything: a benchmark makes all its draws, as for docs/; hours in place of minutes.
 FULL: Final = bool(os.environ.get("FULL"))
 HERE: Final = Path(__file__).resolve().parent
 PATH: Final = OUT / "learning.json"

@@ -40,6 +40,8 @@ class Role:
     symbol: str
 
 
+#   NCCL_TUNER_PLUGIN  the tuner that NCCL loads: a path, a file name, or NAME for
+#                      libnccl-tuner-NAME.so.
 ROLES: Final = (
     Role("tuner", "NCCL_TUNER_PLUGIN", "libnccl-tuner.so", "ncclTunerPlugin_v"),
     Role("profiler", "NCCL_PROFILER_PLUGIN", "libnccl-profiler.so", "ncclProfiler_v"),

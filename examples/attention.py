@@ -1,6 +1,6 @@
 """A recipe of your own in one file: a dueling double DQN whose window is read by attention.
 
-docs/new-recipe.md explains it. Take a copy, change it, train it:
+docs/add-recipe.md explains it. Take a copy, change it, train it:
 
     dynamiccl-train fit --data data --recipe attention.py --set steps=2000
 """

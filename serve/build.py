@@ -100,6 +100,7 @@ def find_tool(name: str) -> str:
 
 
 def _check_compiler() -> None:
+    #   CXX  the C++ compiler of the plugin. Default: c++, g++ or clang++.
     named = os.environ.get("CXX", "").split()[:1]
     if not any(shutil.which(name) for name in named or ["c++", "g++", "clang++"]):
         tried = named[0] if named else "c++, g++ and clang++"

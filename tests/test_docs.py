@@ -1,4 +1,4 @@
-"""Documents that are checked: the README's tree, links between pages, what pages may not say."""
+"""Documents that are checked: the file tree, links between pages, what pages may not say."""
 
 import re
 from importlib import import_module
@@ -6,23 +6,85 @@ from pathlib import Path
 
 import pytest
 
-from tests.tree import render, written
+from tests import tree, variables
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/*/ORIGIN.md")])
-_LINK = re.compile(r"\[[^\]]*\]\((?!https?:|#|mailto:)([^)#\s]+)")
+READMES = [ROOT / top / "README.md" for top in tree.TOPS if top != "docs"]
+PAGES = sorted(
+    [
+        *(*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/*/ORIGIN.md")),
+        *(*READMES, ROOT / "serve" / "plugin" / "tuner" / "README.md"),
+    ]
+)
+HOW_TO = sorted((ROOT / "docs").glob("add-*.md"))
+_LINK = re.compile(r"\[[^\]]*\]\((?!https?:|mailto:)([^)#\s]*)#?([^)\s]*)\)")
+#: A file of ours as pages name it, from the root.
+_FILE = re.compile(rf"`((?:{'|'.join(tree.TOPS)})/[\w/.-]+\.(?:py|h|cpp|c|toml|md|json|csv|png))`")
 
 
-def test_readme_tree_is_the_real_one() -> None:
-    assert written() == render(), "run: make tree"
+def test_the_tree_is_the_real_one() -> None:
+    assert tree.written() == tree.render(), "run: make tree"
+
+
+def test_the_table_of_variables_is_that_of_the_code() -> None:
+    assert variables.written() == variables.render(), "run: make tree"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("a.py", 'x = os.environ.get("A_B")', {"A_B"}),
+        ("a.py", 'if "A_B" in machine.env: pass', {"A_B"}),
+        ("a.py", 'os.environ["A_B"] = "set, not read"', set[str]()),
+        ("a.py", 'T: Final = ("NCCL_A",)\nfound = [n for n in T if n in env]', {"NCCL_A"}),
+        ("a.cpp", 'value_of("NCCL_A"); say("NCCL_B is set");', {"NCCL_A"}),
+        ("a.sh", "# $NO\nHERE=1\nx=$HERE${A_B:-}", {"A_B"}),
+    ],
+)
+def test_reads_of_variables_are_found(name: str, text: str, found: set[str]) -> None:
+    assert variables.reads(variables.Source(name, text), {}) == found
+
+
+def test_a_comment_goes_on_where_it_stands_deeper() -> None:
+    source = variables.Source("a.h", "//   A_B  one\n//        two.\n//   C_D  three\n// four\n")
+    assert variables.comments(source) == {"A_B": "one two.", "C_D": "three"}
+
+
+@pytest.mark.parametrize(("page", "limit"), [(p, 40) for p in READMES] + [(p, 45) for p in HOW_TO])
+def test_a_page_of_one_screen_stays_one(page: Path, limit: int) -> None:
+    assert len(page.read_text(encoding="utf-8").splitlines()) <= limit
+
+
+def test_the_readme_is_short_and_says_first_what_has_not_been_tried() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+    assert any("no real GPU has run it yet" in line for line in lines[:40])
+
+
+def has_heading(target: Path, heading: str, page: Path) -> bool:
+    """Whether a page has the heading that a link's `#heading` is made of, as GitHub makes it."""
+    if not heading:
+        return True
+    text = (page if target.is_dir() else target).read_text(encoding="utf-8")
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return heading in {re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_links_lead_to_files(page: Path) -> None:
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    if page.name in {"CHANGELOG.md", "ORIGIN.md"} or page in HOW_TO:
+        return  # what there was, what others have, and what is to be made
+    named = set(_FILE.findall(page.read_text(encoding="utf-8")))
+    here = page.parent
+    assert not {n for n in named if not ((ROOT / n).exists() or (here / n).exists())}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page: Path) -> None:
     broken = [
         link
-        for link in _LINK.findall(page.read_text(encoding="utf-8"))
-        if not (page.parent / link).exists()
+        for link, heading in _LINK.findall(page.read_text(encoding="utf-8"))
+        if not (page.parent / link).exists() or not has_heading(page.parent / link, heading, page)
     ]
     assert not broken
 

@@ -135,6 +135,8 @@ def world(
         (folder / "fresh.toml").write_text(again)
         (folder / "all_reduce.log").write_text(LOG)
         shutil.copytree(ROOT / "tests" / "data" / "traces", folder / "traces")
+        sample = (ROOT / "datasets" / "sample" / "b300_nvlink_allreduce.csv").read_text()
+        (folder / "sweeps.csv").write_text("".join(sample.splitlines(keepends=True)[:61]))
         (folder / "logs").mkdir()
         (folder / "logs" / "all_reduce.log").write_text(LOG)
         shutil.copyfile(ROOT / "examples" / "attention.py", folder / "attention.py")
@@ -153,6 +155,7 @@ def world(
             "dynamiccl-evaluate gate --policy models:/dynamiccl@candidate --data fresh --out gated",
             "dynamiccl-deploy export gated --out artifact",
             "dynamiccl-collect import traces --out job --system mycluster",
+            "dynamiccl-collect import sweeps.csv --out b300 --system b300-nvlink-8x",
         ):
             code, said = run(line)
             assert code == 0, f"{line}\n{said}"

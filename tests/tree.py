@@ -1,4 +1,4 @@
-"""The README's file tree, made from the first line of each file: `python -P -m tests.tree --write`.
+"""The file tree of docs/tree.md, from the first line of each file: `python -m tests.tree --write`.
 
 The comment behind a file is its own first sentence, so the tree cannot say what the file does not.
 """
@@ -6,81 +6,96 @@ The comment behind a file is its own first sentence, so the tree cannot say what
 import ast
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-README: Final = ROOT / "README.md"
+PAGE: Final = ROOT / "docs" / "tree.md"
 BEGIN: Final = "<!-- tree: made by `make tree` -->\n```text\n"
 END: Final = "```\n<!-- end of tree -->"
-FOLDERS: Final = (
+#: The folders at the root, in the order of the data's way through them.
+TOPS: Final = (
     "dynamiccl",
     "collect",
-    "collect/nccl_tests",
-    "dynamiccl/simulator",
     "datasets",
-    "datasets/sample",
     "train",
     "evaluate",
     "serve",
-    "serve/ddp",
-    "serve/plugin",
-    "serve/plugin/nccl",
     "examples",
     "benchmarks",
     "docs",
+    "tests",
 )
-_COLUMN: Final = 34
-_SUFFIXES: Final = {".py", ".cpp", ".h", ".toml", ".md", ".csv", ".jinja", ".txt"}
+#: Folders of fixtures, whose files are named by what reads them.
+SKIPPED: Final = {"tests/data", "serve/plugin/fuzz/corpus"}
+_COLUMN: Final = 36
+_CODE: Final = {".cpp", ".c", ".h"}
+_SUFFIXES: Final = {".py", ".toml", ".md", ".csv", ".jinja", ".txt", ".sh", ".ipynb", "", *_CODE}
 
 
 def render() -> str:
-    """The tree as text, one line a file."""
-    lines = []
-    for folder in FOLDERS:
-        depth = folder.count("/")
-        lines.append(_line("  " * depth + folder.rsplit("/", 1)[-1] + "/", _folder_comment(folder)))
-        for path in sorted((ROOT / folder).iterdir()):
-            if path.is_symlink() or path.is_dir() or path.suffix not in _SUFFIXES:
-                continue
-            if path.name != "__init__.py":
-                lines.append(_line("  " * (depth + 1) + path.name, _comment(path)))
-    lines.append(
-        _line("tests/", "mirrors the packages; tests/data holds fixtures with their origin")
-    )
-    return "\n".join(lines) + "\n"
+    """The tree as text, one line a folder or file."""
+    return "\n".join(line for top in TOPS for line in _lines(ROOT / top)) + "\n"
+
+
+def _lines(folder: Path) -> Iterator[str]:
+    """A folder's line, those of its files, and those of its folders."""
+    depth = len(folder.relative_to(ROOT).parts)
+    yield _line("  " * (depth - 1) + folder.name + "/", _folder_comment(folder))
+    inside = [path for path in sorted(folder.iterdir()) if not path.is_symlink()]
+    for path in inside:
+        shown = path.suffix in _SUFFIXES and not path.name.startswith(".")
+        if path.is_file() and shown and path.name != "__init__.py":
+            yield _line("  " * depth + path.name, _comment(path))
+    for path in inside:
+        if path.is_dir() and _has_files(path):
+            yield from _lines(path)
+
+
+def _has_files(folder: Path) -> bool:
+    """Whether it holds something of ours, now; tools leave empty folders and caches."""
+    if folder.name.startswith((".", "__")) or str(folder.relative_to(ROOT)) in SKIPPED:
+        return False
+    return any(p.is_file() and "__pycache__" not in p.parts for p in folder.rglob("*"))
 
 
 def _line(name: str, comment: str) -> str:
     return f"{name:<{_COLUMN}} {comment}".rstrip()
 
 
-def _folder_comment(folder: str) -> str:
-    init = ROOT / folder / "__init__.py"
-    return _comment(init) if init.is_file() else ""
+def _folder_comment(folder: Path) -> str:
+    init, page = folder / "__init__.py", folder / "README.md"
+    if init.is_file():
+        return _comment(init)
+    title = _comment(page) if page.is_file() else ""
+    return title.partition(": ")[2] or title
 
 
 def _comment(path: Path) -> str:
+    if path.suffix in {".ipynb", ".csv", ".jinja"}:
+        return ""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         first = (ast.get_docstring(ast.parse(text)) or "").split("\n")[0]
-    elif path.suffix in {".cpp", ".h"}:
+    elif path.suffix in _CODE:
         match = re.search(r"^(?://|/\*)\s*(.+)$", text, re.MULTILINE)
         first = match[1] if match else ""
-    elif path.suffix in {".toml", ".md", ".txt"}:
-        first = text.split("\n")[0].lstrip("# ")
     else:
-        first = ""
+        lines = [line for line in text.split("\n") if not line.startswith("#!")]
+        first = lines[0].lstrip('# "')
+        if first.startswith("SBATCH"):
+            first = ""
     return first.rstrip(".").replace("`", "")
 
 
 def written() -> str:
-    """The tree that stands in the README."""
-    text = README.read_text(encoding="utf-8")
+    """The tree that stands in docs/tree.md."""
+    text = PAGE.read_text(encoding="utf-8")
     return text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
 
 
 if __name__ == "__main__" and "--write" in sys.argv:
-    page = README.read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
     begin, end = page.index(BEGIN) + len(BEGIN), page.index(END)
-    README.write_text(page[:begin] + render() + page[end:], encoding="utf-8")
+    PAGE.write_text(page[:begin] + render() + page[end:], encoding="utf-8")

@@ -14,6 +14,8 @@ DEFAULT_TRACKING_URI: Final = "sqlite:///mlflow.db"
 #: What a run or a study came to, among its artifacts; written last of all.
 SUMMARY_NAME: Final = "summary.json"
 
+#   MLFLOW_DISABLE_TELEMETRY  set to true where it is not set: MLflow sends nothing.
+#   MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR  set to false where it is not set.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 

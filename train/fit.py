@@ -345,6 +345,8 @@ def _state_path(run: tracking.Run) -> Path:
     """Among the run's artifacts where these are files here, else in the user's own state."""
     if run.directory is not None:
         return run.directory / _STATE_NAME
+    #   XDG_STATE_HOME  keeps what `--resume` needs of runs on an MLflow server. Default:
+    #                   ~/.local/state.
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     return home / "dynamiccl" / run.run_id / _STATE_NAME
 

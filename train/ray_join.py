@@ -13,6 +13,8 @@ from dynamiccl.errors import MachineError, UserError
 from dynamiccl.train.worker import reason
 
 # Nothing is sent anywhere, and no notice of a future release is printed; read at Ray's import.
+#   RAY_USAGE_STATS_ENABLED  set to 0 where it is not set: Ray sends nothing.
+#   RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO  set to 0 where it is not set: no notice of Ray's.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 

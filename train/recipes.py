@@ -1,7 +1,7 @@
 """Recipes: named functions that return a complete, frozen training set-up.
 
 `dynamiccl-train list` shows them; `--set key=value` changes a field for one run and is recorded. A
-recipe can also be a file of one's own (`docs/new-recipe.md`).
+recipe can also be a file of one's own (`docs/add-recipe.md`).
 """
 
 import importlib.util

@@ -387,4 +387,5 @@ def _quiet() -> None:
     # Database migrations of the first use are logged line by line otherwise.
     logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("mlflow").setLevel(logging.WARNING)
+    #   GIT_PYTHON_REFRESH  set to quiet where it is not set: no warning without git.
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")

@@ -91,6 +91,8 @@ def _partition(output: str, wanted: str | None) -> Check:
 
 
 def _allocation(machine: Machine, context: Context, job: str) -> Check:
+    #   SLURM_JOB_NUM_NODES  Slurm: nodes of the job.
+    #   SLURM_NNODES  Slurm: the old name of SLURM_JOB_NUM_NODES.
     text = machine.env.get("SLURM_JOB_NUM_NODES") or machine.env.get("SLURM_NNODES") or ""
     found = f"job {job}, {text or 'unknown'} nodes"
     if text.isdecimal() and int(text) < context.num_nodes:

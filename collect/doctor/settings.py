@@ -9,8 +9,14 @@ from dynamiccl.machine import Machine
 from dynamiccl.nccl_setup import is_efficiency_policy, nccl_settings
 
 #: What a tuner cannot overrule, as NCCL marks other choices unavailable (`src/graph/tuning.cc`).
+#   NCCL_ALGO   forbids algorithms, whatever a tuner says; a sweep refuses it.
+#   NCCL_PROTO  the same for protocols.
 _BEATS_A_TUNER: Final = ("NCCL_ALGO", "NCCL_PROTO")
 #: The number of channels is held within these (`src/graph/connect.cc`).
+#   NCCL_MIN_CTAS       least number of channels, whatever a tuner says.
+#   NCCL_MAX_CTAS       most channels, whatever a tuner says.
+#   NCCL_MIN_NCHANNELS  the old name of NCCL_MIN_CTAS.
+#   NCCL_MAX_NCHANNELS  the old name of NCCL_MAX_CTAS.
 _LIMITS: Final = ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS")
 
 

@@ -110,6 +110,7 @@ class SweepLock:
 
 
 def _myself() -> dict[str, Any]:
+    #   SLURM_RESTART_COUNT  Slurm: how often the job was requeued; the attempt, for locks and jobs.
     return {
         "host": os.uname().nodename,
         "pid": os.getpid(),

@@ -1,4 +1,6 @@
 # What a job under DynamICCL needs. dynamiccl-run reads it; so may any POSIX shell: . @DIR@/env.sh
+#   DYNAMICCL_HOME  where `dynamiccl-deploy install` put everything. Default: as installed.
+#   NCCL_PROFILER_PLUGIN  a job's own profiler, which stays in mode table.
 DYNAMICCL_HOME=${DYNAMICCL_HOME:-@DIR@}
 dynamiccl_tuner=$DYNAMICCL_HOME/lib/libnccl-tuner-dynamiccl
 case ${DYNAMICCL_MODE:-table} in

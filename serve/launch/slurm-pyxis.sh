@@ -7,6 +7,8 @@
 #SBATCH --exclusive
 set -euo pipefail
 
+#   IMAGE  the container's image.
+#   SLURM_LOCALID  Slurm: the rank on its node, handed on as LOCAL_RANK.
 IMAGE=${IMAGE:-nvcr.io#nvidia/pytorch:25.08-py3}
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_ADDR MASTER_PORT=29500

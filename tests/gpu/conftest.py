@@ -19,6 +19,7 @@ def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return install_stand_in(tmp_path_factory.mktemp("bin"))
     if shutil.which("nvidia-smi") is None:
         pytest.skip("no NVIDIA driver: nothing was checked")
+    #   NCCL_TESTS_DIR  tests/gpu: the folder of nccl-tests' programs.
     named = os.environ.get("NCCL_TESTS_DIR")
     if named is None:
         pytest.skip("say where nccl-tests was built: NCCL_TESTS_DIR=...")

@@ -4,6 +4,7 @@ import os
 from typing import Final
 
 #: Whether the stand-in runs in place of nccl-tests, to check a test itself without a GPU.
+#   NCCL_TESTS_STAND_IN  tests/gpu: anything: the stand-in for nccl-tests runs, without a GPU.
 STAND_IN: Final = bool(os.environ.get("NCCL_TESTS_STAND_IN"))
 #: Sockets on the loopback are all that NCCL may use between them.
 SOCKETS_ONLY: Final = {

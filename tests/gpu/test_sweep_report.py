@@ -116,6 +116,7 @@ def run(folder: Path, binaries: Path, group: Group, plugin: Path, *, reports: bo
 def test_a_report_shifts_no_time(
     tmp_path: Path, binaries: Path, group: Group, sweep_path: Path
 ) -> None:
+    #   SWEEP_REPORT_DIR  tests/gpu: where sweep reports are written, a shared file system say.
     root = Path(os.environ.get("SWEEP_REPORT_DIR", tmp_path)) / f"sweep-report-{os.getpid()}"
     order = np.random.default_rng(0)
     shifts, noise = [], []

@@ -4,6 +4,10 @@
 // Every function returns success, since any other value fails a collective or a communicator; the
 // exception is an `init` whose coordinator was lost after this rank had confirmed (voter.h), where
 // some ranks may have the table and this one cannot know.
+//
+//   DYNAMICCL_ONE_WORLD  1: before NCCL 2.27, a promise that only one communicator of all ranks is
+//                        made at a time; without it all abstain there.
+//   NCCL_COMM_ID         where set, all communicators have one id: all abstain.
 #pragma once
 
 #include <cstddef>

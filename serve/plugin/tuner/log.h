@@ -1,6 +1,9 @@
 // What became of each communicator: one JSON line in DYNAMICCL_LOG_DIR, written by the
 // coordinator's process on a thread of its own, and one line a job on stderr, with or without
 // NCCL_DEBUG.
+//
+//   DYNAMICCL_LOG_DIR  where the coordinator appends a JSON line for each communicator. Default:
+//                      nowhere.
 #pragma once
 
 #include "tuner/coordinator.h"

@@ -10,22 +10,24 @@
 //   DYNAMICCL_KEY_FILE          the job's key, mode 0600; needed with a coordinator.
 //   DYNAMICCL_RUN_DIR           where local sockets lie. Default: $XDG_RUNTIME_DIR/dynamiccl, else
 //                               /tmp/dynamiccl-UID.
-//   DYNAMICCL_DECISION_LIMIT_S  how long a rank that has voted may stop at its horizon. Default 60.
-//   DYNAMICCL_GATHER_LIMIT_S    how long the leader waits for all ranks to come. Default 120.
+//   DYNAMICCL_DECISION_LIMIT_S  seconds that a rank that has voted may stop at its horizon. Default
+//                               60.
+//   DYNAMICCL_GATHER_LIMIT_S    seconds that the leader waits for all ranks to come. Default 120.
 //   DYNAMICCL_KILL_FILE         while it exists NCCL's own choice stands. Default: `kill` in the
 //                               artifact's directory.
-//   DYNAMICCL_LOOK_INTERVAL_S   how often kill file and artifact are looked at. Default 0.5.
+//   DYNAMICCL_LOOK_INTERVAL_S   seconds between two looks at kill file and artifact. Default 0.5.
 //   DYNAMICCL_METRICS_DIR       where counters are written, a file a rank. Default: nowhere.
 //   DYNAMICCL_BRAIN_SOCKET      the brain is the process that listens there.
-//   DYNAMICCL_ADAPT_INTERVAL_S  from one decision to the next. Default 10.
+//   DYNAMICCL_ADAPT_INTERVAL_S  seconds from one decision of the brain to the next. Default 10.
 //   DYNAMICCL_PROBE_CALLS       calls between two probes of NCCL's own choice; more where probes
 //                               take more than kProbeCalls. Default 6400, so that probes are at
 //                               most 1 % of the calls; 0: none, and no guard.
 //   DYNAMICCL_STOP_PERCENT      share of the time that calls may wait at stops for probes and for
-//   what
-//                               a brain says. Default 0.1. What was known too late to be counted
-//                               goes beyond it, and so do the first table, new artifacts and kill
-//                               files.
+//                               a brain's tables. Default 0.1. What was known too late to be
+//                               counted goes beyond it, and so do the first table, new artifacts
+//                               and kill files.
+//   NCCL_SOCKET_IFNAME          stands in for DYNAMICCL_SOCKET_IFNAME.
+//   XDG_RUNTIME_DIR             holds DYNAMICCL_RUN_DIR by default.
 #pragma once
 
 #include <cstdint>

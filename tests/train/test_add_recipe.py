@@ -1,4 +1,4 @@
-"""docs/new-recipe.md and its file, followed to the letter."""
+"""docs/add-recipe.md and its file, followed to the letter."""
 
 import json
 import re
@@ -25,7 +25,7 @@ from tests.stores import new_store
 from tests.train.runs import broken_run
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "new-recipe.md"
+PAGE = ROOT / "docs" / "add-recipe.md"
 FEW = ["steps=60", "steps_per_epoch=20", "num_members=2", "hidden_sizes=16"]
 
 
