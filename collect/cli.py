@@ -1,4 +1,4 @@
-"""`dynamiccl-collect`: measure, or take in what was measured."""
+"""`dynamiccl-collect`: the command line that measures, imports and describes data."""
 
 from dataclasses import asdict
 from functools import partial
@@ -52,7 +52,7 @@ _SweepFile = Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="The swee
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Entry point of `dynamiccl-collect`."""
     cli.run(partial(app, standalone_mode=False))
 
 
@@ -63,7 +63,7 @@ def plan_command(
     write: planning.WriteOption = None,
     as_json: _Json = False,
 ) -> None:
-    """Say what a sweep would run, what is left out and why, how long it takes, and what takes long.
+    """Show what a sweep would run, what it leaves out and why, and how long it takes.
 
     Times are the embedded simulator's. With --hours also what fits in them, as a sweep file.
 
@@ -160,7 +160,7 @@ def doctor_command(
     inside: Annotated[bool, typer.Option("--inside", hidden=True)] = False,
     as_json: _Json = False,
 ) -> None:
-    """Look at this machine before a sweep: what would fail, mislead or cost, and what to do.
+    """Check this machine before a sweep: what would fail, mislead or cost time, with fixes.
 
     With a container in the sweep's launcher it looks inside the container too. Exit code 4 when a
     check failed.
@@ -237,7 +237,7 @@ def describe_command(
     ] = None,
     as_json: _Json = False,
 ) -> None:
-    """Say what a data set holds: systems, sizes, configs, repeats, coverage, noise.
+    """Describe a data set: systems, sizes, configs, repeats, coverage, noise.
 
     With --plots also the best config by size and its gain over NCCL's default.
 

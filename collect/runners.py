@@ -1,4 +1,4 @@
-"""The runners by name, and what they find around them."""
+"""The runners by name (`nccl-tests`, `simulator`), and how each one is constructed."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -21,7 +21,7 @@ from dynamiccl.libraries import JOB_NAMES, SWEEP_NAME, built
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What a runner is made of."""
+    """What the constructor of a runner needs."""
 
     file: SweepFile
     site: Site
@@ -56,16 +56,17 @@ RUNNERS: Final[Mapping[str, Maker]] = {"nccl-tests": _nccl_tests, "simulator": _
 
 
 def find_runner(name: str) -> Maker:
-    """What makes the runner called `name`. Raises UnknownName with the choices."""
+    """The constructor of the runner called `name`. Raises UnknownName with the choices."""
     if name not in RUNNERS:
         raise UnknownName("runner", name, RUNNERS)
     return RUNNERS[name]
 
 
 def find_plugin(file: SweepFile) -> Path | None:
-    """The library that the sweep names, or the one that was built here; None without one.
+    """Path of the sweep plugin: `runner.plugin` of the sweep file, else our build, else None.
 
-    Raises MissingPath when the one that is named is not there, and UserError for a job's.
+    Raises MissingPath when the named file does not exist, and UserError when it is the plugin for
+    jobs.
     """
     if file.runner.plugin is None:
         ours = built(SWEEP_NAME)

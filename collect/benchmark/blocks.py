@@ -1,4 +1,4 @@
-"""Whether the plugin really played what each block was to measure."""
+"""Whether the plugin really applied the config that each block was to measure."""
 
 import time
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from dynamiccl.schedule import BlockState, PlayReport, Schedule
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a block's times stand for; not `ok` = not for its config, with the reason."""
+    """Whether a block's times count for its config: `ok`, or another status with the reason."""
 
     status: Status
     reason: str = ""
@@ -31,7 +31,7 @@ REPORT_S: Final = 45.0
 
 
 def judge_blocks(launch: Launch, folder: Path, num_rows: int) -> list[Verdict]:
-    """A verdict for each of the first `num_rows` blocks of a launch that worked in `folder`.
+    """A verdict for each of the first `num_rows` blocks of a launch that ran in `folder`.
 
     Without a schedule NCCL itself obeys or fails. With one, the plugin's report says what was
     played: times of a block that it does not vouch for are not its config's.
@@ -46,7 +46,7 @@ def judge_blocks(launch: Launch, folder: Path, num_rows: int) -> list[Verdict]:
 
 
 def await_report(launch: Launch, folder: Path, num_rows: int, patience_s: float) -> None:
-    """Wait until the report tells of the last row, read anew each time.
+    """Wait until the plugin's report covers the last row; the file is re-read each time.
 
     A client of a network file system writes what a process left in memory when it likes: within
     30 s after its end (`vm.dirty_expire_centisecs`), and ours looks at the server again after its
@@ -68,13 +68,13 @@ def _tells_of(played: PlayReport | str, num_rows: int) -> bool:
 
 
 def has_begun(launch: Launch, folder: Path) -> bool:
-    """Whether the plugin reached the first block: then a failure is that of a config."""
+    """Whether the plugin reached the first block: if so, a failure is that of a config."""
     played = read_report(folder) if launch.is_scheduled else ""
     return not isinstance(played, str) and played.states[0] is not BlockState.NOT_REACHED
 
 
 def read_report(folder: Path) -> PlayReport | str:
-    """The plugin's report on the schedule that lies beside it, or why there is none."""
+    """The plugin's report of the schedule in `folder`, or the reason why there is none."""
     try:
         schedule = Schedule.from_bytes((folder / SCHEDULE_NAME).read_bytes())
         played = PlayReport.from_bytes((folder / REPORT_NAME).read_bytes())

@@ -1,4 +1,4 @@
-"""Whether what another machine wrote to a file is seen at once."""
+"""Whether a path lies on a local file system: another process's writes are then seen at once."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
 def is_local(path: Path, mounts: Path = _MOUNTS) -> bool:
-    """Whether a path lies on a file system of this machine alone; False where nobody knows.
+    """Whether a path lies on a local file system; False when that is not known.
 
     proc(5): field 5 of a line is the mount point, and the type comes after a lone dash.
     """

@@ -1,4 +1,4 @@
-"""The benchmark inside a container: found and asked for its options there, where it will run."""
+"""Finds the benchmark where the ranks run, in the container if there is one, with its options."""
 
 import os
 from pathlib import Path
@@ -23,7 +23,7 @@ _ASK: Final = (
 
 
 def find_benchmark(collective: Collective, site: Site, *, mpi: bool) -> Program:
-    """The binary of a collective where the site's ranks run: inside the container if there is one.
+    """The binary of a collective as the site's ranks see it, inside a container if there is one.
 
     Raises what `find_program` raises.
     """
@@ -52,7 +52,7 @@ def find_benchmark(collective: Collective, site: Site, *, mpi: bool) -> Program:
 
 
 def directory_inside(directory: Path, container: ContainerSettings) -> str:
-    """Where a directory lies inside: mapped where a mount shows it, else the image's own."""
+    """Path of a directory inside the container: mapped if mounted, else the image's own."""
     try:
         return map_into_container(str(directory.resolve()), container)
     except InvalidSweep:

@@ -1,4 +1,4 @@
-"""Start one launch: write its schedule, build its command, follow it row by row."""
+"""Starts one launch: writes its schedule, builds its command, follows its output row by row."""
 
 import logging
 import os
@@ -39,12 +39,12 @@ _HEARING_S: Final = 2.0
 
 
 class _Enough(Exception):
-    """Raised inside a running launch when we were asked to stop and a block is done."""
+    """Raised inside a running launch when a stop was requested and a block is done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where and with what nccl-tests is run."""
+    """Where nccl-tests runs: launcher, directories, plugin."""
 
     #: Data directory; dumps are kept in it.
     out: Path
@@ -59,7 +59,7 @@ class Site:
 
 @dataclass(slots=True)
 class Ran:
-    """What one process left."""
+    """The output and the exit of one benchmark process."""
 
     #: When it was started, seconds since the epoch.
     began_s: float
@@ -72,7 +72,7 @@ class Ran:
     finished: Finished | None = None
 
     def take(self, line: Line) -> bool:
-        """Take in a line; whether it is a row, which is progress."""
+        """Keep a line of output; returns whether it is a result row, which counts as progress."""
         self.lines.append(line)
         if not is_row(line.text):
             return False
@@ -81,11 +81,11 @@ class Ran:
 
     @property
     def texts(self) -> list[str]:
-        """Everything printed, line by line."""
+        """All output lines."""
         return [line.text for line in self.lines]
 
     def stretches_of(self, num_rows: int) -> list[tuple[float, float]]:
-        """From when to when each of the first rows was measured: since the row before it.
+        """(begin, end) in Unix seconds of each of the first rows, from the row before it on.
 
         A row that was not seen to arrive (another rank spoke on its line) takes the last one's.
         """
@@ -95,17 +95,17 @@ class Ran:
 
     @property
     def came_to_its_end(self) -> bool:
-        """Whether it printed what comes after the last row."""
+        """Whether the benchmark printed its final summary."""
         return any(line.text.startswith(_FOOTER) for line in self.lines[-_FOOTER_LINES:])
 
     @property
     def told_to_stop(self) -> bool:
-        """Whether it ended early because the user wants to stop."""
+        """Whether it ended early because a stop was requested."""
         return self.finished is None
 
 
 class Starter:
-    """Starts launches at one site."""
+    """Starts benchmark processes at one site."""
 
     def __init__(self, file: SweepFile, site: Site, interrupt: Interrupt | None) -> None:
         """Take the sweep's settings, the site, and what tells when to stop."""
@@ -114,7 +114,7 @@ class Starter:
         self._interrupt = interrupt
 
     def check(self, setting: Setting) -> None:
-        """Refuse, before anything runs, what cannot be started here. Raises InvalidSweep."""
+        """Raise InvalidSweep for a setting that cannot be started here."""
         if setting.interference.kind == "congestion":
             raise InvalidSweep(
                 "interference kind 'congestion' is for the simulator; here the network is "
@@ -146,7 +146,7 @@ class Starter:
         progress: Callable[[int], None],
         keep: Callable[[Line], None],
     ) -> Ran:
-        """Run a launch in `folder`; `progress` is told of every row, `keep` of every line."""
+        """Run a launch in `folder`; calls `progress` for each row and `keep` for each line."""
         container = self._site.launcher.container
         inside = Path(map_into_container(str(folder.resolve()), container))
         places = commands.Places.under(inside)
@@ -165,7 +165,7 @@ class Starter:
         return self._follow(job, slow_seconds(grid, calls.per_half), progress, keep)
 
     def pause(self, seconds: float) -> bool:
-        """Wait; False when we were asked to stop meanwhile."""
+        """Wait so many seconds; False when a stop was requested meanwhile."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self._interrupt is not None and self._interrupt.requested:
@@ -184,7 +184,7 @@ class Starter:
         progress: Callable[[int], None],
         keep: Callable[[Line], None],
     ) -> Ran:
-        """Until it ends or hangs; `slow_s`: what each row may take on top of the time limit."""
+        """Read output until the process ends or hangs; `slow_s`: extra seconds for each row."""
         ran = Ran(time.time())
 
         def more_s() -> float:

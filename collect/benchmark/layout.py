@@ -1,4 +1,4 @@
-"""Which launches measure a round of picks: one process for the whole grid, or one a config."""
+"""The launches that measure a round of picks: one process for the whole grid, or one a config."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a launch writes down while it runs, so that a sweep that is killed keeps its rows.
+"""The folder of a running launch, from which a resumed sweep recovers the rows of a killed one.
 
     WORK/launch-XXXXXXXX/
         launch.json    which launch it is, with its picks
@@ -30,7 +30,7 @@ _OUTPUT: Final = "output.jsonl"
 
 
 class LaunchFolders:
-    """The folders of one runner's launches."""
+    """The working folders of one runner's launches."""
 
     def __init__(self, work: Path) -> None:
         """Take the folder for all of them; it need not be there."""
@@ -39,7 +39,7 @@ class LaunchFolders:
         self._done: list[Path] = []
 
     def begin(self, launch: Launch) -> Path:
-        """A new folder for a launch; those of this run's launches before it go."""
+        """Make a new folder for a launch; folders of earlier launches of this run are removed."""
         self._remove_done()
         self._work.mkdir(parents=True, exist_ok=True)
         # Another one each time: on NFS a file that a rank still has open keeps its folder.
@@ -49,7 +49,7 @@ class LaunchFolders:
         return folder
 
     def left_over(self, launch: Launch) -> Path | None:
-        """The folder that a killed run left of this launch; None when there is none, or no more."""
+        """The folder of this launch from a killed run; None when there is none left."""
         for folder in self._before:
             if _is_of(folder, launch):
                 self._before.remove(folder)
@@ -58,7 +58,7 @@ class LaunchFolders:
         return None
 
     def clear(self) -> None:
-        """Remove all: what was measured is in the journal by now."""
+        """Remove all folders: their rows are in the journal by now."""
         self._done += self._before
         self._before = []
         self._remove_done()
@@ -71,27 +71,27 @@ class LaunchFolders:
 
 @contextmanager
 def written_down(folder: Path) -> Iterator["OutputFile"]:
-    """A file in `folder` that takes the lines of a launch as they come."""
+    """A context manager: the output file in `folder` that takes a launch's lines."""
     with (folder / _OUTPUT).open("w", encoding="utf-8") as file:
         yield OutputFile(file)
 
 
 class OutputFile:
-    """Lines of a running launch, on disk."""
+    """The output lines of a running launch, on disk."""
 
     def __init__(self, file: TextIO) -> None:
         """Take the open file."""
         self._file = file
 
     def take(self, line: Line) -> None:
-        """Write down one line; a full disk costs the copy and not the launch."""
+        """Append one line; a full disk costs this copy and not the launch."""
         with suppress(OSError):
             self._file.write(json.dumps([line.arrived_s, line.text]) + "\n")
             self._file.flush()
 
 
 def ran_before(folder: Path) -> Ran:
-    """What a killed run had seen of the launch in `folder`; a line that was torn ends it."""
+    """The output of a killed launch in `folder`, up to the first torn line."""
     ran = Ran(_began_s(folder))
     with (folder / _OUTPUT).open(encoding="utf-8", errors="replace") as lines:
         for line in lines:

@@ -1,4 +1,4 @@
-"""From what a benchmark printed to the rows of its blocks.
+"""Parses the benchmark's output into rows, one for each measured block.
 
 Text is what survives a crash, JSON has the digits: JSON is taken when it is whole and holds every
 row of the text, the text otherwise. A row that cannot be read, or of a size that is not the next of
@@ -61,13 +61,13 @@ Block = list[dict[str, Any]]
 
 
 def is_row(line: str) -> bool:
-    """Whether a line is a row of the table: progress of the benchmark."""
+    """Whether a line is a result row, which counts as progress."""
     return _ROW.match(line) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The rows of the blocks that were measured, in the order of the blocks."""
+    """The rows of the measured blocks, in block order."""
 
     blocks: tuple[Block, ...]
     #: Environment columns that the output names.
@@ -108,7 +108,7 @@ def read_output(
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """What a failed benchmark said: lines that speak of a failure, else the last ones.
+    """The error lines of a failed benchmark, else its last lines.
 
     A launcher ends the other ranks and tells each of them: of its lines only the first counts,
     which names the node that failed.
@@ -125,7 +125,7 @@ def last_words(lines: Sequence[str]) -> str:
 
 
 def is_impossible(lines: Sequence[str]) -> bool:
-    """Whether NCCL said that it has no such combination (2.24 and later, `src/enqueue.cc`)."""
+    """Whether NCCL logged that no such combination exists (2.24 and later, `src/enqueue.cc`)."""
     return any(_IMPOSSIBLE.search(line) for line in lines)
 
 
@@ -167,7 +167,7 @@ def _json_blocks(path: Path, collective: Collective) -> list[Block | None]:
 
 
 def _believed(blocks: Sequence[Block | None], sizes: Sequence[int]) -> list[Block]:
-    """The blocks up to the first that is torn or not of the size that comes next."""
+    """The blocks before the first one that is torn or not of the expected size."""
     good: list[Block] = []
     for number, block in enumerate(blocks):
         if not block or block[0]["size_bytes"] != sizes[number % len(sizes)]:

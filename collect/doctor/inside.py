@@ -1,4 +1,4 @@
-"""The same checks inside the sweep's container, where the benchmark will run."""
+"""Runs the same checks inside the sweep's container."""
 
 import json
 import os
@@ -21,7 +21,7 @@ _NAME: Final = "inside the container"
 def check_inside(
     sweep_file: Path, launcher: LauncherSettings, nccl_tests_dir: Path | None
 ) -> list[Check]:
-    """Run `doctor` in the container on one node, and take over what it found.
+    """Run `doctor` in the container on one node, and return what it found.
 
     Args:
         sweep_file: the sweep; it must lie under a mount, as our Python must.

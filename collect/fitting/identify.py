@@ -1,4 +1,4 @@
-"""What data cannot tell: refusals that name the parameter and what would have to be measured."""
+"""Refuses data that do not determine a parameter, and says what would have to be measured."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -66,9 +66,9 @@ def check_data(problem: Problem) -> None:
 
 
 def check_sensitivity(problem: Problem, x: Vector, jacobian: Vector) -> None:
-    """Refuse numbers that change no time, and pairs that only show together.
+    """Refuse parameters that change no time, and pairs that the data cannot tell apart.
 
-    `jacobian`: (cells, numbers), derivatives of log time. Raises NotEnoughData.
+    `jacobian`: (cells, parameters), derivatives of log time. Raises NotEnoughData.
     """
     effects = np.abs(jacobian).max(axis=0)
     low, high = problem.bounds()

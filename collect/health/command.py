@@ -1,4 +1,4 @@
-"""`dynamiccl-collect health`: what of a cluster is slow against the rest, in minutes."""
+"""`dynamiccl-collect health`: finds slow parts of a cluster in minutes."""
 
 import os
 import tempfile
@@ -115,7 +115,7 @@ def health_command(
 def _measured(
     cluster: Cluster, base: SweepFile, order: RunOrder, least: float, launches: int
 ) -> Report:
-    """Measure the cluster, again while something is slow, and look at all that was measured."""
+    """Measure the cluster, repeat while something looks slow, and judge all measurements."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     frames: list[pl.DataFrame] = []
     for number in range(launches):
@@ -132,7 +132,7 @@ def _measured(
 
 
 def _base(sweep: Path | None, launcher: str | None, runner: str, slow: Sequence[str]) -> SweepFile:
-    """The settings that a short run takes over: a sweep file's, else the usual ones."""
+    """The settings of a short run: a sweep file's, else defaults."""
     if slow and runner != "simulator":
         raise UserError(
             "--slow makes simulated parts slow; take --runner simulator, or leave it out"

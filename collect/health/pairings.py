@@ -1,4 +1,4 @@
-"""Which launches pair up the GPUs of a cluster: each of them makes pairs of all GPUs at once.
+"""The launches that pair up the GPUs of a cluster: each launch makes pairs of all GPUs at once.
 
 A launch is one nccl-tests process for each GPU, split into communicators of two. `AND` with all
 bits of a rank's number but one pairs ranks that differ in this bit: the bits of the GPU's number
@@ -19,7 +19,7 @@ _PARTNERS = 3
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """A launch that pairs up ranks."""
+    """One launch, by its split."""
 
     split: Split
     #: Whether processes are left over.
@@ -77,7 +77,7 @@ def _node_pairs(split: Split, num_nodes: int, gpus: int) -> list[tuple[int, int]
 
 
 def _lacking(partners: dict[int, set[int]]) -> int:
-    """How many nodes have fewer partners than they should."""
+    """How many nodes have fewer partners than wanted."""
     wanted = min(_PARTNERS, len(partners) - 1)
     return sum(len(others) < wanted for others in partners.values())
 

@@ -1,4 +1,4 @@
-"""mpirun of Open MPI 4 and 5: one rank a process, variables handed over with -x.
+"""mpirun of Open MPI 4 and 5: one process a rank, variables passed with -x.
 
 It forwards output in pieces, not lines: what two ranks print at once may share a line. nccl-tests
 prints its tables from one rank; what all ranks print (NCCL_DEBUG) belongs into NCCL_DEBUG_FILE.

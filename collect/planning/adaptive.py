@@ -1,4 +1,4 @@
-"""An adaptive sweep, played in the simulator: what it would take on the modelled machine.
+"""Estimates an adaptive sweep by running it in the simulator.
 
 The strategy itself picks, round by round; the model's times with the noise of `[simulator]` are
 what it gets. That takes about a quarter of a second for each setting and round, so of settings that
@@ -44,7 +44,7 @@ def with_strategy(sweep: Sweep, kind: str) -> Sweep:
 
 
 def play(sweep: Sweep, times: CallTimes, *, most_seconds: float = math.inf) -> Played:
-    """Play an adaptive sweep until it ends, or has taken more than `most_seconds`."""
+    """Run an adaptive sweep in the simulator until it ends, or exceeds `most_seconds`."""
     cycle = {setting: cost.total_s for setting, cost in _cycles(sweep, times).items()}
     tuned = sorted((s for s in cycle if s.collective.tunable), key=lambda s: (-cycle[s], s.key))
     taken = {*tuned[:MOST_PLAYED], *(s for s in cycle if not s.collective.tunable)}
@@ -60,7 +60,7 @@ def play(sweep: Sweep, times: CallTimes, *, most_seconds: float = math.inf) -> P
 
 
 def _cycles(sweep: Sweep, times: CallTimes) -> dict[Setting, Cost]:
-    """What one cycle of everything takes, by setting."""
+    """Cost of one full cycle, by setting."""
     planner = Planner(sweep, times)
     picks: dict[Setting, list[Pick]] = {}
     for trial in sweep.trials:
@@ -75,7 +75,7 @@ def _cycles(sweep: Sweep, times: CallTimes) -> dict[Setting, Cost]:
 
 
 class _Game:
-    """An adaptive sweep of some settings, round by round."""
+    """Simulates an adaptive sweep of some settings, round by round."""
 
     def __init__(
         self, sweep: Sweep, times: CallTimes, settings: set[Setting], factor: float
@@ -97,7 +97,7 @@ class _Game:
         self.cost = NOTHING
 
     def play_round(self) -> bool:
-        """Play the next round; False when the strategy is done."""
+        """Simulate the next round; False when the strategy is done."""
         picks = self._strategy.next_picks(self.rounds, self._history)
         if picks is None:
             return False

@@ -1,4 +1,4 @@
-"""The sweep that fits in given hours: as much of a sweep file as the model has time for.
+"""Finds the largest sweep that fits in given hours, by the simulator's times.
 
 From the whole sweep down, one reduction (fewer.py) after the other, the first one that fits is
 taken: with the sweep's own strategy, else as `adaptive`, else as `exhaustive`. Playing an adaptive
@@ -26,7 +26,7 @@ _WHERE: Final = "the shorter sweep"
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A sweep that fits, and what it leaves out of the whole one, with the reasons."""
+    """A sweep that fits, and what it leaves out, with the reasons."""
 
     sweep: Sweep
     left_out: tuple[str, ...]
@@ -36,14 +36,14 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True)
 class _Rung:
-    """A sweep on the way down, and what was given up so far."""
+    """A reduced sweep, and what was left out so far."""
 
     file: SweepFile
     given_up: tuple[tuple[Reduction, str], ...] = ()
 
 
 def check_hours(hours: float) -> None:
-    """Raise UserError for hours in which nothing can run."""
+    """Raise UserError for a number of hours that is not positive."""
     if not (math.isfinite(hours) and hours > 0):
         raise UserError(f"--hours {hours:g} is no time; give a number above 0, e.g. --hours 2")
 
@@ -88,7 +88,7 @@ def _if_in_time(
 
 
 def _rungs(sweep: Sweep, times: CallTimes) -> Iterator[_Rung]:
-    """The whole sweep, and what is left of it after each reduction."""
+    """The whole sweep, and the sweep after each further reduction."""
     rung = _Rung(sweep.file)
     yield rung
     for reduction in ORDER:
@@ -100,7 +100,7 @@ def _rungs(sweep: Sweep, times: CallTimes) -> Iterator[_Rung]:
 
 
 def _fitted(sweep: Sweep, rung: _Rung, kind: str, hours: float) -> Fitted:
-    """A rung with a strategy as a sweep of its own: its name says the hours."""
+    """A reduced sweep with a strategy, named after its hours."""
     whole, file, words = sweep.file, rung.file, [why for _, why in rung.given_up]
     update = {
         "name": f"{whole.name}-{hours:g}h",
@@ -127,7 +127,7 @@ def _fitted(sweep: Sweep, rung: _Rung, kind: str, hours: float) -> Fitted:
 
 
 def _seconds(sweep: Sweep, times: CallTimes, played: Played | None = None) -> float:
-    """What a sweep takes with the strategy that it has."""
+    """Seconds that a sweep takes with its own strategy."""
     if sweep.file.strategy.kind == ADAPTIVE:
         return (played or play(sweep, times)).cost.total_s
     return cost_of(sweep, times).total_s

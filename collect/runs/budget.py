@@ -1,4 +1,4 @@
-"""What a sweep may cost, whatever the number of jobs that it takes: what they spent is added up."""
+"""The budget of a sweep: measurements and seconds, added up over all of its jobs."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ class Budget:
         self._seconds = 0.0
 
     def add(self, measured: int, seconds: float) -> None:
-        """A launch took this."""
+        """Subtract what a launch took."""
         self._measured += measured
         self._seconds += seconds
 
@@ -36,7 +36,7 @@ class Budget:
         num_lost: int,
         count: Callable[[Sequence[Pick]], int] = len,
     ) -> tuple[Sequence[Pick], Sequence[Pick]]:
-        """Those of the launch's picks that it pays for, and the rest.
+        """The picks of a launch that the budget still pays for, and the rest.
 
         Args:
             launch: what is to run. Read-back and references, which nobody picked, are free.

@@ -1,4 +1,4 @@
-"""Carry out `dynamiccl-collect run`: strategy, runner, launcher and what runs beside, together."""
+"""`dynamiccl-collect run`: puts strategy, runner, launcher and companions together."""
 
 import re
 from contextlib import ExitStack
@@ -34,7 +34,7 @@ _SHARD: Final = re.compile(r"(\d+)/([1-9]\d*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOrder:
-    """What the command line says about a run."""
+    """The command line options of a run."""
 
     sweep_file: Path
     out: Path
@@ -52,9 +52,9 @@ class RunOrder:
 def carry_out(
     sweep: Sweep, order: RunOrder, *, console: Console, strategy: Strategy | None = None
 ) -> RunSummary:
-    """Run a sweep as ordered; raises what `run_sweep` and the parts it is made of raise.
+    """Run a sweep; raises what `run_sweep` and its parts raise.
 
-    `strategy` takes the place of the sweep file's, but for a batch job.
+    `strategy` replaces the sweep file's, except in a batch job.
     """
     shard = parse_shard(order.shard)
     make_runner = find_runner(order.runner)
@@ -144,7 +144,7 @@ def launcher_of(file: SweepFile, name: str | None) -> LauncherSettings:
 
 
 def site_of(sweep: Sweep, order: RunOrder, shard: Shard, launcher: LauncherSettings) -> Site:
-    """Where and with what the sweep runs."""
+    """Where the sweep runs, and with which files."""
     return Site(
         out=order.out,
         work=journal_folder(sweep, order.out, shard) / "work",

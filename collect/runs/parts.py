@@ -1,4 +1,4 @@
-"""From a segment of the journal to Parquet: its rows with their noise band."""
+"""Makes Parquet parts of journal segments, and adds the noise band."""
 
 from datetime import datetime
 from pathlib import Path
@@ -36,21 +36,21 @@ class Scribe:
     """Writes the parts of one journal; a part's provenance names its segment."""
 
     def __init__(self, sweep: Sweep, out: Path, journal: str, runner: str) -> None:
-        """Take what is run, where to, the journal's identity, and who measures."""
+        """Keep the sweep, the data directory, the journal's identity, and the runner's name."""
         self._sweep = sweep
         self._out = out
         self._journal = journal
         self._runner = runner
 
     def segments(self) -> set[int]:
-        """Segments of the journal that are in a part."""
+        """Segments of the journal that are in a part already."""
         file = self._sweep.file
         paths = sweep_parts(self._out, file.system, file.name)
         records = [part_provenance(path) for path in paths]
         return {int(r["segment"]) for r in records if r.get("journal") == self._journal}
 
     def write(self, sealing: Sealing) -> None:
-        """Write the rows of a segment."""
+        """Write the rows of a segment as a part."""
         rows = [row | _timestamp(row) for commit in sealing.commits for row in commit["rows"]]
         if not rows:
             return

@@ -1,4 +1,4 @@
-"""A process that runs beside trials, and how it learns that it is over.
+"""When a process that runs beside trials must end: SIGTERM, or when its starter is gone.
 
 It ends on SIGTERM or SIGINT, when its parent is gone, or when its standard input ends after
 something came through it. Through srun and mpirun the input is the only thread that leads back to
@@ -25,14 +25,14 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Ending:
-    """The end of this process, to be waited for; a context manager of the main thread.
+    """Waits for the end of this process; a context manager of the main thread.
 
     Python runs a signal's handler between two bytecodes, so a signal that comes just before `poll`
     could be slept through; the byte that it leaves in the pipe cannot.
     """
 
     def __init__(self, stdin: int = 0) -> None:
-        """Take the file number of standard input."""
+        """`stdin` is the file descriptor of standard input."""
         self._parent = os.getppid()
         self._over = False
         self._greeted = False
@@ -45,13 +45,13 @@ class Ending:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        """Take over SIGTERM and SIGINT."""
+        """Install handlers for SIGTERM and SIGINT."""
         for number in _SIGNALS:
             self._before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """Give the signals back."""
+        """Restore the handlers."""
         for number in _SIGNALS:
             signal.signal(number, self._before[number])
         os.close(self._woken)
@@ -62,7 +62,7 @@ class Ending:
         os.write(self._wake, b"x")
 
     def wait(self, seconds: float) -> bool:
-        """Sleep so long, or until it is over; returns whether it is over."""
+        """Sleep so many seconds, or until the end; returns whether it has come."""
         until = time.monotonic() + seconds
         left = seconds
         while not self._over:

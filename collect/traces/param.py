@@ -1,4 +1,4 @@
-"""Recorded calls as PARAM's basic communication trace, which `comm_replay` plays on any cluster.
+"""Writes recorded calls as PARAM's basic communication trace, for `comm_replay`.
 
 The format is that of `_parseBasicTrace` in facebookresearch/param (train/comms/pt): a list of calls
 with sizes in elements, one for all ranks (`--use-one-trace`). A process group is made by an `init`

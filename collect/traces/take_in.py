@@ -1,4 +1,4 @@
-"""Import of traces, those of all ranks of a job together, into the store."""
+"""Import of the traces of all ranks of a job into the store."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from dynamiccl.errors import DataError
 
 @dataclass(slots=True)
 class TracesTaken:
-    """What traces gave together."""
+    """Totals over the imported traces."""
 
     calls: int = 0
     #: Calls whose time is known from all their ranks.
