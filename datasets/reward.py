@@ -1,4 +1,4 @@
-"""Reward: minus the time in units of NCCL's default.
+"""The reward: minus the time, in units of NCCL's default.
 
     r = -time / reference - lambda_switch * [config changed] - lambda_congestion * congestion
 
@@ -43,7 +43,7 @@ _CURVE_KEY: Final = tuple(name for name in _REFERENCE_KEY if name != "size_bytes
 
 
 class ReferenceKind(StrEnum):
-    """How a row's reference was found; only the first two are evidence for a gate."""
+    """Where a row's reference time comes from; only the first two count for a gate."""
 
     SAME_RUN = "same_run"
     OTHER_RUNS = "other_runs"

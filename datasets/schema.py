@@ -1,4 +1,4 @@
-"""THE column tables: name, Arrow type, unit and meaning of every column that is written.
+"""The schema: name, Arrow type, unit and meaning of every column of every table.
 
 Format history
     1 (0.1.0)  first.
@@ -49,7 +49,7 @@ QUIET: Final = "none"
 
 
 class Status(StrEnum):
-    """What became of a trial; every attempt is a row, never a gap."""
+    """Outcome of a trial; every attempt is a row, a failed one too."""
 
     OK = "ok"
     INFEASIBLE = "infeasible"
@@ -59,7 +59,7 @@ class Status(StrEnum):
 
 
 class Source(StrEnum):
-    """Where a row comes from, so that a simulated one cannot be mistaken for a measured one."""
+    """Where a row comes from, so that a simulated row is never taken for a measured one."""
 
     NCCL_TESTS_TEXT = "nccl-tests-text"
     NCCL_TESTS_JSON = "nccl-tests-json"
@@ -68,7 +68,7 @@ class Source(StrEnum):
 
 
 class Statistic(StrEnum):
-    """What `time_us` is over the calls of one launch."""
+    """The statistic over the calls of one launch that `time_us` is."""
 
     MEAN = "mean"
     MEDIAN = "median"
@@ -81,7 +81,7 @@ class Statistic(StrEnum):
 
 
 class DefaultScope(StrEnum):
-    """Which default a row is to be compared with."""
+    """The default that a row is compared with."""
 
     #: The default of the user's untouched environment.
     UNTOUCHED = "untouched"

@@ -1,1 +1,1 @@
-"""Boosted trees over configs, of what NCCL's cost model leaves over: for cold tables."""
+"""Boosted trees that predict the residual of NCCL's cost model for each config (cold tables)."""

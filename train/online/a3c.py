@@ -18,7 +18,7 @@ from dynamiccl.train.online.rmsprop import SharedRmsProp
 
 
 class _Count:
-    """Updates of all actors, in shared memory."""
+    """Number of updates of all actors, in shared memory."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -30,12 +30,12 @@ class _Count:
 
 
 class ActorLearners:
-    """Updates that actor-learners make, each by itself (`loop.Updates`)."""
+    """The updates of asynchronous actor-learner processes (`loop.Updates`)."""
 
     def __init__(
         self, network: ActorCritic, orders: Sequence[Order], make: Callable[[], ActorCritic]
     ) -> None:
-        """Take the shared network; `make` gives an actor one of its own."""
+        """Keep the shared network; `make` makes the local network of an actor."""
         self.network, self._make = network.share_memory(), make
         self._optimizer = SharedRmsProp(list(network.parameters()))
         self.squares = self._optimizer.squares
@@ -43,22 +43,22 @@ class ActorLearners:
         self._processes = ActorProcesses(orders, _play)
 
     def start(self, step: int) -> None:
-        """Start the processes."""
+        """Start the processes after `step` updates."""
         self._count.value.value = step
         shared = (self.network, self._optimizer, self._count)
         self._processes.start(self._make, *(lambda each=each: each for each in shared))
 
     def next(self) -> Update:
-        """Wait for one."""
+        """Wait for an update."""
         return cast(Update, self._processes.get())
 
     @property
     def metrics(self) -> dict[str, float]:
-        """None beside the loop's."""
+        """{}: no metrics beside the loop's."""
         return {}
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         self._processes.close()
 
 
@@ -71,7 +71,7 @@ def _play(  # noqa: PLR0913, PLR0917 - what one process is given
     optimizer: SharedRmsProp,
     counter: _Count,
 ) -> None:
-    """An actor-learner's process: until all updates are made."""
+    """The main function of an actor-learner process: runs until all updates are made."""
     player = order.player(shared.state_units)
     if not order.recipe.shared_statistic:
         optimizer = SharedRmsProp(optimizer.parameters, shared=False)

@@ -1,4 +1,4 @@
-"""The simulated world in rounds: one step is one decision about every task key of N jobs.
+"""The round-based environment: a step is one decision about every task key of N jobs.
 
 A decision is in force some calls later, when the ranks have agreed on it (some 116 calls where 16
 ranks share a machine), so a step of one call would end a rollout before its action acts. Here a
@@ -40,7 +40,7 @@ LATE: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """How decisions and calls follow one another. Raises ValueError for what is no length."""
+    """Lengths of a round and an episode, and the delay. Raises ValueError for invalid ones."""
 
     #: Calls of a job from one decision to the next.
     period_calls: int
@@ -59,9 +59,10 @@ class Rounds:
 
     @classmethod
     def of(cls, world: World, period_calls: int = 0, **others: Any) -> "Rounds":
-        """With the delay that agreement has in a world: d = ceil(delay in calls / period).
+        """With the delay d = ceil(delay in calls / period) that agreement takes in a world.
 
-        A period of 0 is that of a brain, which asks again when its last decision is in force.
+        A period of 0 means the interval at which a brain decides: when its last decision is in
+        force.
         """
         delay = delay_calls(world)
         period_calls = period_calls or max(delay, 1)
@@ -90,7 +91,7 @@ class DecisionEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):
         make_watch: Callable[[], Watch] | None = None,
         variation: Variation | None = None,
     ) -> None:
-        """Put N jobs into a world; with a variation, into another one like it each episode."""
+        """With a `variation`, each episode is in another world drawn from it."""
         self.world, self.tables, self.num_envs, self.rounds = world, tables, num_jobs, rounds
         self._variation, self._like = variation, (world, tables)
         self._random = np.random.default_rng()
@@ -121,7 +122,7 @@ class DecisionEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin an episode; every key is left to NCCL."""
+        """Start an episode; every key uses NCCL's own choice."""
         if seed is not None:
             self._random = np.random.default_rng(seed)
         if self._variation is not None:
@@ -140,9 +141,9 @@ class DecisionEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):
     def step(
         self, actions: Int64Array
     ) -> tuple[dict[str, Any], npt.NDArray[np.floating[Any]], Any, Any, dict[str, Any]]:
-        """Decide about every key, and run a round under what is in force.
+        """Decide about every key, and run a round with the configs in force.
 
-        Raises ValueError for an action that is masked.
+        Raises ValueError for a masked action.
         """
         none = np.zeros(self.num_envs, dtype=np.bool_)
         if self.is_over:

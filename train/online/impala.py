@@ -1,4 +1,4 @@
-"""IMPALA (Espeholt et al. 2018): actors play, one learner learns, and none waits for the other.
+"""IMPALA (Espeholt et al. 2018): actors play, one learner updates, asynchronously.
 
 An actor takes the weights at the begin of a trajectory and plays on while the learner learns; so
 the learner corrects for the weights having moved since, by V-trace. A trajectory that the learner
@@ -26,23 +26,23 @@ _WAITING: Final = 2
 
 
 class Trajectories(Protocol):
-    """Where trajectories come from."""
+    """A source of trajectories."""
 
     def start(self) -> None:
-        """Begin to play."""
+        """Start the actors."""
 
     def next(self) -> tuple[Trajectory, int]:
-        """Wait for the next one; and all calls that were played for it, lost ones included."""
+        """Wait for a trajectory; also returns the calls played for it, dropped ones included."""
 
     def close(self) -> None:
-        """End the actors."""
+        """Stop the actors."""
 
 
 class Learner:
-    """Updates by one learner, from trajectories of actors (`loop.Updates`)."""
+    """The updates of one learner on trajectories of actors (`loop.Updates`)."""
 
     def __init__(self, network: ActorCritic, trajectories: Trajectories, recipe: Recipe) -> None:
-        """Take the network whose weights the actors play under."""
+        """Keep the network, whose weights the actors use."""
         self.network, self._trajectories, self._recipe = network, trajectories, recipe
         self._optimizer = SharedRmsProp(list(network.parameters()), shared=False)
         self.squares = self._optimizer.squares
@@ -56,7 +56,7 @@ class Learner:
         self._trajectories.start()
 
     def next(self) -> Update:
-        """Wait for a trajectory, and learn from it."""
+        """Wait for a trajectory, and update on it."""
         began = time.monotonic()
         played, calls = self._trajectories.next()
         ready = time.monotonic()
@@ -67,7 +67,7 @@ class Learner:
         return Update(self._step, found, played.speedup, calls)
 
     def learn(self, played: Trajectory, number: int) -> float:
-        """One step from one trajectory; its loss."""
+        """One update on one trajectory; returns its loss."""
         recipe = self._recipe
         log_SRA, value_SR, _ = self.network(played.seen, played.state)
         known_SR = value_SR.detach()
@@ -95,21 +95,21 @@ class Learner:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """How much of its time the learner learns."""
+        """The fraction of time that the learner computes."""
         return {"learner_utilisation": self.busy_s / self.wall_s}
 
     def close(self) -> None:
-        """End the actors."""
+        """Stop the actors."""
         self._trajectories.close()
 
 
 class LocalActors:
-    """Actors as processes here, which read the learner's weights in shared memory."""
+    """Actors as local processes, which read the learner's weights in shared memory."""
 
     def __init__(
         self, network: ActorCritic, orders: Sequence[Order], make: Callable[[], ActorCritic]
     ) -> None:
-        """Start none yet; `make` gives an actor a network of its own."""
+        """Start no process yet; `make` makes the network of an actor."""
         self._shared, self._make = network.share_memory(), make
         self._processes = ActorProcesses(orders, _play, room=_WAITING * len(orders))
 
@@ -118,12 +118,12 @@ class LocalActors:
         self._processes.start(self._make, lambda: self._shared)
 
     def next(self) -> tuple[Trajectory, int]:
-        """Wait for one."""
+        """Wait for a trajectory."""
         packed, calls = self._processes.get()
         return unpacked(packed), calls
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         self._processes.close()
 
 
@@ -134,7 +134,7 @@ def _play(
     own: ActorCritic,
     shared: ActorCritic,
 ) -> None:
-    """An actor's process."""
+    """The main function of an actor process."""
     player = order.player(shared.state_units)
     calls = 0
     while not is_orphan():
@@ -149,7 +149,7 @@ def _play(
 
 
 def packed(played: Trajectory) -> dict[str, Any]:
-    """A trajectory in numpy, which any queue takes (torch's tensors would travel as open files)."""
+    """A trajectory as numpy arrays, for queues (torch's tensors would be sent as open files)."""
     plain = {name: getattr(played, name) for name in Trajectory.__slots__}
     for name in ("seen", "state"):
         plain[name] = [part.numpy() for part in plain[name]]
@@ -160,7 +160,7 @@ def packed(played: Trajectory) -> dict[str, Any]:
 
 
 def unpacked(plain: dict[str, Any]) -> Trajectory:
-    """What `packed` was given."""
+    """The inverse of `packed`."""
     made: dict[str, Any] = {
         k: torch.tensor(v) if isinstance(v, np.ndarray) else v for k, v in plain.items()
     }

@@ -1,4 +1,4 @@
-"""From a recipe whose actors play to its network, its places and its loop."""
+"""Builds network, worlds and loop of a recipe with actors."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,10 +27,10 @@ from dynamiccl.train.stateful_trunk import StatefulTrunk
 
 
 class ActorCriticAlgorithm:
-    """The network, as `fit` wants an algorithm."""
+    """The network, with the interface of an algorithm that `fit` needs."""
 
     def __init__(self, network: ActorCritic) -> None:
-        """Keep it."""
+        """Keep the network."""
         self.network = network
         self.members = nn.ModuleList([network.actor])
 
@@ -42,10 +42,10 @@ class ActorCriticAlgorithm:
 def make_loop(
     data: TrainingData, recipe: Recipe, seed: int, *, uses_cost: bool, ray: str | None = None
 ) -> tuple[OnlineLoop, ActorCriticAlgorithm]:
-    """The loop and the algorithm of a recipe whose algorithm is A3C or IMPALA.
+    """The loop and the algorithm of an A3C or IMPALA recipe.
 
-    `ray`: the address of a cluster whose actors play, for IMPALA. Raises UserError as
-    `Place.parse`, and for a place none of whose configs the data know, and what joining raises.
+    `ray`: the address of a cluster for IMPALA's actors. Raises UserError as `Place.parse`, and for
+    a place none of whose configs are in the data, and what `RayJoin` raises.
     """
 
     def network() -> ActorCritic:

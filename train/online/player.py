@@ -1,4 +1,4 @@
-"""Plays N jobs in a place under a network, one trajectory after the other.
+"""Plays N jobs of a place with a network, one trajectory after the other.
 
 N jobs, K task keys, R = N x K rows (a row is a task key of a job), T rounds of a trajectory.
 """
@@ -18,7 +18,7 @@ from dynamiccl.train.recipe_checks import RewardScale
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """T rounds, and what is seen after them."""
+    """T rounds, and the observation after them."""
 
     seen: Seen  # (T + 1, R, ...)
     #: Of the jobs before the first round.
@@ -36,10 +36,10 @@ class Trajectory:
 
 
 class Player:
-    """Plays N jobs, an episode after the other."""
+    """Plays N jobs, one episode after the other."""
 
     def __init__(self, env: DecisionEnv, state_units: int, recipe: Recipe, seed: int) -> None:
-        """Begin an episode."""
+        """Start an episode."""
         self.env, self.recipe, self._units = env, recipe, state_units
         self.seen: Seen
         self.state: State
@@ -51,7 +51,7 @@ class Player:
         self._begin(seed)
 
     def play(self, network: ActorCritic) -> Trajectory:
-        """The next `num_steps` rounds, or those that are left of the episode."""
+        """Play `num_steps` rounds, or those left in the episode."""
         begin, rows = self.state, [self.seen]
         made: list[tuple[torch.Tensor, ...]] = []
         true_us = default_us = 0.0
@@ -86,7 +86,7 @@ class Player:
         self.state = State.new(self.env.num_envs, self._units)
 
     def _scaled(self, earned_R: torch.Tensor) -> torch.Tensor:
-        """What the recipe makes of rewards; 0 of keys that were not called."""
+        """Rewards (R,) as the recipe scales them; 0 for keys without calls."""
         scale = self.recipe.reward_scale
         if scale == RewardScale.LOG:
             return -torch.log((-earned_R).clamp_min(1e-3)).masked_fill(earned_R == 0.0, 0.0)
