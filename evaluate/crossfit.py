@@ -1,4 +1,4 @@
-"""Cross-fitted regret: the oracle is chosen on some runs, and all are scored on the others.
+"""Cross-fitted regret: the oracle is chosen on half of the runs, and scored on the other half.
 
 The best of many noisy figures looks better than it is, so regret against it is too high, and a
 policy that was lucky in the same runs looks too good. Here the independent runs of every cell are
@@ -29,7 +29,7 @@ _ENDS: Final = (0.025, 0.975)
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure with its 95 % interval."""
+    """A value with its 95 % interval."""
 
     mean: float
     low: float
@@ -37,14 +37,14 @@ class Interval:
 
     @classmethod
     def of(cls, draws: npt.NDArray[np.float64]) -> Self:
-        """The mean of bootstrap draws, and what all but one in twenty lie between."""
+        """Mean and 95 % interval of bootstrap draws."""
         low, high = np.quantile(draws, _ENDS)
         return cls(float(draws.mean()), float(low), float(high))
 
 
 @dataclass(frozen=True, slots=True)
 class CrossFit:
-    """A policy over tasks; regrets and shares are fractions."""
+    """Results of a policy over tasks; regrets and shares are fractions."""
 
     regret: Interval
     p95_regret: Interval
@@ -97,7 +97,7 @@ def _figures(
     band: float | None,
     random: np.random.Generator,
 ) -> CrossFit:
-    """Of times (seeds, tasks, resamples)."""
+    """Results from times (seeds, tasks, resamples)."""
     regret, ratio = times / oracle - 1.0, times / default
     drawn = random.integers(0, len(times), (len(times), RESAMPLES))
 

@@ -1,4 +1,4 @@
-"""`dynamiccl-evaluate explain`: what a policy thinks of each config, and why it acts or not."""
+"""`dynamiccl-evaluate explain`: a policy's prediction for each config, and why it acts or not."""
 
 from typing import Annotated
 

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """What the gate makes of a size bin."""
+    """The gate's verdict on a size bin."""
 
     ABSTAINS = "abstains"
     PASSED = "passed"

@@ -1,4 +1,4 @@
-"""The sweep that a policy's gate needs: only where it acts, only two configs, only so often.
+"""Plans the sweep for a gate: the bins where the policy acts, two configs, enough repeats.
 
 How often follows from the data that the policy was trained on: in each size bin the mean gain, less
 one standard error since the policy chose what looked best, and its spread from run to run. A gate's
@@ -33,7 +33,7 @@ _LEAST_POWER: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class GatePlan:
-    """What was written, and what may come of it."""
+    """The sweep that was written, and the expected result of the gate."""
 
     name: str
     #: Bins in which the policy wants a config, and those of them that the sweep measures.
@@ -63,7 +63,7 @@ class GatePlan:
 
 @dataclass(frozen=True, slots=True)
 class _Hope:
-    """How far a bin's gain lies beyond the noise band, in standard deviations of one run."""
+    """Expected gain of a bin beyond the noise band, in standard deviations of one run."""
 
     cell: Cell
     support: Support
@@ -71,7 +71,7 @@ class _Hope:
     effect: float | None
 
     def power(self, cycles: int, level: float) -> float:
-        """The chance that the gate's test lets it pass."""
+        """Probability that the gate's test passes the bin."""
         if self.effect is None:
             return 0.0
         limit = stats.t.ppf(1.0 - level, cycles - 1)
@@ -142,7 +142,7 @@ def _is_of(support: Support, base: Sweep) -> bool:
 
 
 def _effect(trained: FreshRuns, support: Support, cell: Cell) -> float | None:
-    """By the bin itself, or the nearest one that was measured with this config."""
+    """Effect of the bin itself, or of the nearest one measured with this config; None without."""
     band = trained.band(support, cell.collective)
     for distance in range(REACH_BINS + 1):
         near = sorted({cell.bin - distance, cell.bin + distance})
@@ -155,7 +155,7 @@ def _effect(trained: FreshRuns, support: Support, cell: Cell) -> float | None:
 
 
 def _kept(hopes: Sequence[_Hope], able: Sequence[_Hope]) -> tuple[list[_Hope], dict[str, int]]:
-    """The bins worth measuring: those able to pass, and what lies between two of them."""
+    """The bins worth measuring: those that can pass, and those between two of them."""
     reach: dict[tuple[object, ...], list[int]] = {}
     for hope in able:
         reach.setdefault(_family(hope), []).append(hope.cell.bin)
@@ -197,7 +197,7 @@ def _asked(kept: Sequence[_Hope], manifest: Manifest) -> list[Asked]:
 
 
 def _fresh_name(base: str, manifest: Manifest) -> str:
-    """A sweep's name that no run of the policy has."""
+    """A sweep name that no run of the policy has."""
     taken = {run.split("/")[1] for run in manifest.runs}
     names = (f"{base}-fresh{number or ''}" for number in range(len(taken) + 1))
     return next(name for name in names if name not in taken)

@@ -1,4 +1,4 @@
-"""The rows of the comparison: who plays, in which world, and whether somebody watches.
+"""The rows of a simulated comparison: player, world, and detector.
 
 Every policy plays in a world of its own catalogue; all worlds of one seed meet the same
 surroundings.
@@ -52,7 +52,7 @@ MakeWatch = Callable[[], Watch]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is simulated."""
+    """The simulated system, workload and scenario."""
 
     system: System
     workload: Workload
@@ -61,13 +61,13 @@ class Setting:
     jobs: int
 
     def world(self, configs: Sequence[Config]) -> World:
-        """The world of a catalogue."""
+        """The world with a catalogue's configs."""
         return World(self.system, self.workload, configs, self.scenario)
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A row: a player that begins anew with each seed, and its environment."""
+    """One row: a player, made anew for each seed, and its environment."""
 
     name: str
     world: World
@@ -80,7 +80,7 @@ class Contender:
     at_once: bool = False
 
     def prepare(self, setting: Setting, seed: int) -> tuple[CollectiveEnv, Player]:
-        """An environment and the player for one seed."""
+        """The environment and the player for one seed."""
         course = Course(
             episode_calls=setting.calls,
             delay_calls=0 if self.at_once else delay_calls(self.world),
@@ -117,7 +117,7 @@ def simple_contenders(setting: Setting) -> list[Contender]:
 def policy_contenders(
     setting: Setting, name: str, policy: TorchPolicy, make_watch: MakeWatch | None
 ) -> list[Contender]:
-    """A policy on its own; and with a Trigger watching: it, and a search that begins from it."""
+    """A policy alone; with a Trigger; and as the start of a search with a Trigger."""
     world = setting.world(policy.manifest.actions().configs)
     known = policy.manifest
     tables = Tables.of(world, known.launch_profiles, known.noise_table(), known.cost_table())
@@ -147,7 +147,7 @@ def _fixed(chosen: Actions, _env: CollectiveEnv, _seed: int) -> Player:
 
 
 def cold_priors(policy: TorchPolicy, tables: Tables) -> list[Prior]:
-    """What a policy predicts of every task key without a history."""
+    """A policy's predictions for every task key without history."""
     q = policy.values(Observations.cold(tables.context.copy()), tables.mask)
     return [Prior.from_q(row) for row in q]
 
@@ -162,7 +162,7 @@ def _autoccl(env: CollectiveEnv, seed: int) -> Player:
 
 
 def search_spaces(world: World) -> dict[Key, SearchSpace]:
-    """What may be tried for each task key; a search begins where NCCL's own knobs are."""
+    """The search space of each task key; it begins with NCCL's own knobs."""
     choices = [Choice(config) for config in world.configs]
     return {
         key: SearchSpace(

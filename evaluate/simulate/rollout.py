@@ -1,4 +1,4 @@
-"""One player's jobs from begin to end, and what they come to by true times.
+"""Runs one player's jobs from start to end, and adds up true times.
 
 Surroundings do not depend on what is chosen (dynamiccl/simulator/world.py), so players of one seed
 meet the same congestion at the same calls, and differences are theirs.
@@ -39,7 +39,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What N jobs came to, each (N,)."""
+    """Totals of N jobs, each (N,)."""
 
     #: True time of all calls, changes included.
     total_us: Float64Array
@@ -63,7 +63,7 @@ def roll_out(
     progress: Callable[[int], None] | None = None,
     recorded: Callable[[Ran], None] | None = None,
 ) -> tuple[Totals, Timeline]:
-    """Play an episode of the environment's course."""
+    """Run one episode of the environment."""
     observation, _ = env.reset(seed=seed)
     calls, jobs = env.course.episode_calls, env.num_envs
     total, job, oracle = np.zeros((3, jobs))

@@ -1,4 +1,4 @@
-"""The course of one job: what calls took, where alarms and changes of config fell."""
+"""Timeline of one job: call times, alarms and config changes."""
 
 from collections.abc import Mapping
 

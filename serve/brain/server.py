@@ -1,4 +1,4 @@
-"""The process that leaders ask: a Unix socket, a thread for each connection.
+"""The brain server: a Unix socket, a thread for each leader's connection.
 
 Only this user's processes are served: the socket is 0600 and who connects is checked. Each leader's
 connection gets a brain of its own, so that several communicators and jobs do not mix; a leader that
@@ -48,7 +48,7 @@ class BrainServer:
     """
 
     def __init__(self, path: Path, make_brain: Callable[[], Brain]) -> None:
-        """Bind and listen; raises UserError when the path cannot be had."""
+        """Bind and listen; raises UserError when the path cannot be used."""
         self.path = path
         self._make_brain = make_brain
         self._stopped = threading.Event()
@@ -142,7 +142,7 @@ def _answer(brain: Brain, question: Question) -> Answer:
 
 
 def _receive(connection: socket.socket) -> Question | None:
-    """The next question; None when the leader has gone."""
+    """The next question; None when the leader has disconnected."""
     head = _read(connection, LENGTH.size)
     if not head:
         return None
@@ -153,7 +153,7 @@ def _receive(connection: socket.socket) -> Question | None:
 
 
 def _read(connection: socket.socket, size: int) -> bytes:
-    """`size` bytes, or none at the end; raises MessageError for an end in between."""
+    """`size` bytes, or b"" at the end; raises MessageError for an end in between."""
     parts: list[bytes] = []
     missing = size
     while missing:

@@ -1,4 +1,4 @@
-"""A tuner of `serve/search` as the brain of a communicator: ours, AutoCCL's, or epsilon-greedy.
+"""A tuner of `serve/search` as a communicator's brain: ours, AutoCCL's, or epsilon-greedy.
 
 The leader asks a brain every DYNAMICCL_ADAPT_INTERVAL_S and shows it the last calls of each task
 key. So a probe lasts from one table to the next, not one call: the interval is what a slow probe
@@ -54,14 +54,14 @@ MakeTuner = Callable[[SpaceOf, PriorOf], Tuner]
 
 @dataclass(slots=True)
 class _Progress:
-    """One task key: what was told of it, and what the tuner was waiting for."""
+    """One task key: the action that was requested, and the last window."""
 
     playing: int
     seen: tuple[Call, ...] = ()
 
 
 class TunerBrain:
-    """Drives one communicator by a tuner."""
+    """Runs a tuner for the task keys of one communicator."""
 
     def __init__(
         self, artifact: Artifact, make_tuner: MakeTuner, *, from_table: bool, alarmed: bool = False
@@ -82,7 +82,7 @@ class TunerBrain:
         self._policy: _ColdPolicy | None = None
 
     def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
-        """The table with what the tuner wants to run for each task key that has a history.
+        """The table with the tuner's requested config for each task key that has a history.
 
         Raises UnknownName for a communicator shape that the artifact does not have.
         """
@@ -141,7 +141,7 @@ class TunerBrain:
 
 
 class _ColdPolicy:
-    """What an artifact's policy expects of each config before anything was seen."""
+    """The policy's predictions for each config, without history."""
 
     def __init__(self, artifact: Artifact, ground: Ground) -> None:
         """Ask about every task; raises MachineError without torch."""
@@ -153,14 +153,14 @@ class _ColdPolicy:
         )
 
     def prior(self, key: Key) -> Prior:
-        """Of one (collective, size bin)."""
+        """The prior of one (collective, size bin)."""
         assert isinstance(key, tuple)
         collective, index = key
         return Prior.from_q(self._q[collective * self._num_bins + index - self._first_bin])
 
 
 def autoccl_brain(artifact: Artifact, seed: int) -> TunerBrain:
-    """AutoCCL's search, from NCCL's own choice: it knows no policy."""
+    """AutoCCL's search, from NCCL's own choice."""
     return TunerBrain(
         artifact,
         lambda space_of, _: AutoCcl(space_of, repeats=MIN_CALLS, seed=seed),
@@ -180,7 +180,7 @@ def search_brain(artifact: Artifact, seed: int) -> TunerBrain:  # noqa: ARG001 -
 
 
 def epsilon_greedy_brain(artifact: Artifact, seed: int) -> TunerBrain:
-    """Epsilon-greedy from the artifact's table: a search that needs no network."""
+    """Epsilon-greedy from the artifact's table; needs no torch."""
     return TunerBrain(
         artifact, lambda space_of, _: EpsilonGreedy(space_of, seed=seed), from_table=True
     )

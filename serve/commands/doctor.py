@@ -1,4 +1,4 @@
-"""`dynamiccl-deploy doctor`: will NCCL here load the plugin, will it act, what does it cost?"""
+"""`dynamiccl-deploy doctor`: whether NCCL loads the plugin here, whether it acts, what it costs."""
 
 import os
 import sys
@@ -85,7 +85,7 @@ def doctor_command(
 
 
 def _plugin(named: Path | None, artifact: Path | None) -> Path:
-    """The one named, the one that jobs here load, the one installed with the artifact, or ours."""
+    """The plugin to check: as named, of the environment, installed with the artifact, or built."""
     if named is not None:
         return named
     loaded = _variable("NCCL_TUNER_PLUGIN")

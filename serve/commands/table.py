@@ -1,4 +1,4 @@
-"""`dynamiccl-deploy table`: what is decided, by message size."""
+"""`dynamiccl-deploy table`: the decisions by message size."""
 
 import os
 import sys
