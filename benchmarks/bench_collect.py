@@ -28,7 +28,7 @@ from dynamiccl.collect.benchmark import launching
 from dynamiccl.collect.benchmark.output import read_output
 from dynamiccl.collect.planning.plan import make_plan
 from dynamiccl.collect.processes.process import Finished
-from dynamiccl.collect.runs.carry_out import RunOrder, carry_out
+from dynamiccl.collect.runs.carry_out import RunOptions, carry_out
 from dynamiccl.collect.sweep.load import load_sweep, parse_sweep
 from dynamiccl.nccl import Collective
 from dynamiccl.serve.build import build_plugin
@@ -72,7 +72,7 @@ def overhead_ms() -> tuple[float, int]:
         sys.path.insert(0, str(ROOT))
         from tests.fakes.nccl_tests.install import install_stand_in
 
-        order = RunOrder(
+        order = RunOptions(
             sweep_file=EXAMPLE, out=out / "data", nccl_tests_dir=install_stand_in(out / "bin")
         )
         began = time.perf_counter()

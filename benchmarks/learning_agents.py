@@ -21,7 +21,7 @@ from dynamiccl.evaluate.simulate.lineup import Setting, policy_contenders, simpl
 from dynamiccl.evaluate.simulate.page import write_page
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.record_jobs import Exploration, Order, record_jobs
+from dynamiccl.simulator.record_jobs import Exploration, RecordSettings, record_jobs
 from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
@@ -160,7 +160,7 @@ def _record(out: Path, scenario: str, *, jobs: int, calls: int, seed: int) -> No
     sizes = [int(2 ** (quarter / 4)) for octave in (18, 20, 22, 24) for quarter in
              range(4 * octave, 4 * octave + 4, 2)]  # fmt: skip
     work = [WorkCall(SHAPE, Collective.AllReduce, size, 200.0) for size in sizes]
-    order = Order(
+    order = RecordSettings(
         system=find_system(SYSTEM),
         workload=Workload("training sizes", tuple(work)),
         scenario=find_scenario(scenario),

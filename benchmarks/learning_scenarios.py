@@ -53,7 +53,7 @@ from dynamiccl.evaluate.simulate.lineup import (
 from dynamiccl.evaluate.simulate.players import Player, Searching
 from dynamiccl.evaluate.simulate.rollout import roll_out
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.record_jobs import Exploration, Order, record_jobs
+from dynamiccl.simulator.record_jobs import Exploration, RecordSettings, record_jobs
 from dynamiccl.simulator.scenario import MarkovLink, Scenario, find_scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
@@ -281,7 +281,7 @@ def _record(
     places = dict.fromkeys((c.group, c.collective) for c in setting.workload.calls)
     sizes = [int(2.0 ** (octave + half / 2)) for octave in OCTAVES for half in (0, 1)]
     work = [WorkCall(*where, size, 200.0) for where in places for size in sizes]
-    order = Order(
+    order = RecordSettings(
         system=setting.system,
         workload=Workload("training sizes", tuple(work)),
         scenario=find_scenario(scenario),

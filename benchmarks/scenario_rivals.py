@@ -17,7 +17,7 @@ from dynamiccl.evaluate.simulate.players import Actions
 from dynamiccl.serve.search.autoccl import AutoCcl
 from dynamiccl.serve.search.tuner import Key
 from dynamiccl.simulator.scenario import MarkovLink, Scenario
-from dynamiccl.simulator.world import Ran, World
+from dynamiccl.simulator.world import CallResults, World
 from dynamiccl.train.environment import CollectiveEnv
 
 Float64Array = npt.NDArray[np.float64]
@@ -53,7 +53,7 @@ class _Deciding:
         """(N,) actions for the keys of the next calls."""
         raise NotImplementedError
 
-    def learn(self, ran: Ran, env: CollectiveEnv) -> None:
+    def learn(self, ran: CallResults, env: CollectiveEnv) -> None:
         """Nothing."""
 
 
@@ -110,7 +110,7 @@ class Rule(_Deciding):
         stays = self._calls - self._slow_at[place] <= self._settings.hold_calls
         return np.where(is_slow | stays, self._tables.disturbed[key], self._tables.quiet[key])
 
-    def learn(self, ran: Ran, env: CollectiveEnv) -> None:  # noqa: ARG002
+    def learn(self, ran: CallResults, env: CollectiveEnv) -> None:  # noqa: ARG002
         """Keep the slowdowns."""
         slowdown = ran.measured_us / self._tables.quiet_us[ran.key, ran.action] - 1.0
         known = self._slowdowns[self._job, ran.key]
@@ -182,7 +182,7 @@ class Filter(_Deciding):
             return chosen
         return np.where(key == self._sentinel[0], self._sentinel[1], chosen)
 
-    def learn(self, ran: Ran, env: CollectiveEnv) -> None:  # noqa: ARG002
+    def learn(self, ran: CallResults, env: CollectiveEnv) -> None:  # noqa: ARG002
         """Bayes' rule."""
         levels = self._levels
         took_us = np.maximum(ran.measured_us - levels.switch_us * ran.changed, 1.0)

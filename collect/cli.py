@@ -24,7 +24,7 @@ from dynamiccl.collect.importing.command import import_command
 from dynamiccl.collect.launchers import LAUNCHERS
 from dynamiccl.collect.planning import command as planning
 from dynamiccl.collect.runners import RUNNERS
-from dynamiccl.collect.runs.carry_out import RunOrder, carry_out
+from dynamiccl.collect.runs.carry_out import RunOptions, carry_out
 from dynamiccl.collect.runs.run import RunSummary
 from dynamiccl.collect.shapes import shapes_command
 from dynamiccl.collect.sweep.load import Sweep, load_sweep
@@ -33,7 +33,7 @@ from dynamiccl.datasets import store
 from dynamiccl.machine import ThisMachine
 from dynamiccl.simulator import options as simulating
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.record_jobs import Exploration, Order, record_jobs
+from dynamiccl.simulator.record_jobs import Exploration, RecordSettings, record_jobs
 from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.systems import PARAMETRIC, find_system
 from dynamiccl.simulator.workloads import make_workload
@@ -109,7 +109,7 @@ def run_command(
     sweep = load_sweep(sweep_file)
     if limit is not None:
         sweep = Sweep(sweep.file, sweep.text, sweep.trials[:limit])
-    order = RunOrder(
+    order = RunOptions(
         sweep_file=sweep_file,
         out=out,
         runner=runner,
@@ -208,7 +208,7 @@ def jobs_command(
 
     Example: dynamiccl-collect jobs --scenario congested --workload decode --out out/data
     """
-    order = Order(
+    order = RecordSettings(
         system=find_system(system),
         workload=make_workload(
             workload or simulating.DEFAULT_WORKLOADS, Group(nodes, ranks_per_node)

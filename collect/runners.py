@@ -20,7 +20,7 @@ from dynamiccl.libraries import JOB_NAMES, SWEEP_NAME, built
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class RunnerContext:
     """What the constructor of a runner needs."""
 
     file: SweepFile
@@ -30,25 +30,25 @@ class Means:
     stack: ExitStack
 
 
-Maker = Callable[[Means], Runner]
+Maker = Callable[[RunnerContext], Runner]
 
 
-def _nccl_tests(means: Means) -> Runner:
-    file, site = means.file, means.site
+def _nccl_tests(context: RunnerContext) -> Runner:
+    file, site = context.file, context.site
     nodes = Nodes(site.launcher)
     num_nodes = max(group.hosts for group in file.groups)
     facts = ask_nodes(nodes, num_nodes, environment())
     watch: Watch = NoWatch()
     if file.telemetry.enabled:
-        watch = means.stack.enter_context(NodeWatch(nodes, num_nodes))
-    runner = NcclTestsRunner(file, site, means.interrupt, watch=watch, facts=facts)
+        watch = context.stack.enter_context(NodeWatch(nodes, num_nodes))
+    runner = NcclTestsRunner(file, site, context.interrupt, watch=watch, facts=facts)
     # After an error the last launch may not be in the journal yet.
-    means.stack.push(lambda error, *_: runner.close() if error is None else None)
+    context.stack.push(lambda error, *_: runner.close() if error is None else None)
     return runner
 
 
-def _simulator(means: Means) -> Runner:
-    return SimulatorRunner(means.file, means.site.out)
+def _simulator(context: RunnerContext) -> Runner:
+    return SimulatorRunner(context.file, context.site.out)
 
 
 #: Name -> what makes the runner.

@@ -73,7 +73,7 @@ def cold_questions(manifest: Manifest, support: Support) -> ColdQuestions:
     )
 
 
-class Asked(Protocol):
+class ActingPolicy(Protocol):
     """The interface of a policy that returns actions."""
 
     def act(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
@@ -82,7 +82,7 @@ class Asked(Protocol):
 
 
 def decide(
-    policy: Asked, observations: Observations, mask: npt.NDArray[np.bool_]
+    policy: ActingPolicy, observations: Observations, mask: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.int64]:
     """(N,) actions that a table may hold.
 

@@ -16,7 +16,7 @@ _MAX_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class ProgramResult:
     """What a program answered."""
 
     #: None when it is not there, or had not ended after TIMEOUT_S.
@@ -42,7 +42,7 @@ class Machine(Protocol):
     def env(self) -> Mapping[str, str]:
         """The user's environment."""
 
-    def run(self, *argv: str) -> Ran:
+    def run(self, *argv: str) -> ProgramResult:
         """Run a program to its end."""
 
     def read(self, path: str) -> str | None:
@@ -66,7 +66,7 @@ class ThisMachine:
         """The user's environment."""
         return os.environ
 
-    def run(self, *argv: str) -> Ran:
+    def run(self, *argv: str) -> ProgramResult:
         """Run a program to its end, without input and with plain English output."""
         try:
             done = subprocess.run(
@@ -79,10 +79,10 @@ class ThisMachine:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return Ran(None, f"no end after {TIMEOUT_S:g} s")
+            return ProgramResult(None, f"no end after {TIMEOUT_S:g} s")
         except OSError as error:
-            return Ran(None, f"{argv[0]}: {error.strerror}")
-        return Ran(done.returncode, done.stdout.decode(errors="replace"))
+            return ProgramResult(None, f"{argv[0]}: {error.strerror}")
+        return ProgramResult(done.returncode, done.stdout.decode(errors="replace"))
 
     def read(self, path: str) -> str | None:
         """The first megabyte of a file's text."""

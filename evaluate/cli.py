@@ -119,7 +119,7 @@ def simulate_command(
     Example: dynamiccl-evaluate simulate --policy RUN_ID --scenario congested --out out/simulate
     """
     from dynamiccl.evaluate.simulate.lineup import Setting
-    from dynamiccl.evaluate.simulate.run import Named, simulate
+    from dynamiccl.evaluate.simulate.run import PolicyChoice, simulate
     from dynamiccl.simulator.group import Group
     from dynamiccl.simulator.scenario import find_scenario
     from dynamiccl.simulator.systems import find_system
@@ -134,7 +134,7 @@ def simulate_command(
         calls=calls,
         jobs=jobs,
     )
-    asked = [Named.parse(text, index) for index, text in enumerate(policy or [])]
+    asked = [PolicyChoice.parse(text, index) for index, text in enumerate(policy or [])]
     folders = {each.name: policy_directory(each.run, tracking_uri) for each in asked}
     watching = None if trigger is None else run_directory(trigger, tracking_uri)
     found = simulate(setting, folders, watching, range(seeds), out)

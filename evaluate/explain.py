@@ -19,7 +19,7 @@ from dynamiccl.train.policy import TorchPolicy
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Query:
     """One message size of one communicator; `system` is needed where several have this shape."""
 
     collective: Collective
@@ -63,7 +63,7 @@ class Explanation:
         return asdict(self)
 
 
-def explain(policy_dir: Path, asked: Asked) -> Explanation:
+def explain(policy_dir: Path, asked: Query) -> Explanation:
     """Query a policy directory about one message size; raises UserError and UnknownName.
 
     It is evaluated at the middle of the size's bin, as for a decision table.
@@ -113,7 +113,7 @@ def explain(policy_dir: Path, asked: Asked) -> Explanation:
     return replace(answer, reason=_abstains(policy, observations, answer))
 
 
-def _support(policy: TorchPolicy, asked: Asked) -> Support:
+def _support(policy: TorchPolicy, asked: Query) -> Support:
     supports = table_supports(policy.manifest)
     same = [s for s in supports if (s.num_nodes, s.num_ranks) == (asked.num_nodes, asked.num_ranks)]
     if not same:
@@ -130,7 +130,7 @@ def _support(policy: TorchPolicy, asked: Asked) -> Support:
     return named[0]
 
 
-def _why_not(support: Support, asked: Asked, config: Config, action: int, index: int) -> str:
+def _why_not(support: Support, asked: Query, config: Config, action: int, index: int) -> str:
     version = NcclVersion.parse(support.nccl_version) if support.nccl_version else None
     reason = invalid_reason(config, asked.collective, version=version, num_nodes=support.num_nodes)
     if reason is not None:
@@ -145,7 +145,7 @@ def _why_not(support: Support, asked: Asked, config: Config, action: int, index:
     return ""
 
 
-def _gate(policy_dir: Path, support: Support, asked: Asked, index: int) -> Cell | None:
+def _gate(policy_dir: Path, support: Support, asked: Query, index: int) -> Cell | None:
     gated = read_gated(policy_dir)
     if gated is None:
         return None

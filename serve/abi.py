@@ -186,7 +186,7 @@ class Communicator:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _InitArguments:
     """The arguments of `init` that all ranks share."""
 
     version: int
@@ -249,7 +249,7 @@ class TunerPlugin:
         """
         struct = self._structs[version]
         domains = _NvlDomains(num_nodes, *ranks_per_domain) if ranks_per_domain else None
-        told = _Told(version, next(_IDS), num_ranks, num_nodes, domains, all_ranks)
+        told = _InitArguments(version, next(_IDS), num_ranks, num_nodes, domains, all_ranks)
         contexts = [ctypes.c_void_p() for _ in range(num_ranks if all_ranks else 1)]
         communicator = Communicator(version, struct, contexts[0])
 
@@ -279,7 +279,7 @@ class TunerPlugin:
             for context in contexts:
                 struct.finalize(context)
 
-    def _init(self, told: _Told, context: ctypes.c_void_p, logger: Any) -> int:
+    def _init(self, told: _InitArguments, context: ctypes.c_void_p, logger: Any) -> int:
         """Call one rank's `init`; returns its result code."""
         struct, shape = self._structs[told.version], (told.num_ranks, told.num_nodes, logger)
         if told.version >= 5:

@@ -34,7 +34,7 @@ from dynamiccl.datasets.reward import reward
 from dynamiccl.datasets.rings import CallRings
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.datasets.scoring import ENVIRONMENT_COLUMNS
-from dynamiccl.simulator.world import Jobs, Ran, World
+from dynamiccl.simulator.world import CallResults, Jobs, World
 
 Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
@@ -226,7 +226,7 @@ class CollectiveEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any])
         info = {"ran": ran, "reference_us": reference_us}
         return self._observe(), earned, none, none | self._over, info
 
-    def run(self, actions: Int64Array) -> Ran:
+    def run(self, actions: Int64Array) -> CallResults:
         """Run the next calls under `actions` (N,), ignoring pending decisions, and record them."""
         ran = self.jobs.step(actions)
         self._record(ran)
@@ -255,7 +255,7 @@ class CollectiveEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any])
             due = (self._calls - self.course.delay_calls) % len(self._waiting)
             self._in_force[self._job, self._waiting_key[due]] = self._waiting[due]
 
-    def _record(self, ran: Ran) -> None:
+    def _record(self, ran: CallResults) -> None:
         """Add the calls to the history, with the detector's levels."""
         ring = self._job * self._num_keys + ran.key
         where = ran.key * len(self.world.configs) + ran.action

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from dynamiccl.collect.benchmark.launching import Ran
+from dynamiccl.collect.benchmark.launching import ProcessOutput
 from dynamiccl.collect.benchmark.output import is_impossible, last_words
 from dynamiccl.collect.runner import Launch, LaunchMode, Pick, Quarantined
 from dynamiccl.collect.sweep.settings import RunnerSettings
@@ -13,7 +13,7 @@ from dynamiccl.datasets.schema import Status
 _log = logging.getLogger(__name__)
 
 
-def what_happened(ran: Ran, limits: RunnerSettings) -> tuple[Status, str]:
+def what_happened(ran: ProcessOutput, limits: RunnerSettings) -> tuple[Status, str]:
     """Status and reason for the config that was running when a launch ended early."""
     finished = ran.finished
     assert finished is not None, "a launch that was told to stop is not blamed"
@@ -34,7 +34,9 @@ class SecondChances:
     def __init__(self) -> None:
         self._taken: set[tuple[LaunchMode, str]] = set()
 
-    def gives(self, launch: Launch, culprit: Pick, ran: Ran, limits: RunnerSettings) -> bool:
+    def gives(
+        self, launch: Launch, culprit: Pick, ran: ProcessOutput, limits: RunnerSettings
+    ) -> bool:
         """Whether the config that was running gets another try; logs a warning if so."""
         status, reason = what_happened(ran, limits)
         key = (launch.mode, culprit.trial.key)
@@ -46,7 +48,9 @@ class SecondChances:
         return True
 
 
-def suspect(launch: Launch, culprit: Pick, ran: Ran, limits: RunnerSettings) -> Quarantined:
+def suspect(
+    launch: Launch, culprit: Pick, ran: ProcessOutput, limits: RunnerSettings
+) -> Quarantined:
     """Quarantine a config that hung or crashed, and log a warning."""
     status, reason = what_happened(ran, limits)
     hung = "hung" if status is Status.TIMED_OUT else "crashed"

@@ -58,7 +58,7 @@ class Site:
 
 
 @dataclass(slots=True)
-class Ran:
+class ProcessOutput:
     """The output and the exit of one benchmark process."""
 
     #: When it was started, seconds since the epoch.
@@ -145,7 +145,7 @@ class Starter:
         folder: Path,
         progress: Callable[[int], None],
         keep: Callable[[Line], None],
-    ) -> Ran:
+    ) -> ProcessOutput:
         """Run a launch in `folder`; calls `progress` for each row and `keep` for each line."""
         container = self._site.launcher.container
         inside = Path(map_into_container(str(folder.resolve()), container))
@@ -183,9 +183,9 @@ class Starter:
         slow_s: Sequence[float],
         progress: Callable[[int], None],
         keep: Callable[[Line], None],
-    ) -> Ran:
+    ) -> ProcessOutput:
         """Read output until the process ends or hangs; `slow_s`: extra seconds for each row."""
-        ran = Ran(time.time())
+        ran = ProcessOutput(time.time())
 
         def more_s() -> float:
             row = len(ran.row_times)

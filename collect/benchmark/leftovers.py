@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from dynamiccl.collect.benchmark.launching import Ran
+from dynamiccl.collect.benchmark.launching import ProcessOutput
 from dynamiccl.collect.processes.output_lines import Line
 from dynamiccl.collect.runner import Launch
 
@@ -90,9 +90,9 @@ class OutputFile:
             self._file.flush()
 
 
-def ran_before(folder: Path) -> Ran:
+def ran_before(folder: Path) -> ProcessOutput:
     """The output of a killed launch in `folder`, up to the first torn line."""
-    ran = Ran(_began_s(folder))
+    ran = ProcessOutput(_began_s(folder))
     with (folder / _OUTPUT).open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             try:

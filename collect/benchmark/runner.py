@@ -24,7 +24,7 @@ from dynamiccl.collect.benchmark.endings import (
 )
 from dynamiccl.collect.benchmark.grid import Grid, deal
 from dynamiccl.collect.benchmark.inside import find_benchmark
-from dynamiccl.collect.benchmark.launching import Ran, Site, Starter
+from dynamiccl.collect.benchmark.launching import ProcessOutput, Site, Starter
 from dynamiccl.collect.benchmark.layout import lay_out
 from dynamiccl.collect.benchmark.leftovers import LaunchFolders, ran_before, written_down
 from dynamiccl.collect.benchmark.mode import can_play
@@ -269,7 +269,7 @@ class NcclTestsRunner:
         self,
         launch: Launch,
         grid: Grid,
-        ran: Ran,
+        ran: ProcessOutput,
         output: Output,
         verdicts: Sequence[Verdict],
     ) -> tuple[Measured, ...]:
@@ -297,7 +297,7 @@ class NcclTestsRunner:
         launch: Launch,
         culprit: Pick,
         rest: Sequence[Pick],
-        ran: Ran,
+        ran: ProcessOutput,
         hosts: str | None,
         *,
         begun: bool,
@@ -370,7 +370,7 @@ class NcclTestsRunner:
             raise _NeverBegan(what_happened(ran, self._file.runner)[1], result)
         return result
 
-    def _output(self, launch: Launch, grid: Grid, folder: Path, ran: Ran) -> Output:
+    def _output(self, launch: Launch, grid: Grid, folder: Path, ran: ProcessOutput) -> Output:
         return read_output(
             ran.texts,
             folder / "rows.json",

@@ -7,7 +7,7 @@ from typing import Final
 from dynamiccl.checks import Check, fail, ok, warn
 from dynamiccl.collect.benchmark.programs import BINARIES, Program
 from dynamiccl.collect.doctor.context import Context
-from dynamiccl.machine import Machine, Ran
+from dynamiccl.machine import Machine, ProgramResult
 from dynamiccl.nccl import Collective
 
 _OPTION: Final = re.compile(r"\[-(\w),--\w+")
@@ -56,7 +56,7 @@ def check_benchmark(machine: Machine, context: Context) -> Iterator[Check]:
         yield _mpi(machine.run("ldd", path), path)
 
 
-def _options(ran: Ran, path: str, context: Context) -> Check:
+def _options(ran: ProgramResult, path: str, context: Context) -> Check:
     name = "nccl-tests options"
     program = Program(path, frozenset(_OPTION.findall(ran.output)))
     if not program.options >= {"b", "e", "n", "w"}:
@@ -83,7 +83,7 @@ def _options(ran: Ran, path: str, context: Context) -> Check:
     return ok(name, found)
 
 
-def _mpi(ran: Ran, path: str) -> Check:
+def _mpi(ran: ProgramResult, path: str) -> Check:
     name = "nccl-tests with MPI"
     linked = re.search(r"libmpi\w*\.so\S*", ran.output)
     if linked:

@@ -19,7 +19,7 @@ from dynamiccl.collect.health.findings import Finding, Report, examine
 from dynamiccl.collect.health.short_run import Cluster, Repeated, short_sweep, usual_settings
 from dynamiccl.collect.launchers import LAUNCHERS, find_launcher
 from dynamiccl.collect.runners import RUNNERS
-from dynamiccl.collect.runs.carry_out import RunOrder, carry_out
+from dynamiccl.collect.runs.carry_out import RunOptions, carry_out
 from dynamiccl.collect.sweep.load import load_sweep
 from dynamiccl.collect.sweep.settings import Sizes, SweepFile
 from dynamiccl.collect.sweep.sizes import parse_size
@@ -92,7 +92,7 @@ def health_command(
     else:
         base = _base(sweep, launcher, runner, slow or ())
         size_bytes = Sizes(list=(_size(size),)).ladder()[0]
-        order = RunOrder(
+        order = RunOptions(
             sweep_file=Path("health.toml"),
             out=out or Path(),
             runner=runner,
@@ -113,7 +113,7 @@ def health_command(
 
 
 def _measured(
-    cluster: Cluster, base: SweepFile, order: RunOrder, least: float, launches: int
+    cluster: Cluster, base: SweepFile, order: RunOptions, least: float, launches: int
 ) -> Report:
     """Measure the cluster, repeat while something looks slow, and judge all measurements."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")

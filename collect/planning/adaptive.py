@@ -26,7 +26,7 @@ MOST_PLAYED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class AdaptiveEstimate:
     """What an adaptive sweep took in the simulator."""
 
     cost: Cost
@@ -43,7 +43,7 @@ def with_strategy(sweep: Sweep, kind: str) -> Sweep:
     return replace(sweep, file=sweep.file.model_copy(update={"strategy": strategy}))
 
 
-def play(sweep: Sweep, times: CallTimes, *, most_seconds: float = math.inf) -> Played:
+def play(sweep: Sweep, times: CallTimes, *, most_seconds: float = math.inf) -> AdaptiveEstimate:
     """Run an adaptive sweep in the simulator until it ends, or exceeds `most_seconds`."""
     cycle = {setting: cost.total_s for setting, cost in _cycles(sweep, times).items()}
     tuned = sorted((s for s in cycle if s.collective.tunable), key=lambda s: (-cycle[s], s.key))
@@ -51,10 +51,10 @@ def play(sweep: Sweep, times: CallTimes, *, most_seconds: float = math.inf) -> P
     # What the rest needs, as a factor on what is played of the tuned ones.
     played_s = sum(cycle[setting] for setting in tuned[:MOST_PLAYED])
     factor = sum(cycle[setting] for setting in tuned) / played_s if played_s else 1.0
-    game = _Game(sweep, times, taken, factor)
+    game = _SimulatedSweep(sweep, times, taken, factor)
     while game.cost.total_s <= most_seconds and game.play_round():
         pass
-    return Played(
+    return AdaptiveEstimate(
         game.cost, game.rounds, round(game.measurements), len(tuned), len(tuned[:MOST_PLAYED])
     )
 
@@ -74,7 +74,7 @@ def _cycles(sweep: Sweep, times: CallTimes) -> dict[Setting, Cost]:
     }
 
 
-class _Game:
+class _SimulatedSweep:
     """Simulates an adaptive sweep of some settings, round by round."""
 
     def __init__(

@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FreshTask:
     """One config in some size bins of one collective and group shape."""
 
     collective: Collective
@@ -46,7 +46,9 @@ def check_target(write: Path) -> None:
         raise MissingPath("directory", write.parent, "make it, or write elsewhere")
 
 
-def write_fresh(base: Sweep, name: str, asked: Sequence[Asked], cycles: int, write: Path) -> Plan:
+def write_fresh(
+    base: Sweep, name: str, asked: Sequence[FreshTask], cycles: int, write: Path
+) -> Plan:
     """Write the sweep of the requested tasks, `cycles` times over, and return its plan.
 
     All else is the base's: launcher, runner, iterations. Other launch profiles and what runs beside
@@ -84,7 +86,7 @@ def write_fresh(base: Sweep, name: str, asked: Sequence[Asked], cycles: int, wri
     return plan
 
 
-def _entry(asked: Asked) -> OnlySettings | None:
+def _entry(asked: FreshTask) -> OnlySettings | None:
     """The `only` entry of the sweep file; None where no bin holds a valid size."""
     setting = Setting(asked.collective, asked.num_nodes, asked.ranks_per_node)
     sizes = tuple(size for each in asked.bins if (size := _size_in(each, setting)) is not None)

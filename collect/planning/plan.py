@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from dynamiccl.collect.planning.adaptive import ADAPTIVE, Played, play
+from dynamiccl.collect.planning.adaptive import ADAPTIVE, AdaptiveEstimate, play
 from dynamiccl.collect.planning.processes import Cost, Planner, Process
 from dynamiccl.collect.planning.times import CallTimes
 from dynamiccl.collect.runner import LaunchMode, Round
@@ -84,7 +84,7 @@ class Plan:
 
 
 def make_plan(
-    sweep: Sweep, times: CallTimes | None = None, *, played: Played | None = None
+    sweep: Sweep, times: CallTimes | None = None, *, played: AdaptiveEstimate | None = None
 ) -> Plan:
     """Plan a sweep as if the plugin could play schedules and each round were like the first.
 
@@ -160,7 +160,7 @@ class _FirstRound:
         return self.planner.cost(once) + self.planner.cost(again).times(self.rounds)
 
 
-def _adaptive_plan(played: Played) -> AdaptivePlan:
+def _adaptive_plan(played: AdaptiveEstimate) -> AdaptivePlan:
     return AdaptivePlan(
         hours=_hours(played.cost.total_s),
         gpu_hours=_hours(played.cost.gpu_seconds),

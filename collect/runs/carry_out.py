@@ -12,7 +12,7 @@ from dynamiccl.collect.benchmark.launching import Site
 from dynamiccl.collect.launchers import find_launcher
 from dynamiccl.collect.launchers.settings import LauncherSettings
 from dynamiccl.collect.processes.interrupt import Interrupt
-from dynamiccl.collect.runners import Means, find_plugin, find_runner
+from dynamiccl.collect.runners import RunnerContext, find_plugin, find_runner
 from dynamiccl.collect.runs.journal import (
     begin_again,
     begun_here,
@@ -33,7 +33,7 @@ _SHARD: Final = re.compile(r"(\d+)/([1-9]\d*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOrder:
+class RunOptions:
     """The command line options of a run."""
 
     sweep_file: Path
@@ -50,7 +50,7 @@ class RunOrder:
 
 
 def carry_out(
-    sweep: Sweep, order: RunOrder, *, console: Console, strategy: Strategy | None = None
+    sweep: Sweep, order: RunOptions, *, console: Console, strategy: Strategy | None = None
 ) -> RunSummary:
     """Run a sweep; raises what `run_sweep` and its parts raise.
 
@@ -70,7 +70,7 @@ def carry_out(
         return submit(sweep, order, launcher)
     with Interrupt() as interrupt, ExitStack() as stack:
         site = site_of(sweep, order, shard, launcher)
-        runner = make_runner(Means(sweep.file, site, interrupt, stack))
+        runner = make_runner(RunnerContext(sweep.file, site, interrupt, stack))
         progress = SweepProgress(sweep.file.name, console, lambda: interrupt.requested)
         return run_sweep(
             sweep,
@@ -85,7 +85,7 @@ def carry_out(
         )
 
 
-def submit(sweep: Sweep, order: RunOrder, launcher: LauncherSettings) -> RunSummary:
+def submit(sweep: Sweep, order: RunOptions, launcher: LauncherSettings) -> RunSummary:
     """Run the sweep inside a Slurm batch job, and watch it until it is done."""
     shards = [Shard(index, launcher.array) for index in range(launcher.array)]
     folders = [journal_folder(sweep, order.out, shard) for shard in shards]
@@ -143,7 +143,7 @@ def launcher_of(file: SweepFile, name: str | None) -> LauncherSettings:
     return file.launcher.model_copy(update={"kind": name})
 
 
-def site_of(sweep: Sweep, order: RunOrder, shard: Shard, launcher: LauncherSettings) -> Site:
+def site_of(sweep: Sweep, order: RunOptions, shard: Shard, launcher: LauncherSettings) -> Site:
     """Where the sweep runs, and with which files."""
     return Site(
         out=order.out,

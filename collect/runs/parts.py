@@ -32,7 +32,7 @@ _BAND_KEY: Final = (
 _QUANTILE: Final = 0.9
 
 
-class Scribe:
+class PartWriter:
     """Writes the parts of one journal; a part's provenance names its segment."""
 
     def __init__(self, sweep: Sweep, out: Path, journal: str, runner: str) -> None:

@@ -20,7 +20,7 @@ from dynamiccl.collect.runner import Launch, LaunchMode, LaunchResult, Measured,
 from dynamiccl.collect.runs.budget import Budget
 from dynamiccl.collect.runs.choices import choices_path, write_choices
 from dynamiccl.collect.runs.journal import Journal, Record, Sealing
-from dynamiccl.collect.runs.parts import Scribe
+from dynamiccl.collect.runs.parts import PartWriter
 from dynamiccl.collect.runs.quarantine import Quarantine
 from dynamiccl.collect.runs.retry import (
     last_retry,
@@ -119,7 +119,7 @@ def run_sweep(  # noqa: PLR0913 - the one place that puts a run together
     _refuse_orphans(sweep, out, folder)
     grid = {"trials": _trials_hash(sweep), "runner": runner.name, "layout": _LAYOUT}
     with Journal(folder, grid, resume=resume, take_over=take_over) as journal:
-        scribe = Scribe(sweep, out, journal.identity, runner.name)
+        scribe = PartWriter(sweep, out, journal.identity, runner.name)
         journal.settle(scribe.segments(), scribe.write)
         run = _Run(sweep, strategy, runner, journal, watcher or Silent(), shard)
         summary = run.go(scribe.write, retry_failed=retry_failed)

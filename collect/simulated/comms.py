@@ -13,7 +13,7 @@ from dynamiccl.simulator.slow_parts import SlowPart, around
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class SimulatedCall:
     """A simulated call: its time in parts, its surroundings (network slowdown), and its noise."""
 
     parts: Parts

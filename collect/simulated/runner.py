@@ -11,7 +11,7 @@ import numpy as np
 from dynamiccl.collect.interference.kinds import SIMULATED
 from dynamiccl.collect.nccl_tests.cost_table import as_logged, write_costs
 from dynamiccl.collect.runner import Launch, LaunchMode, LaunchResult, Measured, Pick, Round, Row
-from dynamiccl.collect.simulated.comms import Ran
+from dynamiccl.collect.simulated.comms import SimulatedCall
 from dynamiccl.collect.simulated.launches import launch_of, surroundings_of
 from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.collect.sweep.trial import Setting, Trial
@@ -126,7 +126,9 @@ class SimulatorRunner:
             reason = f"NCCL has no {trial.config.key} for this group"
             return lost_row(row, Status.INFEASIBLE, reason)
         name = trial.key + (f"#{pick.repeat}" if pick.repeat else "")
-        ran = Ran(parts, surroundings_of(setting.interference), self._noise, launch.run, name)
+        ran = SimulatedCall(
+            parts, surroundings_of(setting.interference), self._noise, launch.run, name
+        )
         times_us, processes_us = ran.times(setting, self._file.simulator.slow)
         time_us = float(np.mean(times_us))
         algbw = trial.size_bytes / (1000.0 * time_us)

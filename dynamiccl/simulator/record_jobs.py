@@ -90,7 +90,7 @@ def check_workload(system: System, workload: Workload) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class RecordSettings:
     """What to simulate, and where it goes."""
 
     system: System
@@ -103,7 +103,7 @@ class Order:
     name: str
 
 
-def record_jobs(order: Order, out: Path, progress: Callable[[int], None]) -> list[Path]:
+def record_jobs(order: RecordSettings, out: Path, progress: Callable[[int], None]) -> list[Path]:
     """Play and write the `calls` table; the parts that were written. `progress` counts steps.
 
     Raises UserError as `check_workload`.

@@ -18,7 +18,7 @@ from dynamiccl.datasets.provenance import program_record
 from dynamiccl.datasets.schema import CALLS
 from dynamiccl.datasets.store import write_part
 from dynamiccl.nccl import Algorithm, Protocol
-from dynamiccl.simulator.world import Ran, World
+from dynamiccl.simulator.world import CallResults, World
 
 _ABSTAIN_ACTION: Final = 0
 #: What NCCL runs a channel with; no simulated time depends on it.
@@ -33,9 +33,9 @@ class Recording:
         """Begin; `name` becomes the sweep, and with the job's number the run."""
         self._world = world
         self._name = name
-        self._ran: list[Ran] = []
+        self._ran: list[CallResults] = []
 
-    def add(self, ran: Ran) -> None:
+    def add(self, ran: CallResults) -> None:
         """Keep a step."""
         self._ran.append(ran)
 

@@ -29,7 +29,7 @@ _ABSTAIN_ACTION: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class CallResults:
     """What N calls came to."""
 
     key: Int64Array  # (N,)
@@ -205,7 +205,7 @@ class Jobs:
         self._elapsed_us = world.nominal_us[self._place]
         self._clock_us = self._clock_us + self._elapsed_us
 
-    def step(self, action: Int64Array) -> Ran:
+    def step(self, action: Int64Array) -> CallResults:
         """Run the next call of every job under `action` (N,), and go on to the one after it."""
         world, key = self.world, self.key
         cell = key * len(world.configs) + action
@@ -230,7 +230,7 @@ class Jobs:
         skew_us = self._noise.skew_us(self._draw_skew)
         self._place = (self._place + 1) % len(world.order)
         self._move()
-        return Ran(key, action, true_us, true_us * noise, skew_us, changed, lasted_us)
+        return CallResults(key, action, true_us, true_us * noise, skew_us, changed, lasted_us)
 
     def _lasted_us(self, cell: Int64Array, call_us: Float64Array) -> Float64Array:
         """(N,) from the compute before the calls to the end of all (contention.py says how)."""

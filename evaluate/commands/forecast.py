@@ -73,10 +73,10 @@ def forecast_command(
         )
     groups = [cli.parse_group(text) for text in group or []]
     _check(data, plan)
-    from dynamiccl.evaluate.forecast.asked import Asked, look_ahead
+    from dynamiccl.evaluate.forecast.asked import ForecastInputs, look_ahead
     from dynamiccl.evaluate.forecast.shown import sweep_for, to_json, write
 
-    asked = Asked(data, system, policy, tracking_uri, groups, ranks_per_node, least)
+    asked = ForecastInputs(data, system, policy, tracking_uri, groups, ranks_per_node, least)
     with stderr.status("reading traces"):
         found = look_ahead(traces, asked)
     page = None if out is None else write(found, [str(path) for path in traces], out)

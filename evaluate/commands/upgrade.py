@@ -64,8 +64,8 @@ def upgrade_command(
 ) -> None:
     """Show where another NCCL release's cost model decides differently, and the cost.
 
-    Exit code 1 when something would get slower. Asked are the calls of a job, or all collectives
-    and groups of the system at half-octave sizes.
+    Exit code 1 when something would get slower. Compared are the calls of a job, or else all
+    collectives and groups of the system at half-octave sizes.
 
     Example: dynamiccl-evaluate upgrade --from 2.27.5 --to 2.29.7 --system h100-ib --nodes 4
     --ranks-per-node 8

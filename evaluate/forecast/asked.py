@@ -16,7 +16,7 @@ from dynamiccl.simulator.systems import find_system
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ForecastInputs:
     """The inputs of a forecast."""
 
     #: A data directory with a sweep; None: the simulated system `system`.
@@ -31,7 +31,7 @@ class Asked:
     least: float
 
 
-def look_ahead(traces: Sequence[Path], asked: Asked) -> Forecast:
+def look_ahead(traces: Sequence[Path], asked: ForecastInputs) -> Forecast:
     """Read the inputs, and forecast. Raises what the readers raise."""
     frame = None if asked.data is None else read(asked.data)
     simulated = find_system(asked.system or "") if frame is None else None

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from scipy import stats
 
-from dynamiccl.collect.planning.fresh import Asked, write_fresh
+from dynamiccl.collect.planning.fresh import FreshTask, write_fresh
 from dynamiccl.collect.planning.plan import Plan
 from dynamiccl.collect.sweep.load import Sweep
 from dynamiccl.datasets.manifest import Manifest, Support
@@ -62,7 +62,7 @@ class GatePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Hope:
+class _ExpectedGain:
     """Expected gain of a bin beyond the noise band, in standard deviations of one run."""
 
     cell: Cell
@@ -105,7 +105,9 @@ def plan_gate(
             "the policy leaves every choice to NCCL on the groups of this sweep: there is nothing "
             "to gate, and nothing to deploy"
         )
-    hopes = [_Hope(cell, support, _effect(trained, support, cell)) for cell, support in wanted]
+    hopes = [
+        _ExpectedGain(cell, support, _effect(trained, support, cell)) for cell, support in wanted
+    ]
     # Benjamini and Hochberg compare the last that passes with q times the share that does.
     able = [hope for hope in hopes if hope.power(MOST_CYCLES, q / 2) >= _LEAST_POWER]
     if not able:
@@ -154,7 +156,9 @@ def _effect(trained: FreshRuns, support: Support, cell: Cell) -> float | None:
     return None
 
 
-def _kept(hopes: Sequence[_Hope], able: Sequence[_Hope]) -> tuple[list[_Hope], dict[str, int]]:
+def _kept(
+    hopes: Sequence[_ExpectedGain], able: Sequence[_ExpectedGain]
+) -> tuple[list[_ExpectedGain], dict[str, int]]:
     """The bins worth measuring: those that can pass, and those between two of them."""
     reach: dict[tuple[object, ...], list[int]] = {}
     for hope in able:
@@ -174,18 +178,18 @@ def _kept(hopes: Sequence[_Hope], able: Sequence[_Hope]) -> tuple[list[_Hope], d
     return kept, left_out
 
 
-def _family(hope: _Hope) -> tuple[object, ...]:
+def _family(hope: _ExpectedGain) -> tuple[object, ...]:
     cell = hope.cell
     return cell.system, cell.num_nodes, cell.num_ranks, cell.collective, cell.action
 
 
-def _asked(kept: Sequence[_Hope], manifest: Manifest) -> list[Asked]:
+def _asked(kept: Sequence[_ExpectedGain], manifest: Manifest) -> list[FreshTask]:
     configs = manifest.actions().configs
-    families: dict[tuple[object, ...], list[_Hope]] = {}
+    families: dict[tuple[object, ...], list[_ExpectedGain]] = {}
     for hope in kept:
         families.setdefault(_family(hope), []).append(hope)
     return [
-        Asked(
+        FreshTask(
             Collective.parse(hopes[0].cell.collective),
             hopes[0].support.num_nodes,
             hopes[0].support.ranks_per_node,

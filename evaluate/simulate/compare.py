@@ -38,7 +38,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The results of one policy: shares are fractions, times are true and include config changes."""
+    """The results of one policy: shares are fractions, times true and with config changes."""
 
     name: str
     #: Of one job, all its calls.

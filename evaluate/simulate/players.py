@@ -13,7 +13,7 @@ import numpy.typing as npt
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.features import Observations
 from dynamiccl.serve.search.tuner import Tuner, is_disturbed
-from dynamiccl.simulator.world import Ran, World
+from dynamiccl.simulator.world import CallResults, World
 from dynamiccl.train.environment import CollectiveEnv
 from dynamiccl.train.policy import TorchPolicy
 
@@ -26,14 +26,14 @@ class Player(Protocol):
     def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:
         """(N,) actions."""
 
-    def learn(self, ran: Ran, env: CollectiveEnv) -> None:
+    def learn(self, ran: CallResults, env: CollectiveEnv) -> None:
         """Receive the results of the calls."""
 
 
 class _Silent:
     """A player that ignores results."""
 
-    def learn(self, ran: Ran, env: CollectiveEnv) -> None:
+    def learn(self, ran: CallResults, env: CollectiveEnv) -> None:
         """Do nothing."""
 
 
@@ -118,7 +118,7 @@ class Searching:
         asked = [tuner.ask(key) for tuner, key in zip(self._tuners, keys, strict=True)]
         return np.array(asked, dtype=np.int64)
 
-    def learn(self, ran: Ran, env: CollectiveEnv) -> None:
+    def learn(self, ran: CallResults, env: CollectiveEnv) -> None:
         """Pass times, and alarms, to each tuner."""
         told = (ran.key.tolist(), ran.measured_us.tolist(), ran.action.tolist())
         for tuner, key, time_us, action in zip(self._tuners, *told, strict=True):

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.evaluate.simulate.players import Player
-from dynamiccl.simulator.world import Ran
+from dynamiccl.simulator.world import CallResults
 from dynamiccl.train.environment import CollectiveEnv
 
 Float64Array = npt.NDArray[np.float64]
@@ -61,7 +61,7 @@ def roll_out(
     *,
     seed: int,
     progress: Callable[[int], None] | None = None,
-    recorded: Callable[[Ran], None] | None = None,
+    recorded: Callable[[CallResults], None] | None = None,
 ) -> tuple[Totals, Timeline]:
     """Run one episode of the environment."""
     observation, _ = env.reset(seed=seed)

@@ -20,7 +20,7 @@ from dynamiccl.train.policy import TorchPolicy
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class PolicyChoice:
     """A policy of the command line: its name and its run."""
 
     name: str

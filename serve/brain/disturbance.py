@@ -4,7 +4,7 @@ from dynamiccl.datasets.history import Call
 from dynamiccl.datasets.manifest import TRIGGER_NAME
 from dynamiccl.nccl import Collective
 from dynamiccl.serve.artifact import Artifact
-from dynamiccl.serve.brain.ground import news
+from dynamiccl.serve.brain.search_context import num_new_calls
 from dynamiccl.serve.brain_history import Task
 from dynamiccl.serve.search.tuner import is_disturbed
 from dynamiccl.serve.torchscript import ScriptedTrigger
@@ -23,7 +23,7 @@ class Disturbance:
     def has_changed(self, task: Task) -> bool:
         """Whether new calls show that interference on the task key began or ended."""
         key = (task.collective, task.bin)
-        fresh = news(self._seen.get(key, ()), task.calls)
+        fresh = num_new_calls(self._seen.get(key, ()), task.calls)
         self._seen[key] = task.calls
         before = self._is_disturbed.get(key, False)
         for call in task.calls[len(task.calls) - fresh :]:

@@ -25,14 +25,14 @@ from dynamiccl.datasets.questions import cold_questions
 from dynamiccl.nccl import ABSTAIN, Collective, Config
 from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.brain.disturbance import Disturbance
-from dynamiccl.serve.brain.ground import (
+from dynamiccl.serve.brain.search_context import (
     MIN_CALLS,
-    Ground,
+    SearchContext,
     in_force,
     latest_config,
-    may_be,
-    news,
-    open_ground,
+    may_have_run,
+    num_new_calls,
+    open_search_context,
 )
 from dynamiccl.serve.brain_history import BrainConfig, History, Task
 from dynamiccl.serve.search.autoccl import AutoCcl
@@ -78,7 +78,7 @@ class TunerBrain:
         self._spaces: dict[Key, SearchSpace] = {}
         self._disturbance = Disturbance(artifact) if alarmed else None
         self._progress: dict[tuple[Collective, int], _Progress] = {}
-        self._ground: Ground | None = None
+        self._context: SearchContext | None = None
         self._policy: _ColdPolicy | None = None
 
     def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
@@ -86,19 +86,19 @@ class TunerBrain:
 
         Raises UnknownName for a communicator shape that the artifact does not have.
         """
-        if self._ground is None:
-            self._ground = open_ground(self._artifact, config)
+        if self._context is None:
+            self._context = open_search_context(self._artifact, config)
         for task in history.tasks:
-            if self._ground.holds(task):
-                self._learn(task, self._ground, in_force(history.table, task))
+            if self._context.holds(task):
+                self._learn(task, self._context, in_force(history.table, task))
         chosen = {key: self._configs[found.playing] for key, found in self._progress.items()}
-        table = self._ground.with_configs(chosen, elsewhere=self._from_table)
+        table = self._context.with_configs(chosen, elsewhere=self._from_table)
         return None if table == history.table else table
 
-    def _learn(self, task: Task, ground: Ground, running: Config) -> None:
+    def _learn(self, task: Task, context: SearchContext, running: Config) -> None:
         key = (task.collective, task.bin)
         if key not in self._progress:
-            self._spaces[key] = self._open_space(task, ground, running)
+            self._spaces[key] = self._open_space(task, context, running)
             self._progress[key] = _Progress(self._tuner.ask(key))
         progress = self._progress[key]
         if self._disturbance is not None and self._disturbance.has_changed(task):
@@ -106,8 +106,8 @@ class TunerBrain:
             progress.playing = self._tuner.ask(key)
         if running != self._configs[progress.playing]:
             return  # the table with it is not in force yet
-        fresh = news(progress.seen, task.calls)
-        calls = [call for call in latest_config(task.calls) if may_be(running, call)]
+        fresh = num_new_calls(progress.seen, task.calls)
+        calls = [call for call in latest_config(task.calls) if may_have_run(running, call)]
         calls = calls[len(calls) - min(len(calls), fresh) :]
         if len(calls) < MIN_CALLS:
             return
@@ -118,11 +118,11 @@ class TunerBrain:
             self._tuner.tell(key, time_us, progress.playing)
         progress.playing = self._tuner.ask(key)
 
-    def _open_space(self, task: Task, ground: Ground, running: Config) -> SearchSpace:
-        mask = ground.mask[task.collective, task.bin - ground.table.first_bin]
+    def _open_space(self, task: Task, context: SearchContext, running: Config) -> SearchSpace:
+        mask = context.mask[task.collective, task.bin - context.table.first_bin]
         last = task.calls[-1]
         ran = Config(last.algorithm, last.protocol, last.num_channels)
-        begin = in_force(ground.table, task) if self._from_table else ABSTAIN
+        begin = in_force(context.table, task) if self._from_table else ABSTAIN
         return SearchSpace(
             [Choice(config) for config in self._configs],
             np.flatnonzero(mask).tolist(),
@@ -134,18 +134,18 @@ class TunerBrain:
         return self._spaces[key]
 
     def _prior(self, key: Key) -> Prior:
-        assert self._ground is not None
+        assert self._context is not None
         if self._policy is None:
-            self._policy = _ColdPolicy(self._artifact, self._ground)
+            self._policy = _ColdPolicy(self._artifact, self._context)
         return self._policy.prior(key)
 
 
 class _ColdPolicy:
     """The policy's predictions for each config, without history."""
 
-    def __init__(self, artifact: Artifact, ground: Ground) -> None:
+    def __init__(self, artifact: Artifact, context: SearchContext) -> None:
         """Ask about every task; raises MachineError without torch."""
-        asked = cold_questions(artifact.manifest, ground.support)
+        asked = cold_questions(artifact.manifest, context.support)
         policy = ScriptedPolicy(artifact.directory / POLICY_NAME)
         self._first_bin, self._num_bins = asked.first_bin, asked.num_bins
         self._q: npt.NDArray[np.float32] = policy.values(

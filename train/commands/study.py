@@ -103,7 +103,7 @@ def study_command(
         from dynamiccl.datasets.store import part_paths
 
         part_paths(data)
-        order = _Order(
+        order = _StudyOptions(
             data=data,
             experiment=experiment,
             recipes=tuple(recipe or [DEFAULT_RECIPE]),
@@ -128,7 +128,7 @@ def study_command(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Order:
+class _StudyOptions:
     """The command line options of a new study."""
 
     data: Path
@@ -143,7 +143,7 @@ class _Order:
     at_once: int
 
 
-def _planned(order: _Order) -> "Study":
+def _planned(order: _StudyOptions) -> "Study":
     """The study of a grid, or a new search."""
     from dynamiccl.train.search import Search
     from dynamiccl.train.study import plan_search, plan_study

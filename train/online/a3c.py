@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from dynamiccl.train.online.actor import Actor, Update
 from dynamiccl.train.online.actor_critic import ActorCritic
-from dynamiccl.train.online.actors import CONTEXT, ActorProcesses, Order
+from dynamiccl.train.online.actors import CONTEXT, ActorProcesses, ActorSettings
 from dynamiccl.train.online.rmsprop import SharedRmsProp
 
 
@@ -33,7 +33,7 @@ class ActorLearners:
     """The updates of asynchronous actor-learner processes (`loop.Updates`)."""
 
     def __init__(
-        self, network: ActorCritic, orders: Sequence[Order], make: Callable[[], ActorCritic]
+        self, network: ActorCritic, orders: Sequence[ActorSettings], make: Callable[[], ActorCritic]
     ) -> None:
         """Keep the shared network; `make` makes the local network of an actor."""
         self.network, self._make = network.share_memory(), make
@@ -63,7 +63,7 @@ class ActorLearners:
 
 
 def _play(  # noqa: PLR0913, PLR0917 - what one process is given
-    order: Order,
+    order: ActorSettings,
     made: Any,
     is_orphan: Callable[[], bool],
     own: ActorCritic,

@@ -23,7 +23,7 @@ _DECISION_UNITS = 8
 _CRITIC_UNITS = 64
 
 
-class Seen(NamedTuple):
+class RoundObservations(NamedTuple):
     """Observations of T rounds."""
 
     window: torch.Tensor  # (T, R, W, features)
@@ -47,7 +47,7 @@ class State(NamedTuple):
 
 
 class ActorCritic(nn.Module):
-    """(Seen, State) -> log probabilities, values, State; see `forward`."""
+    """(RoundObservations, State) -> log probabilities, values, State; see `forward`."""
 
     def __init__(
         self, actor: Imitator, hidden_size: int, num_actions: int, decisions: int, usual: float
@@ -69,10 +69,12 @@ class ActorCritic(nn.Module):
         """Number of LSTM units, U."""
         return int(getattr(self.actor.encoder.trunk, "units", 0))
 
-    def forward(self, seen: Seen, state: State) -> tuple[torch.Tensor, torch.Tensor, State]:
+    def forward(
+        self, seen: RoundObservations, state: State
+    ) -> tuple[torch.Tensor, torch.Tensor, State]:
         """Log probabilities (T, R, A), masked ones far below; values (T, R); new state."""
         rounds = seen.window.size(0)
-        flat = Seen(*(part.flatten(0, 1) for part in seen))
+        flat = RoundObservations(*(part.flatten(0, 1) for part in seen))
         hidden_BH, state = self._features(flat, rounds, state)
         logits_BA = self.sharpness * self.actor.logits(hidden_BH, flat.context, flat.mask)
         decided_BD = self.decision(flat.decided + 1).flatten(1)
@@ -81,7 +83,9 @@ class ActorCritic(nn.Module):
         log_TRA = torch.log_softmax(logits_BA, dim=1).view(rounds, value_TR.size(1), -1)
         return log_TRA, value_TR, state
 
-    def _features(self, flat: Seen, rounds: int, state: State) -> tuple[torch.Tensor, State]:
+    def _features(
+        self, flat: RoundObservations, rounds: int, state: State
+    ) -> tuple[torch.Tensor, State]:
         trunk = self.actor.encoder.trunk
         if not isinstance(trunk, StatefulTrunk):
             return trunk(flat.window, flat.context), state

@@ -28,7 +28,7 @@ CONTEXT: Final = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ActorSettings:
     """The parameters of one actor: its world, its recipe, its seed."""
 
     place: str
@@ -60,7 +60,9 @@ class Order:
 class ActorProcesses:
     """One process for each order, which runs `play(order, put, is_over, *given)`."""
 
-    def __init__(self, orders: Sequence[Order], play: Callable[..., None], room: int = 0) -> None:
+    def __init__(
+        self, orders: Sequence[ActorSettings], play: Callable[..., None], room: int = 0
+    ) -> None:
         """Start no process yet; `room`: capacity of the queue, 0 = unbounded."""
         self._orders, self._play = orders, play
         self._made: Any = CONTEXT.Queue(room)
@@ -100,7 +102,9 @@ class ActorProcesses:
         self._processes = []
 
 
-def _run(play: Callable[..., None], parent: int, order: Order, made: Any, *given: Any) -> None:
+def _run(
+    play: Callable[..., None], parent: int, order: ActorSettings, made: Any, *given: Any
+) -> None:
     """The main function of an actor process: runs until done, or its parent is gone."""
     play(order, made, lambda: os.getppid() != parent, *given)
     made.close()

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from dynamiccl.train.online.actor import Update, descend
-from dynamiccl.train.online.actor_critic import ActorCritic, Seen, State, filled, loss
-from dynamiccl.train.online.actors import ActorProcesses, Order
+from dynamiccl.train.online.actor_critic import ActorCritic, RoundObservations, State, filled, loss
+from dynamiccl.train.online.actors import ActorProcesses, ActorSettings
 from dynamiccl.train.online.player import Trajectory
 from dynamiccl.train.online.rmsprop import SharedRmsProp
 from dynamiccl.train.online.vtrace import vtrace
@@ -107,7 +107,7 @@ class LocalActors:
     """Actors as local processes, which read the learner's weights in shared memory."""
 
     def __init__(
-        self, network: ActorCritic, orders: Sequence[Order], make: Callable[[], ActorCritic]
+        self, network: ActorCritic, orders: Sequence[ActorSettings], make: Callable[[], ActorCritic]
     ) -> None:
         """Start no process yet; `make` makes the network of an actor."""
         self._shared, self._make = network.share_memory(), make
@@ -128,7 +128,7 @@ class LocalActors:
 
 
 def _play(
-    order: Order,
+    order: ActorSettings,
     made: Any,
     is_orphan: Callable[[], bool],
     own: ActorCritic,
@@ -164,6 +164,6 @@ def unpacked(plain: dict[str, Any]) -> Trajectory:
     made: dict[str, Any] = {
         k: torch.tensor(v) if isinstance(v, np.ndarray) else v for k, v in plain.items()
     }
-    for name, kind in (("seen", Seen), ("state", State)):
+    for name, kind in (("seen", RoundObservations), ("state", State)):
         made[name] = kind(*(torch.tensor(part) for part in plain[name]))
     return Trajectory(**made)

@@ -16,7 +16,7 @@ from dynamiccl.train.environment import Tables
 from dynamiccl.train.heads import Imitator
 from dynamiccl.train.online.a3c import ActorLearners
 from dynamiccl.train.online.actor_critic import ActorCritic
-from dynamiccl.train.online.actors import Order
+from dynamiccl.train.online.actors import ActorSettings
 from dynamiccl.train.online.impala import Learner, LocalActors
 from dynamiccl.train.online.loop import OnlineLoop, Updates
 from dynamiccl.train.online.places import Place
@@ -64,7 +64,7 @@ def make_loop(
 
 def _updates(
     shared: ActorCritic,
-    orders: list[Order],
+    orders: list[ActorSettings],
     recipe: Recipe,
     make: Callable[[], ActorCritic],
     ray: str | None,
@@ -99,7 +99,7 @@ def _network(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorCri
     return network
 
 
-def _orders(data: TrainingData, recipe: Recipe, seed: int) -> list[Order]:
+def _orders(data: TrainingData, recipe: Recipe, seed: int) -> list[ActorSettings]:
     orders, places = [], recipe.places.split(",")
     for index in range(max(recipe.actors, len(places))):
         place = Place.parse(places[index % len(places)])
@@ -110,6 +110,8 @@ def _orders(data: TrainingData, recipe: Recipe, seed: int) -> list[Order]:
                 "places by the systems that were measured"
             )
         tables = Tables.of(world, data.profiles, data.training.noise, data.costs)
-        order = Order(place.text, tables, world, recipe.trigger, recipe, seed * 1000 + index)
+        order = ActorSettings(
+            place.text, tables, world, recipe.trigger, recipe, seed * 1000 + index
+        )
         orders.append(order)
     return orders

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dynamiccl.train.online.actor_critic import ActorCritic, Seen, State
+from dynamiccl.train.online.actor_critic import ActorCritic, RoundObservations, State
 from dynamiccl.train.online.decisions import DecisionEnv
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.recipe_checks import RewardScale
@@ -20,7 +20,7 @@ from dynamiccl.train.recipe_checks import RewardScale
 class Trajectory:
     """T rounds, and the observation after them."""
 
-    seen: Seen  # (T + 1, R, ...)
+    seen: RoundObservations  # (T + 1, R, ...)
     #: Of the jobs before the first round.
     state: State
     action: torch.Tensor  # (T, R)
@@ -41,7 +41,7 @@ class Player:
     def __init__(self, env: DecisionEnv, state_units: int, recipe: Recipe, seed: int) -> None:
         """Start an episode."""
         self.env, self.recipe, self._units = env, recipe, state_units
-        self.seen: Seen
+        self.seen: RoundObservations
         self.state: State
         self.random = torch.Generator().manual_seed(seed)
         # Actors explore by different amounts (Mnih et al. 2016, section 4: "explicitly use
@@ -71,7 +71,7 @@ class Player:
             self._begin(None)
         action, log_probability, reward, calls = map(torch.stack, zip(*made, strict=True))
         return Trajectory(
-            seen=Seen(*map(torch.cat, zip(*rows, strict=True))),
+            seen=RoundObservations(*map(torch.cat, zip(*rows, strict=True))),
             state=begin,
             action=action,
             log_probability=log_probability,
@@ -96,9 +96,12 @@ class Player:
         return earned_R.clamp_min(-2.0) if scale == RewardScale.CLIPPED else earned_R
 
 
-def _rows(found: Mapping[str, Any]) -> Seen:
-    flat = (torch.from_numpy(found[name]).flatten(0, 1).unsqueeze(0) for name in Seen._fields)
-    seen = Seen(*flat)
+def _rows(found: Mapping[str, Any]) -> RoundObservations:
+    flat = (
+        torch.from_numpy(found[name]).flatten(0, 1).unsqueeze(0)
+        for name in RoundObservations._fields
+    )
+    seen = RoundObservations(*flat)
     return seen._replace(mask=seen.mask.float())
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from dynamiccl.errors import MachineError
 from dynamiccl.train.online.actor_critic import ActorCritic
-from dynamiccl.train.online.actors import Order
+from dynamiccl.train.online.actors import ActorSettings
 from dynamiccl.train.online.impala import packed, unpacked
 from dynamiccl.train.online.player import Trajectory
 from dynamiccl.train.ray_join import RayJoin, ray
@@ -29,7 +29,7 @@ _PAUSE_S: Final = 1.0
 class RayActors:
     """Trajectories from a Ray cluster (`impala.Trajectories`)."""
 
-    def __init__(self, network: ActorCritic, orders: Sequence[Order], address: str) -> None:
+    def __init__(self, network: ActorCritic, orders: Sequence[ActorSettings], address: str) -> None:
         """Keep the learner's network. Raises UserError and MachineError as `RayJoin`."""
         self._cluster = RayJoin(address)
         self._network, self._orders = network, orders
@@ -93,7 +93,7 @@ class RayActors:
 class _RayActor:
     """The actor in a Ray worker."""
 
-    def __init__(self, order: Order, network: ActorCritic) -> None:
+    def __init__(self, order: ActorSettings, network: ActorCritic) -> None:
         os.environ.update(ONE_THREAD)
         self._own = network
         self._player = order.player(network.state_units)

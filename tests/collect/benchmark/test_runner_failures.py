@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dynamiccl.collect.benchmark.launching import Ran, Site, Starter
+from dynamiccl.collect.benchmark.launching import ProcessOutput, Site, Starter
 from dynamiccl.collect.benchmark.runner import NcclTestsRunner
 from dynamiccl.collect.processes.interrupt import Interrupt
 from dynamiccl.collect.processes.process import Finished
@@ -141,10 +141,10 @@ class Launches:
         self.started: list[str] = []
         start = Starter.start
 
-        def begin(starter: Starter, launch: Launch, *others: Any, **named: Any) -> Ran:
+        def begin(starter: Starter, launch: Launch, *others: Any, **named: Any) -> ProcessOutput:
             self.started.append(launch.id)
             if lost(launch, len(self.started)):
-                return Ran(0.0, finished=Finished(1, None, (), 0.1))
+                return ProcessOutput(0.0, finished=Finished(1, None, (), 0.1))
             return start(starter, launch, *others, **named)
 
         monkeypatch.setattr(Starter, "start", begin)

@@ -22,7 +22,7 @@ MIN_CALLS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class SearchContext:
     """Table and configs from which a communicator's search starts."""
 
     table: DecisionTable
@@ -56,7 +56,7 @@ class Ground:
         )
 
 
-def open_ground(artifact: Artifact, config: BrainConfig) -> Ground:
+def open_search_context(artifact: Artifact, config: BrainConfig) -> SearchContext:
     """The context of a communicator. Raises UnknownName for a shape not in the artifact."""
     info = pick_table(artifact, config.num_nodes, config.num_ranks, config.system)
     table = DecisionTable.read(artifact.directory / info.path)
@@ -64,7 +64,7 @@ def open_ground(artifact: Artifact, config: BrainConfig) -> Ground:
     support = table_supports(manifest)[artifact.tables.index(info)]
     bins = range(table.first_bin, table.first_bin + table.num_bins)
     mask = np.stack([allowed(manifest, support, c, bins) for c in TUNED])
-    return Ground(table, support, mask)
+    return SearchContext(table, support, mask)
 
 
 def in_force(table: DecisionTable | None, task: Task) -> Config:
@@ -80,7 +80,7 @@ def latest_config(calls: Sequence[Call]) -> list[Call]:
     return list(same)[::-1]
 
 
-def may_be(config: Config, call: Call) -> bool:
+def may_have_run(config: Config, call: Call) -> bool:
     """Whether `call` can have run under `config`; channels are ignored: they are a maximum."""
     return config.algorithm in {None, call.algorithm} and config.protocol in {None, call.protocol}
 
@@ -89,7 +89,7 @@ def _used(call: Call) -> tuple[object, ...]:
     return call.algorithm, call.protocol, call.num_channels
 
 
-def news(seen: tuple[Call, ...], calls: tuple[Call, ...]) -> int:
+def num_new_calls(seen: tuple[Call, ...], calls: tuple[Call, ...]) -> int:
     """Number of calls at the end of a window that were not in the previous window."""
     for kept in range(min(len(seen), len(calls)), 0, -1):
         if seen[-kept:] == calls[:kept]:
