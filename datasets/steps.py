@@ -1,8 +1,7 @@
-"""Steps of episodes as columns, from which training samples batches.
+"""Training steps stored as columns, from which batches are sampled.
 
-A step is one collective: what was seen before it, the action that was taken, what it came to. Only
-facts are kept, 30 bytes a step. Observations are made of them when a batch is drawn, so a window
-costs nothing until it is looked at.
+A step is one collective call: the observation before it, the action, and the result. Only the
+calls' attributes are stored, 30 bytes a step. Observations are computed when a batch is drawn.
 
 N steps, E episodes, T tasks, B rows of a batch, K calls in the window, F features of the context,
 A actions.
@@ -46,8 +45,8 @@ class Steps:
     tasks: Tasks
     starts: Int64Array  # (E + 1,), the first step of each episode, and N
     task: Int64Array  # (E,), the episode's task
-    terminated: npt.NDArray[np.bool_]  # (E,), else cut off: its last step leads nowhere known
-    calls: CallColumns  # (N,), what each step came to
+    terminated: npt.NDArray[np.bool_]  # (E,), else cut off: no next state
+    calls: CallColumns  # (N,), the calls, with their times
     action: npt.NDArray[np.integer]  # (N,)
     reward: Float32Array  # (N,)
     #: (N, K) the steps whose calls a step sees, right-aligned, -1 = padding. None: the K steps

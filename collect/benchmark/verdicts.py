@@ -15,15 +15,15 @@ from dynamiccl.collect.sweep.trial import Setting
 from dynamiccl.datasets.schema import Status
 
 _NO_TIMES = (
-    "processes are left over, whose times are in the mean, and nccl-tests tells no times of single "
-    "processes: it needs 2.19.2 or later (-I -J)"
+    "processes are left over, whose times are in the mean, and nccl-tests prints no per-process "
+    "times: that needs 2.19.2 or later (-I -J)"
 )
 
 
 def verdicts_of(
     launch: Launch, folder: Path, output: Output, lines: Sequence[str]
 ) -> list[Verdict]:
-    """A verdict for each block that gave a row, once the report of them all has arrived."""
+    """A verdict for each block that has a row; waits until the plugin's report covers them all."""
     num_rows = len(output.blocks)
     wrong = wrong_comms(launch.setting, lines)
     if wrong is not None:
@@ -45,8 +45,8 @@ def wrong_comms(setting: Setting, lines: Sequence[str]) -> str | None:
         if len(groups) < 2:
             return None
         return (
-            f"nccl-tests made {len(groups)} communicators of the ranks in place of one; take "
-            "NCCL_TESTS_SPLIT out of the environment, and use split in the sweep file"
+            f"nccl-tests made {len(groups)} communicators of the ranks in place of one; remove "
+            "NCCL_TESTS_SPLIT from the environment, and use split in the sweep file"
         )
     found = {tuple(sorted(line.rank for line in group)) for group in groups.values()}
     if not groups or not set(comms.members) <= found:

@@ -1,11 +1,11 @@
 """The launches that pair up the GPUs of a cluster: each launch makes pairs of all GPUs at once.
 
-A launch is one nccl-tests process for each GPU, split into communicators of two. `AND` with all
-bits of a rank's number but one pairs ranks that differ in this bit: the bits of the GPU's number
-pair GPUs of one node, those of the node's number pair equal GPUs of two nodes, each over a NIC of
-its own. So log2(ranks) launches measure each GPU with as many partners, where all pairs would take
-as many launches as there are nodes. `MOD` pairs nodes at a distance: partners for those that a
-number of nodes that is no power of two leaves without.
+A launch is one nccl-tests process for each GPU, split into communicators of two ranks by
+NCCL_TESTS_SPLIT. `AND` with all bits of the rank but one pairs ranks that differ in this bit only:
+the low bits, of the GPU's number, pair GPUs of one node; the high bits, of the node's number, pair
+GPUs of the same number on two nodes, each pair over NICs of its own. So log2(ranks) launches
+measure each GPU with log2(ranks) partners. `MOD` pairs nodes at a distance, for nodes that lack
+partners where the number of nodes is no power of two.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dynamiccl.collect.sweep.splits import Split
 from dynamiccl.errors import UserError
 
-#: Partners that each node should have: of two that are slow together, a third tells which it is.
+#: Partner nodes of each node: of a slow pair, other partners tell which of the two is slow.
 _PARTNERS = 3
 
 
@@ -22,7 +22,7 @@ class Pairing:
     """One launch, by its split."""
 
     split: Split
-    #: Whether processes are left over.
+    #: Whether some processes are in no pair.
     spare: bool
     #: Whether the pairs are of two nodes, or inside one.
     between_nodes: bool

@@ -16,7 +16,7 @@ from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.store import part_provenance, sweep_parts, write_part
 from dynamiccl.errors import MachineError
 
-#: What shares a noise band: one setting in one round.
+#: Rows with equal values here share a noise band: one setting in one round.
 _BAND_KEY: Final = (
     "round",
     "collective",

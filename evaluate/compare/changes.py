@@ -1,14 +1,16 @@
 """Statistical tests for changes between two sweeps: overall, by cell, by range of sizes.
 
-First it is asked whether there is any change: the median of all cells, between runs; more slower,
-or more faster, cells than permuted runs give (a likelihood ratio of a few shifted cells against
-none: Donoho and Jin 2004, "Higher criticism for detecting sparse heterogeneous mixtures", compare
-such tests); any stretch. All four together are wrong in one pair of like sweeps in a hundred. Only
-where something changed are cells and stretches listed, by Benjamini and Hochberg's procedure, which
-holds the share of false ones.
+A cell is one task under one config; a stretch is a range of neighbouring sizes of one config.
 
-A cell is judged beyond the common change by a moderated t-test (judging.py), a stretch by the runs'
-means over it, so that noise that its cells share is counted.
+Four tests decide whether there is any change: the median of all cells between runs; more slower
+cells, and more faster cells, than permuted runs give (likelihood ratio of a few shifted cells
+against none; Donoho and Jin 2004, "Higher criticism for detecting sparse heterogeneous mixtures",
+compare such tests); any stretch. Together they give a false alarm in one of a hundred pairs of
+equal sweeps. Only if there is a change are cells and stretches listed, with the false discovery
+rate controlled (Benjamini and Hochberg).
+
+A cell's own change, beyond the common one, is tested by a moderated t-test (judging.py), a
+stretch's by its mean in each run, so that noise common to its cells counts.
 """
 
 from collections.abc import Sequence
@@ -32,15 +34,15 @@ from dynamiccl.evaluate.compare.paired import LIKE, LINE, Paired
 from dynamiccl.evaluate.gate.evidence import passing
 
 Floats = npt.NDArray[np.float64]
-#: Where the sizes of a config are cut into stretches: latency, between, bandwidth.
+#: Sizes in bytes between stretches: latency-bound, intermediate, bandwidth-bound.
 _BOUNDS: Final = (1 << 16, 1 << 22)
 _LEAST_SIZES: Final = 3
-#: How many spreads from its side's median a time still counts.
+#: Times further from their side's median, in spreads, are not counted.
 _COUNTED: Final = 4.0
-#: A cell is noisier than its like where so few of its like would be as noisy.
+#: A cell is too noisy if the probability of its noise among similar cells is below this.
 _NOISY: Final = 0.05
 _TINY: Final = 1e-12
-#: At which each of the four questions is answered; 0.01 together.
+#: Significance levels of the four tests; 0.01 together.
 _SLOWER_LEVEL: Final = 0.004
 _LEVEL: Final = 0.002
 

@@ -1,1 +1,1 @@
-"""Boosted trees that predict the residual of NCCL's cost model for each config (cold tables)."""
+"""Boosted trees on the residuals of NCCL's cost model, for decision tables (residual-boosting)."""

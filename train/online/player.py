@@ -21,17 +21,17 @@ class Trajectory:
     """T rounds, and the observation after them."""
 
     seen: RoundObservations  # (T + 1, R, ...)
-    #: Of the jobs before the first round.
+    #: LSTM state of the jobs before the first round.
     state: State
     action: torch.Tensor  # (T, R)
-    #: Of each action, under the weights that played.
+    #: Log probability of each action, under the weights that were used.
     log_probability: torch.Tensor  # (T, R)
     reward: torch.Tensor  # (T, R)
-    #: Calls of a key in a round; one without any teaches nothing.
+    #: Calls of a key in a round; rows without calls are not trained on.
     calls: torch.Tensor  # (T, R)
     #: Time of NCCL's own choice over ours.
     speedup: float
-    #: Factor of the entropy's weight that is its player's.
+    #: The player's factor on the entropy weight.
     curiosity: float
 
 
