@@ -124,7 +124,7 @@ def run_command(
     summary = carry_out(sweep, order, console=_stderr)
     _show_run(summary, out, as_json=as_json)
     if summary.ended in {"interrupted", "detached"}:
-        # Whatever a script does next wants a whole sweep.
+        # A script's next step needs a complete sweep.
         raise typer.Exit(cli.INTERRUPTED)
 
 

@@ -22,9 +22,9 @@ class Pick:
     """A trial to be measured once."""
 
     trial: Trial
-    #: Number of the repeat within its round.
+    #: Number of the repeat within its round, from 0 on.
     repeat: int = 0
-    #: P(config | task, history) with which a draw of the strategy took it; None = it had no choice.
+    #: P(config | task, history) of the strategy's random draw; None = it was not drawn.
     probability: float | None = None
 
 
@@ -41,7 +41,7 @@ class LaunchMode(StrEnum):
 
     #: The user's untouched environment, nothing of ours loaded: the reference default.
     REFERENCE = "reference"
-    #: The plugin plays a schedule: many configs in one process.
+    #: The plugin applies a schedule: many configs in one process.
     SWEEP = "sweep"
     #: One config, forced by environment.
     FORCED = "forced"
@@ -55,13 +55,13 @@ class LaunchMode(StrEnum):
 class Launch:
     """One process (or its simulation), and the picks that it measures, in this order."""
 
-    #: Unique within the sweep, and the same whenever the same round is laid out again.
+    #: Unique within the sweep, and reproducible: laying out a round again gives the same ids.
     id: str
     round: int
     setting: Setting
     mode: LaunchMode
     picks: tuple[Pick, ...]
-    #: Whether the plugin plays its configs; else the one config is forced by environment.
+    #: Whether the plugin applies the configs; else a single config is forced by environment.
     is_scheduled: bool = False
 
     @property
@@ -91,12 +91,12 @@ class LaunchResult:
     """Rows, picks to run again, and quarantined configs of a launch that has ended."""
 
     measured: tuple[Measured, ...]
-    #: Picks that were not reached: a config hung or crashed before them, or we were told to stop.
+    #: Picks to run again: a config hung or crashed before them, or a stop was requested.
     unfinished: tuple[Pick, ...] = ()
     quarantined: tuple[Quarantined, ...] = ()
-    #: What was learnt about the setting, as plain data (the read-back pass, the environment).
+    #: New facts about the setting, as plain data (read-back results, environment columns).
     facts: Mapping[str, Any] = field(default_factory=dict)
-    #: Seconds that it took in a run that was killed meanwhile.
+    #: Seconds that an earlier, killed run spent on it.
     seconds_before: float = 0.0
 
 

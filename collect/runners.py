@@ -26,7 +26,7 @@ class RunnerContext:
     file: SweepFile
     site: Site
     interrupt: Interrupt
-    #: Ends what runs beside the sweep.
+    #: Stops background processes when the sweep ends.
     stack: ExitStack
 
 
@@ -51,7 +51,7 @@ def _simulator(context: RunnerContext) -> Runner:
     return SimulatorRunner(context.file, context.site.out)
 
 
-#: Name -> what makes the runner.
+#: Name -> constructor of the runner.
 RUNNERS: Final[Mapping[str, Maker]] = {"nccl-tests": _nccl_tests, "simulator": _simulator}
 
 

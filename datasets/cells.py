@@ -23,17 +23,17 @@ from dynamiccl.datasets.schema import (
     Status,
 )
 
-#: What makes two rows of a task the same config.
+#: Columns that identify the requested config within a task.
 CONFIG_COLUMNS: Final = ("is_default", *REQUESTED_COLUMNS)
 CELL_COLUMNS: Final = (*TASK_COLUMNS, *CONFIG_COLUMNS)
 #: What makes two measurements of a cell independent. Sweeps name their runs alike, and a run counts
 #: the default's repeats from 0 twice: untouched, and under our plugin.
 REPEAT_COLUMNS: Final = ("sweep", "run", "repeat", "default_scope")
-#: Above so many repeats the spread is taken from so many quantiles: pairs grow with the square.
+#: With more repeats the spread is computed from this many quantiles: pairs grow quadratically.
 _MAX_PAIRED: Final = 256
-#: What a noise band is estimated for.
+#: Columns of a group with its own noise band.
 NOISE_KEY: Final = ("system", "collective")
-#: What says that the GPUs were unwell: true, or above zero. Unknown (null) is taken for well.
+#: Columns that show unhealthy GPUs if true or above 0; null (unknown) counts as healthy.
 UNWELL_COLUMNS: Final = ("throttled", "ecc_errors")
 _IS_TIMED: Final = (
     (pl.col("status") == Status.OK.value)
@@ -168,7 +168,7 @@ def noise_bands(frame: pl.DataFrame, by: Sequence[str] = ("system",)) -> pl.Data
     Both are unitless. Groups without a repeated cell are absent: their noise is not known.
     """
     return (
-        # Two defaults differ by more than noise.
+        # The two kinds of default differ by more than noise.
         cell_times(_one_default(frame))
         .drop_nulls("spread")
         .group_by(list(by), maintain_order=True)

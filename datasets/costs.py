@@ -20,7 +20,7 @@ from dynamiccl.datasets.store import part_paths, read
 from dynamiccl.nccl import NUM_ALGORITHMS, NUM_PROTOCOLS, Algorithm, Collective, Protocol
 from dynamiccl.nccl_costs import plateau, size_correction
 
-#: What tells whose communicators a cost is of.
+#: Columns that identify the communicators of a cost.
 COST_KEY: Final = (
     "system",
     "nccl_version",

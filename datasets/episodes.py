@@ -56,7 +56,7 @@ _WINDOW_KEY: Final = (
     "interference_kind",
     "interference_level",
 )
-#: Configs that were measured here are what an action mask allows.
+#: Columns of a group: an action mask allows the configs measured in it.
 _MASK_KEY: Final = ("system", "collective", "num_nodes", "ranks_per_node", "launch_profile")
 
 
@@ -66,7 +66,7 @@ class Counts:
 
     rows: int
     unusable: int
-    #: Beside a disturbance, of any split.
+    #: Rows measured beside interference, of any split.
     interfered: int
     not_tuned: int
     held_out: int
@@ -119,7 +119,7 @@ def training_steps(
     # Tables are made of cold observations: there are never fewer of them than of warm ones.
     cold = np.resize(np.arange(alone.height), max(alone.height, len(owners)))
     row = np.concatenate([cold, owners])
-    # A window names steps; of a row that has several, the first.
+    # Windows refer to steps; a row with several steps is represented by its first.
     step_of = np.full(rows.height, -1)
     step_of[row[::-1]] = np.arange(len(row))[::-1]
     used = int((owners >= alone.height).sum())

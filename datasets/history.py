@@ -19,7 +19,7 @@ from dynamiccl.datasets.history_columns import HISTORY_COLUMNS, HistoryColumns, 
 from dynamiccl.datasets.network_sense import ebb_gbytes_per_s
 from dynamiccl.nccl import Algorithm, Protocol
 
-#: An algorithm, a protocol, an interference or a skew that is not known; channels are then 0.
+#: Code of an unknown algorithm, protocol, interference or skew; unknown channels are 0.
 UNKNOWN: Final = -1
 _LOG2: Final = np.log2(np.maximum(np.arange(1 << 16), 1)).astype(np.float32)
 
@@ -79,7 +79,7 @@ def history_arrays(calls: Sequence[Call]) -> tuple[Float32Array, Float32Array]:
     recent = list(calls)[-WINDOW_LENGTH:]
     slots = np.arange(WINDOW_LENGTH) - (WINDOW_LENGTH - len(recent))
     valid = slots >= 0
-    # Something has to stand in the padding's place; it is not looked at.
+    # Any valid value for the padding, which is ignored.
     padded = CallColumns.of(recent or [Call(1, 1.0, None, None, None)])
     window, history = history_features(padded.take(np.maximum(slots, 0)[None]), valid[None])
     return window[0], history[0]

@@ -37,13 +37,13 @@ POLICY_NAME: Final = "policy.pt"
 BRAIN_NAME: Final = "brain.pt"
 #: The Trigger agent beside a policy (train/trigger), where there is one; `brain.pt` holds it, too.
 TRIGGER_NAME: Final = "trigger.pt"
-#: What is known of it, in the folder where it was trained.
+#: Facts about the Trigger, in the folder of its training run.
 TRIGGER_FACTS_NAME: Final = "trigger.json"
-#: What a gate made of each size bin (evaluate/gate/gated.py).
+#: The gate's verdict on each size bin (evaluate/gate/gated.py).
 GATE_NAME: Final = "gate.json"
-#: What the plugin reads of an artifact (serve/plugin_index.py); made last.
+#: Index that the plugin reads (serve/plugin_index.py); written last.
 INDEX_NAME: Final = "plugin.index"
-#: While it is there, jobs under the artifact go on with NCCL's own choice.
+#: Kill file: while it exists, jobs under the artifact use NCCL's own choice.
 KILL_NAME: Final = "kill"
 _UNLISTED: Final = frozenset({MANIFEST_NAME, INDEX_NAME, KILL_NAME})
 #: Where the policy directory lies inside a run's artifacts.
@@ -88,9 +88,9 @@ class Support:
     noise_bands: dict[str, float]
     #: The machines it was measured on (dynamiccl/fingerprint.py); empty where the data do not say.
     fingerprints: list[str] = field(default_factory=list)
-    #: The most channels that NCCL was seen to use there; None: its log was never read back.
+    #: Largest number of channels that NCCL used; None: its log was never read back.
     most_channels: int | None = None
-    #: NCCL's cost model, for a policy that looks at it; None: it does not.
+    #: NCCL's cost model, for a policy that uses it, else None.
     costs: Costs | None = None
     #: Whether nothing was measured here: what stands in `measured` is of other shapes.
     carried: bool = False

@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-#: Transfers. BBR holds its largest bandwidth for ten round trips.
+#: Window of BtlBw in transfers; BBR keeps its largest bandwidth for ten round trips.
 BTLBW_WINDOW: Final = 10
-#: Transfers. A longer route makes the least time grow for good: the old one must be forgotten.
+#: Window of RTprop in transfers: after a change to a longer route the old minimum must expire.
 RTPROP_WINDOW: Final = 100
 
 

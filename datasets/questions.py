@@ -21,9 +21,9 @@ from dynamiccl.datasets.schema import DEFAULT_PROFILE, MEASUREMENTS
 from dynamiccl.nccl import Collective, NcclVersion, invalid_reason
 from dynamiccl.sizes import BINS_PER_OCTAVE, bin_center_bytes
 
-#: A config measured at most so many bins away may be chosen.
+#: Configs measured at most this many bins away may be chosen.
 REACH_BINS: Final = BINS_PER_OCTAVE
-#: Per-process tables cannot follow a launch profile: they are made for the untouched environment.
+#: Tables do not depend on a launch profile: they are for the untouched environment.
 _PROFILE: Final = DEFAULT_PROFILE
 
 
@@ -111,7 +111,7 @@ def allowed(
             if support.gated is not None:
                 passed = support.gated.get(collective.wire, {}).get(name, [])
                 mask[:, action] &= (action == ABSTAIN_ACTION) | np.isin(centres, passed)
-    # With nothing to choose from, the policy still needs one action: abstaining.
+    # Where nothing may be chosen, the policy still needs one allowed action: ABSTAIN.
     mask[~mask.any(axis=1), ABSTAIN_ACTION] = True
     return mask
 

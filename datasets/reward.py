@@ -23,18 +23,18 @@ import polars as pl
 from dynamiccl.datasets.cells import interfered, quiet, usable
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, TASK_COLUMNS, DefaultScope
 
-#: Where the default was measured for a size: one octave to each side at most.
+#: Largest distance in octaves to a measured default on each side.
 MAX_GAP_OCTAVES: Final = 1.0
 #: log2(2^29) is not exactly 29 in floating point; no two sizes lie so close to one another.
 _LOG_TOLERANCE: Final = 1e-9
-#: A task without its conditions of launch: what one default is a reference for.
+#: Columns of tasks that share one reference default: without launch conditions.
 _DISTURBED_BY: Final = ("num_comms", "comm_split", "interference_kind", "interference_level")
 _REFERENCE_KEY: Final = tuple(
     name for name in TASK_COLUMNS if name not in {"launch_profile", *_DISTURBED_BY}
 )
-#: A run, whose name is unique within its sweep only.
+#: Columns that identify a run: its name is unique within its sweep only.
 _RUN: Final = ("sweep", "run")
-#: What ran beside the same disturbance, in one run.
+#: Columns of rows measured in one run beside the same interference.
 _BESIDE: Final = (*_REFERENCE_KEY, *_RUN, *_DISTURBED_BY)
 #: Bounds of an interference level; the Trigger's residuals of log time are clipped at 8.
 _LEVELS: Final = (0.0, math.expm1(8.0))

@@ -21,7 +21,7 @@ class CallRings:
         """Start empty."""
         size = num_rings * WINDOW_LENGTH
         self._calls = CallColumns(
-            # Something has to stand in the padding's place; it is not looked at.
+            # Any valid value for the padding, which is ignored.
             size_bytes=np.ones(size, dtype=np.int64),
             time_us=np.ones(size, dtype=np.float64),
             algorithm=np.zeros(size, dtype=np.int8),

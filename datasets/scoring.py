@@ -41,7 +41,7 @@ ENVIRONMENT_COLUMNS: Final = (
     "nics_per_node",
     "cpu_vendor",
 )
-#: A task is scored when at least so many forced configs were measured.
+#: Minimum number of measured forced configs of a scored task.
 MIN_FORCED: Final = 2
 
 

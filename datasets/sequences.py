@@ -47,7 +47,7 @@ _NEEDED: Final = (
     *("comm", "sequence", "replay", "size_bytes", "num_nodes"),
     *("decided", "actual_num_channels"),
 )
-#: Timed on all ranks, which agreed, and told in full.
+#: Calls that are timed on all ranks, with equal arguments and complete attributes.
 _IS_TIMED: Final = (
     (pl.col("time_us") > 0)
     & pl.col("ranks_agree")

@@ -39,9 +39,9 @@ class SplitBy(StrEnum):
 
 
 _BY_OCTAVE: Final = (Split.TRAIN, Split.VALIDATION, Split.TRAIN, Split.TEST)
-#: By turns of what there is, so that three are enough.
+#: The uses in turn, such that three values are enough.
 _BY_TURN: Final = (Split.TRAIN, Split.VALIDATION, Split.TEST, Split.TRAIN)
-#: Without so many there is nothing for one of the parts.
+#: With fewer values one of the parts would be empty.
 _LEAST: Final = 3
 
 

@@ -101,7 +101,7 @@ def _write_atomically(part: pa.Table, folder: Path) -> Path:
             os.fsync(file.fileno())
         hidden.replace(final)
     except BaseException:
-        # On a full disk half a part would only take the room that the next try needs.
+        # On a full disk, remove the partial file to free the space.
         hidden.unlink(missing_ok=True)
         raise
     return final

@@ -40,17 +40,17 @@ from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.recipe_checks import ONLINE, Caution, CostBase
 from dynamiccl.train.replay import CostDropout, Mixed, Replay
 
-#: Told after each epoch: steps made, of how many, and the epoch's metrics.
+#: Called after each epoch with the steps done, their total, and the epoch's metrics.
 Progress = Callable[[int, int, dict[str, float]], None]
 
-#: Algorithms that are not d3rlpy's, and what fits each (data, alpha, seed).
+#: Algorithms outside of d3rlpy -> function (data, alpha, seed) that fits one.
 CAUTIOUS: Final[Mapping[str, Callable[..., Fitted]]] = {
     "GaussianProcess": fit_gaussian,
     "ResidualBoosting": fit_boosting,
 }
-#: What a run that was killed goes on from; gone once the run is finished.
+#: The state file from which a killed run resumes; removed when the run finishes.
 _STATE_NAME: Final = "state.pt"
-#: What a run began with: from it one goes on that was killed before its first epoch.
+#: The arguments of a run, to resume one that was killed before its first epoch.
 _BEGUN_NAME: Final = "begun.json"
 
 
@@ -335,7 +335,7 @@ def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
         alpha=recipe.alpha if recipe.caution == Caution.BOUND else None,
         least_alphas=decided.least_alphas,
     )
-    # Last of all: who finds it finds the rest.
+    # Written last: if it exists, all other files do.
     run.log_folder(scratch)
     run.log_text(json.dumps(asdict(summary), indent=1), SUMMARY_NAME)
     return summary

@@ -16,7 +16,7 @@ from dynamiccl.train.heads import Member
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.replay import CostDropout, Mixed, Replay
 
-#: Raised with every change of what is saved.
+#: Version of the state format.
 STATE_VERSION: Final = 2
 
 
@@ -131,7 +131,7 @@ def write_state(path: Path, state: dict[str, Any]) -> None:
 def read_state(path: Path) -> dict[str, Any]:
     """A state written by `Loop.save`; raises CorruptFile."""
     try:
-        # Tensors and plain values only: nothing in the file is run.
+        # weights_only: the file can hold tensors and plain values, but no code.
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CorruptFile(f"{path} is not the state of a training run: {error}") from error

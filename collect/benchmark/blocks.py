@@ -26,7 +26,7 @@ SCHEDULE_NAME: Final = "schedule"
 REPORT_NAME: Final = "report"
 _FINE: Final = Verdict(Status.OK)
 _LOOK_S: Final = 0.2
-#: How long the report may take to arrive over a network file system.
+#: Seconds that the report may take to arrive over a network file system.
 REPORT_S: Final = 45.0
 
 
@@ -83,7 +83,7 @@ def read_report(folder: Path) -> PlayReport | str:
     if played.schedule_hash != schedule.content_hash:
         return f"it is about the schedule {played.schedule_hash}, not {schedule.content_hash}"
     if played.calls > schedule.num_calls:
-        # With one size only, a block more or less cannot be noticed while playing.
+        # With one size only, the plugin cannot notice a missing or additional block.
         return f"the benchmark made {played.calls} calls and not {schedule.num_calls}"
     return played
 

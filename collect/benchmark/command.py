@@ -12,9 +12,9 @@ from dynamiccl.collect.runner import Launch, LaunchMode
 from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.nccl import Config
 
-#: What would beat the config that a launch asks for (`src/graph/tuning.cc` reads them first).
+#: Variables that override the requested config (`src/graph/tuning.cc` reads them first).
 CONFIG_VARIABLES: Final = ("NCCL_ALGO", "NCCL_PROTO")
-#: What only a launch of ours may set.
+#: Variables that only our launches may set.
 PLUGIN_VARIABLES: Final = (
     "DYNAMICCL_MODE",
     "DYNAMICCL_SCHEDULE",
@@ -118,10 +118,10 @@ def environment(launch: Launch, places: Places, plugin: str, schedule_hash: str)
     a read-back launch that forces its one config by environment.
     """
     split = {_SPLIT: launch.setting.split} if launch.setting.split else {}
-    # The mask is read first, and would win.
+    # NCCL_TESTS_SPLIT_MASK is read first, and would take precedence.
     if launch.mode is LaunchMode.REFERENCE:
         return Environment(split, (*PLUGIN_VARIABLES, *([_SPLIT_MASK] if split else [])))
-    # Without it a failure says no more than its kind.
+    # Without NCCL_DEBUG a failure prints no details.
     found = {"NCCL_DEBUG": "WARN", **dict(launch.setting.profile.environment), **split}
     if schedule_hash:
         found |= {
@@ -144,7 +144,7 @@ def environment(launch: Launch, places: Places, plugin: str, schedule_hash: str)
             "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING",
             "NCCL_DEBUG_FILE": places.log,
         }
-        # Each communicator has one to write, to the same file.
+        # Each communicator would write its dump to the same file.
         if not split:
             found |= {
                 "NCCL_TOPO_DUMP_FILE": places.topology,

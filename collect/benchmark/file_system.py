@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 _MOUNTS: Final = Path("/proc/self/mountinfo")
-#: File systems of this machine alone, where all see one page cache.
+#: Types of local file systems: all processes share one page cache.
 _LOCAL: Final = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay"))
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
@@ -26,7 +26,7 @@ def is_local(path: Path, mounts: Path = _MOUNTS) -> bool:
         if len(fields) < 5 or not tail:
             continue
         point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), fields[4])
-        # Of two mounts on one point the later one is seen.
+        # The later of two mounts on one point is the visible one.
         if place.is_relative_to(point) and len(point) >= len(found[0]):
             found = (point, tail.split()[0])
     return found[1] in _LOCAL

@@ -27,7 +27,7 @@ class Grid:
     #: What nccl-tests prints as size, and NCCL's nBytes; shape as `chain.sizes`.
     benchmark_bytes: tuple[int, ...]
     cycles: tuple[tuple[Pick, ...], ...]
-    #: Picks of the launch that are not in it (another walk, or too many blocks).
+    #: Picks of the launch that did not fit (another walk, or too many blocks).
     left_over: tuple[Pick, ...]
 
     @property
@@ -99,7 +99,7 @@ def _hand(launch: Launch, size_bytes: int) -> list[Pick]:
     return hand
 
 
-#: Fillers of a launch that continues another one are numbered above all of that one's.
+#: Repeat numbers of a continuing launch's fillers start above those of the launch it continues.
 _FILLERS_OF_A_LAUNCH: Final = 1_000_000
 
 

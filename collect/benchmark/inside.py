@@ -12,10 +12,10 @@ from dynamiccl.collect.processes.process import Limits, run_process
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import Collective
 
-#: A first start pulls the image.
+#: Long, since the first start pulls the image.
 _START_S: Final = 900.0
 _FOUND: Final = "dynamiccl-found "
-#: Says which of the names given is there, and then its help text. `command -v` takes a path too.
+#: Prints the first name that exists, then its help text. `command -v` accepts paths, too.
 _ASK: Final = (
     f'for name; do path=$(command -v "$name") || continue; echo "{_FOUND}$path"; '
     'exec "$path" -h; done; exit 127'

@@ -32,9 +32,9 @@ _log = logging.getLogger(__name__)
 #: What nccl-tests prints below its rows (v2.13 to v2.19.6, `src/common.cu`), and how near the end.
 _FOOTER: Final = "# Avg bus bandwidth"
 _FOOTER_LINES: Final = 50
-#: Exit codes of what SIGTERM or SIGKILL ended, as we see it and as a launcher reports it.
+#: Exit codes after SIGTERM or SIGKILL, as seen by us and as reported by a launcher.
 _ENDED_FROM_OUTSIDE: Final = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + 15, 128 + 9})
-#: How long the same end may take to reach us.
+#: Seconds that the same signal may take to reach us.
 _HEARING_S: Final = 2.0
 
 
@@ -46,9 +46,9 @@ class _Enough(Exception):
 class Site:
     """Where nccl-tests runs: launcher, directories, plugin."""
 
-    #: Data directory; dumps are kept in it.
+    #: Data directory; topology dumps go there, too.
     out: Path
-    #: Folder for the files of launches, seen by all nodes.
+    #: Folder for the files of launches, on a file system shared by all nodes.
     work: Path
     #: Where the binaries are; None = PATH.
     nccl_tests_dir: Path | None
@@ -66,7 +66,7 @@ class ProcessOutput:
     lines: list[Line] = field(default_factory=list)
     #: When each row arrived, seconds since the epoch.
     row_times: list[float] = field(default_factory=list)
-    #: What the row that was waited for last had on top of the time limit, in seconds.
+    #: Seconds added to the time limit for the last awaited row.
     more_s: float = 0.0
     #: How it ended; None when we were asked to stop it.
     finished: Finished | None = None

@@ -7,7 +7,7 @@ from dynamiccl.collect.benchmark.read_back import PlainChoice
 from dynamiccl.collect.sweep.trial import Setting, Trial
 from dynamiccl.nccl import Algorithm, Protocol
 
-#: What differs in nothing but the number of channels.
+#: Key of trials that differ in the number of channels only.
 _Family = tuple[Setting, int, Algorithm | None, Protocol | None, int | None]
 
 

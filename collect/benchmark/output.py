@@ -21,13 +21,13 @@ from dynamiccl.datasets.schema import MEASUREMENTS
 from dynamiccl.errors import DataError
 from dynamiccl.nccl import Collective
 
-#: Lines of Slurm and of Open MPI.
+#: Matches lines of Slurm and of Open MPI.
 _LAUNCHERS: Final = re.compile(r"(?:srun|slurmstepd\S*|mpirun|mpiexec|prte\w*): |\[\S+:\d+\] PRTE ")
 #: A row: size, count, type, redop, root, and then times.
 _ROW: Final = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w+\s+\w+\s+-?\d+\s+[\d.]")
-#: From the type on: what is left of a row whose head another rank's words cut off.
+#: The rest of a row from the type on, where another rank's output overwrote its beginning.
 _TAIL: Final = re.compile(rf"(?:^|\s)(?:{'|'.join(DATATYPE_BYTES)})\s+\w+\s+-?\d+\s+[\d.]")
-#: What a half of a row says of itself; everything else is the harness's to know.
+#: Columns that a half of a row has; the runner knows all others.
 _KEPT: Final = frozenset(
     (
         "source",
@@ -72,7 +72,7 @@ class Output:
     blocks: tuple[Block, ...]
     #: Environment columns that the output names.
     environment: dict[str, Any]
-    #: Where the ranks ran, as far as it says so.
+    #: Hosts of the ranks in order, as a host list, if printed.
     hosts: str | None = None
 
 
@@ -94,7 +94,7 @@ def read_output(
         num_blocks: how many blocks there should be.
     """
     blocks = _believed(_text_blocks(lines, collective), sizes)
-    # JSON names no release of nccl-tests.
+    # The JSON output has no release of nccl-tests.
     release = blocks[0][0].get("nccl_tests_version") if blocks else None
     from_json = _believed(_json_blocks(json, collective), sizes)
     if len(from_json) >= len(blocks) and from_json:
@@ -117,7 +117,7 @@ def last_words(lines: Sequence[str]) -> str:
     launchers = [line for line in told if _LAUNCHERS.match(line)]
     own = [line for line in told if not _LAUNCHERS.match(line)]
     failures = [line for line in own if _FAILURE.search(line)]
-    # Comments are the head of the table: what a killed benchmark had said says nothing of why.
+    # Comment lines are the table's header, which does not explain a failure.
     plain = [line for line in own if not line.startswith("#")]
     words = (failures or plain)[-3:]
     words += launchers[:1] if words else launchers[:3]
@@ -132,7 +132,7 @@ def is_impossible(lines: Sequence[str]) -> bool:
 def _text_blocks(lines: Sequence[str], collective: Collective) -> list[Block | None]:
     text = "\n".join(lines)
     parsed = parse_text(text, where="output", collective=collective)
-    # A row of which nothing can be taken (torn, or without a time) still has its place in the walk.
+    # An unreadable row (torn, or without a time) still takes its place in the walk over sizes.
     by_line: dict[int, Block | None] = {
         number: []
         for number, line in enumerate(text.splitlines(), 1)

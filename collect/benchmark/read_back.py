@@ -64,7 +64,7 @@ def choices_by_block(
     calls = list(logged_calls(log))[warmup_calls:]
     blocks = grid.blocks
     found: list[PlainChoice | None] = []
-    # With one size nothing else shows that the calls were counted wrong.
+    # With a single size nothing else reveals a miscount of calls.
     if len(calls) > len(blocks) * calls_per_block:
         return found
     for number in range(len(blocks)):

@@ -101,7 +101,7 @@ class NcclTestsRunner:
         self._plays = False
         self._folders = LaunchFolders(site.work)
         self._chances = SecondChances()
-        #: The last launch that began, by whether the plugin plays its configs.
+        #: Whether the plugin applies the configs -> the last launch that started.
         self._begun: dict[bool, Launch] = {}
         self._watch = watch or NoWatch()
         known = facts or SiteFacts({}, None)
@@ -248,7 +248,7 @@ class NcclTestsRunner:
         rest = grid.asked_from(reached, launch)
         facts = {"environment": output.environment} if output.environment else {}
         begun = has_begun(launch, folder) if launch.is_scheduled else reached > 0
-        # Where all rows came, one was torn by another rank's words: those after it run again.
+        # If all rows were printed, one was torn by another rank's output: rows after it run again.
         nobody_failed = ran.told_to_stop or (measured and ran.came_to_its_end)
         if not rest or nobody_failed:
             result = LaunchResult(measured, (*rest, *grid.left_over), facts=facts)
@@ -311,7 +311,7 @@ class NcclTestsRunner:
         left = [pick for pick in rest if pick is not culprit]
         if is_suspect:
             return lost, (suspect(launch, culprit, ran, self._file.runner),), left
-        # It never got going, or it has one config only: trying again will not help.
+        # It never started, or has a single config: trying again would not help.
         lost += [self._rows.lost(launch, pick, status, reason, hosts) for pick in left]
         return lost, (), []
 
@@ -343,7 +343,7 @@ class NcclTestsRunner:
             if not self._chances.gives(launch, rest[0], ran, self._file.runner):
                 quarantined = (suspect(launch, rest.pop(0), ran, self._file.runner),)
         elif rest and not failed:
-            # The log is not what we think: asking again would not help.
+            # The log has an unexpected format: trying again would not help.
             _log.warning(
                 "%s: NCCL's log does not name what ran from block %d of %d on (%s); those rows "
                 "stay unverified",

@@ -90,7 +90,7 @@ def keep_dumps(out: Path, system: str, setting: Setting, folder: Path, log: Iter
     words = [setting.collective.wire.lower(), shape, setting.profile.name]
     place = out / "topology" / f"system={system}" / "-".join(words)
     lines = set_up_lines(log)
-    # Of a launch that failed at once there is nothing, and the next one's would not be kept.
+    # A failed launch may leave no dump: keep nothing, so that the next launch's dump is kept.
     if place.is_dir() or not lines:
         return
     hidden = place.with_name(f".writing-{place.name}")

@@ -22,7 +22,7 @@ class Cell:
     num_ranks: int
     collective: str
     bin: int
-    #: What the policy wants there, and its name.
+    #: The policy's action there, and its name.
     action: int
     config: str
     verdict: Verdict

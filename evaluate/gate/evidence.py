@@ -19,9 +19,9 @@ from dynamiccl.datasets.splits import with_split
 from dynamiccl.nccl import NUM_PROTOCOLS, Algorithm, Collective, NcclVersion, Protocol
 from dynamiccl.sizes import bin_center_bytes
 
-#: Independent runs of each arm that a test needs.
+#: Minimum number of independent runs of each config in a test.
 MIN_RUNS: Final = 5
-#: What a run must have in common for its two times to be a pair.
+#: Columns that must be equal for two times to form a pair.
 _PAIR: Final = ("sweep", "run", "size_bytes", "datatype", "in_place")
 _RUN: Final = ("sweep", "run")
 
@@ -33,7 +33,7 @@ class Evidence:
     runs: int
     #: Median over runs of default / config - 1; None without a run.
     gain: float | None
-    #: That the gain does not exceed the noise band, if it did not; None when it cannot be tested.
+    #: P value of the hypothesis that the gain does not exceed the noise band; None: untested.
     p_value: float | None
     #: Why it cannot be tested; empty when it was.
     reason: str

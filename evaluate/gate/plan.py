@@ -25,9 +25,9 @@ from dynamiccl.evaluate.gate.gate import wanted_cells
 from dynamiccl.nccl import Collective
 from dynamiccl.train.policy import TorchPolicy
 
-#: More repeats than this are not planned: what they still would not show is not worth the hours.
+#: Maximum number of planned repeats.
 MOST_CYCLES: Final = 40
-#: A bin that passes less often than this even then is left out.
+#: Bins with a smaller probability of passing at that number are left out.
 _LEAST_POWER: Final = 0.5
 
 
@@ -67,7 +67,7 @@ class _ExpectedGain:
 
     cell: Cell
     support: Support
-    #: None: the data it was trained on do not tell.
+    #: None: unknown from the training data.
     effect: float | None
 
     def power(self, cycles: int, level: float) -> float:

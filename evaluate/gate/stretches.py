@@ -26,7 +26,7 @@ from dynamiccl.evaluate.gate.cells import Cell, Verdict
 from dynamiccl.evaluate.gate.evidence import MIN_RUNS, FreshRuns, p_value, passing
 from dynamiccl.sizes import BINS_PER_OCTAVE
 
-#: A bin lies below the band where its runs would come from one at the band less often than this.
+#: Significance level of the test that a bin's gain lies below the noise band.
 _BELOW: Final = 0.05
 
 
@@ -37,7 +37,7 @@ class _Stretch:
     cells: Sequence[Cell]
     #: Bins between them in which runs measured default and config.
     within: Sequence[int]
-    #: Of the pooled test; None: nothing between was measured, so there is nothing to test.
+    #: P value of the pooled test; None: nothing in between was measured.
     p_value: float | None = None
 
 

@@ -12,7 +12,7 @@ from dynamiccl.evaluate.simulate.lineup import NCCL, ORACLES, Contender, Setting
 from dynamiccl.evaluate.simulate.rollout import Timeline, Totals, roll_out
 from dynamiccl.train.study import student_interval
 
-#: A share of calls slower than under NCCL's own choice that is told beside the mean.
+#: Share of calls slower than NCCL's own choice above which verdicts mention it.
 _WORTH_SAYING: Final = 0.05
 
 
@@ -41,18 +41,18 @@ class Row:
     """The results of one policy: shares are fractions, times true and with config changes."""
 
     name: str
-    #: Of one job, all its calls.
+    #: Total time of one job's calls.
     seconds: Estimate
-    #: Over the jobs that leave all to NCCL, less one: below 0 is faster.
+    #: Time / NCCL's own choice - 1; below 0 is faster.
     over_default: Estimate
-    #: The same of whole jobs, compute included: what is won, or lost to compute that is slowed.
+    #: The same for whole jobs, compute included.
     job_over_default: Estimate
-    #: Over the oracle, less one.
+    #: Time / oracle - 1.
     regret: Estimate
     changes_per_1000_calls: float
     share_slower_than_default: float
     alarms_per_1e5_calls: float
-    #: Totals of each seed, s: what rows are compared by, pair by pair.
+    #: Total time of each seed, s; rows are compared seed by seed.
     seed_seconds: tuple[float, ...]
 
 

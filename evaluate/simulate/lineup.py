@@ -40,10 +40,10 @@ from dynamiccl.train.policy import TorchPolicy
 
 NCCL: Final = "nccl-default"
 ORACLE: Final = "oracle"
-#: What knowing the state is worth when ranks have to agree first: nobody who decides can do better.
+#: The oracle with the delay of agreement: an upper bound for all deciding players.
 DELAYED: Final = "oracle, delayed"
 ORACLES: Final = frozenset({ORACLE, DELAYED})
-#: Jobs that are looked at to find the best fixed choices; other seeds than any that is played.
+#: Jobs used to find the best fixed choices, with seeds not used in the comparison.
 _PILOT_SEEDS: Final = (1_000_001, 1_000_002)
 _PILOT_STEPS: Final = 4_000
 
@@ -74,7 +74,7 @@ class Contender:
     tables: Tables
     make: Callable[[CollectiveEnv, int], Player]
     make_watch: MakeWatch | None = None
-    #: Whether the player looks at observations; they cost time.
+    #: Whether the player needs observations, which cost time.
     observes: bool = False
     #: Whether decisions take effect at once: a table from the start, and the oracle's.
     at_once: bool = False

@@ -93,7 +93,7 @@ class Learned(_Silent):
     ) -> Actions:
         if not self._policy.state_units:
             return self._policy.act(seen, mask)
-        # A key that is asked about for the first time has had no call, and says nothing of the job.
+        # A key without calls has no information about the job's state.
         told = self._asked_at[job, key] >= 0
         before = np.where(told, self._decided[job, key], -1)
         h, c = self._state[:, job]
@@ -109,7 +109,7 @@ class Searching:
         """Make a tuner for each job; with `alarmed`, Trigger alarms are passed on."""
         self._tuners = [make(job) for job in range(num_jobs)]
         self._alarmed = alarmed
-        #: (job, key) of task keys that are disturbed.
+        #: (job, key) pairs with interference.
         self._disturbed: set[tuple[int, int]] = set()
 
     def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:  # noqa: ARG002

@@ -17,7 +17,7 @@ from dynamiccl.simulator.world import CallResults
 from dynamiccl.train.environment import CollectiveEnv
 
 Float64Array = npt.NDArray[np.float64]
-#: Slower than NCCL's choice in the same state by more than this is called slower.
+#: A call counts as slower than NCCL's choice in the same state beyond this factor.
 SLOWER: Final = 0.01
 
 
@@ -30,7 +30,7 @@ class Timeline:
     measured_us: Float64Array
     default_us: Float64Array
     changed: npt.NDArray[np.bool_]
-    #: Whether the watch begins to say that something is wrong; all false without one.
+    #: Calls at which an alarm begins; all False without a detector.
     alarm_began: npt.NDArray[np.bool_]
     level: Float64Array
     #: The worst slowdown of a link or the host.
@@ -43,7 +43,7 @@ class Totals:
 
     #: True time of all calls, changes included.
     total_us: Float64Array
-    #: With the compute between and beside the calls: what the jobs take.
+    #: Total job time, with the compute between and beside calls.
     job_us: Float64Array
     #: The best config of each call, changes left out.
     oracle_us: Float64Array

@@ -30,10 +30,10 @@ _TASK: Final = struct.Struct("<iii")
 _CALL: Final = struct.Struct("<QdddbbbB")
 MAX_ARTIFACT_BYTES: Final = 4096
 MAX_SYSTEM_BYTES: Final = 200
-#: Of an error's text; the leader's log line has room for less.
+#: Maximum bytes of an error text; the leader's log line is shorter.
 _MAX_ERROR_BYTES: Final = 255
 MAX_TASKS: Final = NUM_TUNED_COLLECTIVES * MAX_BINS
-#: Of a question, without its length: all task keys of a communicator with full windows.
+#: Maximum bytes of a question, without its length: all task keys with full windows.
 MAX_ASK_BYTES: Final = (
     _HEADER.size
     + 24

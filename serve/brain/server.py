@@ -29,11 +29,11 @@ from dynamiccl.serve.brain.protocol import (
     encode_answer,
 )
 
-#: Leaders that are served at once; one more is hung up on.
+#: Maximum number of connected leaders; further connections are closed.
 MAX_LEADERS: Final = 256
-#: Of sun_path, its zero included (man 7 unix).
+#: Size of sun_path in bytes, its zero included (man 7 unix).
 MAX_PATH_BYTES: Final = 108
-#: How long each policy that is deciding may still take when the server ends.
+#: Seconds that each running decision may still take when the server ends.
 _LAST_ANSWER_S: Final = 1.0
 #: struct ucred: pid, uid, gid.
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -92,7 +92,7 @@ class BrainServer:
 
     def stop(self) -> None:
         """Make `serve` return."""
-        # No lock: a signal handler runs in the middle of what the same thread holds one for.
+        # No lock: a signal handler may interrupt the thread that holds it.
         self._stopped.set()
         _shut_down(self._listener)
 
@@ -135,7 +135,7 @@ def _answer(brain: Brain, question: Question) -> Answer:
     try:
         table = brain.decide(question.config, question.history)
     except Exception as error:
-        # Whatever a policy does, the leader gets an answer and keeps its table.
+        # An exception in a policy is answered as an error: the leader keeps its table.
         _log.exception("the policy failed; the table in force stays")
         return Answer(question.number, error=f"{type(error).__name__}: {error}")
     return Answer(question.number, table=table)

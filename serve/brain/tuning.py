@@ -45,7 +45,7 @@ from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import ScriptedPolicy
 from dynamiccl.sizes import bin_center_bytes
 
-#: A window has few calls: less is waited for than where every call is told.
+#: Fewer calls than usual per measurement, since a window shows only the latest calls.
 RULES: Final = Rules(watch_calls=MIN_CALLS, rest_calls=0)
 
 PriorOf = Callable[[Key], Prior]

@@ -23,7 +23,7 @@ class Counter(Protocol):
 class Update:
     """Metrics of one update."""
 
-    #: Of all actors, this one counted.
+    #: Number of updates by all actors, this one included.
     number: int
     loss: float
     #: Time of NCCL's own choice over ours, in the trajectory.

@@ -21,7 +21,7 @@ from dynamiccl.train.online.variation import Variation
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.trigger.detector import Detector
 
-#: How long to wait for something before looking whether the actors live.
+#: Seconds between checks that the actors are alive while waiting.
 _PATIENCE_S: Final = 5.0
 
 CONTEXT: Final = multiprocessing.get_context("spawn")

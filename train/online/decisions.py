@@ -34,7 +34,7 @@ from dynamiccl.train.environment import (
 )
 from dynamiccl.train.online.variation import Variation
 
-#: In place of an action: no decision came in time, and the last one stays.
+#: In place of an action: no decision in time, the last one stays in force.
 LATE: Final = -1
 
 
@@ -48,7 +48,7 @@ class Rounds:
     delay_rounds: int
     #: Rounds of an episode.
     episode_rounds: int = 200
-    #: Decisions of a task key that are seen, the latest last; those not in force yet among them.
+    #: Number of latest decisions in an observation, pending ones included.
     seen_decisions: int = 4
 
     def __post_init__(self) -> None:
@@ -131,7 +131,7 @@ class DecisionEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):
         self.calls.reset(seed=seed, options=options)
         keys = self.tables.mask.shape[0]
         count = max(self.rounds.seen_decisions, self.rounds.delay_rounds + 1)
-        #: (N, K, .) the latest decisions, the last one last; what is LATE has its predecessor.
+        #: (N, K, .) the latest decisions, oldest first; LATE is replaced by its predecessor.
         self._decided: Int64Array = np.full((self.num_envs, keys, count), LATE, dtype=np.int64)
         self._earned = np.zeros((self.num_envs, keys), dtype=np.float32)
         self._round = 0

@@ -21,7 +21,7 @@ from dynamiccl.train.online.rmsprop import SharedRmsProp
 from dynamiccl.train.online.vtrace import vtrace
 from dynamiccl.train.recipe import Recipe
 
-#: Trajectories of each actor that wait at most: more would be played under older weights.
+#: Queue capacity in trajectories per actor: a longer queue holds more off-policy data.
 _WAITING: Final = 2
 
 
@@ -47,7 +47,7 @@ class Learner:
         self._optimizer = SharedRmsProp(list(network.parameters()), shared=False)
         self.squares = self._optimizer.squares
         self._step = 0
-        #: Seconds of all updates, and those of them in which it did not wait for a trajectory.
+        #: Seconds of all updates, and the part not spent waiting for trajectories.
         self.wall_s = self.busy_s = 0.0
 
     def start(self, step: int) -> None:

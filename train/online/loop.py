@@ -25,7 +25,7 @@ class Updates(Protocol):
     """A source of updates of the network."""
 
     network: ActorCritic
-    #: The optimizer's statistic, one tensor a parameter.
+    #: The optimizer's statistic, one tensor for each parameter.
     squares: list[torch.Tensor]
 
     @property

@@ -19,9 +19,9 @@ from dynamiccl.train.online.player import Trajectory
 from dynamiccl.train.ray_join import RayJoin, ray
 from dynamiccl.train.worker import ONE_THREAD
 
-#: Trajectories that an actor has been asked for.
+#: Trajectories requested from each actor ahead of time.
 _ASKED: Final = 2
-#: How long nothing may come before the run ends, and how long one look waits.
+#: Seconds without any trajectory after which the run ends, and seconds of one poll.
 _PATIENCE_S: Final = 300.0
 _PAUSE_S: Final = 1.0
 
@@ -33,7 +33,7 @@ class RayActors:
         """Keep the learner's network. Raises UserError and MachineError as `RayJoin`."""
         self._cluster = RayJoin(address)
         self._network, self._orders = network, orders
-        #: What was asked for, and of which actor; and actors that were lost, once for each.
+        #: Pending request -> its actor; and lost actors, one entry for each request.
         self._asked: dict[Any, Any] = {}
         self._lost: list[Any] = []
         self._stack = ExitStack()

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 _ALPHA: Final = 0.99
-#: The paper names none; 0.1, as often taken, would make it plain gradient descent here.
+#: The paper gives no value; the common 0.1 would make it plain gradient descent here.
 _EPSILON: Final = 1e-5
 
 
