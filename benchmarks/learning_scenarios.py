@@ -1,4 +1,4 @@
-"""Surroundings that change, on several systems: what a policy, a rule and a filter make of them.
+"""Policies, rules and a filter under changing interference on several systems.
 
 Each setting has a quiet sweep of the workload's collectives, recordings of jobs that stray from
 NCCL's choice in half of their calls, at other sizes than the workload's, and a Trigger. From these
@@ -73,7 +73,7 @@ Float64Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A system, what runs on it, and what happens around."""
+    """A simulated system, its workload and its scenario."""
 
     system: str
     shape: Group
@@ -188,7 +188,7 @@ def gain_row(
 
 
 def shifted(scenario: Scenario) -> Scenario:
-    """Half as strong again, and twice as fast."""
+    """The scenario half as strong again, and twice as fast."""
     links = tuple(
         link.model_copy(
             update={
@@ -257,7 +257,7 @@ def _times(row: Contender, setting: Setting, seed: int) -> Float64Array:
 
 
 def _prepare(folder: Path, place: Place, setting: Setting, seed: int) -> None:
-    """Measure in quiet, record, and make a Trigger."""
+    """Sweep in quiet, record jobs, and train a Trigger."""
     collectives = list(dict.fromkeys(call.collective.wire for call in setting.workload.calls))
     groups = dict.fromkeys([*(call.group for call in setting.workload.calls), place.beside])
     listed = ", ".join(
@@ -333,7 +333,7 @@ def _rule(tables: RuleTables, settings: RuleSettings, env: CollectiveEnv, _seed:
 def _pilot(
     setting: Setting, delayed: Contender, tables: RuleTables, settings: RuleSettings
 ) -> float:
-    """What pilot jobs take, of other seeds than any that is judged."""
+    """Time of pilot jobs, with seeds not used for judging."""
     short = replace(setting, calls=PILOT_CALLS)
     row = replace(delayed, make=partial(_rule, tables, settings))
     return float(_times(row, short, 1_000_003).sum())
@@ -349,7 +349,7 @@ def _reopening(env: CollectiveEnv, seed: int) -> Player:
 
 
 def _fitted(world: World, folder: Path) -> RuleTables:
-    """What the quiet sweep and the recordings say: times between measured sizes, and who feels."""
+    """Tables for rules: interpolated quiet times, and which cells interference slows."""
     data = load_data(folder / "data", 0, str(folder), with_costs=True)
     grid = task_grid(data.frame, data.catalogue, [Split.TRAIN, Split.VALIDATION])
     actions = {config: action for action, config in enumerate(data.catalogue.configs)}

@@ -39,7 +39,7 @@ from dynamiccl.simulator.systems import PARAMETRIC, find_system
 from dynamiccl.simulator.workloads import make_workload
 
 app = typer.Typer(
-    help="Sweep nccl-tests over NCCL's configs, or import what others measured, into Parquet.",
+    help="Sweep nccl-tests over NCCL's configs, or import measurements.",
     **cli.APPLICATION,
 )
 _stderr = Console(stderr=True)
@@ -86,14 +86,16 @@ def run_command(
     nccl_tests_dir: Annotated[
         Path | None, typer.Option(help="Where the nccl-tests binaries are; default PATH.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep in --out.")] = False,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Go on, and measure what failed once more.")
+        bool, typer.Option("--retry-failed", help="Continue, and measure failed trials once more.")
     ] = False,
-    take_over: Annotated[bool, typer.Option("--take-over", help="From a run that died.")] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Take the lock from a dead run.")
+    ] = False,
     limit: Annotated[int | None, typer.Option(help="Only the first N trials.", min=1)] = None,
     shard: Annotated[
-        str | None, typer.Option(metavar="I/N", help="Only this share of the launches.")
+        str | None, typer.Option(metavar="I/N", help="Run only this share of the launches.")
     ] = None,
     as_json: _Json = False,
     verbose: _Verbose = False,

@@ -74,7 +74,7 @@ def find_plugin(file: SweepFile) -> Path | None:
     named = Path(file.runner.plugin).expanduser()
     if not named.is_file():
         raise MissingPath(
-            "tuner plugin", named, "build it with 'make plugin', or mend runner.plugin"
+            "tuner plugin", named, "build it with 'make plugin', or correct runner.plugin"
         )
     if named.name in JOB_NAMES:
         raise UserError(

@@ -31,7 +31,7 @@ _EXTRAS: Final = {
 INTERRUPTED: Final = Interrupted.exit_code
 #: What the system refused -> what helps.
 _ADVICE: Final = {
-    errno.EACCES: "mend its permissions, or name another place",
+    errno.EACCES: "correct its permissions, or name another place",
     errno.EEXIST: "it is in the way: name another, or remove it",
     errno.ENOSPC: "free some space and give the same command again",
     errno.ENOTDIR: "a file is where a directory should be: name another",

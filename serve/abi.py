@@ -272,7 +272,7 @@ class TunerPlugin:
                 other.join()
         if result != 0:
             said = "; ".join(communicator.lines) or "nothing"
-            raise PluginError(f"the plugin's init returned {result} and said: {said}")
+            raise PluginError(f"the plugin's init returned {result}; log: {said}")
         try:
             yield communicator
         finally:

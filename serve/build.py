@@ -115,7 +115,7 @@ def _run(command: Sequence[str]) -> None:
         # Ninja shows the compiler's stderr on its own stdout.
         lines = (done.stdout + done.stderr).splitlines()[-_SHOWN_LINES:]
         raise PluginError(
-            f"'{Path(command[0]).name}' failed with exit code {done.returncode} and said:\n"
+            f"'{Path(command[0]).name}' failed with exit code {done.returncode}:\n"
             + "\n".join(lines)
         )
 

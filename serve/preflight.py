@@ -78,7 +78,7 @@ def compare(lines: Iterable[str]) -> Agreed:
     silent = sorted(set(range(num_ranks)) - said.keys())
     if silent or len(said) != num_ranks:
         raise MachineError(
-            f"{len(said)} of {num_ranks} ranks said what they have; not: "
+            f"{len(said)} of {num_ranks} ranks reported; missing: "
             f"{', '.join(map(str, silent[:8])) or 'one from elsewhere did'}"
         )
     problems = [_difference(said, name) for name in COMPARED]
@@ -108,7 +108,7 @@ def _read(lines: Iterable[str]) -> dict[int, Mapping[str, Any]]:
         try:
             said[int(found[1])] = dict(json.loads(found[2]))
         except ValueError as error:
-            raise UserError(f"what rank {found[1]} said is cut off: {line[:120]}") from error
+            raise UserError(f"the line of rank {found[1]} is cut off: {line[:120]}") from error
     return said
 
 

@@ -52,7 +52,7 @@ def ask_probe(
         return dict(json.loads(line))
     except ValueError:
         said = ran.first_line or "nothing"
-        raise PluginError(f"{probe} said: {said}") from None
+        raise PluginError(f"{probe} failed: {said}") from None
 
 
 def find_probe(plugin: Path) -> Path:

@@ -75,7 +75,7 @@ def _comment(path: Path) -> str:
 
 
 def written() -> str:
-    """The tree that stands in the README."""
+    """The tree in the README."""
     text = README.read_text(encoding="utf-8")
     return text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
 

@@ -83,7 +83,7 @@ def _check_algorithm(recipe: Recipe) -> None:
         )
     if recipe.state_units and not recipe.seen_decisions:
         raise UserError(
-            "seen_decisions=0 with state_units: the state is told of the last decision; --set "
+            "seen_decisions=0 with state_units: the state needs the last decision; --set "
             "seen_decisions=1, or state_units=0"
         )
     for name in ("state_units", "start"):

@@ -40,7 +40,7 @@ def judge_blocks(launch: Launch, folder: Path, num_rows: int) -> list[Verdict]:
         return [_FINE] * num_rows
     played = read_report(folder)
     if isinstance(played, str):
-        reason = f"the plugin left no report, so nobody knows what was played: {played}"
+        reason = f"the plugin wrote no report, so the configs are not known: {played}"
         return [Verdict(Status.FAILED, reason)] * num_rows
     return [_verdict(played, number) for number in range(num_rows)]
 

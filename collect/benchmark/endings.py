@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 def what_happened(ran: ProcessOutput, limits: RunnerSettings) -> tuple[Status, str]:
     """Status and reason for the config that was running when a launch ended early."""
     finished = ran.finished
-    assert finished is not None, "a launch that was told to stop is not blamed"
+    assert finished is not None, "a launch that was asked to stop has no culprit"
     words = last_words(ran.texts)
     if finished.reason is not None:
         if ran.row_times:

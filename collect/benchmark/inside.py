@@ -43,7 +43,7 @@ def find_benchmark(collective: Collective, site: Site, *, mpi: bool) -> Program:
         said = " | ".join(line.text for line in done.lines[-3:]) or "nothing"
         raise MachineError(
             f"no executable {names[0]} in {place or 'PATH'} of the container '{container.image}' "
-            f"(exit code {done.returncode}, it said: {said}); give its directory inside the image, "
+            f"(exit code {done.returncode}, output: {said}); give its directory inside the image, "
             "or one under launcher.container.mounts, with --nccl-tests-dir"
         )
     path = paths[0].removeprefix(_FOUND)

@@ -121,7 +121,7 @@ def last_words(lines: Sequence[str]) -> str:
     plain = [line for line in own if not line.startswith("#")]
     words = (failures or plain)[-3:]
     words += launchers[:1] if words else launchers[:3]
-    return " | ".join(words)[:600] or "it said nothing"
+    return " | ".join(words)[:600] or "no output"
 
 
 def is_impossible(lines: Sequence[str]) -> bool:

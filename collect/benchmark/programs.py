@@ -99,7 +99,7 @@ def options_in(output: str, path: str, returncode: int | None) -> frozenset[str]
         said = output.strip().splitlines()
         last = said[-1] if said else "nothing"
         raise MachineError(
-            f"{path} -h lists no options of nccl-tests (exit code {returncode}, it said: "
+            f"{path} -h lists no options of nccl-tests (exit code {returncode}, output: "
             f"{last}); is a library missing (ldd), or is it another program?"
         )
     return options

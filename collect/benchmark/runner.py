@@ -161,8 +161,8 @@ class NcclTestsRunner:
             if self._still_begins(launch):
                 return problem.result
             raise MachineError(
-                f"{launch.id} did not begin, twice: {problem}; no config is blamed and what was "
-                "measured is kept: mend it, and go on with --resume"
+                f"{launch.id} did not start, twice: {problem}; no config is marked as failed, and "
+                "measurements are kept: fix it, and continue with --resume"
             ) from problem
 
     def _still_begins(self, failed: Launch) -> bool:

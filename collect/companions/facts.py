@@ -34,7 +34,7 @@ def ask_nodes(nodes: Nodes, num_nodes: int, environ: Mapping[str, str]) -> SiteF
     """Ask each node what it is; columns on which nodes differ are left out, with a warning."""
     found = [facts for line in nodes.ask(node_argv(), num_nodes) if (facts := _facts(line))]
     if len(found) < num_nodes:
-        _log.warning("%d of %d nodes said what they are", len(found), num_nodes)
+        _log.warning("only %d of %d nodes reported their facts", len(found), num_nodes)
     columns = agreed(found)
     alone = exclusive(environ)
     if alone is not None:

@@ -45,7 +45,7 @@ class Nodes:
         done = run_process(started, Limits(_ANSWER_S, _ANSWER_S))
         if done.returncode != 0:
             raise MachineError(
-                f"the nodes do not answer: '{started.text}' ended with {done.returncode} and said: "
+                f"the nodes do not answer: '{started.text}' ended with status {done.returncode}: "
                 f"{' | '.join(line.text for line in done.lines[-3:]) or 'nothing'}"
             )
         return [line.text for line in done.lines]

@@ -49,4 +49,4 @@ def check_inside(
         return [Check(**{**one, "name": f"{_NAME}: {one['name']}"}) for one in found]
     except (ValueError, TypeError, KeyError):
         said = " | ".join(text.strip().splitlines()[-3:]) or "nothing"
-        return [Check(_NAME, Verdict.FAIL, f"doctor said: {said}", f"try: {started.text}")]
+        return [Check(_NAME, Verdict.FAIL, f"output of doctor: {said}", f"try: {started.text}")]

@@ -192,7 +192,7 @@ def _show(report: Report, *, as_json: bool) -> None:
     else:
         out.print("nothing is slow")
     for remark in report.cannot_tell:
-        out.print(f"not told: {remark}", markup=False)
+        out.print(f"unknown: {remark}", markup=False)
 
 
 def _cells(finding: Finding) -> tuple[str, ...]:

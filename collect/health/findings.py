@@ -205,11 +205,11 @@ def _counters(frame: pl.DataFrame) -> Iterable[Finding]:
 
 def _not_measured(inside: Sequence[Reading], between: Sequence[Reading]) -> Iterable[str]:
     if not between:
-        yield "nothing was measured between nodes: NICs and cables are not told about"
+        yield "nothing was measured between nodes: NICs and cables are not judged"
     elif len({host for one in between for host, _ in one.members}) == 2:
         yield "of two nodes, which end of a slow pair is slow, and whether all pairs are"
     if not inside:
-        yield "nothing was measured inside nodes: NVLink and PCIe are not told about"
+        yield "nothing was measured inside nodes: NVLink and PCIe are not judged"
 
 
 def _one_partner(inside: Sequence[Reading], between: Sequence[Reading]) -> Iterable[str]:

@@ -143,7 +143,7 @@ class Disturbance:
         )
 
     def _last_words(self) -> str:
-        return f"its last words: {' | '.join(self._lines) or 'none'}"
+        return f"its last output: {' | '.join(self._lines) or 'none'}"
 
     def _read(self, output: IO[Any] | None) -> None:
         with output or nullcontext(()) as lines:

@@ -142,9 +142,9 @@ def _first(group: list[RankCall], name: str) -> Any:
 
 def _why_untimed(group: list[RankCall], row: dict[str, Any]) -> str:
     if not row["ranks_timed"]:
-        return "no trace tells how long they took"
+        return "no trace has their time"
     if row["num_ranks"] is None:
-        return "nobody tells how many ranks they have"
+        return "their number of ranks is not known"
     if all(call.key is None and call.stream is None for call in group) and row["num_ranks"] > 1:
         return "nothing says which call of the other ranks they are"
     return "the traces of other ranks are missing, or have other calls"

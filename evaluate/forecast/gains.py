@@ -164,7 +164,7 @@ def unplaced(kind: Kind, shapes: Sequence[tuple[int, int]]) -> str:
     ]
     if not known:
         told = f"no group of {kind.num_ranks} ranks is known"
-        return f"{told}; --group NODESxRANKS says how they lie, for a sweep of it"
+        return f"{told}; --group NODESxRANKS tells their placement, for a sweep of it"
     told = f"--group {known[0]}" if len(known) == 1 else f"--group, one of {', '.join(known)}"
     return f"the trace does not say on how many nodes its {kind.num_ranks} ranks are: {told}"
 

@@ -31,7 +31,7 @@ def export_command(
         list[str] | None,
         typer.Option(
             metavar="NODESxRANKS",
-            help="Make a table for a group shape that nobody measured, too; may be repeated.",
+            help="Also make a table for this group shape without measurements; repeatable.",
         ),
     ] = None,
     tracking_uri: Annotated[

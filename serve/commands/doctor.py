@@ -41,7 +41,7 @@ def doctor_command(
         bool, typer.Option("--all-ranks", help="As one rank of a launcher: say what this has.")
     ] = False,
     compare_file: Annotated[
-        Path | None, typer.Option("--compare", help="What all ranks said; - is standard input.")
+        Path | None, typer.Option("--compare", help="Output of all ranks; - is standard input.")
     ] = None,
     overhead: Annotated[
         bool, typer.Option("--overhead", help="Measure what the plugin costs, on this node's GPUs.")

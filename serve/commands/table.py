@@ -31,7 +31,7 @@ def table_command(
         Path | None, typer.Argument(metavar="[ARTIFACT]", help="Artifact directory.")
     ] = None,
     plugin: Annotated[
-        Path | None, typer.Option(help="Ask this tuner plugin, ours or anybody's (.so).")
+        Path | None, typer.Option(help="Query this tuner plugin, ours or another (.so).")
     ] = None,
     system: System = None,
     format_: Annotated[

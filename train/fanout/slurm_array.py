@@ -177,7 +177,7 @@ class SlurmArray:
             said = log.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return f"job {job}_{number} {state}; no log at {log}"
-        return f"{reason(said) or 'it said nothing'} (job {job}_{number} {state}; {log})"
+        return f"{reason(said) or 'no output'} (job {job}_{number} {state}; {log})"
 
 
 def array_script(

@@ -107,7 +107,7 @@ def test_benchmark_that_never_begins_ends_the_sweep_and_nothing_is_marked(
 ) -> None:
     made = sweep(cycles="1", runner=TIMED_ONLY)
     monkeypatch.setenv("FAKE_NCCL_VERSION", "2.21.5")  # the plugin refuses the sweep mode there
-    with pytest.raises(MachineError, match=r"did not begin, twice: exit code 3: .*--resume"):
+    with pytest.raises(MachineError, match=r"did not start, twice: exit code 3: .*--resume"):
         run(made, tmp_path, sweep_path)
     assert statuses(rows(tmp_path)).keys() <= {"ok"}
     monkeypatch.delenv("FAKE_NCCL_VERSION")
@@ -174,7 +174,7 @@ def test_node_that_goes_in_the_night_marks_nothing(
     made = sweep(cycles="2", runner=PATIENT_TIMED)
     with monkeypatch.context() as gone:
         launches = Launches(gone, lambda _, count: count > 2)
-        with pytest.raises(MachineError, match="did not begin, twice"):
+        with pytest.raises(MachineError, match="did not start, twice"):
             run(made, tmp_path, sweep_path)
         assert len(launches.started) in {4, 5}
         assert statuses(rows(tmp_path)).keys() == {"ok"}
@@ -277,7 +277,7 @@ def test_missing_binary_and_wrong_program_say_what_to_do(tmp_path: Path) -> None
         "#!/bin/sh\necho libcudart.so.12: cannot open shared object file >&2\nexit 127"
     )
     other.chmod(0o755)
-    with pytest.raises(MachineError, match=r"exit code 127, it said: libcudart\.so\.12"):
+    with pytest.raises(MachineError, match=r"exit code 127, output: libcudart\.so\.12"):
         NcclTestsRunner(made.file, where).check(made.trials)
 
 

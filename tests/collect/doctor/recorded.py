@@ -1,4 +1,4 @@
-"""A machine made of recorded answers: what programs printed, and what files held."""
+"""A fake machine with recorded outputs of programs and contents of files."""
 
 import fnmatch
 import sys
@@ -98,7 +98,7 @@ HEALTHY_PROGRAMS = {
 
 @dataclass(frozen=True)
 class Recorded:
-    """A healthy node of eight H100, unless told otherwise."""
+    """A healthy node of eight H100, with changes."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     runs: Mapping[tuple[str, ...], ProgramResult] = field(default_factory=lambda: HEALTHY_RUNS)
@@ -125,15 +125,15 @@ class Recorded:
         return self.free[path]
 
     def answering(self, *argv: str, output: str = "", status: int | None = 0) -> "Recorded":
-        """The same machine, where one program answers otherwise."""
+        """The same machine with another output of one program."""
         return replace(self, runs={**self.runs, argv: ProgramResult(status, output)})
 
     def holding(self, path: str, text: str) -> "Recorded":
-        """The same machine, with another file."""
+        """The same machine with another file."""
         return replace(self, files={**self.files, path: text})
 
     def without(self, part: str) -> "Recorded":
-        """The same machine without the programs and files whose name has this in it."""
+        """The same machine without programs and files whose name contains `part`."""
         return replace(
             self,
             programs={name: path for name, path in self.programs.items() if part not in name},
