@@ -1,9 +1,9 @@
 """The interface between a sweep and what measures it: picks in, measurement rows out.
 
-A *strategy* picks trials round by round. A *runner* says which processes measure a round (its
-launches, a pure function of the round and of what was learnt before) and runs them one after the
-other. A launch is the unit that is committed; of one that a kill cut short, a resume commits what
-it had measured and runs the rest.
+A *strategy* picks trials, round by round. A *runner* turns a round into launches (processes that
+measure it, a pure function of the round and of earlier facts) and runs them one after the other. A
+launch is the unit of commit: on resume, a launch that was killed is committed with the rows that it
+had, and its other picks run again.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,13 +1,13 @@
 """Makes training steps of measurements: observation, action, reward; one-step episodes.
 
-A static sweep has no order of its own, so every measurement is an episode of one step (gamma = 0).
-Each becomes one cold row; where its run measured the same task key more than once, one warm row is
-added whose window holds the *other* measurements, so no row sees its own time. Only training bins
+A static sweep has no order, so every measurement is an episode of one step (gamma = 0). Each
+becomes one cold row. If its run measured the same task key more than once, one warm row is added,
+whose window holds the *other* measurements, so that no row sees its own time. Only training bins
 are read: no window holds a held-out time.
 
-What was measured beside a disturbance becomes warm rows only, whose windows hold what the same run
-measured beside the same one: their interference is known. Cold rows are repeated until they are
-half of all.
+Measurements beside interference become warm rows only, whose windows hold measurements of the same
+run beside the same interference; their interference level is known. Cold rows are repeated until
+they are half of all.
 """
 
 from collections.abc import Sequence

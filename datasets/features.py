@@ -1,12 +1,12 @@
 """The observation of a policy: ordered features with units, cold and warm.
 
-What a policy sees of the past is defined in `datasets/history_columns.py`, the rest here, each
-feature once; training, evaluation, export and tables read it.
+Features of past calls are defined in `datasets/history_columns.py`, all others here, each once;
+training, evaluation, export and tables use these definitions.
 
 An observation is three arrays: window (k = 8 calls x WINDOW_FEATURES), context (one value a
-feature) and mask (one flag an action). In a **cold** observation the window is all padding and
-every feature that needs history is marked unknown; static data is evaluated on it and tables are
-made from it.
+feature) and mask (one flag an action). In a **cold** observation the window is all padding, and
+features of the history are marked unknown; static data are evaluated with cold observations, and
+tables are made from them.
 
 Shapes: N rows, K = WINDOW_LENGTH calls, W = len(WINDOW_FEATURES), F = features of the context.
 """

@@ -1,11 +1,11 @@
 """Makes training steps of recorded calls: episodes in the order of a job's calls.
 
-One episode is what one job's communicator did with one task key (collective, size bin), call after
-call; the next state is the next call of that key. No episode is known to end: the job did, not what
-it ran in. Windows are the calls before a step.
+An episode is the calls of one task key (collective, size bin) on one communicator of a job, in
+order; the next state is the next call of that key. Episodes are cut off, never terminated. A step's
+window holds the calls before it.
 
-Rewards need a reference, NCCL's quiet default, which calls do not hold: it comes from the sweeps of
-the same data set. Only calls of training bins become steps, as with sweeps.
+Rewards need a reference time, NCCL's default in quiet, which calls do not have: it is taken from
+the sweeps of the same data set. As with sweeps, only calls of training bins become steps.
 """
 
 from collections.abc import Callable, Sequence

@@ -59,7 +59,7 @@ class Explanation:
     reason: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The fields as plain data for `json.dumps`."""
         return asdict(self)
 
 

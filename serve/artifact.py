@@ -78,7 +78,7 @@ class Artifact:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The fields as plain data for `json.dumps`."""
         return {
             "artifact": str(self.directory),
             "gated": self.is_gated,

@@ -61,7 +61,7 @@ class Outlook:
         return min(known, key=lambda change: change.gain.low, default=None)  # type: ignore[union-attr]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The fields as plain data for `json.dumps`."""
         return {
             "calls": self.calls,
             "calls_without_table": self.calls_without_table,

@@ -45,7 +45,7 @@ class Replayed:
     high: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The fields as plain data for `json.dumps`."""
         return asdict(self)
 
 

@@ -1,8 +1,8 @@
 """The nccl-tests runner: starts one benchmark process after the other and makes rows of its output.
 
-A launch works in a folder of its own under the journal, on a file system that all nodes see. Timed
-launches print nothing but their table; what NCCL really ran is read back once for each trial, in an
-untimed launch whose log goes to a file.
+A launch works in a folder of its own under the journal, on a file system that all nodes share.
+Timed launches log nothing but their table; which config NCCL really ran is read back once for each
+trial, from the log of an untimed launch.
 """
 
 import logging

@@ -1,8 +1,7 @@
 """The retry round (`--retry-failed`): failed picks once more, with NCCL's default beside them.
 
-A round of its own has NCCL's default beside it, and no row is there twice: the failed rows stay as
-they are, those of the new round come to them. From then on the old failures no longer count, in
-quarantine, in what the strategy knows and in what is chosen.
+Failed rows stay in the data; the rows of the retry round are added. After it the old failures no
+longer count: not for the quarantine, the strategy, or the final choices.
 """
 
 from collections import Counter

@@ -27,7 +27,7 @@ class Comparison:
     choices: list[Choice]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The fields as plain data for `json.dumps`."""
         changes = self.changes
         return {
             "old": self.names[0],

@@ -151,7 +151,7 @@ def sweep_for(found: Forecast) -> Sweep | None:
 
 
 def to_json(found: Forecast) -> dict[str, Any]:
-    """Plain data."""
+    """The fields as plain data for `json.dumps`."""
     weighed = found.weighed
     asks = [k for k, kind in enumerate(weighed.kinds) if kind.asks]
     sweep = sweep_for(found)

@@ -1,8 +1,8 @@
 """Plans the sweep for a gate: the bins where the policy acts, two configs, enough repeats.
 
-How often follows from the data that the policy was trained on: in each size bin the mean gain, less
-one standard error since the policy chose what looked best, and its spread from run to run. A gate's
-test there is a t-test, whose power is that of a noncentral t.
+The number of repeats follows from the policy's training data: in each size bin the mean gain, less
+one standard error (the policy chose what looked best), and its standard deviation between runs. The
+gate's t-test there has the power of a noncentral t.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class GatePlan:
     written: Path
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The fields as plain data for `json.dumps`."""
         return {
             "name": self.name,
             "bins_wanted": self.bins_wanted,

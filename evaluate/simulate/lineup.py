@@ -1,7 +1,7 @@
 """The rows of a simulated comparison: player, world, and detector.
 
-Every policy plays in a world of its own catalogue; all worlds of one seed meet the same
-surroundings.
+Every policy plays in a world with its own catalogue of configs; all worlds of one seed have the
+same interference.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """Runs one player's jobs from start to end, and adds up true times.
 
-Surroundings do not depend on what is chosen (dynamiccl/simulator/world.py), so players of one seed
-meet the same congestion at the same calls, and differences are theirs.
+Interference does not depend on actions (dynamiccl/simulator/world.py), so players with one seed
+meet the same congestion at the same calls.
 """
 
 from collections.abc import Callable

@@ -49,7 +49,7 @@ class Verdict:
     errors: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The fields as plain data for `json.dumps`."""
         return {
             "version": VERSION,
             "is_frozen": not self.drift,

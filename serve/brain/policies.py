@@ -1,9 +1,9 @@
 """The policies that a brain process can run: built-in ones by name, or `module:function`.
 
-A policy is anything with `decide(config, history)`; one is made for each communicator that asks. It
-proposes whole tables at its leisure: every one is checked by the plugin, and all ranks agree on it
-before it takes effect. `--policy my_module:make` takes your own: `make(artifact, seed)` is called
-with the opened artifact and returns such an object.
+A policy is an object with `decide(config, history)`; one is made for each communicator. It proposes
+whole tables; the plugin checks every table, and all ranks agree on it before it takes effect.
+`--policy my_module:make` uses your own: `make(artifact, seed)` is called with the opened artifact
+and returns such an object.
 """
 
 import importlib

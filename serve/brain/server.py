@@ -1,9 +1,8 @@
 """The brain server: a Unix socket, a thread for each leader's connection.
 
-Only this user's processes are served: the socket is 0600 and who connects is checked. Each leader's
-connection gets a brain of its own, so that several communicators and jobs do not mix; a leader that
-reconnects starts with a new one. A policy that raises is answered as an error, and the job goes on
-with the table it has.
+Only processes of this user are served: the socket has mode 0600, and the peer's user is checked.
+Each connection has a brain of its own, so that communicators and jobs do not mix; after a reconnect
+it is a new one. An exception in a policy is answered as an error, and the job keeps its table.
 """
 
 import errno

@@ -1,14 +1,12 @@
 """A tuner of `serve/search` as a communicator's brain: ours, AutoCCL's, or epsilon-greedy.
 
-The leader asks a brain every DYNAMICCL_ADAPT_INTERVAL_S and shows it the last calls of each task
-key. So a probe lasts from one table to the next, not one call: the interval is what a slow probe
-costs. The calls of a window that are new and certainly ran what was asked for are told to the
-tuner; what it asks for next is in the table that is answered, and all ranks agree on that before it
-takes effect.
+The leader asks a brain every DYNAMICCL_ADAPT_INTERVAL_S, with the latest calls of each task key. So
+a probe lasts for one interval and not for one call: the interval is the cost of a slow probe. New
+calls in a window that certainly ran the requested config are passed to the tuner; its next request
+goes into the returned table, on which all ranks agree before it takes effect.
 
-Only knobs that NCCL takes by call are searched: algorithm, protocol, channels, and chunk sizes
-where the artifact's NCCL has them. Only what the artifact's data measured near a size may be
-played.
+Only knobs that NCCL takes call by call are searched: algorithm, protocol, channels, and chunk size
+where the artifact's NCCL supports it; and only configs that were measured near a size.
 """
 
 from collections.abc import Callable

@@ -1,11 +1,11 @@
 """Asynchronous advantage actor-critic (Mnih et al. 2016) in the simulated worlds of a recipe.
 
-Each actor-learner is a process with a place of its own; the weights and RMSProp's statistic lie in
-shared memory and are stepped without locks (Hogwild).
+Each actor-learner is a process with a simulated world of its own; weights and RMSProp's statistics
+are in shared memory and updated without locks (Hogwild).
 
-Not as in the paper: an actor plays several jobs at once and learns from all their keys (one call at
-a time, the world would take most of the time); the decisions of a state are part of what the critic
-sees; gradients are clipped.
+Differences from the paper: an actor plays several jobs at once and learns from all their keys (the
+world's overhead for a single call would dominate); pending decisions are an input of the critic;
+gradients are clipped.
 """
 
 from collections.abc import Callable, Sequence

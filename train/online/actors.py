@@ -1,4 +1,4 @@
-"""Actor processes on this machine, which put trajectories into a queue."""
+"""Actor processes on this machine, which put trajectories or updates into a queue."""
 
 import contextlib
 import os

@@ -1,15 +1,15 @@
 """The round-based environment: a step is one decision about every task key of N jobs.
 
-A decision is in force some calls later, when the ranks have agreed on it (some 116 calls where 16
-ranks share a machine), so a step of one call would end a rollout before its action acts. Here a
-round is `period_calls` calls of each job, as a brain asks again once its last decision is in force;
-a decision is in force `delay_rounds` rounds later, and what it earns is the mean over the calls of
-the rounds that it was in force for. Discount and the length of rollouts count rounds.
+A decision takes effect only after the ranks have agreed on it (some 116 calls where 16 ranks share
+a machine), so with one call a step a rollout would end before its action takes effect. Here a round
+is `period_calls` calls of each job, as often as a brain decides; a decision is in force
+`delay_rounds` rounds later, and its reward is the mean over the calls of the rounds in which it was
+in force. Discount and rollout length count rounds.
 
-The world does not wait for who decides: without a decision the last one stays in force (as in
-mvfst-rl, Sivakumar et al. 2019, section 3, whose sender goes on while the agent thinks).
+The simulated job does not wait for decisions: without one the last stays in force (as in mvfst-rl,
+Sivakumar et al. 2019, section 3).
 
-N jobs, K task keys, A actions, H decisions that are seen, W calls in a window.
+N jobs, K task keys, A actions, H decisions in an observation, W calls in a window.
 """
 
 import math

@@ -1,8 +1,8 @@
 """IMPALA (Espeholt et al. 2018): actors play, one learner updates, asynchronously.
 
-An actor takes the weights at the begin of a trajectory and plays on while the learner learns; so
-the learner corrects for the weights having moved since, by V-trace. A trajectory that the learner
-has no room for is lost; its calls are counted.
+An actor copies the weights at the start of a trajectory and plays on while the learner updates
+them; V-trace corrects for this difference. A trajectory that does not fit into the queue is
+dropped; its calls are counted.
 """
 
 import queue

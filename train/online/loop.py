@@ -1,7 +1,7 @@
 """The training loop of recipes with actors (A3C, IMPALA), with save and restore.
 
-This process counts, averages the weights, as other recipes do, looks at the validation bins, and
-keeps what a kill would lose. What `train/loop.py` is to recipes that learn from data.
+Counts updates, averages the weights as other recipes do, validates after every epoch, and saves the
+state for a resume. Corresponds to `train/loop.py` for recipes that train on data.
 """
 
 import time

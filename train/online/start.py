@@ -1,8 +1,8 @@
 """Initial weights of actors from an offline-trained Q network.
 
-A Q network predicts z = ln(time / reference), an actor's logits are -z: so the weights fit, and the
-policy at the start is what the Q network prefers. Differences that matter are hundredths there,
-and logits that differ by hundredths are a coin's: so they are sharpened.
+A Q network predicts z = ln(time / reference), and an actor's logits are -z: so the weights can be
+copied, and the initial policy prefers what the Q network prefers. Relevant differences in z are of
+the order of 0.01, for which a softmax is nearly uniform: so the logits are scaled up.
 """
 
 from pathlib import Path

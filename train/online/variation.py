@@ -1,8 +1,7 @@
 """Domain randomisation: interference strengths, dwell times and config times vary by episode.
 
-A policy that has met one strength alone has learned that number; where it is deployed, neighbours
-are as loud as they are (domain randomisation, Tobin et al. 2017). What the data say of the world
-stays: configs, and what NCCL costs.
+A policy trained with a single strength overfits to it; in deployment strengths differ (Tobin et al.
+2017). Configs and NCCL's costs, which come from the data, do not vary.
 
 K task keys, A actions.
 """
