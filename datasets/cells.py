@@ -50,8 +50,8 @@ _IS_USABLE: Final = _IS_TIMED & ~_IS_UNWELL
 def usable(frame: pl.DataFrame) -> pl.DataFrame:
     """Rows with a time of a successful collective on healthy GPUs.
 
-    What heat, power or memory errors slowed says nothing about a config: such a row stays on disk
-    and is in no reference, noise band, verdict or training.
+    Times affected by throttling or memory errors say nothing about a config: such a row stays on
+    disk, but is used in no reference, noise band, verdict or training.
     """
     return frame.filter(_IS_USABLE)
 
@@ -94,8 +94,8 @@ def interfered(frame: pl.DataFrame) -> pl.DataFrame:
 def comparable(frame: pl.DataFrame) -> pl.DataFrame:
     """Rows that may be used in a verdict on a forced config against NCCL's default.
 
-    Left out: nodes that others used too and MIG instances (their times are not the machine's), and
-    the default as measured under our plugin where the untouched one was measured as well.
+    Left out are rows from shared nodes and MIG instances (their times are not the machine's), and
+    the default measured under our plugin where the untouched one was measured as well.
     """
     return _one_default(
         frame.filter(

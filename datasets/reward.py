@@ -2,14 +2,15 @@
 
     r = -time / reference - lambda_switch * [config changed] - lambda_congestion * congestion
 
-The last two are of calls alone, whose order is known: `Steps.charged` takes them off.
-`reference` is the median of the default's training repeats, quiet, in the user's untouched
-environment (launch profile `default`), of the same run; where that run did not measure it, of all
-runs; where the size was not measured, log-log interpolation between measured default sizes at most
-one octave away on each side. Without any of these a row has no reward. -1 is "as good as default".
+The last two terms apply to recorded calls only, whose order is known: `Steps.charged` subtracts
+them. `reference` is the median time of the default's training repeats, in quiet, in the user's
+untouched environment (launch profile `default`), of the same run; if that run did not measure it,
+of all runs; if the size was not measured, by log-log interpolation between measured default sizes
+at most one octave away on each side. Without any of these a row has no reward. -1 is "as good as
+default".
 
-Rows that were measured beside a disturbance have the default beside the same one for a reference:
--1 is "as good as default would be now".
+Rows measured beside interference have the default beside the same interference as reference: -1 is
+"as good as default would be now".
 """
 
 import math
@@ -83,12 +84,12 @@ def with_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
 
 
 def with_interfered_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
-    """Add the columns of `with_reference`, and `interference`, to rows that something ran beside.
+    """Add the columns of `with_reference`, and `interference`, to rows beside interference.
 
-    Their `reference_us` is another: the median of the default's training repeats beside the same
-    disturbance, in the same run. `interference` is by how much it exceeds the default's quiet time
-    (1: twice the time): what a Trigger that is sure tells. Both are null where the default was not
-    measured both ways.
+    Their `reference_us` is the median of the default's training repeats beside the same
+    interference, in the same run. `interference` is its excess over the default's quiet time (1:
+    twice the time), which is the level that an accurate Trigger reports. Both are null where the
+    default was not measured both ways.
     """
     beside = interfered(usable(training)).filter(
         pl.col("is_default")

@@ -1,13 +1,12 @@
 """Cross-fitted regret: the oracle is chosen on half of the runs, and scored on the other half.
 
-The best of many noisy figures looks better than it is, so regret against it is too high, and a
-policy that was lucky in the same runs looks too good. Here the independent runs of every cell are
-parted in two at random; the config with the least median in one half is the oracle, and its time in
-the other half is what times are compared with there. Regret may come out negative: the config that
-looked best was not.
+The minimum of many noisy times is biased low, so regret against it is too high, and a policy
+evaluated on the same runs looks too good. Here the independent runs of every cell are split in two
+at random; the config with the smallest median in one half is the oracle, and its time in the other
+half is the reference there. Regret may be negative: the config that looked best was not.
 
-The interval is a bootstrap over runs, within each half, over the ways to part them, and over the
-seeds of a policy that was trained more than once.
+The interval is a bootstrap over runs, within each half, over random splits, and over the seeds of a
+policy that was trained more than once.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """The pre-flight check: every rank prints what it has, and one process compares all lines.
 
-Each rank prints `rank N {...}`; whoever reads all lines compares them. In the job the ranks compare
-the same once more, when they agree.
+Each rank prints `rank N {...}`; a single process reads and compares all lines. In the job the ranks
+compare the same values once more, when they agree.
 """
 
 import json

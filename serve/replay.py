@@ -1,7 +1,7 @@
 """Calls under our tables against NCCL's own choice in the same recorded job.
 
-NCCL's own choice is in the record, too: of probes, which the guard makes on purpose, and of calls
-before a table was in force. Both arms are of one job, so what slows the job slows both.
+The record contains NCCL's own choice, too: in the probes that the guard makes on purpose, and in
+calls before the first table. Both samples are of one job, so whatever slows the job slows both.
 """
 
 from dataclasses import asdict, dataclass

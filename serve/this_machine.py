@@ -1,7 +1,7 @@
 """What the plugin finds on this machine: NCCL libraries, and the output of `dynamiccl-probe`.
 
-`dynamiccl-probe` is built of the plugin's own code, so that nothing here has to know how the plugin
-sees a machine.
+`dynamiccl-probe` is built from the plugin's own code, so that its view of the machine is not
+implemented twice.
 """
 
 import importlib.util

@@ -33,8 +33,9 @@ REPORT_S: Final = 45.0
 def judge_blocks(launch: Launch, folder: Path, num_rows: int) -> list[Verdict]:
     """A verdict for each of the first `num_rows` blocks of a launch that ran in `folder`.
 
-    Without a schedule NCCL itself obeys or fails. With one, the plugin's report says what was
-    played: times of a block that it does not vouch for are not its config's.
+    Without a schedule the config is forced by environment, which NCCL obeys or refuses. With one,
+    the plugin's report tells which configs were applied: the times of a block that it does not
+    confirm are not used.
     """
     if not launch.is_scheduled:
         return [_FINE] * num_rows
@@ -48,9 +49,9 @@ def judge_blocks(launch: Launch, folder: Path, num_rows: int) -> list[Verdict]:
 def await_report(launch: Launch, folder: Path, num_rows: int, patience_s: float) -> None:
     """Wait until the plugin's report covers the last row; the file is re-read each time.
 
-    A client of a network file system writes what a process left in memory when it likes: within
-    30 s after its end (`vm.dirty_expire_centisecs`), and ours looks at the server again after its
-    attribute cache ran out (nfs(5), `acregmax`).
+    A client of a network file system may write the mapped pages of an ended process as late as 30 s
+    after its end (`vm.dirty_expire_centisecs`), and ours looks at the server again only after its
+    attribute cache has expired (nfs(5), `acregmax`).
     """
     deadline = time.monotonic() + patience_s
     while launch.is_scheduled and num_rows and not _tells_of(read_report(folder), num_rows):

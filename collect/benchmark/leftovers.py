@@ -2,14 +2,13 @@
 
     WORK/launch-XXXXXXXX/
         launch.json    which launch it is, with its picks
-        output.jsonl   what it printed so far: [seconds since the epoch, line], flushed line by line
+        output.jsonl   its output so far: [seconds since the epoch, line], flushed line by line
         ...            its schedule, report and dumps
 
-A folder is removed when the launch after it begins: then its rows are in the journal. What is found
-at the start belongs to a run that was killed, and is taken when the same launch with the same picks
-comes up again, which need not be at once: launches of a round are drawn in another order when some
-of them are there already. Nothing is synced to disk while ranks measure; what the kernel had not
-yet written when a machine lost power is measured again.
+A folder is removed when the next launch begins: then its rows are in the journal. Folders found at
+the start are of a killed run; they are used when the same launch with the same picks comes up
+again, maybe later, since launches of a round run in random order. Nothing is synced to disk while
+ranks measure: rows that the kernel had not written at a power failure are measured again.
 """
 
 import json

@@ -141,9 +141,9 @@ class NcclTestsRunner:
     def run(self, launch: Launch, progress: Callable[[int], None]) -> LaunchResult:
         """Run one launch; a hang or crash becomes rows, and what was not reached is left over.
 
-        A launch that never begins is tried once more. If that is in vain too, its configs are to
-        blame only where another launch still begins; else this raises MachineError, and nothing of
-        it is marked as failed.
+        A launch that does not start is tried once more. If it fails again, its configs are marked
+        as failed only if another launch still starts; otherwise the machine is at fault and this
+        raises MachineError.
         """
         rescued = self._rescue(launch)
         if rescued is not None:

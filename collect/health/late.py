@@ -1,8 +1,8 @@
 """Ranks that the others wait for, in collectives of all ranks with per-process times.
 
-The kernel of a rank that comes late finds all others there and is short, theirs last as long as
-they wait: the late one is the process with the least time. Which link is slow such rows cannot
-tell: all ranks of one communicator take as long as the slowest.
+The kernel of a late rank finds all others ready and is short, while theirs last as long as they
+wait: the late rank is the process with the smallest time. Such rows do not show which link is slow:
+all ranks of a communicator take as long as the slowest.
 """
 
 from collections import defaultdict

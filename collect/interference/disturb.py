@@ -1,8 +1,8 @@
 """Starts interference beside a trial, waits until it is under way, and ends it afterwards.
 
-Who starts and ends processes is not our business: `start` gets an argument vector, runs it on every
-node of the trial (or, for traffic, as ranks of their own), and returns something like a
-`subprocess.Popen` with a pipe for its output; `end` ends it with all that it started.
+The caller supplies two functions: `start` takes an argument vector, runs it on every node of the
+trial (or, for traffic, as ranks of its own), and returns an object like `subprocess.Popen` with a
+pipe for its output; `end` ends it with all processes that it started.
 """
 
 import re

@@ -1,8 +1,8 @@
 """A lock for one run of a sweep at a time, also on file systems without `flock`.
 
-`flock` where there is one: a run that dies holds nothing. Lustre mounted without `-o flock` answers
-ENOSYS, NFS without a lock manager ENOLCK; there a file that only one can create says who runs, and
-what a dead run left is taken over where it can be seen to be dead.
+Where `flock` works it is used: the kernel releases it when a run dies. Lustre mounted without `-o
+flock` returns ENOSYS, NFS without a lock manager ENOLCK; there a file that only one process can
+create names the owner, and a dead owner's lock is taken over if its death can be proved.
 """
 
 import errno

@@ -1,9 +1,9 @@
 """Runs a sweep: rounds of launches, each launch committed to the journal, a Parquet part a round.
 
-The strategy picks trials, round by round; the runner lays out the launches that measure a round and
-runs them in random order, so that slow drift of the machine is shared by all configs and the
-default is interleaved with what is compared with it. A round is a run: its measurements are
-correlated, those of different rounds are independent.
+The strategy picks trials, round by round; the runner lays out the launches of a round and runs them
+in random order, so that slow drift of the machine affects all configs and their default alike. The
+measurements of a round have the same `run`: they are correlated, those of different rounds are
+independent.
 """
 
 import hashlib

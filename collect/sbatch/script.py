@@ -1,9 +1,9 @@
 """The batch script of a sweep: sbatch options that the user did not give, and a resuming body.
 
 Slurm sends SIGUSR1 to the batch shell before the time limit (`--signal=B:USR1@120`) and SIGTERM on
-preemption and scancel. The shell becomes the sweep (`exec`), which so gets them itself, finishes
-its trial and stops. A shell that waits and forwards by `trap` loses a signal now and then: bash may
-be about to wait when it comes.
+preemption and scancel. The shell replaces itself by the sweep (`exec`), which so gets the signals
+itself, finishes its trial and stops. A shell that forwards signals by `trap` may lose one that
+comes just before its `wait`.
 """
 
 import re

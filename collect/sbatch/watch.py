@@ -1,7 +1,7 @@
 """Submits a batch job, watches it, and submits it again while work is left.
 
-A time limit, a preemption or a dead node ends a job; what it measured is on disk, and the next one
-goes on from there. Only an attempt that got nothing done stops us.
+A time limit, a preemption or a dead node ends a job; what it measured is on disk, and the next job
+continues from there. It stops only when an attempt made no progress.
 """
 
 import logging

@@ -1,13 +1,13 @@
 """When a process that runs beside trials must end: SIGTERM, or when its starter is gone.
 
 It ends on SIGTERM or SIGINT, when its parent is gone, or when its standard input ends after
-something came through it. Through srun and mpirun the input is the only thread that leads back to
-the starter on another node: one that wants to take its companions along when it is killed keeps the
-other end open and writes a `HELLO` into it. An input that ends without a word says nothing: srun
-and mpirun give such a one when they have none themselves.
+something came through it. Through srun and mpirun the input is the only connection to the starter
+on another node: a starter that wants its companions to end with it keeps the other end of the pipe
+open and writes a `HELLO` into it. An input that ends without HELLO has no meaning: srun and mpirun
+pass such an input when they have none themselves.
 
-The parent's death is seen by its process id and not by PR_SET_PDEATHSIG: that signal comes when the
-*thread* that started us ends (prctl(2)), and a harness may well start us from a short-lived one.
+The parent's death is detected by its process id and not by PR_SET_PDEATHSIG: that signal comes when
+the *thread* that started us ends (prctl(2)), which may be a short-lived one.
 """
 
 import os

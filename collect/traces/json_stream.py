@@ -1,12 +1,12 @@
 """Reads a large JSON object item by item: memory does not grow with the file.
 
-Traces are one object with one long array. Items of the arrays that a caller names are given one by
-one, all other values whole. The standard library's decoder reads each item, so what is valid JSON
-is read, whatever its layout.
+Traces are one object with one long array. Items of the arrays that a caller names are yielded one
+by one, all other values whole. The standard library's decoder reads each item, so any valid JSON is
+read, whatever its layout.
 
-PyTorch's profiler writes one layout, which makes a short cut possible: a line break cannot stand
-inside a JSON string, and an event's own closing brace is the only one that follows a line break and
-two blanks. So an event that nobody wants is passed over by looking for that, without decoding it.
+PyTorch's profiler writes a fixed layout, which allows a short cut: a line break cannot be inside a
+JSON string, and only an event's own closing brace follows a line break and two blanks. So an event
+that is not wanted is skipped by searching for these, without decoding it.
 """
 
 import codecs

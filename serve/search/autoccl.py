@@ -1,8 +1,8 @@
 """AutoCCL's search as an online tuner: coordinate descent in every subspace.
 
-Algorithm 1 (Xu et al., NSDI 2025): go through the subspaces one after the other, descend in each
-(descent.py), keep the fastest of all. Each call runs one candidate until the search is over:
-nothing is predicted, nothing spread in time, and no probe is too dear. It never looks again.
+Algorithm 1 (Xu et al., NSDI 2025): visit the subspaces one after the other, descend in each
+(descent.py), keep the fastest config of all. Each call runs one candidate until the search is over:
+no prediction, no limit on the cost of a probe, no spreading over time. It never searches again.
 """
 
 from collections.abc import Generator
