@@ -118,7 +118,7 @@ def test_benchmark_that_never_begins_ends_the_sweep_and_nothing_is_marked(
 def test_plugin_that_does_not_load_is_no_measurement(tmp_path: Path) -> None:
     broken = tmp_path / "libbroken.so"
     broken.write_text("no library")
-    with pytest.raises(MachineError, match="nobody knows what was played"):
+    with pytest.raises(MachineError, match="the configs are not known"):
         run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, broken)
     assert "sweep" not in "".join(rows(tmp_path)["launch"])
 
