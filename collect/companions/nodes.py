@@ -46,7 +46,7 @@ class Nodes:
         if done.returncode != 0:
             raise MachineError(
                 f"the nodes do not answer: '{started.text}' ended with status {done.returncode}: "
-                f"{' | '.join(line.text for line in done.lines[-3:]) or 'nothing'}"
+                f"{' | '.join(line.text for line in done.lines[-3:]) or 'no output'}"
             )
         return [line.text for line in done.lines]
 
