@@ -1,4 +1,4 @@
-"""What a sweep costs beside the benchmark's own time, and what it saves.
+"""Overhead of a sweep beside the benchmark's own time, and the process launches that it saves.
 
     python benchmarks/bench_collect.py
 
@@ -28,7 +28,7 @@ from dynamiccl.collect.benchmark import launching
 from dynamiccl.collect.benchmark.output import read_output
 from dynamiccl.collect.planning.plan import make_plan
 from dynamiccl.collect.processes.process import Finished
-from dynamiccl.collect.runs.carry_out import RunOrder, carry_out
+from dynamiccl.collect.runs.carry_out import RunOptions, carry_out
 from dynamiccl.collect.sweep.load import load_sweep, parse_sweep
 from dynamiccl.nccl import Collective
 from dynamiccl.serve.build import build_plugin
@@ -53,7 +53,7 @@ SIZES: Final = tuple(1 << exponent for exponent in range(10, 27))
 
 
 def overhead_ms() -> tuple[float, int]:
-    """Milliseconds of harness for each measurement, and how many measurements there were."""
+    """Harness overhead in ms for each measurement, and the number of measurements."""
     inside = 0.0
     real = launching.run_process
 
@@ -72,7 +72,7 @@ def overhead_ms() -> tuple[float, int]:
         sys.path.insert(0, str(ROOT))
         from tests.fakes.nccl_tests.install import install_stand_in
 
-        order = RunOrder(
+        order = RunOptions(
             sweep_file=EXAMPLE, out=out / "data", nccl_tests_dir=install_stand_in(out / "bin")
         )
         began = time.perf_counter()
@@ -84,7 +84,7 @@ def overhead_ms() -> tuple[float, int]:
 
 
 def rows_per_s() -> tuple[float, int]:
-    """Rows made from text each second, and how many there were."""
+    """Rows parsed from text each second, and the number of rows."""
     lines = [_row(size) for _ in range(CYCLES) for size in SIZES]
     began = time.perf_counter()
     output = read_output(
@@ -101,7 +101,7 @@ def rows_per_s() -> tuple[float, int]:
 
 
 def _row(size_bytes: int) -> str:
-    """A row of the table, its bandwidths as its times have them."""
+    """A consistent row of nccl-tests output."""
     halves = []
     for time_us in (20.0 + size_bytes / 1e5, 21.0 + size_bytes / 1e5):
         algbw = size_bytes / time_us / 1000.0
@@ -110,7 +110,7 @@ def _row(size_bytes: int) -> str:
 
 
 def figure(name: str, key: str) -> float:
-    """A figure of another benchmark, which is run when it has left none."""
+    """A figure of another benchmark, which is run if it has no result yet."""
     path = OUT / f"{name}.json"
     if not path.is_file():
         subprocess.run(

@@ -1,4 +1,4 @@
-"""What `dynamiccl-evaluate compare` finds between two sweeps, and what it finds where nothing is.
+"""Detection rate and false alarms of `dynamiccl-evaluate compare` on pairs of sweeps.
 
     python benchmarks/bench_compare.py          # 20 pairs of each kind; FULL=1: 100
 
@@ -92,13 +92,13 @@ def sweep(seed: int, cycles: int) -> pl.DataFrame:
 
 
 def judged(old: pl.DataFrame, new: pl.DataFrame) -> tuple[Paired, Changes]:
-    """What the command finds."""
+    """The result of the command."""
     paired = pair(old, new)
     return paired, find_changes(paired)
 
 
 def chosen(frame: pl.DataFrame, kind: str, random: np.random.Generator) -> pl.DataFrame:
-    """The cells that get slower: so many anywhere, or of one config at neighbouring sizes."""
+    """The cells to slow down: scattered, or neighbouring sizes of one config."""
     cells = independent(frame).select(CELL).unique().sort(CELL, nulls_last=True)
     wanted = max(1, int(SHARE * cells.height))
     if kind == "scattered":
@@ -111,7 +111,7 @@ def chosen(frame: pl.DataFrame, kind: str, random: np.random.Generator) -> pl.Da
 
 
 def slowed(frame: pl.DataFrame, bad: pl.DataFrame) -> pl.DataFrame:
-    """The sweep with these cells slower."""
+    """The sweep with these cells slowed down."""
     marked = bad.with_columns(factor=pl.lit(SLOWER))
     joined = frame.join(marked, on=list(CELL), how="left", nulls_equal=True)
     time = pl.col("time_us") * pl.col("factor").fill_null(1.0)
@@ -132,7 +132,7 @@ def bound(runs: int) -> float:
 
 
 def share_in(paired: Paired, changes: Changes, bad: pl.DataFrame) -> float:
-    """Of the cells named, the share that was slowed."""
+    """Share of the reported cells that were slowed."""
     named = paired.cells[changes.found]
     right = named.join(bad, on=list(CELL), how="semi", nulls_equal=True)
     return right.height / named.height
@@ -158,7 +158,7 @@ def real_pairs(count: int) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
 
 
 def drawn(groups: list[pl.DataFrame], random: np.random.Generator, name: str) -> pl.DataFrame:
-    """A sweep of cells with their own deviations, drawn with replacement."""
+    """A sweep resampled from the cells' own deviations."""
     parts = []
     for group in groups:
         rests = random.choice(group["rest"].to_numpy(), RUNS)

@@ -1,4 +1,4 @@
-"""Whether the intervals of `dynamiccl-evaluate forecast` hold, where the truth is known.
+"""Coverage of `dynamiccl-evaluate forecast`'s intervals on jobs with known truth.
 
     python benchmarks/bench_forecast.py          # FULL=1: five times as many jobs
 
@@ -79,7 +79,7 @@ noise_sigma = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One job: what was said, and what was true (shares saved)."""
+    """One job: forecast and truth, as shares saved."""
 
     kind: str
     verdict: Verdict
@@ -89,13 +89,13 @@ class Judged:
 
     @property
     def false_gain(self) -> bool:
-        """Whether it said gain where there is none."""
+        """Whether the forecast is a gain where there is none."""
         told, truth = self.step or self.communication
         return self.verdict is Verdict.GAIN and truth <= 0.0 < told.low
 
 
 def holds(pair: tuple[Estimate, float]) -> bool:
-    """Whether the interval has the truth."""
+    """Whether the interval contains the truth."""
     told, truth = pair
     return told.low - 1e-9 <= truth <= told.high + 1e-9
 
@@ -169,7 +169,7 @@ def simulated(first: int, sweeps: int) -> Iterator[Judged]:
 
 
 def drawn(random: np.random.Generator) -> Workload:
-    """An iteration of three to eight different calls, each some times over."""
+    """An iteration of three to eight different calls, each repeated."""
     collectives = (Collective.AllReduce, Collective.AllGather, Collective.ReduceScatter)
     calls: list[WorkCall] = []
     for _ in range(int(random.integers(3, 9))):

@@ -1,4 +1,4 @@
-"""What the gate lets through, against the truth of the simulator.
+"""The gate's decisions against the simulator's true times.
 
     python benchmarks/bench_gate.py             # two gates; FULL=1: thirty
 
@@ -134,7 +134,7 @@ def sweep_text(
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Cells that act, those of them that are truly slower by over 1 %, and the gain kept."""
+    """Number of acting cells, of those slower by over 1 %, and the gain kept."""
 
     acting: int
     worse: int
@@ -142,7 +142,7 @@ class Judged:
 
 
 def judged(grid: TaskGrid, cells: list[Cell]) -> Judged:
-    """Some cells' configs against NCCL's default, by times without noise."""
+    """Some cells' configs against NCCL's default, by noise-free times."""
     acts = {(c.num_nodes, c.num_ranks, c.collective, c.bin): c.action for c in cells}
     keys = grid.tasks.select("num_nodes", "num_ranks", "collective", "bin").iter_rows()
     actions = np.array([acts.get(key, 0) for key in keys])

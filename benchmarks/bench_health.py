@@ -1,4 +1,4 @@
-"""How much of what is slow `dynamiccl-collect health` finds, and what it finds where nothing is.
+"""Recall and false alarms of `dynamiccl-collect health` on simulated clusters.
 
     python benchmarks/bench_health.py
 
@@ -47,7 +47,7 @@ LAUNCHES: Final = 2
 def check(
     nodes: int, slow: tuple[SlowPart, ...], seed: int, noise: Mapping[str, float] = QUIET
 ) -> Report:
-    """What a check of a cluster says."""
+    """The report of a check of a cluster."""
     base = usual_settings("mpirun")
     settings = base.simulator.model_copy(update={"slow": slow, "seed": seed, **noise})
     base = base.model_copy(update={"simulator": settings})
@@ -70,7 +70,7 @@ def check(
 
 
 def drawn(kind: str, nodes: int, factor: float, draw: random.Random) -> SlowPart:
-    """A slow part of a cluster, anywhere."""
+    """A random slow part of a cluster."""
     node = draw.randrange(nodes)
     if kind in {"gpu", "nic"}:
         return SlowPart(kind=kind, node=node, gpu=draw.randrange(GPUS), factor=factor)
@@ -83,7 +83,7 @@ def drawn(kind: str, nodes: int, factor: float, draw: random.Random) -> SlowPart
 
 
 def is_named(report: Report, part: SlowPart, nodes: int) -> bool:
-    """Whether the check names the slow part, and nothing else."""
+    """Whether the check reports the slow part, and nothing else."""
     if len(report.findings) != 1:
         return False
     (finding,) = report.findings

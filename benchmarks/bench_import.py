@@ -1,4 +1,4 @@
-"""How fast, and in how much memory, a million rows of nccl-tests text are imported.
+"""Time and memory of importing a million rows of nccl-tests text.
 
 The text is made from a template: one long output of `all_reduce_perf -N 0` (the sizes again and
 again), with times that vary from row to row and bandwidths that fit them. The import runs in a

@@ -1,4 +1,4 @@
-"""What the plugin costs a job: every figure of it that has a bar, in one run.
+"""Cost of the plugin to a job: latency, memory, wake-ups, agreement time.
 
     python benchmarks/bench_plugin.py
 
@@ -84,7 +84,7 @@ def full_table(num_nodes: int) -> DecisionTable:
 
 
 def figures_of(command: list[str], environment: dict[str, str]) -> dict[str, Any]:
-    """What a benchmark program printed."""
+    """The JSON output of a benchmark program."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("DYNAMICCL_")}
     done = subprocess.run(
         command, env=clean | environment, stdout=subprocess.PIPE, text=True, check=True
@@ -94,7 +94,7 @@ def figures_of(command: list[str], environment: dict[str, str]) -> dict[str, Any
 
 
 def measure_tuner(build_dir: Path) -> dict[str, float]:
-    """What the tuner of a job costs, and the scan of NVIDIA's example beside it."""
+    """Figures of the tuner of a job, and of the scan of NVIDIA's example."""
     ring = Config(Algorithm.Ring, Protocol.Simple, 8)
     uniform = [[ring] * MAX_BINS] * 5
     figures = figures_of([str(build_dir / "bench_csv_scan")], {})
@@ -116,14 +116,14 @@ def measure_tuner(build_dir: Path) -> dict[str, float]:
 
 
 def tuner_environment(build_dir: Path, artifact: Path, table: DecisionTable) -> dict[str, str]:
-    """Of a rank under an artifact of one table, which knows this machine with NCCL 2.30.7."""
+    """Environment of a rank with a one-table artifact bound to this machine with NCCL 2.30.7."""
     write_bare_artifact(artifact, SYSTEM, table)
     bind_here(build_dir / TUNER_NAME, artifact, SYSTEM, 23007)
     return {"DYNAMICCL_ARTIFACT": str(artifact), "DYNAMICCL_JOB_ID": artifact.name}
 
 
 def tuner_lines(build_dir: Path) -> int:
-    """Lines of all that the tuner is built of, as Ninja noted when it compiled it."""
+    """Source lines of the tuner, by Ninja's dependency files."""
     found = subprocess.run(
         [find_tool("ninja"), "-C", str(build_dir), "-t", "deps"],
         stdout=subprocess.PIPE,
@@ -140,7 +140,7 @@ def tuner_lines(build_dir: Path) -> int:
 
 
 def adaptive_environment(build_dir: Path, folder: Path, table: DecisionTable) -> dict[str, str]:
-    """Of ranks on this node in mode adaptive, under an artifact of one table, and no brain."""
+    """Environment of ranks on this node in mode adaptive, one table, no brain."""
     artifact, run_dir = folder / "artifact", folder / "run"
     run_dir.mkdir(mode=0o700)
     write_bare_artifact(artifact, SYSTEM, table)
@@ -164,13 +164,13 @@ def measure_calls(build_dir: Path) -> dict[str, float]:
 
 
 def one_ring(num_ranks: int) -> DecisionTable:
-    """A table that decides everything alike."""
+    """A table with the same config everywhere."""
     ring = Config(Algorithm.Ring, Protocol.Simple, 8)
     return DecisionTable.from_configs([[ring] * MAX_BINS] * 5, num_nodes=1, num_ranks=num_ranks)
 
 
 def agree(build_dir: Path, ranks: int, communicators: int, calls_per_s: int) -> dict[str, Any]:
-    """One job of `bench_agreement` with a table that decides everything."""
+    """Run one job of `bench_agreement` with such a table."""
     with tempfile.TemporaryDirectory() as folder:
         environment = adaptive_environment(build_dir, Path(folder), one_ring(ranks))
         program = str(build_dir / "bench_agreement")
@@ -179,7 +179,7 @@ def agree(build_dir: Path, ranks: int, communicators: int, calls_per_s: int) -> 
 
 
 def measure_agreement(build_dir: Path) -> dict[str, float]:
-    """How long the ranks take to agree at the start."""
+    """Time of the first agreement of the ranks."""
     jobs = [
         agree(build_dir, AGREEMENT_RANKS, 1, AGREEMENT_CALLS_PER_S) for _ in range(AGREEMENT_JOBS)
     ]
@@ -193,7 +193,7 @@ def measure_agreement(build_dir: Path) -> dict[str, float]:
 
 
 def measure_creation(build_dir: Path) -> dict[str, float]:
-    """Time and memory that communicators in mode adaptive take."""
+    """Time and memory of communicators in mode adaptive."""
     one = agree(build_dir, 2, 1, QUIET_CALLS_PER_S)
     many = agree(build_dir, 2, MANY_COMMUNICATORS, QUIET_CALLS_PER_S)
     return {
@@ -207,7 +207,7 @@ def measure_creation(build_dir: Path) -> dict[str, float]:
 
 
 def measure_policy(build_dir: Path) -> dict[str, float | None]:
-    """The leader's policy; null without torch."""
+    """Figures of the leader's policy; null without torch."""
     if importlib.util.find_spec("torch") is None:
         print("policy_step_ms is null: torch is not installed")
         return {"policy_step_ms": None}

@@ -1,4 +1,4 @@
-"""How long the leader's policy takes for all its task keys at once, in TorchScript.
+"""Time of one policy step for all task keys at once, in TorchScript.
 
     python benchmarks/bench_policy.py
 
@@ -54,7 +54,7 @@ class LstmPolicy(nn.Module):
     def forward(
         self, window: torch.Tensor, context: torch.Tensor, mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Choose the best allowed action."""
+        """(action, q): the best allowed action."""
         hidden = self.encoder(window)[0][:, -1]
         features = self.trunk(torch.cat([hidden, context], dim=1))
         q = self.value(features) + self.advantage(features)
@@ -63,7 +63,7 @@ class LstmPolicy(nn.Module):
 
 
 def write_artifact(directory: Path, bins: tuple[int, int]) -> None:
-    """What the runtime reads of an artifact: a brain that may choose anything everywhere."""
+    """Write the files that the runtime reads: a brain that may choose any action everywhere."""
     random = np.random.default_rng(2)
     num_bins = bins[1] - bins[0] + 1
     support = Support(

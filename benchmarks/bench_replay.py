@@ -1,4 +1,4 @@
-"""What batches from columns save over d3rlpy's own replay buffer.
+"""Batches from columns against d3rlpy's own replay buffer: time and memory.
 
     python benchmarks/bench_replay.py
 
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def make_steps(num_steps: int, *, seed: int = 0) -> Steps:
-    """Episodes of so many calls each, terminated."""
+    """Terminated episodes of equal length."""
     random = np.random.default_rng(seed)
     columns: dict[str, Any] = {
         "size_bytes": random.integers(1, 1 << 30, num_steps),
@@ -115,7 +115,7 @@ def make_tasks(random: np.random.Generator) -> Tasks:
 
 
 def over(columns: dict[str, Any], tasks: Tasks) -> Steps:
-    """Steps over columns of calls, whose episodes are of one length."""
+    """Steps over columns of calls, with episodes of equal length."""
     columns = dict(columns)
     action, reward = columns.pop("action"), columns.pop("reward")
     num_episodes = len(action) // EPISODE
@@ -131,7 +131,7 @@ def over(columns: dict[str, Any], tasks: Tasks) -> Steps:
 
 
 def episodes_of(steps: Steps) -> Iterator[Episode]:
-    """The same steps as d3rlpy holds them."""
+    """The same steps as d3rlpy episodes."""
     rows = np.arange(len(steps))
     seen, mask, _ = steps.observe(rows, steps.episode_of(rows))
     for start in steps.starts[:-1]:
@@ -147,7 +147,7 @@ def episodes_of(steps: Steps) -> Iterator[Episode]:
 def interleaved(
     theirs: Callable[[], object], ours: Callable[[], object], *, repeats: int
 ) -> tuple[float, float]:
-    """Least seconds of each, taken in turns."""
+    """Minimum seconds of each, measured alternately."""
     least = [float("inf"), float("inf")]
     for _ in range(ROUNDS):
         for index, call in enumerate((theirs, ours)):
@@ -161,7 +161,7 @@ def interleaved(
 def gradient_steps(
     recipe_name: str, steps: Steps, stock: ReplayBuffer, replay: Replay
 ) -> tuple[float, float]:
-    """Least seconds of a gradient step with d3rlpy's buffer, and with ours."""
+    """Minimum seconds of a gradient step with d3rlpy's buffer, and with ours."""
     settings = ["num_members=1", f"gamma={GAMMA}", f"num_steps={NUM_STEPS}", "entropy_start=0"]
     d3rlpy.seed(0)
     algorithm = make_algorithm(make_recipe(recipe_name, settings), steps)
@@ -173,13 +173,13 @@ def gradient_steps(
 
 
 def in_own_process(measure: Callable[[], dict[str, float]]) -> dict[str, float]:
-    """Memory is that of a process that did nothing else."""
+    """Run a measurement in a new process, so that its memory is its own."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(measure)
 
 
 def ready_figures() -> dict[str, float]:
-    """Columns of 10 million steps made ready."""
+    """Time and memory to prepare columns of 10 million steps."""
     num_steps = 10_000_000
     made = make_steps(num_steps)
     columns = {
@@ -202,7 +202,7 @@ def ready_figures() -> dict[str, float]:
 
 
 def least_seconds(call: Callable[[], object], rounds: int = 100) -> float:
-    """Of one call."""
+    """Minimum seconds of one call."""
     least = float("inf")
     for _ in range(rounds):
         began = time.perf_counter()
@@ -212,7 +212,7 @@ def least_seconds(call: Callable[[], object], rounds: int = 100) -> float:
 
 
 def anonymous_mib() -> float:
-    """Memory of this process that no file stands behind (`RssAnon`)."""
+    """Anonymous memory of this process in MiB (`RssAnon`)."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     line = next(line for line in status.splitlines() if line.startswith("RssAnon:"))
     return int(line.split()[1]) / 1024.0

@@ -1,4 +1,4 @@
-"""How many probes online search needs, AutoCCL's and ours, and what probing costs.
+"""Number and cost of probes of online searches, AutoCCL's and ours.
 
     python benchmarks/bench_search.py [FOLDER_OF_TIDY_CSV]    # FULL=1: all of it, half an hour
 
@@ -72,12 +72,12 @@ def rivals() -> dict[str, Make]:
 
 
 def ours(priors: Mapping[tuple[str, int], Prior]) -> Make:
-    """Our search, from what is said of (task, seed)."""
+    """Our search, with the priors of (task, seed)."""
     return lambda task, seed: PolicySearch(lambda _: task.space, lambda _: priors[task.name, seed])
 
 
 def from_trees(warm: WarmStart, tasks: Sequence[Task]) -> Make:
-    """Our search, from a prediction that is the same for every seed."""
+    """Our search, with a prediction that is the same for every seed."""
     said = {task.name: warm.prior(task) for task in tasks}
     return ours({(name, seed): prior for name, prior in said.items() for seed in SEEDS})
 
@@ -104,7 +104,7 @@ def learned_elsewhere(tasks: Mapping[str, Sequence[Task]]) -> list[tuple[WarmSta
 
 
 def play_all(make: Make, tasks: Sequence[Task], sigma: float) -> Played:
-    """Every task once with each seed; all tuners meet the same noise."""
+    """Every task once with each seed; all tuners get the same noise."""
     return {
         seed: [
             (
@@ -123,7 +123,7 @@ def play_all(make: Make, tasks: Sequence[Task], sigma: float) -> Played:
 
 
 def probes_to(played: Sequence[tuple[Task, Outcome]]) -> float:
-    """Mean probes to within 2 % for good, where there is something to find."""
+    """Mean number of probes to within 2 % for good, on tasks with something to gain."""
     counts = [
         len(task.space.actions) if outcome.probes_to is None else outcome.probes_to
         for task, outcome in played
@@ -133,7 +133,7 @@ def probes_to(played: Sequence[tuple[Task, Outcome]]) -> float:
 
 
 def spent_until(played: Sequence[tuple[Task, Outcome]]) -> float:
-    """The same with what was really probed, by those that never get there as well."""
+    """The same with the real number of probes of episodes that never get there."""
     counts = [
         outcome.probes if outcome.probes_to is None else outcome.probes_to
         for task, outcome in played
@@ -143,7 +143,7 @@ def spent_until(played: Sequence[tuple[Task, Outcome]]) -> float:
 
 
 def reached(played: Sequence[tuple[Task, Outcome]]) -> float:
-    """Share of these that get there."""
+    """Share of these episodes that get there."""
     found = [o.probes_to is not None for task, o in played if task.headroom > WITHIN]
     return float(np.mean(found)) if found else math.nan
 

@@ -1,4 +1,4 @@
-"""The simulator's figures: speed, agreement with NCCL's own choices, held-out errors of fits.
+"""Figures of the simulator: speed, agreement with NCCL's choices, held-out errors of fits.
 
     python benchmarks/bench_simulator.py
 

@@ -1,4 +1,4 @@
-"""How many measurements the adaptive strategy saves for the same table.
+"""Measurements that the adaptive strategy saves for a table of equal regret.
 
     python benchmarks/bench_strategies.py [FOLDER_OF_TIDY_CSV]
 
@@ -73,7 +73,7 @@ nccl_version = "2.27.5"
 
 @dataclass(frozen=True)
 class World:
-    """Trials, their true times in us, and what scatters around these (factors, by trial key)."""
+    """Trials, their true times in us, and noise factors by trial key."""
 
     trials: tuple[Trial, ...]
     truth: Mapping[str, float]
@@ -81,7 +81,7 @@ class World:
     scatter: Mapping[str, Sequence[float]] | None = None
 
     def history(self, strategy: Strategy, seed: int) -> list[Outcome]:
-        """Measure what a strategy picks until it is done."""
+        """Measure the picks of a strategy until it is done."""
         defaults = parse_sweep(SWEEP, where="benchmark").file.simulator
         noise = Noise(seed, defaults.noise_sigma, defaults.tail_probability, defaults.drift_sigma)
         random = np.random.default_rng(seed)
@@ -99,7 +99,7 @@ class World:
         return history
 
     def chosen(self, history: Sequence[Outcome]) -> list[tuple[int, float]]:
-        """Of each config that a table takes: rounds that measured it, true time over default's."""
+        """For each chosen config: rounds that measured it, true time / default's."""
         keys = {(trial.task, trial.config): trial.key for trial in self.trials}
         rounds: dict[str, set[int]] = defaultdict(set)
         for outcome in history:
@@ -122,7 +122,7 @@ class World:
 
 
 def simulated_world() -> World:
-    """The grid of SWEEP in the H100 simulator, without what it cannot run."""
+    """The grid of SWEEP in the H100 simulator, feasible trials only."""
     truth = {}
     for trial in parse_sweep(SWEEP, where="benchmark").trials:
         setting, config = trial.setting, trial.config
@@ -187,14 +187,14 @@ def simulated_figures() -> dict[str, float | int | str]:
 
 
 def adaptive_history(world: World, seed: int, budget: int | None) -> list[Outcome]:
-    """What an adaptive sweep measures."""
+    """The measurements of an adaptive sweep."""
     settings = StrategySettings(kind="adaptive", seed=seed)
     strategy = Adaptive("bench", world.trials, settings, max_measurements=budget)
     return world.history(strategy, seed)
 
 
 def adaptive_run(world: World, seed: int, budget: int | None) -> tuple[int, float]:
-    """Measurements taken and mean true regret."""
+    """Number of measurements and mean true regret."""
     history = adaptive_history(world, seed, budget)
     return len(history), float(world.regret(history).mean())
 

@@ -1,4 +1,4 @@
-"""How fast a large chrome trace of PyTorch's profiler is read, and in how much memory.
+"""Time and memory of reading a large Chrome trace of PyTorch's profiler.
 
     python benchmarks/bench_traces.py [--gib G]
 

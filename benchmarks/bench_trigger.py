@@ -1,4 +1,4 @@
-"""How soon the Trigger finds a slowdown, and how often it is wrong, beside its rivals.
+"""Detection delay and false alarms of the Trigger and of rival detectors.
 
     python benchmarks/bench_trigger.py
 
@@ -70,7 +70,7 @@ def autocorrelated_noise(random: np.random.Generator, steps: int, width: int) ->
 
 
 def site(noise: Noise, random: np.random.Generator) -> Series:
-    """The A/A data of 60 keys."""
+    """Quiet calls of 60 keys."""
     scales = np.exp(random.uniform(np.log(SIGMAS[0]), np.log(SIGMAS[-1]), 60)).astype(np.float32)
     times = noise(random, 4_000, 60) * scales
     return Series.of(list(times.T), [np.zeros(4_000, dtype=np.float32)] * 60)
@@ -101,7 +101,7 @@ def judge(make: Make, noise: Noise, sigma: float, rounds: int, seed: int) -> dic
 
 
 def our_maker(series: Series) -> tuple[Make, Any, dict[str, Any]]:
-    """A Trigger of a site, the module, and what making it took."""
+    """A Trigger for a site, its module, and its training facts."""
     started = time.perf_counter()
     module, _, _ = make_trigger(series, TriggerSettings())
     seconds = time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""Simulated jobs for the forecast: their trace as a profiler would write it, and their truth.
+"""Simulated jobs for the forecast: a profiler's trace, and the true saving.
 
 A job is played under NCCL's own choice, which gives the trace, and again with the same seed under a
 table: surroundings, noise and compute are the same, so the difference is the table's.
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.schema import CALLS
-from dynamiccl.simulator.world import Ran, World
+from dynamiccl.simulator.world import CallResults, World
 
 _BEGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -75,7 +75,7 @@ def play(world: World, actions: npt.NDArray[np.int64], seed: int, num_calls: int
     return Played(pl.DataFrame(rows), steps_frame, communication, truly)
 
 
-def exposed_us(world: World, place: int, ran: Ran) -> float:
+def exposed_us(world: World, place: int, ran: CallResults) -> float:
     """What of a call runs beside no compute: all, or from the end of the compute beside it on."""
     beside, call = float(world.beside_us[place]), float(ran.true_us[0])
     if beside == 0.0:

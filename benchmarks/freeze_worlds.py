@@ -1,4 +1,4 @@
-"""Write what a version of the judge's worlds is: hashes of every draw (evaluate/worlds/frozen.py).
+"""Writes the hashes of all draws of a frozen version (evaluate/worlds/frozen.py).
 
 python benchmarks/freeze_worlds.py    # a quarter of an hour; only for a version that is new
 """
@@ -18,7 +18,7 @@ PATH: Final = Path(__file__).parents[1] / "evaluate" / "worlds" / f"{VERSION}.js
 
 
 def main() -> None:
-    """Draw all, and write their hashes."""
+    """Make all draws, and write their hashes."""
     jobs = [(world, number) for world in WORLDS for number in range(DRAWS)]
     found = dict(parallel(frozen, jobs))
     told = {world: [found[world, number] for number in range(DRAWS)] for world in WORLDS}

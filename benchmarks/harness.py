@@ -1,4 +1,4 @@
-"""What every benchmark shares: one flat JSON file of figures, and the same figures as a table."""
+"""Shared by all benchmarks: writes figures to a JSON file, and prints them as a table."""
 
 import json
 import os
@@ -17,7 +17,7 @@ OUT: Final = Path(__file__).resolve().parents[1] / "out" / "bench"
 
 
 def machine_facts() -> dict[str, float | int | str | None]:
-    """What figures were taken with."""
+    """Facts about the machine that the figures were measured on."""
     return {
         "commit": git_commit(),
         "machine": platform.machine(),

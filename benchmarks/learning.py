@@ -1,4 +1,4 @@
-"""Every figure of docs/results.md: what learning is worth, against everything simpler.
+"""All figures of docs/results.md: learned policies against simpler baselines.
 
     python benchmarks/learning.py            # `make bench-learning`: fewer draws, under an hour
     FULL=1 python benchmarks/learning.py     # all parts, recipes and draws, and thirty gates
@@ -116,13 +116,13 @@ def main() -> None:
 
 
 def _quiet_recipes() -> list[str]:
-    """Those that need no Trigger, and learn from sweeps."""
+    """Recipes that need no Trigger and train on sweeps."""
     made = {name: make_recipe(name) for name in RECIPES}
     return [k for k, each in made.items() if not (each.level_threshold or each.places)]
 
 
 def printed(name: str, script: str) -> dict[str, Any]:
-    """What another benchmark wrote."""
+    """The results that another benchmark wrote."""
     subprocess.run([sys.executable, HERE / script], check=True, stdout=subprocess.DEVNULL)
     read: dict[str, Any] = json.loads((OUT / f"{name}.json").read_text(encoding="utf-8"))
     wanted = ("sampling_speedup", "steps_speedup", "gate_", "ungated_")
@@ -130,7 +130,7 @@ def printed(name: str, script: str) -> dict[str, Any]:
 
 
 def show(figures: dict[str, Any]) -> None:
-    """A table a data set."""
+    """Print a table for each data set."""
     for name, policies in figures["data_sets"].items():
         columns = columns_of(name, policies)
         table = Table("policy", *columns, title=name)

@@ -1,4 +1,4 @@
-"""The two agents together: whole jobs whose surroundings change, against everything simpler.
+"""Policies with a Trigger in whole jobs under changing interference, against simpler players.
 
 The world is the fitted B300 node under `busy-host`: NVLS does not feel slow host CPUs, rings do, so
 what is best depends on what nobody tells. Every seed has a quiet sweep, recordings of jobs that
@@ -21,7 +21,7 @@ from dynamiccl.evaluate.simulate.lineup import Setting, policy_contenders, simpl
 from dynamiccl.evaluate.simulate.page import write_page
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.record_jobs import Exploration, Order, record_jobs
+from dynamiccl.simulator.record_jobs import Exploration, RecordSettings, record_jobs
 from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
@@ -92,7 +92,7 @@ def agents(out: Path, seeds: int, page: Path) -> dict[str, Any]:
 
 
 def over_best_figures(rows: Sequence[Row]) -> dict[str, dict[str, Number]]:
-    """How much more time each row takes than the best that does not know the state."""
+    """Excess time of each row over the best one that does not know the state."""
     _, more = over_best(rows)
     return {
         name: {"mean": each.mean, "mean_lo": each.low, "mean_hi": each.high}
@@ -121,7 +121,7 @@ def _setting() -> Setting:
 
 
 def _prepare(data: Path, seed: int) -> None:
-    """Measure, record, and make a Trigger."""
+    """Sweep, record jobs, and train a Trigger."""
     simulate(SWEEP.format(seed=seed), data / "data")
     _record(data / "data", SCENARIO, jobs=48, calls=40_000, seed=10_000 + seed)
     _record(data / "aa", "quiet", jobs=4, calls=6_000, seed=20_000 + seed)
@@ -132,7 +132,7 @@ def _prepare(data: Path, seed: int) -> None:
 
 
 def _play_row(data: Path, seed: int, row: int) -> Played:
-    """Row 0: all that needs no training; else a policy, trained and played."""
+    """Row 0: all players without training; else a trained policy."""
     setting = _setting()
     if row == 0:
         return play(setting, simple_contenders(setting), [seed])
@@ -160,7 +160,7 @@ def _record(out: Path, scenario: str, *, jobs: int, calls: int, seed: int) -> No
     sizes = [int(2 ** (quarter / 4)) for octave in (18, 20, 22, 24) for quarter in
              range(4 * octave, 4 * octave + 4, 2)]  # fmt: skip
     work = [WorkCall(SHAPE, Collective.AllReduce, size, 200.0) for size in sizes]
-    order = Order(
+    order = RecordSettings(
         system=find_system(SYSTEM),
         workload=Workload("training sizes", tuple(work)),
         scenario=find_scenario(scenario),

@@ -1,4 +1,4 @@
-"""A baseline that is as careful as a policy: it acts where it is sure enough not to be slower.
+"""A baseline with a confidence threshold: it acts only where it is sure enough.
 
 So baselines and policies are compared at equal safety. The bound is that of a Gaussian process
 (train/cautious/caution.py). The score is the predicted gain itself, since a baseline says not how
@@ -24,7 +24,7 @@ _PARTS: Final = 3
 
 
 class Cautious:
-    """What is predicted to be fastest, where the gain is beyond a threshold found on data."""
+    """The config with the smallest prediction, if its gain exceeds a calibrated threshold."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Cautious:
         validation: TaskGrid,
         alpha: float,
     ) -> None:
-        """Fit, and find the threshold for P(acts and is slower) <= `alpha`."""
+        """Fit, and calibrate the threshold for P(acts and is slower) <= `alpha`."""
         self._policy = make(training)
         self.name = f"{self._policy.name}, cautious"
         parts = [_compare(self._policy, validation)]
@@ -48,7 +48,7 @@ class Cautious:
         self._threshold = max(self.calibration.caution(alpha), MIN_GAIN)
 
     def choose(self, grid: TaskGrid) -> Actions:
-        """The fastest, or NCCL's default."""
+        """That config, or NCCL's default."""
         chosen, gain = _best(self._policy, grid)
         return np.where(gain > self._threshold, chosen, ABSTAIN_ACTION)
 

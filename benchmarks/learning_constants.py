@@ -1,4 +1,4 @@
-"""NCCL's own constants, fitted to each shape, beside a table of the nearest measured size.
+"""NCCL's tuning constants fitted to each shape, against a table of the nearest measured size.
 
 Two draws of the H100 worlds (learning_perturbed.py), whose truth is no function of NCCL's costs,
 ten shapes each. Constants are fitted on the training sizes of one shape, and kept if they are
@@ -52,7 +52,7 @@ def constants_figures(out: Path) -> dict[str, Any]:
 
 
 def _draw(folder: Path, number: int) -> list[dict[str, float]]:
-    """Every shape of one draw."""
+    """All shapes of one draw."""
     draw = Draw.make("h100", number, folder)
     version, machine = MODEL
     model = CostModel(version, find_machine(machine))

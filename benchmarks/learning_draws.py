@@ -1,4 +1,4 @@
-"""One draw of a world (learning_worlds.py): data and truth."""
+"""One draw of a simulated world (learning_worlds.py): data and truth."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +31,7 @@ class Draw:
 
     @classmethod
     def make(cls, kind: str, seed: int, folder: Path) -> "Draw":
-        """Sweep it, with noise and without."""
+        """Run its sweeps, with noise and without."""
         world = WORLDS[kind]
         noisy = world.sweep(folder / "data", seed, "noisy", 3, "")
         exact = world.sweep(folder / "truth", seed, "truth", 1, NO_NOISE)
@@ -49,11 +49,11 @@ class Draw:
         )
 
     def only(self, is_kept: pl.Expr) -> "Draw":
-        """With less to learn from."""
+        """A draw with a subset of the training data."""
         return replace(self, data=replace(self.data, frame=self.data.frame.filter(is_kept)))
 
     def ask(self, fitted: Fitted, grid: TaskGrid, *, costs: bool, sure: bool) -> Actions:
-        """What a cautious policy chooses."""
+        """The choices of a cautious policy."""
         policy = fitted.policy
         asked = with_noise(grid.tasks, self.data.training.noise)
         told = cold_observations(asked, self.data.profiles, self.costs if costs else None)

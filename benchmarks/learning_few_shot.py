@@ -1,11 +1,11 @@
-"""A new system, probe by probe: how soon a Gaussian process over NCCL's costs has a good table.
+"""Probes that a new system needs for a good table: a Gaussian process against other methods.
 
 Each of three systems is left out in turn; the kernel is fitted to whole tables of the other two,
 and of the new one nothing is known but NCCL's own costs. A table is a (shape, collective) at
 half-octave sizes from 1 KiB to 1 GiB (learning_new_system.py). A probe is one noisy time (sd 2 %)
-of one config at one size; NCCL's own choice at that size is probed as often, and counts. What is
-probed and what is acted on is said by one of several ways (learning_probing.py); each is judged by
-true times at all sizes.
+of one config at one size; NCCL's own choice at that size is probed as often, and counts as a probe.
+Several methods (learning_probing.py) choose what to probe and which config to use; each is judged
+by true times at all sizes.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from learning_worlds import FIVE
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.nccl import Collective
 
-#: After how many probes the table is judged.
+#: Numbers of probes after which the table is judged.
 LOOKS: Final = (0, 5, 10, 20, 40, 60, 80, 120, 160, 200)
 WITHIN: Final = 0.02
 SEEDS: Final = 3
@@ -29,7 +29,7 @@ CURVES: Final = ("regret", "default_regret", "share_worse", "acts")
 
 
 def play(kind: str, collective: int, seed: int, way: str) -> list[dict[str, Any]]:
-    """Probe one table; how good it is at each look."""
+    """Probe one table by the method `way`; returns a row of scores for each of LOOKS."""
     torch.set_num_threads(1)
     table = table_of(kind, Collective(collective))
     random = np.random.default_rng((seed, collective))

@@ -1,4 +1,4 @@
-"""What the parts of `learning.py` share: figures with intervals, and work on all cores."""
+"""Helpers of the parts of `learning.py`: figures with intervals, parallel work."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +39,7 @@ def student(values: Sequence[float], name: str = "mean") -> Figures:
 
 
 def of_crossfit(fitted: CrossFit) -> Figures:
-    """The bootstrap's figures."""
+    """Figures of a cross-fitted bootstrap."""
     parts: tuple[Interval | None, ...] = (
         fitted.regret,
         fitted.p95_regret,
@@ -60,7 +60,7 @@ def _row(name: str, mean: Number, ends: tuple[Number, Number]) -> Figures:
 def parallel(
     work: Callable[..., Any], jobs: Sequence[tuple[Any, ...]]
 ) -> Iterator[tuple[Any, Any]]:
-    """Each job and what `work` made of it, as they come; one thread each, all cores."""
+    """Each job with its result, as they come; one thread each, on all cores."""
     with ProcessPoolExecutor(
         os.cpu_count(), mp_context=get_context("spawn"), initializer=_one_thread
     ) as pool:

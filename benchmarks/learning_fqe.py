@@ -1,4 +1,4 @@
-"""Fitted Q evaluation: what a policy is worth over many calls, from logs of another one.
+"""Fitted Q evaluation: a policy's discounted value from logs of another policy.
 
 d3rlpy's DiscreteFQE (Le et al. 2019, "Batch Policy Learning under Constraints") over our encoder,
 on one-step targets: with more of them it would follow the behaviour for the steps between. Its head
@@ -78,7 +78,7 @@ def fitted_value(  # noqa: PLR0913 - all of an estimate
 
 
 def _beginnings(steps: Steps) -> Steps:
-    """The first steps of every episode: the value is asked there, and they are few in long ones."""
+    """The first steps of every episode, for which the value is asked."""
     ends = np.minimum(steps.starts[:-1] + _BEGINNING, steps.starts[1:])
     lengths = ends - steps.starts[:-1]
     starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -94,7 +94,7 @@ def _beginnings(steps: Steps) -> Steps:
 
 
 class _Fixed:
-    """A policy as DiscreteFQE asks for it: an algorithm that is built, and only decides."""
+    """A policy with the algorithm interface that DiscreteFQE needs."""
 
     def __init__(self, policy: TorchPolicy) -> None:
         self._policy = policy

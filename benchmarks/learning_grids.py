@@ -1,4 +1,4 @@
-"""Simulated full grids, whose truth is known: every recipe and baseline, several times over.
+"""Recipes and baselines on simulated full grids with known truth, in several replicates.
 
 A *replicate* is a noisy sweep of its own (three cycles), recipes trained on it with a seed of their
 own, and baselines fitted to it. Each is scored once on the test sizes, by the same sweep without
@@ -62,12 +62,12 @@ def simulated_grid(out: Path, recipes: Sequence[str], seeds: int) -> dict[str, A
 
 
 def measure(out: Path, seed: int) -> Path:
-    """A replicate's data."""
+    """The data of one replicate."""
     return sweep(out / f"data-{seed}", f"cycles-{seed}", cycles=3, seed=seed, shapes=SHAPES)
 
 
 def train(data: Path, recipe: str, seed: int, name: str = "grid") -> tuple[float, Path]:
-    """A recipe with one seed: its validation regret, and its policy."""
+    """Train a recipe with one seed: its validation regret, and its policy."""
     uri = f"sqlite:///{data.parent / f'mlflow-{name}-{recipe}-{seed}.db'}"
     done = fit(data, make_recipe(recipe), experiment="grid", tracking_uri=uri, seed=seed)
     return done.validation_regret, Path(done.run_directory) / "policy"

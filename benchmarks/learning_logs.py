@@ -1,4 +1,4 @@
-"""Logs drawn from a world whose truth is known, to try estimators on.
+"""Logs drawn from a grid with known times, to test estimators on.
 
 n rows of a log, T tasks, A actions. Rewards are minus time over NCCL's default.
 """

@@ -1,4 +1,4 @@
-"""Narrow logs: a table that is in use, and 5 % of exploration. What CQL is made for.
+"""Training on narrow logs: a table in use, with 5 % exploration.
 
 The system is that of the grid, three shapes of it. A table was made from one noisy cycle of a sweep
 over powers of four; then it ran: 40 times of each task, of which 95 % are of what the table says
@@ -88,7 +88,7 @@ def _row(rows: list[dict[str, float]]) -> Figures:
 
 
 def _simple(folder: Path, seed: int) -> dict[str, dict[str, float]]:
-    """Make the logs; what needs no training."""
+    """Make the logs; figures of baselines without training."""
     _make_logs(folder, seed)
     truth, training, catalogue = _grids(folder)
     players: list[Policy] = [NcclDefault(), NearestSize(training), Interpolated(training)]
@@ -98,7 +98,7 @@ def _simple(folder: Path, seed: int) -> dict[str, dict[str, float]]:
 
 
 def _arm(folder: Path, seed: int, arm: str) -> dict[str, float]:
-    """Train on the logs, and judge."""
+    """Train one recipe on the logs, and judge it."""
     recipe, settings = ARMS[arm]
     uri = f"sqlite:///{folder / f'{list(ARMS).index(arm)}.db'}"
     made = make_recipe(recipe, settings)
@@ -112,7 +112,7 @@ def _arm(folder: Path, seed: int, arm: str) -> dict[str, float]:
 def _valued(
     folder: Path, seed: int, policy: TorchPolicy, learned: LearnedPolicy
 ) -> dict[str, float]:
-    """Time over NCCL's at the log's own sizes: as fitted to the log, and truly."""
+    """Time / NCCL's default at the log's own sizes: estimated by FQE, and true."""
     takes_costs = policy.manifest.cost_table() is not None
     steps = load_data(folder / "log", seed, with_costs=takes_costs).training.steps
     cold = replace(steps, windows=np.full((len(steps), WINDOW_LENGTH), -1))
@@ -166,7 +166,7 @@ def _make_logs(folder: Path, seed: int) -> None:
 
 
 def _table(folder: Path, grid: TaskGrid, catalogue: Catalogue) -> Actions:
-    """What the table in use says."""
+    """The choices of the table in use."""
     first = task_grid(tuned(read(folder / "first")), catalogue, list(Split))
     return NearestSize(first).choose(grid)
 

@@ -1,4 +1,4 @@
-"""Tables of simulated systems: what a probe sees of one, what other systems tell, and the truth.
+"""Tables of simulated systems for probing: observations, priors from other systems, and truth.
 
 A table is one collective of a system's first group: B half-octave sizes from 1 KiB to 1 GiB, and A
 configs, NCCL's own choice the first.
@@ -36,7 +36,7 @@ PRIORS: Final = ("flat", "costs", "policy")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """B sizes and A configs of one collective: what a kernel sees, and the truth."""
+    """B sizes and A configs of one collective: kernel inputs, and true times."""
 
     configs: tuple[Config, ...]  # (A,)
     own: tuple[Config, ...]  # (B,) what NCCL's own choice comes to
@@ -47,7 +47,7 @@ class Table:
 
     @property
     def is_open(self) -> npt.NDArray[np.bool_]:
-        """(B, A) what can be chosen."""
+        """(B, A) allowed choices."""
         return np.isfinite(self.log_time)
 
 
@@ -89,7 +89,7 @@ def table_of(kind: str, collective: Collective) -> Table:
 
 @cache
 def expected(kind: str, collective: Collective, prior: str, told_by: tuple[str, ...]) -> Floats:
-    """(B, A) ln of the times that are expected of a table; `told_by`: the systems that are known.
+    """(B, A) ln of prior expected times of a table; `told_by`: the known systems.
 
     Raises ValueError for a prior that is none of PRIORS.
     """
@@ -110,7 +110,7 @@ def expected(kind: str, collective: Collective, prior: str, told_by: tuple[str, 
 
 @cache
 def kernel_without(kind: str, prior: str) -> Kernel:
-    """The kernel of what the other systems' tables leave of a prior, each told by the others."""
+    """The kernel fitted to residuals of the other systems' tables from a prior."""
     others = [other for other in SYSTEMS if other != kind]
     blocks = []
     for other in others:
@@ -122,7 +122,7 @@ def kernel_without(kind: str, prior: str) -> Kernel:
 
 
 def rows_of(table: Table, before: Floats, random: np.random.Generator) -> Rows:
-    """A whole table, measured once: what its times are off from what was expected, (B, A)."""
+    """A whole table measured once: residuals from the prior, (B, A)."""
     places = np.argwhere(table.is_open)
     y = table.log_time[tuple(places.T)] + NOISE * random.standard_normal(len(places))
     return rows_at(table, places, y - before[tuple(places.T)])
@@ -136,7 +136,7 @@ def rows_at(table: Table, places: npt.NDArray[np.int64], y: Floats) -> Rows:
 
 
 def judged(table: Table, chosen: Sequence[int] | npt.NDArray[np.int64]) -> dict[str, float]:
-    """How good some configs (B,) are by true times, over all sizes."""
+    """Scores of chosen configs (B,) by true times, over all sizes."""
     time, chosen = np.exp(table.log_time), np.asarray(chosen)
     mine, best = time[np.arange(len(chosen)), chosen], time.min(axis=1)
     default = time[:, ABSTAIN_ACTION]

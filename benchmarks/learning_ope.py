@@ -1,4 +1,4 @@
-"""Off-policy estimates against the truth: simulated grid, logs drawn from a known policy.
+"""Off-policy estimates against the truth, on logs from a simulated grid.
 
 The world: the tasks of a sweep without noise, and 40 samples of every cell, log-normal around its
 time with a standard deviation of 5 %. Logs: 40,000 rows of a behaviour that leaves half of its

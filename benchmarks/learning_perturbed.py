@@ -1,4 +1,4 @@
-"""Policies and rivals on worlds that are no function of NCCL's cost table (learning_worlds.py).
+"""Policies and baselines on worlds whose times do not follow NCCL's cost table.
 
 A draw is a world of its own: three noisy cycles of a sweep to learn from, and the same sweep
 without noise to judge by, on the test sizes. Every rival chooses twice: what it predicts to be
@@ -47,7 +47,7 @@ LEFT_OUT: Final = "one shape left out"
 
 
 def seen_systems(kind: str, seed: int) -> list[dict[str, Any]]:
-    """Rows of a draw: how each policy does on each test task."""
+    """Rows of a draw: the score of each policy on each test task."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         draw = Draw.make(kind, seed, Path(folder))
@@ -139,7 +139,7 @@ def unseen_trees(kind: str, seed: int) -> list[dict[str, Any]]:
 
 
 def left_out(kind: str, seed: int) -> Iterator[tuple[str, int, Draw, Draw]]:
-    """(setting, cluster, what is left to learn from, what is judged) of each shape by turns.
+    """(setting, cluster, training draw, test draw), leaving out shapes in turn.
 
     Each shape of each draw is a cluster of its own: what is resampled for the intervals.
     """

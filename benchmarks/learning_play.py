@@ -1,4 +1,4 @@
-"""Policies in a world that changes: jobs that call, congestion that comes and stays.
+"""Policies in a simulated network with changing congestion, call by call.
 
 What a cold table cannot show: whether a policy sees from its last calls what the network does, and
 how long it takes to. The world is arrays, whoever made them: the time of every config on every task
@@ -33,7 +33,7 @@ ADAPTED: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A network with hidden states, and what configs take in them."""
+    """A network with hidden states, and the time of each config in each state."""
 
     #: (K rows) task and environment columns, and `noise_band`.
     tasks: pl.DataFrame
@@ -58,14 +58,14 @@ class World:
 
     @property
     def oracle_us(self) -> Float64Array:
-        """(S, K) best time."""
+        """(S, K) best time, us."""
         best: Float64Array = np.nanmin(self.times_us, axis=2)
         return best
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a player decides the N calls of a round on; `state` is for the oracle's eyes only."""
+    """The observation of the N calls of a round; `state` is for the oracle only."""
 
     observations: Observations
     mask: npt.NDArray[np.bool_]  # (N, A)
@@ -74,7 +74,7 @@ class Seen:
 
 
 class Player(Protocol):
-    """Decides, round after round."""
+    """Chooses actions, round after round."""
 
     def act(self, seen: Seen) -> Actions:
         """(N,) actions."""
@@ -82,36 +82,36 @@ class Player(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """A trained policy, with its own knowledge of launch profiles."""
+    """A trained policy, with its launch profiles."""
 
     policy: TorchPolicy
 
     def act(self, seen: Seen) -> Actions:
-        """Ask the TorchScript policy."""
+        """The TorchScript policy's actions."""
         return self.policy.act(seen.observations, seen.mask)
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """One action (K,) for each task key, whatever happens; zeros are NCCL's default."""
+    """A fixed action (K,) for each task key; 0 is NCCL's default."""
 
     actions: Actions
 
     def act(self, seen: Seen) -> Actions:
-        """Look it up."""
+        """The keys' actions."""
         return self.actions[seen.key]
 
 
 @dataclass(frozen=True, slots=True)
 class Exploring:
-    """Another player's choice, and with probability `epsilon` any config."""
+    """Another player's choice, or with probability `epsilon` a random config."""
 
     player: Player
     epsilon: float
     random: np.random.Generator
 
     def act(self, seen: Seen) -> Actions:
-        """Draw."""
+        """The actions."""
         chosen = self.player.act(seen)
         explores = self.random.random(len(chosen)) < self.epsilon
         drawn = (self.random.random(seen.mask.shape) * seen.mask).argmax(axis=1)
@@ -120,19 +120,19 @@ class Exploring:
 
 @dataclass(frozen=True, slots=True)
 class KnowsState:
-    """The oracle: the fastest config of the state that the network is in, at any cost of change."""
+    """The oracle: the fastest config in the current network state, ignoring switching costs."""
 
     world: World
 
     def act(self, seen: Seen) -> Actions:
-        """Look at what nobody sees."""
+        """The fastest configs."""
         best: Actions = np.nanargmin(self.world.times_us, axis=2).astype(np.int64)
         return best[seen.state, seen.key]
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What came of it."""
+    """The results of a game."""
 
     state: npt.NDArray[np.int8]  # (R, J)
     action: npt.NDArray[np.int16]  # (R, J, K)
@@ -144,7 +144,7 @@ class Played:
 def play(
     world: World, player: Player, profiles: Sequence[str], *, jobs: int, rounds: int, seed: int
 ) -> Played:
-    """Let a player decide. Worlds of one seed have the same states and noise for every player."""
+    """Run a player. Worlds of one seed have the same states and noise for every player."""
     random = np.random.default_rng(seed)
     num_keys = world.tasks.height
     cold = cold_observations(world.tasks, profiles).context
@@ -241,7 +241,7 @@ class Figures:
 
 
 def figures(world: World, played: Played) -> Figures:
-    """Judge by true times."""
+    """Scores by true times."""
     keys = np.arange(world.tasks.height)
     states = played.state[:, :, None]
     spent = world.times_us[states, keys, played.action] + world.switch_us * played.changed

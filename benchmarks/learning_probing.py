@@ -1,4 +1,4 @@
-"""Ways to probe a table and to choose from it: a Gaussian process, and what it has to beat.
+"""Methods that probe a table and choose from it: a Gaussian process and its rivals.
 
 * `GaussianProcess`: probes what promises most (expected improvement), or at random; acts where the
   gain is beyond two spreads and 0.5 %. Its prior is NCCL's costs, nothing, or the other systems.
@@ -49,22 +49,22 @@ WAYS: Final = (
 
 
 class Way(Protocol):
-    """Probes a table."""
+    """A probing method."""
 
     def chosen(self) -> Actions:
-        """(B,) what it would take now."""
+        """(B,) its current choices."""
 
     def pick(self) -> tuple[int, int]:
         """The size and config to probe next; NCCL's own choice is probed beside it."""
 
     def tell(self, places: npt.NDArray[np.int64], log_us: Floats) -> None:
-        """What was measured at some (size, config) places (N, 2), ln us."""
+        """Add measurements at (size, config) places (N, 2), ln us."""
 
 
 def make_way(
     name: str, table: Table, kind: str, collective: Collective, random: np.random.Generator
 ) -> Way:
-    """One of WAYS, on a table of a system that nothing is known of but NCCL's costs."""
+    """The method called `name`, on a table of a system with known NCCL costs only."""
     if name == "forest":
         return Forest(table, random)
     if name.startswith("coordinate descent"):
@@ -96,14 +96,14 @@ class GaussianProcess:
         self._spread = np.full(self._before.shape, np.inf)
 
     def chosen(self) -> Actions:
-        """The surest gain of each size, or NCCL's own choice."""
+        """The config with the most certain gain for each size, or NCCL's own choice."""
         best = np.where(self._table.is_open, self._gain, -np.inf).argmax(axis=1)
         place = np.arange(len(best)), best
         acts = self._gain[place] > np.maximum(CAUTION * self._spread[place], MIN_GAIN)
         return np.where(acts, best, ABSTAIN_ACTION)
 
     def pick(self) -> tuple[int, int]:
-        """What promises most over what is taken now; the first is drawn."""
+        """The place with the largest expected improvement; the first is random."""
         can = forced(self._table)
         if self._is_random or not self._told:
             places = np.argwhere(can)
@@ -117,7 +117,7 @@ class GaussianProcess:
         return place_of(np.where(can, improvement, -np.inf).argmax(), can)
 
     def tell(self, places: npt.NDArray[np.int64], log_us: Floats) -> None:
-        """Add rows, and predict all anew."""
+        """Add measurements, and update predictions."""
         self._told.append(rows_at(self._table, places, log_us - self._before[tuple(places.T)]))
         rows = Rows(*(torch.cat([getattr(p, n) for p in self._told]) for n in Rows.__slots__))
         mean, spread = Posterior(self._kernel, rows)(self._table.numbers, self._table.cells)
@@ -139,19 +139,19 @@ class Forest:
         self._mean, self._spread = np.zeros((2, *cells.shape))
 
     def chosen(self) -> Actions:
-        """The least predicted time of each size."""
+        """The smallest predicted time of each size."""
         found: Actions = np.where(self._is_open, self._mean, np.inf).argmin(axis=1)
         return found
 
     def pick(self) -> tuple[int, int]:
-        """Where the trees differ most."""
+        """The place with the largest spread between trees."""
         spread = np.where(self._can, self._spread, -np.inf)
         # Trees are flat over regions: of many places with the same spread any will do.
         places = np.flatnonzero(spread == spread.max())
         return place_of(self._random.choice(places), self._can)
 
     def tell(self, places: npt.NDArray[np.int64], log_us: Floats) -> None:
-        """Grow the forest anew."""
+        """Refit the forest."""
         self._x += list(self._features[tuple(places.T)])
         self._y += log_us.tolist()
         forest = RandomForestRegressor(TREES, random_state=len(self._y), n_jobs=1)
@@ -185,7 +185,7 @@ class Descent:
         self._num_sizes = len(spaces)
 
     def chosen(self) -> Actions:
-        """What was measured best, of sizes that were searched."""
+        """The best measured config of searched sizes."""
         found = np.full(self._num_sizes, ABSTAIN_ACTION)
         searched = sorted({size for size, _ in self._times})
         for size in range(self._num_sizes) if self._carries and searched else searched:
@@ -195,13 +195,13 @@ class Descent:
         return found
 
     def pick(self) -> tuple[int, int]:
-        """What the search of the first size that is not done asks for."""
+        """The next probe of the search of the first unfinished size."""
         while self._search.state(self._order[0]) is State.CONVERGED:
             del self._order[0]
         return self._order[0], self._search.ask(self._order[0])
 
     def tell(self, places: npt.NDArray[np.int64], log_us: Floats) -> None:
-        """Keep the times, and go on with the search."""
+        """Add times, and continue the search."""
         for (size, action), value in zip(places.tolist(), log_us.tolist(), strict=True):
             self._times.setdefault((size, action), []).append(value)
         # It takes no notice of what it did not ask for, NCCL's own choice beside it.
@@ -223,7 +223,7 @@ def coarse_to_fine(count: int) -> list[int]:
 
 
 def forced(table: Table) -> npt.NDArray[np.bool_]:
-    """(B, A) what can be probed for its own sake: all but NCCL's own choice."""
+    """(B, A) configs to probe: all but NCCL's own choice."""
     found: npt.NDArray[np.bool_] = table.is_open.copy()
     found[:, ABSTAIN_ACTION] = False
     return found

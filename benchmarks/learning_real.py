@@ -1,4 +1,4 @@
-"""Measured sweeps: every system that can be scored, trained with few steps, and left out in turn.
+"""Recipes and baselines on measured sweeps, each system also left out of training.
 
 Figures are cross-fitted over the tasks with independent runs enough, with a bootstrap over runs and
 seeds. Where a system has none they are of the optimistic oracle, over all its tasks, and have no
@@ -110,7 +110,7 @@ def _scored(
 
 
 def _optimistic(seeds: Sequence[Summary]) -> Figures:
-    """The mean over seeds, and no interval: seeds alone say nothing of the measurements."""
+    """Mean over seeds without interval: seeds do not reflect measurement noise."""
     return {
         name: None if name.endswith(("_lo", "_hi")) else value
         for name, value in over_replicates(seeds).items()

@@ -1,4 +1,4 @@
-"""Surroundings that change, on several systems: what a policy, a rule and a filter make of them.
+"""Policies, rules and a filter under changing interference on several systems.
 
 Each setting has a quiet sweep of the workload's collectives, recordings of jobs that stray from
 NCCL's choice in half of their calls, at other sizes than the workload's, and a Trigger. From these
@@ -53,7 +53,7 @@ from dynamiccl.evaluate.simulate.lineup import (
 from dynamiccl.evaluate.simulate.players import Player, Searching
 from dynamiccl.evaluate.simulate.rollout import roll_out
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.record_jobs import Exploration, Order, record_jobs
+from dynamiccl.simulator.record_jobs import Exploration, RecordSettings, record_jobs
 from dynamiccl.simulator.scenario import MarkovLink, Scenario, find_scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
@@ -73,7 +73,7 @@ Float64Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A system, what runs on it, and what happens around."""
+    """A simulated system, its workload and its scenario."""
 
     system: str
     shape: Group
@@ -188,7 +188,7 @@ def gain_row(
 
 
 def shifted(scenario: Scenario) -> Scenario:
-    """Half as strong again, and twice as fast."""
+    """The scenario half as strong again, and twice as fast."""
     links = tuple(
         link.model_copy(
             update={
@@ -250,7 +250,7 @@ def times_us(row: Contender, setting: Setting, seed: int) -> Float64Array:
 
 
 def setting_of(name: str) -> Setting:
-    """What is simulated in a place."""
+    """The setting of a place."""
     place = PLACES[name]
     return Setting(
         system=find_system(place.system),
@@ -262,7 +262,7 @@ def setting_of(name: str) -> Setting:
 
 
 def prepare_place(folder: Path, name: str, seed: int) -> Setting:
-    """Measure in quiet, record, and make a Trigger; what is simulated there."""
+    """Sweep in quiet, record jobs, and train a Trigger; the setting."""
     place, setting = PLACES[name], setting_of(name)
     collectives = list(dict.fromkeys(call.collective.wire for call in setting.workload.calls))
     groups = dict.fromkeys([*(call.group for call in setting.workload.calls), place.beside])
@@ -288,7 +288,7 @@ def _record(
     places = dict.fromkeys((c.group, c.collective) for c in setting.workload.calls)
     sizes = [int(2.0 ** (octave + half / 2)) for octave in OCTAVES for half in (0, 1)]
     work = [WorkCall(*where, size, 200.0) for where in places for size in sizes]
-    order = Order(
+    order = RecordSettings(
         system=setting.system,
         workload=Workload("training sizes", tuple(work)),
         scenario=find_scenario(scenario),
@@ -348,7 +348,7 @@ def _rule(tables: RuleTables, settings: RuleSettings, env: CollectiveEnv, _seed:
 def _pilot(
     setting: Setting, delayed: Contender, tables: RuleTables, settings: RuleSettings
 ) -> float:
-    """What pilot jobs take, of other seeds than any that is judged."""
+    """Time of pilot jobs, with seeds not used for judging."""
     short = replace(setting, calls=PILOT_CALLS)
     row = replace(delayed, make=partial(_rule, tables, settings))
     return float(times_us(row, short, 1_000_003).sum())
@@ -364,7 +364,7 @@ def _reopening(env: CollectiveEnv, seed: int) -> Player:
 
 
 def _fitted(world: World, folder: Path) -> RuleTables:
-    """What the quiet sweep and the recordings say: times between measured sizes, and who feels."""
+    """Tables for rules: interpolated quiet times, and which cells interference slows."""
     data = load_data(folder / "data", 0, str(folder), with_costs=True)
     grid = task_grid(data.frame, data.catalogue, [Split.TRAIN, Split.VALIDATION])
     actions = {config: action for action, config in enumerate(data.catalogue.configs)}

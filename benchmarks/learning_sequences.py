@@ -1,4 +1,4 @@
-"""The ablation on sequences: recurrent or not, CQL, DQN or BC, looking ahead or not.
+"""Ablation of sequence learning: recurrence, algorithm (CQL, DQN, BC), discount.
 
 The world is `learning_world.py`'s. Every replicate has logs of its own: four jobs each that leave
 NCCL alone but for 30 % of exploration, that follow the best quiet table but for 30 %, and that draw
@@ -69,7 +69,7 @@ ROLLOUT: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Boosted:
-    """Boosted trees over the very observations that networks see, one model for all actions."""
+    """Boosted trees over the networks' observations, one model for all actions."""
 
     model: Any
     num_actions: int
@@ -131,14 +131,14 @@ def _worlds(data: Path) -> tuple[World, World]:
 
 
 def _steps(data: Path) -> Steps:
-    """The logs, as a training run makes steps of them."""
+    """The training steps of the logs."""
     steps = load_data(data, 0).sequences
     assert steps is not None
     return steps
 
 
 def _prepare(data: Path, seed: int) -> dict[str, Figures]:
-    """Write a replicate's sweep and logs; play what needs no training, but for the trees."""
+    """Write a replicate's sweep and logs; figures of players without training."""
     measure_quiet(data, seed)
     logged, test = _worlds(data)
     random = np.random.default_rng(seed)
@@ -178,7 +178,7 @@ def _run(data: Path, seed: int, arm: str) -> tuple[Figures, float | None]:
 
 
 def _fqe_error(data: Path, world: World, policy: TorchPolicy, seed: int) -> float:
-    """Estimated over true discounted value, less one."""
+    """Estimated / true discounted value - 1."""
     played = play(world, Learned(policy), PROFILES, jobs=32, rounds=ROLLOUT, seed=77 + seed)
     rewards = -played.measured_us / world.times_us[0, :, 0]
     weights = GAMMA ** np.arange(ROLLOUT)

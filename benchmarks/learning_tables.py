@@ -1,4 +1,4 @@
-"""The tables of docs/results.md and docs/results-tables.md, from the figures beside them.
+"""Writes the tables of docs/results.md and docs/results-tables.md from the figures.
 
     python benchmarks/learning_tables.py
 
@@ -92,13 +92,13 @@ def main() -> None:
 
 
 def figures() -> dict[str, Any]:
-    """What the page is written from."""
+    """All figures of the pages."""
     read: dict[str, Any] = json.loads(FIGURES.read_text(encoding="utf-8"))
     return read
 
 
 def with_tables(page: str, found: Mapping[str, Any]) -> str:
-    """The page with every marked table written anew; raises KeyError for one without figures."""
+    """The page with all marked tables replaced; raises KeyError for missing figures."""
 
     def write(match: re.Match[str]) -> str:
         return f"{match[1]}{table(match[2], found)}{match[3]}"
@@ -169,7 +169,7 @@ def brief(
 
 
 def notes(systems: Mapping[str, Mapping[str, Any]]) -> str:
-    """What stands beside the figures of measured systems."""
+    """Notes on the figures of measured systems."""
     head = ["system", "test tasks", "of them with runs enough", "noise band", "statistic"]
     rows = [
         [
@@ -202,7 +202,7 @@ def curves(found: Mapping[str, Any], figure: str) -> str:
 
 
 def cell(row: Mapping[str, Any], key: str, is_fraction: bool) -> str:
-    """A figure, and its interval where it has one."""
+    """A figure, with its interval if it has one."""
     value, low, high = (row.get(each) for each in (key, f"{key}_lo", f"{key}_hi"))
     if value is None:
         return "-"
@@ -226,7 +226,7 @@ def _text(value: float | str, is_fraction: bool) -> str:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Rows, heads first."""
+    """A Markdown table of rows, header first."""
     head, *body = rows
     lines = [head, ["---"] * len(head), *body]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)

@@ -1,4 +1,4 @@
-"""A congested world for `learning_sequences.py`: the simulator's group of 4 x 8 H100.
+"""The congested world of `learning_sequences.py`: 4 x 8 simulated H100.
 
 Congestion multiplies the transfer term of every config, so that what is best moves; between four
 levels it wanders as a Markov chain, a round in a hundred. A change of config costs 10 us once. Both
@@ -54,7 +54,7 @@ seed = {seed}
 
 
 def measure_quiet(out: Path, seed: int) -> Path:
-    """A sweep of the quiet network: the reference of rewards, and the cold half of training."""
+    """A sweep without interference, for reference times and cold steps."""
     return simulate(SWEEP.format(system=SYSTEM, seed=seed), out)
 
 
@@ -94,7 +94,7 @@ def make_world(catalogue: Catalogue, split: Split, noise: pl.DataFrame) -> World
 
 
 def write_calls(out: Path, world: World, played: Played, run: str) -> None:
-    """What the plugin would have recorded of the jobs."""
+    """Write the calls that the plugin would have recorded."""
     rounds, jobs, keys = played.action.shape
     index = np.indices(played.action.shape).reshape(3, -1)
     action = played.action.reshape(-1)

@@ -1,4 +1,4 @@
-"""The worlds of the product (evaluate/worlds/kinds.py), by the names that benchmarks know."""
+"""The worlds of evaluate/worlds/kinds.py, by the names used in benchmarks."""
 
 from dynamiccl.evaluate.worlds.kinds import FIVE, WORLDS
 

@@ -15,7 +15,7 @@ from scenario_rivals import Deciding
 from dynamiccl.datasets.reward import reward
 from dynamiccl.evaluate.simulate.players import Actions
 from dynamiccl.evaluate.simulate.rollout import roll_out
-from dynamiccl.simulator.world import Ran
+from dynamiccl.simulator.world import CallResults
 from dynamiccl.train.environment import CollectiveEnv
 
 #: Slowdowns over the quiet time of NCCL's choice, between which a level lies.
@@ -63,7 +63,7 @@ class Tabular(Deciding):
             self._taken[self._job[due], key[due]] = chosen[due]
         return chosen
 
-    def learn(self, ran: Ran, env: CollectiveEnv) -> None:
+    def learn(self, ran: CallResults, env: CollectiveEnv) -> None:
         """Keep how slow the call was, and what it earned if it ran what was decided last."""
         usual_us = env.tables.reference_us[ran.key]
         slow = np.searchsorted(EDGES, ran.measured_us / usual_us - 1.0)

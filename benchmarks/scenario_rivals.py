@@ -1,4 +1,4 @@
-"""What an expert would try first where surroundings change: rules, a filter, a search that reopens.
+"""Rival players under changing interference: rules, a Bayes filter, a restarting search.
 
 Each decides about a task key again when its last decision is in force, as a learned policy does.
 
@@ -17,7 +17,7 @@ from dynamiccl.evaluate.simulate.players import Actions
 from dynamiccl.serve.search.autoccl import AutoCcl
 from dynamiccl.serve.search.tuner import Key
 from dynamiccl.simulator.scenario import MarkovLink, Scenario
-from dynamiccl.simulator.world import Ran, World
+from dynamiccl.simulator.world import CallResults, World
 from dynamiccl.train.environment import CollectiveEnv
 
 Float64Array = npt.NDArray[np.float64]
@@ -30,7 +30,7 @@ _WIDER: Final = 1.3
 
 
 class Deciding:
-    """Decides about each task key once in so many calls as a decision takes to be in force."""
+    """Decides about each task key again when its last decision is in force."""
 
     def __init__(self, env: CollectiveEnv) -> None:
         self._period = max(env.course.delay_calls, 1)
@@ -41,7 +41,7 @@ class Deciding:
         self._calls = 0
 
     def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:  # noqa: ARG002
-        """Decide about the keys that are due."""
+        """Actions, updated for the keys that are due."""
         key = env.jobs.key
         due = self._calls - self._asked_at[self._job, key] >= self._period
         self._decided[self._job[due], key[due]] = self.choose(key, env)[due]
@@ -53,19 +53,19 @@ class Deciding:
         """(N,) actions for the keys of the next calls."""
         raise NotImplementedError
 
-    def learn(self, ran: Ran, env: CollectiveEnv) -> None:
-        """Nothing."""
+    def learn(self, ran: CallResults, env: CollectiveEnv) -> None:
+        """Do nothing."""
 
 
 class Random(Deciding):
-    """Any config that there is."""
+    """A uniformly random config."""
 
     def __init__(self, env: CollectiveEnv, seed: int) -> None:
         super().__init__(env)
         self._random = np.random.default_rng(seed)
 
     def choose(self, key: Actions, env: CollectiveEnv) -> Actions:
-        """Draw."""
+        """Random actions."""
         mask = env.world.mask[key]
         drawn: Actions = (self._random.random(mask.shape) * mask).argmax(axis=1)
         return drawn
@@ -73,7 +73,7 @@ class Random(Deciding):
 
 @dataclass(frozen=True, slots=True)
 class RuleTables:
-    """What a rule goes by."""
+    """Tables of a rule."""
 
     quiet_us: Float64Array  # (K, A)
     quiet: Actions  # (K,) best in quiet
@@ -82,7 +82,7 @@ class RuleTables:
 
 @dataclass(frozen=True, slots=True)
 class RuleSettings:
-    """When a rule goes over, and how long it stays at least, in calls of the job."""
+    """Threshold of a rule, and its minimum dwell time in calls of the job."""
 
     threshold: float = 0.15
     hold_calls: int = 0
@@ -103,15 +103,15 @@ class Rule(Deciding):
         self._slow_at = np.full(shape, -(10**9), dtype=np.int64)
 
     def choose(self, key: Actions, env: CollectiveEnv) -> Actions:  # noqa: ARG002
-        """Look at the last calls."""
+        """Actions by the latest calls."""
         place = self._job, key
         is_slow = np.median(self._slowdowns[place], axis=1) > self._settings.threshold
         self._slow_at[self._job[is_slow], key[is_slow]] = self._calls
         stays = self._calls - self._slow_at[place] <= self._settings.hold_calls
         return np.where(is_slow | stays, self._tables.disturbed[key], self._tables.quiet[key])
 
-    def learn(self, ran: Ran, env: CollectiveEnv) -> None:  # noqa: ARG002
-        """Keep the slowdowns."""
+    def learn(self, ran: CallResults, env: CollectiveEnv) -> None:  # noqa: ARG002
+        """Store the slowdowns."""
         slowdown = ran.measured_us / self._tables.quiet_us[ran.key, ran.action] - 1.0
         known = self._slowdowns[self._job, ran.key]
         self._slowdowns[self._job, ran.key] = np.column_stack([known[:, 1:], slowdown])
@@ -119,7 +119,7 @@ class Rule(Deciding):
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """A Markov link as a filter knows it."""
+    """The states of a Markov link, as a filter models them."""
 
     #: (L, L) probability of each level after each, one call later.
     next_call: Float64Array
@@ -142,7 +142,7 @@ class Levels:
         )
 
     def sentinel(self, world: World) -> tuple[int, int] | None:
-        """The task key and config that feel the levels, and cost least to be left alone.
+        """The task key and config to keep for sensing: sensitive to the levels, at least cost.
 
         None where no config feels them.
         """
@@ -159,7 +159,7 @@ class Levels:
 
 
 class Filter(Deciding):
-    """Knows how levels come and go, and what each does to each config: Bayes for the rest.
+    """A Bayes filter over the levels, with known dynamics and slowdowns.
 
     One task key stays on a config that feels the levels, whatever is best for it.
     """
@@ -173,7 +173,7 @@ class Filter(Deciding):
         self._later = np.linalg.matrix_power(levels.next_call, self._period)
 
     def choose(self, key: Actions, env: CollectiveEnv) -> Actions:  # noqa: ARG002
-        """The least expected time when the decision is in force."""
+        """The smallest expected time when the decision is in force."""
         belief = self._belief @ self._later
         chosen: Actions = (
             (self._levels.times_us[key] * belief[:, None, :]).sum(axis=2).argmin(axis=1)
@@ -182,8 +182,8 @@ class Filter(Deciding):
             return chosen
         return np.where(key == self._sentinel[0], self._sentinel[1], chosen)
 
-    def learn(self, ran: Ran, env: CollectiveEnv) -> None:  # noqa: ARG002
-        """Bayes' rule."""
+    def learn(self, ran: CallResults, env: CollectiveEnv) -> None:  # noqa: ARG002
+        """Update the level probabilities."""
         levels = self._levels
         took_us = np.maximum(ran.measured_us - levels.switch_us * ran.changed, 1.0)
         z = np.log(took_us[:, None] / levels.times_us[ran.key, ran.action]) / levels.noise
@@ -195,10 +195,10 @@ class Filter(Deciding):
 
 
 class Reopening(AutoCcl):
-    """AutoCCL's search, which begins again for a task key when a Trigger alarms."""
+    """AutoCCL's search, restarted for a task key when a Trigger alarms."""
 
     def alarm(self, key: Key | None = None) -> None:
-        """Forget the key, or all."""
+        """Restart the search of the key, or of all."""
         if key is None:
             self._tasks.clear()
         else:
@@ -218,7 +218,7 @@ def times_at(world: World, on: str, slowdown: float) -> Float64Array:
 
 
 def true_tables(world: World, on: str) -> RuleTables:
-    """What nobody has: true quiet times, and true times under the disturbance."""
+    """The true tables: quiet times, and times under interference."""
     quiet_us = times_at(world, on, 1.0)
     return RuleTables(
         quiet_us,
@@ -228,7 +228,7 @@ def true_tables(world: World, on: str) -> RuleTables:
 
 
 def best_settings(play: Callable[[RuleSettings], float]) -> RuleSettings:
-    """The settings under which pilot jobs take least time; `play` says what they take."""
+    """The settings with the smallest time of pilot jobs; `play` returns that time."""
     candidates = [
         RuleSettings(threshold, hold)
         for threshold in (0.15, 0.3, 0.5)

@@ -1,4 +1,4 @@
-"""One search of one task, counted from true times.
+"""One search of one task, with its probes counted by true times.
 
 A *probe* is a call that runs another config than the incumbent of that moment. `probes_to` are
 those made before the incumbent is within 2 % of the best config by true time *and stays so* to the
@@ -25,7 +25,7 @@ _QUARTILE_T3, _QUARTILE_NORMAL = 0.764892, 0.674490
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an episode came to."""
+    """The result of an episode."""
 
     #: Probes made before the answer is good for ever; None: it was not at the end.
     probes_to: int | None
@@ -50,7 +50,7 @@ def noise(sigma: float, calls: int, random: np.random.Generator) -> npt.NDArray[
 def play(
     tuner: Tuner, times_us: npt.NDArray[np.float64], factors: npt.NDArray[np.float64], default: int
 ) -> Outcome:
-    """Let a new tuner decide the calls of one task.
+    """Run a new tuner on the calls of one task.
 
     `factors` are (calls,), or (calls, A) where each action scatters in its own way.
     """

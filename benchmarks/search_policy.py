@@ -1,4 +1,4 @@
-"""The warm start by a policy of dynamiccl-train that never saw the system.
+"""Warm start of a search by a trained policy that never saw the system.
 
 For each system, noisy sweeps of the *other* ones are simulated, and a policy is trained on them as
 anybody would. It knows algorithm, protocol and channels: other knobs of a config are predicted to
@@ -57,7 +57,7 @@ Policies = Mapping[tuple[frozenset[str], int], TorchPolicy]
 
 
 def train_all(out: Path, seeds: Sequence[int]) -> Policies:
-    """Without each system, for every seed, with noise of its own; and without each two, once."""
+    """Train policies without each system, for every seed, and without each pair, once."""
     for _ in parallel(_measure_all, [(out, seed) for seed in seeds]):
         pass
     alone = [(out, frozenset({name}), seed) for name in SYSTEMS for seed in seeds]
@@ -87,7 +87,7 @@ def policy_priors(
 
 
 def _train(out: Path, left_out: frozenset[str], seed: int) -> Path:
-    """A policy that never saw some systems."""
+    """Train a policy without some systems."""
     data = without(out / f"{seed}", out / f"{'-'.join(sorted(left_out))}-{seed}", left_out)
     uri = f"sqlite:///{data / 'mlflow.db'}"
     done = fit(data, make_recipe(RECIPE), experiment="search", tracking_uri=uri, seed=seed)
@@ -95,7 +95,7 @@ def _train(out: Path, left_out: frozenset[str], seed: int) -> Path:
 
 
 def _measure_all(out: Path, seed: int) -> None:
-    """A sweep of every system, once for all policies of a seed."""
+    """Sweep every system, once for all policies of a seed."""
     for name in SYSTEMS:
         _measure(name, seed, out / f"{seed}")
 
@@ -120,7 +120,7 @@ def _measure(name: str, seed: int, data: Path) -> None:
 
 
 def _predict(policy: TorchPolicy, tasks: Sequence[Task]) -> Iterator[tuple[Task, Prediction]]:
-    """What a policy says of tasks of one system."""
+    """A policy's predictions for tasks of one system."""
     calls = [
         WorkCall(task.call.group, task.call.collective, task.call.size_bytes, before_us=0.0)
         for task in tasks
@@ -137,7 +137,7 @@ def _predict(policy: TorchPolicy, tasks: Sequence[Task]) -> Iterator[tuple[Task,
 def _spread_out(
     task: Task, configs: Sequence[Config], known: Sequence[int], log_ratio: Prediction
 ) -> Prediction:
-    """(A,) of the task's choices, from what is predicted of the policy's configs.
+    """(A,) predictions of the task's choices, from those of the policy's configs.
 
     An algorithm and protocol that the other systems lack is expected to do as NCCL's own choice.
     """

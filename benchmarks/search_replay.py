@@ -1,20 +1,20 @@
-"""Search replayed on published sweeps: what was measured is the truth, and nothing else exists.
+"""Online search replayed on published sweeps: measured times are the truth, no others are made up.
 
 A task is what the job asked, where and under which conditions, with NCCL's own choice and two
 forced configs or more. A cell's median over independent repeats is its true time; a call draws one
 of the cell's repeats over that median, or, where a cell has one only, a repeat of another cell of
 that system; A100 and B300 have none, and 2 % is assumed. **A hole** of the grid was never measured,
-so a probe of it would be an invented number: it is no action at all, and a step along a knob passes
-over it (SearchSpace).
+so its time is not known: it is no action at all, and a step along a knob passes over it
+(SearchSpace).
 
 A100's channel sweep has no call that was left to NCCL alone: its channels are always forced. NCCL's
 own number on such a node is 24 (`num_channels` of sm80_8gpu in nccl_default_decisions.csv,
 all-reduce of these sizes), so the iteration with 24 forced stands for the default. GB10's tasks
 with two forced configs all miss the default: they are left out.
 
-Nobody tells here what NCCL's own choice ran, and channels that were forced by themselves are a
-subspace of their own (algorithm and protocol left to NCCL). The grids are small, 2 to 38 configs a
-task: coordinate descent has little to waste on them.
+The config of NCCL's own choice is not known in these sweeps. Configs that force channels only form
+a subspace of their own (algorithm and protocol left to NCCL). The grids are small, 2 to 38 configs
+a task, so coordinate descent wastes few probes on them.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The warm start: a model of how long configs take, learned on other systems only.
+"""Warm start of a search by a regression model trained on other systems.
 
 Boosted trees (scikit-learn) predict log(time / NCCL's own choice) of a config from what the task
 is, what the machine is and the config's knobs. It is regression, not reinforcement learning: a
@@ -47,7 +47,7 @@ SETTINGS: Final = (
 
 
 class Errors(NamedTuple):
-    """How wrong a prediction is of a task, in log time."""
+    """Prediction errors of a task, in log time."""
 
     #: At the predicted peak of each subspace, and elsewhere in it against its peak.
     peaks: npt.NDArray[np.float64]
@@ -55,7 +55,7 @@ class Errors(NamedTuple):
 
 
 class Spreads(NamedTuple):
-    """How wrong predictions usually are: the spreads of a `Prior`, in its order."""
+    """Typical prediction errors: the spreads of a `Prior`, in its order."""
 
     level: float
     shared: float
@@ -64,18 +64,18 @@ class Spreads(NamedTuple):
 
 @dataclass(frozen=True)
 class WarmStart:
-    """A learned prediction, and how wrong it is elsewhere."""
+    """A trained predictor, and its typical errors on new systems."""
 
     model: "_Ensemble"
     spreads: Spreads
 
     def prior(self, task: Task) -> Prior:
-        """What it predicts of a task."""
+        """The prior of a task."""
         return Prior(self.model.predict(task), *self.spreads)
 
 
 class _Ensemble:
-    """The mean of models of several settings: with so few systems none can be chosen."""
+    """The mean of models with several settings: with so few systems none can be selected."""
 
     def __init__(self, tasks: Sequence[Task], seed: int) -> None:
         self._models = [_fit(tasks, setting, seed) for setting in SETTINGS]
@@ -101,7 +101,7 @@ def learn(tasks: Sequence[Task], seed: int = 0) -> WarmStart:
 
 
 def errors_of(task: Task, predicted: npt.NDArray[np.float64]) -> Errors:
-    """Of what is predicted, (A,) log(time / NCCL's own choice), for a task."""
+    """Errors of predictions (A,) log(time / NCCL's own choice) for a task."""
     errors = task.log_ratio - predicted
     peaks, own = [], []
     for actions in task.space.subspaces:
@@ -113,7 +113,7 @@ def errors_of(task: Task, predicted: npt.NDArray[np.float64]) -> Errors:
 
 
 def spreads_of(errors: Sequence[Errors]) -> Spreads:
-    """Robust ones: a model that is far off in places must not look unsure everywhere."""
+    """Robust spreads: outliers must not make the model look unsure everywhere."""
     levels = np.array([np.median(each.peaks) for each in errors])
     shared = np.concatenate([each.peaks - np.median(each.peaks) for each in errors])
     own = np.concatenate([each.own for each in errors])

@@ -1,4 +1,4 @@
-"""Tasks to search: what may run, and what it truly takes, of simulated systems.
+"""Search tasks of simulated systems: choices and their true times.
 
 A task is (system, group, collective, size). What may run is every (algorithm, protocol) of the
 system with the channels, threads, chunk sizes and transports below. Combinations that come to the
@@ -35,7 +35,7 @@ _Place = tuple[Transport | None, int | None, int, int | None]
 
 @dataclass(frozen=True)
 class Task:
-    """One task key with the truth."""
+    """One task key with true times."""
 
     system: str
     call: Call
@@ -47,7 +47,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        """As a task key."""
+        """The task's name."""
         group = self.call.group
         return (
             f"{self.system} {group.num_nodes}x{group.ranks_per_node} "
@@ -62,7 +62,7 @@ class Task:
 
     @cached_property
     def headroom(self) -> float:
-        """How much longer than the best NCCL's own choice takes, as a share."""
+        """Time of NCCL's own choice / best time - 1."""
         return float(self.times_us[self.space.default] / self.times_us.min() - 1.0)
 
 
@@ -86,7 +86,7 @@ def make_task(system: System, call: Call) -> Task | None:
 
 
 def running(task: Task) -> Task:
-    """What of a task a running job can set: threads and transport are fixed when it starts."""
+    """The choices that a running job can make: threads and transport are fixed at start."""
     kept = [
         action
         for action, choice in enumerate(task.space.choices)
@@ -123,7 +123,7 @@ def _feels_launch(system: System, call: Call, cell: Config) -> bool:
 
 
 def _without_repeats(times: dict[_Place, float], axis: int) -> dict[_Place, float]:
-    """Without values of a knob that do what NCCL does when the knob is left to it."""
+    """Drop values of a knob that equal NCCL's own value."""
     kept = {}
     for place, time_us in times.items():
         alone = times[(*place[:axis], None, *place[axis + 1 :])]  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""How often the simulator's default is NCCL's: shares of recorded decisions, and every other one.
+"""Agreement of the simulator's default choices with recorded decisions of NCCL.
 
     python benchmarks/simulator_default.py
 

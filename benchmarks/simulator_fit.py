@@ -1,4 +1,4 @@
-"""How well the simulated systems hold: held-out errors of every fitted one, and of what none saw.
+"""Held-out errors of all fitted systems, and errors on measurements outside of every fit.
 
     python benchmarks/simulator_fit.py
 
@@ -94,7 +94,7 @@ UNSEEN: Final = (
 
 @cache
 def imported(data: Path = DATA) -> Path:
-    """A store of the published sweeps, kept for this process. Raises MissingPath without them."""
+    """A store of the published sweeps, cached for this process. Raises MissingPath without them."""
     if not data.is_dir():
         raise MissingPath("published sweeps", data, "name the folder that holds them")
     folder = Path(tempfile.mkdtemp(prefix="dynamiccl-fit-"))
@@ -103,7 +103,7 @@ def imported(data: Path = DATA) -> Path:
 
 
 def fits(data: Path = DATA) -> Iterator[Fit]:
-    """A fit of every shipped system that is fitted."""
+    """A fit of every built-in fitted system."""
     store = imported(data)
     for name in PARAMETRIC:
         file = shipped_file(name)
@@ -112,7 +112,7 @@ def fits(data: Path = DATA) -> Iterator[Fit]:
 
 
 def unseen(data: Path = DATA) -> Iterator[tuple[str, report.Errors]]:
-    """Errors above 1 MiB of the shipped numbers on what no fit has seen."""
+    """Errors above 1 MiB of the built-in parameters on measurements outside of every fit."""
     store = imported(data)
     for case in UNSEEN:
         file = shipped_file(case.base)

@@ -1,4 +1,4 @@
-"""How many collectives a second one core simulates, and whether the trace's length matters.
+"""Simulated collectives per second of one core, and whether the workload's length matters.
 
 Collectives a second of processor time of one thread, the best of several rounds of a quarter of a
 second: the machine's other work makes rounds slower and none faster. Half the calls follow NCCL,
@@ -32,7 +32,7 @@ LOOP: Final = ("ddp", "fsdp", "megatron", "moe")
 
 
 def figures() -> dict[str, float]:
-    """Rates with and without observations, and the ratio of rates of a short and a long loop."""
+    """Rates with and without observations, and the ratio of rates of short and long workloads."""
     loop = make_workload(LOOP, Group(4, 8))
     world = _world(loop)
     long = _world(replace(loop, calls=loop.calls * 100))

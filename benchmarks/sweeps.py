@@ -1,4 +1,4 @@
-"""Data of benchmarks: data sets with systems left out."""
+"""Data sets with systems left out."""
 
 import shutil
 from collections.abc import Iterable

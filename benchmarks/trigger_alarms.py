@@ -1,4 +1,4 @@
-"""False alarms of a detector on quiet streams; its delays are in train/trigger/measure.py."""
+"""False alarm rate of a detector on quiet streams (delays: train/trigger/measure.py)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The Trigger on measured interference: docs/trigger-b300.png.
+"""The Trigger on measured interference (docs/trigger-b300.png).
 
     python benchmarks/trigger_b300.py
 
@@ -45,7 +45,7 @@ def ring_times_us(size_bytes: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Draw."""
+    """Draw the figure."""
     random = np.random.default_rng(0)
     _, module, _ = our_maker(site(t3_noise, random))
     figure = Figure(figsize=(10, 5), layout="constrained")

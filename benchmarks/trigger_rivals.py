@@ -1,4 +1,4 @@
-"""What the Trigger is compared with: an EWMA, two CUSUMs, and ruptures' PELT on a window.
+"""Rival detectors of the Trigger: EWMA, two CUSUMs, and ruptures' PELT.
 
 Each has its key's first KNOWN calls to learn what is quiet, and a threshold for the same rate of
 false alarms, found as the Trigger's is (`calibration.py`). N streams side by side.
@@ -25,7 +25,7 @@ _CLIP: Final = 3.0
 
 
 class Chart(ABC):
-    """A statistic of N streams that an alarm is a large value of."""
+    """A control chart: a statistic of N streams; large values are alarms."""
 
     #: Below which an alarm is over.
     rest = 0.0
@@ -137,7 +137,7 @@ CHARTS: Final[dict[str, type[Chart]]] = {
 
 
 def chart_threshold(chart: type[Chart], rounds: list[FloatArray], per_call: float) -> float:
-    """By the excursions of the statistic on quiet streams, each (KNOWN + T, N)."""
+    """The threshold for a false alarm rate, from excursions on quiet streams (KNOWN + T, N)."""
     peaks = Peaks(rounds[0].shape[1], floor=chart.rest)
     for log_time in rounds:
         made = chart(log_time[:KNOWN])
@@ -149,7 +149,7 @@ def chart_threshold(chart: type[Chart], rounds: list[FloatArray], per_call: floa
 
 
 def pelt_penalty(log_time: FloatArray, per_call: float) -> float:
-    """By the rates of false alarms at two penalties, whose logarithm falls about evenly."""
+    """The penalty for a false alarm rate, interpolated between two penalties."""
     penalties, rates = (14.0, 20.0), []
     for penalty in penalties:
         watch, onsets = Pelt(log_time[:KNOWN]).watch(penalty), 0
@@ -176,7 +176,7 @@ def _reference(scale: FloatArray) -> FloatArray:
 def _advance(
     sums: npt.NDArray[np.float64], standard: FloatArray, reference: FloatArray
 ) -> npt.NDArray[np.float64]:
-    """One step of both sums; the larger."""
+    """One step of both sums; returns the larger."""
     sums[0] = np.maximum(sums[0] + standard - reference, 0.0)
     sums[1] = np.maximum(sums[1] - standard - reference, 0.0)
     larger: npt.NDArray[np.float64] = sums.max(axis=0)

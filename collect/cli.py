@@ -1,4 +1,4 @@
-"""`dynamiccl-collect`: measure, or take in what was measured."""
+"""`dynamiccl-collect`: the command line that measures, imports and describes data."""
 
 from dataclasses import asdict
 from functools import partial
@@ -24,7 +24,7 @@ from dynamiccl.collect.importing.command import import_command
 from dynamiccl.collect.launchers import LAUNCHERS
 from dynamiccl.collect.planning import command as planning
 from dynamiccl.collect.runners import RUNNERS
-from dynamiccl.collect.runs.carry_out import RunOrder, carry_out
+from dynamiccl.collect.runs.carry_out import RunOptions, carry_out
 from dynamiccl.collect.runs.run import RunSummary
 from dynamiccl.collect.shapes import shapes_command
 from dynamiccl.collect.sweep.load import Sweep, load_sweep
@@ -33,13 +33,13 @@ from dynamiccl.datasets import store
 from dynamiccl.machine import ThisMachine
 from dynamiccl.simulator import options as simulating
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.record_jobs import Exploration, Order, record_jobs
+from dynamiccl.simulator.record_jobs import Exploration, RecordSettings, record_jobs
 from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.systems import PARAMETRIC, find_system
 from dynamiccl.simulator.workloads import make_workload
 
 app = typer.Typer(
-    help="Sweep nccl-tests over NCCL's configs, or import what others measured, into Parquet.",
+    help="Sweep nccl-tests over NCCL's configs, or import measurements.",
     **cli.APPLICATION,
 )
 _stderr = Console(stderr=True)
@@ -52,7 +52,7 @@ _SweepFile = Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="The swee
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Entry point of `dynamiccl-collect`."""
     cli.run(partial(app, standalone_mode=False))
 
 
@@ -63,7 +63,7 @@ def plan_command(
     write: planning.WriteOption = None,
     as_json: _Json = False,
 ) -> None:
-    """Say what a sweep would run, what is left out and why, how long it takes, and what takes long.
+    """Show what a sweep would run, what it leaves out and why, and how long it takes.
 
     Times are the embedded simulator's. With --hours also what fits in them, as a sweep file.
 
@@ -86,14 +86,16 @@ def run_command(
     nccl_tests_dir: Annotated[
         Path | None, typer.Option(help="Where the nccl-tests binaries are; default PATH.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep in --out.")] = False,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Go on, and measure what failed once more.")
+        bool, typer.Option("--retry-failed", help="Continue, and measure failed trials once more.")
     ] = False,
-    take_over: Annotated[bool, typer.Option("--take-over", help="From a run that died.")] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Take the lock from a dead run.")
+    ] = False,
     limit: Annotated[int | None, typer.Option(help="Only the first N trials.", min=1)] = None,
     shard: Annotated[
-        str | None, typer.Option(metavar="I/N", help="Only this share of the launches.")
+        str | None, typer.Option(metavar="I/N", help="Run only this share of the launches.")
     ] = None,
     as_json: _Json = False,
     verbose: _Verbose = False,
@@ -109,7 +111,7 @@ def run_command(
     sweep = load_sweep(sweep_file)
     if limit is not None:
         sweep = Sweep(sweep.file, sweep.text, sweep.trials[:limit])
-    order = RunOrder(
+    order = RunOptions(
         sweep_file=sweep_file,
         out=out,
         runner=runner,
@@ -124,7 +126,7 @@ def run_command(
     summary = carry_out(sweep, order, console=_stderr)
     _show_run(summary, out, as_json=as_json)
     if summary.ended in {"interrupted", "detached"}:
-        # Whatever a script does next wants a whole sweep.
+        # A script's next step needs a complete sweep.
         raise typer.Exit(cli.INTERRUPTED)
 
 
@@ -160,7 +162,7 @@ def doctor_command(
     inside: Annotated[bool, typer.Option("--inside", hidden=True)] = False,
     as_json: _Json = False,
 ) -> None:
-    """Look at this machine before a sweep: what would fail, mislead or cost, and what to do.
+    """Check this machine before a sweep: what would fail, mislead or cost time, with fixes.
 
     With a container in the sweep's launcher it looks inside the container too. Exit code 4 when a
     check failed.
@@ -208,7 +210,7 @@ def jobs_command(
 
     Example: dynamiccl-collect jobs --scenario congested --workload decode --out out/data
     """
-    order = Order(
+    order = RecordSettings(
         system=find_system(system),
         workload=make_workload(
             workload or simulating.DEFAULT_WORKLOADS, Group(nodes, ranks_per_node)
@@ -237,7 +239,7 @@ def describe_command(
     ] = None,
     as_json: _Json = False,
 ) -> None:
-    """Say what a data set holds: systems, sizes, configs, repeats, coverage, noise.
+    """Describe a data set: systems, sizes, configs, repeats, coverage, noise.
 
     With --plots also the best config by size and its gain over NCCL's default.
 

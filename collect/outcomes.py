@@ -1,4 +1,4 @@
-"""What became of a pick, in the three figures that a strategy and a progress bar need."""
+"""The outcome of a pick (trial, round, time), for strategies and the progress bar."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from dynamiccl.datasets.schema import Status
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One pick: its trial, the round, and its time (None when there is none that may be used)."""
+    """One pick: its trial, its round, and its time in us (None when there is no usable time)."""
 
     trial_key: str
     round: int
@@ -22,9 +22,9 @@ class Outcome:
 
 
 def encode_outcomes(launch: Launch, result: LaunchResult) -> dict[str, list[list[Any]]]:
-    """The outcomes of a launch as plain data, as fields of a journal's record.
+    """The outcomes of a launch as plain data: fields of a journal record.
 
-    Those of NCCL's untouched default are apart, as `references`: nobody picked them.
+    Those of NCCL's untouched default stand apart, as `references`: no strategy picked them.
     """
     found = [
         [measured.pick.trial.key, launch.round, *_time_and_status(measured)]
@@ -36,13 +36,13 @@ def encode_outcomes(launch: Launch, result: LaunchResult) -> dict[str, list[list
 
 
 def decode_outcomes(record: Mapping[str, Any], field: str = "outcomes") -> Iterator[Outcome]:
-    """The outcomes in a journal's record, or its `references`, which version 0.1 had not."""
+    """The outcomes in a journal record, or its `references` (absent in version 0.1)."""
     for key, number, time_us, ok, infeasible in record.get(field, ()):
         yield Outcome(key, number, time_us, ok, infeasible)
 
 
 def _time_and_status(measured: Measured) -> tuple[float | None, bool, bool]:
-    """Out-of-place counts; a wrong value in any half is a failure, unwell GPUs leave no time."""
+    """Time of the out-of-place half; wrong in any half = failed; throttled = no time."""
     rows = measured.rows
     ok = all(row.get("status", Status.OK.value) == Status.OK.value for row in rows)
     first = next((row for row in rows if not row.get("in_place")), rows[0])

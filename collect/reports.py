@@ -1,4 +1,4 @@
-"""What an import was told, what it found, and what it refused: options, report, summary.
+"""Options, per-file report and summary of an import.
 
 Nothing is lost silently: a row that was read is written, dropped with a reason, counted as a
 duplicate, or listed as rejected with its file, line and text.
@@ -56,13 +56,13 @@ class Rejected:
         return cls(path, line, reason, printable[:_EXCERPT_CHARS])
 
     def __str__(self) -> str:
-        """`file:line: reason: 'text'`, as compilers say it."""
+        """`file:line: reason: 'text'`, as compilers print it."""
         return f"{self.path}:{self.line}: {self.reason}: '{self.excerpt}'"
 
 
 @dataclass(slots=True, kw_only=True)
 class FileReport:
-    """What became of one file; filled while it is read."""
+    """What became of one file's rows; filled while it is read."""
 
     path: str
     format: str
@@ -102,14 +102,14 @@ class FileReport:
         self.dropped[reason] = self.dropped.get(reason, 0) + count
 
     def remark(self, text: str) -> None:
-        """Note something once."""
+        """Note something, once."""
         if text not in self.remarks:
             self.remarks.append(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What recordings of jobs gave: calls files and traces, of all ranks together."""
+    """Totals of recorded jobs: calls files and traces, over all ranks."""
 
     #: One a collective, whatever the number of ranks that recorded it.
     calls: int = 0
@@ -124,7 +124,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportSummary:
-    """The whole import: totals over the files, and each file's own report."""
+    """Totals over all files, and each file's report."""
 
     rows_read: int
     measurements_written: int
@@ -146,7 +146,7 @@ class ImportSummary:
         recorded: Recorded,
         skipped: tuple[str, ...] = (),
     ) -> "ImportSummary":
-        """Add up the reports of all files; a call is no single file's."""
+        """Add up the reports of all files; joined calls belong to no single file."""
         return cls(
             rows_read=sum(f.rows_read for f in files),
             measurements_written=sum(f.measurements_written for f in files),
@@ -160,7 +160,7 @@ class ImportSummary:
         )
 
     def remarks(self) -> dict[str, list[str]]:
-        """Remark -> the files that it is about: what a person should know, each thing once."""
+        """Remark -> the files that it is about."""
         found: dict[str, list[str]] = {}
         for file in self.files:
             for text in file.remarks:
@@ -169,7 +169,7 @@ class ImportSummary:
 
     @property
     def written_text(self) -> str:
-        """What was written, for people."""
+        """What was written, as text."""
         costs = sum(len(f.costs) for f in self.files)
         decisions = sum(len(f.decisions) for f in self.files)
         parts = [f"{self.measurements_written} measurements"]
@@ -186,7 +186,7 @@ class ImportSummary:
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        """The summary as plain values, ready for `json.dumps`; rejected lines stand once."""
+        """The summary as plain values for `json.dumps`; rejected lines appear once."""
         files = [dataclasses.asdict(report) for report in self.files]
         for report in files:
             report["rejected"] = len(report["rejected"]) + report.pop("rejected_more")

@@ -1,9 +1,9 @@
-"""The seam between a sweep and what measures it: picks in, rows out.
+"""The interface between a sweep and what measures it: picks in, measurement rows out.
 
-A *strategy* picks trials round by round. A *runner* says which processes measure a round (its
-launches, a pure function of the round and of what was learnt before) and runs them one after the
-other. A launch is the unit that is committed; of one that a kill cut short, a resume commits what
-it had measured and runs the rest.
+A *strategy* picks trials, round by round. A *runner* turns a round into launches (processes that
+measure it, a pure function of the round and of earlier facts) and runs them one after the other. A
+launch is the unit of commit: on resume, a launch that was killed is committed with the rows that it
+had, and its other picks run again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,29 +19,29 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """A trial that is to be measured once."""
+    """A trial to be measured once."""
 
     trial: Trial
-    #: Number of the repeat within its round.
+    #: Number of the repeat within its round, from 0 on.
     repeat: int = 0
-    #: P(config | task, history) with which a draw of the strategy took it; None = it had no choice.
+    #: P(config | task, history) of the strategy's random draw; None = it was not drawn.
     probability: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a strategy wants next; a cycle of an exhaustive sweep is a round."""
+    """The picks that a strategy asks for at once; one cycle of an exhaustive sweep is a round."""
 
     number: int
     picks: tuple[Pick, ...]
 
 
 class LaunchMode(StrEnum):
-    """How a launch tells NCCL what to do."""
+    """How a launch sets the config: environment variables, the tuner plugin, or not at all."""
 
     #: The user's untouched environment, nothing of ours loaded: the reference default.
     REFERENCE = "reference"
-    #: The plugin plays a schedule: many configs in one process.
+    #: The plugin applies a schedule: many configs in one process.
     SWEEP = "sweep"
     #: One config, forced by environment.
     FORCED = "forced"
@@ -53,26 +53,26 @@ class LaunchMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One process (or its simulation) and what it measures, in this order."""
+    """One process (or its simulation), and the picks that it measures, in this order."""
 
-    #: Unique within the sweep, and the same whenever the same round is laid out again.
+    #: Unique within the sweep, and reproducible: laying out a round again gives the same ids.
     id: str
     round: int
     setting: Setting
     mode: LaunchMode
     picks: tuple[Pick, ...]
-    #: Whether the plugin plays its configs; else the one config is forced by environment.
+    #: Whether the plugin applies the configs; else a single config is forced by environment.
     is_scheduled: bool = False
 
     @property
     def run(self) -> str:
-        """Name of the run that its round makes: noise within it is correlated."""
+        """The `run` column of its rows, one for each round: noise within a run is correlated."""
         return f"cycle-{self.round}"
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What became of one pick: a row for each buffer placement, or one with the reason."""
+    """The rows of one pick: one for each buffer placement, or a single one with the failure."""
 
     pick: Pick
     rows: tuple[Row, ...]
@@ -80,7 +80,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A trial that hung or crashed; its config is not tried again from its size on."""
+    """A trial that hung or crashed: its config is skipped at this size and above."""
 
     trial: Trial
     reason: str
@@ -88,45 +88,45 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class LaunchResult:
-    """What became of a launch."""
+    """Rows, picks to run again, and quarantined configs of a launch that has ended."""
 
     measured: tuple[Measured, ...]
-    #: Picks that were not reached: a config hung or crashed before them, or we were told to stop.
+    #: Picks to run again: a config hung or crashed before them, or a stop was requested.
     unfinished: tuple[Pick, ...] = ()
     quarantined: tuple[Quarantined, ...] = ()
-    #: What was learnt about the setting, as plain data (the read-back pass, the environment).
+    #: New facts about the setting, as plain data (read-back results, environment columns).
     facts: Mapping[str, Any] = field(default_factory=dict)
-    #: Seconds that it took in a run that was killed meanwhile.
+    #: Seconds that an earlier, killed run spent on it.
     seconds_before: float = 0.0
 
 
 class Runner(Protocol):
-    """Measures picks. An attempt that fails is a row with a status and a reason, never a gap."""
+    """Measures picks. A failed attempt is a row with a status and a reason, never a missing row."""
 
     @property
     def name(self) -> str:
-        """As on the command line; a sweep is not begun with one runner and ended with another."""
+        """The name on the command line; a sweep is resumed with the same runner only."""
 
     def check(self, trials: Sequence[Trial]) -> None:
-        """Refuse, before anything runs, a sweep that this runner cannot measure at all.
+        """Refuse a sweep that this runner cannot measure, before anything runs.
 
-        Raises UserError or MachineError with the fix.
+        Raises UserError or MachineError, which name the fix.
         """
 
     def launches(self, round_: Round) -> tuple[Launch, ...]:
         """The launches that measure a round, in the order in which they run."""
 
     def measurements(self, launch: Launch) -> int:
-        """How many measurements a launch makes: its picks, and what fills the gaps between them."""
+        """Number of measurements a launch makes: its picks, and defaults that fill gaps."""
 
     def reason_to_skip(self, trial: Trial) -> str | None:
-        """Why a trial of a launch need not be measured, by what is known now; None: it must be."""
+        """Why this trial need not be measured, or None when it must be."""
 
     def run(self, launch: Launch, progress: Callable[[int], None]) -> LaunchResult:
-        """Run one launch; `progress` is told how many picks were done since it was last called."""
+        """Run one launch; `progress` gets the number of picks done since its last call."""
 
     def learn(self, launch: str, facts: Mapping[str, Any]) -> None:
-        """Take in what a launch of this sweep found out, now or before a resume."""
+        """Take in the facts of an earlier launch of this sweep (read-back, environment)."""
 
     def environment(self) -> Row:
-        """Environment columns known so far, for attempts that start no process."""
+        """Environment columns known so far, for rows of attempts that start no process."""

@@ -1,4 +1,4 @@
-"""The runners by name, and what they find around them."""
+"""The runners by name (`nccl-tests`, `simulator`), and how each one is constructed."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -20,52 +20,53 @@ from dynamiccl.libraries import JOB_NAMES, SWEEP_NAME, built
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
-    """What a runner is made of."""
+class RunnerContext:
+    """What the constructor of a runner needs."""
 
     file: SweepFile
     site: Site
     interrupt: Interrupt
-    #: Ends what runs beside the sweep.
+    #: Stops background processes when the sweep ends.
     stack: ExitStack
 
 
-Maker = Callable[[Means], Runner]
+Maker = Callable[[RunnerContext], Runner]
 
 
-def _nccl_tests(means: Means) -> Runner:
-    file, site = means.file, means.site
+def _nccl_tests(context: RunnerContext) -> Runner:
+    file, site = context.file, context.site
     nodes = Nodes(site.launcher)
     num_nodes = max(group.hosts for group in file.groups)
     facts = ask_nodes(nodes, num_nodes, environment())
     watch: Watch = NoWatch()
     if file.telemetry.enabled:
-        watch = means.stack.enter_context(NodeWatch(nodes, num_nodes))
-    runner = NcclTestsRunner(file, site, means.interrupt, watch=watch, facts=facts)
+        watch = context.stack.enter_context(NodeWatch(nodes, num_nodes))
+    runner = NcclTestsRunner(file, site, context.interrupt, watch=watch, facts=facts)
     # After an error the last launch may not be in the journal yet.
-    means.stack.push(lambda error, *_: runner.close() if error is None else None)
+    context.stack.push(lambda error, *_: runner.close() if error is None else None)
     return runner
 
 
-def _simulator(means: Means) -> Runner:
-    return SimulatorRunner(means.file, means.site.out)
+def _simulator(context: RunnerContext) -> Runner:
+    return SimulatorRunner(context.file, context.site.out)
 
 
-#: Name -> what makes the runner.
+#: Name -> constructor of the runner.
 RUNNERS: Final[Mapping[str, Maker]] = {"nccl-tests": _nccl_tests, "simulator": _simulator}
 
 
 def find_runner(name: str) -> Maker:
-    """What makes the runner called `name`. Raises UnknownName with the choices."""
+    """The constructor of the runner called `name`. Raises UnknownName with the choices."""
     if name not in RUNNERS:
         raise UnknownName("runner", name, RUNNERS)
     return RUNNERS[name]
 
 
 def find_plugin(file: SweepFile) -> Path | None:
-    """The library that the sweep names, or the one that was built here; None without one.
+    """Path of the sweep plugin: `runner.plugin` of the sweep file, else our build, else None.
 
-    Raises MissingPath when the one that is named is not there, and UserError for a job's.
+    Raises MissingPath when the named file does not exist, and UserError when it is the plugin for
+    jobs.
     """
     if file.runner.plugin is None:
         ours = built(SWEEP_NAME)
@@ -73,7 +74,7 @@ def find_plugin(file: SweepFile) -> Path | None:
     named = Path(file.runner.plugin).expanduser()
     if not named.is_file():
         raise MissingPath(
-            "tuner plugin", named, "build it with 'make plugin', or mend runner.plugin"
+            "tuner plugin", named, "build it with 'make plugin', or correct runner.plugin"
         )
     if named.name in JOB_NAMES:
         raise UserError(

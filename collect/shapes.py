@@ -1,4 +1,4 @@
-"""`dynamiccl-collect shapes`: NCCL's cost model of shapes that nobody measured, from a description.
+"""`dynamiccl-collect shapes`: NCCL's cost tables for group shapes without measurements.
 
 The same as NCCL would log of a job of that shape, by the simulator's model of NCCL: 3,330 recorded
 costs of 2.27 to 2.30 come out of it (dynamiccl/simulator/ORIGIN.md). A log of such a job is better,
@@ -32,7 +32,7 @@ def shapes_command(
     group: Annotated[list[str], typer.Option(metavar="NODESxRANKS", help="May be repeated.")],
     out: Annotated[Path, typer.Option("--out", help="Data directory to add to.")],
 ) -> None:
-    """Add what NCCL's cost model says of group shapes to a data set: no machine is needed.
+    """Add NCCL's modelled cost tables for group shapes to a data set; needs no machine.
 
     Example: dynamiccl-collect shapes --system lab --machine h100-ib --nccl 2.29.7 --group 16x8
     --out data

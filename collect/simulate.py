@@ -1,4 +1,4 @@
-"""A sweep file's text, carried out in the simulator: for drawn systems, and for benchmarks."""
+"""Runs the text of a sweep file in the simulator."""
 
 from pathlib import Path
 
@@ -10,9 +10,9 @@ from dynamiccl.simulator.system import System
 
 
 def simulate(text: str, out: Path, system: System | None = None) -> Path:
-    """Carry out a sweep in the simulator; adds to the data set `out`, and returns it.
+    """Run a sweep in the simulator; adds to the data set `out`, and returns its path.
 
-    `system` takes the place of the one that the text names. Raises InvalidSweep and UserError.
+    `system` replaces the one that the text names. Raises InvalidSweep and UserError.
     """
     parsed = parse_sweep(text, where="simulated sweep")
     strategy = make_strategy(parsed.file, parsed.trials)

@@ -1,4 +1,4 @@
-"""What every runner writes of a pick, before it adds times."""
+"""The columns of a pick that every runner writes, without times."""
 
 from typing import Any
 

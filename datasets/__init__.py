@@ -1,1 +1,1 @@
-"""Tables and what is made of them: schema, store, features, reward, episodes, splits."""
+"""Tables and what is derived from them: schema, store, features, reward, episodes, splits."""

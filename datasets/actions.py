@@ -1,4 +1,4 @@
-"""The catalogue: which config each action index stands for. One catalogue for all systems.
+"""The action catalogue: the config of each action index; one catalogue for all systems.
 
 Action 0 is ABSTAIN, NCCL's own choice. A config with an AUTO knob is an action of its own and is
 never merged with a resolved one: `Ring` with the protocol left to NCCL is not `Ring/LL128`.
@@ -20,7 +20,7 @@ ABSTAIN_ACTION: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Configs by action index; `configs[0]` is ABSTAIN."""
+    """Configs by action index; `configs[0]` is ABSTAIN (NCCL's own choice)."""
 
     configs: tuple[Config, ...]
 
@@ -42,7 +42,7 @@ class Catalogue:
 
     @classmethod
     def from_frame(cls, frame: pl.DataFrame) -> Self:
-        """Every config that was requested in a measurements frame, in a stable order."""
+        """A catalogue of every config requested in a measurements frame, in a stable order."""
         forced = frame.filter(~pl.col("is_default")).select(REQUESTED_COLUMNS).unique()
         configs = {config_of(row) for row in forced.iter_rows(named=True)} - {ABSTAIN}
         return cls((ABSTAIN, *sorted(configs, key=_order)))
@@ -50,8 +50,8 @@ class Catalogue:
     def actions(self, frame: pl.DataFrame) -> pl.Series:
         """The action of each row; null where the catalogue does not hold the config.
 
-        A row that is no default and yet names no knob (a policy of somebody else's chose, and what
-        it chose is not known) is no action: it must not pass for ABSTAIN.
+        A row that is not NCCL's default and names no knob (the choice of another tuner, which is
+        not known) has no action: it must not count as ABSTAIN.
         """
         lookup = {_values(config): i for i, config in enumerate(self.configs) if config != ABSTAIN}
         requested = frame.select("is_default", *REQUESTED_COLUMNS).iter_rows()

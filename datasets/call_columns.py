@@ -1,4 +1,4 @@
-"""The columns of `calls`, one row a collective of a job, and of `steps`, one row a step of a rank.
+"""Columns of the table `calls`, one row a collective call of a job, and of `steps`.
 
 What recorded a call knows only a part of it: our plugin all but the surroundings, a PyTorch trace
 neither NCCL's choice nor the nodes. Null always means that it is not known.
@@ -13,7 +13,7 @@ from dynamiccl.datasets.columns import ENVIRONMENT, TIMESTAMP, Column, count, fl
 
 
 class CallSource(StrEnum):
-    """What recorded a call."""
+    """The tool that recorded a call."""
 
     PLUGIN = "plugin"
     SIMULATOR = "simulator"

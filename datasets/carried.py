@@ -1,4 +1,4 @@
-"""Tables for group shapes that nobody measured, from what was measured on other shapes.
+"""Adds group shapes without measurements to a manifest, for policies that use NCCL's cost model.
 
 For a policy that looks at NCCL's own costs, where these are known of the shape: NCCL logged them,
 or a model of the machine said so. Of the configs, those that leave channels and chunks to NCCL.
@@ -12,11 +12,11 @@ from dynamiccl.errors import UnknownName, UserError
 
 
 def with_shape(manifest: Manifest, num_nodes: int, ranks_per_node: int) -> Manifest:
-    """A manifest with one more support for each system that such a shape is known of.
+    """The manifest with one more support, of this shape, for each system whose costs are known.
 
     Raises UserError for a shape that was measured, for a policy that passed a gate (whose evidence
-    is of the shapes that were measured) and for one that does not look at costs, and UnknownName
-    for a shape of which NCCL's costs are not known.
+    is of the measured shapes) and for one that does not use costs, and UnknownName for a shape
+    whose NCCL costs are not known.
     """
     asked = f"{num_nodes}x{ranks_per_node}"
     if manifest.cost_table() is None:

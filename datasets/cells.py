@@ -23,17 +23,17 @@ from dynamiccl.datasets.schema import (
     Status,
 )
 
-#: What makes two rows of a task the same config.
+#: Columns that identify the requested config within a task.
 CONFIG_COLUMNS: Final = ("is_default", *REQUESTED_COLUMNS)
 CELL_COLUMNS: Final = (*TASK_COLUMNS, *CONFIG_COLUMNS)
 #: What makes two measurements of a cell independent. Sweeps name their runs alike, and a run counts
 #: the default's repeats from 0 twice: untouched, and under our plugin.
 REPEAT_COLUMNS: Final = ("sweep", "run", "repeat", "default_scope")
-#: Above so many repeats the spread is taken from so many quantiles: pairs grow with the square.
+#: With more repeats the spread is computed from this many quantiles: pairs grow quadratically.
 _MAX_PAIRED: Final = 256
-#: What a noise band is estimated for.
+#: Columns of a group with its own noise band.
 NOISE_KEY: Final = ("system", "collective")
-#: What says that the GPUs were unwell: true, or above zero. Unknown (null) is taken for well.
+#: Columns that show unhealthy GPUs if true or above 0; null (unknown) counts as healthy.
 UNWELL_COLUMNS: Final = ("throttled", "ecc_errors")
 _IS_TIMED: Final = (
     (pl.col("status") == Status.OK.value)
@@ -48,27 +48,27 @@ _IS_USABLE: Final = _IS_TIMED & ~_IS_UNWELL
 
 
 def usable(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows that hold a time of a collective that worked, on GPUs that were well.
+    """Rows with a time of a successful collective on healthy GPUs.
 
-    What heat, power or memory errors slowed says nothing about a config: such a row stays on disk
-    and is in no reference, noise band, verdict or training.
+    Times affected by throttling or memory errors say nothing about a config: such a row stays on
+    disk, but is used in no reference, noise band, verdict or training.
     """
     return frame.filter(_IS_USABLE)
 
 
 def is_unwell(row: Mapping[str, Any]) -> bool:
-    """Whether `usable` leaves a row out for the GPUs that it was measured on."""
+    """Whether `usable` leaves a row out because its GPUs were throttled or had memory errors."""
     return any(row.get(name) for name in UNWELL_COLUMNS)
 
 
 def left_out(frame: pl.DataFrame) -> dict[str, int]:
-    """How many rows with a time `usable` leaves out, by column; one row may count in both."""
+    """How many rows with a time `usable` leaves out, by reason; a row may count under both."""
     timed = frame.filter(_IS_TIMED)
     return {name: timed.filter(pl.col(name) > 0).height for name in UNWELL_COLUMNS}
 
 
 def left_out_text(counts: Mapping[str, int]) -> str:
-    """The counts of `left_out` for people.
+    """The counts of `left_out` as text.
 
     >>> left_out_text({"throttled": 3, "ecc_errors": 0}), left_out_text({"throttled": 0})
     ('3 throttled', 'none')
@@ -82,20 +82,20 @@ def tuned(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def quiet(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows of collectives that ran alone: a cold observation cannot see what disturbs one."""
+    """Rows measured without interference: a cold observation cannot show interference."""
     return frame.filter(_IS_ALONE)
 
 
 def interfered(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows of collectives that something ran beside, on purpose: other communicators too."""
+    """Rows measured beside deliberate interference, or beside other communicators."""
     return frame.filter(~_IS_ALONE)
 
 
 def comparable(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows that may stand in a verdict of NCCL's default against a forced config.
+    """Rows that may be used in a verdict on a forced config against NCCL's default.
 
-    Left out: nodes that others used too and MIG instances (their times are not the machine's), and
-    the default as measured under our plugin where the untouched one was measured as well.
+    Left out are rows from shared nodes and MIG instances (their times are not the machine's), and
+    the default measured under our plugin where the untouched one was measured as well.
     """
     return _one_default(
         frame.filter(
@@ -105,7 +105,7 @@ def comparable(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _one_default(frame: pl.DataFrame) -> pl.DataFrame:
-    """Without the default under our plugin, for tasks with a usable untouched one."""
+    """Drop the default measured under our plugin, for tasks with a usable untouched one."""
     is_default = pl.col("is_default")
     untouched = pl.col("default_scope") == DefaultScope.UNTOUCHED.value
     known = (is_default & untouched & _IS_USABLE).any().over(TASK_COLUMNS)
@@ -145,7 +145,7 @@ def cell_times(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def pair_spread(times_us: Sequence[float] | pl.Series) -> float | None:
-    """The typical difference of two repeats: median over all pairs of slower / faster - 1.
+    """Relative difference of two repeats: median over all pairs of slower / faster - 1.
 
     None for fewer than two repeats: their noise is not known. It does not grow with the number of
     repeats, as the range would.
@@ -168,7 +168,7 @@ def noise_bands(frame: pl.DataFrame, by: Sequence[str] = ("system",)) -> pl.Data
     Both are unitless. Groups without a repeated cell are absent: their noise is not known.
     """
     return (
-        # Two defaults differ by more than noise.
+        # The two kinds of default differ by more than noise.
         cell_times(_one_default(frame))
         .drop_nulls("spread")
         .group_by(list(by), maintain_order=True)

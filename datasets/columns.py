@@ -1,4 +1,4 @@
-"""What a column of a table is, and the columns of the machine that several tables share."""
+"""What describes a table's column, and the environment columns that several tables share."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,7 +8,7 @@ import pyarrow as pa
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: Arrow type, unit ('' when it has none), meaning, and whether it may be null."""
+    """One column: Arrow type, unit ('' = unitless), meaning, and whether it may be null."""
 
     name: str
     type: pa.DataType

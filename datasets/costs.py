@@ -1,4 +1,4 @@
-"""What NCCL's own cost model says of each task: time of every cell, from what it logged.
+"""Predicted time of every cell for each task, from the cost tables that NCCL logged.
 
 NCCL logs latency and bandwidth of each (algorithm, protocol) once for a communicator; `collect`
 keeps them in the table `costs`. Of a size it makes a time (dynamiccl/nccl_costs.py), and it takes
@@ -20,7 +20,7 @@ from dynamiccl.datasets.store import part_paths, read
 from dynamiccl.nccl import NUM_ALGORITHMS, NUM_PROTOCOLS, Algorithm, Collective, Protocol
 from dynamiccl.nccl_costs import plateau, size_correction
 
-#: What tells whose communicators a cost is of.
+#: Columns that identify the communicators of a cost.
 COST_KEY: Final = (
     "system",
     "nccl_version",

@@ -1,13 +1,13 @@
-"""From measurements to steps: observation, action, reward, episodes of one step.
+"""Makes training steps of measurements: observation, action, reward; one-step episodes.
 
-A static sweep has no order of its own, so every measurement is an episode of one step (gamma = 0).
-Each becomes one cold row; where its run measured the same task key more than once, one warm row is
-added whose window holds the *other* measurements, so no row sees its own time. Only training bins
+A static sweep has no order, so every measurement is an episode of one step (gamma = 0). Each
+becomes one cold row. If its run measured the same task key more than once, one warm row is added,
+whose window holds the *other* measurements, so that no row sees its own time. Only training bins
 are read: no window holds a held-out time.
 
-What was measured beside a disturbance becomes warm rows only, whose windows hold what the same run
-measured beside the same one: their interference is known. Cold rows are repeated until they are
-half of all.
+Measurements beside interference become warm rows only, whose windows hold measurements of the same
+run beside the same interference; their interference level is known. Cold rows are repeated until
+they are half of all.
 """
 
 from collections.abc import Sequence
@@ -56,17 +56,17 @@ _WINDOW_KEY: Final = (
     "interference_kind",
     "interference_level",
 )
-#: Configs that were measured here are what an action mask allows.
+#: Columns of a group: an action mask allows the configs measured in it.
 _MASK_KEY: Final = ("system", "collective", "num_nodes", "ranks_per_node", "launch_profile")
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What became of the rows of a data set on the way to training."""
+    """How many rows of a data set became training steps, and why others did not."""
 
     rows: int
     unusable: int
-    #: Beside a disturbance, of any split.
+    #: Rows measured beside interference, of any split.
     interfered: int
     not_tuned: int
     held_out: int
@@ -82,7 +82,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSteps:
-    """N one-step episodes, and what became of the rows that they come from."""
+    """N one-step episodes, and counts of the rows that they come from."""
 
     steps: Steps
     noise: pl.DataFrame  # `noise_band` by NOISE_KEY, of the training bins
@@ -119,7 +119,7 @@ def training_steps(
     # Tables are made of cold observations: there are never fewer of them than of warm ones.
     cold = np.resize(np.arange(alone.height), max(alone.height, len(owners)))
     row = np.concatenate([cold, owners])
-    # A window names steps; of a row that has several, the first.
+    # Windows refer to steps; a row with several steps is represented by its first.
     step_of = np.full(rows.height, -1)
     step_of[row[::-1]] = np.arange(len(row))[::-1]
     used = int((owners >= alone.height).sum())
@@ -157,13 +157,13 @@ def training_steps(
 
 
 def training_noise(frame: pl.DataFrame) -> pl.DataFrame:
-    """`noise_band` by NOISE_KEY from the quiet repeats of training bins alone."""
+    """The `noise_band` by NOISE_KEY, from quiet repeats of training bins only."""
     train = with_split(quiet(tuned(frame))).filter(pl.col("split") == Split.TRAIN.value)
     return noise_bands(train, NOISE_KEY).select(*NOISE_KEY, "noise_band")
 
 
 def with_noise(tasks: pl.DataFrame, noise: pl.DataFrame) -> pl.DataFrame:
-    """Add the `noise_band` column that observations need; null where it is unknown."""
+    """Add the `noise_band` column that observations need; null where unknown."""
     return tasks.join(noise, on=NOISE_KEY, how="left", maintain_order="left")
 
 
@@ -189,7 +189,7 @@ def _quiet_rows(frame: pl.DataFrame, catalogue: Catalogue) -> tuple[pl.DataFrame
 
 
 def _interfered_rows(frame: pl.DataFrame, catalogue: Catalogue) -> pl.DataFrame:
-    """Training rows that something ran beside; `interference` is null where it is not known."""
+    """Training rows measured beside interference; `interference` is null where unknown."""
     train = with_split(tuned(independent(frame))).filter(pl.col("split") == Split.TRAIN.value)
     beside = interfered(train)
     acted = beside.with_columns(catalogue.actions(beside)).drop_nulls("action")
@@ -197,7 +197,7 @@ def _interfered_rows(frame: pl.DataFrame, catalogue: Catalogue) -> pl.DataFrame:
 
 
 def action_masks(frame: pl.DataFrame, rows: pl.DataFrame, catalogue: Catalogue) -> Float32Array:
-    """(R, A) what was measured of each row's collective, group and launch profile; and ABSTAIN."""
+    """(R, A) actions measured for each row's collective, group and profile; and ABSTAIN."""
     measured = usable(frame)
     measured = measured.with_columns(catalogue.actions(measured)).drop_nulls("action")
     allowed = measured.group_by(_MASK_KEY).agg(allowed=pl.col("action").unique())

@@ -1,12 +1,12 @@
-"""The observation: ordered features with units, cold and warm.
+"""The observation of a policy: ordered features with units, cold and warm.
 
-What a policy sees of the past is defined in `datasets/history_columns.py`, the rest here, each
-feature once; training, evaluation, export and tables read it.
+Features of past calls are defined in `datasets/history_columns.py`, all others here, each once;
+training, evaluation, export and tables use these definitions.
 
 An observation is three arrays: window (k = 8 calls x WINDOW_FEATURES), context (one value a
-feature) and mask (one flag an action). In a **cold** observation the window is all padding and
-every feature that needs history is marked unknown; static data is evaluated on it and tables are
-made from it.
+feature) and mask (one flag an action). In a **cold** observation the window is all padding, and
+features of the history are marked unknown; static data are evaluated with cold observations, and
+tables are made from them.
 
 Shapes: N rows, K = WINDOW_LENGTH calls, W = len(WINDOW_FEATURES), F = features of the context.
 """
@@ -130,13 +130,13 @@ class Observations:
 
     @classmethod
     def cold(cls, context: Float32Array) -> Self:
-        """Observations without a history: all of the window is padding."""
+        """Observations without history: the window is all padding."""
         shape = (len(context), WINDOW_LENGTH, len(WINDOW_FEATURES))
         return cls(np.zeros(shape, dtype=np.float32), context)
 
 
 def set_sizes(context: Float32Array, log2_size: npt.NDArray[np.floating]) -> None:
-    """Give each of N contexts (N, F) its own size (N,): a task key is a bin of sizes."""
+    """Set the size (N,) of each of N contexts (N, F) in place: a task key covers a bin of sizes."""
     context[:, CONTEXT_COLUMN["log2_size"]] = log2_size
     size, ranks = (context[:, CONTEXT_COLUMN[name]] for name in ("log2_size", "log2_ranks"))
     context[:, CONTEXT_COLUMN["log2_bytes_per_rank"]] = size - ranks
@@ -160,13 +160,13 @@ def window_table() -> list[dict[str, str]]:
 def cold_observations(
     tasks: pl.DataFrame, profiles: Sequence[str], costs: pl.DataFrame | None = None
 ) -> Observations:
-    """Observations of tasks about which nothing but the job, the system and the launch is known.
+    """Observations of tasks without history.
 
     Args:
         tasks: rows with the workload and environment columns of the schema, and `noise_band`
             (unitless, of the training repeats; null = unknown).
         profiles: the launch profiles that the policy knows, in its order.
-        costs: NCCL's cost model (datasets/costs.py), for a policy that looks at it.
+        costs: NCCL's cost model (datasets/costs.py), for a policy that uses it.
     """
     static = _static(tasks)
     history = np.zeros((tasks.height, len(HISTORY_FEATURES)), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""What a policy sees of the past, of many task keys at once: windows of calls, and their history.
+"""The history part of an observation for many task keys at once: call windows and their features.
 
 The columns are those of `datasets/history_columns.py`; `serve/brain_module.py` has them in
 TorchScript, and `serve/brain_check.py` compares the two.
@@ -19,14 +19,14 @@ from dynamiccl.datasets.history_columns import HISTORY_COLUMNS, HistoryColumns, 
 from dynamiccl.datasets.network_sense import ebb_gbytes_per_s
 from dynamiccl.nccl import Algorithm, Protocol
 
-#: An algorithm, a protocol, an interference or a skew that is not known; channels are then 0.
+#: Code of an unknown algorithm, protocol, interference or skew; unknown channels are 0.
 UNKNOWN: Final = -1
 _LOG2: Final = np.log2(np.maximum(np.arange(1 << 16), 1)).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One past call as the window holds it."""
+    """One past call of the window."""
 
     size_bytes: int
     time_us: float
@@ -39,7 +39,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class CallColumns:
-    """Facts of calls as arrays of one shape; what is unknown is as UNKNOWN says."""
+    """Attributes of calls as arrays of one shape; UNKNOWN gives the codes for unknown values."""
 
     size_bytes: npt.NDArray[Any]
     time_us: npt.NDArray[Any]
@@ -53,16 +53,16 @@ class CallColumns:
         return len(self.time_us)
 
     def take(self, index: npt.NDArray[np.int64]) -> Self:
-        """The facts at `index`, in its shape."""
+        """The calls at `index`, in the shape of `index`."""
         return type(self)(*(getattr(self, name)[index] for name in self.__slots__))
 
     def part(self, steps: slice) -> Self:
-        """The facts of some rows, not copied."""
+        """A slice of the rows, as views."""
         return type(self)(*(getattr(self, name)[steps] for name in self.__slots__))
 
     @classmethod
     def of(cls, calls: Sequence[Call]) -> Self:
-        """One row a call."""
+        """Columns of a sequence of calls, one row a call."""
         return cls(
             np.array([call.size_bytes for call in calls], dtype=np.int64),
             np.array([call.time_us for call in calls], dtype=np.float64),
@@ -79,7 +79,7 @@ def history_arrays(calls: Sequence[Call]) -> tuple[Float32Array, Float32Array]:
     recent = list(calls)[-WINDOW_LENGTH:]
     slots = np.arange(WINDOW_LENGTH) - (WINDOW_LENGTH - len(recent))
     valid = slots >= 0
-    # Something has to stand in the padding's place; it is not looked at.
+    # Any valid value for the padding, which is ignored.
     padded = CallColumns.of(recent or [Call(1, 1.0, None, None, None)])
     window, history = history_features(padded.take(np.maximum(slots, 0)[None]), valid[None])
     return window[0], history[0]
@@ -109,7 +109,7 @@ def history_features(
 
 
 def window_rows(past: Past, shape: tuple[int, ...], columns: HistoryColumns) -> Float32Array:
-    """The window's columns (..., W) of calls of a shape."""
+    """The window features (..., W) of calls of a shape."""
     rows = np.empty((*shape, len(columns.window_features)), dtype=np.float32)
     for place, each in columns.window_places:
         rows[..., place] = each.of(past)
@@ -117,7 +117,7 @@ def window_rows(past: Past, shape: tuple[int, ...], columns: HistoryColumns) -> 
 
 
 def computed_rows(past: Past, num_rows: int, columns: HistoryColumns) -> Float32Array:
-    """The columns (N, C) of the history that are computed from N windows."""
+    """The computed history features (N, C) of N windows."""
     rows = np.empty((num_rows, len(columns.computed_features)), dtype=np.float32)
     for place, each in columns.computed_places:
         rows[:, place] = each.of(past)
@@ -125,12 +125,12 @@ def computed_rows(past: Past, num_rows: int, columns: HistoryColumns) -> Float32
 
 
 class NumpyCalls:
-    """The facts of calls as `Past` names them."""
+    """A numpy implementation of `Past`."""
 
     xp: Any = np
 
     def __init__(self, calls: CallColumns) -> None:
-        """Take over the columns; times and skews become float64."""
+        """Keep the columns; times and skews as float64."""
         self.size_bytes = calls.size_bytes
         self.time_us = calls.time_us.astype(np.float64)
         self.gbytes_per_s = ebb_gbytes_per_s(calls.size_bytes, self.time_us)
@@ -147,7 +147,7 @@ class NumpyCalls:
 
 
 class _Windows(NumpyCalls):
-    """N windows of K calls (N, K), right-aligned."""
+    """Past of N right-aligned windows of K calls (N, K)."""
 
     def __init__(self, calls: CallColumns, valid: npt.NDArray[np.bool_]) -> None:
         super().__init__(calls)
@@ -168,13 +168,13 @@ class _Windows(NumpyCalls):
         return self._in_window(values).min(axis=1)  # type: ignore[no-any-return]
 
     def _in_window(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The last value in the padding's place, where it changes no extreme."""
+        """Values with padding replaced by the last value, which changes no extreme."""
         return np.where(self._valid, values, values[:, -1:])
 
 
 @cache
 def _one_hots(count: int) -> Float32Array:
-    """(count + 1, count); the last row is that of UNKNOWN, -1."""
+    """(count + 1, count) one-hot rows; the last row, of UNKNOWN (-1), is zero."""
     return np.eye(count + 1, count, dtype=np.float32)
 
 

@@ -1,4 +1,4 @@
-"""What a policy sees of the past, each column once: its name, its unit, and how it is computed.
+"""The features of past calls, each defined once: name, unit, and formula.
 
 A column is written against `Past`, which hides whose arrays hold the calls. Three places compute
 all the columns that stand here, in this order: `datasets/history.py` (numpy, windows as they come),
@@ -20,7 +20,7 @@ MAX_INFLIGHT: Final = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One number that a policy sees: name, unit, and what it is."""
+    """One number that a policy sees: name, unit, meaning."""
 
     name: str
     unit: str
@@ -50,16 +50,16 @@ class Past(Protocol):
         """(..., count) of codes (...); nothing but 0 for -1."""
 
     def before(self, values: Any) -> Any:
-        """For each call the value of the call before; its own where none is in the window."""
+        """For each call the value of the call before; its own value for the first of the window."""
 
     def last(self, values: Any) -> Any:
-        """Of each window the value of its last call."""
+        """The value of the last call of each window."""
 
     def largest(self, values: Any) -> Any:
-        """Of each window the largest value."""
+        """The largest value of each window."""
 
     def smallest(self, values: Any) -> Any:
-        """Of each window the smallest value."""
+        """The smallest value of each window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class OfLast:
-    """A feature of the history that is a column of the window, of the last call."""
+    """A history feature that repeats a window feature of the last call."""
 
     feature: Feature
     column: str
@@ -83,7 +83,7 @@ class OfLast:
 
 @dataclass(frozen=True)
 class HistoryColumns:
-    """All columns of the window, W, and of the history, H, in order."""
+    """All window features, W, and history features, H, in order."""
 
     window: tuple[Columns, ...]
     #: All zero where the window has no call.
@@ -105,35 +105,35 @@ class HistoryColumns:
 
     @cached_property
     def window_places(self) -> list[tuple[int | slice, Columns]]:
-        """The columns of the window, and where they stand in it."""
+        """The window columns, each with its position or slice."""
         return _placed(self.window)
 
     @cached_property
     def computed_features(self) -> tuple[Feature, ...]:
-        """The features of the history that are computed from the window: not the repeated ones."""
+        """The history features computed from the window (not the repeated ones)."""
         return tuple(feature for _, columns in self.computed_places for feature in columns.features)
 
     @cached_property
     def computed_places(self) -> list[tuple[int | slice, Columns]]:
-        """Their columns, and where they stand among themselves."""
+        """Their columns, each with its position or slice among them."""
         return _placed([each for each in self.history if isinstance(each, Columns)])
 
     @cached_property
     def repeated(self) -> list[tuple[slice, slice]]:
-        """Where in the history the last call's columns are, and where in the window."""
+        """Pairs of slices: the last call's features in the history, and in the window."""
         history, window = positions(self.history_features), positions(self.window_features)
         repeats = [each for each in self.history if isinstance(each, OfLast)]
         return runs([(history[each.feature.name], window[each.column]) for each in repeats])
 
     @cached_property
     def computed(self) -> list[tuple[slice, slice]]:
-        """Where in the history the computed features are, and where among themselves."""
+        """Pairs of slices: the computed features in the history, and among themselves."""
         places = positions(self.history_features)
         return runs([(places[f.name], index) for index, f in enumerate(self.computed_features)])
 
     @cached_property
     def comparing(self) -> list[int]:
-        """The columns of the window that look at the call before."""
+        """Positions of the window features that depend on the call before."""
         places = positions(self.window_features)
         compares = [columns for columns in self.window if columns.compares]
         return [places[feature.name] for columns in compares for feature in columns.features]
@@ -145,7 +145,7 @@ def positions(features: Sequence[Feature]) -> dict[str, int]:
 
 
 def runs(pairs: Sequence[tuple[int, int]]) -> list[tuple[slice, slice]]:
-    """Pairs of positions as slices, as few as there are stretches side by side in both."""
+    """Pairs of positions merged into as few pairs of slices as possible."""
     found: list[tuple[slice, slice]] = []
     for to, source in pairs:
         if found and (found[-1][0].stop, found[-1][1].stop) == (to, source):
@@ -157,7 +157,7 @@ def runs(pairs: Sequence[tuple[int, int]]) -> list[tuple[slice, slice]]:
 
 
 def _placed(columns: Sequence[Columns]) -> list[tuple[int | slice, Columns]]:
-    """Where columns stand one after the other: an int for one feature, a slice for several."""
+    """Positions of columns in a row: an int for one feature, a slice for several."""
     found: list[tuple[int | slice, Columns]] = []
     start = 0
     for each in columns:
@@ -168,7 +168,7 @@ def _placed(columns: Sequence[Columns]) -> list[tuple[int | slice, Columns]]:
 
 
 def one_hot(prefix: str, names: Sequence[str], meaning: str) -> tuple[Feature, ...]:
-    """A flag for each name."""
+    """One flag feature for each name."""
     return tuple(Feature(f"{prefix}_{name}", "0/1", meaning) for name in names)
 
 

@@ -1,4 +1,4 @@
-"""The manifest of a policy: all that is needed to feed it and to know what it is good for.
+"""The manifest of a policy: how to feed it, and where its decisions are valid.
 
 A policy directory holds `policy.pt` and `manifest.json`; training writes it. An artifact is a
 policy directory with `tables/` and `plugin.index` added by `dynamiccl-deploy export`. Every file
@@ -37,13 +37,13 @@ POLICY_NAME: Final = "policy.pt"
 BRAIN_NAME: Final = "brain.pt"
 #: The Trigger agent beside a policy (train/trigger), where there is one; `brain.pt` holds it, too.
 TRIGGER_NAME: Final = "trigger.pt"
-#: What is known of it, in the folder where it was trained.
+#: Facts about the Trigger, in the folder of its training run.
 TRIGGER_FACTS_NAME: Final = "trigger.json"
-#: What a gate made of each size bin (evaluate/gate/gated.py).
+#: The gate's verdict on each size bin (evaluate/gate/gated.py).
 GATE_NAME: Final = "gate.json"
-#: What the plugin reads of an artifact (serve/plugin_index.py); made last.
+#: Index that the plugin reads (serve/plugin_index.py); written last.
 INDEX_NAME: Final = "plugin.index"
-#: While it is there, jobs under the artifact go on with NCCL's own choice.
+#: Kill file: while it exists, jobs under the artifact use NCCL's own choice.
 KILL_NAME: Final = "kill"
 _UNLISTED: Final = frozenset({MANIFEST_NAME, INDEX_NAME, KILL_NAME})
 #: Where the policy directory lies inside a run's artifacts.
@@ -58,7 +58,7 @@ Costs = dict[str, dict[str, tuple[float, float]]]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A group shape of which NCCL's cost model is known, and nothing was measured."""
+    """A group shape with a known NCCL cost model, but without measurements."""
 
     system: str
     num_nodes: int
@@ -70,7 +70,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Where a policy was trained: one system, group shape and launch profile."""
+    """One system, group shape and launch profile that the policy was trained on."""
 
     system: str
     num_nodes: int
@@ -88,9 +88,9 @@ class Support:
     noise_bands: dict[str, float]
     #: The machines it was measured on (dynamiccl/fingerprint.py); empty where the data do not say.
     fingerprints: list[str] = field(default_factory=list)
-    #: The most channels that NCCL was seen to use there; None: its log was never read back.
+    #: Largest number of channels that NCCL used; None: its log was never read back.
     most_channels: int | None = None
-    #: NCCL's cost model, for a policy that looks at it; None: it does not.
+    #: NCCL's cost model, for a policy that uses it, else None.
     costs: Costs | None = None
     #: Whether nothing was measured here: what stands in `measured` is of other shapes.
     carried: bool = False
@@ -135,7 +135,7 @@ class Manifest:
         return Catalogue.from_json(self.catalogue)
 
     def noise_table(self) -> pl.DataFrame:
-        """Noise by `datasets.cells.NOISE_KEY`, as the policy was trained with."""
+        """Noise bands by `datasets.cells.NOISE_KEY`, as used in training."""
         rows = [
             {"system": s.system, "collective": collective, "noise_band": band}
             for s in self.supports
@@ -145,7 +145,7 @@ class Manifest:
         return pl.DataFrame(rows, schema=types).unique(maintain_order=True)
 
     def cost_table(self) -> pl.DataFrame | None:
-        """NCCL's costs as `datasets.costs.read_costs` gives them; None: the policy takes none."""
+        """NCCL's costs as `datasets.costs.read_costs` returns them; None if not used."""
         if all(support.costs is None for support in self.supports):
             return None
         shape = ("system", "nccl_version", "num_nodes", "ranks_per_node", "launch_profile")
@@ -159,7 +159,7 @@ class Manifest:
         return pl.DataFrame(rows, schema=COST_TYPES, orient="row").unique(maintain_order=True)
 
     def write(self, directory: Path) -> Self:
-        """Write it into `directory`, listing all other files there; return what was written."""
+        """Write it into `directory`, with hashes of all other files; returns what was written."""
         files = {name: file_sha256(directory / name) for name in _files_below(directory)}
         final = replace(self, files=files)
         text = json.dumps(asdict(final), indent=1) + "\n"
@@ -239,7 +239,7 @@ def _files_below(directory: Path) -> list[str]:
 
 
 def find_policy_in(folder: Path) -> Path | None:
-    """The policy directory that `folder` is, or that lies in it as a run's; None when neither."""
+    """The policy directory that `folder` is or, as a run's folder, contains; None if neither."""
     for candidate in (folder, folder / POLICY_FOLDER):
         if (candidate / MANIFEST_NAME).is_file():
             return candidate
@@ -247,7 +247,7 @@ def find_policy_in(folder: Path) -> Path | None:
 
 
 def find_trigger_in(folder: Path) -> Path | None:
-    """The `trigger.pt` of a run or an artifact; None where there is none."""
+    """The `trigger.pt` of a run or an artifact, or None."""
     for candidate in (folder, folder / TRIGGER_FOLDER, folder / POLICY_FOLDER):
         if (candidate / TRIGGER_NAME).is_file():
             return candidate / TRIGGER_NAME

@@ -1,4 +1,4 @@
-"""What transfers say of a network, after BBR: EBB, BtlBw, RTprop and their product, the BDP.
+"""Network estimates from transfers, after BBR: EBB, BtlBw, RTprop and their product, the BDP.
 
 Each formula stands here once. The features of a policy (`datasets/history_columns.py`) take them
 over whole windows, as arrays; the gradient hook (`serve/ddp`) keeps the same windows as transfers
@@ -9,41 +9,41 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-#: Transfers. BBR holds its largest bandwidth for ten round trips.
+#: Window of BtlBw in transfers; BBR keeps its largest bandwidth for ten round trips.
 BTLBW_WINDOW: Final = 10
-#: Transfers. A longer route makes the least time grow for good: the old one must be forgotten.
+#: Window of RTprop in transfers: after a change to a longer route the old minimum must expire.
 RTPROP_WINDOW: Final = 100
 
 
 def ebb_gbytes_per_s(size_bytes: Any, time_us: Any) -> Any:
-    """Effective bottleneck bandwidth: what a transfer got; numbers, or arrays of one shape."""
+    """Effective bottleneck bandwidth of a transfer; numbers, or arrays of one shape."""
     return size_bytes / (1000.0 * time_us)
 
 
 def bdp_bytes(btlbw_gbytes_per_s: Any, rtprop_us: Any) -> Any:
-    """Bandwidth-delay product: what may be under way before a queue grows; numbers or arrays."""
+    """Bandwidth-delay product: bytes in flight before a queue builds; numbers or arrays."""
     return btlbw_gbytes_per_s * rtprop_us * 1000.0
 
 
 class Windowed:
-    """The largest, smallest or middle one of the last `window` values; older ones expire."""
+    """The largest, smallest or median of the last `window` values."""
 
     def __init__(self, of: Callable[[Iterable[float]], float], window: int) -> None:
         self._of = of
         self._values: deque[float] = deque(maxlen=window)
 
     def add(self, value: float) -> None:
-        """Take one more value; the oldest of a full window goes."""
+        """Append a value; the oldest of a full window is dropped."""
         self._values.append(value)
 
     @property
     def value(self) -> float | None:
-        """None before the first value."""
+        """The current statistic; None before the first value."""
         return self._of(self._values) if self._values else None
 
     @property
     def values(self) -> list[float]:
-        """The window, oldest first: what a checkpoint holds."""
+        """The window, oldest first (for checkpoints)."""
         return list(self._values)
 
     @values.setter
@@ -53,7 +53,7 @@ class Windowed:
 
 
 class NetworkSense:
-    """EBB, BtlBw, RTprop and BDP of a stream of transfers; None before the first one."""
+    """EBB, BtlBw, RTprop and BDP of a sequence of transfers; None before the first."""
 
     def __init__(
         self, btlbw_window: int = BTLBW_WINDOW, rtprop_window: int = RTPROP_WINDOW
@@ -63,7 +63,7 @@ class NetworkSense:
         self.rtprop = Windowed(min, rtprop_window)
 
     def add(self, size_bytes: float, time_us: float) -> None:
-        """Take a transfer of `size_bytes` that took `time_us`, above 0."""
+        """Add a transfer of `size_bytes` bytes that took `time_us` > 0."""
         ebb = ebb_gbytes_per_s(size_bytes, time_us)
         self.ebb_gbytes_per_s = ebb
         self.btlbw.add(ebb)

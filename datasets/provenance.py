@@ -1,4 +1,4 @@
-"""Where a file comes from: commit, versions, host. It travels inside every file that we write."""
+"""Provenance record (commit, versions, host) that every written file contains."""
 
 import hashlib
 import platform
@@ -15,7 +15,7 @@ import dynamiccl
 def git_commit(folder: Path | None = None) -> str:
     """Commit of the running source, '+dirty' when it was changed; 'unknown' outside git.
 
-    Asked once a process: what runs was read when it started.
+    Cached for the process: the code that runs is the one read at its start.
     """
     root = folder or Path(dynamiccl.__file__).resolve().parent
     try:
@@ -40,9 +40,9 @@ def file_sha256(path: Path) -> str:
 
 
 def program_record(tool: str, **facts: Any) -> dict[str, Any]:
-    """The record of what made a part: our version and commit, Python, platform, and `facts`.
+    """The program that wrote a part: our version and commit, Python, platform, and `facts`.
 
-    It is the same wherever and however often the same program is run.
+    Equal for every run of the same program.
     """
     return {
         "tool": tool,
@@ -55,5 +55,5 @@ def program_record(tool: str, **facts: Any) -> dict[str, Any]:
 
 
 def run_record(tool: str, **facts: Any) -> dict[str, Any]:
-    """`program_record`, and where and how it was started."""
+    """`program_record`, and where and how the run was started."""
     return program_record(tool, host=platform.node(), argv=sys.argv, **facts)

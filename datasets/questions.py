@@ -1,4 +1,4 @@
-"""What a policy is asked for a decision table: a cold observation for each (collective, size bin).
+"""The queries from which a decision table is made: a cold observation per (collective, bin).
 
 A table acts only where the data set measured both the config and NCCL's default within one octave,
 and, once a gate was passed, only with what passed there; everywhere else NCCL's own choice stands.
@@ -21,14 +21,14 @@ from dynamiccl.datasets.schema import DEFAULT_PROFILE, MEASUREMENTS
 from dynamiccl.nccl import Collective, NcclVersion, invalid_reason
 from dynamiccl.sizes import BINS_PER_OCTAVE, bin_center_bytes
 
-#: A config measured at most so many bins away may be chosen.
+#: Configs measured at most this many bins away may be chosen.
 REACH_BINS: Final = BINS_PER_OCTAVE
-#: Per-process tables cannot follow a launch profile: they are made for the untouched environment.
+#: Tables do not depend on a launch profile: they are for the untouched environment.
 _PROFILE: Final = DEFAULT_PROFILE
 
 
 def table_supports(manifest: Manifest) -> list[Support]:
-    """The supports that get a table: the untouched profile, the newest NCCL of each shape."""
+    """The supports that get a table: default profile, newest NCCL of each shape."""
     newest: dict[tuple[str, int, int], Support] = {}
     for support in manifest.supports:
         if support.launch_profile != _PROFILE:
@@ -41,7 +41,7 @@ def table_supports(manifest: Manifest) -> list[Support]:
 
 @dataclass(frozen=True, slots=True)
 class ColdQuestions:
-    """One cold observation for each (collective, size bin) of a communicator shape, row-major."""
+    """A cold observation for each (collective, size bin) of a communicator shape, row-major."""
 
     support: Support
     first_bin: int
@@ -53,13 +53,13 @@ class ColdQuestions:
 
 
 def table_bins(support: Support) -> range:
-    """The size bins of a support's table: from the first to the last that was measured."""
+    """The size bins of a support's table: from the smallest to the largest measured."""
     bins = [b for actions in support.measured.values() for found in actions.values() for b in found]
     return range(min(bins), max(bins) + 1)
 
 
 def cold_questions(manifest: Manifest, support: Support) -> ColdQuestions:
-    """What a policy is asked to make the table of one communicator shape."""
+    """The queries for the table of one communicator shape."""
     asked = table_bins(support)
     sizes = [bin_center_bytes(index) for index in asked]
     tasks = pl.concat([cold_tasks(support, collective, sizes) for collective in TUNED])
@@ -73,20 +73,20 @@ def cold_questions(manifest: Manifest, support: Support) -> ColdQuestions:
     )
 
 
-class Asked(Protocol):
-    """A policy that answers with actions."""
+class ActingPolicy(Protocol):
+    """The interface of a policy that returns actions."""
 
     def act(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-        """(N,) actions for N observations, among those that `mask` (N, A) allows."""
+        """(N,) actions for N observations, each allowed by `mask` (N, A)."""
         ...
 
 
 def decide(
-    policy: Asked, observations: Observations, mask: npt.NDArray[np.bool_]
+    policy: ActingPolicy, observations: Observations, mask: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.int64]:
     """(N,) actions that a table may hold.
 
-    Where the default was not measured, a gain over it was never shown: abstain unasked.
+    ABSTAIN where NCCL's default was not measured: no gain over it was ever shown there.
     """
     return np.where(mask[:, ABSTAIN_ACTION], policy.act(observations, mask), ABSTAIN_ACTION)
 
@@ -94,7 +94,7 @@ def decide(
 def allowed(
     manifest: Manifest, support: Support, collective: Collective, bins: Sequence[int]
 ) -> npt.NDArray[np.bool_]:
-    """(bins, A) whether each action is valid and was measured within reach of each bin."""
+    """(bins, A) whether each action is valid and was measured near each bin."""
     configs = manifest.actions().configs
     version = NcclVersion.parse(support.nccl_version) if support.nccl_version else None
     centres = np.asarray(bins)
@@ -111,13 +111,13 @@ def allowed(
             if support.gated is not None:
                 passed = support.gated.get(collective.wire, {}).get(name, [])
                 mask[:, action] &= (action == ABSTAIN_ACTION) | np.isin(centres, passed)
-    # With nothing to choose from, the policy still needs one action: abstaining.
+    # Where nothing may be chosen, the policy still needs one allowed action: ABSTAIN.
     mask[~mask.any(axis=1), ABSTAIN_ACTION] = True
     return mask
 
 
 def cold_tasks(support: Support, collective: Collective, sizes: Sequence[int]) -> pl.DataFrame:
-    """Tasks of one support as feature code wants them: workload and environment columns."""
+    """Tasks of one support as feature code expects them: workload and environment columns."""
     shared: dict[str, Any] = {
         "system": support.system,
         "collective": collective.wire,
@@ -135,7 +135,7 @@ def cold_tasks(support: Support, collective: Collective, sizes: Sequence[int]) -
 
 
 def column_types(names: Iterable[str]) -> dict[str, pl.DataType]:
-    """The Polars type of each of some columns of the measurements."""
+    """The Polars types of some columns of the measurements table."""
     known = pl.DataFrame(MEASUREMENTS.empty_table()).schema
     return {name: known[name] for name in names}
 

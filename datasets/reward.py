@@ -1,15 +1,16 @@
-"""Reward: minus the time in units of NCCL's default.
+"""The reward: minus the time, in units of NCCL's default.
 
     r = -time / reference - lambda_switch * [config changed] - lambda_congestion * congestion
 
-The last two are of calls alone, whose order is known: `Steps.charged` takes them off.
-`reference` is the median of the default's training repeats, quiet, in the user's untouched
-environment (launch profile `default`), of the same run; where that run did not measure it, of all
-runs; where the size was not measured, log-log interpolation between measured default sizes at most
-one octave away on each side. Without any of these a row has no reward. -1 is "as good as default".
+The last two terms apply to recorded calls only, whose order is known: `Steps.charged` subtracts
+them. `reference` is the median time of the default's training repeats, in quiet, in the user's
+untouched environment (launch profile `default`), of the same run; if that run did not measure it,
+of all runs; if the size was not measured, by log-log interpolation between measured default sizes
+at most one octave away on each side. Without any of these a row has no reward. -1 is "as good as
+default".
 
-Rows that were measured beside a disturbance have the default beside the same one for a reference:
--1 is "as good as default would be now".
+Rows measured beside interference have the default beside the same interference as reference: -1 is
+"as good as default would be now".
 """
 
 import math
@@ -23,18 +24,18 @@ import polars as pl
 from dynamiccl.datasets.cells import interfered, quiet, usable
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, TASK_COLUMNS, DefaultScope
 
-#: Where the default was measured for a size: one octave to each side at most.
+#: Largest distance in octaves to a measured default on each side.
 MAX_GAP_OCTAVES: Final = 1.0
 #: log2(2^29) is not exactly 29 in floating point; no two sizes lie so close to one another.
 _LOG_TOLERANCE: Final = 1e-9
-#: A task without its conditions of launch: what one default is a reference for.
+#: Columns of tasks that share one reference default: without launch conditions.
 _DISTURBED_BY: Final = ("num_comms", "comm_split", "interference_kind", "interference_level")
 _REFERENCE_KEY: Final = tuple(
     name for name in TASK_COLUMNS if name not in {"launch_profile", *_DISTURBED_BY}
 )
-#: A run, whose name is unique within its sweep only.
+#: Columns that identify a run: its name is unique within its sweep only.
 _RUN: Final = ("sweep", "run")
-#: What ran beside the same disturbance, in one run.
+#: Columns of rows measured in one run beside the same interference.
 _BESIDE: Final = (*_REFERENCE_KEY, *_RUN, *_DISTURBED_BY)
 #: Bounds of an interference level; the Trigger's residuals of log time are clipped at 8.
 _LEVELS: Final = (0.0, math.expm1(8.0))
@@ -43,7 +44,7 @@ _CURVE_KEY: Final = tuple(name for name in _REFERENCE_KEY if name != "size_bytes
 
 
 class ReferenceKind(StrEnum):
-    """How a row's reference was found; only the first two are evidence for a gate."""
+    """Where a row's reference time comes from; only the first two count for a gate."""
 
     SAME_RUN = "same_run"
     OTHER_RUNS = "other_runs"
@@ -83,12 +84,12 @@ def with_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
 
 
 def with_interfered_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
-    """Add the columns of `with_reference`, and `interference`, to rows that something ran beside.
+    """Add the columns of `with_reference`, and `interference`, to rows beside interference.
 
-    Their `reference_us` is another: the median of the default's training repeats beside the same
-    disturbance, in the same run. `interference` is by how much it exceeds the default's quiet time
-    (1: twice the time): what a Trigger that is sure tells. Both are null where the default was not
-    measured both ways.
+    Their `reference_us` is the median of the default's training repeats beside the same
+    interference, in the same run. `interference` is its excess over the default's quiet time (1:
+    twice the time), which is the level that an accurate Trigger reports. Both are null where the
+    default was not measured both ways.
     """
     beside = interfered(usable(training)).filter(
         pl.col("is_default")

@@ -1,4 +1,4 @@
-"""The last calls of many task keys at once, as they come in: what windows are made of.
+"""Ring buffers of the last calls of many task keys, from which windows are made.
 
 R rings, one for each (job, task key); N calls at a time; K = WINDOW_LENGTH.
 """
@@ -18,10 +18,10 @@ class CallRings:
     """The latest K calls of each of R rings."""
 
     def __init__(self, num_rings: int) -> None:
-        """Begin empty."""
+        """Start empty."""
         size = num_rings * WINDOW_LENGTH
         self._calls = CallColumns(
-            # Something has to stand in the padding's place; it is not looked at.
+            # Any valid value for the padding, which is ignored.
             size_bytes=np.ones(size, dtype=np.int64),
             time_us=np.ones(size, dtype=np.float64),
             algorithm=np.zeros(size, dtype=np.int8),
@@ -33,7 +33,7 @@ class CallRings:
         self._count = np.zeros(num_rings, dtype=np.int64)
 
     def clear(self) -> None:
-        """Forget all calls."""
+        """Remove all calls."""
         self._count[:] = 0
 
     def add(self, ring: npt.NDArray[np.int64], calls: CallColumns) -> None:

@@ -1,4 +1,4 @@
-"""From Python rows to the measurements table and back: defaults, trial ids, Arrow columns.
+"""Python rows to the measurements table and back: defaults, trial ids, Arrow columns.
 
 Collecting code fills a `dict` with the columns it knows; everything else is null or the column's
 neutral value. This is the one place where a row gets its trial id.
@@ -52,7 +52,7 @@ _NEUTRAL: Final[Mapping[str, Any]] = {
 
 
 def trial_id(row: Mapping[str, Any]) -> str:
-    """Stable id of what a row measured: workload, conditions and requested config."""
+    """Stable id of a row's cell: hash of workload, conditions and requested config."""
     text = "|".join(str(row.get(name)) for name in _TRIAL_COLUMNS)
     if row.get("num_comms") is not None:
         text += f"|{row['num_comms']}|{row.get('comm_split')}"
@@ -60,9 +60,9 @@ def trial_id(row: Mapping[str, Any]) -> str:
 
 
 def measurements_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
-    """Build a measurements table; a missing column is neutral or null.
+    """Build a measurements table; a missing column takes its neutral value or null.
 
-    Raises KeyError for a column that the schema does not have (a mistake of ours).
+    Raises KeyError for a column that is not in the schema (a bug).
     """
     names = {field.name for field in MEASUREMENTS}
     columns: dict[str, list[Any]] = {name: [] for name in names}
@@ -79,10 +79,9 @@ def measurements_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
 
 
 def columns_table(columns: Mapping[str, pa.Array], num_rows: int) -> pa.Table:
-    """Build a measurements table from whole columns; a missing one is neutral or null.
+    """Build a measurements table from whole columns; a missing one takes its neutral value or null.
 
-    The trial ids must be among them (`trial_id` of each distinct cell, taken by row).
-    Raises KeyError for a column that the schema does not have (a mistake of ours).
+    `trial_id` must be among them. Raises KeyError for a column that is not in the schema (a bug).
     """
     unknown = columns.keys() - {field.name for field in MEASUREMENTS}
     if unknown:
@@ -100,7 +99,7 @@ def columns_table(columns: Mapping[str, pa.Array], num_rows: int) -> pa.Table:
 
 
 def config_of(row: Mapping[str, Any]) -> Config:
-    """The requested config of a measurement row."""
+    """The requested config of a row."""
     algorithm, protocol, channels, chunk = (row[name] for name in REQUESTED_COLUMNS)
     return Config(
         Algorithm.parse(algorithm) if algorithm is not None else None,

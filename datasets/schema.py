@@ -1,4 +1,4 @@
-"""THE column tables: name, Arrow type, unit and meaning of every column that is written.
+"""The schema: name, Arrow type, unit and meaning of every column of every table.
 
 Format history
     1 (0.1.0)  first.
@@ -26,13 +26,13 @@ from dynamiccl.datasets.call_columns import CALLS_COLUMNS, STEPS_COLUMNS
 from dynamiccl.datasets.columns import ENVIRONMENT, TIMESTAMP, Column, count, flag, number, text
 
 SCHEMA_VERSION: Final = 5
-#: Of `calls`, which changes with what records them and not with sweeps.
+#: Version of `calls`, which changes independently of sweeps.
 CALLS_VERSION: Final = 2
-#: Of `steps`, the steps of a job by its traces.
+#: Version of `steps`, the steps of a job by its traces.
 STEPS_VERSION: Final = 1
-#: Of `costs`, NCCL's own cost model.
+#: Version of `costs`, NCCL's own cost model.
 COSTS_VERSION: Final = 1
-#: Of `decisions`, what NCCL ran for each size.
+#: Version of `decisions`, what NCCL ran for each size.
 DECISIONS_VERSION: Final = 1
 #: Keys of the Arrow schema metadata.
 META_SCHEMA: Final = b"dynamiccl.schema"
@@ -42,14 +42,14 @@ META_PROVENANCE: Final = b"dynamiccl.provenance"
 PARTITION_COLUMNS: Final = ("system", "sweep")
 #: The launch profile of the user's untouched environment.
 DEFAULT_PROFILE: Final = "default"
-#: The sweep under which costs stand that a model of NCCL made, and no log.
+#: The `sweep` of costs that were computed by a model of NCCL and not logged.
 MODELLED_SWEEP: Final = "modelled"
 #: `interference_kind` of a collective measured alone.
 QUIET: Final = "none"
 
 
 class Status(StrEnum):
-    """What became of a trial; every attempt is a row, never a gap."""
+    """Outcome of a trial; every attempt is a row, a failed one too."""
 
     OK = "ok"
     INFEASIBLE = "infeasible"
@@ -59,7 +59,7 @@ class Status(StrEnum):
 
 
 class Source(StrEnum):
-    """Where a row comes from, so that a simulated one cannot be mistaken for a measured one."""
+    """Where a row comes from, so that a simulated row is never taken for a measured one."""
 
     NCCL_TESTS_TEXT = "nccl-tests-text"
     NCCL_TESTS_JSON = "nccl-tests-json"
@@ -68,7 +68,7 @@ class Source(StrEnum):
 
 
 class Statistic(StrEnum):
-    """What `time_us` is over the calls of one launch."""
+    """The statistic over the calls of one launch that `time_us` is."""
 
     MEAN = "mean"
     MEDIAN = "median"
@@ -81,7 +81,7 @@ class Statistic(StrEnum):
 
 
 class DefaultScope(StrEnum):
-    """Which default a row is to be compared with."""
+    """The default that a row is compared with."""
 
     #: The default of the user's untouched environment.
     UNTOUCHED = "untouched"
@@ -198,7 +198,7 @@ MEASUREMENTS: Final = _schema("measurements", MEASUREMENT_COLUMNS)
 CALLS: Final = _schema("calls", CALLS_COLUMNS, CALLS_VERSION)
 STEPS: Final = _schema("steps", STEPS_COLUMNS, STEPS_VERSION)
 
-#: Which cell of which group a line of NCCL's log is about.
+#: Columns that identify the cell and group of a cost.
 _LOGGED: Final = (
     text("system", "short name of the cluster or machine (hive directory)", nullable=False),
     text("sweep", "short name of the sweep or import (hive directory)", nullable=False),

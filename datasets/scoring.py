@@ -1,4 +1,4 @@
-"""Tasks with the measured time of every action: what a choice is scored against.
+"""Tasks with the measured time of every action, against which choices are scored.
 
 Used on validation by training and on test by evaluation, so both mean the same by regret:
 
@@ -41,13 +41,13 @@ ENVIRONMENT_COLUMNS: Final = (
     "nics_per_node",
     "cpu_vendor",
 )
-#: A task is scored when at least so many forced configs were measured.
+#: Minimum number of measured forced configs of a scored task.
 MIN_FORCED: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class TaskGrid:
-    """T scored tasks and A actions."""
+    """T tasks and A actions, with measured times."""
 
     #: (T rows) task, environment, `bin` and `split` columns.
     tasks: pl.DataFrame
@@ -62,22 +62,22 @@ class TaskGrid:
 
     @property
     def mask(self) -> npt.NDArray[np.bool_]:
-        """(T, A) which actions were measured."""
+        """(T, A) whether each action was measured."""
         return ~np.isnan(self.times_us)
 
     @property
     def oracle_us(self) -> npt.NDArray[np.float64]:
-        """(T,) best measured time."""
+        """(T,) best measured time, us."""
         best: npt.NDArray[np.float64] = np.nanmin(self.times_us, axis=1)
         return best
 
     @property
     def default_us(self) -> npt.NDArray[np.float64]:
-        """(T,) measured time of NCCL's own choice."""
+        """(T,) measured time of NCCL's own choice, us."""
         return self.times_us[:, ABSTAIN_ACTION]
 
     def take(self, rows: npt.NDArray[np.int64]) -> Self:
-        """Some of the tasks, without the samples behind their times."""
+        """The tasks `rows`, without the samples behind their times."""
         return replace(
             self,
             tasks=self.tasks[rows],
@@ -87,14 +87,14 @@ class TaskGrid:
         )
 
     def chosen_us(self, actions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """(T,) time of each chosen action; raises ValueError when one was not measured."""
+        """(T,) us of each chosen action; raises ValueError when one was not measured."""
         times = self.times_us[np.arange(len(actions)), actions]
         if np.isnan(times).any():
             raise ValueError("a policy chose an action that was not measured: its mask was ignored")
         return times
 
     def regret(self, actions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """(T,) regret of each chosen action; 0 is perfect."""
+        """(T,) regret of each chosen action: time / oracle - 1."""
         return self.chosen_us(actions) / self.oracle_us - 1.0
 
 

@@ -1,11 +1,11 @@
-"""From the calls of jobs to steps: episodes that have an order, unlike a sweep's.
+"""Makes training steps of recorded calls: episodes in the order of a job's calls.
 
-One episode is what one job's communicator did with one task key (collective, size bin), call after
-call; the next state is the next call of that key. No episode is known to end: the job did, not what
-it ran in. Windows are the calls before a step.
+An episode is the calls of one task key (collective, size bin) on one communicator of a job, in
+order; the next state is the next call of that key. Episodes are cut off, never terminated. A step's
+window holds the calls before it.
 
-Rewards need a reference, NCCL's quiet default, which calls do not hold: it comes from the sweeps of
-the same data set. Only calls of training bins become steps, as with sweeps.
+Rewards need a reference time, NCCL's default in quiet, which calls do not have: it is taken from
+the sweeps of the same data set. As with sweeps, only calls of training bins become steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ _NEEDED: Final = (
     *("comm", "sequence", "replay", "size_bytes", "num_nodes"),
     *("decided", "actual_num_channels"),
 )
-#: Timed on all ranks, which agreed, and told in full.
+#: Calls that are timed on all ranks, with equal arguments and complete attributes.
 _IS_TIMED: Final = (
     (pl.col("time_us") > 0)
     & pl.col("ranks_agree")
@@ -61,7 +61,7 @@ _NOT_COMPARED: Final = ("gpu", "datatype", "in_place")
 
 @dataclass(frozen=True, slots=True)
 class SequenceCounts:
-    """What became of calls on the way to training."""
+    """How many calls became training steps, and why others did not."""
 
     calls: int
     #: Without a time from all ranks, or ranks that did not agree; or of a trace that does not tell
@@ -129,7 +129,7 @@ def sequence_steps(  # noqa: PLR0913, PLR0917 - all that a data set says of call
 
 
 def timed_calls(calls: pl.DataFrame) -> pl.DataFrame:
-    """The calls that have a time, with `bin` and `split`, each communicator's in its order.
+    """The calls that have a time, with `bin` and `split`, in order by communicator.
 
     Those of traces that do not tell what ran and whose choice it was are left out.
     """
@@ -138,7 +138,7 @@ def timed_calls(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _actions(calls: pl.DataFrame, catalogue: Catalogue) -> pl.Series:
-    """The action of each call: ABSTAIN where our table did not decide, else what it asked for.
+    """The action of each call: what our table requested, ABSTAIN where it did not decide.
 
     A call tells what ran and not what was asked; a catalogue that leaves channels to NCCL holds the
     pair alone, else the channels that ran are looked for.
@@ -167,7 +167,7 @@ def _actions(calls: pl.DataFrame, catalogue: Catalogue) -> pl.Series:
 
 
 def _referenced(calls: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
-    """Calls with `reference_us`, without those that have none."""
+    """Add `reference_us`; calls without one are dropped."""
     unknown = [pl.lit(None).cast(frame.schema[name]).alias(name) for name in _NOT_COMPARED]
     asked = calls.with_columns(*unknown, launch_profile=pl.lit(DEFAULT_PROFILE))
     train = with_split(quiet(tuned(usable(frame)))).filter(pl.col("split") == Split.TRAIN.value)

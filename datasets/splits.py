@@ -1,4 +1,4 @@
-"""Train, validation and test: three disjoint parts of a data set.
+"""The split of a data set into train, validation and test.
 
 Usually by size bins, the same for every data set. Whole octaves are held out, so that a test size
 is never a neighbour of a training size in the same octave, and the assignment depends on the size
@@ -22,7 +22,7 @@ from dynamiccl.sizes import BINS_PER_OCTAVE, size_bin
 
 
 class Split(StrEnum):
-    """Which use a task is for."""
+    """What a task is used for."""
 
     TRAIN = "train"
     VALIDATION = "validation"
@@ -30,7 +30,7 @@ class Split(StrEnum):
 
 
 class SplitBy(StrEnum):
-    """What is held out."""
+    """The property by which tasks are held out: size bin, group shape, system or run."""
 
     SIZE = "size"
     SHAPE = "shape"
@@ -39,15 +39,15 @@ class SplitBy(StrEnum):
 
 
 _BY_OCTAVE: Final = (Split.TRAIN, Split.VALIDATION, Split.TRAIN, Split.TEST)
-#: By turns of what there is, so that three are enough.
+#: The uses in turn, such that three values are enough.
 _BY_TURN: Final = (Split.TRAIN, Split.VALIDATION, Split.TEST, Split.TRAIN)
-#: Without so many there is nothing for one of the parts.
+#: With fewer values one of the parts would be empty.
 _LEAST: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """How one data set is split: what is for training and for validation; the rest is for test."""
+    """How one data set is split: its training and validation parts; all else is for test."""
 
     by: SplitBy = SplitBy.SIZE
     #: Octaves, shapes (`4x8`), systems or runs, as text. Both empty: the octaves of every data set.
@@ -80,7 +80,7 @@ class Parts:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        """What a manifest holds."""
+        """The split from a manifest."""
         return cls(SplitBy(values["by"]), tuple(values["train"]), tuple(values["validation"]))
 
     def assign(self, frame: pl.DataFrame) -> pl.DataFrame:
@@ -99,7 +99,7 @@ class Parts:
         return rows.with_columns(split=split)
 
     def text(self) -> str:
-        """What is for test, in words."""
+        """The test part, as text."""
         if self.by == SplitBy.SIZE and not self.train:
             return "octaves 3, 7, 11, ... of the size"
         known = ", ".join([*self.train, *self.validation])
@@ -107,7 +107,7 @@ class Parts:
 
 
 def with_split(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows with `bin` and `split`: as they are where they were assigned, else as usual."""
+    """Rows with `bin` and `split`: kept if present, else assigned by the usual split."""
     return frame if "split" in frame.columns else Parts().assign(frame)
 
 
@@ -135,7 +135,7 @@ def _name(by: SplitBy) -> pl.Expr:
 
 
 def _order(by: SplitBy) -> pl.Expr:
-    """Neighbours are held out apart: by ranks, or by size."""
+    """Sort order in which values take turns: by ranks, or by size."""
     if by == SplitBy.SHAPE:
         return pl.col("num_nodes").cast(pl.Int64) * pl.col("ranks_per_node").cast(pl.Int64)
     if by in {SplitBy.SYSTEM, SplitBy.RUN}:

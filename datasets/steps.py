@@ -1,8 +1,7 @@
-"""Steps of episodes as columns: what training samples from.
+"""Training steps stored as columns, from which batches are sampled.
 
-A step is one collective: what was seen before it, the action that was taken, what it came to. Only
-facts are kept, 30 bytes a step. Observations are made of them when a batch is drawn, so a window
-costs nothing until it is looked at.
+A step is one collective call: the observation before it, the action, and the result. Only the
+calls' attributes are stored, 30 bytes a step. Observations are computed when a batch is drawn.
 
 N steps, E episodes, T tasks, B rows of a batch, K calls in the window, F features of the context,
 A actions.
@@ -32,7 +31,7 @@ _LOOK_BACK: Final = np.arange(-WINDOW_LENGTH, 0)
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """What was asked, once for all steps that ask it."""
+    """Task attributes, stored once for all steps of a task."""
 
     context: Float32Array  # (T, F), cold
     mask: Float32Array  # (T, A), 1 = allowed
@@ -41,13 +40,13 @@ class Tasks:
 
 @dataclass(frozen=True)
 class Steps:
-    """N steps, whole episodes one after the other."""
+    """N steps; the steps of an episode are adjacent."""
 
     tasks: Tasks
     starts: Int64Array  # (E + 1,), the first step of each episode, and N
     task: Int64Array  # (E,), the episode's task
-    terminated: npt.NDArray[np.bool_]  # (E,), else cut off: its last step leads nowhere known
-    calls: CallColumns  # (N,), what each step came to
+    terminated: npt.NDArray[np.bool_]  # (E,), else cut off: no next state
+    calls: CallColumns  # (N,), the calls, with their times
     action: npt.NDArray[np.integer]  # (N,)
     reward: Float32Array  # (N,)
     #: (N, K) the steps whose calls a step sees, right-aligned, -1 = padding. None: the K steps
@@ -70,23 +69,23 @@ class Steps:
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Of one observation's window, context and mask."""
+        """Shapes of one observation's window, context and mask."""
         window = (WINDOW_LENGTH, len(WINDOW_FEATURES))
         return [window, self.tasks.context.shape[1:], self.tasks.mask.shape[1:]]
 
     @cached_property
     def choosable(self) -> Int64Array:
-        """(E,) steps of each episode that lead somewhere: all, but the last of a cut-off one."""
+        """(E,) steps of each episode with a next state: all, but the last of a cut-off one."""
         return np.diff(self.starts) - ~self.terminated
 
     def episode_of(self, rows: Int64Array) -> Int64Array:
-        """(B,) the episode of each step; fastest for sorted rows."""
+        """(B,) episode of each step; fastest for sorted rows."""
         return np.searchsorted(self.starts, rows, side="right") - 1
 
     def observe(
         self, rows: Int64Array, episode: Int64Array
     ) -> tuple[Observations, Float32Array, Int64Array]:
-        """What was seen before the steps `rows` of the episodes `episode`, masks, and tasks."""
+        """Observations before the steps `rows` of the episodes `episode`, masks, and tasks."""
         if self.windows is None:
             seen = rows[:, None] + _LOOK_BACK
             valid = seen >= self.starts[episode][:, None]
@@ -113,7 +112,7 @@ class Steps:
         return following, following == end
 
     def charged(self, lambda_switch: float, lambda_congestion: float) -> Self:
-        """These steps with rewards that are less by what a change and congestion cost.
+        """These steps with the costs of config changes and of congestion taken off the rewards.
 
         Both in units of NCCL's default: `lambda_switch` for a step whose action is not that of the
         step before it in its episode, `lambda_congestion` for each unit of interference level; an
@@ -128,10 +127,10 @@ class Steps:
         return replace(self, reward=(self.reward - cost).astype(np.float32))
 
     def held(self, most: int) -> Self:
-        """These steps, each with the mean reward of the calls from it on that took its action.
+        """These steps, each with the mean reward over the following calls with the same action.
 
-        At most so many calls, and none beyond the episode's end: what a decision earns that stays
-        in force for a while, so that a change of config costs once and not at every call.
+        At most `most` calls, and none beyond the episode's end: a decision stays in force for a
+        while, so that a change of config costs once and not at every call.
         """
         if most <= 1:
             return self
@@ -146,7 +145,7 @@ class Steps:
         return replace(self, reward=mean.astype(np.float32))
 
     def discounted(self, rows: Int64Array, following: Int64Array, gamma: float) -> Float32Array:
-        """(B,) discounted sum of the rewards from each of `rows` to before `following`."""
+        """(B,) discounted sum of rewards from `rows` to before `following`."""
         longest = int((following - rows).max(initial=0))
         if longest <= 1:
             return np.where(following > rows, self.reward[rows], 0.0).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The store: Parquet parts on disk, hive-partitioned by system and sweep, written atomically.
+"""The data store: Parquet parts, hive-partitioned by system and sweep, written atomically.
 
     DIR/measurements/system=NAME/sweep=NAME/part-<id>.parquet
     DIR/calls/system=NAME/sweep=NAME/part-<id>.parquet
@@ -47,7 +47,7 @@ _SLUG: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,119}")
 
 
 def slug(text: str) -> str:
-    """A name fit for a directory: lower case, everything else than letters and digits a dash.
+    """A valid directory name: lower case; all but letters and digits become dashes.
 
     >>> slug("One node, NVLink 5 (NV18)")
     'one-node-nvlink-5-nv18'
@@ -101,7 +101,7 @@ def _write_atomically(part: pa.Table, folder: Path) -> Path:
             os.fsync(file.fileno())
         hidden.replace(final)
     except BaseException:
-        # On a full disk half a part would only take the room that the next try needs.
+        # On a full disk, remove the partial file to free the space.
         hidden.unlink(missing_ok=True)
         raise
     return final
@@ -112,7 +112,7 @@ def _part_name(content: bytes) -> str:
 
 
 def sweep_folder(directory: Path, system: str, sweep: str, kind: str = "measurements") -> Path:
-    """Where the parts of one sweep on one system lie."""
+    """The folder of the parts of one sweep on one system."""
     return directory / kind / f"system={system}" / f"sweep={sweep}"
 
 
@@ -152,7 +152,7 @@ def scan(directory: Path, kind: str = "measurements") -> pl.LazyFrame:
 
 
 def _scan_part(path: Path, types: Mapping[str, pl.DataType]) -> pl.LazyFrame:
-    """One part with its partition columns, and nulls in columns that came after its version."""
+    """One part with its partition columns; columns newer than its version are null."""
     # Polars' own hive reading would also take a `name=value` folder above DIR for a partition, and
     # its globbing a bracket in a name for a pattern.
     partition = dict(folder.name.split("=", 1) for folder in list(path.parents)[:2])
@@ -168,7 +168,7 @@ def _scan_part(path: Path, types: Mapping[str, pl.DataType]) -> pl.LazyFrame:
 
 
 def _source_of_calls(path: Path) -> str:
-    """What made a part of `calls` of version 1, which tells it in its provenance alone."""
+    """The `source` of a part of `calls` of version 1, from its provenance."""
     is_simulated = part_provenance(path).get("tool") == CallSource.SIMULATOR.value
     return (CallSource.SIMULATOR if is_simulated else CallSource.PLUGIN).value
 
@@ -191,7 +191,7 @@ def _check_parts(paths: Iterable[Path], schema: pa.Schema) -> None:
 
 
 def read(directory: Path, kind: str = "measurements") -> pl.DataFrame:
-    """Read all parts of `kind` into memory; raises what `scan` raises, and CorruptFile."""
+    """Read all parts of `kind` into memory; raises as `scan`, and CorruptFile."""
     lazy = scan(directory, kind)
     try:
         return lazy.collect()

@@ -1,4 +1,4 @@
-"""Where a data set was measured: systems, group shapes, and the size bins of every action there.
+"""The supports of a data set: systems, group shapes, and the size bins measured for each action.
 
 Decision tables act only near these bins, and only where NCCL's default was measured too: a config
 is never carried to a size, a collective or a system on which nobody tried it.
@@ -69,7 +69,7 @@ def _support(
 
 
 def find_other_shapes(costs: pl.DataFrame | None, supports: Sequence[Support]) -> list[Shape]:
-    """Shapes of the supports' systems that NCCL logged its costs of, and nobody measured."""
+    """Shapes of the supports' systems with logged NCCL costs, but without measurements."""
     if costs is None:
         return []
     systems = {(s.system, s.launch_profile, s.nccl_version) for s in supports}
@@ -93,7 +93,7 @@ def _costs(key: dict[str, Any], costs: pl.DataFrame) -> Costs:
 
 
 def _fingerprints(part: pl.DataFrame, nccl_version: str | None) -> list[str]:
-    """A simulated machine is nobody's, whatever its rows say."""
+    """The machine fingerprints of some rows; none for simulated rows."""
     if nccl_version is None:
         return []
     measured = part.filter(pl.col("source") != "simulator")["node_fingerprint"]

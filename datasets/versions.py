@@ -1,4 +1,4 @@
-"""Which versions of the tables are read, and what older ones lack (`schema` has the history)."""
+"""Which schema versions can be read, and the columns that older ones lack (history in `schema`)."""
 
 from typing import Final
 
@@ -8,7 +8,7 @@ from dynamiccl.datasets.call_columns import CALLS_ADDED_IN_2
 from dynamiccl.datasets.schema import META_SCHEMA, META_VERSION, PARTITION_COLUMNS
 from dynamiccl.errors import SchemaMismatch
 
-#: Of `measurements`.
+#: Schema version of `measurements`.
 _ADDED_IN_5: Final = frozenset(
     {"num_comms", "comm_split", "nic_retries", "nic_congestion", "nic_worst"}
 )
@@ -22,10 +22,10 @@ _ADDED_SINCE: Final = {
 
 
 def check_schema(found: pa.Schema, wanted: pa.Schema, *, where: str) -> None:
-    """Refuse a file whose schema name, version or columns are not those of this release.
+    """Refuse a file whose schema name, version or columns are not readable by this release.
 
-    Partition columns need not be inside the file, nor what came after an older version that is
-    still read. Raises SchemaMismatch.
+    Partition columns may be missing, and columns newer than the file's version. Raises
+    SchemaMismatch.
     """
     meta = found.metadata or {}
     wanted_meta = wanted.metadata or {}

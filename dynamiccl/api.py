@@ -1,4 +1,4 @@
-"""DynamICCL from Python, for notebooks: load what was measured, fit, score, export.
+"""DynamICCL from Python, for notebooks: load measurements, train, evaluate, export.
 
 The commands do the same and show more; what these four make can be given to any of them. Each
 raises what its command ends with: a `DynamicclError` that says what was wrong and how to mend it.
@@ -19,7 +19,7 @@ from dynamiccl.train.tracking import policy_directory
 
 
 def load(data: str | Path) -> pl.DataFrame:
-    """Every measurement of a data directory, a row each: `datasets/schema.py` names the columns."""
+    """Every measurement of a data directory, one row each; columns as in `datasets/schema.py`."""
     return read(Path(data))
 
 
@@ -82,7 +82,7 @@ def export(
 
 
 def _policy(run: FitSummary | str, tracking_uri: str) -> Path:
-    """The folder of its policy."""
+    """The policy directory of a run."""
     return policy_directory(
         run.run_directory if isinstance(run, FitSummary) else str(run), tracking_uri
     )

@@ -1,4 +1,4 @@
-"""What a check of a machine says, and how it is shown: for the two `doctor` commands."""
+"""Results of machine checks, and their display, for the two `doctor` commands."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dynamiccl.errors import MachineError
 
 
 class Verdict(StrEnum):
-    """How a check came out."""
+    """The result of a check."""
 
     OK = "ok"
     #: It works, and something may mislead or is lacking.
@@ -22,7 +22,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding: what was looked at, what was found, and what to do about it."""
+    """One check: what was checked, what was found, and advice."""
 
     name: str
     status: Verdict
@@ -32,22 +32,22 @@ class Check:
 
 
 def ok(name: str, found: str) -> Check:
-    """Nothing to do."""
+    """A passed check."""
     return Check(name, Verdict.OK, found)
 
 
 def warn(name: str, found: str, advice: str) -> Check:
-    """It works, and may mislead."""
+    """A check that found something that works but may mislead."""
     return Check(name, Verdict.WARN, found, advice)
 
 
 def fail(name: str, found: str, advice: str) -> Check:
-    """It cannot work, or would do something else."""
+    """A failed check: something cannot work, or does something else."""
     return Check(name, Verdict.FAIL, found, advice)
 
 
 def unknown(name: str, found: str, advice: str = "") -> Check:
-    """It could not be found out."""
+    """A check without a result."""
     return Check(name, Verdict.UNKNOWN, found, advice)
 
 
@@ -78,6 +78,6 @@ def render(checks: Iterable[Check]) -> str:
 
 
 def exit_code(checks: Iterable[Check]) -> int:
-    """What `doctor` ends with: 0 when no check failed, else that of a MachineError."""
+    """The exit code of `doctor`: 0 when no check failed, else that of a MachineError."""
     failed = any(check.status is Verdict.FAIL for check in checks)
     return MachineError.exit_code if failed else 0

@@ -1,4 +1,4 @@
-"""The shell around each command: logging, one-line errors, exit codes.
+"""Shared by all commands: logging, one-line errors, exit codes.
 
 Exit codes: 0 done, 2 wrong usage or input file, 3 bad data, 4 the machine failed us. Results go to
 stdout; progress, logs and errors go to stderr.
@@ -31,7 +31,7 @@ _EXTRAS: Final = {
 INTERRUPTED: Final = Interrupted.exit_code
 #: What the system refused -> what helps.
 _ADVICE: Final = {
-    errno.EACCES: "mend its permissions, or name another place",
+    errno.EACCES: "correct its permissions, or name another place",
     errno.EEXIST: "it is in the way: name another, or remove it",
     errno.ENOSPC: "free some space and give the same command again",
     errno.ENOTDIR: "a file is where a directory should be: name another",
@@ -75,7 +75,7 @@ def run(app: Callable[[], Any]) -> None:
 
 
 def _ending(error: BaseException) -> tuple[str, int]:
-    """The line and the exit code of what ended a command; no line for a mistake of ours."""
+    """The message and the exit code of an error; no message for a bug of ours."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", INTERRUPTED
     if isinstance(error, DynamicclError):
@@ -97,7 +97,7 @@ def _ending(error: BaseException) -> tuple[str, int]:
 
 
 def _wrong_usage(error: Any) -> str:
-    """What Typer has against a command line, the value and where to look, on one line."""
+    """Typer's usage error on one line, with the value and where to find help."""
     if type(error).__name__ == "NoArgsIsHelpError":
         return str(error.format_message())
     said = error.format_message().rstrip(".")
@@ -110,7 +110,7 @@ def _wrong_usage(error: Any) -> str:
 
 @contextmanager
 def interruptible(advice: Callable[[], str]) -> Iterator[None]:
-    """Let Ctrl-C inside end the command with what `advice` says: what is kept, and how to go on."""
+    """Let Ctrl-C in the block end the command with the message `advice`."""
     try:
         yield
     except KeyboardInterrupt:
@@ -126,12 +126,12 @@ def configure_logging(*, verbose: bool) -> None:
 
 
 def print_json(document: object) -> None:
-    """Write one JSON document to stdout, for machines."""
+    """Write one JSON document to stdout."""
     print(json.dumps(document, indent=2, sort_keys=False, allow_nan=False))
 
 
 def parse_group(text: str) -> tuple[int, int]:
-    """Nodes and ranks a node of `16x8`; raises UserError."""
+    """(nodes, ranks per node) of a text such as `16x8`; raises UserError."""
     found = re.fullmatch(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,3})", text)
     if found is None:
         raise UserError(f"--group {text} is no NODESxRANKS; write 16x8 for 16 nodes of 8 ranks")

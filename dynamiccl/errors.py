@@ -1,4 +1,4 @@
-"""Every error that DynamICCL raises on purpose, and the exit code it ends a command with.
+"""All errors that DynamICCL raises on purpose, with the exit codes of commands.
 
     DynamicclError
       UserError                exit 2: the command line, recipe or sweep file is wrong
@@ -41,7 +41,7 @@ class UnknownName(UserError):
     def __init__(
         self, kind: str, value: object, choices: Iterable[str], *, where: str = ""
     ) -> None:
-        """Say `kind`, the value, where it stood, the choices and the nearest of them."""
+        """Make the message: kind, value, place, choices, and the closest choice."""
         names = list(choices)
         near = difflib.get_close_matches(str(value).lower(), [name.lower() for name in names], n=1)
         hint = next((f" (did you mean '{n}'?)" for n in names if near and n.lower() == near[0]), "")
@@ -58,7 +58,7 @@ class MissingPath(UserError):
     """Raised when a file or directory that was named does not exist."""
 
     def __init__(self, what: str, path: Path, fix: str) -> None:
-        """Say what was looked for, where, and how to get it."""
+        """Make the message: what was looked for, where, and how to get it."""
         super().__init__(f"no {what} at {path}; {fix}")
 
 
@@ -99,6 +99,6 @@ class PluginError(MachineError):
 
 
 class Interrupted(DynamicclError):
-    """Raised when a person stopped a command: as shells count a program that SIGINT ended."""
+    """Raised when the user stopped a command (exit code 130, as shells use for SIGINT)."""
 
     exit_code = 130

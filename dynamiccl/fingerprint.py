@@ -1,4 +1,4 @@
-"""The fingerprint: a machine as the plugin names it, by which an artifact knows where it is.
+"""The fingerprint of a machine, by which an artifact recognises it.
 
     gpu=NVIDIA H100 80GB HBM3*8;mig=0;nic=infiniband*8;nccl=22809
 
@@ -24,7 +24,7 @@ _SHAPE: Final = re.compile(rf"gpu={_MODEL}(\+{_MODEL})*;mig=[01];nic=[a-z]+\*\d+
 
 
 def node_part(gpu_models: Iterable[str], *, mig: bool, nic_kind: str | None, num_nics: int) -> str:
-    """The part that a node has without NCCL.
+    """The fingerprint without the NCCL version.
 
     >>> node_part(["H100", "H100"], mig=False, nic_kind="roce", num_nics=8)
     'gpu=H100*2;mig=0;nic=roce*8'
@@ -37,7 +37,7 @@ def node_part(gpu_models: Iterable[str], *, mig: bool, nic_kind: str | None, num
 
 
 def with_nccl(node: str, version: NcclVersion) -> str:
-    """The whole fingerprint.
+    """The fingerprint with the NCCL version.
 
     >>> with_nccl("gpu=H100*2;mig=0;nic=roce*8", NcclVersion(2, 28, 9))
     'gpu=H100*2;mig=0;nic=roce*8;nccl=22809'
@@ -46,7 +46,7 @@ def with_nccl(node: str, version: NcclVersion) -> str:
 
 
 def check_fingerprint(text: str) -> str:
-    """`text` as it is; raises UserError when it is no fingerprint."""
+    """Return `text`; raises UserError when it is no fingerprint."""
     if not _SHAPE.fullmatch(text) or not text.isprintable() or len(text) > MAX_FINGERPRINT:
         raise UserError(
             f"'{text}' is no fingerprint; one looks like 'gpu=NVIDIA H100 80GB HBM3*8;mig=0;"

@@ -1,4 +1,4 @@
-"""The plugin's libraries by name, which lie beside each other wherever there are some."""
+"""File names of the plugin's libraries."""
 
 from pathlib import Path
 from typing import Final
@@ -21,12 +21,12 @@ BUILD_DIR: Final = Path("out/plugin")
 
 
 def built(name: str) -> Path:
-    """Where `make plugin` put a library: below the directory that we are in, or in our sources."""
+    """Path of a library built by `make plugin`, below the current directory or our sources."""
     here = BUILD_DIR / name
     there = Path(__file__).resolve().parents[1] / here
     return there if there.is_file() and not here.is_file() else here
 
 
 def is_ours(library: str) -> bool:
-    """Whether a value of NCCL_TUNER_PLUGIN or NCCL_PROFILER_PLUGIN names one of them."""
+    """Whether a value of NCCL_TUNER_PLUGIN or NCCL_PROFILER_PLUGIN names a library of ours."""
     return Path(library).name in NAMES

@@ -1,4 +1,4 @@
-"""All that a check may ask of the machine; the real one is the only part of doctor that acts."""
+"""The interface through which checks access a machine, and the machine that we run on."""
 
 import glob
 import os
@@ -16,8 +16,8 @@ _MAX_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """What a program answered."""
+class ProgramResult:
+    """Exit status and output of a program."""
 
     #: None when it is not there, or had not ended after TIMEOUT_S.
     returncode: int | None
@@ -26,36 +26,36 @@ class Ran:
 
     @property
     def worked(self) -> bool:
-        """Whether it ended with status 0."""
+        """Whether the exit status is 0."""
         return self.returncode == 0
 
     @property
     def first_line(self) -> str:
-        """The first line that says something."""
+        """The first non-empty line of output."""
         return next((line.strip() for line in self.output.splitlines() if line.strip()), "")
 
 
 class Machine(Protocol):
-    """A machine that can be asked."""
+    """A machine that checks can query."""
 
     @property
     def env(self) -> Mapping[str, str]:
-        """The user's environment."""
+        """The environment variables."""
 
-    def run(self, *argv: str) -> Ran:
+    def run(self, *argv: str) -> ProgramResult:
         """Run a program to its end."""
 
     def read(self, path: str) -> str | None:
-        """A file's text; None when it cannot be read."""
+        """A file's text, or None when it cannot be read."""
 
     def paths(self, pattern: str) -> list[str]:
         """Files that match a shell pattern, sorted."""
 
     def which(self, name: str, folder: str | None = None) -> str | None:
-        """An executable of that name in `folder`, or on PATH."""
+        """Path of an executable in `folder`, or on PATH; None without one."""
 
     def free_bytes(self, path: str) -> int | None:
-        """Room for us on the file system that would hold `path`; None when that is not known."""
+        """Free bytes on the file system of `path`; None if unknown."""
 
 
 class ThisMachine:
@@ -63,10 +63,10 @@ class ThisMachine:
 
     @property
     def env(self) -> Mapping[str, str]:
-        """The user's environment."""
+        """The environment variables."""
         return os.environ
 
-    def run(self, *argv: str) -> Ran:
+    def run(self, *argv: str) -> ProgramResult:
         """Run a program to its end, without input and with plain English output."""
         try:
             done = subprocess.run(
@@ -79,10 +79,10 @@ class ThisMachine:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return Ran(None, f"no end after {TIMEOUT_S:g} s")
+            return ProgramResult(None, f"no end after {TIMEOUT_S:g} s")
         except OSError as error:
-            return Ran(None, f"{argv[0]}: {error.strerror}")
-        return Ran(done.returncode, done.stdout.decode(errors="replace"))
+            return ProgramResult(None, f"{argv[0]}: {error.strerror}")
+        return ProgramResult(done.returncode, done.stdout.decode(errors="replace"))
 
     def read(self, path: str) -> str | None:
         """The first megabyte of a file's text."""
@@ -97,11 +97,11 @@ class ThisMachine:
         return sorted(glob.glob(str(Path(pattern).expanduser())))  # noqa: PTH207 - absolute patterns
 
     def which(self, name: str, folder: str | None = None) -> str | None:
-        """An executable of that name in `folder`, or on PATH."""
+        """Path of an executable in `folder`, or on PATH; None without one."""
         return shutil.which(name, path=folder)
 
     def free_bytes(self, path: str) -> int | None:
-        """Room on the file system of `path`, or of the folder above it that exists."""
+        """Free bytes on the file system of `path`, or of its nearest existing parent."""
         place = Path(path).absolute()
         while not place.exists() and place != place.parent:
             place = place.parent

@@ -1,4 +1,4 @@
-"""NCCL's vocabulary: names, numbers and validity rules, by NCCL version.
+"""NCCL's names, numbers and validity rules, by NCCL version.
 
 This module is the one table: Python reads it directly, and `serve/plugin/vocabulary.h` is generated
 from it (`python -m dynamiccl.serve.vocabulary`), so that the two languages cannot drift apart.
@@ -15,7 +15,7 @@ from dynamiccl.errors import UnknownName
 
 
 class _Named(IntEnum):
-    """A number of NCCL's with the spelling that NCCL's own log uses."""
+    """An enum of NCCL's numbers with the spelling of NCCL's log."""
 
     @property
     def wire(self) -> str:
@@ -149,7 +149,7 @@ class NcclVersion:
         return self.major * base + self.minor * 100 + self.patch
 
     def __str__(self) -> str:
-        """Dotted, as people write it."""
+        """Dotted, such as 2.29.7."""
         return f"{self.major}.{self.minor}.{self.patch}"
 
 
@@ -194,7 +194,7 @@ ALGORITHM_SINCE: Final[Mapping[Algorithm, NcclVersion]] = {Algorithm.PAT: NcclVe
 
 @dataclass(frozen=True, slots=True, order=True)
 class Config:
-    """What NCCL is told for one call. `None` means AUTO: NCCL decides that knob itself.
+    """The config requested of NCCL for one call. `None` means AUTO: NCCL decides that knob.
 
     The all-AUTO config is `ABSTAIN`. Transport, threads and buffers are not here: NCCL fixes them
     per process, so they belong to a launch profile.

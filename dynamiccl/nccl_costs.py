@@ -1,4 +1,4 @@
-"""How NCCL's cost model makes a time of a latency and a bandwidth (`src/graph/tuning.cc`).
+"""NCCL's cost model: from latency and bandwidth to a time (`src/graph/tuning.cc`).
 
     time = latency x plateau + bytes / (bandwidth x correction)
 
@@ -37,7 +37,7 @@ PLATEAU: Final = (1.9, 1.4)
 
 
 def size_correction(protocol: Protocol, size_bytes: int, entries: int = TREE_CORRECTED) -> float:
-    """What share of its bandwidth a tree gets at a size; 1 beyond the first `entries` octaves.
+    """Fraction of its bandwidth that a tree reaches at a size; 1 beyond `entries` octaves.
 
     >>> size_correction(Protocol.LL, 1 << 18), size_correction(Protocol.LL, 32)
     (0.4, 1.0)
@@ -47,7 +47,7 @@ def size_correction(protocol: Protocol, size_bytes: int, entries: int = TREE_COR
 
 
 def plateau(size_bytes: int, num_channels: int, num_ranks: int, *, since_ampere: bool) -> float:
-    """What Ring/Simple's latency is multiplied by in an AllReduce between nodes.
+    """Factor on Ring/Simple's latency in an AllReduce between nodes.
 
     >>> plateau(1 << 20, 16, 64, since_ampere=True), plateau(1 << 10, 16, 64, since_ampere=True)
     (1.4, 1.0)

@@ -1,4 +1,4 @@
-"""NCCL as it is set up on a machine: its settings, its library, and the plugins that it would load.
+"""NCCL's set-up on a machine: settings, library, and the plugins that NCCL would load.
 
 NCCL loads one tuner and one profiler: what NCCL_TUNER_PLUGIN names, else libnccl-tuner.so from the
 loader's path, else symbols in the network plugin (`src/plugin/tuner.cc`, v2.30.7), as AWS's
@@ -32,7 +32,7 @@ ASK_TUNER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One of the two things that a plugin can be."""
+    """The two kinds of plugin."""
 
     name: str
     variable: str
@@ -59,7 +59,7 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OtherPlugin:
-    """A tuner or profiler that NCCL would load without us, or that it is told not to look for."""
+    """A tuner or profiler of another vendor that NCCL would load, or that is switched off."""
 
     origin: Origin
     #: The library by the name that NCCL would open, so that each node looks for its own; empty
@@ -70,7 +70,7 @@ class OtherPlugin:
 
 
 def find_other_plugin(machine: Machine, role: Role) -> OtherPlugin | None:
-    """What NCCL would load in `role` as things are; None when it finds nothing."""
+    """The plugin that NCCL would load in `role` now; None without one."""
     settings = nccl_settings(machine)
     value, place = settings.get(role.variable, ("", ""))
     if value.lower() == "none":
@@ -81,7 +81,7 @@ def find_other_plugin(machine: Machine, role: Role) -> OtherPlugin | None:
 
 
 def find_displaced(machine: Machine, role: Role) -> OtherPlugin | None:
-    """The same, where `role` may be set to a library of ours already: what runs without that."""
+    """The plugin that NCCL would load in `role` if none of our libraries were set."""
     found = find_other_plugin(machine, role)
     if found is None or not is_ours(found.library):
         return found
@@ -101,7 +101,7 @@ def _found_unasked(
 
 
 def _net_plugins(machine: Machine, value: str) -> Iterator[tuple[str, str]]:
-    """What NCCL_NET_PLUGIN=`value`, a list, opens: the name it is opened by, and its path."""
+    """Name and path of each library that NCCL_NET_PLUGIN=`value` (a list) opens."""
     if value.lower() == "none":
         return
     for one in (value or "libnccl-net.so").split(","):
@@ -114,7 +114,7 @@ def _net_plugins(machine: Machine, value: str) -> Iterator[tuple[str, str]]:
 
 
 def on_the_loaders_path(machine: Machine, library: str) -> str | None:
-    """Where dlopen(library) would find it, run paths of the program aside."""
+    """Path that dlopen(library) would open, ignoring the program's run paths; or None."""
     for folder in machine.env.get("LD_LIBRARY_PATH", "").split(":"):
         found = machine.paths(f"{folder}/{library}") if folder else []
         if found:
@@ -129,7 +129,7 @@ def on_the_loaders_path(machine: Machine, library: str) -> str | None:
 
 
 def nccl_settings(machine: Machine) -> dict[str, tuple[str, str]]:
-    """Every NCCL_* setting -> its value, and where it comes from; as NCCL ranks the places."""
+    """NCCL_* setting -> (value, source), with NCCL's own precedence."""
     found = {
         name: (value, "environment")
         for name, value in sorted(machine.env.items())
@@ -142,7 +142,7 @@ def nccl_settings(machine: Machine) -> dict[str, tuple[str, str]]:
 
 
 def configuration_files(env: Mapping[str, str]) -> tuple[str, ...]:
-    """The files that NCCL reads, the one that counts first."""
+    """NCCL's configuration files, highest precedence first."""
     return (env.get("NCCL_CONF_FILE") or USER_FILE, SYSTEM_FILE)
 
 

@@ -1,4 +1,4 @@
-r"""The schedule that the tuner plugin plays in sweep mode, and its report of what it played.
+r"""The schedule of configs that the tuner plugin applies in sweep mode, and the plugin's report.
 
 One nccl-tests process measures a whole grid. Per communicator it makes, in this order (nccl-tests
 2.16 and later, `src/common.cu`): the warm-up, a few calls of some sizes each; then for each cycle
@@ -92,7 +92,7 @@ MAX_SCHEDULE_BYTES: Final = (
 
 
 class BlockState(IntEnum):
-    """What became of one block."""
+    """The state of one block in the report."""
 
     NOT_REACHED = 0
     #: The schedule asks for NCCL's own choice.
@@ -133,18 +133,18 @@ class Schedule:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in the order of nccl-tests' rows: cycle by cycle, each through all sizes."""
+        """Number of blocks, in the order of nccl-tests' rows: cycle by cycle, all sizes."""
         return len(self.cycles) * len(self.sizes)
 
     @property
     def num_calls(self) -> int:
-        """Calls of the warm-up and of all blocks: what a communicator makes from start to end."""
+        """Number of calls of a communicator: warm-up and all blocks."""
         warmup = sum(calls for _, calls in self.warmup)
         return warmup + self.num_blocks * self.halves * self.calls_per_half
 
     @property
     def content_hash(self) -> str:
-        """What DYNAMICCL_SCHEDULE_HASH must say: the file's checksum, 16 hexadecimal digits."""
+        """Value of DYNAMICCL_SCHEDULE_HASH: the file's checksum, 16 hexadecimal digits."""
         return f"{_CHECKSUM.unpack(self.to_bytes()[-_CHECKSUM.size :])[0]:016x}"
 
     def to_bytes(self) -> bytes:
@@ -212,7 +212,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayReport:
-    """What the plugin played, as one rank saw it; written while it plays, so a kill leaves it.
+    """What the plugin applied, as one rank saw it; written continuously, so it survives a kill.
 
     A copy of the ranks' common course: all see the same sizes and the same available cells.
     """
@@ -279,7 +279,7 @@ def _packed(config: Config) -> bytes:
 
 
 def _unpacked(algorithm: int, protocol: int, channels: int, act: int, chunk_bytes: int) -> Config:
-    """Raises ValueError for numbers that are in no vocabulary."""
+    """The config of packed numbers; raises ValueError for unknown ones."""
     config = Config(
         None if algorithm == _AUTO else Algorithm(algorithm),
         None if protocol == _AUTO else Protocol(protocol),
@@ -292,7 +292,7 @@ def _unpacked(algorithm: int, protocol: int, channels: int, act: int, chunk_byte
 
 
 def _frame_problem(data: bytes) -> str | None:
-    """What is wrong with the bytes around the numbers, or None."""
+    """What is wrong with header or checksum, or None."""
     if len(data) < _HEADER.size + _CHECKSUM.size:
         return f"{len(data)} bytes are too few"
     magic, version, *_, num_runs, num_sizes, num_cycles, num_configs = _HEADER.unpack_from(data)

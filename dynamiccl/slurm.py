@@ -1,4 +1,4 @@
-"""Slurm by its own commands: sbatch, squeue, scancel. No accounting database is needed."""
+"""Slurm by its commands sbatch, squeue and scancel; needs no accounting database."""
 
 import re
 import subprocess
@@ -36,7 +36,7 @@ _ANSWER_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often a job is looked at, in seconds."""
+    """Polling intervals, in seconds."""
 
     #: Between two looks right after a change ...
     shortest_s: float = 1.0
@@ -52,7 +52,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What a short command said."""
+    """Exit status and output of a short command."""
 
     returncode: int
     stdout: str
@@ -74,24 +74,24 @@ class Element:
 
     @property
     def ended(self) -> bool:
-        """Whether it will not run any more."""
+        """Whether it has ended for good."""
         return self.state in ENDED_STATES
 
 
 class Queue(Protocol):
-    """Where batch jobs go."""
+    """A queue of batch jobs."""
 
     def submit(self, script: Path) -> str:
-        """Hand in a script; the job's number. Raises MachineError when it is refused."""
+        """Submit a script; returns the job id. Raises MachineError when it is refused."""
 
     def elements(self, job: str) -> tuple[Element, ...]:
-        """What is known of a job; nothing when the queue has forgotten it.
+        """The elements of a job; empty when the queue has forgotten it.
 
         Raises MachineError when there is no answer.
         """
 
     def cancel(self, job: str) -> None:
-        """End a job with all its elements."""
+        """Cancel a job with all its elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +182,12 @@ def option_name(line: str) -> str | None:
 
 
 def bare_option(line: str) -> str:
-    """A line without the mark that it has in a script."""
+    """An option line without its `#SBATCH` mark."""
     return line.strip().removeprefix("#SBATCH").strip()
 
 
 def quoted(value: str) -> str:
-    """A value as a script's option line takes it."""
+    """A value quoted for an option line."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 

@@ -1,1 +1,1 @@
-"""Proving what a policy is worth: baselines, regret, report."""
+"""Evaluation of policies: baselines, regret, gate, reports."""

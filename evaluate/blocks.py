@@ -1,4 +1,4 @@
-"""What a page is made of: tables and figures, each with a title and a sentence about it."""
+"""Elements of a report page: tables and figures, with titles and captions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

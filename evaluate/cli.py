@@ -1,4 +1,4 @@
-"""`dynamiccl-evaluate`: what a policy is worth, on sizes it never saw."""
+"""`dynamiccl-evaluate`: evaluates policies on sizes unseen in training."""
 
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ _TrackingUri = Annotated[str, typer.Option(help="MLflow store that holds the run
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Entry point of `dynamiccl-evaluate`."""
     cli.run(partial(app, standalone_mode=False))
 
 
@@ -114,12 +114,12 @@ def simulate_command(
     tracking_uri: _TrackingUri = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
-    """Play whole jobs in a changing network: policies, searches, fixed choices, the oracle.
+    """Simulate whole jobs in a changing network: policies, searches, fixed choices, oracle.
 
     Example: dynamiccl-evaluate simulate --policy RUN_ID --scenario congested --out out/simulate
     """
     from dynamiccl.evaluate.simulate.lineup import Setting
-    from dynamiccl.evaluate.simulate.run import Named, simulate
+    from dynamiccl.evaluate.simulate.run import PolicyChoice, simulate
     from dynamiccl.simulator.group import Group
     from dynamiccl.simulator.scenario import find_scenario
     from dynamiccl.simulator.systems import find_system
@@ -134,7 +134,7 @@ def simulate_command(
         calls=calls,
         jobs=jobs,
     )
-    asked = [Named.parse(text, index) for index, text in enumerate(policy or [])]
+    asked = [PolicyChoice.parse(text, index) for index, text in enumerate(policy or [])]
     folders = {each.name: policy_directory(each.run, tracking_uri) for each in asked}
     watching = None if trigger is None else run_directory(trigger, tracking_uri)
     found = simulate(setting, folders, watching, range(seeds), out)
@@ -182,7 +182,7 @@ def benchmark_command(
     tracking_uri: _TrackingUri = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
-    """Judge anybody's policy by the truth, on frozen worlds, beside NCCL and two tables.
+    """Judge any policy by the true times of frozen worlds, beside NCCL and two tables.
 
     Example: dynamiccl-evaluate benchmark ./my_policy.py --worlds b300 --draws 5 --out out/judged
     """

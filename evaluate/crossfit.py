@@ -1,13 +1,12 @@
-"""Cross-fitted regret: the oracle is chosen on some runs, and all are scored on the others.
+"""Cross-fitted regret: the oracle is chosen on half of the runs, and scored on the other half.
 
-The best of many noisy figures looks better than it is, so regret against it is too high, and a
-policy that was lucky in the same runs looks too good. Here the independent runs of every cell are
-parted in two at random; the config with the least median in one half is the oracle, and its time in
-the other half is what times are compared with there. Regret may come out negative: the config that
-looked best was not.
+The minimum of many noisy times is biased low, so regret against it is too high, and a policy
+evaluated on the same runs looks too good. Here the independent runs of every cell are split in two
+at random; the config with the smallest median in one half is the oracle, and its time in the other
+half is the reference there. Regret may be negative: the config that looked best was not.
 
-The interval is a bootstrap over runs, within each half, over the ways to part them, and over the
-seeds of a policy that was trained more than once.
+The interval is a bootstrap over runs, within each half, over random splits, and over the seeds of a
+policy that was trained more than once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +28,7 @@ _ENDS: Final = (0.025, 0.975)
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure with its 95 % interval."""
+    """A value with its 95 % interval."""
 
     mean: float
     low: float
@@ -37,14 +36,14 @@ class Interval:
 
     @classmethod
     def of(cls, draws: npt.NDArray[np.float64]) -> Self:
-        """The mean of bootstrap draws, and what all but one in twenty lie between."""
+        """Mean and 95 % interval of bootstrap draws."""
         low, high = np.quantile(draws, _ENDS)
         return cls(float(draws.mean()), float(low), float(high))
 
 
 @dataclass(frozen=True, slots=True)
 class CrossFit:
-    """A policy over tasks; regrets and shares are fractions."""
+    """Results of a policy over tasks; regrets and shares are fractions."""
 
     regret: Interval
     p95_regret: Interval
@@ -97,7 +96,7 @@ def _figures(
     band: float | None,
     random: np.random.Generator,
 ) -> CrossFit:
-    """Of times (seeds, tasks, resamples)."""
+    """Results from times (seeds, tasks, resamples)."""
     regret, ratio = times / oracle - 1.0, times / default
     drawn = random.integers(0, len(times), (len(times), RESAMPLES))
 

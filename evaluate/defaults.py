@@ -1,4 +1,4 @@
-"""What NCCL's own choice was, where the data say so."""
+"""NCCL's own choice for each task, where the data tell."""
 
 import polars as pl
 

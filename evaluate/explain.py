@@ -1,4 +1,4 @@
-"""Why a policy acts, or leaves the choice to NCCL, for one message size of one communicator."""
+"""Why a policy acts or abstains for one message size of one communicator."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,8 +19,8 @@ from dynamiccl.train.policy import TorchPolicy
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One message of one communicator; `system` is needed where several have this shape."""
+class Query:
+    """One message size of one communicator; `system` is needed where several have this shape."""
 
     collective: Collective
     size_bytes: int
@@ -31,7 +31,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the policy thinks of one config there."""
+    """The policy's prediction for one config."""
 
     config: str
     #: Predicted time over that under NCCL's own choice.
@@ -42,7 +42,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """All of it; gains are fractions of NCCL's own time."""
+    """The explanation; gains are fractions of NCCL's own time."""
 
     system: str
     #: The bytes for which a table would say the same, both included.
@@ -59,14 +59,14 @@ class Explanation:
     reason: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The fields as plain data for `json.dumps`."""
         return asdict(self)
 
 
-def explain(policy_dir: Path, asked: Asked) -> Explanation:
-    """Ask a policy directory about one message; raises UserError and UnknownName for what it lacks.
+def explain(policy_dir: Path, asked: Query) -> Explanation:
+    """Query a policy directory about one message size; raises UserError and UnknownName.
 
-    It is asked for the middle of the size's bin, as for a decision table.
+    It is evaluated at the middle of the size's bin, as for a decision table.
     """
     policy = TorchPolicy.load(policy_dir)
     support = _support(policy, asked)
@@ -113,7 +113,7 @@ def explain(policy_dir: Path, asked: Asked) -> Explanation:
     return replace(answer, reason=_abstains(policy, observations, answer))
 
 
-def _support(policy: TorchPolicy, asked: Asked) -> Support:
+def _support(policy: TorchPolicy, asked: Query) -> Support:
     supports = table_supports(policy.manifest)
     same = [s for s in supports if (s.num_nodes, s.num_ranks) == (asked.num_nodes, asked.num_ranks)]
     if not same:
@@ -130,7 +130,7 @@ def _support(policy: TorchPolicy, asked: Asked) -> Support:
     return named[0]
 
 
-def _why_not(support: Support, asked: Asked, config: Config, action: int, index: int) -> str:
+def _why_not(support: Support, asked: Query, config: Config, action: int, index: int) -> str:
     version = NcclVersion.parse(support.nccl_version) if support.nccl_version else None
     reason = invalid_reason(config, asked.collective, version=version, num_nodes=support.num_nodes)
     if reason is not None:
@@ -145,7 +145,7 @@ def _why_not(support: Support, asked: Asked, config: Config, action: int, index:
     return ""
 
 
-def _gate(policy_dir: Path, support: Support, asked: Asked, index: int) -> Cell | None:
+def _gate(policy_dir: Path, support: Support, asked: Query, index: int) -> Cell | None:
     gated = read_gated(policy_dir)
     if gated is None:
         return None
@@ -165,7 +165,7 @@ def _gain(ratio: float) -> str:
 
 
 def _abstains(policy: TorchPolicy, observations: Observations, answer: Explanation) -> str:
-    """Why no config was wanted."""
+    """Why no config was chosen."""
     able = [each for each in answer.predictions if not each.not_allowed]
     if not able:
         return "abstains: nothing may be chosen here (see the table)"
@@ -187,7 +187,7 @@ def _abstains(policy: TorchPolicy, observations: Observations, answer: Explanati
 
 
 def verdict_text(gate: Cell | None) -> str:
-    """The gate's verdict for people."""
+    """The gate's verdict as text."""
     if gate is None:
         return "no gate judged this policy: nothing but its own margin holds it back"
     if gate.verdict is Verdict.ABSTAINS:

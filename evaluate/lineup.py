@@ -1,4 +1,4 @@
-"""Who is compared with whom."""
+"""The policies of a report: learned ones and baselines."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

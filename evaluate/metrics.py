@@ -1,4 +1,4 @@
-"""From choices to figures: one row per (task, policy), and summaries.
+"""Metrics of choices: one row per (task, policy), and summaries.
 
 Regrets here are against the best measured config, chosen on all runs. Beside their mean stands the
 cross-fitted one (`crossfit`), with an interval, over the tasks all of whose cells have independent
@@ -29,7 +29,7 @@ OPTIMISTIC: Final = "optimistic oracle, no interval"
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Figures of one policy on one group of tasks; regrets and bands are fractions."""
+    """Metrics of one policy on a group of tasks; regrets and bands are fractions."""
 
     policy: str
     tasks: int
@@ -54,7 +54,7 @@ class Summary:
     probes: float
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The fields as plain data for `json.dumps`."""
         return asdict(self)
 
 
@@ -64,7 +64,7 @@ def result_rows(
     choices: Mapping[str, Actions],
     bands: Mapping[tuple[str, str | None], float],
 ) -> pl.DataFrame:
-    """One row per (task, policy): what was chosen, its time, regret, and the evidence behind it."""
+    """One row per (task, policy): chosen config, time, regret, and the measurements behind it."""
     names = np.array([config.key for config in catalogue.configs])
     best = np.nanargmin(grid.times_us, axis=1)
     base = grid.tasks.with_columns(
@@ -149,16 +149,17 @@ def _summary(  # noqa: PLR0913, PLR0917 - all of a row
 def default_verdicts(
     where: str, summaries: Sequence[Summary], learned: Sequence[str], band: float | None
 ) -> list[str]:
-    """Plain words, one line a policy: does it beat NCCL's default beyond the noise?"""
+    """One sentence for each policy: does it beat NCCL's default beyond noise?"""
     by_name = {summary.policy: summary for summary in summaries}
     default = by_name["nccl-default"]
     return [f"{where}: {_against_default(n, by_name[n], default, band)}" for n in learned]
 
 
 def simple_baselines(summaries: Sequence[Summary], learned: Sequence[str]) -> list[Summary]:
-    """The baselines that know no more than a policy.
+    """Baselines with no more information than a policy.
 
-    Not a searcher, which measures the very task, nor the oracle, which knows it, nor random draws.
+    Excluded are searchers, which measure the test task, the oracle, which knows it, and random
+    choices.
     """
     others = [s for s in summaries if s.probes == 0.0]
     return [s for s in others if s.policy not in {*learned, *SCALE}]
@@ -167,7 +168,7 @@ def simple_baselines(summaries: Sequence[Summary], learned: Sequence[str]) -> li
 def baseline_verdicts(
     where: str, summaries: Sequence[Summary], learned: Sequence[str], band: float | None
 ) -> list[str]:
-    """Plain words: does something simpler beat a policy?"""
+    """Sentences: does a simpler baseline beat a policy?"""
     by_name = {summary.policy: summary for summary in summaries}
     lines = []
     for name in learned:

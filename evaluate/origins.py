@@ -1,4 +1,4 @@
-"""Where a report's figures come from: the data set, and the policies."""
+"""The sources of a report: data set and policies."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ _HASH_DIGITS: Final = 12
 def origin_section(
     data_dir: Path, frame: pl.DataFrame, manifests: Mapping[str, Manifest]
 ) -> Section:
-    """Tables of sources, of what wrote the data, and of the policies by name."""
+    """Tables of the data's sources and writers, and of the policies."""
     text = (
         f"{data_dir}: {len(part_paths(data_dir))} files, {frame.height} rows, "
         f"hash {content_hash(data_dir)}."
@@ -65,7 +65,7 @@ def _facts(part: pl.DataFrame) -> Iterator[str]:
 
 
 def _writers(records: Sequence[Mapping[str, Any]]) -> TableBlock:
-    """What wrote the parts, and from which files; equal ones once."""
+    """The programs and files behind the parts; equal ones once."""
     rows = []
     for record in records:
         files = record.get("files", {})
@@ -112,7 +112,7 @@ def _policies(manifests: Mapping[str, Manifest], frame: pl.DataFrame, data_dir: 
 
 
 def _short(commit: str | None) -> str:
-    """The first digits of a commit, and whether the source had been changed since."""
+    """Abbreviated commit, and whether the source was modified."""
     digest, plus, changed = (commit or _UNKNOWN).partition("+")
     return digest[:_HASH_DIGITS] + plus + changed
 

@@ -1,4 +1,4 @@
-"""What can be compared: one protocol, the learned policy, and the scale: default, random, oracle.
+"""The policy interface of reports; learned policy, NCCL's default, random and oracle.
 
 Everything chooses among the actions that were measured for a task, on the same cold information:
 workload and system; but for the oracle, which looks at the answers.
@@ -32,39 +32,39 @@ class Policy(Protocol):
 
 
 def probes_of(policy: Policy, grid: TaskGrid) -> Actions:
-    """(T,) calls that it tried on each task of the grid it was last asked about; 0 for most."""
+    """(T,) probes used for each task in the last `choose`; 0 for most policies."""
     tried = getattr(policy, "probes", None)
     return np.zeros(grid.tasks.height, dtype=np.int64) if tried is None else tried
 
 
 class NcclDefault:
-    """Leaves every choice to NCCL."""
+    """NCCL's own choice."""
 
     name = "nccl-default"
 
     def choose(self, grid: TaskGrid) -> Actions:
-        """Abstain everywhere."""
+        """ABSTAIN for every task."""
         return np.full(grid.tasks.height, ABSTAIN_ACTION, dtype=np.int64)
 
 
 class Random:
-    """Draws among the measured configs of each task, NCCL's default one of them: a scale."""
+    """A uniform choice among the measured configs of each task, NCCL's default included."""
 
     name = "random"
 
     def __init__(self, seed: int = 0) -> None:
-        """Set the seed; the same grid gets the same draws."""
+        """`seed`: equal seeds give equal choices on the same grid."""
         self._seed = seed
 
     def choose(self, grid: TaskGrid) -> Actions:
-        """One measured action a task, each as likely."""
+        """A random measured action for each task."""
         drawn = np.random.default_rng(self._seed).random(grid.times_us.shape)
         chosen: Actions = np.where(grid.mask, drawn, -1.0).argmax(axis=1).astype(np.int64)
         return chosen
 
 
 class Oracle:
-    """Knows the measured times: what no policy can beat, and the zero of regret."""
+    """The best measured config: regret 0."""
 
     name = "oracle"
 
@@ -75,9 +75,9 @@ class Oracle:
 
 
 class LearnedPolicy:
-    """A trained policy, asked with cold observations; its catalogue is mapped onto the data's.
+    """A trained policy on cold observations; its catalogue is mapped onto the data's.
 
-    One that passed a gate chooses only what passed, as its tables do.
+    A gated policy chooses only what passed, as its tables do.
     """
 
     def __init__(self, policy: TorchPolicy, catalogue: Catalogue, name: str) -> None:
@@ -91,11 +91,11 @@ class LearnedPolicy:
         )
 
     def choose(self, grid: TaskGrid) -> Actions:
-        """Ask the TorchScript policy."""
+        """The TorchScript policy's actions."""
         return self.choose_among(grid.tasks, grid.mask)
 
     def choose_among(self, tasks: pl.DataFrame, mask: npt.NDArray[np.bool_]) -> Actions:
-        """(T,) its choice for tasks, among the actions of the data set's that `mask` (T, A) has."""
+        """(T,) actions for tasks, among those of the data's that `mask` (T, A) allows."""
         manifest = self._policy.manifest
         tasks = with_noise(tasks, manifest.noise_table())
         observations = cold_observations(tasks, manifest.launch_profiles, manifest.cost_table())
@@ -104,7 +104,7 @@ class LearnedPolicy:
 
 
 def let_through(manifest: Manifest, tasks: pl.DataFrame) -> npt.NDArray[np.bool_]:
-    """(T, A) which actions of a policy a gate lets through on each task; all where it had none."""
+    """(T, A) actions that a policy's gate allows on each task; all True without a gate."""
     mask = np.ones((tasks.height, len(manifest.catalogue)), dtype=np.bool_)
     if all(support.gated is None for support in manifest.supports):
         return mask

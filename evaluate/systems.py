@@ -1,4 +1,4 @@
-"""What a report says of one system: tables, regret by size, and figures of its families."""
+"""Report sections of one system: tables, regret by size, and figures of its families."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ _MAX_FAMILIES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class SystemReport:
-    """Everything that was found on one system."""
+    """All results on one system."""
 
     system: str
     simulated: bool
@@ -49,7 +49,7 @@ class SystemReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """What the figures of all systems are drawn from."""
+    """The data of the figures of all systems."""
 
     #: Tasks of all splits.
     grid: TaskGrid
@@ -65,7 +65,7 @@ class Drawn:
 
 
 def headline_section(systems: Sequence[SystemReport], learned: Sequence[str]) -> Section:
-    """What it comes to on each system, before all detail."""
+    """The summary of each system."""
     heads = [
         "system", "policy", "cross-fitted regret, 95 % interval", "NCCL's default",
         "best simple baseline", "mean regret", "default's", "ratio to default", "noise band",
@@ -99,7 +99,7 @@ def headline_section(systems: Sequence[SystemReport], learned: Sequence[str]) ->
 
 
 def system_section(system: SystemReport, drawn: Drawn) -> Section:
-    """Everything about one system."""
+    """All results of one system."""
     figures, not_drawn = _figures(system.system, drawn)
     scored = system.summaries[0]
     band = "unknown (no repeats)" if system.band is None else f"{system.band:.2%}"

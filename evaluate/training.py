@@ -1,4 +1,4 @@
-"""How a policy was trained, as its MLflow run tells; and the report among that run's artifacts."""
+"""Training curves of a policy from its MLflow run; logs reports as artifacts of the run."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ class Training:
 
     @classmethod
     def read(cls, run_id: str, tracking_uri: str) -> Self:
-        """From the run's metrics and its summary; raises UserError for a run that is not."""
+        """From the run's metrics and summary; raises UserError for an unfinished run."""
         run = tracking.reopen_run(tracking_uri, run_id)
         default = run.history("default_validation_regret")
         text = tracking.read_text(tracking_uri, run_id, SUMMARY_NAME)
@@ -42,7 +42,7 @@ class Training:
         )
 
     def block(self, policy: str) -> FigureBlock:
-        """Its curves, for the page."""
+        """The curves as a figure block."""
         text = "Training loss, and mean regret on the validation bins, by gradient step"
         if self.best_step is not None:
             text += f"; the weights of step {self.best_step} were exported (dotted line)"
@@ -55,9 +55,9 @@ class Training:
 
 
 def log_report(files: Iterable[Path], run_id: str, tracking_uri: str, data_hash: str) -> str:
-    """Copy a report's files and folders to `report/HASH` of a run's artifacts; that place.
+    """Copy a report's files to `report/HASH` in a run's artifacts; returns that path.
 
-    One report a data set: a later one of the same data takes its place.
+    One report a data set: a later one of the same data replaces it.
     """
     place = f"report/{data_hash[:12]}"
     with tempfile.TemporaryDirectory() as scratch:

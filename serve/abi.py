@@ -1,4 +1,4 @@
-"""Call the built plugin from Python exactly as NCCL calls it, without NCCL and without a GPU.
+"""Calls the built plugin from Python as NCCL calls it, without NCCL and without a GPU.
 
 Used by the demo, the parity check and the tests. `TunerPlugin.communicator` is one NCCL
 communicator: `init` of one rank or of all, any number of `ask` of the first, `finalize`. The
@@ -186,8 +186,8 @@ class Communicator:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What all ranks of a communicator are told alike."""
+class _InitArguments:
+    """The arguments of `init` that all ranks share."""
 
     version: int
     comm_id: int
@@ -224,7 +224,7 @@ class TunerPlugin:
 
     @property
     def name(self) -> str:
-        """The name that NCCL's log shows."""
+        """The plugin's name, as NCCL logs it."""
         return str((self._structs[self.versions[-1]].name or b"").decode(errors="replace"))
 
     @contextlib.contextmanager
@@ -249,7 +249,7 @@ class TunerPlugin:
         """
         struct = self._structs[version]
         domains = _NvlDomains(num_nodes, *ranks_per_domain) if ranks_per_domain else None
-        told = _Told(version, next(_IDS), num_ranks, num_nodes, domains, all_ranks)
+        told = _InitArguments(version, next(_IDS), num_ranks, num_nodes, domains, all_ranks)
         contexts = [ctypes.c_void_p() for _ in range(num_ranks if all_ranks else 1)]
         communicator = Communicator(version, struct, contexts[0])
 
@@ -272,15 +272,15 @@ class TunerPlugin:
                 other.join()
         if result != 0:
             said = "; ".join(communicator.lines) or "nothing"
-            raise PluginError(f"the plugin's init returned {result} and said: {said}")
+            raise PluginError(f"the plugin's init returned {result}; log: {said}")
         try:
             yield communicator
         finally:
             for context in contexts:
                 struct.finalize(context)
 
-    def _init(self, told: _Told, context: ctypes.c_void_p, logger: Any) -> int:
-        """One rank's `init`."""
+    def _init(self, told: _InitArguments, context: ctypes.c_void_p, logger: Any) -> int:
+        """Call one rank's `init`; returns its result code."""
         struct, shape = self._structs[told.version], (told.num_ranks, told.num_nodes, logger)
         if told.version >= 5:
             constants = _CONSTANTS()  # NCCL always has some, and NVIDIA's example changes them
@@ -291,7 +291,7 @@ class TunerPlugin:
         return int(struct.init(*shape, ctypes.byref(context)))
 
     def _tell_profiler(self, comm_id: int, num_ranks: int, num_nodes: int) -> None:
-        """As NCCL 2.27 does just before a tuner's `init`, and on its thread."""
+        """Call the profiler's `init`, as NCCL 2.27 does before a tuner's, on its thread."""
         profiler = _ProfilerV4.in_dll(self._library, "ncclProfiler_v4")
         mask, ignored = ctypes.c_int(0), ctypes.c_void_p()
         profiler.init(

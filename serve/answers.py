@@ -1,4 +1,4 @@
-"""What a tuner answers to one getCollInfo, and what ours must answer: the law, in Python."""
+"""The result of one getCollInfo, and the one that our plugin must give."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -24,7 +24,7 @@ _NVLS: Final = frozenset({Algorithm.NVLS, Algorithm.NVLSTree})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """What one call came back with, and what NCCL would run then."""
+    """The result of one getCollInfo, and what NCCL runs then."""
 
     #: None where NCCL is left to choose without a cost table (v2), or no cell is available.
     algorithm: Algorithm | None
@@ -38,7 +38,7 @@ class Answer:
 
     @property
     def config(self) -> Config:
-        """The Config that NCCL runs after this answer: the argmin of the table."""
+        """The Config that NCCL runs after this call: the argmin of the cost table."""
         return Config(self.algorithm, self.protocol, self.num_channels or None)
 
 
@@ -55,19 +55,19 @@ def nccl_choice(cost_table: CostTable) -> tuple[Algorithm, Protocol] | None:
 
 
 def asked_in_a_job(config: Config | None) -> Config | None:
-    """What a job asks for where its table holds `config`; None for nothing at all.
+    """The config that a job requests where its table holds `config`; None for none.
 
-    A chunk size is for sweeps: a rank that simulates a group would have NCCL's own at its next
-    call, and the others ours.
+    Chunk sizes are for sweeps only: a rank that simulates a group would use NCCL's own chunk at its
+    next call, and the others ours.
     """
     asked = config and replace(config, chunk_bytes=None)
     return None if asked == ABSTAIN else asked
 
 
 def expected_answer(config: Config | None, cost_table: CostTable, *, num_nodes: int) -> Answer:
-    """What the plugin must answer (v3 to v6) when its table holds `config`: the law, in Python.
+    """The answer that the plugin must give (v3 to v6) when its table holds `config`.
 
-    The same rules as `choose` in `serve/plugin/choice.h`, written a second time on purpose: the
+    The same rules as `choose` in `serve/plugin/choice.h`, implemented a second time on purpose: the
     parity check compares the two.
     """
     untouched = answer_of(cost_table, cost_table, 0)

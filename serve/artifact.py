@@ -1,4 +1,4 @@
-"""The artifact: a policy directory with its decision tables, and the check that it is whole.
+"""The artifact: a policy directory with decision tables for the plugin, and its verification.
 
 policy.pt       TorchScript: window, context, mask -> action, q values
 brain.pt        TorchScript: recorded calls -> table entries, for the leader of a job
@@ -64,12 +64,12 @@ class Artifact:
 
     @property
     def is_gated(self) -> bool:
-        """Whether a gate judged the policy: then only what beat NCCL in fresh runs acts."""
+        """Whether a gate judged the policy; then only bins that passed act."""
         return all(support.gated is not None for support in self.manifest.supports)
 
     @property
     def in_short(self) -> str:
-        """Gated or not, and how much of the tables acts."""
+        """One line: gated or not, and how much of the tables acts."""
         acting = sum(info.acting for info in self.tables)
         entries = sum(info.entries for info in self.tables)
         word = "gated" if self.is_gated else "NOT gated"
@@ -78,7 +78,7 @@ class Artifact:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The fields as plain data for `json.dumps`."""
         return {
             "artifact": str(self.directory),
             "gated": self.is_gated,
@@ -166,7 +166,7 @@ def _build(
 
 
 def _trigger_facts(trigger: Path) -> dict[str, Any]:
-    """What stands beside a trained trigger."""
+    """The facts stored beside a trained trigger."""
     path = trigger.with_name(TRIGGER_FACTS_NAME)
     try:
         facts: dict[str, Any] = json.loads(path.read_bytes())
@@ -178,7 +178,7 @@ def _trigger_facts(trigger: Path) -> dict[str, Any]:
 
 
 def open_artifact(directory: Path) -> Artifact:
-    """Check hashes, features and tables; needs no torch.
+    """Verify hashes, features and tables; needs no torch.
 
     Raises what `Manifest.read` raises, CorruptFile, and ArtifactMismatch.
     """
@@ -192,7 +192,7 @@ def open_artifact(directory: Path) -> Artifact:
 
 
 def verify_artifact(directory: Path) -> Artifact:
-    """`open_artifact`, and check that policy and brain still decide what the tables say."""
+    """`open_artifact`, and check that policy and brain reproduce the tables."""
     artifact = open_artifact(directory)
     policy = ScriptedPolicy(directory / POLICY_NAME)
     for support, info in zip(table_supports(artifact.manifest), artifact.tables, strict=True):
@@ -248,7 +248,7 @@ def pick_table(artifact: Artifact, num_nodes: int, num_ranks: int, system: str |
 
 
 def set_constants(artifact: Artifact, info: TableInfo, constants: TuningConstants | None) -> None:
-    """Have the tuner give NCCL `constants` in place of a table; None: the table again."""
+    """Set tuning constants that replace a shape's table; None restores the table."""
     path = artifact.directory / constants_path(info.system, info.num_nodes, info.num_ranks)
     if constants is None:
         path.unlink(missing_ok=True)

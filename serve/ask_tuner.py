@@ -1,4 +1,4 @@
-"""Ask any tuner plugin what it decides, by message size, in a process of its own.
+"""Queries any tuner plugin for its decision at each message size, in a separate process.
 
 NCCL would show it the costs that it predicts for the machine. Here there is no machine, so the
 table is made up: every cell that NCCL has a kernel for is available, and each costs 1 us more than
@@ -42,7 +42,7 @@ _TIMEOUT_S: Final = 60.0
 
 
 def made_up_costs(collective: Collective, num_nodes: int) -> CostTable:
-    """The cost table that a plugin is shown."""
+    """The synthetic cost table that the plugin gets."""
     costs = np.full((NUM_ALGORITHMS, NUM_PROTOCOLS), COST_IGNORE, dtype=np.float32)
     cost = _FIRST_COST_US
     for algorithm in Algorithm:
@@ -55,7 +55,7 @@ def made_up_costs(collective: Collective, num_nodes: int) -> CostTable:
 
 
 def ask_plugin(plugin: Path, num_ranks: int, num_nodes: int) -> dict[str, Any]:
-    """What `plugin` decides; it sees this process's environment, as in a job.
+    """The plugin's decisions by size; it sees this process's environment, as in a job.
 
     Raises MissingPath, and PluginError when it does not load, returns an error or crashes.
     """
@@ -138,7 +138,7 @@ def _row(size_bytes: int, answer: Answer) -> dict[str, Any]:
 
 
 def _wanted(answer: Answer) -> str | None:
-    """What the plugin asked for; None where it left all to NCCL."""
+    """The config that the plugin requested; None where it left the choice to NCCL."""
     if not answer.acted:
         return None
     channels = answer.num_channels or None

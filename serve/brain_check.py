@@ -1,4 +1,4 @@
-"""The check that an artifact's `brain.pt` decides what its tables and its policy say.
+"""Checks that an artifact's `brain.pt` reproduces its tables, its policy and its trigger.
 
 And that it finds the interference that `trigger.pt` finds when it is given call after call.
 """

@@ -1,4 +1,4 @@
-"""What a brain is told: the communicator, and the latest calls of its task keys."""
+"""The input of a brain: the communicator, and the latest calls of its task keys."""
 
 from dataclasses import dataclass
 
@@ -45,7 +45,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What is known of a communicator when its leader asks."""
+    """A communicator's task keys with their latest calls."""
 
     #: Task keys with at least one timed call.
     tasks: tuple[Task, ...]

@@ -1,4 +1,4 @@
-"""The brain as it is exported: policy, feature code and cold questions in one TorchScript module.
+"""The exported brain: policy, feature code and cold observations in one TorchScript module.
 
 The leader of a communicator runs it inside the job, where there is no Python: it takes calls as
 they were recorded and answers with table entries, so C++ needs neither JSON nor feature code. The
@@ -36,7 +36,7 @@ _COLUMN: Final = {name: index for index, name in enumerate(CALL_COLUMNS)}
 
 
 class _Windows:
-    """Calls (N, K, C) as `Past` names their facts, each (N, K) float64."""
+    """Past of calls (N, K, C): each attribute (N, K) float64."""
 
     xp: Any = torch
 
@@ -71,7 +71,7 @@ class _Windows:
         return self._in_window(values).amin(dim=1)
 
     def _in_window(self, values: torch.Tensor) -> torch.Tensor:
-        """The last value in the padding's place, where it changes no extreme."""
+        """Values with padding replaced by the last value, which changes no extreme."""
         return torch.where(self.valid_NK, values, values[:, -1:])
 
 
@@ -116,7 +116,7 @@ def traced_features(columns: HistoryColumns = HISTORY_COLUMNS) -> Any:
 
 
 class BrainModule(nn.Module):
-    """A policy that is asked about calls and answers with entries of a decision table."""
+    """A policy that takes recorded calls and returns entries of a decision table."""
 
     systems: list[str]
     #: num_nodes, num_ranks, ranks_per_node, first_bin, num_bins of each shape.
@@ -178,7 +178,7 @@ class BrainModule(nn.Module):
 
     @torch.jit.export
     def cold(self, shape: int) -> torch.Tensor:
-        """All R entries of a shape's table (R, 5), as nothing but the job is known."""
+        """All R entries of a shape's table (R, 5), without history."""
         context_RF = self.contexts[shape]
         size = [context_RF.size(0), self.window_length, len(self.call_columns)]
         none_RKC = torch.zeros(size, dtype=torch.float64)
@@ -198,7 +198,7 @@ class BrainModule(nn.Module):
 
     @torch.jit.export
     def warm(self, shape: int, row_N: torch.Tensor, calls_NKC: torch.Tensor) -> torch.Tensor:
-        """The entries (N, 5) of some of a table's rows, given their latest calls."""
+        """The entries (N, 5) of rows `row_N` of a table, given their latest calls."""
         context_NF = self.contexts[shape].index_select(0, row_N)
         mask_NA = self.masks[shape].index_select(0, row_N).to(torch.float32)
         window_NKW, context_NF = self._observe(calls_NKC, context_NF)
@@ -208,9 +208,9 @@ class BrainModule(nn.Module):
     def forward(
         self, calls_NKC: torch.Tensor, context_NF: torch.Tensor, mask_NA: torch.Tensor
     ) -> torch.Tensor:
-        """(N,) actions for keys of jobs that have just begun.
+        """(N,) actions for keys of new jobs.
 
-        It abstains where the default was not measured (`questions.decide`).
+        ABSTAIN where the default was not measured (`questions.decide`).
         """
         window_NKW, context_NF = self._observe(calls_NKC, context_NF)
         # Not what asks it about this job, whose state stays.
@@ -235,7 +235,7 @@ def write_brain(
     path: Path,
     trigger: Path | None = None,
 ) -> None:
-    """Write `brain.pt` from a `policy.pt` and perhaps a `trigger.pt`; all are TorchScript."""
+    """Write `brain.pt` from a `policy.pt` and optionally a `trigger.pt`."""
     with ignore_deprecation():
         loaded: Any = torch.jit.load(str(policy), map_location="cpu")  # type: ignore[no-untyped-call]
         watching: Any = None

@@ -1,4 +1,4 @@
-"""Build the tuner plugin with CMake and Ninja, and find a built one.
+"""Builds the tuner plugin with CMake and Ninja, and finds a built one.
 
 The plugin is compiled on the machine that will run it (or one like it) rather than shipped in the
 wheel: it must fit the C library there, and a compiler is at hand wherever NCCL programs are built.
@@ -80,7 +80,7 @@ def find_plugin(path: Path | None = None) -> Path:
 
 
 def find_torch() -> Path:
-    """The directory of this Python's torch package, not imported; raises MachineError without."""
+    """Directory of this Python's torch package, without importing it; raises MachineError."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise MachineError(
@@ -116,13 +116,13 @@ def _run(command: Sequence[str]) -> None:
         # Ninja shows the compiler's stderr on its own stdout.
         lines = (done.stdout + done.stderr).splitlines()[-_SHOWN_LINES:]
         raise PluginError(
-            f"'{Path(command[0]).name}' failed with exit code {done.returncode} and said:\n"
+            f"'{Path(command[0]).name}' failed with exit code {done.returncode}:\n"
             + "\n".join(lines)
         )
 
 
 def main() -> None:
-    """Build as the command line says, and print the plugin's path."""
+    """Build, and print the plugin's path."""
     parser = argparse.ArgumentParser(
         prog="python -m dynamiccl.serve.build", description="Build the tuner plugin."
     )

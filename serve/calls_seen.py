@@ -1,4 +1,4 @@
-"""What a job called, and how often: from what the plugin recorded, or from a list of one's own."""
+"""A job's calls and their counts, from the plugin's recordings or from a CSV file."""
 
 import csv
 from collections import Counter
@@ -35,14 +35,14 @@ class Called:
 
     @property
     def time_us(self) -> float | None:
-        """What all of them took together, if each took the median."""
+        """Total time in us, at the median; None where unknown."""
         return None if self.median_us is None else self.calls * self.median_us
 
 
 def calls_of(
     data_dir: Path, num_nodes: int | None, num_ranks: int | None
 ) -> tuple[list[Called], int]:
-    """The calls of a data directory's table `calls`, and how many of them are left out.
+    """The calls of a data directory's table `calls`, and how many are left out.
 
     What NCCL asks no tuner about is, and what does not tell size, ranks or nodes; the last two may
     be given for calls that do not tell. Raises MissingPath and NotEnoughData where none is left.
@@ -79,7 +79,7 @@ def calls_of(
 
 
 def decided_calls(data_dir: Path) -> pl.DataFrame:
-    """The calls of which it is known whether our table decided them.
+    """The calls for which it is known whether our table decided them.
 
     Raises as `read_calls`, and NotEnoughData where there are only traces, which do not tell.
     """

@@ -1,4 +1,4 @@
-"""`dynamiccl-deploy`: from a trained run to what a job loads."""
+"""`dynamiccl-deploy`: from a trained run to files that a job loads."""
 
 from functools import partial
 
@@ -33,7 +33,7 @@ app.command("brain")(brain_command)
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Entry point of `dynamiccl-deploy`."""
     cli.run(partial(app, standalone_mode=False))
 
 

@@ -1,4 +1,4 @@
-r"""Tuning constants: what NCCL's own cost model is given in place of its constants.
+r"""Tuning constants that replace those of NCCL's own cost model (files and formats).
 
 From NCCL 2.28 on a tuner may change them when a communicator is made; NCCL then decides by itself,
 and nothing of ours runs in a call (serve/plugin/tuner/constants.h). One file for each communicator

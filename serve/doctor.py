@@ -1,4 +1,4 @@
-"""Would NCCL on this machine load the plugin, and would the plugin act? Nothing here is changed."""
+"""Checks whether NCCL on this machine loads the plugin, and whether it acts (read-only)."""
 
 import os
 import re
@@ -55,7 +55,7 @@ _GLIBC: Final = re.compile(rb"GLIBC_(\d+)\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is looked at."""
+    """What to check."""
 
     plugin: Path
     artifact: Path | None
@@ -63,7 +63,7 @@ class Question:
 
 
 def run_checks(machine: Machine, question: Question) -> list[Check]:
-    """All findings, in the order in which a job would come upon them."""
+    """All checks, in the order in which a job would meet the problems."""
     libraries = nccl_libraries(machine, question.nccl)
     return [
         *check_nccl(libraries),
@@ -77,7 +77,7 @@ def run_checks(machine: Machine, question: Question) -> list[Check]:
 
 
 def check_nccl(libraries: list[NcclLibrary]) -> Iterator[Check]:
-    """Which libnccl, and which of our interfaces it takes."""
+    """Which libnccl is found, and which plugin interfaces it supports."""
     if not libraries:
         yield unknown(
             "libnccl",
@@ -117,7 +117,7 @@ def _versions(version: NcclVersion, place: str) -> Check:
 
 
 def check_plugin(machine: Machine, plugin: Path) -> Iterator[Check]:
-    """Whether the library loads by itself, and what it needs."""
+    """Whether the library loads by itself, and which libraries it needs."""
     if not plugin.is_file():
         yield fail("plugin", f"none at {plugin}", "build it with 'make plugin', or name --plugin")
         return
@@ -166,7 +166,7 @@ def _own_glibc() -> str:
 
 
 def _neighbour(machine: Machine, role: Role) -> Check:
-    """What NCCL would load in this role as the environment is now."""
+    """Check the plugin of another vendor that NCCL would load in this role now."""
     name = f"NCCL's {role.name}"
     found = find_other_plugin(machine, role)
     if found is None:
@@ -193,7 +193,7 @@ def _neighbour(machine: Machine, role: Role) -> Check:
 
 
 def _ours(machine: Machine, role: Role, found: OtherPlugin) -> Check:
-    """A library of ours is set; whether it displaces a tuner that it does not ask."""
+    """Check a configured library of ours, and whether it replaces another tuner unasked."""
     name = f"NCCL's {role.name}"
     theirs = find_displaced(machine, role)
     kept = machine.env.get(NEXT_TUNER) and Path(found.library).name == VENDOR_NAME
@@ -207,7 +207,7 @@ def _ours(machine: Machine, role: Role, found: OtherPlugin) -> Check:
 
 
 def check_settings(machine: Machine) -> Iterator[Check]:
-    """NCCL's settings that make tables mean less."""
+    """Check NCCL settings that limit what tables can do."""
     settings = settings_of(machine)
     forced = [f"{name}={settings[name][0]}" for name in _BEATS_A_TUNER if name in settings]
     if forced:
@@ -238,7 +238,7 @@ def check_settings(machine: Machine) -> Iterator[Check]:
 def check_artifact(
     machine: Machine, question: Question, libraries: list[NcclLibrary]
 ) -> Iterator[Check]:
-    """Whether the artifact is whole, the plugin would trust it, and it knows this machine."""
+    """Whether the artifact is valid, trusted by the plugin, and knows this machine."""
     artifact = question.artifact
     if artifact is None:
         yield unknown("artifact", "none named", "add ARTIFACT, or set DYNAMICCL_ARTIFACT")
@@ -263,7 +263,7 @@ def check_artifact(
 
 
 def check_gate(artifact: Artifact) -> Check:
-    """Whether fresh runs showed what the artifact does, and whether it does anything."""
+    """Whether the artifact passed a gate, and whether its tables act anywhere."""
     if not artifact.is_gated:
         return warn("gate", artifact.in_short, "use 'dynamiccl-evaluate gate', and export that")
     if not any(info.acting for info in artifact.tables):
@@ -275,7 +275,7 @@ def check_gate(artifact: Artifact) -> Check:
 def check_channels(
     artifact: Path, tables: list[TableInfo], libraries: list[NcclLibrary]
 ) -> Iterator[Check]:
-    """Whether NCCL takes the numbers of channels that the tables hold.
+    """Whether NCCL accepts the channel counts in the tables.
 
     From 2.31 on a tuner's number counts only below NCCL's own (`ncclTuningGetChannels`,
     `src/tuning/tuning_general.cc`).
@@ -326,7 +326,7 @@ def _machine_check(asked: dict[str, Any], artifact: Path, *, knows_nccl: bool) -
 
 
 def check_key(machine: Machine) -> Check:
-    """The secret of the job's messages, needed as soon as there are several nodes."""
+    """Check the shared secret of the job's messages, which several nodes need."""
     name = machine.env.get("DYNAMICCL_KEY_FILE", "")
     if not name:
         return ok(
@@ -347,7 +347,7 @@ def check_key(machine: Machine) -> Check:
 
 
 def _sampling(machine: Machine) -> Iterator[Check]:
-    """What GPU times cost, where any are taken."""
+    """The overhead of GPU timing, if any is configured."""
     if machine.env.get("DYNAMICCL_MODE", DEFAULT_MODE) == DEFAULT_MODE:
         return
     percent = machine.env.get("DYNAMICCL_SAMPLE_PERCENT", "1")

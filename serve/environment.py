@@ -1,4 +1,4 @@
-"""The variables of a job under an artifact, and what whoever sets them should know."""
+"""The environment variables of a job that uses an artifact, with notes for the user."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ NEXT_TUNER: Final = "DYNAMICCL_NEXT_TUNER"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is asked for."""
+    """The artifact, system and mode that a job is to use."""
 
     artifact: Artifact
     plugin: Path
@@ -38,14 +38,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Variables to set, and notes for a person, one line each."""
+    """Variables to set, and notes, one line each."""
 
     variables: dict[str, str]
     notes: list[str]
 
 
 def job_environment(job: Job, machine: Machine) -> Environment:
-    """What a job needs; raises UnknownName for a system or mode that there is not."""
+    """The environment of a job; raises UnknownName for an unknown system or mode."""
     names = job.artifact.index.system_names
     if job.system is not None and job.system not in names:
         raise UnknownName("system", job.system, names, where="--system")
@@ -61,7 +61,7 @@ def job_environment(job: Job, machine: Machine) -> Environment:
 
 
 def _libraries(job: Job, machine: Machine) -> tuple[dict[str, str], list[str]]:
-    """What NCCL is to load, by variable; and what is to be said about it."""
+    """Which libraries NCCL must load, by variable; and notes."""
     tuner, profiler = ROLES
     folder = job.plugin.resolve().parent
     if job.mode == "observe":
@@ -83,7 +83,7 @@ def _libraries(job: Job, machine: Machine) -> tuple[dict[str, str], list[str]]:
 
 
 def _displaced(role: Role, machine: Machine) -> str:
-    """The library that ours takes the place of; empty where there is none."""
+    """The library that ours would replace; empty where there is none."""
     found = find_displaced(machine, role)
     return found.library if found is not None else ""
 
@@ -110,7 +110,7 @@ def _about_artifact(job: Job) -> Iterator[str]:
 
 
 def _about_neighbour(role: Role, job: Job, machine: Machine) -> Iterator[str]:
-    """What of somebody else's ours would displace here."""
+    """Notes on other vendors' plugins that ours would replace."""
     found = find_displaced(machine, role)
     if found is None:
         return

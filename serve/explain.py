@@ -1,4 +1,4 @@
-"""What an artifact would change in a job's calls: by what evidence, how much, and at worst.
+"""What an artifact would change in a job's calls, with the gate's evidence and the gains.
 
 Gains are those of the gate's fresh runs (gate.json), each with its 95 % interval. A bin that passed
 as part of a stretch has the least of those bins of its collective and config that passed alone.
@@ -21,7 +21,7 @@ _PASSED: Final = "passed"
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """A fraction of NCCL's own time, with its 95 % interval."""
+    """A gain as a fraction of NCCL's own time, with its 95 % interval."""
 
     mean: float
     low: float
@@ -40,7 +40,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """An artifact against one job's calls."""
+    """What an artifact would change in one job."""
 
     calls: int
     #: Calls on communicators for which there is no table.
@@ -51,17 +51,17 @@ class Outlook:
 
     @property
     def calls_changed(self) -> int:
-        """Calls that would run another config than NCCL's own choice may be."""
+        """Number of calls whose config may differ from NCCL's own choice."""
         return sum(change.called.calls for change in self.changes)
 
     @property
     def worst(self) -> Change | None:
-        """The change whose gain may be least; None: no gain is known."""
+        """The change with the smallest lower bound of its gain; None if none is known."""
         known = [change for change in self.changes if change.gain is not None]
         return min(known, key=lambda change: change.gain.low, default=None)  # type: ignore[union-attr]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The fields as plain data for `json.dumps`."""
         return {
             "calls": self.calls,
             "calls_without_table": self.calls_without_table,
@@ -85,7 +85,7 @@ class Outlook:
 
 
 def look_ahead(artifact: Artifact, called: Sequence[Called], system: str | None) -> Outlook:
-    """What an artifact would do with calls; raises UnknownName where `system` has to be given."""
+    """What an artifact would do with calls; raises UnknownName if `system` is ambiguous."""
     gains = gate_gains(artifact)
     changes, without = [], 0
     for each in called:
@@ -103,7 +103,7 @@ def look_ahead(artifact: Artifact, called: Sequence[Called], system: str | None)
 
 
 def table_for(artifact: Artifact, called: Called, system: str | None) -> TableInfo | None:
-    """The table that a communicator would use; None: there is none for its shape."""
+    """The table that a communicator would use; None without one for its shape."""
     same = [
         info
         for info in artifact.tables
@@ -116,7 +116,7 @@ def table_for(artifact: Artifact, called: Called, system: str | None) -> TableIn
 
 
 def gate_gains(artifact: Artifact) -> dict[tuple[str, int, int, str, int], Gain]:
-    """(system, nodes, ranks, collective, bin) -> what the gate's runs showed; empty without one."""
+    """(system, nodes, ranks, collective, bin) -> gain in the gate's runs; {} without a gate."""
     path = artifact.directory / GATE_NAME
     if not path.is_file():
         return {}
@@ -146,7 +146,7 @@ def gate_gains(artifact: Artifact) -> dict[tuple[str, int, int, str, int], Gain]
 
 
 def _saved(called: Sequence[Called], changes: Sequence[Change]) -> Gain | None:
-    """Of all time that was recorded; a bin without a known gain counts as none."""
+    """Saved fraction of all recorded time; bins without a known gain count as 0."""
     total = sum(each.time_us or 0.0 for each in called)
     known = [
         (change.called.time_us, change.gain)

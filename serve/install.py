@@ -1,4 +1,4 @@
-"""Install: everything that a job needs, in one directory that all nodes see.
+"""Installs everything that a job needs into one directory that all nodes see.
 
 lib/        the libraries that a job may load, and the TorchScript part where it was built
 bin/        dynamiccl-run, the wrapper; dynamiccl-ab, for its --ab; dynamiccl-probe
@@ -48,7 +48,7 @@ _AT_FDCWD: Final = -100
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What an installation is now."""
+    """The result of an installation."""
 
     directory: Path
     #: Paths below it that were written.
@@ -106,7 +106,7 @@ def install(artifact_dir: Path, to: Path, plugin: Path | None = None) -> Install
 
 
 def installed_plugin(artifact_dir: Path) -> Path | None:
-    """The plugin that was installed with an artifact; None: it is not an installation's."""
+    """The plugin that was installed with an artifact; None if it is no installation."""
     found = artifact_dir.absolute().parent / "lib" / TUNER_NAME
     return found if found.is_file() else None
 
@@ -131,7 +131,7 @@ def _directory(to: Path) -> Path:
 
 
 def _libraries(plugin: Path | None, build_dir: Path) -> dict[str, Path]:
-    """Where in the installation -> what is copied there."""
+    """Target path in the installation -> source file."""
     ours = plugin or built(TUNER_NAME)
     if plugin is not None and not plugin.is_file():
         raise MissingPath("tuner plugin", plugin, "leave --plugin out to have one built")
@@ -160,7 +160,7 @@ def _texts(directory: Path) -> list[tuple[str, str, int]]:
 
 
 def _copy(source: Path, target: Path, mode: int) -> Path:
-    """Copy beside and rename: a job that runs keeps the file that it has mapped."""
+    """Copy via a temporary name and rename: running jobs keep the file that they have mapped."""
     with _hidden(target) as hidden:
         shutil.copyfile(source, hidden)
         hidden.chmod(mode)
@@ -176,7 +176,7 @@ def _write(target: Path, text: str, mode: int) -> Path:
 
 @contextmanager
 def _hidden(target: Path) -> Iterator[Path]:
-    """Where a file is written before it takes its place; a full disk leaves nothing there."""
+    """A temporary path that is removed on failure, such as a full disk."""
     hidden = target.with_name(f".{target.name}.new")
     try:
         yield hidden
@@ -185,7 +185,7 @@ def _hidden(target: Path) -> Iterator[Path]:
 
 
 def _ensure_key(path: Path) -> bool:
-    """Make the key of the jobs' messages; True when there is one already."""
+    """Create the key of the jobs' messages; returns whether it existed."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -204,7 +204,7 @@ def _sha256_of(place: Path) -> str | None:
 
 
 def _place(artifact: Artifact, place: Path) -> None:
-    """Put a copy of the artifact where the old one is, in one step."""
+    """Replace the old artifact by a copy of this one, atomically."""
     hidden = place.with_name(f".{place.name}.{os.getpid()}")
     try:
         _fill(hidden, artifact, is_killed=(place / KILL_NAME).exists())
@@ -231,7 +231,7 @@ def _fill(hidden: Path, artifact: Artifact, *, is_killed: bool) -> None:
 
 
 def _exchange(new: Path, old: Path) -> None:
-    """Exchange two directories; on a file system that cannot (NFS), with a short gap."""
+    """Exchange two directories; not atomic on file systems without it (NFS)."""
     libc = ctypes.CDLL(None, use_errno=True)
     paths = (_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old))
     if libc.renameat2(*paths, _RENAME_EXCHANGE) == 0:

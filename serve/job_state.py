@@ -1,4 +1,4 @@
-"""How `brain.pt` asks its policy about a job: one that has a state, and one that has none.
+"""How `brain.pt` queries its policy: with or without a state of the job.
 
 N task keys, K calls in the window, W and F features, A actions, U units of the state
 """
@@ -10,7 +10,7 @@ from torch import nn
 
 
 class Stateless(nn.Module):
-    """Asks about each key by itself."""
+    """Queries each key by itself."""
 
     def __init__(self, policy: Any) -> None:
         """Take a loaded `policy.pt`."""
@@ -19,7 +19,7 @@ class Stateless(nn.Module):
 
     @torch.jit.export
     def tell(self, row_N: torch.Tensor, timed_N: torch.Tensor) -> None:
-        """How many calls of each key there have been: nothing to it."""
+        """Ignore the number of calls of each key."""
 
     def forward(
         self,
@@ -33,7 +33,7 @@ class Stateless(nn.Module):
 
 
 class Stateful(nn.Module):
-    """Asks about one key after the other, and keeps the state of the job that it is asked about.
+    """Queries the keys in turn, and keeps the state of the job.
 
     A brain is one communicator's, so that is one job. The state steps for keys that have had calls
     since they were asked about before.
@@ -54,7 +54,7 @@ class Stateful(nn.Module):
 
     @torch.jit.export
     def tell(self, row_N: torch.Tensor, timed_N: torch.Tensor) -> None:
-        """How many calls of each key there have been; -1 where the leader does not tell: new."""
+        """Take the number of calls of each key; -1 where the leader does not tell."""
         rows: list[int] = row_N.tolist()
         counts: list[int] = timed_N.tolist()
         for index in range(len(rows)):
@@ -91,5 +91,5 @@ class Stateful(nn.Module):
 
 
 def asking(policy: Any) -> Any:
-    """What asks a loaded `policy.pt`."""
+    """The wrapper that queries a loaded `policy.pt`."""
     return Stateful(policy) if hasattr(policy, "state_units") else Stateless(policy)

@@ -1,4 +1,4 @@
-"""All ranks of a communicator as threads of this process: for parity checks, the demo, benchmarks.
+"""All ranks of a communicator as threads of this process, for parity checks and benchmarks.
 
 They agree as in a job, over loopback TCP. Only NCCL is a stand-in: a library that says one version.
 """
@@ -42,7 +42,7 @@ def loopback_environment(plugin: Path, artifact: Path, system: str) -> dict[str,
 
 @cache
 def _meeting_place() -> dict[str, str]:
-    """Where the ranks of this process meet. It stays the same: one thread of the tuner listens."""
+    """Make a stand-in NCCL, a key and a free port once a process; returns their variables."""
     folder = Path(_folder().name)
     source, library, key = (folder / name for name in ("nccl.c", "libnccl.so", "key"))
     source.write_text(f"int ncclGetVersion(int *version) {{ *version = {NCCL_CODE}; return 0; }}\n")
@@ -62,18 +62,18 @@ def _meeting_place() -> dict[str, str]:
 
 @cache
 def _folder() -> "TemporaryDirectory[str]":
-    """Gone when the process ends."""
+    """A temporary directory that is removed when the process ends."""
     return TemporaryDirectory(prefix="dynamiccl-loopback-")
 
 
 def bind_here(plugin: Path, artifact: Path, system: str, nccl_code: int) -> None:
-    """Make this machine, with an NCCL of that version (0: none is loaded), known as `system`."""
+    """Register this machine, with NCCL version `nccl_code` (0: none), as `system`."""
     here = str(ask_probe(ThisMachine(), plugin)["fingerprint"]).partition(";nccl=")[0]
     PluginIndex.read(artifact).bound(system, f"{here};nccl={nccl_code}").write(artifact)
 
 
 def write_bare_artifact(artifact: Path, system: str, table: DecisionTable) -> None:
-    """An artifact of one table, without the policy that decided it: all that the plugin reads."""
+    """Write an artifact of one table, without policy: all that the plugin reads."""
     key = (system, table.num_nodes, table.num_ranks)
     path = artifact / relative_path(*key)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""From a policy to a decision table."""
+"""Makes a decision table from a policy."""
 
 from dynamiccl.datasets.features import Observations
 from dynamiccl.datasets.manifest import Manifest, Support

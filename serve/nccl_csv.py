@@ -1,4 +1,4 @@
-"""A decision table as a config file of NVIDIA's example tuner.
+"""Writes a decision table as a config file of NVIDIA's example tuner.
 
 The format is that of nccl v2.30.7 `plugins/tuner/example`:
 
@@ -26,7 +26,7 @@ _ALGORITHMS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class NcclCsv:
-    """The file's text, and how many size bins it could not express."""
+    """The file's text, and the number of size bins that the format cannot express."""
 
     text: str
     bins_abstaining: int

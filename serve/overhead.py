@@ -1,4 +1,4 @@
-"""What the plugin costs: nccl-tests without it, with it abstaining, and with it recording.
+"""Overhead of the plugin: nccl-tests without it, with it abstaining, and with it recording.
 
 The three take turns, so that what else happens on the machine meets all of them; differences are
 taken between neighbours of one round and their interval over rounds.
@@ -36,7 +36,7 @@ Times = Mapping[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """How much slower a variant is than none, over all sizes."""
+    """Slowdown of a variant relative to no plugin, over all sizes."""
 
     variant: str
     median_percent: float
@@ -47,7 +47,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """The outcome."""
+    """The measured overheads."""
 
     num_gpus: int
     num_rounds: int
@@ -59,7 +59,7 @@ class Overhead:
 def measure(
     machine: Machine, plugin: Path, nccl_tests: Path, calls_dir: Path, num_rounds: int
 ) -> Overhead:
-    """Measure on all GPUs of this node; raises MachineError where that cannot be done."""
+    """Measure on all GPUs of this node; raises MachineError where that is not possible."""
     num_gpus = sum(
         line.startswith("GPU ") for line in machine.run("nvidia-smi", "-L").output.splitlines()
     )
@@ -78,7 +78,7 @@ def measure(
 
 
 def compare(run: Callable[[str], Times], *, num_gpus: int, rounds: int) -> Overhead:
-    """Run the variants in turn, in another order each round, and compare."""
+    """Run the variants in alternating order, and compare."""
     times: dict[str, list[Times]] = {variant: [] for variant in VARIANTS}
     for index in range(rounds):
         shift = index % len(VARIANTS)
@@ -94,7 +94,7 @@ def compare(run: Callable[[str], Times], *, num_gpus: int, rounds: int) -> Overh
 
 
 def environment(variant: str, plugin: Path, calls_dir: Path) -> dict[str, str]:
-    """The user's environment, with as much of the plugin as the variant has."""
+    """The user's environment plus the plugin settings of a variant."""
     found = {
         name: value
         for name, value in os.environ.items()

@@ -1,4 +1,4 @@
-r"""plugin.index: the small text file of an artifact that the plugin reads.
+r"""plugin.index: the text file of an artifact that the plugin reads.
 
 The plugin has no JSON reader and no torch. This file tells it which tables there are, on which
 machines they hold, and their hashes; its own SHA-256 stands for the whole artifact when ranks
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PluginIndex:
-    """What plugin.index says."""
+    """The content of plugin.index."""
 
     manifest_sha256: str
     #: Fingerprint -> system.
@@ -73,7 +73,7 @@ class PluginIndex:
 
     @classmethod
     def from_bytes(cls, data: bytes, *, where: str) -> Self:
-        """Read a file's bytes; raises CorruptFile, which names `where`, for anything odd."""
+        """Parse a file's bytes; raises CorruptFile, which names `where`."""
         try:
             lines = [line.split("\t") for line in data.decode().removesuffix("\n").split("\n")]
             index = cls(
@@ -105,7 +105,7 @@ class PluginIndex:
         return cls.from_bytes(path.read_bytes(), where=str(path))
 
     def write(self, directory: Path) -> None:
-        """Write it into an artifact, in place of the one that is there."""
+        """Write it into an artifact, replacing the one there."""
         hidden = directory / f".{INDEX_NAME}"
         hidden.write_bytes(self.to_bytes())
         hidden.replace(directory / INDEX_NAME)
@@ -133,7 +133,7 @@ class PluginIndex:
 
     @property
     def sha256(self) -> str:
-        """What ranks compare: the hash that stands for the artifact."""
+        """Hash that identifies the artifact; ranks compare it."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     @property
@@ -142,7 +142,7 @@ class PluginIndex:
         return sorted({system for system, _, _ in self.tables})
 
     def machines_of(self, system: str) -> list[str]:
-        """The fingerprints that belong to a system, sorted."""
+        """The fingerprints assigned to a system, sorted."""
         return sorted(text for text, name in self.systems.items() if name == system)
 
     def bound(self, system: str, fingerprint: str) -> Self:
@@ -152,7 +152,7 @@ class PluginIndex:
         return replace(self, systems={**self.systems, check_fingerprint(fingerprint): system})
 
     def check_against(self, made: "PluginIndex", where: Path) -> None:
-        """Compare with what the files say (`of_artifact`); raises ArtifactMismatch.
+        """Compare with `of_artifact` of the files; raises ArtifactMismatch.
 
         The machines may differ: `dynamiccl-deploy bind` adds some.
         """

@@ -1,7 +1,7 @@
-"""The pre-flight: every rank says what it has, and one place sees whether all have the same.
+"""The pre-flight check: every rank prints what it has, and one process compares all lines.
 
-Each rank prints `rank N {...}`; whoever reads all lines compares them. In the job the ranks compare
-the same once more, when they agree.
+Each rank prints `rank N {...}`; a single process reads and compares all lines. In the job the ranks
+compare the same values once more, when they agree.
 """
 
 import json
@@ -29,7 +29,7 @@ _LINE: Final = re.compile(r"\brank (\d+) (\{.*\})\s*$")
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What all ranks have."""
+    """The values that all ranks share."""
 
     num_ranks: int
     artifact_sha256: str
@@ -37,7 +37,7 @@ class Agreed:
 
 
 def rank_line(machine: Machine, question: Question) -> str:
-    """What this rank says; raises UserError when no launcher says which rank it is."""
+    """This rank's line; raises UserError when no launcher tells the rank."""
     rank, size = _number(machine.env, _RANK), _number(machine.env, _SIZE)
     if rank is None or size is None:
         raise UserError(
@@ -63,10 +63,10 @@ def rank_line(machine: Machine, question: Question) -> str:
 
 
 def compare(lines: Iterable[str]) -> Agreed:
-    """See whether all ranks are alike.
+    """Check that all ranks have the same.
 
-    Raises UserError when there is nothing to compare, and MachineError that says who differs in
-    what, which ranks said nothing, or that the artifact does not know the machine.
+    Raises UserError when there is nothing to compare, and MachineError that names the ranks that
+    differ and in what, missing ranks, or that the artifact does not know the machine.
     """
     said = _read(lines)
     if not said:
@@ -78,7 +78,7 @@ def compare(lines: Iterable[str]) -> Agreed:
     silent = sorted(set(range(num_ranks)) - said.keys())
     if silent or len(said) != num_ranks:
         raise MachineError(
-            f"{len(said)} of {num_ranks} ranks said what they have; not: "
+            f"{len(said)} of {num_ranks} ranks reported; missing: "
             f"{', '.join(map(str, silent[:8])) or 'one from elsewhere did'}"
         )
     problems = [_difference(said, name) for name in COMPARED]
@@ -108,12 +108,12 @@ def _read(lines: Iterable[str]) -> dict[int, Mapping[str, Any]]:
         try:
             said[int(found[1])] = dict(json.loads(found[2]))
         except ValueError as error:
-            raise UserError(f"what rank {found[1]} said is cut off: {line[:120]}") from error
+            raise UserError(f"the line of rank {found[1]} is cut off: {line[:120]}") from error
     return said
 
 
 def _difference(said: Mapping[int, Mapping[str, Any]], name: str) -> str:
-    """Who has what, where not all have the same; the fewest first, since they are the odd ones."""
+    """Which ranks have which value, where they differ; the smallest group first."""
     having: dict[str, list[int]] = defaultdict(list)
     for rank, values in sorted(said.items()):
         having[str(values.get(name))].append(rank)

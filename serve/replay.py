@@ -1,7 +1,7 @@
-"""What our tables did in a job, call by call, against NCCL's own choice.
+"""Calls under our tables against NCCL's own choice in the same recorded job.
 
-NCCL's own choice is in the record, too: of probes, which the guard makes on purpose, and of calls
-before a table was in force. Both arms are of one job, so what slows the job slows both.
+The record contains NCCL's own choice, too: in the probes that the guard makes on purpose, and in
+calls before the first table. Both samples are of one job, so whatever slows the job slows both.
 """
 
 from dataclasses import asdict, dataclass
@@ -25,7 +25,7 @@ CALL_COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Calls of one collective and size bin on one communicator's shape."""
+    """Calls of one collective and size bin on one communicator shape."""
 
     collective: str
     size_bytes: int
@@ -45,12 +45,12 @@ class Replayed:
     high: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The fields as plain data for `json.dumps`."""
         return asdict(self)
 
 
 def replay(calls: pl.DataFrame) -> list[Replayed]:
-    """Group the table `calls` by what a table's entry is for; those with most calls first."""
+    """Group the table `calls` by table entry; largest groups first."""
     sized = calls.with_columns(
         bin=pl.col("size_bytes").map_elements(size_bin, return_dtype=pl.Int64),
         config=pl.format(

@@ -1,4 +1,4 @@
-r"""The decision table: what the plugin looks up, and the file that carries it.
+r"""The decision table that the plugin looks up, and its file format.
 
 A network never runs inside a training job. It is asked beforehand, once for each (collective, size
 bin) of one communicator shape, and its answers are written down as integers: every rank that reads
@@ -194,11 +194,11 @@ class DecisionTable:
         return data + _CHECKSUM.pack(fnv1a(data))
 
     def lookup(self, collective: Collective, size_bytes: int) -> Config | None:
-        """What NCCL is told for a call of `size_bytes` (NCCL's nBytes); None is to abstain."""
+        """The config for a call of `size_bytes` (NCCL's nBytes); None = abstain."""
         return self.at(collective, size_bin(size_bytes))
 
     def at(self, collective: Collective, index: int) -> Config | None:
-        """What NCCL is told for calls of size bin `index`; None is to abstain."""
+        """The config for calls of size bin `index`; None = abstain."""
         column = index - self.first_bin
         if not collective.tunable or not 0 <= column < self.num_bins:
             return None
@@ -236,7 +236,7 @@ def _config(entry: Any) -> Config:
 
 
 def _frame_problem(data: bytes) -> str | None:
-    """What is wrong with the bytes around the entries, or None."""
+    """What is wrong with header or checksum, or None."""
     if len(data) < HEADER_BYTES + CHECKSUM_BYTES:
         return f"{len(data)} bytes are too few"
     magic, version, *_, num_bins, collectives, octave, entry_bytes = _HEADER.unpack(

@@ -1,7 +1,7 @@
-"""What the plugin would find on this machine: NCCL's libraries, and the answers of the probe.
+"""What the plugin finds on this machine: NCCL libraries, and the output of `dynamiccl-probe`.
 
-`dynamiccl-probe` is built of the plugin's own code, so that nothing here has to know how the plugin
-sees a machine.
+`dynamiccl-probe` is built from the plugin's own code, so that its view of the machine is not
+implemented twice.
 """
 
 import importlib.util
@@ -34,7 +34,7 @@ class NcclLibrary:
 
 
 def nccl_libraries(machine: Machine, named: Path | None = None) -> list[NcclLibrary]:
-    """Every libnccl in sight, the one that a PyTorch job of this environment loads first."""
+    """All libnccl found; first the one that a PyTorch job of this environment loads."""
     places = dict(_places(machine, named))
     return [_library(machine, path, origin) for path, origin in places.items()]
 
@@ -42,7 +42,7 @@ def nccl_libraries(machine: Machine, named: Path | None = None) -> list[NcclLibr
 def ask_probe(
     machine: Machine, plugin: Path, *, nccl: str | None = None, artifact: Path | None = None
 ) -> dict[str, Any]:
-    """What `dynamiccl-probe` says; raises PluginError when there is none, or it says nothing."""
+    """The output of `dynamiccl-probe`; raises PluginError without one."""
     probe = find_probe(plugin)
     options = [] if nccl is None else ["--nccl", nccl]
     operands = [] if artifact is None else [str(artifact)]
@@ -52,11 +52,11 @@ def ask_probe(
         return dict(json.loads(line))
     except ValueError:
         said = ran.first_line or "nothing"
-        raise PluginError(f"{probe} said: {said}") from None
+        raise PluginError(f"{probe} failed: {said}") from None
 
 
 def find_probe(plugin: Path) -> Path:
-    """The probe that was built, or installed, with a plugin; raises PluginError when not there."""
+    """The probe built or installed with a plugin; raises PluginError without one."""
     folder = plugin.resolve().parent
     for place in (folder / PROBE_NAME, folder.parent / "bin" / PROBE_NAME):
         if place.is_file():
@@ -65,7 +65,7 @@ def find_probe(plugin: Path) -> Path:
 
 
 def own_fingerprint(machine: Machine, plugin: Path, named: Path | None = None) -> str:
-    """This machine's fingerprint with the NCCL of its jobs; raises MachineError without one."""
+    """This machine's fingerprint with its jobs' NCCL; raises MachineError."""
     found = [library for library in nccl_libraries(machine, named) if library.version is not None]
     if not found:
         raise MachineError(
@@ -76,7 +76,7 @@ def own_fingerprint(machine: Machine, plugin: Path, named: Path | None = None) -
 
 
 def _places(machine: Machine, named: Path | None) -> Iterator[tuple[str, str]]:
-    """Path and origin of each."""
+    """Path and origin of each candidate."""
     if named is not None:
         yield str(named), "--nccl"
         return

@@ -1,4 +1,4 @@
-"""TorchScript, loaded where an artifact is made, verified or asked; torch is imported then."""
+"""Loads TorchScript files; torch is imported only when needed."""
 
 import warnings
 from collections.abc import Hashable, Iterator, Sequence
@@ -25,7 +25,7 @@ TIMED_MODULO: Final = 256
 
 @contextmanager
 def ignore_deprecation() -> Iterator[None]:
-    """TorchScript is deprecated from torch 2.13 on and is still what libtorch loads."""
+    """Suppress the warning: TorchScript is deprecated from torch 2.13 on."""
     with warnings.catch_warnings():
         # Of any category: a DeprecationWarning in torch 2.13, a FutureWarning from 2.14 on.
         warnings.filterwarnings("ignore", r"`torch\.jit\.")
@@ -36,7 +36,7 @@ class ScriptedPolicy:
     """A loaded `policy.pt`."""
 
     def __init__(self, path: Path) -> None:
-        """Load it; raises MachineError without torch, and CorruptFile for another kind of file."""
+        """Load a file; raises MachineError without torch, and CorruptFile."""
         self._torch, self._module = _load(path)
 
     def act(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
@@ -63,17 +63,17 @@ class ScriptedPolicy:
 
 
 class ScriptedBrain:
-    """A loaded `brain.pt`: the same module that the plugin's TorchScript runtime asks."""
+    """A loaded `brain.pt`, the module that the plugin's TorchScript runtime runs."""
 
     def __init__(self, path: Path) -> None:
-        """Load it; raises as `ScriptedPolicy` does."""
+        """Load a file; raises as `ScriptedPolicy`."""
         self._path = path
         self._torch, self._module = _load(path)
 
     def decide(self, config: BrainConfig, tasks: Sequence[Task]) -> DecisionTable | None:
         """The table for a history; None where the artifact has none for this shape.
 
-        Raises ArtifactMismatch when it decides what NCCL cannot run.
+        Raises ArtifactMismatch when an entry is one that NCCL cannot run.
         """
         torch = self._torch
         shape = self._module.find_shape(config.system, config.num_nodes, config.num_ranks)
@@ -105,9 +105,9 @@ class ScriptedBrain:
     def interference(
         self, tasks: Sequence[Task], rows: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float64]:
-        """(N, K) interference of the calls of N task keys, as the policy will see it; -1: unknown.
+        """(N, K) interference of the calls of N task keys, as the policy sees it; -1: unknown.
 
-        `rows` (N,) tells the keys apart. What is new in the windows is remembered.
+        `rows` (N,) identifies the keys. New calls in the windows are remembered.
         """
         with self._torch.no_grad():
             filled = self._watched(tasks, rows)[:, :, CALL_COLUMNS.index("interference")]
@@ -115,7 +115,7 @@ class ScriptedBrain:
         return known
 
     def _watched(self, tasks: Sequence[Task], rows: npt.NDArray[np.int64]) -> Any:
-        """Raw calls, with the interference that the brain's own Trigger finds."""
+        """Raw calls, with the interference found by the brain's own Trigger."""
         torch = self._torch
         calls = torch.from_numpy(raw_calls([task.calls for task in tasks]))
         if not hasattr(self._module, "watch"):  # of an older release
@@ -154,7 +154,7 @@ class ScriptedTrigger:
     """
 
     def __init__(self, path: Path) -> None:
-        """Load it; raises as `ScriptedPolicy` does."""
+        """Load a file; raises as `ScriptedPolicy`."""
         self._torch, self._module = _load(path)
         if not hasattr(self._module, "new_state"):
             raise CorruptFile(f"{path} is TorchScript, but no trigger; export the artifact again")
@@ -163,7 +163,7 @@ class ScriptedTrigger:
         self._carried: dict[Hashable, Any] = {}
 
     def tell(self, key: Hashable, stream: Hashable, time_us: float, size_bytes: int) -> float:
-        """Take the next call of a stream of a task key: the key's level, -1 = unknown."""
+        """Process the next call of a task key's stream: the key's level, -1 = unknown."""
         level = self.observe(stream, time_us, size_bytes)[1]
         torch = self._torch
         number = torch.tensor([self._numbers.setdefault(stream, len(self._numbers))])
@@ -203,7 +203,7 @@ def raw_calls(windows: Sequence[Sequence[Call]]) -> npt.NDArray[np.float64]:
 
 
 def _load(path: Path) -> tuple[Any, Any]:
-    """Torch, and the module at `path`."""
+    """torch, and the module at `path`."""
     try:
         import torch
     except ImportError as error:

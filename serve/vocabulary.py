@@ -1,4 +1,4 @@
-"""Generate `serve/plugin/vocabulary.h`: the one vocabulary, in C++.
+"""Generates `serve/plugin/vocabulary.h`: NCCL's names, numbers and rules in C++.
 
 A number that is written down in two languages is a number that will differ one day (mvfst-rl kept
 its state layout by hand in both). So the plugin's constants are all printed from
@@ -53,13 +53,13 @@ _BOTTOM: Final = """
 
 
 def header_text() -> str:
-    """The whole header, ending in a newline."""
+    """The header's text."""
     sections = (_version(), _names(), _limits(), _validity(), _bins(), _format(), _sweep())
     return _TOP + "".join("\n".join(("", *section, "")) for section in sections) + _BOTTOM
 
 
 def check(path: Path = HEADER_PATH) -> None:
-    """Raise UserError when the header at `path` is not what would be generated now."""
+    """Raise UserError when the header at `path` is stale."""
     if not path.is_file() or path.read_text(encoding="utf-8") != header_text():
         raise UserError(f"{path} is stale; run 'python -m dynamiccl.serve.vocabulary' and commit")
 

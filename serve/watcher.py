@@ -1,4 +1,4 @@
-"""The Trigger inside a brain: it fills in the interference of calls, and sees each call once.
+"""The Trigger inside a brain: fills in the interference of calls, processing each call once.
 
 A leader shows its brain windows that overlap: the latest calls of each task key, and how many there
 have been. Here is remembered what was seen, a state for each stream (a task key under one config)
@@ -20,7 +20,7 @@ MAX_STREAMS: Final = 4096
 
 
 class NoWatcher(nn.Module):
-    """What a brain without a Trigger has: interference stays as it was told."""
+    """A brain without Trigger: interference stays as recorded."""
 
     def forward(
         self,
@@ -28,7 +28,7 @@ class NoWatcher(nn.Module):
         calls: torch.Tensor,
         timed: torch.Tensor,  # noqa: ARG002
     ) -> torch.Tensor:
-        """The calls."""
+        """The calls, unchanged."""
         return calls
 
 
@@ -41,7 +41,7 @@ class Watcher(nn.Module):
     streams: dict[int, int]
 
     def __init__(self, trigger: Any, window_length: int) -> None:
-        """Take a loaded `trigger.pt`."""
+        """Wrap a loaded `trigger.pt`."""
         super().__init__()
         self.trigger = trigger
         self.columns = {name: index for index, name in enumerate(CALL_COLUMNS)}
@@ -62,9 +62,10 @@ class Watcher(nn.Module):
         self.unknown = -1.0
 
     def forward(self, row: torch.Tensor, calls: torch.Tensor, timed: torch.Tensor) -> torch.Tensor:
-        """`timed`: how many calls of the key there have been, of which the last are shown.
+        """The calls with their interference.
 
-        Modulo TIMED_MODULO; -1 where the leader does not tell: those stay unknown.
+        `timed`: total number of calls of each key, modulo TIMED_MODULO; -1 where the leader does
+        not tell: interference stays unknown.
         """
         length = calls.size(1)
         valid = calls[:, :, self.columns["valid"]] > 0.5
@@ -108,7 +109,7 @@ class Watcher(nn.Module):
         return calls
 
     def find_keys(self, row: torch.Tensor) -> torch.Tensor:
-        """(N,) places of task keys; new ones are made."""
+        """(N,) slots of task keys; new ones are created."""
         found: list[int] = []
         numbers: list[int] = row.tolist()
         for each in numbers:
@@ -126,7 +127,7 @@ class Watcher(nn.Module):
     def find_streams(
         self, row: torch.Tensor, calls: torch.Tensor, valid: torch.Tensor
     ) -> torch.Tensor:
-        """(N, K) places of the streams of calls; -1 for padding, and beyond the most."""
+        """(N, K) slots of the streams of calls; -1 for padding, and beyond the capacity."""
         algorithm = calls[:, :, self.columns["algorithm"]] + 1.0
         protocol = calls[:, :, self.columns["protocol"]] + 1.0
         channels = calls[:, :, self.columns["num_channels"]]

@@ -1,4 +1,4 @@
-"""Builders of calls rows: what a test does not name has a plain value."""
+"""Builders of rows of `calls`: columns that a test does not name get default values."""
 
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -48,7 +48,7 @@ def call(sequence: int, time_us: float | None = 100.0, **columns: Any) -> dict[s
 
 
 def traced(sequence: int, time_us: float | None = 100.0, **columns: Any) -> dict[str, Any]:
-    """A call as a trace of PyTorch tells it: without NCCL's choice, its nodes and our decision."""
+    """A call as a PyTorch trace has it: without NCCL's choice, nodes, and our decision."""
     not_told = (
         *("comm", "sequence", "replay", "num_nodes", "ranks_per_node", "actual_algorithm"),
         *("actual_protocol", "actual_num_channels", "actual_num_warps", "table", "decided"),
@@ -60,10 +60,10 @@ def traced(sequence: int, time_us: float | None = 100.0, **columns: Any) -> dict
 
 
 def calls_table(*rows: dict[str, Any]) -> pa.Table:
-    """The rows as they are stored."""
+    """The rows as an Arrow table."""
     return pa.Table.from_pylist([{n: row.get(n) for n in CALLS.names} for row in rows], CALLS)
 
 
 def calls_frame(*rows: dict[str, Any]) -> pl.DataFrame:
-    """The rows as the store gives them back."""
+    """The rows as read back from the store."""
     return pl.DataFrame(calls_table(*rows))

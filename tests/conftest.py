@@ -53,7 +53,7 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class Soak:
-    """What a soak test is told: where to begin, and for how long to go on."""
+    """Seed and duration of a soak test."""
 
     seed: int
     seconds: float

@@ -1,4 +1,4 @@
-"""Small data sets for the tests of training, evaluation and deployment, all from the simulator."""
+"""Small simulated data sets for tests of training, evaluation and deployment."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def make_data(out: Path, text: str = SWEEP) -> Path:
 
 
 def with_few_channels(example: Path) -> None:
-    """Make a copy of examples/slurm_h100.toml less work."""
+    """Write a smaller variant of examples/slurm_h100.toml."""
     text = example.read_text(encoding="utf-8")
     channels = "0, 1, 2, 4, 8, 12, 16, 24, 32"
     assert channels in text

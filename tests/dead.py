@@ -1,4 +1,4 @@
-"""Names that nothing in the product reads, by vulture, but for those that are listed with a reason.
+"""Finds names that the product never reads (vulture), except those listed with a reason.
 
     python -m tests.dead
 
@@ -32,7 +32,7 @@ def is_enum(node: ast.ClassDef) -> bool:
 
 
 def unread(listed: dict[str, str]) -> tuple[list[str], set[str]]:
-    """What has no reader and no reason, and the entries that were needed."""
+    """Dead names without a listed reason, and the listed entries that were needed."""
     from vulture import Vulture
 
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["vulture"]
@@ -52,7 +52,7 @@ def unread(listed: dict[str, str]) -> tuple[list[str], set[str]]:
 
 
 def main() -> int:
-    """Print what is dead; 1 when there is any."""
+    """Print dead names; returns 1 when there are any."""
     listed: dict[str, str] = tomllib.loads(LISTED.read_text(encoding="utf-8"))
     found, needed = unread(listed)
     found += [

@@ -1,4 +1,4 @@
-"""What is made once for a whole test session, whichever worker of pytest-xdist comes first.
+"""Makes something once a test session, across the workers of pytest-xdist.
 
 once(tmp_path_factory, "trained", make)     make(folder) runs in one worker; all get the folder
 with locked(path): ...                      one process at a time, for a shared build directory
@@ -30,9 +30,9 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """The folder that `make` filled: by this process, or by the one that came first.
+    """The folder filled by `make`, in this process or in the first one that asked.
 
-    Whoever gets it must leave it as it is. Where `make` fails, the next one tries again.
+    Users must not change it. Where `make` fails, the next process tries again.
     """
     folder = session_dir(factory) / "once" / name
     done = folder.with_name(f"{name}.done")

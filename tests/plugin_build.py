@@ -1,4 +1,4 @@
-"""The plugin and its C++ tests, built once a session, for every test that needs them."""
+"""The build of the plugin and its C++ tests, once a session."""
 
 import importlib.util
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def build_dir() -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def plugin_path() -> Path:
-    """The tuner of jobs; the other libraries lie beside it."""
+    """Path of the tuner of jobs; the other libraries are beside it."""
     return built() / TUNER_NAME
 
 

@@ -1,4 +1,4 @@
-"""The manifest of a hand-made policy, for tests that need no trained one."""
+"""A manifest of a hand-made policy, for tests without training."""
 
 import polars as pl
 

@@ -1,4 +1,4 @@
-"""Measured data that other people published, for tests.
+"""Published measurements for tests.
 
 All of it lies beside the checkout of whoever has it (`../shared/data`). What its licence lets us
 pass on, and a test wants, is in tests/data too, so that a clone tests it; the rest is skipped.

@@ -1,4 +1,4 @@
-"""Builders of measurement rows: what a test does not name has a plain value."""
+"""Builders of measurement rows: columns that a test does not name get default values."""
 
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ _PLAIN: Final[dict[str, Any]] = {
 
 
 def default(time_us: float | None = 100.0, **columns: Any) -> dict[str, Any]:
-    """A row in which NCCL chose for itself."""
+    """A row of NCCL's own choice."""
     return {**_PLAIN, "is_default": True, "time_us": time_us, **columns}
 
 
@@ -39,7 +39,7 @@ def forced(
     channels: int | None = None,
     **columns: Any,
 ) -> dict[str, Any]:
-    """A row in which a config was requested; None = AUTO."""
+    """A row with a requested config; None = AUTO."""
     requested = {
         "requested_algorithm": algorithm,
         "requested_protocol": protocol,
@@ -49,5 +49,5 @@ def forced(
 
 
 def frame(*rows: dict[str, Any]) -> pl.DataFrame:
-    """The rows as the store gives them back."""
+    """The rows as read back from the store."""
     return pl.DataFrame(measurements_table(rows))

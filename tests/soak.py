@@ -1,4 +1,4 @@
-"""What takes long on purpose, run one after the other: `make soak`.
+"""Runs the soak tests one after the other: `make soak`.
 
     python -m tests.soak                             all of it, recorded in soak_runs.json
     python -m tests.soak --only fuzz --seconds 3600  those with `fuzz` in their name

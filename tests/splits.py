@@ -1,4 +1,4 @@
-"""The split of one message size, for tests."""
+"""The usual split of one message size."""
 
 import polars as pl
 

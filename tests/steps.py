@@ -1,4 +1,4 @@
-"""Made-up steps of long and short, ended and cut-off episodes."""
+"""Random training steps: long and short episodes, terminated and cut-off ones."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ def make_steps(
     num_actions: int = 6,
     own_windows: bool = False,
 ) -> Steps:
-    """Every second episode is cut off; facts of calls are missing now and then."""
+    """Every second episode is cut off; some call attributes are unknown."""
     random = np.random.default_rng(seed)
     num_steps = sum(lengths)
     known = random.random((4, num_steps)) < 0.8

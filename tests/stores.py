@@ -1,4 +1,4 @@
-"""MLflow stores for tests: copies of an empty one, since making one takes MLflow five seconds."""
+"""MLflow stores for tests: copies of an empty one, since creating one takes five seconds."""
 
 import shutil
 from functools import cache

@@ -90,7 +90,7 @@ def _comment(path: Path) -> str:
 
 
 def written() -> str:
-    """The tree that stands in docs/tree.md."""
+    """The tree in docs/tree.md."""
     text = PAGE.read_text(encoding="utf-8")
     return text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
 

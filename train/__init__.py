@@ -1,4 +1,4 @@
-"""Learning from measurements: recipes, networks, d3rlpy algorithms, tracking.
+"""Training from measurements: recipes, networks, d3rlpy algorithms, experiment tracking.
 
 Two things must be settled before d3rlpy and MLflow are first imported, wherever in this package
 that happens: MLflow's telemetry is off (nothing phones home), and gym, which d3rlpy still imports,

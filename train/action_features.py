@@ -1,4 +1,4 @@
-"""What is known of each action before it is tried: its knobs, and what NCCL predicts of it.
+"""Features of each action: its knobs, and NCCL's predicted cost of its cell.
 
 With actions as inputs, configs share what is learned of them: a channel count that was rarely tried
 is near its neighbours, and a cell is what NCCL's own cost model says of it, give or take.
@@ -45,7 +45,7 @@ class ActionFeatures(nn.Module):
     channels: torch.Tensor
 
     def __init__(self, configs: Sequence[Config], cost_start: int) -> None:
-        """Take a catalogue; NCCL's costs begin in column `cost_start` of the context, -1 = none."""
+        """`cost_start`: the context column where NCCL's costs begin; -1 = none."""
         super().__init__()
         self.cost_start = cost_start
         self.num_cells = NUM_CELLS
@@ -75,14 +75,14 @@ class ActionFeatures(nn.Module):
         self.register_buffer("channels", torch.cat(told, dim=1))
 
     def forward(self, context_BF: torch.Tensor) -> torch.Tensor:
-        """(B, A, G)."""
+        """The action features (B, A, G)."""
         batch, actions = context_BF.size(0), self.knobs.size(0)
         told_BA5 = self.channels.unsqueeze(0).expand(batch, actions, 5)
         cells_BAK = self.knobs.unsqueeze(0).expand(batch, actions, self.knobs.size(1))
         return self.told(context_BF, told_BA5, cells_BAK, self.is_compatible.unsqueeze(0))
 
     def some(self, context_BF: torch.Tensor, action_BA: torch.Tensor) -> torch.Tensor:
-        """The same of some actions for each context, A being their number here."""
+        """The features of chosen actions (B, A) for each context."""
         told_BA5, cells_BAK = self.channels[action_BA], self.knobs[action_BA]
         return self.told(context_BF, told_BA5, cells_BAK, self.is_compatible[action_BA])
 
@@ -93,7 +93,7 @@ class ActionFeatures(nn.Module):
         cells_BAK: torch.Tensor,
         is_compatible_BAC: torch.Tensor,
     ) -> torch.Tensor:
-        """(B, A, G) of actions by what a catalogue says of them."""
+        """Features (B, A, G) of actions given by their rows of the catalogue's tables."""
         batch, actions = told_BA5.size(0), told_BA5.size(1)
         size_B11 = context_BF[:, self.log2_size].view(-1, 1, 1)
         lane_BA1 = (size_B11 - told_BA5[:, :, 2:3]) * told_BA5[:, :, 1:2]
@@ -130,6 +130,6 @@ class ActionFeatures(nn.Module):
 
 
 def _knobs(config: Config) -> list[float]:
-    """One-hot algorithm and protocol; nothing but 0 for what is left to NCCL."""
+    """One-hot algorithm and protocol; zeros for a knob left to NCCL."""
     algorithm = [float(config.algorithm == number) for number in range(NUM_ALGORITHMS)]
     return algorithm + [float(config.protocol == number) for number in range(NUM_PROTOCOLS)]

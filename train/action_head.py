@@ -1,4 +1,4 @@
-"""A head with actions as its inputs: what is learned of one config says something of the others.
+"""A Q head with action features as input, so that configs share what is learned.
 
     B batch, H hidden size, F features of the context, A actions, G action features, U units
 
@@ -27,7 +27,7 @@ _WORST: Final = 8.0
 
 @dataclass(frozen=True, slots=True)
 class ActionInputs:
-    """A catalogue, and where NCCL's costs begin in a context (-1: not there)."""
+    """A catalogue, and the context column where NCCL's costs begin (-1: none)."""
 
     configs: Sequence[Config]
     cost_start: int
@@ -35,14 +35,14 @@ class ActionInputs:
     uses_cost: bool
 
     def to_json(self) -> list[Any]:
-        """Plain data, which d3rlpy keeps in its files."""
+        """Plain data, stored in d3rlpy's files."""
         knobs = [[c.algorithm, c.protocol, c.num_channels, c.chunk_bytes] for c in self.configs]
         plain = [[None if knob is None else int(knob) for knob in each] for each in knobs]
         return [plain, self.cost_start, self.uses_cost]
 
     @classmethod
     def from_json(cls, told: Sequence[Any]) -> Self:
-        """What `to_json` gave."""
+        """The inverse of `to_json`."""
         plain, cost_start, uses_cost = told
         configs = [
             Config(
@@ -86,12 +86,12 @@ class ActionHead(nn.Module):
     def taken(
         self, hidden_BH: torch.Tensor, context_BF: torch.Tensor, action_B1: torch.Tensor
     ) -> torch.Tensor:
-        """Z (B, 1) of one action each: most of the work of a training step is for the others."""
+        """Z (B, 1) of one action each, cheaper than all actions of `forward`."""
         both_B2 = torch.cat([torch.zeros_like(action_B1), action_B1], dim=1)
         return self.of_features(hidden_BH, self.features.some(context_BF, both_B2))[:, 1:]
 
     def of_features(self, hidden_BH: torch.Tensor, found_BAG: torch.Tensor) -> torch.Tensor:
-        """Z (B, A) of actions by their features; the first is NCCL's own choice."""
+        """Z (B, A) of actions given by their features; the first is ABSTAIN."""
         scaled_BAG = found_BAG * self.scale
         # What a config makes of the task: each has a mixture of the same units, gated by its own.
         met_BAU = self.task(hidden_BH).unsqueeze(1) * (1.0 + self.gate(scaled_BAG))

@@ -1,4 +1,4 @@
-"""From a recipe to a d3rlpy algorithm."""
+"""Builds the d3rlpy algorithm of a recipe."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -32,13 +32,12 @@ _MAX_SCALED: Final = 200_000
 
 
 def make_algorithm(recipe: Recipe, *sources: Steps, actions: ActionInputs | None = None) -> Any:
-    """The d3rlpy algorithm of a recipe, its networks built and its input scaling set.
+    """The d3rlpy algorithm of a recipe, with networks built and input scaling set.
 
-    `sources` are what it will be trained on, all with the same tasks' shape and actions; `actions`
-    for a head that has them as inputs.
-
-    Raises UnknownName when the recipe names an algorithm or a window encoder that is not here, and
-    as `recipe_of_file` when its file is gone or broken.
+    `sources` are its training steps, all with the same shapes and actions; `actions` is for a head
+    with action features.
+    Raises UnknownName when the recipe names an unknown algorithm or window encoder, and as
+    `recipe_of_file` when its file is missing or broken.
     """
     if recipe.source:  # a run that goes on has not read it yet
         recipe_of_file(Path(recipe.source))
@@ -64,7 +63,7 @@ def make_algorithm(recipe: Recipe, *sources: Steps, actions: ActionInputs | None
 
 
 def members_of(algorithm: Any) -> nn.ModuleList:
-    """The online networks of a built algorithm, one a member of the ensemble."""
+    """The online networks of a built algorithm, one for each member of the ensemble."""
     if isinstance(algorithm, MaskedBC):
         return nn.ModuleList([algorithm.impl.modules.imitator])
     if hasattr(algorithm, "members"):  # train/online/a3c.py
@@ -73,7 +72,7 @@ def members_of(algorithm: Any) -> nn.ModuleList:
 
 
 def set_entropy_weight(algorithm: Any, weight: float) -> None:
-    """Weigh the entropy in the loss of the next steps; an imitator has none."""
+    """Set the entropy weight of the loss; no effect on behaviour cloning."""
     for member in members_of(algorithm):
         if isinstance(member, LogTimeQFunction):
             member.entropy_weight = weight
@@ -81,23 +80,23 @@ def set_entropy_weight(algorithm: Any, weight: float) -> None:
 
 @dataclass()
 class MaskedBCConfig(DiscreteBCConfig):
-    """Behaviour cloning that knows which actions were allowed."""
+    """Settings of behaviour cloning with action masks."""
 
     #: `ActionInputs` as plain data, for a head with actions as its inputs.
     actions: list[Any] | None = None
 
     def create(self, device: Any = False, enable_ddp: bool = False) -> "MaskedBC":
-        """The algorithm."""
+        """Build the algorithm."""
         return MaskedBC(self, device, enable_ddp)
 
     @staticmethod
     def get_type() -> str:
-        """Name in a saved d3rlpy file."""
+        """The type name in a saved d3rlpy file."""
         return "dynamiccl_masked_bc"
 
 
 class MaskedBC(DiscreteBC):
-    """d3rlpy's DiscreteBC (2.8.1) over our `Imitator`."""
+    """d3rlpy's DiscreteBC (2.8.1) with our `Imitator` network."""
 
     def inner_create_impl(self, observation_shape: Any, action_size: int) -> None:
         """Build the network and its optimizer."""
@@ -154,7 +153,7 @@ ALGORITHMS: Final = {"DQN": _dqn, "DoubleDQN": _double_dqn, "DiscreteCQL": _cql,
 
 
 def set_scaling(networks: Iterable[nn.Module], sources: Sequence[Steps]) -> None:
-    """Scale windows and contexts as seen in `sources`, in the encoder of each network."""
+    """Set the input scaling (mean, spread over `sources`) of the encoder of each network."""
     seen = [_some_observations(steps) for steps in sources]
     context = _scaling(np.concatenate([each.context for each in seen]))
     valid = WINDOW_COLUMN["valid"]
@@ -167,7 +166,7 @@ def set_scaling(networks: Iterable[nn.Module], sources: Sequence[Steps]) -> None
 
 
 def _scaling(rows: Float32Array) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and spread of each column, 0 and 1 where there is no row."""
+    """Mean and standard deviation of each column; 0 and 1 without rows."""
     width = rows.shape[1]
     mean, scale = np.zeros(width, dtype=np.float32), np.ones(width, dtype=np.float32)
     if len(rows):

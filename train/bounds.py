@@ -1,4 +1,4 @@
-"""Bounds of a setting, written beside it: `steps: Annotated[int, Within(1, 10**8)]`."""
+"""Bounds of a setting, as an annotation: `steps: Annotated[int, Within(1, 10**8)]`."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _OPEN: Final = {False: ("from ", "to "), True: ("above ", "below ")}
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """The least and the largest value of a number, or of each number of a list."""
+    """Lower and upper bound of a number, or of each number of a list."""
 
     low: float
     high: float
@@ -21,14 +21,14 @@ class Within:
     high_is_open: bool = False
 
     def holds(self, value: float) -> bool:
-        """Whether `value` lies within; NaN never does."""
+        """Whether `value` is within the bounds; NaN never is."""
         if not math.isfinite(value):
             return False
         above = value > self.low if self.low_is_open else value >= self.low
         return above and (value < self.high if self.high_is_open else value <= self.high)
 
     def __str__(self) -> str:
-        """For an error.
+        """The bounds as text for an error.
 
         >>> str(Within(0, 1, low_is_open=True)), str(Within(1, 10))
         ('above 0 to 1', 'from 1 to 10')
@@ -38,7 +38,7 @@ class Within:
 
 
 def bounds_of(kind: type) -> dict[str, Within]:
-    """Field -> its bounds, of those that have any."""
+    """Field -> bounds, for fields that have any."""
     hints = get_type_hints(kind, include_extras=True)
     return {
         name: each
@@ -49,7 +49,7 @@ def bounds_of(kind: type) -> dict[str, Within]:
 
 
 def check_bounds(settings: Any, where: str) -> None:
-    """Raise UserError for a field outside its bounds, or a list of none; `where` has the field."""
+    """Raise UserError for a field (or list item) outside its bounds; `where` names the owner."""
     for name, bounds in bounds_of(type(settings)).items():
         value = getattr(settings, name)
         listed = value if isinstance(value, tuple) else (value,)

@@ -1,4 +1,4 @@
-"""`dynamiccl-train`: learn offline from what was measured."""
+"""`dynamiccl-train`: offline training on measured data."""
 
 from functools import partial
 
@@ -25,7 +25,7 @@ app.command("constants")(constants_command)
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Entry point of `dynamiccl-train`."""
     cli.run(partial(app, standalone_mode=False))
 
 

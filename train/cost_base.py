@@ -1,4 +1,4 @@
-"""What the times of configs are best learned over: NCCL's own costs, or nothing.
+"""Chooses the base of learned times: NCCL's predicted costs, or none.
 
 Costs help where what NCCL is off by is simpler than the times are: that differs from machine to
 machine. For each (system, collective, config) a straight line in size and group shape is fitted
@@ -26,19 +26,19 @@ Float64Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Residuals:
-    """Root mean squares of what lines are off by on the validation tasks, in ln of time."""
+    """Root mean square residuals of linear fits on validation tasks, in ln(time), by base."""
 
     over_cost: float
     over_time: float
 
     @property
     def is_cost_better(self) -> bool:
-        """Whether the lines over NCCL's costs are less off."""
+        """Whether the fit over NCCL's costs has the smaller residual."""
         return self.over_cost < self.over_time
 
 
 def base_residuals(data: TrainingData) -> Residuals | None:
-    """How far off lines are over each base; None where NCCL's costs, or two tasks, are missing."""
+    """Residuals over each base; None where NCCL's costs, or two tasks, are missing."""
     parts = [
         _Part.of(data, task_grid(data.frame, data.catalogue, [split]))
         for split in (Split.TRAIN, Split.VALIDATION)

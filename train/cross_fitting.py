@@ -1,4 +1,4 @@
-"""How sure networks must be: each member leaves out some octaves of sizes, and is asked about them.
+"""Calibration by cross-fitting: each ensemble member leaves out some octaves, and predicts those.
 
 The octaves that are not for test are held out from the members by turns, each from a third of them,
 as a test octave is from all. What the members that have not seen a task say of it, beside what was
@@ -35,7 +35,7 @@ _PARTS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What networks chose on tasks that they had not seen, by machine, and what follows of it."""
+    """Choices on tasks unseen by the deciding members, by machine, and the resulting thresholds."""
 
     #: With NCCL's costs, and without.
     calibrations: list[tuple[Calibration, Calibration]]
@@ -46,10 +46,10 @@ class Bound:
 
 
 class CrossFitting:
-    """Who has not seen what."""
+    """Which member leaves out which tasks."""
 
     def __init__(self, data: TrainingData, num_members: int) -> None:
-        """`data` are those of `load_data(..., is_cross_fitted=True)`."""
+        """`data` must come from `load_data(..., is_cross_fitted=True)`."""
         self._data = data
         self._parts = min(_PARTS, num_members)
         octave = data.validation.tasks["bin"].to_numpy() // BINS_PER_OCTAVE
@@ -59,19 +59,19 @@ class CrossFitting:
         self._part = self._part_of[octave]
 
     def leave_out(self, members: Iterable[Member]) -> None:
-        """Have members learn nothing of the octaves that they leave out."""
+        """Mask the octaves that each member leaves out of its training."""
         for number, member in enumerate(members):
             if isinstance(member, LogTimeQFunction):
                 told = self._part_of != number % self._parts
                 member.octave_weight = torch.from_numpy(told.astype(np.float32))
 
     def regret(self, members: Iterable[Member]) -> float:
-        """Mean regret on the tasks, each decided by those that have not seen it."""
+        """Mean regret on the tasks, each decided by the members that have not seen it."""
         choice = self._choose(members, self._data.observations)
         return self._data.mean_over_groups(choice.acting(MIN_GAIN))
 
     def bound(self, members: Iterable[Member], alpha: float) -> Bound:
-        """How sure the members must be for P(acts and is slower) <= `alpha` on each machine."""
+        """Thresholds on the score for P(acts and is slower) <= `alpha` on each machine."""
         data, listed = self._data, list(members)
         context = data.observations.context
         told = self._choose(listed, data.observations)
@@ -130,25 +130,25 @@ class CrossFitting:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """(T,) configs, their predicted gains over NCCL's own choice, and how sure these are."""
+    """(T,) configs, predicted gains over NCCL's own choice, and their spreads."""
 
     action: npt.NDArray[np.int64]
     gain: npt.NDArray[np.float64]
     spread: npt.NDArray[np.float64]
 
     def acting(self, wanted: float | npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """(T,) the actions where the gain is more than is wanted, else NCCL's own choice."""
+        """(T,) the actions where the gain exceeds the `wanted` one, else ABSTAIN."""
         return np.where(self.gain > wanted, self.action, ABSTAIN_ACTION)
 
 
 def place_columns(num_profiles: int) -> list[int]:
-    """Columns of a context that tell the machine, and the last two the group shape on it."""
+    """Columns of a context that identify the machine; the last two give the group shape."""
     machine = RowMaker([ABSTAIN], num_profiles, costs=False).machine_columns.tolist()
     return [*machine, CONTEXT_COLUMN["log2_nodes"], CONTEXT_COLUMN["log2_ranks_per_node"]]
 
 
 def without_costs(context: Float32Array, cost_start: int) -> Float32Array:
-    """Contexts as they are where NCCL's costs are unknown."""
+    """Contexts with NCCL's costs set to unknown."""
     found = context.copy()
     if cost_start >= 0:
         found[:, cost_start : cost_start + NUM_CELLS] = 0.0
@@ -156,7 +156,7 @@ def without_costs(context: Float32Array, cost_start: int) -> Float32Array:
 
 
 def has_any_cost(context: Float32Array, cost_start: int) -> npt.NDArray[np.bool_]:
-    """(N,) whether NCCL's costs are known to contexts."""
+    """(N,) whether contexts have NCCL's costs."""
     if cost_start < 0:
         return np.zeros(len(context), dtype=np.bool_)
     known: npt.NDArray[np.bool_] = (context[:, cost_start : cost_start + NUM_CELLS] != 0).any(
@@ -166,5 +166,5 @@ def has_any_cost(context: Float32Array, cost_start: int) -> npt.NDArray[np.bool_
 
 
 def _numbers(rows: Float32Array) -> npt.NDArray[np.int64]:
-    """(N,) number of each distinct row."""
+    """(N,) index of each row among the distinct rows."""
     return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)

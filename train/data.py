@@ -1,4 +1,4 @@
-"""A data set as a training run uses it: steps to learn from, validation bins to judge by."""
+"""The data of a training run: steps to learn from, validation bins to select by."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from dynamiccl.train.trigger.levels import interference_levels
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """What is read from a data directory, once a run."""
+    """The data of one run, read from a data directory."""
 
     frame: pl.DataFrame
     #: What of it is for training and for validation.
@@ -55,11 +55,11 @@ class TrainingData:
 
     @property
     def cost_start(self) -> int:
-        """Where NCCL's costs begin in a context; -1 where they are not there."""
+        """The context column where NCCL's costs begin; -1 = none."""
         return -1 if self.costs is None else len(FEATURES) + len(self.profiles)
 
     def sources(self, recipe: Recipe) -> list[Steps]:
-        """What a recipe learns from: sweeps, and calls where there are any."""
+        """The steps that a recipe trains on: sweeps, and calls if there are any."""
         if self.sequences is None or not recipe.use_calls:
             return [self.training.steps]
         charged = self.sequences.charged(recipe.lambda_switch, recipe.lambda_congestion)
@@ -68,19 +68,19 @@ class TrainingData:
     def validation_regret(
         self, members: Iterable[Member], margin: float, *, is_unanimous: bool = True
     ) -> float:
-        """Mean regret on validation bins, every (system, collective) counting alike."""
+        """Mean regret on validation bins; (system, collective) groups weigh equally."""
         # All are cold.
         module = PolicyModule(members, margin, 0.0, is_unanimous=is_unanimous).eval()
         actions, _ = forward(module, self.observations, self.validation.mask)
         return self.mean_over_groups(actions)
 
     def default_regret(self) -> float:
-        """The same of NCCL's own choice."""
+        """The same mean regret of NCCL's own choice."""
         abstaining = np.full(self.validation.tasks.height, ABSTAIN_ACTION, dtype=np.int64)
         return self.mean_over_groups(abstaining)
 
     def mean_over_groups(self, actions: npt.NDArray[np.int64]) -> float:
-        """Mean regret of some actions on the validation bins, groups counting alike."""
+        """Mean regret of actions on the validation bins; groups weigh equally."""
         regret = pl.Series(self.validation.regret(actions))
         regrets = self.validation.tasks.select(NOISE_KEY).with_columns(regret=regret)
         groups = regrets.group_by(NOISE_KEY).agg(pl.col("regret").mean())

@@ -1,4 +1,4 @@
-"""How sure trained networks must be before they act: a margin, or a bound (recipe's `caution`)."""
+"""Chooses the abstain threshold of trained networks: a margin, or a bound (`caution`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from dynamiccl.train.sure_module import SurePolicyModule
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A policy that knows how sure it must be, and what it comes to."""
+    """A policy with its threshold, and its validation regret."""
 
     module: nn.Module
     #: ln of time that a gain must be beyond in any case.
@@ -31,7 +31,7 @@ class Decided:
 
 
 def decide_caution(members: Sequence[Member], data: TrainingData, recipe: Recipe) -> Decided:
-    """The policy of some members."""
+    """The policy of trained ensemble members, with its threshold."""
     if recipe.caution == Caution.MARGIN:
         margin, regret = _choose_margin(members, data, recipe)
         if recipe.state_units:
@@ -54,7 +54,7 @@ def decide_caution(members: Sequence[Member], data: TrainingData, recipe: Recipe
 def _choose_margin(
     members: Sequence[Member], data: TrainingData, recipe: Recipe
 ) -> tuple[float, float]:
-    """The margin with the least validation regret; of equal ones the largest, which acts least."""
+    """(margin, regret) with the smallest validation regret; of equals the largest margin."""
     scored = [
         (data.validation_regret(members, m, is_unanimous=recipe.unanimous), -m)
         for m in recipe.abstain_margins

@@ -1,4 +1,4 @@
-"""The networks below the heads: a window encoder, and the trunk that joins it with the context.
+"""The networks below the heads: window encoders, and the trunk that adds the context.
 
     B batch, K calls in the window, W features of a call, F features of the context, H hidden size
 
@@ -50,10 +50,10 @@ class SizeWaves(nn.Module):
 
 
 class FlatWindow(nn.Module):
-    """The window as it is, call after call."""
+    """The window, flattened."""
 
     def __init__(self, window_shape: Sequence[int]) -> None:
-        """Nothing to learn."""
+        """No parameters."""
         super().__init__()
         self.width = int(window_shape[0] * window_shape[1])
 
@@ -63,7 +63,7 @@ class FlatWindow(nn.Module):
 
 
 class ConvolvedWindow(nn.Module):
-    """Filters over time, as Pensieve's (section 5.1): each spans the same few calls everywhere."""
+    """Convolutions over the calls, as in Pensieve (section 5.1)."""
 
     def __init__(self, window_shape: Sequence[int]) -> None:
         """Lay out the filters."""
@@ -78,7 +78,7 @@ class ConvolvedWindow(nn.Module):
 
 
 class RecurrentWindow(nn.Module):
-    """The last hidden state of an LSTM or GRU over the calls, oldest first; zero without any call.
+    """The last hidden state of an LSTM or GRU over the calls, oldest first; zero if none.
 
     Windows are right-aligned: padding comes first and is marked by the feature `valid`. Cold rows,
     half of those of static data, do not run through it.
@@ -120,7 +120,7 @@ def register_window_encoder(name: str, make: Callable[[Sequence[int]], nn.Module
 
 
 class Trunk(nn.Module):
-    """Standardise the context, encode the window, and run both through one MLP.
+    """Standardise the context, encode the window, and apply one MLP to both.
 
     d3rlpy trains it inside `ObservationEncoder`; the exported policy holds it as it is.
     """
@@ -169,7 +169,7 @@ class Trunk(nn.Module):
 
 
 class ObservationEncoder(Encoder):
-    """A trunk as d3rlpy wants it: one argument, the tuple (window_BKW, context_BF, mask_BA)."""
+    """A trunk with d3rlpy's interface: the tuple (window_BKW, context_BF, mask_BA)."""
 
     def __init__(self, trunk: Any) -> None:
         """Wrap a `Trunk`, or what has one and a state behind it (stateful_trunk.py)."""
@@ -182,9 +182,9 @@ class ObservationEncoder(Encoder):
         window: tuple[torch.Tensor, torch.Tensor],
         context: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
-        """Set mean and spread of the features of calls (W,) and contexts (F,) in training.
+        """Set mean and spread of the features of calls (W,) and contexts (F,).
 
-        They travel with the weights.
+        They are saved with the weights.
         """
         trunk = self.trunk if isinstance(self.trunk, Trunk) else self.trunk.trunk
         for buffer, value in (
@@ -196,7 +196,7 @@ class ObservationEncoder(Encoder):
             buffer.copy_(value)
 
     def forward(self, observation: Any) -> torch.Tensor:
-        """Features (B, H); the mask is not looked at."""
+        """Features (B, H); the mask is ignored."""
         window_BKW, context_BF, _ = observation
         return cast(torch.Tensor, self.trunk(window_BKW, context_BF))
 
@@ -217,7 +217,7 @@ class ObservationEncoderFactory(EncoderFactory):
 
     @staticmethod
     def get_type() -> str:
-        """Name in a saved d3rlpy file."""
+        """The type name in a saved d3rlpy file."""
         return "dynamiccl_observation"
 
 

@@ -1,4 +1,4 @@
-"""The simulated world as a Gymnasium environment: one step is one collective of each of N jobs.
+"""The simulator as a Gymnasium environment: one step is one collective of each of N jobs.
 
 What is seen, what may be chosen and what it earns are made by `datasets`, the same code that makes
 them of recorded calls. A decision is about a task key, as an entry of a decision table is, and is
@@ -34,7 +34,7 @@ from dynamiccl.datasets.reward import reward
 from dynamiccl.datasets.rings import CallRings
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.datasets.scoring import ENVIRONMENT_COLUMNS
-from dynamiccl.simulator.world import Jobs, Ran, World
+from dynamiccl.simulator.world import CallResults, Jobs, World
 
 Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
@@ -45,7 +45,7 @@ AGREEMENT_US: Final = 28_000.0
 
 
 class Watch(Protocol):
-    """Tells interference from completion times: the Trigger agent, or one of its rivals."""
+    """Detects interference from completion times: the Trigger, or another detector."""
 
     def observe(
         self, stream: Int64Array, log_time: Float64Array, *, key: Int64Array
@@ -59,7 +59,7 @@ class Watch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What `datasets` says of a world's task keys."""
+    """The cold observations and masks of a world's task keys."""
 
     context: Float32Array  # (keys, F), cold
     mask: npt.NDArray[np.bool_]  # (keys, A)
@@ -74,7 +74,7 @@ class Tables:
         noise: pl.DataFrame | None = None,
         costs: pl.DataFrame | None = None,
     ) -> Self:
-        """Cold questions about the keys of a world.
+        """The tables of a world.
 
         `profiles` are the launch profiles and `noise` the noise bands that a policy was trained
         with (`datasets.episodes.training_noise`, or its manifest's; None: of none is known), and
@@ -112,7 +112,7 @@ def world_tasks(world: World) -> pl.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How episodes go."""
+    """Lengths and delays of an episode."""
 
     episode_calls: int = 1_000
     #: Calls of a job from a decision to its being in force (`delay_calls`).
@@ -148,7 +148,7 @@ class CollectiveEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any])
         course: Course = Course(),
         make_watch: Callable[[], Watch] | None = None,
     ) -> None:
-        """Put N jobs into a world; a watch gives the interference levels of an episode's calls."""
+        """`make_watch` makes the detector of the interference levels of an episode."""
         self.world, self.tables, self.num_envs, self.course = world, tables, num_jobs, course
         self._make_watch = make_watch
         self._num_keys, num_actions = tables.mask.shape
@@ -183,7 +183,7 @@ class CollectiveEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any])
         seed: int | None = None,
         options: dict[str, Any] | None = None,  # noqa: ARG002 - Gymnasium's signature
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin an episode; every communicator leaves its choices to NCCL."""
+        """Start an episode; all keys use NCCL's own choice."""
         if seed is not None:
             self._random = np.random.default_rng(seed)
         self.jobs = self.world.jobs(self.num_envs, int(self._random.integers(1 << 62)))
@@ -205,9 +205,9 @@ class CollectiveEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any])
     def step(
         self, actions: Int64Array
     ) -> tuple[dict[str, Any], npt.NDArray[np.floating[Any]], Any, Any, dict[str, Any]]:
-        """Decide about the task keys of the next calls, and run those with what is in force.
+        """Decide about the task keys of the next calls, and run those with the configs in force.
 
-        Rewards are of the calls that ran. Raises ValueError for an action that is masked.
+        Rewards are of the calls that ran. Raises ValueError for a masked action.
         """
         none = np.zeros(self.num_envs, dtype=np.bool_)
         if self._over:
@@ -226,14 +226,14 @@ class CollectiveEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any])
         info = {"ran": ran, "reference_us": reference_us}
         return self._observe(), earned, none, none | self._over, info
 
-    def run(self, actions: Int64Array) -> Ran:
-        """Run the next calls under `actions` (N,), whatever was decided, and record them."""
+    def run(self, actions: Int64Array) -> CallResults:
+        """Run the next calls under `actions` (N,), ignoring pending decisions, and record them."""
         ran = self.jobs.step(actions)
         self._record(ran)
         return ran
 
     def look(self, job: Int64Array, key: Int64Array) -> dict[str, Any]:
-        """What is known of task keys (M,) of jobs (M,): `window`, `context` and `mask`."""
+        """Observations of task keys (M,) of jobs (M,): `window`, `context` and `mask`."""
         window, history = self._rings.observe(job * self._num_keys + key)
         context = self.tables.context[key]
         context[:, HISTORY_SLICE] = history
@@ -255,8 +255,8 @@ class CollectiveEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any])
             due = (self._calls - self.course.delay_calls) % len(self._waiting)
             self._in_force[self._job, self._waiting_key[due]] = self._waiting[due]
 
-    def _record(self, ran: Ran) -> None:
-        """Keep the calls as the plugin would, with what the watch says of them."""
+    def _record(self, ran: CallResults) -> None:
+        """Add the calls to the history, with the detector's levels."""
         ring = self._job * self._num_keys + ran.key
         where = ran.key * len(self.world.configs) + ran.action
         if self._watch is not None:

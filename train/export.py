@@ -1,4 +1,4 @@
-"""What a training run leaves behind: a policy directory, and figures."""
+"""Output of a training run: a policy directory, and a summary."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from dynamiccl.train.trigger.detector import copy_trigger
 
 @dataclass(frozen=True, slots=True)
 class FitSummary:
-    """What a training run left behind."""
+    """Summary of a training run."""
 
     run_id: str
     run_directory: str

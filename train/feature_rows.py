@@ -1,4 +1,4 @@
-"""Features of all steps, computed once: what makes a batch a copy.
+"""Precomputed history features of all steps, so that a batch is a copy.
 
 `Steps.observe` defines what a step sees. It takes logarithms of every call of every window, each
 time; here each call has its row of window features, and a row of what the history is when it is the
@@ -30,10 +30,10 @@ _LOOK_BACK: Final = np.arange(-WINDOW_LENGTH, 0)
 
 
 class FeatureRows:
-    """Observes steps as `Steps.observe` does, ten times as fast."""
+    """Observes steps as `Steps.observe`, ten times as fast."""
 
     def __init__(self, steps: Steps, columns: HistoryColumns = HISTORY_COLUMNS) -> None:
-        """Compute every step's rows; raises ValueError for steps with windows of their own."""
+        """Compute all rows; raises ValueError for steps with windows of their own."""
         if steps.windows is not None:
             raise ValueError("these steps have windows of their own")
         self._steps = steps
@@ -74,7 +74,7 @@ class FeatureRows:
         return Observations(window, context), steps.tasks.mask.take(task, axis=0), task
 
     def _fill(self, start: int, end: int, is_first: npt.NDArray[np.bool_]) -> None:
-        """The rows of some steps, which need the window before them as well."""
+        """Compute the rows of steps `start` to `end`, given also the window before them."""
         before = max(0, start - WINDOW_LENGTH)
         past = _Steps(self._steps.calls.part(slice(before, end)), is_first[before:end])
         own = slice(start - before, None)
@@ -83,7 +83,7 @@ class FeatureRows:
 
 
 class _Steps(NumpyCalls):
-    """N steps (N,), each the last of the window of the K calls that end with it."""
+    """Past of N steps (N,), each the last of the window of K calls that ends with it."""
 
     def __init__(self, calls: CallColumns, is_first: npt.NDArray[np.bool_]) -> None:
         super().__init__(calls)
@@ -107,7 +107,7 @@ class _Steps(NumpyCalls):
 def _over_window(
     values: npt.NDArray[Any], is_first: npt.NDArray[np.bool_], better: np.ufunc
 ) -> npt.NDArray[Any]:
-    """The best of each value and the WINDOW_LENGTH - 1 before it in its episode."""
+    """Extreme of each value and the WINDOW_LENGTH - 1 before it in its episode."""
     best = values.copy()
     reaches = ~is_first  # whether the episode goes back as far
     for back in range(1, min(WINDOW_LENGTH, len(values))):

@@ -1,4 +1,4 @@
-"""Fit a recipe to a data set: data in, tracked run and policy directory out."""
+"""Trains a recipe on a data set: data in, tracked run and policy directory out."""
 
 import contextlib
 import json
@@ -40,17 +40,17 @@ from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.recipe_checks import ONLINE, Caution, CostBase
 from dynamiccl.train.replay import CostDropout, Mixed, Replay
 
-#: Told after each epoch: steps made, of how many, and the epoch's metrics.
+#: Called after each epoch with the steps done, their total, and the epoch's metrics.
 Progress = Callable[[int, int, dict[str, float]], None]
 
-#: Algorithms that are not d3rlpy's, and what fits each (data, alpha, seed).
+#: Algorithms outside of d3rlpy -> function (data, alpha, seed) that fits one.
 CAUTIOUS: Final[Mapping[str, Callable[..., Fitted]]] = {
     "GaussianProcess": fit_gaussian,
     "ResidualBoosting": fit_boosting,
 }
-#: What a run that was killed goes on from; gone once the run is finished.
+#: The state file from which a killed run resumes; removed when the run finishes.
 _STATE_NAME: Final = "state.pt"
-#: What a run began with: from it one goes on that was killed before its first epoch.
+#: The arguments of a run, to resume one that was killed before its first epoch.
 _BEGUN_NAME: Final = "begun.json"
 
 
@@ -115,7 +115,7 @@ def _train(  # noqa: PLR0913 - all of a run
     *,
     ray: str | None = None,
 ) -> FitSummary:
-    """Fit and export; from `state` on where there is one."""
+    """Train and export; continues from `state` if given."""
     if recipe.algorithm in CAUTIOUS:
         summary = fit_and_export(CAUTIOUS[recipe.algorithm], data, recipe, seed, run)
     else:
@@ -137,11 +137,11 @@ def resume(
     progress: Progress = lambda _step, _steps, _metrics: None,
     ray: str | None = None,
 ) -> FitSummary:
-    """Go on with a run that was killed, in the same MLflow run, as if it had not been.
+    """Continue a killed run in the same MLflow run, with the result of an uninterrupted one.
 
-    Killed before its first epoch, it begins from the start. Raises what `fit` raises, MissingPath
-    when the run left nothing to go on from, CorruptFile when it cannot be read, and UserError when
-    the data are not those that the run began with.
+    A run killed before its first epoch starts anew. Raises what `fit` raises, MissingPath when the
+    run left no state, CorruptFile when it cannot be read, and UserError when the data are not those
+    that the run began with.
     """
     with tracking.continue_run(tracking_uri, run_id) as run:
         facts, state = _begun(run)
@@ -159,7 +159,7 @@ def resume(
 
 
 def _begun(run: tracking.Run) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """What a run began with, and its state after its last epoch; None before the first."""
+    """The arguments that a run began with, and its last state; None before the first epoch."""
     path = _state_path(run)
     if path.exists():
         state = read_state(path)
@@ -175,7 +175,7 @@ def _begun(run: tracking.Run) -> tuple[dict[str, Any], dict[str, Any] | None]:
 
 
 def _write(path: Path, facts: Mapping[str, Any]) -> None:
-    """Whole or not at all."""
+    """Write JSON atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     hidden = path.with_name(f".{path.name}")
     hidden.write_text(json.dumps(facts), encoding="utf-8")
@@ -227,7 +227,7 @@ def _make_loop(
 
 
 def _uses_cost(data: TrainingData, recipe: Recipe, run: tracking.Run) -> bool:
-    """Whether times are learned over NCCL's costs; what that is judged by is logged."""
+    """Whether times are learned over NCCL's costs; logs the residuals that decide it."""
     found = base_residuals(data)
     if found is not None:
         run.log_metrics({f"residual_{k}": v for k, v in asdict(found).items()}, step=0)
@@ -240,7 +240,7 @@ def _uses_cost(data: TrainingData, recipe: Recipe, run: tracking.Run) -> bool:
 
 
 def _make_replay(data: TrainingData, recipe: Recipe, seed: int) -> Replay | Mixed:
-    """Sweeps alone, or as many steps of sweeps as of calls: half of a batch at least is cold."""
+    """Sweep steps alone, or equally many sweep and call steps: half of a batch is cold."""
     sources = data.sources(recipe)
     generator = np.random.default_rng(seed)
     replays = [
@@ -266,7 +266,7 @@ def _finish(  # noqa: PLR0913, PLR0917 - all of a run
     run: tracking.Run,
     progress: Progress,
 ) -> FitSummary:
-    """Make the steps that are left, and everything that follows them."""
+    """Run the remaining steps, then select, export and track."""
     run.set_tags({"host": socket.gethostname()})
     started = time.monotonic()
     path = _state_path(run)
@@ -335,14 +335,14 @@ def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
         alpha=recipe.alpha if recipe.caution == Caution.BOUND else None,
         least_alphas=decided.least_alphas,
     )
-    # Last of all: who finds it finds the rest.
+    # Written last: if it exists, all other files do.
     run.log_folder(scratch)
     run.log_text(json.dumps(asdict(summary), indent=1), SUMMARY_NAME)
     return summary
 
 
 def _state_path(run: tracking.Run) -> Path:
-    """Among the run's artifacts where these are files here, else in the user's own state."""
+    """The state file: among the run's local artifacts, else in the user's state directory."""
     if run.directory is not None:
         return run.directory / _STATE_NAME
     #   XDG_STATE_HOME  keeps what `--resume` needs of runs on an MLflow server. Default:

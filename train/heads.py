@@ -1,4 +1,4 @@
-"""The heads: what an encoder's features say about every action, in log time.
+"""Q heads over an encoder's features: predicted log time of every action.
 
     B batch, H hidden size, A actions
 
@@ -45,7 +45,7 @@ Z_MAX: Final = 8.0
 
 
 class LogTimeHead(nn.Module):
-    """Value and advantage heads; see the module's docstring."""
+    """Dueling head of value and advantages; see the module's docstring."""
 
     def __init__(self, hidden_size: int, action_size: int) -> None:
         """Lay out both heads."""
@@ -60,7 +60,7 @@ class LogTimeHead(nn.Module):
 
 
 class PlainHead(nn.Module):
-    """Z of every action on its own, without dueling."""
+    """Z of every action, without dueling."""
 
     def __init__(self, hidden_size: int, action_size: int) -> None:
         """Lay out the layer."""
@@ -90,11 +90,11 @@ class LogTimeQFunction(DiscreteQFunction):
         self.octave_weight: torch.Tensor | None = None
 
     def log_time(self, observation: Any) -> torch.Tensor:
-        """Z (B, A): predicted log of time over reference, mask not applied."""
+        """Z (B, A): ln(time / reference), mask not applied."""
         return cast(torch.Tensor, self.head(self._encoder(observation), observation[1]))
 
     def log_time_of(self, observation: Any, action_B1: torch.Tensor) -> torch.Tensor:
-        """The same of one action each (B, 1)."""
+        """Z (B, 1) of one action each."""
         if isinstance(self.head, ActionHead):
             return self.head.taken(self._encoder(observation), observation[1], action_B1)
         return self.log_time(observation).gather(1, action_B1)
@@ -114,7 +114,7 @@ class LogTimeQFunction(DiscreteQFunction):
 
 
 class LogTimeForwarder(DiscreteQFunctionForwarder):
-    """Expected values and the loss: Huber in z between prediction and target, less the entropy."""
+    """Q values, and the loss: Huber in z between prediction and target, minus entropy."""
 
     def __init__(self, q_func: LogTimeQFunction) -> None:
         """Wrap one Q function."""
@@ -134,7 +134,7 @@ class LogTimeForwarder(DiscreteQFunctionForwarder):
         gamma: float | torch.Tensor = 0.99,
         reduction: str = "mean",
     ) -> torch.Tensor:
-        """Loss of the taken actions against r + gamma * target."""
+        """Loss of the taken actions against the target r + gamma * Q'."""
         action_B1 = actions.long().view(-1, 1)
         if self._q_func.entropy_weight > 0.0:
             z_BA = self._q_func.log_time(observations)
@@ -170,7 +170,7 @@ def entropy(z_BA: torch.Tensor, mask_BA: torch.Tensor) -> torch.Tensor:
 
 
 def octaves(context_BF: torch.Tensor) -> torch.Tensor:
-    """(B,) octave of each size; as `size_bin`, the last eighth of one belongs to the next."""
+    """(B,) octave of each size; as in `size_bin`, the last eighth of one belongs to the next."""
     return (context_BF[:, CONTEXT_COLUMN["log2_size"]] + 0.125).floor().to(torch.int64)
 
 
@@ -196,17 +196,17 @@ class LogTimeFactory(QFunctionFactory):
         return q_func, LogTimeForwarder(q_func)
 
     def create_continuous(self, *_: Any) -> Any:
-        """Not for us: our actions are indices of a catalogue."""
+        """Not supported: our actions are indices of a catalogue."""
         raise TypeError("DynamICCL's actions are discrete")
 
     @staticmethod
     def get_type() -> str:
-        """Name in a saved d3rlpy file."""
+        """The type name in a saved d3rlpy file."""
         return "dynamiccl_log_time"
 
 
 class Imitator(CategoricalPolicy):
-    """What the behaviour did: logits of the allowed actions."""
+    """Behaviour cloning network: logits of the allowed actions."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class Imitator(CategoricalPolicy):
         action_size: int,
         actions: ActionInputs | None = None,
     ) -> None:
-        """Put a head on `encoder`; `actions` for one that has them as inputs."""
+        """Put a head on `encoder`; `actions` is for a head with action features."""
         super().__init__(encoder, hidden_size, action_size)
         del self._fc
         self.head: Head

@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for a write: a transaction that is broken off leaves MLflow's store locked."""
+"""Delays Ctrl-C during a write: an interrupted transaction leaves MLflow's store locked."""
 
 import signal
 import threading
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let SIGINT come after what is inside; KeyboardInterrupt is raised then."""
+    """Delay SIGINT until the block ends; KeyboardInterrupt is raised then."""
     if threading.current_thread() is not threading.main_thread():
         yield  # it gets no signals
         return

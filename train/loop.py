@@ -1,4 +1,4 @@
-"""The gradient steps of one run, and all that is needed to go on with them after a kill."""
+"""The training loop of a run (gradient steps, validation), with save and restore."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +16,7 @@ from dynamiccl.train.heads import Member
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.replay import CostDropout, Mixed, Replay
 
-#: Raised with every change of what is saved.
+#: Version of the state format.
 STATE_VERSION: Final = 2
 
 
@@ -30,7 +30,7 @@ class Checkpoint:
 
 
 class Loop:
-    """Trains an algorithm; stops at the end of every epoch, where it can be saved."""
+    """Trains an algorithm; stops after every epoch, where it can be saved."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Loop:
         recipe: Recipe,
         validate: Callable[[Iterable[Member]], float],
     ) -> None:
-        """Begin before the first step. `validate` gives the regret of a set of networks."""
+        """`validate` returns the mean regret of a list of networks."""
         self.step = 0
         #: Values at the end of each epoch, fractions: `steps`, `losses`, `regrets`.
         self.curves: dict[str, list[Any]] = {"steps": [], "losses": [], "regrets": []}
@@ -54,7 +54,7 @@ class Loop:
 
     @property
     def is_over(self) -> bool:
-        """Whether all steps are made."""
+        """Whether all steps are done."""
         return self.step >= self._recipe.steps
 
     @property
@@ -63,7 +63,7 @@ class Loop:
         return {"loss": self.curves["losses"][-1], "validation_regret": self.curves["regrets"][-1]}
 
     def run_epoch(self) -> None:
-        """The steps up to the next look at the validation bins, and that look."""
+        """Run the steps up to the next validation, and validate."""
         recipe, losses = self._recipe, []
         end = min(self.step + recipe.steps_per_epoch, recipe.steps)
         while self.step < end:
@@ -82,14 +82,14 @@ class Loop:
             self._checkpoints.append(Checkpoint(self.step, regret, weights))
 
     def best(self) -> Checkpoint:
-        """The checkpoint to keep."""
+        """The checkpoint to export."""
         return _choose(self._checkpoints, self._recipe.checkpoint_tolerance)
 
     def close(self) -> None:
-        """Nothing is left to end; a loop of actors ends these."""
+        """Do nothing; loops with actors stop them here."""
 
     def save(self, path: Path, **facts: Any) -> None:
-        """Write all of it, and `facts` (plain values)."""
+        """Write the complete state, and `facts` (plain values)."""
         modules = self._algorithm.impl._checkpointer.modules
         state = {
             "version": STATE_VERSION,
@@ -106,7 +106,7 @@ class Loop:
         write_state(path, state)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on where a state (`read_state`) was saved."""
+        """Continue from a state of `read_state`."""
         for name, module in self._algorithm.impl._checkpointer.modules.items():
             module.load_state_dict(state["modules"][name])
         self._averaged.load_state_dict(state["averaged"])
@@ -118,7 +118,7 @@ class Loop:
 
 
 def write_state(path: Path, state: dict[str, Any]) -> None:
-    """Write a state so that a kill leaves the old file whole."""
+    """Write a state atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     with part.open("wb") as file:
@@ -129,9 +129,9 @@ def write_state(path: Path, state: dict[str, Any]) -> None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """What `Loop.save` wrote; raises CorruptFile."""
+    """A state written by `Loop.save`; raises CorruptFile."""
     try:
-        # Tensors and plain values only: nothing in the file is run.
+        # weights_only: the file can hold tensors and plain values, but no code.
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CorruptFile(f"{path} is not the state of a training run: {error}") from error
@@ -144,7 +144,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def _choose(checkpoints: Sequence[Checkpoint], tolerance: float) -> Checkpoint:
-    """The latest checkpoint whose validation regret is as good as the best one's, within tolerance.
+    """The latest checkpoint with a validation regret within `tolerance` of the best.
 
     There are few validation tasks, so the very best is partly luck; later weights are better
     trained. Only those of the second half are here, when the learning rate has come down.

@@ -1,4 +1,4 @@
-"""The plots of a training run."""
+"""Plots of a training run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

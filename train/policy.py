@@ -1,4 +1,4 @@
-"""A trained policy, loaded from its directory: what evaluation asks."""
+"""Loads a trained policy from its directory, for evaluation."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ State = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 
 
 class TorchPolicy:
-    """The TorchScript policy of a run or an artifact, with its manifest."""
+    """The TorchScript policy of a run or an artifact, and its manifest."""
 
     def __init__(self, module: torch.nn.Module, manifest: Manifest) -> None:
         """Wrap a loaded module."""
@@ -30,12 +30,12 @@ class TorchPolicy:
         return cls(load_script(directory / POLICY_NAME), manifest)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """All that was learned, by name."""
+        """All parameters and buffers, by name."""
         return dict(self._module.state_dict())
 
     @property
     def state_units(self) -> int:
-        """Units of the state that lives as long as a job; 0 = the policy has none."""
+        """LSTM units of the state kept for each job; 0 = stateless."""
         return int(getattr(self._module, "state_units", 0))
 
     def step(
@@ -64,13 +64,13 @@ class TorchPolicy:
     def values(
         self, observations: Observations, mask: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.float32]:
-        """(N, A) Q values; those of actions that the mask leaves out are far below all others."""
+        """(N, A) Q values; those of masked actions are far below all others."""
         return forward(self._module, observations, mask)[1]
 
     def certainty(self, observations: Observations, action: int) -> tuple[float, float] | None:
-        """The spread of one action's gain over NCCL's own choice (ln), and how many it must be.
+        """The spread of an action's gain over NCCL's own choice (ln), and how many it must exceed.
 
-        Of the first observation; None of a policy that knows no spread.
+        Of the first observation; None for a policy without spreads.
         """
         module: Any = self._module
         if not hasattr(module, "caution_of"):
@@ -82,7 +82,7 @@ class TorchPolicy:
         return float(spread[0, action]), float(caution[0, 0])
 
     def act(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-        """(N,) the chosen action of each observation, among those that `mask` (N, A) allows."""
+        """(N,) the chosen action of each observation, allowed by `mask` (N, A)."""
         return forward(self._module, observations, mask)[0]
 
 

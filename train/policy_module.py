@@ -1,4 +1,4 @@
-"""The policy as it is exported: one TorchScript module from observation to action and Q values.
+"""The exported policy: a TorchScript module from observation to action and Q values.
 
 E members of the ensemble, B batch, K calls in the window, W features of a call, F features of
 the context, A actions
@@ -19,7 +19,7 @@ class PolicyMember(nn.Module):
     """One network of the ensemble as TorchScript takes it: (window, context) -> z (B, A)."""
 
     def __init__(self, member: Member) -> None:
-        """Take over trunk and head of a trained network (not a copy)."""
+        """Share trunk and head with a trained network (no copy)."""
         super().__init__()
         encoder = member.encoder
         if not isinstance(encoder, ObservationEncoder):
@@ -28,7 +28,7 @@ class PolicyMember(nn.Module):
         self.head = member.head
 
     def forward(self, window_BKW: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:
-        """Predicted log of time over reference."""
+        """(B, A) ln(time / reference)."""
         return self.head(self.trunk(window_BKW, context_BF), context_BF)  # type: ignore[no-any-return]
 
     def step(
@@ -39,7 +39,7 @@ class PolicyMember(nn.Module):
         h_BU: torch.Tensor,
         c_BU: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The same by a trunk with a state, and the state after it (stateful_trunk.py)."""
+        """`forward` with a stateful trunk; also returns the new state."""
         features_BH, h_BU, c_BU = self.trunk.step(window_BKW, context_BF, decided_B, h_BU, c_BU)
         return self.head(features_BH, context_BF), h_BU, c_BU
 
@@ -82,7 +82,7 @@ class PolicyModule(nn.Module):
     def forward(
         self, window_BKW: torch.Tensor, context_BF: torch.Tensor, mask_BA: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Choose; see the class."""
+        """(action_B, q_BA); see the class."""
         z_list = [member(window_BKW, context_BF) for member in self.members]
         return self.choose(torch.stack(z_list), window_BKW, context_BF, mask_BA)
 
@@ -94,7 +94,7 @@ class PolicyModule(nn.Module):
         context_BF: torch.Tensor,
         mask_BA: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Choose by what each member predicts; see the class."""
+        """Actions and Q values from each member's z; see the class."""
         z_BA = z_EBA.mean(dim=0)
         q_BA = (-torch.exp(z_BA.clamp(self.z_min, self.z_max))).masked_fill(
             mask_BA < 0.5, self.masked_q
@@ -116,7 +116,7 @@ class PolicyModule(nn.Module):
 
 
 class StatefulPolicyModule(PolicyModule):
-    """A `PolicyModule` of one member whose state lives as long as its job (stateful_trunk.py).
+    """A `PolicyModule` of one member that keeps a state for each job.
 
     As it stands, (window, context, mask) -> (action, q), it answers for jobs that have just begun:
     so tables are made of it. `step` goes on.

@@ -1,4 +1,4 @@
-"""The champion: the registered version of a policy that jobs are to run under.
+"""Promotes a gated policy to champion: the registered version that jobs are to run.
 
 A candidate is what was trained last; a champion is what a gate let through. So its version is not
 the run's own policy but the gate's copy, whose manifest holds it back where nothing was shown.
@@ -16,7 +16,7 @@ from dynamiccl.train import tracking
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """What was promoted."""
+    """The promoted version."""
 
     run_id: str
     #: Of the registered model; that of the champion before it, which may be the same.
@@ -56,7 +56,7 @@ def promote(named: str, tracking_uri: str, *, gated: Path | None, force: bool) -
 
 
 def _run_of_folder(folder: Path) -> str:
-    """The run in whose directory a folder lies, by the id that MLflow gave that directory."""
+    """The MLflow run id of the run directory that contains a folder."""
     ids = re.findall(r"[0-9a-f]{32}", str(folder.resolve()))
     if not ids:
         raise UserError(
@@ -67,7 +67,7 @@ def _run_of_folder(folder: Path) -> str:
 
 
 def _passed_bins(run_id: str, own: Manifest, gated: Path) -> int | None:
-    """In how many size bins a gate lets the policy act; None when no gate judged it."""
+    """Number of size bins in which the gate lets the policy act; None without a gate."""
     manifest = Manifest.read(gated)
     if manifest.files.get(POLICY_NAME) != own.files.get(POLICY_NAME):
         raise UserError(

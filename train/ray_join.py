@@ -1,4 +1,4 @@
-"""Joining a Ray cluster that is there already, from one of its own nodes."""
+"""Joins an existing Ray cluster from one of its own nodes."""
 
 import os
 import socket
@@ -31,7 +31,7 @@ _JOIN: Final = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, logg
 
 @dataclass(frozen=True, slots=True)
 class RayJoin:
-    """A Ray cluster that answers."""
+    """A reachable Ray cluster."""
 
     #: HOST:PORT of its head, or `auto`.
     address: str
@@ -39,14 +39,14 @@ class RayJoin:
     join_s: float = 30.0
 
     def __post_init__(self) -> None:
-        """Raise UserError for what is no address, MachineError when nobody answers there."""
+        """Raise UserError for an invalid address, MachineError if nothing answers there."""
         if self.address != AUTO:
             self._knock()
         self._try_to_join()
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """Be part of it."""
+        """Context manager: connected to the cluster."""
         # Ray tells of lost workers on stdout, which is for results alone.
         with redirect_stdout(sys.stderr):
             ray.init(self.address, log_to_driver=False, logging_level="error")
@@ -71,7 +71,7 @@ class RayJoin:
             ) from error
 
     def _try_to_join(self) -> None:
-        """By a process: what is no head can keep Ray waiting for minutes, or end it by SIGABRT."""
+        """Try in a child process: a wrong address can block Ray for minutes, or abort it."""
         try:
             subprocess.run(
                 [sys.executable, "-P", "-c", _JOIN, self.address],

@@ -1,4 +1,4 @@
-"""What a recipe is: a complete, frozen training set-up (`recipes.py` has those that ship)."""
+"""The recipe: a complete, frozen training set-up (`recipes.py` has the built-in ones)."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -10,7 +10,7 @@ from dynamiccl.train.recipe_checks import Caution, CostBase, RewardScale
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """A complete training set-up; every field has its unit or meaning beside it."""
+    """A complete training set-up; every field is commented with unit or meaning."""
 
     name: str
     summary: str
@@ -130,7 +130,7 @@ class Recipe:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """What `to_json` gave; raises TypeError for fields that this release does not have."""
+        """The inverse of `to_json`; raises TypeError for unknown fields."""
         known: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in values.items()
@@ -138,6 +138,6 @@ class Recipe:
         return cls(**known)
 
     def entropy_weight(self, step: int) -> float:
-        """Weight of the entropy at a gradient step, 1 to `steps`: a straight line."""
+        """Entropy weight at gradient step 1 to `steps`: linear."""
         share = (step - 1) / max(self.steps - 1, 1)
         return self.entropy_start + share * (self.entropy_end - self.entropy_start)

@@ -1,4 +1,4 @@
-"""What settings of a recipe may be, alone and together."""
+"""Validation of a recipe's settings, single and combined."""
 
 from enum import StrEnum
 from typing import Any, Final
@@ -16,7 +16,7 @@ ONLINE: Final = ("A3C", "IMPALA")
 
 
 class CostBase(StrEnum):
-    """What the times of configs are learned over."""
+    """The base over which the times of configs are learned."""
 
     COST = "cost"
     TIME = "time"
@@ -24,10 +24,10 @@ class CostBase(StrEnum):
 
 
 class RewardScale(StrEnum):
-    """What actors that play earn: minus the time in ms (raw), or over NCCL's default in quiet.
+    """The reward of actors in simulated worlds.
 
-    The latter as it is (reference), no worse than twice as slow (clipped, as what Atari's scores
-    were), or its logarithm (log).
+    `raw`: minus the time in ms; `reference`: minus time / NCCL's default in quiet; `clipped`: the
+    same, clipped at -2 (cf. the clipped rewards of Atari agents); `log`: minus its logarithm.
     """
 
     RAW = "raw"
@@ -37,16 +37,16 @@ class RewardScale(StrEnum):
 
 
 class Caution(StrEnum):
-    """What a policy must be sure of before it acts."""
+    """The criterion of a policy to act."""
 
     MARGIN = "margin"
     BOUND = "bound"
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Raise UserError for a setting out of bounds, and for two that exclude each other.
+    """Raise UserError for a setting out of bounds, and for conflicting settings.
 
-    Raises UnknownName for one that is not of its choices.
+    Raises UnknownName for a value that is not among its choices.
     """
     check_bounds(recipe, f"recipe '{recipe.name}' (--set)")
     if recipe.split not in list(SplitBy):
@@ -74,7 +74,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def _check_algorithm(recipe: Recipe) -> None:
-    """Settings that some algorithms have."""
+    """Check settings that only some algorithms have."""
     if recipe.level_threshold and recipe.algorithm not in {"GaussianProcess", "ResidualBoosting"}:
         raise UserError(
             f"level_threshold={recipe.level_threshold} is for a policy of times, and the "
@@ -83,7 +83,7 @@ def _check_algorithm(recipe: Recipe) -> None:
         )
     if recipe.state_units and not recipe.seen_decisions:
         raise UserError(
-            "seen_decisions=0 with state_units: the state is told of the last decision; --set "
+            "seen_decisions=0 with state_units: the state needs the last decision; --set "
             "seen_decisions=1, or state_units=0"
         )
     for name in ("state_units", "start"):

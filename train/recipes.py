@@ -19,7 +19,7 @@ _FIXED: Final = ("name", "summary", "source", "algorithm")
 
 
 def dqn() -> Recipe:
-    """DQN as it was (Mnih et al. 2015), feed-forward over the flattened window."""
+    """DQN (Mnih et al. 2015), feed-forward over the flattened window."""
     return Recipe(
         name="dqn",
         summary="DQN, one head in log time, MLP over window and context",
@@ -86,7 +86,7 @@ def ddqn_cnn() -> Recipe:
 
 
 def cql() -> Recipe:
-    """Conservative Q-learning (Kumar et al. 2020) for logs of a policy that chose what it tried."""
+    """Conservative Q-learning (Kumar et al. 2020), for logs of exploration."""
     return Recipe(
         name="cql",
         summary="conservative Q-learning, dueling, MLP: for adaptive or deployed logs",
@@ -109,7 +109,7 @@ def cql_lstm() -> Recipe:
 
 
 def bc() -> Recipe:
-    """Behaviour cloning: what the data did most, as a baseline for offline learning."""
+    """Behaviour cloning: the most frequent action of the data, as an offline baseline."""
     return Recipe(
         name="bc",
         summary="behaviour cloning: the action that the data took most; a baseline",
@@ -119,7 +119,7 @@ def bc() -> Recipe:
 
 
 def gaussian_process() -> Recipe:
-    """A Gaussian process over configs, with NCCL's cost model as its mean; no reinforcement."""
+    """A Gaussian process over configs, with NCCL's cost model as its mean; not RL."""
     return Recipe(
         name="gaussian-process",
         summary="Gaussian process over NCCL's own costs: for tables of quiet systems",
@@ -176,7 +176,7 @@ def impala_lstm() -> Recipe:
 
 
 def threshold_rule() -> Recipe:
-    """What one would try by hand where surroundings change: two tables and a threshold."""
+    """The manual approach to interference: two tables and a threshold."""
     return replace(
         gaussian_process(),
         name="threshold-rule",
@@ -186,7 +186,7 @@ def threshold_rule() -> Recipe:
 
 
 def residual_boosting() -> Recipe:
-    """Boosted trees over configs, of what NCCL's cost model leaves over; no reinforcement."""
+    """Boosted trees over configs, on the residual of NCCL's cost model; not RL."""
     return Recipe(
         name="residual-boosting",
         summary="boosted trees over NCCL's own costs: for tables of quiet systems",

@@ -1,4 +1,4 @@
-"""Batches for d3rlpy, straight from columns.
+"""Replay buffer: batches of n-step transitions for d3rlpy, straight from columns.
 
 d3rlpy's own replay buffer takes every transition through Python, which is most of a training step
 for a small network; here a batch is a handful of array operations, whatever the number of steps.
@@ -62,7 +62,7 @@ class Replay:
             raise ValueError("no step leads anywhere: every episode is cut off after its first")
 
     def sample(self) -> TransitionMiniBatch:
-        """One batch, in the order of the steps: neighbours lie together in memory."""
+        """One batch, sorted by step: neighbours are adjacent in memory."""
         drawn = self.random.random(self._batch_size)
         drawn.sort()
         if self._is_uniform:
@@ -100,7 +100,7 @@ class Replay:
         episode: Int64Array,
         ends: npt.NDArray[np.bool_],
     ) -> tuple[list[Float32Array], list[Float32Array], Float32Array]:
-        """Observations, those that follow, and the actions taken then."""
+        """Observations, next observations, and actions taken."""
         if ends.all():
             found, mask, _ = self._observe(rows, episode)
             parts = [found.window, found.context, mask]
@@ -121,7 +121,7 @@ class Replay:
 
 
 class Mixed:
-    """Batches of which each replay gives its part: as many from sweeps as from calls, say."""
+    """Batches composed of equal parts from each replay, such as sweeps and calls."""
 
     def __init__(self, replays: Sequence[Replay]) -> None:
         """Mix replays that share a generator; raises ValueError when they do not."""
@@ -131,7 +131,7 @@ class Mixed:
         self._replays = replays
 
     def sample(self) -> TransitionMiniBatch:
-        """One batch, the parts of the replays one after the other."""
+        """One batch: the parts of the replays, concatenated."""
         parts = [replay.sample() for replay in self._replays]
         return TransitionMiniBatch(
             observations=_joined([part.observations for part in parts]),
@@ -146,7 +146,7 @@ class Mixed:
 
 
 class CostDropout:
-    """Batches of which some rows do not know NCCL's costs, in what follows them neither."""
+    """Batches in which NCCL's costs are hidden from some rows and their next observations."""
 
     def __init__(self, replay: "Replay | Mixed", cost_start: int, share: float) -> None:
         """Hide the costs, which begin in column `cost_start` of contexts, from a share of rows."""

@@ -1,4 +1,4 @@
-"""A search over settings by Optuna: what to try next, from what was tried so far.
+"""Hyperparameter search by Optuna: the next settings to try, given earlier results.
 
 Nothing of Optuna's has to outlive a process: the parent run holds what was asked, its children what
 that came to, and every round tells both to a new sampler, seeded by how much was asked. So a search
@@ -31,7 +31,7 @@ Chosen = Mapping[str, Value]
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What is searched, and what was asked so far."""
+    """The search space, and the settings tried so far."""
 
     recipes: tuple[str, ...]
     #: `key=value` for all trials.
@@ -46,7 +46,7 @@ class Search:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """What `dataclasses.asdict` and JSON made of one."""
+        """From the JSON of `dataclasses.asdict`."""
         lists: dict[str, Any] = {
             name: tuple(v) if isinstance(v, list) else v for name, v in values.items()
         }
@@ -58,7 +58,7 @@ class Search:
         return make_recipe(str(chosen.get(_RECIPE, self.recipes[0])), [*self.settings, *texts])
 
     def setting_of(self, chosen: Chosen) -> str:
-        """How the setting is shown."""
+        """The setting as text."""
         shown = [f"{key}={value}" for key, value in chosen.items() if key != _RECIPE]
         return " ".join([self.recipe_of(chosen).name, *shown])
 
@@ -75,9 +75,9 @@ def check_space(search: Search) -> None:
 
 
 def suggest(search: Search, regrets: Sequence[float | None], count: int) -> list[Chosen]:
-    """Settings to try next, none of them asked before; fewer than `count` where no more are left.
+    """New settings to try; fewer than `count` where no more are left.
 
-    `regrets` are what those asked came to, None for those that failed.
+    `regrets` are the results of those tried, None for failed ones.
     """
     import optuna
 
@@ -101,12 +101,12 @@ def suggest(search: Search, regrets: Sequence[float | None], count: int) -> list
 
 
 def write_journal(search: Search, regrets: Sequence[float | None], folder: Path) -> None:
-    """Write the search for Optuna's own tools, such as its dashboard."""
+    """Write the search as an Optuna journal, for tools such as its dashboard."""
     _told(search, regrets, str(folder / JOURNAL_NAME))
 
 
 def _told(search: Search, regrets: Sequence[float | None], journal: str | None = None) -> "Study":
-    """A study of Optuna's that knows what those asked came to."""
+    """An Optuna study that contains the settings tried, with results."""
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
@@ -173,5 +173,5 @@ def _distribution(text: str, recipe: Recipe) -> "BaseDistribution":
 
 
 def _text(key: str, value: Value) -> str:
-    """As `--set` takes it: a list is written with `+` here."""
+    """A value as `--set` takes it; list items are joined with `+`."""
     return f"{key}={value.replace('+', ',') if isinstance(value, str) else value}"

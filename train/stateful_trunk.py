@@ -1,4 +1,4 @@
-"""A trunk with a state that lives as long as its job: an LSTM over the decisions about all keys.
+"""A trunk with an LSTM over the decisions about all keys of a job.
 
     B batch, K calls in the window, W features of a call, F features of the context, H hidden size,
     U units of the state

@@ -1,4 +1,4 @@
-"""MLflow's store by its address: what can be known of it before MLflow is asked."""
+"""Checks of an MLflow store by its URI, before MLflow is imported."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from dynamiccl.errors import MachineError, MissingPath
 
 
 def absolute_uri(tracking_uri: str) -> str:
-    """The same store for a process with another working directory.
+    """The URI with an absolute path, for processes with another working directory.
 
     >>> absolute_uri("http://server:5000")
     'http://server:5000'
@@ -19,7 +19,7 @@ def absolute_uri(tracking_uri: str) -> str:
 
 
 def database_of(tracking_uri: str) -> Path | None:
-    """The file of an SQLite store; None for any other.
+    """The file of an SQLite store; None for other stores.
 
     >>> database_of("sqlite:///out/mlflow.db")
     PosixPath('out/mlflow.db')
@@ -29,7 +29,7 @@ def database_of(tracking_uri: str) -> Path | None:
 
 
 def check_there(tracking_uri: str, named: str) -> None:
-    """Raise MissingPath for a database that is not there: MLflow would make an empty one.
+    """Raise MissingPath for a missing database, which MLflow would create empty.
 
     What `named` says of files elsewhere (`s3://...`) is not looked up in it.
     """
@@ -45,7 +45,7 @@ def check_there(tracking_uri: str, named: str) -> None:
 
 
 def check_writable(tracking_uri: str) -> None:
-    """Raise MachineError for a database that cannot be written: MLflow tries for two minutes."""
+    """Raise MachineError for a read-only database, which MLflow retries for two minutes."""
     path = database_of(tracking_uri)
     if path is None:
         return

@@ -1,4 +1,4 @@
-"""Studies: recipes x a grid of settings x seeds, one parent run in MLflow, a child for each trial.
+"""Studies: recipes x settings grid x seeds; one parent run in MLflow, one child run a trial.
 
 The parent holds `study.json`: every trial with its resolved recipe and seed. So a trial is a
 command of its own, `dynamiccl-train trial STUDY NUMBER`, for whatever runs commands
@@ -42,7 +42,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What is to be run."""
+    """The definition of a study."""
 
     data: str
     experiment: str
@@ -53,7 +53,7 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class SettingSummary:
-    """One setting over its seeds; regrets are fractions, the interval Student's over seeds."""
+    """One setting over its seeds; regrets are fractions, with Student's interval."""
 
     setting: str
     seeds: int
@@ -66,7 +66,7 @@ class SettingSummary:
 
 @dataclass(frozen=True, slots=True)
 class StudySummary:
-    """What a study came to so far, the best setting first."""
+    """The results of a study so far, best setting first."""
 
     run_id: str
     trials: int
@@ -110,7 +110,7 @@ def plan_search(data: Path, *, experiment: str, search: Search) -> Study:
 
 
 def begin_study(study: Study, tracking_uri: str) -> str:
-    """Make the parent run; its id."""
+    """Create the parent run; returns its id."""
     search = study.search
     count = len(study.trials) if search is None else search.count * search.seeds
     run = tracking.open_run(tracking_uri, study.experiment, f"study of {count} trials")
@@ -122,7 +122,7 @@ def begin_study(study: Study, tracking_uri: str) -> str:
 
 
 def extend_study(run_id: str, tracking_uri: str) -> bool:
-    """Add a round of trials to a search, by what those that are done came to; whether any are left.
+    """Add a round of trials to a search, given the results so far; returns whether there are any.
 
     Raises as `read_study`.
     """
@@ -147,7 +147,7 @@ def _write_study(run: tracking.Run, study: Study) -> None:
 
 
 def _regrets(search: Search, done: Mapping[int, FitSummary]) -> list[float | None]:
-    """What each setting that was asked came to, over its seeds; None while a seed is missing."""
+    """Mean regret of each setting tried, over its seeds; None while a seed is missing."""
     found: list[float | None] = []
     for first in range(0, len(search.asked) * search.seeds, search.seeds):
         runs = [done[n] for n in range(first, first + search.seeds) if n in done]
@@ -171,7 +171,7 @@ def read_study(run_id: str, tracking_uri: str) -> Study:
 
 
 def run_trial(run_id: str, number: int, tracking_uri: str) -> FitSummary:
-    """Run a study's trial, go on with it, or find that it is done.
+    """Run or resume a study's trial; does nothing if it is done.
 
     Raises as `read_study` and `fit`, and UserError for a number that the study does not have.
     """
@@ -199,7 +199,7 @@ def run_trial(run_id: str, number: int, tracking_uri: str) -> FitSummary:
 
 
 def trial_summary(run_id: str, number: int, tracking_uri: str) -> FitSummary | None:
-    """What one trial came to; None while it is not done."""
+    """The summary of one trial; None while it is not done."""
     for child in tracking.children(tracking_uri, run_id, {_TRIAL_TAG: str(number)}):
         text = tracking.read_text(tracking_uri, child.run_id, SUMMARY_NAME)
         if text is not None:
@@ -208,7 +208,7 @@ def trial_summary(run_id: str, number: int, tracking_uri: str) -> FitSummary | N
 
 
 def done_trials(run_id: str, tracking_uri: str) -> dict[int, FitSummary]:
-    """What the trials that are done came to, by number; raises UserError for a run that is not."""
+    """The summaries of finished trials, by number; raises UserError for an unfinished run."""
     done: dict[int, FitSummary] = {}
     for child in tracking.children(tracking_uri, run_id, {}):
         text = tracking.read_text(tracking_uri, child.run_id, SUMMARY_NAME)
@@ -225,7 +225,7 @@ def missing_trials(run_id: str, tracking_uri: str) -> list[int]:
 
 
 def summarise_study(run_id: str, tracking_uri: str) -> StudySummary:
-    """What the settings came to, over the trials that are done."""
+    """The results by setting, over the finished trials."""
     study = read_study(run_id, tracking_uri)
     done = done_trials(run_id, tracking_uri)
     by_setting: dict[str, list[FitSummary]] = {}

@@ -1,4 +1,4 @@
-"""A policy of networks as it is exported, that acts where it is sure not to be slower.
+"""The exported policy of networks that acts only where it is confident not to be slower.
 
 E members of the ensemble, B batch, K calls in the window, W features of a call, F features of
 the context, A actions, S places, P columns that tell a place
@@ -26,7 +26,7 @@ _SAME: Final = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Machines and group shapes that were measured, and how sure a policy must be there."""
+    """Measured machines and group shapes, and the confidence threshold for each."""
 
     columns: torch.Tensor  # (P,) of a context
     table: torch.Tensor  # (S, P)
@@ -71,7 +71,7 @@ class SurePolicyModule(nn.Module):
     def forward(
         self, window_BKW: torch.Tensor, context_BF: torch.Tensor, mask_BA: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Choose; see the class."""
+        """(action_B, q_BA); see the class."""
         z_EBA = self.ask(window_BKW, context_BF)
         gain_BA, spread_BA = gains(z_EBA, self.least_spread)
         allowed_BA = mask_BA > 0.5
@@ -89,20 +89,20 @@ class SurePolicyModule(nn.Module):
 
     @torch.jit.export
     def ask(self, window_BKW: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:
-        """(E, B, A) ln of time over reference, as each member predicts it."""
+        """(E, B, A) ln(time / reference) by each member."""
         z_list = [member(window_BKW, context_BF) for member in self.members]
         return torch.stack(z_list)
 
     @torch.jit.export
     def predict(self, context_BF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(B, A) ln of time over that of NCCL's own choice, cold, and its spread."""
+        """(B, A) ln(time / NCCL's default), cold, and its spread."""
         window_BKW = context_BF.new_zeros([context_BF.size(0), self.num_calls, self.num_features])
         gain_BA, spread_BA = gains(self.ask(window_BKW, context_BF), self.least_spread)
         return -gain_BA, spread_BA
 
     @torch.jit.export
     def caution_of(self, context_BF: torch.Tensor) -> torch.Tensor:
-        """(B, 1) spreads that a gain must have; inf where nothing was measured."""
+        """(B, 1) threshold: spreads by which a gain must exceed 0; inf: unmeasured."""
         here_BP = context_BF.index_select(1, self.columns)
         off_BSP = (here_BP.unsqueeze(1) - self.table.unsqueeze(0)).abs()
         found_BS = off_BSP.amax(dim=2) < self.same
@@ -117,9 +117,9 @@ class SurePolicyModule(nn.Module):
 
 
 def gains(z_EBA: torch.Tensor, least: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, A) gain over NCCL's own choice in ln of time: the members' mean, and their spread.
+    """(B, A) gain over NCCL's own choice in ln(time): the members' mean, and their spread.
 
-    The spread holds `least` beside what the members differ by.
+    The spread includes `least` beside the members' standard deviation.
     """
     gain_EBA = z_EBA[:, :, :1] - z_EBA
     off_EBA = gain_EBA - gain_EBA.mean(dim=0, keepdim=True)

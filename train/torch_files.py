@@ -1,4 +1,4 @@
-"""TorchScript files: written and read with torch's notice of retirement held back."""
+"""Reads and writes TorchScript files, with torch's deprecation warning suppressed."""
 
 import warnings
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ def save_script(module: torch.nn.Module, path: Path) -> None:
 
 
 def script(module: torch.nn.Module) -> Any:
-    """A module as TorchScript, in eval mode."""
+    """The module as TorchScript, in eval mode."""
     with _ignored_deprecation():
         return torch.jit.script(module.eval())
 
 
 def load_script(path: Path) -> Any:
-    """A saved module, in eval mode; raises CorruptFile when it is no TorchScript."""
+    """A saved module in eval mode; raises CorruptFile when it is no TorchScript."""
     with _ignored_deprecation():
         try:
             module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
@@ -37,7 +37,7 @@ def load_script(path: Path) -> Any:
 
 @contextmanager
 def _ignored_deprecation() -> Iterator[None]:
-    """TorchScript is deprecated from torch 2.13 on and is still what libtorch loads."""
+    """Suppress the warning: TorchScript is deprecated from torch 2.13 on."""
     with warnings.catch_warnings():
         # Of any category: a DeprecationWarning in torch 2.13, a FutureWarning from 2.14 on.
         warnings.filterwarnings("ignore", r"`torch\.jit\.")

@@ -1,4 +1,4 @@
-"""What processes that work for a run have in common."""
+"""Helpers for worker processes."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_N
 
 
 def reason(said: str) -> str:
-    r"""Why a trial failed, from all that it said.
+    r"""The cause of a trial's failure, extracted from its output.
 
     Our own error, or else the last line that begins at the margin.
 

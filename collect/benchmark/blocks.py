@@ -1,4 +1,4 @@
-"""Whether the plugin really played what each block was to measure."""
+"""Whether the plugin really applied the config that each block was to measure."""
 
 import time
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from dynamiccl.schedule import BlockState, PlayReport, Schedule
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a block's times stand for; not `ok` = not for its config, with the reason."""
+    """Whether a block's times count for its config: `ok`, or another status with the reason."""
 
     status: Status
     reason: str = ""
@@ -26,31 +26,32 @@ SCHEDULE_NAME: Final = "schedule"
 REPORT_NAME: Final = "report"
 _FINE: Final = Verdict(Status.OK)
 _LOOK_S: Final = 0.2
-#: How long the report may take to arrive over a network file system.
+#: Seconds that the report may take to arrive over a network file system.
 REPORT_S: Final = 45.0
 
 
 def judge_blocks(launch: Launch, folder: Path, num_rows: int) -> list[Verdict]:
-    """A verdict for each of the first `num_rows` blocks of a launch that worked in `folder`.
+    """A verdict for each of the first `num_rows` blocks of a launch that ran in `folder`.
 
-    Without a schedule NCCL itself obeys or fails. With one, the plugin's report says what was
-    played: times of a block that it does not vouch for are not its config's.
+    Without a schedule the config is forced by environment, which NCCL obeys or refuses. With one,
+    the plugin's report tells which configs were applied: the times of a block that it does not
+    confirm are not used.
     """
     if not launch.is_scheduled:
         return [_FINE] * num_rows
     played = read_report(folder)
     if isinstance(played, str):
-        reason = f"the plugin left no report, so nobody knows what was played: {played}"
+        reason = f"the plugin wrote no report, so the configs are not known: {played}"
         return [Verdict(Status.FAILED, reason)] * num_rows
     return [_verdict(played, number) for number in range(num_rows)]
 
 
 def await_report(launch: Launch, folder: Path, num_rows: int, patience_s: float) -> None:
-    """Wait until the report tells of the last row, read anew each time.
+    """Wait until the plugin's report covers the last row; the file is re-read each time.
 
-    A client of a network file system writes what a process left in memory when it likes: within
-    30 s after its end (`vm.dirty_expire_centisecs`), and ours looks at the server again after its
-    attribute cache ran out (nfs(5), `acregmax`).
+    A client of a network file system may write the mapped pages of an ended process as late as 30 s
+    after its end (`vm.dirty_expire_centisecs`), and ours looks at the server again only after its
+    attribute cache has expired (nfs(5), `acregmax`).
     """
     deadline = time.monotonic() + patience_s
     while launch.is_scheduled and num_rows and not _tells_of(read_report(folder), num_rows):
@@ -68,13 +69,13 @@ def _tells_of(played: PlayReport | str, num_rows: int) -> bool:
 
 
 def has_begun(launch: Launch, folder: Path) -> bool:
-    """Whether the plugin reached the first block: then a failure is that of a config."""
+    """Whether the plugin reached the first block: if so, a failure is that of a config."""
     played = read_report(folder) if launch.is_scheduled else ""
     return not isinstance(played, str) and played.states[0] is not BlockState.NOT_REACHED
 
 
 def read_report(folder: Path) -> PlayReport | str:
-    """The plugin's report on the schedule that lies beside it, or why there is none."""
+    """The plugin's report of the schedule in `folder`, or the reason why there is none."""
     try:
         schedule = Schedule.from_bytes((folder / SCHEDULE_NAME).read_bytes())
         played = PlayReport.from_bytes((folder / REPORT_NAME).read_bytes())
@@ -83,7 +84,7 @@ def read_report(folder: Path) -> PlayReport | str:
     if played.schedule_hash != schedule.content_hash:
         return f"it is about the schedule {played.schedule_hash}, not {schedule.content_hash}"
     if played.calls > schedule.num_calls:
-        # With one size only, a block more or less cannot be noticed while playing.
+        # With one size only, the plugin cannot notice a missing or additional block.
         return f"the benchmark made {played.calls} calls and not {schedule.num_calls}"
     return played
 

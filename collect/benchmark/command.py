@@ -1,4 +1,4 @@
-"""What is started for a launch: arguments of the benchmark and its environment. Pure."""
+"""Arguments and environment of the nccl-tests process of a launch (pure)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,9 +12,9 @@ from dynamiccl.collect.runner import Launch, LaunchMode
 from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.nccl import Config
 
-#: What would beat the config that a launch asks for (`src/graph/tuning.cc` reads them first).
+#: Variables that override the requested config (`src/graph/tuning.cc` reads them first).
 CONFIG_VARIABLES: Final = ("NCCL_ALGO", "NCCL_PROTO")
-#: What only a launch of ours may set.
+#: Variables that only our launches may set.
 PLUGIN_VARIABLES: Final = (
     "DYNAMICCL_MODE",
     "DYNAMICCL_SCHEDULE",
@@ -28,7 +28,7 @@ _SPLIT_MASK: Final = "NCCL_TESTS_SPLIT_MASK"
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """How often a benchmark calls: `-n`, `-w` and `-c`."""
+    """Iterations of the benchmark: `-n`, `-w` and `-c`."""
 
     iterations: int
     warmup: int
@@ -36,17 +36,17 @@ class Calls:
 
     @property
     def per_half(self) -> int:
-        """Calls in one half of a block: synchronising, timed, checked."""
+        """Calls in one half (in-place or out-of-place) of a block: sync, timed and checked ones."""
         return 1 + self.iterations + self.checks
 
 
 def small_bytes(file: SweepFile) -> int:
-    """Up to which size messages get more iterations; 0 = all get as many."""
+    """Sizes up to this many bytes get more iterations; 0 = all get the same number."""
     return file.small_max if file.small_iterations > file.iterations else 0
 
 
 def calls_of(launch: Launch, program: Program, file: SweepFile) -> Calls:
-    """How often the benchmark calls in this launch.
+    """The iteration counts of this launch.
 
     What a warm-up calls differs between releases before 2.16.9, which their help text does not
     tell; where calls are counted there is none then, and the synchronising calls connect.
@@ -61,7 +61,7 @@ def calls_of(launch: Launch, program: Program, file: SweepFile) -> Calls:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Files of one launch, as the ranks see them."""
+    """Paths of the files of one launch, as the ranks see them."""
 
     json: str
     schedule: str
@@ -72,7 +72,7 @@ class Places:
 
     @classmethod
     def under(cls, folder: Path) -> "Places":
-        """The files of a launch that works in `folder`."""
+        """The paths of a launch that runs in `folder`."""
         names = (
             "rows.json",
             SCHEDULE_NAME,
@@ -86,7 +86,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Variables that are set on every rank, and that must be absent there."""
+    """Variables to set on every rank, and variables to remove."""
 
     set: Mapping[str, str]
     unset: tuple[str, ...] = ()
@@ -112,16 +112,16 @@ def arguments(
 
 
 def environment(launch: Launch, places: Places, plugin: str, schedule_hash: str) -> Environment:
-    """What a launch sets and unsets, by its mode.
+    """The variables that a launch sets and unsets, by its mode.
 
     A reference launch is the user's own environment and nothing else. `schedule_hash` is empty for
     a read-back launch that forces its one config by environment.
     """
     split = {_SPLIT: launch.setting.split} if launch.setting.split else {}
-    # The mask is read first, and would win.
+    # NCCL_TESTS_SPLIT_MASK is read first, and would take precedence.
     if launch.mode is LaunchMode.REFERENCE:
         return Environment(split, (*PLUGIN_VARIABLES, *([_SPLIT_MASK] if split else [])))
-    # Without it a failure says no more than its kind.
+    # Without NCCL_DEBUG a failure prints no details.
     found = {"NCCL_DEBUG": "WARN", **dict(launch.setting.profile.environment), **split}
     if schedule_hash:
         found |= {
@@ -144,7 +144,7 @@ def environment(launch: Launch, places: Places, plugin: str, schedule_hash: str)
             "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING",
             "NCCL_DEBUG_FILE": places.log,
         }
-        # Each communicator has one to write, to the same file.
+        # Each communicator would write its dump to the same file.
         if not split:
             found |= {
                 "NCCL_TOPO_DUMP_FILE": places.topology,

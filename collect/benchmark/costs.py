@@ -1,4 +1,4 @@
-"""NCCL's own cost model, from the log of a read-back launch into the data."""
+"""Stores NCCL's cost table, which a read-back launch logs, in the table `costs`."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +12,7 @@ from dynamiccl.collect.trial_rows import pick_row
 
 
 def keep_costs(out: Path, file: SweepFile, launch: Launch, lines: Iterable[str]) -> None:
-    """Write what a launch's log and output tell; nothing where they have no one table.
+    """Write the cost table from a launch's log and output; nothing unless exactly one is there.
 
     All collectives of a group log the same table: the same part, which is there once.
     """

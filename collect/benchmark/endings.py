@@ -1,9 +1,9 @@
-"""How a launch ended, and what that says of the config in play."""
+"""Why a launch ended early, and whether the config that was running is to blame."""
 
 import logging
 from collections.abc import Sequence
 
-from dynamiccl.collect.benchmark.launching import Ran
+from dynamiccl.collect.benchmark.launching import ProcessOutput
 from dynamiccl.collect.benchmark.output import is_impossible, last_words
 from dynamiccl.collect.runner import Launch, LaunchMode, Pick, Quarantined
 from dynamiccl.collect.sweep.settings import RunnerSettings
@@ -13,10 +13,10 @@ from dynamiccl.datasets.schema import Status
 _log = logging.getLogger(__name__)
 
 
-def what_happened(ran: Ran, limits: RunnerSettings) -> tuple[Status, str]:
-    """Status and reason for the config in play when a launch ended too early."""
+def what_happened(ran: ProcessOutput, limits: RunnerSettings) -> tuple[Status, str]:
+    """Status and reason for the config that was running when a launch ended early."""
     finished = ran.finished
-    assert finished is not None, "a launch that was told to stop is not blamed"
+    assert finished is not None, "a launch that was asked to stop has no culprit"
     words = last_words(ran.texts)
     if finished.reason is not None:
         if ran.row_times:
@@ -29,13 +29,15 @@ def what_happened(ran: Ran, limits: RunnerSettings) -> tuple[Status, str]:
 
 
 class SecondChances:
-    """A config that ended a launch runs once more before it is blamed: nodes fail too."""
+    """Lets a config that ended a launch run once more before it is blamed: nodes fail too."""
 
     def __init__(self) -> None:
         self._taken: set[tuple[LaunchMode, str]] = set()
 
-    def gives(self, launch: Launch, culprit: Pick, ran: Ran, limits: RunnerSettings) -> bool:
-        """Whether the config in play runs again; a line in the log says so."""
+    def gives(
+        self, launch: Launch, culprit: Pick, ran: ProcessOutput, limits: RunnerSettings
+    ) -> bool:
+        """Whether the config that was running gets another try; logs a warning if so."""
         status, reason = what_happened(ran, limits)
         key = (launch.mode, culprit.trial.key)
         if status is Status.INFEASIBLE or key in self._taken:
@@ -46,8 +48,10 @@ class SecondChances:
         return True
 
 
-def suspect(launch: Launch, culprit: Pick, ran: Ran, limits: RunnerSettings) -> Quarantined:
-    """Put a config in quarantine that hung or crashed, with a line for the log."""
+def suspect(
+    launch: Launch, culprit: Pick, ran: ProcessOutput, limits: RunnerSettings
+) -> Quarantined:
+    """Quarantine a config that hung or crashed, and log a warning."""
     status, reason = what_happened(ran, limits)
     hung = "hung" if status is Status.TIMED_OUT else "crashed"
     _log.warning("%s: %s in %s (%s)", launch.id, hung, culprit.trial.config.key, reason)
@@ -55,7 +59,7 @@ def suspect(launch: Launch, culprit: Pick, ran: Ran, limits: RunnerSettings) -> 
 
 
 def warn_of_unwell(launch: Launch, healths: Sequence[Health]) -> None:
-    """Say how many blocks of a launch have times that nothing uses, if any."""
+    """Log how many blocks of a launch were measured on throttled or failing GPUs, if any."""
     if unwell := sum(bool(health.throttled or health.ecc_errors) for health in healths):
         _log.warning(
             "%s: heat, power or memory errors of GPUs in %d of %d blocks, whose times are not used",

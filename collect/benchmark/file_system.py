@@ -1,17 +1,17 @@
-"""Whether what another machine wrote to a file is seen at once."""
+"""Whether a path lies on a local file system: another process's writes are then seen at once."""
 
 import re
 from pathlib import Path
 from typing import Final
 
 _MOUNTS: Final = Path("/proc/self/mountinfo")
-#: File systems of this machine alone, where all see one page cache.
+#: Types of local file systems: all processes share one page cache.
 _LOCAL: Final = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay"))
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
 def is_local(path: Path, mounts: Path = _MOUNTS) -> bool:
-    """Whether a path lies on a file system of this machine alone; False where nobody knows.
+    """Whether a path lies on a local file system; False when that is not known.
 
     proc(5): field 5 of a line is the mount point, and the type comes after a lone dash.
     """
@@ -26,7 +26,7 @@ def is_local(path: Path, mounts: Path = _MOUNTS) -> bool:
         if len(fields) < 5 or not tail:
             continue
         point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), fields[4])
-        # Of two mounts on one point the later one is seen.
+        # The later of two mounts on one point is the visible one.
         if place.is_relative_to(point) and len(point) >= len(found[0]):
             found = (point, tail.split()[0])
     return found[1] in _LOCAL

@@ -1,4 +1,4 @@
-"""In which order one process walks its picks: cycles over sizes, one block for each.
+"""The order in which one process measures its picks: cycles over sizes, one pick a block.
 
 nccl-tests walks all sizes once in each cycle of `-N`. A *block* is one (cycle, size): the picks of
 a size are shuffled and dealt to the cycles; sizes with fewer picks than others, or none,
@@ -27,7 +27,7 @@ class Grid:
     #: What nccl-tests prints as size, and NCCL's nBytes; shape as `chain.sizes`.
     benchmark_bytes: tuple[int, ...]
     cycles: tuple[tuple[Pick, ...], ...]
-    #: Picks of the launch that are not in it (another walk, or too many blocks).
+    #: Picks of the launch that did not fit (another walk, or too many blocks).
     left_over: tuple[Pick, ...]
 
     @property
@@ -41,13 +41,13 @@ class Grid:
         return tuple(tuple(pick.trial.config for pick in cycle) for cycle in self.cycles)
 
     def asked_from(self, block: int, launch: Launch) -> list[Pick]:
-        """Picks of `launch` in the blocks from `block` on; what only fills gaps is left out."""
+        """Picks of `launch` in the blocks from `block` on, without those that only fill gaps."""
         asked = {id(pick) for pick in launch.picks}
         return [pick for pick in self.blocks[block:] if id(pick) in asked]
 
 
 def slow_seconds(grid: Grid, calls_per_half: int) -> list[float]:
-    """What each block may take where its config is as slow as one can be, in the order of rows.
+    """Time limit of each block in seconds, in row order, assuming the slowest possible config.
 
     Two halves of calls at an algorithm bandwidth that is slow for any cluster: one channel of LL
     over two nodes of H100 makes 1.5 GB/s, so that 44 calls of 4 GiB take 126 s and are no hang.
@@ -64,7 +64,7 @@ def _least_bytes_per_s(config: Config) -> float:
 
 
 def is_slow(config: Config) -> bool:
-    """Whether large messages take long with it: LL, or a channel or two.
+    """Whether a config is slow for large messages: LL, or one or two channels.
 
     In the published sweeps LL takes more than twice the best config's time from 4 MiB on (33 cells)
     and four times from 16 MiB on (23); so do up to two channels over NVLink from 4 MiB on (16; over
@@ -74,7 +74,7 @@ def is_slow(config: Config) -> bool:
 
 
 def deal(launch: Launch, *, max_blocks: int) -> Grid:
-    """Deal the picks of a launch to cycles; the order within a size is drawn from its id (pure)."""
+    """Assign the picks of a launch to cycles; the order of a size is seeded by its id (pure)."""
     chain = max(walks(pick.trial.size_bytes for pick in launch.picks), key=lambda c: len(c.sizes))
     hands = [_hand(launch, size) for size in chain.sizes]
     depth = min(max(map(len, hands)), max(1, max_blocks // len(chain.sizes)))
@@ -99,12 +99,12 @@ def _hand(launch: Launch, size_bytes: int) -> list[Pick]:
     return hand
 
 
-#: Fillers of a launch that continues another one are numbered above all of that one's.
+#: Repeat numbers of a continuing launch's fillers start above those of the launch it continues.
 _FILLERS_OF_A_LAUNCH: Final = 1_000_000
 
 
 def _fillers(launch: Launch, chain: Chain) -> list[Iterator[Pick]]:
-    """Endless repeats of what fills a gap: the launch's one config when it is forced."""
+    """Endless iterators of gap-filling picks, one a size: the forced config, or NCCL's default."""
     configs = {pick.trial.config for pick in launch.picks}
     config = next(iter(configs)) if len(configs) == 1 else ABSTAIN
     known = (p.repeat for p in launch.picks if p.trial.config == config)

@@ -1,4 +1,4 @@
-"""The benchmark inside a container: found and asked for its options there, where it will run."""
+"""Finds the benchmark where the ranks run, in the container if there is one, with its options."""
 
 import os
 from pathlib import Path
@@ -12,10 +12,10 @@ from dynamiccl.collect.processes.process import Limits, run_process
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import Collective
 
-#: A first start pulls the image.
+#: Long, since the first start pulls the image.
 _START_S: Final = 900.0
 _FOUND: Final = "dynamiccl-found "
-#: Says which of the names given is there, and then its help text. `command -v` takes a path too.
+#: Prints the first name that exists, then its help text. `command -v` accepts paths, too.
 _ASK: Final = (
     f'for name; do path=$(command -v "$name") || continue; echo "{_FOUND}$path"; '
     'exec "$path" -h; done; exit 127'
@@ -23,7 +23,7 @@ _ASK: Final = (
 
 
 def find_benchmark(collective: Collective, site: Site, *, mpi: bool) -> Program:
-    """The binary of a collective where the site's ranks run: inside the container if there is one.
+    """The binary of a collective as the site's ranks see it, inside a container if there is one.
 
     Raises what `find_program` raises.
     """
@@ -43,7 +43,7 @@ def find_benchmark(collective: Collective, site: Site, *, mpi: bool) -> Program:
         said = " | ".join(line.text for line in done.lines[-3:]) or "nothing"
         raise MachineError(
             f"no executable {names[0]} in {place or 'PATH'} of the container '{container.image}' "
-            f"(exit code {done.returncode}, it said: {said}); give its directory inside the image, "
+            f"(exit code {done.returncode}, output: {said}); give its directory inside the image, "
             "or one under launcher.container.mounts, with --nccl-tests-dir"
         )
     path = paths[0].removeprefix(_FOUND)
@@ -52,7 +52,7 @@ def find_benchmark(collective: Collective, site: Site, *, mpi: bool) -> Program:
 
 
 def directory_inside(directory: Path, container: ContainerSettings) -> str:
-    """Where a directory lies inside: mapped where a mount shows it, else the image's own."""
+    """Path of a directory inside the container: mapped if mounted, else the image's own."""
     try:
         return map_into_container(str(directory.resolve()), container)
     except InvalidSweep:

@@ -1,4 +1,4 @@
-"""Start one launch: write its schedule, build its command, follow it row by row."""
+"""Starts one launch: writes its schedule, builds its command, follows its output row by row."""
 
 import logging
 import os
@@ -32,23 +32,23 @@ _log = logging.getLogger(__name__)
 #: What nccl-tests prints below its rows (v2.13 to v2.19.6, `src/common.cu`), and how near the end.
 _FOOTER: Final = "# Avg bus bandwidth"
 _FOOTER_LINES: Final = 50
-#: Exit codes of what SIGTERM or SIGKILL ended, as we see it and as a launcher reports it.
+#: Exit codes after SIGTERM or SIGKILL, as seen by us and as reported by a launcher.
 _ENDED_FROM_OUTSIDE: Final = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + 15, 128 + 9})
-#: How long the same end may take to reach us.
+#: Seconds that the same signal may take to reach us.
 _HEARING_S: Final = 2.0
 
 
 class _Enough(Exception):
-    """Raised inside a running launch when we were asked to stop and a block is done."""
+    """Raised inside a running launch when a stop was requested and a block is done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where and with what nccl-tests is run."""
+    """Where nccl-tests runs: launcher, directories, plugin."""
 
-    #: Data directory; dumps are kept in it.
+    #: Data directory; topology dumps go there, too.
     out: Path
-    #: Folder for the files of launches, seen by all nodes.
+    #: Folder for the files of launches, on a file system shared by all nodes.
     work: Path
     #: Where the binaries are; None = PATH.
     nccl_tests_dir: Path | None
@@ -58,21 +58,21 @@ class Site:
 
 
 @dataclass(slots=True)
-class Ran:
-    """What one process left."""
+class ProcessOutput:
+    """The output and the exit of one benchmark process."""
 
     #: When it was started, seconds since the epoch.
     began_s: float
     lines: list[Line] = field(default_factory=list)
     #: When each row arrived, seconds since the epoch.
     row_times: list[float] = field(default_factory=list)
-    #: What the row that was waited for last had on top of the time limit, in seconds.
+    #: Seconds added to the time limit for the last awaited row.
     more_s: float = 0.0
     #: How it ended; None when we were asked to stop it.
     finished: Finished | None = None
 
     def take(self, line: Line) -> bool:
-        """Take in a line; whether it is a row, which is progress."""
+        """Keep a line of output; returns whether it is a result row, which counts as progress."""
         self.lines.append(line)
         if not is_row(line.text):
             return False
@@ -81,11 +81,11 @@ class Ran:
 
     @property
     def texts(self) -> list[str]:
-        """Everything printed, line by line."""
+        """All output lines."""
         return [line.text for line in self.lines]
 
     def stretches_of(self, num_rows: int) -> list[tuple[float, float]]:
-        """From when to when each of the first rows was measured: since the row before it.
+        """(begin, end) in Unix seconds of each of the first rows, from the row before it on.
 
         A row that was not seen to arrive (another rank spoke on its line) takes the last one's.
         """
@@ -95,17 +95,17 @@ class Ran:
 
     @property
     def came_to_its_end(self) -> bool:
-        """Whether it printed what comes after the last row."""
+        """Whether the benchmark printed its final summary."""
         return any(line.text.startswith(_FOOTER) for line in self.lines[-_FOOTER_LINES:])
 
     @property
     def told_to_stop(self) -> bool:
-        """Whether it ended early because the user wants to stop."""
+        """Whether it ended early because a stop was requested."""
         return self.finished is None
 
 
 class Starter:
-    """Starts launches at one site."""
+    """Starts benchmark processes at one site."""
 
     def __init__(self, file: SweepFile, site: Site, interrupt: Interrupt | None) -> None:
         """Take the sweep's settings, the site, and what tells when to stop."""
@@ -114,7 +114,7 @@ class Starter:
         self._interrupt = interrupt
 
     def check(self, setting: Setting) -> None:
-        """Refuse, before anything runs, what cannot be started here. Raises InvalidSweep."""
+        """Raise InvalidSweep for a setting that cannot be started here."""
         if setting.interference.kind == "congestion":
             raise InvalidSweep(
                 "interference kind 'congestion' is for the simulator; here the network is "
@@ -145,8 +145,8 @@ class Starter:
         folder: Path,
         progress: Callable[[int], None],
         keep: Callable[[Line], None],
-    ) -> Ran:
-        """Run a launch in `folder`; `progress` is told of every row, `keep` of every line."""
+    ) -> ProcessOutput:
+        """Run a launch in `folder`; calls `progress` for each row and `keep` for each line."""
         container = self._site.launcher.container
         inside = Path(map_into_container(str(folder.resolve()), container))
         places = commands.Places.under(inside)
@@ -165,7 +165,7 @@ class Starter:
         return self._follow(job, slow_seconds(grid, calls.per_half), progress, keep)
 
     def pause(self, seconds: float) -> bool:
-        """Wait; False when we were asked to stop meanwhile."""
+        """Wait so many seconds; False when a stop was requested meanwhile."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self._interrupt is not None and self._interrupt.requested:
@@ -183,9 +183,9 @@ class Starter:
         slow_s: Sequence[float],
         progress: Callable[[int], None],
         keep: Callable[[Line], None],
-    ) -> Ran:
-        """Until it ends or hangs; `slow_s`: what each row may take on top of the time limit."""
-        ran = Ran(time.time())
+    ) -> ProcessOutput:
+        """Read output until the process ends or hangs; `slow_s`: extra seconds for each row."""
+        ran = ProcessOutput(time.time())
 
         def more_s() -> float:
             row = len(ran.row_times)

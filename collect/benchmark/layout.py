@@ -1,4 +1,4 @@
-"""Which launches measure a round of picks: one process for the whole grid, or one a config."""
+"""The launches that measure a round of picks: one process for the whole grid, or one a config."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from dynamiccl.collect.sweep.trial import LaunchProfile, Setting, Trial
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.nccl import ABSTAIN, Config
 
-#: Measurements of the reference default per size and round: a pair, whose difference is noise.
+#: Measurements of the reference default per size and round: an A/A pair.
 REFERENCE_REPEATS: Final = 2
 _Key = TypeVar("_Key", Setting, Config)
 

@@ -1,15 +1,14 @@
-"""What a launch writes down while it runs, so that a sweep that is killed keeps its rows.
+"""The folder of a running launch, from which a resumed sweep recovers the rows of a killed one.
 
     WORK/launch-XXXXXXXX/
         launch.json    which launch it is, with its picks
-        output.jsonl   what it printed so far: [seconds since the epoch, line], flushed line by line
+        output.jsonl   its output so far: [seconds since the epoch, line], flushed line by line
         ...            its schedule, report and dumps
 
-A folder is removed when the launch after it begins: then its rows are in the journal. What is found
-at the start belongs to a run that was killed, and is taken when the same launch with the same picks
-comes up again, which need not be at once: launches of a round are drawn in another order when some
-of them are there already. Nothing is synced to disk while ranks measure; what the kernel had not
-yet written when a machine lost power is measured again.
+A folder is removed when the next launch begins: then its rows are in the journal. Folders found at
+the start are of a killed run; they are used when the same launch with the same picks comes up
+again, maybe later, since launches of a round run in random order. Nothing is synced to disk while
+ranks measure: rows that the kernel had not written at a power failure are measured again.
 """
 
 import json
@@ -20,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from dynamiccl.collect.benchmark.launching import Ran
+from dynamiccl.collect.benchmark.launching import ProcessOutput
 from dynamiccl.collect.processes.output_lines import Line
 from dynamiccl.collect.runner import Launch
 
@@ -30,7 +29,7 @@ _OUTPUT: Final = "output.jsonl"
 
 
 class LaunchFolders:
-    """The folders of one runner's launches."""
+    """The working folders of one runner's launches."""
 
     def __init__(self, work: Path) -> None:
         """Take the folder for all of them; it need not be there."""
@@ -39,7 +38,7 @@ class LaunchFolders:
         self._done: list[Path] = []
 
     def begin(self, launch: Launch) -> Path:
-        """A new folder for a launch; those of this run's launches before it go."""
+        """Make a new folder for a launch; folders of earlier launches of this run are removed."""
         self._remove_done()
         self._work.mkdir(parents=True, exist_ok=True)
         # Another one each time: on NFS a file that a rank still has open keeps its folder.
@@ -49,7 +48,7 @@ class LaunchFolders:
         return folder
 
     def left_over(self, launch: Launch) -> Path | None:
-        """The folder that a killed run left of this launch; None when there is none, or no more."""
+        """The folder of this launch from a killed run; None when there is none left."""
         for folder in self._before:
             if _is_of(folder, launch):
                 self._before.remove(folder)
@@ -58,7 +57,7 @@ class LaunchFolders:
         return None
 
     def clear(self) -> None:
-        """Remove all: what was measured is in the journal by now."""
+        """Remove all folders: their rows are in the journal by now."""
         self._done += self._before
         self._before = []
         self._remove_done()
@@ -71,28 +70,28 @@ class LaunchFolders:
 
 @contextmanager
 def written_down(folder: Path) -> Iterator["OutputFile"]:
-    """A file in `folder` that takes the lines of a launch as they come."""
+    """A context manager: the output file in `folder` that takes a launch's lines."""
     with (folder / _OUTPUT).open("w", encoding="utf-8") as file:
         yield OutputFile(file)
 
 
 class OutputFile:
-    """Lines of a running launch, on disk."""
+    """The output lines of a running launch, on disk."""
 
     def __init__(self, file: TextIO) -> None:
         """Take the open file."""
         self._file = file
 
     def take(self, line: Line) -> None:
-        """Write down one line; a full disk costs the copy and not the launch."""
+        """Append one line; a full disk costs this copy and not the launch."""
         with suppress(OSError):
             self._file.write(json.dumps([line.arrived_s, line.text]) + "\n")
             self._file.flush()
 
 
-def ran_before(folder: Path) -> Ran:
-    """What a killed run had seen of the launch in `folder`; a line that was torn ends it."""
-    ran = Ran(_began_s(folder))
+def ran_before(folder: Path) -> ProcessOutput:
+    """The output of a killed launch in `folder`, up to the first torn line."""
+    ran = ProcessOutput(_began_s(folder))
     with (folder / _OUTPUT).open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             try:

@@ -1,4 +1,4 @@
-"""Whether one process measures many configs, or each config has its own."""
+"""Whether one process measures many configs (sweep mode), or each config has its own process."""
 
 import logging
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 def can_play(file: SweepFile, plugin: Path | None, programs: Iterable[Program]) -> bool:
-    """Whether the plugin plays many configs in one process.
+    """Whether sweep mode is possible: the plugin plays a schedule of configs in one process.
 
     Raises MachineError where the sweep wants that and it cannot be.
     """

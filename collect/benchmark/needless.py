@@ -1,4 +1,4 @@
-"""Trials that are not measured: too slow to ever win, or the same as another one."""
+"""Which trials are skipped: configs too slow to win, and those that run the same as another one."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,12 +7,12 @@ from dynamiccl.collect.benchmark.read_back import PlainChoice
 from dynamiccl.collect.sweep.trial import Setting, Trial
 from dynamiccl.nccl import Algorithm, Protocol
 
-#: What differs in nothing but the number of channels.
+#: Key of trials that differ in the number of channels only.
 _Family = tuple[Setting, int, Algorithm | None, Protocol | None, int | None]
 
 
 class Needless:
-    """Knows a sweep's trials, and says which need no measurement."""
+    """Decides which trials of a sweep are skipped."""
 
     def __init__(self, slow_max_bytes: int) -> None:
         """Take up to which size the slowest configs are measured."""
@@ -26,7 +26,7 @@ class Needless:
                 self._families.setdefault(_family(trial), []).append(trial)
 
     def reason(self, trial: Trial, choices: Mapping[str, PlainChoice | None]) -> str | None:
-        """Why a trial needs no measurement, by what runs for each key; None when it does."""
+        """Why a trial is skipped, or None; `choices`: trial key -> what NCCL runs for it."""
         if is_slow(trial.config) and trial.size_bytes > self._slow_max_bytes:
             return (
                 f"left out above {self._slow_max_bytes} bytes, where LL and up to two channels "

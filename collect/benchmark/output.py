@@ -1,4 +1,4 @@
-"""From what a benchmark printed to the rows of its blocks.
+"""Parses the benchmark's output into rows, one for each measured block.
 
 Text is what survives a crash, JSON has the digits: JSON is taken when it is whole and holds every
 row of the text, the text otherwise. A row that cannot be read, or of a size that is not the next of
@@ -21,13 +21,13 @@ from dynamiccl.datasets.schema import MEASUREMENTS
 from dynamiccl.errors import DataError
 from dynamiccl.nccl import Collective
 
-#: Lines of Slurm and of Open MPI.
+#: Matches lines of Slurm and of Open MPI.
 _LAUNCHERS: Final = re.compile(r"(?:srun|slurmstepd\S*|mpirun|mpiexec|prte\w*): |\[\S+:\d+\] PRTE ")
 #: A row: size, count, type, redop, root, and then times.
 _ROW: Final = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w+\s+\w+\s+-?\d+\s+[\d.]")
-#: From the type on: what is left of a row whose head another rank's words cut off.
+#: The rest of a row from the type on, where another rank's output overwrote its beginning.
 _TAIL: Final = re.compile(rf"(?:^|\s)(?:{'|'.join(DATATYPE_BYTES)})\s+\w+\s+-?\d+\s+[\d.]")
-#: What a half of a row says of itself; everything else is the harness's to know.
+#: Columns that a half of a row has; the runner knows all others.
 _KEPT: Final = frozenset(
     (
         "source",
@@ -61,18 +61,18 @@ Block = list[dict[str, Any]]
 
 
 def is_row(line: str) -> bool:
-    """Whether a line is a row of the table: progress of the benchmark."""
+    """Whether a line is a result row, which counts as progress."""
     return _ROW.match(line) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The rows of the blocks that were measured, in the order of the blocks."""
+    """The rows of the measured blocks, in block order."""
 
     blocks: tuple[Block, ...]
     #: Environment columns that the output names.
     environment: dict[str, Any]
-    #: Where the ranks ran, as far as it says so.
+    #: Hosts of the ranks in order, as a host list, if printed.
     hosts: str | None = None
 
 
@@ -94,7 +94,7 @@ def read_output(
         num_blocks: how many blocks there should be.
     """
     blocks = _believed(_text_blocks(lines, collective), sizes)
-    # JSON names no release of nccl-tests.
+    # The JSON output has no release of nccl-tests.
     release = blocks[0][0].get("nccl_tests_version") if blocks else None
     from_json = _believed(_json_blocks(json, collective), sizes)
     if len(from_json) >= len(blocks) and from_json:
@@ -108,7 +108,7 @@ def read_output(
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """What a failed benchmark said: lines that speak of a failure, else the last ones.
+    """The error lines of a failed benchmark, else its last lines.
 
     A launcher ends the other ranks and tells each of them: of its lines only the first counts,
     which names the node that failed.
@@ -117,22 +117,22 @@ def last_words(lines: Sequence[str]) -> str:
     launchers = [line for line in told if _LAUNCHERS.match(line)]
     own = [line for line in told if not _LAUNCHERS.match(line)]
     failures = [line for line in own if _FAILURE.search(line)]
-    # Comments are the head of the table: what a killed benchmark had said says nothing of why.
+    # Comment lines are the table's header, which does not explain a failure.
     plain = [line for line in own if not line.startswith("#")]
     words = (failures or plain)[-3:]
     words += launchers[:1] if words else launchers[:3]
-    return " | ".join(words)[:600] or "it said nothing"
+    return " | ".join(words)[:600] or "no output"
 
 
 def is_impossible(lines: Sequence[str]) -> bool:
-    """Whether NCCL said that it has no such combination (2.24 and later, `src/enqueue.cc`)."""
+    """Whether NCCL logged that no such combination exists (2.24 and later, `src/enqueue.cc`)."""
     return any(_IMPOSSIBLE.search(line) for line in lines)
 
 
 def _text_blocks(lines: Sequence[str], collective: Collective) -> list[Block | None]:
     text = "\n".join(lines)
     parsed = parse_text(text, where="output", collective=collective)
-    # A row of which nothing can be taken (torn, or without a time) still has its place in the walk.
+    # An unreadable row (torn, or without a time) still takes its place in the walk over sizes.
     by_line: dict[int, Block | None] = {
         number: []
         for number, line in enumerate(text.splitlines(), 1)
@@ -167,7 +167,7 @@ def _json_blocks(path: Path, collective: Collective) -> list[Block | None]:
 
 
 def _believed(blocks: Sequence[Block | None], sizes: Sequence[int]) -> list[Block]:
-    """The blocks up to the first that is torn or not of the size that comes next."""
+    """The blocks before the first one that is torn or not of the expected size."""
     good: list[Block] = []
     for number, block in enumerate(blocks):
         if not block or block[0]["size_bytes"] != sizes[number % len(sizes)]:

@@ -33,24 +33,24 @@ _HELP_TIMEOUT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One binary and the letters of its options."""
+    """One binary and the option letters that it takes."""
 
     path: str
     options: frozenset[str]
 
     @property
     def has_cycles(self) -> bool:
-        """Whether it repeats its walk (`-N`): without it there is no sweep mode."""
+        """Whether it can repeat its walk over sizes (`-N`), which sweep mode needs."""
         return "N" in self.options
 
     @property
     def has_json(self) -> bool:
-        """Whether it writes JSON, whose times have six decimals."""
+        """Whether it writes JSON (`-J`), whose times have six decimals."""
         return "J" in self.options
 
     @property
     def warms_up_each_size(self) -> bool:
-        """Whether its warm-up is known to be the ladder of sizes (2.16.9 and later).
+        """Whether its warm-up runs every size of the walk (2.16.9 and later).
 
         Judged by `-J`, of 2.17.3: releases before and after 2.16.9 list the same options.
         """
@@ -58,7 +58,7 @@ class Program:
 
     @property
     def has_iteration_times(self) -> bool:
-        """Whether it times every iteration."""
+        """Whether it can print the time of every iteration (`-I`)."""
         return "I" in self.options
 
 
@@ -99,7 +99,7 @@ def options_in(output: str, path: str, returncode: int | None) -> frozenset[str]
         said = output.strip().splitlines()
         last = said[-1] if said else "nothing"
         raise MachineError(
-            f"{path} -h lists no options of nccl-tests (exit code {returncode}, it said: "
+            f"{path} -h lists no options of nccl-tests (exit code {returncode}, output: "
             f"{last}); is a library missing (ldd), or is it another program?"
         )
     return options

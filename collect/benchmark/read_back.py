@@ -1,4 +1,4 @@
-"""From NCCL's log of a read-back launch to what really runs for each trial.
+"""Reads from NCCL's log of a read-back launch which config really ran for each trial.
 
 NCCL prints one line for each call of rank 0, in the order of the calls (NCCL 2.20 and later;
 channels from 2.24 on). The order is known (warm-up, then block by block), so every line belongs to
@@ -18,7 +18,7 @@ PlainChoice = list[str | int | None]
 
 
 def comm_logs(folder: Path) -> list[list[str]]:
-    """The lines of NCCL's logs in a launch's folder, one list for each communicator.
+    """NCCL's log lines in a launch's folder, one list for each communicator.
 
     Each rank writes a file of its own. The first rank of a communicator logs its calls: where one
     file does, all of them are one log; where several do, there are several communicators.
@@ -36,7 +36,7 @@ def agreed_choices(
     warmup_calls: int,
     calls_per_block: int,
 ) -> list[PlainChoice | None]:
-    """What ran in each block of `grid`, by the logs of all communicators, which ran the same calls.
+    """What ran in each block of `grid`, where all communicators' logs agree.
 
     None where they differ; as long as the shortest of them.
     """
@@ -57,14 +57,14 @@ def agreed_choices(
 def choices_by_block(
     log: Iterable[str], grid: Grid, *, num_ranks: int, warmup_calls: int, calls_per_block: int
 ) -> list[PlainChoice | None]:
-    """What ran in each block of `grid`; None where the calls of a block differ or are not named.
+    """What ran in each block of `grid`; None where a block's calls differ or are unnamed.
 
     Shorter than the grid where the log ends early (a crash) or is not one of these calls.
     """
     calls = list(logged_calls(log))[warmup_calls:]
     blocks = grid.blocks
     found: list[PlainChoice | None] = []
-    # With one size nothing else shows that the calls were counted wrong.
+    # With a single size nothing else reveals a miscount of calls.
     if len(calls) > len(blocks) * calls_per_block:
         return found
     for number in range(len(blocks)):

@@ -1,4 +1,4 @@
-"""From what a launch printed of a block to the rows of its pick."""
+"""Makes measurement rows from the parsed output of a block."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ from dynamiccl.datasets.schema import Source, Status
 
 
 class RowMaker:
-    """Makes rows, with what is known by now of the machine and of what NCCL really runs."""
+    """Makes rows, with the environment columns and read-back results known so far."""
 
     def __init__(self, file: SweepFile, environment: Mapping[str, Any]) -> None:
         """Take the sweep's settings and the environment columns that hold for all of it."""
@@ -22,11 +22,11 @@ class RowMaker:
         self.choices: dict[str, PlainChoice | None] = {}
 
     def learn(self, environment: Mapping[str, Any]) -> None:
-        """Take in environment columns."""
+        """Add environment columns."""
         self._environment.update(environment)
 
     def environment(self) -> Row:
-        """What is known of the machine so far."""
+        """The environment columns known so far."""
         known = {
             "source": Source.NCCL_TESTS_TEXT.value,
             "timestamp": datetime.now(UTC),
@@ -37,7 +37,7 @@ class RowMaker:
     def lost(
         self, launch: Launch, pick: Pick, status: Status, reason: str, hosts: str | None
     ) -> Measured:
-        """The one row of a pick that gave no time."""
+        """The single row of a pick that has no time."""
         row = {**self._base(launch, pick), "hosts": hosts}
         return Measured(pick, (lost_row(row, status, reason),))
 
@@ -49,7 +49,7 @@ class RowMaker:
         verdict: Verdict,
         known: Mapping[str, Any],
     ) -> Measured:
-        """The rows of a block: one for each placement of buffers, or one with the reason.
+        """The rows of a block: one for each buffer placement, or one with the failure.
 
         `known` are columns of this block or launch alone.
         """
@@ -75,7 +75,7 @@ class RowMaker:
 
 
 def _result(half: Mapping[str, Any]) -> dict[str, Any]:
-    """What a half of a block measured; wrong values say so."""
+    """The result columns of one half (in-place or out-of-place) of a block; checks wrong values."""
     if half.get("status") != Status.WRONG_VALUES.value:
         return dict(half)
     return {**half, "reason": f"{half.get('wrong_values')} wrong values"}

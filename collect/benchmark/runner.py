@@ -1,8 +1,8 @@
-"""Runs nccl-tests, process by process, and makes rows of what it measured.
+"""The nccl-tests runner: starts one benchmark process after the other and makes rows of its output.
 
-A launch works in a folder of its own under the journal, on a file system that all nodes see. Timed
-launches print nothing but their table; what NCCL really ran is read back once for each trial, in an
-untimed launch whose log goes to a file.
+A launch works in a folder of its own under the journal, on a file system that all nodes share.
+Timed launches log nothing but their table; which config NCCL really ran is read back once for each
+trial, from the log of an untimed launch.
 """
 
 import logging
@@ -24,7 +24,7 @@ from dynamiccl.collect.benchmark.endings import (
 )
 from dynamiccl.collect.benchmark.grid import Grid, deal
 from dynamiccl.collect.benchmark.inside import find_benchmark
-from dynamiccl.collect.benchmark.launching import Ran, Site, Starter
+from dynamiccl.collect.benchmark.launching import ProcessOutput, Site, Starter
 from dynamiccl.collect.benchmark.layout import lay_out
 from dynamiccl.collect.benchmark.leftovers import LaunchFolders, ran_before, written_down
 from dynamiccl.collect.benchmark.mode import can_play
@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 
 
 class _NeverBegan(Exception):
-    """Raised when a launch reached no block of its own; `result` blames its configs for it."""
+    """Raised when a launch reached no block; `result` has the rows if its configs are to blame."""
 
     def __init__(self, reason: str, result: LaunchResult) -> None:
         super().__init__(reason)
@@ -88,9 +88,10 @@ class NcclTestsRunner:
         watch: Watch | None = None,
         facts: SiteFacts | None = None,
     ) -> None:
-        """Take the sweep's settings and the site.
+        """Keep the sweep's settings and the site; starts nothing.
 
-        `interrupt` tells when to stop, `watch` how the nodes were meanwhile, `facts` what they are.
+        `interrupt` tells when to stop, `watch` how healthy the nodes were, `facts` what hardware
+        they have.
         """
         self._file = file
         self._site = site
@@ -100,7 +101,7 @@ class NcclTestsRunner:
         self._plays = False
         self._folders = LaunchFolders(site.work)
         self._chances = SecondChances()
-        #: The last launch that began, by whether the plugin plays its configs.
+        #: Whether the plugin applies the configs -> the last launch that started.
         self._begun: dict[bool, Launch] = {}
         self._watch = watch or NoWatch()
         known = facts or SiteFacts({}, None)
@@ -108,7 +109,7 @@ class NcclTestsRunner:
         self._disturber = Disturber(Nodes(site.launcher), known.num_gpus)
 
     def check(self, trials: Sequence[Trial]) -> None:
-        """Find the binaries and settle the mode; refuse what cannot be measured here."""
+        """Find the binaries and choose the mode; raises for trials that cannot be measured here."""
         self._needless.know(trials)
         mpi = find_launcher(self._site.launcher.kind).needs_mpi
         for setting in dict.fromkeys(trial.setting for trial in trials):
@@ -130,19 +131,19 @@ class NcclTestsRunner:
         )
 
     def measurements(self, launch: Launch) -> int:
-        """Its picks, and the default where the walk over sizes leaves a gap."""
+        """Number of blocks: the picks, and the default where the walk leaves a gap."""
         return len(self._deal(launch).blocks) if launch.picks else 0
 
     def reason_to_skip(self, trial: Trial) -> str | None:
-        """Too slow to win, or the same as another one."""
+        """Why a trial is skipped (too slow to win, same as another), or None."""
         return self._needless.reason(trial, self._rows.choices)
 
     def run(self, launch: Launch, progress: Callable[[int], None]) -> LaunchResult:
-        """Run one launch; what hangs or crashes becomes rows, and the rest is left over.
+        """Run one launch; a hang or crash becomes rows, and what was not reached is left over.
 
-        A launch that never begins is tried once more. If that is in vain too, its configs are to
-        blame only where another launch still begins; else this raises MachineError, and nothing of
-        it is marked as failed.
+        A launch that does not start is tried once more. If it fails again, its configs are marked
+        as failed only if another launch still starts; otherwise the machine is at fault and this
+        raises MachineError.
         """
         rescued = self._rescue(launch)
         if rescued is not None:
@@ -160,12 +161,12 @@ class NcclTestsRunner:
             if self._still_begins(launch):
                 return problem.result
             raise MachineError(
-                f"{launch.id} did not begin, twice: {problem}; no config is blamed and what was "
-                "measured is kept: mend it, and go on with --resume"
+                f"{launch.id} did not start, twice: {problem}; no config is marked as failed, and "
+                "measurements are kept: fix it, and continue with --resume"
             ) from problem
 
     def _still_begins(self, failed: Launch) -> bool:
-        """Whether a launch that began before, or else NCCL's own choice in this setting, does."""
+        """Whether a launch that worked before, or else NCCL's default, still starts."""
         known = self._begun.get(failed.is_scheduled)
         if known is None and failed.is_scheduled:
             return False
@@ -189,7 +190,7 @@ class NcclTestsRunner:
         return deal(launch, max_blocks=self._file.runner.max_blocks)
 
     def _rescue(self, launch: Launch) -> LaunchResult | None:
-        """What a run that was killed had measured of this launch; None when there is nothing.
+        """What a killed run had measured of this launch, or None.
 
         Not where something ran beside it: whether that kept running to the end is not known.
         """
@@ -216,16 +217,16 @@ class NcclTestsRunner:
         return LaunchResult(measured, rest, facts=facts, seconds_before=seconds)
 
     def learn(self, launch: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Take in what a read-back or a header said."""
+        """Take in facts from a read-back or an output header."""
         self._rows.choices.update(facts.get("read_back", {}))
         self._rows.learn(facts.get("environment", {}))
 
     def environment(self) -> Row:
-        """What is known of the machine so far."""
+        """The environment columns known so far."""
         return self._rows.environment()
 
     def close(self) -> None:
-        """Remove what is in the journal by now."""
+        """Remove the launch folders: their rows are in the journal by now."""
         self._folders.clear()
 
     def _timed(
@@ -247,7 +248,7 @@ class NcclTestsRunner:
         rest = grid.asked_from(reached, launch)
         facts = {"environment": output.environment} if output.environment else {}
         begun = has_begun(launch, folder) if launch.is_scheduled else reached > 0
-        # Where all rows came, one was torn by another rank's words: those after it run again.
+        # If all rows were printed, one was torn by another rank's output: rows after it run again.
         nobody_failed = ran.told_to_stop or (measured and ran.came_to_its_end)
         if not rest or nobody_failed:
             result = LaunchResult(measured, (*rest, *grid.left_over), facts=facts)
@@ -268,11 +269,11 @@ class NcclTestsRunner:
         self,
         launch: Launch,
         grid: Grid,
-        ran: Ran,
+        ran: ProcessOutput,
         output: Output,
         verdicts: Sequence[Verdict],
     ) -> tuple[Measured, ...]:
-        """The rows of the blocks that have a verdict."""
+        """The rows of all blocks that have a verdict."""
         self._rows.learn(output.environment)
         verdicts = of_members(output.blocks[: len(verdicts)], launch.setting, [*verdicts])
         stretches = ran.stretches_of(len(verdicts))
@@ -296,12 +297,12 @@ class NcclTestsRunner:
         launch: Launch,
         culprit: Pick,
         rest: Sequence[Pick],
-        ran: Ran,
+        ran: ProcessOutput,
         hosts: str | None,
         *,
         begun: bool,
     ) -> tuple[list[Measured], tuple[Quarantined, ...], list[Pick]]:
-        """The block in which a process ended too early twice is lost; what follows runs again."""
+        """Mark the block at which a process ended early twice; what follows runs again."""
         is_suspect = begun and launch.is_scheduled
         if is_suspect and self._chances.gives(launch, culprit, ran, self._file.runner):
             return [], (), list(rest)
@@ -310,7 +311,7 @@ class NcclTestsRunner:
         left = [pick for pick in rest if pick is not culprit]
         if is_suspect:
             return lost, (suspect(launch, culprit, ran, self._file.runner),), left
-        # It never got going, or it has one config only: trying again will not help.
+        # It never started, or has a single config: trying again would not help.
         lost += [self._rows.lost(launch, pick, status, reason, hosts) for pick in left]
         return lost, (), []
 
@@ -342,7 +343,7 @@ class NcclTestsRunner:
             if not self._chances.gives(launch, rest[0], ran, self._file.runner):
                 quarantined = (suspect(launch, rest.pop(0), ran, self._file.runner),)
         elif rest and not failed:
-            # The log is not what we think: asking again would not help.
+            # The log has an unexpected format: trying again would not help.
             _log.warning(
                 "%s: NCCL's log does not name what ran from block %d of %d on (%s); those rows "
                 "stay unverified",
@@ -369,7 +370,7 @@ class NcclTestsRunner:
             raise _NeverBegan(what_happened(ran, self._file.runner)[1], result)
         return result
 
-    def _output(self, launch: Launch, grid: Grid, folder: Path, ran: Ran) -> Output:
+    def _output(self, launch: Launch, grid: Grid, folder: Path, ran: ProcessOutput) -> Output:
         return read_output(
             ran.texts,
             folder / "rows.json",

@@ -12,7 +12,7 @@ HALVES: Final = 2
 
 
 def schedule_of(setting: Setting, grid: Grid, calls: Calls) -> Schedule:
-    """What the plugin is to play, call by call (pure)."""
+    """The schedule that the plugin applies, call by call (pure)."""
     return Schedule(
         collective=setting.collective,
         num_ranks=setting.num_ranks,

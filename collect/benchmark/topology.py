@@ -1,4 +1,4 @@
-"""NCCL's own description of a machine: dumps kept once for each group, and the features in them.
+"""NCCL's topology and graph dumps of a machine, kept once for each group, and columns from them.
 
 `NCCL_TOPO_DUMP_FILE` and `NCCL_GRAPH_DUMP_FILE` are XML (`src/graph/xml.cc`, v2.30.7), the inputs
 of NCCL's cost model; the log's TUNING section holds the cost tables it made of them. All three are
@@ -26,7 +26,7 @@ _CALL: Final = re.compile(r" Bytes -> ")
 
 
 def topology_features(xml: str) -> dict[str, Any]:
-    """Topology columns of a dump; what it does not say is left out. Empty for what is no dump."""
+    """Topology columns of an XML dump; unknown ones are left out, {} if it is no dump."""
     try:
         system = ET.fromstring(xml.strip())
     except ET.ParseError:
@@ -64,13 +64,13 @@ def _gpu_features(gpus: list[ET.Element]) -> dict[str, Any]:
 
 
 def _whole(element: ET.Element, name: str) -> int:
-    """A count, or 0 for what is none: the file may come from a user's NCCL_TOPO_FILE."""
+    """A non-negative count, else 0: the file may come from a user's NCCL_TOPO_FILE."""
     text = element.get(name, "")
     return int(text) if text.isascii() and text.isdecimal() else 0
 
 
 def _nic_kind(names: Iterable[str]) -> str | None:
-    """By the names of NCCL's devices; an mlx5 port may be InfiniBand or RoCE: not told apart."""
+    """NIC kind by NCCL's device names; an mlx5 port (InfiniBand or RoCE) is not told apart."""
     kinds = {"efa" if "efa" in name or "rdmap" in name else _plain_kind(name) for name in names}
     return kinds.pop() if len(kinds) == 1 else None
 
@@ -80,17 +80,17 @@ def _plain_kind(name: str) -> str | None:
 
 
 def set_up_lines(log: Iterable[str]) -> list[str]:
-    """NCCL's log without a line for each call: what was set up, and which costs were computed."""
+    """NCCL's log without the per-call lines: set-up and cost tables."""
     return [line for line in log if not _CALL.search(line)]
 
 
 def keep_dumps(out: Path, system: str, setting: Setting, folder: Path, log: Iterable[str]) -> None:
-    """Copy a launch's dumps and the head of NCCL's log to where they stay; the first ones win."""
+    """Copy a launch's dumps and the head of NCCL's log beside the data, unless already there."""
     shape = f"{setting.num_nodes}x{setting.ranks_per_node}"
     words = [setting.collective.wire.lower(), shape, setting.profile.name]
     place = out / "topology" / f"system={system}" / "-".join(words)
     lines = set_up_lines(log)
-    # Of a launch that failed at once there is nothing, and the next one's would not be kept.
+    # A failed launch may leave no dump: keep nothing, so that the next launch's dump is kept.
     if place.is_dir() or not lines:
         return
     hidden = place.with_name(f".writing-{place.name}")

@@ -1,4 +1,4 @@
-"""What the blocks of a launch stand for: by the plugin's report, and by who made communicators."""
+"""Verdicts on the blocks of a launch, by the plugin's report and the communicators of the run."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,15 +15,15 @@ from dynamiccl.collect.sweep.trial import Setting
 from dynamiccl.datasets.schema import Status
 
 _NO_TIMES = (
-    "processes are left over, whose times are in the mean, and nccl-tests tells no times of single "
-    "processes: it needs 2.19.2 or later (-I -J)"
+    "processes are left over, whose times are in the mean, and nccl-tests prints no per-process "
+    "times: that needs 2.19.2 or later (-I -J)"
 )
 
 
 def verdicts_of(
     launch: Launch, folder: Path, output: Output, lines: Sequence[str]
 ) -> list[Verdict]:
-    """A verdict for each block that gave a row, once the report of them all has arrived."""
+    """A verdict for each block that has a row; waits until the plugin's report covers them all."""
     num_rows = len(output.blocks)
     wrong = wrong_comms(launch.setting, lines)
     if wrong is not None:
@@ -33,7 +33,7 @@ def verdicts_of(
 
 
 def wrong_comms(setting: Setting, lines: Sequence[str]) -> str | None:
-    """Why the communicators were not those of the setting; None when they were, as far as is said.
+    """Why the communicators differ from the setting's, or None when they agree or are unknown.
 
     nccl-tests prints the colour of each rank as its group (`src/util.cu`, writeDeviceReport).
     """
@@ -45,8 +45,8 @@ def wrong_comms(setting: Setting, lines: Sequence[str]) -> str | None:
         if len(groups) < 2:
             return None
         return (
-            f"nccl-tests made {len(groups)} communicators of the ranks in place of one; take "
-            "NCCL_TESTS_SPLIT out of the environment, and use split in the sweep file"
+            f"nccl-tests made {len(groups)} communicators of the ranks in place of one; remove "
+            "NCCL_TESTS_SPLIT from the environment, and use split in the sweep file"
         )
     found = {tuple(sorted(line.rank for line in group)) for group in groups.values()}
     if not groups or not set(comms.members) <= found:
@@ -59,7 +59,7 @@ def wrong_comms(setting: Setting, lines: Sequence[str]) -> str | None:
 
 
 def _scattered(setting: Setting, comms: Comms, ranks: Sequence[RankLine]) -> str | None:
-    """Ranks must lie node by node: otherwise a communicator has another shape."""
+    """Why ranks do not lie node by node, which would change the communicators' shape; or None."""
     hosts = {line.rank: line.host for line in ranks}
     for members in comms.members:
         if len({hosts[process] for process in members}) != comms.num_nodes:
@@ -72,7 +72,7 @@ def _scattered(setting: Setting, comms: Comms, ranks: Sequence[RankLine]) -> str
 
 
 def of_members(blocks: Sequence[Block], setting: Setting, verdicts: list[Verdict]) -> list[Verdict]:
-    """The times of whole communicators alone, where single processes are left over beside them.
+    """Replace times by those of whole communicators, leaving out ranks that belong to none.
 
     nccl-tests prints the mean over all ranks, these included; `blocks` are corrected in place.
     Verdicts of blocks that have no times of single processes become failed ones.

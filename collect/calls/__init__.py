@@ -1,1 +1,1 @@
-"""Taking in what the deployed plugin recorded: the files of all ranks, joined to one row a call."""
+"""Import of the calls that the deployed plugin recorded: files of all ranks, joined by call."""

@@ -1,4 +1,4 @@
-"""One row a call, from the records that each of its ranks made of it.
+"""Joins the records of a call from all of its ranks to one row.
 
 Records of one call lie in the files of all ranks. They are first spilled into buckets on disk, all
 of one call into the same, and then joined a bucket at a time: memory does not grow with the data.
@@ -40,7 +40,7 @@ _CONFIG: Final = (
 
 
 class Spill:
-    """Records on their way from files to calls, in buckets under a temporary directory."""
+    """Records on their way from files to calls, in hash buckets under a temporary directory."""
 
     def __init__(self, folder: Path, total_bytes: int) -> None:
         """`total_bytes` is what the files hold together, about."""
@@ -59,7 +59,7 @@ class Spill:
                 file.write(spilled[buckets == bucket].tobytes())
 
     def frames(self) -> Iterator[pl.DataFrame]:
-        """Each bucket's records, those of one file in their order."""
+        """Each bucket's records, in file order."""
         for bucket in range(self._buckets):
             path = self._path(bucket)
             if path.exists():
@@ -72,7 +72,7 @@ class Spill:
 def join(
     records: pl.DataFrame, environments: Sequence[dict[str, Any]], base: dict[str, Any]
 ) -> tuple[pa.Table, dict[int, int]]:
-    """The calls of some records, and of each source how many records were there twice.
+    """The calls of some records, and for each source how many records were duplicates.
 
     `environments` has the columns that each file tells, `base` those that hold for all.
     """
@@ -147,7 +147,7 @@ def _table(
 
 
 def _sound(records: npt.NDArray[np.void], report: FileReport) -> npt.NDArray[np.void]:
-    """The records that can be a call; the others are dropped, with the reason."""
+    """The records that pass the checks; others are dropped with the reason."""
     times = (records["start_ns"] == 0) & (records["stop_ns"] == 0)
     times |= (records["start_ns"] > 0) & (records["start_ns"] < records["stop_ns"])
     ranks = (records["rank"] >= 0) & (records["rank"] < records["num_ranks"])
@@ -181,7 +181,7 @@ def _frame(spilled: npt.NDArray[np.void]) -> pl.DataFrame:
 
 
 def _named(column: str, names: Sequence[str]) -> pl.Expr:
-    """The name of each number, null for one that has none."""
+    """The name of each code; null for codes without one."""
     return pl.col(column).replace_strict(
         dict(enumerate(names)), default=None, return_dtype=pl.String
     )

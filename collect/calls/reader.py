@@ -1,4 +1,4 @@
-"""The calls files that the plugin writes (`.dcc`): header, entries, and what is wrong with either.
+"""Reads the calls files that the plugin writes (`.dcc`): header and records, with checksums.
 
 The layout is `serve/plugin/profiler/calls_file.h`: 512 bytes of header, then entries of 80 bytes,
 each with a checksum of its own. A process may be killed while it writes, so the end of a file may
@@ -80,7 +80,7 @@ _FNV_PRIME: Final = 0x100000001B3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallsHeader:
-    """What a file says about the process that wrote it; empty or None where it did not know."""
+    """Header of a calls file: the process that wrote it; empty or None where unknown."""
 
     number: int
     pid: int
@@ -92,7 +92,7 @@ class CallsHeader:
     nccl_version: int
 
     def environment(self) -> dict[str, Any]:
-        """The columns of the schema that the header and its fingerprint tell."""
+        """The schema's environment columns that the header and its fingerprint tell."""
         facts = dict(part.split("=", 1) for part in self.fingerprint.split(";") if "=" in part)
         gpu, _, _ = facts.get("gpu", "").rpartition("*")
         kind, _, nics = facts.get("nic", "").rpartition("*")

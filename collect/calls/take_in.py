@@ -1,4 +1,4 @@
-"""Import of calls files, those of all ranks together: a call's time takes all of its ranks."""
+"""Import of calls files of all ranks together: the time of a call depends on all of its ranks."""
 
 import logging
 import tempfile
@@ -19,7 +19,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CallsFile:
-    """One file to take in, and where to say what became of it."""
+    """One file to import, and the report to fill."""
 
     path: Path
     sha256: str
@@ -28,7 +28,7 @@ class CallsFile:
 
 @dataclass(slots=True)
 class CallsTaken:
-    """What calls files gave together."""
+    """Totals over the imported calls files."""
 
     calls: int = 0
     #: Calls whose time is known from all their ranks.

@@ -1,4 +1,4 @@
-"""Interference beside a launch: what its setting asks for, started where the launch runs."""
+"""Starts the interference of a setting beside a launch, on the nodes of the launch."""
 
 import subprocess
 from collections.abc import Iterator

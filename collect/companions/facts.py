@@ -1,4 +1,4 @@
-"""What the nodes of a sweep are, and whether we have them to ourselves."""
+"""Facts about the nodes of a sweep, and whether the job has them exclusively."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ _SCONTROL_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class SiteFacts:
-    """What is known before anything runs."""
+    """What is known of the nodes before anything runs."""
 
     #: Environment columns that all nodes agree on.
     columns: Mapping[str, Any]
@@ -34,7 +34,7 @@ def ask_nodes(nodes: Nodes, num_nodes: int, environ: Mapping[str, str]) -> SiteF
     """Ask each node what it is; columns on which nodes differ are left out, with a warning."""
     found = [facts for line in nodes.ask(node_argv(), num_nodes) if (facts := _facts(line))]
     if len(found) < num_nodes:
-        _log.warning("%d of %d nodes said what they are", len(found), num_nodes)
+        _log.warning("only %d of %d nodes reported their facts", len(found), num_nodes)
     columns = agreed(found)
     alone = exclusive(environ)
     if alone is not None:
@@ -51,7 +51,7 @@ def ask_nodes(nodes: Nodes, num_nodes: int, environ: Mapping[str, str]) -> SiteF
 
 
 def agreed(nodes: Sequence[NodeFacts]) -> dict[str, Any]:
-    """The environment columns that are the same on all nodes (pure); MIG on one is MIG."""
+    """The environment columns that are equal on all nodes (pure); MIG on any node counts as MIG."""
     rows = [node.row_columns() for node in nodes]
     if not rows:
         return {}
@@ -69,7 +69,7 @@ def agreed(nodes: Sequence[NodeFacts]) -> dict[str, Any]:
 
 
 def exclusive(environ: Mapping[str, str]) -> bool | None:
-    """Whether a Slurm job has its nodes alone; None outside of one, or where Slurm does not say."""
+    """Whether a Slurm job has its nodes exclusively; None outside of Slurm or if unknown."""
     job = environ.get("SLURM_JOB_ID")
     if job is None:
         return None
@@ -84,7 +84,7 @@ def exclusive(environ: Mapping[str, str]) -> bool | None:
 
 
 def environment() -> Mapping[str, str]:
-    """The environment of the job that we run in, for `exclusive`."""
+    """The environment variables of this process, for `exclusive`."""
     return os.environ
 
 

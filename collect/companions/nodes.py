@@ -36,7 +36,7 @@ class Nodes:
         return not find_launcher(self._launcher.kind).needs_mpi
 
     def ask(self, argv: Sequence[str], num_nodes: int) -> list[str]:
-        """Run a program once on each node; what they printed, line by line, in any order.
+        """Run a program once on each node; returns its output lines, in any order.
 
         Raises MachineError when it fails or does not end.
         """
@@ -45,8 +45,8 @@ class Nodes:
         done = run_process(started, Limits(_ANSWER_S, _ANSWER_S))
         if done.returncode != 0:
             raise MachineError(
-                f"the nodes do not answer: '{started.text}' ended with {done.returncode} and said: "
-                f"{' | '.join(line.text for line in done.lines[-3:]) or 'nothing'}"
+                f"the nodes do not answer: '{started.text}' ended with status {done.returncode}: "
+                f"{' | '.join(line.text for line in done.lines[-3:]) or 'no output'}"
             )
         return [line.text for line in done.lines]
 
@@ -57,7 +57,7 @@ class Nodes:
         *,
         ranks_per_node: int = 1,
     ) -> subprocess.Popen[bytes]:
-        """Start a program beside what runs: one process on each node, or ranks of its own.
+        """Start a program in the background: one process on each node, or ranks of its own.
 
         Its standard input is a pipe, so that it can see us die; its output goes to a pipe that the
         caller closes. End it with `end`.
@@ -68,7 +68,7 @@ class Nodes:
 
     @staticmethod
     def end(process: subprocess.Popen[bytes]) -> None:
-        """End a started program with all its processes; its output is left to whoever reads it."""
+        """End a started program with all its processes; output stays for whoever reads it."""
         process_group.end(process, _GRACE_S)
         if process.stdin is not None:
             # What was written to one that had ended already is still in the buffer.

@@ -1,4 +1,4 @@
-"""Samplers on every node while a sweep runs, and what they say of a time."""
+"""Health samplers on every node while a sweep runs, and their verdict on a time interval."""
 
 import logging
 import math
@@ -31,22 +31,22 @@ _END_S: Final = 10.0
 
 
 class Watch(Protocol):
-    """What knows how the nodes were meanwhile."""
+    """Reports the health of the nodes during given time intervals."""
 
     def health(self, stretches: Sequence[tuple[float, float]]) -> list[Health]:
-        """A verdict on each (begin, end), Unix seconds; no later call asks about a time before."""
+        """The health in each (begin, end) interval, Unix seconds, in the order of time."""
 
 
 class NoWatch:
-    """Nobody watches: nothing is known."""
+    """No samplers: health is unknown."""
 
     def health(self, stretches: Sequence[tuple[float, float]]) -> list[Health]:
-        """Unknown, every time."""
+        """Unknown for every interval."""
         return [UNKNOWN] * len(stretches)
 
 
 class NodeWatch:
-    """A sampler on each node; a context manager around a run."""
+    """A sampler process on each node; a context manager around a run."""
 
     def __init__(self, nodes: Nodes, num_nodes: int) -> None:
         """Take where samplers run."""
@@ -82,7 +82,7 @@ class NodeWatch:
             self._reader.join(timeout=_END_S)
 
     def health(self, stretches: Sequence[tuple[float, float]]) -> list[Health]:
-        """A verdict on each stretch: the worst of all nodes; unknown where one is silent."""
+        """The health in each interval: the worst of all nodes; unknown where a node is silent."""
         if not stretches:
             return []
         # Only the reading after it tells what happened at the end of a launch.
@@ -105,7 +105,7 @@ class NodeWatch:
             process.stdin.flush()
 
     def _await_readings(self, since_s: float, patience_s: float) -> bool:
-        """Wait, for a moment, until every node was read then or later; whether they were."""
+        """Wait until every node has a reading at `since_s` or later; False on timeout."""
         with self._heard:
             self._heard.wait_for(lambda: self._is_over or self._are_read(since_s), patience_s)
             return self._are_read(since_s)

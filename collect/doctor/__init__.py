@@ -1,4 +1,4 @@
-"""Is this machine fit to measure? Checks with advice, before a night is spent on a sweep.
+"""Checks of a machine before a sweep, each with advice.
 
 check        what a check says
 machine      all that a check may ask of the machine, and the real one

@@ -1,4 +1,4 @@
-"""nccl-tests: are the binaries there, do they start, and what can this release do?"""
+"""Checks of nccl-tests: binaries present, able to start, and the features of their release."""
 
 import re
 from collections.abc import Iterator
@@ -7,14 +7,14 @@ from typing import Final
 from dynamiccl.checks import Check, fail, ok, warn
 from dynamiccl.collect.benchmark.programs import BINARIES, Program
 from dynamiccl.collect.doctor.context import Context
-from dynamiccl.machine import Machine, Ran
+from dynamiccl.machine import Machine, ProgramResult
 from dynamiccl.nccl import Collective
 
 _OPTION: Final = re.compile(r"\[-(\w),--\w+")
 
 
 def find_binary(machine: Machine, context: Context, collective: Collective) -> str | None:
-    """The binary that a runner would take; built with MPI first where ranks are processes."""
+    """Path of the binary that a runner would use; MPI builds first where ranks are processes."""
     name = BINARIES.get(collective)
     if name is None:
         return None
@@ -24,13 +24,13 @@ def find_binary(machine: Machine, context: Context, collective: Collective) -> s
 
 
 def first_binary(machine: Machine, context: Context) -> str | None:
-    """A binary that stands for all: they are built together."""
+    """Any binary, as a sample for all: they are built together."""
     found = (find_binary(machine, context, collective) for collective in context.collectives)
     return next((path for path in found if path), None)
 
 
 def check_benchmark(machine: Machine, context: Context) -> Iterator[Check]:
-    """The binaries of the sweep's collectives, their options, and whether they have MPI."""
+    """Check the binaries of the sweep's collectives, their options, and MPI support."""
     if context.container is not None:
         return  # they are looked at inside of it
     missing = [
@@ -56,7 +56,7 @@ def check_benchmark(machine: Machine, context: Context) -> Iterator[Check]:
         yield _mpi(machine.run("ldd", path), path)
 
 
-def _options(ran: Ran, path: str, context: Context) -> Check:
+def _options(ran: ProgramResult, path: str, context: Context) -> Check:
     name = "nccl-tests options"
     program = Program(path, frozenset(_OPTION.findall(ran.output)))
     if not program.options >= {"b", "e", "n", "w"}:
@@ -83,7 +83,7 @@ def _options(ran: Ran, path: str, context: Context) -> Check:
     return ok(name, found)
 
 
-def _mpi(ran: Ran, path: str) -> Check:
+def _mpi(ran: ProgramResult, path: str) -> Check:
     name = "nccl-tests with MPI"
     linked = re.search(r"libmpi\w*\.so\S*", ran.output)
     if linked:

@@ -1,4 +1,4 @@
-"""What starts ranks on nodes: MPI, Slurm, a container runtime, and clocks that agree."""
+"""Checks of MPI, Slurm, the container runtime, and clock agreement between nodes."""
 
 import re
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _PYXIS: Final = "github.com/NVIDIA/pyxis"
 
 
 def check_cluster(machine: Machine, context: Context) -> Iterator[Check]:
-    """Only what the sweep's launcher needs."""
+    """Check what the sweep's launcher needs."""
     if context.launcher == "mpirun":
         yield _mpi(machine)
     if context.is_slurm:
@@ -131,7 +131,7 @@ def _container(machine: Machine, runtime: str) -> Check:
 
 
 def _time(machine: Machine) -> Check:
-    """Readings of several nodes are put beside trials by the time of day."""
+    """Check that node clocks agree: readings of several nodes are matched to trials by time."""
     name, advice = "clock", "telemetry is joined by time of day: run chrony or ntpd on all nodes"
     said = machine.run("timedatectl", "show", "-p", "NTPSynchronized", "--value")
     if said.worked:

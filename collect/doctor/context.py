@@ -1,4 +1,4 @@
-"""What the sweep needs of the machine; without a sweep file, what most need."""
+"""What a sweep needs of the machine; without a sweep file, common needs."""
 
 import re
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""All checks, in the order in which a run would need what they look at."""
+"""Runs all checks, in the order in which a sweep would need what they look at."""
 
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -28,5 +28,5 @@ CHECKS: Final[tuple[Callable[[Machine, Context], Iterable[Check]], ...]] = (
 
 
 def run_checks(machine: Machine, context: Context) -> list[Check]:
-    """Everything that is worth saying about `machine` for a sweep of `context`."""
+    """All checks of `machine` for a sweep with the needs `context`."""
     return [check for examine in CHECKS for check in examine(machine, context)]

@@ -1,4 +1,4 @@
-"""GPUs, as nvidia-smi shows them: driver, modes, errors, clocks, and who else is on them."""
+"""Checks of GPUs by nvidia-smi: driver, modes, errors, clocks, and other processes on them."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -32,12 +32,12 @@ _HELD: Final = 0.75
 
 
 def query(kind: str, fields: Sequence[str]) -> tuple[str, ...]:
-    """The argument vector of a question to nvidia-smi."""
+    """The argument vector of an nvidia-smi query."""
     return ("nvidia-smi", f"--query-{kind}={','.join(fields)}", _FORMAT)
 
 
 def check_gpus(machine: Machine, context: Context) -> Iterator[Check]:
-    """Are there GPUs, enough of them, healthy, steady, and ours alone?"""
+    """Check that there are enough GPUs, healthy, with steady clocks, and used by nobody else."""
     ran = machine.run(*query("gpu", FACTS))
     rows = _rows(ran.output, len(FACTS)) if ran.worked else []
     if not rows:

@@ -1,4 +1,4 @@
-"""The host itself: CPU clocks, shared memory, disk, and small programs that a run leans on."""
+"""Checks of the host: CPU clocks, shared memory, disk, and system programs that a run needs."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ _MIB: Final = 1 << 20
 
 
 def check_host(machine: Machine, context: Context) -> Iterator[Check]:
-    """All of it, in the order in which a run would stumble over it."""
+    """All host checks."""
     yield _governor(machine)
     yield _shared_memory(machine)
     yield _disk(machine, context)
@@ -77,7 +77,7 @@ def _disk(machine: Machine, context: Context) -> Check:
 
 
 def _file_system(machine: Machine, context: Context) -> Check:
-    """Which one data go to, and whether `flock` works there, as a run's lock wants."""
+    """Check the file system of the data: its type, and whether `flock`, which a run uses, works."""
     out = PurePath(context.out)
     for place in (out, *out.parents):  # it may have to be made yet
         found = machine.run("stat", "--file-system", "--format=%T", str(place))

@@ -1,4 +1,4 @@
-"""The same checks inside the sweep's container, where the benchmark will run."""
+"""Runs the same checks inside the sweep's container."""
 
 import json
 import os
@@ -21,7 +21,7 @@ _NAME: Final = "inside the container"
 def check_inside(
     sweep_file: Path, launcher: LauncherSettings, nccl_tests_dir: Path | None
 ) -> list[Check]:
-    """Run `doctor` in the container on one node, and take over what it found.
+    """Run `doctor` in the container on one node, and return what it found.
 
     Args:
         sweep_file: the sweep; it must lie under a mount, as our Python must.
@@ -49,4 +49,4 @@ def check_inside(
         return [Check(**{**one, "name": f"{_NAME}: {one['name']}"}) for one in found]
     except (ValueError, TypeError, KeyError):
         said = " | ".join(text.strip().splitlines()[-3:]) or "nothing"
-        return [Check(_NAME, Verdict.FAIL, f"doctor said: {said}", f"try: {started.text}")]
+        return [Check(_NAME, Verdict.FAIL, f"output of doctor: {said}", f"try: {started.text}")]

@@ -1,4 +1,4 @@
-"""NCCL: which library do the benchmarks load, and can it do what the sweep wants?"""
+"""Checks of NCCL: which library the benchmarks load, and whether it supports the sweep."""
 
 import re
 import sys
@@ -18,7 +18,7 @@ _INSTALL: Final = "install NCCL (libnccl2), or put its folder into LD_LIBRARY_PA
 
 
 def check_library(machine: Machine, context: Context) -> Iterator[Check]:
-    """Find libnccl the way the benchmark's loader does, and ask it for its version."""
+    """Find libnccl as the benchmark's loader does, and check its version."""
     if context.container is not None:
         return  # it is looked at inside of it
     binary = first_binary(machine, context)
@@ -41,7 +41,7 @@ def check_library(machine: Machine, context: Context) -> Iterator[Check]:
 
 
 def _inside(machine: Machine, context: Context, binary: str) -> Check:
-    """NCCL linked into the binary: its version is a string there."""
+    """The version of NCCL that is linked statically into the binary, found as a string."""
     ran = machine.run("grep", "-aoEm1", r"NCCL version [0-9]+\.[0-9]+\.[0-9]+", binary)
     if ran.worked:
         return _compatible(ran.first_line.rpartition(" ")[2], f"inside {binary}", context)

@@ -1,4 +1,4 @@
-"""NICs and the path from a NIC to a GPU: link state, GPUDirect RDMA, locked memory."""
+"""Checks of NICs and the path from NIC to GPU: link state, GPUDirect RDMA, locked memory."""
 
 import re
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class _Link:
 
 
 def check_network(machine: Machine, context: Context) -> Iterator[Check]:
-    """RDMA ports, and what they need to reach GPU memory; nothing more where there are none."""
+    """Check RDMA ports and what they need to reach GPU memory; nothing without RDMA."""
     links = [_link(machine, path) for path in machine.paths(_PORTS)]
     if not links:
         yield _no_rdma(context)

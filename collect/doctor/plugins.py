@@ -1,4 +1,4 @@
-"""Tuners and profilers: ours, and a vendor's that ours would displace.
+"""Checks of tuner and profiler plugins: ours, and a vendor's that ours would replace.
 
 The reference default is measured with theirs; inside a sweep ours takes its place.
 """
@@ -13,7 +13,7 @@ from dynamiccl.nccl_setup import ASK_TUNER, ROLES, Origin, Role, find_other_plug
 
 
 def check_plugins(machine: Machine, context: Context) -> Iterator[Check]:
-    """Other people's plugins, and ours where the sweep wants it."""
+    """Check for other plugins, and for ours where the sweep needs it."""
     yield from (_other(machine, role) for role in ROLES)
     if context.wants_sweep_mode:
         yield _ours(machine, context)

@@ -1,4 +1,4 @@
-"""NCCL's settings from outside, and what they would spoil."""
+"""Checks of NCCL_* variables from outside, and what they would distort."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -21,7 +21,7 @@ _LIMITS: Final = ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_
 
 
 def check_settings(machine: Machine, context: Context) -> Iterator[Check]:
-    """What is set, and which of it the sweep cannot work with."""
+    """List NCCL_* variables that are set, and those that the sweep cannot work with."""
     settings = nccl_settings(machine)
     shown = "; ".join(f"{name}={value} ({place})" for name, (value, place) in settings.items())
     if not settings:

@@ -1,1 +1,1 @@
-"""What a data set holds: summaries, the best configs by size, pictures."""
+"""Descriptions of a data set: summaries, best configs by size, plots."""

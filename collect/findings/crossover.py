@@ -1,4 +1,4 @@
-"""Where the best config changes: the best one of each task, and what it gains over the default.
+"""The best config of each task, its gain over NCCL's default, and where the best one changes.
 
 A gain counts only above the noise band: by how much two measurements of NCCL's own default differ
 in the same sweep (the column `aa_noise_band`), or else by how much repeats of a config do.
@@ -59,7 +59,7 @@ def crossovers(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _bands(rows: pl.DataFrame) -> pl.DataFrame:
-    """One noise band for each NOISE_KEY: A/A where it was measured, else between repeats."""
+    """One noise band for each NOISE_KEY: from A/A pairs where there are any, else from repeats."""
     measured = (
         rows.drop_nulls("aa_noise_band")
         .group_by(NOISE_KEY)

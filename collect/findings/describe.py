@@ -1,4 +1,4 @@
-"""What a data set holds: systems, sizes, configs, repeats, coverage, verified share, noise."""
+"""Summary of a data set: systems, sizes, configs, repeats, coverage, verified share, noise."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -89,7 +89,7 @@ class CallsSummary:
 
 
 def describe_calls(directory: Path) -> list[CallsSummary]:
-    """Count the calls of every system, none being fine; raises what `store.scan` raises else."""
+    """Count the recorded calls of every system; [] for none. Raises as `store.scan`."""
     if not part_paths(directory, "calls"):
         return []
     per_system = (
@@ -106,7 +106,7 @@ def describe_calls(directory: Path) -> list[CallsSummary]:
 
 
 def describe_logged(directory: Path) -> list[str]:
-    """Lines for what NCCL logged of costs and decisions, and for the steps of traces.
+    """Lines of text on NCCL's logged costs and decisions, and on the steps of traces.
 
     Raises what `store.scan` does.
     """
@@ -174,7 +174,7 @@ def has_measurements(directory: Path, others: Sequence[object]) -> bool:
 
 
 def calls_line(summary: CallsSummary) -> str:
-    """One system's calls for people."""
+    """One system's calls in a line of text."""
     return (
         f"{summary.system}: {summary.calls} calls of {summary.communicators} communicators, "
         f"{summary.calls_timed} with a time from all ranks ({', '.join(summary.sources)})"
@@ -194,7 +194,7 @@ def to_json(
 
 
 def lines(summary: SystemSummary) -> list[tuple[str, str]]:
-    """One system as (name, text) pairs for people."""
+    """One system as (name, text) pairs to print."""
     band = summary.noise_band
     by_status = ", ".join(f"{n} {name}" for name, n in summary.rows_by_status.items())
     return [

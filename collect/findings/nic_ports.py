@@ -1,4 +1,4 @@
-"""NIC ports that lose packets again and again, by name, from what samplers saw beside each row."""
+"""NIC ports that lose packets repeatedly, by the samplers' counters beside each row."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -13,7 +13,7 @@ _MOST: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LossyPort:
-    """A port that lost packets, or sent them again."""
+    """A port that lost or resent packets."""
 
     #: HOST DEVICE/PORT.
     name: str
@@ -24,12 +24,12 @@ class LossyPort:
 
     @property
     def text(self) -> str:
-        """In words."""
+        """A line of text."""
         return f"{self.name} in {self.rows} rows ({self.retries} packets lost or sent again)"
 
 
 def lossy_ports(frame: pl.DataFrame) -> list[LossyPort]:
-    """The ports of which most rows with retries say that they are the worst; often none."""
+    """The ports that are the worst one in most rows with retries; often none."""
     told = frame.filter((pl.col("nic_retries") > 0) & pl.col("nic_worst").is_not_null())
     by_port = told.group_by("nic_worst").agg(pl.len(), pl.col("nic_retries").sum())
     return [

@@ -1,4 +1,4 @@
-"""The picture of a data set: which config is best at which size, and what it gains. PNG files."""
+"""Plots of a data set as PNG files: the best config by size, and its gain over the default."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ _INCHES_PER_ROW: Final = 0.42
 
 
 def size_label(size_bytes: int) -> str:
-    """A byte count as people say it.
+    """A byte count with a binary unit.
 
     >>> size_label(1 << 20), size_label(1472)
     ('1M', '1.44K')
@@ -49,7 +49,7 @@ def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
 
 
 def figure_class() -> Any:
-    """Matplotlib's Figure, drawn without a screen. Raises MachineError without matplotlib."""
+    """Matplotlib's Figure, without a display. Raises MachineError without matplotlib."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
@@ -108,7 +108,7 @@ _DEFAULT: Final = "default, or within noise"
 
 
 def _kind(task: dict[str, Any]) -> str:
-    """Algorithm and protocol of a task's best config; the default where nothing beats it."""
+    """Algorithm and protocol of a task's best config; 'default' where nothing beats it."""
     if task["best"] == "ABSTAIN" or not task["beyond_noise"]:
         return _DEFAULT if task["default_us"] is not None else _short(task["best"])
     return _short(task["best"])

@@ -1,4 +1,4 @@
-"""Which rank the others wait for, by the times of single processes (`runner.per_iteration`)."""
+"""The rank that the others wait for, by the times of single processes (`runner.per_iteration`)."""
 
 from typing import Final
 
@@ -9,7 +9,7 @@ _LATE: Final = 1.05
 
 
 def waited_for(frame: pl.DataFrame) -> str | None:
-    """The process that others wait for in most rows, in words; None where none is.
+    """A line of text on the process that others wait for in most rows; None if there is none.
 
     The kernel of a rank that comes late finds all others there and is short, theirs last as long as
     they wait: the late one is the process with the least time.

@@ -1,1 +1,1 @@
-"""Fitting a simulated system to measurements, and saying how well it holds."""
+"""Fits a simulated system to measurements, and reports the errors."""

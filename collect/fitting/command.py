@@ -48,7 +48,7 @@ def fit_to_file(
 
 
 def _described(file: SystemFile, *, name: str | None, systems: Sequence[str]) -> SystemFile:
-    """The description, with what the command line says instead."""
+    """The base description, with the system and name of the command line."""
     changes: dict[str, Any] = {"kind": "fitted"}
     if name is not None:
         check_slug(name, "system")
@@ -60,7 +60,7 @@ def _described(file: SystemFile, *, name: str | None, systems: Sequence[str]) ->
 
 
 def show(fit: Fit, console: Console) -> None:
-    """Tables for people: numbers, errors, what is missed, where the form is furthest off."""
+    """Print the fit: parameters, errors, missed targets, cells with the largest errors."""
     console.print(_errors("held-out sizes, all", report.by_size(fit)))
     console.print(_errors("held-out sizes above 1 MiB, by what was asked", report.by_config(fit)))
     console.print(_errors("held-out sizes above 1 MiB, by what ran", report.by_physics(fit)))

@@ -1,4 +1,4 @@
-"""Robust least squares, and errors on sizes that the fit has not seen.
+"""Robust least squares, and errors on sizes that were held out of the fit.
 
 Loss: soft L1 of the difference of log time, which bends over at a tenth, so that a launch in a bad
 state of the machine pulls little. Every third size of every config is held out in turn and
@@ -25,20 +25,20 @@ _MAX_EVALUATIONS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A cell and what a fit without its size says of it."""
+    """A cell, and the prediction of a fit that did not see its size."""
 
     item: Item
     predicted_us: float
 
     @property
     def error(self) -> float:
-        """Predicted over measured, less 1; 0.1 = a tenth too slow."""
+        """Predicted / measured - 1; 0.1 = predicted 10 % too slow."""
         return self.predicted_us / self.item.cell.time_us - 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A fitted description, and how well it holds."""
+    """A fitted description, and its held-out errors."""
 
     file: SystemFile
     held_out: tuple[HeldOut, ...]
@@ -53,9 +53,10 @@ def fit_system(
     cells: Sequence[MeasuredCell],
     progress: Callable[[str], None] = lambda _: None,
 ) -> Fit:
-    """Fit what is marked `fitted` in `file` to `cells`.
+    """Fit the parameters marked `fitted` in `file` to `cells`.
 
-    Raises NotEnoughData where they cannot tell a number, and MachineError without SciPy.
+    Raises NotEnoughData where the cells do not determine a parameter, and MachineError without
+    SciPy.
     """
     items, left_out = make_items(parametric_system(file), cells)
     problem = Problem(file, items)
@@ -77,7 +78,7 @@ def fit_system(
 
 
 def _folds(items: Sequence[Item]) -> list[int]:
-    """Which fold holds each cell out: every third size of its config, staggered by config.
+    """The fold (0 to 2) in which each cell is held out: every third size, staggered by config.
 
     Staggered, since a sweep over channels may stand at a single size: were that size held out of
     every config at once, nothing would tell what a channel does.

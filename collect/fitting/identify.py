@@ -1,4 +1,4 @@
-"""What data cannot tell: refusals that name the parameter and what would have to be measured."""
+"""Refuses data that do not determine a parameter, and says what would have to be measured."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -66,9 +66,9 @@ def check_data(problem: Problem) -> None:
 
 
 def check_sensitivity(problem: Problem, x: Vector, jacobian: Vector) -> None:
-    """Refuse numbers that change no time, and pairs that only show together.
+    """Refuse parameters that change no time, and pairs that the data cannot tell apart.
 
-    `jacobian`: (cells, numbers), derivatives of log time. Raises NotEnoughData.
+    `jacobian`: (cells, parameters), derivatives of log time. Raises NotEnoughData.
     """
     effects = np.abs(jacobian).max(axis=0)
     low, high = problem.bounds()
@@ -89,8 +89,7 @@ def check_sensitivity(problem: Problem, x: Vector, jacobian: Vector) -> None:
         names = [name for name, free in zip(problem.names, moving, strict=True) if free]
         pair = sorted(np.argsort(-np.abs(directions[-1]))[:2])
         raise NotEnoughData(
-            "only together do they show, so neither can be told: "
-            + _unseen([names[index] for index in pair])
+            "their effects cannot be separated: " + _unseen([names[index] for index in pair])
         )
 
 
@@ -107,7 +106,7 @@ def _too_few(problem: Problem, owner: str) -> list[str]:
             "sizes or channel counts of it"
         )
     lines += [
-        f"{owner}/{number} cannot be told from {len(counts)} channel count(s); measure "
+        f"{owner}/{number} cannot be determined from {len(counts)} channel count(s); measure "
         f"{_SHOWS_IN[number]}"
         for number, least in _NEEDS_CHANNELS.items()
         if number in names and len(counts) < least
@@ -118,5 +117,6 @@ def _too_few(problem: Problem, owner: str) -> list[str]:
 def _unseen(names: Sequence[Name]) -> str:
     told = [f"{name} (shows in {_SHOWS_IN[name.number]})" for name in names]
     return (
-        f"the data does not tell {' and '.join(told)}; measure that, or mark the number as a prior"
+        f"the data do not determine {' and '.join(told)}; measure that, or mark the number as a "
+        "prior"
     )

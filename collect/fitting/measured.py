@@ -1,4 +1,4 @@
-"""What measurements say about a system, as cells: one call, one config, one time, its repeats."""
+"""Measurements of a system as cells: one call, one config, the median time and its repeats."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class MeasuredCell:
 
     @property
     def label(self) -> str:
-        """The config as a name for tables."""
+        """The config as shown in tables."""
         limit = "" if self.opened is None else f" (at most {self.opened}ch)"
         return f"{self.call.collective.wire} {self.config.key}{limit}"
 
@@ -95,7 +95,7 @@ def _chosen(frame: pl.DataFrame, rules: FitParameters, systems: Sequence[str]) -
 
 
 def _in_bytes(frame: pl.DataFrame, rules: FitParameters) -> pl.DataFrame:
-    """Sizes of runs that are written in another unit, in bytes."""
+    """Sizes in bytes, of runs whose sizes are written in another unit."""
     for rule in rules.rescale:
         size = pl.when(pl.col("run").is_in(list(rule.runs))).then(
             pl.col("size_bytes") * rule.factor

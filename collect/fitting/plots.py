@@ -1,4 +1,4 @@
-"""The picture of a fit: relative error of held-out cells over size, by what ran. A PNG file."""
+"""Plot of a fit: relative error of held-out cells over size, by algorithm and protocol. PNG."""
 
 from pathlib import Path
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""The least-squares problem: which numbers are free, and what they say of every cell.
+"""The least-squares problem: which parameters are free, and the predicted time of every cell.
 
 Times span five orders of magnitude, so residuals are differences of log time, and parameters, all
 positive, are fitted as logarithms too. Calls above 1 MiB, where time is spent, weigh four times as
@@ -43,7 +43,7 @@ _LINKS: Final = "links"
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A free number: of a cell by its key, or of the links."""
+    """A free parameter: of a cell by its key, or of the links."""
 
     owner: str
     number: str
@@ -54,7 +54,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A measured cell and what NCCL makes of it."""
+    """A measured cell, and the config that NCCL runs for it."""
 
     cell: MeasuredCell
     work: Work
@@ -63,7 +63,7 @@ class Item:
 
 
 class Problem:
-    """A system file and cells, as residuals of a vector."""
+    """A system file and its cells as a function from parameters to residuals."""
 
     def __init__(self, file: SystemFile, items: Sequence[Item]) -> None:
         """Take the description to start from; what is `fitted` in it is free."""
@@ -80,13 +80,13 @@ class Problem:
         self._links = LinkValues(**{name: getattr(file.links, name).value for name in LINK_NUMBERS})
 
     def start(self) -> Vector:
-        """The description's own values, a little inside of the bounds."""
+        """The description's own values, moved inside the bounds."""
         low, high = self.bounds()
         values = [max(self._value(name), _LEAST) for name in self.names]
         return np.clip(np.log(values), low + 1e-6, high - 1e-6)
 
     def bounds(self) -> tuple[Vector, Vector]:
-        """Least and most of every free number."""
+        """Lower and upper bound of every free parameter."""
         low = [1.0 if name.number == "overlap" else _LEAST for name in self.names]
         most = {"overlap": MAX_OVERLAP, "crowd_penalty": _MAX_PENALTY, "small_penalty": 8.0}
         high = [most.get(name.number, _MOST) for name in self.names]
@@ -98,12 +98,12 @@ class Problem:
         return np.log([times(i.work, cells[i.key], links).total_us for i in self.items])
 
     def residuals(self, x: Vector) -> Vector:
-        """Weighted differences of log time."""
+        """Weighted differences of log time, predicted - measured."""
         difference: Vector = self.weights * (self.log_times(x) - self.measured)
         return difference
 
     def filled(self, x: Vector) -> SystemFile:
-        """The description with the fitted numbers in it."""
+        """The description with the fitted parameters in it."""
         found = {name: float(np.exp(value)) for name, value in zip(self.names, x, strict=True)}
         cells = tuple(_with(cell, found, self.names) for cell in self.file.cells)
         links = self.file.links.model_copy(
@@ -136,7 +136,7 @@ class Problem:
 def make_items(
     system: ParametricSystem, cells: Sequence[MeasuredCell]
 ) -> tuple[list[Item], dict[str, int]]:
-    """What runs in every cell, and why some say nothing of the physics, counted."""
+    """What NCCL runs in every cell, and counts of cells that cannot be used, by reason."""
     items: list[Item] = []
     left_out: dict[str, int] = {}
     for cell in cells:
@@ -158,7 +158,7 @@ def _item(system: ParametricSystem, cell: MeasuredCell, ran: Config) -> Item:
 
 
 def _free(file: SystemFile, used: set[str]) -> list[Name]:
-    """Fitted numbers of cells that have measurements, and of the links."""
+    """Fitted parameters of cells that have measurements, and of the links."""
     names = [
         Name(_LINKS, number)
         for number in LINK_NUMBERS

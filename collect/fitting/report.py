@@ -1,4 +1,4 @@
-"""How well a fit holds: held-out errors by size class and by config, beside the repeat noise."""
+"""Report of a fit: held-out errors by size class and by config, beside the repeat noise."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +24,7 @@ BAR_P90: Final = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Relative errors of some held-out cells; 0.05 = five per cent."""
+    """Statistics of relative errors of some held-out cells; 0.05 = 5 %."""
 
     cells: int
     median: float
@@ -34,7 +34,7 @@ class Errors:
 
 
 def errors_of(held_out: Sequence[HeldOut]) -> Errors | None:
-    """Errors of some cells; None for none."""
+    """The errors of some cells; None without any."""
     if not held_out:
         return None
     sizes = np.abs([one.error for one in held_out])
@@ -62,22 +62,22 @@ def by_size(fit: Fit) -> dict[str, Errors]:
 
 
 def by_config(fit: Fit) -> dict[str, Errors]:
-    """Errors above 1 MiB by what was requested."""
+    """Errors above 1 MiB by requested config."""
     return _grouped(large(fit), lambda one: one.item.cell.label)
 
 
 def by_physics(fit: Fit) -> dict[str, Errors]:
-    """Errors above 1 MiB by what ran."""
+    """Errors above 1 MiB by the algorithm and protocol that ran."""
     return _grouped(large(fit), lambda one: one.item.key)
 
 
 def large(fit: Fit) -> list[HeldOut]:
-    """Held-out cells above 1 MiB, which the bar is for."""
+    """Held-out cells above 1 MiB, to which the targets apply."""
     return [one for one in fit.held_out if one.item.cell.call.size_bytes > LARGE_BYTES]
 
 
 def misses(fit: Fit) -> list[str]:
-    """What of the bar is not reached, in words; empty when all is."""
+    """The targets that are missed, as lines of text; empty when all are met."""
     errors = errors_of(large(fit))
     if errors is None:
         return ["no cell above 1 MiB was held out"]
@@ -94,12 +94,12 @@ def misses(fit: Fit) -> list[str]:
 
 
 def worst(fit: Fit, count: int = 10) -> list[HeldOut]:
-    """The cells above 1 MiB that are furthest off: where the form is wrong."""
+    """The cells above 1 MiB with the largest errors."""
     return sorted(large(fit), key=lambda one: -abs(np.log1p(one.error)))[:count]
 
 
 def to_json(fit: Fit) -> dict[str, Any]:
-    """The whole report as a JSON document."""
+    """The report as a JSON document."""
 
     def document(errors: Errors | None) -> dict[str, Any] | None:
         return None if errors is None else asdict(errors)

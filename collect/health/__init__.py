@@ -1,4 +1,4 @@
-"""Which GPUs, NICs and nodes are slow against the rest, from times of many small communicators.
+"""Finds slow GPUs, NICs and nodes of a cluster from times of many small communicators.
 
 pairings   which launches pair up the GPUs of a cluster, few of them
 short_run  a sweep of these

@@ -1,4 +1,4 @@
-"""`dynamiccl-collect health`: what of a cluster is slow against the rest, in minutes."""
+"""`dynamiccl-collect health`: finds slow parts of a cluster in minutes."""
 
 import os
 import tempfile
@@ -19,7 +19,7 @@ from dynamiccl.collect.health.findings import Finding, Report, examine
 from dynamiccl.collect.health.short_run import Cluster, Repeated, short_sweep, usual_settings
 from dynamiccl.collect.launchers import LAUNCHERS, find_launcher
 from dynamiccl.collect.runners import RUNNERS
-from dynamiccl.collect.runs.carry_out import RunOrder, carry_out
+from dynamiccl.collect.runs.carry_out import RunOptions, carry_out
 from dynamiccl.collect.sweep.load import load_sweep
 from dynamiccl.collect.sweep.settings import Sizes, SweepFile
 from dynamiccl.collect.sweep.sizes import parse_size
@@ -92,7 +92,7 @@ def health_command(
     else:
         base = _base(sweep, launcher, runner, slow or ())
         size_bytes = Sizes(list=(_size(size),)).ladder()[0]
-        order = RunOrder(
+        order = RunOptions(
             sweep_file=Path("health.toml"),
             out=out or Path(),
             runner=runner,
@@ -113,9 +113,9 @@ def health_command(
 
 
 def _measured(
-    cluster: Cluster, base: SweepFile, order: RunOrder, least: float, launches: int
+    cluster: Cluster, base: SweepFile, order: RunOptions, least: float, launches: int
 ) -> Report:
-    """Measure the cluster, again while something is slow, and look at all that was measured."""
+    """Measure the cluster, repeat while something looks slow, and judge all measurements."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     frames: list[pl.DataFrame] = []
     for number in range(launches):
@@ -132,7 +132,7 @@ def _measured(
 
 
 def _base(sweep: Path | None, launcher: str | None, runner: str, slow: Sequence[str]) -> SweepFile:
-    """The settings that a short run takes over: a sweep file's, else the usual ones."""
+    """The settings of a short run: a sweep file's, else defaults."""
     if slow and runner != "simulator":
         raise UserError(
             "--slow makes simulated parts slow; take --runner simulator, or leave it out"
@@ -192,7 +192,7 @@ def _show(report: Report, *, as_json: bool) -> None:
     else:
         out.print("nothing is slow")
     for remark in report.cannot_tell:
-        out.print(f"not told: {remark}", markup=False)
+        out.print(f"unknown: {remark}", markup=False)
 
 
 def _cells(finding: Finding) -> tuple[str, ...]:

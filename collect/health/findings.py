@@ -1,4 +1,4 @@
-"""What is slow, by name: a GPU, a NIC, a node, a pair of either, and what cannot be told."""
+"""The slow parts by name: GPU, NIC, node, or pair of nodes; and what cannot be told apart."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -42,7 +42,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a check of a cluster found."""
+    """The result of a check of a cluster."""
 
     nodes: int
     gpus: int
@@ -63,12 +63,12 @@ class Report:
         return not self.findings
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The report as a JSON document."""
         return {"is_well": self.is_well, **asdict(self)}
 
 
 def examine(frame: pl.DataFrame, *, least: float) -> Report:
-    """Look at the rows of a data set. Raises NotEnoughData where none has times of processes."""
+    """Find what is slow in a data set. Raises NotEnoughData without per-process times."""
     found = readings(frame)
     late, late_rows = late_processes(frame, least=least)
     failed = [*_failed(frame)]
@@ -140,7 +140,7 @@ def _pairs(comms: Sequence[Slow], where: str) -> Iterable[Finding]:
 
 
 def _listed(numbers: Iterable[int]) -> str:
-    """Numbers in one short text.
+    """Numbers as short text with ranges.
 
     >>> _listed([0, 1, 2, 5, 5])
     '0-2,5'
@@ -161,7 +161,7 @@ def _finding(kind: str, where: str, slow: Sequence[Slow], note: str) -> Finding:
 
 
 def _merged(findings: Sequence[Finding]) -> list[Finding]:
-    """A GPU or a node that is slow inside is why it, or its one pair, is slow between nodes too."""
+    """Drop findings between nodes that are explained by a GPU or node that is slow inside."""
     inside = {one.where: one for one in findings if one.note.startswith(_INSIDE)}
     kept: list[Finding] = []
     told: dict[str, float] = {}
@@ -181,7 +181,7 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _failed(frame: pl.DataFrame) -> Iterable[Finding]:
-    """What could not be measured among split launches: a node that hangs one is not well."""
+    """Findings for split launches that failed: a node that hangs one is not healthy."""
     lost = frame.filter(
         pl.col("comm_split").is_not_null()
         & pl.col("status").is_in([Status.FAILED.value, Status.TIMED_OUT.value])
@@ -205,11 +205,11 @@ def _counters(frame: pl.DataFrame) -> Iterable[Finding]:
 
 def _not_measured(inside: Sequence[Reading], between: Sequence[Reading]) -> Iterable[str]:
     if not between:
-        yield "nothing was measured between nodes: NICs and cables are not told about"
+        yield "nothing was measured between nodes: NICs and cables are not judged"
     elif len({host for one in between for host, _ in one.members}) == 2:
         yield "of two nodes, which end of a slow pair is slow, and whether all pairs are"
     if not inside:
-        yield "nothing was measured inside nodes: NVLink and PCIe are not told about"
+        yield "nothing was measured inside nodes: NVLink and PCIe are not judged"
 
 
 def _one_partner(inside: Sequence[Reading], between: Sequence[Reading]) -> Iterable[str]:
@@ -220,7 +220,7 @@ def _one_partner(inside: Sequence[Reading], between: Sequence[Reading]) -> Itera
 
 
 def _all_alike(found: Readings, least: float) -> Iterable[str]:
-    """What is slow on all nodes: it is compared with its own like, and so no finding."""
+    """Notes on what is slow on all nodes: there is no faster part to compare it with."""
     for (numbers, is_between), lag in found.alike.items():
         if expm1(lag) > least:
             where = "between" if is_between else "inside"

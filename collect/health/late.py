@@ -1,8 +1,8 @@
-"""Processes that others wait for, in collectives of all ranks with times of single processes.
+"""Ranks that the others wait for, in collectives of all ranks with per-process times.
 
-The kernel of a rank that comes late finds all others there and is short, theirs last as long as
-they wait: the late one is the process with the least time. Which link is slow such rows cannot
-tell: all ranks of one communicator take as long as the slowest.
+The kernel of a late rank finds all others ready and is short, while theirs last as long as they
+wait: the late rank is the process with the smallest time. Such rows do not show which link is slow:
+all ranks of a communicator take as long as the slowest.
 """
 
 from collections import defaultdict
@@ -20,8 +20,8 @@ from dynamiccl.datasets.schema import Status
 def late_processes(frame: pl.DataFrame, *, least: float) -> tuple[list[Slow], int]:
     """The processes that the others wait for, and in how many rows that could be seen.
 
-    A process is late by log(median of all / its own) of a row; what counts is its lower median
-    over the rows of its hosts, beyond `least` and beyond noise as `model` has it.
+    A process is late by log(median of all processes / its own time) in a row. It is reported when
+    the lower median over the rows of its hosts is beyond `least` and beyond noise (see `model`).
     """
     times = pl.col("process_times_us")
     rows = frame.filter(

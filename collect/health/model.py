@@ -1,4 +1,4 @@
-"""What each node and each rank adds to the time of its communicators, and what is beyond noise.
+"""What each node and each rank adds to the time of its communicators, and what exceeds noise.
 
     log(time / its like's) of a communicator = what its slowest part adds + noise
 
@@ -41,7 +41,7 @@ _Part = TypeVar("_Part", str, tuple[str, str], Place)
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """A node or two (members with number -1), a rank, or one communicator, slower than its like."""
+    """A slow node or pair of nodes (members with number -1), a rank, or one communicator."""
 
     members: tuple[Place, ...]
     #: log of how many times as long it makes a call.
@@ -53,7 +53,7 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What was found of communicators of one kind; the noise is a sigma of log time."""
+    """What is slow among communicators of one kind; `sigma` values are of log time."""
 
     nodes: tuple[Slow, ...]
     pairs: tuple[Slow, ...]
@@ -66,8 +66,8 @@ def judge(found: Sequence[Reading], *, least: float) -> Judged:
     """Find what is slow among communicators of one kind.
 
     Args:
-        found: what was measured of them; inside nodes or between, not both.
-        least: the share of time from which on slower counts, like 0.05.
+        found: readings, of communicators inside nodes or between nodes, not both.
+        least: the fraction of time above which slower counts, such as 0.05.
     """
     left = np.array([reading.excess for reading in found])
     nodes, pairs, ranks = _of_nodes(found), _of_pairs(found), _of_ranks(found)
@@ -93,7 +93,7 @@ def judge(found: Sequence[Reading], *, least: float) -> Judged:
 
 
 def lower_quartile(values: _Float64Array) -> float:
-    """What three in four values reach.
+    """The value that three in four values reach or exceed.
 
     >>> lower_quartile(np.array([4.0, 1.0, 3.0, 2.0]))
     1.0
@@ -102,7 +102,7 @@ def lower_quartile(values: _Float64Array) -> float:
 
 
 def sigma_below(values: _Float64Array) -> float:
-    """A sigma of normal noise, by the lower half alone: what is slow lies above."""
+    """Sigma of the noise, from the lower half alone: outliers lie above."""
     return lower_median(values) - float(np.quantile(values, _BELOW_MEDIAN))
 
 
@@ -114,7 +114,7 @@ def sigma_of(found: Sequence[Reading], left: _Float64Array) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """What makes a part slow."""
+    """The test by which a kind of part counts as slow."""
 
     found: Sequence[Reading]
     sigma: float
@@ -130,7 +130,7 @@ class _Rule:
         parts: Mapping[_Part, list[int]],
         added_by: Callable[[_Float64Array], float],
     ) -> dict[_Part, Slow]:
-        """The slow ones among parts, the slowest first; takes from `left` what they explain."""
+        """The slow parts, slowest first; their share is subtracted from `left`."""
         slow: dict[_Part, Slow] = {}
         if not parts:
             return slow
@@ -152,7 +152,7 @@ class _Rule:
 
 
 def _members(part: str | tuple[str, str] | Place) -> tuple[Place, ...]:
-    """A node stands as a place without a number."""
+    """A node as a place without a rank number."""
     if isinstance(part, str):
         return ((part, -1),)
     first, second = part

@@ -1,11 +1,11 @@
-"""Which launches pair up the GPUs of a cluster: each of them makes pairs of all GPUs at once.
+"""The launches that pair up the GPUs of a cluster: each launch makes pairs of all GPUs at once.
 
-A launch is one nccl-tests process for each GPU, split into communicators of two. `AND` with all
-bits of a rank's number but one pairs ranks that differ in this bit: the bits of the GPU's number
-pair GPUs of one node, those of the node's number pair equal GPUs of two nodes, each over a NIC of
-its own. So log2(ranks) launches measure each GPU with as many partners, where all pairs would take
-as many launches as there are nodes. `MOD` pairs nodes at a distance: partners for those that a
-number of nodes that is no power of two leaves without.
+A launch is one nccl-tests process for each GPU, split into communicators of two ranks by
+NCCL_TESTS_SPLIT. `AND` with all bits of the rank but one pairs ranks that differ in this bit only:
+the low bits, of the GPU's number, pair GPUs of one node; the high bits, of the node's number, pair
+GPUs of the same number on two nodes, each pair over NICs of its own. So log2(ranks) launches
+measure each GPU with log2(ranks) partners. `MOD` pairs nodes at a distance, for nodes that lack
+partners where the number of nodes is no power of two.
 """
 
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from dynamiccl.collect.sweep.splits import Split
 from dynamiccl.errors import UserError
 
-#: Partners that each node should have: of two that are slow together, a third tells which it is.
+#: Partner nodes of each node: of a slow pair, other partners tell which of the two is slow.
 _PARTNERS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """A launch that pairs up ranks."""
+    """One launch, by its split."""
 
     split: Split
-    #: Whether processes are left over.
+    #: Whether some processes are in no pair.
     spare: bool
     #: Whether the pairs are of two nodes, or inside one.
     between_nodes: bool
@@ -77,7 +77,7 @@ def _node_pairs(split: Split, num_nodes: int, gpus: int) -> list[tuple[int, int]
 
 
 def _lacking(partners: dict[int, set[int]]) -> int:
-    """How many nodes have fewer partners than they should."""
+    """How many nodes have fewer partners than wanted."""
     wanted = min(_PARTNERS, len(partners) - 1)
     return sum(len(others) < wanted for others in partners.values())
 

@@ -1,4 +1,4 @@
-"""From rows of a data set to how much longer each communicator took than its like."""
+"""From rows of a data set to how much longer each communicator took than its peers."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ _LAUNCH: Final = ("system", "sweep", "launch")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One communicator, over all that was measured of it."""
+    """One communicator, over all of its measurements."""
 
     members: tuple[Place, ...]
     #: log(time / what its like took): 0 = as fast, above = slower. The least of its launches.
@@ -43,7 +43,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """All communicators of a data set, and by how much GPUs of one number lag on all hosts."""
+    """All communicators of a data set, and the GPU numbers that lag on all hosts."""
 
     comms: tuple[Reading, ...]
     #: (numbers of the GPUs, whether between nodes) -> log(time / middle of all numbers).
@@ -51,7 +51,7 @@ class Readings:
 
 
 def lower_median(values: _Float64Array) -> float:
-    """The middle value, of two middle ones the lower: what is slow by chance is never fast.
+    """The median; of two middle values the lower one.
 
     >>> lower_median(np.array([1.0, 9.0])), lower_median(np.array([3.0, 1.0, 2.0]))
     (1.0, 2.0)
@@ -60,12 +60,12 @@ def lower_median(values: _Float64Array) -> float:
 
 
 def robust_sigma(values: _Float64Array) -> float:
-    """The median distance from the median, as the sigma of a normal distribution that has it."""
+    """Sigma of a normal distribution with this median absolute deviation."""
     return MAD_TO_SIGMA * float(np.median(np.abs(values - np.median(values))))
 
 
 def readings(frame: pl.DataFrame) -> Readings:
-    """Read the rows of split launches that have times of single processes; none is fine."""
+    """Read the rows of split launches that have per-process times; there may be none."""
     rows = frame.filter(
         (pl.col("status") == Status.OK.value)
         & pl.col("comm_split").is_not_null()
@@ -103,12 +103,12 @@ class _Launched:
 
     @property
     def is_lonely(self) -> bool:
-        """Whether it has communicators of the same two nodes only: nothing to compare them with."""
+        """Whether all communicators span the same two nodes: no peers to compare."""
         (first, *others) = {*self.spans}
         return not others and len(first) > 1
 
     def bases(self, reference: float) -> _Float64Array:
-        """(rows, communicators) what the like of each took; at most what `reference` says."""
+        """(rows, communicators) time of the peers of each; at most `reference`."""
         bases = np.empty_like(self.logs)
         for members in self.classes:
             middle = np.sort(self.logs[:, members], axis=1)[:, (len(members) - 1) // 2]
@@ -116,7 +116,7 @@ class _Launched:
         return bases
 
     def lags(self) -> list[tuple[tuple[tuple[int, ...], bool], float]]:
-        """By how much each class is slower than the middle of all, where there are several."""
+        """Each class of communicators and how much slower it is than the median of all."""
         if len(self.classes) < 2:
             return []
         bases = np.median(self.bases(np.inf), axis=0)
@@ -129,7 +129,7 @@ class _Launched:
 
 
 def _reference(launch: _Launched, launches: Sequence[_Launched]) -> float:
-    """What launches between other nodes took, for one that has no like of its own."""
+    """The time of launches between other nodes, for a launch without peers of its own."""
     if not launch.is_lonely:
         return np.inf
     like = [
@@ -182,14 +182,14 @@ def _members(
 
 
 def place_names(hosts: str, processes: int) -> list[Place]:
-    """Where each process ran: on these hosts, node by node."""
+    """The place of each process, node by node, on these hosts."""
     names = expand_hosts(hosts)
     per_host = max(processes // len(names), 1)
     return [(names[min(p // per_host, len(names) - 1)], p % per_host) for p in range(processes)]
 
 
 def _classes(places: Sequence[tuple[Place, ...]]) -> list[list[int]]:
-    """Communicators that are alike: of GPUs of the same numbers where these are enough, else all.
+    """Indices of communicators to compare: same GPU numbers where there are enough, else all.
 
     So NICs are compared with those on the same rail, and GPUs with those in the same slots.
     """

@@ -1,4 +1,4 @@
-"""A short sweep that pairs up the GPUs of a cluster: NCCL's own choice, one size, many repeats."""
+"""The sweep that pairs up the GPUs of a cluster: NCCL's default, one size, many repeats."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _ITERATIONS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What is to be looked at."""
+    """The nodes and GPUs to check."""
 
     num_nodes: int
     gpus: int
@@ -65,7 +65,7 @@ def short_sweep(cluster: Cluster, base: SweepFile, name: str, *, again: int = 0)
 
 
 def usual_settings(launcher: str) -> SweepFile:
-    """What a short run takes over where no sweep file says otherwise: a launcher, and defaults."""
+    """The settings of a short run without a sweep file: a launcher, and defaults."""
     group = GroupShape(num_nodes=1, ranks_per_node=2)
     return SweepFile(
         name="health",
@@ -78,7 +78,7 @@ def usual_settings(launcher: str) -> SweepFile:
 
 
 class Repeated:
-    """A strategy: everything, so many times, in one round."""
+    """A strategy that measures every trial so many times in one round."""
 
     def __init__(self, trials: Sequence[Trial]) -> None:
         """Take the sweep's trials."""
@@ -89,9 +89,9 @@ class Repeated:
         number: int,
         history: Sequence[Outcome],  # noqa: ARG002 - what is measured does not depend on it
     ) -> tuple[Pick, ...] | None:
-        """All picks in round 0."""
+        """All picks in round 0, None after it."""
         return self._picks if number == 0 else None
 
     def expected_picks(self) -> int:
-        """Exact."""
+        """The exact number."""
         return len(self._picks)

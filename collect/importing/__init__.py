@@ -1,1 +1,1 @@
-"""Taking in what others measured: nccl-tests output and tidy CSV, with facts of known systems."""
+"""Import of other people's measurements: nccl-tests output and CSV, with facts of known systems."""

@@ -1,4 +1,4 @@
-"""`dynamiccl-collect import`: take in what was measured, and say what became of all of it."""
+"""`dynamiccl-collect import`: imports files, and reports what became of every row."""
 
 import logging
 import time
@@ -95,7 +95,7 @@ def import_command(
 
 
 def _said_now_and_then() -> Callable[[int, int], None]:
-    """What to call after each file: a line every half a minute says how many are done."""
+    """A progress callback (done, total) that logs a line every half a minute."""
     last = time.monotonic()
 
     def say(done: int, total: int) -> None:

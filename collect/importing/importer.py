@@ -1,4 +1,4 @@
-"""Import of what exists: nccl-tests output, tidy CSV, calls files, traces -> the Parquet store.
+"""Import of files: nccl-tests output, CSV, calls files and traces, into the Parquet store.
 
 Each file becomes parts of its own, which depend on nothing but the file, the options and this
 program: a file imported twice by one release is there once, and a bad file among good ones costs
@@ -63,12 +63,13 @@ def import_files(
     options: ImportOptions | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ImportSummary:
-    """Read `paths`, write what they hold under `out_dir`, and say what became of every row.
+    """Import `paths` into `out_dir`, and report what became of every row.
 
-    A directory stands for the files below it that are of a known kind. `progress` is told of files
-    done, and of all. Raises UserError before anything is read when the
-    options cannot work; OutputError after all files are written when some gave no row, naming
-    these. A single file raises its own error, which may be a CorruptFile.
+    A directory stands for the files of known kinds below it. `progress` is called with the files
+    done and their total.
+    Raises UserError before anything is read when the options cannot work, and OutputError, which
+    names the files, after all are written when some gave no row. A single file raises its own
+    error, which may be a CorruptFile.
     """
     options = options or ImportOptions()
     _check_options(options)
@@ -113,7 +114,7 @@ def _import_each(
     systems: KnownSystems,
     progress: Callable[[int, int], None] | None,
 ) -> list[DataError]:
-    """Import the files that are not joined with others; return what was wrong with them."""
+    """Import the files that are not joined with others; returns their errors."""
     errors: list[DataError] = []
     for done, (item, report) in enumerate(fresh, 1):
         try:
@@ -133,7 +134,7 @@ def _import_each(
 def _without_repeats(
     inputs: list[_Input], reports: list[FileReport]
 ) -> Iterator[tuple[_Input, FileReport]]:
-    """Leave out what is read with another file; its report says so."""
+    """Leave out files that are read together with another one, and note it in their report."""
     seen: dict[str, Path] = {}
     named = {item.path.resolve() for item in inputs}
     for item, report in zip(inputs, reports, strict=True):
@@ -147,10 +148,10 @@ def _without_repeats(
 
 
 class ImportFailed(OutputError):
-    """Raised when files gave no row; what the others gave is written, and in `summary`."""
+    """Raised when files gave no row; `summary` has what the others gave."""
 
     def __init__(self, errors: list[DataError], summary: ImportSummary) -> None:
-        """List every failure on a line of its own, and say what was written all the same."""
+        """Make a message with one line a failure, and what was written nevertheless."""
         written = sum(1 for report in summary.files if report.measurements_written)
         tail = (
             f"; {summary.measurements_written} measurements of {written} other files are written"
@@ -184,7 +185,7 @@ def _check_options(options: ImportOptions) -> None:
 
 
 def _inputs(paths: Sequence[Path]) -> tuple[list[_Input], list[Path]]:
-    """What is read, and the files of directories that are of no known kind."""
+    """The files to read, and those of directories that are of no known kind."""
     inputs, skipped = [], []
     for path in paths:
         if not path.is_dir():
@@ -200,7 +201,7 @@ def _inputs(paths: Sequence[Path]) -> tuple[list[_Input], list[Path]]:
 
 
 def _has_output(path: Path) -> bool:
-    """Whether a text of a directory is a benchmark's output, or NCCL's log."""
+    """Whether a text file of a directory is a benchmark's output or NCCL's log."""
     with path.open(encoding="utf-8", errors="replace") as file:
         return any("NCCL INFO" in x or looks_like_row(x.split(), in_table=False) for x in file)
 
@@ -216,7 +217,7 @@ def _no_file(paths: Sequence[Path], skipped: Sequence[Path]) -> str:
 
 
 def _input(path: Path, *, is_named: bool = True) -> _Input:
-    """What a file is; pickles that nobody named are traces only if they look it."""
+    """Classify a file; a pickle in a directory counts as a trace only if it looks like one."""
     if not path.is_file():
         raise MissingPath("file to import", path, "check the name")
     try:
@@ -239,7 +240,7 @@ def _input(path: Path, *, is_named: bool = True) -> _Input:
 
 
 def detect_format(head: str) -> str:
-    """Format of a file by its beginning, never by its name.
+    """The format of a file by its first bytes, never by its name.
 
     >>> detect_format('{"version":3,"args":[]}'), detect_format("# nThread 1 nGpus 8")
     ('nccl-tests-json', 'nccl-tests-text')

@@ -46,7 +46,7 @@ class KnownSystems:
     facts: Mapping[str, SystemFacts]
 
     def columns_of(self, system: str) -> dict[str, Any]:
-        """Columns to set on rows of `system`, its possibly new name as `system` among them."""
+        """Columns to set on rows of `system`, a new system name among them."""
         known = self.facts.get(system)
         if known is None:
             return {"system": system}
@@ -56,7 +56,7 @@ class KnownSystems:
 
 
 def load_systems(path: Path | None) -> KnownSystems:
-    """Read and check a systems file; None gives a catalogue that knows nothing.
+    """Read and check a systems file; None gives an empty catalogue.
 
     Raises MissingPath, and UserError or UnknownName with table, key, value and choices.
     """

@@ -70,11 +70,11 @@ _MEAN_OF_RUNS: Final = re.compile(r"mean_of_\d+_runs")
 
 
 class _BadRow(ValueError):
-    """A row that cannot be taken; the message is the reason."""
+    """Raised for a row that is rejected; the message is the reason."""
 
 
 def is_tidy_csv(first_line: str) -> bool:
-    """Whether a line is the column names of a CSV file, of ours or not.
+    """Whether a line is the header of a CSV file, supported or not.
 
     >>> is_tidy_csv("size,collective,us"), is_tidy_csv("n1:7:7 [0] NCCL INFO Using a, b, c")
     (True, False)
@@ -120,7 +120,7 @@ def csv_tables(
 
 
 def _is_kept(row: Mapping[str, Any], report: FileReport, *, is_again: bool) -> bool:
-    """Whether a row is taken; the report says why not."""
+    """Whether a row is kept; if not, the report gets the reason."""
     if is_again:
         report.duplicates += 1
         return False
@@ -133,7 +133,7 @@ def _is_kept(row: Mapping[str, Any], report: FileReport, *, is_again: bool) -> b
 
 
 def _filled(given: Mapping[str, str], options: ImportOptions) -> dict[str, str]:
-    """A row's cells with those of columns that its file lacks."""
+    """A row's cells, with defaults for columns that the file lacks."""
     nodes, ranks = options.num_nodes, options.num_ranks
     plain = {
         **_PLAIN,
@@ -198,7 +198,7 @@ def _check_names(path: Path, names: list[str], options: ImportOptions) -> None:
 
 
 def _tell_plain(names: list[str], report: FileReport) -> None:
-    """Say what rows are taken for where a column could have told otherwise."""
+    """Remark on the defaults that rows take for missing columns."""
     taken = [f"{name} '{value}'" for name, value in _PLAIN.items() if name not in names]
     if not {"is_default", "algorithm", "protocol"} & set(names):
         taken.append("NCCL's own choice")
@@ -295,7 +295,7 @@ def _figures(cells: dict[str, str], row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bus_factor(collective: Collective, num_ranks: int | None) -> float | None:
-    """Bus over algorithm bandwidth, also where it is 1 for every number of ranks."""
+    """Bus bandwidth / algorithm bandwidth, also where it is 1 for any number of ranks."""
     if num_ranks is not None:
         return collective.bus_factor(num_ranks)
     few, many = collective.bus_factor(2), collective.bus_factor(3)

@@ -1,1 +1,1 @@
-"""What disturbs a collective on purpose, since tuning in isolation misleads."""
+"""Interference that is started on purpose beside a collective."""

@@ -1,4 +1,4 @@
-"""CPU stress: busy processes on `level` x the cores that this process may use.
+"""CPU interference: busy processes on `level` x the cores that this process may use.
 
     python -m dynamiccl.collect.interference.cpu --level 0.5
 
@@ -44,7 +44,7 @@ def shares(level: float, cores: int) -> tuple[float, ...]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Keep cores busy until told to end."""
+    """Keep cores busy until SIGTERM."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--level", type=float, required=True, help="share of the cores, 0..1")
     options = parser.parse_args(arguments)
@@ -79,7 +79,7 @@ def _start(fork: ForkContext, share: float, busy: Semaphore) -> ForkProcess:
 
 
 def _work(share: float, busy: Semaphore, parent: int) -> None:
-    """Never returns. Our parent's main thread started us and outlives us, or we die with it."""
+    """Busy loop of one process; never returns, ends with its parent."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)

@@ -1,8 +1,8 @@
-"""Disturb a trial: start, wait until it is under way, and end it afterwards.
+"""Starts interference beside a trial, waits until it is under way, and ends it afterwards.
 
-Who starts and ends processes is not our business: `start` gets an argument vector, runs it on every
-node of the trial (or, for traffic, as ranks of their own), and returns something like a
-`subprocess.Popen` with a pipe for its output; `end` ends it with all that it started.
+The caller supplies two functions: `start` takes an argument vector, runs it on every node of the
+trial (or, for traffic, as ranks of its own), and returns an object like `subprocess.Popen` with a
+pipe for its output; `end` ends it with all processes that it started.
 """
 
 import re
@@ -29,24 +29,24 @@ _END_S: Final = 10.0
 
 
 class Process(Protocol):
-    """What we need of a started process; `subprocess.Popen` has it all."""
+    """The part of `subprocess.Popen` that is used here."""
 
     @property
     def stdin(self) -> IO[Any] | None:
-        """Where a companion.HELLO goes, so that it ends when we are killed; None = it is not."""
+        """Takes companion.HELLO, so that the process ends when we are killed; None = it cannot."""
 
     @property
     def stdout(self) -> IO[Any] | None:
-        """What it prints, as text or bytes; standard error included."""
+        """Its output, as text or bytes; standard error included."""
 
     def poll(self) -> int | None:
         """Its exit status, or None while it runs."""
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send SIGTERM."""
 
     def kill(self) -> None:
-        """End it."""
+        """Send SIGKILL."""
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit status; raises subprocess.TimeoutExpired."""
@@ -56,7 +56,7 @@ P = TypeVar("P", bound=Process)
 
 
 def end_one(process: Process) -> None:
-    """End a process, kindly and then not; one of a group needs `process_group.end` instead."""
+    """SIGTERM, then SIGKILL after a timeout; for process groups use `process_group.end`."""
     process.terminate()
     try:
         process.wait(timeout=_END_S)
@@ -84,7 +84,7 @@ def argv_for(kind: str, level: float, traffic: Traffic | None = None) -> list[st
 
 
 class Disturbance:
-    """A running disturbance, or none."""
+    """A running interference process, or none."""
 
     def __init__(self, kind: str, process: Process | None = None) -> None:
         """Take the process; its output is read from now on, so that it never blocks on a pipe."""
@@ -103,16 +103,16 @@ class Disturbance:
 
     @property
     def lost(self) -> str | None:
-        """Why it no longer disturbs although nobody ended it; None when all is well.
+        """Why it ended before it was told to; None while it runs.
 
-        Ask after a trial: what was measured since it ended was measured alone.
+        Ask after a trial: what was measured after it ended was measured without interference.
         """
         if self._process is None or (status := self._process.poll()) is None:
             return None
         return f"interference '{self.kind}' ended with status {status}; {self._last_words()}"
 
     def greet(self) -> None:
-        """Say that it is to end with us, if there is a pipe to say it through."""
+        """Write HELLO to its standard input, so that it ends when we do."""
         if self._process is not None and self._process.stdin is not None:
             # One that has ended already is seen, with its reason, when it does not get ready.
             with suppress(BrokenPipeError):
@@ -143,7 +143,7 @@ class Disturbance:
         )
 
     def _last_words(self) -> str:
-        return f"its last words: {' | '.join(self._lines) or 'none'}"
+        return f"its last output: {' | '.join(self._lines) or 'none'}"
 
     def _read(self, output: IO[Any] | None) -> None:
         with output or nullcontext(()) as lines:

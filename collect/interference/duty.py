@@ -1,4 +1,4 @@
-"""Busy for a share of the time: what a level means to a disturbance that keeps something busy."""
+"""Duty cycle: busy for a fraction `level` of the time."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ BUSY_S: Final = 0.01
 
 
 def idle_seconds(busy_s: float, level: float) -> float:
-    """How long to rest after being busy for `busy_s`, so that the share of busy time is `level`.
+    """Seconds to rest after `busy_s` seconds of work, so that the busy fraction is `level`.
 
     >>> idle_seconds(0.01, 0.25)
     0.03
@@ -22,7 +22,7 @@ def idle_seconds(busy_s: float, level: float) -> float:
 
 
 def repeat(work: Callable[[], None], level: float, over: Callable[[float], bool]) -> None:
-    """Do `work`, rest, and so on, until `over(seconds to rest)` says that it is over.
+    """Alternate `work` and rest, until `over(seconds to rest)` returns True.
 
     A rest is stretched by what the last one missed of its length, so that a coarse clock or a late
     wake-up does not shift the share.

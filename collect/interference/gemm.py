@@ -1,4 +1,4 @@
-"""A GEMM loop on the GPUs that the trial uses: compute that competes for them, as in training.
+"""GPU interference: a GEMM loop that competes with the trial for its GPUs, as in training.
 
     python -m dynamiccl.collect.interference.gemm --level 0.5
 
@@ -27,7 +27,7 @@ _EDGE: Final = {"cuda": 8192, "cpu": 256}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Multiply matrices until told to end; raises MachineError without torch or a GPU."""
+    """Multiply matrices until SIGTERM; raises MachineError without torch or a GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--level", type=float, required=True, help="share of the time, 0..1")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -79,7 +79,7 @@ def _devices(torch: Any, kind: str) -> list[Any]:
 
 
 class _Worker(threading.Thread):
-    """One GPU's loop; torch lets go of the interpreter while it launches and waits."""
+    """The loop of one GPU, in a thread."""
 
     def __init__(self, torch: Any, device: Any, edge: int, level: float) -> None:
         super().__init__(name=str(device), daemon=True)

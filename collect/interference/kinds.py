@@ -1,4 +1,4 @@
-"""The kinds of interference by name: what a sweep file may ask for, and where it works."""
+"""The kinds of interference that a sweep file may name, and the runners that support them."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,4 +1,4 @@
-"""Cross traffic: a second nccl-tests on GPUs that the trial leaves free, without an end.
+"""Network interference: an endless second nccl-tests on GPUs that the trial leaves free.
 
 The level is the share of 32 channels that it may use (NCCL_MAX_CTAS): with Ring, bandwidth at large
 sizes grows about linearly with them. Measured on eight B300 at 128 MiB (eunomia-bpf/nccl-eBPF
@@ -24,7 +24,7 @@ _ROW: Final = re.compile(r"(?:^|[>:\]\s])\d+\s+\d+\s+[a-z]\w*\s+\w+\s+-?\d+\s+[\
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """A second nccl-tests: its binary, and the first GPU that the trial leaves free on a node."""
+    """The second nccl-tests: its binary, and the first free GPU of a node."""
 
     binary: str
     first_device: int
@@ -44,7 +44,7 @@ def spare_gpus(num_gpus: int, ranks_per_node: int) -> int:
 
 
 def traffic_argv(traffic: Traffic, level: float) -> list[str]:
-    """Argument vector of the traffic (pure); its first row of results says that it is under way.
+    """Argument vector of the traffic (pure); it is under way with its first result row.
 
     `-N 0` never ends; `-c 0` since checking would pause the traffic.
     """
@@ -59,7 +59,7 @@ def traffic_argv(traffic: Traffic, level: float) -> list[str]:
 
 
 def is_under_way(line: str) -> bool:
-    """Whether a line of its output is a row of results.
+    """Whether a line of its output is a result row.
 
     >>> is_under_way("    67108864      16777216     float     sum      -1   274.2  244.7  428.3")
     True

@@ -1,4 +1,4 @@
-"""How processes are started: a launcher is a pure function to an argument vector and environment.
+"""Launchers: pure functions from a job to the argument vector and environment that start it.
 
 job        what goes in and what comes out
 rank       what every rank runs, whatever starts it

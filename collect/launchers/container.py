@@ -1,4 +1,4 @@
-"""Containers: what a runtime wants before a rank's command, and where host paths lie inside.
+"""Containers: the wrapper of a rank's command for each runtime, and paths inside.
 
 pyxis      a plugin of srun; its options are srun's (github.com/NVIDIA/pyxis, wiki "Usage")
 enroot     a program before every rank (github.com/NVIDIA/enroot, doc/cmd/start.md); ranks of
@@ -18,7 +18,7 @@ from dynamiccl.errors import InvalidSweep
 
 @dataclass(frozen=True, slots=True)
 class Wrapped:
-    """A rank's command inside a container."""
+    """A rank's command and environment inside a container."""
 
     #: Options for srun itself.
     srun_options: tuple[str, ...]
@@ -33,7 +33,7 @@ def wrap(
     env: Mapping[str, str],
     container: ContainerSettings | None,
 ) -> Wrapped:
-    """Put a rank's command into the container, with its environment (pure)."""
+    """Wrap a rank's command, with its environment, to run in the container (pure)."""
     if container is None:
         return Wrapped((), argv, env)
     if container.runtime == "pyxis":

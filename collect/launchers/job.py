@@ -1,4 +1,4 @@
-"""What a launcher takes and what it makes of it: a job in, a command out."""
+"""Input and output of a launcher: a job in, a command out."""
 
 import shlex
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Something to be run on nodes: `ranks_per_node` processes on each of `num_nodes`."""
+    """A program to run on nodes: `ranks_per_node` processes on each of `num_nodes`."""
 
     #: The program and its arguments, as they are inside the container where there is one.
     argv: tuple[str, ...]
@@ -28,7 +28,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What is started on this machine: an argument vector, and changes to our environment."""
+    """What to start on this machine: an argument vector, and changes to our environment."""
 
     argv: tuple[str, ...]
     #: Set in the environment of the started process, over what is there.
@@ -38,7 +38,7 @@ class Command:
 
     @property
     def text(self) -> str:
-        """One line that does the same in a POSIX shell, for logs and `plan`."""
+        """The equivalent POSIX shell line, for logs and `plan`."""
         changes = [word for name in self.unset for word in ("-u", name)]
         changes += [f"{name}={value}" for name, value in sorted(self.env.items())]
         return shlex.join([*(["env"] if changes else []), *changes, *self.argv])

@@ -1,4 +1,4 @@
-"""The launchers by name, and from the sweep's `[launcher]` to the one that it names."""
+"""The launchers by name, and the command of a job under the sweep's `[launcher]`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from dynamiccl.errors import InvalidSweep, UnknownName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """One way to start processes."""
+    """One way to start ranks."""
 
     #: What to start for a job, under a sweep's `[launcher]`, by the user of a uid.
     command: Callable[[Job, LauncherSettings, int], Command]
@@ -90,9 +90,9 @@ def command(job: Job, settings: LauncherSettings, *, uid: int) -> Command:
 
 
 def per_node_command(job: Job, settings: LauncherSettings, *, uid: int) -> Command:
-    """The same with one process on each node, beside what runs there already (pure).
+    """The command for one process on each node, beside what runs there (pure).
 
-    For samplers and interference. `job.ranks_per_node` does not matter.
+    For samplers and interference. `job.ranks_per_node` is ignored.
     """
     return command(replace(job, ranks_per_node=1, overlap=True), settings, uid=uid)
 

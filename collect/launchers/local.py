@@ -1,4 +1,4 @@
-"""local: one process on this machine that drives all GPUs of the group."""
+"""local: one process on this machine that drives all GPUs of the communicator."""
 
 from dynamiccl.collect.launchers.job import Command, Job
 from dynamiccl.collect.launchers.rank import rank_command

@@ -1,7 +1,8 @@
-"""mpirun of Open MPI 4 and 5: one rank a process, variables handed over with -x.
+"""mpirun of Open MPI 4 and 5: one process a rank, variables passed with -x.
 
-It forwards output in pieces, not lines: what two ranks print at once may share a line. nccl-tests
-prints its tables from one rank; what all ranks print (NCCL_DEBUG) belongs into NCCL_DEBUG_FILE.
+mpirun forwards output in chunks, not lines, so output of two ranks may be mixed in one line.
+nccl-tests prints its tables from one rank; logs of all ranks (NCCL_DEBUG) must go to
+NCCL_DEBUG_FILE.
 """
 
 from typing import Final
@@ -17,14 +18,14 @@ _BINDING: Final = ("--bind-to", "-bind-to", "--cpu-set", "--rankfile", "-rf", "-
 def command(job: Job, settings: LauncherSettings, *, uid: int) -> Command:
     """An mpirun command line; `uid` is that of the user who starts it (pure).
 
-    Output is never tagged with ranks: the benchmark's tables are read as it prints them.
+    Output lines are not tagged with ranks, since the benchmark's tables are parsed as printed.
     """
-    # Ranks elsewhere start in that node's own environment: they drop variables themselves.
+    # Ranks on other nodes get their node's environment, so the rank itself unsets variables.
     rank = rank_command(job, settings, unset=True)
     exports = [word for name in sorted(rank.env) for word in ("-x", f"{name}={rank.env[name]}")]
     argv = (
         "mpirun",
-        # Open MPI refuses root unless told, and needs no telling otherwise.
+        # Open MPI refuses to run as root without this option.
         *(["--allow-run-as-root"] if uid == 0 else []),
         *("-np", str(job.num_ranks)),
         *("--map-by", f"ppr:{job.ranks_per_node}:node"),

@@ -1,4 +1,4 @@
-"""What every rank runs, whatever starts it: the job with the user's additions, in its container."""
+"""The command that every rank runs under any launcher: wrapper, program, container."""
 
 from collections.abc import Mapping
 
@@ -24,10 +24,10 @@ def rank_command(job: Job, settings: LauncherSettings, *, unset: bool) -> Wrappe
 
 
 def environment(job: Job, settings: LauncherSettings) -> Mapping[str, str]:
-    """The user's variables and the job's, which win; without those that must be absent.
+    """The user's variables and the job's, which override them; without those to unset.
 
     Raises:
-        ValueError: the job wants one variable set and absent.
+        ValueError: the job sets and unsets the same variable.
     """
     both = sorted(set(job.env) & set(job.unset))
     if both:

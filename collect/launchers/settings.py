@@ -1,4 +1,4 @@
-"""What a sweep file says of its launcher."""
+"""The `[launcher]` table of a sweep file."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from dynamiccl.simulator.toml_table import Table
 
 
 class ContainerSettings(Table):
-    """A container that every rank runs in."""
+    """The container that every rank runs in."""
 
     runtime: Literal["pyxis", "enroot", "apptainer"]
     image: str
@@ -17,7 +17,7 @@ class ContainerSettings(Table):
 
 
 class LauncherSettings(Table):
-    """How processes are started; everything is passed through as written."""
+    """How ranks are started; all options are passed through as written."""
 
     #: One of `LAUNCHERS`, which a sweep file is checked against.
     kind: str = "local"

@@ -1,4 +1,4 @@
-"""srun: a step of the Slurm allocation that we are in; one rank a process.
+"""srun: a step of the current Slurm allocation; one process a rank.
 
 Output keeps srun's line buffering: with --unbuffered it would be forwarded in pieces, and lines of
 several ranks would be mixed. Variables go through srun's own environment, since

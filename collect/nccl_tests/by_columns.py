@@ -1,4 +1,4 @@
-"""Which collectives the columns of nccl-tests rows can be of.
+"""Which collectives an nccl-tests table can be of, by its columns.
 
     older releases   Reduce has `redop` and `root`, AllReduce and ReduceScatter `redop` alone,
                      Broadcast `root` alone, AllGather and AlltoAll neither
@@ -31,9 +31,9 @@ _ALIKE_RANKS: Final = 257
 
 
 def collectives_by_columns(rows: npt.NDArray[Any], words: list[str]) -> frozenset[Collective]:
-    """What rows of one run can be of; `words` are those that their `redop` counts.
+    """The collectives that rows of one run can be of; `words` are the names their `redop` indexes.
 
-    The bandwidths are asked, too: bus over algorithm bandwidth is a collective's own.
+    The ratio of bus to algorithm bandwidth is checked too: it differs between collectives.
     """
     operations = {words[index] if index >= 0 else _NO_OPERATION for index in set(rows["redop"])}
     has_root = bool(np.any(rows["root"] >= 0))
@@ -45,7 +45,7 @@ def collectives_by_columns(rows: npt.NDArray[Any], words: list[str]) -> frozense
 
 
 def _ratio_fits(rows: npt.NDArray[Any], collective: Collective) -> bool:
-    """Whether some number of ranks makes these bandwidths, where they have digits enough."""
+    """Whether some number of ranks explains the bandwidth ratio, where digits suffice."""
     best = rows[int(np.argmax(np.where(rows["algbw"] < _MAX_BANDWIDTH, rows["algbw"], 0.0)))]
     algbw, busbw = float(best["algbw"]), float(best["busbw"])
     if not _MIN_BANDWIDTH <= algbw < _MAX_BANDWIDTH:

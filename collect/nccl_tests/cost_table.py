@@ -1,4 +1,4 @@
-"""NCCL's own cost model, as it logs it: latency and bandwidth of every cell of a communicator.
+"""NCCL's cost table as it is logged: latency and bandwidth of every (algorithm, protocol) cell.
 
 NCCL 2.13 to 2.30, `src/graph/tuning.cc`, by rank 0 under NCCL_DEBUG_SUBSYS=TUNING, in blocks of
 three algorithms:
@@ -37,7 +37,7 @@ Cell = tuple[Collective, Algorithm, Protocol]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What NCCL predicts of a cell: latency + bytes / bandwidth, before its corrections by size."""
+    """NCCL's prediction for a cell: latency + bytes / bandwidth, before its corrections by size."""
 
     latency_us: float
     #: NCCL's bandwidth of the algorithm, as it prints it; 0 = it does not take the cell.
@@ -47,14 +47,14 @@ class Cost:
 
 @dataclass(slots=True)
 class CostLog:
-    """The tables of a log, one for each communicator that logged one."""
+    """The cost tables of a log, one for each communicator that logged one."""
 
     tables: list[dict[Cell, Cost]] = field(default_factory=list)
     _algorithms: list[Algorithm | None] = field(default_factory=list)
     _threads: list[int | None] = field(default_factory=list)
 
     def add(self, line: str) -> bool:
-        """Take a line when it is one of a table; say whether it was."""
+        """Parse a line; returns whether it belongs to a cost table."""
         _, mark, text = line.partition("NCCL INFO")
         if not mark or "|" not in text:
             return False
@@ -68,7 +68,7 @@ class CostLog:
         return row is not None and self._take(row[1], row[2])
 
     def only(self) -> Mapping[Cell, Cost] | None:
-        """The one table that all communicators logged; None without one, or with several."""
+        """The table that all communicators logged; None without one, or if they differ."""
         distinct = [t for i, t in enumerate(self.tables) if t and t not in self.tables[:i]]
         return distinct[0] if len(distinct) == 1 else None
 
@@ -109,7 +109,7 @@ def _algorithm(name: str) -> Algorithm | None:
 
 
 def as_logged(lines: Mapping[Cell, Line]) -> dict[Cell, Cost]:
-    """What NCCL would log of a model of it: one decimal."""
+    """The cost table as NCCL prints it, with one decimal."""
     return {
         cell: Cost(round(line.latency_us, 1), round(line.algbw_gbytes_per_s, 1), None)
         for cell, line in lines.items()
@@ -119,13 +119,13 @@ def as_logged(lines: Mapping[Cell, Line]) -> dict[Cell, Cost]:
 def write_costs(
     out: Path, table: Mapping[Cell, Cost], known: Mapping[str, Any], *, program: str
 ) -> list[Path]:
-    """Add the rows of one group's table to a data set; the parts, which are there once."""
+    """Write a group's cost table as parts of a data set; returns their paths."""
     rows = pa.Table.from_pylist(cost_rows(table, known), schema=COSTS)
     return write_part(out, rows, kind="costs", provenance=program_record(program))
 
 
 def cost_rows(table: Mapping[Cell, Cost], known: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of the `costs` table; of `known` those columns count that it has."""
+    """Rows of the `costs` table, with the group's columns from `known`."""
     shared = {name: known[name] for name in COSTS.names if name in known}
     return [
         {

@@ -1,4 +1,4 @@
-"""What NCCL ran for each size, from a log without benchmark rows, as the `decisions` table.
+"""The `decisions` table: what NCCL ran for each size, from a log without benchmark rows.
 
 Where there are benchmark rows, each row has what ran for it (`actual_algorithm` and the others).
 """
@@ -15,7 +15,7 @@ from dynamiccl.nccl import Collective
 def decision_rows(
     facts: RunFacts, known: Mapping[str, Any], options: ImportOptions, report: FileReport
 ) -> list[dict[str, Any]]:
-    """Rows of `decisions` for the one group that `known` tells of.
+    """Rows of `decisions` for the one group that `known` describes.
 
     None where its ranks are not known, or communicators differ in theirs: a line names neither.
     Sizes for which different things ran are left out, and the report says how many. Lines of NCCL

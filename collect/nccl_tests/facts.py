@@ -1,4 +1,4 @@
-"""What the lines around the rows say about one run of an nccl-tests program.
+"""Facts about one run of an nccl-tests program, from the lines around its rows.
 
 Everything is collected as sets: one value is a fact, two are a conflict and are reported, none is
 unknown. Nothing is filled in from elsewhere.
@@ -69,7 +69,7 @@ class RankLine:
 
 @dataclass(slots=True)
 class RunFacts:
-    """One run: the rows between two headers, and what is known about them."""
+    """One run: the rows between two headers, and the facts known about them."""
 
     index: int
     stream: str
@@ -99,11 +99,11 @@ class RunFacts:
 
     @property
     def copies(self) -> int:
-        """How many processes seem to have written this run's output."""
+        """How many processes seem to have printed this run's output."""
         return max(self.marks.values(), default=1)
 
     def note(self, line: str, number: int) -> None:
-        """Take from a line that is no row whatever it says about the run."""
+        """Collect the facts of a line that is not a row."""
         if "NCCL" in line:
             self._note_nccl(line, number)
         if "Rank" in line:
@@ -206,12 +206,12 @@ class RunFacts:
 
 
 def hosts_of(ranks: Iterable[RankLine]) -> str | None:
-    """The hosts in the order of ranks, in one short text; None without any."""
+    """The hosts in rank order, as a short host list; None without any."""
     return host_list(line.host for line in sorted(ranks, key=lambda line: line.rank)) or None
 
 
 def listed_ranks(lines: Iterable[str]) -> list[RankLine]:
-    """The ranks that an output lists, whether or not rows follow."""
+    """The ranks listed in an output, with or without rows after them."""
     run = RunFacts(-1, "")
     for line in lines:
         if "Rank" in line:
@@ -220,18 +220,18 @@ def listed_ranks(lines: Iterable[str]) -> list[RankLine]:
 
 
 def listed_hosts(lines: Iterable[str]) -> str | None:
-    """The hosts that an output lists, whether or not rows follow."""
+    """The hosts listed in an output as a short host list, with or without rows after them."""
     return hosts_of(listed_ranks(lines))
 
 
 def _shows_settings(line: str) -> bool:
-    """Whether a line that is not NCCL's sets variables: a command, a shell trace, `env`."""
+    """Whether a line sets variables: a command, a shell trace, `env`; not NCCL's own."""
     start = line.lstrip("+$#> \t")
     return "_perf" in line or start.startswith(("NCCL_", "export NCCL_", "setenv NCCL_"))
 
 
 def header_kind(line: str) -> str | None:
-    """Which header line this is, when it is one that begins a run.
+    """The kind of header that begins a run, or None.
 
     >>> header_kind("# nThread 1 nGpus 8 minBytes 8 maxBytes 64")
     'threads'

@@ -1,4 +1,4 @@
-"""Names of hosts in one short text, as Slurm writes them."""
+"""Host lists in Slurm's notation, such as n[01-03]."""
 
 import re
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ def host_list(hosts: Iterable[str]) -> str:
 
 
 def expand_hosts(text: str) -> list[str]:
-    """The hosts of such a text, or of Slurm's own, in order.
+    """The hosts of such a list, in order.
 
     >>> expand_hosts('n[01-03,7],login')
     ['n01', 'n02', 'n03', 'n7', 'login']

@@ -1,4 +1,4 @@
-"""JSON output of nccl-tests (`-J`, since 2.17.3), versions 1 to 3, as measurements.
+"""Reads nccl-tests' JSON output (`-J`, since 2.17.3), versions 1 to 3, as measurements.
 
 Written after the format in nccl-tests' sources (`src/util.cu`, 2.17.3 to 2.19.6): booleans are the
 strings "true" and "false", a number that is not one is "nan", version 1 misspells
@@ -43,7 +43,7 @@ _Times = Mapping[str, list[float | None] | None]
 
 
 class _BadResult(ValueError):
-    """A result that cannot be taken; the message is the reason."""
+    """Raised for a result that is rejected; the message is the reason."""
 
 
 def json_tables(
@@ -85,7 +85,7 @@ def _with_times(table: pa.Table, times: Sequence[_Times]) -> pa.Table:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read and check the outer shape; raises what `json_tables` raises."""
+    """Read a file and check its top level; raises as `json_tables`."""
     text = path.read_bytes().decode("utf-8", errors="replace")
     try:
         content = json.loads(text, strict=False)
@@ -251,7 +251,7 @@ def _numbers(listed: object) -> list[float | None] | None:
 
 
 def _process_means(listed: object) -> list[float | None] | None:
-    """The mean over iterations of each process: of ranks x iterations only ranks are kept."""
+    """The mean time of each process over its iterations."""
     means: list[float | None] = []
     for process in _list(listed):
         known = [time for time in _numbers(process) or () if time is not None]

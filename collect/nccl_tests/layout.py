@@ -1,4 +1,4 @@
-"""Which column of an nccl-tests row is which, from the column names or from the row itself.
+"""Column layout of an nccl-tests row, by the column names or by the row itself.
 
     size count type [redop] [root] | time algbw busbw [#wrong] [4 of -I] | the same in place | [-S]
 
@@ -151,7 +151,7 @@ _HALF_WIDTHS: Final = {6: (3, False), 8: (4, False), 16: (8, True)}
 
 
 def layout_of_tokens(tokens: list[str]) -> Layout | None:
-    """Layout of a row whose header is missing, or None when it can stand in no way or in two.
+    """Layout of a row without header; None when it is ambiguous or fits no layout.
 
     >>> layout_of_tokens("8 2 float sum -1 9.1 0.0 0.0 0 9.2 0.0 0.0 0".split()).root
     4
@@ -196,7 +196,7 @@ def _is_count(token: str) -> bool:
 
 
 def plausible(size: int, time_us: float, algbw: float, busbw: float) -> bool:
-    """Whether size, time and bandwidths can come from one measurement, as printed.
+    """Whether size, time and bandwidths are consistent within their printed digits.
 
     Bus bandwidth is below twice the algorithm bandwidth for every collective.
 
@@ -216,7 +216,7 @@ def plausible(size: int, time_us: float, algbw: float, busbw: float) -> bool:
 
 
 def looks_like_row(tokens: list[str], *, in_table: bool) -> bool:
-    """Whether a line was meant as a row, or as a piece of one, although it cannot be read as one.
+    """Whether an unreadable line was meant as a row or a piece of one.
 
     Under column names, two integers at the start are the first half of a torn row, and numbers
     alone are the second.
@@ -247,7 +247,7 @@ def _is_number(token: str) -> bool:
 
 
 def split_touching(tokens: list[str]) -> list[str] | None:
-    """Tokens with one pair of numbers that touch taken apart, or None when there is no one way.
+    """Separate a pair of touching numbers; None when there is no unique way.
 
     Columns overflow their width: `8019.8267.77` is 8019.8 and 267.77, since only that agrees with
     the size. Every cut between two decimal points is tried.

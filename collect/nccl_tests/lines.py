@@ -1,4 +1,4 @@
-"""Prefixes that launchers put before each line of output, taken off.
+"""Removes the prefixes that launchers put before lines of output.
 
 The prefix also names the stream, so that headers and rows of several processes in one file are
 kept apart where the launcher told them apart.
@@ -36,6 +36,6 @@ def strip_prefix(line: str) -> tuple[str, str]:
 
 
 def may_have_prefix(line: str) -> bool:
-    """A cheap test that is false for nearly every line without a prefix."""
+    """Fast test; False for nearly every line without a prefix."""
     head = line[:64].lstrip()[:40]
     return head[:1] in {"[", "<"} or "<std" in line[:64] or ": " in head[:8] or "T" in head[:11]

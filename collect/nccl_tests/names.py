@@ -1,4 +1,4 @@
-"""Collective names as programs, command lines and file names spell them."""
+"""Collective names in the spellings of programs, command lines and file names."""
 
 import re
 from typing import Final

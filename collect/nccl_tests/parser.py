@@ -1,4 +1,4 @@
-"""The parser of nccl-tests text: rows, runs, and what could not be read.
+"""Parser of nccl-tests text: rows, runs, and rejected lines.
 
 One pass over the lines. Rows go into a NumPy array, 2 x 10^6 halves in about 200 MiB, since their
 meaning may depend on the last line (the program's name can stand in the tail only). A line that was
@@ -58,12 +58,12 @@ _MAX_WORDS: Final = 1_000
 
 
 class _Unreadable(ValueError):
-    """A token or a row that does not hold; the message is the reason reported."""
+    """Raised for a token or row that is rejected; the message is the reason."""
 
 
 @dataclass(slots=True)
 class _Stream:
-    """One launcher stream: its run, and the columns that its last header named."""
+    """One launcher stream: its current run, and the columns of its last header."""
 
     run: RunFacts
     layouts: dict[int, Layout] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class ParsedText:
 
 
 class TextParser:
-    """Reads one output; `feed` every line, then `finish`."""
+    """Parses one output: `feed` every line, then `finish`."""
 
     def __init__(self, report: FileReport) -> None:
         self._report = report
@@ -95,7 +95,7 @@ class TextParser:
         self._chunks: list[npt.NDArray[Any]] = []
 
     def feed(self, number: int, line: str) -> None:
-        """Take one line; `number` counts from 1."""
+        """Parse one line; `number` counts from 1."""
         tokens = line.split()
         if not tokens:
             return
@@ -109,7 +109,7 @@ class TextParser:
             self._line(self._plain, line, number)
 
     def finish(self) -> ParsedText:
-        """Everything read; the parser is used up."""
+        """The result; the parser cannot be used again."""
         self._flush()
         rows = np.empty(sum(map(len, self._chunks)), dtype=ROW)
         end = len(rows)
@@ -171,7 +171,7 @@ class TextParser:
         stream.run.note(line.strip(), number)
 
     def _irregular(self, stream: _Stream, tokens: list[str], number: int, line: str) -> None:
-        """A row without a header, one with touching numbers, or a piece of one."""
+        """Parse a row without header, with touching numbers, or report a torn one."""
         longest = max(stream.layouts, default=0)
         apart = split_touching(tokens)
         if apart is not None:
@@ -240,7 +240,7 @@ class TextParser:
 def _half(
     layout: Layout, half: Half, tokens: list[str], size: int
 ) -> tuple[int, float, float, float, int, float, float, float, float] | None:
-    """Fields of one half from `in_place` on; None when it holds no time."""
+    """Values of one half from `in_place` on; None when it holds no time."""
     if tokens[half.time] == "N/A":
         return None
     time = float(tokens[half.time]) * layout.time_to_us
@@ -271,7 +271,7 @@ def _half(
 
 
 def parse_lines(lines: Iterable[str], report: FileReport) -> ParsedText:
-    """Parse whole output; rejected and dropped lines are counted in `report`."""
+    """Parse a whole output; rejected and dropped lines are counted in `report`."""
     parser = TextParser(report)
     for number, line in enumerate(lines, 1):
         parser.feed(number, line)

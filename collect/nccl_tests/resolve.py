@@ -1,4 +1,4 @@
-"""From what an output says to what is known: collective, ranks, nodes, versions of each run.
+"""Resolves collective, ranks, nodes and versions of each run from the facts in its output.
 
 The rule is that nothing is guessed. A fact needs one value; where the output gives two, or a
 number that its own bandwidths contradict, the column stays null and the report says why.
@@ -36,7 +36,7 @@ _MOST_GPUS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRun:
-    """What is known about one run: the columns that all its rows share."""
+    """The columns that all rows of one run share."""
 
     collective: Collective
     columns: dict[str, Any]
@@ -112,7 +112,7 @@ def _request_columns(
 
 
 def per_node(num_ranks: int | None, num_nodes: int | None) -> int | None:
-    """Ranks per node, when they are spread evenly."""
+    """Ranks per node, when all nodes have equally many; else None."""
     if not num_ranks or not num_nodes or num_ranks % num_nodes:
         return None
     return num_ranks // num_nodes
@@ -187,7 +187,7 @@ def _num_ranks(
 
 
 def _one_process(run: RunFacts, shared: RunFacts, num_ranks: int) -> bool:
-    """Whether one process drove all ranks: nothing speaks of a launcher, and it had that many."""
+    """Whether one process drove all ranks: no sign of a launcher, and GPUs for all of them."""
     launched = run.launched or shared.launched or run.stream or run.copies > 1
     return num_ranks == 1 or (not launched and num_ranks in (run.per_process | shared.per_process))
 
@@ -211,7 +211,7 @@ def _listed_ranks(run: RunFacts, report: FileReport) -> int | None:
 
 
 def _identities(run: RunFacts) -> list[Any]:
-    """Rank lines without what differs between processes that list the same rank."""
+    """Rank lines without the fields that differ between processes listing the same rank."""
     first: dict[tuple[int, int], Any] = {}
     for line in run.ranks:
         first.setdefault((line.group, line.rank), line)
@@ -274,7 +274,7 @@ def _seem_one_gpu(run: RunFacts) -> bool:
 
 
 def _are_apart(run: RunFacts, shared: RunFacts) -> bool:
-    """Whether ranks that seem to share a GPU have one each, hidden from the others.
+    """Whether ranks that seem to share a GPU have one each (each sees only its own).
 
     Where the bus id names the PCI domain too, equal ids are one GPU. Before nccl-tests 2.15 it is
     the bus alone, which each of the GPUs of a GH200 node calls 1.
@@ -305,7 +305,7 @@ def _num_comms(run: RunFacts) -> int | None:
 
 
 def _hosts_of_each(run: RunFacts) -> int | None:
-    """Hosts of each of several communicators, where all have as many."""
+    """Hosts of each of several communicators, if all have equally many; else None."""
     if run.copies > 1:
         return None
     hosts: dict[int, set[str]] = {}

@@ -1,4 +1,4 @@
-"""NCCL_* settings that a benchmark's output shows: which are kept, and what they mean.
+"""NCCL_* variables in a benchmark's output: which are kept, and what they mean.
 
 An environment may hold secrets, so nothing is kept that is not on a literal list of names. What
 names one algorithm, protocol or channel count is the requested config; everything else that is kept
@@ -70,7 +70,7 @@ _PLAIN_VALUE: Final = re.compile(r"[\w.,;:^/+-]{1,64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requested:
-    """What was asked of NCCL: the part a tuner could ask, and the launch profile."""
+    """The requested config (which a tuner could set), and the launch profile."""
 
     algorithm: str | None = None
     protocol: str | None = None
@@ -79,12 +79,12 @@ class Requested:
 
     @property
     def is_default(self) -> bool:
-        """Whether the choice was NCCL's own."""
+        """Whether the choice was left to NCCL."""
         return self.algorithm is None and self.protocol is None and self.num_channels is None
 
     @property
     def default_scope(self) -> str:
-        """Which default the row is compared with."""
+        """The scope of the default that the row is compared with."""
         return default_scope(self.launch_profile)
 
 
@@ -96,7 +96,7 @@ def default_scope(launch_profile: str) -> str:
 
 
 def kept_settings(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Only the settings on the list, with plain values; everything else is forgotten here."""
+    """The variables on the list, with normalised values; all others are dropped."""
     return {
         name: value
         for name, value in pairs
@@ -105,7 +105,7 @@ def kept_settings(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def settings_in(line: str) -> dict[str, str]:
-    """Settings that one line of output shows: NCCL's log, an assignment, `mpirun -x`.
+    """Variables in one line of output: NCCL's log, an assignment, `mpirun -x`.
 
     >>> settings_in("lab:1:1 [0] NCCL INFO NCCL_ALGO set by environment to Ring")
     {'NCCL_ALGO': 'Ring'}

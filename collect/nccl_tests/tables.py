@@ -1,4 +1,4 @@
-"""From parsed text output to measurement tables, column by column, in bounded pieces."""
+"""Makes measurement tables from parsed text output, in pieces of bounded size."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -62,7 +62,7 @@ def _costs(
     facts: Sequence[Mapping[str, Any] | None],
     report: FileReport,
 ) -> list[dict[str, Any]]:
-    """NCCL's cost model of each group that one table was logged for."""
+    """NCCL's cost table of each group for which exactly one was logged."""
     found: list[dict[str, Any]] = []
     for run, known in zip(parsed.runs, facts, strict=True):
         if known is None:
@@ -76,7 +76,7 @@ def _costs(
 
 
 def rows_of(table: pa.Table, left_out: Collection[str] = ()) -> list[dict[str, Any]]:
-    """The rows of a table as they go into a journal: columns that have a value.
+    """The rows of a table as dicts for a journal: only columns that have a value.
 
     Most columns of a measurement are not known to a benchmark's output: those that are empty
     throughout are not looked at row by row.
@@ -96,7 +96,7 @@ def rows_of(table: pa.Table, left_out: Collection[str] = ()) -> list[dict[str, A
 
 
 def shared_facts(parsed: ParsedText) -> RunFacts:
-    """What was said outside the runs that have rows, as one set of facts."""
+    """The facts stated outside of runs with rows, merged."""
     shared = RunFacts(-1, "")
     for run in parsed.runs:
         if not run.rows:
@@ -105,7 +105,7 @@ def shared_facts(parsed: ParsedText) -> RunFacts:
 
 
 def merge_facts(into: RunFacts, other: RunFacts) -> None:
-    """Add what `other` says about the whole output; rank lists belong to one run and stay there."""
+    """Add another run's facts about the whole output; rank lists stay with their run."""
     into.programs += other.programs
     into.launched = into.launched or other.launched
     into.names_host_ids = into.names_host_ids or other.names_host_ids
@@ -122,7 +122,7 @@ def merge_facts(into: RunFacts, other: RunFacts) -> None:
 def _resolve(
     parsed: ParsedText, shared: RunFacts, options: ImportOptions, report: FileReport
 ) -> tuple[npt.NDArray[Any], list[ResolvedRun | None]]:
-    """Resolve each run, and leave out the rows of those whose collective is not known."""
+    """Resolve each run, and drop the rows of runs whose collective is unknown."""
     resolved: list[ResolvedRun | None] = []
     unknown = []
     for run in parsed.runs:
@@ -179,7 +179,7 @@ def _cells(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 
 
 def _occurrence(cell: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """How many earlier rows have the same cell: 0 for the first of each."""
+    """How many earlier rows have the same cell; 0 for the first."""
     order = np.argsort(cell, kind="stable")
     ordered = cell[order]
     starts = np.r_[True, ordered[1:] != ordered[:-1]]
@@ -249,7 +249,7 @@ def _columns(
 
 
 def _words(words: pa.Array, codes: npt.NDArray[Any]) -> pa.Array:
-    """The word of each code; the last word is null and stands for code -1."""
+    """The word of each code; code -1 is null, which is the last word."""
     return words.take(pa.array(np.where(codes < 0, len(words) - 1, codes)))
 
 
@@ -262,7 +262,7 @@ def _with_nulls(
 def _shared_columns(
     rows: npt.NDArray[Any], facts: list[dict[str, Any] | None]
 ) -> dict[str, pa.Array]:
-    """Columns with one value in each run, taken from a short array of these values."""
+    """Columns that are constant within a run."""
     names = sorted({name for known in facts if known for name in known})
     take = pa.array(rows["run"])
     columns = {}
@@ -277,12 +277,12 @@ def _shared_columns(
 
 
 def columns_array(name: str, values: list[Any]) -> pa.Array:
-    """Values of one measurement column as Arrow, in the schema's type."""
+    """Values of one measurement column as an Arrow array of the schema's type."""
     return pa.array(values, type=MEASUREMENTS.field(name).type)
 
 
 def _actual(rows: npt.NDArray[Any], resolved: list[ResolvedRun | None]) -> dict[str, pa.Array]:
-    """What NCCL ran, where its own log says so; `verified` with it."""
+    """The `actual_*` columns and `verified`, where NCCL's log tells what ran."""
     if not any(known and known.choices for known in resolved):
         return {}
     found = []

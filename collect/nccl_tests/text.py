@@ -1,4 +1,4 @@
-"""Text output of nccl-tests as measurements, for a whole file or for output that is at hand.
+"""Reads text output of nccl-tests as measurements, from a file or a string.
 
 lines     prefixes of launchers
 layout    which column is which
@@ -35,7 +35,7 @@ _IDENTITY: Final = frozenset({"system", "sweep", "trial", "run", "repeat", "sour
 
 @dataclass(frozen=True, slots=True)
 class TextOutput:
-    """Measurements of one output, as columns with a value, and the lines that were refused."""
+    """Measurements of one output, one dict a row, and the rejected lines."""
 
     rows: list[dict[str, Any]]
     rejected: tuple[Rejected, ...]
@@ -64,12 +64,12 @@ def parse_text(text: str, *, where: str, collective: Collective | None = None) -
 
 
 def companion_of(path: Path) -> Path:
-    """Where NCCL's log of a run would lie: `x.nccl_debug.log` beside `x.log`."""
+    """Path of a run's NCCL log: `x.nccl_debug.log` beside `x.log`."""
     return path.with_name(f"{path.stem}{COMPANION_SUFFIX}{path.suffix}")
 
 
 def main_of(companion: Path) -> Path | None:
-    """The output whose NCCL log a file is by its name, or None when it is none."""
+    """The output file that an NCCL log belongs to by its name, or None."""
     stem = companion.stem
     if not stem.endswith(COMPANION_SUFFIX):
         return None
@@ -104,7 +104,7 @@ def text_file_tables(
 def _group_alone(
     shared: RunFacts, base: Mapping[str, Any], options: ImportOptions
 ) -> dict[str, Any]:
-    """What is known of the one group of a job's log."""
+    """The columns of the only communicator in a job's log."""
     ranks = next(iter(shared.nranks)) if len(shared.nranks) == 1 else options.num_ranks
     nodes = next(iter(shared.nnodes)) if len(shared.nnodes) == 1 else options.num_nodes
     version = next(iter(shared.nccl_versions)) if len(shared.nccl_versions) == 1 else None

@@ -1,4 +1,4 @@
-"""NCCL's own log lines about what it chose: algorithm, protocol, channels, for each call.
+"""Parses NCCL's tuning log lines: algorithm, protocol, channels of each call.
 
     2.20-2.22  <B> Bytes -> Algo <int> proto <int> time <float>
     2.23       <Func>: <B> Bytes -> Algo <int> proto <int> time <float>
@@ -37,7 +37,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class LoggedCall:
-    """One line: a call, its bytes as printed, what NCCL ran (None: nothing that we can name)."""
+    """One line: collective, bytes as printed, choice (None: not one of our names)."""
 
     collective: Collective | None
     printed_bytes: int
@@ -45,12 +45,12 @@ class LoggedCall:
     choice: Choice | None
 
     def whole_bytes(self, num_ranks: int) -> int:
-        """NCCL's nBytes: of all ranks together."""
+        """NCCL's nBytes: the whole buffer, over all ranks where printed per rank."""
         return self.printed_bytes * num_ranks if self.per_rank else self.printed_bytes
 
 
 def logged_calls(lines: Iterable[str]) -> Iterator[LoggedCall]:
-    """The calls that a log tells of, in its order."""
+    """The calls of a log, in order."""
     for line in lines:
         call = _call(line)
         if call is not None:
@@ -85,7 +85,7 @@ class TuningLog:
     )
 
     def add(self, line: str) -> bool:
-        """Take a line when it is one of these; say whether it was."""
+        """Parse a line; returns whether it is a tuning line."""
         call = _call(line)
         if call is None:
             return False
@@ -94,7 +94,7 @@ class TuningLog:
         return True
 
     def merge(self, other: "TuningLog") -> None:
-        """Add what another log saw."""
+        """Add the choices of another log."""
         for key, choices in other.seen.items():
             self.seen.setdefault(key, set()).update(choices)
 

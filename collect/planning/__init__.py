@@ -1,4 +1,4 @@
-"""What a sweep would start and take, before anything runs; and what fits in given hours.
+"""Plans a sweep before it runs: processes, hours, and what fits in given hours.
 
 times      the time of a call, by the simulator's model of the sweep's group
 processes  what a round starts, and the seconds of it by what they go to

@@ -1,4 +1,4 @@
-"""An adaptive sweep, played in the simulator: what it would take on the modelled machine.
+"""Estimates an adaptive sweep by running it in the simulator.
 
 The strategy itself picks, round by round; the model's times with the noise of `[simulator]` are
 what it gets. That takes about a quarter of a second for each setting and round, so of settings that
@@ -26,7 +26,7 @@ MOST_PLAYED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class AdaptiveEstimate:
     """What an adaptive sweep took in the simulator."""
 
     cost: Cost
@@ -43,24 +43,24 @@ def with_strategy(sweep: Sweep, kind: str) -> Sweep:
     return replace(sweep, file=sweep.file.model_copy(update={"strategy": strategy}))
 
 
-def play(sweep: Sweep, times: CallTimes, *, most_seconds: float = math.inf) -> Played:
-    """Play an adaptive sweep until it ends, or has taken more than `most_seconds`."""
+def play(sweep: Sweep, times: CallTimes, *, most_seconds: float = math.inf) -> AdaptiveEstimate:
+    """Run an adaptive sweep in the simulator until it ends, or exceeds `most_seconds`."""
     cycle = {setting: cost.total_s for setting, cost in _cycles(sweep, times).items()}
     tuned = sorted((s for s in cycle if s.collective.tunable), key=lambda s: (-cycle[s], s.key))
     taken = {*tuned[:MOST_PLAYED], *(s for s in cycle if not s.collective.tunable)}
     # What the rest needs, as a factor on what is played of the tuned ones.
     played_s = sum(cycle[setting] for setting in tuned[:MOST_PLAYED])
     factor = sum(cycle[setting] for setting in tuned) / played_s if played_s else 1.0
-    game = _Game(sweep, times, taken, factor)
+    game = _SimulatedSweep(sweep, times, taken, factor)
     while game.cost.total_s <= most_seconds and game.play_round():
         pass
-    return Played(
+    return AdaptiveEstimate(
         game.cost, game.rounds, round(game.measurements), len(tuned), len(tuned[:MOST_PLAYED])
     )
 
 
 def _cycles(sweep: Sweep, times: CallTimes) -> dict[Setting, Cost]:
-    """What one cycle of everything takes, by setting."""
+    """Cost of one full cycle, by setting."""
     planner = Planner(sweep, times)
     picks: dict[Setting, list[Pick]] = {}
     for trial in sweep.trials:
@@ -74,8 +74,8 @@ def _cycles(sweep: Sweep, times: CallTimes) -> dict[Setting, Cost]:
     }
 
 
-class _Game:
-    """An adaptive sweep of some settings, round by round."""
+class _SimulatedSweep:
+    """Simulates an adaptive sweep of some settings, round by round."""
 
     def __init__(
         self, sweep: Sweep, times: CallTimes, settings: set[Setting], factor: float
@@ -97,7 +97,7 @@ class _Game:
         self.cost = NOTHING
 
     def play_round(self) -> bool:
-        """Play the next round; False when the strategy is done."""
+        """Simulate the next round; False when the strategy is done."""
         picks = self._strategy.next_picks(self.rounds, self._history)
         if picks is None:
             return False

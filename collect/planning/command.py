@@ -1,4 +1,4 @@
-"""What `dynamiccl-collect plan` does: the plan of a sweep, and what fits in given hours."""
+"""`dynamiccl-collect plan`: the plan of a sweep, and what fits in given hours."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ WriteOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan of a whole sweep, and what fits in the hours that were asked for."""
+    """The plan of a sweep, and the shorter sweep that fits in the hours asked for."""
 
     plan: Plan
     hours: float | None = None
@@ -36,7 +36,7 @@ class Planned:
     written: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as plain data; `fitted` is null where no hours were asked for."""
+        """The plan as plain data; `fitted` is null without --hours."""
         document: dict[str, Any] = {**self.plan.to_json(), "fitted": None}
         if self.fitted is not None and self.fitted_plan is not None:
             document["fitted"] = {
@@ -50,7 +50,7 @@ class Planned:
 
 
 def plan_sweep(sweep: Sweep, *, hours: float | None = None, write: Path | None = None) -> Planned:
-    """Plan a sweep; with `hours` also what fits in them, which goes to the file `write`.
+    """Plan a sweep; with `hours` also what fits in them, written to the file `write`.
 
     Raises UserError for hours that are none or too few, and for a file that cannot be written.
     """
@@ -81,7 +81,7 @@ def _check_target(write: Path, hours: float | None) -> None:
 
 
 def show_planned(planned: Planned, console: Console, *, as_json: bool) -> None:
-    """Print it for people, or as one JSON document."""
+    """Print the plan as text, or as one JSON document."""
     if as_json:
         print_json(planned.to_json())
         return

@@ -1,4 +1,4 @@
-"""What a sweep gives up when it must be shorter: one thing at a time, the least loss first.
+"""Reductions of a sweep that is too long, the least loss first.
 
 A reduction takes a sweep and the times of its calls, and returns the changed settings with what
 that leaves out and why, or None where it has nothing to give. Each can be asked for again.
@@ -31,13 +31,13 @@ _LEAST_SIZES: Final = 4
 
 
 def no_far_configs(sweep: Sweep, times: CallTimes) -> Less | None:
-    """Without what the model never sees within twice the best config's time."""
+    """Drop configs that the model never predicts within twice the best config's time."""
     why = f"by {times.system.name} they take more than {_FAR:g} times the best's time"
     return _without_others(sweep, _FarConfigs(sweep, times, unknown=True), why)
 
 
 def no_unknown_configs(sweep: Sweep, times: CallTimes) -> Less | None:
-    """Without what the model has no time for: nothing says that it is worth its hours."""
+    """Drop configs that the model has no time for."""
     why = f"{times.system.name} has no such call"
     return _without_others(sweep, _FarConfigs(sweep, times, unknown=False), why)
 
@@ -69,7 +69,7 @@ def _without_others(sweep: Sweep, near: "_FarConfigs", why: str) -> Less | None:
 
 
 class _FarConfigs:
-    """Configs that come nowhere within twice the best config's time.
+    """Configs that are never predicted within twice the best config's time.
 
     `unknown` is whether what the model has no time for counts as near.
     """
@@ -119,7 +119,7 @@ def _largest(trials: Iterable[Trial]) -> int:
 
 
 def fewer_cycles(sweep: Sweep, _: CallTimes) -> Less | None:
-    """Three repeats, then two."""
+    """Three cycles, then two."""
     cycles = sweep.file.cycles
     fewer = _FEW_CYCLES if cycles > _FEW_CYCLES else _FEWEST_CYCLES
     if cycles <= fewer:
@@ -131,7 +131,7 @@ def fewer_cycles(sweep: Sweep, _: CallTimes) -> Less | None:
 
 
 def half_the_sizes(sweep: Sweep, _: CallTimes) -> Less | None:
-    """Fewer steps an octave, down to one size for each two octaves; every other one of a list."""
+    """Fewer sizes an octave, down to one for two octaves; every second one of a list."""
     sizes = sweep.file.sizes
     ladder = sizes.ladder()
     if len(ladder) <= _LEAST_SIZES:
@@ -151,7 +151,7 @@ def half_the_sizes(sweep: Sweep, _: CallTimes) -> Less | None:
 
 
 def half_the_channels(sweep: Sweep, _: CallTimes) -> Less | None:
-    """NCCL's own number and every other channel count, from the largest down."""
+    """NCCL's own number, and every second channel count from the largest down."""
     counts = sweep.file.num_channels
     forced = sorted((count for count in counts if count), reverse=True)
     kept = forced[:-1:2]
@@ -164,7 +164,7 @@ def half_the_channels(sweep: Sweep, _: CallTimes) -> Less | None:
 
 
 def no_chunk_sizes(sweep: Sweep, _: CallTimes) -> Less | None:
-    """NCCL's own chunk size alone."""
+    """NCCL's own chunk size only."""
     gone = [size_text(size) for size in sweep.file.chunk_sizes if size]
     if not gone:
         return None
@@ -173,7 +173,7 @@ def no_chunk_sizes(sweep: Sweep, _: CallTimes) -> Less | None:
 
 
 def lower_max(sweep: Sweep, _: CallTimes) -> Less | None:
-    """A quarter of the largest size, as long as some sizes are left."""
+    """Divide the largest size by four, as long as some sizes are left."""
     sizes = sweep.file.sizes
     ladder = sizes.ladder()
     bound = ladder[-1] // 4

@@ -1,4 +1,4 @@
-"""The sweep that fits in given hours: as much of a sweep file as the model has time for.
+"""Finds the largest sweep that fits in given hours, by the simulator's times.
 
 From the whole sweep down, one reduction (fewer.py) after the other, the first one that fits is
 taken: with the sweep's own strategy, else as `adaptive`, else as `exhaustive`. Playing an adaptive
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dynamiccl.collect.planning.adaptive import ADAPTIVE, Played, play, with_strategy
+from dynamiccl.collect.planning.adaptive import ADAPTIVE, AdaptiveEstimate, play, with_strategy
 from dynamiccl.collect.planning.fewer import ORDER, Reduction, fewer_cycles
 from dynamiccl.collect.planning.plan import cost_of
 from dynamiccl.collect.planning.times import CallTimes
@@ -26,29 +26,29 @@ _WHERE: Final = "the shorter sweep"
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A sweep that fits, and what it leaves out of the whole one, with the reasons."""
+    """A sweep that fits, and what it leaves out, with the reasons."""
 
     sweep: Sweep
     left_out: tuple[str, ...]
     #: Of an adaptive one, how it went in the simulator.
-    played: Played | None = None
+    played: AdaptiveEstimate | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Rung:
-    """A sweep on the way down, and what was given up so far."""
+class _ReducedSweep:
+    """A reduced sweep, and what was left out so far."""
 
     file: SweepFile
     given_up: tuple[tuple[Reduction, str], ...] = ()
 
 
 def check_hours(hours: float) -> None:
-    """Raise UserError for hours in which nothing can run."""
+    """Raise UserError for a number of hours that is not positive."""
     if not (math.isfinite(hours) and hours > 0):
         raise UserError(f"--hours {hours:g} is no time; give a number above 0, e.g. --hours 2")
 
 
-def fit_to_hours(sweep: Sweep, hours: float, times: CallTimes, played: Played) -> Fitted:
+def fit_to_hours(sweep: Sweep, hours: float, times: CallTimes, played: AdaptiveEstimate) -> Fitted:
     """The largest sweep of a file that fits in `hours`, by the model; the file itself if it does.
 
     `played` is the whole sweep as an adaptive one. Raises UserError for hours that are none, and
@@ -61,7 +61,7 @@ def fit_to_hours(sweep: Sweep, hours: float, times: CallTimes, played: Played) -
     kinds = [*dict.fromkeys((sweep.file.strategy.kind, ADAPTIVE, _EXHAUSTIVE))]
     whole_s = _exhaustive_s(sweep, times)
     adaptive_share = played.cost.total_s / whole_s if whole_s else 1.0
-    for rung in _rungs(sweep, times):
+    for rung in _reduced_sweeps(sweep, times):
         for kind in kinds:
             tried = _fitted(sweep, rung, kind, hours)
             found = _if_in_time(tried, times, most_s, adaptive_share)
@@ -87,20 +87,20 @@ def _if_in_time(
     return replace(fitted, played=played) if played.cost.total_s <= most_s else None
 
 
-def _rungs(sweep: Sweep, times: CallTimes) -> Iterator[_Rung]:
-    """The whole sweep, and what is left of it after each reduction."""
-    rung = _Rung(sweep.file)
+def _reduced_sweeps(sweep: Sweep, times: CallTimes) -> Iterator[_ReducedSweep]:
+    """The whole sweep, and the sweep after each further reduction."""
+    rung = _ReducedSweep(sweep.file)
     yield rung
     for reduction in ORDER:
         found = reduction(parse_sweep(sweep_text(rung.file), where=_WHERE), times)
         if found is not None:
             file, why = found
-            rung = _Rung(file, (*rung.given_up, (reduction, why)))
+            rung = _ReducedSweep(file, (*rung.given_up, (reduction, why)))
             yield rung
 
 
-def _fitted(sweep: Sweep, rung: _Rung, kind: str, hours: float) -> Fitted:
-    """A rung with a strategy as a sweep of its own: its name says the hours."""
+def _fitted(sweep: Sweep, rung: _ReducedSweep, kind: str, hours: float) -> Fitted:
+    """A reduced sweep with a strategy, named after its hours."""
     whole, file, words = sweep.file, rung.file, [why for _, why in rung.given_up]
     update = {
         "name": f"{whole.name}-{hours:g}h",
@@ -126,8 +126,8 @@ def _fitted(sweep: Sweep, rung: _Rung, kind: str, hours: float) -> Fitted:
     return Fitted(parse_sweep(text, where=_WHERE), tuple(words))
 
 
-def _seconds(sweep: Sweep, times: CallTimes, played: Played | None = None) -> float:
-    """What a sweep takes with the strategy that it has."""
+def _seconds(sweep: Sweep, times: CallTimes, played: AdaptiveEstimate | None = None) -> float:
+    """Seconds that a sweep takes with its own strategy."""
     if sweep.file.strategy.kind == ADAPTIVE:
         return (played or play(sweep, times)).cost.total_s
     return cost_of(sweep, times).total_s

@@ -1,4 +1,4 @@
-"""The sweep that a gate needs: of another sweep's grid, single tasks under two configs each."""
+"""Writes the sweep that a gate needs: single tasks of another sweep's grid, two configs each."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FreshTask:
     """One config in some size bins of one collective and group shape."""
 
     collective: Collective
@@ -39,15 +39,17 @@ class Asked:
 
 
 def check_target(write: Path) -> None:
-    """Raise UserError or MissingPath where no new file can be written."""
+    """Raise UserError or MissingPath when the file cannot be created."""
     if write.exists():
         raise UserError(f"--plan {write}: it exists already; name another file, or remove it")
     if not write.parent.is_dir():
         raise MissingPath("directory", write.parent, "make it, or write elsewhere")
 
 
-def write_fresh(base: Sweep, name: str, asked: Sequence[Asked], cycles: int, write: Path) -> Plan:
-    """Write the sweep of what is asked for, `cycles` times over, and say what it takes.
+def write_fresh(
+    base: Sweep, name: str, asked: Sequence[FreshTask], cycles: int, write: Path
+) -> Plan:
+    """Write the sweep of the requested tasks, `cycles` times over, and return its plan.
 
     All else is the base's: launcher, runner, iterations. Other launch profiles and what runs beside
     are left out, as a gate takes neither. Raises UserError where no size can be measured.
@@ -84,8 +86,8 @@ def write_fresh(base: Sweep, name: str, asked: Sequence[Asked], cycles: int, wri
     return plan
 
 
-def _entry(asked: Asked) -> OnlySettings | None:
-    """What the sweep file says of it; None where no bin holds a size of whole shares."""
+def _entry(asked: FreshTask) -> OnlySettings | None:
+    """The `only` entry of the sweep file; None where no bin holds a valid size."""
     setting = Setting(asked.collective, asked.num_nodes, asked.ranks_per_node)
     sizes = tuple(size for each in asked.bins if (size := _size_in(each, setting)) is not None)
     config = asked.config
@@ -104,7 +106,7 @@ def _entry(asked: Asked) -> OnlySettings | None:
 
 
 def _size_in(index: int, setting: Setting) -> int | None:
-    """A size that is still of the bin when nccl-tests has rounded it; None: there is none."""
+    """A size that is in the bin after nccl-tests' rounding; None if there is none."""
     first, end = bin_first_byte(index), bin_first_byte(index + 1)
     whole = RANK_GRAIN_BYTES * setting.num_ranks
     # The ladder's sizes double exactly, so one process walks many of them.

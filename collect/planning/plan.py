@@ -1,10 +1,10 @@
-"""What a sweep would start, what it leaves out and why, and about how long it takes. Pure."""
+"""The plan of a sweep: processes, what is left out and why, and hours (pure)."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from dynamiccl.collect.planning.adaptive import ADAPTIVE, Played, play
+from dynamiccl.collect.planning.adaptive import ADAPTIVE, AdaptiveEstimate, play
 from dynamiccl.collect.planning.processes import Cost, Planner, Process
 from dynamiccl.collect.planning.times import CallTimes
 from dynamiccl.collect.runner import LaunchMode, Round
@@ -19,7 +19,7 @@ _REST: Final = "everything else"
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A part of the hours."""
+    """A share of the hours."""
 
     what: str
     share: float
@@ -40,7 +40,7 @@ class AdaptivePlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a sweep would do."""
+    """The plan of a sweep."""
 
     sweep: str
     system: str
@@ -84,7 +84,7 @@ class Plan:
 
 
 def make_plan(
-    sweep: Sweep, times: CallTimes | None = None, *, played: Played | None = None
+    sweep: Sweep, times: CallTimes | None = None, *, played: AdaptiveEstimate | None = None
 ) -> Plan:
     """Plan a sweep as if the plugin could play schedules and each round were like the first.
 
@@ -133,12 +133,12 @@ def make_plan(
 
 
 def cost_of(sweep: Sweep, times: CallTimes) -> Cost:
-    """What an exhaustive or random sweep takes."""
+    """Cost of an exhaustive or random sweep."""
     return _FirstRound(sweep, times).cost()
 
 
 class _FirstRound:
-    """The first round of a sweep, which all others are like."""
+    """The first round of a sweep, which stands for all rounds."""
 
     def __init__(self, sweep: Sweep, times: CallTimes) -> None:
         file = sweep.file
@@ -154,13 +154,13 @@ class _FirstRound:
         )
 
     def cost(self) -> Cost:
-        """All rounds: what runs is read back once."""
+        """Cost of all rounds; the read-back pass counts once."""
         once = [p for p in self.processes if p.launch.mode is LaunchMode.READ_BACK]
         again = [p for p in self.processes if p.launch.mode is not LaunchMode.READ_BACK]
         return self.planner.cost(once) + self.planner.cost(again).times(self.rounds)
 
 
-def _adaptive_plan(played: Played) -> AdaptivePlan:
+def _adaptive_plan(played: AdaptiveEstimate) -> AdaptivePlan:
     return AdaptivePlan(
         hours=_hours(played.cost.total_s),
         gpu_hours=_hours(played.cost.gpu_seconds),
@@ -180,12 +180,12 @@ def _dominating(cost: Cost) -> tuple[Share, ...]:
 
 
 def _hours(seconds: float) -> float:
-    """Three digits of it: what small sweeps take is told apart too."""
+    """Hours, to three digits."""
     return float(f"{seconds / 3600:.3g}")
 
 
 def _over(processes: tuple[Process, ...], rounds: int) -> int:
-    """Processes of all rounds: what runs is read back once."""
+    """Number of processes in all rounds; the read-back pass counts once."""
     once = _count(processes, LaunchMode.READ_BACK)
     return once + (len(processes) - once) * rounds
 

@@ -1,4 +1,4 @@
-"""The processes that measure a round, and the seconds of each by what they go to."""
+"""The processes that measure a round, and their seconds by purpose."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ _SOME_CHANNELS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process, and what it walks."""
+    """One process, and its walk over sizes."""
 
     launch: Launch
     grid: Grid
@@ -44,7 +44,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What processes take: seconds, by what they go to, and seconds times ranks."""
+    """Cost of processes: seconds by purpose, and rank-seconds."""
 
     seconds: Mapping[str, float]
     gpu_seconds: float
@@ -55,12 +55,12 @@ class Cost:
         return sum(self.seconds.values())
 
     def times(self, factor: float) -> "Cost":
-        """So many times as much of everything."""
+        """The cost multiplied by a factor."""
         longer = {word: seconds * factor for word, seconds in self.seconds.items()}
         return Cost(longer, self.gpu_seconds * factor)
 
     def __add__(self, other: "Cost") -> "Cost":
-        """Both, one after the other."""
+        """The sum of both."""
         words = dict.fromkeys((*self.seconds, *other.seconds))
         both = {w: self.seconds.get(w, 0.0) + other.seconds.get(w, 0.0) for w in words}
         return Cost(both, self.gpu_seconds + other.gpu_seconds)
@@ -71,7 +71,7 @@ NOTHING: Final = Cost({}, 0.0)
 
 
 class Planner:
-    """Lays out rounds of a sweep as its runner would, and says what they take."""
+    """Lays out rounds of a sweep as its runner would, and estimates their cost."""
 
     def __init__(self, sweep: Sweep, times: CallTimes) -> None:
         """Take the sweep and the times of its calls."""
@@ -83,11 +83,11 @@ class Planner:
         self._shapes = {(g.num_nodes, g.ranks_per_node) for g in sweep.file.groups}
 
     def reason_to_skip(self, trial: Trial) -> str | None:
-        """Why a trial is not measured, by what the model says that NCCL makes of it."""
+        """Why a trial is skipped, by the simulator's prediction; or None."""
         return self._needless.reason(trial, self._choices)
 
     def needless(self, trials: Sequence[Trial]) -> dict[str, int]:
-        """How many trials can run and are not measured, by reason."""
+        """Number of skipped trials, by reason."""
         found: Counter[str] = Counter()
         for trial in trials:
             if trial.infeasible is None and self.reason_to_skip(trial) is not None:
@@ -97,7 +97,7 @@ class Planner:
     def processes(
         self, round_: Round, *, must_read_back: Callable[[Trial], bool], plays: bool | None = None
     ) -> tuple[Process, ...]:
-        """The processes of a round; `plays` is whether a plugin does, None for the sweep's word."""
+        """The processes of a round; `plays`: sweep mode, None = as the sweep file says."""
         laid_out = lay_out(
             round_,
             plays_schedules=self._file.runner.mode != "processes" if plays is None else plays,
@@ -111,11 +111,11 @@ class Planner:
         )
 
     def cost(self, processes: Iterable[Process]) -> Cost:
-        """What processes take."""
+        """Cost of some processes."""
         return sum(map(self._cost, processes), start=NOTHING)
 
     def _read_back(self, trials: Sequence[Trial]) -> Iterator[tuple[str, PlainChoice]]:
-        """What a read-back would say of the trials, by the model."""
+        """What a read-back of the trials would find, by the simulator."""
         for trial in trials if self._file.runner.read_back else ():
             # Only channel counts can run alike.
             if trial.infeasible is None and trial.config.num_channels is not None:
@@ -134,7 +134,7 @@ class Planner:
         return tuple(p for p in launch.picks if self._needless.reason(p.trial, known) is None)
 
     def _started(self, launch: Launch) -> Iterator[Process]:
-        """A launch, and then those of what its blocks could not hold."""
+        """A launch, and then launches for picks that its blocks could not hold."""
         while launch.picks:
             grid = deal(launch, max_blocks=self._file.runner.max_blocks)
             yield Process(launch, grid)
@@ -170,7 +170,7 @@ class Planner:
 
 
 def _kind(config: Config) -> str:
-    """What a config is called among others that take about as long."""
+    """The name of a config's class among configs that take similar time."""
     channels = config.num_channels or 0
     if config == ABSTAIN:
         return "NCCL's own choice"

@@ -1,4 +1,4 @@
-"""A plan as text."""
+"""Prints a plan as text."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from dynamiccl.collect.planning.processes import START_S, START_S_PER_RANK
 
 
 def show_plan(plan: Plan, console: Console) -> None:
-    """Print a plan: counts, hours, what takes them, what is left out."""
+    """Print a plan: counts, hours by purpose, what is left out."""
     for line in plan_lines(plan):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     if plan.dominates:

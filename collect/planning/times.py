@@ -1,4 +1,4 @@
-"""The time of a call before anything was measured: the simulator's model of the sweep's group.
+"""Call times for planning: the simulator's model of the sweep's communicators.
 
 Where the model holds a group, its times are taken. Each gap has a rule, and each rule that was used
 says so in `notes`:
@@ -35,31 +35,31 @@ _RULE: Final = f"{LATENCY_US:g} us and {GBYTES_PER_S:g} GB/s for each call"
 
 
 class CallTimes:
-    """Times of calls on one simulated system."""
+    """Call times on one simulated system."""
 
     def __init__(self, system: str) -> None:
-        """Take the name or the file of a system. Raises UnknownName, MissingPath and UserError."""
+        """Load a system by name or file. Raises UnknownName, MissingPath and UserError."""
         self.system = find_system(system)
         self._settings: dict[Setting, SettingTimes] = {}
 
     def of(self, setting: Setting) -> "SettingTimes":
-        """The times of one setting's calls; asked for again, the same object."""
+        """The call times of one setting (cached)."""
         if setting not in self._settings:
             self._settings[setting] = SettingTimes(self.system, setting)
         return self._settings[setting]
 
     @property
     def notes(self) -> Sequence[str]:
-        """The rules that were used where the model has no time, each once."""
+        """Notes on the fallback rules that were used, each once."""
         found = (note for times in self._settings.values() for note in times.notes)
         return [*dict.fromkeys(found)]
 
 
 class SettingTimes:
-    """Times of one setting's calls, by size and config."""
+    """Call times of one setting, by size and config."""
 
     def __init__(self, system: System, setting: Setting) -> None:
-        """Find the group whose times stand for the setting's."""
+        """Find the modelled communicator shape that stands for the setting's."""
         self._system = system
         self._setting = setting
         self._group = _group(system, setting)
@@ -70,12 +70,12 @@ class SettingTimes:
 
     @property
     def notes(self) -> Sequence[str]:
-        """The rules that were used."""
+        """Notes on the fallback rules that were used."""
         return [*self._notes]
 
     @property
     def is_modelled(self) -> bool:
-        """Whether the times are a model's, and tell one config from another."""
+        """Whether times come from a model, and so differ between configs."""
         return self._group is not None
 
     def call_us(self, size_bytes: int, config: Config) -> float:
@@ -92,7 +92,7 @@ class SettingTimes:
         return parts.time_us(self._around)
 
     def parts(self, size_bytes: int, config: Config) -> Parts | None:
-        """What runs, and its time in parts; None where the model has no such call."""
+        """The config that runs and its time in parts; None where the model has no cell."""
         key = size_bytes, config
         if key not in self._parts:
             self._parts[key] = self._find(size_bytes, config)
@@ -137,7 +137,7 @@ def _cell(config: Config) -> str:
 
 
 def _group(system: System, setting: Setting) -> Group | None:
-    """The setting's group, or the nearest one of its kind; None where nothing is near."""
+    """The setting's shape in the model, or the nearest one of its kind; None without one."""
     if setting.collective not in system.collectives():
         return None
     asked = Group(setting.num_nodes, setting.ranks_per_node)
@@ -159,7 +159,7 @@ def _group(system: System, setting: Setting) -> Group | None:
 
 
 def _launch(system: System, profile: LaunchProfile) -> tuple[Launch, str]:
-    """What the profile fixes, and why the model cannot say; an empty text where it can."""
+    """The launch profile's settings, and why it is not modelled ('' if it is)."""
     try:
         return launch_of(profile, system), ""
     except InvalidSweep:

@@ -1,1 +1,1 @@
-"""Programs: started in sessions of their own, followed line by line, ended with all of theirs."""
+"""Runs programs in sessions of their own: follows their output, ends them with all children."""

@@ -1,7 +1,8 @@
 """Ctrl-C in two levels: first finish the running trial, then stop at once.
 
-A benchmark runs in a session of its own, so that a terminal's Ctrl-C reaches us alone and we
-decide. What Slurm sends before a time limit or preemption (SIGUSR1, SIGTERM) is the first level.
+A benchmark runs in a session of its own, so that a terminal's Ctrl-C reaches only this process,
+which then decides. The signals that Slurm sends before a time limit or preemption (SIGUSR1,
+SIGTERM) are handled as the first level.
 """
 
 import logging
@@ -16,11 +17,11 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Interrupt:
-    """Takes over the signals that end a run, as a context manager; of the main thread only.
+    """Handles the signals that end a run, as a context manager; in the main thread only.
 
-    The first signal sets `requested`: finish what runs, start nothing more. A second Ctrl-C sets
-    `forced`: whoever waits calls `check`, and a running process is killed. A third raises on the
-    spot, wherever the program is.
+    The first signal sets `requested`: finish the running trial, start nothing more. A second Ctrl-C
+    sets `forced`: code that waits calls `check`, and a running process is killed. A third one
+    raises KeyboardInterrupt at once, wherever the program is.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Cut a stream of bytes into lines, whatever the bytes are."""
+"""Splits a byte stream into lines."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -31,7 +31,7 @@ class LineSplitter:
         self._dropped = 0
 
     def feed(self, chunk: bytes, arrived_s: float) -> list[Line]:
-        """The lines that end in this chunk."""
+        """The lines that this chunk completes."""
         *ends, rest = chunk.split(b"\n")
         lines = []
         for end in ends:
@@ -41,7 +41,7 @@ class LineSplitter:
         return lines
 
     def close(self, arrived_s: float) -> list[Line]:
-        """The last line where it has no end."""
+        """The last line, if it has no newline."""
         return [self._take(arrived_s)] if self._parts or self._dropped else []
 
     def _keep(self, piece: bytes) -> None:

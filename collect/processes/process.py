@@ -1,4 +1,4 @@
-"""The one place that runs programs: line by line, within time limits, in a session of their own."""
+"""Runs a program in a session of its own: line by line, within time limits."""
 
 import logging
 import os
@@ -30,7 +30,7 @@ KEPT_LINES: Final = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a program counts as hung, in seconds."""
+    """Timeouts after which a program counts as hung, in seconds."""
 
     #: Until the first line that counts as progress.
     startup_s: float
@@ -51,7 +51,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a program ended."""
+    """Exit status, output and stop reason of a program."""
 
     #: As a shell counts: negative = ended by that signal; None = ended by us.
     returncode: int | None
@@ -78,11 +78,11 @@ def run_process(
     Args:
         command: what to start.
         limits: when it counts as hung.
-        on_line: told every line of stdout and stderr as it arrives; says whether it is progress.
-        interrupt: ends the program when the user insists (a second Ctrl-C).
+        on_line: called with every line of stdout and stderr; returns whether it is progress.
+        interrupt: ends the program on a second Ctrl-C.
 
     Raises:
-        KeyboardInterrupt: the user insisted; no process of the program is left.
+        KeyboardInterrupt: a second Ctrl-C came; no process of the program is left.
         MachineError: the program cannot be started.
     """
     leader = process_group.start(command, subprocess.PIPE)
@@ -105,7 +105,7 @@ def run_process(
 
 
 class _Clock:
-    """Says when a program counts as hung."""
+    """Decides when a program counts as hung."""
 
     def __init__(self, limits: Limits, started: float) -> None:
         self._limits = limits
@@ -121,7 +121,7 @@ class _Clock:
 
 
 class _Reader:
-    """Reads a pipe without ever waiting for it, and hands on its lines."""
+    """Reads a pipe without blocking, and hands on its lines."""
 
     def __init__(self, pipe: IO[bytes], on_line: Callable[[Line], bool]) -> None:
         self.lines: deque[Line] = deque(maxlen=KEPT_LINES)
@@ -136,7 +136,7 @@ class _Reader:
         os.set_blocking(self._descriptor, False)
 
     def wait(self) -> None:
-        """Until there is something to read, for a short while."""
+        """Wait, at most a moment, until there is something to read."""
         if self.open:
             self._poll.poll(_LOOK_S * 1000)
             return
@@ -145,17 +145,17 @@ class _Reader:
         self._idle_s = min(2 * self._idle_s, _LOOK_S)
 
     def read(self) -> bool:
-        """Take one chunk, if there is one now; whether there was."""
+        """Read one chunk if there is one; returns whether there was."""
         chunk = self._chunk()
         self._hand_on(self._splitter.feed(chunk, time.time()))
         return bool(chunk)
 
     def discard(self) -> None:
-        """Take one chunk, and show it to nobody."""
+        """Read one chunk and discard it."""
         self._chunk()
 
     def finish(self) -> None:
-        """Take what is left, for a short while, and a last line that has no end."""
+        """Read what is left, for at most a moment, and a last line without newline."""
         deadline = time.monotonic() + _LINGER_S
         while self.read() and time.monotonic() < deadline:
             pass
@@ -180,7 +180,7 @@ class _Reader:
 def _follow(
     leader: subprocess.Popen[bytes], reader: _Reader, clock: _Clock, interrupt: Interrupt | None
 ) -> StopReason | None:
-    """Read until the program ends, hangs or is interrupted; None when it ended by itself."""
+    """Read until the program ends (None), hangs or is interrupted."""
     while not process_group.has_ended(leader):
         reader.wait()
         reader.read()

@@ -1,4 +1,4 @@
-"""Start a program in a session of its own, and end all of it: the leader and what it started.
+"""Starts a program in a session of its own, and ends all of its processes.
 
 A signal goes to the leader's process group first, since srun and mpirun end their ranks on other
 nodes when asked. What is left after that is killed by session: mpirun gives each local rank a group

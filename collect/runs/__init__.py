@@ -1,4 +1,4 @@
-"""A sweep as it runs: rounds of launches, a journal, parts.
+"""Runs a sweep: rounds of launches, the journal, Parquet parts.
 
 carry_out   what the command line orders, put together
 run         round by round, launch by launch

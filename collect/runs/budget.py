@@ -1,4 +1,4 @@
-"""What a sweep may cost, whatever the number of jobs that it takes: what they spent is added up."""
+"""The budget of a sweep: measurements and seconds, added up over all of its jobs."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,10 +8,10 @@ from dynamiccl.collect.sweep.settings import BudgetSettings
 
 
 class Budget:
-    """Measurements, and seconds inside launches, of one shard of a sweep."""
+    """The budget of one shard of a sweep: measurements, and seconds inside launches."""
 
     def __init__(self, settings: BudgetSettings, share: tuple[int, int]) -> None:
-        """Take shard `share[0]` of `share[1]`: they share the measurements and run side by side."""
+        """The budget of shard `share[0]` of `share[1]`: an equal part of the measurements."""
         index, count = share
         most = settings.max_measurements
         self._most_measured = math.inf if most is None else most // count + (index < most % count)
@@ -20,7 +20,7 @@ class Budget:
         self._seconds = 0.0
 
     def add(self, measured: int, seconds: float) -> None:
-        """A launch took this."""
+        """Count what a launch took."""
         self._measured += measured
         self._seconds += seconds
 
@@ -36,18 +36,18 @@ class Budget:
         num_lost: int,
         count: Callable[[Sequence[Pick]], int] = len,
     ) -> tuple[Sequence[Pick], Sequence[Pick]]:
-        """Those of the launch's picks that it pays for, and the rest.
+        """The picks of a launch that the budget still pays for, and the rest.
 
         Args:
-            launch: what is to run. Read-back and references, which nobody picked, are free.
-            picks: what the launch would measure.
-            num_lost: picks of this launch that count, and have a row without being run.
-            count: how many measurements a launch of these picks makes, with what fills its gaps.
+            launch: the next launch. Read-back and reference launches cost nothing.
+            picks: its picks.
+            num_lost: picks of this launch that count, and got a row without being run.
+            count: number of measurements of a launch with these picks, gap fillers included.
         """
         if launch.mode in {LaunchMode.REFERENCE, LaunchMode.READ_BACK}:
             return picks, ()
         left = max(0.0, self._most_measured - self._measured - num_lost)
-        # The first pick alone leaves no gap.
+        # A single pick needs no gap fillers.
         allowed = int(min(left, len(picks)))
         while allowed > 1 and count(picks[:allowed]) > left:
             allowed -= 1

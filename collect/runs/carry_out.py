@@ -1,4 +1,4 @@
-"""Carry out `dynamiccl-collect run`: strategy, runner, launcher and what runs beside, together."""
+"""`dynamiccl-collect run`: puts strategy, runner, launcher and companions together."""
 
 import re
 from contextlib import ExitStack
@@ -12,7 +12,7 @@ from dynamiccl.collect.benchmark.launching import Site
 from dynamiccl.collect.launchers import find_launcher
 from dynamiccl.collect.launchers.settings import LauncherSettings
 from dynamiccl.collect.processes.interrupt import Interrupt
-from dynamiccl.collect.runners import Means, find_plugin, find_runner
+from dynamiccl.collect.runners import RunnerContext, find_plugin, find_runner
 from dynamiccl.collect.runs.journal import (
     begin_again,
     begun_here,
@@ -33,8 +33,8 @@ _SHARD: Final = re.compile(r"(\d+)/([1-9]\d*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOrder:
-    """What the command line says about a run."""
+class RunOptions:
+    """The command line options of a run."""
 
     sweep_file: Path
     out: Path
@@ -50,11 +50,11 @@ class RunOrder:
 
 
 def carry_out(
-    sweep: Sweep, order: RunOrder, *, console: Console, strategy: Strategy | None = None
+    sweep: Sweep, order: RunOptions, *, console: Console, strategy: Strategy | None = None
 ) -> RunSummary:
-    """Run a sweep as ordered; raises what `run_sweep` and the parts it is made of raise.
+    """Run a sweep; raises what `run_sweep` and its parts raise.
 
-    `strategy` takes the place of the sweep file's, but for a batch job.
+    `strategy` replaces the sweep file's, except in a batch job.
     """
     shard = parse_shard(order.shard)
     make_runner = find_runner(order.runner)
@@ -70,7 +70,7 @@ def carry_out(
         return submit(sweep, order, launcher)
     with Interrupt() as interrupt, ExitStack() as stack:
         site = site_of(sweep, order, shard, launcher)
-        runner = make_runner(Means(sweep.file, site, interrupt, stack))
+        runner = make_runner(RunnerContext(sweep.file, site, interrupt, stack))
         progress = SweepProgress(sweep.file.name, console, lambda: interrupt.requested)
         return run_sweep(
             sweep,
@@ -85,7 +85,7 @@ def carry_out(
         )
 
 
-def submit(sweep: Sweep, order: RunOrder, launcher: LauncherSettings) -> RunSummary:
+def submit(sweep: Sweep, order: RunOptions, launcher: LauncherSettings) -> RunSummary:
     """Run the sweep inside a Slurm batch job, and watch it until it is done."""
     shards = [Shard(index, launcher.array) for index in range(launcher.array)]
     folders = [journal_folder(sweep, order.out, shard) for shard in shards]
@@ -143,8 +143,8 @@ def launcher_of(file: SweepFile, name: str | None) -> LauncherSettings:
     return file.launcher.model_copy(update={"kind": name})
 
 
-def site_of(sweep: Sweep, order: RunOrder, shard: Shard, launcher: LauncherSettings) -> Site:
-    """Where and with what the sweep runs."""
+def site_of(sweep: Sweep, order: RunOptions, shard: Shard, launcher: LauncherSettings) -> Site:
+    """Where the sweep runs, and with which files."""
     return Site(
         out=order.out,
         work=journal_folder(sweep, order.out, shard) / "work",

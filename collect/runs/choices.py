@@ -1,4 +1,4 @@
-"""The table that follows from what a sweep measured: one config for each task, as a CSV file.
+"""The decision table of a sweep's own outcomes, as a CSV file: one config for each task.
 
     OUT/choices/system=NAME/sweep=NAME.csv
 
@@ -32,18 +32,18 @@ COLUMNS: Final = (
 
 
 def _comms(setting: Setting) -> str:
-    """How many communicators ran at the same time, and by which split; empty for one."""
+    """The split into communicators as text; empty for a single one."""
     comms = setting.comms
     return "" if comms is None else f"{comms.count} by {setting.split}"
 
 
 def choices_path(out: Path, file: SweepFile, suffix: str = "") -> Path:
-    """Where the table of a sweep lies."""
+    """Path of the table of a sweep."""
     return out / "choices" / f"system={file.system}" / f"sweep={file.name}{suffix}.csv"
 
 
 def write_choices(path: Path, choices: Mapping[tuple[Setting, int], Config]) -> None:
-    """Write the table, sorted by setting and size; an older one is replaced at once."""
+    """Write the table, sorted by setting and size; an older one is replaced atomically."""
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
     table.writerow(COLUMNS)

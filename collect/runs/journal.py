@@ -1,4 +1,4 @@
-"""The journal of a sweep: what was picked, what was measured, and never anything twice.
+"""The journal of a sweep: picks and results on disk, so that nothing is measured twice.
 
     OUT/.journal/system=NAME/sweep=NAME[.shard-0-of-4]/
         lock, owner             held while a run lives (lock.py)
@@ -45,7 +45,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Sealing:
-    """A segment that is to become a part."""
+    """A segment on its way to a Parquet part."""
 
     segment: int
     commits: tuple[Record, ...]
@@ -57,7 +57,7 @@ class Journal:
     def __init__(
         self, folder: Path, grid: Mapping[str, str], *, resume: bool, take_over: bool = False
     ) -> None:
-        """Name the folder, what identifies the grid, and whether to go on with one (lock.py)."""
+        """Open the journal in `folder` of a grid, as a new sweep or to resume one."""
         self._folder = folder
         self._grid = dict(grid)
         self._resume = resume
@@ -68,7 +68,7 @@ class Journal:
         self._open: list[Record] = []
 
     def __enter__(self) -> Self:
-        """Take the lock, check the grid, and read what is there.
+        """Take the lock, check the grid, and read the records.
 
         Raises UserError: another run lives, the sweep was begun and `resume` is False, or it is
         another grid.
@@ -84,27 +84,27 @@ class Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         self._lock.release()
 
     @property
     def identity(self) -> str:
-        """Names this journal in the provenance of its parts."""
+        """The journal's name in the provenance of its parts."""
         return hashlib.sha256(f"{self._folder.name}:{self._grid}".encode()).hexdigest()[:16]
 
     def begin_round(self, record: Record) -> None:
-        """Write down a round's picks before it starts."""
+        """Record a round's picks before it starts."""
         _append(self._folder / "rounds.jsonl", record)
         self.rounds.append(record)
 
     def commit(self, record: Record) -> None:
-        """Put one launch on disk. Raises MachineError when the disk is full; nothing is lost."""
+        """Write one launch to disk (fsync). Raises MachineError when the disk is full."""
         _append(self._path(self._segment), record)
         self._open.append(record)
         self.commits.append(record)
 
     def seal(self, write: Callable[[Sealing], None]) -> None:
-        """Have `write` turn the open segment into a part, and close the segment."""
+        """Have `write` turn the open segment into a part, then close the segment."""
         if not self._open:
             return
         sealing = Sealing(self._segment, tuple(self._open))
@@ -122,7 +122,7 @@ class Journal:
             self._close_segment(sealing)
 
     def complete(self, text: str, ended: str) -> None:
-        """Write down that nothing of the sweep of this text is left: "done", or its "budget"."""
+        """Record that the sweep with this text has ended: "done", or out of "budget"."""
         write_atomically(self._folder / _COMPLETE, f"{_digest(text)}\n{ended}\n")
 
     def _close_segment(self, sealing: Sealing) -> None:
@@ -171,7 +171,7 @@ class Journal:
 
 
 def begun_here(folder: Path) -> UserError:
-    """Says that a sweep is not begun twice."""
+    """The error that the sweep was begun already."""
     return UserError(
         f"{folder} says that this sweep was begun here; go on with --resume, or take another "
         "--out or name"
@@ -179,7 +179,7 @@ def begun_here(folder: Path) -> UserError:
 
 
 def how_it_ended(folder: Path, text: str) -> str | None:
-    """Of the sweep of this text, by the journal in `folder`: done, budget; None: work is left.
+    """How the sweep with this text ended: done, budget; None while work is left.
 
     With a larger budget it is another text.
     """
@@ -191,7 +191,7 @@ def how_it_ended(folder: Path, text: str) -> str | None:
 
 
 def begin_again(folder: Path) -> None:
-    """Forget that the sweep ended: more is to be measured."""
+    """Forget that the sweep ended, so that more can be measured."""
     (folder / _COMPLETE).unlink(missing_ok=True)
 
 
@@ -231,7 +231,7 @@ def _loads(line: str, path: Path) -> Record:
 
 
 def _lines(path: Path) -> Iterator[Record]:
-    """The records of a file; a last line without its newline was torn off and is cut away."""
+    """The records of a file; a last line without newline is torn and is cut away."""
     if not path.is_file():
         return
     content = path.read_bytes()
@@ -260,7 +260,7 @@ def _append(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file that is there as a whole or not at all; raises MachineError on a full disk."""
+    """Write a file via a temporary name; raises MachineError on a full disk."""
     hidden = path.with_name(f".writing-{path.name}")
     try:
         with hidden.open("w", encoding="utf-8") as file:

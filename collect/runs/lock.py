@@ -1,8 +1,8 @@
-"""One run of a sweep at a time, also on file systems that know no locks.
+"""A lock for one run of a sweep at a time, also on file systems without `flock`.
 
-`flock` where there is one: a run that dies holds nothing. Lustre mounted without `-o flock` answers
-ENOSYS, NFS without a lock manager ENOLCK; there a file that only one can create says who runs, and
-what a dead run left is taken over where it can be seen to be dead.
+Where `flock` works it is used: the kernel releases it when a run dies. Lustre mounted without `-o
+flock` returns ENOSYS, NFS without a lock manager ENOLCK; there a file that only one process can
+create names the owner, and a dead owner's lock is taken over if its death can be proved.
 """
 
 import errno
@@ -26,14 +26,14 @@ class SweepLock:
     """Held while a run lives."""
 
     def __init__(self, folder: Path, *, take_over: bool) -> None:
-        """Name the journal's folder; `take_over`: from an owner who cannot be seen to be dead."""
+        """`take_over`: take the lock from an owner whose death cannot be proved."""
         self._folder = folder
         self._take_over = take_over
         self._file: BinaryIO | None = None
         self._owned: str | None = None
 
     def take(self) -> None:
-        """Take it. Raises UserError: another run lives, or may."""
+        """Acquire the lock. Raises UserError when another run lives, or may live."""
         # Unbuffered: what a full disk refuses is not tried again when the file is closed.
         lock = (self._folder / "lock").open("a+b", buffering=0)
         try:
@@ -62,7 +62,7 @@ class SweepLock:
         self._file = lock
 
     def release(self) -> None:
-        """Give it back."""
+        """Release the lock."""
         if self._file is not None:
             self._file.close()
         path = self._folder / _OWNER
@@ -95,9 +95,9 @@ class SweepLock:
         self._owned = text
 
     def _replace(self, found: str, text: str) -> bool:
-        """Put our file in place of a dead owner's, which is never absent meanwhile; one at a time.
+        """Replace a dead owner's file by ours atomically, one process at a time.
 
-        False: it is not the one that was found any more.
+        False when it is no longer the file that was found.
         """
         path, taking = self._folder / _OWNER, self._folder / f"{_OWNER}.taking"
         if not _create(taking, text):
@@ -121,7 +121,7 @@ def _myself() -> dict[str, Any]:
 
 
 def _why_dead(owner: Mapping[str, Any]) -> str | None:
-    """How we know that an owner is gone; None: we do not."""
+    """The evidence that an owner is dead; None when there is none."""
     pid, host = owner.get("pid"), owner.get("host")
     if host == os.uname().nodename and isinstance(pid, int):
         return None if _started(pid) == owner.get("started") else "it has ended"
@@ -147,7 +147,7 @@ def _owner_in(text: str) -> Mapping[str, Any]:
 
 
 def _started(pid: int) -> str | None:
-    """Boot and clock ticks at which a process of this host began, since numbers come again."""
+    """Boot id and start time (clock ticks) of a local process: process ids are reused."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()

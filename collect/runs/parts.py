@@ -1,4 +1,4 @@
-"""From a segment of the journal to Parquet: its rows with their noise band."""
+"""Makes Parquet parts of journal segments, and adds the noise band."""
 
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.store import part_provenance, sweep_parts, write_part
 from dynamiccl.errors import MachineError
 
-#: What shares a noise band: one setting in one round.
+#: Rows with equal values here share a noise band: one setting in one round.
 _BAND_KEY: Final = (
     "round",
     "collective",
@@ -32,25 +32,25 @@ _BAND_KEY: Final = (
 _QUANTILE: Final = 0.9
 
 
-class Scribe:
+class PartWriter:
     """Writes the parts of one journal; a part's provenance names its segment."""
 
     def __init__(self, sweep: Sweep, out: Path, journal: str, runner: str) -> None:
-        """Take what is run, where to, the journal's identity, and who measures."""
+        """Keep the sweep, the data directory, the journal's identity, and the runner's name."""
         self._sweep = sweep
         self._out = out
         self._journal = journal
         self._runner = runner
 
     def segments(self) -> set[int]:
-        """Segments of the journal that are in a part."""
+        """Segments of the journal that are in a part already."""
         file = self._sweep.file
         paths = sweep_parts(self._out, file.system, file.name)
         records = [part_provenance(path) for path in paths]
         return {int(r["segment"]) for r in records if r.get("journal") == self._journal}
 
     def write(self, sealing: Sealing) -> None:
-        """Write the rows of a segment."""
+        """Write the rows of a segment as a part."""
         rows = [row | _timestamp(row) for commit in sealing.commits for row in commit["rows"]]
         if not rows:
             return

@@ -1,4 +1,4 @@
-"""What a person sees of a running sweep: done, failed, left, time left, best so far."""
+"""Progress of a running sweep: done, failed, left, time left, best gain so far."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -29,7 +29,7 @@ _COLUMNS: Final = (
 
 
 class _Bar(Progress):
-    """A bar, and under it a line of text, which is asked for when it is drawn."""
+    """A progress bar with a line of text below it, computed when it is drawn."""
 
     def __init__(self, *columns: ProgressColumn, line: Callable[[], str], **more: Any) -> None:
         self._line = line
@@ -42,16 +42,16 @@ class _Bar(Progress):
 
 
 class BestSoFar:
-    """The largest gain over NCCL's default that was seen in one task."""
+    """The largest gain over NCCL's default in any task so far."""
 
     def __init__(self) -> None:
-        """Know nothing yet."""
+        """Start without times."""
         self._default: dict[tuple[Setting, int], float] = {}
         self._best: dict[tuple[Setting, int], tuple[float, Trial]] = {}
         self._gains: dict[tuple[Setting, int], tuple[float, Trial]] = {}
 
     def add(self, trial: Trial, time_us: float) -> None:
-        """Take in a time; of a config the smallest counts."""
+        """Add a time of a config; the smallest counts."""
         task = trial.task
         if trial.config == ABSTAIN:
             self._default[task] = min(time_us, self._default.get(task, math.inf))
@@ -62,7 +62,7 @@ class BestSoFar:
             self._gains[task] = (self._default[task] / best_us, best)
 
     def text(self) -> str:
-        """One line: the task with the largest gain; empty before there is one."""
+        """The task with the largest gain, in one line; empty without any."""
         # A copy: the thread that draws asks while times come in.
         gains = list(self._gains.values())
         if not gains:
@@ -75,7 +75,7 @@ class SweepProgress:
     """A progress bar on a terminal, silent elsewhere; a context manager."""
 
     def __init__(self, name: str, console: Console, stopping: Callable[[], bool]) -> None:
-        """Name the bar, where it is drawn, and what tells whether to stop."""
+        """`stopping` returns whether to stop."""
         shown = console.is_terminal
         self._best = BestSoFar()
         self._bar = _Bar(
@@ -98,15 +98,15 @@ class SweepProgress:
         self._bar.stop()
 
     def expect(self, picks: int) -> None:
-        """How many picks there will be in all, as far as is known."""
+        """Set the number of picks in all, as far as known."""
         self._bar.update(self._task, total=picks)
 
     def advance(self, picks: int) -> None:
-        """So many more are done."""
+        """Add picks that are done."""
         self._bar.advance(self._task, picks)
 
     def outcome(self, trial: Trial, outcome: Outcome) -> None:
-        """Count a failure, or take a time into the best so far."""
+        """Count a failure, or update the best gain."""
         if outcome.time_us is not None:
             self._best.add(trial, outcome.time_us)
         elif not (outcome.ok or outcome.infeasible):

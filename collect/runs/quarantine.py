@@ -1,4 +1,4 @@
-"""Configs that hung or crashed, and from which size on."""
+"""Configs that hung or crashed, and the size from which each is skipped."""
 
 from dataclasses import dataclass, field
 
@@ -17,14 +17,14 @@ class Quarantine:
     _from: dict[tuple[Setting, Config], tuple[int, str]] = field(default_factory=dict)
 
     def add(self, trial: Trial, reason: str) -> None:
-        """Keep the config of `trial` out from its size on."""
+        """Skip the config of `trial` at its size and above."""
         key = (trial.setting, trial.config)
         size, _ = self._from.get(key, (trial.size_bytes, ""))
         if trial.size_bytes <= size:
             self._from[key] = (trial.size_bytes, reason)
 
     def reason(self, trial: Trial) -> str | None:
-        """Why `trial` is kept out; None when it is not."""
+        """Why `trial` is skipped, or None."""
         found = self._from.get((trial.setting, trial.config))
         if found is None or trial.size_bytes < found[0]:
             return None

@@ -1,8 +1,7 @@
-"""Measure again what failed: one more round with these picks, and what it changes.
+"""The retry round (`--retry-failed`): failed picks once more, with NCCL's default beside them.
 
-A round of its own has NCCL's default beside it, and no row is there twice: the failed rows stay as
-they are, those of the new round come to them. From then on the old failures no longer count, in
-quarantine, in what the strategy knows and in what is chosen.
+Failed rows stay in the data; the rows of the retry round are added. After it the old failures no
+longer count: not for the quarantine, the strategy, or the final choices.
 """
 
 from collections import Counter
@@ -17,7 +16,7 @@ Entry = list[Any]
 
 
 def retry_record(number: int, history: Iterable[Outcome]) -> dict[str, Any] | None:
-    """The journal's record of a round `number` with all that failed so far; None: nothing did."""
+    """The journal's record of retry round `number`; None when nothing failed."""
     failed = Counter(outcome.trial_key for outcome in history if _failed(outcome))
     if not failed:
         return None
@@ -28,12 +27,12 @@ def retry_record(number: int, history: Iterable[Outcome]) -> dict[str, Any] | No
 
 
 def last_retry(rounds: Sequence[Mapping[str, Any]]) -> int:
-    """The number of the last round that tried failures again; -1 = there was none."""
+    """Number of the last retry round; -1 = none."""
     return max((number for number, record in enumerate(rounds) if "retry" in record), default=-1)
 
 
 def that_count(outcomes: Iterable[Outcome], rounds: Sequence[Mapping[str, Any]]) -> list[Outcome]:
-    """Without failures that a later round tried again."""
+    """Outcomes without failures that a later round retried."""
     tried_in = {
         entry[0]: number
         for number, record in enumerate(rounds)
@@ -50,9 +49,9 @@ def that_count(outcomes: Iterable[Outcome], rounds: Sequence[Mapping[str, Any]])
 def without_retries(
     number: int, history: Iterable[Outcome], rounds: Sequence[Mapping[str, Any]]
 ) -> tuple[int, list[Outcome]]:
-    """A round's number and the history as a strategy counts, which knows of no such rounds.
+    """Round number and history as a strategy counts them, without retry rounds.
 
-    What one measured counts to the round before it.
+    Outcomes of a retry round count to the round before it.
     """
     added = [at for at, record in enumerate(rounds) if "retry" in record]
     own = [

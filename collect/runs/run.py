@@ -1,9 +1,9 @@
-"""Run a sweep: rounds of launches, each committed to the journal, each round a part on disk.
+"""Runs a sweep: rounds of launches, each launch committed to the journal, a Parquet part a round.
 
-The strategy picks trials, round by round; the runner lays out the launches that measure a round and
-runs them in random order, so that slow drift of the machine is shared by all configs and the
-default is interleaved with what is compared with it. A round is a run: its measurements are
-correlated, those of different rounds are independent.
+The strategy picks trials, round by round; the runner lays out the launches of a round and runs them
+in random order, so that slow drift of the machine affects all configs and their default alike. The
+measurements of a round have the same `run`: they are correlated, those of different rounds are
+independent.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from dynamiccl.collect.runner import Launch, LaunchMode, LaunchResult, Measured,
 from dynamiccl.collect.runs.budget import Budget
 from dynamiccl.collect.runs.choices import choices_path, write_choices
 from dynamiccl.collect.runs.journal import Journal, Record, Sealing
-from dynamiccl.collect.runs.parts import Scribe
+from dynamiccl.collect.runs.parts import PartWriter
 from dynamiccl.collect.runs.quarantine import Quarantine
 from dynamiccl.collect.runs.retry import (
     last_retry,
@@ -46,7 +46,7 @@ _LAYOUT: Final = "2"
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What a sweep left on disk."""
+    """What a sweep wrote, in numbers."""
 
     trials: int
     rounds_done: int
@@ -60,24 +60,24 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """This process's share of the launches: those whose number is `index` modulo `count`."""
+    """The launches of one process: those whose setting's hash modulo `count` is `index`."""
 
     index: int = 0
     count: int = 1
 
     def holds(self, launch: Launch) -> bool:
-        """Whether a launch is ours; by its name, so that a resume agrees."""
+        """Whether this shard runs a launch; by the hash of its setting, so that a resume agrees."""
         digest = hashlib.sha256(launch.setting.key.encode()).digest()
         return int.from_bytes(digest[:8], "little") % self.count == self.index
 
     @property
     def suffix(self) -> str:
-        """Ending of the journal's folder."""
+        """Suffix of the journal's folder."""
         return "" if self.count == 1 else f".shard-{self.index}-of-{self.count}"
 
 
 def journal_folder(sweep: Sweep, out: Path, shard: Shard) -> Path:
-    """Where the journal of a sweep, or of one shard of it, lies."""
+    """Path of the journal of a sweep or of one of its shards."""
     name = f"sweep={sweep.file.name}{shard.suffix}"
     return out / _JOURNAL / f"system={sweep.file.system}" / name
 
@@ -119,7 +119,7 @@ def run_sweep(  # noqa: PLR0913 - the one place that puts a run together
     _refuse_orphans(sweep, out, folder)
     grid = {"trials": _trials_hash(sweep), "runner": runner.name, "layout": _LAYOUT}
     with Journal(folder, grid, resume=resume, take_over=take_over) as journal:
-        scribe = Scribe(sweep, out, journal.identity, runner.name)
+        scribe = PartWriter(sweep, out, journal.identity, runner.name)
         journal.settle(scribe.segments(), scribe.write)
         run = _Run(sweep, strategy, runner, journal, watcher or Silent(), shard)
         summary = run.go(scribe.write, retry_failed=retry_failed)
@@ -186,7 +186,7 @@ class _Run:
         )
 
     def choices(self) -> dict[tuple[Setting, int], Config]:
-        """One config for each task, by everything that was measured."""
+        """The best config of each task, from all outcomes so far."""
         confidence = self._sweep.file.strategy.confidence
         commits = self._journal.commits
         references = [o for record in commits for o in decode_outcomes(record, "references")]
@@ -198,7 +198,7 @@ class _Run:
         return "budget" if self._budget.is_spent else "done"
 
     def _round(self, number: int) -> Round | None:
-        """The picks of a round: as they were written down, or else as the strategy picks now."""
+        """The picks of a round: from the journal, else from the strategy."""
         if number < len(self._journal.rounds):
             record = self._journal.rounds[number]
             picks = [self._pick(entry) for entry in record["picks"]]
@@ -212,7 +212,7 @@ class _Run:
         return Round(number, tuple(found))
 
     def _retry(self, number: int) -> Round | None:
-        """A round of what failed, once, when nothing else is left; None when nothing did."""
+        """The retry round, once, when nothing else is left; None when nothing failed."""
         record = retry_record(number, self._history()) if self._may_retry else None
         self._may_retry = False
         if record is None:
@@ -230,7 +230,7 @@ class _Run:
         return that_count(outcomes, self._journal.rounds)
 
     def _layout(self, round_: Round) -> Iterator[Launch]:
-        """The launches of a round that are ours and not done, in an order drawn from its number."""
+        """This shard's launches of a round that are not done, in an order seeded by the round."""
         infeasible = [p for p in round_.picks if p.trial.infeasible is not None]
         feasible = tuple(p for p in round_.picks if p.trial.infeasible is None)
         launches = list(self._runner.launches(Round(round_.number, feasible)))
@@ -254,7 +254,7 @@ class _Run:
             )
 
     def _until_done(self, launch: Launch) -> Iterator[Launch]:
-        """A launch, and then what it left over, as new launches of the same kind."""
+        """A launch, then new launches of the same kind for what it left over."""
         while True:
             if launch.id in self._records:
                 self._skipped += 1
@@ -357,7 +357,7 @@ def _trials_hash(sweep: Sweep) -> str:
 
 
 def _refuse_orphans(sweep: Sweep, out: Path, journal: Path) -> None:
-    """Refuse to add to parts of this name that no journal accounts for."""
+    """Raise UserError for parts of this name that the journal does not know."""
     folder = sweep_folder(out, sweep.file.system, sweep.file.name)
     orphans = sweep_parts(out, sweep.file.system, sweep.file.name)
     name = f"sweep={sweep.file.name}"

@@ -1,4 +1,4 @@
-"""What is told how a sweep gets on."""
+"""The callback interface for the progress of a sweep."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -8,48 +8,48 @@ from dynamiccl.collect.sweep.trial import Trial
 
 
 class Watcher(Protocol):
-    """Is told what happens, for a progress bar; and may say when to stop."""
+    """Receives the progress of a sweep, and may ask it to stop."""
 
     def expect(self, picks: int) -> None:
-        """How many picks the sweep will have measured in all, as far as is known."""
+        """Called with the number of picks in all, as far as known."""
 
     def advance(self, picks: int) -> None:
-        """So many more picks are done."""
+        """Called when picks are done."""
 
     def outcome(self, trial: Trial, outcome: Outcome) -> None:
-        """One pick's outcome."""
+        """Called with one pick's outcome."""
 
     def stopping(self) -> bool:
         """Whether to stop after the launch that is running."""
 
 
 class Silent:
-    """The watcher of a run that nobody watches."""
+    """A watcher that ignores everything."""
 
     def expect(self, picks: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def advance(self, picks: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def outcome(self, trial: Trial, outcome: Outcome) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def stopping(self) -> bool:
-        """Never."""
+        """Always False."""
         return False
 
 
 class AtMost:
-    """Passes progress on up to what was asked for: a launch may measure more, to fill its gaps."""
+    """Forwards progress up to a limit: a launch may measure more than its picks to fill gaps."""
 
     def __init__(self, left: int, advance: Callable[[int], None]) -> None:
-        """Take how much may be passed on, and to whom."""
+        """Forward at most `left` picks to `advance`."""
         self._left = left
         self._advance = advance
 
     def advance(self, picks: int) -> None:
-        """So many more picks are done."""
+        """Forward picks that are done, up to the limit."""
         told = min(picks, self._left)
         self._left -= told
         if told:

@@ -1,4 +1,4 @@
-"""A sweep as a Slurm batch job that may end and start again any number of times.
+"""Runs a sweep as a Slurm batch job that may end and be submitted again any number of times.
 
 script  the batch script (pure)
 watch   submit, watch, and submit again while work is left

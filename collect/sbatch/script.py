@@ -1,9 +1,9 @@
-"""The batch script: our options where the user gave none, and a body that resumes the sweep.
+"""The batch script of a sweep: sbatch options that the user did not give, and a resuming body.
 
 Slurm sends SIGUSR1 to the batch shell before the time limit (`--signal=B:USR1@120`) and SIGTERM on
-preemption and scancel. The shell becomes the sweep (`exec`), which so gets them itself, finishes
-its trial and stops. A shell that waits and forwards by `trap` loses a signal now and then: bash may
-be about to wait when it comes.
+preemption and scancel. The shell replaces itself by the sweep (`exec`), which so gets the signals
+itself, finishes its trial and stops. A shell that forwards signals by `trap` may lose one that
+comes just before its `wait`.
 """
 
 import re
@@ -25,7 +25,7 @@ exec COMMAND
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """A sweep that runs inside a batch job."""
+    """A sweep as a batch job."""
 
     #: The sweep's name.
     name: str
@@ -43,22 +43,22 @@ class BatchJob:
 
     @property
     def word(self) -> str:
-        """The sweep's name as a file or job name."""
+        """The sweep's name as a valid file or job name."""
         return re.sub(r"[^A-Za-z0-9._-]", "-", self.name)
 
     @property
     def folder(self) -> Path:
-        """Where the script, its log and the job's number are."""
+        """Folder of the script, its log and the job id."""
         return self.out / ".slurm"
 
     @property
     def script(self) -> Path:
-        """The batch script."""
+        """Path of the batch script."""
         return self.folder / f"{self.word}.sbatch"
 
     @property
     def number_file(self) -> Path:
-        """Holds the number of the job that was submitted last."""
+        """Path of the file with the id of the last submitted job."""
         return self.folder / f"{self.word}.job"
 
 
@@ -68,7 +68,7 @@ def run_command(
     *options: str,
     program: tuple[str, ...] = (sys.executable, "-P", "-m", "dynamiccl.collect.cli"),
 ) -> tuple[str, ...]:
-    """The command that goes on with a sweep from inside a job, with further options of `run`."""
+    """The command inside the job that resumes the sweep; `run` options can be appended."""
     paths = (str(sweep.absolute()), "--out", str(out.absolute()))
     return (*program, "run", *paths, "--launcher", "srun", "--resume", *options)
 

@@ -1,7 +1,7 @@
-"""Submit a batch job, watch it, and submit it again while work is left.
+"""Submits a batch job, watches it, and submits it again while work is left.
 
-A time limit, a preemption or a dead node ends a job; what it measured is on disk, and the next one
-goes on from there. Only an attempt that got nothing done stops us.
+A time limit, a preemption or a dead node ends a job; what it measured is on disk, and the next job
+continues from there. It stops only when an attempt made no progress.
 """
 
 import logging
@@ -25,7 +25,7 @@ _TAIL_BYTES: Final = 8192
 
 
 class Outcome(StrEnum):
-    """How watching ended."""
+    """Why watching ended."""
 
     COMPLETE = "complete"
     #: The job goes on without us.
@@ -34,7 +34,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the job works on, as seen from outside."""
+    """The progress of the job's work, as seen from outside."""
 
     is_complete: Callable[[], bool]
     #: Grows whenever something was done, e.g. the number of committed launches.
@@ -82,7 +82,7 @@ def run_as_batch(
 
 
 class _Watcher:
-    """Follows one job to its end."""
+    """Watches one job until it ends."""
 
     def __init__(self, number: str, queue: Queue, interrupt: Interrupt, pace: Pace) -> None:
         self.number = number
@@ -92,7 +92,7 @@ class _Watcher:
         self._pace = pace
 
     def watch(self, on_look: Callable[[], None]) -> bool:
-        """Until no element is alive (True) or a signal asks us to leave (False)."""
+        """Wait until no array element is alive (True), or a signal asks to detach (False)."""
         wait_s = self._pace.shortest_s
         shown = ""
         while True:
@@ -123,10 +123,10 @@ class _Watcher:
 
 
 def _judge(job: BatchJob, work: Work, watcher: _Watcher, before: int, pace: Pace) -> None:
-    """Return when the attempt got something done and another one may follow.
+    """Return when the attempt made progress and another one may follow.
 
     Raises:
-        MachineError: it got nothing done, or somebody cancelled it.
+        MachineError: it made no progress, or somebody cancelled it.
     """
     deadline = time.monotonic() + pace.settle_s
     while not work.is_complete():
@@ -162,7 +162,7 @@ def _detach(number: str, queue: Queue, interrupt: Interrupt, pace: Pace) -> None
 
 
 def _still_there(job: BatchJob, queue: Queue) -> str | None:
-    """Number of a job that an earlier call submitted and that has not ended."""
+    """Id of a job that an earlier call submitted and that has not ended, or None."""
     if not job.number_file.exists():
         return None
     number = job.number_file.read_text(encoding="utf-8").strip()
@@ -181,7 +181,7 @@ def _remember(job: BatchJob, number: str) -> None:
 
 
 def _tail(job: BatchJob, watcher: _Watcher) -> str:
-    """The last words of the job's log; of the element that wrote last, in an array."""
+    """The last lines of the job's log; in an array, of the element that wrote last."""
     logs = [
         *job.folder.glob(f"{job.word}-{watcher.number}.out"),
         *job.folder.glob(f"{job.word}-{watcher.number}_*.out"),

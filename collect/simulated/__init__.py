@@ -1,1 +1,1 @@
-"""Sweeps without a GPU: the simulated world as a runner."""
+"""The simulator as a runner: sweeps without a GPU."""

@@ -1,4 +1,4 @@
-"""Times of the communicators of a simulated launch, and of its processes."""
+"""Simulated times of communicators and of their processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,8 +13,8 @@ from dynamiccl.simulator.slow_parts import SlowPart, around
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """A call as it ran: its parts, what it ran beside, and the noise of that run and trial."""
+class SimulatedCall:
+    """A simulated call: its time in parts, its surroundings (network slowdown), and its noise."""
 
     parts: Parts
     beside: Surroundings
@@ -25,7 +25,7 @@ class Ran:
     def times(
         self, setting: Setting, slow: Sequence[SlowPart]
     ) -> tuple[npt.NDArray[np.float64], list[float | None]]:
-        """(communicators,) us of each, and us of each process, None for one that is in none."""
+        """(communicators,) us of each, and us of each process (None: in no communicator)."""
         comms, per_node = setting.comms, setting.ranks_per_host
         processes = setting.hosts * per_node
         members = ((tuple(range(processes)),)) if comms is None else comms.members

@@ -1,4 +1,4 @@
-"""Launch profiles and interference in the simulator: AutoCCL's NT and T, and slowdowns."""
+"""Launch profiles and interference in the simulator: NCCL_NTHREADS, transport, slowdowns."""
 
 from collections.abc import Mapping
 
@@ -18,10 +18,10 @@ _MODELLED = (_THREADS, _NO_P2P, _NO_SHM)
 
 
 def launch_of(profile: LaunchProfile, system: System) -> Launch:
-    """What a profile fixes for `system`.
+    """The launch settings that a profile fixes on `system`.
 
-    Raises InvalidSweep for a system without launch knobs, for a variable that is not modelled, and
-    for a transport or a number of threads that the system has no figures for.
+    Raises InvalidSweep for a system without launch settings, for a variable that is not modelled,
+    and for a transport or a number of threads that the system has no parameters for.
     """
     if profile.name == DEFAULT_PROFILE:
         return UNTOUCHED
@@ -45,7 +45,7 @@ def launch_of(profile: LaunchProfile, system: System) -> Launch:
 
 
 def surroundings_of(interference: Interference) -> Surroundings:
-    """How much slower a congested network is; other kinds slow nothing here."""
+    """The network slowdown of a congestion level; other kinds of interference have none."""
     if interference.kind not in SIMULATED:
         return QUIET
     slower = 1.0 + interference.level

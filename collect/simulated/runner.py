@@ -1,4 +1,4 @@
-"""The simulator as a runner: the same rows as a real sweep, marked `source = simulator`."""
+"""The simulator runner: the same rows as a real sweep, marked `source = simulator`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -11,7 +11,7 @@ import numpy as np
 from dynamiccl.collect.interference.kinds import SIMULATED
 from dynamiccl.collect.nccl_tests.cost_table import as_logged, write_costs
 from dynamiccl.collect.runner import Launch, LaunchMode, LaunchResult, Measured, Pick, Round, Row
-from dynamiccl.collect.simulated.comms import Ran
+from dynamiccl.collect.simulated.comms import SimulatedCall
 from dynamiccl.collect.simulated.launches import launch_of, surroundings_of
 from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.collect.sweep.trial import Setting, Trial
@@ -32,10 +32,10 @@ class SimulatorRunner:
     def __init__(
         self, file: SweepFile, out: Path | None = None, system: System | None = None
     ) -> None:
-        """Take the sweep's simulator settings.
+        """Load the sweep's simulated system.
 
-        NCCL's cost model goes into the data set `out`, as that of a real job does. `system` takes
-        the place of the one that the settings name. Raises UnknownName for one that nobody has.
+        NCCL's cost tables are written to the data set `out`, as those of a real job are. `system`
+        replaces the one that the settings name. Raises UnknownName for an unknown one.
         """
         settings = file.simulator
         self._file = file
@@ -50,7 +50,7 @@ class SimulatorRunner:
         )
 
     def check(self, trials: Sequence[Trial]) -> None:
-        """Refuse groups, collectives, profiles and interference that the model does not hold."""
+        """Raise for groups, collectives, profiles and interference that are not modelled."""
         for setting in dict.fromkeys(trial.setting for trial in trials):
             _check(setting, self._system)
 
@@ -77,7 +77,7 @@ class SimulatorRunner:
         return len(launch.picks)
 
     def reason_to_skip(self, trial: Trial) -> str | None:  # noqa: ARG002
-        """Nothing is skipped where measuring costs nothing."""
+        """None: a simulated measurement costs nothing."""
         return None
 
     def run(self, launch: Launch, progress: Callable[[int], None]) -> LaunchResult:
@@ -90,7 +90,7 @@ class SimulatorRunner:
         return LaunchResult(tuple(measured))
 
     def _keep_costs(self, launch: Launch) -> None:
-        """Write what NCCL would log of its cost model, once for each group."""
+        """Write NCCL's modelled cost table, once for each group."""
         setting = launch.setting
         group = Group(setting.num_nodes, setting.ranks_per_node)
         place = group, setting.profile.name
@@ -101,10 +101,10 @@ class SimulatorRunner:
         write_costs(self._out, as_logged(self._system.lines(group)), known, program="run")
 
     def learn(self, launch: str, facts: Mapping[str, Any]) -> None:
-        """Nothing is learnt in a world that is known."""
+        """Do nothing."""
 
     def environment(self) -> Row:
-        """The simulated system's facts."""
+        """The simulated system's environment columns."""
         return {
             **self._system.environment,
             "source": Source.SIMULATOR.value,
@@ -126,7 +126,9 @@ class SimulatorRunner:
             reason = f"NCCL has no {trial.config.key} for this group"
             return lost_row(row, Status.INFEASIBLE, reason)
         name = trial.key + (f"#{pick.repeat}" if pick.repeat else "")
-        ran = Ran(parts, surroundings_of(setting.interference), self._noise, launch.run, name)
+        ran = SimulatedCall(
+            parts, surroundings_of(setting.interference), self._noise, launch.run, name
+        )
         times_us, processes_us = ran.times(setting, self._file.simulator.slow)
         time_us = float(np.mean(times_us))
         algbw = trial.size_bytes / (1000.0 * time_us)

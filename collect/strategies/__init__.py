@@ -1,4 +1,4 @@
-"""Which trials are measured next: exhaustive, random, adaptive. Pure: nothing here runs anything.
+"""Sampling strategies: exhaustive, random, adaptive (pure functions of the history).
 
 strategy      what a strategy is, and the tasks of a sweep
 exhaustive    the whole grid, cycle by cycle
@@ -23,7 +23,7 @@ __all__ = ["Strategy", "choose", "make_strategy"]
 
 
 def make_strategy(file: SweepFile, trials: Sequence[Trial]) -> Strategy:
-    """The strategy that a sweep file asks for."""
+    """The strategy named in a sweep file."""
     settings = file.strategy
     match settings.kind:
         case "exhaustive":

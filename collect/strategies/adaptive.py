@@ -1,4 +1,4 @@
-"""Adaptive: measurements go where it is in doubt which config is best.
+"""The adaptive strategy: measures where it is uncertain which config is best.
 
 Round 0 looks everywhere: a task's slots are spread over its (algorithm, protocol) subspaces in
 turn, so that neighbouring sizes see different ones and each subspace is seen every few octaves.
@@ -50,7 +50,7 @@ _LEADER_SHARE: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a round wants of one task."""
+    """The slots that one task gets in a round."""
 
     task: TaskTrials
     #: What its slots are drawn from.
@@ -61,12 +61,12 @@ class _Plan:
     doubt: float
 
     def cost(self) -> int:
-        """Measurements, the default's included."""
+        """Number of measurements, the default's included."""
         return len(self.slots) + len(self.task.default_pair())
 
 
 class Adaptive:
-    """Measures where the winner is in doubt, until all is sure, or rounds or budget are spent."""
+    """Measures uncertain tasks until all are certain, or rounds or budget are spent."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Adaptive:
         *,
         max_measurements: int | None = None,
     ) -> None:
-        """Take the sweep's name and trials; draws are keyed by name, seed, round and task."""
+        """Draws are seeded by the sweep's name, seed, round and task."""
         self._name = name
         self._settings = settings
         self._budget = math.inf if max_measurements is None else max_measurements
@@ -84,7 +84,7 @@ class Adaptive:
         self._tasks = group_by_task(trials)
 
     def next_picks(self, number: int, history: Sequence[Outcome]) -> tuple[Pick, ...] | None:
-        """This round's draws; None when every task is sure, or rounds or budget are spent."""
+        """This round's draws; None when all tasks are certain, or rounds or budget are spent."""
         if number >= self._settings.max_rounds:
             return None
         before = [outcome for outcome in history if outcome.round < number]
@@ -96,7 +96,7 @@ class Adaptive:
         return (*first, *picks) if first or picks else None
 
     def expected_picks(self) -> int:
-        """The most that all rounds may take; most sweeps are sure much earlier."""
+        """An upper bound over all rounds; most sweeps end much earlier."""
         first = sum(plan.cost() for plan in self._first_plans())
         later = sum(
             len(task.default_pair()) + later_slots(members)
@@ -164,7 +164,7 @@ class Adaptive:
 
 
 def first_policies(tasks: Sequence[TaskTrials]) -> list[Floats]:
-    """Round 0 of one setting: for each task the distributions of its slots, (slots, k)."""
+    """Round 0 of one setting: for each task (slots, k) probabilities of its configs."""
     kinds = [[subspace(trial) for trial in task.candidates] for task in tasks]
     most = max(len(set(kind)) for kind in kinds)
     log2_sizes = [math.log2(task.size_bytes) for task in tasks]
@@ -182,13 +182,13 @@ def first_policies(tasks: Sequence[TaskTrials]) -> list[Floats]:
 
 
 def later_slots(tasks: Sequence[TaskTrials]) -> int:
-    """Slots of each live task of one setting in a round after the first."""
+    """Slots of each uncertain task of one setting in rounds after the first."""
     most = max(len(task.candidates) for task in tasks)
     return min(max(math.ceil(most / _CONFIGS_A_SLOT), 1), _MOST_SLOTS)
 
 
 def policy(belief: Belief, confidence: float) -> Floats:
-    """The distribution of a slot before exploration is mixed in, shape (k,)."""
+    """(k,) probabilities of a slot's configs, before exploration is mixed in."""
     count = len(belief.trials)
     leader = belief.leader()
     if leader is None or not belief.is_contested:
@@ -203,12 +203,12 @@ def policy(belief: Belief, confidence: float) -> Floats:
 
 
 def doubt(belief: Belief, confidence: float) -> float:
-    """Expected regret of the present decision, in log time; infinite where nothing is known."""
+    """Expected regret of the current decision, in log time; infinite without any measurement."""
     return float(belief.regret_draws(confidence).mean()) if belief.is_contested else math.inf
 
 
 def _affordable(plans: Sequence[_Plan], left: float) -> list[_Plan]:
-    """The plans that the budget pays for, those with the most doubt first, in their order."""
+    """The plans that the budget pays for, most uncertain first; returned in original order."""
     order = sorted(range(len(plans)), key=lambda i: (-plans[i].doubt, i))
     taken = []
     for index in order:

@@ -1,4 +1,4 @@
-"""What is believed of each task: how fast its configs are, which one is best, what that leaves.
+"""The posterior over the times of a task's configs, and the decision that follows from it.
 
 A *decision* is what a table would say now: the fastest config that was measured, if it beats NCCL's
 default with the wanted confidence, else ABSTAIN. Its *doubt* is how much faster the truly best one
@@ -50,7 +50,7 @@ class Belief:
     default_draws: Floats
 
     def leader(self) -> int | None:
-        """Index of the measured trial with the least mean."""
+        """Index of the measured trial with the smallest posterior mean, or None."""
         return self._fastest(np.isfinite(self.observed))
 
     def decision(self, confidence: float) -> int | None:
@@ -71,7 +71,7 @@ class Belief:
         return min(np.flatnonzero(among).tolist(), key=lambda i: float(self.mean[i]), default=None)
 
     def regret_draws(self, confidence: float) -> Floats:
-        """Log time of the decision over the best of all, the default included, shape (draws,)."""
+        """(draws,) log time of the decision over that of the best, default included."""
         index = self.decision(confidence)
         taken = self.default_draws if index is None else self.draws[:, index]
         best = np.minimum(self.draws.min(axis=1), self.default_draws)
@@ -79,7 +79,7 @@ class Belief:
         return result
 
     def shares(self, confidence: float) -> Floats:
-        """How much of the expected regret is owed to each trial's being the best, shape (k,)."""
+        """(k,) share of the expected regret that is due to each trial being the best."""
         regret = self.regret_draws(confidence)
         best = self.draws.argmin(axis=1)
         beaten = self.draws.min(axis=1) >= self.default_draws
@@ -88,14 +88,14 @@ class Belief:
 
     @property
     def is_contested(self) -> bool:
-        """Whether there is something to decide: a default with a time, and a config beside it."""
+        """Whether there is a choice: a default with a time, and a config beside it."""
         return bool(self.trials) and not math.isnan(self.default_mean)
 
 
 def beliefs_of_setting(
     tasks: Sequence[TaskTrials], samples: Samples, *, seed: int
 ) -> tuple[Belief, ...]:
-    """What is believed of each of a setting's tasks; `seed` is of the draws."""
+    """The posterior of each of a setting's tasks; `seed` seeds the draws."""
     surfaces = _surfaces(tasks, samples)
     return tuple(_belief(task, samples, surfaces, seed) for task in tasks)
 

@@ -1,4 +1,4 @@
-"""The table that a sweep is for: which config each task takes, from what was measured so far."""
+"""The table that a sweep yields: which config each task takes, from the outcomes so far."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ def choose(
 
 
 def noise_across_processes(untouched: Mapping[str, Times]) -> float:
-    """By how much nine in ten pairs of processes differ that measured the same untouched default.
+    """90th percentile of the relative difference of the default between processes.
 
     Each round measures it in a process of its own. Of one round nothing is known: 0.
     """
@@ -75,7 +75,7 @@ def _median_us(times: Times) -> float:
 def current_beliefs(
     tasks: Sequence[TaskTrials], history: Sequence[Outcome], *, seed: int
 ) -> Iterator[Belief]:
-    """What is believed of every task, setting by setting."""
+    """The posterior of every task, setting by setting."""
     times, failed = times_by_trial(history), failed_trials(history)
     for setting, members in by_setting(tasks).items():
         samples = condense(members, times, failed)

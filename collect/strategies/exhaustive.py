@@ -1,4 +1,4 @@
-"""Exhaustive: every feasible trial once in each cycle, NCCL's default twice."""
+"""Exhaustive: every feasible trial once a cycle, NCCL's default twice."""
 
 import random
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ class Exhaustive:
     """Measures the whole grid `cycles` times, each time in another order."""
 
     def __init__(self, name: str, trials: Sequence[Trial], *, cycles: int, seed: int = 0) -> None:
-        """Take the sweep's name and trials; the order is drawn from name, seed and round."""
+        """The order is seeded by name, seed and round."""
         self._name = name
         self._seed = seed
         self._cycles = cycles
@@ -37,5 +37,5 @@ class Exhaustive:
         return (*self._infeasible, *picks) if number == 0 else tuple(picks)
 
     def expected_picks(self) -> int:
-        """Exact."""
+        """The exact number."""
         return len(self._infeasible) + self._cycles * len(self._picks)

@@ -1,4 +1,4 @@
-"""How alike the log times of two configs of one (algorithm, protocol) are, before measuring.
+"""The prior covariance of log times of two configs of one (algorithm, protocol).
 
 A subspace has a curve over the message size that all of its configs share, and on it an effect of
 the knobs (channels, chunk size) that changes smoothly with them and with the size: so neighbouring

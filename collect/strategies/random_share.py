@@ -1,4 +1,4 @@
-"""Random: in each cycle a fresh uniform share of every task's configs, and NCCL's default twice."""
+"""Random: each cycle a fresh uniform share of every task's configs, and NCCL's default twice."""
 
 import math
 import random
@@ -25,7 +25,7 @@ class RandomShare:
     def __init__(
         self, name: str, trials: Sequence[Trial], *, cycles: int, share: float, seed: int = 0
     ) -> None:
-        """Take the sweep's name and trials and the share in (0, 1]."""
+        """`share` is in (0, 1]."""
         self._name = name
         self._seed = seed
         self._cycles = cycles
@@ -46,7 +46,7 @@ class RandomShare:
         return (*self._infeasible, *picks) if number == 0 else tuple(picks)
 
     def expected_picks(self) -> int:
-        """Exact."""
+        """The exact number."""
         in_cycle = sum(len(t.default_pair()) + self._number_drawn(t) for t in self._tasks)
         return len(self._infeasible) + self._cycles * in_cycle
 

@@ -1,4 +1,4 @@
-"""What a history says of one setting: times without the drift of their rounds, and the noise.
+"""Log times of one setting without the drift of their rounds, and their noise.
 
 Everything is in log time, where noise is the same share of a short and of a long time. Statistics
 are medians: single measurements are slow by a multiple now and then (datasets/cells.py takes the
@@ -46,7 +46,7 @@ _FAILURES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One trial's times, condensed."""
+    """One trial's times: median and variance."""
 
     log_us: float
     #: Of `log_us`, from noise alone.
@@ -57,7 +57,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What was measured of one setting."""
+    """The measurements of one setting."""
 
     #: By trial key; only trials with a time.
     cells: Mapping[str, Cell]
@@ -68,7 +68,7 @@ class Samples:
 
 
 def times_by_trial(history: Sequence[Outcome]) -> dict[str, Times]:
-    """The log times of every trial that has one, sorted, so that the history's order is gone."""
+    """The log times of every trial that has any, sorted (independent of history order)."""
     found: dict[str, list[tuple[int, float]]] = {}
     for outcome in history:
         time_us = outcome.time_us
@@ -78,14 +78,14 @@ def times_by_trial(history: Sequence[Outcome]) -> dict[str, Times]:
 
 
 def failed_trials(history: Sequence[Outcome]) -> frozenset[str]:
-    """Trials of which an attempt crashed, hung or computed wrong values."""
+    """Keys of trials of which an attempt crashed, hung or computed wrong values."""
     return frozenset(outcome.trial_key for outcome in history if not outcome.ok)
 
 
 def condense(
     tasks: Sequence[TaskTrials], times: Mapping[str, Times], failed: frozenset[str]
 ) -> Samples:
-    """The cells of one setting: medians of drift-free times with their variance."""
+    """One setting's cells: medians of drift-corrected log times, with variances."""
     drift = round_drift([times.get(t.default.key, ()) for t in tasks if t.default is not None])
     level: dict[str, list[float]] = {}
     spread: list[tuple[float, float]] = []
@@ -106,7 +106,7 @@ def condense(
 def _hopeless(
     tasks: Sequence[TaskTrials], times: Mapping[str, Times], failed: frozenset[str]
 ) -> frozenset[str]:
-    """Trials of subspaces that never worked: each of their configs would fail in each task."""
+    """Trials of (algorithm, protocol) pairs that never worked in this setting."""
     members: dict[object, list[str]] = {}
     for task in tasks:
         for trial in task.candidates:
@@ -141,7 +141,7 @@ def cell_of(log_us: Sequence[float], sigma: float) -> Cell:
 
 
 def noise_sigma(differences: Sequence[tuple[float, float]], log2_size: float) -> float:
-    """Standard deviation of one log time at a size, robustly, from repeats' differences.
+    """Robust standard deviation of one log time at a size, from differences of repeats.
 
     Args:
         differences: (log2 size, difference of two log times of one trial).
@@ -156,7 +156,7 @@ def noise_sigma(differences: Sequence[tuple[float, float]], log2_size: float) ->
 
 
 def round_drift(default_times: Sequence[Times]) -> dict[int, float]:
-    """What each round adds to all log times, from NCCL's default, which every round measures.
+    """What each round adds to all log times, from NCCL's default in every round.
 
     A round is a run of its own, and all of it may be slow. Medians are polished over tasks and
     rounds (Tukey, Exploratory Data Analysis, 1977, chapter 11); what comes out is shrunk by how

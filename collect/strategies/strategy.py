@@ -1,4 +1,4 @@
-"""What a sampling strategy is, and the tasks that it samples from."""
+"""The interface of a sampling strategy, and the tasks that it samples from."""
 
 import hashlib
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ class Strategy(Protocol):
         """
 
     def expected_picks(self) -> int:
-        """How many picks all rounds have together, or the most that they may have."""
+        """Number of picks in all rounds, or an upper bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskTrials:
-    """What competes for one task: NCCL's own choice, and the configs that can be forced."""
+    """The trials that compete for one task: NCCL's default, and the forced configs."""
 
     setting: Setting
     size_bytes: int
@@ -44,18 +44,18 @@ class TaskTrials:
 
     @property
     def key(self) -> str:
-        """A stable, readable name."""
+        """A stable, readable name of the task."""
         return f"{self.setting.key}:{self.size_bytes}"
 
     def default_pair(self) -> tuple[Pick, ...]:
-        """The default twice: an A/A pair, from which the noise is known."""
+        """The default twice (an A/A pair), from which the noise is estimated."""
         if self.default is None:
             return ()
         return Pick(self.default, 0), Pick(self.default, 1)
 
 
 def group_by_task(trials: Sequence[Trial]) -> tuple[TaskTrials, ...]:
-    """The tasks of a sweep in declaration order; those that have no feasible trial are left out."""
+    """The tasks of a sweep in declaration order; those without a feasible trial are left out."""
     feasible: dict[tuple[Setting, int], list[Trial]] = {}
     for trial in trials:
         if trial.infeasible is None:
@@ -72,16 +72,16 @@ def group_by_task(trials: Sequence[Trial]) -> tuple[TaskTrials, ...]:
 
 
 def subspace(trial: Trial) -> Subspace:
-    """What a trial shares its curve over size, channels and chunk with."""
+    """The (algorithm, protocol) of a trial, whose configs share one surrogate."""
     return trial.config.algorithm, trial.config.protocol
 
 
 def infeasible_picks(trials: Sequence[Trial]) -> tuple[Pick, ...]:
-    """The trials that NCCL cannot run, once each: they become rows with a reason, not gaps."""
+    """The trials that NCCL cannot run, once each: they become rows with a reason."""
     return tuple(Pick(trial) for trial in trials if trial.infeasible is not None)
 
 
 def seed_of(*words: str | int) -> int:
-    """A seed of 64 bits from what a draw is for, the same on every machine."""
+    """A 64-bit seed, hashed from the parts, the same on every machine."""
     digest = hashlib.sha256("|".join(map(str, words)).encode()).digest()
     return int.from_bytes(digest[:8], "little")

@@ -47,7 +47,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """What is believed of a subspace after its observations."""
+    """The posterior of one subspace."""
 
     kernel: Kernel
     observed: Observed
@@ -94,7 +94,7 @@ def robust_variance(kernel: Kernel, observed: Observed) -> Floats:
 
 
 def choose_kernel(subspaces: Sequence[Observed]) -> Kernel:
-    """The kernel of the grid under which the observations are likeliest, one figure at a time."""
+    """The grid point of kernel parameters with the largest likelihood, by coordinate search."""
     kernel = Kernel()
     thinned = [_thin(observed) for observed in subspaces if len(observed.log_us) > 1]
     if not thinned:

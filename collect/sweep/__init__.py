@@ -1,4 +1,4 @@
-"""Sweep files: what they may hold, and the trials they declare. Pure: nothing here runs anything.
+"""Sweep files: the format, and the trials that they declare (pure).
 
 settings   the tables of a sweep file and their rules
 sizes      message sizes, and how nccl-tests can walk them

@@ -1,4 +1,4 @@
-"""The groups of a sweep file: how many nodes and ranks, and how many communicators they make."""
+"""The `groups` of a sweep file: nodes, ranks per node, and the split into communicators."""
 
 from typing import Annotated, Self
 
@@ -35,7 +35,7 @@ class GroupShape(Table):
         return self
 
     def comms(self) -> Comms | None:
-        """The communicators that the split makes; None where there is one, of all ranks."""
+        """The communicators that the split makes; None without a split."""
         if self.split is None:
             return None
         shape = (self.num_nodes, self.ranks_per_node)
@@ -43,10 +43,10 @@ class GroupShape(Table):
 
     @property
     def hosts(self) -> int:
-        """Hosts that it is started on."""
+        """Number of hosts of the job."""
         return self.num_hosts or self.num_nodes
 
     @property
     def ranks_per_host(self) -> int:
-        """Ranks on each of these."""
+        """Ranks on each host of the job."""
         return self.num_nodes * self.ranks_per_node // self.hosts

@@ -1,4 +1,4 @@
-"""From the text of a sweep file to its trials.
+"""Loads a sweep file and lays out its trials.
 
 A sweep is TOML, checked by Pydantic: an unknown key, a wrong value or a name that NCCL does not
 know ends in one line that names the key, the value and the choices. The grid is collectives x group
@@ -164,7 +164,7 @@ def _shape(group: GroupShape) -> tuple[int, int]:
 
 
 def _launched(group: GroupShape) -> dict[str, Any]:
-    """What of a setting says where it is started, and how many communicators it makes."""
+    """Fields of a setting that describe the job: hosts, and communicators at the same time."""
     if group.split is None:
         return {"num_hosts": group.num_hosts or 0}
     return {

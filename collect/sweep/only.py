@@ -1,4 +1,4 @@
-"""What a sweep file's `only` leaves of its grid: single tasks, under NCCL's default and one config.
+"""The `only` key of a sweep file: single tasks of the grid, under NCCL's default and one config.
 
 A gate needs no more than that: a policy wants another config at each size, and the grid of all of
 them would be most of the sweep that it was trained on.
@@ -15,7 +15,7 @@ from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A workload, whatever it runs in."""
+    """A workload, whatever launch profile and interference it is measured under."""
 
     collective: Collective
     num_nodes: int

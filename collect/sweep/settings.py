@@ -1,4 +1,4 @@
-"""What a sweep file may hold, table by table, checked by Pydantic."""
+"""The tables of a sweep file, checked by Pydantic."""
 
 import math
 import re
@@ -275,13 +275,13 @@ class RunnerSettings(Table):
 
 
 class SweepLauncher(LauncherSettings):
-    """The same, of a kind that there is."""
+    """The `[launcher]` table, with its kind checked."""
 
     kind: Annotated[str, one_of("launcher", LAUNCHERS)] = "local"
 
 
 class TelemetrySettings(Table):
-    """Whether somebody looks, while trials run, whether the GPUs are well."""
+    """Whether samplers watch the health of the GPUs while trials run."""
 
     enabled: bool = True
 
@@ -300,7 +300,7 @@ class SimulatorSettings(Table):
 
 
 class SweepFile(Table):
-    """What a sweep file holds."""
+    """All settings of a sweep file."""
 
     name: str
     system: str

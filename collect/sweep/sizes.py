@@ -1,4 +1,4 @@
-"""Message sizes: how a sweep file writes them, and how one nccl-tests process can walk them.
+"""Message sizes: their notation in a sweep file, and the walks over them by nccl-tests.
 
 nccl-tests walks from `-b` to `-e` by a factor (`-f`) or a step; any other list of sizes needs more
 processes. So the ladder's sizes within an octave are sixteenths of a power of two, which double
@@ -129,7 +129,7 @@ def walks(sizes: Iterable[int]) -> tuple[Chain, ...]:
 
 
 def _closed(sizes: Sequence[int], factor: int) -> tuple[Chain, ...]:
-    """Walks by `factor` through all sizes that it joins."""
+    """Walks by `factor` through all sizes that it connects."""
     families: dict[int, list[int]] = {}
     for size in sizes:
         root = size

@@ -1,4 +1,4 @@
-"""Several communicators at once: how nccl-tests shares its processes out to them.
+"""Several communicators at once: how NCCL_TESTS_SPLIT divides the processes of nccl-tests.
 
 With `NCCL_TESTS_SPLIT="<operation> <value>"` (nccl-tests 2.14, `src/common.cu`, run) the colour of
 a process is its number in the job, operation, value; processes of one colour make a communicator.

@@ -1,4 +1,4 @@
-"""The text of a sweep file: what `plan --hours` writes. Reading it gives the same settings."""
+"""Writes settings as the text of a sweep file (`plan --hours`); loading it gives the same ones."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""One point of the grid, and what it needs a process of its own for."""
+"""One point of the grid: a setting, which needs a process of its own, a size and a config."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +19,7 @@ class LaunchProfile:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Interference:
-    """What runs beside the collective, and how much of it."""
+    """The kind and level of what runs beside the collective."""
 
     kind: str = QUIET
     level: float = 0.0
@@ -32,7 +32,7 @@ class Interference:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Setting:
-    """Everything that one process fixes: two trials of one setting can share a process."""
+    """Everything that is fixed for a process: trials of one setting can share a process."""
 
     collective: Collective
     num_nodes: int
@@ -51,17 +51,17 @@ class Setting:
 
     @property
     def hosts(self) -> int:
-        """Hosts that it is started on."""
+        """Number of hosts of the job."""
         return self.num_hosts or self.num_nodes
 
     @property
     def ranks_per_host(self) -> int:
-        """Ranks on each of these, of all communicators."""
+        """Ranks on each host of the job, over all communicators."""
         return (self.num_processes or self.num_ranks) // self.hosts
 
     @property
     def comms(self) -> Comms | None:
-        """The communicators that run at the same time; None where there is one."""
+        """The communicators that run at the same time; None for a single one."""
         if not self.split:
             return None
         shape = (self.hosts, self.ranks_per_host)
@@ -104,7 +104,7 @@ class Trial:
 
     @property
     def task(self) -> tuple[Setting, int]:
-        """The workload without the config: what configs compete for."""
+        """The workload without the config: (setting, size in bytes)."""
         return (self.setting, self.size_bytes)
 
     @cached_property

@@ -1,1 +1,1 @@
-"""Whether the GPUs of a node are well while trials run, and what a node is."""
+"""Health of the GPUs and NICs while trials run, and hardware facts of a node."""

@@ -1,13 +1,13 @@
-"""A process that runs beside trials, and how it learns that it is over.
+"""When a process that runs beside trials must end: SIGTERM, or when its starter is gone.
 
 It ends on SIGTERM or SIGINT, when its parent is gone, or when its standard input ends after
-something came through it. Through srun and mpirun the input is the only thread that leads back to
-the starter on another node: one that wants to take its companions along when it is killed keeps the
-other end open and writes a `HELLO` into it. An input that ends without a word says nothing: srun
-and mpirun give such a one when they have none themselves.
+something came through it. Through srun and mpirun the input is the only connection to the starter
+on another node: a starter that wants its companions to end with it keeps the other end of the pipe
+open and writes a `HELLO` into it. An input that ends without HELLO has no meaning: srun and mpirun
+pass such an input when they have none themselves.
 
-The parent's death is seen by its process id and not by PR_SET_PDEATHSIG: that signal comes when the
-*thread* that started us ends (prctl(2)), and a harness may well start us from a short-lived one.
+The parent's death is detected by its process id and not by PR_SET_PDEATHSIG: that signal comes when
+the *thread* that started us ends (prctl(2)), which may be a short-lived one.
 """
 
 import os
@@ -25,14 +25,14 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Ending:
-    """The end of this process, to be waited for; a context manager of the main thread.
+    """Waits for the end of this process; a context manager of the main thread.
 
     Python runs a signal's handler between two bytecodes, so a signal that comes just before `poll`
     could be slept through; the byte that it leaves in the pipe cannot.
     """
 
     def __init__(self, stdin: int = 0) -> None:
-        """Take the file number of standard input."""
+        """`stdin` is the file descriptor of standard input."""
         self._parent = os.getppid()
         self._over = False
         self._greeted = False
@@ -45,13 +45,13 @@ class Ending:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        """Take over SIGTERM and SIGINT."""
+        """Install handlers for SIGTERM and SIGINT."""
         for number in _SIGNALS:
             self._before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """Give the signals back."""
+        """Restore the handlers."""
         for number in _SIGNALS:
             signal.signal(number, self._before[number])
         os.close(self._woken)
@@ -62,7 +62,7 @@ class Ending:
         os.write(self._wake, b"x")
 
     def wait(self, seconds: float) -> bool:
-        """Sleep so long, or until it is over; returns whether it is over."""
+        """Sleep so many seconds, or until the end; returns whether it has come."""
         until = time.monotonic() + seconds
         left = seconds
         while not self._over:

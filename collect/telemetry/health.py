@@ -1,4 +1,4 @@
-"""What samplers say of a stretch of time: whether GPUs and NICs of all nodes were well.
+"""Health of GPUs and NICs during a time interval, from the readings of samplers on all nodes.
 
 A trial may be shorter than the time between two readings. So a stretch is judged by the readings
 inside it *and* by the last before and the first after it: clocks that are down just before and just
@@ -19,7 +19,7 @@ MAX_GAP_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class PortCount:
-    """What a NIC's port counted in a stretch of time; None = not known."""
+    """Counter differences of a NIC port over a time interval; None = unknown."""
 
     #: HOST DEVICE/PORT.
     name: str
@@ -29,13 +29,13 @@ class PortCount:
 
     @property
     def badness(self) -> tuple[int, int]:
-        """What makes a port worse than another."""
+        """Sort key: larger is worse."""
         return self.retries or 0, self.congestion or 0
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What the readings say about a stretch of time; None = not known."""
+    """Health of the nodes during a time interval; None = unknown."""
 
     #: A GPU was slowed by heat or power (throttle.SLOWED).
     throttled: bool | None
@@ -45,7 +45,7 @@ class Health:
     ports: tuple[PortCount, ...] = ()
 
     def row_columns(self) -> dict[str, Any]:
-        """The columns of a measurement that this fills."""
+        """The measurement columns that this fills."""
         worst = max(self.ports, key=lambda port: port.badness, default=None)
         return {
             "throttled": self.throttled,
@@ -62,7 +62,7 @@ UNKNOWN: Final = Health(throttled=None, ecc_errors=None)
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Readings in a row that say the same, from the first to the last of them (Unix seconds)."""
+    """Consecutive equal readings, from the first to the last (Unix seconds)."""
 
     begin_s: float
     end_s: float
@@ -74,7 +74,7 @@ class Window:
 
 
 def parse_reading(line: str) -> tuple[str, Window] | None:
-    """The sampler and the reading of its line; None for anything else that came along.
+    """The sampler's name and the reading in its line of JSON; None for any other line.
 
     >>> gpus = '"slowed": [true], "ecc_errors": [0]'
     >>> parse_reading('0: {"sampler": "n1:7", "time_s": 5.0, ' + gpus + ', "nics": {}}')
@@ -92,15 +92,15 @@ def parse_reading(line: str) -> tuple[str, Window] | None:
 
 
 class NodeReadings:
-    """What was read on one node."""
+    """The readings of one node."""
 
     def __init__(self, host: str = "") -> None:
-        """Nothing yet of this host."""
+        """Start without readings."""
         self._host = host
         self._windows: list[Window] = []
 
     def add(self, reading: Window) -> None:
-        """Take in a reading; each is later than the one before."""
+        """Add a reading; times must increase."""
         last = self._windows[-1] if self._windows else None
         if (
             last is not None
@@ -113,15 +113,15 @@ class NodeReadings:
             self._windows.append(reading)
 
     def has_since(self, time_s: float) -> bool:
-        """Whether there is a reading of then or later."""
+        """Whether there is a reading at `time_s` or later."""
         return bool(self._windows) and self._windows[-1].end_s >= time_s
 
     def forget_before(self, time_s: float) -> None:
-        """Drop what says nothing about that time and what follows."""
+        """Drop readings that are not needed from `time_s` on."""
         self._windows = [w for w in self._windows if w.end_s >= time_s - MAX_GAP_S]
 
     def health(self, begin_s: float, end_s: float) -> Health:
-        """What the readings say about the time from `begin_s` to `end_s`."""
+        """The node's health from `begin_s` to `end_s`."""
         near = self._around(begin_s, end_s)
         is_known = (
             bool(near)
@@ -163,7 +163,7 @@ class NodeReadings:
 
 
 def worst(nodes: Iterable[Health]) -> Health:
-    """The verdict on several nodes: one bad node is a bad stretch, one unknown node no good one.
+    """The worst health of several nodes; unknown if any node is unknown and none is bad.
 
     >>> worst([Health(False, 0), UNKNOWN]).throttled is None
     True
@@ -179,7 +179,7 @@ def worst(nodes: Iterable[Health]) -> Health:
 
 
 def _counted(totals: Sequence[int | None]) -> int | None:
-    """The errors that one GPU counted; None where it did not tell and none is known of."""
+    """Errors that one GPU counted; None when it does not tell and no error is known."""
     known = [total for total in totals if total is not None]
     # A counter that began anew (a driver reload) has counted what it shows since then.
     steps = [after - before if after >= before else after for before, after in pairwise(known)]

@@ -1,4 +1,4 @@
-"""What the ports of a node's NICs count: packets lost or sent again, and packets held back.
+"""Counters of a node's NIC ports: retries (packets lost or resent), and congestion.
 
     /sys/class/infiniband/DEVICE/ports/N/hw_counters/NAME      the driver's own names, below
     /sys/class/infiniband/DEVICE/ports/N/counters/NAME         the port's, InfiniBand and RoCE
@@ -43,7 +43,7 @@ PORT_ERRORS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class PortCounters:
-    """The counters of one port that there are: files that hold numbers."""
+    """The counter files of one port."""
 
     #: DEVICE/PORT.
     name: str
@@ -51,12 +51,12 @@ class PortCounters:
     congestion: tuple[Path, ...]
 
     def read(self) -> tuple[int | None, int | None]:
-        """Retries and congestion since the driver loaded; None where nothing tells."""
+        """(retries, congestion) since the driver loaded; None where no counter exists."""
         return _sum(self.retries), _sum(self.congestion)
 
 
 def port_counters(root: Path = SYSFS) -> tuple[PortCounters, ...]:
-    """The ports that count anything, sorted by name."""
+    """The ports that have counters, sorted by name."""
     found = []
     for folder in sorted((root / "class" / "infiniband").glob("*/ports/*")):
         retries = _there(folder / "hw_counters", RETRIES) + _there(folder / "counters", PORT_ERRORS)

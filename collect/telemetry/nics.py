@@ -1,4 +1,4 @@
-"""The NICs of a node, from sysfs: InfiniBand, RoCE, EFA and Ethernet.
+"""The NICs of a node, by sysfs: InfiniBand, RoCE, EFA and Ethernet.
 
 Where: /sys/class/infiniband/DEVICE/ports/N (Linux Documentation/ABI/stable/sysfs-class-infiniband)
 and /sys/class/net/DEVICE (Documentation/ABI/testing/sysfs-class-net).
@@ -13,7 +13,7 @@ SYSFS: Final = Path("/sys")
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One port of an RDMA device: what it is and whether its link is up."""
+    """One port of an RDMA device: its kind, rate and link state."""
 
     #: infiniband, roce or efa.
     kind: str
@@ -22,7 +22,7 @@ class Port:
 
     @property
     def active(self) -> bool:
-        """Whether data can flow."""
+        """Whether the link is up."""
         return self.state == "ACTIVE"
 
 

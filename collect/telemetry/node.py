@@ -1,4 +1,4 @@
-"""What a node is: GPUs, links, driver, CPU and NICs, from NVML, else from the kernel.
+"""Hardware facts of a node (GPUs, links, driver, CPU, NICs), from NVML, else from the kernel.
 
     python -m dynamiccl.collect.telemetry.node
 
@@ -36,7 +36,7 @@ _CPU_VENDORS: Final[Mapping[str, str]] = {"GenuineIntel": "intel", "AuthenticAMD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What is known of a node; None = not known."""
+    """Facts of a node; None = unknown."""
 
     host: str
     #: Why NVML gave nothing; None when it answered.
@@ -100,7 +100,7 @@ def node_argv() -> list[str]:
 
 
 def node_facts(sysfs: Path = SYSFS, proc: Path = PROC) -> NodeFacts:
-    """Ask this node; nothing that cannot be read is an error."""
+    """The facts of this node; what cannot be read is unknown, and no error."""
     gpus: dict[str, Any] = {}
     try:
         nvml = Nvml()
@@ -160,7 +160,7 @@ def _mig(nvml: Nvml, handles: Sequence[Any]) -> bool | None:
 
 
 def _link_facts(nvml: Nvml, handle: Any) -> dict[str, Any]:
-    """NVLinks of one GPU, which stands for all: nodes are built of equal ones."""
+    """NVLink facts of GPU 0, which stands for all."""
     active = []
     for link in range(_MAX_LINKS):
         try:
@@ -181,7 +181,7 @@ def _link_facts(nvml: Nvml, handle: Any) -> dict[str, Any]:
 
 
 def _each(nvml: Nvml, handles: Sequence[Any], function: str) -> list[Any]:
-    """The answer of every GPU; None where there is none."""
+    """The answer of every GPU, in a list."""
     return [_maybe(partial(nvml.ask, function, handle)) for handle in handles]
 
 
@@ -193,7 +193,7 @@ def _maybe(ask: Callable[[], Any]) -> Any:
 
 
 def _fingerprint(proc: Path, nics: Mapping[str, Any]) -> str | None:
-    """As `serve/plugin/identity/fingerprint.cpp` does it: from the kernel's files alone."""
+    """The node's fingerprint, as `serve/plugin/identity/fingerprint.cpp` computes it."""
     models = _models_of_the_kernel(proc)
     if not models:
         return None
@@ -207,7 +207,7 @@ def _fingerprint(proc: Path, nics: Mapping[str, Any]) -> str | None:
 
 
 def _models_of_the_kernel(proc: Path) -> list[str]:
-    """The model of every GPU that the driver lends; empty when it does not say all of them."""
+    """The model of every visible GPU, by /proc/driver; empty unless all are listed."""
     models = []
     for path in (proc / "driver" / "nvidia" / "gpus").glob("*/information"):
         try:
@@ -250,7 +250,7 @@ def _cpu_vendor(proc: Path) -> str | None:
 
 
 def _nic_facts(sysfs: Path) -> dict[str, Any]:
-    """The fastest active RDMA ports, which NCCL would use; without one, the fastest socket."""
+    """Facts of the fastest active RDMA ports, which NCCL would use, else of the fastest socket."""
     active = [port for port in rdma_ports(sysfs) if port.active]
     if active:
         kinds = Counter((port.gbits_per_s or 0.0, port.kind) for port in active)
@@ -276,7 +276,7 @@ def _gbits_per_s(device: Path) -> float | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print this node's facts."""
+    """Print this node's facts as a line of JSON."""
     argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args(arguments)
     sys.stdout.write(node_facts().to_json() + "\n")
 

@@ -1,10 +1,10 @@
-"""NVML through nvidia-ml-py (module `pynvml`): the library, opened, and its errors as `Refused`."""
+"""NVML through nvidia-ml-py (module `pynvml`); its errors are raised as `Refused`."""
 
 from typing import Any
 
 
 class Refused(Exception):
-    """Raised when NVML gives no answer; says why."""
+    """Raised when NVML is missing or returns an error; the message says why."""
 
 
 class Nvml:
@@ -22,7 +22,7 @@ class Nvml:
         self.num_gpus: int = self.ask("nvmlDeviceGetCount")
 
     def handle(self, index: int) -> Any:
-        """What NVML knows GPU number `index` by; raises Refused."""
+        """NVML's handle of GPU number `index`; raises Refused."""
         return self.ask("nvmlDeviceGetHandleByIndex", index)
 
     def ask(self, function: str, *arguments: Any) -> Any:
@@ -35,5 +35,5 @@ class Nvml:
             raise Refused(f"{function}: {error}") from error
 
     def close(self) -> None:
-        """Give the library back."""
+        """Call `nvmlShutdown`."""
         self.ask("nvmlShutdown")

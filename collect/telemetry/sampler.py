@@ -1,4 +1,4 @@
-"""The sampler: one process per node, beside the trials, that says whether GPUs and NICs are well.
+"""The health sampler: one process per node beside the trials, prints a reading every PERIOD_S.
 
     python -m dynamiccl.collect.telemetry.sampler
 
@@ -53,7 +53,7 @@ def sampler_argv() -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Sample until told to end."""
+    """Print readings until SIGTERM."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sysfs", type=Path, default=SYSFS, help="where NICs tell what they count")
     sysfs = parser.parse_args(arguments).sysfs
@@ -89,7 +89,7 @@ def _readings(nvml: Nvml | None) -> dict[str, Any]:
 
 
 def _ask(nvml: Nvml, gpu: int, *ways: tuple[Any, ...]) -> int | None:
-    """The answer to the first (function, arguments after the GPU) that gets one, else None."""
+    """The first answer among (function, arguments after the GPU) that NVML supports, else None."""
     for function, *arguments in ways:
         try:
             return int(nvml.ask(function, nvml.handle(gpu), *arguments))

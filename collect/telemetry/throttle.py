@@ -1,4 +1,4 @@
-"""Why a GPU's clock is where it is: NVML's clock event reasons ("throttle reasons" until R535)."""
+"""Reasons for a GPU's clock: NVML's clock event reasons ("throttle reasons" until R535)."""
 
 from enum import IntFlag
 from typing import Final
@@ -35,7 +35,7 @@ SLOWED: Final = (
 
 
 def is_slowed(reasons: int) -> bool:
-    """Whether these bits say that heat or power slows the GPU down.
+    """Whether these bits say that heat or power throttles the GPU.
 
     >>> is_slowed(0x1 | 0x2), is_slowed(0x1 | 0x40)
     (False, True)

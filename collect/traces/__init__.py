@@ -1,4 +1,4 @@
-"""Traces that users have already: NCCL's Inspector, and PyTorch's profiler, recorder and observer.
+"""Import of existing traces: NCCL's Inspector, PyTorch's profiler, flight recorder, observer.
 
 All become the tables `calls` and `steps`; what a trace does not tell is null, never guessed.
 """

@@ -1,4 +1,4 @@
-"""`dynamiccl-collect export`: recorded calls for programs of others."""
+"""`dynamiccl-collect export`: recorded calls in formats of other programs."""
 
 import json
 from enum import StrEnum
@@ -21,7 +21,7 @@ _stdout = Console()
 
 
 class _Format(StrEnum):
-    """What others read."""
+    """The export formats."""
 
     PARAM = "param"
 
@@ -70,7 +70,7 @@ def export_command(
 
 
 def _of_one_recording(calls: pl.DataFrame, chosen: dict[str, str | None]) -> pl.DataFrame:
-    """The calls of the only recording that fits; raises UserError with the choices."""
+    """The calls of the only matching recording; raises UserError with the choices."""
     for name, value in chosen.items():
         if value is not None:
             there = sorted(calls[name].unique())

@@ -1,4 +1,4 @@
-"""Execution traces of PyTorch (1.0.1) and of Chakra's schema over it (1.1.0 on): no times.
+"""Execution traces of PyTorch (1.0.1) and Chakra (1.1.0 on): calls without times.
 
 What a rank called, with sizes, types and groups. Both hold a call as a node `record_param_comms`
 (backends other than NCCL: `gloo:all_reduce`), whose inputs are tensors, number, group, root or
@@ -33,7 +33,7 @@ _ROOTED: Final = frozenset(
 
 
 class _Node:
-    """A node of either schema, by the same names."""
+    """A node of either format, with common names."""
 
     def __init__(self, told: Mapping[str, Any]) -> None:
         self.name = str(told.get("name", ""))
@@ -125,7 +125,7 @@ def _call(node: _Node, groups: Mapping[str, tuple[int, ...]], name: str) -> Rank
 def _other_backend(
     node: _Node, groups: Mapping[str, tuple[int, ...]], name: str
 ) -> RankCall | None:
-    """A call of Gloo or another backend, which names no group: the only one, if there is one."""
+    """A call of Gloo or another backend, in the only group if there is exactly one."""
     collective = torch_collective(node.name)
     if collective is None:
         return None
@@ -147,7 +147,7 @@ def _other_backend(
 
 
 def _name_by_order(calls: Sequence[tuple[_Node, RankCall]]) -> None:
-    """Traces of 1.0.1 know a group by a pointer: where there is one alone, all calls are its."""
+    """Give the calls of a 1.0.1 trace, which has pointers, the name of its only group."""
     pointers = {whole(_at(node.inputs, 2)) for node, _ in calls} - {None}
     if len(pointers) != 1:
         return

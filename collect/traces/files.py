@@ -1,4 +1,4 @@
-"""Trace files as they lie on disk: plain, compressed, or several in one archive; and which is what.
+"""Trace files: plain, compressed, or several in an archive; their kind by content.
 
 A file is recognised by what it holds and never by its name. Of an archive nothing is unpacked on
 disk: its members are read where they are.
@@ -55,7 +55,7 @@ class TraceFile:
 
 
 def trace_files(path: Path) -> list[TraceFile]:
-    """The traces that a file is or holds; empty when it is none.
+    """The traces in a file or archive; empty when there is none.
 
     Raises CorruptFile for an archive that does not open and OSError where it cannot be read.
     """
@@ -75,12 +75,12 @@ def trace_files(path: Path) -> list[TraceFile]:
 
 
 def is_recorder_pickle(head: bytes) -> bool:
-    """Whether a file that begins so is a pickle that speaks of a Flight Recorder."""
+    """Whether the first bytes are a pickle of the Flight Recorder."""
     return _PICKLE.match(head) is not None and any(word in head for word in _RECORDER_WORDS)
 
 
 def source_of(head: bytes) -> CallSource | None:
-    """What kind of trace begins with these bytes; None for none that is known.
+    """The kind of trace by its first bytes, or None.
 
     >>> source_of(b'{"schemaVersion": 1, "deviceProperties": [], "traceEvents": [').value
     'kineto'

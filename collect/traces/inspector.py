@@ -47,7 +47,7 @@ class _Line:
 
 @dataclass(slots=True)
 class _Dump:
-    """The dump of 4.3 that is being read."""
+    """The dump of format 4.3 that is being read."""
 
     header: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class _Dump:
 
     @classmethod
     def begun(cls, document: Mapping[str, Any]) -> Self:
-        """By the line that begins it; older formats announce nothing that must follow."""
+        """The dump that this line begins; older formats do not announce a number of records."""
         header, metadata = document.get("header"), document.get("metadata")
         if not isinstance(header, dict) or not isinstance(metadata, dict):
             return cls()
@@ -66,7 +66,7 @@ class _Dump:
 
 @dataclass(frozen=True, slots=True)
 class _CutOff:
-    """Where a dump has fewer records than it says."""
+    """Raised when a dump has fewer records than it announces."""
 
     number: int
     reason: str
@@ -150,7 +150,7 @@ def _version(metadata: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _is_bare(metadata: Mapping[str, Any]) -> bool:
-    """Whether records follow without a header of their own."""
+    """Whether records follow without headers of their own."""
     return (_version(metadata) or (0, 0)) >= _KNOWN
 
 
@@ -210,7 +210,7 @@ def _call(line: _Line, name: str, report: FileReport) -> RankCall | None:
 
 
 def _parts(collective: Collective, told: Mapping[str, Any], size: int, num_ranks: int) -> int:
-    """How often the size that is told goes into NCCL's nBytes: once, or once for each rank."""
+    """The factor from the recorded size to NCCL's nBytes: 1, or the number of ranks."""
     if collective not in {Collective.AllGather, Collective.ReduceScatter}:
         return 1
     time_us, gbytes_per_s = _time(told.get("coll_exec_time_us")), _time(told.get("coll_algobw_gbs"))
@@ -221,7 +221,7 @@ def _parts(collective: Collective, told: Mapping[str, Any], size: int, num_ranks
 
 
 def _begun(told: Mapping[str, Any], metadata: Mapping[str, Any]) -> float | None:
-    """When a verbose record says that it began, if that is on the clock of its dump."""
+    """The begin time in a verbose record, if it is on the clock of its dump."""
     begun = _time(mapping(told.get("event_trace_ts")).get("coll_start_ts"))
     dumped = _time(metadata.get("dump_timestamp_us"))
     is_one_clock = begun is not None and dumped is not None and 0 <= dumped - begun < _DAY_US
@@ -229,7 +229,7 @@ def _begun(told: Mapping[str, Any], metadata: Mapping[str, Any]) -> float | None
 
 
 def _comm(value: object) -> str | None:
-    """16 hexadecimal digits, as everywhere; None where it is none (RCCL's dialect has none)."""
+    """The communicator id as 16 hexadecimal digits; None without one (RCCL)."""
     try:
         number = int(str(value), 16)
     except ValueError:
@@ -240,7 +240,7 @@ def _comm(value: object) -> str | None:
 def _config(
     value: object, kind: type[Algorithm] | type[Protocol], report: FileReport
 ) -> str | None:
-    """NCCL's spelling; None for what is not told and for names that are not NCCL's."""
+    """NCCL's spelling of a name; None when missing or unknown."""
     if value is None:
         return None
     try:
@@ -251,7 +251,7 @@ def _config(
 
 
 def _channels(told: Mapping[str, Any]) -> int | None:
-    """RCCL counts them; NCCL's verbose dumps have an event of each."""
+    """Number of channels: RCCL counts them, NCCL's verbose dumps list one event for each."""
     counted = whole(told.get("coll_n_channels"))
     if counted:
         return counted
@@ -279,7 +279,7 @@ def _facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _time(value: object) -> float | None:
-    """A time above 0."""
+    """A time above 0, else None."""
     found = number(value)
     return found if found is not None and found > 0 else None
 

@@ -1,4 +1,4 @@
-"""Unions of time intervals, and how much of them lies between two moments."""
+"""Unions of time intervals, and their overlap with other intervals."""
 
 from typing import Self
 
@@ -9,10 +9,10 @@ FloatArray = npt.NDArray[np.float64]
 
 
 class Union:
-    """Some intervals together, each moment counted once."""
+    """A union of intervals; overlapping time counts once."""
 
     def __init__(self, starts: FloatArray, ends: FloatArray) -> None:
-        """Merge intervals, (N,) us each, in any order."""
+        """Merge intervals [starts, ends), (N,) us each, in any order."""
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], np.maximum.accumulate(ends[order]) if len(ends) else ends
         is_first = np.ones(len(starts), dtype=np.bool_)
@@ -29,7 +29,7 @@ class Union:
         )
 
     def between(self, begin: FloatArray, end: FloatArray) -> FloatArray:
-        """(N,) us of the union between each `begin` and `end`."""
+        """(N,) us of the union that lie between each `begin` and `end`."""
         return self._until(end) - self._until(begin)
 
     def _until(self, moment: FloatArray) -> FloatArray:

@@ -1,4 +1,4 @@
-"""One row a call, from what its ranks' traces say of it.
+"""Joins the records of a call from all of its ranks' traces to one row.
 
 Ranks are joined by what names a call for all of them: the communicator's id and NCCL's number, or
 the process group and PyTorch's number. Older traces have neither; their calls are joined by order
@@ -30,7 +30,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(slots=True)
 class Joined:
-    """The calls of all ranks, and what became of them."""
+    """The joined calls, and counts of what could not be joined."""
 
     table: pa.Table
     #: Records of ranks that the calls are made of.
@@ -92,7 +92,7 @@ def _by_order(ranks: dict[int, list[RankCall]]) -> list[list[RankCall]]:
 
 
 def _begun(group: list[RankCall]) -> float:
-    """When a call began; calls without a moment stay in the order of their trace."""
+    """When a call began (any rank); calls without a time stay in the order of their trace."""
     return min((c.timestamp_us for c in group if c.timestamp_us is not None), default=0.0)
 
 
@@ -142,9 +142,9 @@ def _first(group: list[RankCall], name: str) -> Any:
 
 def _why_untimed(group: list[RankCall], row: dict[str, Any]) -> str:
     if not row["ranks_timed"]:
-        return "no trace tells how long they took"
+        return "no trace has their time"
     if row["num_ranks"] is None:
-        return "nobody tells how many ranks they have"
+        return "their number of ranks is not known"
     if all(call.key is None and call.stream is None for call in group) and row["num_ranks"] > 1:
         return "nothing says which call of the other ranks they are"
     return "the traces of other ranks are missing, or have other calls"

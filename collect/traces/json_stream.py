@@ -1,12 +1,12 @@
-"""A large JSON object read item by item: memory does not grow with the file.
+"""Reads a large JSON object item by item: memory does not grow with the file.
 
-Traces are one object with one long array. Items of the arrays that a caller names are given one by
-one, all other values whole. The standard library's decoder reads each item, so what is valid JSON
-is read, whatever its layout.
+Traces are one object with one long array. Items of the arrays that a caller names are yielded one
+by one, all other values whole. The standard library's decoder reads each item, so any valid JSON is
+read, whatever its layout.
 
-PyTorch's profiler writes one layout, which makes a short cut possible: a line break cannot stand
-inside a JSON string, and an event's own closing brace is the only one that follows a line break and
-two blanks. So an event that nobody wants is passed over by looking for that, without decoding it.
+PyTorch's profiler writes a fixed layout, which allows a short cut: a line break cannot be inside a
+JSON string, and only an event's own closing brace follows a line break and two blanks. So an event
+that is not wanted is skipped by searching for these, without decoding it.
 """
 
 import codecs
@@ -34,7 +34,7 @@ _DECIDES: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A place that could not be read; what follows it was, where it could be found."""
+    """A place in the file that does not decode; reading goes on behind it where possible."""
 
     line: int
     reason: str
@@ -51,7 +51,7 @@ class Item:
 
 
 class JsonStream:
-    """The values of one JSON object, as they come."""
+    """The values of one JSON object, as an iterator."""
 
     def __init__(
         self, stream: BinaryIO, arrays: frozenset[str], wanted: re.Pattern[str] | None = None
@@ -108,7 +108,7 @@ class JsonStream:
         self._at += 1
 
     def _passed_over(self) -> bool:
-        """Go behind laid-out events that are not wanted; False where the next one is to be read."""
+        """Skip laid-out events that are not wanted; False at one that is."""
         passed = False
         while self._wanted is not None:
             before = self._at
@@ -119,7 +119,7 @@ class JsonStream:
         return passed
 
     def _pass_over(self, wanted: re.Pattern[str]) -> bool:
-        """Go on as far as the text goes; True where more of it must be read to decide."""
+        """Skip within the buffered text; True when more text is needed to decide."""
         text, at, last = self._text, self._at, len(self._text) - _DECIDES
         while at < last and text.startswith(_LAID_OUT, at) and not wanted.match(text, at):
             end = text.find(_LAID_OUT_END, at)
@@ -161,7 +161,7 @@ class JsonStream:
                 raise _UnreadableError("ends before its closing brace")
 
     def _at_next_item(self) -> bool:
-        """Go to where another item begins; False where none does."""
+        """Move to the next item of the array; False at its end."""
         while True:
             found = _NEXT_ITEM.search(self._text, self._at + 1)
             if found:
@@ -171,7 +171,7 @@ class JsonStream:
                 return False
 
     def _more(self) -> bool:
-        """Read on and forget what was passed; False at the end of the file."""
+        """Read more text and drop what was consumed; False at the end of the file."""
         if self._ended:
             return False
         if len(self._text) - self._at > _MAX_VALUE_CHARS:
@@ -199,4 +199,4 @@ class JsonStream:
 
 
 class _UnreadableError(Exception):
-    """What follows cannot be read as JSON."""
+    """Raised when what follows is no JSON."""

@@ -1,4 +1,4 @@
-"""What the name of a GPU kernel says: whether it communicates, which collective, for whom.
+"""What a GPU kernel's name tells: whether it communicates, and which collective it runs.
 
 It does not say algorithm and protocol. NCCL builds one kernel for each collective, type and family
 (`best_kernel` in src/device/generate.py, NVIDIA/nccl v2.30.7), always called RING_LL or TREE_LL,
@@ -15,7 +15,7 @@ from dynamiccl.nccl import Collective
 
 @dataclass(frozen=True, slots=True)
 class CommKernel:
-    """A kernel that communicates between GPUs."""
+    """A communication kernel."""
 
     #: None where the name does not tell.
     collective: Collective | None
@@ -62,7 +62,7 @@ _OTHERS: Final = tuple(
 
 @cache
 def comm_kernel(name: str) -> CommKernel | None:
-    """What a kernel of this name does; None for one that computes.
+    """The kernel's collective and library by its name; None for compute kernels.
 
     >>> comm_kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
     CommKernel(collective=<Collective.AllReduce: 4>, asks_tuner=True, is_nccl=True)

@@ -1,4 +1,4 @@
-"""Chrome traces of PyTorch's profiler (Kineto), one rank each: calls, and what covers them.
+"""Chrome traces of PyTorch's profiler (Kineto), one rank each: calls, and overlap with compute.
 
 A communication kernel tells channels (blocks of its grid), threads and time. What it sent stands in
 its own arguments, or in those of the operation `record_param_comms` that launched it: the one in
@@ -56,7 +56,7 @@ class Group:
 
 
 class _Spans:
-    """Spans of the host by thread: which one a moment lies in."""
+    """Host spans by thread, to find the span around a moment."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
         self._by_thread: dict[int, list[Span]] = defaultdict(list)
@@ -127,7 +127,7 @@ class _Reader:
         return found
 
     def _launch(self, correlation: int) -> tuple[int, float] | None:
-        """Thread and moment of the launch with a correlation id; None where the trace has none."""
+        """Thread and time of the launch with a correlation id; None if not in the trace."""
         place = int(np.searchsorted(self._launch_ids, correlation))
         if correlation < 0 or place >= len(self._launch_ids):
             return None
@@ -183,7 +183,7 @@ class _Reader:
     def _described(
         self, arguments: Mapping[str, Any], annotation: Span | None, ran: Collective | None
     ) -> RankCall:
-        """What was asked for: by the operation's arguments, else by the annotation's tensors."""
+        """The call's arguments: from the operation, else from the annotation's tensors."""
         told = str(arguments.get("Collective name") or (annotation.name if annotation else ""))
         collective = torch_collective(told)
         datatype, sent, received = self._sizes(arguments, annotation)
@@ -217,7 +217,7 @@ class _Reader:
     def _sizes(
         self, arguments: Mapping[str, Any], annotation: Span | None
     ) -> tuple[str | None, int | None, int | None]:
-        """Type, and elements of input and output."""
+        """Element type, and number of elements of input and output."""
         if "In msg nelems" in arguments:
             return (
                 torch_type(str(arguments.get("dtype", ""))),
@@ -231,7 +231,7 @@ class _Reader:
         return torch_type(str(types[0])), elements(shapes), None
 
     def _group(self, arguments: Mapping[str, Any]) -> Group | None:
-        """The group that is named; without a name the only one that the job has."""
+        """The process group by name, or the only one of the job."""
         name = arguments.get("Process Group Name")
         if name:
             return self._groups.get(str(name))
@@ -239,7 +239,7 @@ class _Reader:
         return next(iter(self._groups.values())) if is_only else None
 
     def _without_kernel(self, of_operation: Counter[int]) -> list[RankCall]:
-        """Operations that ran no communication kernel: copies, another backend, or not traced."""
+        """Operations without a communication kernel: copies, other backends, untraced."""
         copies: dict[int, list[int]] = defaultdict(list)
         for row, correlation in enumerate(self._events.copy_correlation):
             launch = self._launch(correlation)

@@ -1,4 +1,4 @@
-"""What is kept of a chrome trace of PyTorch's profiler while it is read: columns, not events.
+"""The part of a Kineto trace that is kept while it is read: columns of numbers, not events.
 
 A trace of gigabytes has millions of events. Kernels and launches are kept as three or four numbers
 each, and only what communicates with its text.
@@ -43,7 +43,7 @@ _LOOKED_AT: Final = (
 
 @dataclass(slots=True)
 class Span:
-    """An event on a thread of the host: an operation, or an annotation."""
+    """An event on a host thread: an operation, or an annotation."""
 
     name: str
     start_us: float
@@ -54,7 +54,7 @@ class Span:
 
 @dataclass(slots=True)
 class Kernel:
-    """A kernel that communicates."""
+    """A communication kernel."""
 
     name: str
     start_us: float
@@ -66,13 +66,13 @@ class Kernel:
 
     @property
     def end_us(self) -> float:
-        """When it ended."""
+        """End time in us."""
         return self.start_us + self.duration_us
 
 
 @dataclass(slots=True)
 class Events:
-    """The events of one trace that matter, and the values that stand beside them."""
+    """The relevant events of one trace, and its top-level values."""
 
     values: dict[str, Any] = field(default_factory=dict)
     operations: list[Span] = field(default_factory=list)
@@ -94,7 +94,7 @@ class Events:
     _threads: dict[tuple[int | None, str], int] = field(default_factory=dict)
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Keep what an event says; raises ValueError for one that is damaged."""
+        """Keep an event if it is relevant; raises ValueError for a damaged one."""
         if event.get("ph") != "X":
             return
         kind, name = event.get("cat"), str(event.get("name", ""))
@@ -147,13 +147,13 @@ class Events:
         return found.pop() if len(found) == 1 else None
 
     def _thread(self, event: Mapping[str, Any]) -> int:
-        """Threads are numbers in most traces and text in some: numbers of our own."""
+        """Thread ids, numbers or text, as numbers of our own."""
         name = (whole(event.get("pid")), str(event.get("tid")))
         return self._threads.setdefault(name, len(self._threads))
 
 
 def read_events(trace: TraceFile, report: FileReport) -> Events:
-    """Read a trace as it comes; what does not decode is rejected in `report`, by line."""
+    """Read a trace; events that do not decode are rejected in `report`, by line."""
     found = Events()
     with trace.open() as stream:
         stream_of = JsonStream(stream, frozenset({"traceEvents"}), _WANTED)
@@ -183,7 +183,7 @@ def backend_of(span: Span) -> str:
 
 
 def _kept(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that are looked at; the text that all events share stands once in memory."""
+    """The event arguments that are used later; equal strings are shared."""
     found = {name: arguments[name] for name in _LOOKED_AT if name in arguments}
     return {n: sys.intern(v) if isinstance(v, str) else v for n, v in found.items()}
 

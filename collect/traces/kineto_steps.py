@@ -1,4 +1,4 @@
-"""How much of a training step a GPU computed and communicated, by the kernels of its trace."""
+"""Time that a GPU computed and communicated in each training step, from the kernels of a trace."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -31,7 +31,7 @@ class Cover:
         self.all = self.compute.with_other(self.communication)
 
     def exposed_us(self, kernels: Sequence[Kernel]) -> list[float]:
-        """Of each kernel the part in which its GPU ran no compute kernel."""
+        """For each kernel the us in which its GPU ran no compute kernel."""
         nothing = Union(_NONE, _NONE)
         found = []
         for kernel in kernels:
@@ -42,7 +42,7 @@ class Cover:
 
     @property
     def whole(self) -> tuple[float, float] | None:
-        """From the first kernel's beginning to the last one's end; None without a kernel."""
+        """(begin, end) of all kernels; None without a kernel."""
         if not len(self.all.starts):
             return None
         return float(self.all.starts[0]), float(self.all.ends[-1])

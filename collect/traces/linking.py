@@ -1,4 +1,4 @@
-"""What traces of one process say together: an execution trace has the groups that Kineto's lacks.
+"""Matches a Kineto trace with the execution trace of the same process, which has the groups.
 
 Their ids of an operation are not the same in old traces, so they are matched by what they hold: the
 calls of each thread, in order, with collective, type and size. Only where all of these are equal
@@ -15,7 +15,7 @@ _ADDED = ("group", "group_ranks", "group_sequence", "num_ranks", "root")
 
 
 def link(kineto: Sequence[RankTrace], execution: Sequence[RankTrace]) -> list[RankTrace]:
-    """Add what `execution` knows to the calls of `kineto`; return those that matched none."""
+    """Add the groups of `execution` to the calls of `kineto`; returns traces without a match."""
     left = list(execution)
     for trace in kineto:
         for other in left:
@@ -31,7 +31,7 @@ def link(kineto: Sequence[RankTrace], execution: Sequence[RankTrace]) -> list[Ra
 
 
 def number_calls(trace: RankTrace) -> None:
-    """Give calls that have no number of their own their place in their group and step."""
+    """Number the calls within group and step that have no number of their own."""
     if not trace.has_steps:
         return
     orders: dict[object, int] = defaultdict(int)

@@ -1,4 +1,4 @@
-"""Recorded calls as PARAM's basic communication trace, which `comm_replay` plays on any cluster.
+"""Writes recorded calls as PARAM's basic communication trace, for `comm_replay`.
 
 The format is that of `_parseBasicTrace` in facebookresearch/param (train/comms/pt): a list of calls
 with sizes in elements, one for all ranks (`--use-one-trace`). A process group is made by an `init`
@@ -70,7 +70,7 @@ def param_trace(calls: pl.DataFrame) -> ParamTrace:
                 "global_ranks": list(ranks),
             }
         elif row["num_ranks"] != world:
-            found.left_out["a part of the job, of which ranks is not told"] += 1
+            found.left_out["a group of unknown ranks of the job"] += 1
             continue
         entry["req"] = len(bodies)
         if row["timestamp"] is not None and begun is not None:
@@ -89,7 +89,7 @@ def _entry(row: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
     """One call without its group and number; else why there is none."""
     size, ranks, datatype = row["size_bytes"], row["num_ranks"], row["datatype"]
     if row["collective"] is None or not size or not ranks or datatype is None:
-        return "collective, size, type or ranks are not told", None
+        return "collective, size, type or ranks are unknown", None
     collective = Collective.parse(row["collective"])
     name, type_name = _NAMES.get(collective), _TYPES.get(datatype)
     if name is None or type_name is None:

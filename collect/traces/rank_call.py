@@ -1,4 +1,4 @@
-"""What one rank's trace says of one call, whatever the format; None is what it does not say."""
+"""One rank's record of a call, in any trace format; None is what the trace does not tell."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field

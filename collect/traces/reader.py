@@ -1,4 +1,4 @@
-"""Traces of a job, of all its ranks together, as the tables `calls` and `steps`."""
+"""Reads the traces of all ranks of a job into the tables `calls` and `steps`."""
 
 import logging
 from collections import Counter
@@ -35,7 +35,7 @@ _READERS: Final[Mapping[CallSource, Callable[[TraceFile, FileReport], RankTrace]
 
 @dataclass(slots=True)
 class Traces:
-    """What traces gave together."""
+    """The tables, and what went wrong."""
 
     #: Of schema CALLS, one row a call.
     calls: pa.Table
@@ -137,7 +137,7 @@ def _files(paths: Iterable[Path]) -> list[Path]:
 
 
 def _check(file: TraceFile, trace: RankTrace, report: FileReport, errors: list[DataError]) -> None:
-    """Say where a trace is cut off, and where it gave nothing."""
+    """Report where a trace is cut off, and where it had no calls."""
     problem: DataError | None = trace.cut_off
     if problem is None and report.rejected and not trace.calls and not trace.steps:
         problem = OutputError(f"{file.name} holds no usable record; {report.rejected[0]}")
@@ -149,7 +149,7 @@ def _check(file: TraceFile, trace: RankTrace, report: FileReport, errors: list[D
 
 
 def _fill(trace: RankTrace, base: Mapping[str, Any]) -> None:
-    """Take what the caller says of ranks and nodes where the trace does not tell."""
+    """Fill in ranks and nodes from the caller where the trace does not tell."""
     ranks, nodes = base.get("num_ranks"), base.get("num_nodes")
     for call in trace.calls:
         if call.num_ranks is None:

@@ -1,4 +1,4 @@
-"""Import of traces, those of all ranks of a job together, into the store."""
+"""Import of the traces of all ranks of a job into the store."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,15 +15,15 @@ from dynamiccl.errors import DataError
 
 @dataclass(slots=True)
 class TracesTaken:
-    """What traces gave together."""
+    """Totals over the imported traces."""
 
     calls: int = 0
     #: Calls whose time is known from all their ranks.
     calls_timed: int = 0
-    #: Records of single ranks that the calls were joined of.
+    #: Records of single ranks, from which the calls were joined.
     records: int = 0
     steps: int = 0
-    #: Why calls have no time -> calls.
+    #: Reason why calls have no time -> number of calls.
     untimed: dict[str, int] = field(default_factory=dict)
     reports: list[FileReport] = field(default_factory=list)
     errors: list[DataError] = field(default_factory=list)
@@ -38,9 +38,12 @@ def take_in_traces(
 ) -> TracesTaken:
     """Write the calls and steps of `files` under `out_dir`; the same files give the same parts.
 
-    `hashes` are of the files on disk, by name; `base` has the columns that hold for all rows,
-    `system`, `sweep` and `run` among them, and what the caller knows of ranks and nodes;
-    `progress` is told of traces done, and of all.
+    Args:
+        files: the traces of all ranks of one job.
+        hashes: SHA-256 of the files on disk, by name.
+        out_dir: the data directory.
+        base: columns of all rows: `system`, `sweep`, `run`, and known numbers of ranks and nodes.
+        progress: called with the number of traces done, and of all traces.
     """
     reports = [FileReport(path=each.name, format=each.source.value) for each in files]
     traces = read_files(files, reports, base, [], progress)

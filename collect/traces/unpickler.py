@@ -1,4 +1,4 @@
-"""Pickles of plain values, and of nothing else.
+"""Unpickles plain values (dict, list, tuple, str, numbers, None), and refuses everything else.
 
 A pickle is a program that can call anything. What PyTorch's Flight Recorder writes needs none of
 it: dicts, lists, tuples, text, numbers and None have instructions of their own. So every other
@@ -22,7 +22,7 @@ _REFUSED: Final = frozenset(
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Refuses again what `loads_plain` has refused: two locks on one door."""
+    """Refuses classes and globals once more, as a second line of defence."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"names {module}.{name}")

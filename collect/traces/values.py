@@ -1,4 +1,4 @@
-"""Values of JSON that may be anything, as what they should be; None for everything else."""
+"""Checked conversion of JSON values; None for a value of another type."""
 
 import ast
 import math
@@ -9,7 +9,7 @@ _MOST: Final = 1 << 62
 
 
 def whole(value: object) -> int | None:
-    """A whole number from 0 on."""
+    """A non-negative integer."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     return int(str(value)) if is_whole and 0 <= int(str(value)) < _MOST else None
 
@@ -48,12 +48,12 @@ def elements(shapes: object) -> int | None:
 
 
 def text(value: object) -> str | None:
-    """Text that says something."""
+    """Non-empty text."""
     return value if isinstance(value, str) and value not in {"", "undefined"} else None
 
 
 def group_text(*told: object) -> str | None:
-    """A group's name and description in one."""
+    """A group's name and description in one text."""
     return ":".join(each for value in told if (each := text(value)) is not None) or None
 
 

@@ -1,4 +1,4 @@
-"""PyTorch's words for collectives and element types, and NCCL's message size of a call."""
+"""PyTorch's names of collectives and element types, and NCCL's message size of a call."""
 
 import re
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ _DIRECTION: Final = re.compile(r"\s*\d+\s*(?:->|<-)\s*\d+.*")
 
 
 def torch_collective(name: str) -> Collective | None:
-    """The collective that PyTorch calls so; None for what is none (`wait`, `barrier`).
+    """The collective of a PyTorch name; None for other operations (`wait`, `barrier`).
 
     >>> torch_collective("nccl:_all_gather_base").wire, torch_collective("wait")
     ('AllGather', None)

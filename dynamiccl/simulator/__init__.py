@@ -1,1 +1,1 @@
-"""The simulated world: systems, their surroundings, and the jobs that run in it."""
+"""The simulator: systems, interference scenarios, and jobs."""

@@ -1,4 +1,4 @@
-"""How NCCL cuts a call into chunks: buffer sizes by protocol, and what a request may change.
+"""How NCCL cuts a call into chunks, by protocol and requested chunk size.
 
 Sizes are those of NCCL v2.30.7-1 (`src/init.cc`, `src/enqueue.cc`, `src/device/prims_simple.h`): a
 buffer has eight steps; a ring's Simple chunk takes four of them, any other one; half of LL's buffer
@@ -28,7 +28,7 @@ _ROOTED: Final = frozenset({Collective.Broadcast, Collective.Reduce})
 def largest_chunk_bytes(
     collective: Collective, algorithm: Algorithm, protocol: Protocol, buffer_bytes: int
 ) -> int:
-    """Payload of a chunk that fills its part of the buffer; more cannot be asked for."""
+    """Payload of the largest chunk, limited by the buffer."""
     if algorithm in _NVLS_KINDS:
         return _NVLS_CHUNK_BYTES
     if protocol is Protocol.LL:
@@ -53,7 +53,7 @@ def nvls_chunk_bytes(size_bytes: int, num_channels: int, heads: int) -> int:
 
 
 def asked_chunk_bytes(largest_bytes: int, chunk_bytes: int | None) -> int:
-    """What NCCL makes of a request: at most the largest, in whole grains, at least one."""
+    """The chunk that NCCL uses for a request: clamped, and rounded down to the grain."""
     if chunk_bytes is None:
         return largest_bytes
     return max(min(chunk_bytes, largest_bytes) // GRAIN_BYTES, 1) * GRAIN_BYTES

@@ -1,4 +1,4 @@
-"""Channels of H100 nodes: how many NCCL uses, and what another number does to a call's time.
+"""Channels on H100 nodes: how many NCCL uses, and how their number changes a call's time.
 
 How many is NCCL's own rule (default/channels.py).
 
@@ -26,7 +26,7 @@ from dynamiccl.simulator.tables import default_model
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """How a protocol answers to channels: a and c of the module's formula."""
+    """Response of a protocol to channels: a and c of the module's formula."""
 
     half_rise: float
     crowding: float
@@ -65,7 +65,7 @@ def default_channels(
     protocol: Protocol,
     size_bytes: int,
 ) -> int:
-    """Channels that NCCL uses when nobody asks for a number; 1 or more."""
+    """Channels that NCCL uses by itself; at least 1."""
     return actual_channels(group, collective, algorithm, protocol, size_bytes)
 
 
@@ -79,7 +79,7 @@ def actual_channels(  # noqa: PLR0913 - the call, and what was asked for it
     *,
     max_channels: int | None = None,
 ) -> int:
-    """Channels that NCCL really uses when `num_channels` are asked for (None: its own number).
+    """Channels that NCCL uses when `num_channels` are requested (None: its own number).
 
     The communicator has only so many channels (`max_channels`, None for what NCCL opens by itself),
     and a small payload does not fill them. `size_bytes` is NCCL's nBytes, the whole buffer for
@@ -99,7 +99,7 @@ def channel_factor(  # noqa: PLR0913 - the call, and what was asked for it
     *,
     max_channels: int | None = None,
 ) -> float:
-    """How many times as long the transfer lasts as with NCCL's own number; 1.0 with that number."""
+    """Transfer time / transfer time with NCCL's own number of channels."""
     call = (group, collective, algorithm, protocol, size_bytes)
     used = actual_channels(*call, num_channels, max_channels=max_channels)
     default = default_channels(*call)
@@ -111,7 +111,7 @@ def channel_factor(  # noqa: PLR0913 - the call, and what was asked for it
 
 
 def best_channels(group: Group, algorithm: Algorithm, protocol: Protocol, size_bytes: int) -> float:
-    """Where the bandwidth peaks, as a real number from 1 on; ours, see the module."""
+    """Number of channels with the largest bandwidth, a real number >= 1 (our assumption)."""
     unit = float(_SHAPES[protocol].unit_bytes)
     if algorithm is Algorithm.Tree:
         unit *= _TREE_UNIT_SHARE

@@ -1,4 +1,4 @@
-"""Chunk sizes: what NCCL makes of a request, and a mild effect on the transfer.
+"""Chunk sizes: what NCCL uses for a request, and a mild effect on transfer time.
 
 Bounds and grain are NCCL's (2.30.7, `src/enqueue.cc` and `src/init.cc`: 4 MiB buffers in 8 steps,
 four of which a ring takes at once). The effect is *ours and fitted to nothing*: a parabola in the
@@ -53,7 +53,7 @@ def chunk_factor(
     size_bytes: int,
     chunk_bytes: int | None,
 ) -> float:
-    """How many times as long the transfer lasts as with NCCL's own chunk; 1.0 unless Simple."""
+    """Transfer time / transfer time with NCCL's own chunk; 1.0 unless Simple."""
     if protocol is not Protocol.Simple or chunk_bytes is None:
         return 1.0
     default = default_chunk_bytes(collective, algorithm)

@@ -1,4 +1,4 @@
-"""What a collective and the compute beside it do to each other on one GPU.
+"""Mutual slowdown of a collective and concurrent compute on one GPU.
 
 Every channel is a thread block that holds a streaming multiprocessor, and the bytes that it moves
 pass through the memory that the matrix product reads from. While both run:
@@ -23,7 +23,7 @@ from dynamiccl.simulator.parts import Parts, Surroundings
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """How strongly the two disturb each other on one GPU; all shares are 0..1."""
+    """Parameters of the mutual slowdown; all shares are 0..1."""
 
     num_sms: int
     #: Bandwidth of the GPU's memory, and the share of it that the compute takes alone.
@@ -35,7 +35,7 @@ class Contention:
     held_us: float = 0.0
 
     def surroundings(self, occupancy: float) -> Surroundings:
-        """What a call feels beside compute that fills `occupancy` of the GPU."""
+        """Slowdown of a call beside compute that fills `occupancy` of the GPU."""
         return Surroundings(compute=1.0 + self.call_slowdown * occupancy)
 
     def compute_speed(self, parts: Parts, size_bytes: int) -> float:

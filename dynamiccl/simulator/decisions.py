@@ -27,15 +27,15 @@ class NcclDecisions:
         self._model = CostModel(version, machine, overrides)
 
     def cells(self, group: Group, collective: Collective) -> Sequence[tuple[Algorithm, Protocol]]:
-        """Pairs that NCCL has."""
+        """(algorithm, protocol) pairs that NCCL has."""
         return self._model.cells(group, collective)
 
     def cost_table(self, call: Call) -> npt.NDArray[np.float32]:
-        """NCCL's predictions, us."""
+        """NCCL's predicted times, us."""
         return self._model.cost_table(call)
 
     def lines(self, group: Group) -> Mapping[Cell, Line]:
-        """NCCL's latencies and bandwidths."""
+        """NCCL's latency and bandwidth of each cell."""
         return self._model.lines(group)
 
     def max_channels(self, group: Group, algorithm: Algorithm) -> int:
@@ -45,12 +45,12 @@ class NcclDecisions:
     def num_channels(
         self, call: Call, algorithm: Algorithm, protocol: Protocol, asked: int | None
     ) -> int:
-        """Channels that carry something."""
+        """Number of channels that carry data."""
         comm = self._model.communicator(call.group)
         return used_channels(comm, call.collective, algorithm, protocol, call.size_bytes, asked)
 
     def reopened(self, *, least: int | None = None, most: int | None = None) -> "NcclDecisions":
-        """With other bounds of how many channels are opened."""
+        """With other bounds on the number of opened channels."""
         low = self._overrides.min_channels if least is None else least
         high = self._overrides.max_channels if most is None else most
         if low is not None and high is not None:

@@ -1,4 +1,4 @@
-"""Systems drawn at random, whose times are no function of NCCL's cost table.
+"""Random systems whose times do not follow NCCL's cost table.
 
 * `perturbed`: a parametric system (B300, GB10, A100) with every time and bandwidth of its physics
   multiplied by a log-normal factor of its own (sd `log 1.5`: about +-50 %).
@@ -46,7 +46,7 @@ _LENGTHS: Final = np.array([4.0, 1.5, 1.5, 1.5])
 
 
 def perturbed(name: str, seed: int) -> Any:
-    """A shipped parametric system with other physics."""
+    """A built-in parametric system with randomly scaled physics."""
     file = shipped_file(name)
     random = np.random.default_rng((seed, *name.encode()))
 
@@ -64,20 +64,20 @@ def perturbed(name: str, seed: int) -> Any:
 
 
 class FieldSystem:
-    """H100 nodes under a random field; see the module."""
+    """H100 nodes with times scaled by a random field; see the module."""
 
     def __init__(self, seed: int) -> None:
-        """Draw the fields as they are asked for."""
+        """The fields are drawn when first used."""
         self._inner = H100System()
         self._seed = seed
         self._fields: dict[tuple[int, ...], _Field] = {}
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is as of the nodes: NCCL knows nothing of the field."""
+        """Everything else is that of the H100 nodes."""
         return getattr(self._inner, name)
 
     def parts(self, call: Call, config: Config, launch: Launch = UNTOUCHED) -> Parts:
-        """The nodes' parts, all of them stretched alike."""
+        """The nodes' time in parts, all scaled by the field."""
         found = self._inner.parts(call, config, launch)
         key = (int(call.collective), int(found.algorithm), int(found.protocol))
         if key not in self._fields:

@@ -1,4 +1,4 @@
-"""What the simulator's tables are keyed by: groups, cells, and one line of NCCL's cost model."""
+"""Keys and values of the simulator's tables: groups, cells, and NCCL's latency-bandwidth lines."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -1,4 +1,4 @@
-"""H100 nodes, one or several on InfiniBand: NCCL's model of them, and what was measured of them.
+"""H100 nodes on InfiniBand: NCCL's cost model for them, and measured corrections.
 
 `predicted_us` is NCCL 2.27's own cost model (default/), the one by which the *default* decides.
 `true_us` is the same model times published factors that were fitted to nccl-tests runs; where
@@ -66,12 +66,12 @@ def _ramp(table: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 
 
 def groups() -> list[Group]:
-    """Every group shape that was measured, smallest first."""
+    """All group shapes with measurements, smallest first."""
     return [*tables.groups()]
 
 
 def collectives() -> list[Collective]:
-    """Every collective that NCCL tunes."""
+    """All collectives that NCCL tunes."""
     return sorted({cell[0] for cells in tables.lines().values() for cell in cells})
 
 
@@ -83,7 +83,7 @@ def cells(group: Group, collective: Collective) -> list[tuple[Algorithm, Protoco
 def predicted_us(
     group: Group, collective: Collective, algorithm: Algorithm, protocol: Protocol, size_bytes: int
 ) -> float:
-    """What NCCL 2.27.5 thinks one call takes, in us; it decides by this. KeyError: no such cell."""
+    """NCCL 2.27.5's predicted time of a call, us; it decides by this. KeyError: no such cell."""
     return default_model().cost_us(Call(group, collective, size_bytes), algorithm, protocol)
 
 
@@ -126,7 +126,7 @@ def default_config(group: Group, collective: Collective, size_bytes: int) -> Con
 
 
 def cost_table(group: Group, collective: Collective, size_bytes: int) -> npt.NDArray[np.float32]:
-    """What NCCL hands to a tuner: (7 algorithms, 3 protocols) in us, -1 = not available."""
+    """The table passed to a tuner: (7 algorithms, 3 protocols) us, -1 = unavailable."""
     return default_model().cost_table(Call(group, collective, size_bytes))
 
 
@@ -137,7 +137,7 @@ def _extra_latency_us(group: Group, collective: Collective) -> float:
 def _measured_factor(
     group: Group, collective: Collective, algorithm: Algorithm, size_bytes: int
 ) -> float:
-    """Share of the model's bandwidth that was measured, linear between the fitted sizes."""
+    """Measured / modelled bandwidth, interpolated linearly between the fitted sizes."""
     if group.num_nodes == 1:
         return correction(collective, group.num_ranks).bandwidth_factor
     if algorithm is Algorithm.NVLSTree:

@@ -23,7 +23,7 @@ _MEMORY_GBYTES_PER_S: Final = 3350.0
 
 
 class H100System:
-    """The tables of h100.py behind the interface of every system. Launch knobs change nothing."""
+    """The tables of h100.py as a `System`. Launch settings change nothing."""
 
     name = "h100-ib"
     nccl_version: NcclVersion = h100.NCCL_VERSION
@@ -31,7 +31,7 @@ class H100System:
 
     @property
     def environment(self) -> Mapping[str, Any]:
-        """Facts of the machines."""
+        """Environment columns of the machines."""
         return h100.ENVIRONMENT
 
     @property
@@ -64,7 +64,7 @@ class H100System:
         return default_model().max_channels(group, algorithm)
 
     def resolve(self, call: Call, config: Config) -> Config:
-        """What runs."""
+        """The config that runs."""
         return default_model().resolve(call, config)
 
     def parts(self, call: Call, config: Config, launch: Launch = UNTOUCHED) -> Parts:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""Noise of calls in a running job: heavy tails, a slow drift, and ranks that come late.
+"""Noise of calls in a running job: heavy tails, slow drift, and late ranks.
 
 Heavy-tailed because repeats are (half of the published cells spread by under 1.5 %, one in ten by a
 multiple); Student's t with three degrees of freedom, scaled to a robust sigma, cut where a call
@@ -23,7 +23,7 @@ class Noise:
     """Noise of N jobs."""
 
     def __init__(self, jitter: Jitter, stragglers: Stragglers | None, num_jobs: int) -> None:
-        """Begin without drift."""
+        """Start without drift."""
         self._jitter = jitter
         self._stragglers = stragglers
         self._drift = np.zeros(num_jobs)
@@ -43,7 +43,7 @@ class Noise:
         return own
 
     def skew_us(self, random: np.random.Generator) -> Float64Array:
-        """(N,) how long the earliest rank spins for the latest."""
+        """(N,) us that the earliest rank waits for the latest."""
         late = self._stragglers
         if late is None:
             return np.zeros(len(self._drift))

@@ -1,4 +1,4 @@
-"""What slows a link, or a host, as time passes: congestion that comes and stays, bursts, traces.
+"""Time-varying slowdowns of links and hosts: Markov congestion, bursts, traces.
 
 Every process is kept for N jobs at once and advanced by the time that each of them spent, so dwell
 times are times and not numbers of calls: a job that calls seldom finds the network changed. A
@@ -19,13 +19,13 @@ MAX_SHARE: Final = 0.95
 
 
 class Process(Protocol):
-    """A slowdown that changes with time, for N jobs."""
+    """A slowdown factor that changes with time, for N jobs."""
 
     def reset(self, num_jobs: int, random: np.random.Generator) -> None:
-        """Begin anew, each job somewhere in the process's usual course."""
+        """Start anew; each job at a random point of the process."""
 
     def advance(self, elapsed_us: Float64Array, random: np.random.Generator) -> Float64Array:
-        """(N,) slowdowns after so much time (N,); not to be kept, it may be written over."""
+        """(N,) slowdowns after `elapsed_us` (N,) more; the array may be overwritten later."""
 
 
 class Markov:
@@ -68,7 +68,7 @@ class Markov:
         self._state = np.zeros((0, links), dtype=np.int64)
 
     def usual(self) -> Float64Array:
-        """(S,) share of time that each state takes in the long run."""
+        """(S,) stationary probability of each state."""
         count = len(self._rate)
         flows = self._rate[:, None] * (self._following - np.eye(count))
         system = np.vstack([flows.T / self._rate.max(), np.ones(count)])
@@ -78,12 +78,12 @@ class Markov:
         return shares
 
     def reset(self, num_jobs: int, random: np.random.Generator) -> None:
-        """Draw states by their usual shares."""
+        """Draw states from the stationary distribution."""
         shape = (num_jobs, self._state.shape[1])
         self._state = random.choice(len(self._rate), size=shape, p=self.usual())
 
     def advance(self, elapsed_us: Float64Array, random: np.random.Generator) -> Float64Array:
-        """Leave states by chance."""
+        """Change states at random."""
         stays = np.exp(-elapsed_us[:, None] * self._rate[self._state])
         job, link = np.nonzero(random.random(self._state.shape) > stays)
         if len(job):
@@ -117,12 +117,12 @@ class Bursts:
         self._slowdown = np.zeros(0)
 
     def reset(self, num_jobs: int, random: np.random.Generator) -> None:
-        """Begin in a pause, some way through it."""
+        """Start within a pause."""
         self._left_us = random.exponential(self._pause_us, num_jobs)
         self._slowdown = np.ones(num_jobs)
 
     def advance(self, elapsed_us: Float64Array, random: np.random.Generator) -> Float64Array:
-        """Let pauses and bursts follow one another."""
+        """Alternate pauses and bursts."""
         self._left_us -= elapsed_us
         while (over := np.flatnonzero(self._left_us <= 0.0)).size:
             begins = self._slowdown[over] <= 1.0
@@ -135,7 +135,7 @@ class Bursts:
 
 
 class Trace:
-    """A recorded course of the bandwidth that is left, played in a circle.
+    """A recorded sequence of available bandwidth, repeated.
 
     Each job begins at a place of its own, as Pensieve does with its network traces (Mao et al.,
     SIGCOMM 2017, section 5.1).
@@ -153,11 +153,11 @@ class Trace:
         self._clock_us = np.zeros(0)
 
     def reset(self, num_jobs: int, random: np.random.Generator) -> None:
-        """Begin somewhere."""
+        """Start at a random place."""
         self._clock_us = random.random(num_jobs) * self._interval_us * len(self._slowdowns)
 
     def advance(self, elapsed_us: Float64Array, random: np.random.Generator) -> Float64Array:  # noqa: ARG002
-        """Look up."""
+        """The slowdowns recorded at the new times."""
         self._clock_us += elapsed_us
         place = (self._clock_us / self._interval_us).astype(np.int64) % len(self._slowdowns)
         found: Float64Array = self._slowdowns[place]

@@ -1,4 +1,4 @@
-"""What few channels can send out of a node of H100: each uses one NIC, and a NIC has a line rate.
+"""Bandwidth limit of few channels between H100 nodes: each channel uses one NIC.
 
 A channel's ring or tree leaves a node through one NIC (`ncclTopoSearchRecNet`,
 `src/graph/search.cc`, NCCL 2.29.7), so that one channel has the rate of one, however many there
@@ -35,7 +35,7 @@ def least_transfer_us(
     size_bytes: int,
     num_channels: int,
 ) -> float:
-    """The least time in us in which so many channels move a call's bytes between nodes."""
+    """Minimum us in which this many channels move a call's bytes between nodes."""
     if group.num_nodes == 1:
         return 0.0
     heads = algorithm is Algorithm.NVLSTree

@@ -1,4 +1,4 @@
-"""Noise of the simulator: heavy-tailed, with a drift that a whole run shares.
+"""Measurement noise of simulated sweeps: heavy-tailed, with a drift common to a run.
 
 Shapes after published repeats (medians agree to a per cent or two, single launches are slow by a
 multiple, launches of one run are correlated); the strengths are the sweep file's and are not fitted
@@ -19,7 +19,7 @@ _TAIL_SHAPE: Final = 2.5
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Multiplicative noise with the given strengths (all unitless)."""
+    """Multiplicative noise; all strengths are unitless."""
 
     seed: int
     sigma: float
@@ -27,7 +27,7 @@ class Noise:
     drift_sigma: float
 
     def factor(self, run: str, trial_key: str) -> float:
-        """Measured time over noise-free time, for one trial in one run; always above zero."""
+        """Measured / noise-free time of one trial in one run; > 0."""
         drift = self._drift(run)
         own = _generator(self.seed, run, trial_key)
         factor = float(np.exp(drift + own.normal(0.0, self.sigma)))
@@ -36,7 +36,7 @@ class Noise:
         return factor
 
     def factors(self, run: str, trial_key: str, count: int) -> npt.NDArray[np.float64]:
-        """(count,) the same for communicators that run a trial at once: one drift, draws apart."""
+        """(count,) factors for communicators that run a trial at once, with a common drift."""
         own = _generator(self.seed, run, trial_key, "at once")
         factors = np.exp(self._drift(run) + own.normal(0.0, self.sigma, count))
         tails = 1.0 + own.pareto(_TAIL_SHAPE, count)

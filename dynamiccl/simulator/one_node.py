@@ -1,4 +1,4 @@
-"""What was measured of one H100 node, as a correction of NCCL's model of it.
+"""Corrections of NCCL's model of one H100 node from measurements.
 
 The figures (ORIGIN.md) are a bandwidth of 1 GB messages and a latency for 2, 4 and 8 GPUs, linear
 between these, for whatever NCCL chose. Nothing tells the cells of a collective apart, so all of

@@ -1,4 +1,4 @@
-"""What the commands that simulate jobs ask alike."""
+"""Command line options shared by the commands that simulate jobs."""
 
 from typing import Annotated, Final
 

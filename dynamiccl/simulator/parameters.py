@@ -1,4 +1,4 @@
-"""What a system file holds: every number of the time model with where it comes from.
+"""The system file: every parameter of the time model with its origin.
 
 A number is a table `{ value = 8.3, origin = "fitted" }`, and `note` says more where that is needed:
 
@@ -61,7 +61,7 @@ _Collective = Annotated[Collective, BeforeValidator(Collective.parse)]
 
 
 class CellParameters(Table):
-    """The physics of one (algorithm, protocol): see physics.py for what each number does."""
+    """Parameters of one (algorithm, protocol); physics.py has the formulas."""
 
     algorithm: _Algorithm
     protocol: _Protocol
@@ -92,7 +92,7 @@ class CellParameters(Table):
 
 
 class LinkParameters(Table):
-    """Ceilings: of the links of one GPU inside a node, and of all network cards of a node."""
+    """Bandwidth limits: links of one GPU inside a node, and all NICs of a node."""
 
     inside_gbytes_per_s: Parameter = Field(default_factory=_one)
     between_gbytes_per_s: Parameter = Field(default_factory=_one)
@@ -120,14 +120,14 @@ class ChunkParameters(Table):
 
 
 class TransportParameters(Table):
-    """AutoCCL's T, inside a node: the ceiling of a transport, and its hop over the default's."""
+    """AutoCCL's T, inside a node: bandwidth limit of a transport, and its hop latency."""
 
     gbytes_per_s: Parameter
     hop_factor: Parameter
 
 
 class ComputeParameters(Table):
-    """What compute and collectives do to each other on one GPU (contention.py)."""
+    """Mutual slowdown of compute and collectives on one GPU (contention.py)."""
 
     #: Share of the memory's bandwidth that a matrix product takes when it runs alone.
     memory_share: Parameter
@@ -147,7 +147,7 @@ class GroupParameters(Table):
 
 
 class NcclParameters(Table):
-    """What NCCL's own cost model is told."""
+    """Inputs of NCCL's own cost model."""
 
     #: A description in `default/machines`, or the path of one.
     machine: str
@@ -158,7 +158,7 @@ class NcclParameters(Table):
 
 
 class Rescale(Table):
-    """Runs of the data whose sizes are written in another unit than bytes."""
+    """Runs of the data whose sizes are not in bytes."""
 
     runs: tuple[str, ...]
     factor: int = Field(ge=2)
@@ -166,7 +166,7 @@ class Rescale(Table):
 
 
 class FitProfile(Table):
-    """A launch profile of the data, as far as it changes what NCCL opens."""
+    """A launch profile of the data that changes the number of opened channels."""
 
     #: NCCL_MAX_NCHANNELS.
     max_channels: int | None = Field(default=None, ge=1)

@@ -1,4 +1,4 @@
-"""A simulated system from parameters: NCCL's own decisions, and the physics of a system file."""
+"""A simulated system from a system file: NCCL's own decisions, and the file's physics."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -35,13 +35,13 @@ Cell = tuple[Algorithm, NcclProtocol]
 
 
 class Decisions(Protocol):
-    """NCCL's own host code for the machines: what it predicts, opens and picks."""
+    """NCCL's host-side decisions on a system's machines."""
 
     def cells(self, group: Group, collective: Collective) -> Sequence[Cell]:
         """Pairs that NCCL has, in the order of its cost table."""
 
     def cost_table(self, call: Call) -> npt.NDArray[np.float32]:
-        """What NCCL hands to a tuner, us; -1 = not available."""
+        """The table passed to a tuner, us; -1 = unavailable."""
 
     def lines(self, group: Group) -> Mapping[NcclCell, Line]:
         """NCCL's latencies and bandwidths."""
@@ -55,11 +55,11 @@ class Decisions(Protocol):
         """Channels that run when `asked` are asked for; None = NCCL's own number."""
 
     def reopened(self, *, least: int | None = None, most: int | None = None) -> "Decisions":
-        """The same with at least or at most so many channels opened (`NCCL_MIN/MAX_CTAS`)."""
+        """With at least or at most so many channels opened (`NCCL_MIN/MAX_CTAS`)."""
 
 
 class ParametricSystem:
-    """The system that a file describes."""
+    """A system described by a file."""
 
     def __init__(self, file: SystemFile, decisions: Decisions) -> None:
         """Take a checked file, and NCCL's decisions for it."""
@@ -78,12 +78,12 @@ class ParametricSystem:
 
     @property
     def name(self) -> str:
-        """As in the `system` column."""
+        """Value of the `system` column."""
         return self.file.name
 
     @property
     def environment(self) -> Mapping[str, Any]:
-        """Facts of the machines."""
+        """Environment columns of the machines."""
         about = f"simulated: {self.file.about}"
         version = self.file.nccl_version
         return {**self.file.environment, "nccl_version": version, "system_description": about}
@@ -143,7 +143,7 @@ class ParametricSystem:
         return self.decisions.max_channels(group, algorithm)
 
     def resolve(self, call: Call, config: Config) -> Config:
-        """What runs."""
+        """The config that runs."""
         algorithm, protocol = self._choice(call, config)
         channels = self.decisions.num_channels(call, algorithm, protocol, config.num_channels)
         return Config(algorithm, protocol, channels, config.chunk_bytes)
@@ -160,11 +160,11 @@ class ParametricSystem:
         return min(cells, key=lambda cell: (costs[cell], cell))
 
     def resolve_measured(self, call: Call, config: Config, opened: int | None) -> Config:
-        """What ran in a measurement, where a launch may have opened other numbers of channels.
+        """The config that ran in a measurement, whose launch may have opened other channel counts.
 
-        `opened` is the most that it allowed, None for NCCL's own; asking for more channels than
-        NCCL opens says that somebody raised the number. A protocol that NCCL lacks here but was
-        forced by `NCCL_PROTO` runs on a ring. Raises KeyError like `resolve`.
+        `opened` is the largest number that it allowed, None for NCCL's own; a request for more
+        channels than NCCL opens means that the number was raised. A protocol that NCCL lacks here
+        but was forced by `NCCL_PROTO` runs on a ring. Raises KeyError like `resolve`.
         """
         known = self.cells(call.group, call.collective)
         algorithm, protocol = config.algorithm or Algorithm.Ring, config.protocol
@@ -190,7 +190,7 @@ class ParametricSystem:
         return self._parameters[collective, algorithm, protocol]
 
     def work(self, call: Call, ran: Config, launch: Launch = UNTOUCHED) -> Work:
-        """A resolved config in the numbers that the formulas take."""
+        """A resolved config as inputs of the formulas."""
         assert ran.algorithm is not None
         assert ran.protocol is not None
         assert ran.num_channels is not None

@@ -1,4 +1,4 @@
-"""What a call takes: its quiet, noise-free time in parts, since surroundings slow them apart.
+"""The time of a call in parts, which interference slows differently.
 
     time_us = (fixed_us + max(intra_us x intra, inter_us x inter)) x host x compute
 
@@ -15,7 +15,7 @@ from dynamiccl.nccl import Protocol as NcclProtocol
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Slowdowns by everything but the config; 1 = none."""
+    """Slowdown factors from everything but the config; 1 = none."""
 
     intra: float = 1.0
     inter: float = 1.0
@@ -30,7 +30,7 @@ QUIET: Final = Surroundings()
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What runs, and its time in parts."""
+    """The config that runs, and its time in parts."""
 
     algorithm: Algorithm
     protocol: NcclProtocol
@@ -45,12 +45,12 @@ class Parts:
     host_share: float = 0.0
 
     def time_us(self, around: Surroundings) -> float:
-        """The time under given surroundings."""
+        """The time under given slowdowns, us."""
         moving = max(self.intra_us * around.intra, self.inter_us * around.inter)
         host = 1.0 + self.host_share * (around.host - 1.0)
         return (self.fixed_us + moving) * host * around.compute
 
     @property
     def quiet_us(self) -> float:
-        """The time when nothing disturbs."""
+        """The time without interference, us."""
         return self.fixed_us + max(self.intra_us, self.inter_us)

@@ -1,4 +1,4 @@
-"""The time of a call from its parameters: the formulas, and nothing else.
+"""The time of a call from its parameters (formulas only).
 
 With the channels NC, the chunk C, the threads NT and the route of the algorithm (routes.py):
 
@@ -54,7 +54,7 @@ class CellValues:
 
 @dataclass(frozen=True, slots=True)
 class LinkValues:
-    """Ceilings of the links."""
+    """Bandwidth limits of the links."""
 
     inside_gbytes_per_s: float
     between_gbytes_per_s: float
@@ -64,7 +64,7 @@ class LinkValues:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One call as it runs: what NCCL decided, in numbers."""
+    """One call as NCCL runs it, as numbers."""
 
     route: Route
     protocol: Protocol

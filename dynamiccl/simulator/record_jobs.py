@@ -1,4 +1,4 @@
-"""Jobs that only record: what training on sequences needs, from the simulated world.
+"""Simulates jobs with exploration and records their calls, as training data for sequences.
 
 Each job leaves its calls to NCCL but for a share of them, which run a config drawn at random; that
 is held for some calls of the key, since whoever watches a config has to see more than one call.
@@ -25,7 +25,7 @@ _ABSTAIN_ACTION: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
-    """How jobs stray from NCCL's choice. Raises ValueError for what is no share or no length."""
+    """How often jobs deviate from NCCL's choice. Raises ValueError for invalid values."""
 
     #: Share of the calls that run a config drawn at random.
     share: float
@@ -38,7 +38,7 @@ class Exploration:
 
 
 class Explorer:
-    """Draws for N jobs."""
+    """Random configs of N jobs."""
 
     def __init__(self, world: World, num_jobs: int, exploration: Exploration, seed: int) -> None:
         """Begin with a draw for every job and task key."""
@@ -71,7 +71,7 @@ def all_configs(system: System, workload: Workload) -> tuple[Config, ...]:
 
 
 def check_workload(system: System, workload: Workload) -> None:
-    """Raises UserError for a group or a collective that the system does not have."""
+    """Raise UserError for a group or a collective that the system does not have."""
     known = system.groups()
     for call in workload.calls:
         if call.group not in known:
@@ -90,8 +90,8 @@ def check_workload(system: System, workload: Workload) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What to simulate, and where it goes."""
+class RecordSettings:
+    """The jobs to simulate, and the names of the recording."""
 
     system: System
     workload: Workload
@@ -103,8 +103,8 @@ class Order:
     name: str
 
 
-def record_jobs(order: Order, out: Path, progress: Callable[[int], None]) -> list[Path]:
-    """Play and write the `calls` table; the parts that were written. `progress` counts steps.
+def record_jobs(order: RecordSettings, out: Path, progress: Callable[[int], None]) -> list[Path]:
+    """Simulate jobs and write the `calls` table; returns the parts. `progress` counts steps.
 
     Raises UserError as `check_workload`.
     """

@@ -1,4 +1,4 @@
-"""What the plugin would have recorded of simulated jobs, as the `calls` table.
+"""Records simulated jobs as the plugin would, in the `calls` table.
 
 Each job is a run of its own, each group shape of it a communicator. Nothing of the surroundings is
 written: a recording does not know them either.
@@ -18,7 +18,7 @@ from dynamiccl.datasets.provenance import program_record
 from dynamiccl.datasets.schema import CALLS
 from dynamiccl.datasets.store import write_part
 from dynamiccl.nccl import Algorithm, Protocol
-from dynamiccl.simulator.world import Ran, World
+from dynamiccl.simulator.world import CallResults, World
 
 _ABSTAIN_ACTION: Final = 0
 #: What NCCL runs a channel with; no simulated time depends on it.
@@ -27,16 +27,16 @@ _BEGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Recording:
-    """Calls of N jobs, gathered step by step."""
+    """The recorded calls of N jobs."""
 
     def __init__(self, world: World, name: str) -> None:
-        """Begin; `name` becomes the sweep, and with the job's number the run."""
+        """`name` becomes the sweep and, with the job's number, the run."""
         self._world = world
         self._name = name
-        self._ran: list[Ran] = []
+        self._ran: list[CallResults] = []
 
-    def add(self, ran: Ran) -> None:
-        """Keep a step."""
+    def add(self, ran: CallResults) -> None:
+        """Record a step."""
         self._ran.append(ran)
 
     def write(self, out: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""AutoCCL's resource knobs beyond channels: threads, and the chunk's mild effect.
+"""AutoCCL's resource knobs besides channels: threads and chunk size.
 
 Both are 1 at NCCL's own value, so that what was fitted to measurements of NCCL's own stays as it
 is. Their shapes are literature's (AutoCCL, NSDI 2025, section 3: bandwidth rises with threads and
@@ -19,7 +19,7 @@ _SMALLEST_BEST_BYTES = 64 << 10
 
 
 def thread_factor(threads: ThreadParameters, num_threads: int | None) -> float:
-    """Bandwidth of a channel with `num_threads`, over that with NCCL's own number."""
+    """Bandwidth of a channel with `num_threads` / with NCCL's own number."""
     if num_threads is None:
         return 1.0
     asked = min(max(num_threads // WARP * WARP, MIN_THREADS), MAX_THREADS)
@@ -35,7 +35,7 @@ def _rise(num_threads: int, threads: ThreadParameters) -> float:
 def chunk_factor(
     chunks: ChunkParameters, rank_bytes: float, default_bytes: int, used_bytes: int
 ) -> float:
-    """Duration with a chunk of `used_bytes`, over that with NCCL's own of `default_bytes`."""
+    """Time with a chunk of `used_bytes` / with NCCL's own of `default_bytes`."""
     if used_bytes == default_bytes:
         return 1.0
     best = min(max(rank_bytes / chunks.pieces.value, _SMALLEST_BEST_BYTES), default_bytes)

@@ -1,4 +1,4 @@
-"""Where the bytes of a call go: hops, loops and wires of every algorithm.
+"""Hops, loops and wire bytes of every algorithm.
 
 Rings are in lock-step: a rank forwards what its neighbour sent in the step before, so every loop
 over the buffers pays all hops again. Trees, NVLS, CollNet, PAT and a ring's Broadcast and Reduce
@@ -19,7 +19,7 @@ _ROOTED = frozenset({Collective.Broadcast, Collective.Reduce})
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What one call of an algorithm passes through."""
+    """Hops and bytes of one call of an algorithm."""
 
     #: Hops one after another inside a node and between nodes, for the first chunk to arrive.
     hops_inside: float

@@ -1,4 +1,4 @@
-"""A scenario: what happens around the calls of jobs. TOML, checked; several ship.
+"""A scenario: interference and noise around the calls of jobs, as checked TOML.
 
     [[link]]
     on = "inter"                 # intra | inter | host
@@ -28,7 +28,7 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class MarkovLink(Table):
-    """`links.Markov`."""
+    """Parameters of `links.Markov`."""
 
     on: Where
     kind: Literal["markov"]
@@ -38,12 +38,12 @@ class MarkovLink(Table):
     links: int = 1
 
     def make(self) -> Process:
-        """A new process."""
+        """Make the process."""
         return Markov(self.slowdowns, self.dwell_us, self.following, self.links)
 
 
 class BurstsLink(Table):
-    """`links.Bursts`."""
+    """Parameters of `links.Bursts`."""
 
     on: Where
     kind: Literal["bursts"]
@@ -53,12 +53,12 @@ class BurstsLink(Table):
     share: tuple[float, float]
 
     def make(self) -> Process:
-        """A new process."""
+        """Make the process."""
         return Bursts(self.pause_us, self.shortest_us, self.tail, self.share)
 
 
 class TraceLink(Table):
-    """`links.Trace`."""
+    """Parameters of `links.Trace`."""
 
     on: Where
     kind: Literal["trace"]
@@ -66,12 +66,12 @@ class TraceLink(Table):
     interval_us: float
 
     def make(self) -> Process:
-        """A new process."""
+        """Make the process."""
         return Trace(self.shares, self.interval_us)
 
 
 class Jitter(Table):
-    """Noise of the log of a call's time: what one call has for itself, and what drifts."""
+    """Noise of the log of a call's time: independent per call, and drift."""
 
     #: Robust standard deviation (1.4826 MAD); the shape is Student's t with 3 degrees of freedom.
     sigma: float = Field(default=0.03, ge=0, le=1)
@@ -81,7 +81,7 @@ class Jitter(Table):
 
 
 class Stragglers(Table):
-    """Ranks that come late: skew that the others spin away, which is no part of a call's time."""
+    """Late ranks: the others wait for them, which is skew and no part of a call's time."""
 
     probability: _Share = 0.05
     #: Median and log-normal width of a late rank's delay.
@@ -90,7 +90,7 @@ class Stragglers(Table):
 
 
 class VersionStep(Table):
-    """An update of NCCL or a driver: from then on algorithms take other times, for good."""
+    """An NCCL or driver update: from a moment on algorithms take other times."""
 
     #: When, in time of the job.
     after_us: _Positive
@@ -99,7 +99,7 @@ class VersionStep(Table):
 
 
 class Scenario(Table):
-    """What happens around calls."""
+    """Everything around the calls of jobs."""
 
     #: One line: what it stands for, and where its strengths come from.
     meaning: str
@@ -115,7 +115,7 @@ class Scenario(Table):
 
 
 def shipped_scenarios() -> list[str]:
-    """Names of the scenarios that ship."""
+    """Names of the built-in scenarios."""
     folder = resources.files("dynamiccl.simulator") / "scenarios"
     return sorted(
         p.name.removesuffix(_SUFFIX) for p in folder.iterdir() if p.name.endswith(_SUFFIX)
@@ -123,9 +123,9 @@ def shipped_scenarios() -> list[str]:
 
 
 def find_scenario(name_or_path: str) -> Scenario:
-    """A scenario that ships, or that a file holds.
+    """A built-in scenario by name, or one from a file.
 
-    Raises UnknownName, MissingPath for a path, and UserError for what is no scenario.
+    Raises UnknownName, MissingPath for a path, and UserError for an invalid scenario.
     """
     if not name_or_path.endswith(_SUFFIX):
         if name_or_path not in shipped_scenarios():

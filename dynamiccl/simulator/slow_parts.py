@@ -1,4 +1,4 @@
-"""Parts of a simulated cluster that are slow: a GPU, a NIC, a node, or what joins two nodes.
+"""Slow parts of a simulated cluster: a GPU, a NIC, a node, or the link between two nodes.
 
 A collective waits for the slowest of its ranks and links, so that one slow part slows every
 communicator that it is in by its whole factor, and no other. Stated factors, fitted to nothing.
@@ -39,16 +39,16 @@ class SlowPart(Table):
 
     @property
     def slows_inside(self) -> bool:
-        """Whether it slows what stays on a node."""
+        """Whether it slows transfers inside a node."""
         return self.kind in {"gpu", "node"}
 
     @property
     def slows_between(self) -> bool:
-        """Whether it slows what goes from node to node."""
+        """Whether it slows transfers between nodes."""
         return self.kind != "gpu"
 
     def is_in(self, ranks: Sequence[Place]) -> bool:
-        """Whether a communicator of these ranks needs it."""
+        """Whether a communicator of these ranks uses it."""
         nodes = {node for node, _ in ranks}
         if self.kind == "link":
             return {self.node, self.to_node} <= nodes

@@ -1,4 +1,4 @@
-"""A simulated system, as the rest of the simulator sees it: what NCCL would do, what it takes."""
+"""The interface of a simulated system: what NCCL runs, and how long it takes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What is fixed when a process starts, AutoCCL's NT and T; None leaves it to NCCL."""
+    """Settings fixed when a process starts (AutoCCL's NT and T); None leaves it to NCCL."""
 
     num_threads: int | None = None
     transport: Transport | None = None
@@ -41,11 +41,11 @@ class System(Protocol):
 
     @property
     def name(self) -> str:
-        """As in the `system` column."""
+        """Value of the `system` column."""
 
     @property
     def environment(self) -> Mapping[str, Any]:
-        """Facts of the machines, as measurement columns."""
+        """Environment columns of the machines."""
 
     @property
     def nccl_version(self) -> NcclVersion:
@@ -57,13 +57,13 @@ class System(Protocol):
 
     @property
     def contention(self) -> Contention:
-        """What a call and compute on the same GPU do to each other."""
+        """Mutual slowdown of a call and compute on the same GPU."""
 
     def groups(self) -> Sequence[Group]:
-        """Shapes of communicators that are known, smallest first."""
+        """Known communicator shapes, smallest first."""
 
     def collectives(self) -> Sequence[Collective]:
-        """Collectives that are known."""
+        """Known collectives."""
 
     def cells(
         self, group: Group, collective: Collective
@@ -71,7 +71,7 @@ class System(Protocol):
         """The (algorithm, protocol) pairs that NCCL has, in the order of its cost table."""
 
     def cost_table(self, call: Call) -> npt.NDArray[np.float32]:
-        """What NCCL hands to a tuner: (7 algorithms, 3 protocols) in us, -1 = not available."""
+        """The table passed to a tuner: (7 algorithms, 3 protocols) us, -1 = unavailable."""
 
     def lines(self, group: Group) -> Mapping[Cell, Line]:
         """Latency and bandwidth of every cell, as NCCL logs them once for each communicator."""
@@ -88,4 +88,4 @@ class System(Protocol):
         """
 
     def parts(self, call: Call, config: Config, launch: Launch = UNTOUCHED) -> Parts:
-        """What the call takes under `config`; raises KeyError for a cell that NCCL lacks."""
+        """The time of a call under `config`, in parts; raises KeyError for a missing cell."""

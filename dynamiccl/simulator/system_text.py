@@ -1,4 +1,4 @@
-"""The text of a system file: what `fit-simulator` writes, laid out for people."""
+"""Writes a system file as readable TOML, as `fit-simulator` does."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ _TABLES = ("environment", "nccl", "links", "threads", "chunks", "compute", "fit"
 
 
 def system_text(file: SystemFile, *, head: str = "") -> str:
-    """The file as TOML; `head` stands above it as a comment. Reading it gives the same file."""
+    """The file as TOML; `head` is a comment on top. Loading it gives an equal file."""
     lines = [f"# {line}".rstrip() for line in head.splitlines()]
     lines += [""] if head else []
     lines += [f"{key} = {_value(value)}" for key, value in _plain(file)]
@@ -40,7 +40,7 @@ def _entries(table: Any) -> Iterator[str]:
     if isinstance(table, BaseModel):
         given = table.model_dump(exclude_defaults=True)
         pairs = {key: getattr(table, key) for key in given}
-        # A number whose value is the default's still has an origin of its own.
+        # A parameter equal to the default is written too: its origin may differ.
         pairs |= {
             key: value
             for key in table.model_fields_set

@@ -1,4 +1,4 @@
-"""The simulated systems that ship, by name, and those in files that `fit-simulator` wrote."""
+"""The simulated systems: built-in ones by name, and those in files of `fit-simulator`."""
 
 from collections.abc import Callable, Mapping
 from importlib import resources
@@ -26,7 +26,7 @@ PARAMETRIC: Final = tuple(
 
 
 def shipped_file(name: str) -> SystemFile:
-    """The description of a shipped parametric system. Raises UnknownName with the choices."""
+    """The description of a built-in parametric system. Raises UnknownName with the choices."""
     if name not in PARAMETRIC:
         raise UnknownName("parametric system", name, PARAMETRIC)
     where = f"{name}{_SUFFIX}"

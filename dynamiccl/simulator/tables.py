@@ -1,4 +1,4 @@
-"""What the simulator has of H100 nodes: NCCL's model of them, and tables of what was measured."""
+"""Tables of H100 nodes: NCCL's cost model of them, and measured figures."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ NCCL_VERSION: Final = NcclVersion(2, 27, 5)
 
 
 def read_csv(name: str) -> list[dict[str, str]]:
-    """Rows of a table that lies beside this module."""
+    """Rows of a CSV file beside this module."""
     text = resources.files("dynamiccl.simulator").joinpath(name).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 
@@ -36,5 +36,5 @@ def default_model(num_channels: int | None = None) -> CostModel:
 
 @cache
 def lines() -> Mapping[Group, Mapping[Cell, Line]]:
-    """NCCL's model by group, before corrections by size."""
+    """NCCL's lines by group, before corrections by size."""
     return {group: default_model().lines(group) for group in groups()}

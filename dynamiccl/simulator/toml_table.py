@@ -1,4 +1,4 @@
-"""A table of a file that a person writes, and names in it that must be among known ones."""
+"""Helpers for TOML files: strict tables, names checked against a registry, TOML output."""
 
 import json
 import re
@@ -14,13 +14,13 @@ _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class Table(BaseModel):
-    """Refuses unknown keys, NaN and infinities; never changes."""
+    """A frozen model that refuses unknown keys, NaN and infinities."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def one_of(what: str, choices: Collection[str]) -> AfterValidator:
-    """Takes a name of a registry; the error lists what is in it."""
+    """A validator for names of a registry; its error lists them."""
 
     def check(name: str) -> str:
         if name not in choices:
@@ -31,7 +31,7 @@ def one_of(what: str, choices: Collection[str]) -> AfterValidator:
 
 
 def toml_value(value: object, *, number: Callable[[float], str] = repr) -> str:
-    """A value as TOML: text, numbers, truth, lists and inline tables of them.
+    """A value as TOML: text, numbers, booleans, lists and inline tables.
 
     >>> toml_value({"sizes": [1, "4K"], "quiet": True})
     '{ sizes = [1, "4K"], quiet = true }'

@@ -1,4 +1,4 @@
-"""What jobs call: training loops as an endless circle of collectives with compute between them.
+"""Workloads: training loops as an endless cycle of collectives with compute between them.
 
 A workload is made for a group shape, say 4 nodes of 8 GPUs, and calls on several communicators of
 it: all ranks, the GPUs of one node (`node`), one GPU of each node (`across`). Pipeline and
@@ -27,7 +27,7 @@ _FIRST_BUCKET_BYTES: Final = _MIB
 
 @dataclass(frozen=True, slots=True)
 class WorkCall:
-    """One collective of a loop."""
+    """One collective of an iteration."""
 
     group: Group
     collective: Collective
@@ -41,7 +41,7 @@ class WorkCall:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """An iteration, played over and over."""
+    """One iteration, repeated."""
 
     name: str
     calls: tuple[WorkCall, ...]

@@ -1,4 +1,4 @@
-"""Jobs in a simulated world: a system, a workload's calls, and a scenario around them.
+"""Simulated jobs: a system, a workload's calls, and a scenario around them.
 
 Everything that a config can come to is computed once, as arrays over task keys and configs; a step
 of N jobs is then a handful of look-ups and does not depend on how long the workload is.
@@ -29,8 +29,8 @@ _ABSTAIN_ACTION: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """What N calls came to."""
+class CallResults:
+    """The results of N calls."""
 
     key: Int64Array  # (N,)
     action: Int64Array  # (N,)
@@ -46,7 +46,7 @@ class Ran:
 
 
 class World:
-    """Times of every config on every task key, by parts, and the course of the calls."""
+    """Times of every config for every task key, in parts, and the sequence of calls."""
 
     def __init__(
         self,
@@ -108,18 +108,18 @@ class World:
 
     @cached_property
     def mask(self) -> npt.NDArray[np.bool_]:
-        """(K, A) which configs NCCL has."""
+        """(K, A) configs that NCCL has."""
         return self.algorithm >= 0
 
     @cached_property
     def quiet_us(self) -> Float64Array:
-        """(K, A) times when nothing disturbs; NaN where NCCL lacks the config."""
+        """(K, A) us without interference; NaN where NCCL lacks the config."""
         found: Float64Array = self.fixed_us + np.maximum(self.intra_us, self.inter_us)
         return found
 
     @cached_property
     def nominal_us(self) -> Float64Array:
-        """(L,) from a call of a job to its next, under NCCL's own choices in quiet."""
+        """(L,) us from each call to the next, with NCCL's own choices and no interference."""
         calls_us = self.quiet_us[self.order, _ABSTAIN_ACTION]
         # The compute beside a call has to end, too.
         found: Float64Array = self.before_us + np.maximum(calls_us, self.beside_us)
@@ -142,7 +142,7 @@ class World:
     def times_us(
         self, key: Int64Array, intra: Float64Array, inter: Float64Array, host: Float64Array
     ) -> Float64Array:
-        """(N, A) true times of every config under slowdowns (N,): what an oracle looks at."""
+        """(N, A) true us of every config under slowdowns (N,), for an oracle."""
         moving = np.maximum(
             self.intra_us[key] * intra[:, None], self.inter_us[key] * inter[:, None]
         )
@@ -151,15 +151,15 @@ class World:
         return found
 
     def jobs(self, num_jobs: int, seed: int) -> "Jobs":
-        """N jobs, each at a place of its own in the workload."""
+        """N jobs, each starting at a random place of the workload."""
         return Jobs(self, num_jobs, seed)
 
 
 class Jobs:
-    """N jobs that call, one call of each a step."""
+    """N jobs that run one call each per step."""
 
     def __init__(self, world: World, num_jobs: int, seed: int) -> None:
-        """Begin: nothing has run yet. Equal seeds meet equal surroundings and noise."""
+        """Start; equal seeds give equal interference and noise."""
         self.world = world
         scenario = world.scenario
         draw_start, self._draw_noise, self._draw_skew, *draw_links = (
@@ -189,7 +189,7 @@ class Jobs:
         return len(self._job)
 
     def _move(self) -> None:
-        """Let time pass up to the next calls."""
+        """Advance time to the next calls."""
         world = self.world
         self.place = self._place
         #: (N,) the task keys of the calls that come next.
@@ -205,8 +205,8 @@ class Jobs:
         self._elapsed_us = world.nominal_us[self._place]
         self._clock_us = self._clock_us + self._elapsed_us
 
-    def step(self, action: Int64Array) -> Ran:
-        """Run the next call of every job under `action` (N,), and go on to the one after it."""
+    def step(self, action: Int64Array) -> CallResults:
+        """Run the next call of every job under `action` (N,), and advance."""
         world, key = self.world, self.key
         cell = key * len(world.configs) + action
         fixed_us, intra_us, inter_us, host_share = (part.take(cell) for part in self._flat)
@@ -230,7 +230,7 @@ class Jobs:
         skew_us = self._noise.skew_us(self._draw_skew)
         self._place = (self._place + 1) % len(world.order)
         self._move()
-        return Ran(key, action, true_us, true_us * noise, skew_us, changed, lasted_us)
+        return CallResults(key, action, true_us, true_us * noise, skew_us, changed, lasted_us)
 
     def _lasted_us(self, cell: Int64Array, call_us: Float64Array) -> Float64Array:
         """(N,) from the compute before the calls to the end of all (contention.py says how)."""
@@ -252,7 +252,7 @@ class Jobs:
         return lasted
 
     def oracle_us(self) -> Float64Array:
-        """(N, A) what the next calls would truly take under every config, changes left out."""
+        """(N, A) true us of the next calls under every config, without switching costs."""
         world = self.world
         times = world.times_us(self.key, self.intra, self.inter, self.host)
         times *= self._felt[:, None]

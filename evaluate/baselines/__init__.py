@@ -1,1 +1,1 @@
-"""Strong simple policies: what a learned one has to beat, on the same training bins."""
+"""Simple policies that a learned one has to beat, fitted to the same training bins."""

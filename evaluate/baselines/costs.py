@@ -1,4 +1,4 @@
-"""NCCL's own cost model, corrected by what it was off where somebody measured.
+"""NCCL's own cost model, corrected by its residuals at measured points.
 
 T tasks, A actions
 """
@@ -24,7 +24,7 @@ _WEIGHT: Final = np.array([100.0, 100.0, 1.0])
 
 
 class CostTimesResidual(Predictor):
-    """NCCL's cost of a config times what it was off at the nearest measured shape and size.
+    """NCCL's cost of a config times its residual at the nearest measured shape and size.
 
     It says something of shapes that nobody measured, where NCCL's costs of them are known.
     """
@@ -53,7 +53,7 @@ class CostTimesResidual(Predictor):
         return told
 
     def _expected(self, grid: TaskGrid) -> npt.NDArray[np.float64]:
-        """(T, A) ln of NCCL's cost; NaN where it is not known."""
+        """(T, A) ln of NCCL's cost; NaN where unknown."""
         costs = log_costs(grid.tasks, self._costs).astype(np.float64)
         costs[costs == 0.0] = np.inf
         cells = np.arange(costs.shape[1])
@@ -69,7 +69,7 @@ class CostTimesResidual(Predictor):
         return np.where(np.isfinite(found), found, np.nan)
 
     def predict(self, grid: TaskGrid) -> npt.NDArray[np.float64]:
-        """(T, A) ln of time over NCCL's default; inf = not known, but 0 of the default itself."""
+        """(T, A) ln(time / NCCL's default); inf = unknown, 0 of the default itself."""
         predicted, places, expected = unknown(grid), self._places(grid), self._expected(grid)
         for key, rows in rows_by_family(grid.tasks, _FAMILY).items():
             mine = self._families.get(key)

@@ -1,4 +1,4 @@
-"""Tasks of different sizes that belong together."""
+"""Groups tasks that differ in size only."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -27,6 +27,6 @@ POOL: Final = ("system", "collective")
 def rows_by_family(
     tasks: pl.DataFrame, family: Sequence[str] = FAMILY
 ) -> dict[tuple[object, ...], npt.NDArray[np.int64]]:
-    """Family -> the rows of its tasks, in order."""
+    """Family -> row numbers of its tasks, in order."""
     grouped = tasks.select(family).with_row_index("row").group_by(family, maintain_order=True)
     return {key: part["row"].to_numpy().astype(np.int64) for key, part in grouped}

@@ -1,4 +1,4 @@
-"""Searchers: no model, no data set; they try configs on the very task, and what they try counts.
+"""Online searches as baselines: without model or data, they probe configs of the test task.
 
 A probe is one measured time of a cell, drawn from its independent repeats. Reports give the regret
 of the config that a searcher ends with, and beside it the probes of a task that it took to get
@@ -27,7 +27,7 @@ _KEY: Final = 0
 
 
 class Prober:
-    """Measures configs of one task, again and again; each draw is a probe."""
+    """Measures configs of one task; each draw counts as a probe."""
 
     def __init__(self, grid: TaskGrid, task: int, random: np.random.Generator) -> None:
         """Measure the task of row `task`."""
@@ -37,21 +37,21 @@ class Prober:
         self._random = random
 
     def time_us(self, action: int) -> float:
-        """One measured time."""
+        """One measured time in us."""
         self.count += 1
         samples = self._samples[action]
         return float(samples[int(self._random.random() * len(samples))])
 
 
 class _Searcher(ABC):
-    """Searches every task of a grid on its own, with one stream of random numbers a task."""
+    """Searches every task of a grid separately, with a random stream for each."""
 
     name: str
     #: (T,) of the grid that was last searched.
     probes: npt.NDArray[np.int64]
 
     def choose(self, grid: TaskGrid) -> Actions:
-        """What the search of each task ends with."""
+        """The final action of each task's search."""
         chosen: Actions = np.empty(grid.tasks.height, dtype=np.int64)
         self.probes = np.zeros(grid.tasks.height, dtype=np.int64)
         for task in range(grid.tasks.height):
@@ -62,7 +62,7 @@ class _Searcher(ABC):
 
     @abstractmethod
     def _search(self, prober: Prober, random: np.random.Generator) -> int:
-        """The action that the search of one task ends with."""
+        """The final action of one task's search."""
 
 
 class Ucb1(_Searcher):
@@ -76,7 +76,7 @@ class Ucb1(_Searcher):
     SETTINGS: Final = (0.02, 0.1, 0.5)
 
     def __init__(self, setting: float = SETTINGS[1]) -> None:
-        """Set the scale."""
+        """`setting`: the scale of the bound."""
         self._scale = setting
 
     def _search(
@@ -96,14 +96,14 @@ class Ucb1(_Searcher):
 
 
 class EpsilonGreedy(_Searcher):
-    """The best so far, and now and then any; every config once before."""
+    """The fastest so far, and sometimes a random one; every config once before."""
 
     name = "epsilon-greedy"
     #: Shares of random calls.
     SETTINGS: Final = (0.05, 0.2, 0.5)
 
     def __init__(self, catalogue: Catalogue, setting: float = SETTINGS[1]) -> None:
-        """Set the share."""
+        """`setting`: the share of random probes."""
         self._choices = [Choice(config) for config in catalogue.configs]
         self._epsilon = setting
 
@@ -141,7 +141,7 @@ class CoordinateDescent(_Searcher):
 
 
 def _drive(tuner: Tuner, prober: Prober, most: int | None) -> int:
-    """Probe what a tuner asks for until it has converged, or so often; what it ends with."""
+    """Run a tuner until it has converged, or for `most` probes; returns its final action."""
     while tuner.state(_KEY) is not State.CONVERGED and (most is None or prober.count < most):
         action = tuner.ask(_KEY)
         tuner.tell(_KEY, prober.time_us(action), action)

@@ -1,4 +1,4 @@
-"""Settings of a baseline, picked on the validation bins as a recipe's are."""
+"""Selects the settings of a baseline on the validation bins."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -37,7 +37,7 @@ class Picked:
         self.setting_of = {system: settings[i] for system, i in self._of_system.items()}
 
     def choose(self, grid: TaskGrid) -> Actions:
-        """What the policy of each task's system chooses."""
+        """The actions of each task's selected policy."""
         systems = grid.tasks["system"].to_list()
         picked = np.array([self._of_system.get(str(s), self._of_others) for s in systems])
         chosen: Actions = np.empty(len(picked), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Predict the time of every config, and take the least: no reinforcement in it.
+"""Baselines by regression: predict the time of every config, and take the smallest.
 
 What is predicted is ln(time / NCCL's default) of a config, so that 0 is the default and the
 families have one scale.
@@ -44,7 +44,7 @@ NAMES: Final = (
 
 
 class GradientBoosting(Predictor):
-    """Boosted trees over task and config, and their least prediction.
+    """Boosted trees over task and config; takes the smallest prediction.
 
     Histogram-based boosting of scikit-learn (after LightGBM), with names as categories.
     """
@@ -77,7 +77,7 @@ class GradientBoosting(Predictor):
         self._model.fit(self._encoder.encode(training.tasks, rows, actions), _target(training))
 
     def predict(self, grid: TaskGrid) -> Float64Array:
-        """(T, A) ln of time over NCCL's default; inf where it was not measured."""
+        """(T, A) ln(time / NCCL's default); inf where not measured."""
         rows, actions = np.nonzero(_forced(grid))
         predicted = unknown(grid)
         if len(rows):
@@ -112,7 +112,7 @@ class DecisionTree:
         self._model.fit(self._rows(training), best)
 
     def choose(self, grid: TaskGrid) -> Actions:
-        """The likeliest config among those measured; NCCL's default where none of them is."""
+        """The likeliest measured config; NCCL's default where none is measured."""
         share = np.zeros(grid.times_us.shape)
         share[:, self._model.classes_] = self._model.predict_proba(self._rows(grid))
         share[~grid.mask] = 0.0
@@ -125,7 +125,7 @@ class DecisionTree:
 
 
 class _Encoder:
-    """(task, config) as a row of numbers; names as codes of what training had.
+    """Rows of numbers for (task, config); names as integer codes of the training data.
 
     What is not known of any row of the fit, the tasks `rows` with the configs `actions`, is left
     out: the catalogue may hold knobs that training never set.

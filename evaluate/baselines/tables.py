@@ -14,16 +14,16 @@ from dynamiccl.evaluate.policies import Actions, NcclDefault
 
 
 class Predictor(ABC):
-    """A policy that predicts the time of every action, and takes the least."""
+    """A policy that predicts the time of every action, and takes the smallest."""
 
     name: str
 
     @abstractmethod
     def predict(self, grid: TaskGrid) -> npt.NDArray[np.float64]:
-        """(T, A) ln of time over NCCL's default; inf = not known, but 0 of the default itself."""
+        """(T, A) ln(time / NCCL's default); inf = unknown, 0 of the default itself."""
 
     def choose(self, grid: TaskGrid) -> Actions:
-        """Among what was measured; NCCL's default where nothing is predicted to be below it."""
+        """The action with the smallest prediction; NCCL's default where none is below it."""
         return least(self.predict(grid), grid)
 
 
@@ -76,7 +76,7 @@ class NearestNeighbours(Predictor):
         self._families = rows_by_family(training.tasks)
 
     def predict(self, grid: TaskGrid) -> npt.NDArray[np.float64]:
-        """(T, A) ln of time over NCCL's default; inf = not known, but 0 of the default itself."""
+        """(T, A) ln(time / NCCL's default); inf = unknown, 0 of the default."""
         predicted = unknown(grid)
         log_size = np.log2(grid.tasks["size_bytes"].to_numpy())
         for key, rows in rows_by_family(grid.tasks).items():
@@ -103,7 +103,7 @@ class NearestSize(NearestNeighbours):
 
 
 class Interpolated(Predictor):
-    """The config of the least time, each interpolated in log time between its training sizes."""
+    """The fastest config, with times interpolated (log-log) between training sizes."""
 
     name = "interpolated"
 
@@ -114,7 +114,7 @@ class Interpolated(Predictor):
         self._families = rows_by_family(training.tasks)
 
     def predict(self, grid: TaskGrid) -> npt.NDArray[np.float64]:
-        """(T, A) ln of time over NCCL's default; inf = not known, but 0 of the default itself."""
+        """(T, A) ln(time / NCCL's default); inf = unknown, 0 of the default."""
         predicted = unknown(grid)
         log_size = np.log2(grid.tasks["size_bytes"].to_numpy())
         for key, rows in rows_by_family(grid.tasks).items():
@@ -133,7 +133,7 @@ class Interpolated(Predictor):
 
 
 class FiveBins:
-    """The raw best row of each of five bins of sizes: what NVIDIA's script does.
+    """The fastest row in each of five size ranges, as NVIDIA's script does.
 
     Bins and rule of `ext-tuner/example/scripts/optimize_config.py` (v2.28.9-1, ConfigOptimizer with
     its own size ranges): of all rows of a bin the one with the least latency wins, whatever size it
@@ -172,13 +172,13 @@ class FiveBins:
 
 
 def unknown(grid: TaskGrid) -> npt.NDArray[np.float64]:
-    """(T, A) predictions where nothing is known: 0 of NCCL's default, inf of all others."""
+    """(T, A) predictions without information: 0 of NCCL's default, inf of all others."""
     predicted = np.full(grid.times_us.shape, np.inf)
     predicted[:, ABSTAIN_ACTION] = 0.0
     return predicted
 
 
 def least(predicted: npt.NDArray[np.float64], grid: TaskGrid) -> Actions:
-    """(T,) the measured action with the least prediction; the default of equals."""
+    """(T,) the measured action with the smallest prediction; the default on ties."""
     chosen: Actions = np.argmin(np.where(grid.mask, predicted, np.inf), axis=1).astype(np.int64)
     return chosen

@@ -1,1 +1,1 @@
-"""Commands of `dynamiccl-evaluate` that take more than a screen."""
+"""Commands of `dynamiccl-evaluate` with a file of their own."""

@@ -1,4 +1,4 @@
-"""`dynamiccl-evaluate compare`: what an upgrade changed, from a sweep before and one after."""
+"""`dynamiccl-evaluate compare`: differences between a sweep before and one after an upgrade."""
 
 from pathlib import Path
 from typing import Annotated
@@ -28,7 +28,7 @@ def compare_command(
     ] = 0.01,
     as_json: Json = False,
 ) -> None:
-    """Say what got slower or faster beyond the noise, and whether NCCL's own choice is the reason.
+    """List what got slower or faster beyond noise, and whether NCCL's choice is the reason.
 
     Exit code 1 when anything got slower. Two sweeps of one file, before and after an NCCL upgrade,
     a firmware, a cable; three cycles or more of each.

@@ -1,4 +1,4 @@
-"""`dynamiccl-evaluate explain`: what a policy thinks of each config, and why it acts or not."""
+"""`dynamiccl-evaluate explain`: a policy's prediction for each config, and why it acts or not."""
 
 from typing import Annotated
 
@@ -38,10 +38,10 @@ def explain_command(
     except ValueError as error:
         raise UserError(f"--size: {error}") from error
     wanted = Collective.parse(collective, where="--collective")
-    from dynamiccl.evaluate.explain import Asked, explain, verdict_text
+    from dynamiccl.evaluate.explain import Query, explain, verdict_text
     from dynamiccl.train.tracking import policy_directory
 
-    asked = Asked(wanted, size_bytes, nodes, ranks, system)
+    asked = Query(wanted, size_bytes, nodes, ranks, system)
     found = explain(policy_directory(policy, tracking_uri), asked)
     if as_json:
         cli.print_json(found.to_json())

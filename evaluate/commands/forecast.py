@@ -1,4 +1,4 @@
-"""`dynamiccl-evaluate forecast`: is there anything in it for a job, by its own trace."""
+"""`dynamiccl-evaluate forecast`: what a job would gain, from its own trace."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -59,7 +59,7 @@ def forecast_command(
     ] = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
-    """Say what a job would gain under a policy or the best table, from its trace alone.
+    """Forecast what a job would gain under a policy or the best table, from its trace.
 
     The verdict is gain, nothing or cannot-tell; exit code 0 for all three.
 
@@ -73,10 +73,10 @@ def forecast_command(
         )
     groups = [cli.parse_group(text) for text in group or []]
     _check(data, plan)
-    from dynamiccl.evaluate.forecast.asked import Asked, look_ahead
+    from dynamiccl.evaluate.forecast.asked import ForecastInputs, look_ahead
     from dynamiccl.evaluate.forecast.shown import sweep_for, to_json, write
 
-    asked = Asked(data, system, policy, tracking_uri, groups, ranks_per_node, least)
+    asked = ForecastInputs(data, system, policy, tracking_uri, groups, ranks_per_node, least)
     with stderr.status("reading traces"):
         found = look_ahead(traces, asked)
     page = None if out is None else write(found, [str(path) for path in traces], out)
@@ -98,7 +98,7 @@ def forecast_command(
 
 
 def _check(data: Path | None, plan: Path | None) -> None:
-    """Before the heavy imports: a typo should not take seconds to be told."""
+    """Check the options before the slow imports."""
     from dynamiccl.collect.planning.fresh import check_target
     from dynamiccl.datasets.store import part_paths
 

@@ -1,4 +1,4 @@
-"""`dynamiccl-evaluate gate`: what of a policy may be deployed, and the sweep that tells."""
+"""`dynamiccl-evaluate gate`: which bins of a policy may be deployed, and the sweep to find out."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +52,7 @@ def gate_command(
     ] = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
-    """Let through what fresh runs show to beat NCCL's default; everything else abstains.
+    """Allow bins where fresh runs show a gain over NCCL's default; all others abstain.
 
     With --plan FRESH.toml it writes the sweep of these fresh runs: only where the policy acts, only
     its config and the default, so often as the gate's test needs.
@@ -85,7 +85,7 @@ def gate_command(
 
 @dataclass(frozen=True, slots=True)
 class Gating:
-    """Which policy, and at which false discovery rate."""
+    """The policy to gate, and the false discovery rate."""
 
     policy: str
     tracking_uri: str

@@ -1,4 +1,4 @@
-"""`dynamiccl-evaluate upgrade`: what another NCCL release would choose otherwise."""
+"""`dynamiccl-evaluate upgrade`: calls for which another NCCL release would choose differently."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -62,10 +62,10 @@ def upgrade_command(
     ] = 0.15,
     as_json: Json = False,
 ) -> None:
-    """Say where NCCL's own cost model decides otherwise in another release, and at what cost.
+    """Show where another NCCL release's cost model decides differently, and the cost.
 
-    Exit code 1 when something would get slower. Asked are the calls of a job, or all collectives
-    and groups of the system at half-octave sizes.
+    Exit code 1 when something would get slower. Compared are the calls of a job, or else all
+    collectives and groups of the system at half-octave sizes.
 
     Example: dynamiccl-evaluate upgrade --from 2.27.5 --to 2.29.7 --system h100-ib --nodes 4
     --ranks-per-node 8
@@ -129,7 +129,7 @@ def _points(
     nodes: list[int],
     ranks_per_node: list[int],
 ) -> "Points":
-    """Those of a job's calls, of the groups that are named, or of all groups of the system."""
+    """The points to ask about: a job's calls, the named groups, or all groups of the system."""
     from dynamiccl.evaluate.upgrade.points import called, grid
     from dynamiccl.simulator.group import Group
 

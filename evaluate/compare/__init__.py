@@ -1,1 +1,1 @@
-"""Two sweeps of one machine against each other: what got slower or faster, and through what."""
+"""Compares two sweeps of one machine: what got slower or faster, and why."""

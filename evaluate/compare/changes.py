@@ -1,14 +1,16 @@
-"""Whether anything changed, and then which cells and which stretches of sizes of one config.
+"""Statistical tests for changes between two sweeps: overall, by cell, by range of sizes.
 
-First it is asked whether there is any change: the median of all cells, between runs; more slower,
-or more faster, cells than permuted runs give (a likelihood ratio of a few shifted cells against
-none: Donoho and Jin 2004, "Higher criticism for detecting sparse heterogeneous mixtures", compare
-such tests); any stretch. All four together are wrong in one pair of like sweeps in a hundred. Only
-where something changed are cells and stretches listed, by Benjamini and Hochberg's procedure, which
-holds the share of false ones.
+A cell is one task under one config; a stretch is a range of neighbouring sizes of one config.
 
-A cell is judged beyond the common change by a moderated t-test (judging.py), a stretch by the runs'
-means over it, so that noise that its cells share is counted.
+Four tests decide whether there is any change: the median of all cells between runs; more slower
+cells, and more faster cells, than permuted runs give (likelihood ratio of a few shifted cells
+against none; Donoho and Jin 2004, "Higher criticism for detecting sparse heterogeneous mixtures",
+compare such tests); any stretch. Together they give a false alarm in one of a hundred pairs of
+equal sweeps. Only if there is a change are cells and stretches listed, with the false discovery
+rate controlled (Benjamini and Hochberg).
+
+A cell's own change, beyond the common one, is tested by a moderated t-test (judging.py), a
+stretch's by its mean in each run, so that noise common to its cells counts.
 """
 
 from collections.abc import Sequence
@@ -32,22 +34,22 @@ from dynamiccl.evaluate.compare.paired import LIKE, LINE, Paired
 from dynamiccl.evaluate.gate.evidence import passing
 
 Floats = npt.NDArray[np.float64]
-#: Where the sizes of a config are cut into stretches: latency, between, bandwidth.
+#: Sizes in bytes between stretches: latency-bound, intermediate, bandwidth-bound.
 _BOUNDS: Final = (1 << 16, 1 << 22)
 _LEAST_SIZES: Final = 3
-#: How many spreads from its side's median a time still counts.
+#: Times further from their side's median, in spreads, are not counted.
 _COUNTED: Final = 4.0
-#: A cell is noisier than its like where so few of its like would be as noisy.
+#: A cell is too noisy if the probability of its noise among similar cells is below this.
 _NOISY: Final = 0.05
 _TINY: Final = 1e-12
-#: At which each of the four questions is answered; 0.01 together.
+#: Significance levels of the four tests; 0.01 together.
 _SLOWER_LEVEL: Final = 0.004
 _LEVEL: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change as a fraction of the old time, above 0 slower, with its 95 % interval."""
+    """A change as a fraction of the old time (> 0: slower), with its 95 % interval."""
 
     mean: float
     low: float
@@ -58,7 +60,7 @@ class Change:
 
     @classmethod
     def of(cls, logs: float, error: float, freedom: float, against: float) -> "Change":
-        """From a difference of log times; `p` against a difference of `against`."""
+        """A change from a difference of log times; `p` tests a difference of `against`."""
         half = float(stats.t.ppf(0.975, freedom)) * error
         p = 2.0 * float(stats.t.sf(abs(logs - against) / error, freedom)) if error > 0 else 1.0
         mean, low, high = (float(np.expm1(x)) for x in (logs, logs - half, logs + half))
@@ -66,7 +68,7 @@ class Change:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The change as text."""
         return f"{self.mean:+.1%} ({self.low:+.1%} to {self.high:+.1%})"
 
 
@@ -85,7 +87,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What changed from the old sweep to the new."""
+    """All changes from the old sweep to the new."""
 
     common: Change
     #: Whether the common change is beyond what runs differ by.
@@ -151,7 +153,7 @@ def find_changes(paired: Paired, q: float = 0.05, least: float = 0.01) -> Change
 
 
 def _common(paired: Paired) -> Change:
-    """The median change of all cells, judged by how far runs of one sweep differ."""
+    """The median change of all cells, tested against the difference between runs."""
     differences = np.nanmean(paired.new.winsorised, axis=1) - np.nanmean(
         paired.old.winsorised, axis=1
     )
@@ -173,7 +175,7 @@ def _welch(one: Floats, other: Floats) -> tuple[float, float, float]:
 
 
 def _cells(paired: Paired, scales: Scales, shift: float) -> list[Change]:
-    """One for each cell; one that is much noisier than its like goes by its own noise alone."""
+    """The change of each cell; very noisy cells use their own noise only."""
     found, errors, freedom = judge(paired.old.raw, paired.new.raw, scales)
     all_count = replace(scales, limit=np.full(len(found), np.inf), freedom=0.0)
     _, raw_errors, own = judge(paired.old.raw, paired.new.raw, all_count)
@@ -255,7 +257,7 @@ def _stretches(paired: Paired, scales: Scales, shift: float) -> list[Stretch]:
 
 
 def _run_means(paired: Paired, rows: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """The mean over some cells of each run, of the old sweep and of the new: (runs,) each."""
+    """(runs,) means over some cells, of the old sweep and of the new."""
     old, new = (side.winsorised[rows] for side in (paired.old, paired.new))
     centre = np.nanmean(old, axis=1, keepdims=True)
     means = [np.nanmean(side - centre, axis=0) for side in (old, new)]
@@ -268,8 +270,8 @@ def _stretch_errors(
 ) -> tuple[Floats, Floats]:
     """Standard errors and degrees of freedom of stretches, (stretches,) each.
 
-    `by_run`: the means of each stretch's runs, old and new; `spreads`: by how much differences of
-    its cells scatter by chance, (cells,) each, once its own change is taken out.
+    `by_run`: the means of each stretch's runs, old and new; `spreads`: standard deviations of its
+    cells' differences, (cells,) each, once its own change is taken out.
     """
     scale = np.array([1.0 / len(old) + 1.0 / len(new) for old, new in by_run])
     freedom = np.array([len(old) + len(new) - 2.0 for old, new in by_run])

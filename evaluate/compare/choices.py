@@ -1,4 +1,4 @@
-"""Whether NCCL chooses otherwise, or the same config got slower; and what brings the time back."""
+"""Whether NCCL chooses differently or a config got slower, and which config restores the time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ def find_choices(
 
 
 def why(choice: Choice, changes: Changes) -> str:
-    """In words: what made the time of NCCL's own choice what it is now."""
+    """A sentence on what changed the time of NCCL's own choice."""
     configs = (
         f"{choice.old} before, {choice.new} now" if choice.is_other else f"{choice.new or '?'}"
     )
@@ -91,7 +91,7 @@ def _slower(changes: Changes) -> set[int]:
 
 
 def _chosen(frame: pl.DataFrame) -> dict[tuple[object, ...], str]:
-    """Task -> what NCCL ran by itself, where all runs that say it agree."""
+    """Task -> the config that NCCL chose, where all runs that tell agree."""
     rows = usable(comparable(quiet(frame))).filter("is_default").drop_nulls("actual_algorithm")
     channels = pl.col("actual_num_channels").cast(pl.Utf8).fill_null("?")
     name = pl.format("{}/{}/{}ch", "actual_algorithm", "actual_protocol", channels)
@@ -100,7 +100,7 @@ def _chosen(frame: pl.DataFrame) -> dict[tuple[object, ...], str]:
 
 
 def _row_of(name: str | None, forced: Sequence[Mapping[str, Any]]) -> int | None:
-    """The cell in which that algorithm and protocol were asked for, channels left to NCCL first."""
+    """Index of the cell that requests an algorithm and protocol, preferably with AUTO channels."""
     if name is None:
         return None
     algorithm, protocol, channels = name.split("/")
@@ -116,7 +116,7 @@ def _row_of(name: str | None, forced: Sequence[Mapping[str, Any]]) -> int | None
 
 
 def _restoring(forced: Sequence[Mapping[str, Any]], logs: Any, most: float) -> str | None:
-    """The fastest config of now that takes at most `most` (ln of us)."""
+    """The fastest config now that takes at most `most` (ln us), or None."""
     if not forced:
         return None
     best = min(forced, key=lambda row: float(logs[row["cell"]]))
@@ -124,7 +124,7 @@ def _restoring(forced: Sequence[Mapping[str, Any]], logs: Any, most: float) -> s
 
 
 def config_name(row: Mapping[str, Any]) -> str:
-    """What was asked for, as people write it; NCCL's own choice by that name.
+    """The requested config as text, or the name of NCCL's own choice.
 
     >>> config_name({"is_default": False, "requested_algorithm": "Ring",
     ...     "requested_protocol": "LL", "requested_num_channels": 8, "requested_chunk_bytes": None})

@@ -1,4 +1,4 @@
-"""Changes by size: a panel each collective, a mark each cell."""
+"""Plot of changes by size: a panel for each collective, a marker for each cell."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -11,7 +11,7 @@ _SLOWER, _FASTER, _SAME = "#b3261e", "#1b6e3c", "#8a94a3"
 
 
 def changes_by_size(paired: Paired, changes: Changes) -> str:
-    """Change in per cent over message size; what changed beyond chance is a full mark."""
+    """Change in per cent over message size, as SVG; filled markers are significant."""
     collectives = paired.cells["collective"].unique().sort().to_list()
     figure = Figure(figsize=(9.0, 0.6 + 2.3 * len(collectives)), layout="constrained")
     panels = figure.subplots(len(collectives), 1, sharex=True, squeeze=False)[:, 0]

@@ -1,4 +1,4 @@
-"""Moderated t-tests of cells one by one, and a permutation test of all of them together.
+"""Moderated t-tests of single cells, and a permutation test of all cells together.
 
 Noise differs from cell to cell, and five runs say little about how much: a cell's variance is drawn
 towards that of cells of like size, the more the more alike their variances are (Smyth 2004, "Linear
@@ -38,7 +38,7 @@ _COUNTED: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """What is known of cells beforehand, from cells of like size."""
+    """Prior knowledge of the cells' noise, from cells of similar size."""
 
     #: (cells,): how far from its side's median a log time counts.
     limit: Floats
@@ -48,7 +48,7 @@ class Scales:
     freedom: float
 
     def of(self, cells: npt.NDArray[np.bool_]) -> "Scales":
-        """Of some cells, a mask (cells,)."""
+        """The scales of the cells in a mask (cells,)."""
         return Scales(self.limit[cells], self.variance[cells], self.freedom)
 
 
@@ -99,7 +99,7 @@ def judge(old: Floats, new: Floats, scales: Scales) -> tuple[Floats, Floats, Flo
 def more_than_chance(
     old: Floats, new: Floats, scales: Scales, levels: tuple[float, float]
 ) -> tuple[int, int]:
-    """By how many more cells got slower, and faster, than permuted runs give; 0: no more.
+    """Excess of cells that got slower, and faster, over permuted runs; 0: no excess.
 
     `old`, `new`: (cells, runs) without what all cells share; cells with gaps are left out. Each of
     the two is wrong with a probability of its own, `levels`.
@@ -129,7 +129,7 @@ def more_than_chance(
 
 
 def permuted_spread(old: Floats, new: Floats, scales: Scales) -> Floats:
-    """(cells,): by how much differences of cells scatter when runs are permuted between the sweeps.
+    """(cells,) spread of differences when runs are permuted between the sweeps.
 
     A cell with gaps has its own standard error.
     """
@@ -147,7 +147,7 @@ def permuted_spread(old: Floats, new: Floats, scales: Scales) -> Floats:
 
 
 def _without_gaps(old: Floats, new: Floats) -> tuple[npt.NDArray[np.bool_], Floats]:
-    """(cells,): which all runs hold; and those cells, the runs of both sweeps side by side."""
+    """(cells,) mask of cells that all runs have; and their runs, both sweeps concatenated."""
     both = np.hstack([old, new])
     whole = np.asarray(np.isfinite(both).all(axis=1), dtype=np.bool_)
     return whole, both[whole]

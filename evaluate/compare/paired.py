@@ -1,4 +1,4 @@
-"""The cells that two sweeps share, as log times by run, freed of what each run shares."""
+"""The cells common to two sweeps, as log times by run, with run effects removed."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -56,10 +56,10 @@ class Paired:
 
 
 def pair(old: pl.DataFrame, new: pl.DataFrame) -> Paired:
-    """Bring two measurement frames together, cell by cell.
+    """Match two measurement frames cell by cell.
 
-    Raises NotEnoughData when they share no cell, or one of them has a single run: then nobody knows
-    how far two runs differ anyway.
+    Raises NotEnoughData when they share no cell, or one of them has a single run: then the
+    difference between runs is not known.
     """
     placed = [_by_run(frame) for frame in (old, new)]
     both = [*CELL, "in_place"]
@@ -103,7 +103,7 @@ def _by_run(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _side(logs: Logs) -> Side:
-    """What each run shares, by medians: a config that changed in one run does not count for it."""
+    """Subtract each run's median effect: a config that changed in one run does not count for it."""
     drift = np.zeros(logs.shape[1])
     for _ in range(_ROUNDS):
         left = logs - drift
@@ -114,7 +114,7 @@ def _side(logs: Logs) -> Side:
 
 
 def _winsorised(sides: list[Side], sizes: npt.NDArray[np.int64]) -> tuple[list[Side], Logs]:
-    """Winsorise what lies far from its cell's median, by the spread of cells of like size.
+    """Pull outliers towards their cell's median, by the spread of cells of similar size.
 
     One launch in a hundred takes twice as long (Huber's estimate of location, one step).
     """

@@ -1,4 +1,4 @@
-"""A comparison for people: sentences, tables, a page; and as plain data."""
+"""Output of a comparison: sentences, tables, a page, JSON."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +18,7 @@ from dynamiccl.evaluate.page import write_page
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two sweeps, and what changed between them."""
+    """Two sweeps, and the changes between them."""
 
     names: tuple[str, str]
     versions: tuple[str, str]
@@ -27,7 +27,7 @@ class Comparison:
     choices: list[Choice]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The fields as plain data for `json.dumps`."""
         changes = self.changes
         return {
             "old": self.names[0],
@@ -59,7 +59,7 @@ class Comparison:
 
     @property
     def verdicts(self) -> list[str]:
-        """What it comes to, a sentence each."""
+        """The result, one sentence each."""
         changes, count = self.changes, self.paired.cells.height
         if not changes.is_changed:
             return [
@@ -90,7 +90,7 @@ class Comparison:
         return said
 
     def tables(self, rows: int | None = None) -> Iterator[TableBlock]:
-        """What changed, the largest first; at most `rows` of each."""
+        """Tables of changes, the largest first; at most `rows` each."""
         common, cells = self.changes.common.mean, self.paired.cells
         stretches = sorted(self.changes.stretches, key=lambda s: -abs(s.change.mean - common))
         if stretches:
@@ -147,7 +147,7 @@ def compare(
 
 
 def write(found: Comparison, out: Path) -> Path:
-    """Write page and data into `out`; returns the page."""
+    """Write page and JSON into `out`; returns the page's path."""
     figure = FigureBlock(
         "Every cell by size",
         "changes",

@@ -1,1 +1,1 @@
-"""The figures of a report, as SVG text: every line and cell has a mark besides its colour."""
+"""Figures of a report as SVG; lines and cells differ in more than colour."""

@@ -1,4 +1,4 @@
-"""Crossover maps: which config is chosen at which size, a strip each policy."""
+"""Crossover maps: which config is chosen at which size, one strip for each policy."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -61,7 +61,7 @@ def crossover_map(
 
 
 def letter(index: int) -> str:
-    """The mark of a config on a map.
+    """The label of a config on a map.
 
     >>> letter(0), letter(25), letter(26)
     ('A', 'Z', 'A1')
@@ -71,7 +71,7 @@ def letter(index: int) -> str:
 
 
 def _chosen(action: int, catalogue: Catalogue, default: str | None) -> tuple[str, bool]:
-    """What runs, and whether NCCL chose it."""
+    """The config that runs, and whether NCCL chose it."""
     if action == ABSTAIN_ACTION:
         return default or _UNKNOWN, True
     return catalogue.configs[action].key, False

@@ -1,4 +1,4 @@
-"""What all figures share: sizes and families in words, line styles, and SVG as text."""
+"""Helpers of all figures: labels of sizes and families, line styles, SVG output."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ _MARKERS: Final = ("o", "s", "^", "v", "D", "x", "+", "*", "P")
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """How the line of number `index` is drawn; the first is the widest."""
+    """Line style number `index`; the first is the widest."""
     return {
         "linestyle": _DASHES[index % len(_DASHES)],
         "marker": _MARKERS[index % len(_MARKERS)],
@@ -25,7 +25,7 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def column_inches(count: int) -> float:
-    """Width of a size's column: a family of 44 sizes is to fit a page.
+    """Column width in inches, such that a family of `count` sizes fits the page.
 
     >>> column_inches(12), column_inches(44)
     (0.34, 0.24)
@@ -34,7 +34,7 @@ def column_inches(count: int) -> float:
 
 
 def size_label(size_bytes: int) -> str:
-    """A byte count as people say it.
+    """A byte count with a binary unit.
 
     >>> size_label(1 << 20), size_label(1448), size_label(1518500250)
     ('1M', '1.4K', '1.4G')
@@ -67,7 +67,7 @@ def svg_text(figure: Figure) -> str:
 
 
 def family_title(row: Mapping[str, object]) -> str:
-    """One line that names a family of tasks."""
+    """A title for a family of tasks."""
     place = {True: "in place", False: "out of place", None: "placement unknown"}
     shape = f"{row['num_nodes']} x {row['ranks_per_node']} ranks"
     in_place = row["in_place"]

@@ -1,4 +1,4 @@
-"""Figures of one family of tasks: every config at every size, and every policy at every size."""
+"""Figures of one family of tasks: configs by size, and policies by size."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -27,7 +27,7 @@ _DARK: Final = 1.8
 
 
 def heat_map(grid: TaskGrid, rows: Sequence[int], catalogue: Catalogue) -> str:
-    """Size x config of one family: time over the best measured, sizes of test bins marked."""
+    """Size x config of one family: time / best measured, sizes of test bins marked."""
     times = grid.times_us[rows]
     measured = np.asarray(~np.isnan(times).all(axis=0))
     slowdown = times[:, measured] / grid.oracle_us[rows][:, None]
@@ -56,7 +56,7 @@ def heat_map(grid: TaskGrid, rows: Sequence[int], catalogue: Catalogue) -> str:
 
 
 def _write_slowdowns(axes: Axes, slowdown: npt.NDArray[np.float64]) -> None:
-    """The figure of each cell in it: the map says nothing by colour alone."""
+    """Write the number into each cell, so that colour is not needed."""
     best = np.nanargmin(slowdown, axis=1)
     for column, row in np.argwhere(~np.isnan(slowdown)).tolist():
         value = slowdown[column, row]
@@ -73,14 +73,14 @@ def _write_slowdowns(axes: Axes, slowdown: npt.NDArray[np.float64]) -> None:
 
 
 def _factor(value: float) -> str:
-    """Three characters or four, whatever the slowdown."""
+    """A slowdown as three or four characters."""
     if value < 2:
         return f"{value:.2f}"
     return f"{value:.1f}" if value < 10 else f"{min(value, 99):.0f}x"
 
 
 def curves(grid: TaskGrid, rows: Sequence[int], choices: Mapping[str, Actions]) -> str:
-    """Time over the oracle by message size of one family, one line a policy."""
+    """Time / oracle by message size of one family, one line for each policy."""
     part = grid.tasks[list(rows)]
     sizes = part["size_bytes"].to_numpy()
     figure = Figure(figsize=(8.6, 3.1), layout="constrained")

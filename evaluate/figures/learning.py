@@ -1,4 +1,4 @@
-"""Learning curves of one training run."""
+"""Learning curves of a training run."""
 
 from collections.abc import Mapping
 

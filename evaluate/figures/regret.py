@@ -1,4 +1,4 @@
-"""Regret by message size: the mean over the families of a system, octave by octave."""
+"""Regret by message size: mean over a system's families in each octave."""
 
 from collections.abc import Collection, Mapping
 

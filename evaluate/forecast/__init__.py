@@ -1,1 +1,1 @@
-"""What is in it for a job: its own trace against a sweep, a policy or a simulated system."""
+"""Forecasts a job's gain: its trace against a sweep, a policy or a simulated system."""

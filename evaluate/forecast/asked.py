@@ -1,4 +1,4 @@
-"""From what a person named to a forecast: traces, a sweep or a simulated system, a policy."""
+"""Reads the inputs of a forecast: traces, a sweep or a simulated system, a policy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from dynamiccl.simulator.systems import find_system
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a forecast is made against."""
+class ForecastInputs:
+    """The inputs of a forecast."""
 
     #: A data directory with a sweep; None: the simulated system `system`.
     data: Path | None
@@ -31,8 +31,8 @@ class Asked:
     least: float
 
 
-def look_ahead(traces: Sequence[Path], asked: Asked) -> Forecast:
-    """Read what is named, and forecast. Raises what the readers raise."""
+def look_ahead(traces: Sequence[Path], asked: ForecastInputs) -> Forecast:
+    """Read the inputs, and forecast. Raises what the readers raise."""
     frame = None if asked.data is None else read(asked.data)
     simulated = find_system(asked.system or "") if frame is None else None
     job = read_job(traces, asked.ranks_per_node)

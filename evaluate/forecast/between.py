@@ -1,4 +1,4 @@
-"""What a size gains that a sweep did not measure: from its neighbours, and how far it may be off.
+"""Gains at sizes between measured ones, with their uncertainty.
 
 Between two measured sizes under one choice of NCCL's own, gains change little, and their mean by
 distance (on a log scale) stands. Where NCCL's choice is another at each end, it changes somewhere
@@ -54,7 +54,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Gains at a size."""
+    """Gains at one size."""
 
     #: (A, R) and the names of the runs.
     logs: Floats
@@ -71,7 +71,7 @@ def between(
 ) -> Found | str:
     """The gains at a size, or why there are none.
 
-    `tasks` are of one collective and shape, by size; `ran` is what NCCL chose in the job.
+    `tasks` are of one collective and shape, by size; `ran` is NCCL's choice in the job.
     """
     near = _near(tasks, size_bytes)
     if not near:
@@ -105,7 +105,7 @@ def _octaves(one: float, other: float) -> float:
 
 
 def _near(tasks: Sequence[Task], size_bytes: int) -> list[Task]:
-    """The measured size of the same bin, else the next to each side within reach."""
+    """The measured size of the same bin, else the nearest on each side within reach."""
     same = [task for task in tasks if size_bin(task.size_bytes) == size_bin(size_bytes)]
     if same:
         return [min(same, key=lambda task: abs(task.size_bytes - size_bytes))]
@@ -118,7 +118,7 @@ def _near(tasks: Sequence[Task], size_bytes: int) -> list[Task]:
 def _of_both(
     low: Task, high: Task, size_bytes: int, configs: Sequence[Config], ran: Choice | None
 ) -> Found:
-    """From the sizes to both sides, which the same runs measured."""
+    """Gains from the sizes on both sides, which the same runs measured."""
     share = _octaves(low.size_bytes, size_bytes) / _octaves(low.size_bytes, high.size_bytes)
     mean = (1.0 - share) * low.logs + share * high.logs
     apart = np.nan_to_num(np.abs(high.means - low.means))
@@ -147,20 +147,20 @@ def _of_both(
 
 
 def _same_at_zero(logs: Floats, ran: Choice | None, configs: Sequence[Config]) -> Floats:
-    """What asks for NCCL's very choice gains nothing: what was measured of it is noise."""
+    """Gains with 0 for configs equal to NCCL's choice: their measured gain is noise."""
     same = [config == Config(*ran) if ran is not None else False for config in configs]
     found: Floats = np.where(np.array(same)[:, None] & ~np.isnan(logs), 0.0, logs)
     return found
 
 
 def _own_at_zero(logs: Floats) -> Floats:
-    """NCCL's own choice gains nothing over itself, whatever it is."""
+    """Gains with 0 for NCCL's own choice."""
     logs[ABSTAIN_ACTION] = 0.0
     return logs
 
 
 def _action_of(choice: Choice, configs: Sequence[Config], logs: Floats) -> int | None:
-    """The action that asks for an algorithm and protocol, its channels left to NCCL if possible."""
+    """The action that requests an algorithm and protocol, preferably with AUTO channels."""
     same = [
         action
         for action, config in enumerate(configs)
@@ -170,7 +170,7 @@ def _action_of(choice: Choice, configs: Sequence[Config], logs: Floats) -> int |
 
 
 def _slope(tasks: Sequence[Task]) -> float:
-    """By how much a gain differs from that an octave on: the root of the mean square."""
+    """Root mean square change of a gain per octave."""
     squares = []
     for one, other in pairwise(tasks):
         octaves = _octaves(one.size_bytes, other.size_bytes)

@@ -1,4 +1,4 @@
-"""The sweep that would cover what a forecast knows nothing of: its calls, under all algorithms."""
+"""The sweep that would measure the calls that a forecast does not cover."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeVar
@@ -18,7 +18,7 @@ _ALGORITHMS: Final = ("Ring", "Tree", "NVLS", "NVLSTree", "PAT")
 
 
 def covering_sweep(kinds: Sequence[Kind], system: str) -> Sweep | None:
-    """A sweep of these kinds of calls, the most important first; None where none has a shape."""
+    """A sweep of these kinds of calls, most important first; None where none has a shape."""
     able = [k for k in kinds if k.num_nodes is not None and k.num_ranks is not None]
     if not able:
         return None

@@ -1,4 +1,4 @@
-"""Whether there is anything in it for a job: its calls, what each would gain, and the verdict.
+"""The forecast of a job's gain: calls, gain of each kind of call, verdict.
 
 trace -> Job -> kinds of calls ─┬─> gains of each kind (a sweep, or a simulated system)
                                 └─> picks: policy, table, best ─> estimates ─> verdict
@@ -29,7 +29,7 @@ BEST: Final = "best"
 
 
 class Verdict(StrEnum):
-    """The answer."""
+    """The answer: gain, nothing or cannot-tell."""
 
     GAIN = "gain"
     NOTHING = "nothing"
@@ -38,7 +38,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A way to choose configs, and what it saves."""
+    """A way to choose configs, and the share of time that it saves."""
 
     name: str
     picks: list[Pick | None]
@@ -50,13 +50,13 @@ class Arm:
 
     @property
     def decisive(self) -> Estimate:
-        """Of the step where it is known, else of the communication."""
+        """The share saved of the step if known, else of communication."""
         return self.communication if self.step is None else self.step
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Everything that was found."""
+    """All results."""
 
     verdict: Verdict
     #: The verdict as a sentence.
@@ -78,13 +78,13 @@ class Forecast:
 
     @property
     def uncovered(self) -> dict[int, str]:
-        """Kinds that ask a tuner and of which nothing is known, with the reason; the most first."""
+        """Kinds of calls with unknown gains, with the reason; largest first."""
         time = self.weighed.kind_us
         return dict(sorted(self.deciding.unknown.items(), key=lambda item: -time[item[0]]))
 
     @property
     def is_timed(self) -> bool:
-        """Whether the trace has times; else its calls are weighed by the benchmark's."""
+        """Whether the trace has times; else calls are weighted by benchmark times."""
         return self.weighed.job.has_times
 
 
@@ -152,7 +152,7 @@ def _arm(
 
 
 def _not_below(arm: Arm, least: Arm) -> Arm:
-    """The best config saves at least what the table's does: its lower end is the table's."""
+    """The best config's arm, with a lower bound at least the table's."""
 
     def ends(one: Estimate, other: Estimate) -> Estimate:
         return Estimate(one.mean, min(other.low, one.mean), one.high)
@@ -162,7 +162,7 @@ def _not_below(arm: Arm, least: Arm) -> Arm:
 
 
 def _humble(arm: Arm, others: dict[str, Arm]) -> Arm:
-    """Of a policy that was trained on the very runs: less what luck in choosing may have added."""
+    """A policy's arm, reduced by selection bias when it was trained on these runs."""
 
     def lower(one: Estimate, table: Estimate, best: Estimate) -> Estimate:
         luck = max(0.0, best.mean - table.mean)
@@ -179,7 +179,7 @@ def _humble(arm: Arm, others: dict[str, Arm]) -> Arm:
 
 
 def share_of(weighed: Weighed, kinds: Iterable[int]) -> float:
-    """Share of the step in which `kinds` are exposed; without steps, of all communication time."""
+    """Exposed share of the step of `kinds`; without steps, share of communication time."""
     rows = list(kinds)
     if weighed.job.step_us is not None:
         return float(weighed.kind_exposed_us[rows].sum() / weighed.job.step_us.sum())
@@ -190,7 +190,7 @@ def share_of(weighed: Weighed, kinds: Iterable[int]) -> float:
 def judge(
     weighed: Weighed, arm: Arm, least: float, *, modelled: bool = False
 ) -> tuple[Verdict, str]:
-    """The verdict about an arm, and the sentence that says it."""
+    """The verdict about an arm, and a sentence for it."""
     has_steps = weighed.job.step_us is not None
     what = "step time" if has_steps else "communication time"
     part = "of the step is exposed communication" if has_steps else "of communication time is"
@@ -236,7 +236,7 @@ def _other_version(job: Job, source: Source, *, modelled: bool) -> list[str]:
 
 
 def _main_reason(weighed: Weighed, arm: Arm) -> str:
-    """Why nothing is known of the largest part of what is not covered."""
+    """The reason for the largest uncovered part."""
     times: dict[str, float] = {}
     for k, reason in arm.unknown.items():
         times[reason] = times.get(reason, 0.0) + float(weighed.kind_us[k])
@@ -244,7 +244,7 @@ def _main_reason(weighed: Weighed, arm: Arm) -> str:
 
 
 def _notes(weighed: Weighed, known: dict[int, Gains | str], *, seen: bool) -> list[str]:
-    """What a reader has to know of the figures."""
+    """Caveats for the reader."""
     job = weighed.job
     notes = list(job.notes)
     if job.step_us is None:

@@ -1,4 +1,4 @@
-"""What a sweep says each config gains over NCCL's own choice, for one kind of a job's calls.
+"""Measured gains of each config over NCCL's own choice, for one kind of call.
 
 A gain is log(default / config), run by run: what a run does to all its times alike cancels. What a
 size in a job's trace gains comes from sizes at most an octave away, as in a decision table
@@ -61,26 +61,26 @@ class Gains:
 
 
 class Source(Interface):
-    """Where gains come from."""
+    """A source of gains."""
 
     @property
     def system(self) -> str:
-        """Its name."""
+        """Name of the system."""
 
     @property
     def nccl_version(self) -> str | None:
-        """The release that they are of."""
+        """NCCL release of the gains, or None."""
 
     @property
     def shapes(self) -> Sequence[tuple[int, int]]:
-        """(nodes, ranks a node) that it knows."""
+        """Known shapes (nodes, ranks per node)."""
 
     def gains(self, kind: Kind) -> Gains | str:
-        """The gains of a kind of calls, or why it has none."""
+        """The gains of a kind of call, or why there are none."""
 
 
 class Measured:
-    """Gains of a sweep's measurements on one system, in the untouched environment."""
+    """Gains from a sweep's measurements on one system, in the default environment."""
 
     def __init__(self, frame: pl.DataFrame, system: str | None, version: str | None) -> None:
         """Take the rows that may be compared; `version` is the job's NCCL, where it is known.
@@ -156,7 +156,7 @@ class Measured:
 
 
 def unplaced(kind: Kind, shapes: Sequence[tuple[int, int]]) -> str:
-    """Why nothing is known of a kind whose shape the trace does not say, and what to do."""
+    """Why gains are unknown for a kind whose shape the trace does not tell, and the fix."""
     if kind.num_ranks is None:
         return "the trace does not say how many ranks"
     known = [
@@ -164,13 +164,13 @@ def unplaced(kind: Kind, shapes: Sequence[tuple[int, int]]) -> str:
     ]
     if not known:
         told = f"no group of {kind.num_ranks} ranks is known"
-        return f"{told}; --group NODESxRANKS says how they lie, for a sweep of it"
+        return f"{told}; --group NODESxRANKS tells their placement, for a sweep of it"
     told = f"--group {known[0]}" if len(known) == 1 else f"--group, one of {', '.join(known)}"
     return f"the trace does not say on how many nodes its {kind.num_ranks} ranks are: {told}"
 
 
 def _version(rows: pl.DataFrame, wanted: str | None) -> tuple[str | None, bool]:
-    """The release whose rows are taken, and whether it is of another minor version than wanted."""
+    """The release whose rows are used, and whether its minor version differs from `wanted`."""
     held = sorted(rows["nccl_version"].drop_nulls().unique().to_list(), key=NcclVersion.parse)
     if not held:
         return None, False
@@ -215,10 +215,10 @@ def _task(rows: pl.DataFrame, num_actions: int) -> Task | None:
 
 
 def _steadied(tasks: Sequence[Task]) -> list[Task]:
-    """With what gains usually differ by between runs, and without what happens seldom.
+    """Tasks with outliers pulled in, and the usual variance between runs.
 
-    One launch in a hundred takes twice as long as the others; that says little of its config, and
-    is drawn in. Where it happens often it is how the machine is, and stays.
+    One launch in a hundred takes twice as long as the others; that says little of its config. Where
+    it happens often it belongs to the machine, and stays.
     """
     rests = [_rest(task.logs) for task in tasks]
     every = np.concatenate([rest.ravel() for rest in rests])
@@ -248,7 +248,7 @@ def _rest(logs: Floats) -> Floats:
 
 
 def _labels(rows: pl.DataFrame) -> pl.Series:
-    """What makes two times of a task a pair: the run where enough have both, else the launch."""
+    """Pair labels of times: the run where enough have both configs, else the launch."""
     own = rows.filter(action=ABSTAIN_ACTION)["launch"].unique()
     others = rows.filter(
         (pl.col("action") != ABSTAIN_ACTION) & pl.col("launch").is_in(own.implode())
@@ -260,7 +260,7 @@ def _labels(rows: pl.DataFrame) -> pl.Series:
 
 
 def _parsed(name: str | None) -> tuple[Algorithm, Protocol] | None:
-    """`RING/LL` as NCCL's names; None where it is not known."""
+    """Algorithm and protocol of a text such as `RING/LL`; None if unknown."""
     if name is None:
         return None
     algorithm, _, protocol = name.partition("/")

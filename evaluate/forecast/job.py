@@ -1,4 +1,4 @@
-"""What a job called, from the tables `calls` and `steps`: kinds of calls, their times, its steps.
+"""A job's trace as kinds of calls, with times, and as steps.
 
 A *kind* is a collective in one size bin of one process group: what one entry of a tuner's table
 would decide. A *block* is a training step; where the trace marks none, or fewer than three, it is a
@@ -31,7 +31,7 @@ _TEXT: Final = pl.String
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Calls that one entry of a table would decide."""
+    """Calls that share one entry of a decision table."""
 
     collective: str
     bin: int
@@ -86,7 +86,7 @@ class Job:
     notes: list[str] = field(default_factory=list)
 
     def of_kind(self, values: Floats) -> Floats:
-        """(K,) sums over the calls of each kind, by their weights; NaN counts as nothing."""
+        """(K,) weighted sums over the calls of each kind; NaN counts as 0."""
         filled = np.nan_to_num(values) * self.weight
         return np.bincount(self.kind, filled, minlength=len(self.kinds)).astype(np.float64)
 
@@ -164,12 +164,12 @@ def job_of(
 
 
 def _bins(calls: pl.DataFrame) -> dict[int, int]:
-    """Size -> its bin, of each size once: a trace may hold a million calls of a few."""
+    """Size -> its bin, computed once for each distinct size."""
     return {size: size_bin(size) for size in calls["size_bytes"].unique()}
 
 
 def _placed(calls: pl.DataFrame, ranks_per_node: int) -> pl.DataFrame:
-    """With the nodes of groups whose ranks are named: so many ranks lie on each, in order."""
+    """Add the number of nodes for groups with listed ranks, `ranks_per_node` on each in order."""
     node = pl.col("group_ranks").list.eval(pl.element() // ranks_per_node)
     nodes = node.list.n_unique().cast(pl.Int64)
     # A group that lies unevenly is of no shape that is measured.
@@ -178,7 +178,7 @@ def _placed(calls: pl.DataFrame, ranks_per_node: int) -> pl.DataFrame:
 
 
 def _asking(calls: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
-    """With `asks` and `why_not`: whether a tuner is asked, and what the call is where none is."""
+    """Add `asks` (whether NCCL asks a tuner) and `why_not`."""
     columns = ["collective", "asks_tuner", "num_ranks", "kernel", "decided"]
     distinct = calls.select(columns).unique(maintain_order=True)
     told = [_asks(*key) for key in distinct.iter_rows()]
@@ -257,7 +257,7 @@ def _times(calls: pl.DataFrame) -> tuple[Floats, npt.NDArray[np.bool_]]:
 def _exposed(
     calls: pl.DataFrame, time_us: Floats, steps: pl.DataFrame | None, notes: list[str]
 ) -> Floats | None:
-    """What of each call no compute hid; of a call that does not say, what steps say on average."""
+    """(C,) exposed time of each call, us; where missing, the average by steps."""
     own = calls["exposed_us"].cast(pl.Float64).fill_null(np.nan).to_numpy().astype(np.float64)
     if steps is None and not np.isfinite(own).any():
         return None

@@ -1,4 +1,4 @@
-"""What a simulated system says each config gains over NCCL's own choice: no noise, but a model."""
+"""Gains of each config over NCCL's own choice on a simulated system."""
 
 from collections.abc import Sequence
 

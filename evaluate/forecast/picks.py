@@ -1,4 +1,4 @@
-"""Which config each kind of calls would run, and what it gains: the table, the policy, the best.
+"""The config for each kind of call, and its gain: table, policy, best.
 
 *Table*: the best measured config of each kind. Its gain is cross-fitted: the config is chosen on
 all runs but one and its gain taken from that one, in turn, so that luck in choosing does not count.
@@ -74,7 +74,7 @@ def table(_kind: Kind, gains: Gains) -> Pick | str:
 
 
 def best(_kind: Kind, gains: Gains) -> Pick | str:
-    """The best measured config, with the gain that it was chosen by."""
+    """The best measured config, with its selection-biased gain."""
     chosen = best_action(gains)
     return _pick(gains, chosen, gains.logs[chosen])
 
@@ -85,7 +85,7 @@ def best_action(gains: Gains) -> int:
 
 
 def policy_choice(policy: "TorchPolicy", system: str) -> Choose:
-    """What a policy's tables would choose on a system, with the measured gain of that config."""
+    """A function: the config in a policy's table on a system, with its measured gain."""
     manifest = policy.manifest
     supports = table_supports(manifest)
     configs = manifest.actions().configs
@@ -137,13 +137,13 @@ def _pick(gains: Gains, action: int, logs: Floats) -> Pick:
 
 
 def _is_close(gains: Gains) -> bool:
-    """Whether the two best are closer than what the means of two configs differ by anyway."""
+    """Whether the two best differ by less than noise."""
     first, second = np.sort(gains.means)[::-1][:2] if len(gains.means) > 1 else (0.0, -np.inf)
     return bool(first - second < _CLOSE * gains.usual / np.sqrt(len(gains.runs)))
 
 
 def _cross_fitted(gains: Gains) -> Floats:
-    """(R,) of each run the gain of the config that was best in the others."""
+    """(R,) gain in each run of the config that was best in the other runs."""
     found = np.empty(len(gains.runs))
     for run in range(len(gains.runs)):
         others = np.delete(gains.logs, run, axis=1)

@@ -1,4 +1,4 @@
-"""A job's trace from files and directories: traces of other tools, or a store's `calls`."""
+"""Reads a job's trace: files of other tools, or a `calls` table."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ _NAME: Final = "trace"
 
 
 def read_job(paths: Sequence[Path], ranks_per_node: int | None = None) -> Job:
-    """The job that the traces of its ranks are of.
+    """The job of which the traces are.
 
     A directory with a `calls` table is read as such; all else by its content, as
     `dynamiccl-collect import` does. Raises MissingPath, UserError, NotEnoughData, and what the

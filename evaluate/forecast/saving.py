@@ -1,4 +1,4 @@
-"""From gains of kinds to what a job saves: of its communication, and of its steps.
+"""The share of communication and step time that a job saves, from the gains of its calls.
 
 A gain is of a call alone on its machine, in a benchmark. Of a job's call it saves the same share
 of the call's time; where the call took longer in the job than in the benchmark (it waited for
@@ -54,7 +54,7 @@ LEAST_BLOCKS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A share saved, above 0 faster, with its 90 % interval."""
+    """A share saved (> 0: faster) with its 90 % interval."""
 
     mean: float
     low: float
@@ -62,13 +62,13 @@ class Estimate:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The estimate as text."""
         return f"{self.mean:.1%} ({self.low:.1%} to {self.high:.1%})"
 
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """A job with a time for each of its calls, us, and what the benchmark says of its kinds."""
+    """A job with a time for each call in us, and benchmark times of its kinds."""
 
     job: Job
     kinds: Sequence[Kind]
@@ -84,14 +84,14 @@ class Weighed:
 
     @property
     def mean_us(self) -> Floats:
-        """(K,) of a call."""
+        """(K,) mean time of a call, us."""
         calls = np.bincount(self.job.kind, self.job.weight, minlength=len(self.kinds))
         found: Floats = self.kind_us / np.maximum(calls, 1e-12)
         return found
 
     @property
     def communication_us(self) -> float:
-        """Of all calls."""
+        """Total time of all calls, us."""
         return float(self.kind_us.sum())
 
 
@@ -173,7 +173,7 @@ def of_calls(weighed: Weighed, kind: int, pick: Pick) -> Estimate:
 
 
 def _share(logs: Floats | float) -> Floats:
-    """The share of the time that is saved by a gain."""
+    """Share of time saved at log gains."""
     found: Floats = -np.expm1(-np.asarray(logs))
     return found
 
@@ -191,7 +191,7 @@ def _least_factor(weighed: Weighed) -> Floats:
 
 
 def _by_call(weighed: Weighed, shares: Floats, of: Of, end: End) -> Floats:
-    """(C,) us that each call saves."""
+    """(C,) us saved by each call."""
     job, time = weighed.job, weighed.time_us
     saved: Floats = time * shares[job.kind]
     if of == "communication" or weighed.exposed_us is None:
@@ -213,7 +213,7 @@ def _by_call(weighed: Weighed, shares: Floats, of: Of, end: End) -> Floats:
 
 
 def _kind_total(weighed: Weighed, kind: int, share: float, of: Of) -> float:
-    """Us that all calls of a kind save, by the central figure."""
+    """Us saved by all calls of a kind (central estimate)."""
     if of == "communication" or weighed.exposed_us is None:
         return float(weighed.kind_us[kind]) * share
     if share <= 0.0:
@@ -225,7 +225,7 @@ def _kind_total(weighed: Weighed, kind: int, share: float, of: Of) -> float:
 def _of_runs(
     weighed: Weighed, acting: Sequence[tuple[int, Pick]], of: Of
 ) -> list[tuple[float, float]]:
-    """Variance and degrees of freedom of what runs differ by, kinds with the same runs together."""
+    """(variance, degrees of freedom) of differences between runs; shared runs count together."""
     by_runs: dict[tuple[str, ...], Floats] = {}
     for k, pick in acting:
         if len(pick.runs) < 2:
@@ -271,7 +271,7 @@ def _of_few_runs(
 def _of_sizes(
     weighed: Weighed, acting: Sequence[tuple[int, Pick]], of: Of
 ) -> list[tuple[float, float]]:
-    """Variances of what the distance to measured sizes adds, of kinds that share sizes together."""
+    """Variances from the distance to measured sizes; kinds that share sizes together."""
     by_sizes: dict[tuple[object, ...], float] = {}
     for k, pick in acting:
         if pick.blur > 0.0:
@@ -285,7 +285,7 @@ def _of_sizes(
 def _of_surroundings(
     weighed: Weighed, acting: Sequence[tuple[int, Pick]], of: Of
 ) -> tuple[float, float]:
-    """Variance of what the job's surroundings do to gains, to all of them alike."""
+    """Variance from the job's surroundings, common to all gains."""
     apart = _apart(weighed)
     moved = [
         _moved(weighed, k, pick, _APART * float(apart[k]), of)
@@ -296,21 +296,21 @@ def _of_surroundings(
 
 
 def _apart(weighed: Weighed) -> Floats:
-    """(K,) |ln| of a call's mean time in the job over the benchmark's; 0 where one is not known."""
+    """(K,) |ln(job's mean call time / benchmark's)|; 0 where one is unknown."""
     ratio = weighed.mean_us / weighed.default_us
     found: Floats = np.minimum(np.abs(np.log(np.where(ratio > 0.0, ratio, 1.0))), _MOST_APART)
     return found
 
 
 def _moved(weighed: Weighed, kind: int, pick: Pick, by: float, of: Of) -> float:
-    """By how many us the saving of a kind moves, where its gain moves `by` up and down."""
+    """Us by which the saving of a kind changes when its gain changes by `by`."""
     ends = [float(_share(pick.mean + side * by)) for side in (-1.0, 1.0)]
     low, high = (_kind_total(weighed, kind, share, of) for share in ends)
     return abs(high - low) / 2.0
 
 
 def _of_blocks(weighed: Weighed, saved: Floats, mean: float, of: Of) -> tuple[float, float]:
-    """Variance of a share that steps (or parts of the trace) differ in, a ratio of two sums."""
+    """Variance of a share between blocks of the trace (ratio of two sums)."""
     job = weighed.job
     if job.num_blocks < LEAST_BLOCKS:
         return 0.0, _SURE
@@ -326,7 +326,7 @@ def _of_blocks(weighed: Weighed, saved: Floats, mean: float, of: Of) -> tuple[fl
 
 
 def _half(variances: Sequence[tuple[float, float]]) -> float:
-    """Half of the interval: Student's t with Satterthwaite's degrees of freedom."""
+    """Half-width of the interval: Student's t with Satterthwaite's degrees of freedom."""
     total = sum(value for value, _ in variances)
     if total <= 0.0:
         return 0.0

@@ -1,4 +1,4 @@
-"""A forecast for people: sentences, tables, a page; and as plain data."""
+"""Output of a forecast: sentences, tables, a page, JSON."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -35,7 +35,7 @@ _ARMS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the step, or of the communication."""
+    """A part of the step, or of communication."""
 
     letter: str
     name: str
@@ -47,7 +47,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One kind of calls as the tables show it; shares are of the step, or of communication."""
+    """A table row: one kind of call; shares are of the step, or of communication."""
 
     kind: Kind
     time_share: float
@@ -59,14 +59,14 @@ class Line:
 
     @property
     def shape(self) -> str:
-        """Nodes x ranks a node, as far as they are known."""
+        """Nodes x ranks per node, as far as known."""
         if self.kind.num_nodes is None or self.kind.num_ranks is None:
             return f"{self.kind.num_ranks or '?'} ranks"
         return f"{self.kind.num_nodes} x {self.kind.num_ranks // self.kind.num_nodes}"
 
 
 def parts_of(found: Forecast) -> list[Part]:
-    """What the step consists of; without steps, what the communication does."""
+    """The parts of the step; without steps, of communication."""
     weighed = found.weighed
     asks = [k for k, kind in enumerate(weighed.kinds) if kind.asks]
     steps = weighed.job.steps
@@ -110,14 +110,14 @@ def asking(found: Forecast) -> tuple[float, float]:
 
 
 def asking_text(found: Forecast) -> str:
-    """The same for people."""
+    """The shares of `asking` as text."""
     moved, time = asking(found)
     words = f" and {time:.0%} of its communication time" if found.is_timed else ""
     return f"Calls with {moved:.0%} of the job's bytes{words} ask a tuner."
 
 
 def lines_of(found: Forecast) -> list[Line]:
-    """All kinds of calls, the largest share of time first."""
+    """All kinds of calls, largest share of time first."""
     weighed, arm = found.weighed, found.deciding
     whole = weighed.communication_us
     if weighed.job.step_us is not None:
@@ -142,7 +142,7 @@ def lines_of(found: Forecast) -> list[Line]:
 
 
 def sweep_for(found: Forecast) -> Sweep | None:
-    """The sweep that would tell what is not known; None where nothing is, or no shape is known."""
+    """The sweep that would measure what is not covered; None where not needed or possible."""
     weighed = found.weighed
     kinds = [weighed.kinds[k] for k in found.uncovered]
     if not kinds and found.verdict is Verdict.CANNOT_TELL:
@@ -151,7 +151,7 @@ def sweep_for(found: Forecast) -> Sweep | None:
 
 
 def to_json(found: Forecast) -> dict[str, Any]:
-    """Plain data."""
+    """The fields as plain data for `json.dumps`."""
     weighed = found.weighed
     asks = [k for k, kind in enumerate(weighed.kinds) if kind.asks]
     sweep = sweep_for(found)
@@ -199,7 +199,7 @@ def _plain(line: Line) -> dict[str, Any]:
 
 
 def tables(found: Forecast, rows: int | None = None) -> Iterator[TableBlock]:
-    """What is saved by whom, and the calls that matter, at most `rows` of them."""
+    """Savings by arm, and the most important calls, at most `rows`."""
     has_steps = found.weighed.job.step_us is not None
     heads = ["under", "of communication time", *(["of step time"] if has_steps else [])]
     arms = [
@@ -245,7 +245,7 @@ def _gain_text(line: Line) -> str:
 
 
 def write(found: Forecast, names: list[str], out: Path) -> Path:
-    """Write page and data into `out`; returns the page."""
+    """Write page and JSON into `out`; returns the page's path."""
     sweep = sweep_for(found)
     lines = lines_of(found)
     gains = [line for line in lines if line.gain is not None]
@@ -268,7 +268,7 @@ def write(found: Forecast, names: list[str], out: Path) -> Path:
 
 
 def _ends(lines: Sequence[Line]) -> tuple[float, float]:
-    """From where to where the gains are drawn: all intervals, and a little of both signs."""
+    """Axis limits of gains: all intervals, and at least a little on both sides of 0."""
     gains = [line.gain for line in lines if line.gain is not None]
     low, high = min((g.low for g in gains), default=0.0), max((g.high for g in gains), default=0.0)
     margin = max(0.01, 0.05 * (max(high, 0.0) - min(low, 0.0)))

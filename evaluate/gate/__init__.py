@@ -1,1 +1,1 @@
-"""The gate: what of a policy may be deployed, judged on runs that nobody trained on."""
+"""The gate: which bins of a policy may be deployed, judged on fresh runs."""

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """What the gate makes of a size bin."""
+    """The gate's verdict on a size bin."""
 
     ABSTAINS = "abstains"
     PASSED = "passed"
@@ -22,7 +22,7 @@ class Cell:
     num_ranks: int
     collective: str
     bin: int
-    #: What the policy wants there, and its name.
+    #: The policy's action there, and its name.
     action: int
     config: str
     verdict: Verdict

@@ -1,4 +1,4 @@
-"""Fresh runs, config against NCCL's default, paired by run: what a verdict rests on."""
+"""Evidence for the gate: fresh runs of a config against NCCL's default, paired by run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,21 +19,21 @@ from dynamiccl.datasets.splits import with_split
 from dynamiccl.nccl import NUM_PROTOCOLS, Algorithm, Collective, NcclVersion, Protocol
 from dynamiccl.sizes import bin_center_bytes
 
-#: Independent runs of each arm that a test needs.
+#: Minimum number of independent runs of each config in a test.
 MIN_RUNS: Final = 5
-#: What a run must have in common for its two times to be a pair.
+#: Columns that must be equal for two times to form a pair.
 _PAIR: Final = ("sweep", "run", "size_bytes", "datatype", "in_place")
 _RUN: Final = ("sweep", "run")
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One config against NCCL's default in one size bin."""
+    """Test result of one config against NCCL's default in one size bin."""
 
     runs: int
     #: Median over runs of default / config - 1; None without a run.
     gain: float | None
-    #: That the gain does not exceed the noise band, if it did not; None when it cannot be tested.
+    #: P value of the hypothesis that the gain does not exceed the noise band; None: untested.
     p_value: float | None
     #: Why it cannot be tested; empty when it was.
     reason: str
@@ -43,7 +43,7 @@ class Evidence:
 
 
 class FreshRuns:
-    """Quiet, independent rows of a data set, by support, collective, size bin and action."""
+    """Quiet, independent rows by support, collective, size bin and action."""
 
     def __init__(
         self,
@@ -53,9 +53,10 @@ class FreshRuns:
         known: pl.DataFrame | None = None,
         costs: pl.DataFrame | None = None,
     ) -> None:
-        """Take the rows that may stand in a verdict.
+        """Select the comparable rows.
 
-        Of `known` what NCCL's own choice was, of `costs` what it would be by NCCL's cost model.
+        `known` tells NCCL's own choice where it was read back, `costs` what NCCL's cost model
+        predicts it to be.
         """
         self._costs = costs
         self._rows = _rows(frame, catalogue)
@@ -64,7 +65,7 @@ class FreshRuns:
         self._bands = {(system, collective): band for system, collective, band in bands.iter_rows()}
 
     def test(self, support: Support, collective: str, size_bin: int, action: int) -> Evidence:
-        """Whether a config's gain in a size bin exceeds the noise band, by a one-sided t-test.
+        """One-sided t-test whether a config's gain in a size bin exceeds the noise band.
 
         On the logarithms of the paired ratios, one a run: what a run does to all its times alike
         cancels.
@@ -84,12 +85,12 @@ class FreshRuns:
     def gains(
         self, support: Support, collective: str, bins: Sequence[int], action: int
     ) -> npt.NDArray[np.float64]:
-        """log(default / config) of each run that measured both, the mean over the sizes of bins."""
+        """(runs,) log(default / config), the mean over sizes of the bins, for runs with both."""
         rows = _of(self._rows, support).filter(pl.col("bin").is_in(list(bins)))
         return _paired_gains(rows.filter(collective=collective), action)
 
     def band(self, support: Support, collective: str) -> float | None:
-        """The noise band of the fresh runs (unitless); None: they do not tell."""
+        """The noise band of the fresh runs (unitless); None if unknown."""
         return self._bands.get((support.system, collective))
 
     def measured_bins(self, support: Support, collective: str) -> list[int]:
@@ -98,9 +99,9 @@ class FreshRuns:
         return [int(each) for each in rows["bin"].unique().sort()]
 
     def one_default(self, support: Support, collective: str, bins: Sequence[int]) -> bool:
-        """Whether NCCL's own choice, (algorithm, protocol), is known to be one in all `bins`.
+        """Whether NCCL's own (algorithm, protocol) is known to be the same in all `bins`.
 
-        Where no run read it back, NCCL's cost model tells, if it told right at both ends.
+        Where no run read it back, NCCL's cost model tells, if it is right at both ends.
         """
         read_back = [self._read_back(support, collective, each) for each in bins]
         seen = {choice for choice in read_back if choice is not None}
@@ -116,7 +117,7 @@ class FreshRuns:
     def _read_back(
         self, support: Support, collective: str, size_bin: int
     ) -> tuple[str, str] | None:
-        """What NCCL's default was there; None unless it was always one."""
+        """NCCL's default as read back; None unless all runs agree."""
         asked = {"collective": collective, "bin": size_bin, "action": ABSTAIN_ACTION}
         chosen = {
             row
@@ -133,7 +134,7 @@ class FreshRuns:
     def _predicted(
         self, support: Support, collective: str, bins: Sequence[int]
     ) -> list[tuple[str, str] | None]:
-        """NCCL's cheapest cell in the middle of each bin by its cost model; None: not known."""
+        """NCCL's cheapest cell in the middle of each bin by its cost model, or None."""
         if self._costs is None:
             return [None] * len(bins)
         sizes = [bin_center_bytes(each) for each in bins]
@@ -151,7 +152,7 @@ class FreshRuns:
 
 
 def costs_of(*data_dirs: Path) -> pl.DataFrame:
-    """NCCL's costs as some data sets hold them; of a group, the first that has any counts."""
+    """NCCL's costs from several data sets; for each group the first one that has any."""
     found = read_costs(data_dirs[0])
     for each in data_dirs[1:]:
         found = pl.concat(
@@ -161,13 +162,13 @@ def costs_of(*data_dirs: Path) -> pl.DataFrame:
 
 
 def _rows(frame: pl.DataFrame, catalogue: Catalogue) -> pl.DataFrame:
-    """Rows that may stand in a verdict, with `bin` and `action`."""
+    """Comparable rows, with `bin` and `action`."""
     rows = with_split(independent(comparable(quiet(tuned(frame)))))
     return rows.with_columns(catalogue.actions(rows)).drop_nulls("action")
 
 
 def _of(rows: pl.DataFrame, support: Support) -> pl.DataFrame:
-    """Those of one system, shape, launch profile and NCCL minor version."""
+    """The rows of one system, shape, launch profile and NCCL minor version."""
     same = rows.filter(
         system=support.system,
         num_nodes=support.num_nodes,
@@ -182,7 +183,7 @@ def _of(rows: pl.DataFrame, support: Support) -> pl.DataFrame:
 
 
 def passing(p_values: npt.NDArray[np.float64], q: float) -> npt.NDArray[np.bool_]:
-    """Which hypotheses fall at a false discovery rate of `q` (Benjamini and Hochberg 1995)."""
+    """Which hypotheses are rejected at false discovery rate `q` (Benjamini and Hochberg 1995)."""
     order = np.argsort(p_values)
     limits = q * (np.arange(len(p_values)) + 1) / max(len(p_values), 1)
     below = np.flatnonzero(p_values[order] <= limits)
@@ -193,7 +194,7 @@ def passing(p_values: npt.NDArray[np.float64], q: float) -> npt.NDArray[np.bool_
 
 
 def _paired_gains(rows: pl.DataFrame, action: int) -> npt.NDArray[np.float64]:
-    """log(default / config) of each run that measured both, the mean over its sizes."""
+    """(runs,) log(default / config), the mean over sizes, for runs with both."""
 
     def arm(which: int, name: str) -> pl.DataFrame:
         times = pl.col("time_us").log().median().alias(name)
@@ -207,7 +208,7 @@ def _paired_gains(rows: pl.DataFrame, action: int) -> npt.NDArray[np.float64]:
 
 
 def p_value(excess: npt.NDArray[np.float64]) -> float:
-    """That the mean of (runs,) values is not above 0, by a one-sided t-test."""
+    """P value of a one-sided t-test that the mean of (runs,) values is above 0."""
     if np.ptp(excess) == 0.0:  # no spread: the t statistic would be infinite
         return 0.0 if excess[0] > 0.0 else 1.0
     return float(stats.ttest_1samp(excess, 0.0, alternative="greater").pvalue)

@@ -1,4 +1,4 @@
-"""What a gate let through: a strip each collective and group shape, a cell each size bin."""
+"""Plot of a gate's verdicts: a strip for each collective and shape, a cell for each size bin."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -26,7 +26,7 @@ _CELL_INCHES: Final = 0.11
 
 
 def gate_strips(strips: Sequence[tuple[str, Sequence[Cell]]]) -> str:
-    """One strip for each (name, cells); a letter and a hatch each verdict."""
+    """One strip for each (name, cells), as SVG; a letter and a hatch for each verdict."""
     bins = [cell.bin for _, cells in strips for cell in cells]
     first, last = min(bins), max(bins)
     figure = Figure(

@@ -1,4 +1,4 @@
-"""From a policy and fresh runs to the policy that may be deployed.
+"""The gate: from a policy and fresh runs to a policy that may be deployed.
 
 For every size bin of every group shape that a table would be made for:
 
@@ -38,7 +38,7 @@ DEFAULT_Q: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """The outcome: every bin's verdict, and the manifest of what may be deployed."""
+    """The result: every bin's verdict, and the manifest for deployment."""
 
     q: float
     cells: list[Cell]
@@ -50,7 +50,7 @@ class Gated:
         return {verdict.value: found[verdict] for verdict in Verdict}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: what `gate.json` holds, with the bins in which the policy wants something."""
+        """The content of `gate.json`: the bins in which the policy acts."""
         wanted = [asdict(c) for c in self.cells if c.verdict is not Verdict.ABSTAINS]
         return {"q": self.q, "counts": self.counts(), "cells": wanted}
 
@@ -127,7 +127,7 @@ def abstaining_cells(support: Support) -> list[Cell]:
 
 
 def wanted_cells(policy: TorchPolicy, support: Support) -> list[Cell]:
-    """What the policy wants in every bin of a support's table, with or without a gate."""
+    """The policy's choice in every bin of a support's table, ignoring any gate."""
     manifest = policy.manifest
     asked = cold_questions(manifest, replace(support, gated=None))
     actions = decide(policy, Observations.cold(asked.context), asked.mask)

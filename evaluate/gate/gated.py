@@ -1,4 +1,4 @@
-"""The policy directory that a gate leaves: the same policy, and a manifest that holds it back."""
+"""The gated policy directory: the same policy, with a manifest that restricts it."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ def write_gated(gated: Gated, policy_dir: Path, out: Path) -> None:
 
 
 def read_gated(policy_dir: Path) -> Gated | None:
-    """What a gate found of the policy in a directory, every bin of its tables; None without one.
+    """The gate's verdicts on the policy in a directory; None if it was not gated.
 
     Raises CorruptFile when its file is damaged, and what `Manifest.read` raises.
     """
@@ -52,7 +52,7 @@ def _place(cell: Cell) -> tuple[object, ...]:
 
 
 def gate_rows(gated: Gated) -> list[list[str]]:
-    """A table, heads first: bins by verdict, where the policy wants something at all.
+    """A table, header first: number of bins by verdict, for collectives where the policy acts.
 
     One row a system, group shape and collective; the share inferred is that of the bins that may
     act.
@@ -72,6 +72,6 @@ def gate_rows(gated: Gated) -> list[list[str]]:
 
 
 def refusals(gated: Gated) -> list[tuple[int, str]]:
-    """How many bins were refused for which reason, the most frequent first."""
+    """(number of refused bins, reason), most frequent first."""
     reasons = Counter(c.reason for c in gated.cells if c.verdict is Verdict.REFUSED)
     return [(count, reason) for reason, count in reasons.most_common()]

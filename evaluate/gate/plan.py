@@ -1,8 +1,8 @@
-"""The sweep that a policy's gate needs: only where it acts, only two configs, only so often.
+"""Plans the sweep for a gate: the bins where the policy acts, two configs, enough repeats.
 
-How often follows from the data that the policy was trained on: in each size bin the mean gain, less
-one standard error since the policy chose what looked best, and its spread from run to run. A gate's
-test there is a t-test, whose power is that of a noncentral t.
+The number of repeats follows from the policy's training data: in each size bin the mean gain, less
+one standard error (the policy chose what looked best), and its standard deviation between runs. The
+gate's t-test there has the power of a noncentral t.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from scipy import stats
 
-from dynamiccl.collect.planning.fresh import Asked, write_fresh
+from dynamiccl.collect.planning.fresh import FreshTask, write_fresh
 from dynamiccl.collect.planning.plan import Plan
 from dynamiccl.collect.sweep.load import Sweep
 from dynamiccl.datasets.manifest import Manifest, Support
@@ -25,15 +25,15 @@ from dynamiccl.evaluate.gate.gate import wanted_cells
 from dynamiccl.nccl import Collective
 from dynamiccl.train.policy import TorchPolicy
 
-#: More repeats than this are not planned: what they still would not show is not worth the hours.
+#: Maximum number of planned repeats.
 MOST_CYCLES: Final = 40
-#: A bin that passes less often than this even then is left out.
+#: Bins with a smaller probability of passing at that number are left out.
 _LEAST_POWER: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class GatePlan:
-    """What was written, and what may come of it."""
+    """The sweep that was written, and the expected result of the gate."""
 
     name: str
     #: Bins in which the policy wants a config, and those of them that the sweep measures.
@@ -48,7 +48,7 @@ class GatePlan:
     written: Path
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The fields as plain data for `json.dumps`."""
         return {
             "name": self.name,
             "bins_wanted": self.bins_wanted,
@@ -62,16 +62,16 @@ class GatePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Hope:
-    """How far a bin's gain lies beyond the noise band, in standard deviations of one run."""
+class _ExpectedGain:
+    """Expected gain of a bin beyond the noise band, in standard deviations of one run."""
 
     cell: Cell
     support: Support
-    #: None: the data it was trained on do not tell.
+    #: None: unknown from the training data.
     effect: float | None
 
     def power(self, cycles: int, level: float) -> float:
-        """The chance that the gate's test lets it pass."""
+        """Probability that the gate's test passes the bin."""
         if self.effect is None:
             return 0.0
         limit = stats.t.ppf(1.0 - level, cycles - 1)
@@ -105,7 +105,9 @@ def plan_gate(
             "the policy leaves every choice to NCCL on the groups of this sweep: there is nothing "
             "to gate, and nothing to deploy"
         )
-    hopes = [_Hope(cell, support, _effect(trained, support, cell)) for cell, support in wanted]
+    hopes = [
+        _ExpectedGain(cell, support, _effect(trained, support, cell)) for cell, support in wanted
+    ]
     # Benjamini and Hochberg compare the last that passes with q times the share that does.
     able = [hope for hope in hopes if hope.power(MOST_CYCLES, q / 2) >= _LEAST_POWER]
     if not able:
@@ -142,7 +144,7 @@ def _is_of(support: Support, base: Sweep) -> bool:
 
 
 def _effect(trained: FreshRuns, support: Support, cell: Cell) -> float | None:
-    """By the bin itself, or the nearest one that was measured with this config."""
+    """Effect of the bin itself, or of the nearest one measured with this config; None without."""
     band = trained.band(support, cell.collective)
     for distance in range(REACH_BINS + 1):
         near = sorted({cell.bin - distance, cell.bin + distance})
@@ -154,8 +156,10 @@ def _effect(trained: FreshRuns, support: Support, cell: Cell) -> float | None:
     return None
 
 
-def _kept(hopes: Sequence[_Hope], able: Sequence[_Hope]) -> tuple[list[_Hope], dict[str, int]]:
-    """The bins worth measuring: those able to pass, and what lies between two of them."""
+def _kept(
+    hopes: Sequence[_ExpectedGain], able: Sequence[_ExpectedGain]
+) -> tuple[list[_ExpectedGain], dict[str, int]]:
+    """The bins worth measuring: those that can pass, and those between two of them."""
     reach: dict[tuple[object, ...], list[int]] = {}
     for hope in able:
         reach.setdefault(_family(hope), []).append(hope.cell.bin)
@@ -174,18 +178,18 @@ def _kept(hopes: Sequence[_Hope], able: Sequence[_Hope]) -> tuple[list[_Hope], d
     return kept, left_out
 
 
-def _family(hope: _Hope) -> tuple[object, ...]:
+def _family(hope: _ExpectedGain) -> tuple[object, ...]:
     cell = hope.cell
     return cell.system, cell.num_nodes, cell.num_ranks, cell.collective, cell.action
 
 
-def _asked(kept: Sequence[_Hope], manifest: Manifest) -> list[Asked]:
+def _asked(kept: Sequence[_ExpectedGain], manifest: Manifest) -> list[FreshTask]:
     configs = manifest.actions().configs
-    families: dict[tuple[object, ...], list[_Hope]] = {}
+    families: dict[tuple[object, ...], list[_ExpectedGain]] = {}
     for hope in kept:
         families.setdefault(_family(hope), []).append(hope)
     return [
-        Asked(
+        FreshTask(
             Collective.parse(hopes[0].cell.collective),
             hopes[0].support.num_nodes,
             hopes[0].support.ranks_per_node,
@@ -197,7 +201,7 @@ def _asked(kept: Sequence[_Hope], manifest: Manifest) -> list[Asked]:
 
 
 def _fresh_name(base: str, manifest: Manifest) -> str:
-    """A sweep's name that no run of the policy has."""
+    """A sweep name that no run of the policy has."""
     taken = {run.split("/")[1] for run in manifest.runs}
     names = (f"{base}-fresh{number or ''}" for number in range(len(taken) + 1))
     return next(name for name in names if name not in taken)

@@ -1,4 +1,4 @@
-"""A gate's decisions on the page of a report."""
+"""A gate's verdicts as blocks of a report page."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Stretches of size bins that pass a gate as a whole.
+"""Ranges of neighbouring size bins (stretches) that pass a gate as a whole.
 
 A stretch reaches from one bin that passed alone to another, the policy wants one config all over
 it, and NCCL's own choice is one wherever it was measured. In it lie bins that nobody measured, or
@@ -26,18 +26,18 @@ from dynamiccl.evaluate.gate.cells import Cell, Verdict
 from dynamiccl.evaluate.gate.evidence import MIN_RUNS, FreshRuns, p_value, passing
 from dynamiccl.sizes import BINS_PER_OCTAVE
 
-#: A bin lies below the band where its runs would come from one at the band less often than this.
+#: Significance level of the test that a bin's gain lies below the noise band.
 _BELOW: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Cells of one config, ascending: the first and the last passed alone."""
+    """Ascending cells of one config; the first and the last passed alone."""
 
     cells: Sequence[Cell]
     #: Bins between them in which runs measured default and config.
     within: Sequence[int]
-    #: Of the pooled test; None: nothing between was measured, so there is nothing to test.
+    #: P value of the pooled test; None: nothing in between was measured.
     p_value: float | None = None
 
 
@@ -47,7 +47,7 @@ def let_stretches_pass(
     fresh: FreshRuns,
     q: float,
 ) -> list[Cell]:
-    """The cells, those INFERRED that pass as part of a stretch; the others with the reason."""
+    """The cells, with verdict INFERRED for those that pass in a stretch, or the reason."""
     stretches = [
         stretch
         for key, family in _families(cells).items()
@@ -70,7 +70,7 @@ def let_stretches_pass(
 
 
 def _within(cell: Cell, stretch: _Stretch, support: Support, fresh: FreshRuns) -> Cell:
-    """A bin of a stretch that passed: with it, unless too little is known of one not measured."""
+    """The verdict on a bin of a passing stretch; unmeasured bins need measured neighbours."""
     first, last = stretch.cells[0].bin, stretch.cells[-1].bin
     measured = [first, *stretch.within, last]
     below = max(each for each in measured if each <= cell.bin)
@@ -85,7 +85,7 @@ def _within(cell: Cell, stretch: _Stretch, support: Support, fresh: FreshRuns) -
 
 
 def _alone(cell: Cell, fresh: FreshRuns, supports: Mapping[tuple[str, int, int], Support]) -> Cell:
-    """A bin that lies in no stretch: the reason, where it was not measured."""
+    """The verdict on a bin outside of stretches: the reason, where not measured."""
     if cell.verdict is not Verdict.REFUSED or cell.runs:
         return cell
     support = supports[cell.system, cell.num_nodes, cell.num_ranks]
@@ -126,7 +126,7 @@ def _one_default(cells: Sequence[Cell], support: Support, fresh: FreshRuns) -> b
 
 
 def _loses(cell: Cell, support: Support, fresh: FreshRuns) -> bool:
-    """Whether a bin's own runs say that it must not pass with others."""
+    """Whether a bin's own runs forbid that it passes with others."""
     gains = fresh.gains(support, cell.collective, [cell.bin], cell.action)
     band = fresh.band(support, cell.collective)
     if band is None or len(gains) < MIN_RUNS or float(np.mean(gains)) <= 0.0:

@@ -1,1 +1,1 @@
-"""Off-policy evaluation: what a policy would have been worth, from logs of another one."""
+"""Off-policy evaluation: a policy's value, estimated from logs of another policy."""

@@ -30,7 +30,7 @@ NO_INTERVAL: Final = "no interval"
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value, or why there is none."""
+    """A value with its interval, or why there is none."""
 
     estimator: str
     value: float | None
@@ -46,13 +46,13 @@ def weights_of(log: Log, policy: Float64Array) -> Float64Array:
 
 
 def direct(log: Log, policy: Float64Array, model: Float64Array) -> Estimate:
-    """The mean of a reward model (T, A) under the policy; error of the model is not in sight."""
+    """The mean of a reward model (T, A) under the policy; the model's error is not included."""
     value = float((policy * model).sum(axis=1)[log.task].mean())
     return Estimate("DM", value, None, None, float(len(log)), NO_INTERVAL)
 
 
 def ips(log: Log, policy: Float64Array, behaviour: Float64Array, confidence: float) -> Estimate:
-    """Importance sampling; `behaviour` (T, A) tells what could have been taken."""
+    """Importance sampling; `behaviour` (T, A) are the logging probabilities."""
     weights = weights_of(log, policy)
 
     def terms() -> tuple[float, Float64Array]:
@@ -76,7 +76,7 @@ def snips(log: Log, policy: Float64Array, behaviour: Float64Array, confidence: f
 def doubly_robust(
     log: Log, policy: Float64Array, behaviour: Float64Array, confidence: float
 ) -> Estimate:
-    """Direct method and weighted residuals, each row's by a model of the other half of the rows."""
+    """Doubly robust: direct method plus weighted residuals, with cross-fitted models."""
     expected, predicted = _cross_fitted(log, policy)
     each = expected + weights_of(log, policy) * (log.reward - predicted)
 
@@ -89,7 +89,7 @@ def doubly_robust(
 def every_estimate(
     log: Log, policies: Sequence[Float64Array], behaviour: Float64Array, confidence: float
 ) -> list[dict[str, Estimate]]:
-    """What each estimator says of each policy, by its name, with one reward model for all."""
+    """Estimates of each policy, by estimator name, with a shared reward model."""
     model = tabular_model(log, behaviour.shape)
     return [
         {
@@ -106,7 +106,7 @@ def every_estimate(
 
 
 def _cross_fitted(log: Log, policy: Float64Array) -> tuple[Float64Array, Float64Array]:
-    """(n,) a model's reward of the policy, and of the action taken; it has not seen the row."""
+    """(n,) predicted rewards of the policy, and of the logged action, for unseen rows."""
     expected, predicted = np.empty(len(log)), np.empty(len(log))
     is_even = np.arange(len(log)) % 2 == 0
     for part in (is_even, ~is_even):

@@ -1,4 +1,4 @@
-"""What policies are worth by the log that a sweep with drawn configs is.
+"""Off-policy estimates of policies on a sweep whose configs were drawn at random.
 
 Scores of a report let a policy choose among the configs that were drawn for a task. Here it may
 take any that could have been, and its time is estimated from the draws: the other question, and
@@ -29,7 +29,7 @@ ESTIMATORS: Final = ("DM", "SNIPS", "DR")
 
 @dataclass(frozen=True, slots=True)
 class LoggedValue:
-    """What one policy is worth on the tasks of one system where it acts."""
+    """A policy's estimated value on the tasks of one system where it acts."""
 
     policy: str
     #: Tasks with draws, and those of them where the policy does not leave the choice to NCCL.
@@ -51,7 +51,7 @@ class LoggedValue:
 
 
 def time_over_default(found: Estimate) -> tuple[float | None, float | None, float | None]:
-    """An estimate and the ends of its interval as time over NCCL's default."""
+    """An estimate and its interval as time / NCCL's default."""
     mean, low, high = (
         None if end is None else -end for end in (found.value, found.high, found.low)
     )
@@ -61,7 +61,7 @@ def time_over_default(found: Estimate) -> tuple[float | None, float | None, floa
 def logged_values(
     frame: pl.DataFrame, catalogue: Catalogue, grid: TaskGrid, policies: Sequence[LearnedPolicy]
 ) -> dict[str, list[LoggedValue]]:
-    """System -> every policy on the tasks of a grid; without systems that have no draws."""
+    """System -> every policy's values; systems without draws are left out."""
     drawn = drawn_rows(frame, catalogue, grid)
     return {
         str(system): [_value(rows, catalogue, grid, policy) for policy in policies]

@@ -1,4 +1,4 @@
-"""Logs: what a behaviour policy did, with which probability, and what came of it.
+"""Logs for off-policy evaluation: actions, their logging probabilities, rewards.
 
 A sweep that draws what it measures (`strategy.kind` random or adaptive) writes down with which
 probability it took each config: such rows are a log, from which it can be told what a policy is
@@ -27,7 +27,7 @@ _DRAW: Final = [name for name in (*CELL_COLUMNS, *REPEAT_COLUMNS) if name != "in
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """n calls."""
+    """n logged calls."""
 
     task: npt.NDArray[np.int64]  # (n,), row of the task
     action: npt.NDArray[np.int64]  # (n,)
@@ -41,7 +41,7 @@ class Log:
         return len(self.action)
 
     def rows(self, which: npt.NDArray[np.bool_]) -> Self:
-        """Some of the calls."""
+        """The calls selected by `which`."""
         return type(self)(
             self.task[which],
             self.action[which],
@@ -54,7 +54,7 @@ class Log:
 def drawn_rows(frame: pl.DataFrame, catalogue: Catalogue, grid: TaskGrid) -> pl.DataFrame:
     """The measurements that a strategy drew for tasks of a grid, with `task` and `action`.
 
-    A row each draw that gave a time; NCCL's default is measured beside them and not drawn.
+    One row for each draw that has a time; NCCL's default is measured beside them and not drawn.
     """
     drawn = independent(quiet(comparable(frame))).filter(
         ~pl.col("is_default") & pl.col("behaviour_probability").is_not_null()
@@ -66,7 +66,7 @@ def drawn_rows(frame: pl.DataFrame, catalogue: Catalogue, grid: TaskGrid) -> pl.
 
 
 def read_log(drawn: pl.DataFrame, grid: TaskGrid) -> Log:
-    """The log of `drawn_rows`: adaptive unless each task's draws were all of one probability."""
+    """The log of `drawn_rows`; adaptive unless each task's draws have equal probabilities."""
     task, action = (drawn[name].to_numpy().astype(np.int64) for name in ("task", "action"))
     kinds = drawn.group_by("sweep", "task").agg(pl.col("behaviour_probability").n_unique())
     return Log(

@@ -11,9 +11,9 @@ _PRIOR_ROWS: Final = 0.5
 
 
 def tabular_model(log: Log, shape: tuple[int, int]) -> Float64Array:
-    """(T, A) mean reward of every cell, drawn towards its action's mean where rows are few.
+    """(T, A) mean reward of every cell, shrunk towards its action's mean where rows are few.
 
-    Where an action was never taken, the mean over all rows stands in.
+    For an action that was never taken, the mean over all rows.
     """
     sums, counts = np.zeros(shape), np.zeros(shape)
     np.add.at(sums, (log.task, log.action), log.reward)

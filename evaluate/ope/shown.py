@@ -1,4 +1,4 @@
-"""Off-policy estimates on the page of a report."""
+"""Off-policy estimates as a block of a report page."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,7 +8,7 @@ from dynamiccl.evaluate.ope.logged import CONFIDENCE, ESTIMATORS, LoggedValue, t
 
 
 def logged_blocks(found: Sequence[LoggedValue]) -> Iterator[TableBlock]:
-    """A table of the estimates; nothing where the data hold no draws."""
+    """A table of the estimates; nothing where the data have no draws."""
     if not found:
         return
     heads = ["policy", "tasks where it acts", "draws there", *ESTIMATORS]

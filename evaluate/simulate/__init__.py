@@ -1,1 +1,1 @@
-"""Whole jobs in the simulated world: who spends least time on communication, and why."""
+"""Simulates whole jobs and compares policies by total communication time."""

@@ -1,4 +1,4 @@
-"""All rows of the comparison, by total true communication time, with intervals over seeds."""
+"""Compares policies by total true communication time, with intervals over seeds."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from dynamiccl.evaluate.simulate.lineup import NCCL, ORACLES, Contender, Setting
 from dynamiccl.evaluate.simulate.rollout import Timeline, Totals, roll_out
 from dynamiccl.train.study import student_interval
 
-#: A share of calls slower than under NCCL's own choice that is told beside the mean.
+#: Share of calls slower than NCCL's own choice above which verdicts mention it.
 _WORTH_SAYING: Final = 0.05
 
 
@@ -26,11 +26,11 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Student's."""
+        """Mean and Student's interval."""
         return cls(float(np.mean(values)), *student_interval(values))
 
     def text(self, spec: str = ".2%") -> str:
-        """For a table."""
+        """The estimate as text."""
         if self.low is None or self.high is None:
             return f"{self.mean:{spec}}"
         return f"{self.mean:{spec}} ({self.low:{spec}} to {self.high:{spec}})"
@@ -38,27 +38,27 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One contender; shares are fractions. All times are true ones, changes of config included."""
+    """The results of one policy: shares are fractions, times true and with config changes."""
 
     name: str
-    #: Of one job, all its calls.
+    #: Total time of one job's calls.
     seconds: Estimate
-    #: Over the jobs that leave all to NCCL, less one: below 0 is faster.
+    #: Time / NCCL's own choice - 1; below 0 is faster.
     over_default: Estimate
-    #: The same of whole jobs, compute included: what is won, or lost to compute that is slowed.
+    #: The same for whole jobs, compute included.
     job_over_default: Estimate
-    #: Over the oracle, less one.
+    #: Time / oracle - 1.
     regret: Estimate
     changes_per_1000_calls: float
     share_slower_than_default: float
     alarms_per_1e5_calls: float
-    #: Totals of each seed, s: what rows are compared by, pair by pair.
+    #: Total time of each seed, s; rows are compared seed by seed.
     seed_seconds: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What `dynamiccl-evaluate simulate` found."""
+    """The result of `dynamiccl-evaluate simulate`."""
 
     system: str
     workload: str
@@ -84,13 +84,13 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What rows came to with each seed, and the first seed's course."""
+    """Results of rows for each seed, and the first seed's timeline."""
 
     totals: dict[str, list[Totals]]
     timelines: dict[str, Timeline]
 
     def add(self, other: "Played") -> None:
-        """Add the same rows with other seeds."""
+        """Add results of the same rows with other seeds."""
         for name, totals in other.totals.items():
             self.totals.setdefault(name, []).extend(totals)
             self.timelines.setdefault(name, other.timelines[name])
@@ -102,7 +102,7 @@ def play(
     seeds: Sequence[int],
     progress: Callable[[int], None] | None = None,
 ) -> Played:
-    """Play every contender with every seed; `progress` is told of calls."""
+    """Simulate every contender with every seed; `progress` is called with numbers of calls."""
     played = Played({}, {})
     for contender in contenders:
         for seed in seeds:
@@ -113,7 +113,10 @@ def play(
 
 
 def conclude(setting: Setting, played: Played) -> Comparison:
-    """Figures and verdicts. One of the rows has to be NCCL's own choice: KeyError."""
+    """Metrics and verdicts.
+
+    Raises KeyError unless one of the rows is NCCL's own choice.
+    """
     default = played.totals[NCCL]
     rows = [make_row(name, totals, default) for name, totals in played.totals.items()]
     return Comparison(
@@ -130,7 +133,7 @@ def conclude(setting: Setting, played: Played) -> Comparison:
 
 
 def make_row(name: str, totals: Sequence[Totals], default: Sequence[Totals]) -> Row:
-    """The figures of a contender's seeds; `default` is what NCCL's choice came to in each."""
+    """The metrics of a contender; `default` are the totals of NCCL's choice, by seed."""
     calls = sum(each.calls * len(each.total_us) for each in totals)
 
     def share(what: Callable[[Totals], float]) -> float:
@@ -156,9 +159,9 @@ def make_row(name: str, totals: Sequence[Totals], default: Sequence[Totals]) -> 
 
 
 def over_best(rows: Sequence[Row]) -> tuple[str, dict[str, Estimate]]:
-    """Who spends least time of all that do not know the state, and how much more the others do.
+    """The fastest row that does not know the network state, and the others' excess time.
 
-    Fractions, compared seed by seed; the next best comes first. Raises ValueError without any row.
+    Fractions, compared seed by seed; the next best first. Raises ValueError without any row.
     """
     best, *rest = sorted(
         (row for row in rows if row.name not in ORACLES), key=lambda row: row.seconds.mean
@@ -172,7 +175,7 @@ def over_best(rows: Sequence[Row]) -> tuple[str, dict[str, Estimate]]:
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
-    """Plain sentences: who is fastest but for the oracle, by pairs, and who loses to NCCL."""
+    """Sentences: which row is fastest but the oracle, and which lose to NCCL."""
     others = [row for row in rows if row.name not in ORACLES]
     if not others:
         return []

@@ -1,7 +1,7 @@
-"""The rows of the comparison: who plays, in which world, and whether somebody watches.
+"""The rows of a simulated comparison: player, world, and detector.
 
-Every policy plays in a world of its own catalogue; all worlds of one seed meet the same
-surroundings.
+Every policy plays in a world with its own catalogue of configs; all worlds of one seed have the
+same interference.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,10 +40,10 @@ from dynamiccl.train.policy import TorchPolicy
 
 NCCL: Final = "nccl-default"
 ORACLE: Final = "oracle"
-#: What knowing the state is worth when ranks have to agree first: nobody who decides can do better.
+#: The oracle with the delay of agreement: an upper bound for all deciding players.
 DELAYED: Final = "oracle, delayed"
 ORACLES: Final = frozenset({ORACLE, DELAYED})
-#: Jobs that are looked at to find the best fixed choices; other seeds than any that is played.
+#: Jobs used to find the best fixed choices, with seeds not used in the comparison.
 _PILOT_SEEDS: Final = (1_000_001, 1_000_002)
 _PILOT_STEPS: Final = 4_000
 
@@ -52,7 +52,7 @@ MakeWatch = Callable[[], Watch]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is simulated."""
+    """The simulated system, workload and scenario."""
 
     system: System
     workload: Workload
@@ -61,26 +61,26 @@ class Setting:
     jobs: int
 
     def world(self, configs: Sequence[Config]) -> World:
-        """The world of a catalogue."""
+        """The world with a catalogue's configs."""
         return World(self.system, self.workload, configs, self.scenario)
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A row: a player that begins anew with each seed, and its environment."""
+    """One row: a player, made anew for each seed, and its environment."""
 
     name: str
     world: World
     tables: Tables
     make: Callable[[CollectiveEnv, int], Player]
     make_watch: MakeWatch | None = None
-    #: Whether the player looks at observations; they cost time.
+    #: Whether the player needs observations, which cost time.
     observes: bool = False
     #: Whether decisions take effect at once: a table from the start, and the oracle's.
     at_once: bool = False
 
     def prepare(self, setting: Setting, seed: int) -> tuple[CollectiveEnv, Player]:
-        """An environment and the player for one seed."""
+        """The environment and the player for one seed."""
         course = Course(
             episode_calls=setting.calls,
             delay_calls=0 if self.at_once else delay_calls(self.world),
@@ -117,7 +117,7 @@ def simple_contenders(setting: Setting) -> list[Contender]:
 def policy_contenders(
     setting: Setting, name: str, policy: TorchPolicy, make_watch: MakeWatch | None
 ) -> list[Contender]:
-    """A policy on its own; and with a Trigger watching: it, and a search that begins from it."""
+    """A policy alone; with a Trigger; and as the start of a search with a Trigger."""
     world = setting.world(policy.manifest.actions().configs)
     known = policy.manifest
     tables = Tables.of(world, known.launch_profiles, known.noise_table(), known.cost_table())
@@ -147,7 +147,7 @@ def _fixed(chosen: Actions, _env: CollectiveEnv, _seed: int) -> Player:
 
 
 def cold_priors(policy: TorchPolicy, tables: Tables) -> list[Prior]:
-    """What a policy predicts of every task key without a history."""
+    """A policy's predictions for every task key without history."""
     q = policy.values(Observations.cold(tables.context.copy()), tables.mask)
     return [Prior.from_q(row) for row in q]
 
@@ -162,7 +162,7 @@ def _autoccl(env: CollectiveEnv, seed: int) -> Player:
 
 
 def search_spaces(world: World) -> dict[Key, SearchSpace]:
-    """What may be tried for each task key; a search begins where NCCL's own knobs are."""
+    """The search space of each task key; it begins with NCCL's own knobs."""
     choices = [Choice(config) for config in world.configs]
     return {
         key: SearchSpace(

@@ -1,4 +1,4 @@
-"""Who decides in a simulated world: fixed choices, searches, learned policies, the oracle.
+"""Players of a simulated world: fixed choices, searches, learned policies, the oracle.
 
 N jobs, A actions of the player's own world.
 """
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.features import Observations
 from dynamiccl.serve.search.tuner import Tuner, is_disturbed
-from dynamiccl.simulator.world import Ran, World
+from dynamiccl.simulator.world import CallResults, World
 from dynamiccl.train.environment import CollectiveEnv
 from dynamiccl.train.policy import TorchPolicy
 
@@ -21,38 +21,38 @@ Actions = npt.NDArray[np.int64]
 
 
 class Player(Protocol):
-    """Decides about the next call of every job."""
+    """Chooses the action of every job's next call."""
 
     def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:
         """(N,) actions."""
 
-    def learn(self, ran: Ran, env: CollectiveEnv) -> None:
-        """Be told what the calls came to."""
+    def learn(self, ran: CallResults, env: CollectiveEnv) -> None:
+        """Receive the results of the calls."""
 
 
 class _Silent:
-    """What players share that learn nothing while they play."""
+    """A player that ignores results."""
 
-    def learn(self, ran: Ran, env: CollectiveEnv) -> None:
-        """Nothing."""
+    def learn(self, ran: CallResults, env: CollectiveEnv) -> None:
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed(_Silent):
-    """An action (keys,) for each task key; zeros are NCCL's own choice."""
+    """A fixed action (keys,) for each task key; 0 is NCCL's own choice."""
 
     actions: Actions
 
     def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:  # noqa: ARG002
-        """Look up."""
+        """The keys' actions."""
         return self.actions[env.jobs.key]
 
 
 class Oracle(_Silent):
-    """Knows the state of every link."""
+    """Knows the network state, and takes the truly fastest config."""
 
     def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:  # noqa: ARG002
-        """The least true time of the call that comes, changes left out."""
+        """The config with the smallest true time of the next call, without switching costs."""
         found: Actions = np.nanargmin(env.jobs.oracle_us(), axis=1).astype(np.int64)
         return found
 
@@ -66,7 +66,7 @@ class Learned(_Silent):
     """
 
     def __init__(self, policy: TorchPolicy, env: CollectiveEnv) -> None:
-        """Decide about the jobs of an environment, nothing yet."""
+        """Start without decisions for the environment's jobs."""
         self._policy = policy
         self._period = max(env.course.delay_calls, 1)
         shape = (env.num_envs, len(env.world.keys))
@@ -77,7 +77,7 @@ class Learned(_Silent):
         self._calls = 0
 
     def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:
-        """Ask the TorchScript policy about the keys that are due."""
+        """Query the TorchScript policy for the keys that are due."""
         key = env.jobs.key
         due = np.flatnonzero(self._calls - self._asked_at[self._job, key] >= self._period)
         if len(due):
@@ -93,7 +93,7 @@ class Learned(_Silent):
     ) -> Actions:
         if not self._policy.state_units:
             return self._policy.act(seen, mask)
-        # A key that is asked about for the first time has had no call, and says nothing of the job.
+        # A key without calls has no information about the job's state.
         told = self._asked_at[job, key] >= 0
         before = np.where(told, self._decided[job, key], -1)
         h, c = self._state[:, job]
@@ -103,23 +103,23 @@ class Learned(_Silent):
 
 
 class Searching:
-    """An online search for each job, told of every call."""
+    """An online search for each job."""
 
     def __init__(self, make: Callable[[int], Tuner], num_jobs: int, *, alarmed: bool) -> None:
-        """Make a tuner for each job; `alarmed` ones are told what the environment's watch says."""
+        """Make a tuner for each job; with `alarmed`, Trigger alarms are passed on."""
         self._tuners = [make(job) for job in range(num_jobs)]
         self._alarmed = alarmed
-        #: (job, key) of task keys that are disturbed.
+        #: (job, key) pairs with interference.
         self._disturbed: set[tuple[int, int]] = set()
 
     def act(self, observation: Mapping[str, Any], env: CollectiveEnv) -> Actions:  # noqa: ARG002
-        """Ask each."""
+        """Each tuner's requested action."""
         keys = env.jobs.key.tolist()
         asked = [tuner.ask(key) for tuner, key in zip(self._tuners, keys, strict=True)]
         return np.array(asked, dtype=np.int64)
 
-    def learn(self, ran: Ran, env: CollectiveEnv) -> None:
-        """Tell each, and pass alarms on."""
+    def learn(self, ran: CallResults, env: CollectiveEnv) -> None:
+        """Pass times, and alarms, to each tuner."""
         told = (ran.key.tolist(), ran.measured_us.tolist(), ran.action.tolist())
         for tuner, key, time_us, action in zip(self._tuners, *told, strict=True):
             tuner.tell(key, time_us, action)
@@ -132,7 +132,7 @@ class Searching:
 
 
 def best_fixed(world: World, times_us: npt.NDArray[np.float64]) -> Actions:
-    """The one config with the least total time; keys that lack it take NCCL's choice.
+    """The config with the smallest total time for all keys; NCCL's choice where it is missing.
 
     `times_us` (keys, A) is the mean true time of each config on each key, NaN where there is none.
     """
@@ -143,7 +143,7 @@ def best_fixed(world: World, times_us: npt.NDArray[np.float64]) -> Actions:
 
 
 def best_table(times_us: npt.NDArray[np.float64]) -> Actions:
-    """The best config of each key on average over all states: what no table can beat."""
+    """The best config of each key on average over states: a bound for tables."""
     found: Actions = np.nanargmin(times_us, axis=1).astype(np.int64)
     return found
 

@@ -1,7 +1,7 @@
-"""One player's jobs from begin to end, and what they come to by true times.
+"""Runs one player's jobs from start to end, and adds up true times.
 
-Surroundings do not depend on what is chosen (dynamiccl/simulator/world.py), so players of one seed
-meet the same congestion at the same calls, and differences are theirs.
+Interference does not depend on actions (dynamiccl/simulator/world.py), so players with one seed
+meet the same congestion at the same calls.
 """
 
 from collections.abc import Callable
@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.evaluate.simulate.players import Player
-from dynamiccl.simulator.world import Ran
+from dynamiccl.simulator.world import CallResults
 from dynamiccl.train.environment import CollectiveEnv
 
 Float64Array = npt.NDArray[np.float64]
-#: Slower than NCCL's choice in the same state by more than this is called slower.
+#: A call counts as slower than NCCL's choice in the same state beyond this factor.
 SLOWER: Final = 0.01
 
 
@@ -30,7 +30,7 @@ class Timeline:
     measured_us: Float64Array
     default_us: Float64Array
     changed: npt.NDArray[np.bool_]
-    #: Whether the watch begins to say that something is wrong; all false without one.
+    #: Calls at which an alarm begins; all False without a detector.
     alarm_began: npt.NDArray[np.bool_]
     level: Float64Array
     #: The worst slowdown of a link or the host.
@@ -39,11 +39,11 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What N jobs came to, each (N,)."""
+    """Totals of N jobs, each (N,)."""
 
     #: True time of all calls, changes included.
     total_us: Float64Array
-    #: With the compute between and beside the calls: what the jobs take.
+    #: Total job time, with the compute between and beside calls.
     job_us: Float64Array
     #: The best config of each call, changes left out.
     oracle_us: Float64Array
@@ -61,9 +61,9 @@ def roll_out(
     *,
     seed: int,
     progress: Callable[[int], None] | None = None,
-    recorded: Callable[[Ran], None] | None = None,
+    recorded: Callable[[CallResults], None] | None = None,
 ) -> tuple[Totals, Timeline]:
-    """Play an episode of the environment's course."""
+    """Run one episode of the environment."""
     observation, _ = env.reset(seed=seed)
     calls, jobs = env.course.episode_calls, env.num_envs
     total, job, oracle = np.zeros((3, jobs))

@@ -20,15 +20,15 @@ from dynamiccl.train.policy import TorchPolicy
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """A policy as it is given on the command line."""
+class PolicyChoice:
+    """A policy of the command line: its name and its run."""
 
     name: str
     run: str
 
     @classmethod
     def parse(cls, text: str, index: int) -> Self:
-        """Read `NAME=RUN`, or a run alone."""
+        """Parse `NAME=RUN`, or a run alone."""
         name, equals, run = text.partition("=")
         return (
             cls(name, run) if equals else cls("policy" if index == 0 else f"policy-{index}", text)
@@ -42,7 +42,7 @@ def simulate(
     seeds: Sequence[int],
     out: Path,
 ) -> Comparison:
-    """Play all rows and write the page; `policies` are directories by name.
+    """Simulate all rows and write the page; `policies` are directories by name.
 
     Raises UserError for a system that cannot run the workload, and as `TorchPolicy.load`.
     """

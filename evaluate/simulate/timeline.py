@@ -1,4 +1,4 @@
-"""The course of one job: what calls took, where alarms and changes of config fell."""
+"""Timeline of one job: call times, alarms and config changes."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from dynamiccl.evaluate.figures.drawing import svg_text
 from dynamiccl.evaluate.simulate.rollout import Timeline
 
-#: Points that a page can bear; more calls are averaged over windows.
+#: Maximum number of points; more calls are averaged over windows.
 MAX_POINTS = 600
 
 

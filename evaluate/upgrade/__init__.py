@@ -1,1 +1,1 @@
-"""What NCCL's own cost model would decide otherwise in another release, and its cost."""
+"""Compares the decisions of two NCCL releases, by their cost models."""

@@ -1,4 +1,4 @@
-"""Where two releases of NCCL choose otherwise, by NCCL's own cost model, and the ranges of it.
+"""Ranges of sizes where two NCCL releases choose differently, by their cost models.
 
 The times of both choices are the simulated system's: what a config takes on the machines, whoever
 chose it, since its physics are of no release. NCCL's own predictions stand beside them, each
@@ -19,7 +19,7 @@ from dynamiccl.simulator.system import System
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A point at which the new release chooses otherwise."""
+    """A point at which the new release chooses differently."""
 
     point: Point
     old: Config
@@ -33,7 +33,7 @@ class Changed:
 
     @property
     def modelled(self) -> float | None:
-        """New over old time, as a logarithm; None: not modelled."""
+        """ln(new / old modelled time); None if not modelled."""
         if self.old_us is None or self.new_us is None:
             return None
         return float(np.log(self.new_us / self.old_us))
@@ -41,20 +41,20 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Neighbouring points of one collective and group that change between the same cells."""
+    """Neighbouring points of one collective and group with the same change."""
 
     points: Sequence[Changed]
 
     @property
     def modelled(self) -> float | None:
-        """The mean modelled change, as a fraction of the old time; None: not modelled."""
+        """The mean modelled change, as a fraction of the old time; None if not modelled."""
         known = [each.modelled for each in self.points if each.modelled is not None]
         return float(np.expm1(np.mean(known))) if known else None
 
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """Two releases asked about the same points."""
+    """The decisions of two releases at the same points."""
 
     asked: int
     calls: int
@@ -78,9 +78,9 @@ class Release:
 
 
 def decide(points: Points, old: Release, new: Release) -> Decisions:
-    """Ask both releases about every point, and merge neighbours that change alike.
+    """Ask both releases about every point, and merge neighbours with the same change.
 
-    Raises NotEnoughData when there is none that can be asked.
+    Raises NotEnoughData when there is no point that can be asked about.
     """
     ranges: list[Range] = []
     left_out, asked, calls = dict(points.left_out), 0, 0

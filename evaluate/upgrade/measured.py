@@ -1,4 +1,4 @@
-"""Measured times of the choices that change, from a sweep of the system: old config against new.
+"""Measured effect of the changed choices: old config against new, from a sweep of the system.
 
 Which release the sweep ran under does not matter for who chose: only what ran is looked at, as it
 was read back, or else as it was asked for by name. Two configs are compared within runs.
@@ -32,7 +32,7 @@ Key = tuple[str, int, int, int, Config]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the new choice takes over the old one, as a fraction of the old time."""
+    """The measured change, as a fraction of the old time."""
 
     #: Points of the range that were measured.
     points: int
@@ -44,14 +44,14 @@ class Measured:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The change as text."""
         if self.low is None or self.high is None:
             return f"{self.mean:+.1%} (no interval)"
         return f"{self.mean:+.1%} ({self.low:+.1%} to {self.high:+.1%})"
 
 
 class MeasuredTimes:
-    """The quiet, independent times of a data set's system by what ran, and by run."""
+    """Quiet, independent times of a system by config that ran, and by run."""
 
     def __init__(
         self, frame: pl.DataFrame, system: str, model_of: Callable[[NcclVersion], CostModel]
@@ -76,7 +76,7 @@ class MeasuredTimes:
         self._logs = _logs(independent(comparable(quiet(rows))), models)
 
     def of(self, one: Range) -> Measured | None:
-        """The change of a range, the mean over its measured points; None: not measured."""
+        """The measured change of a range, the mean over its points; None if not measured."""
         found = [logs for each in one.points if (logs := self._change(each))]
         if not found:
             return None
@@ -89,7 +89,7 @@ class MeasuredTimes:
         return _interval(len(found), by_run)
 
     def _change(self, changed: Changed) -> dict[str, float]:
-        """log(new / old) by run; one of all runs under "" where no run has both; empty: neither."""
+        """ln(new / old) by run; key "" for all runs together where no run has both."""
         call = changed.point.call
         place = (call.collective.wire, call.group.num_nodes, call.group.ranks_per_node)
         old, new = (
@@ -115,7 +115,7 @@ def _interval(points: int, logs: npt.NDArray[np.float64]) -> Measured:
 def _logs(
     rows: pl.DataFrame, models: Mapping[str, CostModel]
 ) -> Mapping[Key, dict[str, list[float]]]:
-    """Log times by place, config that ran, and run; without what nobody knows the config of."""
+    """Log times by place, config that ran, and run; rows without a known config are dropped."""
     ran = [pl.coalesce(f"actual_{knob}", f"requested_{knob}").alias(knob) for knob in _KNOBS]
     known = (
         rows.filter(pl.col("requested_chunk_bytes").is_null())

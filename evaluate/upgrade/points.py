@@ -1,4 +1,4 @@
-"""The collectives that two releases are asked about: those of a job, or a grid.
+"""The collectives about which two releases are asked: a job's calls, or a grid.
 
 Sizes of a job are taken as they were called: NCCL's thresholds lie between them, and a bin may have
 one on either side.
@@ -24,7 +24,7 @@ _TUNED: Final = {collective.wire: collective for collective in Collective if col
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A collective of one size, and how often a job called it; 0: it is of a grid."""
+    """A collective of one size, and its number of calls in a job (0: from a grid)."""
 
     call: Call
     calls: int = 0
@@ -32,7 +32,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """What is asked, and the calls about which nothing can be asked."""
+    """The points, and the calls that cannot be asked about."""
 
     points: Sequence[Point]
     #: Reason -> calls that are left out.

@@ -1,4 +1,4 @@
-"""What another release would change, for people: sentences, a table, a page; and as plain data."""
+"""Output of an upgrade comparison: sentences, a table, a page, JSON."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -32,7 +32,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
-    """Two releases on one system, and what was measured of what they choose otherwise."""
+    """Two releases on one system, with measured effects."""
 
     versions: tuple[str, str]
     system: str
@@ -45,7 +45,7 @@ class Upgrade:
 
     @property
     def slower(self) -> list[bool]:
-        """Whether each range gets slower: as it was measured, or else as it is modelled."""
+        """Whether each range gets slower, by measurement, else by model."""
         p_values = np.array(
             [1.0 if m is None or m.p_value is None else m.p_value for m in self.measured]
         )
@@ -61,7 +61,7 @@ class Upgrade:
 
     @property
     def verdicts(self) -> list[str]:
-        """What it comes to, a sentence each."""
+        """The result, one sentence each."""
         decisions, changed = self.decisions, self.decisions.changed
         cells = sum(1 for each in changed if not _channels_alone(each))
         points = sum(measured.points for measured in self.measured if measured is not None)
@@ -151,7 +151,7 @@ class Upgrade:
 
 
 def write(found: Upgrade, out: Path) -> Path:
-    """Write page and data into `out`; returns the page."""
+    """Write page and JSON into `out`; returns the page's path."""
     blocks = list(_blocks(found))
     section = Section("What NCCL chooses otherwise", blocks, verdicts=found.verdicts)
     header = {"versions": found.versions, "system": found.system, "limits": found.limits}
@@ -171,7 +171,7 @@ def _place(one: Range) -> list[str]:
 
 
 def _configs(configs: Sequence[Config]) -> str:
-    """Configs of one algorithm and protocol, with the span of their channels."""
+    """Configs of one algorithm and protocol, with their range of channels."""
     channels = sorted(config.num_channels or 0 for config in configs)
     span = "-".join(dict.fromkeys(str(end) for end in (channels[0], channels[-1])))
     return f"{configs[0].key.rpartition('/')[0]} {span}ch"

@@ -1,1 +1,1 @@
-"""A judge with frozen worlds: anybody's answers, by a truth without noise."""
+"""The benchmark of policies on frozen simulated worlds with known true times."""

@@ -1,4 +1,4 @@
-"""Answers to the test questions as a CSV file: `task,algorithm,protocol,channels`.
+"""Answers of an entry as a CSV file: `task,algorithm,protocol,channels`.
 
 Empty knobs leave the choice to NCCL, all three or the channels alone. There is one row for each
 task, and a choice must be open for it (the column `choices` of the questions).

@@ -1,4 +1,4 @@
-"""One draw of a world on disk: what may be learnt from, what is asked, and the truth.
+"""One draw of a world on disk: training data, questions, and the truth.
 
     DIR/worlds-1/WORLD/DRAW/train/          data set: three noisy cycles, NCCL's costs; no test size
     DIR/worlds-1/WORLD/DRAW/questions.csv   the test tasks with their choices, and no time
@@ -33,7 +33,7 @@ _TRUTH_FOLDER: Final = "truth"
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One draw, read; T test tasks and A actions."""
+    """One draw, loaded; T test tasks and A actions."""
 
     world: str
     number: int
@@ -47,7 +47,7 @@ class Draw:
 
     @classmethod
     def open(cls, world: str, number: int, out: Path) -> Self:
-        """Read the draw below `out`; make it first where it is not there.
+        """Load the draw below `out`; make it first if it is missing.
 
         Raises what reading a data set raises.
         """
@@ -75,12 +75,12 @@ class Draw:
 
     @property
     def name(self) -> str:
-        """As messages and files call it, `h100-3`."""
+        """Name in messages and files, such as `h100-3`."""
         return f"{self.world}-{self.number}"
 
     @property
     def asked(self) -> TaskGrid:
-        """(T, A) the test tasks with their choices; every time is 1, so that none can be seen."""
+        """(T, A) the test tasks with their choices; all times are 1, to hide the truth."""
         times = np.where(self.truth.mask, 1.0, np.nan)
         return replace(self.truth, times_us=times, samples={})
 
@@ -123,7 +123,7 @@ def _sweep(world: str, number: int, folder: Path) -> None:
 
 
 def _without_test_sizes(data: Path, out: Path) -> None:
-    """The measurements of all sizes that are no test sizes, and NCCL's costs whole."""
+    """Copy the measurements without test sizes, and all of NCCL's costs."""
     frame = read(data)
     kept = with_split(frame).filter(pl.col("split") != Split.TEST.value)
     table = kept.select(MEASUREMENTS.names).to_arrow().cast(MEASUREMENTS)

@@ -1,4 +1,4 @@
-"""Who can be judged: recipes, baselines, tables, scripts and trained policies, by what is typed."""
+"""Entries of the benchmark: recipes, baselines, tables, scripts and trained policies."""
 
 import os
 from collections.abc import Callable
@@ -29,7 +29,7 @@ _OTHERS: Final = (CostTimesResidual.name, "TABLE.csv", "SCRIPT", "RUN_OR_ARTIFAC
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Somebody who answers a draw's questions."""
+    """Something that answers a draw's questions."""
 
     name: str
     #: (T,) an action for each task of a draw; files are kept in the folder.
@@ -37,15 +37,15 @@ class Entry:
 
     @property
     def folder(self) -> str:
-        """What its answers are filed under."""
+        """Name of the folder of its answers."""
         return slug(self.name)
 
 
 def find_entry(text: str, tracking_uri: str, limit_s: float) -> Entry:
-    """What `text` names; a script may take `limit_s` for a draw.
+    """The entry named `text`; a script may take `limit_s` seconds for a draw.
 
-    Raises UnknownName for what is nothing, UserError for a script that cannot be executed, and
-    MissingPath for a policy that is not there.
+    Raises UnknownName for an unknown name, UserError for a script that cannot be executed, and
+    MissingPath for a missing policy.
     """
     if text in BASELINES:
         return baseline(text)
@@ -82,7 +82,7 @@ def _corrected(draw: Draw, _: Path) -> Actions:
 
 
 def _trained(name: str, draw: Draw, folder: Path) -> Actions:
-    """What a recipe chooses that was trained on the draw, with its number as seed."""
+    """The actions of a recipe trained on the draw, with the draw's number as seed."""
     folder.mkdir(parents=True, exist_ok=True)
     done = fit(
         draw.folder / TRAIN_FOLDER,

@@ -1,4 +1,4 @@
-"""What worlds-1 is: names, draws, and the hashes that its figures stand on.
+"""The frozen version worlds-1: names, draws, and hashes of all draws.
 
 A draw's seed is its number; the splits are those of datasets/splits.py. If numpy, the simulator or
 a split changes, draws are no longer what they were, and figures of before and after cannot be
@@ -30,7 +30,7 @@ _PARTS: Final = {
 
 
 def digests(draw: Draw) -> dict[str, str]:
-    """SHA-256 of a draw's questions, true times and times to learn from."""
+    """SHA-256 of a draw's questions, true times and training times."""
     questions = [
         f"{task} {' '.join(choices)}"
         for task, choices in zip(draw.tasks, draw.choices, strict=True)
@@ -43,7 +43,7 @@ def digests(draw: Draw) -> dict[str, str]:
 
 
 def drifted(draw: Draw) -> list[str]:
-    """In words, what of a draw is not as it was frozen; empty when all is."""
+    """What of a draw differs from the frozen version; empty if nothing does."""
     frozen = known()[draw.world][draw.number]
     return [
         f"{draw.name}: {_PARTS[part]} are not those of {VERSION} (SHA-256 {digest[:12]}, frozen "
@@ -54,7 +54,7 @@ def drifted(draw: Draw) -> list[str]:
 
 
 def known() -> Mapping[str, list[dict[str, str]]]:
-    """World -> what `digests` told of each draw."""
+    """World -> the `digests` of each draw."""
     text = (resources.files(__package__) / f"{VERSION}.json").read_text(encoding="utf-8")
     read: dict[str, Any] = json.loads(text)
     return read

@@ -1,4 +1,4 @@
-"""An entry's answers and three rivals', judged by the true times of frozen worlds."""
+"""Judges an entry's answers and three rivals' by the true times of frozen worlds."""
 
 import json
 import math
@@ -36,7 +36,7 @@ Figures = dict[str, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Figures by world and policy, over the draws that the entry has answered."""
+    """Metrics by world and policy, over the draws that the entry answered."""
 
     entry: str
     #: World -> policy -> figures of scores.py; None where there is none.
@@ -49,7 +49,7 @@ class Verdict:
     errors: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The fields as plain data for `json.dumps`."""
         return {
             "version": VERSION,
             "is_frozen": not self.drift,
@@ -61,7 +61,7 @@ class Verdict:
         }
 
     def rows(self) -> list[list[str]]:
-        """The figures as texts, in the order of HEADS."""
+        """The metrics as text, in the order of HEADS."""
         return [
             [world, policy, *(_text(found, name) for name in FIGURES), *_counts(found)]
             for world, policies in self.worlds.items()

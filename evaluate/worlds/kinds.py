@@ -1,4 +1,4 @@
-"""Worlds whose truth is no function of NCCL's cost table, drawn as often as one likes.
+"""The simulated worlds of the benchmark, whose true times do not follow NCCL's cost table.
 
 A kind of world is what is drawn (dynamiccl/simulator/drawn.py) and what is swept of it: group
 shapes, collectives, configs, and half-octave sizes from 1 KiB to 1 GiB.
@@ -35,7 +35,7 @@ FIVE: Final = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What is swept of a kind of world."""
+    """A kind of world, and what is swept of it."""
 
     make: Callable[[int], Any]
     shapes: Sequence[tuple[int, int]]
@@ -44,7 +44,7 @@ class World:
     channels: Sequence[int] = ()
 
     def sweep(self, out: Path, seed: int, name: str, cycles: int, noise: str) -> Path:
-        """A sweep of one draw."""
+        """Write a sweep of one draw; returns its data set."""
         system = self.make(seed)
         groups = [f"{{ num_nodes = {n}, ranks_per_node = {r} }}" for n, r in self.shapes]
         text = SWEEP.format(

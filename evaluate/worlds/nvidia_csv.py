@@ -1,4 +1,4 @@
-"""A table for NVIDIA's example tuner as an entry: what its first matching row sets for each task.
+"""A CSV table of NVIDIA's example tuner as an entry.
 
 The format is that of nccl v2.30.7 `plugins/tuner/example`:
 
@@ -45,7 +45,7 @@ class NvidiaRow:
 
     @classmethod
     def parse(cls, text: str, line: int, where: str) -> Self:
-        """Read a line; raises CorruptFile and UnknownName, which name it."""
+        """Parse a line; raises CorruptFile and UnknownName, which name it."""
         fields = [field.strip() for field in text.split(",")]
         if not 8 <= len(fields) <= 10:
             raise CorruptFile(
@@ -75,7 +75,7 @@ class NvidiaRow:
         )
 
     def matches(self, collective: str, size_bytes: int, num_nodes: int, num_ranks: int) -> bool:
-        """Whether the row is for a task."""
+        """Whether the row applies to a task."""
         return (
             self.collective.wire == collective
             and self.min_bytes <= size_bytes <= self.max_bytes
@@ -98,9 +98,10 @@ def read_rows(path: Path) -> list[NvidiaRow]:
 
 
 def table_actions(path: Path, draw: Draw) -> Actions:
-    """(T,) what a table sets; raises as `read_rows`, and UnknownName for a count that is not open.
+    """(T,) actions of a table; raises as `read_rows`.
 
-    That is: for channels that were not measured in this world, whose time nobody knows.
+    Raises UnknownName, too, for a channel count that was not measured in this world: its time is
+    not known.
     """
     rows, choices = read_rows(path), draw.choices
     chosen = np.full(len(choices), ABSTAIN_ACTION, dtype=np.int64)

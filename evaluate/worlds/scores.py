@@ -1,4 +1,4 @@
-"""Figures of choices whose truth is known: regret, gain kept, share slower, with intervals.
+"""Scores of choices with known truth: regret, gain kept, share slower, with intervals.
 
 Intervals are 95 % bootstraps of draws (clusters), and of tasks within each.
 """
@@ -46,7 +46,7 @@ def judged(
 
 
 def summary(rows: pl.DataFrame, draws: int = 1000) -> dict[str, float]:
-    """Figures of one policy in one setting, with intervals."""
+    """Metrics of one policy in one setting, with intervals."""
     by_draw = [part for _, part in rows.group_by("draw", maintain_order=True)]
     random = np.random.default_rng(0)
 
@@ -78,7 +78,7 @@ def summary(rows: pl.DataFrame, draws: int = 1000) -> dict[str, float]:
 
 
 def paired(rows: pl.DataFrame, ours: str, rival: str) -> dict[str, float]:
-    """Mean regret of ours less the rival's, by draw: mean and 95 % bootstrap of draws."""
+    """Difference of mean regret (ours - rival) by draw: mean and 95 % bootstrap interval."""
     found = (
         rows.filter(pl.col("policy").is_in([ours, rival]))
         .group_by("draw", "policy")

@@ -1,4 +1,4 @@
-"""A script as an entry: `SCRIPT TRAIN_DIR QUESTIONS.csv ANSWERS.csv`, once for each draw."""
+"""An executable as an entry: `SCRIPT TRAIN_DIR QUESTIONS.csv ANSWERS.csv` for each draw."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ _TAIL: Final = 300
 
 
 def script_actions(script: Path, draw: Draw, folder: Path, limit_s: float) -> Actions:
-    """(T,) what a script answers; its file and what it prints are kept in `folder`.
+    """(T,) actions from a script; its answers and output are kept in `folder`.
 
     Raises MachineError when it does not start, fails, or takes longer than `limit_s`, and what
     reading its answers raises.
@@ -52,7 +52,7 @@ def script_actions(script: Path, draw: Draw, folder: Path, limit_s: float) -> Ac
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a script, and what it left running."""
+    """End a script and all processes that it started."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

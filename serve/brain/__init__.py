@@ -1,1 +1,1 @@
-"""The leader's brain as a process of its own: searches written in Python that drive a real job."""
+"""The brain as a separate process: policies and searches in Python that decide for running jobs."""

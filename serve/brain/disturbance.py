@@ -1,17 +1,17 @@
-"""When a task key is disturbed: by the artifact's Trigger, or by levels that calls carry."""
+"""Detects interference on a task key, by the artifact's Trigger or by levels in the calls."""
 
 from dynamiccl.datasets.history import Call
 from dynamiccl.datasets.manifest import TRIGGER_NAME
 from dynamiccl.nccl import Collective
 from dynamiccl.serve.artifact import Artifact
-from dynamiccl.serve.brain.ground import news
+from dynamiccl.serve.brain.search_context import num_new_calls
 from dynamiccl.serve.brain_history import Task
 from dynamiccl.serve.search.tuner import is_disturbed
 from dynamiccl.serve.torchscript import ScriptedTrigger
 
 
 class Disturbance:
-    """One communicator's task keys."""
+    """The interference state of one communicator's task keys."""
 
     def __init__(self, artifact: Artifact) -> None:
         """Take the artifact's Trigger, where it has one."""
@@ -21,9 +21,9 @@ class Disturbance:
         self._is_disturbed: dict[tuple[Collective, int], bool] = {}
 
     def has_changed(self, task: Task) -> bool:
-        """Whether the calls of its window that are new disturb the task key, or no longer do."""
+        """Whether new calls show that interference on the task key began or ended."""
         key = (task.collective, task.bin)
-        fresh = news(self._seen.get(key, ()), task.calls)
+        fresh = num_new_calls(self._seen.get(key, ()), task.calls)
         self._seen[key] = task.calls
         before = self._is_disturbed.get(key, False)
         for call in task.calls[len(task.calls) - fresh :]:

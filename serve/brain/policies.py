@@ -1,9 +1,9 @@
-"""What a brain process can run: built-in policies by name, or your own.
+"""The policies that a brain process can run: built-in ones by name, or `module:function`.
 
-A policy is anything with `decide(config, history)`; one is made for each communicator that asks. It
-proposes whole tables at its leisure: every one is checked by the plugin, and all ranks agree on it
-before it takes effect. `--policy my_module:make` takes your own: `make(artifact, seed)` is called
-with the opened artifact and returns such an object.
+A policy is an object with `decide(config, history)`; one is made for each communicator. It proposes
+whole tables; the plugin checks every table, and all ranks agree on it before it takes effect.
+`--policy my_module:make` uses your own: `make(artifact, seed)` is called with the opened artifact
+and returns such an object.
 """
 
 import importlib
@@ -20,12 +20,12 @@ from dynamiccl.serve.torchscript import ScriptedBrain
 
 
 class Brain(Protocol):
-    """Decides for one communicator."""
+    """The interface of a policy for one communicator."""
 
     def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
-        """The table that should be in force next; None keeps the one that is.
+        """The table that should be in force next; None keeps the current one.
 
-        What it raises is logged and sent to the leader, which keeps its table.
+        An exception is logged and sent to the leader, which keeps its table.
         """
         ...
 
@@ -34,28 +34,28 @@ MakeBrain = Callable[[Artifact, int], Brain]
 
 
 class KeepBrain:
-    """Never changes anything: shows what the seam itself costs."""
+    """Never changes the table: for measuring the overhead of asking."""
 
     def decide(self, config: BrainConfig, history: History) -> None:
-        """Keep."""
+        """None: keep the table."""
 
 
 class TableBrain:
-    """The artifact's own table, whatever happens."""
+    """The artifact's own table."""
 
     def __init__(self, artifact: Artifact) -> None:
         """Take tables from `artifact`."""
         self._artifact = artifact
 
     def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
-        """The table of the communicator's shape; keeps where it is in force already."""
+        """The table of the communicator's shape; None where it is in force already."""
         info = pick_table(self._artifact, config.num_nodes, config.num_ranks, config.system)
         table = DecisionTable.read(self._artifact.directory / info.path)
         return None if table == history.table else table
 
 
 class PolicyBrain:
-    """The artifact's policy on the live history: what the plugin runs in the job by itself."""
+    """The artifact's policy on the live history, as the plugin runs it inside a job."""
 
     def __init__(self, artifact: Artifact) -> None:
         """Load `brain.pt`; raises UserError for an artifact of an older release."""
@@ -68,7 +68,7 @@ class PolicyBrain:
         self._brain = ScriptedBrain(path)
 
     def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
-        """Ask the policy about every task key; keeps for a shape that it does not know."""
+        """The policy's table for all task keys; None for an unknown shape."""
         return self._brain.decide(config, history.tasks)
 
 

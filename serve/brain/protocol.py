@@ -1,4 +1,4 @@
-"""The messages between a leader and a brain that is another process.
+"""The messages between a leader and a brain process.
 
 The layout is written down once, in `serve/plugin/adaptive/brain/message.h`; this is its other end.
 A message that does not decode raises MessageError, and nothing longer than the longest question
@@ -30,10 +30,10 @@ _TASK: Final = struct.Struct("<iii")
 _CALL: Final = struct.Struct("<QdddbbbB")
 MAX_ARTIFACT_BYTES: Final = 4096
 MAX_SYSTEM_BYTES: Final = 200
-#: Of an error's text; the leader's log line has room for less.
+#: Maximum bytes of an error text; the leader's log line is shorter.
 _MAX_ERROR_BYTES: Final = 255
 MAX_TASKS: Final = NUM_TUNED_COLLECTIVES * MAX_BINS
-#: Of a question, without its length: all task keys of a communicator with full windows.
+#: Maximum bytes of a question, without its length: all task keys with full windows.
 MAX_ASK_BYTES: Final = (
     _HEADER.size
     + 24
@@ -45,12 +45,12 @@ MAX_ASK_BYTES: Final = (
 
 
 class MessageError(DataError):
-    """Raised when bytes from the other end are not a message of this protocol."""
+    """Raised when received bytes are not a message of this protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a leader asks."""
+    """A leader's request."""
 
     number: int
     config: BrainConfig
@@ -59,7 +59,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a brain answers: a table, nothing (keep the one in force), or why it cannot."""
+    """A brain's reply: a table, nothing (keep the current one), or an error."""
 
     number: int
     table: DecisionTable | None = None
@@ -67,7 +67,7 @@ class Answer:
 
 
 def encode_answer(answer: Answer) -> bytes:
-    """An answer's bytes, its length in front."""
+    """An answer's bytes, length first."""
     if answer.error is not None:
         kind, body = ERROR, answer.error.encode()[:_MAX_ERROR_BYTES]
     elif answer.table is not None:
@@ -78,7 +78,7 @@ def encode_answer(answer: Answer) -> bytes:
 
 
 def decode_question(data: bytes) -> Question:
-    """Read a question without its length; raises MessageError."""
+    """Decode a question (without its length); raises MessageError."""
     reader = _Reader(data)
     number = reader.header(ASK)
     num_nodes, num_ranks = reader.unpack(_SHAPE)
@@ -111,7 +111,7 @@ def _num_timed(numbers: Sequence[int]) -> int | None:
 
 
 class _Reader:
-    """Takes a message apart from its front; never reads past its end."""
+    """Parses a message from its front; never reads past its end."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -129,7 +129,7 @@ class _Reader:
         return layout.unpack(self.take(layout.size))
 
     def header(self, *kinds: int) -> int:
-        """Check it; returns the question's number."""
+        """Check the header; returns the question's number."""
         magic, version, self.kind, number = _HEADER.unpack(self.take(_HEADER.size))
         if magic != MAGIC or version != VERSION:
             raise MessageError(f"not a message of version {VERSION}")
@@ -158,7 +158,7 @@ class _Reader:
         return Task(Collective(collective), index, calls, _num_timed([n for _, n in pairs]))
 
     def call(self) -> tuple[Call, int]:
-        """A call, and its number."""
+        """The next call, and its number."""
         size_bytes, time_us, skew_us, interference, algorithm, protocol, num_channels, number = (
             _CALL.unpack(self.take(_CALL.size))
         )

@@ -1,9 +1,8 @@
-"""The process that leaders ask: a Unix socket, a thread for each connection.
+"""The brain server: a Unix socket, a thread for each leader's connection.
 
-Only this user's processes are served: the socket is 0600 and who connects is checked. Each leader's
-connection gets a brain of its own, so that several communicators and jobs do not mix; a leader that
-reconnects starts with a new one. A policy that raises is answered as an error, and the job goes on
-with the table it has.
+Only processes of this user are served: the socket has mode 0600, and the peer's user is checked.
+Each connection has a brain of its own, so that communicators and jobs do not mix; after a reconnect
+it is a new one. An exception in a policy is answered as an error, and the job keeps its table.
 """
 
 import errno
@@ -29,11 +28,11 @@ from dynamiccl.serve.brain.protocol import (
     encode_answer,
 )
 
-#: Leaders that are served at once; one more is hung up on.
+#: Maximum number of connected leaders; further connections are closed.
 MAX_LEADERS: Final = 256
-#: Of sun_path, its zero included (man 7 unix).
+#: Size of sun_path in bytes, its zero included (man 7 unix).
 MAX_PATH_BYTES: Final = 108
-#: How long each policy that is deciding may still take when the server ends.
+#: Seconds that each running decision may still take when the server ends.
 _LAST_ANSWER_S: Final = 1.0
 #: struct ucred: pid, uid, gid.
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -48,7 +47,7 @@ class BrainServer:
     """
 
     def __init__(self, path: Path, make_brain: Callable[[], Brain]) -> None:
-        """Bind and listen; raises UserError when the path cannot be had."""
+        """Bind and listen; raises UserError when the path cannot be used."""
         self.path = path
         self._make_brain = make_brain
         self._stopped = threading.Event()
@@ -92,7 +91,7 @@ class BrainServer:
 
     def stop(self) -> None:
         """Make `serve` return."""
-        # No lock: a signal handler runs in the middle of what the same thread holds one for.
+        # No lock: a signal handler may interrupt the thread that holds it.
         self._stopped.set()
         _shut_down(self._listener)
 
@@ -135,14 +134,14 @@ def _answer(brain: Brain, question: Question) -> Answer:
     try:
         table = brain.decide(question.config, question.history)
     except Exception as error:
-        # Whatever a policy does, the leader gets an answer and keeps its table.
+        # An exception in a policy is answered as an error: the leader keeps its table.
         _log.exception("the policy failed; the table in force stays")
         return Answer(question.number, error=f"{type(error).__name__}: {error}")
     return Answer(question.number, table=table)
 
 
 def _receive(connection: socket.socket) -> Question | None:
-    """The next question; None when the leader has gone."""
+    """The next question; None when the leader has disconnected."""
     head = _read(connection, LENGTH.size)
     if not head:
         return None
@@ -153,7 +152,7 @@ def _receive(connection: socket.socket) -> Question | None:
 
 
 def _read(connection: socket.socket, size: int) -> bytes:
-    """`size` bytes, or none at the end; raises MessageError for an end in between."""
+    """`size` bytes, or b"" at the end; raises MessageError for an end in between."""
     parts: list[bytes] = []
     missing = size
     while missing:

@@ -1,14 +1,12 @@
-"""A tuner of `serve/search` as the brain of a communicator: ours, AutoCCL's, or epsilon-greedy.
+"""A tuner of `serve/search` as a communicator's brain: ours, AutoCCL's, or epsilon-greedy.
 
-The leader asks a brain every DYNAMICCL_ADAPT_INTERVAL_S and shows it the last calls of each task
-key. So a probe lasts from one table to the next, not one call: the interval is what a slow probe
-costs. The calls of a window that are new and certainly ran what was asked for are told to the
-tuner; what it asks for next is in the table that is answered, and all ranks agree on that before it
-takes effect.
+The leader asks a brain every DYNAMICCL_ADAPT_INTERVAL_S, with the latest calls of each task key. So
+a probe lasts for one interval and not for one call: the interval is the cost of a slow probe. New
+calls in a window that certainly ran the requested config are passed to the tuner; its next request
+goes into the returned table, on which all ranks agree before it takes effect.
 
-Only knobs that NCCL takes by call are searched: algorithm, protocol, channels, and chunk sizes
-where the artifact's NCCL has them. Only what the artifact's data measured near a size may be
-played.
+Only knobs that NCCL takes call by call are searched: algorithm, protocol, channels, and chunk size
+where the artifact's NCCL supports it; and only configs that were measured near a size.
 """
 
 from collections.abc import Callable
@@ -25,14 +23,14 @@ from dynamiccl.datasets.questions import cold_questions
 from dynamiccl.nccl import ABSTAIN, Collective, Config
 from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.brain.disturbance import Disturbance
-from dynamiccl.serve.brain.ground import (
+from dynamiccl.serve.brain.search_context import (
     MIN_CALLS,
-    Ground,
+    SearchContext,
     in_force,
     latest_config,
-    may_be,
-    news,
-    open_ground,
+    may_have_run,
+    num_new_calls,
+    open_search_context,
 )
 from dynamiccl.serve.brain_history import BrainConfig, History, Task
 from dynamiccl.serve.search.autoccl import AutoCcl
@@ -45,7 +43,7 @@ from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import ScriptedPolicy
 from dynamiccl.sizes import bin_center_bytes
 
-#: A window has few calls: less is waited for than where every call is told.
+#: Fewer calls than usual per measurement, since a window shows only the latest calls.
 RULES: Final = Rules(watch_calls=MIN_CALLS, rest_calls=0)
 
 PriorOf = Callable[[Key], Prior]
@@ -54,14 +52,14 @@ MakeTuner = Callable[[SpaceOf, PriorOf], Tuner]
 
 @dataclass(slots=True)
 class _Progress:
-    """One task key: what was told of it, and what the tuner was waiting for."""
+    """One task key: the action that was requested, and the last window."""
 
     playing: int
     seen: tuple[Call, ...] = ()
 
 
 class TunerBrain:
-    """Drives one communicator by a tuner."""
+    """Runs a tuner for the task keys of one communicator."""
 
     def __init__(
         self, artifact: Artifact, make_tuner: MakeTuner, *, from_table: bool, alarmed: bool = False
@@ -78,27 +76,27 @@ class TunerBrain:
         self._spaces: dict[Key, SearchSpace] = {}
         self._disturbance = Disturbance(artifact) if alarmed else None
         self._progress: dict[tuple[Collective, int], _Progress] = {}
-        self._ground: Ground | None = None
+        self._context: SearchContext | None = None
         self._policy: _ColdPolicy | None = None
 
     def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
-        """The table with what the tuner wants to run for each task key that has a history.
+        """The table with the tuner's requested config for each task key that has a history.
 
         Raises UnknownName for a communicator shape that the artifact does not have.
         """
-        if self._ground is None:
-            self._ground = open_ground(self._artifact, config)
+        if self._context is None:
+            self._context = open_search_context(self._artifact, config)
         for task in history.tasks:
-            if self._ground.holds(task):
-                self._learn(task, self._ground, in_force(history.table, task))
+            if self._context.holds(task):
+                self._learn(task, self._context, in_force(history.table, task))
         chosen = {key: self._configs[found.playing] for key, found in self._progress.items()}
-        table = self._ground.with_configs(chosen, elsewhere=self._from_table)
+        table = self._context.with_configs(chosen, elsewhere=self._from_table)
         return None if table == history.table else table
 
-    def _learn(self, task: Task, ground: Ground, running: Config) -> None:
+    def _learn(self, task: Task, context: SearchContext, running: Config) -> None:
         key = (task.collective, task.bin)
         if key not in self._progress:
-            self._spaces[key] = self._open_space(task, ground, running)
+            self._spaces[key] = self._open_space(task, context, running)
             self._progress[key] = _Progress(self._tuner.ask(key))
         progress = self._progress[key]
         if self._disturbance is not None and self._disturbance.has_changed(task):
@@ -106,8 +104,8 @@ class TunerBrain:
             progress.playing = self._tuner.ask(key)
         if running != self._configs[progress.playing]:
             return  # the table with it is not in force yet
-        fresh = news(progress.seen, task.calls)
-        calls = [call for call in latest_config(task.calls) if may_be(running, call)]
+        fresh = num_new_calls(progress.seen, task.calls)
+        calls = [call for call in latest_config(task.calls) if may_have_run(running, call)]
         calls = calls[len(calls) - min(len(calls), fresh) :]
         if len(calls) < MIN_CALLS:
             return
@@ -118,11 +116,11 @@ class TunerBrain:
             self._tuner.tell(key, time_us, progress.playing)
         progress.playing = self._tuner.ask(key)
 
-    def _open_space(self, task: Task, ground: Ground, running: Config) -> SearchSpace:
-        mask = ground.mask[task.collective, task.bin - ground.table.first_bin]
+    def _open_space(self, task: Task, context: SearchContext, running: Config) -> SearchSpace:
+        mask = context.mask[task.collective, task.bin - context.table.first_bin]
         last = task.calls[-1]
         ran = Config(last.algorithm, last.protocol, last.num_channels)
-        begin = in_force(ground.table, task) if self._from_table else ABSTAIN
+        begin = in_force(context.table, task) if self._from_table else ABSTAIN
         return SearchSpace(
             [Choice(config) for config in self._configs],
             np.flatnonzero(mask).tolist(),
@@ -134,18 +132,18 @@ class TunerBrain:
         return self._spaces[key]
 
     def _prior(self, key: Key) -> Prior:
-        assert self._ground is not None
+        assert self._context is not None
         if self._policy is None:
-            self._policy = _ColdPolicy(self._artifact, self._ground)
+            self._policy = _ColdPolicy(self._artifact, self._context)
         return self._policy.prior(key)
 
 
 class _ColdPolicy:
-    """What an artifact's policy expects of each config before anything was seen."""
+    """The policy's predictions for each config, without history."""
 
-    def __init__(self, artifact: Artifact, ground: Ground) -> None:
+    def __init__(self, artifact: Artifact, context: SearchContext) -> None:
         """Ask about every task; raises MachineError without torch."""
-        asked = cold_questions(artifact.manifest, ground.support)
+        asked = cold_questions(artifact.manifest, context.support)
         policy = ScriptedPolicy(artifact.directory / POLICY_NAME)
         self._first_bin, self._num_bins = asked.first_bin, asked.num_bins
         self._q: npt.NDArray[np.float32] = policy.values(
@@ -153,14 +151,14 @@ class _ColdPolicy:
         )
 
     def prior(self, key: Key) -> Prior:
-        """Of one (collective, size bin)."""
+        """The prior of one (collective, size bin)."""
         assert isinstance(key, tuple)
         collective, index = key
         return Prior.from_q(self._q[collective * self._num_bins + index - self._first_bin])
 
 
 def autoccl_brain(artifact: Artifact, seed: int) -> TunerBrain:
-    """AutoCCL's search, from NCCL's own choice: it knows no policy."""
+    """AutoCCL's search, from NCCL's own choice."""
     return TunerBrain(
         artifact,
         lambda space_of, _: AutoCcl(space_of, repeats=MIN_CALLS, seed=seed),
@@ -180,7 +178,7 @@ def search_brain(artifact: Artifact, seed: int) -> TunerBrain:  # noqa: ARG001 -
 
 
 def epsilon_greedy_brain(artifact: Artifact, seed: int) -> TunerBrain:
-    """Epsilon-greedy from the artifact's table: a search that needs no network."""
+    """Epsilon-greedy from the artifact's table; needs no torch."""
     return TunerBrain(
         artifact, lambda space_of, _: EpsilonGreedy(space_of, seed=seed), from_table=True
     )

@@ -1,1 +1,1 @@
-"""The commands of `dynamiccl-deploy`, by what they are about; `serve/cli.py` puts them together."""
+"""The commands of `dynamiccl-deploy`."""

@@ -1,4 +1,4 @@
-"""`dynamiccl-deploy export` and `verify`: make an artifact, and see that it is whole."""
+"""`dynamiccl-deploy export` and `verify`: make an artifact, and verify it."""
 
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +31,7 @@ def export_command(
         list[str] | None,
         typer.Option(
             metavar="NODESxRANKS",
-            help="Make a table for a group shape that nobody measured, too; may be repeated.",
+            help="Also make a table for this group shape without measurements; repeatable.",
         ),
     ] = None,
     tracking_uri: Annotated[
@@ -75,7 +75,7 @@ def export_command(
 
 
 def _find_policy(run: str, tracking_uri: str) -> Path:
-    """The policy folder of what was named; a directory needs no MLflow."""
+    """The policy directory of a run, `models:/` name or directory (which needs no MLflow)."""
     found = find_policy_in(Path(run.removeprefix("file://")))
     if found is not None:
         return found
@@ -85,7 +85,7 @@ def _find_policy(run: str, tracking_uri: str) -> Path:
 
 
 def _find_trigger(run: str, tracking_uri: str) -> Path:
-    """The `trigger.pt` of what was named."""
+    """The `trigger.pt` of a run, `models:/` name or directory."""
     folder = Path(run.removeprefix("file://"))
     if not folder.exists():
         from dynamiccl.train.tracking import run_directory
@@ -98,7 +98,7 @@ def _find_trigger(run: str, tracking_uri: str) -> Path:
 
 
 def verify_command(artifact: ArtifactDir, as_json: Json = False) -> None:
-    """Check every file's hash, every table, and that the policy still decides so.
+    """Check all hashes and tables, and that the policy reproduces the tables.
 
     Example: dynamiccl-deploy verify out/artifact
     """

@@ -1,4 +1,4 @@
-"""`dynamiccl-deploy bind`: say which system of an artifact a machine belongs to."""
+"""`dynamiccl-deploy bind`: assign a machine to a system of an artifact."""
 
 from pathlib import Path
 from typing import Annotated

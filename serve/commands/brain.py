@@ -1,4 +1,4 @@
-"""`dynamiccl-deploy brain`: decide for running jobs from a process of its own."""
+"""`dynamiccl-deploy brain`: the brain server for running jobs."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ def brain_command(
     seed: Annotated[int, typer.Option(help="Seed of what a policy draws.", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
-    """Decide for jobs in mode `adaptive` from a process of its own, until Ctrl-C.
+    """Serve decisions to jobs in mode `adaptive`, until Ctrl-C.
 
     Start it on each node that may have a leader, and the job with DYNAMICCL_BRAIN_SOCKET=SOCKET.
     Stopped or slow, it leaves every job the table that it has.

@@ -1,4 +1,4 @@
-"""`dynamiccl-deploy constants`: have NCCL decide by other tuning constants, in place of a table."""
+"""`dynamiccl-deploy constants`: tuning constants for NCCL's cost model, in place of a table."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`dynamiccl-deploy doctor`: will NCCL here load the plugin, will it act, what does it cost?"""
+"""`dynamiccl-deploy doctor`: whether NCCL loads the plugin here, whether it acts, what it costs."""
 
 import os
 import sys
@@ -41,7 +41,7 @@ def doctor_command(
         bool, typer.Option("--all-ranks", help="As one rank of a launcher: say what this has.")
     ] = False,
     compare_file: Annotated[
-        Path | None, typer.Option("--compare", help="What all ranks said; - is standard input.")
+        Path | None, typer.Option("--compare", help="Output of all ranks; - is standard input.")
     ] = None,
     overhead: Annotated[
         bool, typer.Option("--overhead", help="Measure what the plugin costs, on this node's GPUs.")
@@ -85,7 +85,7 @@ def doctor_command(
 
 
 def _plugin(named: Path | None, artifact: Path | None) -> Path:
-    """The one named, the one that jobs here load, the one installed with the artifact, or ours."""
+    """The plugin to check: as named, of the environment, installed with the artifact, or built."""
     if named is not None:
         return named
     loaded = _variable("NCCL_TUNER_PLUGIN")

@@ -1,4 +1,4 @@
-"""`dynamiccl-deploy env`: what a job's environment needs."""
+"""`dynamiccl-deploy env`: the environment variables of a job."""
 
 import shlex
 import sys
@@ -25,7 +25,7 @@ def env_command(
     plugin: Plugin = None,
     as_json: Json = False,
 ) -> None:
-    """Print the environment that makes a job use an artifact; what to know about it, on stderr.
+    """Print the environment that makes a job use an artifact; notes go to stderr.
 
     Example: eval "$(dynamiccl-deploy env out/artifact)"
     """

@@ -1,4 +1,4 @@
-"""`dynamiccl-deploy explain` and `replay`: what a job would run under us, and what it did run."""
+"""`dynamiccl-deploy explain` and `replay`: what tables would change in a job, and what they did."""
 
 from pathlib import Path
 from typing import Annotated
@@ -42,7 +42,7 @@ def explain_command(
     system: System = None,
     as_json: Json = False,
 ) -> None:
-    """Say what an artifact does and by what evidence; of your own calls, which it would change.
+    """Show what an artifact would change in your calls, and on what evidence.
 
     Example: dynamiccl-deploy explain artifact --calls data
     Example: dynamiccl-deploy explain artifact --trace calls.csv --ranks 16 --nodes 2
@@ -69,7 +69,7 @@ def explain_command(
 def _called(
     calls: Path | None, trace: Path | None, nodes: int | None, ranks: int | None
 ) -> tuple[list[Called] | None, int]:
-    """What a job called, and of how many calls that cannot be told; None where none is named."""
+    """A job's calls (None: none were named), and the number of calls left out."""
     if calls is not None:
         return calls_of(calls, nodes, ranks)
     return (None if trace is None else calls_in_trace(trace, nodes, ranks)), 0
@@ -151,7 +151,7 @@ def replay_command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what our tables did in a recorded job, against NCCL's own choice in the same job.
+    """Compare calls under our tables with NCCL's own choice in the same recorded job.
 
     Jobs in the modes adaptive and observe record their calls; a job in mode table records nothing.
 

@@ -1,4 +1,4 @@
-"""`dynamiccl-deploy install`: all that a job needs, in one directory."""
+"""`dynamiccl-deploy install`: put everything that a job needs into one directory."""
 
 from dataclasses import asdict
 from pathlib import Path

@@ -16,5 +16,5 @@ stderr: Final = Console(stderr=True)
 
 
 def wide_stdout(least: int = 120) -> Console:
-    """Standard output for a table: in a file it is at least so wide."""
+    """Standard output for tables, at least `least` columns wide when not a terminal."""
     return stdout if stdout.is_terminal else Console(width=max(stdout.width, least))

@@ -1,4 +1,4 @@
-"""`dynamiccl-deploy table`: what is decided, by message size."""
+"""`dynamiccl-deploy table`: the decisions by message size."""
 
 import os
 import sys
@@ -31,21 +31,21 @@ def table_command(
         Path | None, typer.Argument(metavar="[ARTIFACT]", help="Artifact directory.")
     ] = None,
     plugin: Annotated[
-        Path | None, typer.Option(help="Ask this tuner plugin, ours or anybody's (.so).")
+        Path | None, typer.Option(help="Query this tuner plugin, ours or another (.so).")
     ] = None,
     system: System = None,
     format_: Annotated[
         str, typer.Option("--format", help=f"One of {', '.join(_FORMATS)}.")
     ] = "json",
 ) -> None:
-    """Print what is decided by message size: an artifact's table, or any tuner plugin's answers.
+    """Print the decisions by message size: of an artifact's table, or of any tuner plugin.
 
-    A plugin is loaded in a process of its own, with this environment, and asked through the newest
-    tuner ABI that it has (v2 to v6), once for each octave from 1 KiB to 16 GiB. It is shown made-up
-    costs: all that NCCL has a kernel for is available, each cell 1 us dearer than the one before,
-    from 10 us on. A plugin that weighs costs, or looks at the machine, may decide otherwise in a
-    job. Ours acts only when all ranks agree, so for ours the answers are those of the artifact's
-    table (ARTIFACT, or DYNAMICCL_ARTIFACT) under these costs.
+    A plugin is loaded in a separate process, with this environment, and called through its newest
+    tuner ABI (v2 to v6), once for each octave from 1 KiB to 16 GiB. The cost table that it gets is
+    synthetic: every cell for which NCCL has a kernel is available, the first at 10 us and each
+    next one 1 us more. A plugin that compares costs, or looks at the machine, may decide
+    differently in a job. Ours acts only when all ranks agree, so for our plugin the decisions are
+    those of the artifact's table (ARTIFACT, or DYNAMICCL_ARTIFACT) under these costs.
 
     Example: dynamiccl-deploy table out/artifact --ranks 32 --nodes 4 --format nccl-csv
     Example: dynamiccl-deploy table --plugin libnccl-tuner-example.so --ranks 8 --nodes 1

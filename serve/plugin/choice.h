@@ -1,4 +1,4 @@
-// Which cell of NCCL's cost table a decision means: plain scalar code, run for every collective.
+// Chooses the cell of NCCL's cost table for a decision: scalar code that runs for every collective.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ struct CostTable {
 
 inline constexpr int kMostAlgorithms = 16;  // NCCL has 7; anything above this is not a cost table
 
-/// Whether `costs` has a shape that NCCL passes; else nothing in it is read or written.
+/// Whether `costs` has a shape that NCCL passes; otherwise it is neither read nor written.
 inline bool is_sound(CostTable costs) noexcept {
   return costs.num_protocols == kNumProtocols && costs.num_algorithms >= 1 &&
          costs.num_algorithms <= kMostAlgorithms;

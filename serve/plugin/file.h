@@ -1,4 +1,4 @@
-// What loaders of small binary files share: read whole, little-endian, checksummed.
+// Helpers of all loaders of small binary files: read whole, little-endian, checksummed.
 #pragma once
 
 #include <errno.h>
@@ -33,7 +33,7 @@ inline std::uint64_t fnv1a(const std::uint8_t* bytes, std::size_t size) noexcept
 /// Owns a file descriptor. No fstat: it is versioned in glibc, and would tie the plugin to 2.33.
 class File {
  public:
-  // Without O_NONBLOCK a FIFO that has no writer would block here for ever: a hang.
+  // O_NONBLOCK: opening a FIFO without a writer would block forever.
   explicit File(const char* path, int flags = O_RDONLY | O_NONBLOCK) noexcept
       : descriptor_(open(path, flags | O_CLOEXEC | O_NOCTTY, 0644)) {}
   File() = default;

@@ -1,4 +1,4 @@
-// Every byte of a table file is checked once, at load; the look-up then trusts it.
+// Every byte of a table file is checked once, at load; look-ups rely on that.
 #include "table.h"
 
 #include <cstring>

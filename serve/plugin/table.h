@@ -28,12 +28,12 @@ struct DecisionTable {
   Entry entries[kNumCollectives * kMaxBins];  // [collective][num_bins], row-major
 };
 
-/// Whether every number of `entry` is in the vocabulary, and NCCL has a kernel for it.
+/// Whether every number of `entry` is known, and NCCL has a kernel for it.
 bool entry_is_sound(int collective, const Entry& entry) noexcept;
 
 /// Quarter-octave bin of a size, bit for bit dynamiccl.sizes.size_bin; -1 where there is none.
 inline int size_bin(std::uint64_t size_bytes) noexcept {
-  // Undefined for 0, but on the processors that have an instruction which says 64.
+  // Undefined for 0, except on processors with an instruction that returns 64.
   const int zeros = size_bytes == 0 ? 64 : __builtin_clzll(size_bytes);
   constexpr int kLeast = 64 - kMaxSizeBits;
   if (static_cast<unsigned>(zeros - kLeast) >= kMaxSizeBits) return -1;

@@ -1,8 +1,8 @@
-"""AutoCCL's search as an online tuner: every subspace, coordinate descent in each.
+"""AutoCCL's search as an online tuner: coordinate descent in every subspace.
 
-Algorithm 1 (Xu et al., NSDI 2025): go through the subspaces one after the other, descend in each
-(descent.py), keep the fastest of all. Each call runs one candidate until the search is over:
-nothing is predicted, nothing spread in time, and no probe is too dear. It never looks again.
+Algorithm 1 (Xu et al., NSDI 2025): visit the subspaces one after the other, descend in each
+(descent.py), keep the fastest config of all. Each call runs one candidate until the search is over:
+no prediction, no limit on the cost of a probe, no spreading over time. It never searches again.
 """
 
 from collections.abc import Generator
@@ -35,7 +35,7 @@ class _Task:
         next(self._search)  # it asks for the default first
 
     def resolve(self, time_us: float) -> None:
-        """The proposal took so long; move on to the next."""
+        """Record the time of the candidate, and move on to the next."""
         improved = time_us < self.incumbent_us
         if improved:
             self.incumbent, self.incumbent_us = self.proposal, time_us
@@ -48,7 +48,7 @@ class _Task:
 
 
 class AutoCcl:
-    """One job's search, all its task keys."""
+    """AutoCCL's search over all task keys of one job."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class AutoCcl:
         return task.proposal
 
     def tell(self, key: Key, time_us: float, action: int | None = None) -> None:
-        """Count a call; after `repeats` of the candidate, go on to the next."""
+        """Record a call; after `repeats` of the candidate, move on to the next."""
         check_time(time_us)
         task = self._task(key)
         ran = task.proposal if action is None else action
@@ -89,15 +89,15 @@ class AutoCcl:
             task.resolve(taken)
 
     def best(self, key: Key) -> int:
-        """The fastest so far."""
+        """The fastest action so far."""
         return self._task(key).incumbent
 
     def state(self, key: Key) -> State:
-        """Where the search of `key` stands."""
+        """The state of the search of `key`."""
         return self._task(key).state
 
     def alarm(self, key: Key | None = None) -> None:
-        """Nothing: AutoCCL never looks again."""
+        """Do nothing: AutoCCL never searches again."""
 
     def _task(self, key: Key) -> _Task:
         task = self._tasks.get(key)

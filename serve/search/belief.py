@@ -1,4 +1,4 @@
-"""What is believed of a task's configs after some probes: a Gaussian process around the prediction.
+"""The posterior over a task's configs after some probes: a Gaussian process around the prior.
 
 r(a) = log(time of a / time of NCCL's own choice); r(default) = 0. The prior's predictions are its
 mean; its errors covary:
@@ -41,7 +41,7 @@ class Belief:
     """The posterior of one task key."""
 
     def __init__(self, space: SearchSpace, prior: Prior) -> None:
-        """Believe the prediction. Raises ValueError for one of another number of actions."""
+        """Start from a prior. Raises ValueError for one with another number of actions."""
         if len(prior.log_ratio) != len(space.choices):
             raise ValueError(
                 f"a prediction of {len(prior.log_ratio)} actions for {len(space.choices)} choices"
@@ -84,7 +84,7 @@ class Belief:
         return found
 
     def observe(self, action: int, incumbent: int, difference: float, variance: float) -> None:
-        """`action` took exp(difference) times as long as `incumbent`, give or take."""
+        """Add an observation: `action` took exp(difference) times as long as `incumbent`."""
         mean, spread = self.gain_over(incumbent, np.array([action]))[:, 0]
         # The gain is r(incumbent) - r(action), the difference its opposite.
         surprise = abs(difference + mean) / (_MOST_MOVES * spread)
@@ -115,7 +115,7 @@ class Belief:
         self._solve()
 
     def age(self, sigma: float) -> None:
-        """The surroundings changed: what was seen may be off by `sigma` now."""
+        """Add variance `sigma`^2 to what was observed: the surroundings changed."""
         self._variance = [variance + sigma**2 for variance in self._variance]
         self._solve()
 

@@ -1,4 +1,4 @@
-"""Epsilon-greedy as an online tuner: the config that took least, and now and then any.
+"""Epsilon-greedy as an online tuner: the fastest config so far, and sometimes a random one.
 
 It needs no policy and no training. As the search of a job it is an example, not advice: what it
 tries can be many times slower than NCCL's own choice.
@@ -16,7 +16,7 @@ EPSILON: Final = 0.1
 
 
 class _Arms:
-    """One task key: the mean of each arm's rewards, minus the log of a time."""
+    """One task key: the mean reward (minus log time) of each arm."""
 
     def __init__(self, space: SearchSpace, *, tries_all: bool) -> None:
         self.actions = np.array(space.actions)
@@ -28,7 +28,7 @@ class _Arms:
         self.is_told = False
 
     def best(self) -> int:
-        """The arm that took least; the one that is played where none was."""
+        """The arm with the smallest mean log time; the current one where none was played."""
         return int(self._means.argmax()) if self._counts.any() else self.playing
 
     def tell(self, time_us: float, ran: int) -> None:
@@ -50,7 +50,7 @@ class _Arms:
 
 
 class EpsilonGreedy:
-    """One job's search, all its task keys."""
+    """Epsilon-greedy over all task keys of one job."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class EpsilonGreedy:
         seed: int | np.random.Generator = 0,
         tries_all: bool = False,
     ) -> None:
-        """Search the space of each key; `tries_all`: every config once before anything else."""
+        """`tries_all`: play every config once before anything else."""
         self._space_of, self._epsilon, self._tries_all = space_of, epsilon, tries_all
         self._random = np.random.default_rng(seed)
         self._arms: dict[Key, _Arms] = {}
@@ -73,22 +73,22 @@ class EpsilonGreedy:
         return int(arms.actions[arms.playing])
 
     def tell(self, key: Key, time_us: float, action: int | None = None) -> None:
-        """Learn of a call."""
+        """Record a call."""
         check_time(time_us)
         arms = self._open(key)
         arms.tell(time_us, int(arms.actions[arms.playing]) if action is None else action)
 
     def best(self, key: Key) -> int:
-        """The arm that took least."""
+        """The fastest arm so far."""
         arms = self._open(key)
         return int(arms.actions[arms.best()])
 
     def state(self, key: Key) -> State:
-        """It never ends."""
+        """Always searching: it never ends."""
         return State.PROBING if key in self._arms else State.IDLE
 
     def alarm(self, key: Key | None = None) -> None:
-        """Nothing: it goes on trying."""
+        """Do nothing."""
 
     def _open(self, key: Key) -> _Arms:
         if key not in self._arms:

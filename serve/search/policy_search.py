@@ -1,4 +1,4 @@
-"""Our search: it begins where a policy points, asks little, and stops when asking no longer pays.
+"""Our online search: starts from a policy's prediction, probes little, and stops by itself.
 
 For each task key, in this order:
 
@@ -37,7 +37,7 @@ from dynamiccl.serve.search.watch import Watch
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How careful a search is; shares of a call's time, or log time."""
+    """The settings of a search; shares of a call's time, or log time."""
 
     #: Calls of the incumbent before anything is compared with it, and between two probes.
     watch_calls: int = 8
@@ -66,7 +66,7 @@ _CHEAP: Final = 0.001
 
 @dataclass(slots=True)
 class _Trial:
-    """A new incumbent's first calls, against the level before it."""
+    """The first calls of a new incumbent, against the level of the old one."""
 
     before: int
     level: float
@@ -100,7 +100,7 @@ class _Task:
         self._plan_at = 0
 
     def tell(self, time_us: float, ran: int) -> None:
-        """A call of `ran`."""
+        """Record a call of action `ran`."""
         check_time(time_us)
         self.calls += 1
         log_time = math.log(time_us)
@@ -121,14 +121,14 @@ class _Task:
             self.plan()
 
     def alarm(self) -> None:
-        """Everything may have changed; the incumbent stays until something is better."""
+        """Interference changed: raise the uncertainty; keep the incumbent for now."""
         self.belief.age(self.rules.change_sigma)
         self.watch.restart()
         self._trial, self._plan_at, self._rest = None, 0, 0
         self.proposal, self.state = self.incumbent, State.IDLE
 
     def plan(self) -> None:
-        """Take over, probe, wait or stop."""
+        """Choose the next step: take over, probe, wait or stop."""
         if self._take_over():
             return
         candidates = self._candidates()
@@ -157,7 +157,7 @@ class _Task:
         self.proposal = int(candidates[int(np.argmax(score))])
 
     def _learn(self, log_time: float, ran: int) -> None:
-        """A probe: compare it with the incumbent, and choose anew."""
+        """Compare a probe with the incumbent, and plan again."""
         if not len(self.watch):
             return  # what ran before the first call of the incumbent cannot be compared
         difference = log_time - self.watch.level()
@@ -172,7 +172,7 @@ class _Task:
         self._take_over()
 
     def _take_over(self) -> bool:
-        """Make a better action the incumbent, where there is one beyond doubt."""
+        """Make a better action the incumbent where confidence suffices; whether one was."""
         probed = np.array(sorted(self._probed - {self.incumbent} - self._same), dtype=np.int64)
         if not len(probed) or not len(self.watch):
             return False
@@ -189,7 +189,7 @@ class _Task:
         return True
 
     def _follow(self, trial: _Trial, log_time: float) -> None:
-        """The calls of a new incumbent say more of it than its probes did."""
+        """Compare the calls of a new incumbent with the old level; roll back if slower."""
         trial.total += log_time
         trial.fresh += 1
         trial.calls += 1
@@ -204,7 +204,7 @@ class _Task:
         self._take_over()
 
     def _candidates(self) -> npt.NDArray[np.int64]:
-        """The believed peak of each subspace, and what is around those that were probed."""
+        """The predicted peak of each subspace, and neighbours of those that were probed."""
         mean = self.belief.mean
         peaks = [min(actions, key=mean.__getitem__) for actions in self.space.subspaces]
         found = {self.space.default, *peaks}
@@ -218,30 +218,30 @@ class _Task:
         return self.rules.budget * (calls + self.rules.lent_calls)
 
     def _wait_until(self, calls: int) -> None:
-        """Nothing is to be probed before so many calls."""
+        """Probe nothing before this number of calls."""
         self._plan_at = max(calls, self.calls + 1)
         self.state = State.IDLE
 
 
 class PolicySearch:
-    """One job's search, all its task keys."""
+    """Our search over all task keys of one job."""
 
     def __init__(
         self, space_of: SpaceOf, prior_of: Callable[[Key], Prior], rules: Rules = Rules()
     ) -> None:
-        """Search the space of each key from what a policy predicts for it."""
+        """`prior_of` gives a policy's prediction for each key."""
         self._space_of, self._prior_of, self._rules = space_of, prior_of, rules
         self._tasks: dict[Key, _Task] = {}
 
     def ask(self, key: Key) -> int:
-        """The probe that is wanted; the incumbent when there is none."""
+        """The action to probe; the incumbent when there is none."""
         task = self._task(key)
         if task.proposal != task.incumbent:
             task.state = State.PROBING
         return task.proposal
 
     def tell(self, key: Key, time_us: float, action: int | None = None) -> None:
-        """Learn of a call."""
+        """Record a call."""
         task = self._task(key)
         task.tell(time_us, task.proposal if action is None else action)
 
@@ -250,11 +250,11 @@ class PolicySearch:
         return self._task(key).incumbent
 
     def state(self, key: Key) -> State:
-        """Where the search of `key` stands."""
+        """The state of the search of `key`."""
         return self._task(key).state
 
     def alarm(self, key: Key | None = None) -> None:
-        """Search again, from the incumbent and with what was known as a hint."""
+        """Search again from the incumbent, with earlier results as a hint."""
         for each in [key] if key is not None else list(self._tasks):
             self._task(each).alarm()
 
@@ -269,7 +269,7 @@ class PolicySearch:
 def _worth(
     mean: npt.NDArray[np.float64], spread: npt.NDArray[np.float64], sigma: float
 ) -> npt.NDArray[np.float64]:
-    """By how much one more call of each candidate is expected to raise the best that is known.
+    """Expected increase of the best known gain by one more call of each candidate.
 
     The mean gain over the incumbent would move by a normal of this spread; what it is above zero
     afterwards, beyond what it is above zero now (Frazier et al. 2008, equation 14).
@@ -282,7 +282,7 @@ def _worth(
 def _expected_excess(
     mean: npt.NDArray[np.float64], spread: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """E[max(exp(x) - 1, 0)] of normals x: what a call is expected to cost beyond the incumbent."""
+    """E[max(exp(x) - 1, 0)] of normals x: expected cost of a call beyond the incumbent."""
     above = _share_above(-mean / spread)
     grown = np.exp(mean + 0.5 * spread**2) * _share_above(-(mean + spread**2) / spread)
     found: npt.NDArray[np.float64] = grown - above
@@ -297,5 +297,5 @@ def _loss(z: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _share_above(z: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Share of a standard normal above z."""
+    """P(x > z) of a standard normal x."""
     return 0.5 * np.array([math.erfc(each / _SQRT2) for each in z.tolist()])

@@ -1,4 +1,4 @@
-"""What a policy that never saw this system predicts of a task, and how wrong it usually is there.
+"""The prior of a search: a policy's prediction for a new system, and its usual error there.
 
 The predictions are the policy's ranking: log(time of an action / time of NCCL's own choice). How
 wrong they are on a system that was not in the training has three parts: what all configs share
@@ -23,7 +23,7 @@ _LEAST_Q: Final = -1e3
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What is believed of a task's A actions before the first probe.
+    """The prior over a task's A actions.
 
     Raises ValueError for spreads that are not above zero.
     """
@@ -43,9 +43,9 @@ class Prior:
 
     @classmethod
     def from_q(cls, q: npt.NDArray[np.floating], default: int = 0) -> "Prior":
-        """Of an exported policy's Q values (A,): its gain over NCCL's own choice.
+        """A prior from an exported policy's Q values (A,).
 
-        Actions that the policy's mask leaves out get a prediction that is never worth a probe.
+        Masked actions get a prediction that is never worth a probe.
         """
         time = -np.clip(q.astype(np.float64), _LEAST_Q, -1e-6)
         return cls(np.log(time / time[default]))

@@ -1,4 +1,4 @@
-"""The space that is searched: subspaces of what cannot be ordered, and ordered knobs in each.
+"""The search space: subspaces by categorical knobs, with ordered knobs as axes.
 
 After AutoCCL (Xu et al., NSDI 2025, section 3): algorithm, protocol and transport make the
 *subspace*; channels, threads and chunk size are its *axes*, whose values are ordered. Threads and
@@ -105,7 +105,7 @@ class SearchSpace:
         return [there for there in steps if there is not None]
 
     def start(self, number: int) -> int:
-        """Where in a subspace NCCL's own knobs are: the nearest choice to what the default runs.
+        """The action of a subspace with knobs nearest to what the default runs.
 
         A knob that is not known is taken as left to NCCL, else as the largest.
         """
@@ -114,9 +114,9 @@ class SearchSpace:
         return min(actions, key=lambda a: (_distance(_values(self.choices[a]), wanted), a))
 
     def twin(self) -> tuple[int, bool] | None:
-        """The action that does what NCCL's own choice does, or nearly, and whether it is the same.
+        """The action closest to what NCCL's own choice runs, and whether it is identical.
 
-        None where nobody knows what that is, or nothing of its subspace may be played.
+        None where that is not known, or nothing of its subspace may be played.
         """
         number = self.default_subspace()
         if number is None or self.default_runs is None:
@@ -126,7 +126,7 @@ class SearchSpace:
         return action, all(a == b for a, b in zip(found, wanted, strict=True))
 
     def default_subspace(self) -> int | None:
-        """The subspace that NCCL's own choice runs in, where that is known."""
+        """The subspace of NCCL's own choice, or None if not known."""
         if self.default_runs is None:
             return None
         ran = self.default_runs
@@ -185,7 +185,7 @@ def _rank(value: int | None) -> float:
 
 
 def _distance(values: _Values, wanted: _Values) -> float:
-    """In steps of doubling; AUTO is nothing away from AUTO, else as the largest."""
+    """Distance in doublings; AUTO has distance 0 to AUTO, and else counts as the largest value."""
     total = 0.0
     for value, want in zip(values, wanted, strict=True):
         if value == want or value is None:

@@ -1,4 +1,4 @@
-"""What every online search answers to, and how to drive one.
+"""The interface of online searches.
 
 A tuner decides one call after the other, each task key on its own, and is told what the calls took:
 
@@ -35,7 +35,7 @@ SpaceOf = Callable[[Key], SearchSpace]
 
 
 class State(StrEnum):
-    """Where the search of a task key stands (AutoCCL's names)."""
+    """The state of the search of a task key (AutoCCL's names)."""
 
     #: Nothing was measured yet, or nothing may be tried for now: the incumbent runs.
     IDLE = "idle"
@@ -50,29 +50,29 @@ class State(StrEnum):
 
 
 class Tuner(Protocol):
-    """A search over configs, online."""
+    """An online search over configs."""
 
     def ask(self, key: Key) -> int:
         """The action that the next call of `key` should run."""
         ...
 
     def tell(self, key: Key, time_us: float, action: int | None = None) -> None:
-        """What a call of `key` took that ran `action`; None: what `ask` answers.
+        """Record that a call of `key` with `action` took `time_us`; None: the action of `ask`.
 
         Raises ValueError for a time that is not above zero.
         """
         ...
 
     def best(self, key: Key) -> int:
-        """The incumbent."""
+        """The incumbent: the action to settle on now."""
         ...
 
     def state(self, key: Key) -> State:
-        """Where the search of `key` stands."""
+        """The state of the search of `key`."""
         ...
 
     def alarm(self, key: Key | None = None) -> None:
-        """The surroundings of `key`, or of every key, changed."""
+        """Interference of `key`, or of every key, changed."""
         ...
 
 

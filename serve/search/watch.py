@@ -1,4 +1,4 @@
-"""The incumbent's latest calls: what a probe is compared with, and how much calls scatter.
+"""Level and scatter of the incumbent's latest calls, with which probes are compared.
 
 The scatter is taken from the differences of neighbouring calls, so that a level that wanders does
 not pass for noise, and by their median, so that stragglers do not either.
@@ -24,7 +24,7 @@ class Watch:
     """The latest log times of the incumbent."""
 
     def __init__(self) -> None:
-        """Nothing was seen."""
+        """Start empty."""
         self._times: deque[float] = deque(maxlen=WINDOW)
         self._steps: deque[float] = deque(maxlen=2 * WINDOW)
 
@@ -32,17 +32,17 @@ class Watch:
         return len(self._times)
 
     def add(self, log_time: float) -> None:
-        """A call of the incumbent."""
+        """Add a call of the incumbent."""
         if self._times:
             self._steps.append(abs(log_time - self._times[-1]))
         self._times.append(log_time)
 
     def level(self) -> float:
-        """Median log time. Raises statistics.StatisticsError when nothing was seen."""
+        """Median log time. Raises statistics.StatisticsError when empty."""
         return median(self._times)
 
     def sigma(self) -> float:
-        """The scatter of one call, in log time."""
+        """Standard deviation of one call, in log time."""
         if not self._steps:
             return _NOISE_SIGMA
         seen = max(_MAD * median(self._steps), _LEAST_SIGMA)
@@ -51,9 +51,9 @@ class Watch:
         return math.sqrt(squared)
 
     def level_variance(self) -> float:
-        """Of `level`: a median's, pi / 2 times a mean's for a normal."""
+        """Variance of `level`: for normal noise pi / 2 times that of a mean."""
         return 0.5 * math.pi * self.sigma() ** 2 / len(self._times)
 
     def restart(self) -> None:
-        """Another incumbent, or other surroundings; the scatter is kept."""
+        """Drop the calls of another incumbent or surroundings; keep the scatter."""
         self._times.clear()

@@ -1,4 +1,4 @@
-"""The shell in which the commands are tried, and the data, policy and artifact they are given.
+"""The shell fixture that runs commands, and the data, policy and artifact for them.
 
 The policy is a hand-made one of a few bytes: what training makes is tested there.
 """
@@ -66,7 +66,7 @@ LOG_ROW = "1048576 262144 float sum -1 100.0 10.49 18.35 0 102.0 10.28 17.99 0\n
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended."""
+    """Exit code and output of a command."""
 
     code: object
     out: str
@@ -103,7 +103,7 @@ def shell_fixture(
 
 
 def refused(done: Done, code: int) -> str:
-    """Check that a command ended in one line on stderr, and return it."""
+    """Check that a command ended with one line on stderr, and return it."""
     assert (done.code, done.out) == (code, ""), done
     [line] = done.err.removesuffix("\n").split("\n")
     assert line.startswith("error: ")

@@ -1,4 +1,4 @@
-"""A command line in this process: what a start of Python and its imports would cost is saved."""
+"""Runs a command line in this process, to save Python's start and imports."""
 
 import contextlib
 import io
@@ -10,7 +10,7 @@ from tests.cli.conftest import MODULES
 
 
 def run(line: str) -> tuple[object, str]:
-    """A command line in this process and directory: exit code, and all that it said."""
+    """Run a command line here: exit code, and all output."""
     command, *arguments = shlex.split(line, comments=True)
     said = io.StringIO()
     code: object = 0

@@ -55,7 +55,7 @@ def test_data_that_cannot_tell_is_refused_and_nothing_is_written(
     store_of(tmp_path / "few", rows(sizes=SIZES[:3]))
     command = ("dynamiccl-collect", "fit-simulator", "--data", "few", "--base", base)
     assert "cannot" in (line := refused(shell(*command, "--out", "mine.toml"), 3)) or (
-        "does not tell" in line
+        "do not determine" in line
     )
     assert not (tmp_path / "mine.toml").exists()
 

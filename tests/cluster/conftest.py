@@ -1,4 +1,4 @@
-"""One cluster for all tests that want one; they are skipped where none can be started."""
+"""A Slurm cluster shared by all tests that need one; skips where none can be started."""
 
 from collections.abc import Iterator
 

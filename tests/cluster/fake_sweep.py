@@ -1,4 +1,4 @@
-"""A sweep of nothing: units of work that take a while, committed one by one, as `run` does it.
+"""A fake sweep: units of work that take a while, committed one by one as `run` does.
 
 Usage: fake_sweep.py OUT UNITS SECONDS [--shard I/K]. Leaves a file for each unit.
 With HANG_AT=UNIT it hangs there, once, whatever it is told.

@@ -1,4 +1,4 @@
-"""Small programs for ranks, each the source of a script for `python -c`, and how to read them."""
+"""Small programs for ranks (source for `python -c`), and parsers of their output."""
 
 import json
 import re
@@ -51,7 +51,7 @@ def python(source: str, *arguments: str) -> tuple[str, ...]:
 
 
 def reports(done: Finished) -> list[dict[str, Any]]:
-    """What the ranks of REPORT said, by rank; mpirun may put two of them on one line."""
+    """The output of REPORT's ranks, by rank; mpirun may put two on one line."""
     assert done.returncode == 0, done.output
     decoder, text, found = json.JSONDecoder(), done.output.strip(), []
     while text:
@@ -62,6 +62,6 @@ def reports(done: Finished) -> list[dict[str, Any]]:
 
 
 def meetings(done: Finished) -> list[str]:
-    """Who of MEET met, sorted."""
+    """The ranks that met in MEET, sorted."""
     assert done.returncode == 0, done.output
     return sorted(re.findall(r"rank \d+ of \d+", done.output))

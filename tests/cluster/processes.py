@@ -1,4 +1,4 @@
-"""Processes of a cluster under test: they die with the test, and are found by their mark."""
+"""Processes of a cluster under test: they end with the test, and carry a mark."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine: real nodes, each in a network namespace of its own.
+"""A Ray cluster on this machine: real nodes in network namespaces.
 
 Two namespaces, joined by a cable and without a route to anywhere else, hold a node of one processor
 each. What runs there is a child of the test and dies with it (PR_SET_PDEATHSIG).
@@ -26,7 +26,7 @@ _STORE_BYTES = 80 << 20
 
 
 def missing() -> str | None:
-    """Why no cluster can be started here; None when it can."""
+    """Why no cluster can be started here, or None."""
     if find_spec("ray") is None:
         return "Ray is not installed (extra 'ray')"
     if os.geteuid() != 0:
@@ -101,7 +101,7 @@ class RayNodes:
         self._spawn(f"ray-{node}", argv, {_MARK: f"{self.root}/{node}"})
 
     def kill_node(self, node: str) -> None:
-        """All of a node at once, as when its power fails."""
+        """Kill all processes of a node at once, as a power failure would."""
         for pid in self._processes(f"{_MARK}={self.root}/{node}"):
             os.kill(pid, signal.SIGKILL)
         self._children.pop(f"ray-{node}").wait(10)

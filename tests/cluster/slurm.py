@@ -1,4 +1,4 @@
-"""A Slurm cluster on this machine: real daemons, four nodes, each in a network of its own.
+"""A Slurm cluster on this machine: real daemons, four nodes in network namespaces.
 
 Every node is a network and UTS namespace on a bridge, so that it has a hostname and an address; the
 namespaces are held by processes and vanish with them, and nothing of two runs can collide. Where
@@ -31,7 +31,7 @@ PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "sbatch", "ip", "nsenter", 
 
 
 def missing() -> str | None:
-    """Why no cluster can be started here; None when it can."""
+    """Why no cluster can be started here, or None."""
     if os.geteuid() != 0:
         return "Slurm's daemons need root here"
     absent = [name for name in PROGRAMS if shutil.which(name) is None]
@@ -44,7 +44,7 @@ def namespaces_allowed() -> bool:
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
-    """Look again and again; fails after so many seconds."""
+    """Poll a condition; fails after so many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not in {seconds:g} s: {what}"
@@ -70,7 +70,7 @@ class Slurm:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What clients need to be told.
+        """Environment variables for clients.
 
         Open MPI keeps a folder for each host name under TMPDIR, and removes it with its last job:
         nodes of two clusters have the same names, and one's end would break the other's start.
@@ -115,7 +115,7 @@ class Slurm:
         return " ".join(self.run(argv, check=False).stdout.split())
 
     def set_node(self, node: str, state: str) -> None:
-        """Let a node fail (`down`) or come back (`resume`)."""
+        """Set a node `down` or `resume` it."""
         self.run(["scontrol", "update", f"nodename={node}", f"state={state}", "reason=test"])
 
     def all_idle(self) -> bool:
@@ -123,7 +123,7 @@ class Slurm:
         return states == ["idle"] * NODES
 
     def clear(self) -> None:
-        """Back to the start: no job, every node up."""
+        """Reset: no job, every node up."""
         self.run(["scancel", "--user=root"])
         for line in self.run(["sinfo", "-h", "-N", "-o", "%N %t"]).stdout.splitlines():
             node, state = line.split()

@@ -1,4 +1,4 @@
-"""What an import may make of a damaged file: rows, or one line that names it."""
+"""Checks the import of a damaged file: rows, or one line that names the file."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from dynamiccl.errors import DynamicclError
 
 
 def survives(data: bytes, name: str, folder: Path) -> None:
-    """Import `data` as the file `name`, and check how that ends."""
+    """Import `data` as the file `name`, and check the result."""
     path = folder / name
     path.write_bytes(data)
     refused = None

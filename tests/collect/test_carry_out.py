@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from dynamiccl.collect.runs.carry_out import (
-    RunOrder,
+    RunOptions,
     carry_out,
     launcher_of,
     parse_shard,
@@ -22,8 +22,8 @@ from tests.collect.benchmark.sweeps import sweep
 NOWHERE = Console(file=io.StringIO())
 
 
-def order(folder: Path, **more: Any) -> RunOrder:
-    return RunOrder(
+def order(folder: Path, **more: Any) -> RunOptions:
+    return RunOptions(
         sweep_file=folder / "s.toml", out=folder / "out", **{"runner": "simulator", **more}
     )
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.collect.runs.journal import Sealing
-from dynamiccl.collect.runs.parts import Scribe, with_noise_band
+from dynamiccl.collect.runs.parts import PartWriter, with_noise_band
 from dynamiccl.datasets import store
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.schema import MEASUREMENTS
@@ -139,9 +139,9 @@ def commit(launch: str, *rows: dict[str, Any]) -> dict[str, Any]:
     return {"launch": launch, "rows": plain}
 
 
-def scribe(out: Path, journal: str = "j1") -> Scribe:
+def scribe(out: Path, journal: str = "j1") -> PartWriter:
     out.mkdir(exist_ok=True)
-    return Scribe(MADE, out, journal, "nccl-tests")
+    return PartWriter(MADE, out, journal, "nccl-tests")
 
 
 STAMP = "2026-01-02T03:04:05.678901+00:00"

@@ -1,4 +1,4 @@
-"""What tests of `evaluate` share: the shell of the commands, and reports without their drawings."""
+"""Shared by tests of `evaluate`: the shell fixture, and reports without figures."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No figure is written, which takes half of a report's time; other tests look at them."""
+    """Skip drawing figures, which takes half of a report's time; other tests cover them."""
     for name in ("crossover", "families", "learning", "regret"):
         monkeypatch.setattr(
             f"dynamiccl.evaluate.figures.{name}.svg_text", lambda _figure: "<svg></svg>"

@@ -1,4 +1,4 @@
-"""Grids small enough to work out by hand."""
+"""Task grids small enough to compute by hand."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Jobs and sweeps small enough to work out by hand, for the tests of the forecast."""
+"""Jobs and sweeps small enough to compute by hand, for tests of the forecast."""
 
 from collections.abc import Sequence
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""Build the recording tuner, once a session."""
+"""Builds the recording tuner, once a session."""
 
 import shutil
 import subprocess

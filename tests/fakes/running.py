@@ -1,4 +1,4 @@
-"""Run the stand-in's programs from a test, with nothing of the tester's environment.
+"""Runs the stand-in's programs from a test, in a clean environment.
 
 A program is forked from a process that has loaded it: starting a Python and numpy anew would take
 ten times as long as most runs do.

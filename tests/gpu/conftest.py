@@ -1,4 +1,4 @@
-"""Where the benchmarks of these tests are."""
+"""The nccl-tests binaries for tests on GPUs."""
 
 import os
 import shutil

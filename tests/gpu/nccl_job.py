@@ -1,4 +1,4 @@
-"""What a job of test_plugin_nccl.py leaves behind, judged: logs of NCCL, records of the plugin."""
+"""Checks of a job of test_plugin_nccl.py: NCCL's logs, the plugin's records."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Starts the ranks of a job on one GPU: real NCCL, the one that torch brings, and our libraries.
+"""Starts the ranks of a job on one GPU with the real NCCL that torch bundles, and our libraries.
 
 Each rank has an NCCL_HOSTID of its own, so NCCL takes each for a node and connects them through
 sockets on the loopback: good for seeing what runs, not for timing.
@@ -115,7 +115,7 @@ def run_job(
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody has."""
+    """Unused ports."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:

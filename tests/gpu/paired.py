@@ -1,4 +1,4 @@
-"""Whether pairs of processes differ: their mean log ratio against all flips of its signs."""
+"""A paired test of two kinds of process: mean log ratio against all sign flips."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ SIGNIFICANT: Final = 0.01
 
 @dataclass(frozen=True)
 class Shift:
-    """How much longer the first of a pair took, on average."""
+    """Mean relative difference of pairs."""
 
     ratio: float
     #: Share of the sign flips whose mean is at least as far from 0: exact for any noise that
@@ -35,7 +35,7 @@ class Shift:
 
     @property
     def is_none(self) -> bool:
-        """Whether noise explains it, or it is too small to matter."""
+        """Whether the difference is noise, or too small to matter."""
         return self.p_value > SIGNIFICANT or abs(self.ratio - 1.0) <= NEGLIGIBLE
 
     def __str__(self) -> str:

@@ -8,14 +8,14 @@ import pytest
 from dynamiccl import machine as module
 from dynamiccl.collect.doctor.context import Context
 from dynamiccl.collect.doctor.examine import run_checks
-from dynamiccl.machine import Ran, ThisMachine
+from dynamiccl.machine import ProgramResult, ThisMachine
 
 HERE = ThisMachine()
 
 
 def test_a_programs_status_and_output_come_back() -> None:
     code = "import sys; print('out', flush=True); print('err', file=sys.stderr); sys.exit(3)"
-    assert HERE.run(sys.executable, "-c", code) == Ran(3, "out\nerr\n")
+    assert HERE.run(sys.executable, "-c", code) == ProgramResult(3, "out\nerr\n")
 
 
 def test_a_program_gets_no_input_and_speaks_english() -> None:
@@ -24,13 +24,15 @@ def test_a_program_gets_no_input_and_speaks_english() -> None:
 
 
 def test_a_program_that_is_not_there_is_an_answer() -> None:
-    assert HERE.run("no-such-program") == Ran(None, "no-such-program: No such file or directory")
+    assert HERE.run("no-such-program") == ProgramResult(
+        None, "no-such-program: No such file or directory"
+    )
 
 
 def test_a_program_that_hangs_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TIMEOUT_S", 0.1)
     ran = HERE.run(sys.executable, "-c", "import time; time.sleep(60)")
-    assert ran == Ran(None, "no end after 0.1 s")
+    assert ran == ProgramResult(None, "no end after 0.1 s")
     assert not ran.worked
 
 

@@ -1,4 +1,4 @@
-"""The plugin's own client of a brain, as a program that tests can talk to."""
+"""The plugin's own brain client, as a program that tests can use."""
 
 import subprocess
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ class Asking:
         return self._process.stdout.readline().removesuffix("\n")
 
     def table(self, tasks: Sequence[Task]) -> DecisionTable:
-        """The table that it answers; anything else fails."""
+        """The table in its answer; anything else fails the test."""
         answer = self.say(task_line(tasks))
         assert not answer.startswith(("error", "keep")), answer
         return DecisionTable.from_bytes(bytes.fromhex(answer))

@@ -1,4 +1,4 @@
-"""The calls of one nccl-tests process in its own order, and random schedules to play to them."""
+"""The calls of one nccl-tests process in order, and random schedules for them."""
 
 import dataclasses
 from collections.abc import Iterator

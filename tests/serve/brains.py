@@ -1,4 +1,4 @@
-"""A small artifact whose policy looks at the history: random weights, no training."""
+"""A small artifact whose policy uses the history, with random weights."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -50,7 +50,7 @@ class RandomPolicy(nn.Module):
 
 
 class HintPolicy(nn.Module):
-    """Expects the same times of every task, those of `HINT`, and abstains."""
+    """Predicts equal times for every task except those of `HINT`, and abstains."""
 
     times: torch.Tensor
 
@@ -87,7 +87,7 @@ def make_manifest() -> Manifest:
 
 
 def make_artifact(parent: Path, policy: nn.Module | None = None) -> Artifact:
-    """Of `make_manifest`."""
+    """An artifact of `make_manifest`."""
     manifest = make_manifest()
     torch.manual_seed(5)
     policy = policy or RandomPolicy(
@@ -101,13 +101,13 @@ def make_artifact(parent: Path, policy: nn.Module | None = None) -> Artifact:
 
 
 def seal(directory: Path) -> None:
-    """Make manifest and index say what the files in an artifact are now."""
+    """Update manifest and index to the files of an artifact."""
     manifest = Manifest.read_unchecked(directory).write(directory)
     PluginIndex.of_artifact(directory, table_supports(manifest)).write(directory)
 
 
 def task(size_bytes: int, *times_us: float, collective: Collective = Collective.AllReduce) -> Task:
-    """A task key with calls of Ring/Simple on 8 channels that took so long."""
+    """A task key with calls of Ring/Simple on 8 channels with these times."""
     from dynamiccl.datasets.history import Call
 
     calls = [

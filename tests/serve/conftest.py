@@ -22,7 +22,7 @@ def plugin(plugin_path: Path) -> TunerPlugin:
 
 @pytest.fixture(name="libnccl", scope="session")
 def libnccl_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that says that it is NCCL 2.28.9."""
+    """A fake libnccl with version 2.28.9."""
     folder = tmp_path_factory.mktemp("nccl")
     source = folder / "nccl.c"
     source.write_text("int ncclGetVersion(int *version) { *version = 22809; return 0; }\n")

@@ -1,4 +1,4 @@
-"""A leader's end of the protocol; the real one is C++ (`serve/plugin/adaptive/brain/message.h`)."""
+"""The leader's side of the brain protocol in Python; the real one is C++ (message.h)."""
 
 from dynamiccl.datasets.history import Call
 from dynamiccl.errors import CorruptFile

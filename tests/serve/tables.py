@@ -42,7 +42,7 @@ def random_table(
 
 
 def random_costs(random: Generator) -> CostTable:
-    """Costs in us as NCCL and bad luck make them: missing, tied, relegated, free, not numbers."""
+    """Cost tables in us with all special cases: missing, tied, relegated, free, NaN."""
     costs = np.exp(random.uniform(1, 6, size=(random.choice([6, 7]), 3))).astype(np.float32)
     if random.integers(3) == 0:
         costs = np.round(costs, -2) + np.float32(1)  # ties

@@ -10,7 +10,7 @@ import pytest
 from dynamiccl.checks import Check, Verdict
 from dynamiccl.errors import MachineError, PluginError
 from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME
-from dynamiccl.machine import Ran, ThisMachine
+from dynamiccl.machine import ProgramResult, ThisMachine
 from dynamiccl.nccl import Algorithm, Config, NcclVersion, Protocol
 from dynamiccl.nccl_setup import ROLES, find_other_plugin
 from dynamiccl.serve.artifact import TableInfo
@@ -246,7 +246,7 @@ def test_artifact_that_the_plugin_would_not_trust_is_found(
 
 def test_probe_that_says_nothing_is_no_answer(plugin_path: Path, tmp_path: Path) -> None:
     probe = str(plugin_path.parent / "dynamiccl-probe")
-    machine = replace(Recorded(), runs={(probe,): Ran(0, "hello\n")})
+    machine = replace(Recorded(), runs={(probe,): ProgramResult(0, "hello\n")})
     with pytest.raises(PluginError, match="said: hello"):
         ask_probe(machine, plugin_path)
     with pytest.raises(MachineError, match="no dynamiccl-probe beside"):

@@ -65,7 +65,7 @@ def test_all_may_be_alike_and_of_no_use(other: dict[str, Any], said: str) -> Non
 
 
 def test_silent_ranks_are_named() -> None:
-    with pytest.raises(MachineError, match="2 of 4 ranks said what they have; not: 1, 3"):
+    with pytest.raises(MachineError, match="2 of 4 ranks reported; missing: 1, 3"):
         compare([line(0), line(2)])
     with pytest.raises(MachineError, match=r"5 of 4 ranks .* one from elsewhere did"):
         compare([line(rank) for rank in range(5)])
@@ -74,7 +74,7 @@ def test_silent_ranks_are_named() -> None:
 def test_what_is_no_list_of_ranks_is_wrong_input() -> None:
     with pytest.raises(UserError, match="no line 'rank N"):
         compare(["hello"])
-    with pytest.raises(UserError, match="rank 0 said is cut off"):
+    with pytest.raises(UserError, match="line of rank 0 is cut off"):
         compare(["rank 0 {nonsense}"])
 
 

@@ -192,7 +192,7 @@ def test_what_cannot_be_played_fails_the_communicator(
 ) -> None:
     environment = stage(tmp_path, SMALL) | changes
     with (
-        pytest.raises(PluginError, match=f"init returned 5 and said: DYNAMICCL: .*{reason}"),
+        pytest.raises(PluginError, match=f"init returned 5; log: DYNAMICCL: .*{reason}"),
         plugin.communicator(*shape, version=version, environment=environment),
     ):
         pass

@@ -1,4 +1,4 @@
-"""What NCCL's own code decided, beside what the model says.
+"""Recorded decisions of NCCL's own code, compared with the model's.
 
 The record is a table of decisions: for each call the cost of every cell, the cell that was chosen
 and the channels that ran. Its columns are nccl_version, topology, num_nodes, ranks_per_node,

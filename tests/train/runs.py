@@ -1,4 +1,4 @@
-"""Training runs as tests want them: ended in their middle, or without a package."""
+"""Training runs for tests: killed in the middle, or without a package."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from dynamiccl.train.recipe import Recipe
 
 
 class Killed(Exception):
-    """Stands for whatever ends a run between two epochs."""
+    """Raised to end a run between two epochs."""
 
 
 def broken_run(data: Path, uri: str, recipe: Recipe, *, at: int, seed: int = 0) -> str:

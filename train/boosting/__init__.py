@@ -1,1 +1,1 @@
-"""Boosted trees over configs, of what NCCL's cost model leaves over: for cold tables."""
+"""Boosted trees on the residuals of NCCL's cost model, for decision tables (residual-boosting)."""

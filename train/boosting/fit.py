@@ -1,4 +1,4 @@
-"""Fit boosted trees to a data set: what NCCL's cost model leaves over, config by config."""
+"""Fits boosted trees to the residuals of NCCL's cost model, for each config."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _LEARNING_RATE: Final = 0.1  # scikit-learn's own
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How trees are grown."""
+    """Hyperparameters of the trees."""
 
     num_trees: int
     max_leaves: int
@@ -40,7 +40,7 @@ _OF_SPREAD: Final = Setting(50, 8, 10)
 
 @dataclass(frozen=True, slots=True)
 class _Boosting:
-    """Each collective of a machine has trees of its own."""
+    """The learner: trees for each collective of a machine."""
 
     #: Variance of one repeat.
     repeat_variance: float
@@ -95,7 +95,7 @@ def fit_boosting(data: TrainingData, *, alpha: float, seed: int) -> Fitted:
 
 
 def _of_own(off: Float64Array, numbers: Float64Array) -> Float64Array:
-    """(N,) what the prediction of NCCL's own choice of each row's task was off; NaN: unknown."""
+    """(N,) residual of NCCL's own choice for each row's task; NaN: unknown."""
     tasks, task = np.unique(numbers[:, -OF_TASK:], axis=0, return_inverse=True)
     found, is_own = np.full(len(tasks), np.nan), numbers[:, OWN] > 0.5
     task = task.reshape(-1)  # NumPy 2.0 has a dimension more
@@ -104,7 +104,7 @@ def _of_own(off: Float64Array, numbers: Float64Array) -> Float64Array:
 
 
 def _repeat_variance(grid: TaskGrid) -> float:
-    """Variance of the ln of one repeat's time, pooled over what was measured more than once."""
+    """Variance of ln(time) of one repeat, pooled over cells with several repeats."""
     logs = [np.log(each) for each in grid.samples.values() if len(each) > 1]
     freedom = sum(len(each) - 1 for each in logs)
     squares = sum(float(np.square(each - each.mean()).sum()) for each in logs)

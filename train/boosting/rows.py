@@ -1,4 +1,4 @@
-"""Tasks and actions as the rows of trees: all that is known of an action, and of its task."""
+"""Input rows of the trees: features of a task and an action."""
 
 from typing import Final
 
@@ -14,12 +14,12 @@ OWN: Final = ACTION_FEATURES.index("is NCCL's own choice")
 
 
 class TreeRows(RowMaker):
-    """Contexts (B, F) as rows; scriptable."""
+    """Contexts (B, F) to tree rows; scriptable."""
 
     def forward(
         self, context_BF: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Numbers (B, A, R), cells (B, A), ln of NCCL's costs (B, A), whether these are known."""
+        """Features (B, A, R), cells (B, A), ln of NCCL's costs (B, A), whether these are known."""
         found_BAG = self.actions(context_BF).to(torch.float64)
         end = self.num_algorithms + self.num_protocols
         algorithm_BA = index_of(found_BAG[:, :, : self.num_algorithms])

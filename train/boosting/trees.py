@@ -1,4 +1,4 @@
-"""Boosted trees as tensors: what scikit-learn fitted, evaluated in TorchScript.
+"""scikit-learn's boosted trees as tensors, evaluated in TorchScript.
 
 N rows, R numbers of a row, T trees, K nodes of a tree (leaves included; padded), B batch, A actions
 """
@@ -12,7 +12,7 @@ from torch import nn
 
 
 class Trees(nn.Module):
-    """(rows_NR float64) -> (N,): the sum of trees; scriptable.
+    """(rows_NR float64) -> (N,) sum of the trees; scriptable.
 
     All trees go down together, as many steps as the deepest has: a leaf is its own child.
     """
@@ -24,7 +24,7 @@ class Trees(nn.Module):
     value: torch.Tensor
 
     def __init__(self, fitted: Any) -> None:
-        """Take a `HistGradientBoostingRegressor` that was fitted without categories."""
+        """Convert a fitted `HistGradientBoostingRegressor` without categorical features."""
         super().__init__()
         trees = [predictor.nodes for (predictor,) in fitted._predictors]
         most = max(len(tree) for tree in trees)
@@ -49,7 +49,7 @@ class Trees(nn.Module):
         self.register_buffer("roots", torch.arange(len(trees)) * most)
 
     def forward(self, rows_NR: torch.Tensor) -> torch.Tensor:
-        """Sum the leaves."""
+        """(N,) sums of leaf values."""
         node_NT = self.roots.unsqueeze(0).expand(rows_NR.size(0), -1)
         for _ in range(self.depth):
             number_NT = rows_NR.gather(1, self.feature[node_NT])

@@ -1,1 +1,1 @@
-"""What models of times share that act only where they are sure: tasks, calibration, policy, run."""
+"""Shared code of models that predict times and act only where confident."""

@@ -1,4 +1,4 @@
-"""How sure a policy must be: a bound on P(it acts and is slower), from tasks held out.
+"""Calibration of a policy's confidence: a bound on P(it acts and is slower), from held-out tasks.
 
 Conformal risk control (Angelopoulos et al. 2022, section 2): on n calibration tasks that are
 exchangeable with those of deployment, the policy acts where its score (predicted gain over the
@@ -24,7 +24,7 @@ SLOWER: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Tasks held out: what was predicted of the chosen config, and what was measured."""
+    """Held-out tasks: predicted gain of the chosen config, and measured gain."""
 
     #: (N,) ln of NCCL's time over that of the chosen config, as predicted and as measured.
     predicted: npt.NDArray[np.float64]
@@ -36,7 +36,7 @@ class Calibration:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """All tasks of some calibrations; without any an empty one."""
+        """All tasks of several calibrations; empty without any."""
         names = ("predicted", "measured", "spread", "noise")
         return cls(*(np.concatenate([np.empty(0), *(getattr(p, n) for p in parts)]) for n in names))
 
@@ -45,7 +45,7 @@ class Calibration:
 
     @property
     def score(self) -> npt.NDArray[np.float64]:
-        """(N,) predicted gain over its spread; 0 where the policy would abstain anyway."""
+        """(N,) predicted gain / its spread; 0 where the policy abstains anyway."""
         found = self.predicted > MIN_GAIN
         score: npt.NDArray[np.float64] = np.zeros(len(self.predicted))
         np.divide(self.predicted, self.spread, out=score, where=found)
@@ -53,7 +53,7 @@ class Calibration:
 
     @property
     def coverage(self) -> float:
-        """Share of the measured gains inside the 90 % intervals of the predicted ones."""
+        """Fraction of measured gains inside the predicted 90 % intervals."""
         width = 1.6449 * np.sqrt(self.spread**2 + self.noise**2)
         if not len(self):
             return math.nan
@@ -61,11 +61,11 @@ class Calibration:
         return float(inside.mean())
 
     def least_alpha(self) -> float:
-        """The smallest bound that so many tasks can keep."""
+        """The smallest bound that this many tasks can support."""
         return 1.0 / (len(self) + 1)
 
     def caution(self, alpha: float) -> float:
-        """The threshold on the score; infinite where `alpha` cannot be kept."""
+        """The threshold on the score for bound `alpha`; infinite if it cannot be kept."""
         slower = np.sort(self.score[self.measured < -math.log1p(SLOWER)])[::-1]
         allowed = math.floor(alpha * (len(self) + 1) + 1e-9) - 1
         if allowed < 0:

@@ -1,4 +1,4 @@
-"""What each cell feels of an interference level, as the table that the policy holds.
+"""The table of a policy with the share of an interference level that slows each cell.
 
 S machines, N collectives, C cells, O octaves of sizes
 """

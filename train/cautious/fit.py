@@ -1,4 +1,4 @@
-"""Fit a model of times to a data set, and find how sure it must be before it acts."""
+"""Fits a model of times to a data set, and calibrates its confidence threshold."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,27 +27,27 @@ Setting = TypeVar("Setting")
 
 
 class Learner(Protocol[Setting]):
-    """How the times of one machine are learned, each collective by itself."""
+    """How the times of one machine are learned, separately for each collective."""
 
     def settings(self, collectives: Sequence[Rows]) -> Sequence[Setting]:
-        """What there is to choose from, on validation bins; given each collective's rows."""
+        """The candidate settings, chosen from on validation bins, given each collective's rows."""
         ...
 
     def model(self, setting: Setting, rows: Rows) -> nn.Module:
-        """What is known after some rows of a collective; scriptable.
+        """The fitted model of a collective; scriptable.
 
-        (numbers_BAR, cells_BA) -> means (B, A) of y, spreads (B, A) of what each is off action 0's.
+        (numbers_BAR, cells_BA) -> means (B, A) of y, spreads (B, A) of y minus that of action 0.
         """
         ...
 
     def noise(self, setting: Setting) -> float:
-        """Variance of one repeat of y."""
+        """Variance of y of one repeat."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A policy, and what is known of it."""
+    """A fitted policy, with its calibrations."""
 
     policy: CautiousPolicy
     #: The same that has seen training bins alone: what the validation bins can judge.
@@ -86,14 +86,14 @@ def fit_cautious(tasks: Tasks, learner: Learner[Setting], *, alpha: float) -> Fi
 
 
 def _policy(tasks: Tasks, blocks: Sequence[Block], caution_S2: torch.Tensor) -> CautiousPolicy:
-    """The policy of some models."""
+    """The policy of some fitted models."""
     parts = (tasks.maker, tasks.machines, tasks.shapes, blocks, caution_S2, tasks.felt)
     return CautiousPolicy(*parts).eval()
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """(N,) configs, their predicted gains over NCCL's own choice, and how sure these are."""
+    """(N,) chosen configs, predicted gains over NCCL's own choice, and their spreads."""
 
     action: Int64Array
     gain: npt.NDArray[np.float64]
@@ -101,7 +101,7 @@ class _Choice:
 
 
 def _choose(tasks: Tasks, blocks: Sequence[Block], which: Int64Array) -> _Choice:
-    """The config of the least mean among those measured, for some tasks, sure or not."""
+    """For some tasks the measured config with the smallest predicted time, with its gain."""
     with torch.no_grad():
         no_caution = torch.zeros(len(tasks.machines), 2, dtype=torch.float64)
         careless = _policy(tasks, blocks, no_caution)
@@ -124,7 +124,7 @@ class _Machine(Generic[Setting]):
         self._chosen = min(tried, key=self._regret) if len(tried) > 1 else tried[0]
 
     def blocks(self, is_told: BoolArray) -> list[Block]:
-        """The models after the tasks that are told, (T,)."""
+        """The models fitted to the tasks marked in `is_told` (T,)."""
         return self._blocks(is_told, self._chosen)
 
     def held_out_sizes(self) -> list[Calibration]:
@@ -140,7 +140,7 @@ class _Machine(Generic[Setting]):
         return [self._compare(part, is_train & ~part) for part in parts]
 
     def held_out_shapes(self) -> list[Calibration]:
-        """Group shapes by the others, some at a time."""
+        """Calibrations of group shapes that were held out, some at a time."""
         shape = self._tasks.shape
         mine = np.unique(shape[self._rows])
         if len(mine) < _MIN_SHAPES:
@@ -167,7 +167,7 @@ class _Machine(Generic[Setting]):
         return self._learner.settings([each for each in rows if len(each)])
 
     def _regret(self, chosen: tuple[bool, Setting]) -> float:
-        """Mean regret on the validation bins of the config of the least mean."""
+        """Mean validation regret of the config with the smallest predicted time."""
         tasks = self._tasks
         held = self._rows[~tasks.is_train[self._rows]]
         if not len(held):

@@ -1,4 +1,4 @@
-"""The plot of a calibration."""
+"""Plot of a calibration."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ mpl.use("Agg")
 
 
 def calibration_plot(path: Path, calibration: Calibration) -> None:
-    """Predicted against measured gain of what would be chosen on tasks held out, as a PNG."""
+    """Predicted against measured gain of the choices for held-out tasks, as a PNG."""
     figure = Figure(figsize=(4.8, 4.4), layout="constrained")
     axes = figure.subplots()
     predicted = 100.0 * np.expm1(calibration.predicted)

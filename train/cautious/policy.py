@@ -1,4 +1,4 @@
-"""The policy as it is exported: models by machine and collective, and how sure one must be.
+"""The exported policy: models by machine and collective, with confidence thresholds.
 
 B batch, K calls in the window, W features of a call, F features of the context, A actions,
 S machines, E features of a machine, C cells, O octaves of sizes
@@ -27,7 +27,7 @@ _PART: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What is known of one collective on one machine."""
+    """The model of one collective on one machine."""
 
     machine: int  # row of the machines' table
     collective: int
@@ -94,7 +94,7 @@ class CautiousPolicy(nn.Module):
         context_BF: torch.Tensor,
         mask_BA: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Choose; see the class."""
+        """(action_B, q_BA); see the class."""
         z_BA, spread_BA = self.predict(context_BF)
         allowed_BA = mask_BA > 0.5
         best_B1 = z_BA.masked_fill(~allowed_BA, float("inf")).argmin(dim=1, keepdim=True)
@@ -111,7 +111,7 @@ class CautiousPolicy(nn.Module):
 
     @torch.jit.export
     def caution_of(self, context_BF: torch.Tensor) -> torch.Tensor:
-        """(B, 1) spreads that a gain must have."""
+        """(B, 1) threshold: spreads by which a gain must exceed 0."""
         found_BS = self.find_machines(context_BF)
         machine_B = found_BS.to(torch.int64).argmax(dim=1)
         measured_B = torch.zeros_like(machine_B).to(torch.bool)
@@ -124,13 +124,13 @@ class CautiousPolicy(nn.Module):
 
     @torch.jit.export
     def find_machines(self, context_BF: torch.Tensor) -> torch.Tensor:
-        """(B, S) which of the machines each context is of."""
+        """(B, S) whether each context is of each machine."""
         off_BSE = self.rows.machines(context_BF).unsqueeze(1) - self.machine_table.unsqueeze(0)
         return off_BSE.abs().amax(dim=2) < self.same
 
     @torch.jit.export
     def predict(self, context_BF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(B, A) ln of time over that of NCCL's own choice, and its spread (inf: unknown)."""
+        """(B, A) ln(time / NCCL's default), and its spread (inf: unknown)."""
         numbers_BAR, cells_BA, cost_BA, known_BA = self.rows(context_BF)
         z_BA, spread_BA = torch.zeros_like(cost_BA), torch.full_like(cost_BA, float("inf"))
         found_BS = self.find_machines(context_BF)
@@ -156,7 +156,7 @@ class CautiousPolicy(nn.Module):
     def slowdown(
         self, context_BF: torch.Tensor, cells_BA: torch.Tensor, block: int
     ) -> torch.Tensor:
-        """(B, A) ln of how much longer than quiet calls take now, on one block's machine."""
+        """(B, A) ln(current / quiet time) of each config on a block's machine."""
         felt_CO = self.felt[self.block_machines[block], self.block_collectives[block]]
         octave_B = context_BF[:, self.rows.size].to(torch.int64).clamp(0, felt_CO.size(1) - 1)
         share_BA = felt_CO[cells_BA, octave_B.unsqueeze(1)]

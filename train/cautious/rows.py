@@ -1,4 +1,4 @@
-"""Tasks and actions as the rows that a model of times is fitted to, from contexts alone.
+"""Input rows of a model of times, computed from contexts.
 
 B batch, F features of the context, A actions, R numbers of a row, E features of a machine
 """
@@ -31,13 +31,13 @@ _OF_TASK: Final = frozenset(
 
 
 class RowMaker(nn.Module):
-    """Contexts (B, F) as rows; scriptable."""
+    """Contexts (B, F) to rows; scriptable."""
 
     machine_columns: torch.Tensor
     collective_columns: torch.Tensor
 
     def __init__(self, configs: Sequence[Config], num_profiles: int, *, costs: bool) -> None:
-        """Take a catalogue, and how a context is made up."""
+        """`configs`: the catalogue; the other arguments tell how a context is laid out."""
         super().__init__()
         profiles = range(len(FEATURES), len(FEATURES) + num_profiles)
         own = [CONTEXT_COLUMN[f.name] for f in STATIC_FEATURES if f.name not in _OF_TASK]
@@ -63,7 +63,7 @@ class RowMaker(nn.Module):
     def forward(
         self, context_BF: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Numbers (B, A, R), cells (B, A), ln of NCCL's costs (B, A), whether these are known."""
+        """Features (B, A, R), cells (B, A), ln of NCCL's costs (B, A), whether these are known."""
         found_BAG = self.actions(context_BF).to(torch.float64)
         context_BF = context_BF.to(torch.float64)
         shape_BA = found_BAG[:, :, 0]
@@ -87,28 +87,28 @@ class RowMaker(nn.Module):
 
     @torch.jit.export
     def machines(self, context_BF: torch.Tensor) -> torch.Tensor:
-        """(B, E): what two rows must have in common for one to say something of the other."""
+        """(B, E) machine features: rows inform each other only if these are equal."""
         return context_BF.index_select(1, self.machine_columns)
 
     @torch.jit.export
     def levels(self, context_BF: torch.Tensor) -> torch.Tensor:
-        """(B,) interference levels; 0 where none is known."""
+        """(B,) interference levels; 0 where unknown."""
         known_B = context_BF[:, self.level_known] > 0.5
         level_B = context_BF[:, self.level].to(torch.float64).clamp(min=0.0)
         return torch.where(known_B, level_B, torch.zeros_like(level_B))
 
     @torch.jit.export
     def collectives(self, context_BF: torch.Tensor) -> torch.Tensor:
-        """(B,) index among the five."""
+        """(B,) collective index, 0 to 4."""
         return context_BF.index_select(1, self.collective_columns).argmax(dim=1)
 
 
 def cell_of(algorithm: int, protocol: int) -> int:
-    """The number that rows have for a cell."""
+    """Index of the (algorithm, protocol) cell."""
     return algorithm * (NUM_PROTOCOLS + 1) + protocol
 
 
 def index_of(one_hot: torch.Tensor) -> torch.Tensor:
-    """(B, A) of (B, A, K); K where nothing is set."""
+    """(B, A) index of the one in one-hot (B, A, K); K where all are zero."""
     last = (one_hot.sum(dim=2, keepdim=True) == 0.0).to(one_hot.dtype)
     return torch.cat([one_hot, last], dim=2).argmax(dim=2)

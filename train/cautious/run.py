@@ -1,4 +1,4 @@
-"""A tracked run of a recipe that fits a model of times, and acts where it is sure."""
+"""A tracked run of a recipe that fits a model of times and acts where confident."""
 
 import json
 import tempfile
@@ -22,7 +22,7 @@ from dynamiccl.train.recipe import Recipe
 def fit_and_export(
     fit: Callable[..., Fitted], data: TrainingData, recipe: Recipe, seed: int, run: tracking.Run
 ) -> FitSummary:
-    """Fit, calibrate, export, and track; raises what the parts raise."""
+    """Fit, calibrate, export, and track; raises what these raise."""
     started = time.monotonic()
     fitted = fit(data, alpha=recipe.alpha, seed=seed)
     fitted.policy.level_threshold = recipe.level_threshold
@@ -75,7 +75,7 @@ def fit_and_export(
 def calibration_figures(
     of: str, calibrations: Sequence[Calibration], alpha: float
 ) -> dict[str, float]:
-    """How far predictions for sizes, or for shapes, that were held out can be trusted."""
+    """Metrics of calibrations on held-out sizes or shapes."""
     every = Calibration.joined(calibrations)
     return {
         f"calibration_tasks_{of}": float(len(every)),

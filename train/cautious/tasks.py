@@ -1,4 +1,4 @@
-"""What was measured of tasks, as the rows that a model of times is fitted to.
+"""Measured tasks as training rows of a model of times.
 
 T tasks, N rows, R numbers of a row, S machines
 """
@@ -35,7 +35,7 @@ class Rows:
     repeats: torch.Tensor  # (N,) independent repeats behind y
 
     def take(self, which: torch.Tensor) -> "Rows":
-        """Some of them."""
+        """The rows selected by `which`."""
         return Rows(self.numbers[which], self.cells[which], self.y[which], self.repeats[which])
 
     def __len__(self) -> int:
@@ -44,7 +44,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """T tasks of the training and validation bins: what was measured, and their rows."""
+    """T tasks of the training and validation bins, with their measurements and rows."""
 
     grid: TaskGrid
     context: Float32Array
@@ -67,7 +67,7 @@ class Tasks:
 
     @classmethod
     def of(cls, data: TrainingData, make: type[RowMaker] = RowMaker) -> Self:
-        """The tasks of a data set, with rows as `make` makes them."""
+        """The tasks of a data set, with rows made by `make`."""
         grid = task_grid(data.frame, data.catalogue, [Split.TRAIN, Split.VALIDATION])
         maker = make(
             data.catalogue.configs, len(data.profiles), costs=data.costs is not None
@@ -107,7 +107,7 @@ class Tasks:
         return len(self.context)
 
     def rows(self, which: Int64Array, *, uses_cost: bool) -> Rows:
-        """All that was measured of some tasks, one row a cell."""
+        """The rows of some tasks, one for each measured cell."""
         times = torch.from_numpy(self.grid.times_us[which])
         is_measured = ~torch.isnan(times)
         if uses_cost:
@@ -125,6 +125,6 @@ class Tasks:
 
 
 def _systems(system: Sequence[str], machine: Int64Array) -> list[str]:
-    """The system of each machine; `system` and `machine` are those of the tasks."""
+    """The system of each machine; `system` and `machine` are of the tasks."""
     first = np.unique(machine, return_index=True)[1]
     return [system[index] for index in first]

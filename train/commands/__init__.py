@@ -1,1 +1,1 @@
-"""The commands of `dynamiccl-train`, by what they are about; `train/cli.py` puts them together."""
+"""The commands of `dynamiccl-train`."""

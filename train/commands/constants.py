@@ -1,4 +1,4 @@
-"""`dynamiccl-train constants`: NCCL's own constants, fitted to what was measured of one shape."""
+"""`dynamiccl-train constants`: fits NCCL's tuning constants to the measurements of one shape."""
 
 import json
 from pathlib import Path

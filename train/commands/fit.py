@@ -132,7 +132,7 @@ def fit_command(
 
 
 def _work(summary: "FitSummary") -> str:
-    """What was done in how long, and what it is worth."""
+    """Steps, duration and result of a run, as text."""
     if summary.alpha is None:
         steps = f"{summary.steps} steps in {summary.seconds:.1f} s"
         return f"{steps}, best at step {summary.best_step}"

@@ -1,4 +1,4 @@
-"""What the commands of `dynamiccl-train` and `-evaluate` share: options, consoles and bars."""
+"""Options, consoles and progress bars that the commands of train and evaluate share."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -29,13 +29,13 @@ stderr = Console(stderr=True)
 
 
 def wide_stdout(least: int) -> Console:
-    """Standard output for a table: in a file it is at least so wide."""
+    """Standard output for tables, at least `least` columns wide when not a terminal."""
     return stdout if stdout.is_terminal else Console(width=max(stdout.width, least))
 
 
 @contextmanager
 def progress_bar(name: str) -> Iterator[Callable[[int, int, dict[str, float]], None]]:
-    """A bar of gradient steps, on a terminal; what to call after each epoch."""
+    """A progress bar of gradient steps on a terminal; yields the callback for each epoch."""
     with open_bar(TextColumn("{task.fields[note]}")) as bar:
         task = bar.add_task(name, total=None, note="")
 
@@ -47,22 +47,22 @@ def progress_bar(name: str) -> Iterator[Callable[[int, int, dict[str, float]], N
 
 
 class _Bar(Progress):
-    """A bar; where there is no terminal, a line every half a minute."""
+    """A progress bar; without a terminal, a line every half a minute."""
 
     _said = 0.0
 
     def start(self) -> None:
-        """Begin; the first line comes after the first half minute."""
+        """Start; the first line comes after half a minute."""
         self._said = time.monotonic()
         super().start()
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
-        """As Progress does."""
+        """As `rich.progress.Progress.update`."""
         super().update(task_id, **changes)
         self._say(task_id)
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
-        """As Progress does."""
+        """As `rich.progress.Progress.advance`."""
         super().advance(task_id, advance)
         self._say(task_id)
 
@@ -78,7 +78,7 @@ class _Bar(Progress):
 
 
 def open_bar(*more: ProgressColumn) -> Progress:
-    """A bar that is drawn on a terminal alone; `more` columns stand at its end."""
+    """A progress bar for terminals; the columns `more` are appended."""
     return _Bar(
         TextColumn("{task.description}"),
         BarColumn(),

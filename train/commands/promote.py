@@ -22,7 +22,7 @@ def promote_command(
     tracking_uri: TrackingUri = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
-    """Make what a gate let through the champion: the registered version that jobs are to run under.
+    """Make a gated policy the champion: the registered version that jobs are to run.
 
     Example: dynamiccl-train promote models:/dynamiccl@candidate --gated out/gated
     """

@@ -77,7 +77,7 @@ def study_command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Train recipes over a grid and several seeds, side by side; one parent run, a child a trial.
+    """Train recipes over a grid and several seeds in parallel; each trial is a child run.
 
     Example: dynamiccl-train study --data out/data --recipe dqn --recipe cql --seeds 5
     """
@@ -103,7 +103,7 @@ def study_command(
         from dynamiccl.datasets.store import part_paths
 
         part_paths(data)
-        order = _Order(
+        order = _StudyOptions(
             data=data,
             experiment=experiment,
             recipes=tuple(recipe or [DEFAULT_RECIPE]),
@@ -128,8 +128,8 @@ def study_command(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Order:
-    """What the command line says about a new study."""
+class _StudyOptions:
+    """The command line options of a new study."""
 
     data: Path
     experiment: str
@@ -143,8 +143,8 @@ class _Order:
     at_once: int
 
 
-def _planned(order: _Order) -> "Study":
-    """Every setting of a grid, or the beginning of a search."""
+def _planned(order: _StudyOptions) -> "Study":
+    """The study of a grid, or a new search."""
     from dynamiccl.train.search import Search
     from dynamiccl.train.study import plan_search, plan_study
 
@@ -177,7 +177,7 @@ def _planned(order: _Order) -> "Study":
 def _backend(
     jobs: int | None, sbatch_options: list[str], ray: str | None, *, slurm: bool
 ) -> "Backend":
-    """Where the trials run."""
+    """The backend that runs the trials."""
     if slurm:
         from dynamiccl.train.fanout.slurm_array import SlurmArray
 
@@ -217,7 +217,7 @@ def _write_script(backend: "Backend", run_id: str, tracking_uri: str, *, as_json
 
 
 def _run_study(backend: "Backend", run_id: str, tracking_uri: str) -> list[str]:
-    """Run the trials that are not done, round by round; what those that failed said."""
+    """Run the missing trials, round by round; returns messages of failed ones."""
     from dynamiccl.train.study import extend_study, missing_trials
 
     failures: list[str] = []
@@ -233,7 +233,7 @@ def _run_study(backend: "Backend", run_id: str, tracking_uri: str) -> list[str]:
 def _run_trials(
     backend: "Backend", run_id: str, missing: list[int], tracking_uri: str
 ) -> list[str]:
-    """Run trials; what those that failed said."""
+    """Run trials; returns messages of failed ones."""
     from dynamiccl.train.study import read_study
 
     trials = read_study(run_id, tracking_uri).trials
@@ -257,7 +257,7 @@ def _run_trials(
 
 
 def _show(summary: "StudySummary", failures: list[str], *, as_json: bool) -> None:
-    """Print a study's outcome; raises DataError when trials failed."""
+    """Print a study's result; raises DataError when trials failed."""
     if as_json:
         cli.print_json(asdict(summary))
     else:
@@ -277,7 +277,7 @@ def trial_command(
     tracking_uri: TrackingUri = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
-    """Run one trial of a study, or go on with it: what a study runs, and a batch array can.
+    """Run or resume one trial of a study, as studies and batch arrays do.
 
     Example: dynamiccl-train trial STUDY_ID $SLURM_ARRAY_TASK_ID
     """

@@ -1,4 +1,4 @@
-"""`dynamiccl-train trigger`: the agent that says when calls are slower than quiet."""
+"""`dynamiccl-train trigger`: trains the detector of slow calls."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,7 +38,7 @@ def trigger_command(
     seed: Annotated[int, typer.Option(help="Seed of weights and streams.", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
-    """Train the Trigger agent on quiet calls; its thresholds come from simulated run lengths.
+    """Train the Trigger on quiet calls; thresholds come from simulated run lengths.
 
     Example: dynamiccl-train trigger --data out/data --false-alarms-per-1e5 0.5
     """
@@ -94,7 +94,7 @@ def _show(summary: "TriggerSummary", tracking_uri: str) -> None:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar of the work in hand, on a terminal."""
+    """A progress bar with a description, on a terminal."""
     with open_bar() as bar:
         task = bar.add_task("reading", total=None)
 

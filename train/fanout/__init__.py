@@ -1,4 +1,4 @@
-"""Where the trials of a study run: processes here, a Slurm array, or a Ray cluster.
+"""Backends that run the trials of a study: local processes, a Slurm array, or a Ray cluster.
 
 backend       what all of them have in common
 processes     processes of this machine

@@ -1,4 +1,4 @@
-"""What every place that runs trials has in common: which trials in, outcomes out as they come."""
+"""The interface of a backend that runs trials."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a trial came to."""
+    """The result of a trial."""
 
     number: int
     #: Its mean regret on the validation bins; None when it failed.
@@ -17,17 +17,17 @@ class Outcome:
 
 
 class Backend(Protocol):
-    """A place where trials run."""
+    """Runs trials."""
 
     def run(self, run_id: str, numbers: Sequence[int], tracking_uri: str) -> Iterator[Outcome]:
-        """Run these trials of the study `run_id`; a trial that fails stops no other.
+        """Run these trials of the study `run_id`, and yield outcomes as they come.
 
-        `tracking_uri` means the same wherever a trial may run. Raises MachineError when the place
-        itself fails us.
+        A failed trial stops no other. `tracking_uri` must mean the same wherever a trial may run.
+        Raises MachineError when the backend itself fails.
         """
 
 
 def trial_arguments(run_id: str, number: str, tracking_uri: str) -> list[str]:
-    """The arguments of Python for one trial; `number` is as the place spells it."""
+    """Arguments of Python for one trial; `number` is spelled as the backend needs it."""
     command = ["-P", "-m", "dynamiccl.train.cli", "trial", run_id, number]
     return [*command, "--tracking-uri", tracking_uri, "--json"]

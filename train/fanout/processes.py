@@ -1,4 +1,4 @@
-"""Trials of a study as processes of this machine, a thread each."""
+"""Runs trials as processes of this machine."""
 
 import json
 import os
@@ -20,7 +20,7 @@ class Processes:
     jobs: int
 
     def run(self, run_id: str, numbers: Sequence[int], tracking_uri: str) -> Iterator[Outcome]:
-        """Run trials, `jobs` at a time; interrupted, it ends them, and they can be gone on with."""
+        """Run trials, `jobs` at a time; an interrupt ends them, and they can be resumed."""
         processes: dict[int, subprocess.Popen[str]] = {}
 
         def run_one(number: int) -> Outcome:
@@ -49,7 +49,7 @@ class Processes:
 def _as_completed(
     pool: ThreadPoolExecutor, run: Callable[[int], Outcome], numbers: Sequence[int], jobs: int
 ) -> Iterator[Outcome]:
-    """No more than `jobs` are begun before one is over, so that an interrupt leaves no queue."""
+    """Outcomes as they come; at most `jobs` trials run, and none is queued."""
     running: set[Future[Outcome]] = set()
     for number in numbers:
         running.add(pool.submit(run, number))

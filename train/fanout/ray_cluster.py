@@ -1,4 +1,4 @@
-"""Trials of a study as tasks of a Ray cluster that is there already, one processor each.
+"""Runs trials as tasks of an existing Ray cluster, one CPU each.
 
 Ray gives a task whose node was lost to another one, and the trial goes on from its last epoch. A
 worker takes one trial and ends, as a process here does, so that nothing of one reaches the next.
@@ -20,14 +20,14 @@ _RETRIES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """A place for trials (`backend.Backend`)."""
+    """A backend on a Ray cluster."""
 
     cluster: RayJoin
     #: Trials at a time; None: as many as the cluster has processors.
     jobs: int | None = None
 
     def run(self, run_id: str, numbers: Sequence[int], tracking_uri: str) -> Iterator[Outcome]:
-        """Run trials as tasks; interrupted, Ray ends them, and they can be gone on with."""
+        """Run trials as tasks; an interrupt ends them, and they can be resumed."""
         with self.cluster.joined():
             yield from self._outcomes(run_id, numbers, tracking_uri)
 
@@ -50,7 +50,7 @@ class RayCluster:
 
 
 def _run_trial(run_id: str, number: int, tracking_uri: str) -> Outcome:
-    """What a worker does."""
+    """The task of a Ray worker."""
     os.environ.update(ONE_THREAD)
     import torch
 

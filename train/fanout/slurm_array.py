@@ -1,4 +1,4 @@
-"""Trials of a study as a Slurm array: one element a trial, one processor each.
+"""Runs trials as a Slurm array: one element a trial, one CPU each.
 
 An element that is preempted or loses its node is queued again by Slurm (`--requeue`) and its trial
 goes on from its last epoch. Whether a trial is done, the tracking store says; the queue says only
@@ -41,7 +41,7 @@ _FIX: Final = "correct what --sbatch-option gives, then go on with --resume"
 
 @dataclass(frozen=True, slots=True)
 class SlurmArray:
-    """Slurm, by its commands on PATH."""
+    """A backend on Slurm, by its commands on PATH."""
 
     #: Elements that run at a time; None: as many as Slurm lets.
     jobs: int | None = None
@@ -52,7 +52,7 @@ class SlurmArray:
     pace: Pace = field(default_factory=Pace)
 
     def __post_init__(self) -> None:
-        """Raise UserError for what is no option of sbatch, or would be another array."""
+        """Raise UserError for a line that is no sbatch option, or sets an array."""
         for line in self.options:
             if option_name(_dashed(line)) is None:
                 raise UserError(
@@ -90,7 +90,7 @@ class SlurmArray:
         yield from self._follow(queue, job, run_id, set(rest), tracking_uri)
 
     def write_script(self, run_id: str, numbers: Sequence[int], tracking_uri: str) -> Path:
-        """Write the batch script for these trials; where it is."""
+        """Write the batch script for these trials; returns its path."""
         folder = self._folder(run_id)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / _SCRIPT_NAME
@@ -102,7 +102,7 @@ class SlurmArray:
         return self.root.absolute() / run_id
 
     def _alive(self, queue: Queue, job: str, run_id: str) -> Iterator[int]:
-        """Trials of a job that has not ended."""
+        """Trials of a job that have not ended."""
         for element in queue.elements(job) if job else ():
             # Another cluster, or the same one years later, may know another job by this number.
             ours = element.script.endswith(f"/{run_id}/{_SCRIPT_NAME}")
@@ -153,7 +153,7 @@ class SlurmArray:
     def _outcomes(
         self, job: str, run_id: str, over: dict[int, Element | None], tracking_uri: str
     ) -> Iterator[Outcome]:
-        """What the store says about elements that have ended."""
+        """Outcomes of ended elements, from the tracking store."""
         deadline = time.monotonic() + self.pace.settle_s
         left = dict(over)
         while left:
@@ -177,7 +177,7 @@ class SlurmArray:
             said = log.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return f"job {job}_{number} {state}; no log at {log}"
-        return f"{reason(said) or 'it said nothing'} (job {job}_{number} {state}; {log})"
+        return f"{reason(said) or 'no output'} (job {job}_{number} {state}; {log})"
 
 
 def array_script(
@@ -219,7 +219,7 @@ def array_script(
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Numbers as sbatch takes them.
+    """Numbers as an sbatch array range.
 
     >>> _ranges([5, 0, 1, 2])
     '0-2,5'
@@ -234,11 +234,11 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def _trial_of(element: Element) -> int:
-    """The trial of an element, whose id is JOB_TRIAL."""
+    """The trial number of an array element with id JOB_TRIAL."""
     return int(element.id.rpartition("_")[2])
 
 
 def _dashed(line: str) -> str:
-    """An option as sbatch spells it; its dashes may be left out."""
+    """An sbatch option with its dashes, which may be left out."""
     bare = bare_option(line)
     return bare if bare.startswith("-") else f"--{bare}"

@@ -1,1 +1,1 @@
-"""A Gaussian process over configs, with NCCL's cost model as its mean: for cold tables."""
+"""A Gaussian process over configs with NCCL's cost model as its mean (cold tables)."""

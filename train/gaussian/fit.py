@@ -1,4 +1,4 @@
-"""Fit a Gaussian process to a data set."""
+"""Fits a Gaussian process to a data set."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from dynamiccl.train.gaussian.posterior import Posterior, fit_kernel
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """The rows of a machine share a kernel; each collective has its own posterior."""
+    """The learner: rows of a machine share a kernel; each collective has its own posterior."""
 
     seed: int
 

@@ -1,4 +1,4 @@
-"""How alike the times of two (task, action) rows of one system and collective are.
+"""The kernel: prior covariance of two (task, action) rows of one system and collective.
 
 What is modelled is y, the ln of a time over what was expected of it. The covariance of two rows is
 
@@ -49,7 +49,7 @@ class Kernel(nn.Module):
     values: torch.Tensor
 
     def __init__(self) -> None:
-        """Begin with what most systems are like."""
+        """Start with parameters that are typical of systems."""
         super().__init__()
         self.values = nn.Parameter(torch.tensor(list(_BEGIN.values()), dtype=torch.float64))
 
@@ -69,7 +69,7 @@ class Kernel(nn.Module):
     def tasks(
         self, rows_NR: torch.Tensor, others_MR: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(..., N, M) what the tasks of rows make of the covariance, and of its part `own`."""
+        """(..., N, M) the task factor of the covariance, and of its part `own`."""
         v = self.values
         apart = rows_NR[..., :3].unsqueeze(-2) - others_MR[..., :3].unsqueeze(-3)
         size = torch.square(apart[..., 0] * torch.exp(-v[0]))
@@ -87,7 +87,7 @@ class Kernel(nn.Module):
         others_MR: torch.Tensor,
         cells_M: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(..., N, M) what the configs of rows make of the covariance, and of its part `own`."""
+        """(..., N, M) the config factor of the covariance, and of its part `own`."""
         v = self.values
         other_cell, other_knob = torch.sigmoid(v[8]), torch.sigmoid(v[9])
         same = (cells_N.unsqueeze(-1) == cells_M.unsqueeze(-2)).to(rows_NR.dtype)
@@ -105,7 +105,7 @@ class Kernel(nn.Module):
 
     @torch.jit.unused
     def diagonal(self, rows_NR: torch.Tensor) -> torch.Tensor:
-        """(N,) variance of each row."""
+        """(N,) prior variance of each row."""
         spread = torch.exp(2.0 * self.values[4]) + torch.exp(2.0 * self.values[5])
         return spread + torch.exp(2.0 * self.values[6]) * rows_NR[:, _OWN]
 
@@ -115,6 +115,6 @@ class Kernel(nn.Module):
 
     @torch.jit.unused
     def penalty(self) -> torch.Tensor:
-        """Minus ln of the prior of the parameters."""
+        """Negative log prior of the parameters."""
         begin = torch.tensor(list(_BEGIN.values()), dtype=torch.float64)
         return (torch.square((self.values - begin) / _PRIOR)).sum() / 2.0

@@ -1,4 +1,4 @@
-"""What a Gaussian process knows after some rows: means, and how sure a difference is.
+"""The posterior of a Gaussian process: means, and spreads of differences.
 
 Of many rows those that tell most are kept as inducing points (pivoted Cholesky: Burt et al. 2020,
 "Convergence of Sparse Variational Inference in Gaussian Processes Regression"), and all rows are
@@ -23,10 +23,10 @@ _JITTER: Final = 1e-8
 
 
 class Parts:
-    """The tasks and the configs that rows are made of: few of each make many rows."""
+    """The distinct tasks and configs of some rows: their covariances factorise."""
 
     def __init__(self, rows: Rows) -> None:
-        """Find them."""
+        """Find the distinct tasks and configs."""
         cells_N1 = rows.cells.unsqueeze(1).to(rows.numbers.dtype)
         told = torch.cat([rows.numbers, cells_N1], dim=1)
         tasks, self._task = torch.unique(told[:, :3], dim=0, return_inverse=True)
@@ -36,7 +36,7 @@ class Parts:
         self._cells = configs[:, -1].to(rows.cells.dtype)
 
     def covariance(self, kernel: Kernel) -> Callable[[torch.Tensor], torch.Tensor]:
-        """What gives the covariance (n, N) of n of the rows, by their indices, with all N."""
+        """A function from n row indices to their covariance (n, N) with all rows."""
         tasks = kernel.tasks(self._tasks, self._tasks)
         configs = kernel.configs(self._configs, self._cells, self._configs, self._cells)
 
@@ -54,7 +54,7 @@ class Parts:
 
 
 class Posterior(nn.Module):
-    """The means and the spread of a difference of rows; scriptable."""
+    """Means, and spreads of differences, of rows; scriptable."""
 
     points: torch.Tensor
     cells: torch.Tensor
@@ -62,7 +62,7 @@ class Posterior(nn.Module):
     known: torch.Tensor
 
     def __init__(self, kernel: Kernel, rows: Rows, max_points: int = MAX_POINTS) -> None:
-        """Sum up some rows under a kernel."""
+        """Condition on rows under a kernel."""
         super().__init__()
         self.kernel = kernel
         with torch.no_grad():
@@ -93,7 +93,7 @@ class Posterior(nn.Module):
     def forward(
         self, numbers_BAR: torch.Tensor, cells_BA: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Means (B, A) of y, and the spreads (B, A) of what each action is off action 0's."""
+        """Means (B, A) of y, and spreads (B, A) of y minus that of action 0."""
         batch = numbers_BAR.size(0)
         points = self.points.unsqueeze(0).expand(batch, -1, -1)
         cells = self.cells.unsqueeze(0).expand(batch, -1)
@@ -108,9 +108,9 @@ class Posterior(nn.Module):
 
 
 def inducing_points(kernel: Kernel, rows: Rows, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows that leave least unknown of the others, one after the other.
+    """Greedy choice of the rows that leave the least variance of the others.
 
-    Their indices (M,), and their covariance (M, N) with all rows.
+    Returns their indices (M,), and their covariance (M, N) with all rows.
     """
     covariance = Parts(rows).covariance(kernel)
     if len(rows) <= most:
@@ -134,9 +134,9 @@ def inducing_points(kernel: Kernel, rows: Rows, most: int) -> tuple[torch.Tensor
 
 
 def fit_kernel(blocks: list[Rows], *, seed: int, steps: int = 60, most: int = 350) -> Kernel:
-    """The kernel under which some blocks of rows, which share it, are likeliest.
+    """The kernel with the largest marginal likelihood of some blocks of rows, which share it.
 
-    Marginal likelihood by Adam, of at most `most` rows of each block.
+    By Adam, on at most `most` rows of each block.
     """
     generator = torch.Generator().manual_seed(seed)
     seen = [block.take(torch.randperm(len(block), generator=generator)[:most]) for block in blocks]

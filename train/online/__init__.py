@@ -1,4 +1,4 @@
-"""Training by trying: decisions in simulated worlds, and what learns from them.
+"""Online training in simulated worlds: the environment, A3C and IMPALA.
 
 Importing it registers `gymnasium.make("dynamiccl/Collectives-v0")`.
 """

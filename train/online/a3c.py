@@ -1,11 +1,11 @@
 """Asynchronous advantage actor-critic (Mnih et al. 2016) in the simulated worlds of a recipe.
 
-Each actor-learner is a process with a place of its own; the weights and RMSProp's statistic lie in
-shared memory and are stepped without locks (Hogwild).
+Each actor-learner is a process with a simulated world of its own; weights and RMSProp's statistics
+are in shared memory and updated without locks (Hogwild).
 
-Not as in the paper: an actor plays several jobs at once and learns from all their keys (one call at
-a time, the world would take most of the time); the decisions of a state are part of what the critic
-sees; gradients are clipped.
+Differences from the paper: an actor plays several jobs at once and learns from all their keys (the
+world's overhead for a single call would dominate); pending decisions are an input of the critic;
+gradients are clipped.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,12 +13,12 @@ from typing import Any, cast
 
 from dynamiccl.train.online.actor import Actor, Update
 from dynamiccl.train.online.actor_critic import ActorCritic
-from dynamiccl.train.online.actors import CONTEXT, ActorProcesses, Order
+from dynamiccl.train.online.actors import CONTEXT, ActorProcesses, ActorSettings
 from dynamiccl.train.online.rmsprop import SharedRmsProp
 
 
 class _Count:
-    """Updates of all actors, in shared memory."""
+    """Number of updates of all actors, in shared memory."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -30,12 +30,12 @@ class _Count:
 
 
 class ActorLearners:
-    """Updates that actor-learners make, each by itself (`loop.Updates`)."""
+    """The updates of asynchronous actor-learner processes (`loop.Updates`)."""
 
     def __init__(
-        self, network: ActorCritic, orders: Sequence[Order], make: Callable[[], ActorCritic]
+        self, network: ActorCritic, orders: Sequence[ActorSettings], make: Callable[[], ActorCritic]
     ) -> None:
-        """Take the shared network; `make` gives an actor one of its own."""
+        """Keep the shared network; `make` makes the local network of an actor."""
         self.network, self._make = network.share_memory(), make
         self._optimizer = SharedRmsProp(list(network.parameters()))
         self.squares = self._optimizer.squares
@@ -43,27 +43,27 @@ class ActorLearners:
         self._processes = ActorProcesses(orders, _play)
 
     def start(self, step: int) -> None:
-        """Start the processes."""
+        """Start the processes after `step` updates."""
         self._count.value.value = step
         shared = (self.network, self._optimizer, self._count)
         self._processes.start(self._make, *(lambda each=each: each for each in shared))
 
     def next(self) -> Update:
-        """Wait for one."""
+        """Wait for an update."""
         return cast(Update, self._processes.get())
 
     @property
     def metrics(self) -> dict[str, float]:
-        """None beside the loop's."""
+        """{}: no metrics beside the loop's."""
         return {}
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         self._processes.close()
 
 
 def _play(  # noqa: PLR0913, PLR0917 - what one process is given
-    order: Order,
+    order: ActorSettings,
     made: Any,
     is_orphan: Callable[[], bool],
     own: ActorCritic,
@@ -71,7 +71,7 @@ def _play(  # noqa: PLR0913, PLR0917 - what one process is given
     optimizer: SharedRmsProp,
     counter: _Count,
 ) -> None:
-    """An actor-learner's process: until all updates are made."""
+    """The main function of an actor-learner process: runs until all updates are made."""
     player = order.player(shared.state_units)
     if not order.recipe.shared_statistic:
         optimizer = SharedRmsProp(optimizer.parameters, shared=False)

@@ -1,4 +1,4 @@
-"""One actor-learner: plays in its place, and steps the shared weights (Mnih et al. 2016, S3)."""
+"""One actor-learner: plays in its world, and updates the shared weights (Mnih et al. 2016, S3)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from dynamiccl.train.recipe import Recipe
 
 
 class Counter(Protocol):
-    """Updates that all actors have made."""
+    """The number of updates by all actors."""
 
     def add(self) -> int:
-        """One more; the number with it."""
+        """Increment, and return the new number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one update was made of."""
+    """Metrics of one update."""
 
-    #: Of all actors, this one counted.
+    #: Number of updates by all actors, this one included.
     number: int
     loss: float
     #: Time of NCCL's own choice over ours, in the trajectory.
@@ -32,7 +32,7 @@ class Update:
 
 
 class Actor:
-    """Learns from each trajectory that it plays."""
+    """Updates the shared weights after each trajectory that it plays."""
 
     def __init__(
         self,
@@ -42,12 +42,12 @@ class Actor:
         optimizer: SharedRmsProp,
         recipe: Recipe,
     ) -> None:
-        """Begin; `own` is a network of this actor alone, of the shared one's form."""
+        """`own` is a local network of the same form as `shared`."""
         self.player, self.shared, self.own = player, shared, own
         self.optimizer, self.recipe = optimizer, recipe
 
     def update(self, counter: Counter) -> Update:
-        """One trajectory, one step of the shared weights without a lock."""
+        """Play one trajectory, and update the shared weights without a lock."""
         self.own.load_state_dict(self.shared.state_dict())
         played = self.player.play(self.own)
         log_SRA, value_SR, _ = self.own(played.seen, played.state)
@@ -72,7 +72,7 @@ class Actor:
 def descend(
     total: torch.Tensor, network: ActorCritic, optimizer: SharedRmsProp, recipe: Recipe, number: int
 ) -> None:
-    """One step down the gradients of a loss; the rate falls to 0 along the run."""
+    """One gradient step on a loss; the learning rate falls linearly to 0 over the run."""
     gradients = torch.autograd.grad(total, list(network.parameters()), allow_unused=True)
     left = max(1.0 - number / recipe.steps, 0.0)
     optimizer.step(_clipped(gradients), recipe.learning_rate * left)
@@ -81,7 +81,7 @@ def descend(
 def _clipped(
     gradients: Iterable[torch.Tensor | None], most: float = 40.0
 ) -> list[torch.Tensor | None]:
-    """With a norm of 40 at most, as IMPALA's (Espeholt et al. 2018, appendix D); A3C names none."""
+    """Gradients clipped to a norm of `most`, as in IMPALA (Espeholt et al. 2018, appendix D)."""
     found = list(gradients)
     squares = [each.square().sum() for each in found if each is not None]
     norm = float(torch.stack(squares).sum().sqrt())

@@ -1,4 +1,4 @@
-"""A policy that picks configs, and the value of a state that trains it, on one encoder.
+"""An actor-critic network: a policy over configs and a value function, on one encoder.
 
     T rounds, N jobs, K task keys, R = N x K rows (a row is a task key of a job), B rows of any
     rounds, A actions, H decisions that are seen, W calls in a window, F features, U units of a
@@ -23,7 +23,7 @@ _DECISION_UNITS = 8
 _CRITIC_UNITS = 64
 
 
-class Seen(NamedTuple):
+class RoundObservations(NamedTuple):
     """Observations of T rounds."""
 
     window: torch.Tensor  # (T, R, W, features)
@@ -35,24 +35,24 @@ class Seen(NamedTuple):
 
 
 class State(NamedTuple):
-    """What an LSTM keeps of N jobs; U is 0 without one."""
+    """LSTM state of N jobs; U is 0 without an LSTM."""
 
     h: torch.Tensor  # (N, U)
     c: torch.Tensor  # (N, U)
 
     @classmethod
     def new(cls, jobs: int, units: int) -> Self:
-        """Of jobs that begin."""
+        """The zero state of `jobs` new jobs."""
         return cls(torch.zeros(jobs, units), torch.zeros(jobs, units))
 
 
 class ActorCritic(nn.Module):
-    """(Seen, State) -> log probabilities, values, State; see `forward`."""
+    """(RoundObservations, State) -> log probabilities, values, State; see `forward`."""
 
     def __init__(
         self, actor: Imitator, hidden_size: int, num_actions: int, decisions: int, usual: float
     ) -> None:
-        """Put a critic beside an actor, on its encoder; `usual` is the value to begin at."""
+        """`usual` is the initial value of the critic."""
         super().__init__()
         self.actor = actor
         self.decision = nn.Embedding(num_actions + 1, _DECISION_UNITS)
@@ -66,13 +66,15 @@ class ActorCritic(nn.Module):
 
     @property
     def state_units(self) -> int:
-        """U."""
+        """Number of LSTM units, U."""
         return int(getattr(self.actor.encoder.trunk, "units", 0))
 
-    def forward(self, seen: Seen, state: State) -> tuple[torch.Tensor, torch.Tensor, State]:
-        """Log probabilities (T, R, A), masked actions far below; values (T, R); state after."""
+    def forward(
+        self, seen: RoundObservations, state: State
+    ) -> tuple[torch.Tensor, torch.Tensor, State]:
+        """Log probabilities (T, R, A), masked ones far below; values (T, R); new state."""
         rounds = seen.window.size(0)
-        flat = Seen(*(part.flatten(0, 1) for part in seen))
+        flat = RoundObservations(*(part.flatten(0, 1) for part in seen))
         hidden_BH, state = self._features(flat, rounds, state)
         logits_BA = self.sharpness * self.actor.logits(hidden_BH, flat.context, flat.mask)
         decided_BD = self.decision(flat.decided + 1).flatten(1)
@@ -81,7 +83,9 @@ class ActorCritic(nn.Module):
         log_TRA = torch.log_softmax(logits_BA, dim=1).view(rounds, value_TR.size(1), -1)
         return log_TRA, value_TR, state
 
-    def _features(self, flat: Seen, rounds: int, state: State) -> tuple[torch.Tensor, State]:
+    def _features(
+        self, flat: RoundObservations, rounds: int, state: State
+    ) -> tuple[torch.Tensor, State]:
         trunk = self.actor.encoder.trunk
         if not isinstance(trunk, StatefulTrunk):
             return trunk(flat.window, flat.context), state
@@ -99,7 +103,7 @@ class ActorCritic(nn.Module):
 def filled(
     reward_TR: torch.Tensor, value_SR: torch.Tensor, calls_TR: torch.Tensor, gamma: float
 ) -> torch.Tensor:
-    """Rewards (T, R); a key that was not called earned what its values (T + 1, R) say."""
+    """Rewards (T, R), where those of keys without calls follow from the values (T + 1, R)."""
     expected_TR = value_SR[:-1] - gamma * value_SR[1:]
     return torch.where(calls_TR > 0, reward_TR, expected_TR)
 
@@ -126,7 +130,7 @@ def loss(  # noqa: PLR0913, PLR0917 - what the papers name
     weight_TR: torch.Tensor,
     entropy_weight: float,
 ) -> torch.Tensor:
-    """The actor's and the critic's, a mean over rows by weight (a key that was not called has 0).
+    """The sum of actor and critic losses, a weighted mean over rows (weight 0: key not called).
 
     -log pi(a) A - beta H(pi) + (target - V)^2 / 2 (Mnih et al. 2016, section 4.2 and S3, where the
     critic's gradient is that of (R - V)^2; half of it here, since encoder and step are shared).

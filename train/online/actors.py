@@ -1,4 +1,4 @@
-"""Actors as processes of this machine: they play and put what they made into one queue."""
+"""Actor processes on this machine, which put trajectories or updates into a queue."""
 
 import contextlib
 import os
@@ -21,15 +21,15 @@ from dynamiccl.train.online.variation import Variation
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.trigger.detector import Detector
 
-#: How long to wait for something before looking whether the actors live.
+#: Seconds between checks that the actors are alive while waiting.
 _PATIENCE_S: Final = 5.0
 
 CONTEXT: Final = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What an actor is given."""
+class ActorSettings:
+    """The parameters of one actor: its world, its recipe, its seed."""
 
     place: str
     tables: Tables
@@ -39,7 +39,7 @@ class Order:
     seed: int
 
     def env(self) -> DecisionEnv:
-        """The actor's own world."""
+        """The environment of this actor."""
         rounds = Rounds.of(
             self.world,
             episode_rounds=self.recipe.episode_rounds,
@@ -51,23 +51,25 @@ class Order:
         return DecisionEnv(self.world, self.tables, jobs, rounds, watch, variation)
 
     def player(self, state_units: int) -> Player:
-        """Who plays in it."""
+        """The player in this actor's environment."""
         torch.set_num_threads(1)
         torch.manual_seed(self.seed)
         return Player(self.env(), state_units, self.recipe, self.seed)
 
 
 class ActorProcesses:
-    """One process an order; `play(order, put, is_over, *given)` is what each does."""
+    """One process for each order, which runs `play(order, put, is_over, *given)`."""
 
-    def __init__(self, orders: Sequence[Order], play: Callable[..., None], room: int = 0) -> None:
-        """Start none yet; `room`: how many things the queue holds, 0 = any number."""
+    def __init__(
+        self, orders: Sequence[ActorSettings], play: Callable[..., None], room: int = 0
+    ) -> None:
+        """Start no process yet; `room`: capacity of the queue, 0 = unbounded."""
         self._orders, self._play = orders, play
         self._made: Any = CONTEXT.Queue(room)
         self._processes: list[Any] = []
 
     def start(self, *given: Callable[[], Any]) -> None:
-        """Start all; each is given what the functions make for it."""
+        """Start all processes; the functions make the arguments of each."""
         for order in self._orders:
             made = [make() for make in given]
             arguments = (self._play, os.getpid(), order, self._made, *made)
@@ -76,9 +78,9 @@ class ActorProcesses:
             self._processes.append(process)
 
     def get(self) -> Any:
-        """The next thing that one of them made. Raises UserError when one of them died.
+        """The next item from any actor. Raises UserError when an actor died.
 
-        Others may play on, but its place would be missing from what is learned.
+        The others may still run, but the dead one's world would be missing from the training.
         """
         while True:
             dead = [p for p in self._processes if not p.is_alive() and p.exitcode]
@@ -93,15 +95,17 @@ class ActorProcesses:
                 return self._made.get(timeout=_PATIENCE_S)
 
     def close(self) -> None:
-        """End them."""
+        """Stop them."""
         for process in self._processes:
             process.terminate()
             process.join()
         self._processes = []
 
 
-def _run(play: Callable[..., None], parent: int, order: Order, made: Any, *given: Any) -> None:
-    """An actor's process, until it has done, or who started it is gone."""
+def _run(
+    play: Callable[..., None], parent: int, order: ActorSettings, made: Any, *given: Any
+) -> None:
+    """The main function of an actor process: runs until done, or its parent is gone."""
     play(order, made, lambda: os.getppid() != parent, *given)
     made.close()
     made.join_thread()

@@ -1,4 +1,4 @@
-"""`gymnasium.make("dynamiccl/Collectives-v0")`: one job in a shipped world, for any library.
+"""`gymnasium.make("dynamiccl/Collectives-v0")`: one job in a simulated world, for any RL library.
 
 import gymnasium, dynamiccl.train.online
 env = gymnasium.make("dynamiccl/Collectives-v0", system="b300-nvlink", scenario="busy-host")
@@ -35,10 +35,9 @@ def make_vector(  # noqa: PLR0913 - all of a world, by name
     episode_rounds: int = 200,
     seen_decisions: int = 4,
 ) -> DecisionEnv:
-    """N jobs in a world of shipped parts, or of files; 0 nodes or ranks: the largest group.
+    """N jobs on a system by name or file; 0 nodes or ranks: the largest group.
 
-    Raises UnknownName for a name that is none, and UserError for a workload that the system cannot
-    run.
+    Raises UnknownName for an unknown name, and UserError for a workload that the system cannot run.
     """
     found = find_system(system)
     largest = found.groups()[-1]
@@ -54,7 +53,7 @@ def make_vector(  # noqa: PLR0913 - all of a world, by name
 
 
 class Collectives(gymnasium.Env[dict[str, Any], npt.NDArray[np.int64]]):
-    """One job: `DecisionEnv` without the dimension N, with NCCL's manners.
+    """One job: `DecisionEnv` without the dimension N, and lenient towards invalid configs.
 
     A config that NCCL lacks for a call is no error: NCCL decides itself, as it does when a tuner
     asks for one. `info` has `earned` and `calls` by task key, `true_us` and `default_us`.
@@ -63,7 +62,7 @@ class Collectives(gymnasium.Env[dict[str, Any], npt.NDArray[np.int64]]):
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own
 
     def __init__(self, render_mode: str | None = None, **world: Any) -> None:
-        """Take the arguments of `make_vector`; there is nothing to render."""
+        """The arguments are those of `make_vector`; there is nothing to render."""
         self.render_mode = render_mode
         self.jobs = make_vector(1, **world)
         self.observation_space = self.jobs.single_observation_space
@@ -72,7 +71,7 @@ class Collectives(gymnasium.Env[dict[str, Any], npt.NDArray[np.int64]]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin an episode; every key is left to NCCL."""
+        """Start an episode; every key uses NCCL's own choice."""
         super().reset(seed=seed)
         found, _ = self.jobs.reset(seed=seed, options=options)
         return _only(found), {}
@@ -80,7 +79,7 @@ class Collectives(gymnasium.Env[dict[str, Any], npt.NDArray[np.int64]]):
     def step(
         self, action: npt.NDArray[np.int64]
     ) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """Decide about every task key, and run a round."""
+        """Set the config of every task key, and run a round."""
         asked = np.asarray(action, dtype=np.int64)
         mask = self.jobs.tables.mask
         has = mask[np.arange(len(mask)), np.maximum(asked, 0)] | (asked == LATE)

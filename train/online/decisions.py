@@ -1,15 +1,15 @@
-"""The simulated world in rounds: one step is one decision about every task key of N jobs.
+"""The round-based environment: a step is one decision about every task key of N jobs.
 
-A decision is in force some calls later, when the ranks have agreed on it (some 116 calls where 16
-ranks share a machine), so a step of one call would end a rollout before its action acts. Here a
-round is `period_calls` calls of each job, as a brain asks again once its last decision is in force;
-a decision is in force `delay_rounds` rounds later, and what it earns is the mean over the calls of
-the rounds that it was in force for. Discount and the length of rollouts count rounds.
+A decision takes effect only after the ranks have agreed on it (some 116 calls where 16 ranks share
+a machine), so with one call a step a rollout would end before its action takes effect. Here a round
+is `period_calls` calls of each job, as often as a brain decides; a decision is in force
+`delay_rounds` rounds later, and its reward is the mean over the calls of the rounds in which it was
+in force. Discount and rollout length count rounds.
 
-The world does not wait for who decides: without a decision the last one stays in force (as in
-mvfst-rl, Sivakumar et al. 2019, section 3, whose sender goes on while the agent thinks).
+The simulated job does not wait for decisions: without one the last stays in force (as in mvfst-rl,
+Sivakumar et al. 2019, section 3).
 
-N jobs, K task keys, A actions, H decisions that are seen, W calls in a window.
+N jobs, K task keys, A actions, H decisions in an observation, W calls in a window.
 """
 
 import math
@@ -34,13 +34,13 @@ from dynamiccl.train.environment import (
 )
 from dynamiccl.train.online.variation import Variation
 
-#: In place of an action: no decision came in time, and the last one stays.
+#: In place of an action: no decision in time, the last one stays in force.
 LATE: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """How decisions and calls follow one another. Raises ValueError for what is no length."""
+    """Lengths of a round and an episode, and the delay. Raises ValueError for invalid ones."""
 
     #: Calls of a job from one decision to the next.
     period_calls: int
@@ -48,7 +48,7 @@ class Rounds:
     delay_rounds: int
     #: Rounds of an episode.
     episode_rounds: int = 200
-    #: Decisions of a task key that are seen, the latest last; those not in force yet among them.
+    #: Number of latest decisions in an observation, pending ones included.
     seen_decisions: int = 4
 
     def __post_init__(self) -> None:
@@ -59,9 +59,10 @@ class Rounds:
 
     @classmethod
     def of(cls, world: World, period_calls: int = 0, **others: Any) -> "Rounds":
-        """With the delay that agreement has in a world: d = ceil(delay in calls / period).
+        """With the delay d = ceil(delay in calls / period) that agreement takes in a world.
 
-        A period of 0 is that of a brain, which asks again when its last decision is in force.
+        A period of 0 means the interval at which a brain decides: when its last decision is in
+        force.
         """
         delay = delay_calls(world)
         period_calls = period_calls or max(delay, 1)
@@ -90,7 +91,7 @@ class DecisionEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):
         make_watch: Callable[[], Watch] | None = None,
         variation: Variation | None = None,
     ) -> None:
-        """Put N jobs into a world; with a variation, into another one like it each episode."""
+        """With a `variation`, each episode is in another world drawn from it."""
         self.world, self.tables, self.num_envs, self.rounds = world, tables, num_jobs, rounds
         self._variation, self._like = variation, (world, tables)
         self._random = np.random.default_rng()
@@ -121,7 +122,7 @@ class DecisionEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin an episode; every key is left to NCCL."""
+        """Start an episode; every key uses NCCL's own choice."""
         if seed is not None:
             self._random = np.random.default_rng(seed)
         if self._variation is not None:
@@ -130,7 +131,7 @@ class DecisionEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):
         self.calls.reset(seed=seed, options=options)
         keys = self.tables.mask.shape[0]
         count = max(self.rounds.seen_decisions, self.rounds.delay_rounds + 1)
-        #: (N, K, .) the latest decisions, the last one last; what is LATE has its predecessor.
+        #: (N, K, .) the latest decisions, oldest first; LATE is replaced by its predecessor.
         self._decided: Int64Array = np.full((self.num_envs, keys, count), LATE, dtype=np.int64)
         self._earned = np.zeros((self.num_envs, keys), dtype=np.float32)
         self._round = 0
@@ -140,9 +141,9 @@ class DecisionEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):
     def step(
         self, actions: Int64Array
     ) -> tuple[dict[str, Any], npt.NDArray[np.floating[Any]], Any, Any, dict[str, Any]]:
-        """Decide about every key, and run a round under what is in force.
+        """Decide about every key, and run a round with the configs in force.
 
-        Raises ValueError for an action that is masked.
+        Raises ValueError for a masked action.
         """
         none = np.zeros(self.num_envs, dtype=np.bool_)
         if self.is_over:

@@ -1,8 +1,8 @@
-"""IMPALA (Espeholt et al. 2018): actors play, one learner learns, and none waits for the other.
+"""IMPALA (Espeholt et al. 2018): actors play, one learner updates, asynchronously.
 
-An actor takes the weights at the begin of a trajectory and plays on while the learner learns; so
-the learner corrects for the weights having moved since, by V-trace. A trajectory that the learner
-has no room for is lost; its calls are counted.
+An actor copies the weights at the start of a trajectory and plays on while the learner updates
+them; V-trace corrects for this difference. A trajectory that does not fit into the queue is
+dropped; its calls are counted.
 """
 
 import queue
@@ -14,40 +14,40 @@ import numpy as np
 import torch
 
 from dynamiccl.train.online.actor import Update, descend
-from dynamiccl.train.online.actor_critic import ActorCritic, Seen, State, filled, loss
-from dynamiccl.train.online.actors import ActorProcesses, Order
+from dynamiccl.train.online.actor_critic import ActorCritic, RoundObservations, State, filled, loss
+from dynamiccl.train.online.actors import ActorProcesses, ActorSettings
 from dynamiccl.train.online.player import Trajectory
 from dynamiccl.train.online.rmsprop import SharedRmsProp
 from dynamiccl.train.online.vtrace import vtrace
 from dynamiccl.train.recipe import Recipe
 
-#: Trajectories of each actor that wait at most: more would be played under older weights.
+#: Queue capacity in trajectories per actor: a longer queue holds more off-policy data.
 _WAITING: Final = 2
 
 
 class Trajectories(Protocol):
-    """Where trajectories come from."""
+    """A source of trajectories."""
 
     def start(self) -> None:
-        """Begin to play."""
+        """Start the actors."""
 
     def next(self) -> tuple[Trajectory, int]:
-        """Wait for the next one; and all calls that were played for it, lost ones included."""
+        """Wait for a trajectory; also returns the calls played for it, dropped ones included."""
 
     def close(self) -> None:
-        """End the actors."""
+        """Stop the actors."""
 
 
 class Learner:
-    """Updates by one learner, from trajectories of actors (`loop.Updates`)."""
+    """The updates of one learner on trajectories of actors (`loop.Updates`)."""
 
     def __init__(self, network: ActorCritic, trajectories: Trajectories, recipe: Recipe) -> None:
-        """Take the network whose weights the actors play under."""
+        """Keep the network, whose weights the actors use."""
         self.network, self._trajectories, self._recipe = network, trajectories, recipe
         self._optimizer = SharedRmsProp(list(network.parameters()), shared=False)
         self.squares = self._optimizer.squares
         self._step = 0
-        #: Seconds of all updates, and those of them in which it did not wait for a trajectory.
+        #: Seconds of all updates, and the part not spent waiting for trajectories.
         self.wall_s = self.busy_s = 0.0
 
     def start(self, step: int) -> None:
@@ -56,7 +56,7 @@ class Learner:
         self._trajectories.start()
 
     def next(self) -> Update:
-        """Wait for a trajectory, and learn from it."""
+        """Wait for a trajectory, and update on it."""
         began = time.monotonic()
         played, calls = self._trajectories.next()
         ready = time.monotonic()
@@ -67,7 +67,7 @@ class Learner:
         return Update(self._step, found, played.speedup, calls)
 
     def learn(self, played: Trajectory, number: int) -> float:
-        """One step from one trajectory; its loss."""
+        """One update on one trajectory; returns its loss."""
         recipe = self._recipe
         log_SRA, value_SR, _ = self.network(played.seen, played.state)
         known_SR = value_SR.detach()
@@ -95,21 +95,21 @@ class Learner:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """How much of its time the learner learns."""
+        """The fraction of time that the learner computes."""
         return {"learner_utilisation": self.busy_s / self.wall_s}
 
     def close(self) -> None:
-        """End the actors."""
+        """Stop the actors."""
         self._trajectories.close()
 
 
 class LocalActors:
-    """Actors as processes here, which read the learner's weights in shared memory."""
+    """Actors as local processes, which read the learner's weights in shared memory."""
 
     def __init__(
-        self, network: ActorCritic, orders: Sequence[Order], make: Callable[[], ActorCritic]
+        self, network: ActorCritic, orders: Sequence[ActorSettings], make: Callable[[], ActorCritic]
     ) -> None:
-        """Start none yet; `make` gives an actor a network of its own."""
+        """Start no process yet; `make` makes the network of an actor."""
         self._shared, self._make = network.share_memory(), make
         self._processes = ActorProcesses(orders, _play, room=_WAITING * len(orders))
 
@@ -118,23 +118,23 @@ class LocalActors:
         self._processes.start(self._make, lambda: self._shared)
 
     def next(self) -> tuple[Trajectory, int]:
-        """Wait for one."""
+        """Wait for a trajectory."""
         packed, calls = self._processes.get()
         return unpacked(packed), calls
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         self._processes.close()
 
 
 def _play(
-    order: Order,
+    order: ActorSettings,
     made: Any,
     is_orphan: Callable[[], bool],
     own: ActorCritic,
     shared: ActorCritic,
 ) -> None:
-    """An actor's process."""
+    """The main function of an actor process."""
     player = order.player(shared.state_units)
     calls = 0
     while not is_orphan():
@@ -149,7 +149,7 @@ def _play(
 
 
 def packed(played: Trajectory) -> dict[str, Any]:
-    """A trajectory in numpy, which any queue takes (torch's tensors would travel as open files)."""
+    """A trajectory as numpy arrays, for queues (torch's tensors would be sent as open files)."""
     plain = {name: getattr(played, name) for name in Trajectory.__slots__}
     for name in ("seen", "state"):
         plain[name] = [part.numpy() for part in plain[name]]
@@ -160,10 +160,10 @@ def packed(played: Trajectory) -> dict[str, Any]:
 
 
 def unpacked(plain: dict[str, Any]) -> Trajectory:
-    """What `packed` was given."""
+    """The inverse of `packed`."""
     made: dict[str, Any] = {
         k: torch.tensor(v) if isinstance(v, np.ndarray) else v for k, v in plain.items()
     }
-    for name, kind in (("seen", Seen), ("state", State)):
+    for name, kind in (("seen", RoundObservations), ("state", State)):
         made[name] = kind(*(torch.tensor(part) for part in plain[name]))
     return Trajectory(**made)

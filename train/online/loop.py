@@ -1,7 +1,7 @@
-"""The updates of a run whose actors play, up to the end of an epoch at a time.
+"""The training loop of recipes with actors (A3C, IMPALA), with save and restore.
 
-This process counts, averages the weights, as other recipes do, looks at the validation bins, and
-keeps what a kill would lose. What `train/loop.py` is to recipes that learn from data.
+Counts updates, averages the weights as other recipes do, validates after every epoch, and saves the
+state for a resume. Corresponds to `train/loop.py` for recipes that train on data.
 """
 
 import time
@@ -22,33 +22,33 @@ from dynamiccl.train.recipe import Recipe
 
 
 class Updates(Protocol):
-    """Where updates of the network come from."""
+    """A source of updates of the network."""
 
     network: ActorCritic
-    #: The optimizer's statistic, one tensor a parameter.
+    #: The optimizer's statistic, one tensor for each parameter.
     squares: list[torch.Tensor]
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What else is told of an epoch."""
+        """Further metrics of an epoch."""
 
     def start(self, step: int) -> None:
-        """Begin after so many updates."""
+        """Start after `step` updates."""
 
     def next(self) -> Update:
-        """Wait for the next one; the network has it then."""
+        """Wait for the next update, which the network has then."""
 
     def close(self) -> None:
-        """End what was started."""
+        """Stop what was started."""
 
 
 class OnlineLoop:
-    """Takes updates; stops at the end of every epoch, where it can be saved."""
+    """Counts updates and validates; stops after every epoch, where it can be saved."""
 
     def __init__(
         self, updates: Updates, recipe: Recipe, validate: Callable[[Iterable[Member]], float]
     ) -> None:
-        """Begin before the first update. `validate` gives the regret of a set of networks."""
+        """`validate` returns the mean regret of a list of networks."""
         self.step = 0
         #: Values at the end of each epoch: `steps`, `losses`, `regrets`, and of the actors' jobs
         #: `speedups` (time of NCCL's own choice over theirs), all calls that were played, and
@@ -64,7 +64,7 @@ class OnlineLoop:
 
     @property
     def is_over(self) -> bool:
-        """Whether all updates are made."""
+        """Whether all updates are done."""
         return self.step >= self._recipe.steps
 
     @property
@@ -81,9 +81,9 @@ class OnlineLoop:
         }
 
     def run_epoch(self) -> None:
-        """Wait for the updates up to the next look at the validation bins, and look.
+        """Wait for the updates up to the next validation, and validate.
 
-        The actors do not wait for it. Raises UserError when one of them died.
+        The actors go on meanwhile. Raises UserError when one of them died.
         """
         began = time.monotonic()
         if not self._is_started:
@@ -114,13 +114,13 @@ class OnlineLoop:
             self.curves[name].append(value)
 
     def best(self) -> Checkpoint:
-        """The last: the rate is at 0 there, and cold validation says little of warm choices."""
+        """The last checkpoint: its learning rate is 0, and cold validation tells little here."""
         state = self._averaged.module.state_dict()
         weights = {name: value.clone() for name, value in state.items()}
         return Checkpoint(self.step, self.curves["regrets"][-1], weights)
 
     def save(self, path: Path, **facts: Any) -> None:
-        """Write what `restore` takes; the actors go on meanwhile."""
+        """Write the state for `restore`; the actors go on meanwhile."""
         state = {
             "version": STATE_VERSION,
             "step": self.step,
@@ -133,7 +133,7 @@ class OnlineLoop:
         write_state(path, state)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was saved, as far as processes repeat themselves."""
+        """Continue from a saved state; asynchronous actors do not repeat exactly."""
         self.updates.network.load_state_dict(state["network"])
         self._averaged.load_state_dict(state["averaged"])
         for own, kept in zip(self.updates.squares, state["squares"], strict=True):
@@ -141,5 +141,5 @@ class OnlineLoop:
         self.step, self.curves = state["step"], state["curves"]
 
     def close(self) -> None:
-        """End the actors."""
+        """Stop the actors."""
         self.updates.close()

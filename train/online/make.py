@@ -1,4 +1,4 @@
-"""From a recipe whose actors play to its network, its places and its loop."""
+"""Builds network, worlds and loop of a recipe with actors."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ from dynamiccl.train.environment import Tables
 from dynamiccl.train.heads import Imitator
 from dynamiccl.train.online.a3c import ActorLearners
 from dynamiccl.train.online.actor_critic import ActorCritic
-from dynamiccl.train.online.actors import Order
+from dynamiccl.train.online.actors import ActorSettings
 from dynamiccl.train.online.impala import Learner, LocalActors
 from dynamiccl.train.online.loop import OnlineLoop, Updates
 from dynamiccl.train.online.places import Place
@@ -27,10 +27,10 @@ from dynamiccl.train.stateful_trunk import StatefulTrunk
 
 
 class ActorCriticAlgorithm:
-    """The network, as `fit` wants an algorithm."""
+    """The network, with the interface of an algorithm that `fit` needs."""
 
     def __init__(self, network: ActorCritic) -> None:
-        """Keep it."""
+        """Keep the network."""
         self.network = network
         self.members = nn.ModuleList([network.actor])
 
@@ -42,10 +42,10 @@ class ActorCriticAlgorithm:
 def make_loop(
     data: TrainingData, recipe: Recipe, seed: int, *, uses_cost: bool, ray: str | None = None
 ) -> tuple[OnlineLoop, ActorCriticAlgorithm]:
-    """The loop and the algorithm of a recipe whose algorithm is A3C or IMPALA.
+    """The loop and the algorithm of an A3C or IMPALA recipe.
 
-    `ray`: the address of a cluster whose actors play, for IMPALA. Raises UserError as
-    `Place.parse`, and for a place none of whose configs the data know, and what joining raises.
+    `ray`: the address of a cluster for IMPALA's actors. Raises UserError as `Place.parse`, and for
+    a place none of whose configs are in the data, and what `RayJoin` raises.
     """
 
     def network() -> ActorCritic:
@@ -64,7 +64,7 @@ def make_loop(
 
 def _updates(
     shared: ActorCritic,
-    orders: list[Order],
+    orders: list[ActorSettings],
     recipe: Recipe,
     make: Callable[[], ActorCritic],
     ray: str | None,
@@ -99,7 +99,7 @@ def _network(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorCri
     return network
 
 
-def _orders(data: TrainingData, recipe: Recipe, seed: int) -> list[Order]:
+def _orders(data: TrainingData, recipe: Recipe, seed: int) -> list[ActorSettings]:
     orders, places = [], recipe.places.split(",")
     for index in range(max(recipe.actors, len(places))):
         place = Place.parse(places[index % len(places)])
@@ -110,6 +110,8 @@ def _orders(data: TrainingData, recipe: Recipe, seed: int) -> list[Order]:
                 "places by the systems that were measured"
             )
         tables = Tables.of(world, data.profiles, data.training.noise, data.costs)
-        order = Order(place.text, tables, world, recipe.trigger, recipe, seed * 1000 + index)
+        order = ActorSettings(
+            place.text, tables, world, recipe.trigger, recipe, seed * 1000 + index
+        )
         orders.append(order)
     return orders

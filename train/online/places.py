@@ -1,4 +1,4 @@
-"""Where an actor learns: `SYSTEM:WORKLOADS:SCENARIO`, and the shape of its group behind it.
+"""Where an actor plays: `SYSTEM:WORKLOADS:SCENARIO`, and optionally the group shape.
 
 b300-nvlink:decode+lora:busy-host            the largest group of the system
 h100-ib:decode:congested:4x8                 4 nodes of 8 ranks
@@ -23,7 +23,7 @@ from dynamiccl.simulator.workloads import Workload, make_workload
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A system, what runs on it, and what happens around."""
+    """A simulated system, its workload and its interference scenario."""
 
     text: str
     system: System
@@ -32,7 +32,7 @@ class Place:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read it. Raises UserError for another form, and as the look-ups of its parts."""
+        """Parse the text. Raises UserError for another form, and as the look-ups of its parts."""
         parts = text.split(":")
         shape = re.fullmatch(r"(\d+)x(\d+)", parts[3]) if len(parts) == 4 else None
         if len(parts) not in {3, 4} or (len(parts) == 4 and shape is None):
@@ -48,7 +48,7 @@ class Place:
 
     @property
     def for_training(self) -> Workload:
-        """The workload at sizes of training octaves: what is held out stays unseen."""
+        """The workload with sizes of training octaves only, so that test sizes stay unseen."""
         calls = self.workload.calls
         moved = (replace(call, size_bytes=training_size(call.size_bytes)) for call in calls)
         return Workload(self.workload.name, tuple(moved))
@@ -56,7 +56,7 @@ class Place:
 
 @cache
 def training_size(size_bytes: int) -> int:
-    """The size, or the one so many octaves above it that its octave is for training.
+    """The size, or the next one by octaves above it that is in a training octave.
 
     >>> training_size(1 << 20), training_size(1 << 19)
     (1048576, 1048576)

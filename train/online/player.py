@@ -1,4 +1,4 @@
-"""Plays N jobs in a place under a network, one trajectory after the other.
+"""Plays N jobs of a place with a network, one trajectory after the other.
 
 N jobs, K task keys, R = N x K rows (a row is a task key of a job), T rounds of a trajectory.
 """
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dynamiccl.train.online.actor_critic import ActorCritic, Seen, State
+from dynamiccl.train.online.actor_critic import ActorCritic, RoundObservations, State
 from dynamiccl.train.online.decisions import DecisionEnv
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.recipe_checks import RewardScale
@@ -18,30 +18,30 @@ from dynamiccl.train.recipe_checks import RewardScale
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """T rounds, and what is seen after them."""
+    """T rounds, and the observation after them."""
 
-    seen: Seen  # (T + 1, R, ...)
-    #: Of the jobs before the first round.
+    seen: RoundObservations  # (T + 1, R, ...)
+    #: LSTM state of the jobs before the first round.
     state: State
     action: torch.Tensor  # (T, R)
-    #: Of each action, under the weights that played.
+    #: Log probability of each action, under the weights that were used.
     log_probability: torch.Tensor  # (T, R)
     reward: torch.Tensor  # (T, R)
-    #: Calls of a key in a round; one without any teaches nothing.
+    #: Calls of a key in a round; rows without calls are not trained on.
     calls: torch.Tensor  # (T, R)
     #: Time of NCCL's own choice over ours.
     speedup: float
-    #: Factor of the entropy's weight that is its player's.
+    #: The player's factor on the entropy weight.
     curiosity: float
 
 
 class Player:
-    """Plays N jobs, an episode after the other."""
+    """Plays N jobs, one episode after the other."""
 
     def __init__(self, env: DecisionEnv, state_units: int, recipe: Recipe, seed: int) -> None:
-        """Begin an episode."""
+        """Start an episode."""
         self.env, self.recipe, self._units = env, recipe, state_units
-        self.seen: Seen
+        self.seen: RoundObservations
         self.state: State
         self.random = torch.Generator().manual_seed(seed)
         # Actors explore by different amounts (Mnih et al. 2016, section 4: "explicitly use
@@ -51,7 +51,7 @@ class Player:
         self._begin(seed)
 
     def play(self, network: ActorCritic) -> Trajectory:
-        """The next `num_steps` rounds, or those that are left of the episode."""
+        """Play `num_steps` rounds, or those left in the episode."""
         begin, rows = self.state, [self.seen]
         made: list[tuple[torch.Tensor, ...]] = []
         true_us = default_us = 0.0
@@ -71,7 +71,7 @@ class Player:
             self._begin(None)
         action, log_probability, reward, calls = map(torch.stack, zip(*made, strict=True))
         return Trajectory(
-            seen=Seen(*map(torch.cat, zip(*rows, strict=True))),
+            seen=RoundObservations(*map(torch.cat, zip(*rows, strict=True))),
             state=begin,
             action=action,
             log_probability=log_probability,
@@ -86,7 +86,7 @@ class Player:
         self.state = State.new(self.env.num_envs, self._units)
 
     def _scaled(self, earned_R: torch.Tensor) -> torch.Tensor:
-        """What the recipe makes of rewards; 0 of keys that were not called."""
+        """Rewards (R,) as the recipe scales them; 0 for keys without calls."""
         scale = self.recipe.reward_scale
         if scale == RewardScale.LOG:
             return -torch.log((-earned_R).clamp_min(1e-3)).masked_fill(earned_R == 0.0, 0.0)
@@ -96,9 +96,12 @@ class Player:
         return earned_R.clamp_min(-2.0) if scale == RewardScale.CLIPPED else earned_R
 
 
-def _rows(found: Mapping[str, Any]) -> Seen:
-    flat = (torch.from_numpy(found[name]).flatten(0, 1).unsqueeze(0) for name in Seen._fields)
-    seen = Seen(*flat)
+def _rows(found: Mapping[str, Any]) -> RoundObservations:
+    flat = (
+        torch.from_numpy(found[name]).flatten(0, 1).unsqueeze(0)
+        for name in RoundObservations._fields
+    )
+    seen = RoundObservations(*flat)
     return seen._replace(mask=seen.mask.float())
 
 

@@ -1,4 +1,4 @@
-"""IMPALA's actors on a Ray cluster that is there already, one processor each.
+"""IMPALA's actors on an existing Ray cluster, one CPU each.
 
 Every actor has a trajectory to play and one that waits behind it, so that it does not wait for the
 learner. A node that dies costs the trajectories that it had: Ray begins its actors anew elsewhere,
@@ -13,27 +13,27 @@ from typing import Any, Final
 
 from dynamiccl.errors import MachineError
 from dynamiccl.train.online.actor_critic import ActorCritic
-from dynamiccl.train.online.actors import Order
+from dynamiccl.train.online.actors import ActorSettings
 from dynamiccl.train.online.impala import packed, unpacked
 from dynamiccl.train.online.player import Trajectory
 from dynamiccl.train.ray_join import RayJoin, ray
 from dynamiccl.train.worker import ONE_THREAD
 
-#: Trajectories that an actor has been asked for.
+#: Trajectories requested from each actor ahead of time.
 _ASKED: Final = 2
-#: How long nothing may come before the run ends, and how long one look waits.
+#: Seconds without any trajectory after which the run ends, and seconds of one poll.
 _PATIENCE_S: Final = 300.0
 _PAUSE_S: Final = 1.0
 
 
 class RayActors:
-    """Where trajectories come from (`impala.Trajectories`)."""
+    """Trajectories from a Ray cluster (`impala.Trajectories`)."""
 
-    def __init__(self, network: ActorCritic, orders: Sequence[Order], address: str) -> None:
-        """Take the learner's network. Raises UserError and MachineError as `RayJoin`."""
+    def __init__(self, network: ActorCritic, orders: Sequence[ActorSettings], address: str) -> None:
+        """Keep the learner's network. Raises UserError and MachineError as `RayJoin`."""
         self._cluster = RayJoin(address)
         self._network, self._orders = network, orders
-        #: What was asked for, and of which actor; and actors that were lost, once for each.
+        #: Pending request -> its actor; and lost actors, one entry for each request.
         self._asked: dict[Any, Any] = {}
         self._lost: list[Any] = []
         self._stack = ExitStack()
@@ -50,7 +50,7 @@ class RayActors:
                 self._ask(actor)
 
     def next(self) -> tuple[Trajectory, int]:
-        """Wait for one; those of actors that were lost are left out."""
+        """Wait for a trajectory; those of lost actors are skipped."""
         deadline, said = time.monotonic() + _PATIENCE_S, ""
         while time.monotonic() < deadline:
             if not self._asked:  # all were lost
@@ -79,27 +79,27 @@ class RayActors:
         self._asked[actor.play.remote(weights)] = actor
 
     def _ask_again(self) -> None:
-        """Ask those that were lost, which fail at once until Ray has begun them anew."""
+        """Request trajectories from lost actors again; fails fast until Ray restarts them."""
         lost, self._lost = self._lost, []
         for actor in lost:
             self._ask(actor)
 
     def close(self) -> None:
-        """Leave the cluster, which ends the actors."""
+        """Leave the cluster, which stops the actors."""
         self._asked, self._lost = {}, []
         self._stack.close()
 
 
 class _RayActor:
-    """Plays in a worker's process."""
+    """The actor in a Ray worker."""
 
-    def __init__(self, order: Order, network: ActorCritic) -> None:
+    def __init__(self, order: ActorSettings, network: ActorCritic) -> None:
         os.environ.update(ONE_THREAD)
         self._own = network
         self._player = order.player(network.state_units)
 
     def play(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """The next trajectory, under these weights."""
+        """Play the next trajectory with these weights."""
         import torch
 
         # Ray's own memory is read-only, which torch warns of: a copy.

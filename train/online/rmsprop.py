@@ -1,4 +1,4 @@
-"""RMSProp whose statistic all actors share, stepped without a lock (Mnih et al. 2016, section 4).
+"""RMSProp with a statistic shared by all actors, updated without a lock (Mnih et al. 2016).
 
     g <- alpha g + (1 - alpha) d^2,    theta <- theta - eta d / sqrt(g + epsilon)
 
@@ -12,15 +12,15 @@ from typing import Final
 import torch
 
 _ALPHA: Final = 0.99
-#: The paper names none; 0.1, as often taken, would make it plain gradient descent here.
+#: The paper gives no value; the common 0.1 would make it plain gradient descent here.
 _EPSILON: Final = 1e-5
 
 
 class SharedRmsProp:
-    """Steps parameters that processes share by gradients that each has for itself."""
+    """Updates shared parameters with gradients of each process."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], *, shared: bool = True) -> None:
-        """Begin with a statistic of zeros, in shared memory."""
+        """Start with zero statistics, in shared memory."""
         self.parameters = list(parameters)
         self.epsilon = _EPSILON
         self.squares = [torch.zeros_like(each) for each in self.parameters]
@@ -30,7 +30,7 @@ class SharedRmsProp:
 
     @torch.no_grad()
     def step(self, gradients: Sequence[torch.Tensor | None], rate: float) -> None:
-        """One step; a parameter without a gradient stays."""
+        """One update; parameters without a gradient are unchanged."""
         for parameter, square, gradient in zip(
             self.parameters, self.squares, gradients, strict=True
         ):

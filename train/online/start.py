@@ -1,8 +1,8 @@
-"""Networks that learned from data, as what actors begin with.
+"""Initial weights of actors from an offline-trained Q network.
 
-A Q network predicts z = ln(time / reference), an actor's logits are -z: so the weights fit, and the
-policy at the start is what the Q network prefers. Differences that matter are hundredths there,
-and logits that differ by hundredths are a coin's: so they are sharpened.
+A Q network predicts z = ln(time / reference), and an actor's logits are -z: so the weights can be
+copied, and the initial policy prefers what the Q network prefers. Relevant differences in z are of
+the order of 0.01, for which a softmax is nearly uniform: so the logits are scaled up.
 """
 
 from pathlib import Path
@@ -21,9 +21,9 @@ _MEMBER: Final = "members.0."
 
 
 def begin_with(network: ActorCritic, path: Path) -> None:
-    """Give the actor the weights of the first network of a policy.
+    """Initialise the actor with the weights of the first network of a policy.
 
-    Raises MissingPath where no policy is, CorruptFile, and UserError for one of another form.
+    Raises MissingPath without a policy, CorruptFile, and UserError for a policy of another form.
     """
     folder = find_policy_in(path)
     if folder is None:

@@ -1,8 +1,7 @@
-"""Episodes that differ: strengths, dwell times and physics of a world, drawn anew for each.
+"""Domain randomisation: interference strengths, dwell times and config times vary by episode.
 
-A policy that has met one strength alone has learned that number; where it is deployed, neighbours
-are as loud as they are (domain randomisation, Tobin et al. 2017). What the data say of the world
-stays: configs, and what NCCL costs.
+A policy trained with a single strength overfits to it; in deployment strengths differ (Tobin et al.
+2017). Configs and NCCL's costs, which come from the data, do not vary.
 
 K task keys, A actions.
 """
@@ -23,7 +22,7 @@ from dynamiccl.train.environment import Tables
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """How much episodes differ."""
+    """How much episodes differ from each other."""
 
     #: By which factor at most slowdowns beyond 1, and dwell times, are more or less; 1 = by none.
     most: float
@@ -33,7 +32,7 @@ class Variation:
     def draw(
         self, world: World, tables: Tables, random: np.random.Generator
     ) -> tuple[World, Tables]:
-        """A world like this one, and its tables; these stay as they are."""
+        """A randomised copy of a world, and its tables."""
         found = copy.copy(world)
         found.scenario = self._scenario(world.scenario, random)
         if self.times > 0.0:

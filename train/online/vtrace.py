@@ -1,4 +1,4 @@
-"""V-trace: targets from what older weights played (Espeholt et al. 2018, section 4.1)."""
+"""V-trace: off-policy corrected targets (Espeholt et al. 2018, section 4.1)."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What of NCCL's constants is fitted, and as the numbers that a tuner writes.
+"""The fitted parameters: factors on some of NCCL's tuning constants.
 
 One communicator shape's costs depend on one row of each table of ceilings, and on one or two links;
 all else stays NCCL's own.
@@ -31,7 +31,7 @@ _GENERATIONS: Final = len(LL_MAX)
 
 
 def as_factors(logs: Sequence[float] | npt.NDArray[np.float64]) -> Factors:
-    """Factors of (NUM_FACTORS,) natural logarithms."""
+    """Factors from their natural logarithms (NUM_FACTORS,)."""
     values = [float(each) for each in np.exp(np.asarray(logs, dtype=np.float64))]
     base, rest = values[: len(_CELLS)], values[len(_CELLS) :]
     hop, ceilings = rest[: len(_HOPS)], rest[len(_HOPS) :]

@@ -1,4 +1,4 @@
-"""The search for constants by which NCCL's own argmin is best on measured times.
+"""Searches for tuning constants under which NCCL's own argmin is best on measured times.
 
 Times are not fitted: NCCL's model cannot bend to them, and only its order of the cells counts. What
 is made small is half the regret of the cell that NCCL would choose, and half that of a soft choice,
@@ -38,7 +38,7 @@ _CLOSE: Final = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """What was measured of one shape, by cells that leave channels to NCCL."""
+    """Measured tasks of one shape, over the cells that leave channels to NCCL."""
 
     calls: Sequence[Call]
     #: (T, C) ln of time over the best measured cell's; inf where there is none.
@@ -49,7 +49,7 @@ class Tasks:
 
     @classmethod
     def of(cls, grid: TaskGrid, catalogue: Catalogue, group: Group, model: CostModel) -> "Tasks":
-        """The tasks of a group's shape; a cell that was not measured cannot be judged."""
+        """The tasks of a group's shape; a cell without a measurement cannot be judged."""
         mine = (grid.tasks["num_nodes"] == group.num_nodes) & (
             grid.tasks["ranks_per_node"] == group.ranks_per_node
         )
@@ -78,7 +78,7 @@ class Tasks:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Constants for one shape, and what they are worth: means of ln time over the best measured."""
+    """Constants for one shape, and their losses: means of ln(time / best measured)."""
 
     factors: Factors
     #: Whether they are better than NCCL's own on the validation sizes, and so worth having.
@@ -91,7 +91,7 @@ class Found:
 
     @property
     def gain_of_table(self) -> float:
-        """The share of a table's gain that the constants keep; NaN where a table gains nothing."""
+        """Share of the table's gain that the constants reach; NaN if a table gains nothing."""
         gain = self.own - self.table
         return (self.own - self.constants) / gain if gain > 0.0 else float("nan")
 
@@ -131,7 +131,7 @@ def recalibrate(
 
 
 def nearest_size(train: Tasks, asked: Tasks) -> Float64Array:
-    """(T,) loss of what was best at the nearest trained size of the collective."""
+    """(T,) loss of the best cell at the nearest training size of the collective."""
     found = np.zeros(len(asked.calls))
     sizes = np.log2([call.size_bytes for call in train.calls])
     for row, call in enumerate(asked.calls):
@@ -142,14 +142,14 @@ def nearest_size(train: Tasks, asked: Tasks) -> Float64Array:
 
 
 class Recalibration:
-    """NCCL's choices on one shape under other constants."""
+    """NCCL's choices on one shape under modified constants."""
 
     def __init__(self, model: CostModel, group: Group) -> None:
-        """Take NCCL as it is."""
+        """Start from NCCL's own constants."""
         self._model, self._group = model, group
 
     def costs_us(self, tasks: Tasks, factors: Factors) -> Float64Array:
-        """(T, C) what NCCL would predict; inf where it lacks a cell."""
+        """(T, C) NCCL's predicted times, us; inf where it lacks a cell."""
         found = np.full(tasks.loss.shape, np.inf)
         lines = self._with(factors).lines(self._group)
         for row, call in enumerate(tasks.calls):
@@ -162,12 +162,12 @@ class Recalibration:
         return found
 
     def mean_loss(self, tasks: Tasks, factors: Factors) -> float:
-        """Mean ln of the time of NCCL's choice over the best measured; inf if one was not."""
+        """Mean ln(time of NCCL's choice / best measured); inf if one was not measured."""
         cells = self.costs_us(tasks, factors).argmin(axis=1)
         return float(tasks.loss[np.arange(len(cells)), cells].mean())
 
     def fit(self, tasks: Tasks, *, seed: int) -> Factors:
-        """The factors of the least loss on some tasks; a few thousand evaluations."""
+        """The factors with the smallest loss on some tasks; a few thousand evaluations."""
         # A cell that nobody measured costs as much as the worst that was.
         worst = np.where(np.isfinite(tasks.loss), tasks.loss, 0.0).max(initial=0.0)
         loss = np.where(np.isfinite(tasks.loss), tasks.loss, worst)

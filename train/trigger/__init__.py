@@ -1,1 +1,1 @@
-"""The Trigger agent: a forecast of quiet times, and a CUSUM over what is above it."""
+"""The Trigger: a forecast of quiet call times, and a CUSUM test for slower ones."""

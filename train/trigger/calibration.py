@@ -1,4 +1,4 @@
-"""Thresholds from a wanted rate of false alarms, by simulated average run lengths.
+"""Calibrates thresholds to a false alarm rate, by simulated average run lengths.
 
 The whole detector, warm-up and forecaster included, runs on streams drawn from quiet calls,
 without a threshold. Where its sums leave zero and come back there is one *excursion*, and a
@@ -33,17 +33,17 @@ _NO_THRESHOLD: Final = 1000.0
 
 
 class Peaks:
-    """The peaks of a statistic's excursions from rest, over N streams."""
+    """Peaks of the excursions of a statistic above zero, over N streams."""
 
     def __init__(self, width: int, floor: float = 0.0) -> None:
-        """Peaks up to `floor` are not kept."""
+        """Peaks up to `floor` are dropped."""
         self._peak = np.zeros(width)
         self._found: list[npt.NDArray[np.float64]] = []
         self._floor = floor
         self.calls = 0
 
     def take(self, statistic: npt.NDArray[Any], at_rest: npt.NDArray[np.bool_]) -> None:
-        """The statistic (N,) after a call of each stream, and where its excursion is over."""
+        """Add the statistic (N,) after one call of each stream, and where its excursion ended."""
         self.calls += len(statistic)
         np.maximum(self._peak, statistic, out=self._peak)
         ended = at_rest & (self._peak > self._floor)
@@ -52,17 +52,17 @@ class Peaks:
         self._peak[at_rest] = 0.0
 
     def end(self) -> None:
-        """The streams are over, and so are their excursions."""
+        """End all streams and their excursions."""
         self._found.append(self._peak[self._peak > self._floor])
         self._peak[:] = 0.0
 
     def all(self) -> npt.NDArray[np.float64]:
-        """The peaks of all excursions that are over, largest first."""
+        """The peaks of all ended excursions, largest first."""
         return np.sort(np.concatenate([np.zeros(0), *self._found]))[::-1]
 
 
 def threshold_for(peaks: npt.NDArray[np.float64], calls: int, per_call: float) -> float:
-    """The threshold that `per_call` of the calls would cross, by peaks (largest first).
+    """The threshold that a fraction `per_call` of calls would cross, by peaks (largest first).
 
     Raises ValueError without any peak.
     """
@@ -79,7 +79,7 @@ def threshold_for(peaks: npt.NDArray[np.float64], calls: int, per_call: float) -
 
 @dataclass(frozen=True, slots=True)
 class RungPeaks:
-    """What excursions did on one rung."""
+    """The excursion peaks of one noise rung."""
 
     rung: float
     calls: int
@@ -91,7 +91,7 @@ class RungPeaks:
 
 
 def scale_of_rung(rung: float) -> float:
-    """The noise (robust sigma of log time) that a rung is for."""
+    """The noise (robust sigma of log time) of a rung."""
     return 0.5 * float(np.log(SMALLEST_SLOWDOWN)) / rung
 
 

@@ -1,4 +1,4 @@
-"""The Trigger for Python: numpy in, numpy out, and a state for every stream that is asked about."""
+"""The Trigger in Python: numpy in and out, with a state for each stream."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ class Detector:
     """
 
     def __init__(self, module: Any, num_streams: int = 0) -> None:
-        """Take a `TriggerModule`, scripted or not, and room for streams; more is made as needed."""
+        """Wrap a `TriggerModule`, scripted or not; room for streams grows as needed."""
         self._module = module
         with torch.no_grad():
             self._state: torch.Tensor = module.new_state(num_streams)
@@ -33,7 +33,7 @@ class Detector:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """The trigger of a run, an artifact or a file; raises MissingPath and CorruptFile."""
+        """Load the trigger of a run, an artifact or a file; raises MissingPath and CorruptFile."""
         found = trigger_file(path)
         module = load_script(found)
         if not hasattr(module, "new_state"):
@@ -42,7 +42,7 @@ class Detector:
 
     @property
     def num_streams(self) -> int:
-        """Streams that there is room for."""
+        """Number of streams that there is room for."""
         return len(self._state)
 
     def observe(
@@ -92,7 +92,7 @@ class Detector:
 
 
 def trigger_file(path: Path) -> Path:
-    """The `trigger.pt` of a run, an artifact, or itself; raises MissingPath."""
+    """Path of the `trigger.pt` of a run, an artifact, or a file; raises MissingPath."""
     found = path if path.is_file() else find_trigger_in(path)
     if found is None:
         raise MissingPath("trigger", path / TRIGGER_NAME, _FIX)
@@ -100,7 +100,7 @@ def trigger_file(path: Path) -> Path:
 
 
 def copy_trigger(path: Path, folder: Path) -> dict[str, Any]:
-    """Put a trigger beside a policy; what is known of it. Raises MissingPath."""
+    """Copy a trigger beside a policy; returns its facts. Raises MissingPath."""
     found = trigger_file(path)
     facts = found.with_name(TRIGGER_FACTS_NAME)
     if not facts.is_file():

@@ -1,4 +1,4 @@
-"""By how much each cell feels what disturbs a job, from recorded calls.
+"""How much of an interference level slows each cell, estimated from recorded calls.
 
 A level says by how much calls were slower than quiet, under a config that felt it. Others need not
 feel it alike: what slows host threads slows rings and not NVLS, what slows one network rail slows

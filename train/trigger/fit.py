@@ -1,4 +1,4 @@
-"""Train a Trigger on a data set: quiet series in, tracked run and `trigger.pt` out."""
+"""Trains a Trigger on a data set: quiet series in, tracked run and `trigger.pt` out."""
 
 import json
 import socket
@@ -42,7 +42,7 @@ _HORIZON: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class TriggerSettings:
-    """How a Trigger is trained and what it is to keep to."""
+    """Training settings of a Trigger, and its false alarm rate."""
 
     false_alarms_per_1e5: float = FALSE_ALARMS_PER_1E5
     steps: int = STEPS
@@ -59,7 +59,7 @@ class TriggerSettings:
 
 @dataclass(frozen=True, slots=True)
 class TriggerFacts:
-    """What stands beside `trigger.pt`."""
+    """The facts stored beside `trigger.pt`."""
 
     false_alarms_per_1e5: float
     #: Reference value of the CUSUM (in robust sigmas) -> threshold.
@@ -78,7 +78,7 @@ class TriggerFacts:
 
 @dataclass(frozen=True, slots=True)
 class TriggerSummary:
-    """What a run left behind."""
+    """Summary of a training run."""
 
     run_id: str
     run_directory: str
@@ -93,7 +93,7 @@ def make_trigger(
     settings: TriggerSettings,
     progress: Progress = lambda _what, _done, _total: None,
 ) -> tuple[TriggerModule, Training, list[RungPeaks]]:
-    """A trained and calibrated Trigger, how its training went, and what excursions did."""
+    """A trained and calibrated Trigger, its training history, and its excursion peaks."""
     torch.manual_seed(settings.seed)
     training, rest = series.split(TRAINING_SHARE)
     module = TriggerModule(series.usual_scale)
@@ -202,7 +202,7 @@ def _facts(
 def _delay_curve(
     module: TriggerModule, series: Series, peaks: list[RungPeaks], factor: float
 ) -> DelayCurve:
-    """Median delays at the site's usual noise, by the false alarms that are allowed."""
+    """Median detection delays at the site's usual noise, by false alarm rate."""
     random = np.random.default_rng(11)
     values, _, _ = series.split(TRAINING_SHARE)[1].draw(random, _ONSETS, _KNOWN + _HORIZON)
     log_time = values * np.float32(series.usual_scale) + np.float32(5.0)
@@ -236,7 +236,7 @@ def _write(
 
 
 def _name(factor: float) -> str:
-    """1.15 -> 1_15x.
+    """A factor as part of a metric name: 1.15 -> 1_15x.
 
     >>> _name(1.5)
     '1_5x'

@@ -1,4 +1,4 @@
-"""The interference of recorded calls, as a Trigger would have told it while they ran."""
+"""Interference levels of recorded calls, as a Trigger would have reported them live."""
 
 import numpy as np
 import numpy.typing as npt

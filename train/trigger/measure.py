@@ -1,4 +1,4 @@
-"""What a detector does on streams whose truth is known: delays after an onset.
+"""Detection delays of a detector on streams with a known onset.
 
 A detector is a function from the log times (N,) of one call of each of N streams to whether each is
 alarmed then (N,); so the Trigger and its rivals are measured alike.
@@ -18,7 +18,7 @@ Watch = Callable[[FloatArray], npt.NDArray[np.bool_]]
 
 
 def watch_with(module: Any, width: int) -> Watch:
-    """A Trigger over `width` new streams; both of its alarms count."""
+    """A Trigger over `width` new streams; alarms of both directions count."""
     state = [module.new_state(width)]
     sizes = torch.zeros(width)
 

@@ -1,4 +1,4 @@
-"""What the Trigger computes, in one place: training, calibration, evaluation and export run this.
+"""The Trigger's computation, shared by training, calibration, evaluation and export.
 
 A *stream* is the calls of one task key under one config. Its state is a row of numbers, so that
 many streams advance at once, and a call of a stream is one step:
@@ -119,14 +119,14 @@ class TriggerModule(nn.Module):
         self.half_shift = 0.5 * math.log(SMALLEST_SLOWDOWN)
 
     def set_thresholds(self, thresholds: Sequence[float]) -> None:
-        """One for each rung."""
+        """Set the threshold of each rung."""
         if len(thresholds) != len(RUNGS):
             raise ValueError(f"{len(thresholds)} thresholds for {len(RUNGS)} rungs")
         self.thresholds.copy_(torch.tensor(list(thresholds)))
 
     @torch.jit.export
     def new_state(self, count: int) -> torch.Tensor:
-        """The state (N, S) of streams of which nothing is known."""
+        """The initial state (N, S) of streams."""
         return torch.zeros(count, self.state_size)
 
     def forward(
@@ -138,7 +138,7 @@ class TriggerModule(nn.Module):
 
     @torch.jit.export
     def new_keys(self, count: int) -> torch.Tensor:
-        """What is carried (N, 2) of task keys when nothing is known: a level, and its stream."""
+        """The initial carried state (N, 2) of task keys: a level, and its stream."""
         return torch.full((count, 2), self.unknown)
 
     @torch.jit.export
@@ -161,7 +161,7 @@ class TriggerModule(nn.Module):
     def step(
         self, state: torch.Tensor, log_time: torch.Tensor, log_size: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As `forward`, and the forecast of the quiet log time (N,), of no use in the warm-up."""
+        """`forward`, and the forecast of the quiet log time (N,), invalid during warm-up."""
         numbers, first, latest, hidden, cell = torch.split(state, self.parts, dim=1)
         count, mean, log_scale, up, down, alarmed, age, mean_size, waiting, signs = torch.unbind(
             numbers, dim=1
@@ -244,7 +244,7 @@ class TriggerModule(nn.Module):
     def begin(
         self, state: torch.Tensor, log_time: torch.Tensor, log_size: torch.Tensor
     ) -> torch.Tensor:
-        """A call of the warm-up: it is kept, and the last one makes level and scale of them."""
+        """Process a call of the warm-up; the last one sets level and scale."""
         numbers, first, latest, hidden, cell = torch.split(state, self.parts, dim=1)
         count, mean_size = numbers[:, 0], numbers[:, 7]
         first = torch.cat([first[:, 1:], log_time.unsqueeze(1)], dim=1)
@@ -259,5 +259,5 @@ class TriggerModule(nn.Module):
         return torch.cat([torch.stack(begun, dim=1), first, latest, hidden, cell], dim=1)
 
     def middle(self, values: torch.Tensor) -> torch.Tensor:
-        """Median (N,) of rows (N, W): the mean of the two in the middle."""
+        """Median (N,) of rows (N, W), W even or odd."""
         return 0.5 * (values.median(dim=1)[0] - (-values).median(dim=1)[0])

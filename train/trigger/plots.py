@@ -1,4 +1,4 @@
-"""The plots of a Trigger's run."""
+"""Plots of a Trigger's training run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ mpl.use("Agg")
 
 @dataclass(frozen=True, slots=True)
 class DelayCurve:
-    """Median delays of one slowdown by the rate of false alarms that is allowed."""
+    """Median detection delays for one slowdown, by false alarm rate."""
 
     #: Slow time over quiet time.
     factor: float

@@ -1,4 +1,4 @@
-"""What a site's quiet calls look like: the A/A data that a Trigger is trained and calibrated on.
+"""Quiet call times of a site: the data that a Trigger is trained and calibrated on.
 
 A *series* is calls of one task key under one config, in order: from the `calls` of jobs, and from
 the per-iteration times of sweeps that ran alone. Averages of nccl-tests say less, since they vary
@@ -38,7 +38,7 @@ _MAD: Final = 0.6745
 
 @dataclass(frozen=True, slots=True)
 class SeriesCounts:
-    """What became of a data set's times."""
+    """How many times of a data set were used, and why others were not."""
 
     calls: int
     iterations: int
@@ -53,7 +53,7 @@ class SeriesCounts:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Standardised quiet calls: (log time - median) / robust sigma, one series after the other."""
+    """Standardised quiet calls: (log time - median) / robust sigma; series are concatenated."""
 
     values: FloatArray
     #: Log size less its mean, per call.
@@ -65,7 +65,7 @@ class Series:
 
     @classmethod
     def of(cls, times: Sequence[FloatArray], sizes: Sequence[FloatArray]) -> Self:
-        """Series of log times, which are standardised here, and log sizes."""
+        """Standardise series of log times, with their log sizes."""
         middles = [np.median(each) for each in times]
         scales = [
             max(float(np.median(np.abs(each - middle))) / _MAD, 1e-4)
@@ -81,14 +81,14 @@ class Series:
 
     @property
     def usual_scale(self) -> float:
-        """The median call's scale."""
+        """The scale of the median call."""
         lengths = np.diff(self.starts)
         order = np.argsort(self.scales)
         middle = np.searchsorted(np.cumsum(lengths[order]), lengths.sum() / 2)
         return float(self.scales[order][middle])
 
     def split(self, share: float) -> tuple["Series", "Series"]:
-        """The first `share` of every series, and the rest of it."""
+        """The first fraction `share` of every series, and the rest."""
         lengths = np.diff(self.starts)
         ends = self.starts[:-1] + np.maximum((lengths * share).astype(np.int64), 1)
         owner = np.repeat(np.arange(len(lengths)), lengths)
@@ -190,7 +190,7 @@ def _average_series(frame: pl.DataFrame) -> list[FloatArray]:
 
 
 def _quiet_calls(log_time: FloatArray) -> npt.NDArray[np.bool_]:
-    """Which calls of a series are outside of stretches that were slow as a whole."""
+    """Which calls of a series are outside of slow stretches."""
     if len(log_time) < 2 * _STRETCH:
         return np.ones(len(log_time), dtype=np.bool_)
     middle = np.median(log_time)

@@ -1,4 +1,4 @@
-"""Training the forecaster: quiet calls with slowdowns put into them, and the quiet time as target.
+"""Trains the forecaster on quiet calls with injected slowdowns; the target is the quiet time.
 
 The module runs as it will be deployed, its history frozen while a sum is above zero, so that the
 LSTM learns what is worth knowing of a history with holes in it. What it must not learn is to follow
@@ -35,7 +35,7 @@ Told = Callable[[int, int, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What a training did: its losses, and the errors of `forecast_error` on what was held out."""
+    """The losses of a training, and `forecast_error` on held-out series."""
 
     #: Of each step, in scales.
     losses: list[float]
@@ -93,7 +93,7 @@ def _weights(module: TriggerModule) -> dict[str, torch.Tensor]:
 
 
 def forecast_error(module: TriggerModule, series: Series, *, seed: int) -> float:
-    """Mean absolute error of the forecast on undisturbed calls of a series, in scales."""
+    """Mean absolute error of the forecast on quiet calls of a series, in scales."""
     random = np.random.default_rng(seed)
     values, sizes, scales = series.draw(random, _WIDTH, JUDGED_CALLS)
     times = torch.from_numpy(values * scales + np.float32(5.0))

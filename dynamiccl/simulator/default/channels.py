@@ -27,7 +27,7 @@ def used_channels(
     size_bytes: int,
     asked: int | None = None,
 ) -> int:
-    """Channels that carry something when `asked` are (None: NCCL's own number); 1 or more."""
+    """Channels that carry data when `asked` are requested (None: NCCL's own number); >= 1."""
     opened = comm.opened(algorithm)
     if asked is None:
         most, _ = _tuned(comm, algorithm, protocol, size_bytes)
@@ -56,7 +56,7 @@ def used_threads(comm: Communicator, algorithm: Algorithm, protocol: Protocol, s
 def _tuned(
     comm: Communicator, algorithm: Algorithm, protocol: Protocol, size_bytes: int
 ) -> tuple[int, int]:
-    """Channels and threads that a size keeps busy."""
+    """Channels and threads that NCCL assigns to a size."""
     channels, threads = comm.opened(algorithm), _most_threads(comm, algorithm, protocol)
     if threads == 0 or algorithm in NVLS_KINDS:
         return channels, threads
@@ -84,7 +84,7 @@ def _most_threads(comm: Communicator, algorithm: Algorithm, protocol: Protocol) 
 
 @dataclass(frozen=True, slots=True)
 class _Payload:
-    """One rank's bytes, and the traffic that each of them makes."""
+    """One rank's bytes, and the traffic of each."""
 
     num_bytes: int
     per_byte: int

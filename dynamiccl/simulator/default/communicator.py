@@ -1,4 +1,4 @@
-"""A communicator as the cost model sees it, and how many channels it opens."""
+"""A communicator in the cost model, and the number of channels that it opens."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +21,7 @@ NVLS_KINDS = frozenset({Algorithm.NVLS, Algorithm.NVLSTree})
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What a job may set before it starts; None leaves it to NCCL."""
+    """Settings of a job's environment; None leaves them to NCCL."""
 
     #: `NCCL_MIN_CTAS` and `NCCL_MAX_CTAS`; rings and trees heed `NCCL_MIN/MAX_NCHANNELS` alike.
     min_channels: int | None = None
@@ -49,7 +49,7 @@ class Communicator:
 
     @cached_property
     def one_node(self) -> bool:
-        """Whether no network is crossed."""
+        """Whether all ranks are on one node."""
         return self.group.num_nodes == 1
 
     @cached_property
@@ -110,12 +110,12 @@ class Communicator:
         return self.graph.ring if algorithm is Algorithm.Ring else self.graph.tree
 
     def hop_inside(self, algorithm: Algorithm) -> Hop:
-        """What a step inside a node crosses."""
+        """The link that a step inside a node crosses."""
         nvlink = self.search(algorithm).intra_path is Path.NVL
         return Hop.NVLINK if nvlink else Hop.PCI
 
     def opened(self, algorithm: Algorithm) -> int:
-        """Channels that there are for an algorithm."""
+        """Number of channels opened for an algorithm."""
         return self.nvls_channels if algorithm in NVLS_KINDS else self.num_channels
 
     @cached_property

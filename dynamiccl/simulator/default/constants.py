@@ -1,4 +1,4 @@
-"""The numbers of NCCL's cost model, by release: what `tuning.cc` has in tables.
+"""Constants of NCCL's cost model, by release (tables of `tuning.cc`).
 
 Read in NVIDIA/nccl at the tags v2.27.3-1, v2.27.5-1, v2.27.7-1, v2.28.3-1, v2.28.7-1, v2.28.9-1,
 v2.29.2-1, v2.29.7-1, v2.30.3-1 and v2.30.7-1: `src/graph/tuning.cc` unless another file is named.
@@ -34,7 +34,7 @@ class Generation(IntEnum):
 
 
 class Hop(Enum):
-    """What a step crosses: NVLink or anything else in a node, or the network."""
+    """The link that a step crosses: NVLink, another link inside a node, or the network."""
 
     NVLINK = "nvlink"
     PCI = "pci"
@@ -228,14 +228,14 @@ READ: Final = tuple(
 
 
 def check_read(version: NcclVersion) -> NcclVersion:
-    """The version itself. Raises UnknownName for one at whose tag nobody has read the constants."""
+    """Return the version. Raises UnknownName for one whose constants have not been read."""
     if version not in READ:
         raise UnknownName("release of NCCL's cost model", version, map(str, READ))
     return version
 
 
 def release_of(version: NcclVersion) -> Release:
-    """The constants of a release. Raises UnknownName for one that nobody has read."""
+    """The constants of a release. Raises UnknownName for one that has not been read."""
     known = [
         release
         for release in RELEASES

@@ -42,7 +42,7 @@ _NO_COLLNET: Final = frozenset({Algorithm.CollNetDirect, Algorithm.CollNetChain}
 
 
 class CostModel:
-    """What one NCCL release decides on machines of one kind, for any group that they can hold."""
+    """The decisions of one NCCL release on machines of one kind, for any group on them."""
 
     def __init__(
         self, version: NcclVersion, machine: Machine, overrides: Overrides | None = None
@@ -73,7 +73,7 @@ class CostModel:
         return self._communicators[group]
 
     def lines(self, group: Group) -> Mapping[Cell, Line]:
-        """Latency and bandwidth of every cell that there is, before corrections by size."""
+        """Latency and bandwidth of every available cell, before corrections by size."""
         if group not in self._lines:
             comm = self.communicator(group)
             self._lines[group] = {
@@ -109,12 +109,12 @@ class CostModel:
         return Line(line.latency_us * latency, line.algbw_gbytes_per_s * bandwidth)
 
     def cost_us(self, call: Call, algorithm: Algorithm, protocol: Protocol) -> float:
-        """What NCCL predicts for one cell. Raises KeyError for a cell that it lacks."""
+        """NCCL's predicted time of one cell, us. Raises KeyError for a cell that it lacks."""
         line = self.line(call, algorithm, protocol)
         return line.latency_us + call.size_bytes / (1000.0 * line.algbw_gbytes_per_s)
 
     def cost_table(self, call: Call) -> npt.NDArray[np.float32]:
-        """What NCCL hands to a tuner: (7 algorithms, 3 protocols) in us, -1 = not available."""
+        """The table passed to a tuner: (7 algorithms, 3 protocols) us, -1 = unavailable."""
         table = np.full((NUM_ALGORITHMS, NUM_PROTOCOLS), COST_IGNORE, dtype=np.float32)
         for algorithm, protocol in self.cells(call.group, call.collective):
             table[algorithm, protocol] = self.cost_us(call, algorithm, protocol)

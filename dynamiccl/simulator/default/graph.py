@@ -1,4 +1,4 @@
-"""What NCCL's topology search finds in a machine: all that its cost model knows of the hardware.
+"""Results of NCCL's topology search on a machine: its cost model's view of the hardware.
 
 A `Machine` is one kind of node with the results of NCCL's searches for the shapes of communicator
 that are known (`Search`), and `Machine.graph` gives those for one shape. NCCL prints the same at
@@ -16,7 +16,7 @@ from dynamiccl.simulator.group import Group
 
 
 class Path(IntEnum):
-    """How far apart two devices are, near to far (`PATH_*`, `src/graph/topo.h` since 2.27)."""
+    """Distance of two devices, near to far (`PATH_*`, `src/graph/topo.h` since 2.27)."""
 
     LOC = 0
     NVL = 1
@@ -31,7 +31,7 @@ class Path(IntEnum):
 
 
 class Pattern(StrEnum):
-    """What is searched for. PAT runs on the trees, NVLSTree on the NVLS graph."""
+    """The searched pattern. PAT runs on the trees, NVLSTree on the NVLS graph."""
 
     RING = "ring"
     TREE = "tree"
@@ -54,7 +54,7 @@ class Cpu(StrEnum):
 
 
 class Basis(StrEnum):
-    """How a search's numbers are known."""
+    """The source of a search's numbers."""
 
     #: Printed by NCCL on such a machine.
     READ = "read"
@@ -90,7 +90,7 @@ class Search:
     plain_tree: bool = False
 
     def holds_for(self, group: Group) -> bool:
-        """Whether communicators of that shape find this."""
+        """Whether communicators of that shape get this result."""
         return (
             self.nodes[0] <= group.num_nodes <= self.nodes[1]
             and self.ranks_per_node[0] <= group.ranks_per_node <= self.ranks_per_node[1]
@@ -114,7 +114,7 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A kind of node, and what NCCL finds in it."""
+    """A kind of node, with the results of NCCL's searches on it."""
 
     name: str
     description: str
@@ -133,7 +133,7 @@ class Machine:
         return {Pattern.RING, Pattern.TREE} <= self._found(group).keys()
 
     def graph(self, group: Group) -> Graph:
-        """What is found for a shape. Raises UnknownName for one that the description lacks."""
+        """The search results for a shape. Raises UnknownName for a shape not described."""
         found = self._found(group)
         ring, tree = found.get(Pattern.RING), found.get(Pattern.TREE)
         if ring is None or tree is None:

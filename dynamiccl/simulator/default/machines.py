@@ -1,4 +1,4 @@
-"""Descriptions of machines in TOML: those that ship, and a user's own."""
+"""Machine descriptions in TOML: built-in ones, and the user's."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,14 @@ _FOLDER: Final = "machines"
 
 
 def machine_names() -> list[str]:
-    """Machines that ship."""
+    """Names of the built-in machines."""
     folder = resources.files(__package__).joinpath(_FOLDER)
     return sorted(item.name.removesuffix(".toml") for item in folder.iterdir())
 
 
 @cache
 def find_machine(name: str) -> Machine:
-    """The shipped machine of that name. Raises UnknownName with the choices."""
+    """The built-in machine of that name. Raises UnknownName with the choices."""
     if name not in machine_names():
         raise UnknownName("machine", name, machine_names())
     file = resources.files(__package__).joinpath(_FOLDER, f"{name}.toml")

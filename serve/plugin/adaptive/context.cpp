@@ -1,4 +1,4 @@
-// The hot path, which only computes, and the one slow path off it: the gate.
+// getCollInfo fast path (clock and look-up), and the slow path at the gate.
 #include "adaptive/context.h"
 
 #include "adaptive/service/service.h"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint64_t kWaitPauseNs = 50'000;
 
-/// Contexts that a call never left, each with the one before it: within a leak detector's reach.
+/// Contexts that a call never left, as a linked list that leak detectors can reach.
 std::atomic<Context*> g_left_behind{nullptr};
 
 }  // namespace
@@ -28,7 +28,7 @@ ncclResult_t Context::answer(int collective, std::size_t size_bytes, CostTable c
   return result;
 }
 
-/// What a call does at the gate: true to look into the table.
+/// The slow path of a call at the gate: true to look up in the table.
 bool Context::pass_gate(ncclResult_t* result) noexcept {
   bool woken = false;
   for (;;) {
@@ -50,7 +50,7 @@ bool Context::pass_gate(ncclResult_t* result) noexcept {
   }
 }
 
-/// What the agreement has to say, on a thread of NCCL's.
+/// Prints the agreement's waiting line, on a thread of NCCL's.
 void Context::speak() noexcept {
   char line[kLineBytes];
   if (logger_ == nullptr || !agreement_->take_line(line)) return;

@@ -1,4 +1,4 @@
-// How a communicator's context comes to be: who this rank is, and what the environment asks for.
+// Creates a communicator's context: identifies the rank, and reads the settings.
 #include <cstdio>
 
 #include "adaptive/context.h"
@@ -12,7 +12,7 @@
 namespace dynamiccl {
 namespace {
 
-/// Why this communicator abstains whatever the artifact holds, or null. The same on all its ranks.
+/// Why this communicator abstains whatever the artifact holds, or null. Equal on all its ranks.
 const char* reason_to_abstain(const Communicator& communicator) noexcept {
   if (is_one("DYNAMICCL_DISABLE")) return "DYNAMICCL_DISABLE is 1";
   if (communicator.num_nodes == 0 || communicator.num_ranks % communicator.num_nodes != 0) {
@@ -28,7 +28,7 @@ const char* reason_to_abstain(const Communicator& communicator) noexcept {
   return nullptr;
 }
 
-/// Who this rank is, as NCCL told our profiler just before. Null, or why nobody knows.
+/// This rank, as NCCL told our profiler just before. Null on success, else why it is not known.
 const char* identify(const Communicator& communicator, CreatedCommunicator* told) noexcept {
   if (take_created(communicator.comm_id, told) && told->profiler != nullptr &&
       told->num_ranks == static_cast<std::int32_t>(communicator.num_ranks) &&
@@ -40,7 +40,7 @@ const char* identify(const Communicator& communicator, CreatedCommunicator* told
          "which rank this is and what is launched";
 }
 
-/// An agreement that has begun; null, or why not.
+/// Starts an agreement; null with a reason on failure.
 Agreement* begin_agreement(const CreatedCommunicator& told, Settings* settings,
                            const char** reason) noexcept {
   Agreement* agreement =

@@ -14,8 +14,8 @@ using dynamiccl::CostTable;
 
 constexpr char kName[] = "DynamICCL";
 
-/// Before NCCL 2.28 nobody tells which questions were launched as calls, and calls that a rank only
-/// simulates would split the ranks at a switch.
+/// Before NCCL 2.28 the profiler does not tell which questions were launched as calls, and calls
+/// that a rank only simulates would make the ranks differ at a switch.
 ncclResult_t init_before_v5(std::size_t nRanks, std::size_t nNodes, ncclDebugLogger_t logFunction,
                             void** context) noexcept {
   if (context != nullptr) *context = nullptr;
@@ -24,7 +24,7 @@ ncclResult_t init_before_v5(std::size_t nRanks, std::size_t nNodes, ncclDebugLog
   return ncclSuccess;
 }
 
-/// v5, v6. The constants stay as NCCL made them.
+/// v5, v6. The tuning constants are left unchanged.
 ncclResult_t init(void** context, std::uint64_t commId, std::size_t nRanks, std::size_t nNodes,
                   ncclDebugLogger_t logFunction, ncclNvlDomainInfo_v5_t* nvlDomainInfo,
                   ncclTunerConstants_v5_t*) noexcept {

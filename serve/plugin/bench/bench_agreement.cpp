@@ -41,7 +41,7 @@ struct Rank {
   long private_kib;  // growth
 };
 
-/// Shared by all processes.
+/// Memory shared by all processes.
 struct Board {
   std::atomic<int> arrived[2 + kMaxCommunicators];
   std::atomic<std::uint64_t> start_ns;
@@ -67,7 +67,7 @@ void wait_for_all(std::atomic<int>* arrived, int num_ranks) {
   while (*arrived < num_ranks) usleep(50);
 }
 
-/// NCCL 2.28 launches what was asked about; without that, the next question belongs to the group.
+/// NCCL 2.28 launches what was asked about; otherwise the next question belongs to the same group.
 void launch(const ncclProfiler_v5_t* profiler, void* context) {
   ncclProfilerEventDescr_v5_t event = {};
   event.type = ncclProfileKernelLaunch;
@@ -76,7 +76,7 @@ void launch(const ncclProfiler_v5_t* profiler, void* context) {
   if (handle != nullptr) profiler->stopEvent(handle);
 }
 
-/// Pages of this process alone.
+/// Private pages of this process.
 long private_kib() {
   static char text[4096];
   FILE* file = std::fopen("/proc/self/smaps_rollup", "r");

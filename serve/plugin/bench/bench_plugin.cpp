@@ -1,9 +1,9 @@
-// Time of one getCollInfo of the two libraries that a job asks for by name: switching tables while
-// it runs, and playing a schedule (of its own, with a report), where calls are a benchmark's.
+// Time of one getCollInfo in two libraries: the one of mode adaptive, which can switch tables, and
+// the one of sweep mode, which plays a schedule (its own, with a report).
 //
-//   bench_plugin ADAPTIVE SWEEP RANKS NODES     with the first one's environment set, of a table
-//   for
-//                                               two ranks; prints JSON
+//   bench_plugin ADAPTIVE SWEEP RANKS NODES      prints JSON
+//
+// The environment of ADAPTIVE must be set, with a table of two ranks.
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -47,8 +47,8 @@ Plan long_plan(int num_ranks, int num_nodes) {
   return plan;
 }
 
-/// Two ranks of one communicator, as threads of this process, from their creation until both have
-/// the table; then the first one's tuner.
+/// Two ranks of one communicator as threads of this process: creates them, waits until both have
+/// the table, and returns the first one's tuner.
 struct TwoRanks {
   explicit TwoRanks(void* library)
       : tuner(static_cast<const ncclTuner_v5_t*>(dlsym(library, "ncclTunerPlugin_v5"))),

@@ -1,4 +1,4 @@
-// Sessions: the first byte of an input chooses who hears what, the second how it is cut.
+// Sessions: the first byte of an input chooses the roles, the second how bytes are split.
 #include "fuzz/input.h"
 #include "tests/conversation.h"
 
@@ -19,7 +19,7 @@ const std::vector<Bytes>& known_messages() {
   return messages;
 }
 
-/// A stranger who may know a recorded conversation: nothing of his own is ever delivered.
+/// An attacker without the key who may replay a recorded conversation: nothing gets delivered.
 void raw_bytes(Role role, std::size_t step, Input* input) {
   End end;
   REQUIRE(end.begin(role));
@@ -27,7 +27,7 @@ void raw_bytes(Role role, std::size_t step, Input* input) {
   REQUIRE(is_prefix(end.delivered, known_messages()));
 }
 
-/// Somebody with the key, who seals whatever he likes.
+/// A peer with the key that seals arbitrary bytes.
 void sealed_bytes(Role role, std::size_t step, Input* input) {
   Peer peer;
   End end;
@@ -55,7 +55,7 @@ void sealed_bytes(Role role, std::size_t step, Input* input) {
   REQUIRE(end.delivered == good);
 }
 
-/// Two sessions, and somebody on the wire between them.
+/// Two sessions, and an attacker on the wire between them.
 class Wire {
  public:
   explicit Wire(std::size_t step) : step_(step) {
@@ -94,7 +94,7 @@ class Wire {
     }
   }
 
-  /// Everything that is under way arrives; unless somebody meddled, it is all that was sealed.
+  /// Delivers everything in flight; without tampering it is all that was sealed.
   void finish() {
     for (int round = 0; round < 4; ++round) {
       for (std::size_t from = 0; from < 2; ++from) {

@@ -1,4 +1,4 @@
-// What the fuzz targets share: checks that stop the fuzzer, and its bytes read as a program.
+// Shared by the fuzz targets: checks that stop the fuzzer, and input bytes as a stream of numbers.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Both sides write the same names in the same order.
+// Compares line by line: both sides write the same names in the same order.
 #include "identity/difference.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t kShownBytes = 70;
 
-/// What follows the name on a line; printable characters alone are shown.
+/// The value of a line; only printable characters are shown.
 void show(const char* line, const char* end, std::size_t name_bytes,
           char (&shown)[kShownBytes + 1]) noexcept {
   end = std::find(line, end, '\n');

@@ -1,4 +1,4 @@
-// What all ranks of a communicator must have in common, as lines `name=value`.
+// Values that must be equal on all ranks of a communicator, as lines `name=value`.
 #pragma once
 
 #include <cstddef>

@@ -23,7 +23,7 @@ constexpr int kMaxKinds = 32;
 
 using Path = char[512];
 
-/// Something that is there several times, as often as each name and rate was added.
+/// A sorted list of names (and rates) with counts.
 struct Kinds {
   struct Kind {
     char name[kNameBytes];
@@ -31,7 +31,7 @@ struct Kinds {
     int count;
   };
 
-  /// Keeps them sorted by name; false when there is no room.
+  /// Inserts in sorted order; false when there is no room.
   bool add(const char* name, std::uint64_t rate) noexcept {
     for (int i = 0; i < size; ++i) {
       if (kinds[i].rate != rate || std::strcmp(kinds[i].name, name) != 0) continue;
@@ -63,8 +63,8 @@ bool ends_with(const char* text, const char* end) noexcept {
   return length >= end_length && std::strcmp(text + length - end_length, end) == 0;
 }
 
-/// Calls `take(path)` for each path of the machine that fits a pattern of the shell's; false as
-/// soon as a call is, or memory is short.
+/// Calls `take(path)` for each path that matches a shell pattern; stops with false when a call
+/// returns false, or when out of memory.
 template <typename Take>
 bool each(const char* pattern, const Take& take) noexcept {
   const char* root = "";
@@ -81,13 +81,13 @@ bool each(const char* pattern, const Take& take) noexcept {
   return goes_on;
 }
 
-/// Takes white space off the end.
+/// Removes trailing white space.
 void trim(char* text) noexcept {
   std::size_t end = std::strlen(text);
   while (end > 0 && std::strchr(" \t\r\n", text[end - 1]) != nullptr) text[--end] = '\0';
 }
 
-/// The beginning of "folder/name"; false, and empty, when it cannot be read.
+/// Reads the beginning of "folder/name"; false, and empty, when it cannot be read.
 template <std::size_t capacity>
 bool read_text(const char* folder, const char* name, char (&text)[capacity]) noexcept {
   Path path;
@@ -101,8 +101,8 @@ bool read_text(const char* folder, const char* name, char (&text)[capacity]) noe
   return size >= 0;
 }
 
-/// What follows `key` at the beginning of a line of the driver's information file; empty when there
-/// is none, and when it is longer than any model's name.
+/// The value of `key` in the driver's information file; empty if missing or longer than any model
+/// name.
 void read_field(const char* text, const char* key, char (&value)[kNameBytes]) noexcept {
   value[0] = '\0';
   for (const char* line = text; line != nullptr; line = std::strchr(line, '\n')) {
@@ -118,7 +118,7 @@ void read_field(const char* text, const char* key, char (&value)[kNameBytes]) no
   }
 }
 
-/// Counts the GPUs by model; false when one of them cannot be named.
+/// Counts the GPUs by model; false when one has no readable model.
 bool find_gpus(Kinds* models) noexcept {
   return each("proc/driver/nvidia/gpus/*", [models](const char* gpu) {
     char text[2048], model[kNameBytes], excluded[kNameBytes];
@@ -126,7 +126,7 @@ bool find_gpus(Kinds* models) noexcept {
     read_field(text, "Model:", model);
     read_field(text, "GPU Excluded:", excluded);
     if (std::strcmp(excluded, "Yes") == 0) return true;  // the driver keeps it from everybody
-    // What would be read as punctuation, the fingerprint's own or JSON's, becomes '_'.
+    // Punctuation of the fingerprint or of JSON becomes '_'.
     for (char* c = model; *c != '\0'; ++c) {
       if (*c < ' ' || *c > '~' || std::strchr(";*+=\"\\", *c) != nullptr) *c = '_';
     }

@@ -1,4 +1,4 @@
-// What this machine is, as one line of text that all ranks of a communicator must agree on.
+// The fingerprint of this machine: one line of text that must be equal on all ranks.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ constexpr std::size_t kFingerprintBytes = 201;
 /// are counted is also in collect/telemetry: the two must agree.
 bool take_fingerprint(int nccl_version, char (&text)[kFingerprintBytes]) noexcept;
 
-/// The same, taken once a process; "unknown" where it could not be taken.
+/// The fingerprint, taken once a process; "unknown" on failure.
 void own_fingerprint(int nccl_version, char (&text)[kFingerprintBytes]) noexcept;
 
 }  // namespace dynamiccl

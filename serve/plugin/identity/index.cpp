@@ -1,4 +1,4 @@
-// What is wrong with a line shows when it is asked for: it is not found, or nothing has its hash.
+// A malformed line is simply not found by look-ups.
 #include "identity/index.h"
 
 #include <cstdio>
@@ -17,7 +17,7 @@ bool begins_with(const char* text, const char* beginning) noexcept {
 
 const char* next_line(const char* line) noexcept { return std::strchr(line, '\n') + 1; }
 
-/// Bytes of a system's name; 0 for what is none: it becomes a part of a path.
+/// Length of a system's name; 0 if it is invalid: it becomes part of a path.
 std::size_t name_bytes(const char* text) noexcept {
   if (std::strchr("._-", text[0]) != nullptr) return 0;
   const std::size_t size = std::strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789._-");

@@ -11,9 +11,9 @@ namespace dynamiccl {
 inline constexpr std::size_t kMaxIndexBytes = 64 * 1024;
 inline constexpr std::size_t kSystemBytes = 121;  // the longest name (serve/table.py) and its end
 
-/// The index as text, which each look-up searches: nothing here is on the hot path. 64 KiB, so for
-/// the heap. All ranks compare the hash of the whole file, so a line that nobody asks for is not
-/// checked here; `dynamiccl-deploy verify` does.
+/// The index as text; look-ups search it, none of them on the hot path. 64 KiB, so allocate it on
+/// the heap. All ranks compare the hash of the whole file, so lines that are not looked up are not
+/// checked here; `dynamiccl-deploy verify` does that.
 class PluginIndex {
  public:
   /// Read the file at `path`, which nobody else may write to. Returns null on success, else why the

@@ -1,5 +1,5 @@
-// Jobs that must not meet differ in one of these at least: two jobs, two steps of one allocation, a
-// restart by torchrun or by Slurm.
+// Jobs that must not share a coordinator differ in at least one of these variables: two jobs, two
+// steps of one allocation, a restart by torchrun or by Slurm.
 #include "identity/job.h"
 
 #include <cstring>
@@ -10,7 +10,7 @@
 namespace dynamiccl {
 namespace {
 
-/// The first of the variables that is set, or null.
+/// The first of these variables that is set, or null.
 template <std::size_t count>
 const char* first_of(const char* const (&variables)[count]) noexcept {
   for (const char* variable : variables) {
@@ -40,14 +40,14 @@ Job find_job() noexcept {
   Job job = {0, 0, small_number(first_of(kRanks), -1), small_number(first_of(kSizes), 0)};
   job.restart = static_cast<std::uint32_t>(small_number(first_of(kRestarts), 0));
   const auto mix = [&job](const char* text) {
-    // With the zero behind it, so that "1","2" is not "12".
+    // Includes the terminating zero, so that "1","2" differs from "12".
     job.id = (job.id ^ fnv1a(reinterpret_cast<const std::uint8_t*>(text), std::strlen(text) + 1)) *
              kFnvPrime;
     if (job.id == 0) job.id = 1;
   };
   if (const char* name = value_of("DYNAMICCL_JOB_ID")) {
     mix(name);
-    // `dynamiccl-run srun ... &`, twice in one allocation, knows no step yet.
+    // `dynamiccl-run srun ... &`, twice in one allocation, has no step id yet.
     const char* allocation = value_of("SLURM_JOB_ID");
     const char* step = value_of("SLURM_STEP_ID");
     if (allocation != nullptr && step != nullptr && std::strcmp(name, allocation) == 0) mix(step);
@@ -55,7 +55,7 @@ Job find_job() noexcept {
   }
   for (const char* variable : kNames) {
     const char* value = value_of(variable);
-    // torchrun's own default, which every job has.
+    // torchrun's default id, which is the same in every job.
     if (value == nullptr || std::strcmp(value, "none") == 0) continue;
     mix(variable);
     mix(value);

@@ -1,4 +1,4 @@
-// Which job, which process of it: from what launchers put into the environment.
+// Identifies the job and the process in it, from the variables that launchers set.
 //
 //   DYNAMICCL_JOB_ID            names the job; the same on all its ranks, and another for each
 //   step.
@@ -26,7 +26,7 @@
 namespace dynamiccl {
 
 struct Job {
-  /// Hash of all that names the job; 0: nothing does.
+  /// Hash of all variables that identify the job; 0: none is set.
   std::uint64_t id;
   std::uint32_t restart;
   std::int32_t world_rank;  // -1: unknown

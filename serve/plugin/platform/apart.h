@@ -1,4 +1,4 @@
-// Work on a thread of its own: files and name servers may stall, and whoever needs them must not.
+// Runs work on a separate thread with a time limit: files and name servers may stall.
 #pragma once
 
 #include <atomic>
@@ -38,7 +38,7 @@ bool run_apart(Work* work, const char* name, std::uint64_t limit_ms) noexcept {
   }
   const std::uint64_t until_ns = monotonic_ns() + limit_ms * kNsPerMs;
   bool is_done = false;
-  // Longer from look to look: hundreds of ranks of one process wait, and must not take its cores.
+  // Poll more slowly with time: hundreds of ranks in one process would otherwise use up its cores.
   std::uint64_t pause_ns = kFirstPauseNs;
   while (!(is_done = shared->is_done.load(std::memory_order_acquire)) &&
          monotonic_ns() < until_ns) {

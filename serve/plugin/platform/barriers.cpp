@@ -9,7 +9,7 @@ namespace dynamiccl {
 bool barrier_all_threads() noexcept {
   const auto call = [](int command) { return syscall(SYS_membarrier, command, 0, 0) == 0; };
   if (call(MEMBARRIER_CMD_PRIVATE_EXPEDITED)) return true;
-  // The first call of a process is refused until it has registered.
+  // The first call fails until the process has registered.
   return call(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) && call(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
 }
 

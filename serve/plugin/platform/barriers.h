@@ -1,5 +1,4 @@
-// Memory barriers of all of a process's threads, and waiting for them: for a reader on the hot path
-// that is to pay nothing.
+// Memory barriers in all threads of a process, so that readers on the hot path need none.
 #pragma once
 
 #include <atomic>
@@ -8,7 +7,7 @@
 
 namespace dynamiccl {
 
-/// Waits for other threads to leave, 200 ms at most; whether they have.
+/// Waits, at most 200 ms, until other threads have left; returns whether they have.
 template <typename Condition>
 bool wait_until(const Condition& is_met) noexcept {
   constexpr int kTries = 200;

@@ -1,4 +1,4 @@
-// Keeps what others wrote (a brain's library) from running while the process ends.
+// Keeps foreign code (a brain's library) from running while the process exits.
 //
 // exit() destroys static objects, the latest made first, while other threads go on. Torch makes
 // many of its own at their first use: later than anything that was registered when it was loaded.

@@ -49,8 +49,8 @@ int version_by(void* symbol) noexcept {
   return version;
 }
 
-/// The function in any library that this process has loaded, also in one that was loaded for itself
-/// alone (RTLD_LOCAL); null when none has it.
+/// The function's address in any loaded library, including those loaded with RTLD_LOCAL; null when
+/// none has it.
 void* find_loaded_symbol(const char* name) noexcept {
   Names names = {static_cast<char*>(std::malloc(kNamesBytes)), 0};
   if (names.text == nullptr) return nullptr;

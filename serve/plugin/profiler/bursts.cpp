@@ -1,4 +1,4 @@
-// Switching is rare; the common step reads two numbers.
+// The common case reads two numbers; switching the mask is rare.
 #include "profiler/bursts.h"
 
 #include "nccl/profiler_abi.h"
@@ -7,7 +7,7 @@ namespace dynamiccl {
 namespace {
 
 constexpr std::uint32_t kAll = 1'000'000;
-// Beyond the share: bursts of several communicators may fall together.
+// Allowance above the share: bursts of several communicators may coincide.
 constexpr std::uint64_t kAllowance = 64;
 constexpr int kMaxMasks = 32;
 
@@ -16,7 +16,7 @@ EventMask g_masks[kMaxMasks];
 }  // namespace
 
 int sample_ppm_of(const char* percent) noexcept {
-  // By hand: strtod would take the decimal point from the locale.
+  // Parsed by hand: strtod depends on the locale's decimal point.
   std::int64_t ppm = 0;
   std::int64_t unit = 10'000;
   bool is_fraction = false;
@@ -107,7 +107,7 @@ bool EventMask::within_budget(std::uint64_t more, std::uint32_t sample_ppm) cons
 
 void EventMask::apply() noexcept {
   int* mask = mask_.load(std::memory_order_relaxed);
-  // Whoever applies a count that has changed meanwhile applies the new one too.
+  // If the count has changed meanwhile, the new value is applied.
   for (std::uint64_t held = held_.load(), applied = ~held; applied != held; held = held_.load()) {
     applied = held;
     if ((held & 0xffffffffU) != 0) {

@@ -1,5 +1,5 @@
-// What NCCL told the profiler about a communicator, kept for the tuner, which is made next on the
-// same thread and is told neither rank nor, before 2.28, id.
+// Passes what NCCL told the profiler about a communicator to the tuner, which is created next on
+// the same thread and gets neither rank nor, before 2.28, id.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ struct CreatedCommunicator {
 /// Called by the profiler's init.
 void remember_created(const CreatedCommunicator& communicator) noexcept;
 
-/// What this thread's latest profiler init was told, once, and only if it was of that communicator:
-/// another one's tuner never came.
+/// The arguments of this thread's latest profiler init, once, and only if they are of that
+/// communicator; otherwise a tuner was never created for them.
 bool take_created(std::uint64_t comm_id, CreatedCommunicator* communicator) noexcept;
 
 }  // namespace dynamiccl

@@ -1,5 +1,5 @@
-// Tells names apart by the letters in which they differ, then compares once: this runs for every
-// collective of a job. The spellings are those of `src/collectives.cc`.
+// Distinguishes names by a few letters, then compares once: this runs for every collective of a
+// job. The spellings are those of `src/collectives.cc`.
 #include "profiler/names.h"
 
 #include <cstring>

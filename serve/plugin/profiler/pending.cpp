@@ -1,4 +1,4 @@
-// Everything goes through one compare-and-swap of the slot's state: no lock, no wait.
+// All changes go through one compare-and-swap of the slot's state: no lock, no wait.
 #include "profiler/pending.h"
 
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// Collectives that wait for the GPU times of their channels.
+// Pool of collectives that wait for the GPU times of their channels.
 #pragma once
 
 #include <atomic>

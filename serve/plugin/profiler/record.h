@@ -1,4 +1,4 @@
-// What is known of one collective on one rank; the unit of all history.
+// The record of one collective call on one rank.
 #pragma once
 
 #include <cstddef>

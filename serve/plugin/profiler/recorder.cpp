@@ -1,4 +1,4 @@
-// Its thread looks every few milliseconds: waking it for each record would cost a system call.
+// The thread polls every few milliseconds: waking it for each record would cost a system call.
 #include "profiler/recorder.h"
 
 #include <unistd.h>
@@ -26,7 +26,7 @@ constexpr std::uint64_t kDefaultMaxMib = 256;
 constexpr std::uint64_t kLargestMaxMib = 1U << 20;
 constexpr std::size_t kBatch = 256;
 
-/// What the thread and those who start and stop it share.
+/// State shared by the thread and those who start and stop it.
 struct State {
   Mutex mutex;  // of everything below but what says otherwise
   int communicators = 0;
@@ -103,7 +103,7 @@ void read_facts(CallsFacts* facts) noexcept {
   copy_text(facts->host, host[0] != '\0' ? host : "unknown");
 }
 
-/// Passes on what is in the ring; returns how many records.
+/// Passes on all records in the ring; returns their number.
 std::size_t drain(State* shared, Ring* ring, std::uint64_t* dropped_before) noexcept {
   CallRecord batch[kBatch];
   std::size_t all = 0;

@@ -1,4 +1,5 @@
-// The history of this process: takes records from all communicators, and passes them on.
+// The recorder of this process: takes records from all communicators, writes files and feeds a
+// sink.
 //
 // Environment (read when the first communicator comes):
 //   DYNAMICCL_CALLS_DIR      directory for the calls files. Default: none are written.

@@ -1,4 +1,4 @@
-// Hands records from many threads to one, without a lock and without waiting.
+// Lock-free, wait-free queue from many threads to one.
 #pragma once
 
 #include <atomic>

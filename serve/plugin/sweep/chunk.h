@@ -1,4 +1,4 @@
-// Chunk sizes: which getChunkSize calls surely are about the call that was answered last.
+// Tells which getChunkSize calls belong to the latest getCollInfo.
 //
 // NCCL asks about each part of a collective on its own, with the part's size: nothing in the
 // question says which call it belongs to (`src/enqueue.cc`, v2.30.7-1). In a group all getCollInfo

@@ -1,4 +1,4 @@
-// libnccl-tuner-dynamiccl-sweep.so: plays a benchmark's schedule, and is never for a job.
+// libnccl-tuner-dynamiccl-sweep.so: plays a schedule in a benchmark; never for a job.
 //
 // As in tuner/exports.cpp NCCL's own names are used. Here alone an `init` fails on purpose: a
 // schedule that cannot be played would measure something else than it says, or hang.

@@ -6,10 +6,10 @@
 //
 // Environment (read once per communicator, at its creation; DYNAMICCL_MODE is in exports.cpp):
 //   DYNAMICCL_SCHEDULE       path of the schedule (dynamiccl/schedule.py writes it).
-//   DYNAMICCL_SCHEDULE_HASH  hash of the schedule, 16 hexadecimal digits, from the launcher: a
-//                            stale copy on one node would make that node's ranks play another one.
-//   DYNAMICCL_SWEEP_REPORT   path of the report, which must not exist yet; of all ranks that see
-//                            the path, the one that creates it reports. Default: none.
+//   DYNAMICCL_SCHEDULE_HASH  its hash, 16 hexadecimal digits, from the launcher: with a stale copy,
+//                            a node's ranks would play another schedule.
+//   DYNAMICCL_SWEEP_REPORT   path of the report, which must not exist yet; the rank that creates
+//                            it writes it. Default: none.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// A communicator that plays, as NCCL holds it.
+// The NCCL context of a communicator in sweep mode.
 #pragma once
 
 #include <atomic>

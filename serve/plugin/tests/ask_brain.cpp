@@ -1,4 +1,4 @@
-// Asks a brain as the leader does, for the tests in Python.
+// Command line client for Python tests: asks a brain for decisions, as a leader does.
 //
 //   ask_brain socket|torch|LIBRARY ARTIFACT SYSTEM NODES RANKS [SOCKET]
 //

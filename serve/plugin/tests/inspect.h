@@ -22,7 +22,7 @@ struct Inspect {
     mix(d, clock.in_force_.load()->number);
     mix(d, clock.staged_ != nullptr ? clock.staged_->number : 99);
     mix(d, clock.marks_->bits);
-    mix(d, clock.muster_at_);
+    mix(d, clock.stop_at_);
     mix(d, clock.is_closed_ | clock.failed_ << 1 | clock.promised_ << 2 | clock.waiting_ << 3);
   }
   static void add(std::uint64_t* d, const Member& member) {

@@ -1,4 +1,4 @@
-// Whatever a brain's library is or does: an error and a reason, never a crash.
+// A brain library that is missing or faulty gives an error with a reason, and never a crash.
 #include <string>
 
 #include "adaptive/brain/brain.h"

@@ -1,4 +1,4 @@
-// All that touches tensors: C arrays in, table entries out.
+// All code that handles tensors: C arrays in, table entries out.
 #include "torch/scripted_brain.h"
 
 #include <ATen/core/Tensor.h>

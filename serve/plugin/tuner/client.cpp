@@ -1,4 +1,4 @@
-// The asking side of endpoint.h, and what both sides need.
+// The client side of endpoint.h, and code that both sides need.
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -23,7 +23,7 @@
 namespace dynamiccl {
 namespace {
 
-/// The key and the address: both may stall, so on a thread of its own.
+/// Reads the key and resolves the address on a thread of its own, since both may stall.
 struct LookUp {
   char host[256];
   char port[8];
@@ -52,7 +52,7 @@ void LookUp::run() noexcept {
   freeaddrinfo(addresses);
 }
 
-/// Splits at the last colon and takes the brackets off.
+/// Splits at the last colon and removes brackets.
 bool split(const char* text, LookUp* look_up) noexcept {
   const char* colon = std::strrchr(text, ':');
   if (colon == nullptr || colon == text) return false;
@@ -107,7 +107,7 @@ void local_endpoint(std::uint64_t attempt, Endpoint* endpoint) noexcept {
   endpoint->is_local = true;
   auto* address = reinterpret_cast<sockaddr_un*>(&endpoint->address);
   address->sun_family = AF_UNIX;
-  // A zero in front: a name and no file.
+  // A leading zero makes the socket's name abstract: no file.
   const int length =
       std::snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "dynamiccl-%u-%016llx",
                     static_cast<unsigned>(geteuid()), static_cast<unsigned long long>(attempt));
@@ -137,7 +137,7 @@ std::uint64_t now_ms() noexcept { return monotonic_ns() / 1'000'000; }
 std::uint64_t draw_number() noexcept {
   std::uint64_t number = 0;
   while (number == 0) {
-    // Where the kernel has none yet: still another one for each process and moment.
+    // Fallback where the kernel has no random numbers yet: differs by process and time.
     if (getrandom(&number, sizeof number, GRND_NONBLOCK) != sizeof number) {
       const std::uint64_t parts[] = {monotonic_ns(), static_cast<std::uint64_t>(getpid())};
       number = fnv1a(reinterpret_cast<const std::uint8_t*>(parts), sizeof parts);

@@ -42,7 +42,7 @@ const char* problem_with(const TunerConstants& constants,
   for (std::size_t i = 0; i < kNumConstants; ++i) {
     const double value = constants.values[i];
     if (value == 0.0) continue;
-    // One that NCCL leaves at 0 is never changed.
+    // A constant that NCCL leaves at 0 is never changed.
     if (!(value <= values[i] * kMostTimesOwn && value * kMostTimesOwn >= values[i])) {
       return "one is out of bounds: 0.01 to 100 times NCCL's own";
     }

@@ -1,6 +1,6 @@
-// Tuning constants of an artifact: what NCCL's own cost model is given in place of its constants,
-// from NCCL 2.28 on. Once they are written, inside `init`, NCCL decides by itself and nothing of
-// ours runs in a call. The file is written by serve/constants.py.
+// Tuning constants of an artifact, which replace those of NCCL's own cost model (NCCL 2.28 and
+// later). They are written once, inside `init`; NCCL then decides by itself, and nothing of ours
+// runs in a call. The file is written by serve/constants.py.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace dynamiccl {
 
 inline constexpr std::size_t kNumConstants = sizeof(ncclTunerConstants_v5_t) / sizeof(double);
 inline constexpr std::size_t kConstantsFileBytes = 24 + 8 * kNumConstants + 8;
-/// How many times NCCL's own a value may be, or the other way round: no cost becomes absurd.
+/// Largest factor between a value and NCCL's own, either way: keeps predicted costs sane.
 inline constexpr double kMostTimesOwn = 100.0;
 
 struct TunerConstants {
@@ -24,7 +24,7 @@ struct TunerConstants {
 const char* decode_constants(const std::uint8_t* bytes, std::size_t size,
                              TunerConstants* constants) noexcept;
 
-/// Null, or why NCCL's own (null: it shows none) must not be replaced by these.
+/// Null if NCCL's own constants (null: it passes none) may be replaced by these, else why not.
 const char* problem_with(const TunerConstants& constants,
                          const ncclTunerConstants_v5_t* own) noexcept;
 

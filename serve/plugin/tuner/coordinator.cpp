@@ -1,4 +1,4 @@
-// See coordinator.h.
+// Implementation of coordinator.h.
 #include "tuner/coordinator.h"
 
 #include <cstdio>
@@ -12,13 +12,13 @@
 namespace dynamiccl {
 namespace {
 
-/// After one time-out in a job its other rounds wait for a short limit, and after three for nobody:
-/// a rank without the plugin costs a job seconds, and not seconds for each communicator.
+/// After one time-out in a job its other rounds get a short limit, and after three none: a rank
+/// without the plugin costs a job seconds in all, and not seconds for each communicator.
 constexpr int kMostTimeouts = 3;
 constexpr int kMostRounds = 1 << 16;
 constexpr std::uint32_t kMostRanks = 1 << 20;
-/// When to ask again: a request takes some 50 us here and each rank asks a few times; and whoever
-/// has waited long may wait a little longer.
+/// Pause before the next request: a request takes some 50 us here and each rank sends a few; a rank
+/// that has waited long may wait a little longer.
 constexpr std::uint32_t kLeastWaitMs = 2;
 constexpr std::uint32_t kRanksPerMs = 10;
 constexpr std::uint64_t kShareOfAge = 16;
@@ -166,7 +166,7 @@ void Coordinator::take_vote(Round* round, const Request& request, std::uint64_t 
   }
   vote->nonce = request.nonce;
   ++round->num_votes;
-  // Alike, and none of them can use the table.
+  // All votes are equal, but none of the ranks can use the table.
   if (std::strncmp(request.identity, "problem=none\n", 13) != 0) {
     const char* problem = request.identity + std::strcspn(request.identity, "=");
     std::snprintf(reason, sizeof reason, "%s: %.*s", request.who,
@@ -205,7 +205,7 @@ void Coordinator::tell(Round* round, const Request& request, std::uint64_t now_m
                         static_cast<std::uint32_t>((now_ms - round->first_vote_ms) / kShareOfAge);
       return;
     case State::kTable:
-      // However late, and whether its vote is still known or not.
+      // A late rank gets the answer too, whether its vote is still stored or not.
       if (request.kind == RequestKind::kConfirm && request.question == round->question) {
         answer->kind = AnswerKind::kTable;
         return;
@@ -234,7 +234,7 @@ void Coordinator::decide(Round* round, State state, const char* reason,
   round->decided_ms = now_ms;
   round->reason = strdup(reason);
   --num_open_;
-  // As many as were counted have to be told; where none was, nobody.
+  // All ranks that voted must get the answer.
   if (round->num_votes == 0) forget_votes(round);
   if (log_ != nullptr) {
     log_(user_, {round->comm_id, round->num_ranks, round->num_votes, state == State::kTable,
@@ -256,7 +256,7 @@ void Coordinator::look_at_clock(std::uint64_t now_ms) noexcept {
     if (round->votes == nullptr) continue;
     --left;
     if (round->is_decided()) {
-      // By then whoever waits for its answer has ended, or was stopped.
+      // By then every rank that waits for its answer has ended, or was stopped.
       if (now_ms - round->decided_ms > 4 * limit_ms(round->num_ranks)) forget_votes(round);
       continue;
     }

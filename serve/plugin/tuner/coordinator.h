@@ -1,11 +1,12 @@
-// The coordinator's side of the agreement: a state machine without sockets, clocks or threads.
+// The coordinator's side of the agreement in `init`: a state machine without sockets, clocks or
+// threads.
 //
-// A round is one communicator. It is open until as many ranks as it has have voted alike; then all
-// are asked whether they are still here, which a vote of an `init` that was aborted does not
-// answer; then all get the table. Anything else, and the limit, which counts from the first vote,
-// makes it abstain, for all of them and for whoever comes later. What was decided stays so, and is
-// answered as long as the process lives: a table to whoever confirms the round's question, a random
-// number that its own ranks alone were asked. So who voted need not be kept for that.
+// A round is one communicator. It collects the votes of all ranks; if they are equal, it asks all
+// ranks to confirm (an aborted `init` does not), and then sends all of them the table. In any other
+// case, and at the time limit, which starts with the first vote, the decision is abstain, for all
+// ranks and for any that come later. Decisions are final, and answered as long as the process
+// lives: a rank that confirms the round's question, a random number sent to its own ranks only,
+// gets the table. So votes need not be kept after the decision.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,7 @@ namespace dynamiccl {
 
 class Coordinator {
  public:
-  /// What the log is told of a round that was decided.
+  /// The log entry of a decided round.
   struct Decided {
     std::uint64_t comm_id;
     std::uint32_t num_ranks;
@@ -37,15 +38,15 @@ class Coordinator {
 
   void answer(const Request& request, std::uint64_t now_ms, Answer* answer) noexcept;
 
-  /// The answer to this request has been sent. Until then its rank is awaited: a process that ended
-  /// between the two would take the answer with it.
+  /// Call after the answer to this request was sent. Until then its rank is awaited: if the process
+  /// ended before, the answer would be lost.
   void note_sent(const Request& request) noexcept;
 
-  /// Ends rounds whose time is over. To be called at least every second: a coordinator that slept
-  /// through a limit cannot tell who has gone meanwhile, and its open rounds abstain.
+  /// Ends rounds at their limit. Call at least every second: a coordinator that was suspended
+  /// through a limit cannot tell which ranks left, and its open rounds abstain.
   void look_at_clock(std::uint64_t now_ms) noexcept;
 
-  /// Ends all open rounds, and those to come: the process ends, and its answers with it.
+  /// Abstain in all open and future rounds: the process is about to end.
   void retire(std::uint64_t now_ms) noexcept;
 
   std::uint64_t incarnation() const noexcept { return incarnation_; }

@@ -1,9 +1,8 @@
-// Sockets of the agreement: where the coordinator is, one question and its answer, and the thread
-// that answers.
+// Sockets of the agreement: the coordinator's address, request and answer, and the server thread.
 //
-// Over TCP every message carries an HMAC under the job's key; an answer's also covers the request,
-// so that it answers nothing else. On one node the socket is local and abstract (gone with its
-// process), and each side asks the kernel for the other's user.
+// Over TCP every message carries an HMAC under the job's key; an answer's HMAC also covers the
+// request, so that it is valid for that request only. On one node the socket is local and abstract
+// (it vanishes with its process), and each side checks the other's user with the kernel.
 #pragma once
 
 #include <sys/socket.h>
@@ -23,21 +22,21 @@ struct Endpoint {
   std::uint8_t key[kDigestBytes];  // zeros where is_local
 };
 
-/// `host:port` or `[v6]:port`, and the key: looked up on a thread of their own, since a silent name
-/// server takes minutes and a file system may stall. Null on success, else why not.
+/// Resolves `host:port` or `[v6]:port` and reads the key, on a thread of its own: a silent name
+/// server takes minutes, and a file system may stall. Null on success, else why not.
 const char* find_endpoint(const char* coordinator, const char* key_file, std::uint64_t limit_ms,
                           Endpoint* endpoint) noexcept;
 
-/// Of the job's processes on this node.
+/// The address of the local socket that the job's processes on this node use.
 void local_endpoint(std::uint64_t attempt, Endpoint* endpoint) noexcept;
 
-/// Asks once; false without an answer within the limit.
+/// Sends one request; false without an answer within the limit.
 bool ask(const Endpoint& endpoint, const Request& request, std::uint64_t limit_ms,
          Answer* answer) noexcept;
 
-/// Makes this process the coordinator's, where the endpoint is on this host and nobody listens
-/// there. To be called again and again: a former attempt of the job may hold the address for a
-/// while. Once it has, it does nothing.
+/// Makes this process the coordinator if the endpoint is on this host and nobody listens there.
+/// Call repeatedly: an earlier attempt of the job may hold the address for a while. Does nothing
+/// once it has succeeded.
 void try_to_coordinate(const Endpoint& endpoint, std::uint64_t attempt) noexcept;
 
 std::uint64_t now_ms() noexcept;
@@ -45,7 +44,7 @@ std::uint64_t now_ms() noexcept;
 /// A random number, never 0.
 std::uint64_t draw_number() noexcept;
 
-/// A message on the wire, and an HMAC-SHA-256 of it.
+/// A message as sent, followed by its HMAC-SHA-256.
 template <typename Message>
 struct Frame {
   Message message;
@@ -54,7 +53,7 @@ struct Frame {
 static_assert(sizeof(Frame<Request>) == sizeof(Request) + kDigestBytes, "no gaps");
 static_assert(sizeof(Frame<Answer>) == sizeof(Answer) + kDigestBytes, "no gaps");
 
-/// The HMAC of a message; an answer's also covers that of the request (null: it is a request).
+/// The HMAC of a message; an answer's also covers that of the request (null for a request).
 void mac_of(const std::uint8_t (&key)[kDigestBytes], const std::uint8_t* request_mac,
             const void* message, std::size_t size, std::uint8_t (&mac)[kDigestBytes]) noexcept;
 
@@ -72,13 +71,13 @@ bool is_sealed(const std::uint8_t (&key)[kDigestBytes], const std::uint8_t* requ
   return equal_in_constant_time(mac, frame.mac, sizeof mac) && is_sound(frame.message);
 }
 
-/// Reads what is there, up to `capacity` bytes in all; false at the end and on an error.
+/// Reads available bytes, up to `capacity` in all; false at the end and on an error.
 bool read_some(int descriptor, void* bytes, std::size_t capacity, std::size_t* size) noexcept;
 bool write_all(int descriptor, const void* bytes, std::size_t size,
                std::uint64_t until_ms) noexcept;
-/// Waits for an event of poll(); false when it is too late.
+/// Waits for a poll() event; false at the deadline.
 bool wait_for(int descriptor, short event, std::uint64_t until_ms) noexcept;
-/// Whether the process at the other end of a local socket is of our user, or root's.
+/// Whether the process at the other end of a local socket belongs to our user, or to root.
 bool is_own_user(int descriptor) noexcept;
 
 }  // namespace dynamiccl

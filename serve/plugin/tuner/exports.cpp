@@ -1,5 +1,5 @@
-// What NCCL sees: one struct for each tuner ABI, thin shells over init.h. The context is the table,
-// or null where NCCL's own choice stands.
+// What NCCL sees: one struct for each tuner ABI, thin wrappers of init.h. The context is a pointer
+// to the table, or null where NCCL's own choice stands.
 #include "nccl/tuner_abi.h"
 #include "tuner/init.h"
 
@@ -20,10 +20,10 @@ ncclResult_t create(std::size_t num_ranks, std::size_t num_nodes, std::uint64_t 
   return result;
 }
 
-/// v3 and v4 are not told which communicator it is; the profiler of NCCL 2.27 is.
+/// v3 and v4 do not tell the communicator's id; the profiler of NCCL 2.27 does.
 ncclResult_t init(std::size_t nRanks, std::size_t nNodes, ncclDebugLogger_t logFunction,
                   void** context) noexcept {
-  return create(nRanks, nNodes, take_told_id(nRanks, nNodes), nullptr, nullptr, logFunction,
+  return create(nRanks, nNodes, take_comm_id(nRanks, nNodes), nullptr, nullptr, logFunction,
                 context);
 }
 
@@ -52,7 +52,7 @@ ncclResult_t getCollInfo_v3(void* context, ncclFunc_t collType, std::size_t nByt
                      nChannels);
 }
 
-/// NCCL 2.21 gives no cost table to see what is available by: it keeps its own choice.
+/// NCCL 2.21 passes no cost table, so available cells are unknown: it keeps its own choice.
 ncclResult_t init_v2(std::size_t nRanks, std::size_t nNodes, ncclDebugLogger_t logFunction,
                      void** context) noexcept {
   if (context != nullptr) *context = nullptr;
@@ -65,7 +65,7 @@ ncclResult_t getCollInfo_v2(void*, ncclFunc_t, std::size_t, int, int, int, int*,
   return ncclSuccess;
 }
 
-/// Nothing to free: tables stay.
+/// Nothing to free: tables stay until the process ends.
 ncclResult_t finalize(void*) noexcept { return ncclSuccess; }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// See init.h.
+// Implementation of init.h.
 #include "tuner/init.h"
 
 #include <dlfcn.h>
@@ -26,13 +26,13 @@ DYNAMICCL_OLD_SYMBOL(dlsym);
 namespace dynamiccl {
 namespace {
 
-/// Releases whose use of a tuner was read, or seen: 2.22 to 2.32.
+/// Releases whose tuner calls were read in the source, or tested: 2.22 to 2.32.
 constexpr int kOldestVersion = 22200, kNewestVersion = 23299;
 constexpr int kMostHellosInVain = 3;
 constexpr std::uint64_t kNsPerMs = 1'000'000;
 
 Mutex g_mutex;
-/// Every id that this process was told: a shrunk communicator's parent is among them.
+/// All communicator ids that this process has seen, parents of shrunk communicators included.
 struct Id {
   std::uint64_t id;
   const Id* earlier;
@@ -42,7 +42,7 @@ bool g_ids_repeat = false;
 bool g_world_is_taken = false;
 std::atomic<int> g_hellos_in_vain{0};
 
-/// Finds the communicator's id where NCCL does not tell it; null, or why there is none.
+/// Finds the communicator's id where NCCL does not pass it; null on success, else why not.
 const char* find_id(const NewCommunicator& communicator, const Job& job,
                     std::uint64_t* id) noexcept {
   *id = communicator.comm_id;
@@ -65,7 +65,7 @@ const char* find_id(const NewCommunicator& communicator, const Job& job,
   return nullptr;
 }
 
-/// The coordinator's place, looked up once a process. Null, or why there is none.
+/// The coordinator's endpoint, resolved once a process. Null on success, else why not.
 const char* find_coordinator(std::size_t num_nodes, const Job& job, std::uint64_t attempt,
                              std::uint64_t limit_ms, Endpoint* endpoint) noexcept {
   const char* coordinator = value_of("DYNAMICCL_COORDINATOR");
@@ -122,7 +122,7 @@ void ask_until_decided(Voter* voter, const Endpoint& endpoint, std::uint64_t att
   }
 }
 
-/// Why this communicator abstains whatever an artifact holds; the same on all its ranks.
+/// Why this communicator abstains whatever an artifact holds, or null; equal on all ranks.
 const char* reason_to_abstain(const NewCommunicator& communicator) noexcept {
   if (communicator.is_rccl) return "this is RCCL, whose algorithms are others";
   if (communicator.num_nodes == 0 || communicator.num_ranks % communicator.num_nodes != 0) {
@@ -135,18 +135,17 @@ const char* reason_to_abstain(const NewCommunicator& communicator) noexcept {
   return nullptr;
 }
 
-/// How long to wait for a coordinator. In a process that has waited in vain before less and less,
-/// and always a little: the job's first communicators may have no rank on the coordinator's host,
-/// and a later one does.
+/// How long to wait for a coordinator. Shorter after each failure in this process, but never 0: the
+/// job's first communicators may have no rank on the coordinator's host, and a later one has.
 std::uint64_t hello_limit_ms(std::uint32_t num_ranks) noexcept {
   const int in_vain = g_hellos_in_vain.load();
   if (in_vain == 0) return limit_ms(num_ranks) / 2;
   return in_vain < kMostHellosInVain ? short_limit_ms(num_ranks) : short_limit_ms(num_ranks) / 10;
 }
 
-/// Asks the other ranks; returns within 6 limits (voter.h), and half a second: half a limit for the
-/// files and the coordinator's address, half for the coordinator, 2 until all have voted, 3 once
-/// this rank has confirmed. Only where a coordinator is lost does it take more than 2.
+/// Agrees with the other ranks; returns within 6 limits (voter.h) and half a second: half a limit
+/// for files and the coordinator's address, half for the coordinator, 2 until all have voted, 3
+/// once this rank has confirmed. More than 2 only if the coordinator is lost.
 Outcome agree(const NewCommunicator& communicator, Prepared* prepared,
               char (&why_not)[kMaxReasonBytes]) noexcept {
   const Job job = find_job();
@@ -155,7 +154,7 @@ Outcome agree(const NewCommunicator& communicator, Prepared* prepared,
   Endpoint endpoint;
   Request vote;
   vote.num_ranks = static_cast<std::uint32_t>(communicator.num_ranks);
-  // The id first: it is remembered whatever follows.
+  // Note the id first: it must be remembered whatever follows.
   vote.ids_repeat = note_id(communicator.comm_id) ? 1 : 0;
   const std::uint64_t files_until_ms = now_ms() + limit_ms(vote.num_ranks) / 2;
   const char* reason = find_id(communicator, job, &vote.comm_id);
@@ -192,8 +191,8 @@ Outcome agree(const NewCommunicator& communicator, Prepared* prepared,
   return voter.outcome();
 }
 
-/// What ncclGetVersion of a loaded library says (null: of the program and what it is linked with),
-/// 22809 for 2.28.9; 0 where there is none.
+/// The result of ncclGetVersion in a loaded library (null: in the program and what it is linked
+/// with), such as 22809 for 2.28.9; 0 where there is none.
 int nccl_version_in(const char* library) noexcept {
   void* handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
   if (handle == nullptr) return 0;
@@ -221,7 +220,7 @@ bool note_id(std::uint64_t id) noexcept {
 }
 
 std::uint64_t id_of_shrunk(std::uint64_t parent_id) noexcept {
-  // Three numbers go in: the parent's id, the number of the child and its colour, both a 4-byte 0.
+  // Hash input: the parent's id, the child's number and its colour, both a 4-byte 0.
   const std::uint64_t numbers[] = {parent_id, 0, 0};
   const std::uint64_t sizes[] = {8, 4, 4};
   std::uint64_t first = 1, second = 1;
@@ -257,7 +256,7 @@ ncclResult_t init_communicator(std::size_t num_ranks, std::size_t num_nodes, std
   }
   const bool is_even =
       domains == nullptr || domains->minRanksPerNvlDomain == domains->maxRanksPerNvlDomain;
-  // A process may have loaded two: the one that calls is where its logger lies.
+  // A process may have loaded two NCCLs: the caller is the one that contains the logger.
   Dl_info nccl = {};
   const bool is_found = dladdr(reinterpret_cast<void*>(logger), &nccl) != 0;
   const char* library = is_found && nccl.dli_fname != nullptr ? nccl.dli_fname : "";
@@ -283,8 +282,8 @@ ncclResult_t init_communicator(std::size_t num_ranks, std::size_t num_nodes, std
                 failed ? "this communicator must not be used" : "NCCL's own choice stands", reason);
   say(logger, failed ? NCCL_LOG_WARN : NCCL_LOG_INFO, num_ranks, num_nodes, text);
   if (!failed) return ncclSuccess;
-  // NCCL bound this thread to the GPU's processors, and does not undo it on its way out of an error
-  // (2.30.7 `init.cc:1641,1703`). What it was before is not known: all that the job may use.
+  // NCCL bound this thread to the GPU's processors, and does not undo that when `init` fails
+  // (2.30.7 `init.cc:1641,1703`). The earlier mask is not known: use all processors of the job.
   cpu_set_t all;
   std::memset(&all, 0xff, sizeof all);
   sched_setaffinity(0, sizeof all, &all);

@@ -1,9 +1,9 @@
-// What NCCL's `init` and `getCollInfo` come to, for this library and for vendor/: one agreement,
-// then look-ups.
+// NCCL's `init` and `getCollInfo`, for this library and for vendor/: one agreement in `init`, then
+// table look-ups.
 //
-// Every function returns success, since any other value fails a collective or a communicator; the
-// exception is an `init` whose coordinator was lost after this rank had confirmed (voter.h), where
-// some ranks may have the table and this one cannot know.
+// Every function returns success, since any other value fails a collective or a communicator. The
+// exception is an `init` whose coordinator was lost after this rank had confirmed (voter.h): some
+// ranks may have the table, and this one cannot know.
 //
 //   DYNAMICCL_ONE_WORLD  1: before NCCL 2.27, a promise that only one communicator of all ranks is
 //                        made at a time; without it all abstain there.
@@ -20,21 +20,20 @@
 
 namespace dynamiccl {
 
-/// Agrees with the other ranks, once. `*table` is null where NCCL's own choice stands, which a line
-/// says, and where it is given other constants to choose by; it stays for as long as the process
-/// (tables.h). `domains` and `constants` may be null. `asked_first` names the vendor's tuner that
-/// is asked before ours, on all ranks the same, or is "none".
+/// Agrees with the other ranks, once. `*table` is null where NCCL's own choice stands (a log line
+/// says why), and where NCCL gets other constants instead; a table stays valid until the process
+/// ends (tables.h). `domains` and `constants` may be null. `asked_first` names the vendor's tuner
+/// that is called before ours, equal on all ranks, or is "none".
 ncclResult_t init_communicator(std::size_t num_ranks, std::size_t num_nodes, std::uint64_t comm_id,
                                const ncclNvlDomainInfo_v5_t* domains,
                                ncclTunerConstants_v5_t* constants, ncclDebugLogger_t logger,
                                const char* asked_first, const DecisionTable** table) noexcept;
 
-/// The id of the communicator whose tuner is made next on this thread, as NCCL 2.27 told the
-/// profiler that this library exports as well (told_profiler.cpp); 0: it told of another one, or
-/// nothing.
-std::uint64_t take_told_id(std::size_t num_ranks, std::size_t num_nodes) noexcept;
+/// The id of the communicator whose tuner is created next on this thread, as NCCL 2.27 passed it to
+/// this library's profiler (comm_id_profiler.cpp); 0: not known, or of another communicator.
+std::uint64_t take_comm_id(std::size_t num_ranks, std::size_t num_nodes) noexcept;
 
-/// Sets the chosen cell to 0.0 and, with it, the channels; or touches nothing.
+/// Sets the cost of the chosen cell to 0.0 and the number of channels; or changes nothing.
 inline void answer(const DecisionTable& table, int collective, std::size_t size_bytes,
                    const CostTable& costs, int* num_channels) noexcept {
   // RCCL has an eighth algorithm; NCCL before 2.23 had six.
@@ -43,8 +42,8 @@ inline void answer(const DecisionTable& table, int collective, std::size_t size_
   if (entry != nullptr) choose(*entry, table.num_nodes, costs, num_channels);
 }
 
-/// Remembers the id of a communicator, whatever becomes of it; whether ids may repeat from now on
-/// in what this process takes part in.
+/// Remembers the id of a communicator. Returns whether ids may repeat from now on in this process's
+/// communicators.
 ///
 /// All shrinks of one parent have one id, and so have their children (2.30.7
 /// `init.cc:1875-1880,3143-3152`). A first shrink is known by its parent's id. What is made of it
@@ -54,7 +53,7 @@ inline void answer(const DecisionTable& table, int collective, std::size_t size_
 /// ncclCommGrow have seen no shrink.
 bool note_id(std::uint64_t id) noexcept;
 
-/// NCCL's hash for the child of a shrink (2.30.7 `bitops.h:502`).
+/// NCCL's hash for the id of a shrunk communicator (2.30.7 `bitops.h:502`).
 std::uint64_t id_of_shrunk(std::uint64_t parent_id) noexcept;
 
 void say(ncclDebugLogger_t logger, ncclDebugLogLevel level, std::size_t num_ranks,

@@ -1,5 +1,5 @@
-// See log.h. Lines go through a pipe in packet mode, whole and in order: it is their memory, and
-// what does not fit is lost.
+// Implementation of log.h. Lines go through a pipe in packet mode, whole and in order; lines that
+// do not fit into the pipe's buffer are dropped.
 #include "tuner/log.h"
 
 #include <fcntl.h>
@@ -27,7 +27,7 @@ char g_path[4096] = "";  // empty: no file
 int g_pipe[2] = {-1, -1};
 std::atomic<int> g_num_waiting{0};
 
-/// Text as a JSON string without its quotes; lines become "; ".
+/// Text as a JSON string without its quotes; line breaks become "; ".
 void escape(const char* text, char* out, std::size_t capacity) noexcept {
   std::size_t at = 0;
   for (; *text != '\0' && at + 3 < capacity; ++text) {
@@ -53,7 +53,7 @@ void* run(void*) {
     const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
     const int file = is_json ? open(g_path, flags, 0644) : STDERR_FILENO;
     pollfd is_free = {file, POLLOUT, 0};
-    // A log that cannot be written is no reason for anything, nor one that is full (ctrl-S, say).
+    // An unwritable or full log (a terminal stopped by Ctrl-S, say) must never delay the job.
     if (poll(&is_free, 1, 0) == 1 && (is_free.revents & POLLOUT) != 0) {
       [[maybe_unused]] const ssize_t written = write(file, line, static_cast<std::size_t>(size));
     }

@@ -1,6 +1,5 @@
-// What became of each communicator: one JSON line in DYNAMICCL_LOG_DIR, written by the
-// coordinator's process on a thread of its own, and one line a job on stderr, with or without
-// NCCL_DEBUG.
+// Log of decisions: one JSON line for each communicator in DYNAMICCL_LOG_DIR, written by a thread
+// of the coordinator's process, and one line a job on stderr, with or without NCCL_DEBUG.
 //
 //   DYNAMICCL_LOG_DIR  where the coordinator appends a JSON line for each communicator. Default:
 //                      nowhere.
@@ -10,13 +9,13 @@
 
 namespace dynamiccl {
 
-/// Starts the writing thread. Once a process.
+/// Starts the writing thread, once a process.
 void start_log() noexcept;
 
-/// Never waits: neither for a file nor for a terminal or pipe that is full.
+/// Never blocks, whether files are slow or a terminal or pipe is full.
 void log_decision(const Coordinator::Decided& decided) noexcept;
 
-/// Whether all that was logged has been written, or given up.
+/// Whether everything logged has been written or dropped.
 bool log_is_written() noexcept;
 
 }  // namespace dynamiccl

@@ -1,5 +1,5 @@
-// What a rank and the coordinator say to each other: one request, one answer, then the connection
-// is closed. Both go over the wire as they lie in memory, all of them zeroed first.
+// Messages between a rank and the coordinator: one request and one answer on each connection. Both
+// are sent as they lie in memory, with all padding zeroed.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@ namespace dynamiccl {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers of messages are little-endian");
 
-/// The rank's lines `name=value`, which all ranks must have in common, and who it is.
+/// The rank's `name=value` lines, which must be equal on all ranks, and its name for messages.
 inline constexpr std::size_t kMaxIdentityBytes = 1024;
 inline constexpr std::size_t kMaxWhoBytes = 158;
 inline constexpr std::size_t kMaxReasonBytes = 511;
@@ -29,7 +29,7 @@ struct Request {
   std::uint64_t question = 0;  // in a confirm: which "still here?" it answers
   RequestKind kind = RequestKind::kHello;
   std::uint8_t ids_repeat = 0;  // 1 in a vote: this process saw a shrink (note_id)
-  // In a vote: ends with a zero each.
+  // Set in a vote: zero-terminated.
   char identity[kMaxIdentityBytes] = "";
   char who[kMaxWhoBytes] = "";
 };
@@ -55,7 +55,7 @@ struct Answer {
 static_assert(sizeof(Request) == 50 + kMaxIdentityBytes + kMaxWhoBytes, "no gaps");
 static_assert(sizeof(Answer) == 25 + kMaxReasonBytes, "no gaps");
 
-/// Whether what came over the wire is a message: its numbers known, its texts with an end.
+/// Whether received bytes are a valid message: known numbers, zero-terminated texts.
 inline bool is_sound(const Request& request) noexcept {
   return request.magic == kMessageMagic && request.kind >= RequestKind::kHello &&
          request.kind <= RequestKind::kConfirm && request.ids_repeat <= 1 &&

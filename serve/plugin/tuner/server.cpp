@@ -1,5 +1,5 @@
-// The coordinator's thread: at most 128 connections of one question each, never a blocking call but
-// poll(), and the log written by a thread of its own, since a file system may stall.
+// The coordinator's thread: at most 128 connections of one request each, and no blocking call but
+// poll(). The log has a thread of its own, since a file system may stall.
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -26,15 +26,15 @@ namespace {
 
 constexpr int kMostConnections = 128;
 constexpr std::uint64_t kConnectionLimitMs = 2'000;
-/// A rank's question comes with its connection: where all places are taken, one that has not asked
-/// by then is a stranger's.
+/// A rank sends its request at once: if all slots are taken, a connection without a request after
+/// this time is dropped.
 constexpr std::uint64_t kCrowdedLimitMs = 100;
 constexpr int kLookMs = 100;
 constexpr std::uint64_t kLingerMs = 2'000;
 
 struct Connection {
-  /// First nobody's, then closed: a forked child closes what it finds here, and by then the number
-  /// may be a file's of the job.
+  /// First marked unused, then closed: a forked child closes the descriptors it finds here, and by
+  /// then the number may belong to a file of the job.
   void end() noexcept { close(descriptor.exchange(-1)); }
 
   std::atomic<int> descriptor{-1};
@@ -73,7 +73,7 @@ std::atomic<pid_t> g_pid{0};
 void lock_before_fork() noexcept { g_mutex.lock(); }
 void unlock_in_parent() noexcept { g_mutex.unlock(); }
 
-/// A forked child has no thread that would answer, and must not keep the address.
+/// A forked child has no server thread, and must not keep the address.
 void forget_in_child() noexcept {
   g_mutex.unlock();
   Server* server = g_server.exchange(nullptr);
@@ -91,7 +91,7 @@ void linger() {
   for (std::uint64_t now = now_ms(); now < until_ms; now = now_ms()) {
     {
       const Lock lock(&server->mutex);
-      // Whoever has confirmed must not be left without an answer.
+      // A rank that has confirmed must not be left without an answer.
       if (now > until_ms - kLingerMs / 2) server->coordinator.retire(now);
       if (!server->coordinator.is_awaited() && log_is_written()) return;
     }
@@ -108,7 +108,7 @@ bool Server::rests() noexcept {
 bool Server::accept_one() noexcept {
   const int descriptor = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (descriptor < 0) {
-    // Out of descriptors, say: the job needs them more than we do, and poll() would spin.
+    // Out of descriptors, for example: the job needs them more than we do, and poll() would spin.
     if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) sleep_ns(20'000'000);
     return false;
   }
@@ -148,7 +148,7 @@ void Server::serve(Connection* connection) noexcept {
       const Lock lock(&mutex);
       coordinator.answer(frame.message, now_ms(), &answer.message);
       seal(endpoint.key, frame.mac, &answer);
-      // Its buffer is free, so that nothing waits here.
+      // The socket's buffer is empty, so this does not block.
       if (write_all(connection->descriptor, &answer, sizeof answer, now_ms())) {
         coordinator.note_sent(frame.message);
       }
@@ -183,7 +183,7 @@ void Server::run() noexcept {
   }
 }
 
-/// A socket that is bound, or -1. Port 0 asks only whether the address is one of this host's.
+/// A bound socket, or -1. Port 0 only tests whether the address belongs to this host.
 int bound(const sockaddr_storage& address, socklen_t size) noexcept {
   const int descriptor = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (descriptor < 0) return -1;
@@ -207,11 +207,11 @@ bool is_loopback(const sockaddr_storage& address) noexcept {
   return reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr == htonl(INADDR_LOOPBACK);
 }
 
-/// The port of all interfaces, if the address is this host's: its own name may mean another of its
-/// addresses here (127.0.1.1 in Debian's /etc/hosts) than on the other nodes.
+/// Binds the port on all interfaces if the address belongs to this host: its own name may resolve
+/// to another address here (127.0.1.1 in Debian's /etc/hosts) than on the other nodes.
 int bound_to_all(const Endpoint& endpoint) noexcept {
   sockaddr_storage probe = endpoint.address, all = {};
-  // The port lies at one place in both families.
+  // The port is at the same offset in both address families.
   auto* v6 = reinterpret_cast<sockaddr_in6*>(&all);
   v6->sin6_family = AF_INET6;
   v6->sin6_port = reinterpret_cast<const sockaddr_in&>(endpoint.address).sin_port;

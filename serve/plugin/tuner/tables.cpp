@@ -1,4 +1,4 @@
-// See tables.h.
+// Implementation of tables.h.
 #include "tuner/tables.h"
 
 #include <atomic>
@@ -56,7 +56,7 @@ const char* decode(const std::uint8_t* bytes, std::size_t size, Kept* kept) noex
   return nullptr;
 }
 
-/// What a file with this hash was decoded to; null where it cannot be, and `*problem` says why.
+/// The decoded file with this hash; null with a reason in `*problem` if it is invalid.
 const Kept* keep(const std::uint8_t* bytes, std::size_t size, const char* hash, bool is_table,
                  int nccl_version, const char** problem) noexcept {
   const Lock lock(&g_mutex);
@@ -194,7 +194,7 @@ void prepare_objection(const char* problem, Prepared* prepared) noexcept {
 }
 
 void prepare(const NewCommunicator& shape, std::uint64_t limit_ms, Prepared* prepared) noexcept {
-  // While one that was given up still hangs in a file system, no other is sent after it.
+  // If an earlier attempt still hangs in a file system, do not start another one.
   if (g_was_late.load() && Preparation::running.load() > 0) {
     return prepare_objection("its files could not be read in time before", prepared);
   }

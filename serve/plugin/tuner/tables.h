@@ -1,7 +1,6 @@
-// The tables and tuning constants of a process: each is read and checked once, and stays until the
-// process ends. So a communicator's context is a pointer to one, nothing has to be freed, and a
-// call that is inside getCollInfo while another thread aborts the communicator (`src/init.cc`) is
-// safe.
+// Tables and tuning constants of a process: each is read and checked once, and stays valid until
+// the process ends. So a communicator's context is a plain pointer, nothing has to be freed, and a
+// call inside getCollInfo is safe while another thread aborts the communicator (`src/init.cc`).
 #pragma once
 
 #include "table.h"
@@ -21,7 +20,7 @@ struct NewCommunicator {
   const char* asked_first;  // the vendor's tuner that is asked before ours, or "none"
 };
 
-/// What one rank brings to the agreement.
+/// What one rank contributes to the agreement.
 struct Prepared {
   bool is_sound() const noexcept { return table != nullptr || constants != nullptr; }
 
@@ -31,13 +30,13 @@ struct Prepared {
   char identity[kMaxIdentityBytes] = "";
 };
 
-/// Reads DYNAMICCL_ARTIFACT for a communicator of this shape, on a thread of its own, which is
-/// given up after `limit_ms`: a file system may stall. The identity begins with "problem=none", or
+/// Reads DYNAMICCL_ARTIFACT for a communicator of this shape, on a thread of its own that is
+/// abandoned after `limit_ms`: a file system may stall. The identity begins with "problem=none", or
 /// with why this rank cannot use the artifact.
 void prepare(const NewCommunicator& communicator, std::uint64_t limit_ms,
              Prepared* prepared) noexcept;
 
-/// The same of a rank that must not use it, whatever it holds.
+/// The same for a rank that must not use the artifact, with the reason.
 void prepare_objection(const char* problem, Prepared* prepared) noexcept;
 
 }  // namespace dynamiccl

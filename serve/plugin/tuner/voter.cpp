@@ -1,4 +1,4 @@
-// See voter.h.
+// Implementation of voter.h.
 #include "tuner/voter.h"
 
 #include <cstdio>
@@ -6,7 +6,7 @@
 namespace dynamiccl {
 namespace {
 
-/// A round takes one limit at most, and so does the one at a coordinator that replaces its own.
+/// A round takes at most one limit, and another one if its coordinator is replaced.
 constexpr std::uint64_t kLimitsToAbstain = 2;
 constexpr std::uint64_t kLimitsToFailure = 3;
 constexpr int kLeastInVain = 3;
@@ -34,7 +34,7 @@ void Voter::abstain(const char* reason) noexcept {
 void Voter::hear(const Answer& answer, std::uint64_t now_ms) noexcept {
   if (outcome_ != Outcome::kOpen) return;
   if (answer.kind == AnswerKind::kRetry) {
-    // Of another coordinator: the one that has the vote is gone, and has given nobody the table.
+    // From another coordinator: the one that has the vote is gone, and has given nobody the table.
     if (has_voted() && !has_confirmed() && answer.incarnation != request_.incarnation) {
       request_.kind = RequestKind::kHello;
       request_.incarnation = 0;
@@ -52,10 +52,10 @@ void Voter::hear(const Answer& answer, std::uint64_t now_ms) noexcept {
     has_ever_voted_ = true;
     return;
   }
-  // Another coordinator knows nothing of what this one may have told the others.
+  // A new coordinator does not know what the previous one may have sent to other ranks.
   if (answer.incarnation != request_.incarnation) return hear_nothing(now_ms);
   if (only_objects_) return abstain(answer.reason);
-  // However late: what was decided stays so, and is told to whoever confirmed.
+  // Also valid when late: decisions are final, and sent to every rank that confirmed.
   if (answer.kind == AnswerKind::kTable && has_confirmed()) {
     outcome_ = Outcome::kTable;
     return;
@@ -88,7 +88,7 @@ void Voter::look_at_clock(std::uint64_t now_ms) noexcept {
     return abstain(has_voted() ? "the coordinator stopped answering before all ranks had confirmed"
                                : "no coordinator of the job answers");
   }
-  // Time alone is not enough: a rank that was stopped has asked nobody meanwhile.
+  // Elapsed time alone does not count: a rank that was suspended sent nothing meanwhile.
   if (now_ms < ends_at_ms_ || num_in_vain_ < kLeastInVain) return;
   outcome_ = Outcome::kFailed;
   std::snprintf(reason_, sizeof reason_,

@@ -7,9 +7,9 @@
 //   confirm, from the first "still here?"  wait, table, abstain; three limits without an answer:
 //     on, again and again                  fail
 //
-// Nobody is told "table" before all ranks have confirmed. So a rank that has not may abstain by
-// itself whenever it likes. One that has may not: the others may have the table. If it then learns
-// nothing, its `init` fails.
+// No rank gets the answer "table" before all ranks have confirmed. So a rank that has not confirmed
+// may abstain by itself at any time. One that has confirmed may not: the others may have the table.
+// If it then gets no answer, its `init` fails.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace dynamiccl {
 
-/// 10 s; a test may have less (DYNAMICCL_TEST_LIMIT_MS).
+/// 10 s; shorter in tests (DYNAMICCL_TEST_LIMIT_MS).
 inline std::uint64_t base_limit_ms() noexcept {
 #ifdef DYNAMICCL_TESTS
   if (const char* text = std::getenv("DYNAMICCL_TEST_LIMIT_MS")) {
@@ -35,43 +35,43 @@ inline std::uint64_t limit_ms(std::uint32_t num_ranks) noexcept {
   return base_limit_ms() + std::uint64_t{num_ranks};
 }
 
-/// The limit once somebody has been waited for in vain: still above what so many ranks need to ask
-/// a few times each (coordinator.cpp, kRanksPerMs).
+/// The limit after a wait in vain: still enough for so many ranks to send a few requests each
+/// (coordinator.cpp, kRanksPerMs).
 inline std::uint64_t short_limit_ms(std::uint32_t num_ranks) noexcept {
   return base_limit_ms() / 10 + std::uint64_t{num_ranks};
 }
 
-/// A coordinator that is not there yet is tried again after so long.
+/// Pause before a coordinator that does not listen yet is tried again.
 inline constexpr std::uint64_t kRetryMs = 20;
 
 enum class Outcome : std::uint8_t { kOpen, kTable, kAbstain, kFailed };
 
 class Voter {
  public:
-  /// `vote` is what to vote with; kind, incarnation and question are filled in here. A rank that
-  /// `only_objects` cannot use the table: it says why, so that nobody waits for it, and abstains
-  /// whatever the answer. `limit_ms` is for the coordinator to come: shorter in a process that has
-  /// waited in vain before.
+  /// `vote` is the vote to send; kind, incarnation and question are filled in here. A rank with
+  /// `only_objects` cannot use the table: it votes with the reason, so that nobody waits for it,
+  /// and abstains whatever the answer. `hello_limit_ms` limits the wait for a coordinator: shorter
+  /// in a process that has waited in vain before.
   Voter(const Request& vote, bool only_objects, std::uint64_t hello_limit_ms,
         std::uint64_t now_ms) noexcept;
 
-  /// What to send now. Only while the outcome is open.
+  /// The next request to send. Only while the outcome is open.
   const Request& request() const noexcept { return request_; }
   /// When to send it.
   std::uint64_t send_at_ms() const noexcept { return send_at_ms_; }
 
   void hear(const Answer& answer, std::uint64_t now_ms) noexcept;
-  /// The request got no answer: refused, lost, or too late.
+  /// The request got no answer: refused, lost, or timed out.
   void hear_nothing(std::uint64_t now_ms) noexcept;
-  /// Ends what has lasted too long.
+  /// Applies time limits.
   void look_at_clock(std::uint64_t now_ms) noexcept;
 
   Outcome outcome() const noexcept { return outcome_; }
-  /// Why not the table; ends with a zero.
+  /// Why the rank has no table; zero-terminated.
   const char* reason() const noexcept { return reason_; }
   bool has_voted() const noexcept { return request_.kind != RequestKind::kHello; }
   bool has_confirmed() const noexcept { return request_.kind == RequestKind::kConfirm; }
-  /// How long to wait for an answer to the request; never 0, so that one who slept asks again.
+  /// How long to wait for an answer; never 0, so that a rank that was suspended asks again.
   std::uint64_t patience_ms(std::uint64_t now_ms) const noexcept;
 
  private:

@@ -23,7 +23,7 @@ using namespace dynamiccl;
 
 constexpr char kName[] = "DynamICCL";
 
-/// What NCCL holds for a communicator.
+/// The context that NCCL holds for a communicator.
 struct Both {
   const NextPlugin* next;      // null: there is none
   void* theirs;                // the next one's context
@@ -119,7 +119,7 @@ ncclResult_t ask_theirs(const Both& both, const Question& question) noexcept {
   }
 }
 
-/// Theirs, then ours where theirs returned no error: NCCL would not go on either.
+/// The vendor's tuner, then ours unless it returned an error: NCCL would stop there, too.
 ncclResult_t ask_both(const Both& both, const Question& question) noexcept {
   const CostTable& costs = question.costs;
   if (both.next == nullptr) {
@@ -185,7 +185,7 @@ ncclResult_t create(int abi_version, std::size_t ranks, std::size_t nodes, std::
 template <int version>
 ncclResult_t init(std::size_t nRanks, std::size_t nNodes, ncclDebugLogger_t logFunction,
                   void** context) noexcept {
-  const std::uint64_t id = take_told_id(nRanks, nNodes);
+  const std::uint64_t id = take_comm_id(nRanks, nNodes);
   return create(version, nRanks, nNodes, id, logFunction, nullptr, nullptr, context);
 }
 
@@ -197,7 +197,7 @@ ncclResult_t initWithId(void** context, std::uint64_t commId, std::size_t nRanks
   return create(version, nRanks, nNodes, commId, logFunction, nvlDomainInfo, constants, context);
 }
 
-/// NCCL 2.21 gives no cost table to see what is available by: the vendor's answer stands.
+/// NCCL 2.21 passes no cost table, so available cells are unknown: the vendor's answer stands.
 ncclResult_t getCollInfo_v2(void* context, ncclFunc_t collType, std::size_t nBytes,
                             int collNetSupport, int nvlsSupport, int numPipeOps, int* algorithm,
                             int* protocol, int* nChannels) noexcept {

@@ -48,8 +48,8 @@ void* open_next(ncclDebugLogger_t logger) noexcept {
   return nullptr;
 }
 
-/// Whether a plugin's name is ours: chained to itself it would ask itself for ever. `name` is the
-/// first field of every version's struct.
+/// Whether a plugin's name is ours: a chain to itself would never end. `name` is the first field of
+/// every version's struct.
 bool is_own(const void* plugin) noexcept {
   const char* name = *static_cast<const char* const*>(plugin);
   return name != nullptr && std::strcmp(name, "DynamICCL") == 0;

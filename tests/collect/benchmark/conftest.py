@@ -1,4 +1,4 @@
-"""No setting of the user's own reaches the stand-in."""
+"""Removes the user's own settings from the environment of the stand-in."""
 
 import os
 

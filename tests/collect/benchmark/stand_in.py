@@ -1,4 +1,4 @@
-"""Sweeps of the nccl-tests stand-in through the real runner, run loop and plugin."""
+"""Runs sweeps of the nccl-tests stand-in with the real runner, run loop and plugin."""
 
 import io
 from collections.abc import Sequence

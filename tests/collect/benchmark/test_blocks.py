@@ -157,7 +157,7 @@ def test_without_a_whole_report_nobody_knows_what_was_played(tmp_path: Path) -> 
         assert not has_begun(LAUNCH, tmp_path)
     (tmp_path / REPORT_NAME).unlink()
     for verdict in judged(tmp_path, 3):
-        assert verdict.reason.startswith("the plugin left no report, so nobody knows what was")
+        assert verdict.reason.startswith("the plugin wrote no report, so the configs are not known")
 
 
 def test_report_on_another_schedule_is_none(tmp_path: Path) -> None:

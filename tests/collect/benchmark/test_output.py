@@ -320,7 +320,7 @@ def test_last_words_are_those_of_the_failure() -> None:
     assert last_words(slurm) == " | ".join(slurm[:2])
     assert last_words(slurm[1:]) == " | ".join(slurm[1:])
     assert last_words(["one", "", "two", "three", "four"]) == "two | three | four"
-    assert last_words([]) == last_words(["", "  "]) == "it said nothing"
-    assert last_words(["# nThread 1", "#  size  count"]) == "it said nothing"
+    assert last_words([]) == last_words(["", "  "]) == "no output"
+    assert last_words(["# nThread 1", "#  size  count"]) == "no output"
     assert last_words(["# nThread 1", "Segmentation fault"]) == "Segmentation fault"
     assert len(last_words(["error " + "x" * 5000])) == 600

@@ -116,9 +116,9 @@ def test_file_that_cannot_be_executed_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("echo hello; exit 3", r"exit code 3, it said: hello"),
-        ("exit 0", r"exit code 0, it said: nothing"),
-        ("echo 'libnccl.so.2: cannot open' >&2; exit 127", r"it said: libnccl\.so\.2: cannot open"),
+        ("echo hello; exit 3", r"exit code 3, output: hello"),
+        ("exit 0", r"exit code 0, output: nothing"),
+        ("echo 'libnccl.so.2: cannot open' >&2; exit 127", r"output: libnccl\.so\.2: cannot open"),
         (r"printf '\377\376'", r"exit code 0"),
         ("kill -SEGV $$", r"exit code -11"),
     ],

@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dynamiccl.collect.benchmark.launching import Ran, Site, Starter
+from dynamiccl.collect.benchmark.launching import ProcessOutput, Site, Starter
 from dynamiccl.collect.benchmark.runner import NcclTestsRunner
 from dynamiccl.collect.processes.interrupt import Interrupt
 from dynamiccl.collect.processes.process import Finished
@@ -107,7 +107,7 @@ def test_benchmark_that_never_begins_ends_the_sweep_and_nothing_is_marked(
 ) -> None:
     made = sweep(cycles="1", runner=TIMED_ONLY)
     monkeypatch.setenv("FAKE_NCCL_VERSION", "2.21.5")  # the plugin refuses the sweep mode there
-    with pytest.raises(MachineError, match=r"did not begin, twice: exit code 3: .*--resume"):
+    with pytest.raises(MachineError, match=r"did not start, twice: exit code 3: .*--resume"):
         run(made, tmp_path, sweep_path)
     assert statuses(rows(tmp_path)).keys() <= {"ok"}
     monkeypatch.delenv("FAKE_NCCL_VERSION")
@@ -118,7 +118,7 @@ def test_benchmark_that_never_begins_ends_the_sweep_and_nothing_is_marked(
 def test_plugin_that_does_not_load_is_no_measurement(tmp_path: Path) -> None:
     broken = tmp_path / "libbroken.so"
     broken.write_text("no library")
-    with pytest.raises(MachineError, match="nobody knows what was played"):
+    with pytest.raises(MachineError, match="the configs are not known"):
         run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, broken)
     assert "sweep" not in "".join(rows(tmp_path)["launch"])
 
@@ -141,10 +141,10 @@ class Launches:
         self.started: list[str] = []
         start = Starter.start
 
-        def begin(starter: Starter, launch: Launch, *others: Any, **named: Any) -> Ran:
+        def begin(starter: Starter, launch: Launch, *others: Any, **named: Any) -> ProcessOutput:
             self.started.append(launch.id)
             if lost(launch, len(self.started)):
-                return Ran(0.0, finished=Finished(1, None, (), 0.1))
+                return ProcessOutput(0.0, finished=Finished(1, None, (), 0.1))
             return start(starter, launch, *others, **named)
 
         monkeypatch.setattr(Starter, "start", begin)
@@ -174,7 +174,7 @@ def test_node_that_goes_in_the_night_marks_nothing(
     made = sweep(cycles="2", runner=PATIENT_TIMED)
     with monkeypatch.context() as gone:
         launches = Launches(gone, lambda _, count: count > 2)
-        with pytest.raises(MachineError, match="did not begin, twice"):
+        with pytest.raises(MachineError, match="did not start, twice"):
             run(made, tmp_path, sweep_path)
         assert len(launches.started) in {4, 5}
         assert statuses(rows(tmp_path)).keys() == {"ok"}
@@ -277,7 +277,7 @@ def test_missing_binary_and_wrong_program_say_what_to_do(tmp_path: Path) -> None
         "#!/bin/sh\necho libcudart.so.12: cannot open shared object file >&2\nexit 127"
     )
     other.chmod(0o755)
-    with pytest.raises(MachineError, match=r"exit code 127, it said: libcudart\.so\.12"):
+    with pytest.raises(MachineError, match=r"exit code 127, output: libcudart\.so\.12"):
         NcclTestsRunner(made.file, where).check(made.trials)
 
 

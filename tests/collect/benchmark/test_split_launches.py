@@ -81,7 +81,7 @@ def test_communicators_that_were_asked_for_are_right(stand_in: StandIn) -> None:
         # What it was before 2.14, and without MPI, where each process is alone.
         (PAIRS, {"NCCL_TESTS_SPLIT": "MOD 4", "FAKE_NCCL_TESTS_VERSION": "2.13.12"}, "of 8 ranks"),
         (PAIRS, {"NCCL_TESTS_SPLIT": "MOD 4", "FAKE_NO_MPI": "1"}, "built with MPI"),
-        (LONE, {"NCCL_TESTS_SPLIT": "MOD 4"}, "take NCCL_TESTS_SPLIT out of the environment"),
+        (LONE, {"NCCL_TESTS_SPLIT": "MOD 4"}, "remove NCCL_TESTS_SPLIT from the environment"),
         (LONE, {"NCCL_TESTS_SPLIT_MASK": "0x3"}, "4 communicators"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Calls files as the plugin writes them, with what a test wants in them."""
+"""Writes calls files as the plugin does, with chosen content."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -75,7 +75,7 @@ def test_nodes_are_asked_and_other_lines_passed_over(caplog: pytest.LogCaptureFi
 def test_silent_and_garbled_nodes_are_told(caplog: pytest.LogCaptureFixture) -> None:
     strange = json.dumps({**asdict(NODE), "colour": "red"})
     assert ask_nodes(Answers("{torn", strange, NODE.to_json()), 3, {}).num_gpus == 8
-    assert "1 of 3 nodes said what they are" in caplog.text
+    assert "only 1 of 3 nodes reported their facts" in caplog.text
     assert caplog.text.count("no facts about a node, but: {") == 2
     assert ask_nodes(Answers(), 1, {}) == SiteFacts({}, None)
 

@@ -23,9 +23,9 @@ def test_node_is_asked_and_answers_line_by_line() -> None:
 
 def test_answer_that_failed_is_told_with_its_last_words() -> None:
     code = "import sys; [print(i, flush=True) for i in range(9)]; sys.exit('no such device')"
-    with pytest.raises(MachineError, match=r"ended with 1 and said: 7 \| 8 \| no such device"):
+    with pytest.raises(MachineError, match=r"ended with status 1: 7 \| 8 \| no such device"):
         LOCAL.ask(python(code), 1)
-    with pytest.raises(MachineError, match="said: nothing"):
+    with pytest.raises(MachineError, match="status 1: no output"):
         LOCAL.ask(["false"], 1)
 
 

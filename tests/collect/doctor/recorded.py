@@ -1,4 +1,4 @@
-"""A machine made of recorded answers: what programs printed, and what files held."""
+"""A fake machine with recorded outputs of programs and contents of files."""
 
 import fnmatch
 import sys
@@ -10,11 +10,11 @@ from dynamiccl.collect.doctor.context import Context
 from dynamiccl.collect.doctor.examine import run_checks
 from dynamiccl.collect.doctor.gpus import CLOCKS, FACTS, query
 from dynamiccl.collect.doctor.host import ASK_TORCH
-from dynamiccl.machine import Ran
+from dynamiccl.machine import ProgramResult
 from dynamiccl.nccl_setup import ASK_TUNER, ASK_VERSION
 
 GIB = 1 << 30
-ABSENT = Ran(None, "no such file or directory")
+ABSENT = ProgramResult(None, "no such file or directory")
 
 #: `all_reduce_perf -h` of nccl-tests 2.19.6, shortened.
 HELP = """\
@@ -54,24 +54,28 @@ NODE = '{"host": "n1", "nvml_error": null}\n'
 PLUGIN = "out/plugin/libnccl-tuner-dynamiccl-sweep.so"
 BINARY = "/opt/nccl-tests/all_reduce_perf"
 
-HEALTHY_RUNS: Mapping[tuple[str, ...], Ran] = {
-    (BINARY, "-h"): Ran(0, HELP),
-    ("ldd", BINARY): Ran(0, LDD),
-    (sys.executable, "-c", ASK_VERSION, "/opt/nccl/lib/libnccl.so.2"): Ran(0, "22907\n"),
-    (sys.executable, "-c", ASK_TUNER, PLUGIN): Ran(0, "2 3 4 5 6\n"),
-    (sys.executable, "-m", "dynamiccl.collect.telemetry.node"): Ran(0, NODE),
-    (sys.executable, "-c", ASK_TORCH): Ran(0, "2.13.0+cu130 True\n"),
-    ("/sbin/ldconfig", "-p"): Ran(0, LDCONFIG),
-    query("gpu", FACTS): Ran(0, "".join(GPU.format(i) for i in range(8))),
-    query("gpu", CLOCKS): Ran(0, 8 * CLOCK),
-    query("compute-apps", ("pid", "process_name", "used_memory")): Ran(0, ""),
-    ("mpirun", "--version"): Ran(0, "mpirun (Open MPI) 4.1.4\n\nReport bugs to ...\n"),
-    ("sinfo", "-h", "-o", "%P|%a|%D"): Ran(0, "gpu*|up|64\ndebug|up|2\nold|down|8\n"),
-    ("scontrol", "show", "job", "77"): Ran(0, "JobId=77 JobName=x\n   OverSubscribe=NO Contig=0\n"),
-    ("srun", "--help"): Ran(0, "      --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH\n"),
-    ("stat", "--file-system", "--format=%T", "."): Ran(0, "xfs\n"),
-    ("flock", "--nonblock", ".", "true"): Ran(0, ""),
-    ("timedatectl", "show", "-p", "NTPSynchronized", "--value"): Ran(0, "yes\n"),
+HEALTHY_RUNS: Mapping[tuple[str, ...], ProgramResult] = {
+    (BINARY, "-h"): ProgramResult(0, HELP),
+    ("ldd", BINARY): ProgramResult(0, LDD),
+    (sys.executable, "-c", ASK_VERSION, "/opt/nccl/lib/libnccl.so.2"): ProgramResult(0, "22907\n"),
+    (sys.executable, "-c", ASK_TUNER, PLUGIN): ProgramResult(0, "2 3 4 5 6\n"),
+    (sys.executable, "-m", "dynamiccl.collect.telemetry.node"): ProgramResult(0, NODE),
+    (sys.executable, "-c", ASK_TORCH): ProgramResult(0, "2.13.0+cu130 True\n"),
+    ("/sbin/ldconfig", "-p"): ProgramResult(0, LDCONFIG),
+    query("gpu", FACTS): ProgramResult(0, "".join(GPU.format(i) for i in range(8))),
+    query("gpu", CLOCKS): ProgramResult(0, 8 * CLOCK),
+    query("compute-apps", ("pid", "process_name", "used_memory")): ProgramResult(0, ""),
+    ("mpirun", "--version"): ProgramResult(0, "mpirun (Open MPI) 4.1.4\n\nReport bugs to ...\n"),
+    ("sinfo", "-h", "-o", "%P|%a|%D"): ProgramResult(0, "gpu*|up|64\ndebug|up|2\nold|down|8\n"),
+    ("scontrol", "show", "job", "77"): ProgramResult(
+        0, "JobId=77 JobName=x\n   OverSubscribe=NO Contig=0\n"
+    ),
+    ("srun", "--help"): ProgramResult(
+        0, "      --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH\n"
+    ),
+    ("stat", "--file-system", "--format=%T", "."): ProgramResult(0, "xfs\n"),
+    ("flock", "--nonblock", ".", "true"): ProgramResult(0, ""),
+    ("timedatectl", "show", "-p", "NTPSynchronized", "--value"): ProgramResult(0, "yes\n"),
 }
 HEALTHY_FILES: Mapping[str, str] = {
     "/sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
@@ -94,17 +98,17 @@ HEALTHY_PROGRAMS = {
 
 @dataclass(frozen=True)
 class Recorded:
-    """A healthy node of eight H100, unless told otherwise."""
+    """A healthy node of eight H100, with changes."""
 
     env: Mapping[str, str] = field(default_factory=dict)
-    runs: Mapping[tuple[str, ...], Ran] = field(default_factory=lambda: HEALTHY_RUNS)
+    runs: Mapping[tuple[str, ...], ProgramResult] = field(default_factory=lambda: HEALTHY_RUNS)
     files: Mapping[str, str] = field(default_factory=lambda: HEALTHY_FILES)
     programs: Mapping[str, str] = field(default_factory=lambda: HEALTHY_PROGRAMS)
     free: Mapping[str, int | None] = field(
         default_factory=lambda: {"/dev/shm": 100 * GIB, ".": 100 * GIB}
     )
 
-    def run(self, *argv: str) -> Ran:
+    def run(self, *argv: str) -> ProgramResult:
         return self.runs.get(argv, ABSENT)
 
     def read(self, path: str) -> str | None:
@@ -121,15 +125,15 @@ class Recorded:
         return self.free[path]
 
     def answering(self, *argv: str, output: str = "", status: int | None = 0) -> "Recorded":
-        """The same machine, where one program answers otherwise."""
-        return replace(self, runs={**self.runs, argv: Ran(status, output)})
+        """The same machine with another output of one program."""
+        return replace(self, runs={**self.runs, argv: ProgramResult(status, output)})
 
     def holding(self, path: str, text: str) -> "Recorded":
-        """The same machine, with another file."""
+        """The same machine with another file."""
         return replace(self, files={**self.files, path: text})
 
     def without(self, part: str) -> "Recorded":
-        """The same machine without the programs and files whose name has this in it."""
+        """The same machine without programs and files whose name contains `part`."""
         return replace(
             self,
             programs={name: path for name, path in self.programs.items() if part not in name},

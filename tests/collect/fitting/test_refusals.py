@@ -51,7 +51,7 @@ def test_pieces_on_one_side_of_a_slice_tell_hop_and_slice_only_together(tmp_path
     # Every piece of these sizes is sent in two slices.
     sizes = tuple(size for size in SIZES if size >= 16 * MIB)
     said = refusal(tmp_path, ring_only(), sizes=sizes, channels=(1, 2, 24))
-    assert "only together do they show" in said
+    assert "effects cannot be separated" in said
     assert "Ring/Simple/hop_us" in said
     assert "Ring/Simple/slice_us" in said
 

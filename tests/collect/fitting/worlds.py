@@ -1,4 +1,4 @@
-"""Measurements of a system whose parameters are known, and the published ones."""
+"""Measurements of a system with known parameters, and published ones."""
 
 from collections.abc import Callable, Sequence
 from itertools import product

@@ -1,4 +1,4 @@
-"""Checks of simulated clusters: the short run in the simulator, without a store between."""
+"""Checks of simulated clusters, without a store."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from dynamiccl.simulator.slow_parts import parse_slow
 
 
 def rows(nodes: int, *slow: str, gpus: int = 8, seed: int = 0) -> pl.DataFrame:
-    """What a short run measures."""
+    """The measurements of a short run."""
     base = usual_settings("mpirun")
     parts = tuple(map(parse_slow, slow))
     simulator = base.simulator.model_copy(update={"slow": parts, "seed": seed})
@@ -31,7 +31,7 @@ def rows(nodes: int, *slow: str, gpus: int = 8, seed: int = 0) -> pl.DataFrame:
 
 
 def check(nodes: int, *slow: str, gpus: int = 8, seed: int = 0) -> Report:
-    """What a check says."""
+    """The report of a check."""
     return examine(rows(nodes, *slow, gpus=gpus, seed=seed), least=0.05)
 
 

@@ -1,4 +1,4 @@
-"""What the kernel knows of processes."""
+"""Facts about processes from the kernel."""
 
 import time
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def await_true(what: Callable[[], bool]) -> None:
-    """Wait for something, for a while."""
+    """Poll a condition, with a timeout."""
     until = time.monotonic() + PATIENCE_S
     while not what():
         assert time.monotonic() < until, "it did not happen in time"

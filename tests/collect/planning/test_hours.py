@@ -11,7 +11,7 @@ from dynamiccl.collect.planning.plan import Plan, make_plan
 from dynamiccl.collect.planning.processes import START_S, START_S_PER_RANK
 from dynamiccl.collect.planning.show import plan_lines
 from dynamiccl.collect.planning.times import GBYTES_PER_S, LATENCY_US, CallTimes
-from dynamiccl.collect.runs.carry_out import RunOrder, carry_out
+from dynamiccl.collect.runs.carry_out import RunOptions, carry_out
 from dynamiccl.collect.sweep.load import Sweep
 from dynamiccl.collect.sweep.trial import Setting
 from dynamiccl.datasets import store
@@ -141,7 +141,7 @@ def test_an_adaptive_sweep_is_played_as_the_simulator_runs_it(tmp_path: Path) ->
     played = play(made, CallTimes("h100-ib"))
     path = tmp_path / "sweep.toml"
     path.write_text("")
-    order = RunOrder(sweep_file=path, out=tmp_path / "out", runner="simulator")
+    order = RunOptions(sweep_file=path, out=tmp_path / "out", runner="simulator")
     ran = carry_out(made, order, console=Console(quiet=True))
     rows = store.read(tmp_path / "out")
     assert rows["round"].n_unique() == played.rounds == ran.rounds_done

@@ -1,4 +1,4 @@
-"""Worlds whose truth is known, for strategies to measure in."""
+"""Simulated measurements with known truth, for strategies."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -86,7 +86,7 @@ def heavy(sigma: float, share: float) -> Noise:
 
 @dataclass
 class World:
-    """Measures what a strategy picks."""
+    """Measures the picks of a strategy."""
 
     sweep: Sweep
     truth: Truth
@@ -109,7 +109,7 @@ class World:
         return Outcome(key, number, None if factor is None else time_us * factor, ok=True)
 
     def play(self, strategy: Strategy, most_rounds: int = 50) -> list[Outcome]:
-        """Rounds until the strategy is done; the history."""
+        """Run a strategy until it is done; returns the history."""
         history: list[Outcome] = []
         for number in range(most_rounds):
             picks = strategy.next_picks(number, history)

@@ -1,4 +1,4 @@
-"""A made-up /sys with the files that tell what NICs a node has."""
+"""A fake /sys with the files that describe a node's NICs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Two processes of PyTorch with Gloo on loopback, traced by PyTorch itself: `python -m ... OUT`."""
+"""Records real PyTorch traces of two Gloo processes: `python -m ... OUT`."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Small traces made by hand after the formats' sources, and what reads them."""
+"""Small hand-made traces after the formats' sources, and helpers to read them."""
 
 import gzip
 import json

@@ -60,7 +60,7 @@ def test_ranks_are_joined_and_have_no_time(tmp_path: Path) -> None:
     told = ("source", "collective", "size_bytes", "group_ranks", "group_sequence", "ranks_seen")
     assert [call[name] for name in told] == ["execution-trace", "AllReduce", 40, [0, 1], 33, 2]
     assert (call["time_us"], call["time_at_most_us"], call["timestamp"]) == (None, None, None)
-    assert found.untimed == {"no trace tells how long they took": 1}
+    assert found.untimed == {"no trace has their time": 1}
 
 
 def test_root_is_told_and_waiting_is_no_call(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ _ERROR_TEXTS: Final = {
 
 
 class Failed(Exception):
-    """A run that stops in the middle: exit status, what it prints, and where it came from."""
+    """Raised when a run stops in the middle: exit status, output, origin."""
 
     def __init__(self, status: int, text: str, places: Sequence[str]) -> None:
         super().__init__(text)
@@ -65,7 +65,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """One program on one communicator."""
+    """A benchmark program on one communicator."""
 
     collective: Collective
     program: str
@@ -79,7 +79,7 @@ class Test:
 
 
 class Benchmark:
-    """Runs one test and counts what its footer says."""
+    """Runs one test, and counts errors for its footer."""
 
     def __init__(
         self, test: Test, library: Library, report: Report, json_report: JsonReport | None

@@ -94,7 +94,7 @@ _PARAMETERS: Final = {
 
 
 class Stop(Exception):
-    """Ends the program before any benchmark, with an exit status and what it said."""
+    """Raised to end the program before any benchmark, with exit status and output."""
 
     def __init__(self, status: int, out: str = "", err: str = "") -> None:
         super().__init__(out or err)

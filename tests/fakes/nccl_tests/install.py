@@ -1,4 +1,4 @@
-"""Put the stand-in's programs into a folder, as a build of nccl-tests would lie there."""
+"""Installs the stand-in's programs into a folder, as a build of nccl-tests."""
 
 import shlex
 import sys

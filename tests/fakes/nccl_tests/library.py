@@ -1,4 +1,4 @@
-"""NCCL as the benchmark sees it: communicators, and one decision for every call.
+"""NCCL as a benchmark sees it: communicators, and a decision for every call.
 
 Order and errors are NCCL's (2.30.7 and its forebears, `src/init.cc`, `src/enqueue.cc`): a tuner is
 asked by every rank for every call, its error fails the call, and ranks that decide differently wait

@@ -1,4 +1,4 @@
-"""What NCCL logs about its environment, its communicators, its model and its choices.
+"""NCCL's log lines about environment, communicators, cost model and choices.
 
 Wordings are those of `src/init.cc`, `src/graph/tuning.cc`, `src/enqueue.cc` and `src/misc/param.cc`
 at the releases named; between these they did not change.

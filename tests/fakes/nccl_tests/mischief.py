@@ -1,4 +1,4 @@
-"""What a test can make go wrong, and how this process ends when it does."""
+"""Injected faults of the stand-in: hangs, crashes, wrong values."""
 
 import os
 import resource
@@ -51,7 +51,7 @@ def hang() -> NoReturn:
 
 
 def die(number: signal.Signals) -> NoReturn:
-    """End by a signal of one's own, without a core file; what stdout holds back is lost."""
+    """End by a signal to oneself, without a core file; buffered output is lost."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

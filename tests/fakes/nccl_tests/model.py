@@ -1,4 +1,4 @@
-"""The simulator as the stand-in asks it: any shape of group, any of NCCL's settings."""
+"""Costs and times of the stand-in, by the simulator."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _ALONE_GBYTES_PER_S = 1500.0
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What one call runs with."""
+    """The config of one call."""
 
     algorithm: Algorithm
     protocol: Protocol

@@ -1,4 +1,4 @@
-"""The programs' `main`: options, output files, devices, one run."""
+"""`main` of the programs: options, output files, devices, one run."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Releases that can be played, and the facts of NCCL releases that others need."""
+"""Supported releases of the stand-in, and facts of NCCL releases."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -30,7 +30,7 @@ PAT_SINCE: Final = NcclVersion(2, 23)
 
 
 class UnknownRelease(ValueError):
-    """A release that this stand-in cannot play."""
+    """Raised for a release that the stand-in does not support."""
 
 
 def release(environment: Mapping[str, str], name: str, default: str) -> NcclVersion:

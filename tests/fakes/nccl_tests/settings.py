@@ -1,4 +1,4 @@
-"""What NCCL's environment says: allowed cells, channels, transports (`src/graph/tuning.cc`).
+"""NCCL's environment variables: allowed cells, channels, transports (`src/graph/tuning.cc`).
 
 Factors of transports, threads and buffers are made up; they only have to show.
 """

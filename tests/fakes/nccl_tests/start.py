@@ -1,4 +1,4 @@
-"""Where the executables of install.py begin."""
+"""Entry point of the executables of install.py."""
 
 import os
 import sys

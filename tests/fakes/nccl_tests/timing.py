@@ -1,4 +1,4 @@
-"""Times with noise: reproducible from a seed, a launch, a cycle, a size and a half."""
+"""Noisy times, reproducible by seed, launch, cycle, size and half."""
 
 import hashlib
 import os
@@ -20,7 +20,7 @@ LAUNCH_US = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which figure is drawn: cycle of `-N`, size, half, and the key of what ran."""
+    """What a draw is for: cycle of `-N`, size, half, and the key of the config."""
 
     cycle: int
     size_bytes: int
@@ -29,7 +29,7 @@ class Place:
 
 
 class Clock:
-    """Draws of one launch."""
+    """The draws of one launch."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         """Read FAKE_SEED, FAKE_LAUNCH and FAKE_NOISE."""

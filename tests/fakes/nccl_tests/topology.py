@@ -1,4 +1,4 @@
-"""The dumps that NCCL_TOPO_DUMP_FILE and NCCL_GRAPH_DUMP_FILE ask for, of a made-up node.
+"""NCCL's topology and graph dumps of a made-up node.
 
 Eight GPUs on four NVSwitches, a network card beside each: the shape of a DGX H100 (`src/graph/
 xml.cc` writes the elements, `src/graph/search.cc` the graphs). The bus ids and addresses are ours.

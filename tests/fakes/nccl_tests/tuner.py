@@ -1,4 +1,4 @@
-"""Load a tuner plugin as an NCCL release does, and call it through that release's ABI.
+"""Loads a tuner plugin as an NCCL release does, and calls it through that release's ABI.
 
 The layouts are those of `serve/plugin/nccl/tuner_abi.h`. Nothing of the package's own caller is
 used: a mistake there must not hide here.
@@ -48,7 +48,7 @@ class TunerFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What came back from one getCollInfo."""
+    """The result of one getCollInfo."""
 
     #: The plugin's own choice, v2 only; -1 where it left that to NCCL.
     algorithm: int
@@ -58,7 +58,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a communicator tells a tuner about itself."""
+    """The shape of a communicator, as passed to a tuner."""
 
     comm_id: int
     num_ranks: int

@@ -1,4 +1,4 @@
-"""Who this process is among all of them, by what a launcher put into its environment."""
+"""Rank and size of this process, from a launcher's environment variables."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Build the fake NVML (fake_nvml.c) and make programs load it."""
+"""Builds the fake NVML (fake_nvml.c), and the environment that loads it."""
 
 import os
 import subprocess

@@ -16,7 +16,7 @@ from tests.serve.jobs.setting import Setting, fingerprint, make_setting
 
 
 class Player(Protocol):
-    """Plays a job of one plugin."""
+    """Runs jobs under one plugin."""
 
     def __call__(
         self, *options: str, environment: Mapping[str, str], **named: object
@@ -39,18 +39,18 @@ def job_build_dir(build_dir: Callable[[str], Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def play_job(job_build_dir: Path) -> Player:
-    """Jobs under our plugin."""
+    """Jobs under the adaptive plugin and the profiler."""
     return player_of(job_build_dir, ADAPTIVE_NAME)
 
 
 @pytest.fixture(scope="session")
 def play_tuner(job_build_dir: Path) -> Player:
-    """Jobs under the tuner alone."""
+    """Jobs under the tuner only."""
     return player_of(job_build_dir, TUNER_NAME)
 
 
 class Inits:
-    """Runs `init_ranks`: many ranks in the tuner's `init`, and nothing else of NCCL."""
+    """Runs `init_ranks`: many ranks in the tuner's `init`, without the rest of NCCL."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

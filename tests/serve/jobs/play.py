@@ -1,4 +1,4 @@
-"""Play a job of rank processes against the built plugin, and read what it came to.
+"""Runs a job of rank processes under the built plugin (`play_job`), and parses its report.
 
 The work is done by `play_job` (serve/plugin/tests/job/), which behaves as NCCL does and checks at
 every collective that all ranks would run the same.
@@ -18,7 +18,7 @@ DEADLINE_S: Final = 30
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """What happened to one rank."""
+    """The results of one rank."""
 
     asked: int
     errors: list[str]
@@ -30,7 +30,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """One communicator slot as one group of ranks saw it, through all its generations."""
+    """One communicator slot over all its generations, for one group of ranks."""
 
     slot: int
     ranks: list[int]
@@ -46,7 +46,7 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a job came to; `raw` is all of it."""
+    """The results of a job; `raw` has all of it."""
 
     calls: int
     #: Calls that the plugin decided on all ranks, and those that it decided on some only.
@@ -66,7 +66,7 @@ class Played:
 
     @property
     def is_sound(self) -> bool:
-        """Whether a real job would have gone on undisturbed."""
+        """Whether a real job would have run undisturbed."""
         return not (
             self.disagreements
             or self.acted_unevenly
@@ -125,23 +125,23 @@ def play(
 
 
 def assert_never_split(played: Played) -> None:
-    """Neither the ranks' choices nor their ends."""
+    """Check that all ranks made equal choices, and ended alike."""
     assert (played.disagreements, played.acted_unevenly, played.violations) == (0, 0, 0), played
     assert (played.abnormal_exits, played.hit_deadline) == (0, False), played
 
 
 def at(call: int, what: str, *, rank: int | str = 0, comm: int = 0) -> tuple[str, str]:
-    """An action before a call: `at(100, "sleep=2", rank=3)`."""
+    """An action before one call: `at(100, "sleep=2", rank=3)`."""
     return "--at", f"{call}:rank={rank}:comm={comm}:{what}"
 
 
 def every(calls: int, what: str, *, rank: int | str = 0, comm: int = 0) -> tuple[str, str]:
-    """An action before every so many calls."""
+    """An action before every `calls` calls."""
     return "--every", f"{calls}:rank={rank}:comm={comm}:{what}"
 
 
 def on_rank(rank: int, settings: Mapping[str, str | None]) -> list[str]:
-    """Environment of one rank alone; None unsets a variable there."""
+    """Environment variables of one rank only; None unsets one."""
     return [
         argument
         for name, value in settings.items()

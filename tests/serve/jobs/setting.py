@@ -1,4 +1,4 @@
-"""What a job under the plugin finds around it: an artifact, a machine, a key."""
+"""The surroundings of a job under the plugin: artifact, machine, key."""
 
 import hashlib
 import os
@@ -89,7 +89,7 @@ def write_machine(root: Path, *, gpu: str = GPU) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One job's surroundings under `root`, with two artifacts and one machine."""
+    """The files of one job under `root`: two artifacts and one machine."""
 
     root: Path
     artifact: Path
@@ -99,7 +99,7 @@ class Setting:
     run_dir: Path
 
     def environment(self, *, coordinator: bool = False) -> dict[str, str]:
-        """What the ranks get. Without a coordinator one node's ranks meet on a local socket."""
+        """Environment of the ranks; without a coordinator they use a local socket."""
         chosen = f"127.0.0.1:{free_port()}" if coordinator else "none"
         return {
             "DYNAMICCL_ARTIFACT": str(self.artifact),
@@ -119,7 +119,7 @@ class Setting:
 
 
 def make_setting(root: Path, *, num_ranks: int, num_nodes: int = 1) -> Setting:
-    """Everything that a job of this size needs, under `root`."""
+    """Create the files of a job of this size under `root`."""
     shapes = shapes_of(num_ranks, num_nodes)
     key = root / "key"
     key.write_bytes(os.urandom(32))

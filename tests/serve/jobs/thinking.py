@@ -1,4 +1,4 @@
-"""A brain in a process of its own, for jobs in adaptive mode."""
+"""A brain process for jobs in adaptive mode."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What ranks leave behind and look like while they run: records, threads, libraries."""
+"""Inspects running ranks: records, threads, libraries."""
 
 import json
 import sys
@@ -44,7 +44,7 @@ class Seen:
 
 
 class Look:
-    """An action that looks at all ranks: `*at(100, look.action)`, and then `look.ranks()`."""
+    """An action that inspects all ranks: `*at(100, look.action)`, then `look.ranks()`."""
 
     def __init__(self, folder: Path) -> None:
         """Keep program and result in `folder`, which is made."""
@@ -56,7 +56,7 @@ class Look:
         self.action = f"sh=exec {sys.executable} -S {self._script} {self._result}"
 
     def ranks(self) -> list[Seen]:
-        """What was seen, in the order in which the ranks were started."""
+        """The snapshots, in the order in which the ranks were started."""
         seen = json.loads(self._result.read_text())
         return [Seen(**seen[process]) for process in sorted(seen, key=int)]
 

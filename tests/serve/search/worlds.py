@@ -1,4 +1,4 @@
-"""Spaces with a known truth, for tests of searches."""
+"""Search spaces with known times, for tests of searches."""
 
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -45,7 +45,7 @@ def drive(
     calls: int,
     noise: Callable[[int], float] = lambda _: 1.0,
 ) -> list[int]:
-    """Play calls; what each ran."""
+    """Run calls; returns the action of each."""
     ran = []
     for call in range(calls):
         action = tuner.ask(KEY)
@@ -60,7 +60,7 @@ def count_probes(
     calls: int,
     noise: Callable[[int], float] = lambda _: 1.0,
 ) -> int:
-    """Play calls; how many ran another action than the incumbent of that moment."""
+    """Run calls; returns how many ran another action than the incumbent."""
     probes = 0
     for call in range(calls):
         action = tuner.ask(KEY)

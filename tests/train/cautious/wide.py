@@ -1,4 +1,4 @@
-"""A sweep of several group shapes, and a run that was fitted to it."""
+"""A sweep of several group shapes, and a run trained on it."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A quiet sweep of the system that actors learn in."""
+"""A quiet sweep of the system in which actors train."""
 
 from pathlib import Path
 

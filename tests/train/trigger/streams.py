@@ -1,4 +1,4 @@
-"""Made-up quiet calls, and quick Triggers for them."""
+"""Made-up quiet calls, and quickly trained Triggers for them."""
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ def t3(random: np.random.Generator, steps: int, width: int, sigma: float = 1.0) 
 
 
 def made_up_series(seed: int = 0, keys: int = 30, calls: int = 1_000) -> Series:
-    """A/A data of keys whose noise is 0.02 to 0.5."""
+    """Quiet calls of keys with noise of 0.02 to 0.5."""
     random = np.random.default_rng(seed)
     scales = np.exp(random.uniform(np.log(0.02), np.log(0.5), keys)).astype(np.float32)
     times = t3(random, calls, keys) * scales

@@ -10,7 +10,7 @@ from dynamiccl.datasets.splits import Split, with_split
 from dynamiccl.datasets.store import read
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.record_jobs import Exploration, Order, record_jobs
+from dynamiccl.simulator.record_jobs import Exploration, RecordSettings, record_jobs
 from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload
@@ -30,7 +30,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> pl.DataFrame:
     out = tmp_path_factory.mktemp("calls")
     group = Group(1, 8)
     work = tuple(WorkCall(group, Collective.AllReduce, size, 100.0) for size in SIZES)
-    order = Order(
+    order = RecordSettings(
         system=find_system("b300-nvlink"),
         workload=Workload("three sizes", work),
         scenario=find_scenario("quiet"),

@@ -1,4 +1,5 @@
-// Between the state machines, which know no artifact, and the service, which knows no tables.
+//
+// Connects the state machines (clock, member, leader) with artifact files and tables.
 #include "adaptive/agreement/agreement.h"
 
 #include <cstdio>
@@ -135,7 +136,7 @@ void Agreement::tick(std::uint64_t now_ns) noexcept {
 }
 
 void Agreement::describe(CallRecord* record) const noexcept {
-  // A launch of a graph has its events on a thread of CUDA's.
+  // CUDA launches a graph from a thread of its own, so its events come there.
   const Clock::Look look(clock_);
   const TableInForce& table = look.table();
   record->table = table.number;
@@ -192,8 +193,8 @@ std::uint64_t Agreement::due_ns(std::uint64_t now_ns) const noexcept {
 bool Agreement::is_settled() const noexcept {
   if (ended_) return true;
   if (leader_ != nullptr) return leader_->is_settled() && leader_->committed() > 0;
-  // A proposal that was called off is a decision as well, and another one will follow.
-  return member_ != nullptr && member_->decided_at() != 0 && !member_->is_mustered();
+  // A proposal that was abandoned counts as decided, and another one will follow.
+  return member_ != nullptr && member_->decided_at() != 0 && !member_->is_preparing();
 }
 
 }  // namespace dynamiccl

@@ -1,7 +1,7 @@
-// One communicator of this rank: its clock, its part in the agreement, and what people are told.
+// The agreement of one communicator on this rank: clock, member, and on rank 0 the leader.
 //
-// Two hold it: the communicator (context.h), whose threads pass through the clock, and the service,
-// whose one thread does all the rest. It is freed by whoever lets go of it last.
+// Two parties hold a reference: the communicator (context.h), whose threads pass through the clock,
+// and the service, whose single thread does everything else. The last one to release it frees it.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@ class Guard;
 class Profiler;
 
 inline constexpr std::size_t kLineBytes = 640;
-/// What is said beside a kill file that the ranks cannot follow any more.
+/// Added to the message about a kill file that the ranks can no longer follow together.
 inline constexpr char kNotOff[] =
     "; a kill file is there, but nothing can be agreed any more: the table stays in force";
 
@@ -33,7 +33,8 @@ class Agreement {
   Agreement(const Agreement&) = delete;
   Agreement& operator=(const Agreement&) = delete;
 
-  /// Null when memory is short. Takes `settings` over in any case. The caller holds it.
+  /// Null when out of memory. Takes ownership of `settings` in any case. The caller holds a
+  /// reference.
   static Agreement* create(const Member::Place& place, Settings* settings) noexcept;
   Agreement* hold() noexcept {
     holders_.fetch_add(1, std::memory_order_relaxed);
@@ -46,37 +47,37 @@ class Agreement {
   bool is_leader() const noexcept { return place_.rank == 0; }
   Clock* clock() noexcept { return &clock_; }
 
-  /// Leave a line for NCCL's logger: the next call, or finalize, says it, since NCCL's logger makes
-  /// CUDA calls that the agreement's thread must not make.
+  /// Leave a line for NCCL's logger, printed by the next call or finalize: NCCL's logger makes CUDA
+  /// calls, which the agreement's thread must not make.
   __attribute__((format(printf, 2, 3))) void say(const char* format, ...) noexcept;
-  /// What finalize is to say should nothing have come of the agreement by then.
+  /// The line that finalize prints if the agreement has not succeeded by then.
   __attribute__((format(printf, 2, 3))) void note(const char* format, ...) noexcept;
   bool take_note(char (&line)[kLineBytes]) noexcept;
-  /// The line that waits, once. Called by the communicator's threads.
+  /// Takes the waiting line. Called by the communicator's threads.
   bool take_line(char (&line)[kLineBytes]) noexcept;
 
-  /// Read the artifact, on the files' thread, before all that follows.
+  /// Read the artifact, on the files' thread; comes before all functions below.
   void load() noexcept;
 
-  // ---- all below is the service's thread's ----
+  // ---- all functions below are for the service's thread ----
 
   void begin(const Outlet& outlet, std::uint64_t now_ns) noexcept;
   void receive(std::int32_t from_rank, const Message& message, std::uint64_t now_ns) noexcept;
   void tick(std::uint64_t now_ns) noexcept;
-  /// When tick() is next due; 0: only when something comes.
+  /// When tick() is due; 0: not before the next message.
   std::uint64_t due_ns(std::uint64_t now_ns) const noexcept;
-  /// Nothing more can be agreed (or never could).
+  /// Whether nothing more can be agreed (or never could).
   bool has_ended() const noexcept { return ended_; }
-  /// What had to be agreed has been, on this rank and, on a leader's, on all.
+  /// Whether the first decision was reached: on this rank and, for a leader, on all ranks.
   bool is_settled() const noexcept;
-  /// No more agreeing: of this rank alone, or with it of all.
+  /// End the agreement: on this rank alone, or on all ranks.
   void end(const char* reason) noexcept;
 
-  /// A leader's: whether a kill file is there.
+  /// Leader only: whether a kill file exists.
   void see_kill_file(bool is_there) noexcept { off_ = is_there; }
 
-  /// A leader's: whether the index with this stamp is to be read; and what was read then, which is
-  /// taken over.
+  /// Leader only: whether the index with this stamp should be read, and the result of reading it
+  /// (takes ownership).
   bool wants_artifact(std::uint64_t stamp) noexcept;
   void take_artifact(Artifact* fresh) noexcept;
 
@@ -86,21 +87,21 @@ class Agreement {
   const Artifact* artifact() const noexcept { return artifact_; }
   const char* identity() const noexcept { return identity_; }
 
-  /// Put a table to the ranks, without what the guard has withdrawn.
+  /// Propose a table to all ranks, without entries that the guard has withdrawn.
   bool propose(const std::uint8_t* table, std::size_t bytes) noexcept;
 
-  /// Complete a record of this communicator; on any thread.
+  /// Fill in a call record of this communicator (any thread).
   void describe(CallRecord* record) const noexcept;
-  /// A leader's: whether to ask the brain now; and what it said (`reason`: it
-  /// failed; no bytes: keep the table).
+  /// Leader only: whether the brain should be asked now, and its answer (`reason`: it failed; no
+  /// bytes: keep the table).
   bool brain_is_due(std::uint64_t now_ns) noexcept;
   void brain_answered(const char* reason, const std::uint8_t* table, std::size_t bytes) noexcept;
-  /// The table that was put last, into room for kMaxFileBytes.
+  /// The latest proposed table; needs room for kMaxFileBytes.
   std::size_t copy_current(std::uint8_t* table) const noexcept;
   /// Counters for Metrics, in its order.
   std::uint64_t metric(int index) const noexcept;
 
-  // The service's own, kept here for it.
+  // Used by the service only.
   Agreement* next = nullptr;
   Connection** by_rank = nullptr;                  // [num_ranks]
   char (*addresses)[kAddressTextBytes] = nullptr;  // [num_ranks], with a coordinator
@@ -143,7 +144,7 @@ class Agreement {
   std::uint32_t told_of_ = 0;        // the latest decision that was spoken of
   std::uint64_t index_stamp_ = 0;    // of the artifact that was read
   std::uint64_t renewed_stamp_ = 0;  // of the one that is being read; 0: none is
-  // What the leader put last for good: tables for probes and the guard begin with it.
+  // The latest table proposed permanently; tables for probes and the guard are derived from it.
   std::uint8_t* current_ = nullptr;
   std::size_t current_bytes_ = 0;
   bool is_probing_ = false;

@@ -1,4 +1,4 @@
-// Runs on the files' thread: files and the fingerprint can take long.
+// Runs on the files' thread: reading files and taking the fingerprint can be slow.
 #include "adaptive/agreement/artifact.h"
 
 #include <cstdio>
@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t kMaxPathBytes = 4096;
 constexpr std::uint64_t kMaxPartsPerMillion = 1'000'000'000;
 
-/// 64 KiB, so not for a thread's stack.
+/// 64 KiB: too large for a thread's stack.
 class HeldIndex {
  public:
   HeldIndex() noexcept : index_(allocate<PluginIndex>()) {}
@@ -30,7 +30,7 @@ class HeldIndex {
   PluginIndex* index_;
 };
 
-/// By how much repeats of one call differ; -1: not known.
+/// Relative difference between repeats of one call; -1: unknown.
 std::int64_t noise_ppm_of(const PluginIndex& index, const char* system, int collective) noexcept {
   char keys[kSystemBytes + 32], text[16];
   std::snprintf(keys, sizeof keys, "noise\t%s\t%d\t", system, collective);
@@ -120,7 +120,7 @@ void Artifact::write_identity(const Member::Place& place,
                               char (&text)[kIdentityBytes]) const noexcept {
   char machine[kFingerprintBytes];
   own_fingerprint(loaded_nccl_version(), machine);
-  // A rank with a problem says it first of all: it is why the others differ.
+  // The problem comes first: it explains why this rank differs from the others.
   std::snprintf(text, kIdentityBytes,
                 "problem=%s\nplugin=%s\nmachine=%s\nartifact=%s\nsystem=%s\ntable=%s\nranks=%d\n"
                 "nodes=%d\n",

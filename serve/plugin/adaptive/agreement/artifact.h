@@ -1,5 +1,5 @@
-// What a rank finds in the artifact for one communicator, and the lines in which all ranks of that
-// communicator must agree.
+// The artifact's data for one communicator on this rank, and the `name=value` lines that must be
+// equal on all of its ranks.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ inline constexpr std::size_t kIdentityBytes = 2048;
 
 class Artifact {
  public:
-  /// Reads index and table; problem() then says what stood in the way, if anything.
+  /// Reads index and table; problem() then tells what failed, if anything.
   void load(const Settings& settings, const Member::Place& place) noexcept;
 
   const char* problem() const noexcept { return problem_[0] != '\0' ? problem_ : nullptr; }
@@ -25,7 +25,7 @@ class Artifact {
   std::size_t table_bytes() const noexcept { return table_bytes_; }
   const char* hash() const noexcept { return hash_; }
   const char* system() const noexcept { return system_; }
-  /// Of a collective, parts per million; -1: unknown.
+  /// Noise of a collective in parts per million; -1: unknown.
   std::int64_t noise_ppm(int collective) const noexcept { return noise_ppm_[collective]; }
   int num_decided() const noexcept { return num_decided_; }
   int num_entries() const noexcept { return num_entries_; }

@@ -1,4 +1,4 @@
-// What happens at the gate, and how it is set.
+// The slow path of a call at the gate, and the staging of a switch.
 #include "adaptive/agreement/clock.h"
 
 #include <algorithm>
@@ -7,7 +7,7 @@ namespace dynamiccl {
 
 Clock::Clock(std::uint64_t limit_ns) noexcept
     : in_force_(TableInForce::abstaining(0)), fences_(!barrier_all_threads()), limit_ns_(limit_ns) {
-  // Without memory for a table nothing may be looked up.
+  // Without memory for a table no look-up may happen.
   if (in_force_.load(std::memory_order_relaxed) == nullptr) is_closed_.store(true);
   const Lock lock(&mutex_);
   set_gate();
@@ -25,13 +25,13 @@ Clock::~Clock() {
 }
 
 void Clock::set_gate() noexcept {
-  std::uint64_t gate = muster_at_;
+  std::uint64_t gate = stop_at_;
   const bool is_closed = is_closed_.load(std::memory_order_relaxed);
   if (is_closed || failed_ || called_in_ || staged_ != nullptr) gate = 0;
   gate_.store(gate, std::memory_order_seq_cst);
 }
 
-/// It is no longer in force: nobody who looks from now on will find it.
+/// Removes the table from force: no later look-up finds it.
 void Clock::drop(TableInForce* table) noexcept {
   table->next_dropped = dropped_;
   dropped_ = table;
@@ -56,21 +56,21 @@ Clock::Turn Clock::turn(std::uint64_t now_ns) noexcept {
   if (is_closed_.load(std::memory_order_relaxed)) return Turn::kAbstain;
   if (failed_) return Turn::kFail;
   called_in_ = false;
-  // In the middle of a group, a rank that has simulated one could stand beside ranks that have not.
+  // In the middle of a group, a rank that simulated a group could stop beside ranks that did not.
   const bool begins_group = marks_->begins_group();
   if (ended_.load(std::memory_order_relaxed) + 1 != call) {
-    // Two calls at once: NCCL forbids it to its users. The count is lost on this rank alone, so it
-    // must never vote again; what is in force goes on, since the other ranks go on with it.
+    // Two concurrent calls on one communicator: NCCL forbids it. This rank's count is no longer
+    // valid, so it must never vote again; the table in force stays, since the other ranks keep it.
     broken_.store(true, std::memory_order_relaxed);
     ended_.store(call - 1, std::memory_order_relaxed);
   }
   if (staged_ != nullptr) {
-    // The call that waited, or one before it should the leader ever break its word.
+    // The call that waited, or an earlier one if the leader ever violates the protocol.
     TableInForce* before = in_force_.load(std::memory_order_relaxed);
     in_force_.store(staged_, std::memory_order_seq_cst);
     drop(before);
     staged_ = nullptr;
-  } else if (call >= muster_at_ && begins_group) {
+  } else if (call >= stop_at_ && begins_group) {
     const Turn turn = wait_for_decision(now_ns);
     if (turn == Turn::kWait) return turn;
     if (turn == Turn::kFail) {
@@ -78,7 +78,7 @@ Clock::Turn Clock::turn(std::uint64_t now_ns) noexcept {
       set_gate();
       return turn;
     }
-    muster_at_ = kNever;  // nobody has been promised anything
+    stop_at_ = kNever;  // nobody has been promised anything
   }
   if (waiting_.exchange(false, std::memory_order_relaxed)) {
     waited_ns_.fetch_add(now_ns - waited_since_ns_, std::memory_order_relaxed);
@@ -97,18 +97,18 @@ bool Clock::hash_after(std::uint64_t calls, std::uint64_t* hash) const noexcept 
   return begun_.load(std::memory_order_relaxed) <= calls + kHashReach;
 }
 
-bool Clock::muster(std::uint64_t at) noexcept {
+bool Clock::prepare(std::uint64_t at) noexcept {
   const Lock lock(&mutex_);
   if (is_closed_.load(std::memory_order_relaxed) || failed_ || staged_ != nullptr) return false;
-  if (muster_at_ != kNever || broken_.load(std::memory_order_relaxed)) return false;
-  muster_at_ = at;
+  if (stop_at_ != kNever || broken_.load(std::memory_order_relaxed)) return false;
+  stop_at_ = at;
   waited_since_ns_ = 0;
   set_gate();
-  // Now every call that has not begun yet will see the gate, and every one that has is counted.
+  // From here on every call that has not begun sees the gate, and every one that has is counted.
   if (!fences_) barrier_all_threads();
   full_barrier();
   if (begun_.load(std::memory_order_relaxed) < at) return true;
-  muster_at_ = kNever;
+  stop_at_ = kNever;
   set_gate();
   return false;
 }
@@ -116,8 +116,8 @@ bool Clock::muster(std::uint64_t at) noexcept {
 bool Clock::vote(std::uint64_t* hash, std::uint64_t* call) noexcept {
   const Lock lock(&mutex_);
   *call = begun_.load(std::memory_order_relaxed);
-  const bool waits = muster_at_ != kNever && waiting_.load(std::memory_order_relaxed) &&
-                     *call >= muster_at_ && !failed_ && !is_closed_.load(std::memory_order_relaxed);
+  const bool waits = stop_at_ != kNever && waiting_.load(std::memory_order_relaxed) &&
+                     *call >= stop_at_ && !failed_ && !is_closed_.load(std::memory_order_relaxed);
   if (!waits) return false;
   promised_ = true;
   *hash = hash_.load(std::memory_order_relaxed);
@@ -126,7 +126,7 @@ bool Clock::vote(std::uint64_t* hash, std::uint64_t* call) noexcept {
 
 void Clock::commit(TableInForce* next) noexcept {
   const Lock lock(&mutex_);
-  muster_at_ = kNever;
+  stop_at_ = kNever;
   promised_ = false;
   if (staged_ != nullptr) staged_->let_go();
   staged_ = next;
@@ -135,7 +135,7 @@ void Clock::commit(TableInForce* next) noexcept {
 
 void Clock::abandon() noexcept {
   const Lock lock(&mutex_);
-  muster_at_ = kNever;
+  stop_at_ = kNever;
   promised_ = false;
   set_gate();
 }
@@ -149,8 +149,7 @@ void Clock::close() noexcept {
   const Lock lock(&mutex_);
   is_closed_.store(true, std::memory_order_seq_cst);
   set_gate();
-  // As in muster(): what is_empty() reads afterwards has every call in it that did not see the
-  // gate.
+  // As in prepare(): is_empty() then counts every call that did not see the gate.
   if (!fences_) barrier_all_threads();
   full_barrier();
 }

@@ -1,10 +1,11 @@
-// The clock of one communicator on one rank: it counts the calls, and moves to another table at a
-// call that all ranks have agreed on.
+// The clock of one communicator on one rank: it counts calls, and switches to another table at a
+// call number that all ranks have agreed on.
 //
-// Two sides share it. The caller's thread passes through begin() and end() at every getCollInfo; it
-// alone changes which table is in force. The agreement's thread only stages: it has the rank stop
-// at a call (muster), promises that it has (vote), and says what was decided (commit, abandon). The
-// fast path of begin() compares the call's number with one integer, the gate: the first call at
+// Two threads share it. The calling thread passes through begin() and end() at every getCollInfo;
+// it alone changes the table in force. The agreement's thread only stages a switch, as in two-phase
+// commit: it makes the rank stop at a call (prepare), promises that it has stopped (vote), and
+// passes on the decision (commit, abandon). The fast path of begin() compares the call number with
+// one integer, the gate: the first call at which the slow path is needed.
 // which anything is to be done.
 #pragma once
 
@@ -18,8 +19,8 @@
 
 namespace dynamiccl {
 
-/// Rolling hash of what was asked: ranks whose hashes are equal have made the same calls.
-/// The marks are what tells a question from a call (marks.h).
+/// Rolling hash of the calls' arguments: ranks with equal hashes have made the same calls. The
+/// marks tell real calls from questions about simulated ones (marks.h).
 inline std::uint64_t stream_hash(std::uint64_t before, int collective, std::uint64_t size_bytes,
                                  std::uint64_t marks) noexcept {
   const std::uint64_t call = size_bytes << (3 + CallMarks::kBits) | marks << 3 |
@@ -30,7 +31,7 @@ inline std::uint64_t stream_hash(std::uint64_t before, int collective, std::uint
 class Clock {
  public:
   static constexpr std::uint64_t kNever = ~std::uint64_t{0};
-  /// Hashes are kept at every so many calls, and this far back.
+  /// Hashes are kept every so many calls, and this far back.
   static constexpr std::uint64_t kHashEvery = 16;
   static constexpr std::uint64_t kHashSlots = 256;
   static constexpr std::uint64_t kHashReach = kHashEvery * (kHashSlots - 1);
@@ -42,23 +43,23 @@ class Clock {
     kFail,     // answer with an error: waiting is over, and other ranks may have switched
   };
 
-  /// `limit_ns`: how long the call that is stopped at may wait for the decision.
+  /// `limit_ns`: how long a stopped call may wait for the decision.
   explicit Clock(std::uint64_t limit_ns) noexcept;
   ~Clock();
   Clock(const Clock&) = delete;
   Clock& operator=(const Clock&) = delete;
 
-  // ---- the caller's thread ----
+  // ---- for the calling thread ----
 
-  /// A call begins. True: answer from table(), then end(). False: ask turn() first.
+  /// A call begins. True: look up in table(), then end(). False: call turn() first.
   bool begin() noexcept {
     const std::uint64_t call = count();
-    // Pairs with muster(), which else makes this thread pass a barrier.
+    // Pairs with prepare(), which otherwise makes this thread pass a barrier.
     if (fences_) full_barrier();
     return passes(call);
   }
 
-  /// What the call that has begun is to do. The one slow path; takes a lock.
+  /// What to do with the call that has begun. The only slow path; takes a lock.
   Turn turn(std::uint64_t now_ns) noexcept;
 
   const DecisionTable& table() const noexcept { return in_force().decisions; }
@@ -68,7 +69,7 @@ class Clock {
   bool is_probing() const noexcept { return in_force().is_probe; }
   std::uint64_t begun() const noexcept { return begun_.load(std::memory_order_relaxed); }
 
-  /// Before any call: where the profiler tells about the calls. Must outlive the clock.
+  /// Before any call: where the profiler puts its marks. Must outlive the clock.
   void heed(CallMarks* marks) noexcept { marks_ = marks; }
 
   /// The call has been answered.
@@ -81,50 +82,50 @@ class Clock {
     ended_.store(call, std::memory_order_release);
   }
 
-  // ---- the agreement's thread ----
+  // ---- for the agreement's thread ----
 
-  /// Calls that have been answered.
+  /// Number of answered calls.
   std::uint64_t calls() const noexcept { return ended_.load(std::memory_order_acquire); }
 
-  /// The stream's hash after `calls`, a multiple of kHashEvery. False when that many have not been
-  /// made, or it is too long ago.
+  /// The stream's hash after `calls`, a multiple of kHashEvery. False when that call has not come
+  /// yet, or is too long ago.
   bool hash_after(std::uint64_t calls, std::uint64_t* hash) const noexcept;
 
-  /// Stop at call `at`, once it comes, or at the first after it that begins a group. False when it
-  /// has come and gone, or another is stopped at.
-  bool muster(std::uint64_t at) noexcept;
+  /// Stop at call `at`, or at the first later one that begins a group. False when that call is
+  /// over, or another stop is pending.
+  bool prepare(std::uint64_t at) noexcept;
 
-  /// Whether that call has come and waits; then writes the hash of the stream before it and the
-  /// call's number, and promises that it will wait for commit() or abandon(). Until then it may go
-  /// on by itself.
+  /// Whether that call has come and waits. If so, writes the hash of the stream before it and the
+  /// call's number, and promises to wait for commit() or abandon(). Before that it may still go on
+  /// by itself.
   bool vote(std::uint64_t* hash, std::uint64_t* call) noexcept;
 
-  /// The outcome: take `next` (a reference is taken over) from the call that waits on.
+  /// The decision: use `next` (takes the reference) from the waiting call on.
   void commit(TableInForce* next) noexcept;
 
-  /// The outcome, or second thoughts: stay with the table in force, and stop nowhere.
+  /// The decision, or a withdrawal: keep the table in force, and do not stop.
   void abandon() noexcept;
 
   /// The number of the table in force.
   std::uint32_t table_number() const noexcept;
 
-  /// How long calls have waited at stops, up to the latest that went on.
+  /// Total time that calls have waited at stops, up to the latest that went on.
   std::uint64_t waited_ns() const noexcept { return waited_ns_.load(std::memory_order_relaxed); }
 
-  /// Whether a call waits.
+  /// Whether a call is waiting.
   bool is_waiting() const noexcept { return waiting_.load(std::memory_order_relaxed); }
 
-  /// Whether calls of one communicator overlapped: then nobody can count them.
+  /// Whether calls of one communicator overlapped, which makes counting impossible.
   bool is_broken() const noexcept { return broken_.load(std::memory_order_relaxed); }
 
-  // ---- any thread ----
+  // ---- for any thread ----
 
   /// Calls that were captured in a CUDA graph, as far as NCCL tells.
   std::uint64_t captured_calls() const noexcept {
     return marks_->captured.load(std::memory_order_relaxed);
   }
 
-  /// What is in force for a thread that is not the caller's: the table lives as long as this does.
+  /// The table in force, for another thread than the calling one; alive as long as this object.
   class Look {
    public:
     explicit Look(const Clock& clock) noexcept : lookers_(clock.lookers_) {
@@ -142,13 +143,13 @@ class Clock {
     const TableInForce* table_;
   };
 
-  /// From now on every call abstains, and one that waits goes on.
+  /// From now on every call abstains, and a waiting one goes on.
   void close() noexcept;
-  /// Whether the calls have left after close().
+  /// Whether all calls have left after close().
   bool is_empty() const noexcept {
     return ended_.load(std::memory_order_acquire) == begun_.load(std::memory_order_acquire);
   }
-  /// Make the next call take the slow path, where it can speak with NCCL's logger.
+  /// Make the next call take the slow path, where it can use NCCL's logger.
   void call_in() noexcept;
 
  private:
@@ -167,7 +168,7 @@ class Clock {
   void drop(TableInForce* table) noexcept;
   Turn wait_for_decision(std::uint64_t now_ns) noexcept;
 
-  // The caller's thread writes these at every call.
+  // Written by the calling thread at every call.
   alignas(64) std::atomic<std::uint64_t> begun_{0};
   std::atomic<std::uint64_t> ended_{0};
   std::atomic<std::uint64_t> hash_{0};
@@ -183,13 +184,13 @@ class Clock {
   std::atomic<bool> is_closed_{false};
   mutable std::atomic<std::int32_t> lookers_{0};
 
-  // The slow path and the agreement's thread.
+  // Shared by the slow path and the agreement's thread.
   mutable Mutex mutex_;
   const std::uint64_t limit_ns_;
   bool failed_ = false;
   bool called_in_ = false;
-  std::uint64_t muster_at_ = kNever;
-  bool promised_ = false;  // the call at muster_at_ waits for the decision, and for nothing else
+  std::uint64_t stop_at_ = kNever;
+  bool promised_ = false;  // the call at stop_at_ waits for the decision, and for nothing else
   TableInForce* staged_ = nullptr;
   TableInForce* dropped_ = nullptr;  // no longer in force, but perhaps still looked at
   std::uint64_t waited_since_ns_ = 0;

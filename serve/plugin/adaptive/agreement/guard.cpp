@@ -1,4 +1,5 @@
-// Medians of the latest times: a few slow calls withdraw nothing, and an old network is forgotten.
+// Uses medians of recent times: a few slow calls withdraw nothing, and old conditions are
+// forgotten.
 #include "adaptive/agreement/guard.h"
 
 #include <algorithm>

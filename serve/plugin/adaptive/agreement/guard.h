@@ -1,9 +1,9 @@
-// The leader's memory of how long calls took: what the guard judges our choices by, and what a
-// brain decides from.
+// The leader's history of call times: the guard compares our choices with NCCL's own, and the brain
+// decides from it.
 //
 // The time of a call is the minimum over ranks of its GPU time: the last rank to arrive waits for
-// nobody, and what the others spend waiting is skew (design: "Time of a call"). A call counts only
-// when all ranks have told theirs.
+// nobody, and what the others spend waiting is skew. A call counts only when all ranks have
+// reported.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace dynamiccl {
 
-/// One rank's time of one call, as ranks tell it to the leader.
+/// One rank's time of one call, as it is sent to the leader.
 struct Sample {
   std::uint64_t sequence;
   std::uint64_t size_bytes;
@@ -38,8 +38,8 @@ class Guard {
 
   void take(const Sample& sample) noexcept;
 
-  /// Finds tasks whose median time with our choice exceeds that with NCCL's own by more than the
-  /// noise; they stay withdrawn until forget(). Writes the first of them.
+  /// Finds tasks whose median time with our choice exceeds that with NCCL's own choice by more than
+  /// the noise; they stay withdrawn until forget(). Writes the first of them.
   struct Slow {
     int collective;
     int bin;
@@ -51,13 +51,13 @@ class Guard {
   bool withdraw_from(std::uint8_t* table, std::size_t bytes) const noexcept;
 
   int num_withdrawn() const noexcept { return num_withdrawn_; }
-  /// Another artifact: judge anew.
+  /// Start over with another artifact.
   void forget() noexcept;
 
-  /// Calls that all ranks have told.
+  /// Number of calls that all ranks have reported.
   std::uint64_t complete() const noexcept { return complete_; }
 
-  /// Copies the windows of all tasks to `tasks`; the number of them.
+  /// Copies the windows of all tasks to `tasks`; returns the number of tasks.
   int copy_tasks(dynamiccl_task* tasks, int capacity) const noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// One proposal at a time: poll, vote, decide, settle.
+// One proposal at a time: poll, vote, decide, wait for acknowledgements.
 #include "adaptive/agreement/leader.h"
 
 #include <algorithm>
@@ -15,8 +15,8 @@ namespace dynamiccl {
 namespace {
 
 constexpr std::uint64_t kMostSpan = 1'000'000;
-// After each proposal that was called off the next one comes later, further ahead of the calls, and
-// with more patience: so often do these double.
+// After each abandoned proposal the next one comes later, is further ahead of the calls, and waits
+// longer: these double at most so many times.
 constexpr std::uint32_t kLaterTimes = 9, kFurtherTimes = 6, kMorePatienceTimes = 3;
 constexpr std::uint32_t kMostTries = 20;  // in a row; after that the ranks are left alone
 
@@ -208,8 +208,8 @@ void Leader::ask_for_votes(std::uint64_t now_ns) noexcept {
   }
   std::uint64_t most = ranks_[0].calls;
   for (std::int32_t i = 1; i < place_.num_ranks; ++i) most = std::max(most, ranks_[i].calls);
-  // The further ahead, the surer that no rank has made the call when it hears of it; ranks that did
-  // get there too early last time ask for more.
+  // The further ahead, the more likely that no rank has made the call yet when it receives the
+  // proposal; ranks that were past it last time ask for more.
   const auto paced =
       static_cast<std::uint64_t>(calls_per_ns_ * static_cast<double>(timing_.span_ns));
   const std::uint64_t span = std::clamp(paced, timing_.least_span, kMostSpan)
@@ -227,7 +227,7 @@ void Leader::decide(bool commit, std::uint64_t now_ns) noexcept {
     ++committed_;
     called_off_ = 0;
   } else {
-    // The same again, unless something else is wanted meanwhile or nothing ever will be.
+    // Propose the same again, unless another proposal is waiting or no agreement is possible.
     ++called_off_;
     if (called_off_ >= kMostTries) for_good_ = true;
     wanted_ = !for_good_;
@@ -293,7 +293,7 @@ void Leader::repeat() noexcept {
   }
 }
 
-/// What a rank is to hear in this state.
+/// The message that a rank gets in this state.
 void Leader::say(std::int32_t rank) noexcept {
   Message message{};
   message.rank = 0;

@@ -1,4 +1,4 @@
-// The leader's part in its communicator's agreement; see rules.h. Like Member without sockets.
+// The leader's side of a communicator's agreement; see rules.h. No sockets, as in Member.
 #pragma once
 
 #include <cstddef>
@@ -23,23 +23,23 @@ class Leader {
   void receive(std::int32_t from_rank, const Message& message, std::uint64_t now_ns) noexcept;
   void tick(std::uint64_t now_ns) noexcept;
 
-  /// Propose a table (.dct bytes, copied; none: abstain everywhere) as soon as it can be, perhaps
-  /// as a probe, which a record of a call then says. Takes the place of a proposal that has not
-  /// been put yet. False: there is no agreement (any more), or memory is short.
+  /// Propose a table (.dct bytes, copied; none: abstain everywhere) as soon as possible, optionally
+  /// as a probe, which call records then show. Replaces a proposal that is still waiting. False:
+  /// there is no agreement (any more), or out of memory.
   bool propose(const std::uint8_t* table, std::size_t table_bytes, bool is_probe) noexcept;
 
   State state() const noexcept { return state_; }
-  /// Nothing is under way and nothing waits to be proposed.
+  /// Whether no proposal is running or waiting.
   bool is_settled() const noexcept { return state_ == State::kIdle && !wanted_; }
-  /// Proposals that were agreed.
+  /// Number of proposals that were agreed on.
   std::uint32_t committed() const noexcept { return committed_; }
-  /// Why there is no agreement any more, or why the latest proposal was called off; "" at first.
+  /// Why the agreement ended, or why the latest proposal was abandoned; "" at first.
   const char* reason() const noexcept { return reason_; }
   std::uint64_t due_ns() const noexcept { return due_ns_; }
-  /// How long calls of the rank that waited longest have waited at stops so far.
+  /// The longest time that calls of one rank have waited at stops so far.
   std::uint64_t waited_ns() const noexcept { return waited_ns_; }
   std::int32_t num_here() const noexcept;
-  /// The lowest rank that has not come; num_ranks when all have.
+  /// The lowest rank that has not joined; num_ranks when all have.
   std::int32_t first_missing() const noexcept;
 
  private:
@@ -87,7 +87,7 @@ class Leader {
   bool for_good_ = false;         // nothing will be agreed after this decision
   char reason_[256] = "";
 
-  // What is to be proposed next, and what is proposed.
+  // The waiting proposal, and the current one.
   bool wanted_ = false;
   std::uint8_t* table_ = nullptr;
   std::size_t table_bytes_ = 0;

@@ -1,4 +1,4 @@
-// What people are told about an agreement, each in one line of NCCL's log.
+// Messages about an agreement for NCCL's log, one line each.
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
@@ -43,14 +43,14 @@ bool Agreement::take_line(char (&line)[kLineBytes]) noexcept {
   return true;
 }
 
-/// The first rank that has not come, should it never.
+/// The first rank that has not joined, for the message if it never does.
 void Agreement::note_missing() noexcept {
   if (leader_->state() != Leader::State::kGathering) return;
   note("DYNAMICCL: %d ranks on %d nodes: NCCL's own choice stood: rank %d did not take part",
        place_.num_ranks, place_.num_nodes, leader_->first_missing());
 }
 
-/// Says once what every first decision is; later ones speak when they are something else.
+/// Logs the first decision; later ones only when they differ from it.
 void Agreement::note_decision() noexcept {
   const std::uint32_t decided = member_->decided();
   if (decided == told_of_) return;

@@ -1,4 +1,4 @@
-// A member never guesses: it answers from what it has promised and what it was told.
+// A member answers only from its own promises and the messages that it received.
 #include "adaptive/agreement/member.h"
 
 namespace dynamiccl {
@@ -85,7 +85,7 @@ void Member::stop_for(const Message& proposal) noexcept {
   send(0, ballot);
 }
 
-/// Has the clock stop when there is no reason against it.
+/// Makes the clock stop unless there is a reason against it.
 Reason Member::consider(const Message& proposal) noexcept {
   if (left_) return kLeft;
   if (clock_->is_broken()) return kUncountable;
@@ -100,7 +100,7 @@ Reason Member::consider(const Message& proposal) noexcept {
   table->is_probe = proposal.span != 0;
   const bool fits = proposal.body_bytes == 0 || (table->decisions.num_ranks == place_.num_ranks &&
                                                  table->decisions.num_nodes == place_.num_nodes);
-  if (!fits || !clock_->muster(proposal.fixed)) {
+  if (!fits || !clock_->prepare(proposal.fixed)) {
     table->let_go();
     return fits ? kBusy : kBadTable;
   }
@@ -108,7 +108,7 @@ Reason Member::consider(const Message& proposal) noexcept {
   return kNoReason;
 }
 
-/// Says yes once the call has come. From then on only the decision lets it go on.
+/// Votes yes once the call has come. From then on only the decision releases it.
 void Member::promise(std::uint64_t now_ns) noexcept {
   if (promised_ || !clock_->vote(&hash_, &at_)) return;
   promised_ = true;
@@ -124,7 +124,7 @@ void Member::say_yes() noexcept {
   send(0, ballot);
 }
 
-/// As long as nothing is promised: go on, and never say yes to this proposal.
+/// While nothing is promised: go on, and vote no on this proposal from now on.
 void Member::drop_out() noexcept {
   if (proposal_ == 0 || promised_) return;
   clock_->abandon();
@@ -140,7 +140,7 @@ void Member::learn(const Message& decision) noexcept {
   const std::uint32_t proposal = decision.proposal;
   if (proposal <= decided_) return;
   if (proposal != proposal_ || !promised_) {
-    // Nothing can have been agreed without this rank.
+    // Nothing can have been agreed without this rank's vote.
     if (decision.verdict == kYes) return;
     if (proposal == proposal_) drop_out();
     if (proposal_ != 0) return;
@@ -174,7 +174,7 @@ void Member::tell(std::int32_t peer, std::uint32_t proposal) noexcept {
   if (proposal == decided_) {
     answer.verdict = committed_ ? kYes : kNo;
   } else if (proposal > decided_ && !(proposal == proposal_ && promised_)) {
-    // It cannot be agreed without this rank, and now never will be.
+    // It cannot be agreed without this rank's vote, which will now never be yes.
     if (proposal == proposal_) drop_out();
     if (refused_ < proposal) refused_ = proposal;
     answer.verdict = kNo;
@@ -186,8 +186,8 @@ void Member::ask(std::uint64_t now_ns) noexcept {
   ask_at_ns_ = now_ns + timing_.repeat_ns;
   say_yes();  // should the leader not have heard it
   const Message question = about(MessageKind::kAsk, proposal_);
-  // A few: all of a thousand ranks may be asking at once, and what one of them is told the next one
-  // can be told by it. Their addresses are known (service/transport.cpp, tell_peers).
+  // Only a few peers: all of a thousand ranks may be asking at once, and each passes on what it
+  // learns. Their addresses are known (service/transport.cpp, tell_peers).
   for (std::int64_t step = 1; step < place_.num_ranks; step *= 2) {
     send(static_cast<std::int32_t>((place_.rank + step) % place_.num_ranks), question);
   }

@@ -1,5 +1,5 @@
-// One rank's part in its communicator's agreement; see rules.h. No sockets and no clock on the
-// wall: it is told what came and what time it is.
+// One rank's side of its communicator's agreement; see rules.h. No sockets and no system clock:
+// messages and times are arguments.
 #pragma once
 
 #include <cstdint>
@@ -23,20 +23,20 @@ class Member {
   Member(const Member&) = delete;
   Member& operator=(const Member&) = delete;
 
-  /// A message of the leader (`from_rank` 0) or of a peer.
+  /// Handle a message of the leader (`from_rank` 0) or of a peer.
   void receive(std::int32_t from_rank, const Message& message, std::uint64_t now_ns) noexcept;
   void tick(std::uint64_t now_ns) noexcept;
 
-  /// Take part in no further proposal. One that was voted on is still followed.
+  /// Join no further proposal. The outcome of one that was voted on is still followed.
   void leave() noexcept { left_ = true; }
 
-  /// Whether the rank is to stop at a call, or waits there.
-  bool is_mustered() const noexcept { return proposal_ != 0; }
+  /// Whether the rank will stop at a call, or waits there.
+  bool is_preparing() const noexcept { return proposal_ != 0; }
   bool has_left() const noexcept { return left_; }
-  /// The latest proposal whose outcome this rank knows, and from which call on it holds.
+  /// The latest proposal with a known outcome, and the call from which on it holds.
   std::uint32_t decided() const noexcept { return decided_; }
   std::uint64_t decided_at() const noexcept { return decided_at_; }
-  /// When tick() is due although nothing came; 0: never.
+  /// When tick() is due without a message; 0: never.
   std::uint64_t due_ns() const noexcept { return promised_ ? ask_at_ns_ : 0; }
 
  private:

@@ -1,4 +1,4 @@
-// What leader and members of a communicator share: verdicts, reasons, and how long things may take.
+// Shared by leader and members of a communicator: verdicts, reasons, time limits.
 //
 // The protocol, for each proposal p = 1, 2, ... (one after the other):
 //
@@ -51,10 +51,10 @@ enum Reason : std::uint8_t {
   kLeft,         // this rank takes no further part
 };
 
-/// Why it is so, in words that follow "rank 3: ".
+/// The reason as text that follows "rank 3: ".
 const char* words_of(Reason reason) noexcept;
 
-/// Whether a later proposal can fare better.
+/// Whether a later proposal may succeed.
 inline bool may_pass(Reason reason) noexcept {
   return reason == kNoReason || reason == kBusy || reason == kTooFarApart;
 }
@@ -69,7 +69,7 @@ struct Timing {
   std::uint64_t least_span = 32;              // and at least so many
 };
 
-/// Where messages go. `send` must copy what it keeps, and deliver nothing before it returns.
+/// Output of messages. `send` must copy what it keeps, and deliver nothing before it returns.
 struct Outlet {
   void (*send)(void* user, std::int32_t to_rank, const Message& message);
   void* user;

@@ -1,4 +1,4 @@
-// Reads and copies; what a value means is decided where it is used.
+// Reads and copies environment variables; values are interpreted where they are used.
 #include "adaptive/agreement/settings.h"
 
 #include <unistd.h>
@@ -24,7 +24,7 @@ char* copy(const char* text) noexcept {
   return copied;
 }
 
-/// `directory` + `tail`, copied.
+/// `directory` + `tail`, as a copy.
 char* joined(const char* directory, const char* tail) noexcept {
   if (directory == nullptr) return nullptr;
   const std::size_t size = std::strlen(directory) + std::strlen(tail) + 1;

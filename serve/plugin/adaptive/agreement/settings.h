@@ -1,4 +1,4 @@
-// How a job asks for the plugin: its environment, read when a communicator is created.
+// The plugin's settings in mode adaptive, read from the environment when a communicator is created.
 //
 //   DYNAMICCL_ARTIFACT          directory of the artifact. Default: none, abstain.
 //   DYNAMICCL_SYSTEM            which system of the artifact this must be. Default: whichever the
@@ -22,10 +22,9 @@
 //   DYNAMICCL_PROBE_CALLS       calls between two probes of NCCL's own choice; more where probes
 //                               take more than kProbeCalls. Default 6400, so that probes are at
 //                               most 1 % of the calls; 0: none, and no guard.
-//   DYNAMICCL_STOP_PERCENT      share of the time that calls may wait at stops for probes and for
-//                               a brain's tables. Default 0.1. What was known too late to be
-//                               counted goes beyond it, and so do the first table, new artifacts
-//                               and kill files.
+//   DYNAMICCL_STOP_PERCENT      maximum share of the time that calls wait at stops for probes
+//                               and for the brain's decisions. Default 0.1. Not limited: the first
+//                               table, new artifacts and kill files, and waits counted too late.
 //   NCCL_SOCKET_IFNAME          stands in for DYNAMICCL_SOCKET_IFNAME.
 //   XDG_RUNTIME_DIR             holds DYNAMICCL_RUN_DIR by default.
 #pragma once
@@ -39,11 +38,11 @@ namespace dynamiccl {
 /// Calls that a probe of NCCL's own choice may take in DYNAMICCL_PROBE_CALLS.
 inline constexpr std::uint64_t kProbeCalls = 64;
 
-/// A duration in seconds, perhaps with a fraction; `fallback_ns` when unset or no such number.
+/// A duration in seconds, fractions allowed; `fallback_ns` when unset or invalid.
 std::uint64_t duration_ns(const char* variable, std::uint64_t fallback_ns) noexcept;
 
 struct Settings {
-  /// Copies what it keeps: the environment may change. False: memory is short.
+  /// Copies the values: the environment may change. False: out of memory.
   bool read() noexcept;
   Settings() = default;
   ~Settings();

@@ -1,5 +1,5 @@
-// What a leader puts to the ranks: tables, the way back at a kill file, probes, what the guard
-// withdraws, what a brain decides, and a new artifact.
+// What a leader proposes: tables, NCCL's own choice after a kill file, probes, tables without
+// withdrawn entries, the brain's decisions, and new artifacts.
 
 #include <algorithm>
 #include <cstdio>
@@ -32,7 +32,7 @@ bool Agreement::propose(const std::uint8_t* table, std::size_t bytes) noexcept {
   return taken;
 }
 
-/// A leader: what is to follow from the state of things.
+/// Leader only: decides on the next proposal.
 void Agreement::announce() noexcept {
   if (leader_->state() == Leader::State::kEnded && !ended_) return end(leader_->reason());
   const bool all_here = leader_->state() != Leader::State::kGathering;
@@ -60,23 +60,23 @@ void Agreement::announce() noexcept {
   is_probing_ = false;
 }
 
-/// Whether the ranks may be stopped once more for what is only of use: probes, and what a brain
-/// says. The first table, kill files and new artifacts are put whatever it costs.
+/// Whether the stop budget allows one more optional stop (probes, the brain's decisions). The first
+/// table, kill files and new artifacts are proposed in any case.
 bool Agreement::may_stop(std::uint64_t now_ns) const noexcept {
   return leader_->waited_ns() / 1000 * 1'000'000 <=
          (now_ns - began_ns_) / 1000 * settings_->stop_ppm;
 }
 
-/// Nothing else is under way: judge what was measured, or measure NCCL's own choice for a moment.
+/// No proposal is running: judge the measured times, or start a probe of NCCL's own choice.
 void Agreement::probe(std::uint64_t now_ns) noexcept {
   if (is_probing_) {
-    // It began at a call that all ranks stopped at, and ends at the next one that they can stop at.
+    // The probe began at a call where all ranks stopped, and ends at the next possible stop.
     probe_began_ = member_->decided_at();
     is_probing_ = !leader_->propose(current_, current_bytes_, false);
     return;
   }
   if (probe_began_ != 0) {
-    // How long that took is not ours to choose; how soon the next one comes is.
+    // Its length cannot be chosen; the time to the next one can.
     const std::uint64_t took = member_->decided_at() - probe_began_;
     const std::uint64_t pause = took * settings_->probe_calls / kProbeCalls;
     next_probe_call_ = member_->decided_at() + std::max(settings_->probe_calls, pause);

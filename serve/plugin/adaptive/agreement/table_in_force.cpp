@@ -1,4 +1,4 @@
-// Making and freeing tables; never on the hot path.
+// Creates and frees tables; never on the hot path.
 #include "adaptive/agreement/table_in_force.h"
 
 #include <cstdlib>

@@ -1,5 +1,5 @@
-// A decision table that several threads hold: the caller's, which looks up in it, and the
-// agreement's, which stages it. Immutable; freed by whoever lets go of it last.
+// A reference-counted, immutable decision table: the calling thread looks up in it, the agreement's
+// thread stages it. The last one to release it frees it.
 #pragma once
 
 #include <atomic>
@@ -10,10 +10,10 @@
 namespace dynamiccl {
 
 struct TableInForce {
-  /// Null when memory is short or the bytes are no sound table. The caller holds it.
+  /// Null when out of memory or the bytes are no valid table. The caller holds a reference.
   static TableInForce* decode(const std::uint8_t* bytes, std::size_t size,
                               std::uint32_t number) noexcept;
-  /// One that abstains everywhere: NCCL's own choice.
+  /// A table that abstains everywhere: NCCL's own choice.
   static TableInForce* abstaining(std::uint32_t number) noexcept;
 
   TableInForce* hold() noexcept {

@@ -1,4 +1,4 @@
-// Finds the brain's functions, and checks what they return.
+// Loads the brain's functions, and checks their results.
 #include "adaptive/brain/brain.h"
 
 #include <cstdio>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kPathBytes = 4096;
 
-/// After a call into code that is not ours, `reason` may be anything.
+/// After a call into foreign code `reason` may contain anything.
 void take_reason(char* reason, std::size_t reason_bytes) noexcept {
   if (reason == nullptr || reason_bytes == 0) return;
   reason[reason_bytes - 1] = '\0';

@@ -1,4 +1,4 @@
-// A leader's brain, whichever kind it is: opened when it is needed, and never trusted.
+// The leader's brain of any kind; opened when first needed, its answers are always checked.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace dynamiccl {
 /// File name of the TorchScript runtime, which lies beside this library.
 inline constexpr const char* kTorchRuntime = "libdynamiccl-torch.so";
 
-/// One communicator's brain. Not thread-safe; used by the thread that keeps the agreement.
+/// The brain of one communicator. Not thread-safe; used by the brain thread.
 class BrainHandle {
  public:
   BrainHandle() = default;
@@ -20,8 +20,8 @@ class BrainHandle {
   BrainHandle& operator=(const BrainHandle&) = delete;
 
   /// Open the process that listens at `config.socket` or, where that is null, the TorchScript
-  /// runtime beside this library. Takes a second with torch, which may have to be loaded; nothing
-  /// is loaded before. Returns false with a reason: the table in force stays.
+  /// runtime beside this library. The latter takes about a second, to load torch. Returns false
+  /// with a reason: the table in force stays.
   bool open(const dynamiccl_brain_config& config, char* reason, std::size_t reason_bytes) noexcept;
 
   /// Open a brain of the library at `path`, which stays loaded for good.
@@ -33,8 +33,8 @@ class BrainHandle {
   /// `TorchScript` or `socket`; empty when closed.
   const char* name() const noexcept { return kind_ != nullptr ? kind_->name : ""; }
 
-  /// Ask for the next table. True with `*table_bytes` 0 is to keep the one in force. What was
-  /// written is not yet checked: pass it to decode_table.
+  /// Ask for the next table. True with `*table_bytes` 0 means: keep the one in force. The bytes are
+  /// not checked here: pass them to decode_table.
   bool decide(const dynamiccl_history& history, std::uint8_t* table, std::size_t capacity,
               std::size_t* table_bytes, char* reason, std::size_t reason_bytes) noexcept;
 

@@ -1,4 +1,4 @@
-// Everything is bounded before it is written or read; see the header for the layout.
+// All sizes are checked before anything is written or read; see the header for the layout.
 #include "adaptive/brain/message.h"
 
 #include <cmath>
@@ -9,7 +9,7 @@
 namespace dynamiccl {
 namespace {
 
-/// Appends to a buffer that is long enough for every message that passes the checks below.
+/// Appends to a buffer that has room for every message that passes the checks below.
 struct Writer {
   std::uint8_t* end;
 
@@ -69,7 +69,7 @@ void put_task(const dynamiccl_task& task, Writer* writer) noexcept {
     writer->put(static_cast<std::uint8_t>(call.algorithm), 1);
     writer->put(static_cast<std::uint8_t>(call.protocol), 1);
     writer->put(static_cast<std::uint8_t>(call.num_channels), 1);
-    // Of the last: task.num_timed. Nothing is known of calls where that is 0.
+    // Number of the last call is task.num_timed; 0: not known.
     const auto back = static_cast<std::uint32_t>(task.num_calls - 1 - i);
     writer->put(task.num_timed > back ? task.num_timed - back : 0, 1);
   }

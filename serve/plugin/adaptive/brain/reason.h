@@ -1,4 +1,4 @@
-// Reasons that a brain gives, as one printable line: they end in NCCL's log.
+// A brain's error text as one printable line for NCCL's log.
 #pragma once
 
 #include <cstdarg>
@@ -7,7 +7,7 @@
 
 namespace dynamiccl {
 
-/// Replace what is not printable ASCII, in place; a brain may say anything.
+/// Replaces what is not printable ASCII, in place.
 inline void make_printable(char* text) noexcept {
   for (; *text != '\0'; ++text) {
     if (*text < 0x20 || *text > 0x7e) *text = '?';

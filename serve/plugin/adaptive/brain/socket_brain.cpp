@@ -65,7 +65,7 @@ const char* receive_all(int descriptor, std::uint8_t* bytes, std::size_t size,
   });
 }
 
-/// Null when the process at the other end is this user's.
+/// Null when the process at the other end belongs to this user, else why not.
 const char* peer_problem(int descriptor) noexcept {
   ucred peer = {};
   socklen_t size = sizeof peer;
@@ -131,7 +131,7 @@ const char* SocketBrain::wait_for_connection(int descriptor, const void* address
   for (;;) {
     const auto* where = static_cast<const sockaddr*>(address);
     if (connect(descriptor, where, sizeof(sockaddr_un)) == 0) return nullptr;
-    // A full queue of connections is EAGAIN, and nothing to poll for.
+    // A full queue of connections gives EAGAIN, for which poll() cannot wait.
     if (errno != EAGAIN && errno != EINTR) return "nobody listens there";
     if (monotonic_ns() >= deadline_ns) return "it does not take the connection in time";
     sleep_ns(kRetryNs);
@@ -164,7 +164,7 @@ bool SocketBrain::decide(const dynamiccl_history& history, std::uint8_t* table,
   }
   BrainAnswer answer = {};
   if (const char* problem = exchange(ask_bytes, &answer)) {
-    // What a broken connection still holds would be taken for the next answer.
+    // Bytes left in a broken connection would be taken for the next answer.
     disconnect();
     say(reason, reason_bytes, "brain at %s: %s", config_.socket, problem);
     return false;

@@ -1,9 +1,9 @@
-// A brain that is another process on this machine, reached over a Unix socket.
+// A brain in another process on this machine, reached over a Unix socket.
 //
-// The socket must belong to root or this user, nobody else may connect to it or take its place, and
-// who answers must be this user. Every wait is bounded: a brain that is slow, dead or talks
-// nonsense costs its caller a few seconds, the connection is closed, and the next question connects
-// afresh. The messages are described in brain/message.h.
+// The socket must belong to root or this user, nobody else may be able to connect to it or replace
+// it, and the peer process must belong to this user. Every wait is bounded: a slow, dead or faulty
+// brain costs its caller a few seconds, the connection is closed, and the next question reconnects.
+// The messages are described in brain/message.h.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace dynamiccl {
 
-/// How long each step may take.
+/// Time limits of each step.
 struct SocketLimits {
   std::uint64_t connect_ns = 1'000'000'000;
   std::uint64_t answer_ns = 5'000'000'000;  // to take the question and to answer it
@@ -28,7 +28,7 @@ class SocketBrain {
   SocketBrain(const SocketBrain&) = delete;
   SocketBrain& operator=(const SocketBrain&) = delete;
 
-  /// Keep `config`; connects only when asked, so a brain may be started later than the job.
+  /// Keeps `config`; connects with the first question, so a brain may start after the job.
   bool open(const dynamiccl_brain_config& config, char* reason, std::size_t reason_bytes) noexcept;
 
   /// As `decide` in brain_abi.h.
@@ -49,7 +49,7 @@ class SocketBrain {
   std::uint8_t answer_[kMaxAnswerBytes];
 };
 
-/// The same behind the seam, with the limits above.
+/// The same as an implementation of Brain, with the limits above.
 const dynamiccl_brain* socket_brain() noexcept;
 
 }  // namespace dynamiccl

@@ -1,5 +1,5 @@
-// One question at a time, of whichever leader is due. A brain that is slow holds up only others'
-// brains, and one that fails leaves the table in force.
+// Answers one question at a time, of any leader that is due. A slow brain delays only other brains,
+// and a failing one leaves the table in force.
 #include "adaptive/service/brain_thread.h"
 
 #include <cstdio>
@@ -29,7 +29,7 @@ struct Question {
   char reason[DYNAMICCL_REASON_BYTES];
 };
 
-/// The brain of one leader, opened at its first question and kept as long as the communicator.
+/// The brain of one leader, opened with its first question and kept as long as the communicator.
 struct Kept {
   Kept* next = nullptr;
   Agreement* agreement = nullptr;  // held
@@ -71,7 +71,7 @@ bool any_is_gone() noexcept {
   return each != nullptr;
 }
 
-/// The brains of communicators that are gone.
+/// Brains of communicators that no longer exist.
 void close_brains() noexcept {
   for (Kept** place = &g_kept; *place != nullptr;) {
     Kept* kept = *place;

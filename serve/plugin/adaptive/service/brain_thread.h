@@ -1,4 +1,4 @@
-// Adaptive mode: the thread on which leaders' brains think, and the way there and back.
+// The thread that runs leaders' brains, and the hand-over of questions and answers.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 
 namespace dynamiccl {
 
-/// A leader in adaptive mode: give its brain what is known now, if that is due. Returns at once.
+/// Give a leader's brain the current history if a decision is due. Returns at once.
 void ask_brain(Agreement* agreement, std::uint64_t now_ns) noexcept;
 
-/// Propose what brains have answered.
+/// Propose the tables that brains have returned.
 void take_proposals(std::uint64_t now_ns) noexcept;
 
 }  // namespace dynamiccl

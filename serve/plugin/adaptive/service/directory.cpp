@@ -1,4 +1,4 @@
-// A list, searched from its end: what is asked for was mostly registered lately.
+// A list searched from its end: look-ups are mostly for recent entries.
 #include "adaptive/service/directory.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The directory of a job: which leader keeps which communicator, and where. World rank 0 runs it.
+// The directory of a job: the address of each communicator's leader. World rank 0 runs it.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ class Directory {
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;
 
-  /// A message to the directory. True: `answer` is to go back; its body points into the directory
-  /// until the next call.
+  /// Handle a message to the directory. True: send `answer`, whose body is valid until the next
+  /// call.
   bool receive(const Message& message, Message* answer) noexcept;
 
   int size() const noexcept { return size_; }

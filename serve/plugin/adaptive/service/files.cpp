@@ -1,4 +1,4 @@
-// See files.h.
+// Implementation of files.h: one thread with a queue.
 #include "adaptive/service/files.h"
 
 #include <fcntl.h>
@@ -21,7 +21,7 @@
 namespace dynamiccl {
 namespace {
 
-/// A reader sees the old file or the new one.
+/// Writes atomically: a reader sees the old file or the new one.
 void replace_file(const char* path, const char* text, std::size_t size) noexcept {
   char new_path[4128];
   std::snprintf(new_path, sizeof new_path, "%s.new", path);
@@ -34,7 +34,7 @@ void replace_file(const char* path, const char* text, std::size_t size) noexcept
 
 }  // namespace
 
-/// Something to do for an agreement.
+/// One job of the thread, for an agreement.
 struct Files::Job {
   Job* next;
   void (*task)(void* user, Agreement* agreement);
@@ -156,7 +156,7 @@ void Files::work() noexcept {
 
 void Files::look() noexcept {
 #ifdef DYNAMICCL_TESTS
-  // As a file system that stalls.
+  // For tests: behaves as a file system that stalls.
   sleep_ns(duration_ns("DYNAMICCL_TEST_STALL_S", 0));
 #endif
   sees_kill_file_.store(kill_file_ != nullptr && exists_trusted(kill_file_));

@@ -1,5 +1,5 @@
-// The thread that waits for file systems and name servers, so that the one that votes never does: a
-// stalled NFS server must not keep ranks at a call.
+// The thread that waits for file systems and name servers, so that the agreement's thread never
+// does: a stalled NFS server must not keep ranks waiting at a call.
 #pragma once
 
 #include <atomic>
@@ -12,25 +12,25 @@ namespace dynamiccl {
 
 class Files {
  public:
-  /// Both on the files' thread, with the agreement held for whoever is told.
+  /// Both run on the files' thread, which holds a reference to the agreement.
   struct Events {
     void (*prepare)(void* user, Agreement* agreement);
     void (*renew)(void* user, Agreement* agreement);
     void* user;
   };
 
-  /// Have the thread call `prepare`, or `renew`, with it. False: no thread, or memory is short.
+  /// Have the thread call `prepare`, or `renew`, on it. False: no thread, or out of memory.
   bool prepare(const Events& events, Agreement* agreement) noexcept;
   bool renew(Agreement* agreement) noexcept;
 
-  /// Replace the file at `path` by `text`, which is freed afterwards. Dropped where the last one
-  /// has not been written yet.
+  /// Replace the file at `path` by `text`, which is freed afterwards. Skipped where the previous
+  /// version has not been written yet.
   void write(const char* path, char* text, std::size_t size) noexcept;
 
-  /// Whether to look at kill file and index from time to time.
+  /// Whether to poll kill file and index.
   void keep_looking(bool wanted) noexcept;
   bool sees_kill_file() const noexcept { return sees_kill_file_.load(std::memory_order_relaxed); }
-  /// Changes whenever another plugin.index stands there; 0: there is none, or nobody looked.
+  /// Changes whenever plugin.index changes; 0: there is none, or it has not been read.
   std::uint64_t index_stamp() const noexcept {
     return index_stamp_.load(std::memory_order_relaxed);
   }

@@ -18,13 +18,13 @@ namespace {
 
 constexpr std::uint64_t kEveryNs = 1'000'000'000;
 
-/// A text that grows.
+/// A growing text buffer.
 class Lines {
  public:
   ~Lines() { std::free(text_); }
 
   __attribute__((format(printf, 2, 3))) void add(const char* format, ...) noexcept;
-  /// The text, for whoever calls to free; null: memory was short.
+  /// The text, to be freed by the caller; null: out of memory.
   char* take(std::size_t* size) noexcept {
     *size = length_;
     char* text = is_whole_ ? text_ : nullptr;

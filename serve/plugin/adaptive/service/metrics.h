@@ -13,7 +13,7 @@ class Files;
 class Metrics {
  public:
   void start(const Settings& settings, const Job& job) noexcept;
-  /// Have the file written anew when it is due; a reader sees the old one or the new one.
+  /// Rewrite the file atomically if it is due.
   void write(const Agreement* agreements, std::uint64_t now_ns, Files* files) noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// Nothing here waits but run(): sockets do not block, and a peer that stalls fills only its buffer.
+// Only run() waits: sockets are non-blocking, and a stalled peer fills only its own buffer.
 #include "adaptive/service/network.h"
 
 #include <errno.h>
@@ -28,7 +28,7 @@ bool make_nonce(std::uint8_t (&nonce)[kNonceBytes]) noexcept {
   return getrandom(nonce, sizeof nonce, 0) == static_cast<ssize_t>(sizeof nonce);
 }
 
-/// Whether root or this user is at the other end of a local socket.
+/// Whether the process at the other end of a local socket is root's or this user's.
 bool peer_is_trusted(int descriptor) noexcept {
   struct {
     pid_t pid;
@@ -42,7 +42,7 @@ bool peer_is_trusted(int descriptor) noexcept {
 
 constexpr std::uint64_t kNoDescriptorNs = 100'000'000;
 
-/// What listens, for a forked child, which must not keep the addresses of its parent.
+/// Listening sockets, which a forked child must close.
 std::atomic<int> g_listening[kMostListeners];
 __attribute__((constructor)) void nothing_listens() {
   for (std::atomic<int>& kept : g_listening) kept.store(-1);
@@ -55,8 +55,8 @@ void close_in_child() noexcept {
   }
 }
 
-/// A port that nobody listens on yet may be given to the very socket that asks for it: TCP then
-/// connects it to itself, and whoever is to listen there finds the port taken.
+/// TCP may connect a socket to itself when it is given the very port that it asks for and nobody
+/// listens there; the future listener would then find the port taken.
 bool is_its_own_peer(int descriptor, const Address& peer) noexcept {
   sockaddr_storage own = {};
   socklen_t size = sizeof own;
@@ -110,7 +110,7 @@ void Network::stop() noexcept {
   capacity_ = 0;
 }
 
-/// Room for one more connection, and for the sockets that accept.
+/// Reserves room for one more connection, and for the listening sockets.
 bool Network::grow() noexcept {
   if (num_connections_ < capacity_) return true;
   if (capacity_ >= most_connections_) return false;
@@ -141,7 +141,7 @@ const char* Network::listen(Address* address, bool is_directory, int* descriptor
   if (made < 0) return "no socket can be made";
   auto* where = reinterpret_cast<sockaddr*>(&address->storage);
   const int yes = 1;
-  // A restarted job may find its port in TIME_WAIT; another listener still keeps it from binding.
+  // A restarted job may find its port in TIME_WAIT; another listener still blocks it.
   if (is_directory) setsockopt(made, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
   if (bind(made, where, address->size) != 0) {
     const char* reason = errno == EADDRINUSE ? "its port is taken" : "it cannot be bound";
@@ -220,7 +220,7 @@ void Network::accept_from(const Listener& listener, std::uint64_t now_ns) noexce
   for (int i = 0; i < kBacklog; ++i) {
     const int made = accept4(listener.descriptor, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (made < 0) {
-      // Out of descriptors: poll() would say so again at once, and the job needs the next one.
+      // Out of descriptors: poll() would report it again at once, and the job needs the next one.
       if (errno == EMFILE || errno == ENFILE) accept_at_ns_ = now_ns + kNoDescriptorNs;
       return;
     }
@@ -243,7 +243,7 @@ void Network::accept_from(const Listener& listener, std::uint64_t now_ns) noexce
   }
 }
 
-/// Takes it out and frees it.
+/// Unlinks and frees a connection.
 void Network::drop(Connection* connection) noexcept {
   for (int i = 0; i < num_connections_; ++i) {
     if (connections_[i] == connection) {
@@ -281,8 +281,7 @@ bool Network::flush(Connection* connection) noexcept {
 bool Network::send(Connection* connection, const Message& message) noexcept {
   if (connection->descriptor < 0 || !connection->session.seal(message)) return false;
   if (!flush(connection)) {
-    // Its end is found at the next run(), which tells it: the sender may be in the middle of a
-    // loop.
+    // The next run() reports the end: the sender may be in the middle of a loop.
     shutdown(connection->descriptor, SHUT_RDWR);
     return false;
   }
@@ -318,7 +317,7 @@ void Network::read_from(Connection* connection) noexcept {
   }
 }
 
-/// Frees what was closed, and ends what has not proved itself in time.
+/// Frees closed connections, and closes those that did not authenticate in time.
 void Network::sweep(std::uint64_t now_ns) noexcept {
   for (int i = 0; i < num_connections_;) {
     Connection* connection = connections_[i];
@@ -359,7 +358,7 @@ void Network::run(std::uint64_t timeout_ns) noexcept {
   if (poll(polled_, static_cast<nfds_t>(count), static_cast<int>(timeout_ms)) <= 0) return;
   std::uint64_t drained;
   if (polled_[0].revents != 0 && read(wake_, &drained, sizeof drained) < 0) drained = 0;
-  // Connections are added at the end and dropped only by sweep(), so the indices hold.
+  // Connections are appended, and removed only by sweep(), so the indices stay valid.
   for (int i = 0; i < had; ++i) {
     Connection* connection = connections_[i];
     const short events = polled_[first + i].revents;

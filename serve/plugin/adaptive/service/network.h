@@ -1,4 +1,4 @@
-// Connections of this process: sockets, sessions over them, and the one wait for all of them.
+// Connections of this process: sockets, their sessions, and one poll loop for all.
 #pragma once
 
 #include <poll.h>
@@ -28,7 +28,7 @@ struct Connection {
   bool is_directory = false;    // to or from the directory
 };
 
-/// A socket that accepts.
+/// A listening socket.
 struct Listener {
   int descriptor = -1;
   bool is_directory = false;
@@ -38,7 +38,7 @@ inline constexpr int kMostListeners = 1024;
 
 class Network {
  public:
-  /// What the network tells. Neither may call run(); both may send, open and close.
+  /// Callbacks of the network. They must not call run(); they may send, open and close.
   struct Events {
     void (*established)(void* user, Connection* connection);
     void (*message)(void* user, Connection* connection, const Message& message);
@@ -53,26 +53,26 @@ class Network {
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;
 
-  /// Null on success, else why not. A port of 0 becomes the one that was given.
+  /// Null on success, else why not. Port 0 is replaced by the assigned port.
   const char* listen(Address* address, bool is_directory, int* descriptor) noexcept;
   void stop_listening(int descriptor) noexcept;
 
-  /// Begin to connect; null when that fails at once.
+  /// Start to connect; null when that fails at once.
   Connection* connect(const Address& address, std::uint64_t comm_id, std::uint64_t now_ns) noexcept;
-  /// The connection is gone after the current event; `closed` is not told.
+  /// Close the connection after the current event, without the `closed` callback.
   void close(Connection* connection) noexcept;
-  /// Close all connections of an agreement that is about to go.
+  /// Close all connections of an agreement that is about to be freed.
   void disown(const Agreement* agreement) noexcept;
-  /// Seal and send what goes; the rest follows. False: not established, or too much waits.
+  /// Seal and send as much as possible now. False: not established, or too much is waiting.
   bool send(Connection* connection, const Message& message) noexcept;
 
-  /// Wait for at most `timeout_ns`, or until wake(), and tell what happened.
+  /// Wait for at most `timeout_ns`, or until wake(), and call the callbacks.
   void run(std::uint64_t timeout_ns) noexcept;
-  /// From any thread.
+  /// Callable from any thread.
   void wake() noexcept;
 
   const Secret& secret() const noexcept { return secret_; }
-  /// Half of the descriptors that the process may have: the job needs the others.
+  /// Half of the descriptor limit: the job needs the others.
   int most_connections() const noexcept { return most_connections_; }
   int num_connections() const noexcept { return num_connections_; }
 

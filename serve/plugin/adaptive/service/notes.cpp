@@ -1,4 +1,4 @@
-// See notes.h.
+// Implementation of notes.h.
 #include "adaptive/service/notes.h"
 
 #include <cstdlib>

@@ -1,5 +1,5 @@
-// Messages of a rank to itself: delivered by the loop, so that nobody is called back inside a call
-// of his own.
+// Messages of a rank to itself: delivered by the loop, so that no callback runs inside a call of
+// its receiver.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace dynamiccl {
 
 class Notes {
  public:
-  /// Copies the message; one that finds no memory will be said again.
+  /// Copies the message; dropped when out of memory (it will be repeated).
   void add(Agreement* to, const Message& message) noexcept;
   void deliver(std::uint64_t now_ns) noexcept;
 

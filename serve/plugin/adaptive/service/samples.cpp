@@ -1,4 +1,4 @@
-// The recorder's thread fills one half of a buffer while the service's sends the other.
+// Double buffer: the recorder's thread fills one half while the service's thread sends the other.
 #include "adaptive/service/samples.h"
 
 #include <atomic>
@@ -33,7 +33,7 @@ std::uint64_t g_send_at_ns = 0;
 
 void take(void*, const CallRecord& record) {
   if (record.start_ns == 0 || record.stop_ns <= record.start_ns) return;
-  // Launches of a graph share a number, and run what was chosen at some other time.
+  // Launches of a graph share a number, and run what was chosen at their capture.
   if ((record.flags & kFlagCaptured) != 0) return;
   const Lock lock(&g_mutex);
   if (g_filled == kKept) {

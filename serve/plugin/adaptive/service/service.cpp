@@ -1,4 +1,4 @@
-// One loop: wait for sockets or time, then do what is due for each agreement.
+// The main loop: wait for sockets or time, then run what is due for each agreement.
 #include "adaptive/service/service.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace dynamiccl {
 namespace {
 
 constexpr std::uint64_t kSecond = 1'000'000'000;
-/// How long a communicator that is gone is remembered: a peer may still ask what was decided.
+/// How long an ended communicator is remembered: a peer may still ask for a decision.
 constexpr std::uint64_t kLingerNs = 30 * kSecond;
 constexpr std::uint64_t kIdleNs = 10 * kSecond;
 
@@ -48,7 +48,7 @@ class Service {
   void bind(Connection* connection, const Message& hello) noexcept;
   bool may_rest() noexcept;
 
-  /// An artifact that was read anew; null: memory is short.
+  /// A newly read artifact; null: out of memory.
   struct Renewed {
     Renewed* next;
     Agreement* agreement;  // held
@@ -75,7 +75,7 @@ class Service {
   std::uint64_t look_at_ns_ = 0;
 };
 
-/// Never destroyed: the thread runs on while the process ends.
+/// Never destroyed: the thread may still run while the process exits.
 alignas(Service) unsigned char g_memory[sizeof(Service)];
 std::atomic<Service*> g_service{nullptr};
 Mutex g_service_mutex;
@@ -113,8 +113,8 @@ const char* Service::join(Agreement* agreement) noexcept {
   return files_.prepare({prepare, renew, this}, agreement) ? nullptr : "no thread could be started";
 }
 
-/// Sockets and names are a process's, and are tried once: a name server that is silent costs every
-/// communicator its agreement, and none its creation.
+/// Sockets and names belong to the process, and are tried once: with a silent name server no
+/// communicator gets an agreement, but creating one takes no longer.
 void Service::prepare(void* user, Agreement* agreement) {
   auto* service = static_cast<Service*>(user);
   agreement->load();
@@ -178,7 +178,7 @@ void Service::established(void* user, Connection* connection) {
   if (connection->owner != nullptr) connection->owner->connect_pause_ns = 0;
 }
 
-/// The first message of an accepted connection says between which ranks it is.
+/// The first message of an accepted connection tells the two ranks that it is for.
 void Service::bind(Connection* connection, const Message& hello) noexcept {
   if (hello.kind != MessageKind::kHello) return network_.close(connection);
   for (Agreement* each = agreements_; each != nullptr; each = each->next) {
@@ -265,7 +265,7 @@ void Service::take_arrivals() noexcept {
   }
 }
 
-/// Forgets communicators that have been gone for long enough.
+/// Removes communicators that ended long enough ago.
 void Service::bury() noexcept {
   const std::uint64_t now_ns = monotonic_ns();
   Agreement** link = &agreements_;
@@ -308,7 +308,7 @@ void Service::take_artifacts() noexcept {
   }
 }
 
-/// What is not told by a message: what the files' thread saw, for leaders.
+/// For leaders: changes that the files' thread saw.
 void Service::look_around(std::uint64_t now_ns) noexcept {
   for (Agreement* each = agreements_; each != nullptr; each = each->next) {
     if (each->linger_until_ns != 0 || each->leader() == nullptr) continue;
@@ -321,8 +321,8 @@ void Service::look_around(std::uint64_t now_ns) noexcept {
   metrics_.write(agreements_, now_ns, &files_);
 }
 
-/// Without a communicator the thread ends; the next one starts it again. Not so where it runs the
-/// directory: other processes may need that at any time.
+/// Without communicators the thread ends; the next one starts it again. Not where it runs the
+/// directory, which other processes may need at any time.
 bool Service::may_rest() noexcept {
   if (agreements_ != nullptr || transport_.runs_directory()) return false;
   const Lock lock(&mutex_);

@@ -1,4 +1,4 @@
-// Whatever fails is tried again with pauses that grow: ranks come in any order, and some late.
+// Failed connections are retried with growing pauses: ranks start in any order.
 #include "adaptive/service/transport.h"
 
 #include <errno.h>
@@ -80,7 +80,7 @@ const char* Transport::start_tcp(const Settings& settings, const Job& job) noexc
   }
   int descriptor = -1;
   if (job.world_rank == 0) {
-    // On this port at any address: under which the others see this node is not known here.
+    // On this port at any address: the address that others use is not known here.
     Address any = coordinator_;
     const std::size_t from = any.storage.ss_family == AF_INET ? 4 : 8;
     auto* bytes = reinterpret_cast<std::uint8_t*>(&any.storage);
@@ -108,7 +108,7 @@ bool Transport::listen_for_ranks(const Job& job) noexcept {
 
 bool Transport::path_of(const Agreement& agreement, std::int32_t rank,
                         Address* address) const noexcept {
-  // The path of a socket has room for 107 bytes, and directories can have long names.
+  // A socket path has room for 107 bytes, and directories can have long names.
   char path[100];
   std::snprintf(path, sizeof path, "/proc/self/fd/%d/%016" PRIx64 "-%d",
                 run_directory_.descriptor(), agreement.place().comm_id, rank);
@@ -226,7 +226,7 @@ std::uint64_t Transport::tick(Agreement* agreements, std::uint64_t now_ns) noexc
     if (each->by_rank[0] == nullptr) at(each->connect_at_ns);
   }
   if (!wants_directory) {
-    // What was registered has gone out by then.
+    // The registration has been sent by then.
     if (to_directory_ != nullptr && now_ns >= ask_at_ns_ + kDirectoryIdleNs) {
       network_->close(to_directory_);
       to_directory_ = nullptr;

@@ -14,7 +14,7 @@ namespace dynamiccl {
 
 class Transport {
  public:
-  /// Null on success, else why no agreement can take part.
+  /// Null on success, else why no agreement is possible.
   const char* start(const Settings& settings, const Job& job, Network* network) noexcept;
   bool is_started() const noexcept { return network_ != nullptr; }
   bool has_coordinator() const noexcept { return has_coordinator_; }
@@ -24,16 +24,16 @@ class Transport {
   const char* open(Agreement* agreement) noexcept;
   void close(Agreement* agreement) noexcept;
 
-  /// Connects, registers and looks up what is due; the next time it wants to.
+  /// Connect, register and look up what is due; returns when it is due again.
   std::uint64_t tick(Agreement* agreements, std::uint64_t now_ns) noexcept;
 
-  /// A connection to `rank`, perhaps only begun; null when its address is not known (yet).
+  /// A connection to `rank`, maybe still connecting; null when its address is not known (yet).
   Connection* connect(Agreement* agreement, std::int32_t rank, std::uint64_t now_ns) noexcept;
 
-  /// What a client says first, so that both ends know whose connection it is.
+  /// The first message of a client, which identifies its connection.
   void introduce(Connection* connection) noexcept;
 
-  /// A leader's, once all ranks have come.
+  /// Leader only, once all ranks have joined.
   void tell_peers(const Agreement& agreement, const Outlet& outlet) const noexcept;
 
   void directory_message(Connection* connection, const Message& message,

@@ -1,4 +1,4 @@
-// Bytes on their way in or out: taken from the front, added at the back, no memory while empty.
+// A FIFO byte buffer for input or output; no memory while empty.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,5 @@
-// Nothing that came in is looked at before its MAC, but for a hello's magic and a frame's size.
+// No received byte is interpreted before its MAC is checked, except a hello's magic and a frame's
+// size.
 #include "adaptive/wire/session.h"
 
 #include <string.h>  // explicit_bzero
@@ -10,7 +11,7 @@
 namespace dynamiccl {
 namespace {
 
-// Each begins every text that is hashed for one purpose, and none begins another.
+// Domain separators of hashed texts; none is a prefix of another.
 constexpr char kClientLabel[] = "dynamiccl-client";
 constexpr char kServerLabel[] = "dynamiccl-server";
 constexpr char kSessionLabel[] = "dynamiccl-session";
@@ -115,8 +116,7 @@ bool Session::receive(const std::uint8_t* bytes, std::size_t size, OnMessage on_
   return true;
 }
 
-/// How many bytes the hello or frame has that begins here, or how many it takes to tell; 0 after a
-/// failure: it cannot become a good one.
+/// Size of the hello or frame that begins here, or the bytes needed to tell; 0 after a failure.
 std::size_t Session::next_size(const std::uint8_t* bytes, std::size_t size) noexcept {
   if (state_ == State::kAwaitingServer) return kServerHelloBytes;
   if (state_ == State::kAwaitingClient) {
@@ -211,7 +211,7 @@ bool Session::seal(const Message& message) noexcept {
   return established() && seal_frame(&message);
 }
 
-/// Without a message: the client's proof.
+/// The client's proof: a frame without a message.
 bool Session::seal_frame(const Message* message) noexcept {
   std::size_t message_bytes = message != nullptr ? kMessageHeaderBytes + message->body_bytes : 0;
   if (message_bytes > kMaxMessageBytes) return false;

@@ -1,4 +1,4 @@
-// One connection between two ranks: who is at the other end, and messages that nobody altered.
+// An authenticated connection between two ranks.
 //
 // All ranks of a job share a key. Both ends prove that they have it, over fresh nonces, and each
 // message carries a MAC under a key of this one connection and direction, with a counter.
@@ -47,7 +47,7 @@ inline constexpr std::size_t kClientProofBytes = 48;  // without its MAC
 inline constexpr std::size_t kClientHelloBytes = kClientProofBytes + kDigestBytes;
 inline constexpr std::size_t kServerHelloBytes = kNonceBytes + kDigestBytes;
 
-/// One end of a connection; sees bytes only. For one thread at a time.
+/// One end of a connection; handles bytes only. For one thread at a time.
 class Session {
  public:
   enum class Role : std::uint8_t { kClient, kServer };
@@ -78,12 +78,12 @@ class Session {
 
   /// Both ends have proved themselves.
   bool established() const noexcept { return state_ == State::kEstablished; }
-  /// The client's word; a server may rely on it once established.
+  /// The communicator that the client named; a server may rely on it once established.
   std::uint64_t comm_id() const noexcept { return comm_id_; }
-  /// Why receive() returned false, as a clause; null if it did not.
+  /// Why receive() returned false, as a clause, or null.
   const char* problem() const noexcept { return problem_; }
 
-  /// Gives back all memory and forgets the keys.
+  /// Frees all memory and erases the keys.
   void reset() noexcept;
 
  private:

@@ -1,11 +1,11 @@
-// A record is compared once every rank that can still write one has written it.
+// Compares the ranks' records of a call once every rank that is still alive has written its own.
 #include "tests/job/checker.h"
 
 #include <algorithm>
 
 namespace {
 
-/// All that decides whether ranks meet: not whether it was replayed, nor who asked for it.
+/// Whether two ranks would run the same kernel; ignores whether it is a replay, and who chose it.
 bool same(const Record& left, const Record& right) {
   return left.call == right.call && left.generation == right.generation &&
          left.collective == right.collective && left.size_bytes == right.size_bytes &&

@@ -1,4 +1,4 @@
-"""What searches stand on: an artifact's table and configs, and what a window says of one."""
+"""What a search starts from: the artifact's table and configs, and helpers to read windows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ MIN_CALLS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """What a communicator's search begins from."""
+class SearchContext:
+    """Table and configs from which a communicator's search starts."""
 
     table: DecisionTable
     support: Support
@@ -37,9 +37,9 @@ class Ground:
     def with_configs(
         self, chosen: dict[tuple[Collective, int], Config], *, elsewhere: bool = True
     ) -> DecisionTable:
-        """The table with other configs at some (collective, size bin).
+        """The table with the configs `chosen`, by (collective, size bin).
 
-        Where none is given the artifact's own stands, or, without `elsewhere`, NCCL's choice.
+        All other entries are the artifact's with `elsewhere`, else ABSTAIN.
         """
         start = self.table
         rows: list[list[Config | None]] = [
@@ -56,32 +56,32 @@ class Ground:
         )
 
 
-def open_ground(artifact: Artifact, config: BrainConfig) -> Ground:
-    """The ground of a communicator. Raises UnknownName for a shape that the artifact has not."""
+def open_search_context(artifact: Artifact, config: BrainConfig) -> SearchContext:
+    """The context of a communicator. Raises UnknownName for a shape not in the artifact."""
     info = pick_table(artifact, config.num_nodes, config.num_ranks, config.system)
     table = DecisionTable.read(artifact.directory / info.path)
     manifest = artifact.manifest
     support = table_supports(manifest)[artifact.tables.index(info)]
     bins = range(table.first_bin, table.first_bin + table.num_bins)
     mask = np.stack([allowed(manifest, support, c, bins) for c in TUNED])
-    return Ground(table, support, mask)
+    return SearchContext(table, support, mask)
 
 
 def in_force(table: DecisionTable | None, task: Task) -> Config:
-    """What the plugin tells NCCL about a task now."""
+    """The config that the plugin requests for a task now."""
     found = table.at(task.collective, task.bin) if table else None
     return found or ABSTAIN
 
 
 def latest_config(calls: Sequence[Call]) -> list[Call]:
-    """The calls at the end that used what the last one used: those since the latest switch."""
+    """The calls since the latest change of config, oldest first."""
     last = calls[-1] if calls else None
     same = takewhile(lambda call: last is not None and _used(call) == _used(last), reversed(calls))
     return list(same)[::-1]
 
 
-def may_be(config: Config, call: Call) -> bool:
-    """Whether `call` can have run under `config`; channels are a maximum, so they say nothing."""
+def may_have_run(config: Config, call: Call) -> bool:
+    """Whether `call` can have run under `config`; channels are ignored: they are a maximum."""
     return config.algorithm in {None, call.algorithm} and config.protocol in {None, call.protocol}
 
 
@@ -89,8 +89,8 @@ def _used(call: Call) -> tuple[object, ...]:
     return call.algorithm, call.protocol, call.num_channels
 
 
-def news(seen: tuple[Call, ...], calls: tuple[Call, ...]) -> int:
-    """How many calls at the end of a window were not in the one before."""
+def num_new_calls(seen: tuple[Call, ...], calls: tuple[Call, ...]) -> int:
+    """Number of calls at the end of a window that were not in the previous window."""
     for kept in range(min(len(seen), len(calls)), 0, -1):
         if seen[-kept:] == calls[:kept]:
             return len(calls) - kept
