@@ -63,7 +63,7 @@ OWNERS = {
         "collect/interference/gemm.py",
     },
     "d3rlpy": {"train"},
-    "mlflow": {"train/tracking.py"},
+    "mlflow": {"train/tracking.py", "train/experiments.py"},
     "optuna": {"train/search.py"},
     "ray": {"train/ray_join.py"},
     "pynvml": {"collect"},

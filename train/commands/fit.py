@@ -126,7 +126,7 @@ def fit_command(
         f"predicted gain of {summary.abstain_margin:.1%}\n"
         f"files: {summary.run_directory}\n"
         f"registered as models:/{tracking.MODEL_NAME}@{tracking.CANDIDATE} (version {version})\n"
-        f"compare runs with: mlflow ui --backend-store-uri {tracking_uri}",
+        f"compare runs with: {tracking.ui_hint(tracking_uri, summary.run_id)}",
         soft_wrap=True,
     )
 
