@@ -43,6 +43,7 @@ ALLOWED = {
         *("collect.simulate", "collect.planning", "collect.sweep"),
         # The calls of a job, from traces of other tools.
         "collect.traces",
+        "collect.findings",
     },
     # To find a policy by run id or registered name.
     "serve": {"datasets", "train.tracking", "train.DEFAULT_TRACKING_URI"},

@@ -43,6 +43,12 @@ ORACLE: Final = "oracle"
 #: What knowing the state is worth when ranks have to agree first: nobody who decides can do better.
 DELAYED: Final = "oracle, delayed"
 ORACLES: Final = frozenset({ORACLE, DELAYED})
+FIXED: Final = "best fixed config"
+QUIET_TABLE: Final = "best quiet table"
+ALL_STATES_TABLE: Final = "best table of all states"
+SEARCH: Final = "AutoCCL search"
+#: What is compared without any policy of ours.
+SIMPLE: Final = frozenset({NCCL, FIXED, QUIET_TABLE, ALL_STATES_TABLE, SEARCH, *ORACLES})
 #: Jobs that are looked at to find the best fixed choices; other seeds than any that is played.
 _PILOT_SEEDS: Final = (1_000_001, 1_000_002)
 _PILOT_STEPS: Final = 4_000
@@ -98,15 +104,15 @@ def simple_contenders(setting: Setting) -> list[Contender]:
     default = np.zeros(len(world.keys), dtype=np.int64)
     fixed = {
         NCCL: default,
-        "best fixed config": best_fixed(world, mean_us),
-        "best quiet table": np.nanargmin(world.quiet_us, axis=1),
-        "best table of all states": best_table(mean_us),
+        FIXED: best_fixed(world, mean_us),
+        QUIET_TABLE: np.nanargmin(world.quiet_us, axis=1),
+        ALL_STATES_TABLE: best_table(mean_us),
     }
     rows = [
         Contender(name, world, tables, partial(_fixed, chosen), at_once=True)
         for name, chosen in fixed.items()
     ]
-    rows.append(Contender("AutoCCL search", world, tables, _autoccl))
+    rows.append(Contender(SEARCH, world, tables, _autoccl))
     rows += [
         Contender(name, world, tables, lambda _env, _seed: Oracle(), at_once=name == ORACLE)
         for name in (DELAYED, ORACLE)

@@ -19,6 +19,8 @@ from rich.progress import (
 
 #: Seconds between two lines where there is no bar.
 EVERY_S: Final = 30.0
+#: Columns that every table fits: those of a terminal, or of a file.
+WIDTH: Final = 100
 DEFAULT_RECIPE: Final = "ddqn-dueling"
 DEFAULT_EXPERIMENT: Final = "dynamiccl"
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
