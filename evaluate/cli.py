@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from dynamiccl import cli
 from dynamiccl.errors import UserError
@@ -16,7 +15,7 @@ from dynamiccl.evaluate.commands.gate import gate_command
 from dynamiccl.evaluate.commands.upgrade import upgrade_command
 from dynamiccl.simulator import options as simulating
 from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import Json, open_bar, stderr, wide_stdout
+from dynamiccl.train.commands.options import Json, folding_table, open_bar, stderr, wide_stdout
 
 app = typer.Typer(
     help="Score policies against NCCL's default and simple baselines on held-out sizes.",
@@ -191,12 +190,10 @@ def benchmark_command(
     if as_json:
         cli.print_json(verdict.to_json())
     elif verdict.worlds:
-        table = Table(title=f"{VERSION}: means and 95 % intervals", title_justify="left")
-        for index, head in enumerate(HEADS):
-            table.add_column(head, no_wrap=index < 2)
+        table = folding_table(*HEADS, title=f"{VERSION}: means and 95 % intervals")
         for row in verdict.rows():
             table.add_row(*row)
-        wide = wide_stdout(150)
+        wide = wide_stdout()
         wide.print(table)
         wide.print(out / RESULTS_NAME, soft_wrap=True)
     if verdict.drift:

@@ -12,7 +12,7 @@ from dynamiccl.evaluate.report import Report, first_lines
 from dynamiccl.evaluate.simulate.compare import Comparison, Row
 from dynamiccl.evaluate.simulate.page import PAGE_NAME
 from dynamiccl.evaluate.systems import SystemReport
-from dynamiccl.train.commands.options import WIDTH, wide_stdout
+from dynamiccl.train.commands.options import wide_stdout
 
 _REPORT_HEADS: Final = (
     "policy",
@@ -34,7 +34,7 @@ _SIMULATE_HEADS: Final = (
 
 def print_report(report: Report) -> None:
     """The sentences of the first screen, then a table and verdicts for each system."""
-    console = wide_stdout(WIDTH)
+    console = wide_stdout()
     names = list(report.systems[0].sentences)
     for line in first_lines(report.systems, names):
         mark = " (simulated)" if line["simulated"] else ""
@@ -63,7 +63,7 @@ def _report_cells(summary: Summary) -> tuple[str, ...]:
     crossed = "-"
     if summary.interval is not None and summary.crossfit is not None:
         low, high = summary.interval
-        crossed = f"{100 * summary.crossfit:.2f} ({100 * low:.2f} to {100 * high:.2f})"
+        crossed = f"{100 * summary.crossfit:.1f} ({100 * low:.1f} to {100 * high:.1f})"
     slower = summary.slower_than_default
     return (
         summary.policy,
@@ -78,7 +78,7 @@ def _report_cells(summary: Summary) -> tuple[str, ...]:
 
 def print_comparison(found: Comparison, out: Path) -> None:
     """What a simulation says in words, and its rows."""
-    console = wide_stdout(WIDTH)
+    console = wide_stdout()
     for line in found.verdicts:
         _say(console, line)
     table = _table(f"{found.system}, {found.workload} (simulated)", _SIMULATE_HEADS)
@@ -99,7 +99,9 @@ def _simulate_cells(row: Row) -> tuple[str, ...]:
 
 
 def _table(title: str, heads: tuple[str, ...]) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
+    table = Table(
+        title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False
+    )
     for index, head in enumerate(heads):
         table.add_column(head, no_wrap=index > 0, justify="right" if index else "left")
         table.columns[index].overflow = "fold"
