@@ -1,7 +1,7 @@
 """Reports and simulations in a terminal of 100 columns; their pages and JSON have the rest."""
 
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -103,8 +103,8 @@ def _table(title: str, heads: tuple[str, ...]) -> Table:
         title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False
     )
     for index, head in enumerate(heads):
-        table.add_column(head, no_wrap=index > 0, justify="right" if index else "left")
-        table.columns[index].overflow = "fold"
+        side: Literal["right", "left"] = "right" if index else "left"
+        table.add_column(head, no_wrap=index > 0, justify=side, overflow="fold")
     return table
 
 
