@@ -262,6 +262,8 @@ def describe_command(
     for summary in summaries:
         mark = " (simulated)" if summary.simulated else ""
         table = Table(title=f"{summary.system}{mark}", show_header=False, title_justify="left")
+        table.add_column()
+        table.add_column(overflow="fold")
         for name, value in describing.lines(summary):
             table.add_row(name, value)
         _stdout.print(table)

@@ -44,3 +44,5 @@ class Section:
     verdicts: Sequence[str] = field(default_factory=tuple)
     #: Shown folded.
     details: Sequence[Block] = field(default_factory=tuple)
+    #: Whether the whole section is shown folded; then the page has a table of contents.
+    folded: bool = False

@@ -2,10 +2,9 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from dynamiccl import cli
 from dynamiccl.errors import UserError
@@ -16,10 +15,7 @@ from dynamiccl.evaluate.commands.gate import gate_command
 from dynamiccl.evaluate.commands.upgrade import upgrade_command
 from dynamiccl.simulator import options as simulating
 from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import Json, open_bar, stderr, wide_stdout
-
-if TYPE_CHECKING:
-    from dynamiccl.evaluate.report import Report
+from dynamiccl.train.commands.options import Json, folding_table, open_bar, stderr, wide_stdout
 
 app = typer.Typer(
     help="Score policies against NCCL's default and simple baselines on held-out sizes.",
@@ -37,7 +33,11 @@ def main() -> None:
 def report_command(
     data: Annotated[Path, typer.Option(help="Data directory of dynamiccl-collect.")],
     policy: Annotated[
-        list[str], typer.Option(metavar="RUN_OR_ARTIFACT", help="Run id, run directory, artifact.")
+        list[str],
+        typer.Option(
+            metavar="[NAME=]RUN_OR_ARTIFACT",
+            help="Run id, run directory, artifact; two or more: what changes from the first.",
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Where results.parquet and report.html go.")],
     tracking_uri: _TrackingUri = DEFAULT_TRACKING_URI,
@@ -54,24 +54,22 @@ def report_command(
     from dynamiccl.datasets.store import part_paths
 
     part_paths(data)
-    from dynamiccl.evaluate.report import POLICY_NAME, make_report
+    from dynamiccl.evaluate.named import named_policies
+    from dynamiccl.evaluate.report import make_report
     from dynamiccl.evaluate.training import Training, log_report
-    from dynamiccl.train.tracking import find_run, policy_directory
 
-    folders = [policy_directory(name, tracking_uri) for name in policy]
-    names = [POLICY_NAME] if len(folders) == 1 else [f"policy-{i + 1}" for i in range(len(folders))]
-    runs = [find_run(name, tracking_uri) for name in policy]
+    named = named_policies(policy, tracking_uri)
     trainings = {
-        name: Training.read(run_id, tracking_uri)
-        for name, run_id in zip(names, runs, strict=True)
-        if run_id is not None
+        each.name: Training.read(each.run_id, tracking_uri)
+        for each in named
+        if each.run_id is not None
     }
     kept = "a report is written at the end, so nothing is there yet; give the same command again"
     with cli.interruptible(lambda: kept), open_bar() as bar:
         task = bar.add_task("policies and baselines", total=None)
         report = make_report(
             data,
-            list(zip(names, folders, strict=True)),
+            [(each.name, each.folder) for each in named],
             out,
             trainings,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
@@ -82,7 +80,9 @@ def report_command(
     if as_json:
         cli.print_json(report.to_json())
         return
-    _print_report(report)
+    from dynamiccl.evaluate.terminal import print_report
+
+    print_report(report)
 
 
 app.command("gate")(gate_command)
@@ -118,13 +118,14 @@ def simulate_command(
 
     Example: dynamiccl-evaluate simulate --policy RUN_ID --scenario congested --out out/simulate
     """
+    from dynamiccl.evaluate.named import named_policies
     from dynamiccl.evaluate.simulate.lineup import Setting
-    from dynamiccl.evaluate.simulate.run import PolicyChoice, simulate
+    from dynamiccl.evaluate.simulate.run import simulate
     from dynamiccl.simulator.group import Group
     from dynamiccl.simulator.scenario import find_scenario
     from dynamiccl.simulator.systems import find_system
     from dynamiccl.simulator.workloads import make_workload
-    from dynamiccl.train.tracking import policy_directory, run_directory
+    from dynamiccl.train.tracking import run_directory
 
     shape = Group(nodes, ranks_per_node)
     setting = Setting(
@@ -134,25 +135,15 @@ def simulate_command(
         calls=calls,
         jobs=jobs,
     )
-    asked = [PolicyChoice.parse(text, index) for index, text in enumerate(policy or [])]
-    folders = {each.name: policy_directory(each.run, tracking_uri) for each in asked}
+    folders = {each.name: each.folder for each in named_policies(policy or [], tracking_uri)}
     watching = None if trigger is None else run_directory(trigger, tracking_uri)
     found = simulate(setting, folders, watching, range(seeds), out)
     if as_json:
         cli.print_json(found.to_json())
         return
-    from dynamiccl.evaluate.simulate.page import HEADS, PAGE_NAME, cells
+    from dynamiccl.evaluate.terminal import print_comparison
 
-    table = Table(title=f"{setting.system.name}, {setting.workload.name} (simulated)")
-    for index, head in enumerate(HEADS):
-        table.add_column(head, no_wrap=index == 0)
-    for row in found.rows:
-        table.add_row(*cells(row))
-    wide = wide_stdout(170)
-    wide.print(table)
-    for line in found.verdicts:
-        wide.print(line, soft_wrap=True, highlight=False)
-    wide.print(out / PAGE_NAME, soft_wrap=True)
+    print_comparison(found, out)
 
 
 @app.command("benchmark")
@@ -199,12 +190,10 @@ def benchmark_command(
     if as_json:
         cli.print_json(verdict.to_json())
     elif verdict.worlds:
-        table = Table(title=f"{VERSION}: means and 95 % intervals", title_justify="left")
-        for index, head in enumerate(HEADS):
-            table.add_column(head, no_wrap=index < 2)
+        table = folding_table(*HEADS, title=f"{VERSION}: means and 95 % intervals")
         for row in verdict.rows():
             table.add_row(*row)
-        wide = wide_stdout(150)
+        wide = wide_stdout()
         wide.print(table)
         wide.print(out / RESULTS_NAME, soft_wrap=True)
     if verdict.drift:
@@ -222,35 +211,6 @@ def benchmark_command(
             f"{asked.name} did not answer {lost} of {len(names) * draws} draws, which no figure "
             "holds: " + "; ".join(verdict.errors)
         )
-
-
-def _print_report(report: "Report") -> None:
-    from dynamiccl.evaluate.page import HEADS, cells
-
-    wide = wide_stdout(170)
-    for system in report.systems:
-        band = "unknown" if system.band is None else f"{system.band:.2%}"
-        mark = " (simulated)" if system.simulated else ""
-        table = Table(title=f"{system.system}{mark}, noise band {band}")
-        for index, head in enumerate(HEADS):
-            table.add_column(head, no_wrap=index == 0)
-        for summary in system.summaries:
-            table.add_row(*cells(summary))
-        wide.print(table)
-        if system.beyond_noise:
-            few = system.beyond_noise
-            by_name = ", ".join(f"{each.policy} {each.mean:.2%}" for each in few)
-            wide.print(
-                f"where NCCL's default is beyond the noise band ({few[0].tasks} tasks), mean "
-                f"regret: {by_name}",
-                soft_wrap=True,
-                highlight=False,
-            )
-        for line in system.verdicts:
-            wide.print(line, soft_wrap=True, highlight=False)
-        if system.unscored.height:
-            wide.print(f"{system.unscored.height} tasks listed and not scored (see the page)")
-    wide.print(f"{report.page}\n{report.results}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ def origin_section(
         "Where the figures come from",
         [_sources(frame), _writers(provenance_of(data_dir)), _policies(manifests, frame, data_dir)],
         text=text,
+        folded=True,
     )
 
 

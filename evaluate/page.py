@@ -9,7 +9,7 @@ from typing import Any, Final
 import jinja2
 
 from dynamiccl.evaluate.blocks import Section
-from dynamiccl.evaluate.metrics import OPTIMISTIC, Summary
+from dynamiccl.evaluate.metrics import Summary
 
 HEADS: Final = (
     "policy",
@@ -25,6 +25,8 @@ HEADS: Final = (
     "slower than default",
     "probes a task",
 )
+#: For a cross-fitted regret without independent runs enough.
+NO_INTERVAL: Final = "-"
 
 
 def cells(summary: Summary) -> list[str]:
@@ -47,9 +49,9 @@ def cells(summary: Summary) -> list[str]:
 
 
 def crossfit_text(summary: Summary) -> str:
-    """The cross-fitted mean regret with its interval, or that there is none."""
+    """The cross-fitted mean regret with its interval; a dash without independent runs."""
     if summary.interval is None:
-        return OPTIMISTIC
+        return NO_INTERVAL
     low, high = summary.interval
     return f"{summary.crossfit:.2%} ({low:.2%} to {high:.2%})"
 

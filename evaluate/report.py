@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
+from dynamiccl.collect.findings.crossover import crossovers
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import NOISE_KEY, noise_bands, quiet, tuned, usable
 from dynamiccl.datasets.costs import read_costs
@@ -20,8 +21,11 @@ from dynamiccl.datasets.store import content_hash, read
 from dynamiccl.errors import NotEnoughData, UserError
 from dynamiccl.evaluate.blocks import FigureBlock, Section
 from dynamiccl.evaluate.defaults import default_names
+from dynamiccl.evaluate.figures.best_configs import best_config_map
+from dynamiccl.evaluate.figures.changes import change_blocks
 from dynamiccl.evaluate.gate.gated import read_gated
 from dynamiccl.evaluate.gate.shown import gate_blocks
+from dynamiccl.evaluate.headline import first_sentence, table_verdict
 from dynamiccl.evaluate.lineup import make_policies
 from dynamiccl.evaluate.metrics import (
     baseline_verdicts,
@@ -33,7 +37,7 @@ from dynamiccl.evaluate.ope.logged import logged_values
 from dynamiccl.evaluate.origins import origin_section
 from dynamiccl.evaluate.page import render
 from dynamiccl.evaluate.policies import Actions, LearnedPolicy, Oracle, probes_of
-from dynamiccl.evaluate.systems import Drawn, SystemReport, headline_section, system_section
+from dynamiccl.evaluate.systems import Drawn, SystemReport, regret_section, system_section
 from dynamiccl.evaluate.training import Training
 from dynamiccl.train.policy import TorchPolicy
 
@@ -41,8 +45,6 @@ SUMMARY_NAME: Final = "summary.json"
 NO_TRAININGS: Final[Mapping[str, Training]] = MappingProxyType({})
 #: Every figure of the page as a file of its own, below the report.
 FIGURES_FOLDER: Final = "figures"
-#: The name of a policy's own row when only one is compared.
-POLICY_NAME: Final = "policy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Report:
                         for c, part in s.by_collective.items()
                     },
                     "beyond_noise": {x.policy: x.to_json() for x in s.beyond_noise},
+                    "sentences": dict(s.sentences),
                     "verdicts": s.verdicts,
                     "logged": {x.policy: x.to_json() for x in s.logged},
                 }
@@ -130,6 +133,10 @@ def make_report(
         replace(
             _system_report(system, test, choices, probes, bands, names),
             logged=logged.get(system, ()),
+            sentences={
+                name: first_sentence(system, test, choices[name], choices["oracle"], bands)
+                for name in names
+            },
         )
         for system in test.tasks["system"].unique().sort()
     ]
@@ -148,9 +155,11 @@ def make_report(
     # What is fitted in one go has no steps.
     curves = [t.block(n) for n, t in trainings.items() if n in names and t.losses]
     sections = [
-        headline_section(systems, names),
+        *_maps(systems, names, everything),
+        *_changes(systems, names, content),
+        regret_section(systems, names),
         *(system_section(system, content) for system in systems),
-        *([Section("How it was trained", curves)] if curves else []),
+        *([Section("How it was trained", curves, folded=True)] if curves else []),
         *_gate_section(policies),
         origin_section(data_dir, everything, {n: policy.manifest for n, policy in learned}),
     ]
@@ -159,6 +168,7 @@ def make_report(
         "data": str(data_dir),
         "data_hash": content_hash(data_dir),
         "policies": [(name, runs.get(name, str(path))) for name, path in policies],
+        "first": first_lines(systems, names),
     }
     text = render(sections, header)
     page.write_text(text, encoding="utf-8")
@@ -183,19 +193,66 @@ def _parts(learned: Mapping[str, Parts], frame: pl.DataFrame) -> Parts:
     return found
 
 
+def first_lines(systems: Sequence[SystemReport], names: Sequence[str]) -> list[dict[str, Any]]:
+    """What each policy gains on each system, for the top of the page and for a terminal."""
+    return [
+        {
+            "system": each.system,
+            "simulated": each.simulated,
+            "band": "unknown" if each.band is None else f"{each.band:.2%}",
+            "sentences": [(name, each.sentences[name]) for name in names],
+        }
+        for each in systems
+    ]
+
+
+def _maps(
+    systems: Sequence[SystemReport], names: Sequence[str], frame: pl.DataFrame
+) -> list[Section]:
+    """For each system: the best measured configs, and each policy beside the simple tables."""
+    found = crossovers(frame)
+    sections = []
+    for each in systems:
+        drawn = best_config_map(each.system, found)
+        lines = [table_verdict(name, each.summaries, names, each.band) for name in names]
+        blocks = [] if drawn is None else [drawn]
+        sections.append(Section(each.system, blocks, simulated=each.simulated, verdicts=lines))
+    return sections
+
+
+def _changes(systems: Sequence[SystemReport], names: Sequence[str], drawn: Drawn) -> list[Section]:
+    """What would change if another policy than the first were promoted; none of one policy."""
+    sections = []
+    for first, name in ((names[0], other) for other in names[1:]):
+        before, after = (first, drawn.choices[first]), (name, drawn.choices[name])
+        parts = [
+            change_blocks(each.system, drawn.grid, drawn.catalogue, before, after)
+            for each in systems
+        ]
+        same = [each.system for each, part in zip(systems, parts, strict=True) if not part]
+        text = f"Where {name} would choose otherwise than {first}, at all measured sizes."
+        text += f" Nothing changes on {', '.join(same)}." if same else ""
+        maps = [part[0] for part in parts if part]
+        tables = [part[1] for part in parts if part]
+        title = f"What changes if {name} is promoted"
+        sections.append(Section(title, maps, text=text, details=tables))
+    return sections
+
+
 def _gate_section(policies: Sequence[tuple[str, Path]]) -> list[Section]:
     """The decisions of the gates that policies went through; none without one."""
     found = [(name, read_gated(path)) for name, path in policies]
     blocks = [block for name, gated in found if gated for block in gate_blocks(name, gated)]
     text = "A policy that went through a gate is scored as its tables act: with what passed alone."
-    return [Section("What the gate let through", blocks, text=text)] if blocks else []
+    title = "What the gate let through"
+    return [Section(title, blocks, text=text, folded=True)] if blocks else []
 
 
 def _write_figures(sections: Sequence[Section], folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)  # those of an earlier report
     folder.mkdir()
     for section in sections:
-        for block in section.blocks:
+        for block in [*section.blocks, *section.details]:
             if isinstance(block, FigureBlock):
                 (folder / f"{block.name}.svg").write_text(block.svg, encoding="utf-8")
 

@@ -43,6 +43,7 @@ ALLOWED = {
         *("collect.simulate", "collect.planning", "collect.sweep"),
         # The calls of a job, from traces of other tools.
         "collect.traces",
+        "collect.findings",
     },
     # To find a policy by run id or registered name.
     "serve": {"datasets", "train.tracking", "train.DEFAULT_TRACKING_URI"},
@@ -63,7 +64,7 @@ OWNERS = {
         "collect/interference/gemm.py",
     },
     "d3rlpy": {"train"},
-    "mlflow": {"train/tracking.py"},
+    "mlflow": {"train/tracking.py", "train/experiments.py"},
     "optuna": {"train/search.py"},
     "ray": {"train/ray_join.py"},
     "pynvml": {"collect"},

@@ -95,6 +95,8 @@ def _log_start(
         counts = asdict(data.sequence_counts).items()
         run.log_params({f"calls_{name}": value for name, value in counts})
     run.set_tags({"data_hash": data.digest, "git_commit": git_commit()})
+    run.log_data(str(data_dir), data.digest)
+    run.describe(f"{recipe.summary}. Trained on `{data_dir}` with seed {seed}.")
 
 
 def _check_ray(recipe: Recipe, ray: str | None) -> None:
@@ -125,6 +127,10 @@ def _train(  # noqa: PLR0913 - all of a run
             if not run.has_metric("validation_regret", loop.step):  # killed in between
                 run.log_metrics(loop.latest, step=loop.step)
         summary = _finish(loop, algorithm, data, recipe, seed, run, progress)
+    run.describe(
+        f"{recipe.summary}. Mean regret on {summary.validation_tasks} validation tasks: "
+        f"{summary.validation_regret:.2%} (NCCL's default {summary.validation_default_regret:.2%})."
+    )
     _state_path(run).with_name(_BEGUN_NAME).unlink(missing_ok=True)
     return summary
 

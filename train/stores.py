@@ -1,7 +1,9 @@
 """Checks of an MLflow store by its URI, before MLflow is imported."""
 
+import logging
 import os
 from pathlib import Path
+from urllib.parse import unquote, urlparse
 
 from dynamiccl.errors import MachineError, MissingPath
 
@@ -58,3 +60,21 @@ def check_writable(tracking_uri: str) -> None:
                 f"the MLflow store {path} cannot be written: {each.absolute()} is read-only here; "
                 "work in another directory, or name another store with --tracking-uri"
             )
+
+
+def local_folder(uri: str) -> Path | None:
+    """The folder that an artifact address means; None where it is not on this file system.
+
+    >>> local_folder("file:///mlruns/1"), local_folder("s3://bucket/1")
+    (PosixPath('/mlruns/1'), None)
+    """
+    parsed = urlparse(uri)
+    return Path(unquote(parsed.path)) if parsed.scheme in {"", "file"} else None
+
+
+def quiet_mlflow() -> None:
+    """Log warnings alone: MLflow logs the migrations of a new database line by line."""
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    #   GIT_PYTHON_REFRESH  set to quiet where it is not set: no warning without git.
+    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")

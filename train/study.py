@@ -115,6 +115,7 @@ def begin_study(study: Study, tracking_uri: str) -> str:
     count = len(study.trials) if search is None else search.count * search.seeds
     run = tracking.open_run(tracking_uri, study.experiment, f"study of {count} trials")
     run.log_params({"data": study.data, "trials": count})
+    run.describe(f"Study of {count} trials on `{study.data}`; each is a run below this one.")
     if search is not None:
         run.log_params({"space": " ".join(search.space), "recipes": ", ".join(search.recipes)})
     _write_study(run, study)

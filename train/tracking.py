@@ -1,11 +1,9 @@
-"""MLflow: the only place that imports it.
+"""MLflow runs and the model registry: with `experiments.py` the only place that imports it.
 
 The default store is an SQLite file beside the working directory's `mlruns`. Metrics are logged once
 an epoch: a call costs tens of milliseconds.
 """
 
-import logging
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,19 +12,31 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from types import MappingProxyType
 from typing import Any, Final
-from urllib.parse import unquote, urlparse
 
 import mlflow
 from mlflow.entities import Param, RunStatus
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
-from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 
 from dynamiccl.datasets.manifest import POLICY_FOLDER, find_policy_in
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import DEFAULT_TRACKING_URI
+from dynamiccl.train.experiments import (
+    data_set_input,
+    find_or_create,
+    runs_page,
+    set_missing_tags,
+    source_tags,
+)
 from dynamiccl.train.interrupts import uninterrupted
-from dynamiccl.train.stores import absolute_uri, check_there, check_writable
+from dynamiccl.train.stores import (
+    absolute_uri,
+    check_there,
+    check_writable,
+    local_folder,
+    quiet_mlflow,
+)
 
 #: The registered model whose versions are policies.
 MODEL_NAME: Final = "dynamiccl"
@@ -77,6 +87,15 @@ class Run:
             self._client.set_tag(self.run_id, name, value)
 
     @uninterrupted()
+    def log_data(self, folder: str, digest: str) -> None:
+        """Log the data directory that the run learns from, by its hash, as MLflow's data set."""
+        self._client.log_inputs(self.run_id, [data_set_input(folder, digest)])
+
+    def describe(self, text: str) -> None:
+        """Set the description that MLflow shows beside the run."""
+        self.set_tags({MLFLOW_RUN_NOTE: text})
+
+    @uninterrupted()
     def log_text(self, text: str, name: str) -> None:
         """Write a text among the run's artifacts."""
         self._client.log_text(self.run_id, text, name)
@@ -100,7 +119,7 @@ class Run:
     @property
     def directory(self) -> Path | None:
         """The artifacts as a local folder; None when the store is elsewhere."""
-        return _local(self.artifact_uri)
+        return local_folder(self.artifact_uri)
 
 
 def open_run(
@@ -112,8 +131,9 @@ def open_run(
     """Start a run that somebody ends later; raises UserError when the URI cannot be used."""
     check_writable(tracking_uri)
     with _store(tracking_uri) as client:
-        experiment_id = _experiment(client, tracking_uri, experiment)
-        run = client.create_run(experiment_id, run_name=run_name, tags=dict(tags))
+        experiment_id = find_or_create(client, tracking_uri, experiment)
+        all_tags = source_tags() | dict(tags)
+        run = client.create_run(experiment_id, run_name=run_name, tags=all_tags)
     return Run(client, run.info.run_id, run.info.artifact_uri)
 
 
@@ -153,13 +173,14 @@ def continue_run(tracking_uri: str, run_id: str) -> Iterator[Run]:
     if run.info.status == RunStatus.to_string(RunStatus.FINISHED):
         raise UserError(f"run '{run_id}' has finished; train anew with 'dynamiccl-train fit'")
     with _ended(Run(client, run_id, run.info.artifact_uri)) as tracked:
+        set_missing_tags(client, run.info.experiment_id)
         client.update_run(run_id, RunStatus.to_string(RunStatus.RUNNING))
         yield tracked
 
 
 @contextmanager
 def _store(tracking_uri: str) -> Iterator[MlflowClient]:
-    _quiet()
+    quiet_mlflow()
     try:
         # MLflow keeps stores by their address: a relative one would stay in the first directory.
         address = absolute_uri(tracking_uri)
@@ -227,6 +248,16 @@ def children(tracking_uri: str, parent_run_id: str, tags: Mapping[str, str]) -> 
             found += [Child(run.info.run_id, run.data.tags) for run in page]
             token = page.token or ""
         return found
+
+
+def ui_hint(tracking_uri: str, run_id: str) -> str:
+    """Where the runs beside a run are compared: a command, and the page that it serves."""
+    with _store(tracking_uri) as client:
+        page = runs_page(client.get_run(run_id).info.experiment_id)
+    server = tracking_uri.rstrip("/")
+    if tracking_uri.startswith(("http://", "https://")):
+        return f"{server}{page}"
+    return f"mlflow ui --backend-store-uri {tracking_uri}\n  and open http://127.0.0.1:5000{page}"
 
 
 def read_text(tracking_uri: str, run_id: str, name: str) -> str | None:
@@ -297,7 +328,7 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
     if folder.exists():
         raise MissingPath("policy", folder, "give an MLflow run id, a run directory or an artifact")
     check_there(tracking_uri, run_or_folder)
-    _quiet()
+    quiet_mlflow()
     uri = run_or_folder if ":/" in run_or_folder else f"runs:/{run_or_folder}/{POLICY_FOLDER}"
     try:
         address = absolute_uri(tracking_uri)
@@ -362,30 +393,3 @@ def _version_named(client: MlflowClient, path: str) -> Any:
         versions = client.search_model_versions(f"name = '{name}'")
         return max(versions, key=lambda each: int(each.version))
     return client.get_model_version(name, number)
-
-
-def _experiment(client: MlflowClient, tracking_uri: str, name: str) -> str:
-    found = client.get_experiment_by_name(name)
-    if found is not None:
-        return str(found.experiment_id)
-    database = tracking_uri.removeprefix("sqlite:///")
-    if database == tracking_uri:
-        return str(client.create_experiment(name))
-    # Beside the database, wherever the command was started: runs and their files stay together.
-    root = Path(database).resolve().parent / "mlruns"
-    return str(client.create_experiment(name, artifact_location=root.as_uri()))
-
-
-def _local(uri: str) -> Path | None:
-    parsed = urlparse(uri)
-    if parsed.scheme not in {"", "file"}:
-        return None
-    return Path(unquote(parsed.path))
-
-
-def _quiet() -> None:
-    # Database migrations of the first use are logged line by line otherwise.
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    logging.getLogger("mlflow").setLevel(logging.WARNING)
-    #   GIT_PYTHON_REFRESH  set to quiet where it is not set: no warning without git.
-    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")

@@ -13,8 +13,9 @@ from dynamiccl.errors import MachineError, NotEnoughData
 
 _DEFAULT_COLOUR: Final = "#d9d9d9"
 #: Families drawn at most in one picture; more would not be legible.
-_MOST_FAMILIES: Final = 24
+MOST_FAMILIES: Final = 24
 _INCHES_PER_ROW: Final = 0.42
+_INCHES_PER_SIZE: Final = 0.36
 
 
 def size_label(size_bytes: int) -> str:
@@ -43,7 +44,8 @@ def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
     paths = []
     for (system,), part in found.group_by("system", maintain_order=True):
         path = folder / f"{slug(str(system))}.png"
-        _draw(str(system), part, kind).savefig(path, dpi=120)
+        title = f"{system}: best measured config by message size, and its gain"
+        draw_system(title, part, kind).savefig(path, dpi=120)
         paths.append(path)
     return paths
 
@@ -61,15 +63,21 @@ def figure_class() -> Any:
     return Figure
 
 
-def _draw(system: str, part: pl.DataFrame, kind: Any) -> Any:
-    families = part.partition_by(FAMILY_COLUMNS, maintain_order=True)[:_MOST_FAMILIES]
+def draw_system(
+    title: str, part: pl.DataFrame, kind: Any, inches_per_size: float = _INCHES_PER_SIZE
+) -> Any:
+    """A figure of class `kind` of one system's `crossovers`: a map above the lines of its gains."""
+    families = part.partition_by(FAMILY_COLUMNS, maintain_order=True)[:MOST_FAMILIES]
     sizes = sorted(part["size_bytes"].unique())
     height = 3.6 + _INCHES_PER_ROW * len(families)
-    figure = kind(figsize=(max(8.0, 2.6 + 0.36 * len(sizes)), height), layout="constrained")
+    figure = kind(
+        figsize=(max(8.0, 2.6 + inches_per_size * len(sizes)), height), layout="constrained"
+    )
     rows, lines = figure.subplots(
         2, 1, height_ratios=[_INCHES_PER_ROW * len(families) + 0.6, 2.6], sharex=True
     )
-    figure.suptitle(f"{system}: best measured config by message size, and its gain", fontsize=11)
+    if title:
+        figure.suptitle(title, fontsize=11)
     _crossover_map(rows, families, sizes)
     _gains(lines, families, sizes)
     ticks = range(0, len(sizes), max(1, len(sizes) // 24))
@@ -88,8 +96,10 @@ def _crossover_map(axes: Any, families: Sequence[pl.DataFrame], sizes: Sequence[
             column = sizes.index(task["size_bytes"])
             axes.barh(row, 1.0, left=column - 0.5, color=colours[name], edgecolor="white")
             if name != _DEFAULT and "ch" in task["best"]:
-                axes.text(column, row, channels, ha="center", va="center", fontsize=7)
-    axes.set_yticks(range(len(families)), [_family_name(f) for f in families], fontsize=8)
+                axes.text(
+                    column, row, channels, ha="center", va="center", fontsize=7, color="#111111"
+                )
+    axes.set_yticks(range(len(families)), _family_names(families), fontsize=8)
     axes.invert_yaxis()
     # Empty bars stand in the legend for the colours.
     handles = [axes.barh(0, 0, color=colour, label=name) for name, colour in colours.items()]
@@ -130,17 +140,32 @@ def _colours(families: Sequence[pl.DataFrame]) -> dict[str, Any]:
 def _gains(axes: Any, families: Sequence[pl.DataFrame], sizes: Sequence[int]) -> None:
     bands = [b for f in families for b in f["noise_band"].drop_nulls().unique()]
     if bands:
-        axes.axhspan(0, 100 * max(bands), color="#eeeeee", label=f"noise band ({max(bands):.1%})")
+        axes.axhspan(
+            0,
+            100 * max(bands),
+            color="#888888",
+            alpha=0.15,
+            linewidth=0,
+            label=f"noise band ({max(bands):.1%})",
+        )
     axes.axhline(0, color="#888888", linewidth=0.8)
-    for family in families:
+    for name, family in zip(_family_names(families), families, strict=True):
         known = family.drop_nulls("gain")
         places = [sizes.index(size) for size in known["size_bytes"]]
-        axes.plot(
-            places, 100 * known["gain"], marker=".", linewidth=1.2, label=_family_name(family)
-        )
+        axes.plot(places, 100 * known["gain"], marker=".", linewidth=1.2, label=name)
     axes.set_ylabel("gain over NCCL's default (%)")
     axes.grid(visible=True, alpha=0.3)
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _family_names(families: Sequence[pl.DataFrame]) -> list[str]:
+    """A name each; those that would be equal have NCCL's version too."""
+    names = [_family_name(family) for family in families]
+    versions = [family["nccl_version"][0] or "?" for family in families]
+    return [
+        f"{name}, NCCL {version}" if names.count(name) > 1 else name
+        for name, version in zip(names, versions, strict=True)
+    ]
 
 
 def _family_name(family: pl.DataFrame) -> str:

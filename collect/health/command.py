@@ -185,7 +185,9 @@ def _show(report: Report, *, as_json: bool) -> None:
         f"({', '.join(noise) or 'not known'})"
     )
     if report.findings:
-        table = Table("what", "where", "slower", "z", "of", "why", title_justify="left")
+        table = Table(title_justify="left")
+        for head in ("what", "where", "slower", "z", "of", "why"):
+            table.add_column(head, overflow="fold")
         for finding in report.findings:
             table.add_row(*_cells(finding))
         out.print(table)

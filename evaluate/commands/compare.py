@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from dynamiccl import cli
-from dynamiccl.train.commands.options import Json, stderr, wide_stdout
+from dynamiccl.train.commands.options import Json, folding_table, stderr, wide_stdout
 
 #: What a script is told when something got slower.
 SLOWER = 1
@@ -48,9 +47,9 @@ def compare_command(
     if as_json:
         cli.print_json({**found.to_json(), "page": None if page is None else str(page)})
     else:
-        wide = wide_stdout(120)
+        wide = wide_stdout()
         for block in found.tables(_ROWS):
-            table = Table(*block.heads, title=block.title, title_justify="left")
+            table = folding_table(*block.heads, title=block.title)
             for row in block.rows:
                 table.add_row(*row)
             wide.print(table)

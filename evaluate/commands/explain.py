@@ -3,14 +3,13 @@
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from dynamiccl import cli
 from dynamiccl.collect.sweep.sizes import parse_size
 from dynamiccl.errors import UserError
 from dynamiccl.nccl import Collective
 from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import Json, wide_stdout
+from dynamiccl.train.commands.options import Json, folding_table, wide_stdout
 
 
 def explain_command(
@@ -50,10 +49,10 @@ def explain_command(
         f"{wanted.wire} of {size_bytes} bytes, {ranks} ranks on {nodes} nodes of {found.system} "
         f"(the same from {found.first_byte} to {found.last_byte} bytes)"
     )
-    table = Table("config", "predicted time over NCCL's", "may be chosen", title=title)
+    table = folding_table("config", "predicted time over NCCL's", "may be chosen", title=title)
     for each in found.predictions:
         table.add_row(each.config, f"{each.time_over_default:.3f}", each.not_allowed or "yes")
-    wide = wide_stdout(120)
+    wide = wide_stdout()
     wide.print(table)
     band = "unknown" if found.noise_band is None else f"{found.noise_band:.2%}"
     for line in (

@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from dynamiccl import cli
 from dynamiccl.errors import UserError
 from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import Json, stderr, wide_stdout
+from dynamiccl.train.commands.options import Json, folding_table, stderr, wide_stdout
 
 if TYPE_CHECKING:
     from dynamiccl.evaluate.forecast.forecast import Forecast
@@ -94,7 +93,7 @@ def forecast_command(
     if sweep is not None and written is None:
         told = ["to cover it, measure this sweep (--plan FILE writes it):", sweep.text, *told]
     for line in told:
-        wide_stdout(150).print(line, soft_wrap=True, highlight=False, markup=False)
+        wide_stdout().print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def _check(data: Path | None, plan: Path | None) -> None:
@@ -111,14 +110,14 @@ def _check(data: Path | None, plan: Path | None) -> None:
 def _show(found: "Forecast") -> None:
     from dynamiccl.evaluate.forecast.shown import asking_text, parts_of, tables
 
-    wide = wide_stdout(150)
+    wide = wide_stdout()
     wide.print(found.sentence, soft_wrap=True, highlight=False)
     if found.modelled:
         wide.print(f"modelled: gains are those of the simulated {found.system}, not measured")
     shares = ", ".join(f"{part.name} {part.share:.1%}" for part in parts_of(found))
     wide.print(f"{shares}. {asking_text(found)}", soft_wrap=True, highlight=False)
     for block in tables(found, _ROWS):
-        table = Table(*block.heads, title=block.title, title_justify="left")
+        table = folding_table(*block.heads, title=block.title)
         for row in block.rows:
             table.add_row(*row)
         wide.print(table)

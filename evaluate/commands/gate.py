@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from dynamiccl import cli
 from dynamiccl.errors import UserError
 from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import Json, stderr, wide_stdout
+from dynamiccl.train.commands.options import Json, folding_table, stderr, wide_stdout
 
 if TYPE_CHECKING:
     from dynamiccl.evaluate.gate.gate import Gated
@@ -111,7 +110,7 @@ def _plan(write: Path, sweep: Path, known: Path, gating: Gating, power: float) -
 
 
 def _show_plan(found: "GatePlan") -> None:
-    wide = wide_stdout(120)
+    wide = wide_stdout()
     lines = [
         f"the policy acts in {found.bins_wanted} size bins; {found.bins_planned} are measured, "
         f"under its config and NCCL's default, {found.cycles} times: about "
@@ -150,15 +149,12 @@ def _judge(data: Path, out: Path, known: Path | None, gating: Gating) -> "Gated"
 def _show(gated: "Gated", out: Path) -> None:
     from dynamiccl.evaluate.gate.gated import gate_rows, refusals
 
-    table = Table(
-        title=f"size bins by verdict, false discovery rate {gated.q:g}", title_justify="left"
-    )
     heads, *rows = gate_rows(gated)
-    for head in heads:
-        table.add_column(head, no_wrap=head in {"system", "collective"})
+    title = f"size bins by verdict, false discovery rate {gated.q:g}"
+    table = folding_table(*heads, title=title)
     for row in rows:
         table.add_row(*row)
-    wide = wide_stdout(120)
+    wide = wide_stdout()
     wide.print(table)
     for count, reason in refusals(gated):
         wide.print(f"refused {count}: {reason}", soft_wrap=True, highlight=False)

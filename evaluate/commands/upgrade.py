@@ -111,7 +111,9 @@ def upgrade_command(
             )
             for head in block.heads:
                 # The longest word of a config: NVLSTree/Simple, CollNetDirect never.
-                table.add_column(head, min_width=15 if head in found.versions else None)
+                table.add_column(
+                    head, min_width=15 if head in found.versions else None, overflow="fold"
+                )
             for row in block.rows:
                 table.add_row(*row)
             wide.print(table)

@@ -33,7 +33,7 @@ def changes_by_size(paired: Paired, changes: Changes) -> str:
                 edgecolors=colours if filled else _SAME,
                 linewidths=0.7,
             )
-        axes.axhline(0.0, color="#333333", linewidth=0.8)
+        axes.axhline(0.0, color="black", linewidth=0.8)
         axes.axhline(100.0 * changes.common.mean, color="#6a86b8", linewidth=1.0, linestyle="--")
         axes.set_xscale("log", base=2)
         axes.set_ylim(-limit * 1.05, limit * 1.05)

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.scoring import TaskGrid
-from dynamiccl.evaluate.figures.drawing import column_inches, size_labels, svg_text
+from dynamiccl.evaluate.figures.drawing import DARK, column_inches, size_labels, svg_text
 from dynamiccl.evaluate.policies import Actions
 
 #: Pale fills, so that letters and hatches stand out.
@@ -53,7 +53,7 @@ def crossover_map(
     axes.set_xticks([n + 0.5 for n in range(len(rows))], labels, rotation=90, fontsize=8)
     axes.tick_params(length=0)
     handles = [
-        Patch(label=f"{letter(index)}  {config}", edgecolor="black", linewidth=0.4, **_look(index))
+        Patch(label=f"{letter(index)}  {config}", edgecolor=DARK, linewidth=0.4, **_look(index))
         for index, config in enumerate(configs)
     ]
     figure.legend(handles=handles, loc="outside lower left", fontsize=8, ncols=2, frameon=False)
@@ -85,9 +85,7 @@ def _draw_strip(
         width = len(list(same))
         index = configs.index(config)
         box = (at, level + 0.08)
-        axes.add_patch(
-            Rectangle(box, width, 0.84, edgecolor="black", linewidth=0.6, **_look(index))
-        )
+        axes.add_patch(Rectangle(box, width, 0.84, edgecolor=DARK, linewidth=0.6, **_look(index)))
         mark = f"({letter(index)})" if left_to_nccl else letter(index)
         axes.text(
             at + width / 2,
@@ -96,6 +94,7 @@ def _draw_strip(
             ha="center",
             va="center",
             fontsize=8,
+            color=DARK,
             bbox={"boxstyle": "round,pad=0.12", "facecolor": "white", "linewidth": 0},
         )
         at += width

@@ -1,6 +1,7 @@
 """Helpers of all figures: labels of sizes and families, line styles, SVG output."""
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -11,6 +12,9 @@ from matplotlib.figure import Figure
 mpl.use("Agg")
 #: Lines are told apart by dashes and markers, not by colour alone.
 _DASHES: Final = ("-", "--", "-.", ":")
+#: Ink on a pale fill, whatever the page's colours.
+DARK: Final = "#111111"
+_WHITE: Final = (1.0, 1.0, 1.0, 1.0)
 _MARKERS: Final = ("o", "s", "^", "v", "D", "x", "+", "*", "P")
 
 
@@ -58,11 +62,24 @@ def size_labels(tasks: pl.DataFrame) -> list[str]:
 
 
 def svg_text(figure: Figure) -> str:
-    """The figure as an SVG element; the same figure gives the same text."""
+    """The figure as an SVG element; the same figure gives the same text.
+
+    For light and dark pages: what is white behind a figure is left out, and what is black takes the
+    page's ink. What stands on a fill of its own has to say its colour, DARK.
+    """
+    figure.patch.set_visible(False)
+    legends = list(figure.legends)
+    for axes in figure.axes:
+        if axes.get_facecolor() == _WHITE:
+            axes.patch.set_visible(False)
+        legends += [legend] if (legend := axes.get_legend()) is not None else []
+    for legend in legends:
+        legend.get_frame().set_visible(False)
     buffer = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dynamiccl"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
+    text = re.sub(r"(stroke|fill): #000000", r"\1: currentColor", text)
     return text[text.index("<svg") :]
 
 

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.figures.drawing import (
+    DARK,
     column_inches,
     line_style,
     size_label,
@@ -68,7 +69,7 @@ def _write_slowdowns(axes: Axes, slowdown: npt.NDArray[np.float64]) -> None:
             ha="center",
             va="center",
             fontsize=9 if text == "•" else 6,
-            color="white" if value > _DARK else "black",
+            color="white" if value > _DARK else DARK,
         )
 
 

@@ -47,7 +47,7 @@ def regret_by_size(
         axes.axhspan(
             0.0,
             100 * band,
-            facecolor="#eeeeee",
+            facecolor="#88888833",
             edgecolor="#999999",
             hatch="///",
             linewidth=0,

@@ -6,7 +6,7 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from dynamiccl.evaluate.figures.drawing import size_label, svg_text
+from dynamiccl.evaluate.figures.drawing import DARK, size_label, svg_text
 from dynamiccl.evaluate.gate.cells import Cell, Verdict
 from dynamiccl.sizes import BINS_PER_OCTAVE
 
@@ -46,6 +46,7 @@ def gate_strips(strips: Sequence[tuple[str, Sequence[Cell]]]) -> str:
                 ha="center",
                 va="center",
                 fontsize=6.5,
+                color=DARK,
                 bbox={"boxstyle": "square,pad=0.05", "facecolor": "white", "linewidth": 0},
             )
     axes.set_xlim(first - 0.5, last + 0.5)

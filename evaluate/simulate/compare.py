@@ -8,12 +8,14 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from dynamiccl.evaluate.simulate.lineup import NCCL, ORACLES, Contender, Setting
+from dynamiccl.evaluate.simulate.lineup import NCCL, ORACLE, ORACLES, SIMPLE, Contender, Setting
 from dynamiccl.evaluate.simulate.rollout import Timeline, Totals, roll_out
 from dynamiccl.train.study import student_interval
 
 #: Share of calls slower than NCCL's own choice above which verdicts mention it.
 _WORTH_SAYING: Final = 0.05
+#: A gain of the oracle that would be something; below it there is nothing to gain.
+_WORTH_GAINING: Final = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +27,23 @@ class Estimate:
     high: float | None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Self:
-        """Mean and Student's interval."""
-        return cls(float(np.mean(values)), *student_interval(values))
+    def of(cls, values: Sequence[float], least: float | None = None) -> Self:
+        """Mean and Student's interval, cut off at `least` for what cannot be less."""
+        low, high = student_interval(values)
+        if low is not None and least is not None:
+            low = max(low, least)
+        return cls(float(np.mean(values)), low, high)
 
     def text(self, spec: str = ".2%") -> str:
         """The estimate as text."""
         if self.low is None or self.high is None:
             return f"{self.mean:{spec}}"
         return f"{self.mean:{spec}} ({self.low:{spec}} to {self.high:{spec}})"
+
+    def percent_text(self) -> str:
+        """A fraction in per cent with its sign, for a narrow table."""
+        scaled = [None if v is None else 100 * v for v in (self.mean, self.low, self.high)]
+        return Estimate(scaled[0] or 0.0, scaled[1], scaled[2]).text("+.1f")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +57,8 @@ class Row:
     over_default: Estimate
     #: The same for whole jobs, compute included.
     job_over_default: Estimate
-    #: Time / oracle - 1.
+    #: Time / fastest config of each call - 1, where changes cost nothing. The oracle's own row is
+    #: above 0: it pays for its changes.
     regret: Estimate
     changes_per_1000_calls: float
     share_slower_than_default: float
@@ -147,10 +158,10 @@ def make_row(name: str, totals: Sequence[Totals], default: Sequence[Totals]) -> 
 
     return Row(
         name=name,
-        seconds=Estimate.of(spent),
+        seconds=Estimate.of(spent, least=0.0),
         over_default=over(lambda t: t.total_us),
         job_over_default=over(lambda t: t.job_us),
-        regret=Estimate.of([t.total_us.sum() / t.oracle_us.sum() - 1 for t in totals]),
+        regret=Estimate.of([t.total_us.sum() / t.oracle_us.sum() - 1 for t in totals], 0.0),
         changes_per_1000_calls=1e3 * share(lambda t: t.changes.sum()),
         share_slower_than_default=share(lambda t: t.slower.sum()),
         alarms_per_1e5_calls=1e5 * share(lambda t: t.alarms.sum()),
@@ -175,22 +186,72 @@ def over_best(rows: Sequence[Row]) -> tuple[str, dict[str, Estimate]]:
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
-    """Sentences: which row is fastest but the oracle, and which lose to NCCL."""
-    others = [row for row in rows if row.name not in ORACLES]
-    if not others:
-        return []
+    """Plain sentences: first who gains how much over NCCL, then the best, ties and losses."""
+    others = [row for row in rows if row.name not in {*ORACLES, NCCL}]
+    ours = [row for row in others if row.name not in SIMPLE]
+    lines = _first_lines(rows, ours or others)
     best, more = over_best(rows)
-    lines = [f"{best} spends least time of all that do not know the state"]
-    for place, (name, ratio) in enumerate(more.items()):
-        if ratio.low is not None and ratio.low <= 0.0:
-            lines.append(f"{name} cannot be told from {best}: {ratio.text()} more time")
-        elif place == 0:
-            lines.append(f"{name} comes next: {ratio.text()} more time")
+    if best != NCCL and best not in {row.name for row in ours}:
+        found = next(row for row in rows if row.name == best)
+        lines.append(f"{best} spends least time: {_against_nccl(found)}.")
+    ties = [
+        name
+        for name, ratio in more.items()
+        if ratio.low is not None and ratio.low <= 0.0 and name != NCCL
+    ]
+    if ties and best != NCCL:
+        lines.append(f"Cannot be told from {best}: {', '.join(ties)}.")
     for row in others:
-        over = row.over_default
-        if row.name != NCCL and over.low is not None and over.low > 0.0:
-            lines.append(f"{row.name} is slower than NCCL's own choice: {over.text()}")
-        if row.share_slower_than_default > _WORTH_SAYING:
-            share = f"{row.share_slower_than_default:.0%}"
-            lines.append(f"{row.name} is slower than NCCL's own choice in {share} of calls")
+        share = row.share_slower_than_default
+        if _sign(row) > 0 and row not in ours:
+            lines.append(f"{row.name} {_against_nccl(row)}.")
+        if share > _WORTH_SAYING:
+            lines.append(f"{row.name} is slower than NCCL's own choice in {share:.0%} of calls.")
     return lines
+
+
+def _first_lines(rows: Sequence[Row], shown: Sequence[Row]) -> list[str]:
+    """A sentence a policy, or of the best row without one; or that nothing can be gained."""
+    by_name = {row.name: row for row in rows}
+    rivals = [row for row in rows if row.name not in {*ORACLES, NCCL}]
+    if not any(_sign(row) < 0 for row in rivals):
+        lead = _no_gain(by_name.get(ORACLE))
+        told = [f"{row.name} {_against_nccl(row)}." for row in shown if row.name not in SIMPLE]
+        return [lead, *told]
+    if all(row.name in SIMPLE for row in shown):
+        shown = [min(shown, key=lambda row: row.over_default.mean)]
+    return [f"{row.name} {_against_nccl(row)}." for row in shown]
+
+
+def _no_gain(oracle: Row | None) -> str:
+    """What to say where nobody is faster than NCCL's own choice."""
+    if oracle is None:
+        return "No row is faster than NCCL's own choice here."
+    known = f"the oracle, which knows the network's state, {_against_nccl(oracle)}"
+    if _sign(oracle) < 0:
+        return f"No row is faster than NCCL's own choice here, though {known}."
+    over = oracle.over_default
+    if (over.mean if over.low is None else over.low) < -_WORTH_GAINING:
+        return f"No gain over NCCL's own choice is shown: {known}; more --seeds narrow this."
+    return f"There is nothing to gain over NCCL's own choice here: {known}."
+
+
+def _sign(row: Row) -> int:
+    """-1: faster than NCCL's own choice, 1: slower, 0: cannot be told. Of one seed: as it came."""
+    over = row.over_default
+    low, high = (over.mean, over.mean) if over.low is None else (over.low, over.high or 0.0)
+    return -1 if high < 0.0 else 1 if low > 0.0 else 0
+
+
+def _against_nccl(row: Row) -> str:
+    """How much communication time a row takes less or more than NCCL's own choice."""
+    over = row.over_default
+    sign = _sign(row)
+    if sign == 0:
+        interval = "" if over.low is None else f" ({over.low:+.1%} to {over.high:+.1%})"
+        return f"cannot be told from NCCL's own choice{interval}"
+    ends = [end for end in (over.low, over.high) if end is not None]
+    low, high = (f"{abs(end):.1%}" for end in sorted(ends, key=abs)) if ends else ("", "")
+    interval = f" (95 % interval {low} to {high})" if ends else " (one seed, no interval)"
+    word = "less" if sign < 0 else "MORE"
+    return f"takes {abs(over.mean):.1%} {word} communication time than NCCL's own choice{interval}"

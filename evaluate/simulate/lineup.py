@@ -43,6 +43,12 @@ ORACLE: Final = "oracle"
 #: The oracle with the delay of agreement: an upper bound for all deciding players.
 DELAYED: Final = "oracle, delayed"
 ORACLES: Final = frozenset({ORACLE, DELAYED})
+FIXED: Final = "best fixed config"
+QUIET_TABLE: Final = "best quiet table"
+ALL_STATES_TABLE: Final = "best table of all states"
+SEARCH: Final = "AutoCCL search"
+#: Rows that need no trained policy.
+SIMPLE: Final = frozenset({NCCL, FIXED, QUIET_TABLE, ALL_STATES_TABLE, SEARCH, *ORACLES})
 #: Jobs used to find the best fixed choices, with seeds not used in the comparison.
 _PILOT_SEEDS: Final = (1_000_001, 1_000_002)
 _PILOT_STEPS: Final = 4_000
@@ -98,15 +104,15 @@ def simple_contenders(setting: Setting) -> list[Contender]:
     default = np.zeros(len(world.keys), dtype=np.int64)
     fixed = {
         NCCL: default,
-        "best fixed config": best_fixed(world, mean_us),
-        "best quiet table": np.nanargmin(world.quiet_us, axis=1),
-        "best table of all states": best_table(mean_us),
+        FIXED: best_fixed(world, mean_us),
+        QUIET_TABLE: np.nanargmin(world.quiet_us, axis=1),
+        ALL_STATES_TABLE: best_table(mean_us),
     }
     rows = [
         Contender(name, world, tables, partial(_fixed, chosen), at_once=True)
         for name, chosen in fixed.items()
     ]
-    rows.append(Contender("AutoCCL search", world, tables, _autoccl))
+    rows.append(Contender(SEARCH, world, tables, _autoccl))
     rows += [
         Contender(name, world, tables, lambda _env, _seed: Oracle(), at_once=name == ORACLE)
         for name in (DELAYED, ORACLE)

@@ -1,9 +1,7 @@
 """`dynamiccl-evaluate simulate`: from policies and a setting to a page."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from dynamiccl.evaluate.simulate.compare import Comparison, conclude, play
 from dynamiccl.evaluate.simulate.lineup import (
@@ -17,22 +15,6 @@ from dynamiccl.simulator.record_jobs import check_workload
 from dynamiccl.train.commands.options import open_bar
 from dynamiccl.train.environment import delay_calls
 from dynamiccl.train.policy import TorchPolicy
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyChoice:
-    """A policy of the command line: its name and its run."""
-
-    name: str
-    run: str
-
-    @classmethod
-    def parse(cls, text: str, index: int) -> Self:
-        """Parse `NAME=RUN`, or a run alone."""
-        name, equals, run = text.partition("=")
-        return (
-            cls(name, run) if equals else cls("policy" if index == 0 else f"policy-{index}", text)
-        )
 
 
 def simulate(

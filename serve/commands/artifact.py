@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from dynamiccl import cli
 from dynamiccl.datasets.manifest import Manifest, find_policy_in, find_trigger_in
@@ -14,7 +13,7 @@ from dynamiccl.serve.artifact import (
     export_artifact,
     verify_artifact,
 )
-from dynamiccl.serve.commands.options import ArtifactDir, Json, stderr, stdout
+from dynamiccl.serve.commands.options import ArtifactDir, Json, folding_table, stderr, stdout
 from dynamiccl.train import DEFAULT_TRACKING_URI
 
 
@@ -109,7 +108,7 @@ def _show(artifact: Artifact, word: str, *, as_json: bool) -> None:
     if as_json:
         cli.print_json(artifact.to_json())
         return
-    table = Table("system", "nodes", "ranks", "entries", "acting", "table")
+    table = folding_table("system", "nodes", "ranks", "entries", "acting", "table")
     for info in artifact.tables:
         counts = (info.num_nodes, info.num_ranks, info.entries, info.acting)
         table.add_row(info.system, *map(str, counts), info.path)

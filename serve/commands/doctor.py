@@ -8,7 +8,6 @@ from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from dynamiccl import cli
 from dynamiccl.checks import exit_code, render
@@ -16,7 +15,7 @@ from dynamiccl.errors import MissingPath
 from dynamiccl.libraries import TUNER_NAME, built, is_ours
 from dynamiccl.machine import ThisMachine
 from dynamiccl.serve.build import find_plugin
-from dynamiccl.serve.commands.options import Json, stdout
+from dynamiccl.serve.commands.options import Json, folding_table, stdout
 from dynamiccl.serve.doctor import Question, run_checks
 from dynamiccl.serve.install import installed_plugin
 from dynamiccl.serve.overhead import VARIANTS, WITHOUT, Overhead, measure
@@ -119,7 +118,7 @@ def _show_overhead(found: Overhead, *, as_json: bool) -> None:
     if as_json:
         cli.print_json(asdict(found))
         return
-    table = Table("bytes", *(f"{variant} us" for variant in VARIANTS))
+    table = folding_table("bytes", *(f"{variant} us" for variant in VARIANTS))
     for size, medians in found.medians_us.items():
         table.add_row(str(size), *(f"{medians[variant]:.2f}" for variant in VARIANTS))
     stdout.print(table)

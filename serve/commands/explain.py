@@ -5,14 +5,21 @@ from typing import Annotated
 
 import polars as pl
 import typer
-from rich.table import Table
 
 from dynamiccl import cli
 from dynamiccl.datasets.manifest import GATE_NAME, KILL_NAME
 from dynamiccl.errors import UserError
 from dynamiccl.serve.artifact import Artifact, open_artifact
 from dynamiccl.serve.calls_seen import Called, calls_in_trace, calls_of, decided_calls
-from dynamiccl.serve.commands.options import ArtifactDir, Json, System, stderr, stdout, wide_stdout
+from dynamiccl.serve.commands.options import (
+    ArtifactDir,
+    Json,
+    System,
+    folding_table,
+    stderr,
+    stdout,
+    wide_stdout,
+)
 from dynamiccl.serve.explain import Gain, Outlook, gate_gains, look_ahead
 from dynamiccl.serve.replay import CALL_COLUMNS, Replayed, replay
 from dynamiccl.sizes import bin_center_bytes
@@ -92,7 +99,9 @@ def _about(artifact: Artifact) -> list[str]:
 
 
 def _show_outlook(outlook: Outlook) -> None:
-    table = Table("collective", "bytes", "nodes x ranks", "calls", "ran", "would run", "gain")
+    table = folding_table(
+        "collective", "bytes", "nodes x ranks", "calls", "ran", "would run", "gain"
+    )
     for change in outlook.changes[:_SHOWN]:
         called = change.called
         table.add_row(
@@ -168,7 +177,9 @@ def replay_command(
         cli.print_json({"groups": groups, "calls": shown_calls.to_dicts()})
         return
     _show_calls(ordered.head(rows))
-    shown = Table("collective", "bytes", "nodes x ranks", "calls", "ours", "NCCL's", "ours, gain")
+    shown = folding_table(
+        "collective", "bytes", "nodes x ranks", "calls", "ours", "NCCL's", "ours, gain"
+    )
     for each in found[:_SHOWN]:
         shown.add_row(
             each.collective,

@@ -5,6 +5,7 @@ from typing import Annotated, Final
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
 ArtifactDir = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="Artifact directory.")]
@@ -15,6 +16,14 @@ stdout: Final = Console()
 stderr: Final = Console(stderr=True)
 
 
-def wide_stdout(least: int = 120) -> Console:
+def wide_stdout(least: int = 100) -> Console:
     """Standard output for tables, at least `least` columns wide when not a terminal."""
     return stdout if stdout.is_terminal else Console(width=max(stdout.width, least))
+
+
+def folding_table(*heads: str, title: str | None = None) -> Table:
+    """A table whose cells are folded where it is narrow: a run id that is cut names nothing."""
+    table = Table(title=title, title_justify="left")
+    for head in heads:
+        table.add_column(head, overflow="fold")
+    return table

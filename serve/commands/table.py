@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.table import Table
 
 from dynamiccl import cli
 from dynamiccl.datasets.features import TUNED
@@ -16,7 +15,7 @@ from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.serve.abi import OUR_NAME
 from dynamiccl.serve.artifact import TableInfo, open_artifact, pick_table
 from dynamiccl.serve.ask_tuner import ask_plugin, table_answers
-from dynamiccl.serve.commands.options import System, stdout
+from dynamiccl.serve.commands.options import System, folding_table, stdout
 from dynamiccl.serve.nccl_csv import nccl_csv
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import bin_center_bytes, bin_first_byte
@@ -124,7 +123,7 @@ def _print(document: Mapping[str, Any], title: str, format_: str) -> None:
         return
     # A plugin was asked at single sizes; a table holds for every byte of its bins.
     heads = ("first size asked", "last") if "plugin" in document else ("from bytes", "to bytes")
-    shown = Table("collective", *heads, "config", title=title)
+    shown = folding_table("collective", *heads, "config", title=title)
     for collective, rows in document["decisions"].items():
         for config, group in groupby(rows, key=lambda row: row["config"]):
             same = list(group)

@@ -120,7 +120,7 @@ def test_tables_and_figures_scroll_in_boxes_of_their_own() -> None:
         ),
         FigureBlock("A figure", "figure", "<svg></svg>", "What it shows"),
     ]
-    header = {"data": "d", "data_hash": "0" * 64, "policies": [("ours", "run")]}
+    header = {"data": "d", "data_hash": "0" * 64, "policies": [("ours", "run")], "first": []}
     page = render([Section("box", blocks, simulated=True)], header)
     assert page.count('<div class="wide"') == 2
     assert re.search(r'<div class="wide"[^>]*>\s*<table', page)

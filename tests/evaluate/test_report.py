@@ -1,5 +1,6 @@
 """A whole report on simulated data."""
 
+import html
 import json
 import re
 from pathlib import Path
@@ -98,7 +99,7 @@ def test_every_figure_of_the_page_is_a_file_too(report_dir: Path) -> None:
     assert {f"{SYSTEM}-1-{kind}.svg" for kind in ("configs", "policies", "crossovers")} <= {
         path.name for path in files
     }
-    assert f"{SYSTEM}-by-size.svg" in {path.name for path in files}
+    assert {f"{SYSTEM}-{kind}.svg" for kind in ("map", "by-size")} <= {p.name for p in files}
     assert page.count("<svg") == len(files)
     for path in files:
         assert path.read_text(encoding="utf-8") in page
@@ -120,20 +121,32 @@ def test_data_without_a_test_size_says_which_to_measure(trained: Trained, tmp_pa
         make_report(data, [("policy", trained.policy)], tmp_path / "out")
 
 
-def test_page_begins_with_the_short_of_it_and_ends_with_where_it_comes_from(
+def test_page_begins_with_a_sentence_the_map_and_a_verdict_and_folds_the_rest(
     report_dir: Path, trained: Trained
 ) -> None:
     page = (report_dir / "report.html").read_text(encoding="utf-8")
-    titles = re.findall(r"<h2>([^<]*?)\s*(?:<|$)", page)
-    assert titles == ["In short", SYSTEM, "Where the figures come from"]
-    short = page[page.index("In short") : page.index(f"<h2>{SYSTEM}")]
     summary = json.loads((report_dir / "summary.json").read_text())["systems"][SYSTEM]
+    sentence = summary["sentences"]["policy"]
+    assert re.search(r"AllReduce .*: up to \d+ % less time", sentence)
+    first, rest = page[: page.index("<details")], page[page.index("<details") :]
+    plain = html.unescape(first)
+    at = [plain.index(text) for text in (sentence, "simple table", "<svg")]
+    assert at == sorted(at)
+    assert first.count("<svg") == 1
+    shown = re.findall(r"<h2[^>]*>([^<]*?)\s*(?:<|$)", first)
+    folded = re.findall(r'class="part"><summary>([^<]*?)\s*(?:<|$)', rest)
+    assert shown == [SYSTEM]
+    figures = f"{SYSTEM}: all figures"
+    assert folded == ["Regret on all systems", figures, "Where the figures come from"]
+    assert re.findall(r'<a href="#part-\d+">([^<]*)</a>', first) == [*shown, *folded]
+    assert all(f'id="part-{number}"' in page for number in range(1, 5))
+    short = rest[: rest.index(figures)]
     ours = summary["policies"]["policy"]
     low, high = ours["interval"]
     assert f"<td>{ours['crossfit']:.2%} ({low:.2%} to {high:.2%})</td>" in short
     assert f"<td>{summary['noise_band']:.2%}</td>" in short
     manifest = Manifest.read(trained.policy)
-    origin = page[page.index("Where the figures come from") :]
+    origin = page[page.rindex("Where the figures come from") :]
     assert f"<td>{manifest.git_commit[:12]}" in origin
     for text in (manifest.created, f"{manifest.data_hash[:12]} (these)"):
         assert f"<td>{text}</td>" in origin

@@ -9,10 +9,14 @@ import pytest
 
 from dynamiccl.datasets.store import content_hash
 from dynamiccl.errors import UserError
+from dynamiccl.evaluate.named import named_policies
 from dynamiccl.evaluate.training import Training, log_report
 from dynamiccl.train.tracking import find_run, policy_directory, register, reopen_run
 from tests.cli.conftest import Shell, refused
 from tests.conftest import Trained
+
+#: What MLflow calls the run: a report names the policy by it.
+NAME = "ddqn-dueling-seed0"
 
 
 @pytest.fixture(name="report")
@@ -30,12 +34,12 @@ def _command(trained: Trained) -> tuple[object, ...]:
 
 def test_page_shows_how_the_run_learned_and_is_kept_there(trained: Trained, report: Path) -> None:
     page = (report / "report.html").read_text(encoding="utf-8")
-    assert f"<code>run {trained.run_id}</code>" in page
-    assert "Learning curves of policy" in page
+    assert f"<code>{NAME}</code> is run {trained.run_id}" in page
+    assert f"Learning curves of {NAME}" in page
     kept = trained.run_directory / "report" / content_hash(trained.data)[:12]
     assert (kept / "report.html").read_text(encoding="utf-8") == page
     names = sorted(path.name for path in (report / "figures").iterdir())
-    assert "training-policy.svg" in names
+    assert f"training-{NAME}.svg" in names
     assert sorted(path.name for path in (kept / "figures").iterdir()) == names
     assert (kept / "summary.json").read_bytes() == (report / "summary.json").read_bytes()
 
@@ -83,3 +87,13 @@ def test_runs_are_found_by_every_name_but_a_folders(trained: Trained, shell: She
         find_run("models:/dynamiccl@nobody", uri)
     gone = shell(*_command(trained), "--policy", "0123456789abcdef", "--out", "gone")
     assert "list the runs with 'mlflow ui'" in refused(gone, 2)
+
+
+def test_policies_have_the_name_that_is_given_or_that_of_their_run_or_recipe(
+    trained: Trained,
+) -> None:
+    given = [f"mine={trained.run_id}", trained.run_id, str(trained.policy), str(trained.policy)]
+    named = named_policies(given, trained.tracking_uri)
+    recipe = "ddqn-dueling"
+    assert [each.name for each in named] == ["mine", NAME, f"{recipe}-1", f"{recipe}-2"]
+    assert [each.run_id for each in named] == [trained.run_id, trained.run_id, None, None]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from dynamiccl import cli
 from dynamiccl.errors import Interrupted, UserError
@@ -17,6 +16,7 @@ from dynamiccl.train.commands.options import (
     Experiment,
     Json,
     TrackingUri,
+    folding_table,
     progress_bar,
     stdout,
 )
@@ -36,9 +36,8 @@ def list_command(as_json: Json = False) -> None:
         cli.print_json(recipes)
         return
     for recipe in recipes:
-        table = Table(title=f"{recipe['name']}: {recipe['summary']}", title_justify="left")
-        table.add_column("setting (--set)")
-        table.add_column("value")
+        title = f"{recipe['name']}: {recipe['summary']}"
+        table = folding_table("setting (--set)", "value", title=title)
         for key, value in recipe.items():
             if key not in {"name", "summary"}:
                 table.add_row(key, str(value))
@@ -126,7 +125,7 @@ def fit_command(
         f"predicted gain of {summary.abstain_margin:.1%}\n"
         f"files: {summary.run_directory}\n"
         f"registered as models:/{tracking.MODEL_NAME}@{tracking.CANDIDATE} (version {version})\n"
-        f"compare runs with: mlflow ui --backend-store-uri {tracking_uri}",
+        f"compare runs with: {tracking.ui_hint(tracking_uri, summary.run_id)}",
         soft_wrap=True,
     )
 

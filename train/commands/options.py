@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -16,9 +17,12 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 
 #: Seconds between two lines where there is no bar.
 EVERY_S: Final = 30.0
+#: Columns that every table fits: those of a terminal, or of a file.
+WIDTH: Final = 100
 DEFAULT_RECIPE: Final = "ddqn-dueling"
 DEFAULT_EXPERIMENT: Final = "dynamiccl"
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
@@ -28,9 +32,17 @@ stdout = Console()
 stderr = Console(stderr=True)
 
 
-def wide_stdout(least: int) -> Console:
+def wide_stdout(least: int = WIDTH) -> Console:
     """Standard output for tables, at least `least` columns wide when not a terminal."""
     return stdout if stdout.is_terminal else Console(width=max(stdout.width, least))
+
+
+def folding_table(*heads: str, title: str | None = None) -> Table:
+    """A table whose cells are folded where it is narrow: a run id that is cut names nothing."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for head in heads:
+        table.add_column(head, overflow="fold")
+    return table
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from dynamiccl.train.commands.options import (
     Experiment,
     Json,
     TrackingUri,
+    folding_table,
     progress_bar,
     stderr,
     stdout,
@@ -261,7 +262,7 @@ def _show(summary: "StudySummary", failures: list[str], *, as_json: bool) -> Non
     if as_json:
         cli.print_json(asdict(summary))
     else:
-        wide_stdout(140).print(_study_table(summary))
+        wide_stdout().print(_study_table(summary))
     if failures:
         for failure in failures:
             stderr.print(failure, soft_wrap=True, highlight=False)
@@ -293,13 +294,15 @@ def trial_command(
 def _study_table(summary: "StudySummary") -> Table:
     default = "" if summary.default_regret is None else f"{summary.default_regret:.2%}"
     title = f"{summary.done} of {summary.trials} trials; NCCL's default {default}"
-    heads = ("setting", "seeds", "validation regret", "95 % interval", "seconds", "best run")
-    table = Table(title=title, title_justify="left")
+    heads = ("setting", "seeds", "validation\nregret", "95 % interval", "seconds", "best run")
+    table = folding_table(title=title)
     for head in heads:
         # A run id that is cut short names nothing.
-        table.add_column(head, no_wrap=head == heads[-1], overflow="fold")
+        table.add_column(head, no_wrap=head != heads[0], overflow="fold")
     for each in summary.settings:
-        interval = "one seed" if each.low is None else f"{each.low:.2%} .. {each.high:.2%}"
+        # No regret is negative, which Student's interval does not know.
+        low = None if each.low is None else max(each.low, 0.0)
+        interval = "one seed" if low is None else f"{low:.2%} .. {each.high:.2%}"
         row = (each.setting, str(each.seeds), f"{each.mean:.2%}", interval)
         table.add_row(*row, f"{each.train_seconds:.0f}", each.best_run)
     return table

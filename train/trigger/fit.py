@@ -136,9 +136,12 @@ def fit_trigger(
     with tracking.start_run(tracking_uri, experiment, name, {"kind": "trigger"}) as run:
         run.log_params({**asdict(settings), "data": str(data_dir), "recipe": "trigger"})
         run.log_params({f"series_{key}": value for key, value in asdict(counts).items()})
+        digest = content_hash(data_dir)
+        run.log_data(str(data_dir), digest)
+        run.describe(f"A Trigger, which tells interference by the times of calls in `{data_dir}`.")
         run.set_tags(
             {
-                "data_hash": content_hash(data_dir),
+                "data_hash": digest,
                 "git_commit": git_commit(),
                 "host": socket.gethostname(),
             }

@@ -1,0 +1,28 @@
+"""The picture of `dynamiccl-collect describe` for a page: best measured config and gain by size."""
+
+import polars as pl
+from matplotlib.figure import Figure
+
+from dynamiccl.collect.findings.crossover import FAMILY_COLUMNS
+from dynamiccl.collect.findings.plots import MOST_FAMILIES, draw_system
+from dynamiccl.datasets.store import slug
+from dynamiccl.evaluate.blocks import FigureBlock
+from dynamiccl.evaluate.figures.drawing import column_inches, svg_text
+
+
+def best_config_map(system: str, found: pl.DataFrame) -> FigureBlock | None:
+    """The map of one system from `crossovers` of a data set; None when it has no quiet task."""
+    part = found.filter(pl.col("system") == system)
+    if part.is_empty():
+        return None
+    families = part.select(FAMILY_COLUMNS).n_unique()
+    inches = column_inches(part["size_bytes"].n_unique())
+    svg = svg_text(draw_system("", part, Figure, inches))
+    note = (
+        "All measured sizes. Above: the fastest measured config, grey where NCCL's own choice is "
+        "as fast within the noise. Below: its gain over NCCL's own choice, default / best - 1."
+    )
+    if families > MOST_FAMILIES:
+        note += f" The first {MOST_FAMILIES} of {families} rows."
+    title = "Best measured config by size, and its gain"
+    return FigureBlock(title, f"{slug(system)}-map", svg, note)

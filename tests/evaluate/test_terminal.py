@@ -1,0 +1,92 @@
+"""Tables in a terminal of 100 columns: nothing is wider, and no name is cut."""
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+from rich.console import Console
+
+from dynamiccl.evaluate import terminal
+from dynamiccl.evaluate.metrics import Summary
+from dynamiccl.evaluate.report import Report
+from dynamiccl.evaluate.simulate.compare import Comparison, Estimate, Row
+from dynamiccl.evaluate.systems import SystemReport
+from dynamiccl.train.commands.options import WIDTH, folding_table
+from dynamiccl.train.commands.study import _study_table
+from dynamiccl.train.study import SettingSummary, StudySummary
+
+LONG = "gaussian-process-seed12"
+
+
+@pytest.fixture(autouse=True)
+def _hundred_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "wide_stdout", lambda: Console(width=WIDTH))
+
+
+def shown(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_reports_table_is_a_line_a_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    worst = Summary(
+        policy=LONG,
+        tasks=100,
+        mean=12.0444,
+        p50=12.0,
+        p95=15.5983,
+        max=20.0,
+        ratio_to_default=1.8148,
+        time_weighted=1.0,
+        crossfit=1.9434,
+        interval=(-1.8897, 12.1648),
+        tasks_with_interval=100,
+        abstained=1.0,
+        slower_than_default=1.0,
+        probes=400.0,
+    )
+    system = SystemReport(
+        "s", False, None, [worst], {}, [], [], pl.DataFrame(), sentences={LONG: "Said"}
+    )
+    terminal.print_report(Report([system], Path("results"), Path("page"), "0"))
+    lines = shown(capsys)
+    assert max(map(len, lines)) <= WIDTH
+    (row,) = [line for line in lines if line.strip().startswith(LONG) and "Said" not in line]
+    for text in ("1204.44", "194.3 (-189.0 to 1216.5)", "1559.83", "1.8148", " 100 "):
+        assert text in row
+    assert f"  {LONG}: Said" in lines
+
+
+def test_a_simulations_table_is_a_line_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    wide = Estimate(-0.105, -0.2101, 0.1234)
+    name = "search from policy + Trigger"
+    row = Row(name, Estimate(123.4, 0.0, 250.0), wide, wide, wide, 10.0, 0.999, 10.0, (1.0,))
+    found = Comparison("h100-ib", "ddp", "x", 10, 1, 1, [row], ["Said."])
+    terminal.print_comparison(found, Path("out"))
+    lines = shown(capsys)
+    assert lines[0] == "Said."
+    assert max(map(len, lines)) <= WIDTH
+    (line,) = [line for line in lines if name in line]
+    assert line.count("-10.5 (-21.0 to +12.3)") == 2
+
+
+def test_no_run_id_and_no_negative_regret_in_a_studys_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_id = "0123456789abcdef" * 2
+    setting = "ddqn-actions learning_rate=0.0003 hidden_sizes=64+64 batch_size=256"
+    each = SettingSummary(setting, 2, 0.0957, -0.3572, 0.5485, run_id, 12345.0)
+    summary = StudySummary(run_id, 2, 2, 0.1, [each])
+    Console(width=WIDTH).print(_study_table(summary))
+    lines = shown(capsys)
+    assert max(map(len, lines)) <= WIDTH
+    assert any(run_id in line for line in lines)
+    assert "0.00% .. 54.85%" in "\n".join(lines)
+
+
+def test_a_word_that_is_too_long_is_folded_and_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    table = folding_table("one", "other")
+    table.add_row("a" * 90, "b" * 90)
+    Console(width=WIDTH).print(table)
+    text = "".join(shown(capsys))
+    assert (text.count("a"), text.count("b")) == (90, 90)
+    assert "…" not in text
