@@ -19,15 +19,21 @@ def training_curves(
     """Loss and validation regret by gradient step, the chosen checkpoint marked, as a PNG.
 
     `curves` holds `steps`, `losses` and `regrets`, of equal length; regrets are fractions. Where it
-    has `speedups`, of actors in simulated worlds, these stand in the place of the loss.
+    has `speedups`, of actors in simulated worlds, and `validation_speedups`, these stand in the
+    place of the loss.
     """
     steps, losses, regrets = curves["steps"], curves["losses"], curves["regrets"]
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     if "speedups" in curves:
-        left.plot(steps, curves["speedups"], color="tab:blue")
+        left.plot(steps, curves["speedups"], color="tab:blue", label="actors, which explore")
+        left.plot(
+            steps, curves["validation_speedups"], color="tab:red", label="most likely actions"
+        )
         left.axhline(1.0, color="grey", linestyle="--")
-        left.set(xlabel="update", ylabel="time of NCCL's own choice over the actors'")
+        left.axvline(best_step, color="tab:red", alpha=0.4, linestyle=":")
+        left.legend(loc="lower right", fontsize=8)
+        left.set(xlabel="update", ylabel="speedup over NCCL's own choice")
     else:
         left.plot(steps, losses, color="tab:blue")
         left.set(xlabel="gradient step", ylabel="loss (Huber in log time)", yscale="log")

@@ -6,6 +6,7 @@ state for a resume. Corresponds to `train/loop.py` for recipes that train on dat
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -46,17 +47,28 @@ class OnlineLoop:
     """Counts updates and validates; stops after every epoch, where it can be saved."""
 
     def __init__(
-        self, updates: Updates, recipe: Recipe, validate: Callable[[Iterable[Member]], float]
+        self,
+        updates: Updates,
+        recipe: Recipe,
+        validate: Callable[[Iterable[Member]], float],
+        pilot: Callable[[nn.Module], float],
     ) -> None:
-        """`validate` returns the mean regret of a list of networks."""
+        """`validate` returns the mean regret of a list of networks, `pilot` an actor's speedup."""
         self.step = 0
         #: Values at the end of each epoch: `steps`, `losses`, `regrets`, and of the actors' jobs
         #: `speedups` (time of NCCL's own choice over theirs), all calls that were played, and
-        #: seconds.
+        #: seconds; `validation_speedups` are of the averaged actor's most likely actions.
         self.curves: dict[str, list[Any]] = {
-            name: [] for name in ("steps", "losses", "regrets", "speedups", "calls", "seconds")
+            name: []
+            for name in (
+                *("steps", "losses", "regrets", "speedups", "validation_speedups"),
+                *("calls", "seconds"),
+            )
         }
         self.updates, self._recipe, self._validate = updates, recipe, validate
+        self._pilot = pilot
+        #: Of the epochs in the second half of the run, the one with the largest speedup.
+        self._best: Checkpoint | None = None
         self._online = nn.ModuleList([updates.network.actor])
         decay = get_ema_multi_avg_fn(recipe.average_decay)  # type: ignore[no-untyped-call]
         self._averaged = AveragedModel(self._online, multi_avg_fn=decay)
@@ -75,6 +87,7 @@ class OnlineLoop:
             "loss": last["losses"],
             "validation_regret": last["regrets"],
             "speedup": last["speedups"],
+            "validation_speedup": last["validation_speedups"],
             "simulated_calls": last["calls"],
             "train_wall_s": last["seconds"],
             **self.updates.metrics,
@@ -107,17 +120,30 @@ class OnlineLoop:
             "losses": float(np.mean([each.loss for each in seen])),
             "regrets": regret,
             "speedups": float(np.mean([each.speedup for each in seen])),
+            "validation_speedups": self._pilot(cast(nn.ModuleList, self._averaged.module)[0]),
             "calls": calls[0] + sum(each.calls for each in seen),
             "seconds": seconds[0] + time.monotonic() - began,
         }
         for name, value in values.items():
             self.curves[name].append(value)
+        late = self.curves["validation_speedups"][self._num_early :]
+        if late and late[-1] == max(late):
+            state = self._averaged.module.state_dict()
+            weights = {name: value.clone() for name, value in state.items()}
+            self._best = Checkpoint(self.step, regret, weights)
+
+    @property
+    def _num_early(self) -> int:
+        """Epochs that end in the first half of the run, whose policies still explore."""
+        return self._recipe.steps // 2 // self._recipe.steps_per_epoch
 
     def best(self) -> Checkpoint:
-        """The last checkpoint: its learning rate is 0, and cold validation tells little here."""
-        state = self._averaged.module.state_dict()
-        weights = {name: value.clone() for name, value in state.items()}
-        return Checkpoint(self.step, self.curves["regrets"][-1], weights)
+        """The checkpoint of the run's second half with the largest validation speedup.
+
+        Cold validation tells little here, and the last policy may be worse than one before it.
+        """
+        assert self._best is not None
+        return self._best
 
     def save(self, path: Path, **facts: Any) -> None:
         """Write the state for `restore`; the actors go on meanwhile."""
@@ -128,6 +154,7 @@ class OnlineLoop:
             "network": self.updates.network.state_dict(),
             "averaged": self._averaged.state_dict(),
             "squares": self.updates.squares,
+            "best": None if self._best is None else asdict(self._best),
             "facts": facts,
         }
         write_state(path, state)
@@ -139,6 +166,7 @@ class OnlineLoop:
         for own, kept in zip(self.updates.squares, state["squares"], strict=True):
             own.copy_(kept)
         self.step, self.curves = state["step"], state["curves"]
+        self._best = None if state["best"] is None else Checkpoint(**state["best"])
 
     def close(self) -> None:
         """Stop the actors."""

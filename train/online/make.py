@@ -19,6 +19,7 @@ from dynamiccl.train.online.actor_critic import ActorCritic
 from dynamiccl.train.online.actors import ActorSettings
 from dynamiccl.train.online.impala import Learner, LocalActors
 from dynamiccl.train.online.loop import OnlineLoop, Updates
+from dynamiccl.train.online.pilot import Pilot
 from dynamiccl.train.online.places import Place
 from dynamiccl.train.online.start import begin_with
 from dynamiccl.train.recipe import Recipe
@@ -58,6 +59,7 @@ def make_loop(
         updates,
         recipe,
         lambda members: data.validation_regret(members, margin, is_unanimous=False),
+        Pilot(orders, network).speedup,
     )
     return loop, ActorCriticAlgorithm(shared)
 

@@ -38,8 +38,17 @@ class Trajectory:
 class Player:
     """Plays N jobs, one episode after the other."""
 
-    def __init__(self, env: DecisionEnv, state_units: int, recipe: Recipe, seed: int) -> None:
-        """Start an episode."""
+    def __init__(
+        self,
+        env: DecisionEnv,
+        state_units: int,
+        recipe: Recipe,
+        seed: int,
+        *,
+        is_greedy: bool = False,
+    ) -> None:
+        """Start an episode. `is_greedy`: take the most likely actions instead of drawing them."""
+        self._is_greedy = is_greedy
         self.env, self.recipe, self._units = env, recipe, state_units
         self.seen: RoundObservations
         self.state: State
@@ -58,7 +67,7 @@ class Player:
         while len(made) < self.recipe.num_steps and not self.env.is_over:
             with torch.no_grad():
                 log_TRA, _, self.state = network(self.seen, self.state)
-            action_R = torch.multinomial(log_TRA[0].exp(), 1, generator=self.random).squeeze(1)
+            action_R = self._choose(log_TRA[0])
             found, _, _, _, info = self.env.step(action_R.view(self.env.num_envs, -1).numpy())
             self.seen = _rows(found)
             rows.append(self.seen)
@@ -80,6 +89,11 @@ class Player:
             speedup=default_us / true_us,
             curiosity=self.curiosity,
         )
+
+    def _choose(self, log_RA: torch.Tensor) -> torch.Tensor:
+        if self._is_greedy:
+            return log_RA.argmax(dim=1)
+        return torch.multinomial(log_RA.exp(), 1, generator=self.random).squeeze(1)
 
     def _begin(self, seed: int | None) -> None:
         self.seen = _rows(self.env.reset(seed=seed)[0])

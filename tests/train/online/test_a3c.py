@@ -167,6 +167,7 @@ def test_a_run_that_was_killed_goes_on_and_becomes_an_artifact(data: Path, tmp_p
     # Of updates of three rounds or less, of 192 calls of two jobs.
     assert state["curves"]["calls"][0] < metrics["simulated_calls"] <= 8 * 3 * 192 * 2
     assert metrics["speedup"] > 0
+    assert metrics["validation_speedup"] > 0
     folder = Path(done.run_directory)
     assert (folder / "plots" / "training.png").is_file()
     policy = TorchPolicy.load(folder / "policy")
