@@ -51,8 +51,8 @@ def ask_probe(
     try:
         return dict(json.loads(line))
     except ValueError:
-        said = ran.first_line or "nothing"
-        raise PluginError(f"{probe} failed: {said}") from None
+        printed = ran.first_line or "nothing"
+        raise PluginError(f"{probe} printed no facts: {printed}") from None
 
 
 def find_probe(plugin: Path) -> Path:

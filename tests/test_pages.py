@@ -169,6 +169,8 @@ def world(
 def in_world(line: str, world: Path, home: Path) -> str:
     """The line with what is there in place of what stands for it."""
     run_id = (world / "run_id").read_text()
+    if " gate " in line:  # the policy of this world is of the simulated sweep
+        line = line.replace("examples/slurm_h100.toml", "examples/h100_4x8.toml")
     for word, there in (
         ("TRIGGER_RUN_ID", "trigger"),
         ("TRIGGER_RUN", "trigger"),
