@@ -103,12 +103,12 @@ class NetSense:
         if decision.method is Method.SPARSE:
             return self._sparse(bucket, marks)
         layout = self._layout(bucket)
-        owed = self._residuals.owed(layout, gradient.device)
-        if owed is not None:
-            gradient.add_(owed)
-            owed.zero_()
         if decision.method is Method.FP16 and gradient.element_size() > HALF_BYTES:
-            return self._half(gradient, self._residuals.of(layout, gradient.device), marks)
+            owed = self._residuals.of(layout, gradient.device)
+            return self._half(gradient.add_(owed), owed, marks)
+        taken = self._residuals.take(layout, gradient.device)
+        if taken is not None:
+            gradient.add_(taken)
         # As DDP does without a hook: multiplied, not divided, which differs for three ranks.
         gradient.mul_(1.0 / self._ranks)
         return self._launch(gradient, marks, lambda: gradient)
@@ -121,6 +121,7 @@ class NetSense:
             torch.sub(gradient, sent, out=owed).mul_(self._ranks)
         else:
             sent.fill_(torch.nan)
+            owed.zero_()
         return self._launch(sent, marks, lambda: gradient.copy_(sent))
 
     def _launch(

@@ -45,10 +45,18 @@ class Residuals:
             self._flats[layout] = flat
         return flat
 
-    def owed(self, layout: Layout, device: torch.device) -> torch.Tensor | None:
-        """The same, or None where nothing was ever kept back: an exchange of all values."""
-        kept = self._flats.keys() or self._parts.keys()
-        return self.of(layout, device) if kept else None
+    def take(self, layout: Layout, device: torch.device) -> torch.Tensor | None:
+        """What a bucket owes, (n,), which is forgotten here; None where nothing was kept back.
+
+        For an exchange of all values: adding zeros in each step would cost as much as the sum.
+        """
+        names = {piece.name for piece in layout}
+        kept = {piece.name for each in self._flats for piece in each} | self._parts.keys()
+        if not names & kept:
+            return None
+        flat = self.of(layout, device)
+        del self._flats[layout]
+        return flat
 
     def clear(self) -> None:
         """Forget everything."""

@@ -32,8 +32,13 @@ def test_a_checkpoint_of_another_model_is_refused() -> None:
         Residuals().restore(filled().state(), {"a": 2, "b": 7, "c": 1})
 
 
-def test_nothing_is_owed_where_nothing_was_kept_back() -> None:
-    residuals = Residuals()
-    assert residuals.owed((A,), CPU) is None
-    residuals.of((A,), CPU)
-    assert residuals.owed((A,), CPU) is not None
+def test_what_is_taken_is_owed_no_more() -> None:
+    residuals = filled()
+    assert set(residuals.state()) == {"a", "b", "c"}
+    before = residuals.state()["a"]
+    taken = residuals.take((A,), CPU)
+    assert taken is not None
+    assert torch.equal(taken, before)
+    assert residuals.take((A,), CPU) is None
+    assert set(residuals.state()) == {"b", "c"}  # of other buckets nothing is lost
+    assert Residuals().take((A,), CPU) is None
