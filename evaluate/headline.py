@@ -133,11 +133,8 @@ def size_text(size_bytes: int) -> str:
     """
     for exponent, unit in _UNITS:
         if size_bytes >= 1 << exponent:
-            return (
-                f"{size_bytes / (1 << exponent):.4g} {unit}".replace(".0 ", " ")
-                if (size_bytes % (1 << exponent) == 0)
-                else f"{size_bytes / (1 << exponent):.3g} {unit}"
-            )
+            digits = 3 if size_bytes % (1 << exponent) else 4
+            return f"{size_bytes / (1 << exponent):.{digits}g} {unit}"
     return f"{size_bytes} B"
 
 

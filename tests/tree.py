@@ -5,15 +5,18 @@ The comment behind a file is its own first sentence, so the tree cannot say what
 
 import ast
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from tests.generated import GeneratedPart
+
 ROOT: Final = Path(__file__).resolve().parents[1]
-PAGE: Final = ROOT / "docs" / "tree.md"
-BEGIN: Final = "<!-- tree: made by `make tree` -->\n```text\n"
-END: Final = "```\n<!-- end of tree -->"
+PART: Final = GeneratedPart(
+    ROOT / "docs" / "tree.md",
+    "<!-- tree: made by `make tree` -->\n```text\n",
+    "```\n<!-- end of tree -->",
+)
 #: The folders at the root, in the order of the data's way through them.
 TOPS: Final = (
     "dynamiccl",
@@ -89,13 +92,7 @@ def _comment(path: Path) -> str:
     return first.rstrip(".").replace("`", "")
 
 
-def written() -> str:
-    """The tree in docs/tree.md."""
-    text = PAGE.read_text(encoding="utf-8")
-    return text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
+written = PART.written
 
-
-if __name__ == "__main__" and "--write" in sys.argv:
-    page = PAGE.read_text(encoding="utf-8")
-    begin, end = page.index(BEGIN) + len(BEGIN), page.index(END)
-    PAGE.write_text(page[:begin] + render() + page[end:], encoding="utf-8")
+if __name__ == "__main__":
+    PART.main(render)

@@ -10,16 +10,19 @@ in C++, and the same behind `#` in Python and in shell. Lines that stand deeper 
 
 import ast
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.generated import GeneratedPart
+
 ROOT: Final = Path(__file__).resolve().parents[1]
-PAGE: Final = ROOT / "docs" / "environment.md"
-BEGIN: Final = "<!-- variables: made by `make tree` -->\n"
-END: Final = "<!-- end of variables -->"
+PART: Final = GeneratedPart(
+    ROOT / "docs" / "environment.md",
+    "<!-- variables: made by `make tree` -->\n",
+    "<!-- end of variables -->",
+)
 #: Where comments are looked for, in this order: the first one of a variable is taken.
 FOLDERS: Final = (
     "serve/launch",
@@ -196,13 +199,7 @@ def _order(name: str) -> tuple[int, str]:
     return (ranks.index(prefix) if prefix in ranks else len(ranks), name)
 
 
-def written() -> str:
-    """The table that stands in docs/environment.md."""
-    text = PAGE.read_text(encoding="utf-8")
-    return text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
+written = PART.written
 
-
-if __name__ == "__main__" and "--write" in sys.argv:
-    page = PAGE.read_text(encoding="utf-8")
-    begin, end = page.index(BEGIN) + len(BEGIN), page.index(END)
-    PAGE.write_text(page[:begin] + render() + page[end:], encoding="utf-8")
+if __name__ == "__main__":
+    PART.main(render)
