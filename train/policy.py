@@ -35,7 +35,7 @@ class TorchPolicy:
 
     @property
     def state_units(self) -> int:
-        """LSTM units of the state kept for each job; 0 = stateless."""
+        """Width of the state kept for each job, h and c; 0 = stateless."""
         return int(getattr(self._module, "state_units", 0))
 
     def step(

@@ -118,6 +118,10 @@ class PolicyModule(nn.Module):
 class StatefulPolicyModule(PolicyModule):
     """A `PolicyModule` of one member that keeps a state for each job.
 
+    A config that does not feel what slows others down says nothing of its end, so that a policy of
+    most likely actions would keep it for good. So one of so many decisions (`probe_every` of the
+    trunk) is left to NCCL, whose time tells; c counts them in one unit more than the LSTM has.
+
     As it stands, (window, context, mask) -> (action, q), it answers for jobs that have just begun:
     so tables are made of it. `step` goes on.
     """
@@ -125,7 +129,10 @@ class StatefulPolicyModule(PolicyModule):
     def __init__(self, member: Member, margin: float, warm_margin: float) -> None:
         """Make the policy of a trained network whose encoder has a `StatefulTrunk`."""
         super().__init__([member], margin, warm_margin, is_unanimous=False)
-        self.state_units = int(member.encoder.trunk.units)
+        trunk = member.encoder.trunk
+        self.units = int(trunk.units)
+        self.state_units = self.units + 1
+        self.probe_every = int(trunk.probe_every)
 
     @torch.jit.export
     def step(
@@ -142,9 +149,17 @@ class StatefulPolicyModule(PolicyModule):
         `decided` (B,) is the action that was decided last about the key, -1 = none. Whose key has
         had no call since keeps the state that it had.
         """
+        since_B1 = c_BU[:, self.units :] + 1.0
+        h_BU, c_BU = h_BU[:, : self.units], c_BU[:, : self.units]
         z_list: list[torch.Tensor] = []
         for member in self.members:
             z_BA, h_BU, c_BU = member.step(window_BKW, context_BF, decided_B, h_BU, c_BU)  # type: ignore[operator]
             z_list.append(z_BA)
         action_B, q_BA = self.choose(torch.stack(z_list), window_BKW, context_BF, mask_BA)
-        return action_B, q_BA, h_BU, c_BU
+        if self.probe_every > 0:
+            is_due_B1 = since_B1 >= self.probe_every
+            probes_B = is_due_B1.squeeze(1) & (mask_BA[:, 0] > 0.5)
+            action_B = torch.where(probes_B, torch.zeros_like(action_B), action_B)
+            since_B1 = since_B1.masked_fill(is_due_B1, 0.0)
+        h_BU = torch.cat([h_BU, torch.zeros_like(since_B1)], dim=1)
+        return action_B, q_BA, h_BU, torch.cat([c_BU, since_B1], dim=1)

@@ -27,13 +27,15 @@ class RewardScale(StrEnum):
     """The reward of actors in simulated worlds.
 
     `raw`: minus the time in ms; `reference`: minus time / NCCL's default in quiet; `clipped`: the
-    same, clipped at -2 (cf. the clipped rewards of Atari agents); `log`: minus its logarithm.
+    same, clipped at -2 (cf. the clipped rewards of Atari agents); `log`: minus its logarithm;
+    `popart`: as `raw`, to a critic that normalises what it learns (train/online/popart.py).
     """
 
     RAW = "raw"
     REFERENCE = "reference"
     CLIPPED = "clipped"
     LOG = "log"
+    POPART = "popart"
 
 
 class Caution(StrEnum):
@@ -81,10 +83,20 @@ def _check_algorithm(recipe: Recipe) -> None:
             f"algorithm of '{recipe.name}' is {recipe.algorithm}: leave it at 0, or take "
             "'threshold-rule'"
         )
+    if any(recipe.probe_every) and not recipe.state_units:
+        raise UserError(
+            f"probe_every={','.join(map(str, recipe.probe_every))} counts in the state of a job, "
+            "and state_units is 0: leave it at 0, or take 'a3c-lstm' or 'impala-lstm'"
+        )
     if recipe.state_units and not recipe.seen_decisions:
         raise UserError(
             "seen_decisions=0 with state_units: the state needs the last decision; --set "
             "seen_decisions=1, or state_units=0"
+        )
+    if recipe.reward_scale == RewardScale.POPART and recipe.algorithm != "IMPALA":
+        raise UserError(
+            f"reward_scale=popart changes weights that one learner has alone, and '{recipe.name}' "
+            f"is {recipe.algorithm}: take 'impala-lstm', or --set reward_scale=log"
         )
     for name in ("state_units", "start"):
         if getattr(recipe, name) and recipe.algorithm not in ONLINE:

@@ -162,6 +162,7 @@ def a3c_lstm() -> Recipe:
         name="a3c-lstm",
         summary="A3C with an LSTM over all keys of a job, its state as old as the job",
         state_units=64,
+        probe_every=(0, 24, 48, 96),
     )
 
 

@@ -32,6 +32,9 @@ class StatefulTrunk(nn.Module):
         self.decided = nn.Embedding(num_actions + 1, _DECISION_UNITS)
         self.core = nn.LSTMCell(hidden_size + _DECISION_UNITS, units)
         self.units = units
+        #: Decisions about keys of a job from one that is left to NCCL to the next; 0 = never.
+        self.probe_every: torch.Tensor
+        self.register_buffer("probe_every", torch.tensor(0))
         self.width = hidden_size + units
 
     def forward(self, window_BKW: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:

@@ -45,6 +45,7 @@ def stateful(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
         trunk.core.weight_hh.mul_(4.0)
         member.head.layer.weight[:, :16].mul_(0.01)
         member.head.layer.weight[:, 16:].mul_(20.0)
+    trunk.probe_every.fill_(50)
     policy = StatefulPolicyModule(member, 0.0, 0.0).eval()
     return make_artifact(tmp_path_factory.mktemp("stateful"), policy)
 
@@ -77,7 +78,7 @@ class InPython:
         self.asked = cold_questions(artifact.manifest, support)
         self.configs = artifact.manifest.actions().configs
         self.table = DecisionTable.read(artifact.directory / artifact.tables[0].path)
-        zero = np.zeros((1, UNITS), dtype=np.float32)
+        zero = np.zeros((1, self.policy.state_units), dtype=np.float32)
         self.state: State = (zero, zero)
         self.latest: dict[int, tuple[int, int]] = {}
 

@@ -59,7 +59,7 @@ class Actor:
             log_SRA[:-1],
             value_SR[:-1],
             played.action,
-            return_TR - known_SR[:-1],
+            (return_TR - known_SR[:-1]) * ~played.is_probe,
             return_TR,
             (played.calls > 0).float(),
             played.curiosity * self.recipe.entropy_weight(number),

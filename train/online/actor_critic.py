@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from dynamiccl.train.heads import Imitator
+from dynamiccl.train.online.popart import ValueScale
 from dynamiccl.train.stateful_trunk import StatefulTrunk
 
 #: Width of what the critic knows of a decision, and of its hidden layer.
@@ -60,9 +61,15 @@ class ActorCritic(nn.Module):
         self.critic = nn.Sequential(
             nn.Linear(width, _CRITIC_UNITS), nn.SiLU(), nn.Linear(_CRITIC_UNITS, 1)
         )
-        nn.init.constant_(cast(nn.Linear, self.critic[2]).bias, usual)
+        nn.init.constant_(self.last.bias, usual)
+        self.scale = ValueScale()
         #: Factor of the actor's logits while it plays and learns (start.py).
         self.sharpness = 1.0
+
+    @property
+    def last(self) -> nn.Linear:
+        """The critic's last layer."""
+        return cast(nn.Linear, self.critic[2])
 
     @property
     def state_units(self) -> int:
@@ -79,7 +86,7 @@ class ActorCritic(nn.Module):
         logits_BA = self.sharpness * self.actor.logits(hidden_BH, flat.context, flat.mask)
         decided_BD = self.decision(flat.decided + 1).flatten(1)
         known = torch.cat([hidden_BH, decided_BD, flat.earned.unsqueeze(1)], dim=1)
-        value_TR = self.critic(known).view(rounds, -1)
+        value_TR = self.scale(self.critic(known)).view(rounds, -1)
         log_TRA = torch.log_softmax(logits_BA, dim=1).view(rounds, value_TR.size(1), -1)
         return log_TRA, value_TR, state
 

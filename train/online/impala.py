@@ -20,6 +20,7 @@ from dynamiccl.train.online.player import Trajectory
 from dynamiccl.train.online.rmsprop import SharedRmsProp
 from dynamiccl.train.online.vtrace import vtrace
 from dynamiccl.train.recipe import Recipe
+from dynamiccl.train.recipe_checks import RewardScale
 
 #: Queue capacity in trajectories per actor: a longer queue holds more off-policy data.
 _WAITING: Final = 2
@@ -74,23 +75,26 @@ class Learner:
         now_TR = log_SRA[:-1].detach().gather(2, played.action.unsqueeze(2)).squeeze(2)
         is_called_TR = played.calls > 0
         target_TR, advantage_TR = vtrace(
-            (now_TR - played.log_probability) * is_called_TR,
+            (now_TR - played.log_probability) * (is_called_TR & ~played.is_probe),
             filled(played.reward, known_SR, played.calls, recipe.gamma),
             known_SR,
             recipe.gamma,
             rho_most=recipe.rho_most,
             c_most=recipe.c_most,
         )
+        std, weight_TR = self.network.scale.std, is_called_TR.float()
         total = loss(
             log_SRA[:-1],
-            value_SR[:-1],
+            value_SR[:-1] / std,
             played.action,
-            advantage_TR,
-            target_TR,
-            is_called_TR.float(),
+            advantage_TR / std * ~played.is_probe,
+            target_TR / std,
+            weight_TR,
             played.curiosity * recipe.entropy_weight(number),
         )
         descend(total, self.network, self._optimizer, recipe, number)
+        if recipe.reward_scale == RewardScale.POPART:
+            self.network.scale.follow(target_TR, weight_TR, self.network.last)
         return float(total.detach())
 
     @property

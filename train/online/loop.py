@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from dynamiccl.train.heads import Member
+from dynamiccl.train.heads import Imitator, Member
 from dynamiccl.train.loop import STATE_VERSION, Checkpoint, write_state
 from dynamiccl.train.online.actor import Update
 from dynamiccl.train.online.actor_critic import ActorCritic
@@ -51,18 +51,22 @@ class OnlineLoop:
         updates: Updates,
         recipe: Recipe,
         validate: Callable[[Iterable[Member]], float],
-        pilot: Callable[[nn.Module], float],
+        pilot: Callable[[Imitator], tuple[float, int]],
     ) -> None:
-        """`validate` returns the mean regret of a list of networks, `pilot` an actor's speedup."""
+        """`validate` returns the mean regret of a list of networks.
+
+        `pilot` gives an actor the best `probe_every`, and returns its speedup and that.
+        """
         self.step = 0
         #: Values at the end of each epoch: `steps`, `losses`, `regrets`, and of the actors' jobs
         #: `speedups` (time of NCCL's own choice over theirs), all calls that were played, and
-        #: seconds; `validation_speedups` are of the averaged actor's most likely actions.
+        #: seconds; `validation_speedups` are of the averaged actor's most likely actions, with the
+        #: best `probe_every` of the recipe (`probes`).
         self.curves: dict[str, list[Any]] = {
             name: []
             for name in (
                 *("steps", "losses", "regrets", "speedups", "validation_speedups"),
-                *("calls", "seconds"),
+                *("probes", "calls", "seconds"),
             )
         }
         self.updates, self._recipe, self._validate = updates, recipe, validate
@@ -88,6 +92,7 @@ class OnlineLoop:
             "validation_regret": last["regrets"],
             "speedup": last["speedups"],
             "validation_speedup": last["validation_speedups"],
+            "probe_every": last["probes"],
             "simulated_calls": last["calls"],
             "train_wall_s": last["seconds"],
             **self.updates.metrics,
@@ -115,12 +120,15 @@ class OnlineLoop:
     def _note(self, seen: list[Update], began: float) -> None:
         calls, seconds = (self.curves[name][-1:] or [0] for name in ("calls", "seconds"))
         regret = self._validate(cast(Iterable[Member], self._averaged.module))
+        (actor,) = cast(Iterable[Imitator], self._averaged.module)
+        speedup, probe_every = self._pilot(actor)
         values = {
             "steps": self.step,
             "losses": float(np.mean([each.loss for each in seen])),
             "regrets": regret,
             "speedups": float(np.mean([each.speedup for each in seen])),
-            "validation_speedups": self._pilot(cast(nn.ModuleList, self._averaged.module)[0]),
+            "validation_speedups": speedup,
+            "probes": probe_every,
             "calls": calls[0] + sum(each.calls for each in seen),
             "seconds": seconds[0] + time.monotonic() - began,
         }

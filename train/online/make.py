@@ -59,7 +59,7 @@ def make_loop(
         updates,
         recipe,
         lambda members: data.validation_regret(members, margin, is_unanimous=False),
-        Pilot(orders, network).speedup,
+        Pilot(orders, network).play,
     )
     return loop, ActorCriticAlgorithm(shared)
 

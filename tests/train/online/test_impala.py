@@ -20,6 +20,7 @@ from dynamiccl.train.online.vtrace import vtrace
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.torch_files import load_script
 from tests.stores import new_store
 from tests.train.online.test_a3c import SMALL, Killed
 
@@ -97,6 +98,7 @@ def test_a_trajectory_carries_the_state_at_its_start_and_what_was_likely(
     assert torch.equal(again.seen.window, second.seen.window)
     assert torch.equal(again.state.c, second.state.c)
     assert (again.speedup, again.curiosity) == (second.speedup, second.curiosity)
+    assert second.speedup == float(second.default_us.sum() / second.true_us.sum())
 
 
 def test_a_state_begins_at_zero_with_every_episode(loaded: TrainingData) -> None:
@@ -153,7 +155,8 @@ def test_a_run_that_was_killed_goes_on_and_its_artifact_has_a_state(
         raise Killed
 
     uri = new_store(tmp_path)
-    recipe = make_recipe("impala-lstm", [*SMALL, "state_units=8", "actors=1"])
+    settings = [*SMALL, "state_units=8", "actors=1", "probe_every=5"]
+    recipe = make_recipe("impala-lstm", settings)
     with pytest.raises(Killed):
         fit(data, recipe, experiment="x", tracking_uri=uri, seed=0, progress=kill)
     assert not multiprocessing.active_children()
@@ -170,7 +173,9 @@ def test_a_run_that_was_killed_goes_on_and_its_artifact_has_a_state(
     assert metrics[-1]["train_wall_s"] > 0
     assert 0 < metrics[-1]["learner_utilisation"] <= 1
     folder = Path(done.run_directory) / "policy"
-    assert TorchPolicy.load(folder).state_units == 8
+    assert TorchPolicy.load(folder).state_units == 9  # the LSTM's, and the count to a probe
+    assert int(load_script(folder / "policy.pt").probe_every) == 5
+    assert {each["probe_every"] for each in metrics} == {5}
     # `export_artifact` compares tables, policy and brain.
     assert export_artifact(folder, tmp_path / "artifact").tables
 

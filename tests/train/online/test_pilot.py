@@ -14,7 +14,7 @@ from dynamiccl.train.online.player import Player
 from dynamiccl.train.recipes import make_recipe
 from tests.train.online.test_a3c import SMALL
 
-RECIPE = make_recipe("a3c-lstm", [*SMALL, "state_units=8"])
+RECIPE = make_recipe("a3c-lstm", [*SMALL, "state_units=8", "probe_every=0"])
 
 
 def test_the_speedup_is_of_the_most_likely_actions(
@@ -39,8 +39,8 @@ def test_the_speedup_is_of_the_most_likely_actions(
         player = Player(env, network.state_units, RECIPE, 0, is_greedy=True)
         played = player.play(network)
         assert set(played.action.flatten().tolist()) == {config}
-        found.append(pilot.speedup(copy.deepcopy(network.actor)))
-        assert found[-1] == pilot.speedup(copy.deepcopy(network.actor))  # the same episodes
+        found.append(pilot.play(copy.deepcopy(network.actor))[0])
+        assert found[-1] == pilot.play(copy.deepcopy(network.actor))[0]  # the same episodes
     assert found[0] != pytest.approx(found[1], rel=0.01)
 
 
@@ -50,9 +50,9 @@ def test_the_fastest_checkpoint_of_the_second_half_is_taken(data: Path) -> None:
     speedups = iter([9.0, 9.0, 1.2, 1.1])
     actors: list[nn.Module] = []
 
-    def pilot(actor: nn.Module) -> float:
+    def pilot(actor: nn.Module) -> tuple[float, int]:
         actors.append(copy.deepcopy(actor))
-        return next(speedups)
+        return next(speedups), 0
 
     loop._pilot = pilot
     while not loop.is_over:
