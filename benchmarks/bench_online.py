@@ -30,11 +30,10 @@ import numpy as np
 import numpy.typing as npt
 from harness import OUT, write_result
 from learning_figures import parallel
-from learning_scenarios import JOBS, NCCL, OURS, RULE, SWEEP, gain_row, play_place
+from learning_scenarios import JOBS, NCCL, OURS, RULE, SWEEP, gain_row, play_place, trained
 
 from dynamiccl.collect.simulate import simulate
 from dynamiccl.train.data import TrainingData, load_data
-from dynamiccl.train.fit import fit
 from dynamiccl.train.online.impala import Learner
 from dynamiccl.train.online.make import make_loop
 from dynamiccl.train.policy import TorchPolicy
@@ -114,11 +113,10 @@ def _played(folder: Path, seeds: Sequence[int], recipes: Sequence[str]) -> Times
 
 
 def _trained(name: str, settings: Sequence[str], seed: int, data: Path) -> TorchPolicy:
-    uri = f"sqlite:///{data.parent / f'{name}-online.db'}"
-    recipe = make_recipe(name, settings)
-    done = fit(data, recipe, experiment="online", tracking_uri=uri, seed=seed)
-    print(f"{name} in {settings[0]}, seed {seed}: {done.seconds:.0f} s", flush=True)
-    return TorchPolicy.load(Path(done.run_directory) / "policy")
+    began = time.monotonic()
+    policy = trained(data, name, settings, seed)
+    print(f"{name} in {settings[0]}, seed {seed}: {time.monotonic() - began:.0f} s", flush=True)
+    return policy
 
 
 def _gain(found: Times, row: str) -> float:

@@ -12,6 +12,7 @@ over the settings over that of the delayed oracle. Intervals are bootstraps of s
 jobs of each.
 """
 
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -214,7 +215,8 @@ def play_place(
     `others` are trained on the folder's data set, and play without a Trigger.
     """
     place, setting = PLACES[name], prepare_place(folder, name, seed)
-    policies = {name: _trained(folder, name, seed) for name in RECIPES}
+    settings = [f"trigger={folder}", f"alpha={ALPHA}"]
+    policies = {name: trained(folder / "data", name, settings, seed) for name in RECIPES}
     added = {name: train(folder / "data") for name, train in others.items()}
     found: dict[tuple[str, str], Float64Array] = {}
     quiet_world = simple_contenders(setting)[0].world
@@ -236,10 +238,12 @@ def play_place(
     return found
 
 
-def _trained(folder: Path, name: str, seed: int) -> TorchPolicy:
-    recipe = make_recipe(name, [f"trigger={folder}", f"alpha={ALPHA}"])
-    uri = f"sqlite:///{folder / f'{name}.db'}"
-    done = fit(folder / "data", recipe, experiment="scenarios", tracking_uri=uri, seed=seed)
+def trained(data: Path, name: str, settings: Sequence[str], seed: int) -> TorchPolicy:
+    """A recipe's policy on a data set; its MLflow store is a new one beside the data."""
+    with tempfile.NamedTemporaryFile(dir=data.parent, suffix=".db", delete=False) as store:
+        uri = f"sqlite:///{store.name}"
+    recipe = make_recipe(name, settings)
+    done = fit(data, recipe, experiment="scenarios", tracking_uri=uri, seed=seed)
     return TorchPolicy.load(Path(done.run_directory) / "policy")
 
 
@@ -264,13 +268,7 @@ def setting_of(name: str) -> Setting:
 def prepare_place(folder: Path, name: str, seed: int) -> Setting:
     """Sweep in quiet, record jobs, and train a Trigger; the setting."""
     place, setting = PLACES[name], setting_of(name)
-    collectives = list(dict.fromkeys(call.collective.wire for call in setting.workload.calls))
-    groups = dict.fromkeys([*(call.group for call in setting.workload.calls), place.beside])
-    listed = ", ".join(
-        f"{{ num_nodes = {g.num_nodes}, ranks_per_node = {g.ranks_per_node} }}" for g in groups
-    )
-    text = SWEEP.format(system=place.system, collectives=collectives, groups=listed, seed=seed)
-    simulate(text, folder / "data")
+    sweep_place(folder / "data", name, seed)
     record = partial(_record, setting)
     record(folder / "data", place.scenario, jobs=32, calls=20_000, seed=10_000 + seed)
     record(folder / "aa", "quiet", jobs=4, calls=6_000, seed=20_000 + seed)
@@ -280,6 +278,18 @@ def prepare_place(folder: Path, name: str, seed: int) -> Setting:
     )
     copy_trigger(Path(told.run_directory), folder)
     return setting
+
+
+def sweep_place(data: Path, name: str, seed: int) -> None:
+    """Sweep a place in quiet, for its calls, into a data directory."""
+    place, setting = PLACES[name], setting_of(name)
+    collectives = list(dict.fromkeys(call.collective.wire for call in setting.workload.calls))
+    groups = dict.fromkeys([*(call.group for call in setting.workload.calls), place.beside])
+    listed = ", ".join(
+        f"{{ num_nodes = {g.num_nodes}, ranks_per_node = {g.ranks_per_node} }}" for g in groups
+    )
+    text = SWEEP.format(system=place.system, collectives=collectives, groups=listed, seed=seed)
+    simulate(text, data)
 
 
 def _record(

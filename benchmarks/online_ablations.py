@@ -1,19 +1,22 @@
 """What each part of online learning is worth: the ablations of the papers that it comes from.
 
-    python benchmarks/online_ablations.py            # an hour and a half on 2 cores
-    python benchmarks/online_ablations.py blocking   # a part: variants, tabular or blocking
+    python benchmarks/online_ablations.py            # three quarters of an hour on 2 cores
+    python benchmarks/online_ablations.py blocking   # some of the parts
 
-All learn and play in `PLACE`, where surroundings come and go, so that what the state shows counts.
+The first three learn and play in `PLACE`, where surroundings come and go, so that what the state
+shows counts.
 
-* variants: A3C (Mnih et al. 2016) with a change each, `STEPS` updates, `SEEDS` seeds. Histories of
-  1 to 4 calls, as zeros where the older ones stand (8 is the window's length); windows read by a
-  1-D convolution or an LSTM (Pensieve, Mao et al. 2017, section 5.1), or not at all; no decisions
-  shown to the critic, although they act late (mvfst-rl, Sivakumar et al. 2019); a statistic of
-  RMSProp for each actor; other scales of rewards; no variation of episodes.
+* variants: A3C (Mnih et al. 2016) with a change each, `STEPS` updates, `SEEDS` seeds. Windows of
+  no call to 4 calls (8 is the window's length); windows read by a 1-D convolution or an LSTM
+  (Pensieve, Mao et al. 2017, section 5.1); no state of the job; no probes; a critic that sees the
+  last decision alone, although it is not in force yet (mvfst-rl, Sivakumar et al. 2019); a
+  statistic of RMSProp for each actor; no variation of episodes.
 * tabular: Q-learning over a table of each key's last slowdown (Pensieve's comparison), DQN from
   recorded calls, a random policy, and the fitted rule.
 * blocking: what calls take that wait for a policy of 0.1, 1 and 10 ms, and decide at once, beside
   calls that do not wait and whose decisions are in force when ranks have agreed.
+* rewards: IMPALA under each scale of rewards, on three systems, one seed.
+* systems: IMPALA on two of these systems, which plays on the third one.
 
 Figures are shares of the delayed oracle's gain, as in bench_online.py. Writes
 out/bench/online-ablations.json.
@@ -22,7 +25,7 @@ out/bench/online-ablations.json.
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +35,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import torch
+from bench_online import PLACES, WORLDS
 from harness import OUT, write_result
 from learning_figures import parallel
 from learning_scenarios import (
@@ -41,7 +45,9 @@ from learning_scenarios import (
     prepare_place,
     setting_of,
     shifted,
+    sweep_place,
     times_us,
+    trained,
 )
 from online_tabular import Tabular, train_table
 from scenario_rivals import Random
@@ -56,39 +62,43 @@ from dynamiccl.evaluate.simulate.lineup import (
     simple_contenders,
 )
 from dynamiccl.train.encoders import WINDOW_ENCODERS, FlatWindow, register_window_encoder
-from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
-from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.recipe_checks import RewardScale
 from dynamiccl.train.trigger.detector import Detector
 
 PLACE: Final = "b300, decode and lora, busy-host"
-AT: Final = "b300-nvlink:decode+lora:busy-host:1x8"
-STEPS: Final = 300
+#: A place on each system that has one, and where actors play there.
+SYSTEMS: Final = {
+    **PLACES,
+    "a100, decode and lora, shared-node": "a100-nvswitch:decode+lora:shared-node:1x8",
+}
+STEPS: Final = 200
 SEEDS: Final = 3
-#: Of 64 jobs with 30,000 calls each: some 5.8 million calls, as in `STEPS` updates.
-TABLE_EPISODES: Final = 3
+TRAINING: Final = (f"steps={STEPS}", f"places={PLACES[PLACE]}")
+#: Of 64 jobs with 30,000 calls each: some 15 million calls, as `STEPS` updates take.
+TABLE_EPISODES: Final = 8
 LATENCIES_MS: Final = (0.1, 1.0, 10.0)
-BASE: Final = "a3c"
+BASE: Final = "a3c-lstm"
+ONLINE: Final = "impala-lstm"
 #: By name: recipe, and what is set.
 VARIANTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = MappingProxyType(
     {
-        BASE: ("a3c", ()),
-        "no window": ("a3c", ("window_encoder=last-0",)),
-        "the last call": ("a3c", ("window_encoder=last-1",)),
-        "the last 2 calls": ("a3c", ("window_encoder=last-2",)),
-        "the last 4 calls": ("a3c", ("window_encoder=last-4",)),
-        "1-D convolution over the window": ("a3c", ("window_encoder=cnn",)),
-        "LSTM over the window": ("a3c", ("window_encoder=lstm",)),
-        "LSTM as old as the job": ("a3c-lstm", ()),
-        "critic sees no decisions": ("a3c", ("seen_decisions=0",)),
-        "a statistic of RMSProp each": ("a3c", ("shared_statistic=false",)),
-        "reward: raw": ("a3c", ("reward_scale=raw",)),
-        "reward: reference": ("a3c", ("reward_scale=reference",)),
-        "reward: clipped": ("a3c", ("reward_scale=clipped",)),
-        "episodes do not differ": ("a3c", ("vary=1", "vary_times=0")),
+        BASE: (BASE, ()),
+        "no probes": (BASE, ("probe_every=0",)),
+        "no state of the job, no probes": ("a3c", ()),
+        "no window": (BASE, ("window_encoder=last-0",)),
+        "the last call": (BASE, ("window_encoder=last-1",)),
+        "the last 4 calls": (BASE, ("window_encoder=last-4",)),
+        "1-D convolution over the window": (BASE, ("window_encoder=cnn",)),
+        "LSTM over the window": (BASE, ("window_encoder=lstm",)),
+        "critic sees one decision": (BASE, ("seen_decisions=1",)),
+        "a statistic of RMSProp each": (BASE, ("shared_statistic=false",)),
+        "episodes do not differ": (BASE, ("vary=1", "vary_times=0")),
     }
 )
-WORLDS: Final = ("as recorded", "shifted")
+#: The row of the part `systems`.
+OTHERS: Final = "trained on the other two"
+PARTS: Final = ("variants", "tabular", "blocking", "rewards", "systems")
 Rows = dict[tuple[str, str], npt.NDArray[np.float64]]
 Times = dict[tuple[str, str, str], list[npt.NDArray[np.float64]]]
 
@@ -109,7 +119,7 @@ class LastCalls(nn.Module):
 
 
 def _register() -> None:
-    for calls in (0, 1, 2, 4):
+    for calls in (0, 1, 4):
         if f"last-{calls}" not in WINDOW_ENCODERS:
             register_window_encoder(f"last-{calls}", partial(LastCalls, calls))
 
@@ -120,9 +130,9 @@ def _rivals(setting: Setting, world: str) -> tuple[Setting, dict[str, Contender]
     return setting, {row.name: row for row in simple_contenders(setting)}
 
 
-def _prepared(folder: Path, seed: int) -> Rows:
+def _prepared(folder: Path, place: str, seed: int) -> Rows:
     """NCCL, the delayed oracle, a random policy and the fitted rule, once for each seed."""
-    setting = prepare_place(folder, PLACE, seed)
+    setting = prepare_place(folder, place, seed)
     rule = fitted_rule(setting, folder)
     found: Rows = {}
     for world in WORLDS:
@@ -138,23 +148,17 @@ def _variant(folder: Path, seed: int, name: str) -> Rows:
     """Train a variant, and play."""
     _register()
     recipe, settings = VARIANTS[name]
-    policy = _trained(folder, recipe, seed, [*settings, f"steps={STEPS}", f"places={AT}"])
+    policy = trained(folder / "data", recipe, [*settings, *TRAINING], seed)
     return _played(policy, name, seed)
 
 
-def _trained(folder: Path, recipe: str, seed: int, settings: Sequence[str]) -> TorchPolicy:
-    with tempfile.NamedTemporaryFile(dir=folder, suffix=".db", delete=False) as store:
-        uri = f"sqlite:///{store.name}"
-    made = make_recipe(recipe, settings)
-    done = fit(folder / "data", made, experiment="online", tracking_uri=uri, seed=seed)
-    return TorchPolicy.load(Path(done.run_directory) / "policy")
-
-
-def _played(policy: TorchPolicy, name: str, seed: int, watch: Path | None = None) -> Rows:
+def _played(
+    policy: TorchPolicy, name: str, seed: int, watch: Path | None = None, place: str = PLACE
+) -> Rows:
     make_watch = None if watch is None else partial(Detector.load, watch)
     found: Rows = {}
     for world in WORLDS:
-        here, _ = _rivals(setting_of(PLACE), world)
+        here, _ = _rivals(setting_of(place), world)
         row = policy_contenders(here, name, policy, make_watch)[0]
         found[name, world] = times_us(row, here, seed)
     return found
@@ -163,22 +167,22 @@ def _played(policy: TorchPolicy, name: str, seed: int, watch: Path | None = None
 def _tabular(folder: Path, seed: int) -> Rows:
     """A table that learns in as many calls as A3C has, and DQN from the recorded calls."""
     setting = setting_of(PLACE)
-    trained = _rivals(setting, "as recorded")[1][DELAYED]
-    env, _ = trained.prepare(replace(setting, jobs=64), seed)
+    world = _rivals(setting, "as recorded")[1][DELAYED]
+    env, _ = world.prepare(replace(setting, jobs=64), seed)
     values = train_table(env, TABLE_EPISODES, seed)
     found: Rows = {}
-    for world in WORLDS:
-        here, rows = _rivals(setting, world)
+    for name in WORLDS:
+        here, rows = _rivals(setting, name)
         row = replace(rows[DELAYED], make=lambda env, seed: Tabular(env, values, seed=seed))
-        found["tabular Q-learning", world] = times_us(row, here, seed)
+        found["tabular Q-learning", name] = times_us(row, here, seed)
     settings = [f"trigger={folder}", "gamma=0.5", "num_steps=3", "steps=2000"]
-    policy = _trained(folder, "dqn", seed, settings)
+    policy = trained(folder / "data", "dqn", settings, seed)
     return found | _played(policy, "DQN from recorded calls, + Trigger", seed, folder)
 
 
 def _blocking(folder: Path) -> dict[str, Any]:
-    """Seconds that one job's calls take, by how long the policy takes and whether calls wait."""
-    policy = _trained(folder, BASE, 0, [f"steps={STEPS}", f"places={AT}"])
+    """Share of NCCL's time that is saved, by what the policy takes and whether calls wait."""
+    policy = trained(folder / "data", BASE, TRAINING, 0)
     setting = setting_of(PLACE)
     _, rows = _rivals(setting, "as recorded")
     usual = times_us(rows[NCCL], setting, 0).sum()
@@ -192,39 +196,100 @@ def _blocking(folder: Path) -> dict[str, Any]:
     return {name: float(value) for name, value in saved.items()}
 
 
-def _add(found: Times, rows: Rows) -> None:
-    for (row, world), us in rows.items():
-        found.setdefault((row, world, PLACE), []).append(us)
+def _on_systems(
+    folders: Mapping[str, Path], base: Times, work: Callable[..., Rows], names: Sequence[str]
+) -> dict[str, Any]:
+    """Gains by world of some rows on each system, beside those of `base`."""
+    jobs = [(folder, place, name) for place, folder in folders.items() for name in names]
+    found = base | _by_place(work, jobs)
+    rows_of = dict.fromkeys(row for row, _, _ in found)
+    return {
+        world: {row: gain_row(found, row, world, tuple(SYSTEMS)) for row in rows_of}
+        for world in WORLDS
+    }
+
+
+def _by_place(work: Callable[..., Rows], jobs: Sequence[tuple[Path, str, Any]]) -> Times:
+    """(JOBS,) us of each row in each place, of one seed; `work` is given (folder, place, what)."""
+    found: Times = {}
+    for job, rows in parallel(work, jobs):
+        print(*job[1:], flush=True)
+        found |= {(row, world, job[1]): [us] for (row, world), us in rows.items()}
+    return found
+
+
+def _reward(folder: Path, place: str, scale: str) -> Rows:
+    """IMPALA under a scale of rewards, on one system."""
+    settings = [f"steps={STEPS}", f"places={SYSTEMS[place]}", f"reward_scale={scale}"]
+    policy = trained(folder / "data", ONLINE, settings, 0)
+    return _played(policy, f"reward: {scale}", 0, place=place)
+
+
+def _unseen(folder: Path, place: str, name: str) -> Rows:
+    """IMPALA on the other systems; sweeps of all say which configs there are."""
+    data = folder / "all" / "data"
+    for index, each in enumerate(SYSTEMS):
+        sweep_place(data, each, seed=index)
+    others = [at for other, at in SYSTEMS.items() if other != place]
+    settings = [f"steps={len(others) * STEPS}", f"places={','.join(others)}"]
+    return _played(trained(data, ONLINE, settings, 0), name, 0, place=place)
+
+
+def _figures(folders: Mapping[int, Path], part: str, base: Times) -> dict[str, Any]:
+    """Gains of a part's rows by world, beside those of `base` (NCCL, oracle, random, rule)."""
+    jobs: list[tuple[Any, ...]] = [(folder, seed) for seed, folder in folders.items()]
+    if part == "variants":
+        jobs = [(*job, name) for job in jobs for name in VARIANTS]
+    found = base | _collected(_variant if part == "variants" else _tabular, jobs)
+    names = dict.fromkeys(row for row, _, _ in found)
+    return {
+        world: {row: gain_row(found, row, world, (PLACE,)) for row in names} for world in WORLDS
+    }
+
+
+def _collected(work: Callable[..., Rows], jobs: Sequence[tuple[Any, ...]]) -> Times:
+    """(JOBS,) us of each row by seed, in the order of the jobs."""
+    rows_of = {}
+    for job, rows in parallel(work, jobs):
+        print(*job[1:], flush=True)
+        rows_of[job] = rows
+    found: Times = {}
+    for job in jobs:
+        for (row, world), us in rows_of[job].items():
+            found.setdefault((row, world, PLACE), []).append(us)
+    return found
+
+
+#: Parts on several systems: what is trained, and its rows.
+WORK: Final[Mapping[str, tuple[Callable[..., Rows], Sequence[str]]]] = MappingProxyType(
+    {"rewards": (_reward, tuple(RewardScale)), "systems": (_unseen, (OTHERS,))}
+)
 
 
 def main() -> None:
     """The parts that are named, or all."""
-    parts = sys.argv[1:] or ["variants", "tabular", "blocking"]
+    parts = sys.argv[1:] or list(PARTS)
+    if set(parts) - set(PARTS):
+        sys.exit(f"unknown part among {' '.join(parts)}: choose from {', '.join(PARTS)}")
     path = OUT / "online-ablations.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    figures: dict[str, Any] = {"parts": known.get("parts", {})}
-    found: Times = {}
+    figures: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
-        at = {seed: Path(folder) / str(seed) for seed in range(SEEDS)}
-        for _, rows in parallel(_prepared, [(at[seed], seed) for seed in at]):
-            _add(found, rows)
-        if "variants" in parts:
-            jobs = [(at[seed], seed, name) for seed in at for name in VARIANTS]
-            for (_, seed, name), rows in parallel(_variant, jobs):
-                print(f"{name}, seed {seed}", flush=True)
-                _add(found, rows)
-        if "tabular" in parts:
-            for _, rows in parallel(_tabular, [(at[seed], seed) for seed in at]):
-                _add(found, rows)
-        if "blocking" in parts:
-            figures["blocking"] = _blocking(at[0])
-    for part in parts:
-        rows_of = [row for row, _, _ in found] if part != "blocking" else []
-        figures["parts"][part] = {
-            world: {row: gain_row(found, row, world, (PLACE,)) for row in dict.fromkeys(rows_of)}
-            for world in WORLDS
-        }
-    write_result("online-ablations", {**known, **figures})
+        root = Path(folder)
+        by_seed = {seed: root / str(seed) for seed in range(SEEDS)}
+        by_place = {place: root / place for place in SYSTEMS}
+        if set(parts) & {"variants", "tabular", "blocking"}:
+            jobs = [(folder, PLACE, seed) for seed, folder in by_seed.items()]
+            base = _collected(_prepared, jobs)
+        if set(parts) & set(WORK):
+            known = _by_place(_prepared, [(folder, place, 0) for place, folder in by_place.items()])
+        for part in parts:
+            if part in WORK:
+                figures[part] = _on_systems(by_place, known, *WORK[part])
+            elif part == "blocking":
+                figures[part] = _blocking(by_seed[0])
+            else:
+                figures[part] = _figures(by_seed, part, base)
+            write_result("online-ablations", figures)
 
 
 if __name__ == "__main__":
