@@ -74,9 +74,11 @@ SYSTEMS: Final = {
 }
 STEPS: Final = 200
 SEEDS: Final = 3
-TRAINING: Final = (f"steps={STEPS}", f"places={PLACES[PLACE]}")
-#: Of 64 jobs with 30,000 calls each: some 15 million calls, as `STEPS` updates take.
-TABLE_EPISODES: Final = 8
+#: Half of the recipes' jobs.
+LENGTH: Final = (f"steps={STEPS}", "jobs=16")
+TRAINING: Final = (*LENGTH, f"places={PLACES[PLACE]}")
+#: Of 64 jobs with 30,000 calls each: some 7 million calls, as `STEPS` updates take.
+TABLE_EPISODES: Final = 4
 LATENCIES_MS: Final = (0.1, 1.0, 10.0)
 BASE: Final = "a3c-lstm"
 ONLINE: Final = "impala-lstm"
@@ -219,7 +221,7 @@ def _by_place(work: Callable[..., Rows], jobs: Sequence[tuple[Path, str, Any]]) 
 
 def _reward(folder: Path, place: str, scale: str) -> Rows:
     """IMPALA under a scale of rewards, on one system."""
-    settings = [f"steps={STEPS}", f"places={SYSTEMS[place]}", f"reward_scale={scale}"]
+    settings = [*LENGTH, f"places={SYSTEMS[place]}", f"reward_scale={scale}"]
     policy = trained(folder / "data", ONLINE, settings, 0)
     return _played(policy, f"reward: {scale}", 0, place=place)
 
@@ -230,7 +232,7 @@ def _unseen(folder: Path, place: str, name: str) -> Rows:
     for index, each in enumerate(SYSTEMS):
         sweep_place(data, each, seed=index)
     others = [at for other, at in SYSTEMS.items() if other != place]
-    settings = [f"steps={len(others) * STEPS}", f"places={','.join(others)}"]
+    settings = [*LENGTH, f"steps={len(others) * STEPS}", f"places={','.join(others)}"]
     return _played(trained(data, ONLINE, settings, 0), name, 0, place=place)
 
 
