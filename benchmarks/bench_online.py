@@ -16,6 +16,7 @@ out/bench/online.json: keys without a recipe's name are those of the recipe that
 scenario as recorded on seed 0, and are of the other seeds.
 """
 
+import contextlib
 import json
 import statistics
 import sys
@@ -47,7 +48,7 @@ PLACES: Final = {
 RECIPES: Final = ("a3c-lstm", "impala-lstm")
 SEEDS: Final = 3
 #: Updates of a run: five minutes and less, where nothing runs beside it.
-STEPS: Final = 600
+STEPS: Final = 400
 WORLDS: Final = {"as recorded": "", "shifted": "_shifted"}
 #: Updates in a measurement of speed, and pairs of measurements.
 SPEED_UPDATES: Final = 40
@@ -159,16 +160,19 @@ def _speeds(data: TrainingData) -> dict[str, float]:
         for name, found in rates.items():
             recipe_name, actors = name.split()
             settings = ["places=b300-nvlink:decode:busy-host:1x8", f"actors={actors}"]
-            settings += ["steps_per_epoch=20", f"steps={SPEED_UPDATES + 20}"]
+            settings += [f"steps={SPEED_UPDATES + 60}"]
             recipe = make_recipe(recipe_name, settings)
             loop, _ = make_loop(data, recipe, pair, uses_cost=True)
-            loop.run_epoch()  # until all play
-            before, began = loop.curves["calls"][-1], time.monotonic()
-            while not loop.is_over:
-                loop.run_epoch()
-            found.append((loop.curves["calls"][-1] - before) / (time.monotonic() - began))
-            if isinstance(loop.updates, Learner):
-                busy.append(loop.updates.metrics["learner_utilisation"])
+            updates = loop.updates
+            with contextlib.closing(updates):
+                updates.start(0)
+                for _ in range(20):  # until all play
+                    updates.next()
+                began = time.monotonic()
+                calls = sum(updates.next().calls for _ in range(SPEED_UPDATES))
+                found.append(calls / (time.monotonic() - began))
+            if isinstance(updates, Learner):
+                busy.append(updates.metrics["learner_utilisation"])
     ratios = [two / one for one, two in zip(rates["a3c 1"], rates["a3c 2"], strict=True)]
     return {
         "a3c_env_steps_per_s_1": statistics.median(rates["a3c 1"]),

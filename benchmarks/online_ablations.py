@@ -73,9 +73,9 @@ SYSTEMS: Final = {
     "a100, decode and lora, shared-node": "a100-nvswitch:decode+lora:shared-node:1x8",
 }
 STEPS: Final = 200
-SEEDS: Final = 3
-#: Half of the recipes' jobs.
-LENGTH: Final = (f"steps={STEPS}", "jobs=16")
+SEEDS: Final = 2
+#: Half of the recipes' jobs; nothing to choose.
+LENGTH: Final = (f"steps={STEPS}", "jobs=16", "probe_every=48")
 TRAINING: Final = (*LENGTH, f"places={PLACES[PLACE]}")
 #: Of 64 jobs with 30,000 calls each: some 7 million calls, as `STEPS` updates take.
 TABLE_EPISODES: Final = 4
@@ -87,7 +87,7 @@ VARIANTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = MappingProxyType(
     {
         BASE: (BASE, ()),
         "no probes": (BASE, ("probe_every=0",)),
-        "no state of the job, no probes": ("a3c", ()),
+        "no state of the job, no probes": ("a3c", ("probe_every=0",)),
         "no window": (BASE, ("window_encoder=last-0",)),
         "the last call": (BASE, ("window_encoder=last-1",)),
         "the last 4 calls": (BASE, ("window_encoder=last-4",)),
@@ -149,7 +149,7 @@ def _variant(folder: Path, seed: int, name: str) -> Rows:
     """Train a variant, and play."""
     _register()
     recipe, settings = VARIANTS[name]
-    policy = trained(folder / "data", recipe, [*settings, *TRAINING], seed)
+    policy = trained(folder / "data", recipe, [*TRAINING, *settings], seed)
     return _played(policy, name, seed)
 
 

@@ -11,17 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
 from dynamiccl.train.heads import Imitator
 from dynamiccl.train.online.actor_critic import ActorCritic
 from dynamiccl.train.online.actors import ActorSettings
 from dynamiccl.train.online.player import Player
 from dynamiccl.train.stateful_trunk import StatefulTrunk
 
-#: Jobs of a place for each `probe_every` to choose from; seeds of actors are below this one.
+#: Jobs of a place; seeds of actors are below this one.
 _JOBS: Final = 8
 _SEED: Final = 3_000_000
 
@@ -42,27 +38,26 @@ class Pilot:
         likely actions.
         """
         self._network.actor.load_state_dict(actor.state_dict())
-        choices = self._actors[0].recipe.probe_every
-        logs = np.mean([self._log_speedups(each) for each in self._actors], axis=0)
-        best = choices[int(logs.argmax())]
+        found = {each: self._log_speedup(each) for each in self._actors[0].recipe.probe_every}
+        best = max(found, key=lambda each: found[each])
         trunk = actor.encoder.trunk
         if isinstance(trunk, StatefulTrunk):
             trunk.probe_every.fill_(best)
-        return math.exp(logs.max()), best
+        return math.exp(found[best]), best
 
-    def _log_speedups(self, actor: ActorSettings) -> npt.NDArray[np.float64]:
-        """Of each `probe_every`, in one place."""
-        choices = actor.recipe.probe_every
-        changes: dict[str, Any] = {"jobs": _JOBS * len(choices), "vary": 1.0, "vary_times": 0.0}
-        recipe = replace(actor.recipe, **changes)
+    def _log_speedup(self, probe_every: int) -> float:
+        logs = [self._log_speedup_in(each, probe_every) for each in self._actors]
+        return sum(logs) / len(logs)
+
+    def _log_speedup_in(self, actor: ActorSettings, probe_every: int) -> float:
+        changes: dict[str, Any] = {"jobs": _JOBS, "vary": 1.0, "vary_times": 0.0}
+        recipe = replace(actor.recipe, probe_every=(probe_every,), **changes)
         env = replace(actor, recipe=recipe).env()
         player = Player(env, self._network.state_units, recipe, _SEED, is_greedy=True)
-        player.probe_every = torch.tensor(choices).repeat_interleave(_JOBS)
         count = math.ceil(recipe.episode_rounds / recipe.num_steps)
         played = [player.play(self._network) for _ in range(count)]
         default_us, true_us = (
-            torch.stack(each).sum(0).view(-1, _JOBS).sum(1)
-            for each in ([p.default_us for p in played], [p.true_us for p in played])
+            sum(float(each.sum()) for each in part)
+            for part in ([p.default_us for p in played], [p.true_us for p in played])
         )
-        found: npt.NDArray[np.float64] = (default_us / true_us).log().numpy()
-        return found
+        return math.log(default_us / true_us)
