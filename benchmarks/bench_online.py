@@ -3,7 +3,7 @@
     python benchmarks/bench_online.py            # an hour on 2 cores
     python benchmarks/bench_online.py speeds     # the speeds alone, five minutes
 
-In each of `PLACES` (learning_scenarios.py) the recipes of `RECIPES` learn from the same sweep as
+In each of `PLACES` (scenario_places.py) the recipes of `RECIPES` learn from the same sweep as
 the offline policy, at the workload's calls moved to octaves for training, under the place's
 scenario in strengths, dwell times and times that are drawn anew for each episode. All then play the
 real workload, under the scenario as it was recorded and *shifted* (half as strong again, twice as
@@ -31,7 +31,8 @@ import numpy as np
 import numpy.typing as npt
 from harness import OUT, write_result
 from learning_figures import parallel
-from learning_scenarios import JOBS, NCCL, OURS, RULE, SWEEP, gain_row, play_place, trained
+from learning_scenarios import NCCL, OURS, RULE, gain_row, play_place
+from scenario_places import JOBS, SWEEP, trained
 
 from dynamiccl.collect.simulate import simulate
 from dynamiccl.train.data import TrainingData, load_data
@@ -40,7 +41,7 @@ from dynamiccl.train.online.make import make_loop
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
 
-#: Of learning_scenarios.py, and where actors play there.
+#: Of scenario_places.py, and where actors play there.
 PLACES: Final = {
     "b300, decode and lora, busy-host": "b300-nvlink:decode+lora:busy-host:1x8",
     "h100 4x8, decode, congested": "h100-ib:decode:congested:4x8",
@@ -48,7 +49,7 @@ PLACES: Final = {
 RECIPES: Final = ("a3c-lstm", "impala-lstm")
 SEEDS: Final = 3
 #: Updates of a run: five minutes and less, where nothing runs beside it.
-STEPS: Final = 400
+STEPS: Final = 600
 WORLDS: Final = {"as recorded": "", "shifted": "_shifted"}
 #: Updates in a measurement of speed, and pairs of measurements.
 SPEED_UPDATES: Final = 40

@@ -38,18 +38,9 @@ import torch
 from bench_online import PLACES, WORLDS
 from harness import OUT, write_result
 from learning_figures import parallel
-from learning_scenarios import (
-    RULE,
-    fitted_rule,
-    gain_row,
-    prepare_place,
-    setting_of,
-    shifted,
-    sweep_place,
-    times_us,
-    trained,
-)
+from learning_scenarios import RULE, fitted_rule, gain_row, times_us
 from online_tabular import Tabular, train_table
+from scenario_places import prepare_place, setting_of, shifted, sweep_place, trained
 from scenario_rivals import Random
 from torch import nn
 

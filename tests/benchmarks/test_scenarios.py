@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from learning_scenarios import PLACES, shifted
+from scenario_places import PLACES, shifted
 from scenario_rivals import (
     Filter,
     Levels,
