@@ -161,6 +161,7 @@ def _speeds(data: TrainingData) -> dict[str, float]:
         for name, found in rates.items():
             recipe_name, actors = name.split()
             settings = ["places=b300-nvlink:decode:busy-host:1x8", f"actors={actors}"]
+            # More than are waited for: no actor stops while others are timed.
             settings += [f"steps={SPEED_UPDATES + 60}"]
             recipe = make_recipe(recipe_name, settings)
             loop, _ = make_loop(data, recipe, pair, uses_cost=True)

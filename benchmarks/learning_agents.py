@@ -10,27 +10,26 @@ workloads' sizes, most of them of other octaves. Total true communication time o
 
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from learning_figures import Number, parallel
+from scenario_places import record_exploring, train_trigger
 
 from dynamiccl.collect.simulate import simulate
 from dynamiccl.evaluate.simulate.compare import Estimate, Played, Row, conclude, over_best, play
 from dynamiccl.evaluate.simulate.lineup import Setting, policy_contenders, simple_contenders
 from dynamiccl.evaluate.simulate.page import write_page
-from dynamiccl.nccl import Collective
 from dynamiccl.simulator.group import Group
-from dynamiccl.simulator.record_jobs import Exploration, RecordSettings, record_jobs
 from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.systems import find_system
-from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
+from dynamiccl.simulator.workloads import make_workload
 from dynamiccl.train.environment import delay_calls
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
-from dynamiccl.train.trigger.detector import Detector, copy_trigger
-from dynamiccl.train.trigger.fit import TriggerSettings, fit_trigger
+from dynamiccl.train.trigger.detector import Detector
 
 SYSTEM: Final = "b300-nvlink"
 SCENARIO: Final = "busy-host"
@@ -123,12 +122,10 @@ def _setting() -> Setting:
 def _prepare(data: Path, seed: int) -> None:
     """Sweep, record jobs, and train a Trigger."""
     simulate(SWEEP.format(seed=seed), data / "data")
-    _record(data / "data", SCENARIO, jobs=48, calls=40_000, seed=10_000 + seed)
-    _record(data / "aa", "quiet", jobs=4, calls=6_000, seed=20_000 + seed)
-    uri = f"sqlite:///{data / 'mlflow.db'}"
-    settings = TriggerSettings(seed=seed)
-    told = fit_trigger(data / "aa", settings, experiment="trigger", tracking_uri=uri)
-    copy_trigger(Path(told.run_directory), data)
+    record = partial(record_exploring, _setting())
+    record(data / "data", SCENARIO, jobs=48, calls=40_000, seed=10_000 + seed)
+    record(data / "aa", "quiet", jobs=4, calls=6_000, seed=20_000 + seed)
+    train_trigger(data, seed)
 
 
 def _play_row(data: Path, seed: int, row: int) -> Played:
@@ -154,20 +151,3 @@ def _play_row(data: Path, seed: int, row: int) -> Played:
     if POLICIES[row - 1] != SEARCHED:
         del contenders[1:]
     return play(setting, contenders, [seed])
-
-
-def _record(out: Path, scenario: str, *, jobs: int, calls: int, seed: int) -> None:
-    sizes = [int(2 ** (quarter / 4)) for octave in (18, 20, 22, 24) for quarter in
-             range(4 * octave, 4 * octave + 4, 2)]  # fmt: skip
-    work = [WorkCall(SHAPE, Collective.AllReduce, size, 200.0) for size in sizes]
-    order = RecordSettings(
-        system=find_system(SYSTEM),
-        workload=Workload("training sizes", tuple(work)),
-        scenario=find_scenario(scenario),
-        exploration=Exploration(share=0.5, hold_calls=8.0),
-        jobs=jobs,
-        calls=calls,
-        seed=seed,
-        name=scenario,
-    )
-    record_jobs(order, out, lambda _count: None)

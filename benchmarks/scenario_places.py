@@ -104,14 +104,10 @@ def prepare_place(folder: Path, name: str, seed: int) -> Setting:
     """Sweep in quiet, record jobs, and train a Trigger; the setting."""
     place, setting = PLACES[name], setting_of(name)
     sweep_place(folder / "data", name, seed)
-    record = partial(_record, setting)
+    record = partial(record_exploring, setting)
     record(folder / "data", place.scenario, jobs=32, calls=20_000, seed=10_000 + seed)
     record(folder / "aa", "quiet", jobs=4, calls=6_000, seed=20_000 + seed)
-    uri = f"sqlite:///{folder / 'trigger.db'}"
-    told = fit_trigger(
-        folder / "aa", TriggerSettings(seed=seed), experiment="trigger", tracking_uri=uri
-    )
-    copy_trigger(Path(told.run_directory), folder)
+    train_trigger(folder, seed)
     return setting
 
 
@@ -127,9 +123,10 @@ def sweep_place(data: Path, name: str, seed: int) -> None:
     simulate(text, data)
 
 
-def _record(
+def record_exploring(
     setting: Setting, out: Path, scenario: str, *, jobs: int, calls: int, seed: int
 ) -> None:
+    """Record jobs that stray from NCCL's choice in half of their calls, at sizes for training."""
     places = dict.fromkeys((c.group, c.collective) for c in setting.workload.calls)
     sizes = [int(2.0 ** (octave + half / 2)) for octave in OCTAVES for half in (0, 1)]
     work = [WorkCall(*where, size, 200.0) for where in places for size in sizes]
@@ -144,6 +141,14 @@ def _record(
         name=scenario,
     )
     record_jobs(order, out, lambda _count: None)
+
+
+def train_trigger(folder: Path, seed: int) -> None:
+    """Train a Trigger on the quiet recording in `folder`/aa; it lies in `folder`."""
+    uri = f"sqlite:///{folder / 'trigger.db'}"
+    settings = TriggerSettings(seed=seed)
+    told = fit_trigger(folder / "aa", settings, experiment="trigger", tracking_uri=uri)
+    copy_trigger(Path(told.run_directory), folder)
 
 
 def trained(data: Path, name: str, settings: Sequence[str], seed: int) -> TorchPolicy:

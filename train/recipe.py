@@ -122,7 +122,7 @@ class Recipe:
     c_most: Annotated[float, Within(0, 1e6, low_is_open=True)] = 1.0
     #: Decisions about the keys of a job from one that is left to NCCL to the next, for a policy
     #: with `state_units`: a config that feels no interference tells nothing of its end. Actors
-    #: draw one of these for each episode, and the fastest in validation is exported; 0 = never.
+    #: draw one of these for each job, and the fastest in validation is exported; 0 = never.
     probe_every: Annotated[tuple[int, ...], Within(0, 10**6)] = (0,)
     #: What actors earn (recipe_checks.py): by the logarithm, a connection of 20 ms at first use
     #: does not drown all else.

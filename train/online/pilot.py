@@ -56,8 +56,5 @@ class Pilot:
         player = Player(env, self._network.state_units, recipe, _SEED, is_greedy=True)
         count = math.ceil(recipe.episode_rounds / recipe.num_steps)
         played = [player.play(self._network) for _ in range(count)]
-        default_us, true_us = (
-            sum(float(each.sum()) for each in part)
-            for part in ([p.default_us for p in played], [p.true_us for p in played])
-        )
+        default_us, true_us = sum(p.default_us for p in played), sum(p.true_us for p in played)
         return math.log(default_us / true_us)

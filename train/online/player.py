@@ -32,16 +32,16 @@ class Trajectory:
     reward: torch.Tensor  # (T, R)
     #: Calls of a key in a round; rows without calls are not trained on.
     calls: torch.Tensor  # (T, R)
-    #: Time of the jobs' calls, and under NCCL's own choice.
-    true_us: torch.Tensor  # (N,)
-    default_us: torch.Tensor  # (N,)
+    #: Time of all calls of the jobs, and under NCCL's own choice.
+    true_us: float
+    default_us: float
     #: The player's factor on the entropy weight.
     curiosity: float
 
     @property
     def speedup(self) -> float:
         """Time of NCCL's own choice over ours."""
-        return float(self.default_us.sum() / self.true_us.sum())
+        return self.default_us / self.true_us
 
 
 class Player:
@@ -76,7 +76,7 @@ class Player:
         """Play `num_steps` rounds, or those left in the episode."""
         begin, rows = self.state, [self.seen]
         made: list[tuple[torch.Tensor, ...]] = []
-        true_us, default_us = torch.zeros(2, self.env.num_envs, dtype=torch.float64)
+        true_us = default_us = 0.0
         while len(made) < self.recipe.num_steps and not self.env.is_over:
             with torch.no_grad():
                 log_TRA, _, self.state = network(self.seen, self.state)
@@ -89,8 +89,8 @@ class Player:
             reward_R = self._scaled(_flat(info["earned"]))
             calls_R = _flat(info["calls"])
             made.append((action_R, log_R, is_probe_R, reward_R, calls_R))
-            true_us += torch.from_numpy(info["true_us"])
-            default_us += torch.from_numpy(info["default_us"])
+            true_us += float(info["true_us"].sum())
+            default_us += float(info["default_us"].sum())
         if self.env.is_over:
             self._begin(None)
         action, log_probability, is_probe, reward, calls = map(torch.stack, zip(*made, strict=True))

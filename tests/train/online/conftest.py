@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.collect.simulate import simulate
+from dynamiccl.train.data import TrainingData, load_data
 
 SWEEP = """
 name = "quiet"
@@ -24,3 +25,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("online") / "data"
     simulate(SWEEP, folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def loaded(data: Path) -> TrainingData:
+    return load_data(data, 0, with_costs=True)

@@ -1,13 +1,11 @@
 """PopArt: values stay what they were while their scale moves, and a run with it learns."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
 from dynamiccl.errors import UserError
-from dynamiccl.train.data import load_data
+from dynamiccl.train.data import TrainingData
 from dynamiccl.train.online.impala import Learner, LocalActors
 from dynamiccl.train.online.make import _network, _orders
 from dynamiccl.train.online.popart import ValueScale
@@ -31,8 +29,7 @@ def test_values_stay_what_they_were_while_the_scale_goes_to_the_targets() -> Non
     assert torch.allclose(scale(last(known)), before, atol=0.05)
 
 
-def test_a_learner_with_it_follows_rewards_in_ms(data: Path) -> None:
-    loaded = load_data(data, 0, with_costs=True)
+def test_a_learner_with_it_follows_rewards_in_ms(loaded: TrainingData) -> None:
     recipe = make_recipe("impala-lstm", [*SMALL, "state_units=8", "reward_scale=popart"])
     network = _network(loaded, recipe, uses_cost=True)
     played = _orders(loaded, recipe, 0)[0].player(recipe.state_units).play(network)

@@ -1,21 +1,19 @@
 """Probes: one of so many decisions of a job is left to NCCL, in training as in the artifact."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.errors import UserError
-from dynamiccl.train.data import TrainingData, load_data
+from dynamiccl.train.data import TrainingData
 from dynamiccl.train.online.actor_critic import ActorCritic
 from dynamiccl.train.online.impala import Learner, LocalActors
 from dynamiccl.train.online.make import _network, _orders
 from dynamiccl.train.online.pilot import Pilot
 from dynamiccl.train.online.player import Player
 from dynamiccl.train.policy_module import StatefulPolicyModule
-from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.recipes import make_recipe
 from dynamiccl.train.stateful_trunk import StatefulTrunk
 from tests.train.online.test_a3c import SMALL
@@ -26,15 +24,10 @@ RECIPE = make_recipe(
 )
 
 
-@pytest.fixture(scope="module")
-def loaded(data: Path) -> TrainingData:
-    return load_data(data, 0, with_costs=True)
-
-
-def stubborn(loaded: TrainingData, recipe: Recipe = RECIPE) -> ActorCritic:
+def stubborn(loaded: TrainingData) -> ActorCritic:
     """A network that never wants NCCL's own choice."""
     torch.manual_seed(0)
-    network = _network(loaded, recipe, uses_cost=True)
+    network = _network(loaded, RECIPE, uses_cost=True)
     of_network = network.actor.logits
 
     def logits(hidden: torch.Tensor, context: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -46,8 +39,8 @@ def stubborn(loaded: TrainingData, recipe: Recipe = RECIPE) -> ActorCritic:
     return network
 
 
-def player_of(loaded: TrainingData, recipe: Recipe = RECIPE) -> Player:
-    return _orders(loaded, recipe, 0)[0].player(recipe.state_units)
+def player_of(loaded: TrainingData) -> Player:
+    return _orders(loaded, RECIPE, 0)[0].player(RECIPE.state_units)
 
 
 def test_every_so_many_decisions_about_keys_with_calls_one_is_left_to_nccl(
