@@ -26,6 +26,7 @@ from dynamiccl.train.encoders import ObservationEncoder, ObservationEncoderFacto
 from dynamiccl.train.heads import Imitator, LogTimeFactory, LogTimeQFunction, Member
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.recipes import recipe_of_file
+from dynamiccl.train.start import begin_with
 
 #: Steps from which the scale of the features is taken.
 _MAX_SCALED: Final = 200_000
@@ -58,7 +59,11 @@ def make_algorithm(recipe: Recipe, *sources: Steps, actions: ActionInputs | None
     made = ALGORITHMS[recipe.algorithm](recipe, common, told)
     algorithm = made.create(device="cpu:0")
     algorithm.create_impl(sources[0].shapes, sources[0].num_actions)
-    set_scaling([*members_of(algorithm), *_targets(algorithm)], sources)
+    networks = [*members_of(algorithm), *_targets(algorithm)]
+    set_scaling(networks, sources)
+    if recipe.start:
+        for network in networks:
+            begin_with(cast(Member, network), Path(recipe.start))
     return algorithm
 
 

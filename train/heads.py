@@ -35,7 +35,7 @@ from torch.distributions import Categorical
 from torch.nn import functional
 
 from dynamiccl.datasets.features import CONTEXT_COLUMN
-from dynamiccl.train.action_head import ActionHead, ActionInputs
+from dynamiccl.train.action_head import SHARPNESS, ActionHead, ActionInputs
 
 #: Q of a masked action. Finite: a terminal row's mask is all zero, and inf * 0 would be NaN.
 MASKED_Q: Final = -1e6
@@ -52,6 +52,7 @@ class LogTimeHead(nn.Module):
         super().__init__()
         self.value = nn.Linear(hidden_size, 1)
         self.advantage = nn.Linear(hidden_size, action_size)
+        self.sharpness = SHARPNESS
 
     def forward(self, hidden_BH: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """Z (B, A): predicted log of time over reference."""
@@ -66,6 +67,7 @@ class PlainHead(nn.Module):
         """Lay out the layer."""
         super().__init__()
         self.layer = nn.Linear(hidden_size, action_size)
+        self.sharpness = SHARPNESS
 
     def forward(self, hidden_BH: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """Z (B, A)."""
@@ -206,7 +208,7 @@ class LogTimeFactory(QFunctionFactory):
 
 
 class Imitator(CategoricalPolicy):
-    """Behaviour cloning network: logits of the allowed actions."""
+    """Network of behaviour cloning, and actor: logits of the allowed actions."""
 
     def __init__(
         self,
@@ -223,6 +225,7 @@ class Imitator(CategoricalPolicy):
             self.head = ActionHead(hidden_size, actions)
         else:
             self.head = PlainHead(hidden_size, action_size)
+        self.head.sharpness = 1.0
 
     def forward(self, x: Any) -> Categorical:
         """The distribution over actions."""
@@ -232,7 +235,8 @@ class Imitator(CategoricalPolicy):
         self, hidden_BH: torch.Tensor, context_BF: torch.Tensor, mask_BA: torch.Tensor
     ) -> torch.Tensor:
         """Logits (B, A), those of masked actions at MASKED_Q."""
-        return -self.head(hidden_BH, context_BF).masked_fill(mask_BA < 0.5, -MASKED_Q)  # type: ignore[no-any-return]
+        z_BA = self.head.sharpness * self.head(hidden_BH, context_BF)
+        return -z_BA.masked_fill(mask_BA < 0.5, -MASKED_Q)  # type: ignore[no-any-return]
 
     @property
     def encoder(self) -> Encoder:

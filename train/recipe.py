@@ -110,7 +110,7 @@ class Recipe:
     seen_decisions: Annotated[int, Within(0, 64)] = 4
     #: Whether A3C's actors share RMSProp's statistic, or each keeps its own (Mnih et al. 2016, S4).
     shared_statistic: bool = True
-    #: Run or policy directory of networks that actors begin with (online/start.py); empty = none.
+    #: Run or policy directory of networks to begin with (start.py); empty = none.
     start: str = ""
     #: How much their episodes differ: slowdowns and dwell times of the scenario by a factor of so
     #: much at most; times of each algorithm and protocol by so much, as ln (online/variation.py).

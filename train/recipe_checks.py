@@ -98,12 +98,26 @@ def _check_algorithm(recipe: Recipe) -> None:
             f"reward_scale=popart changes weights that one learner has alone, and '{recipe.name}' "
             f"is {recipe.algorithm}: take 'impala-lstm', or --set reward_scale=log"
         )
-    for name in ("state_units", "start"):
-        if getattr(recipe, name) and recipe.algorithm not in ONLINE:
-            raise UserError(
-                f"{name}={getattr(recipe, name)} is for algorithms that play, and the algorithm of "
-                f"'{recipe.name}' is {recipe.algorithm}: leave it out, or take 'a3c-lstm'"
-            )
+    if recipe.state_units and recipe.algorithm not in ONLINE:
+        raise UserError(
+            f"state_units={recipe.state_units} is for algorithms that play, and the algorithm of "
+            f"'{recipe.name}' is {recipe.algorithm}: leave it out, or take 'a3c-lstm'"
+        )
+    if recipe.start:
+        _check_start(recipe)
+
+
+def _check_start(recipe: Recipe) -> None:
+    if recipe.algorithm in {"GaussianProcess", "ResidualBoosting"}:
+        raise UserError(
+            f"start={recipe.start} is for networks, and the algorithm of '{recipe.name}' is "
+            f"{recipe.algorithm}: leave it out, or take 'ddqn-actions' or 'a3c-lstm'"
+        )
+    if recipe.num_members > 1:
+        raise UserError(
+            f"start={recipe.start} with num_members={recipe.num_members}: all would begin, and "
+            "remain, the same; --set num_members=1 and caution=margin"
+        )
 
 
 def _check_bound(recipe: Recipe) -> None:

@@ -63,8 +63,6 @@ class ActorCritic(nn.Module):
         )
         nn.init.constant_(self.last.bias, usual)
         self.scale = ValueScale()
-        #: Factor of the actor's logits while it plays and learns (start.py).
-        self.sharpness = 1.0
 
     @property
     def last(self) -> nn.Linear:
@@ -83,7 +81,7 @@ class ActorCritic(nn.Module):
         rounds = seen.window.size(0)
         flat = RoundObservations(*(part.flatten(0, 1) for part in seen))
         hidden_BH, state = self._features(flat, rounds, state)
-        logits_BA = self.sharpness * self.actor.logits(hidden_BH, flat.context, flat.mask)
+        logits_BA = self.actor.logits(hidden_BH, flat.context, flat.mask)
         decided_BD = self.decision(flat.decided + 1).flatten(1)
         known = torch.cat([hidden_BH, decided_BD, flat.earned.unsqueeze(1)], dim=1)
         value_TR = self.scale(self.critic(known)).view(rounds, -1)

@@ -21,9 +21,9 @@ from dynamiccl.train.online.impala import Learner, LocalActors
 from dynamiccl.train.online.loop import OnlineLoop, Updates
 from dynamiccl.train.online.pilot import Pilot
 from dynamiccl.train.online.places import Place
-from dynamiccl.train.online.start import begin_with
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.recipe_checks import RewardScale
+from dynamiccl.train.start import begin_with
 from dynamiccl.train.stateful_trunk import StatefulTrunk
 
 
@@ -92,13 +92,12 @@ def _network(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorCri
         encoder, width = ObservationEncoder(trunk), trunk.width
     imitator = Imitator(encoder, width, actions, inputs if recipe.action_inputs else None)
     set_scaling([imitator], data.sources(recipe))
+    if recipe.start:
+        begin_with(imitator, Path(recipe.start))
     # NCCL's own choices earn -1 a round undisturbed, of which the logarithm is 0; in ms, anything.
     is_share = recipe.reward_scale in {RewardScale.REFERENCE, RewardScale.CLIPPED}
     usual = -1.0 / max(1.0 - recipe.gamma, 1e-3) if is_share else 0.0
-    network = ActorCritic(imitator, width, actions, recipe.seen_decisions, usual)
-    if recipe.start:
-        begin_with(network, Path(recipe.start))
-    return network
+    return ActorCritic(imitator, width, actions, recipe.seen_decisions, usual)
 
 
 def _orders(data: TrainingData, recipe: Recipe, seed: int) -> list[ActorSettings]:

@@ -1,18 +1,25 @@
-"""Actors that begin with a network that learned from data."""
+"""Networks that begin with those of another run: of one that learned from data, or by playing."""
 
 from pathlib import Path
+from typing import cast
 
+import numpy as np
 import pytest
 import torch
 
 from dynamiccl.datasets.features import Observations
+from dynamiccl.datasets.manifest import POLICY_NAME
 from dynamiccl.errors import MissingPath, UserError
-from dynamiccl.train.data import load_data
+from dynamiccl.train.action_head import SHARPNESS, ActionHead, ActionInputs
+from dynamiccl.train.algorithms import make_algorithm, members_of
+from dynamiccl.train.data import TrainingData, load_data
 from dynamiccl.train.fit import fit
-from dynamiccl.train.online.actor_critic import State
+from dynamiccl.train.heads import LogTimeQFunction
+from dynamiccl.train.online.actor_critic import ActorCritic, State
 from dynamiccl.train.online.make import _network, _orders
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
+from dynamiccl.train.torch_files import load_script
 from tests.stores import new_store
 from tests.train.online.test_a3c import SMALL
 
@@ -20,44 +27,123 @@ OFFLINE = ("steps=40", "steps_per_epoch=20", "hidden_sizes=16", "num_members=1",
 
 
 @pytest.fixture(scope="module")
-def offline(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("offline")
-    recipe = make_recipe("ddqn-actions", OFFLINE)
+def loaded(data: Path) -> TrainingData:
+    return load_data(data, 0, with_costs=True)
+
+
+def _trained(data: Path, folder: Path, name: str, settings: list[str]) -> Path:
+    recipe = make_recipe(name, settings)
     done = fit(data, recipe, experiment="x", tracking_uri=new_store(folder), seed=0)
     return Path(done.run_directory)
 
 
-@pytest.mark.parametrize("uses_cost", [False, True])
-def test_the_first_actions_are_those_that_the_offline_network_prefers(
-    data: Path, offline: Path, uses_cost: bool
-) -> None:
-    recipe = make_recipe("a3c", [*SMALL, f"start={offline}"])
-    loaded = load_data(data, 0, with_costs=True)
-    network = _network(loaded, recipe, uses_cost=uses_cost)
-    player = _orders(loaded, recipe, 0)[0].player(0)
-    seen = player.seen
+@pytest.fixture(scope="module")
+def offline(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _trained(data, tmp_path_factory.mktemp("offline"), "ddqn-actions", [*OFFLINE])
+
+
+@pytest.fixture(scope="module")
+def online(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _trained(data, tmp_path_factory.mktemp("online"), "a3c", [*SMALL])
+
+
+def _log_odds(network: ActorCritic, loaded: TrainingData) -> tuple[Observations, np.ndarray]:
+    """Initial observations of a player, and the log probabilities there."""
+    seen = _orders(loaded, make_recipe("a3c", SMALL), 0)[0].player(0).seen
     with torch.no_grad():
         log, _, _ = network(seen, State.new(2, 0))
-    policy = TorchPolicy.load(offline / "policy")
-    values = policy.values(
-        Observations(seen.window[0].numpy(), seen.context[0].numpy()), seen.mask[0].numpy() > 0.5
-    )
-    assert torch.equal(log[0].argmax(dim=1), torch.from_numpy(values).argmax(dim=1))
+    mask = seen.mask[0].numpy() > 0.5
+    found = np.where(mask, log[0].numpy(), -np.inf)
+    return Observations(seen.window[0].numpy(), seen.context[0].numpy()), found
+
+
+def _values(run: Path, seen: Observations, log_odds: np.ndarray) -> np.ndarray:
+    return TorchPolicy.load(run / "policy").values(seen, np.isfinite(log_odds))
+
+
+@pytest.mark.parametrize("uses_cost", [False, True])
+def test_the_first_actions_are_those_that_the_offline_network_prefers(
+    loaded: TrainingData, offline: Path, uses_cost: bool
+) -> None:
+    recipe = make_recipe("a3c", [*SMALL, f"start={offline}"])
+    seen, log = _log_odds(_network(loaded, recipe, uses_cost=uses_cost), loaded)
+    assert np.array_equal(log.argmax(axis=1), _values(offline, seen, log).argmax(axis=1))
     plain = _network(loaded, make_recipe("a3c", SMALL), uses_cost=True)
-    with torch.no_grad():
-        other, _, _ = plain(seen, State.new(2, 0))
-    assert log.exp().max() > 2 * other.exp().max()  # it means what it prefers
+    _, other = _log_odds(plain, loaded)
+    assert np.exp(log).max() > 2 * np.exp(other).max()  # it means what it prefers
+
+
+def test_actors_that_go_on_elsewhere_begin_with_the_odds_that_they_had(
+    loaded: TrainingData, online: Path
+) -> None:
+    recipe = make_recipe("a3c", [*SMALL, f"start={online}"])
+    network = _network(loaded, recipe, uses_cost=True)
+    seen, log = _log_odds(network, loaded)
+    assert network.actor.head.sharpness == 1.0
+    values = _values(online, seen, log)  # -exp(-log odds), but for a constant
+    odds = -np.log(-np.where(np.isfinite(log), values, -1.0))
+    assert np.allclose(
+        np.where(np.isfinite(log), log - log[:, :1], 0.0),
+        np.where(np.isfinite(log), odds - odds[:, :1], 0.0),
+        atol=1e-4,
+    )
+
+
+def test_a_q_network_begins_with_what_actors_prefer_as_times(
+    loaded: TrainingData, online: Path
+) -> None:
+    recipe = make_recipe("ddqn-actions", [*OFFLINE, f"start={online}"])
+    actor = _network(loaded, make_recipe("a3c", [*SMALL, f"start={online}"]), uses_cost=False)
+    cast(ActionHead, actor.actor.head).uses_cost = False
+    seen, log = _log_odds(actor, loaded)
+    inputs = ActionInputs(loaded.catalogue.configs, loaded.cost_start, uses_cost=False)
+    algorithm = make_algorithm(recipe, *loaded.sources(recipe), actions=inputs)
+    targets = algorithm.impl.modules.targ_q_funcs
+    for network in (*members_of(algorithm), *targets):
+        function = cast(LogTimeQFunction, network)
+        cast(ActionHead, function.head).uses_cost = False
+        with torch.no_grad():
+            window, context = torch.from_numpy(seen.window), torch.from_numpy(seen.context)
+            z = function.log_time((window, context, torch.ones(log.shape))).numpy()
+        known = np.isfinite(log) & (z < 4.0)  # what NCCL does not have is 8
+        expected = (log - log[:, :1]) / -SHARPNESS
+        assert np.allclose(
+            np.where(known, z - z[:, :1], 0.0), np.where(known, expected, 0.0), atol=1e-5
+        )
+        assert np.abs(np.where(known, expected, 0.0)).max() > 1e-4  # there is something to keep
+
+
+def test_a_run_on_data_trains_from_where_actors_stopped(
+    data: Path, online: Path, tmp_path: Path
+) -> None:
+    settings = [*OFFLINE, "learning_rate=1e-9", f"start={online}"]
+    run = _trained(data, tmp_path, "ddqn-actions", settings)
+    assert TorchPolicy.load(run / "policy").manifest.recipe == "ddqn-actions"
+    weights = [load_script(each / "policy" / POLICY_NAME).state_dict() for each in (run, online)]
+    for name in weights[0]:
+        factor = 1.0 / SHARPNESS if ".head.out." in name else 1.0
+        ours, theirs = (each[name].float() for each in weights)
+        assert torch.allclose(ours, factor * theirs, atol=1e-5), name
 
 
 def test_networks_of_another_form_and_what_is_no_policy_are_refused(
-    data: Path, offline: Path, tmp_path: Path
+    loaded: TrainingData, offline: Path, tmp_path: Path
 ) -> None:
-    loaded = load_data(data, 0, with_costs=True)
     larger = make_recipe("a3c", [*SMALL, "hidden_sizes=32", f"start={offline}"])
     with pytest.raises(UserError, match=r"another form \(size mismatch"):
         _network(loaded, larger, uses_cost=True)
     nowhere = make_recipe("a3c", [*SMALL, f"start={tmp_path}"])
     with pytest.raises(MissingPath, match="--set start="):
         _network(loaded, nowhere, uses_cost=True)
-    with pytest.raises(UserError, match="start=there is for algorithms that play"):
-        make_recipe("dqn", ["start=there"])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "match"),
+    [
+        ("gaussian-process", "start=there is for networks"),
+        ("dqn", "num_members=3: all would begin, and remain, the same"),
+    ],
+)
+def test_recipes_that_cannot_begin_with_a_network_say_so(recipe: str, match: str) -> None:
+    with pytest.raises(UserError, match=match):
+        make_recipe(recipe, ["start=there"])
