@@ -10,7 +10,6 @@ workloads' sizes, most of them of other octaves. Total true communication time o
 
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -122,10 +121,8 @@ def _setting() -> Setting:
 def _prepare(data: Path, seed: int) -> None:
     """Sweep, record jobs, and train a Trigger."""
     simulate(SWEEP.format(seed=seed), data / "data")
-    record = partial(record_exploring, _setting())
-    record(data / "data", SCENARIO, jobs=48, calls=40_000, seed=10_000 + seed)
-    record(data / "aa", "quiet", jobs=4, calls=6_000, seed=20_000 + seed)
-    train_trigger(data, seed)
+    record_exploring(_setting(), data / "data", jobs=48, calls=40_000, seed=10_000 + seed)
+    train_trigger(_setting(), data, seed)
 
 
 def _play_row(data: Path, seed: int, row: int) -> Played:

@@ -3,8 +3,8 @@
     python benchmarks/online_ablations.py            # an hour on 2 cores
     python benchmarks/online_ablations.py blocking   # some of the parts
 
-The first three learn and play in `PLACE`, where surroundings come and go, so that what the state
-shows counts.
+All but the last two learn and play in `PLACE`, where surroundings come and go, so that what the
+state shows counts.
 
 * variants: A3C (Mnih et al. 2016) with a change each, `STEPS` updates, `SEEDS` seeds. Windows of
   no call to 4 calls (8 is the window's length); windows read by a 1-D convolution or an LSTM
@@ -15,6 +15,9 @@ shows counts.
   recorded calls, a random policy, and the fitted rule.
 * blocking: what calls take that wait for a policy of 0.1, 1 and 10 ms, and decide at once, beside
   calls that do not wait and whose decisions are in force when ranks have agreed.
+* orders: the shifted scenario is what is real, and there are few recorded calls of it; the scenario
+  as recorded is the simulator. Networks without a state of the job learn from the one, the other,
+  the one and then the other, and both ways round.
 * rewards: IMPALA under each scale of rewards, on three systems, one seed.
 * systems: IMPALA on two of these systems, which plays on the third one.
 
@@ -40,7 +43,15 @@ from harness import OUT, write_result
 from learning_figures import parallel
 from learning_scenarios import RULE, fitted_rule, gain_row, times_us
 from online_tabular import Tabular, train_table
-from scenario_places import prepare_place, setting_of, shifted, sweep_place, trained
+from scenario_places import (
+    prepare_place,
+    record_exploring,
+    run_of,
+    setting_of,
+    shifted,
+    sweep_place,
+    trained,
+)
 from scenario_rivals import Random
 from torch import nn
 
@@ -64,7 +75,7 @@ SYSTEMS: Final = {
     "a100, decode and lora, shared-node": "a100-nvswitch:decode+lora:shared-node:1x8",
 }
 STEPS: Final = 200
-SEEDS: Final = 2
+SEEDS: Final = 3
 #: Half of the recipes' jobs; nothing to choose.
 LENGTH: Final = (f"steps={STEPS}", "jobs=16", "probe_every=48")
 TRAINING: Final = (*LENGTH, f"places={PLACES[PLACE]}")
@@ -73,6 +84,12 @@ TABLE_EPISODES: Final = 4
 LATENCIES_MS: Final = (0.1, 1.0, 10.0)
 BASE: Final = "a3c-lstm"
 ONLINE: Final = "impala-lstm"
+#: Recorded jobs of what is real, 5 s each; and how Q networks of the actors' form learn from them.
+FEW: Final = {"jobs": 4, "calls": 5_000}
+FROM_CALLS: Final = (
+    *("use_calls=true", "gamma=0.5", "num_steps=3", "steps=2000"),
+    *("num_members=1", "caution=margin"),
+)
 #: By name: recipe, and what is set.
 VARIANTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = MappingProxyType(
     {
@@ -90,7 +107,7 @@ VARIANTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = MappingProxyType(
 )
 #: The row of the part `systems`.
 OTHERS: Final = "trained on the other two"
-PARTS: Final = ("tabular", "blocking", "variants", "systems", "rewards")
+PARTS: Final = ("tabular", "blocking", "variants", "orders", "systems", "rewards")
 Rows = dict[tuple[str, str], npt.NDArray[np.float64]]
 Times = dict[tuple[str, str, str], list[npt.NDArray[np.float64]]]
 
@@ -172,6 +189,29 @@ def _tabular(folder: Path, seed: int) -> Rows:
     return found | _played(policy, "DQN from recorded calls, + Trigger", seed, folder)
 
 
+def _orders(folder: Path, seed: int) -> Rows:
+    """From few recorded calls of what is real, from a simulator that differs, and from both."""
+    setting, _ = _rivals(setting_of(PLACE), "shifted")
+    data = folder / "few"
+    sweep_place(data, PLACE, seed)
+    record_exploring(setting, data, **FEW, seed=30_000 + seed)
+    playing = [f"steps={STEPS}", "jobs=16", f"places={PLACES[PLACE]}"]
+    calls = run_of(data, "ddqn-actions", FROM_CALLS, seed)
+    simulator = run_of(data, "a3c", playing, seed)
+    runs = {
+        "recorded calls": calls,
+        "simulator": simulator,
+        "recorded calls, then simulator": run_of(data, "a3c", [*playing, f"start={calls}"], seed),
+        "simulator, then recorded calls": run_of(
+            data, "ddqn-actions", [*FROM_CALLS, f"start={simulator}"], seed
+        ),
+    }
+    found: Rows = {}
+    for name, run in runs.items():
+        found |= _played(TorchPolicy.load(run / "policy"), name, seed)
+    return found
+
+
 def _blocking(folder: Path) -> dict[str, Any]:
     """Share of NCCL's time that is saved, by what the policy takes and whether calls wait."""
     policy = trained(folder / "data", BASE, TRAINING, 0)
@@ -232,7 +272,7 @@ def _figures(folders: Mapping[int, Path], part: str, base: Times) -> dict[str, A
     jobs: list[tuple[Any, ...]] = [(folder, seed) for seed, folder in folders.items()]
     if part == "variants":
         jobs = [(*job, name) for job in jobs for name in VARIANTS]
-    found = base | _collected(_variant if part == "variants" else _tabular, jobs)
+    found = base | _collected(ON_SEEDS[part], jobs)
     names = dict.fromkeys(row for row, _, _ in found)
     return {
         world: {row: gain_row(found, row, world, (PLACE,)) for row in names} for world in WORLDS
@@ -252,6 +292,10 @@ def _collected(work: Callable[..., Rows], jobs: Sequence[tuple[Any, ...]]) -> Ti
     return found
 
 
+#: Parts in `PLACE`, on several seeds.
+ON_SEEDS: Final[Mapping[str, Callable[..., Rows]]] = MappingProxyType(
+    {"variants": _variant, "tabular": _tabular, "orders": _orders}
+)
 #: Parts on several systems: what is trained, and its rows.
 WORK: Final[Mapping[str, tuple[Callable[..., Rows], Sequence[str]]]] = MappingProxyType(
     {"rewards": (_reward, tuple(RewardScale)), "systems": (_unseen, (OTHERS,))}
@@ -269,7 +313,7 @@ def main() -> None:
         root = Path(folder)
         by_seed = {seed: root / str(seed) for seed in range(SEEDS)}
         by_place = {place: root / place for place in SYSTEMS}
-        if set(parts) & {"variants", "tabular", "blocking"}:
+        if set(parts) & {*ON_SEEDS, "blocking"}:
             jobs = [(folder, PLACE, seed) for seed, folder in by_seed.items()]
             base = _collected(_prepared, jobs)
         if set(parts) & set(WORK):

@@ -5,8 +5,7 @@ Each is prepared as a user would: a sweep in quiet, recorded jobs, and a Trigger
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -102,12 +101,10 @@ def setting_of(name: str) -> Setting:
 
 def prepare_place(folder: Path, name: str, seed: int) -> Setting:
     """Sweep in quiet, record jobs, and train a Trigger; the setting."""
-    place, setting = PLACES[name], setting_of(name)
+    setting = setting_of(name)
     sweep_place(folder / "data", name, seed)
-    record = partial(record_exploring, setting)
-    record(folder / "data", place.scenario, jobs=32, calls=20_000, seed=10_000 + seed)
-    record(folder / "aa", "quiet", jobs=4, calls=6_000, seed=20_000 + seed)
-    train_trigger(folder, seed)
+    record_exploring(setting, folder / "data", jobs=32, calls=20_000, seed=10_000 + seed)
+    train_trigger(setting, folder, seed)
     return setting
 
 
@@ -123,9 +120,7 @@ def sweep_place(data: Path, name: str, seed: int) -> None:
     simulate(text, data)
 
 
-def record_exploring(
-    setting: Setting, out: Path, scenario: str, *, jobs: int, calls: int, seed: int
-) -> None:
+def record_exploring(setting: Setting, out: Path, *, jobs: int, calls: int, seed: int) -> None:
     """Record jobs that stray from NCCL's choice in half of their calls, at sizes for training."""
     places = dict.fromkeys((c.group, c.collective) for c in setting.workload.calls)
     sizes = [int(2.0 ** (octave + half / 2)) for octave in OCTAVES for half in (0, 1)]
@@ -133,18 +128,20 @@ def record_exploring(
     order = RecordSettings(
         system=setting.system,
         workload=Workload("training sizes", tuple(work)),
-        scenario=find_scenario(scenario),
+        scenario=setting.scenario,
         exploration=Exploration(share=0.5, hold_calls=8.0),
         jobs=jobs,
         calls=calls,
         seed=seed,
-        name=scenario,
+        name="jobs",
     )
     record_jobs(order, out, lambda _count: None)
 
 
-def train_trigger(folder: Path, seed: int) -> None:
-    """Train a Trigger on the quiet recording in `folder`/aa; it lies in `folder`."""
+def train_trigger(setting: Setting, folder: Path, seed: int) -> None:
+    """Record quiet jobs in `folder`/aa, and train a Trigger on them; it lies in `folder`."""
+    quiet = replace(setting, scenario=find_scenario("quiet"))
+    record_exploring(quiet, folder / "aa", jobs=4, calls=6_000, seed=20_000 + seed)
     uri = f"sqlite:///{folder / 'trigger.db'}"
     settings = TriggerSettings(seed=seed)
     told = fit_trigger(folder / "aa", settings, experiment="trigger", tracking_uri=uri)
@@ -152,9 +149,14 @@ def train_trigger(folder: Path, seed: int) -> None:
 
 
 def trained(data: Path, name: str, settings: Sequence[str], seed: int) -> TorchPolicy:
-    """A recipe's policy on a data set; its MLflow store is a new one beside the data."""
+    """A recipe's policy on a data set."""
+    return TorchPolicy.load(run_of(data, name, settings, seed) / "policy")
+
+
+def run_of(data: Path, name: str, settings: Sequence[str], seed: int) -> Path:
+    """Directory of a recipe's run on a data set; its MLflow store is a new one beside the data."""
     with tempfile.NamedTemporaryFile(dir=data.parent, suffix=".db", delete=False) as store:
         uri = f"sqlite:///{store.name}"
     recipe = make_recipe(name, settings)
     done = fit(data, recipe, experiment="scenarios", tracking_uri=uri, seed=seed)
-    return TorchPolicy.load(Path(done.run_directory) / "policy")
+    return Path(done.run_directory)
