@@ -54,6 +54,16 @@ PLACES: Final = {
         "h100-ib", Group(2, 8), Group(4, 8), ("decode",), "congested", "inter"
     ),
 }
+#: Systems of one group, for online_ablations.py.
+SMALL: Final = {
+    "gb10 4x1, decode and lora, congested": Place(
+        "gb10-roce", Group(4, 1), Group(4, 1), ("decode", "lora"), "congested", "inter"
+    ),
+    "rtx5090 2x1, decode and lora, congested": Place(
+        "rtx5090-sockets", Group(2, 1), Group(2, 1), ("decode", "lora"), "congested", "inter"
+    ),
+}
+EVERY: Final = PLACES | SMALL
 CALLS: Final = 30_000
 JOBS: Final = 8
 #: Octaves of the recorded sizes; workloads have others, too.
@@ -89,7 +99,7 @@ def shifted(scenario: Scenario) -> Scenario:
 
 def setting_of(name: str) -> Setting:
     """The setting of a place."""
-    place = PLACES[name]
+    place = EVERY[name]
     return Setting(
         system=find_system(place.system),
         workload=make_workload(place.workloads, place.shape),
@@ -110,7 +120,7 @@ def prepare_place(folder: Path, name: str, seed: int) -> Setting:
 
 def sweep_place(data: Path, name: str, seed: int) -> None:
     """Sweep a place in quiet, for its calls, into a data directory."""
-    place, setting = PLACES[name], setting_of(name)
+    place, setting = EVERY[name], setting_of(name)
     collectives = list(dict.fromkeys(call.collective.wire for call in setting.workload.calls))
     groups = dict.fromkeys([*(call.group for call in setting.workload.calls), place.beside])
     listed = ", ".join(
