@@ -38,28 +38,33 @@ STEPS: Final = 1_000
 
 def real_sets(out: Path, recipes: Sequence[str], seeds: int) -> dict[str, Any]:
     """Figures by data set and policy, and what stands beside them."""
-    source = SWEEPS if SWEEPS.is_dir() else SAMPLE
     data = out / "real"
-    options = ImportOptions(systems_file=SAMPLE / "systems.toml")
-    refused: list[str] = []
-    try:
-        import_files(sorted(source.glob("*.csv")), data, options=options)
-    except ImportFailed as failed:  # one file holds targets, not measurements; the rest is written
-        refused = [Path(r.path).name for r in failed.summary.files if not r.measurements_written]
+    refused = import_sweeps(data)
     jobs = [(data, f"{r}-{s}", r, s) for s in range(seeds) for r in recipes]
     learned: dict[str, list[Path]] = {recipe: [] for recipe in recipes}
     for (_, _, recipe, _), policy in parallel(_train, jobs):
         learned[recipe].append(policy)
-    sets, notes = _scored(data, data, learned)
+    sets, notes = score_measured(data, data, learned)
     systems = [name for name, note in notes.items() if note["tasks"] > 0]
     others = [(without(data, out / f"without-{name}", [name]), f"lo-{name}", recipes[0], 0)
               for name in systems]  # fmt: skip
     for (place, run, recipe, _), policy in parallel(_train, others):
         name = run.removeprefix("lo-")
-        found, _ = _scored(data, place, {recipe: [policy]}, only=name)
+        found, _ = score_measured(data, place, {recipe: [policy]}, only=name)
         sets[f"{name}, left out"] = found[name]
         notes[f"{name}, left out"] = notes[name]
     return {"data_sets": sets, "real_notes": notes, "real_files_refused": refused}
+
+
+def import_sweeps(data: Path) -> list[str]:
+    """Import the measured sweeps; files that hold no measurements."""
+    source = SWEEPS if SWEEPS.is_dir() else SAMPLE
+    options = ImportOptions(systems_file=SAMPLE / "systems.toml")
+    try:
+        import_files(sorted(source.glob("*.csv")), data, options=options)
+    except ImportFailed as failed:  # one file holds targets, not measurements; the rest is written
+        return [Path(r.path).name for r in failed.summary.files if not r.measurements_written]
+    return []
 
 
 def _train(data: Path, name: str, recipe: str, seed: int) -> Path:
@@ -69,9 +74,10 @@ def _train(data: Path, name: str, recipe: str, seed: int) -> Path:
     return Path(done.run_directory) / "policy"
 
 
-def _scored(
+def score_measured(
     data: Path, training_data: Path, learned: dict[str, list[Path]], only: str | None = None
 ) -> tuple[dict[str, dict[str, Figures]], dict[str, dict[str, Any]]]:
+    """Figures by system and policy, baselines included, and what stands beside them."""
     frame, known = tuned(read(data)), tuned(read(training_data))
     catalogue = Catalogue.from_frame(usable(frame))
     test = task_grid(frame, catalogue, [Split.TEST])

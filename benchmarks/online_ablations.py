@@ -1,6 +1,6 @@
 """What each part of online learning is worth: the ablations of the papers that it comes from.
 
-    python benchmarks/online_ablations.py            # an hour on 2 cores
+    python benchmarks/online_ablations.py            # 90 minutes on 2 cores
     python benchmarks/online_ablations.py blocking   # some of the parts
 
 All but the last two learn and play in `PLACE`, where surroundings come and go, so that what the
@@ -19,6 +19,7 @@ state shows counts.
   as recorded is the simulator. Networks without a state of the job learn from the one, the other,
   the one and then the other, and both ways round.
 * rewards: IMPALA under each scale of rewards, on all shipped systems, one seed.
+* measured: the choices, cold, of IMPALA on measured sweeps, cross-fitted over their runs.
 * systems: IMPALA on all of these systems but one, which plays on that one.
 
 Figures are shares of the delayed oracle's gain, as in bench_online.py. Writes
@@ -41,6 +42,7 @@ import torch
 from bench_online import PLACES, WORLDS
 from harness import OUT, write_result
 from learning_figures import parallel
+from learning_real import import_sweeps, score_measured
 from learning_scenarios import RULE, fitted_rule, gain_row, times_us
 from online_tabular import Tabular, train_table
 from scenario_places import (
@@ -110,7 +112,7 @@ VARIANTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = MappingProxyType(
 )
 #: The row of the part `systems`.
 OTHERS: Final = "trained on the others"
-PARTS: Final = ("tabular", "blocking", "variants", "orders", "systems", "rewards")
+PARTS: Final = ("tabular", "blocking", "variants", "orders", "measured", "systems", "rewards")
 Rows = dict[tuple[str, str], npt.NDArray[np.float64]]
 Times = dict[tuple[str, str, str], list[npt.NDArray[np.float64]]]
 
@@ -231,6 +233,14 @@ def _blocking(folder: Path) -> dict[str, Any]:
     return {name: float(value) for name, value in saved.items()}
 
 
+def _measured(data: Path) -> dict[str, Any]:
+    """Figures of static choices by system and policy; it played on B300 alone."""
+    import_sweeps(data)
+    runs = [run_of(data, ONLINE, TRAINING, seed) for seed in range(SEEDS)]
+    sets, _ = score_measured(data, data, {ONLINE: [run / "policy" for run in runs]})
+    return sets
+
+
 def _on_systems(
     folders: Mapping[str, Path], base: Times, work: Callable[..., Rows], names: Sequence[str]
 ) -> dict[str, Any]:
@@ -324,6 +334,8 @@ def main() -> None:
         for part in parts:
             if part in WORK:
                 figures[part] = _on_systems(by_place, known, *WORK[part])
+            elif part == "measured":
+                figures[part] = _measured(root / part / "data")
             elif part == "blocking":
                 figures[part] = _blocking(by_seed[0])
             else:
