@@ -11,6 +11,8 @@ state shows counts.
   (Pensieve, Mao et al. 2017, section 5.1); no state of the job; no probes; a critic that sees the
   last decision alone, although it is not in force yet (mvfst-rl, Sivakumar et al. 2019); a
   statistic of RMSProp for each actor.
+* finalists: the encoder that gained most, and our own, in IMPALA, with three times the updates
+  and `FINAL_SEEDS` seeds.
 * tabular: Q-learning over a table of each key's last slowdown (Pensieve's comparison), DQN from
   recorded calls, a random policy, and the fitted rule.
 * blocking: what calls take that wait for a policy of 0.1, 1 and 10 ms, and decide at once, beside
@@ -38,13 +40,13 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from bench_online import PLACES, WORLDS
 from harness import OUT, write_result
 from learning_figures import parallel
 from learning_real import import_sweeps, score_measured
 from learning_scenarios import RULE, fitted_rule, gain_row, times_us
 from online_tabular import Tabular, train_table
+from online_variants import BASE, FINALISTS, ONLINE, VARIANTS, register_last_calls
 from scenario_places import (
     prepare_place,
     record_exploring,
@@ -55,7 +57,6 @@ from scenario_places import (
     trained,
 )
 from scenario_rivals import Random
-from torch import nn
 
 from dynamiccl.evaluate.simulate.lineup import (
     DELAYED,
@@ -65,7 +66,6 @@ from dynamiccl.evaluate.simulate.lineup import (
     policy_contenders,
     simple_contenders,
 )
-from dynamiccl.train.encoders import WINDOW_ENCODERS, FlatWindow, register_window_encoder
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipe_checks import RewardScale
 from dynamiccl.train.trigger.detector import Detector
@@ -80,62 +80,33 @@ SYSTEMS: Final = {
 }
 STEPS: Final = 200
 SEEDS: Final = 3
+FINAL_SEEDS: Final = 5
 #: Half of the recipes' jobs; nothing to choose.
 LENGTH: Final = (f"steps={STEPS}", "jobs=16", "probe_every=48")
 TRAINING: Final = (*LENGTH, f"places={PLACES[PLACE]}")
 #: Of 64 jobs with 30,000 calls each: some 7 million calls, as `STEPS` updates take.
 TABLE_EPISODES: Final = 4
 LATENCIES_MS: Final = (0.1, 1.0, 10.0)
-BASE: Final = "a3c-lstm"
-ONLINE: Final = "impala-lstm"
 #: Recorded jobs of what is real, 5 s each; and how Q networks of the actors' form learn from them.
 FEW: Final = {"jobs": 4, "calls": 5_000}
 FROM_CALLS: Final = (
     *("use_calls=true", "gamma=0.5", "num_steps=3", "steps=2000"),
     *("num_members=1", "caution=margin"),
 )
-#: By name: recipe, and what is set.
-VARIANTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = MappingProxyType(
-    {
-        BASE: (BASE, ()),
-        "no probes": (BASE, ("probe_every=0",)),
-        "no state of the job, no probes": ("a3c", ("probe_every=0",)),
-        "no window": (BASE, ("window_encoder=last-0",)),
-        "the last call": (BASE, ("window_encoder=last-1",)),
-        "the last 2 calls": (BASE, ("window_encoder=last-2",)),
-        "the last 4 calls": (BASE, ("window_encoder=last-4",)),
-        "1-D convolution over the window": (BASE, ("window_encoder=cnn",)),
-        "LSTM over the window": (BASE, ("window_encoder=lstm",)),
-        "critic sees one decision": (BASE, ("seen_decisions=1",)),
-        "a statistic of RMSProp each": (BASE, ("shared_statistic=false",)),
-    }
-)
 #: The row of the part `systems`.
 OTHERS: Final = "trained on the others"
-PARTS: Final = ("tabular", "blocking", "variants", "orders", "measured", "systems", "rewards")
+PARTS: Final = (
+    "tabular",
+    "blocking",
+    "variants",
+    "finalists",
+    "orders",
+    "measured",
+    "systems",
+    "rewards",
+)
 Rows = dict[tuple[str, str], npt.NDArray[np.float64]]
 Times = dict[tuple[str, str, str], list[npt.NDArray[np.float64]]]
-
-
-class LastCalls(nn.Module):
-    """The last `calls` calls of the window as they are; the older ones are not seen."""
-
-    def __init__(self, calls: int, window_shape: Sequence[int]) -> None:
-        """Nothing to learn."""
-        super().__init__()
-        self.flat = FlatWindow((calls, window_shape[1]))
-        self.first = int(window_shape[0]) - calls
-        self.width = self.flat.width
-
-    def forward(self, window: torch.Tensor) -> torch.Tensor:
-        """(B, K, W) -> (B, calls x W)."""
-        return self.flat(window[:, self.first :])  # type: ignore[no-any-return]
-
-
-def _register() -> None:
-    for calls in (0, 1, 2, 4):
-        if f"last-{calls}" not in WINDOW_ENCODERS:
-            register_window_encoder(f"last-{calls}", partial(LastCalls, calls))
 
 
 def _rivals(setting: Setting, world: str) -> tuple[Setting, dict[str, Contender]]:
@@ -160,8 +131,8 @@ def _prepared(folder: Path, place: str, seed: int) -> Rows:
 
 def _variant(folder: Path, seed: int, name: str) -> Rows:
     """Train a variant, and play."""
-    _register()
-    recipe, settings = VARIANTS[name]
+    register_last_calls()
+    recipe, settings = (VARIANTS | FINALISTS)[name]
     policy = trained(folder / "data", recipe, [*TRAINING, *settings], seed)
     return _played(policy, name, seed)
 
@@ -282,10 +253,13 @@ def _unseen(folder: Path, place: str, name: str) -> Rows:
 
 def _figures(folders: Mapping[int, Path], part: str, base: Times) -> dict[str, Any]:
     """Gains of a part's rows by world, beside those of `base` (NCCL, oracle, random, rule)."""
-    jobs: list[tuple[Any, ...]] = [(folder, seed) for seed, folder in folders.items()]
-    if part == "variants":
-        jobs = [(*job, name) for job in jobs for name in VARIANTS]
-    found = base | _collected(ON_SEEDS[part], jobs)
+    seeds = len(folders) if part == "finalists" else SEEDS
+    jobs: list[tuple[Any, ...]] = [(folder, seed) for seed, folder in folders.items()][:seeds]
+    rows_of = {"variants": VARIANTS, "finalists": FINALISTS}.get(part)
+    if rows_of is not None:
+        jobs = [(*job, name) for job in jobs for name in rows_of]
+    known = {row: times[:seeds] for row, times in base.items()}
+    found = known | _collected(ON_SEEDS[part], jobs)
     names = dict.fromkeys(row for row, _, _ in found)
     return {
         world: {row: gain_row(found, row, world, (PLACE,)) for row in names} for world in WORLDS
@@ -307,7 +281,7 @@ def _collected(work: Callable[..., Rows], jobs: Sequence[tuple[Any, ...]]) -> Ti
 
 #: Parts in `PLACE`, on several seeds.
 ON_SEEDS: Final[Mapping[str, Callable[..., Rows]]] = MappingProxyType(
-    {"variants": _variant, "tabular": _tabular, "orders": _orders}
+    {"variants": _variant, "finalists": _variant, "tabular": _tabular, "orders": _orders}
 )
 #: Parts on several systems: what is trained, and its rows.
 WORK: Final[Mapping[str, tuple[Callable[..., Rows], Sequence[str]]]] = MappingProxyType(
@@ -324,7 +298,8 @@ def main() -> None:
     figures: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        by_seed = {seed: root / str(seed) for seed in range(SEEDS)}
+        seeds = FINAL_SEEDS if "finalists" in parts else SEEDS
+        by_seed = {seed: root / str(seed) for seed in range(seeds)}
         by_place = {place: root / place for place in SYSTEMS}
         if set(parts) & {*ON_SEEDS, "blocking"}:
             jobs = [(folder, PLACE, seed) for seed, folder in by_seed.items()]
