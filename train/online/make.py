@@ -1,5 +1,6 @@
 """Builds network, worlds and loop of a recipe with actors."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.recipe_checks import RewardScale
 from dynamiccl.train.start import begin_with
 from dynamiccl.train.stateful_trunk import StatefulTrunk
+
+_log = logging.getLogger(__name__)
 
 
 class ActorCriticAlgorithm:
@@ -102,6 +105,16 @@ def _network(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorCri
 
 def _orders(data: TrainingData, recipe: Recipe, seed: int) -> list[ActorSettings]:
     orders, places = [], recipe.places.split(",")
+    played = {Place.parse(text).system.name for text in places}
+    others = sorted(set(data.frame["system"].unique()) - played)
+    if others:
+        _log.warning(
+            "no actor plays on %s, which the data are of, but on %s: how well these simulate it is "
+            "all that the policy will know of it. Check it by dynamiccl-evaluate gate, or add a "
+            "place to --set places",
+            ", ".join(others),
+            ", ".join(sorted(played)),
+        )
     for index in range(max(recipe.actors, len(places))):
         place = Place.parse(places[index % len(places)])
         world = World(place.system, place.for_training, data.catalogue.configs, place.scenario)

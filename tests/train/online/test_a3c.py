@@ -2,9 +2,11 @@
 
 import copy
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from torch import multiprocessing
@@ -13,7 +15,7 @@ from dynamiccl.collect.simulate import simulate
 from dynamiccl.datasets.splits import Split
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.serve.artifact import export_artifact
-from dynamiccl.train.data import load_data
+from dynamiccl.train.data import TrainingData, load_data
 from dynamiccl.train.fit import fit, resume
 from dynamiccl.train.loop import read_state
 from dynamiccl.train.online.actor import Actor
@@ -265,3 +267,16 @@ def test_an_actor_learns_which_config_is_faster(tmp_path: Path) -> None:
     assert probability_of_best() > 0.8
     assert updates[-1].number == 40
     assert np.mean([each.speedup for each in updates[-5:]]) > 1.1
+
+
+def test_systems_of_the_data_that_no_actor_plays_on_are_told(
+    loaded: TrainingData, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = make_recipe("a3c", SMALL)
+    orders_of(loaded, recipe, 0)
+    assert not caplog.records
+    other = loaded.frame.with_columns(system=pl.lit("my-cluster"))
+    orders_of(replace(loaded, frame=pl.concat([loaded.frame, other])), recipe, 0)
+    [record] = caplog.records
+    assert "no actor plays on my-cluster, which" in record.message
+    assert "but on b300-nvlink:" in record.message

@@ -12,7 +12,7 @@ from dynamiccl.datasets.manifest import POLICY_NAME
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train.action_head import SHARPNESS, ActionHead, ActionInputs
 from dynamiccl.train.algorithms import make_algorithm, members_of
-from dynamiccl.train.data import TrainingData, load_data
+from dynamiccl.train.data import TrainingData
 from dynamiccl.train.fit import fit
 from dynamiccl.train.heads import LogTimeQFunction
 from dynamiccl.train.online.actor_critic import ActorCritic, State
@@ -24,11 +24,6 @@ from tests.stores import new_store
 from tests.train.online.test_a3c import SMALL
 
 OFFLINE = ("steps=40", "steps_per_epoch=20", "hidden_sizes=16", "num_members=1", "caution=margin")
-
-
-@pytest.fixture(scope="module")
-def loaded(data: Path) -> TrainingData:
-    return load_data(data, 0, with_costs=True)
 
 
 def _trained(data: Path, folder: Path, name: str, settings: list[str]) -> Path:
