@@ -3,7 +3,7 @@
     python benchmarks/online_ablations.py            # 90 minutes on 2 cores
     python benchmarks/online_ablations.py blocking   # some of the parts
 
-All but the last two learn and play in `PLACE`, where surroundings come and go, so that what the
+All but the last three learn and play in `PLACE`, where surroundings come and go, so that what the
 state shows counts.
 
 * variants: A3C (Mnih et al. 2016) with a change each, `STEPS` updates, `SEEDS` seeds. Windows of

@@ -43,12 +43,13 @@ def begin_with(network: Member, path: Path) -> None:
                 "action_inputs and state_units"
             ) from error
     theirs = getattr(module.members, "0").head
+    sharpness = float(getattr(theirs, "sharpness", SHARPNESS))  # older files: of Q networks
     if isinstance(network.head, ActionHead):
         network.head.uses_cost = bool(theirs.uses_cost)
     if isinstance(network, Imitator):
-        network.head.sharpness = float(theirs.sharpness)
+        network.head.sharpness = sharpness
     else:
-        _scale(network.head, float(theirs.sharpness) / SHARPNESS)
+        _scale(network.head, sharpness / SHARPNESS)
 
 
 def _scale(head: Head, factor: float) -> None:
