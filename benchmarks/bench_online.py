@@ -32,7 +32,7 @@ import numpy.typing as npt
 from harness import OUT, write_result
 from learning_figures import parallel
 from learning_scenarios import NCCL, OURS, RULE, gain_row, play_place
-from scenario_places import JOBS, SWEEP, trained
+from scenario_places import EVERY, JOBS, SWEEP, trained
 
 from dynamiccl.collect.simulate import simulate
 from dynamiccl.train.data import TrainingData, load_data
@@ -41,11 +41,8 @@ from dynamiccl.train.online.make import make_loop
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
 
-#: Of scenario_places.py, and where actors play there.
-PLACES: Final = {
-    "b300, decode and lora, busy-host": "b300-nvlink:decode+lora:busy-host:1x8",
-    "h100 4x8, decode, congested": "h100-ib:decode:congested:4x8",
-}
+#: Of scenario_places.py.
+PLACES: Final = ("b300, decode and lora, busy-host", "h100 4x8, decode, congested")
 RECIPES: Final = ("a3c-lstm", "impala-lstm")
 SEEDS: Final = 3
 #: Updates of a run: five minutes and less, where nothing runs beside it.
@@ -86,12 +83,12 @@ def _gains() -> dict[str, Any]:
         for data_set, times in ((f"online, {world}", found), (f"online, {world}, later", later)):
             rows = dict.fromkeys(row for row, *_ in times)
             figures["data_sets"][data_set] = {
-                row: gain_row(times, row, world, tuple(PLACES)) for row in rows
+                row: gain_row(times, row, world, PLACES) for row in rows
             }
         of = "gain_of_delayed_oracle"
         named = suffix or "_of_delayed_oracle"
         for key, row in ((f"gain{named}", best), (f"rule_gain{named}", RULE)):
-            mine = gain_row(later, row, world, tuple(PLACES))
+            mine = gain_row(later, row, world, PLACES)
             figures |= {f"{key}{end}": mine[f"{of}{end}"] for end in ("", "_lo", "_hi")}
         figures |= _ratio(later, best, NCCL, world, f"time_vs_default{suffix}")
         figures |= _ratio(later, best, OURS, world, f"time_vs_offline_policy{suffix}")
@@ -102,8 +99,8 @@ def _played(folder: Path, seeds: Sequence[int], recipes: Sequence[str]) -> Times
     """Time of every row, in each place on each seed."""
     jobs = []
     for seed in seeds:
-        for index, (place, at) in enumerate(PLACES.items()):
-            settings = [f"places={at}", f"steps={STEPS}"]
+        for index, place in enumerate(PLACES):
+            settings = [f"places={EVERY[place].text}", f"steps={STEPS}"]
             others = {name: partial(_trained, name, settings, seed) for name in recipes}
             jobs.append((folder / f"{index}-{seed}", place, seed, others))
     found: Times = {}

@@ -121,8 +121,9 @@ def _setting() -> Setting:
 def _prepare(data: Path, seed: int) -> None:
     """Sweep, record jobs, and train a Trigger."""
     simulate(SWEEP.format(seed=seed), data / "data")
-    record_exploring(_setting(), data / "data", jobs=48, calls=40_000, seed=10_000 + seed)
-    train_trigger(_setting(), data, seed)
+    setting = _setting()
+    record_exploring(setting, data / "data", jobs=48, calls=40_000, seed=10_000 + seed)
+    train_trigger(setting, data, seed)
 
 
 def _play_row(data: Path, seed: int, row: int) -> Played:

@@ -20,8 +20,8 @@ state shows counts.
 * orders: the shifted scenario is what is real, and there are few recorded calls of it; the scenario
   as recorded is the simulator. Networks without a state of the job learn from the one, the other,
   the one and then the other, and both ways round.
-* rewards: IMPALA under each scale of rewards, on all shipped systems, one seed.
 * measured: the choices, cold, of IMPALA on measured sweeps, cross-fitted over their runs.
+* rewards: IMPALA under each scale of rewards, on all shipped systems, one seed.
 * systems: IMPALA on all of these systems but one, which plays on that one.
 
 Figures are shares of the delayed oracle's gain, as in bench_online.py. Writes
@@ -36,7 +36,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,8 @@ from learning_scenarios import RULE, fitted_rule, gain_row, times_us
 from online_tabular import Tabular, train_table
 from online_variants import BASE, FINALISTS, ONLINE, VARIANTS, register_last_calls
 from scenario_places import (
+    EVERY,
+    SMALL,
     prepare_place,
     record_exploring,
     run_of,
@@ -71,23 +73,18 @@ from dynamiccl.train.recipe_checks import RewardScale
 from dynamiccl.train.trigger.detector import Detector
 
 PLACE: Final = "b300, decode and lora, busy-host"
-#: A place on each shipped system, and where actors play there.
-SYSTEMS: Final = {
-    **PLACES,
-    "a100, decode and lora, shared-node": "a100-nvswitch:decode+lora:shared-node:1x8",
-    "gb10 4x1, decode and lora, congested": "gb10-roce:decode+lora:congested:4x1",
-    "rtx5090 2x1, decode and lora, congested": "rtx5090-sockets:decode+lora:congested:2x1",
-}
+#: A place on each shipped system.
+SYSTEMS: Final = (*PLACES, "a100, decode and lora, shared-node", *SMALL)
 STEPS: Final = 200
 SEEDS: Final = 3
 FINAL_SEEDS: Final = 5
 #: Half of the recipes' jobs; nothing to choose.
 LENGTH: Final = (f"steps={STEPS}", "jobs=16", "probe_every=48")
-TRAINING: Final = (*LENGTH, f"places={PLACES[PLACE]}")
+TRAINING: Final = (*LENGTH, f"places={EVERY[PLACE].text}")
 #: Of 64 jobs with 30,000 calls each: some 7 million calls, as `STEPS` updates take.
 TABLE_EPISODES: Final = 4
 LATENCIES_MS: Final = (0.1, 1.0, 10.0)
-#: Recorded jobs of what is real, 5 s each; and how Q networks of the actors' form learn from them.
+#: Recorded jobs of what is real; and how Q networks of the actors' form learn from them.
 FEW: Final = {"jobs": 4, "calls": 5_000}
 FROM_CALLS: Final = (
     *("use_calls=true", "gamma=0.5", "num_steps=3", "steps=2000"),
@@ -96,23 +93,20 @@ FROM_CALLS: Final = (
 #: The row of the part `systems`.
 OTHERS: Final = "trained on the others"
 PARTS: Final = (
-    "tabular",
-    "blocking",
-    "variants",
-    "finalists",
-    "orders",
-    "measured",
-    "systems",
-    "rewards",
+    *("tabular", "blocking", "variants", "finalists", "orders"),
+    *("measured", "systems", "rewards"),
 )
 Rows = dict[tuple[str, str], npt.NDArray[np.float64]]
 Times = dict[tuple[str, str, str], list[npt.NDArray[np.float64]]]
 
 
-def _rivals(setting: Setting, world: str) -> tuple[Setting, dict[str, Contender]]:
-    if world == "shifted":
-        setting = replace(setting, scenario=shifted(setting.scenario))
-    return setting, {row.name: row for row in simple_contenders(setting)}
+def _setting(place: str, world: str) -> Setting:
+    setting = setting_of(place)
+    return replace(setting, scenario=shifted(setting.scenario)) if world == "shifted" else setting
+
+
+def _rivals(setting: Setting) -> dict[str, Contender]:
+    return {row.name: row for row in simple_contenders(setting)}
 
 
 def _prepared(folder: Path, place: str, seed: int) -> Rows:
@@ -121,7 +115,8 @@ def _prepared(folder: Path, place: str, seed: int) -> Rows:
     rule = fitted_rule(setting, folder)
     found: Rows = {}
     for world in WORLDS:
-        here, rows = _rivals(setting, world)
+        here = _setting(place, world)
+        rows = _rivals(here)
         rows["random"] = replace(rows[DELAYED], make=Random)
         rows[RULE] = replace(rows[DELAYED], make=rule)
         for name in (NCCL, DELAYED, "random", RULE):
@@ -143,7 +138,7 @@ def _played(
     make_watch = None if watch is None else partial(Detector.load, watch)
     found: Rows = {}
     for world in WORLDS:
-        here, _ = _rivals(setting_of(place), world)
+        here = _setting(place, world)
         row = policy_contenders(here, name, policy, make_watch)[0]
         found[name, world] = times_us(row, here, seed)
     return found
@@ -152,13 +147,14 @@ def _played(
 def _tabular(folder: Path, seed: int) -> Rows:
     """A table that learns in as many calls as A3C has, and DQN from the recorded calls."""
     setting = setting_of(PLACE)
-    world = _rivals(setting, "as recorded")[1][DELAYED]
-    env, _ = world.prepare(replace(setting, jobs=64), seed)
+    env, _ = _rivals(setting)[DELAYED].prepare(replace(setting, jobs=64), seed)
     values = train_table(env, TABLE_EPISODES, seed)
     found: Rows = {}
     for name in WORLDS:
-        here, rows = _rivals(setting, name)
-        row = replace(rows[DELAYED], make=lambda env, seed: Tabular(env, values, seed=seed))
+        here = _setting(PLACE, name)
+        row = replace(
+            _rivals(here)[DELAYED], make=lambda env, seed: Tabular(env, values, seed=seed)
+        )
         found["tabular Q-learning", name] = times_us(row, here, seed)
     settings = [f"trigger={folder}", "gamma=0.5", "num_steps=3", "steps=2000"]
     policy = trained(folder / "data", "dqn", settings, seed)
@@ -167,11 +163,10 @@ def _tabular(folder: Path, seed: int) -> Rows:
 
 def _orders(folder: Path, seed: int) -> Rows:
     """From few recorded calls of what is real, from a simulator that differs, and from both."""
-    setting, _ = _rivals(setting_of(PLACE), "shifted")
     data = folder / "few"
     sweep_place(data, PLACE, seed)
-    record_exploring(setting, data, **FEW, seed=30_000 + seed)
-    playing = [f"steps={STEPS}", "jobs=16", f"places={PLACES[PLACE]}"]
+    record_exploring(_setting(PLACE, "shifted"), data, **FEW, seed=30_000 + seed)
+    playing = [*TRAINING, "probe_every=0"]
     calls = run_of(data, "ddqn-actions", FROM_CALLS, seed)
     simulator = run_of(data, "a3c", playing, seed)
     runs = {
@@ -192,8 +187,7 @@ def _blocking(folder: Path) -> dict[str, Any]:
     """Share of NCCL's time that is saved, by what the policy takes and whether calls wait."""
     policy = trained(folder / "data", BASE, TRAINING, 0)
     setting = setting_of(PLACE)
-    _, rows = _rivals(setting, "as recorded")
-    usual = times_us(rows[NCCL], setting, 0).sum()
+    usual = times_us(_rivals(setting)[NCCL], setting, 0).sum()
     [row] = policy_contenders(setting, BASE, policy, None)
     saved = {"does not wait": 1.0 - times_us(row, setting, 0).sum() / usual}
     at_once = times_us(replace(row, at_once=True), setting, 0).sum()
@@ -220,8 +214,7 @@ def _on_systems(
     found = base | _by_place(work, jobs)
     rows_of = dict.fromkeys(row for row, _, _ in found)
     return {
-        world: {row: gain_row(found, row, world, tuple(SYSTEMS)) for row in rows_of}
-        for world in WORLDS
+        world: {row: gain_row(found, row, world, SYSTEMS) for row in rows_of} for world in WORLDS
     }
 
 
@@ -236,7 +229,7 @@ def _by_place(work: Callable[..., Rows], jobs: Sequence[tuple[Path, str, Any]]) 
 
 def _reward(folder: Path, place: str, scale: str) -> Rows:
     """IMPALA under a scale of rewards, on one system."""
-    settings = [*LENGTH, f"places={SYSTEMS[place]}", f"reward_scale={scale}"]
+    settings = [*LENGTH, f"places={EVERY[place].text}", f"reward_scale={scale}"]
     policy = trained(folder / "data", ONLINE, settings, 0)
     return _played(policy, f"reward: {scale}", 0, place=place)
 
@@ -246,20 +239,28 @@ def _unseen(folder: Path, place: str, name: str) -> Rows:
     data = folder / "all" / "data"
     for index, each in enumerate(SYSTEMS):
         sweep_place(data, each, seed=index)
-    others = [at for other, at in SYSTEMS.items() if other != place]
+    others = [EVERY[other].text for other in SYSTEMS if other != place]
     settings = [*LENGTH, f"steps={2 * STEPS}", f"places={','.join(others)}"]
     return _played(trained(data, ONLINE, settings, 0), name, 0, place=place)
 
 
-def _figures(folders: Mapping[int, Path], part: str, base: Times) -> dict[str, Any]:
+class OnSeeds(NamedTuple):
+    """A part in `PLACE`: what is done, with which arguments after folder and seed."""
+
+    work: Callable[..., Rows]
+    arguments: Sequence[tuple[str, ...]] = ((),)
+    seeds: int = SEEDS
+
+
+def _figures(folders: Sequence[Path], part: OnSeeds, base: Times) -> dict[str, Any]:
     """Gains of a part's rows by world, beside those of `base` (NCCL, oracle, random, rule)."""
-    seeds = len(folders) if part == "finalists" else SEEDS
-    jobs: list[tuple[Any, ...]] = [(folder, seed) for seed, folder in folders.items()][:seeds]
-    rows_of = {"variants": VARIANTS, "finalists": FINALISTS}.get(part)
-    if rows_of is not None:
-        jobs = [(*job, name) for job in jobs for name in rows_of]
-    known = {row: times[:seeds] for row, times in base.items()}
-    found = known | _collected(ON_SEEDS[part], jobs)
+    known = {row: times[: part.seeds] for row, times in base.items()}
+    jobs = [
+        (folder, seed, *more)
+        for seed, folder in enumerate(folders[: part.seeds])
+        for more in part.arguments
+    ]
+    found = known | _collected(part.work, jobs)
     names = dict.fromkeys(row for row, _, _ in found)
     return {
         world: {row: gain_row(found, row, world, (PLACE,)) for row in names} for world in WORLDS
@@ -279,9 +280,13 @@ def _collected(work: Callable[..., Rows], jobs: Sequence[tuple[Any, ...]]) -> Ti
     return found
 
 
-#: Parts in `PLACE`, on several seeds.
-ON_SEEDS: Final[Mapping[str, Callable[..., Rows]]] = MappingProxyType(
-    {"variants": _variant, "finalists": _variant, "tabular": _tabular, "orders": _orders}
+ON_SEEDS: Final[Mapping[str, OnSeeds]] = MappingProxyType(
+    {
+        "variants": OnSeeds(_variant, [(name,) for name in VARIANTS]),
+        "finalists": OnSeeds(_variant, [(name,) for name in FINALISTS], FINAL_SEEDS),
+        "tabular": OnSeeds(_tabular),
+        "orders": OnSeeds(_orders),
+    }
 )
 #: Parts on several systems: what is trained, and its rows.
 WORK: Final[Mapping[str, tuple[Callable[..., Rows], Sequence[str]]]] = MappingProxyType(
@@ -298,11 +303,12 @@ def main() -> None:
     figures: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        seeds = FINAL_SEEDS if "finalists" in parts else SEEDS
-        by_seed = {seed: root / str(seed) for seed in range(seeds)}
+        # Blocking calls are of one seed.
+        seeds = max((ON_SEEDS[part].seeds for part in parts if part in ON_SEEDS), default=1)
+        by_seed = [root / str(seed) for seed in range(seeds)]
         by_place = {place: root / place for place in SYSTEMS}
         if set(parts) & {*ON_SEEDS, "blocking"}:
-            jobs = [(folder, PLACE, seed) for seed, folder in by_seed.items()]
+            jobs = [(folder, PLACE, seed) for seed, folder in enumerate(by_seed)]
             base = _collected(_prepared, jobs)
         if set(parts) & set(WORK):
             known = _by_place(_prepared, [(folder, place, 0) for place, folder in by_place.items()])
@@ -314,7 +320,7 @@ def main() -> None:
             elif part == "blocking":
                 figures[part] = _blocking(by_seed[0])
             else:
-                figures[part] = _figures(by_seed, part, base)
+                figures[part] = _figures(by_seed, ON_SEEDS[part], base)
             write_result("online-ablations", figures)
 
 

@@ -6,12 +6,14 @@ from types import MappingProxyType
 from typing import Final
 
 import torch
+from bench_online import STEPS
 from torch import nn
 
 from dynamiccl.train.encoders import WINDOW_ENCODERS, FlatWindow, register_window_encoder
 
 BASE: Final = "a3c-lstm"
 ONLINE: Final = "impala-lstm"
+_LONG: Final = f"steps={STEPS}"
 #: By name: recipe, and what is set.
 VARIANTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = MappingProxyType(
     {
@@ -28,11 +30,11 @@ VARIANTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = MappingProxyType(
         "a statistic of RMSProp each": (BASE, ("shared_statistic=false",)),
     }
 )
-#: As `VARIANTS`.
+#: As `VARIANTS`, with the updates of bench_online.py.
 FINALISTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = MappingProxyType(
     {
-        ONLINE: (ONLINE, ("steps=600",)),
-        "impala-lstm, 1-D convolution": (ONLINE, ("steps=600", "window_encoder=cnn")),
+        ONLINE: (ONLINE, (_LONG,)),
+        "impala-lstm, 1-D convolution": (ONLINE, (_LONG, "window_encoder=cnn")),
     }
 )
 

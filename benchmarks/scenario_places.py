@@ -36,6 +36,12 @@ class Place:
     #: The link that the scenario's Markov process is on.
     on: str
 
+    @property
+    def text(self) -> str:
+        """As a recipe's `places` has it (train/online/places.py)."""
+        shape = f"{self.shape.num_nodes}x{self.shape.ranks_per_node}"
+        return ":".join([self.system, "+".join(self.workloads), self.scenario, shape])
+
 
 PLACES: Final = {
     "b300, decode and lora, busy-host": Place(
@@ -54,7 +60,7 @@ PLACES: Final = {
         "h100-ib", Group(2, 8), Group(4, 8), ("decode",), "congested", "inter"
     ),
 }
-#: Systems of one group, for online_ablations.py.
+#: Systems of one group, so that none is beside it; for online_ablations.py.
 SMALL: Final = {
     "gb10 4x1, decode and lora, congested": Place(
         "gb10-roce", Group(4, 1), Group(4, 1), ("decode", "lora"), "congested", "inter"
