@@ -62,8 +62,7 @@ def make_algorithm(recipe: Recipe, *sources: Steps, actions: ActionInputs | None
     networks = [*members_of(algorithm), *_targets(algorithm)]
     set_scaling(networks, sources)
     if recipe.start:
-        for network in networks:
-            begin_with(cast(Member, network), Path(recipe.start))
+        begin_with(cast(list[Member], networks), Path(recipe.start))
     return algorithm
 
 

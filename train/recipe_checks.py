@@ -13,6 +13,8 @@ Recipe = Any
 
 #: Algorithms whose actors play in the simulator.
 ONLINE: Final = ("A3C", "IMPALA")
+#: Algorithms without networks (fit.py).
+CAUTIOUS: Final = ("GaussianProcess", "ResidualBoosting")
 
 
 class CostBase(StrEnum):
@@ -77,7 +79,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 def _check_algorithm(recipe: Recipe) -> None:
     """Check settings that only some algorithms have."""
-    if recipe.level_threshold and recipe.algorithm not in {"GaussianProcess", "ResidualBoosting"}:
+    if recipe.level_threshold and recipe.algorithm not in CAUTIOUS:
         raise UserError(
             f"level_threshold={recipe.level_threshold} is for a policy of times, and the "
             f"algorithm of '{recipe.name}' is {recipe.algorithm}: leave it at 0, or take "
@@ -108,7 +110,7 @@ def _check_algorithm(recipe: Recipe) -> None:
 
 
 def _check_start(recipe: Recipe) -> None:
-    if recipe.algorithm in {"GaussianProcess", "ResidualBoosting"}:
+    if recipe.algorithm in CAUTIOUS:
         raise UserError(
             f"start={recipe.start} is for networks, and the algorithm of '{recipe.name}' is "
             f"{recipe.algorithm}: leave it out, or take 'ddqn-actions' or 'a3c-lstm'"

@@ -6,7 +6,9 @@ of the order of 0.01, for which a softmax is nearly uniform: so an actor that be
 network has its sharpness, and a Q network that begins with an actor has its z scaled down.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -17,11 +19,11 @@ from dynamiccl.train.heads import Head, Imitator, LogTimeHead, Member
 from dynamiccl.train.torch_files import load_script
 
 #: In a policy module: the first network of the ensemble.
-_MEMBER = "members.0."
+_MEMBER: Final = "members.0."
 
 
-def begin_with(network: Member, path: Path) -> None:
-    """Initialise encoder and head with the weights of the first network of a policy.
+def begin_with(networks: Iterable[Member], path: Path) -> None:
+    """Initialise encoders and heads with the weights of the first network of a policy.
 
     Raises MissingPath without a policy, CorruptFile, and UserError for a policy of another form.
     """
@@ -29,6 +31,11 @@ def begin_with(network: Member, path: Path) -> None:
     if folder is None:
         raise MissingPath("policy", path, "give --set start= the directory of a run of networks")
     module = load_script(folder / POLICY_NAME)
+    for network in networks:
+        _copy(module, network, path)
+
+
+def _copy(module: torch.jit.ScriptModule, network: Member, path: Path) -> None:
     found = module.state_dict()
     for name, part in (("trunk", network.encoder.trunk), ("head", network.head)):
         begin = f"{_MEMBER}{name}."

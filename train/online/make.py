@@ -96,7 +96,7 @@ def _network(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorCri
     imitator = Imitator(encoder, width, actions, inputs if recipe.action_inputs else None)
     set_scaling([imitator], data.sources(recipe))
     if recipe.start:
-        begin_with(imitator, Path(recipe.start))
+        begin_with([imitator], Path(recipe.start))
     # NCCL's own choices earn -1 a round undisturbed, of which the logarithm is 0; in ms, anything.
     is_share = recipe.reward_scale in {RewardScale.REFERENCE, RewardScale.CLIPPED}
     usual = -1.0 / max(1.0 - recipe.gamma, 1e-3) if is_share else 0.0
@@ -104,19 +104,19 @@ def _network(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorCri
 
 
 def _orders(data: TrainingData, recipe: Recipe, seed: int) -> list[ActorSettings]:
-    orders, places = [], recipe.places.split(",")
-    played = {Place.parse(text).system.name for text in places}
+    orders, places = [], [Place.parse(text) for text in recipe.places.split(",")]
+    played = {place.system.name for place in places}
     others = sorted(set(data.frame["system"].unique()) - played)
     if others:
         _log.warning(
-            "no actor plays on %s, which the data are of, but on %s: how well these simulate it is "
-            "all that the policy will know of it. Check it by dynamiccl-evaluate gate, or add a "
-            "place to --set places",
+            "no actor plays on %s, which the data are of, but on %s: on the former the policy may "
+            "be slower than NCCL's own choice. Check it with 'dynamiccl-evaluate gate', or add a "
+            "place with --set places",
             ", ".join(others),
             ", ".join(sorted(played)),
         )
     for index in range(max(recipe.actors, len(places))):
-        place = Place.parse(places[index % len(places)])
+        place = places[index % len(places)]
         world = World(place.system, place.for_training, data.catalogue.configs, place.scenario)
         if not world.mask[:, 1:].any():
             raise UserError(
