@@ -129,7 +129,8 @@ void move_and_reset() {
   CHECK(!pair.server.session.established() && pair.server.take().empty());
   CHECK(!pair.server.session.receive(half_sealed.data(), 1, End::deliver, &pair.server));
   pair.server.session = std::move(moved);
-  pair.server.session = std::move(*&pair.server.session);  // itself
+  Session& itself = pair.server.session;
+  pair.server.session = std::move(itself);
   CHECK(pair.server.session.comm_id() == kCommId);
   CHECK(pair.server.receive({half_sealed.begin() + 300, half_sealed.end()}));
   CHECK(pair.server.delivered.size() == 1);
