@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from tests.serve.jobs.conftest import Player
-from tests.serve.jobs.play import DEADLINE_S, Played, at, on_rank
+from tests.serve.jobs.play import DEADLINE_S, Played, at, every, on_rank
 from tests.serve.jobs.setting import JOB, Setting, make_setting, write_machine
 
 #: Releases that tell all that an agreement during a job takes.
@@ -192,6 +192,17 @@ def strangers(port: int) -> Iterator[list[int]]:
     finally:
         stop.set()
         thread.join()
+
+
+def test_questions_about_symmetric_kernels_are_no_calls(
+    play_job: Player, four_ranks: Setting
+) -> None:
+    """One rank asks them, so ranks that counted them would never be at one call."""
+    played = play_job(
+        *every(50, "symmetric=4", rank=1), environment=four_ranks.environment(), ranks=4, **JOB
+    )
+    assert played.is_sound, played
+    assert begins_by_abstaining(played), played.log
 
 
 def test_strangers_on_the_port_stall_nothing(play_job: Player, four_ranks: Setting) -> None:

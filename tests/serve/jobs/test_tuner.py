@@ -14,7 +14,7 @@ import pytest
 from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME
 from dynamiccl.serve.install import install
 from tests.serve.jobs.conftest import Inits, Player
-from tests.serve.jobs.play import Played, on_rank, play
+from tests.serve.jobs.play import Played, every, on_rank, play
 from tests.serve.jobs.setting import (
     FIRST,
     JOB,
@@ -184,6 +184,19 @@ def test_the_new_enqueue_of_one_rank_makes_all_abstain(
         assert played.is_sound, played
         assert (played.acted > 0) == acts
         assert ("NCCL_ENQUEUE_REARCH_ENABLE is set" in played.log) != acts
+
+
+def test_questions_about_symmetric_kernels_are_left_alone(
+    play_tuner: Player, four_ranks: Setting
+) -> None:
+    """A cell would start such a kernel on buffers that are not registered."""
+    played = play_tuner(
+        *every(50, "symmetric=4", rank="all"),
+        environment=four_ranks.environment(),
+        ranks=4,
+        **SHORT,
+    )
+    assert_table_from_call_0(played)
 
 
 def test_nccl_comm_id_gives_all_communicators_one_id(
