@@ -14,8 +14,8 @@ ncclResult_t create(std::size_t num_ranks, std::size_t num_nodes, std::uint64_t 
                     ncclDebugLogger_t logger, void** context) noexcept {
   if (context == nullptr) return ncclSuccess;
   const DecisionTable* table = nullptr;
-  const ncclResult_t result =
-      init_communicator(num_ranks, num_nodes, comm_id, domains, constants, logger, "none", &table);
+  const ncclResult_t result = init_communicator({num_ranks, num_nodes, logger, domains, comm_id},
+                                                constants, "none", &table);
   *context = const_cast<DecisionTable*>(table);
   return result;
 }

@@ -205,6 +205,38 @@ def test_questions_about_symmetric_kernels_are_no_calls(
     assert begins_by_abstaining(played), played.log
 
 
+@pytest.mark.parametrize("seed", range(3, 7))
+def test_what_comes_of_two_disjoint_shrinks_abstains(
+    seed: int, play_job: Player, four_ranks: Setting
+) -> None:
+    """Both halves shrink the world at once, under one id, and split that, under one id again."""
+    played = play_job(
+        environment=four_ranks.environment(),
+        release="2.30",
+        ranks=4,
+        comms=4,
+        shrinks=1,
+        seed=seed,
+        **JOB,
+    )
+    assert played.is_sound, played
+    assert slots_acted(played) == {0}, played.log
+    assert "a communicator was shrunk before" in played.log
+
+
+def test_a_release_that_nobody_has_read_abstains(play_job: Player, four_ranks: Setting) -> None:
+    played = play_job(environment=four_ranks.environment(), ranks=4, release="2.31", **JOB)
+    assert (played.is_sound, played.acted) == (True, 0), played
+    assert "another release of NCCL than 2.27 to 2.30" in played.log
+
+
+def test_nccl_comm_id_gives_all_communicators_one_id(play_job: Player, four_ranks: Setting) -> None:
+    environment = four_ranks.environment() | {"NCCL_COMM_ID": "127.0.0.1:1"}
+    played = play_job(environment=environment, ranks=4, **JOB)
+    assert (played.is_sound, played.acted) == (True, 0), played
+    assert "NCCL_COMM_ID is set" in played.log
+
+
 def test_strangers_on_the_port_stall_nothing(play_job: Player, four_ranks: Setting) -> None:
     environment = four_ranks.environment(coordinator=True)
     port = int(environment["DYNAMICCL_COORDINATOR"].rpartition(":")[2])
