@@ -230,6 +230,25 @@ def grown(setting: Setting) -> dict[str, str]:
     return setting.environment() | {"DYNAMICCL_ARTIFACT": str(artifact)}
 
 
+@pytest.mark.parametrize("static_kib", range(224, 264, 4))
+def test_a_process_may_have_much_thread_local_memory(
+    static_kib: int, inits: Inits, four_ranks: Setting, tmp_path: Path
+) -> None:
+    """glibc takes it from each thread's stack."""
+    source = tmp_path / "block.c"
+    source.write_text(
+        '__thread char block[KIB * 1024] __attribute__((tls_model("initial-exec")));\n'
+        "char *get_block(void) { return block; }\n"
+    )
+    preloaded = tmp_path / "block.so"
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", f"-DKIB={static_kib}", "-o", preloaded, source], check=True
+    )
+    environment = four_ranks.environment() | {"LD_PRELOAD": str(preloaded)}
+    found = inits(environment, ranks=4, processes=2)
+    assert (found["tables"], found["abstained"], found["failed"]) == (4, 0, 0), found["said"]
+
+
 @pytest.mark.parametrize("rounds", [100, pytest.param(1000, marks=pytest.mark.soak)])
 def test_communicators_come_and_go(rounds: int, inits: Inits, four_ranks: Setting) -> None:
     found = inits(four_ranks.environment(), ranks=2, processes=2, rounds=rounds)
