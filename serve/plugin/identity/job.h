@@ -3,7 +3,7 @@
 //   DYNAMICCL_JOB_ID            names the job; the same on all its ranks, and another for each
 //   step.
 //                               Default: what the launcher sets.
-//   DYNAMICCL_RESTART           which attempt of the job this is. Default: the launcher's count.
+//   DYNAMICCL_RESTART           which attempt of the job this is. Default: Slurm's count.
 //   RANK                        torchrun: this process among all of the job.
 //   OMPI_COMM_WORLD_RANK        Open MPI: as RANK, where that is not set.
 //   OMPI_MCA_ess_base_jobid     Open MPI: names the job.
@@ -14,7 +14,6 @@
 //   PMIX_RANK                   PMIx: as RANK.
 //   PMIX_NAMESPACE              PMIx: names the job.
 //   TORCHELASTIC_RUN_ID         torchrun: names the job; its default `none` is left out.
-//   TORCHELASTIC_RESTART_COUNT  torchrun: as DYNAMICCL_RESTART.
 #pragma once
 
 #include <cstdint>

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -235,6 +236,22 @@ def test_nccl_comm_id_gives_all_communicators_one_id(play_job: Player, four_rank
     played = play_job(environment=environment, ranks=4, **JOB)
     assert (played.is_sound, played.acted) == (True, 0), played
     assert "NCCL_COMM_ID is set" in played.log
+
+
+def test_agents_of_torchrun_count_restarts_each_for_itself(
+    play_job: Player, two_nodes: Setting
+) -> None:
+    """Only the agent whose process failed counts one (torch 2.13 elastic `agent/server/api.py`)."""
+    restarted = [on_rank(rank, {"TORCHELASTIC_RESTART_COUNT": str(rank // 4)}) for rank in range(8)]
+    played = play_job(
+        *chain.from_iterable(restarted),
+        environment=two_nodes.environment(coordinator=True),
+        ranks=8,
+        nodes=2,
+        **JOB,
+    )
+    assert played.is_sound, played
+    assert begins_by_abstaining(played), played.log
 
 
 def test_strangers_on_the_port_stall_nothing(play_job: Player, four_ranks: Setting) -> None:

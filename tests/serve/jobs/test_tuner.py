@@ -6,6 +6,8 @@ import re
 import resource
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -247,6 +249,40 @@ def test_a_process_may_have_much_thread_local_memory(
     environment = four_ranks.environment() | {"LD_PRELOAD": str(preloaded)}
     found = inits(environment, ranks=4, processes=2)
     assert (found["tables"], found["abstained"], found["failed"]) == (4, 0, 0), found["said"]
+
+
+def test_agents_of_torchrun_count_restarts_each_for_itself(
+    play_tuner: Player, two_nodes: Setting
+) -> None:
+    """Only the agent whose process failed counts one (torch 2.13 elastic `agent/server/api.py`)."""
+    restarted = [on_rank(rank, {"TORCHELASTIC_RESTART_COUNT": str(rank // 4)}) for rank in range(8)]
+    played = play_tuner(
+        *chain.from_iterable(restarted),
+        environment=two_nodes.environment(coordinator=True),
+        ranks=8,
+        nodes=2,
+        **SHORT,
+    )
+    assert_table_from_call_0(played)
+
+
+def test_what_is_left_of_a_jobs_former_round_has_communicators_of_its_own(
+    play_tuner: Player, four_ranks: Setting
+) -> None:
+    """Under one job id, but with ids of communicators that NCCL drew anew."""
+    rounds = [
+        four_ranks.environment(),
+        four_ranks.environment() | {"DYNAMICCL_ARTIFACT": str(four_ranks.other_artifact)},
+    ]
+    with ThreadPoolExecutor() as pool:
+        played = list(
+            pool.map(
+                lambda chosen: play_tuner(environment=chosen, ranks=4, comms=4, **SHORT),
+                rounds,
+            )
+        )
+    for each in played:
+        assert_table_from_call_0(each)
 
 
 @pytest.mark.parametrize("rounds", [100, pytest.param(1000, marks=pytest.mark.soak)])
