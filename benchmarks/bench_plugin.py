@@ -144,7 +144,7 @@ def adaptive_environment(build_dir: Path, folder: Path, table: DecisionTable) ->
     artifact, run_dir = folder / "artifact", folder / "run"
     run_dir.mkdir(mode=0o700)
     write_bare_artifact(artifact, SYSTEM, table)
-    bind_here(build_dir / ADAPTIVE_NAME, artifact, SYSTEM, 0)
+    bind_here(build_dir / ADAPTIVE_NAME, artifact, SYSTEM, 23007)
     return {
         "DYNAMICCL_ARTIFACT": str(artifact),
         "DYNAMICCL_COORDINATOR": "none",

@@ -162,6 +162,12 @@ TUNER_ABI_SINCE: Final[Mapping[int, NcclVersion]] = {
     6: NcclVersion(2, 30),
 }
 
+#: The minor releases under which our tuners act in a job: those whose tuner calls were read in the
+#: source (NVIDIA/nccl v2.27.3-1 to v2.30.7-1). Of 2.31 an alpha alone was (86fa684d, whose code is
+#: that of 2.31.0); 2.31.2 and 2.32 ask about symmetric kernels in ways that were not.
+OLDEST_ACTING: Final = NcclVersion(2, 27)
+NEWEST_ACTING: Final = NcclVersion(2, 30)
+
 #: The newest minor release whose source was looked at (NVIDIA/nccl, v2.32.6-1).
 NEWEST_KNOWN: Final = NcclVersion(2, 32)
 

@@ -14,7 +14,7 @@ from dynamiccl.datasets.manifest import KILL_NAME
 from dynamiccl.errors import DynamicclError, PluginError
 from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME, is_ours
 from dynamiccl.machine import Machine
-from dynamiccl.nccl import TUNER_ABI_SINCE, NcclVersion
+from dynamiccl.nccl import NEWEST_ACTING, OLDEST_ACTING, TUNER_ABI_SINCE, NcclVersion
 from dynamiccl.nccl_setup import (
     ROLES,
     Origin,
@@ -105,15 +105,22 @@ def _versions(version: NcclVersion, place: str) -> Check:
     found = f"NCCL {version}, {place}"
     if tuner is None:
         return fail("libnccl", found, f"tuners need NCCL {TUNER_ABI_SINCE[2]} or later")
-    if profiler is None:
+    found += f": takes tuner v{tuner}" + (f" and profiler v{profiler}" if profiler else "")
+    minor = (version.major, version.minor)
+    if minor < (OLDEST_ACTING.major, OLDEST_ACTING.minor):
         return warn(
             "libnccl",
-            f"{found}: takes tuner v{tuner}",
-            f"before NCCL {PROFILER_ABI_SINCE[4]} a tuner is not told which communicator it is, so "
-            "tables are used only with DYNAMICCL_ONE_WORLD=1, by the first communicator of all "
-            "ranks, and there are no GPU times (no adaptive mode)",
+            found,
+            f"before NCCL {OLDEST_ACTING} a tuner is not told which communicator it is: every job "
+            "keeps NCCL's own choice",
         )
-    return ok("libnccl", f"{found}: takes tuner v{tuner} and profiler v{profiler}")
+    if minor > (NEWEST_ACTING.major, NEWEST_ACTING.minor):
+        return warn(
+            "libnccl",
+            found,
+            "what it asks a tuner was not read in its source: every job keeps NCCL's own choice",
+        )
+    return ok("libnccl", found)
 
 
 def check_plugin(machine: Machine, plugin: Path) -> Iterator[Check]:

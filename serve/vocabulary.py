@@ -19,9 +19,11 @@ from dynamiccl.errors import UserError
 from dynamiccl.nccl import (
     COST_IGNORE,
     MAX_CHANNELS,
+    NEWEST_ACTING,
     NUM_ALGORITHMS,
     NUM_PROTOCOLS,
     NUM_TUNED_COLLECTIVES,
+    OLDEST_ACTING,
     RELEGATED_COST_RATIO,
     VALID_PROTOCOLS,
     Algorithm,
@@ -90,6 +92,8 @@ def _limits() -> Iterator[str]:
         ("NumProtocols", NUM_PROTOCOLS),
         ("MaxChannels", MAX_CHANNELS),
         ("Auto", table.AUTO),
+        ("OldestNccl", OLDEST_ACTING.code),
+        ("NewestNccl", NEWEST_ACTING.code + 99),
     ):
         yield f"inline constexpr int k{name} = {value};"
     yield f"inline constexpr float kCostIgnore = {COST_IGNORE}F;"

@@ -21,6 +21,8 @@ inline constexpr int kNumAlgorithms = 7;
 inline constexpr int kNumProtocols = 3;
 inline constexpr int kMaxChannels = 64;
 inline constexpr int kAuto = -1;
+inline constexpr int kOldestNccl = 22700;
+inline constexpr int kNewestNccl = 23099;
 inline constexpr float kCostIgnore = -1.0F;
 inline constexpr float kRelegatedCostRatio = 100.0F;
 

@@ -38,11 +38,13 @@ def library(text: str, path: str = "/opt/libnccl.so.2") -> NcclLibrary:
     [
         ("2.20.5", Verdict.FAIL, "tuners need NCCL 2.21.0"),
         ("2.21.5", Verdict.WARN, "takes tuner v2"),
-        ("2.26.6", Verdict.WARN, "takes tuner v4"),
+        ("2.26.6", Verdict.WARN, "before NCCL 2.27.0 a tuner is not told which communicator it is"),
         ("2.27.7", Verdict.OK, "takes tuner v4 and profiler v4"),
         ("2.28.9", Verdict.OK, "takes tuner v5 and profiler v5"),
         ("2.29.7", Verdict.OK, "takes tuner v5 and profiler v6"),
-        ("2.32.3", Verdict.OK, "takes tuner v6 and profiler v6"),
+        ("2.30.7", Verdict.OK, "takes tuner v6 and profiler v6"),
+        ("2.31.2", Verdict.WARN, "every job keeps NCCL's own choice"),
+        ("2.32.3", Verdict.WARN, "takes tuner v6 and profiler v6"),
     ],
 )
 def test_nccls_release_decides_which_interfaces_it_takes(

@@ -16,19 +16,11 @@
 
 #include "adaptive/agreement/agreement.h"
 #include "choice.h"
+#include "identity/communicator.h"
 #include "nccl/tuner_abi.h"
 #include "table.h"
 
 namespace dynamiccl {
-
-/// What NCCL tells about a communicator when it is created.
-struct Communicator {
-  std::size_t num_ranks;
-  std::size_t num_nodes;
-  ncclDebugLogger_t logger;                         // may be null
-  const ncclNvlDomainInfo_v5_t* domains = nullptr;  // null: not told
-  std::uint64_t comm_id = 0;
-};
 
 /// Opaque to NCCL, which holds it as `void*`; a null one is a communicator that abstains.
 class Context {

@@ -12,18 +12,13 @@
 namespace dynamiccl {
 namespace {
 
-/// Why this communicator abstains whatever the artifact holds, or null. Equal on all its ranks.
-const char* reason_to_abstain(const Communicator& communicator) noexcept {
+/// Why this rank abstains whatever the artifact holds, or null. Its communicator then does, too.
+const char* reason_to_abstain(const Checked& checked) noexcept {
   if (is_one("DYNAMICCL_DISABLE")) return "DYNAMICCL_DISABLE is 1";
-  if (communicator.num_nodes == 0 || communicator.num_ranks % communicator.num_nodes != 0) {
-    return "its nodes hold different numbers of ranks";
-  }
+  if (checked.reason_to_abstain != nullptr) return checked.reason_to_abstain;
+  if (checked.ids_repeat) return kIdsRepeat;
   if (is_switched_on("NCCL_ENQUEUE_REARCH_ENABLE")) {  // 2.32 src/tuning/tuning.cc
     return "NCCL_ENQUEUE_REARCH_ENABLE is set: a table would beat kernels it is not shown";
-  }
-  const ncclNvlDomainInfo_v5_t* domains = communicator.domains;
-  if (domains != nullptr && domains->minRanksPerNvlDomain != domains->maxRanksPerNvlDomain) {
-    return "its NVLink domains hold different numbers of ranks";
   }
   return nullptr;
 }
@@ -68,8 +63,9 @@ void Context::abstain(const Communicator& communicator, const char* reason) noex
 Context* Context::create(const Communicator& communicator) noexcept {
   if (in_forked_child() || communicator.num_ranks < 2) return nullptr;
   CreatedCommunicator told;
-  const char* reason = identify(communicator, &told);  // first: it is taken whatever follows
-  if (const char* other = reason_to_abstain(communicator)) reason = other;
+  const char* reason = identify(communicator, &told);        // first: it is taken whatever follows
+  const Checked checked = check_communicator(communicator);  // so is its id, remembered
+  if (const char* other = reason_to_abstain(checked)) reason = other;
   auto* settings = reason == nullptr ? allocate<Settings>() : nullptr;
   if (reason == nullptr && (settings == nullptr || !settings->read())) reason = "memory is short";
   if (reason == nullptr && settings->artifact == nullptr) reason = "DYNAMICCL_ARTIFACT is not set";

@@ -34,10 +34,11 @@ ncclResult_t init(void** context, std::uint64_t commId, std::size_t nRanks, std:
 }
 
 /// `regBuff` can differ between the ranks of one call, so it must not matter.
-ncclResult_t getCollInfo(void* context, ncclFunc_t collType, std::size_t nBytes, int,
+ncclResult_t getCollInfo(void* context, ncclFunc_t collType, std::size_t nBytes, int numPipeOps,
                          float** collCostTable, int numAlgo, int numProto, int,
                          int* nChannels) noexcept {
   if (context == nullptr || collCostTable == nullptr || nChannels == nullptr) return ncclSuccess;
+  if (!dynamiccl::is_about_a_cell(numPipeOps)) return ncclSuccess;
   // Typed float**, and yet one flat array.
   const CostTable costs = {reinterpret_cast<float*>(collCostTable), numAlgo, numProto};
   return static_cast<Context*>(context)->answer(collType, nBytes, costs, nChannels);

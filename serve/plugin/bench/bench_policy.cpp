@@ -2,7 +2,7 @@
 //
 //   bench_policy LIBRARY ARTIFACT SYSTEM NODES RANKS      prints JSON
 //
-// Called through the C interface from a thread with the plugin's small stack, as the plugin does.
+// Called through the C interface from a thread of the plugin's own, as the plugin does.
 #include <dlfcn.h>
 #include <time.h>
 #include <unistd.h>

@@ -72,11 +72,6 @@ void* create(const ncclTuner_v5_t& tuner, std::size_t num_ranks) {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) int ncclGetVersion(int* version) {
-  *version = 23007;
-  return 0;
-}
-
 int main(int count, char** arguments) {
   if (count != 3) return 2;
   const auto num_ranks = static_cast<std::size_t>(std::atol(arguments[2]));

@@ -1,5 +1,5 @@
 // Jobs that must not share a coordinator differ in at least one of these variables: two jobs, two
-// steps of one allocation, a restart by torchrun or by Slurm.
+// steps of one allocation, a restart by Slurm.
 #include "identity/job.h"
 
 #include <cstring>
@@ -30,14 +30,14 @@ std::int32_t small_number(const char* text, std::int32_t fallback) noexcept {
 Job find_job() noexcept {
   static constexpr const char* kRanks[] = {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID",
                                            "PMI_RANK", "PMIX_RANK"};
-  static constexpr const char* kSizes[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS",
-                                           "PMI_SIZE"};
-  static constexpr const char* kRestarts[] = {"DYNAMICCL_RESTART", "TORCHELASTIC_RESTART_COUNT",
-                                              "SLURM_RESTART_COUNT"};
+  // Not TORCHELASTIC_RESTART_COUNT: each agent counts the failures of its own processes. Nor is any
+  // other number of torchrun's equal on all nodes and new in each round; a process that is left of
+  // the former round cannot be taken for one of this, since ids of communicators are drawn anew.
+  static constexpr const char* kRestarts[] = {"DYNAMICCL_RESTART", "SLURM_RESTART_COUNT"};
   static constexpr const char* kNames[] = {
       "SLURM_JOB_ID", "SLURM_STEP_ID",       "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid",
       "PMI_JOBID",    "TORCHELASTIC_RUN_ID", "MASTER_ADDR",    "MASTER_PORT"};
-  Job job = {0, 0, small_number(first_of(kRanks), -1), small_number(first_of(kSizes), 0)};
+  Job job = {0, 0, small_number(first_of(kRanks), -1)};
   job.restart = static_cast<std::uint32_t>(small_number(first_of(kRestarts), 0));
   const auto mix = [&job](const char* text) {
     // Includes the terminating zero, so that "1","2" differs from "12".

@@ -3,22 +3,17 @@
 //   DYNAMICCL_JOB_ID            names the job; the same on all its ranks, and another for each
 //   step.
 //                               Default: what the launcher sets.
-//   DYNAMICCL_RESTART           which attempt of the job this is. Default: the launcher's count.
+//   DYNAMICCL_RESTART           which attempt of the job this is. Default: Slurm's count.
 //   RANK                        torchrun: this process among all of the job.
-//   WORLD_SIZE                  torchrun: number of processes of the job.
 //   OMPI_COMM_WORLD_RANK        Open MPI: as RANK, where that is not set.
-//   OMPI_COMM_WORLD_SIZE        Open MPI: as WORLD_SIZE.
 //   OMPI_MCA_ess_base_jobid     Open MPI: names the job.
 //   SLURM_PROCID                Slurm: as RANK, where neither of the former is set.
-//   SLURM_NTASKS                Slurm: as WORLD_SIZE.
 //   SLURM_STEP_ID               Slurm: names the job together with SLURM_JOB_ID.
 //   PMI_RANK                    PMI (MPICH, Intel MPI): as RANK.
-//   PMI_SIZE                    PMI: as WORLD_SIZE.
 //   PMI_JOBID                   PMI: names the job.
 //   PMIX_RANK                   PMIx: as RANK.
 //   PMIX_NAMESPACE              PMIx: names the job.
 //   TORCHELASTIC_RUN_ID         torchrun: names the job; its default `none` is left out.
-//   TORCHELASTIC_RESTART_COUNT  torchrun: as DYNAMICCL_RESTART.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +25,6 @@ struct Job {
   std::uint64_t id;
   std::uint32_t restart;
   std::int32_t world_rank;  // -1: unknown
-  std::int32_t world_size;  // 0: unknown
 };
 
 /// Reads DYNAMICCL_JOB_ID, or else what Slurm, torchrun, Open MPI and PMIx set.

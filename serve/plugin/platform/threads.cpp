@@ -20,7 +20,9 @@ DYNAMICCL_OLD_SYMBOL(pthread_join);
 namespace dynamiccl {
 namespace {
 
-constexpr std::size_t kStackBytes = 256 * 1024;
+/// glibc takes the process's static thread-local memory, some hundred KiB with many libraries, from
+/// each thread's stack. As much as its default: only pages that are used take memory.
+constexpr std::size_t kStackBytes = 8 * 1024 * 1024;
 
 struct Start {
   void* (*run)(void*);

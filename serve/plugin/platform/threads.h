@@ -7,9 +7,9 @@
 
 namespace dynamiccl {
 
-/// Start a thread with all signals blocked, so that none of the job's handlers runs on it, and a
-/// small stack; `to_join` is for join_thread, and null for one that ends by itself. Returns false
-/// when the system refuses.
+/// Start a thread with all signals blocked, so that none of the job's handlers runs on it;
+/// `to_join` is for join_thread, and null for one that ends by itself. Returns false when the
+/// system refuses.
 bool start_thread(void* (*run)(void*), void* argument, const char* name,
                   pthread_t* to_join = nullptr) noexcept;
 

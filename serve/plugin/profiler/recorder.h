@@ -4,6 +4,10 @@
 // Environment (read when the first communicator comes):
 //   DYNAMICCL_CALLS_DIR      directory for the calls files. Default: none are written.
 //   DYNAMICCL_CALLS_MAX_MIB  disk that this process's files may take. Default 256.
+//   WORLD_SIZE               torchrun: number of processes of the job.
+//   OMPI_COMM_WORLD_SIZE     Open MPI: as WORLD_SIZE.
+//   SLURM_NTASKS             Slurm: as WORLD_SIZE.
+//   PMI_SIZE                 PMI: as WORLD_SIZE.
 #pragma once
 
 #include <atomic>

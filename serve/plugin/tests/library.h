@@ -48,6 +48,7 @@ struct Call {
   int num_protocols = 3;
   std::vector<float> costs = std::vector<float>(21, 10.0F);
   int num_channels = 0;
+  int num_pipe_ops = 1;
   // v2 only
   int nvls_support = 1;
   int algorithm = -1;
@@ -110,21 +111,25 @@ class Library {
     float** table = reinterpret_cast<float**>(call.costs.data());
     const int a = call.num_algorithms, p = call.num_protocols;
     if (version == 2) {
-      call.result = at<ncclTuner_v2_t>(2)->getCollInfo(context, call.collective, call.size_bytes, 0,
-                                                       call.nvls_support, 1, &call.algorithm,
-                                                       &call.protocol, &call.num_channels);
+      call.result = at<ncclTuner_v2_t>(2)->getCollInfo(
+          context, call.collective, call.size_bytes, 0, call.nvls_support, call.num_pipe_ops,
+          &call.algorithm, &call.protocol, &call.num_channels);
     } else if (version == 3) {
-      call.result = at<ncclTuner_v3_t>(3)->getCollInfo(context, call.collective, call.size_bytes, 1,
-                                                       table, a, p, &call.num_channels);
+      call.result =
+          at<ncclTuner_v3_t>(3)->getCollInfo(context, call.collective, call.size_bytes,
+                                             call.num_pipe_ops, table, a, p, &call.num_channels);
     } else if (version == 4) {
-      call.result = at<ncclTuner_v4_t>(4)->getCollInfo(context, call.collective, call.size_bytes, 1,
-                                                       table, a, p, 0, &call.num_channels);
+      call.result =
+          at<ncclTuner_v4_t>(4)->getCollInfo(context, call.collective, call.size_bytes,
+                                             call.num_pipe_ops, table, a, p, 0, &call.num_channels);
     } else if (version == 5) {
-      call.result = at<ncclTuner_v5_t>(5)->getCollInfo(context, call.collective, call.size_bytes, 1,
-                                                       table, a, p, 1, &call.num_channels);
+      call.result =
+          at<ncclTuner_v5_t>(5)->getCollInfo(context, call.collective, call.size_bytes,
+                                             call.num_pipe_ops, table, a, p, 1, &call.num_channels);
     } else {
-      call.result = at<ncclTuner_v6_t>(6)->getCollInfo(context, call.collective, call.size_bytes, 1,
-                                                       table, a, p, 1, &call.num_channels);
+      call.result =
+          at<ncclTuner_v6_t>(6)->getCollInfo(context, call.collective, call.size_bytes,
+                                             call.num_pipe_ops, table, a, p, 1, &call.num_channels);
     }
     return call;
   }

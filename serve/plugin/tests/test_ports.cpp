@@ -35,7 +35,7 @@ bool enter_network_of_two_ports() {
 
 /// What a process of one job listens and connects with.
 struct Process {
-  explicit Process(std::int32_t world_rank) : job{1, 0, world_rank, 2} {
+  explicit Process(std::int32_t world_rank) : job{1, 0, world_rank} {
     CHECK(settings.read());
     Network::Events events = {};
     events.established = [](void*, Connection*) {};

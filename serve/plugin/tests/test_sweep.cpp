@@ -93,6 +93,30 @@ void whole_order(const Library& library, const SweepDirectory& sweep) {
   }
 }
 
+/// NCCL 2.31 asks about symmetric kernels too, three times before each call: none of these is one.
+void symmetric_kernels_are_no_calls(const Library& library, const SweepDirectory& sweep) {
+  const Plan plan;
+  sweep.write(schedule_of(plan));
+  for (const int version : kWithCosts) {
+    sweep.ask_for_report();
+    void* context = library.init(version, 8, 1);
+    CHECK(warm_up(library, version, context, plan));
+    for (std::size_t block = 0; block < plan.blocks.size(); ++block) {
+      for (int i = 0; i < plan.calls_per_block(); ++i) {
+        Call call = call_of(plan.sizes[block % plan.sizes.size()]);
+        call.num_pipe_ops = 0;
+        for (int j = 0; j < 3; ++j) CHECK(abstained(library.ask(version, context, call)));
+        call.num_pipe_ops = 1;
+        const Entry& config = plan.configs[plan.blocks[block]];
+        CHECK(got(library.ask(version, context, call), config));
+      }
+    }
+    library.finalize(version, context);
+    const Bytes report = sweep.read_report();
+    CHECK(report_calls(report) == 38 && report_stop(report) == 0);
+  }
+}
+
 void says_once_what_it_plays(const Library& library, const SweepDirectory& sweep) {
   const Plan plan;
   const Bytes bytes = schedule_of(plan);
@@ -285,6 +309,7 @@ int main(int, char** arguments) {
   const Library library(arguments[1], 1);
   const SweepDirectory sweep(arguments[2], "play");
   whole_order(library, sweep);
+  symmetric_kernels_are_no_calls(library, sweep);
   says_once_what_it_plays(library, sweep);
   unavailable_cells(library, sweep);
   mismatch_stops_for_good(library, sweep);

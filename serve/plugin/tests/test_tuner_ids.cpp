@@ -1,7 +1,7 @@
 // A shrunk communicator's id is known by its parent's: as NCCL 2.30.7's own bitops.h gives it, for
 // the parent's id, child number 0 and colour 0.
+#include "identity/communicator.h"
 #include "tests/check.h"
-#include "tuner/init.h"
 
 int main() {
   using dynamiccl::id_of_shrunk;

@@ -200,6 +200,19 @@ void chunk_sizes(const Library& library, const ArtifactDirectory& artifact) {
   CHECK(library.at<ncclTuner_v6_t>(6)->getChunkSize == nullptr);
 }
 
+/// A cell of LL that costs nothing would start a symmetric kernel on unregistered buffers.
+void symmetric_kernels(const Library& library, const ArtifactDirectory& artifact) {
+  artifact.write(1, 8, table_of(1, 8, {kRing, kLL, 8, 1, 0}));
+  Call symmetric;
+  symmetric.num_pipe_ops = 0;
+  for (const int version : kWithCosts) {
+    void* context = library.init(version, 8, 1);
+    CHECK(untouched(symmetric, library.ask(version, context, symmetric)));
+    CHECK(forced(Call(), library.ask(version, context, Call()), kRing * kNumProtocols + kLL, 8));
+    library.finalize(version, context);
+  }
+}
+
 /// NCCL 2.21 has no cost table to see what is available by.
 void version_2(const Library& library, const ArtifactDirectory& artifact) {
   artifact.write(1, 8, table_of(1, 8, {kRing, kLL128, 8, 1, 0}));
@@ -224,6 +237,7 @@ int main(int, char** arguments) {
   strange_arguments(library, artifact);
   null_pointers(library);
   chunk_sizes(library, artifact);
+  symmetric_kernels(library, artifact);
   version_2(library, artifact);
   return g_failures;
 }

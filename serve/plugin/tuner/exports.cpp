@@ -14,8 +14,8 @@ ncclResult_t create(std::size_t num_ranks, std::size_t num_nodes, std::uint64_t 
                     ncclDebugLogger_t logger, void** context) noexcept {
   if (context == nullptr) return ncclSuccess;
   const DecisionTable* table = nullptr;
-  const ncclResult_t result =
-      init_communicator(num_ranks, num_nodes, comm_id, domains, constants, logger, "none", &table);
+  const ncclResult_t result = init_communicator({num_ranks, num_nodes, logger, domains, comm_id},
+                                                constants, "none", &table);
   *context = const_cast<DecisionTable*>(table);
   return result;
 }
@@ -35,10 +35,11 @@ ncclResult_t initWithId(void** context, std::uint64_t commId, std::size_t nRanks
 }
 
 /// v4 and later. `regBuff` can differ between the ranks of one call, so it must not matter.
-ncclResult_t getCollInfo(void* context, ncclFunc_t collType, std::size_t nBytes, int,
+ncclResult_t getCollInfo(void* context, ncclFunc_t collType, std::size_t nBytes, int numPipeOps,
                          float** collCostTable, int numAlgo, int numProto, int,
                          int* nChannels) noexcept {
   if (context == nullptr || collCostTable == nullptr || nChannels == nullptr) return ncclSuccess;
+  if (!is_about_a_cell(numPipeOps)) return ncclSuccess;
   // Typed float**, and yet one flat array.
   const CostTable costs = {reinterpret_cast<float*>(collCostTable), numAlgo, numProto};
   answer(*static_cast<const DecisionTable*>(context), collType, nBytes, costs, nChannels);

@@ -1,7 +1,6 @@
 // Implementation of init.h.
 #include "tuner/init.h"
 
-#include <dlfcn.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -9,61 +8,21 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <new>
 
 #include "file.h"
+#include "identity/communicator.h"
 #include "identity/environment.h"
 #include "identity/job.h"
-#include "platform/old_symbols.h"
 #include "platform/threads.h"
 #include "tuner/endpoint.h"
-
-DYNAMICCL_OLD_SYMBOL(dladdr);
-DYNAMICCL_OLD_SYMBOL(dlclose);
-DYNAMICCL_OLD_SYMBOL(dlopen);
-DYNAMICCL_OLD_SYMBOL(dlsym);
 
 namespace dynamiccl {
 namespace {
 
-/// Releases whose tuner calls were read in the source, or tested: 2.22 to 2.32.
-constexpr int kOldestVersion = 22200, kNewestVersion = 23299;
 constexpr int kMostHellosInVain = 3;
 constexpr std::uint64_t kNsPerMs = 1'000'000;
 
-Mutex g_mutex;
-/// All communicator ids that this process has seen, parents of shrunk communicators included.
-struct Id {
-  std::uint64_t id;
-  const Id* earlier;
-};
-const Id* g_ids = nullptr;
-bool g_ids_repeat = false;
-bool g_world_is_taken = false;
 std::atomic<int> g_hellos_in_vain{0};
-
-/// Finds the communicator's id where NCCL does not pass it; null on success, else why not.
-const char* find_id(const NewCommunicator& communicator, const Job& job,
-                    std::uint64_t* id) noexcept {
-  *id = communicator.comm_id;
-  if (value_of("NCCL_COMM_ID") != nullptr) {
-    return "NCCL_COMM_ID is set, which gives all communicators one id";
-  }
-  if (*id != 0) return nullptr;
-  if (!is_one("DYNAMICCL_ONE_WORLD")) {
-    return "this NCCL does not say which communicator it is: on 2.27 start the job with "
-           "dynamiccl-run; before, DYNAMICCL_ONE_WORLD=1 promises that no second communicator of "
-           "all ranks is made at the same time";
-  }
-  if (job.world_size != static_cast<std::int32_t>(communicator.num_ranks)) {
-    return "before NCCL 2.27 only a communicator of all ranks is known";
-  }
-  const Lock lock(&g_mutex);
-  if (g_world_is_taken) return "before NCCL 2.27 only the first communicator of all ranks is known";
-  g_world_is_taken = true;
-  *id = 1;
-  return nullptr;
-}
 
 /// The coordinator's endpoint, resolved once a process. Null on success, else why not.
 const char* find_coordinator(std::size_t num_nodes, const Job& job, std::uint64_t attempt,
@@ -122,19 +81,6 @@ void ask_until_decided(Voter* voter, const Endpoint& endpoint, std::uint64_t att
   }
 }
 
-/// Why this communicator abstains whatever an artifact holds, or null; equal on all ranks.
-const char* reason_to_abstain(const NewCommunicator& communicator) noexcept {
-  if (communicator.is_rccl) return "this is RCCL, whose algorithms are others";
-  if (communicator.num_nodes == 0 || communicator.num_ranks % communicator.num_nodes != 0) {
-    return "its nodes hold different numbers of ranks";
-  }
-  if (!communicator.is_even) return "its NVLink domains hold different numbers of ranks";
-  if (communicator.nccl_version < kOldestVersion || communicator.nccl_version > kNewestVersion) {
-    return "this release of NCCL has not been tried";
-  }
-  return nullptr;
-}
-
 /// How long to wait for a coordinator. Shorter after each failure in this process, but never 0: the
 /// job's first communicators may have no rank on the coordinator's host, and a later one has.
 std::uint64_t hello_limit_ms(std::uint32_t num_ranks) noexcept {
@@ -146,7 +92,7 @@ std::uint64_t hello_limit_ms(std::uint32_t num_ranks) noexcept {
 /// Agrees with the other ranks; returns within 6 limits (voter.h) and half a second: half a limit
 /// for files and the coordinator's address, half for the coordinator, 2 until all have voted, 3
 /// once this rank has confirmed. More than 2 only if the coordinator is lost.
-Outcome agree(const NewCommunicator& communicator, Prepared* prepared,
+Outcome agree(const NewCommunicator& communicator, const Checked& checked, Prepared* prepared,
               char (&why_not)[kMaxReasonBytes]) noexcept {
   const Job job = find_job();
   const std::uint64_t parts[] = {job.id, job.restart};
@@ -154,11 +100,10 @@ Outcome agree(const NewCommunicator& communicator, Prepared* prepared,
   Endpoint endpoint;
   Request vote;
   vote.num_ranks = static_cast<std::uint32_t>(communicator.num_ranks);
-  // Note the id first: it must be remembered whatever follows.
-  vote.ids_repeat = note_id(communicator.comm_id) ? 1 : 0;
+  vote.comm_id = communicator.comm_id;
+  vote.ids_repeat = checked.ids_repeat ? 1 : 0;
   const std::uint64_t files_until_ms = now_ms() + limit_ms(vote.num_ranks) / 2;
-  const char* reason = find_id(communicator, job, &vote.comm_id);
-  if (reason == nullptr) reason = reason_to_abstain(communicator);
+  const char* reason = checked.reason_to_abstain;
   if (reason == nullptr) {
     reason = find_coordinator(communicator.num_nodes, job, attempt, limit_ms(vote.num_ranks) / 2,
                               &endpoint);
@@ -168,8 +113,8 @@ Outcome agree(const NewCommunicator& communicator, Prepared* prepared,
     return Outcome::kAbstain;
   }
   const std::uint64_t now = now_ms();
-  if (vote.ids_repeat != 0) {
-    prepare_objection("a communicator was shrunk before: ids may repeat", prepared);
+  if (checked.ids_repeat) {
+    prepare_objection(kIdsRepeat, prepared);
   } else if (is_switched_on("NCCL_ENQUEUE_REARCH_ENABLE")) {  // 2.32 src/tuning/tuning.cc
     prepare_objection(
         "NCCL_ENQUEUE_REARCH_ENABLE is set: a table would beat kernels it is not shown", prepared);
@@ -191,49 +136,7 @@ Outcome agree(const NewCommunicator& communicator, Prepared* prepared,
   return voter.outcome();
 }
 
-/// The result of ncclGetVersion in a loaded library (null: in the program and what it is linked
-/// with), such as 22809 for 2.28.9; 0 where there is none.
-int nccl_version_in(const char* library) noexcept {
-  void* handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
-  if (handle == nullptr) return 0;
-  const auto get = reinterpret_cast<int (*)(int*)>(dlsym(handle, "ncclGetVersion"));
-  int version = 0;
-  if (get != nullptr && get(&version) != 0) version = 0;
-  dlclose(handle);  // only the count that RTLD_NOLOAD added
-  return version;
-}
-
 }  // namespace
-
-bool note_id(std::uint64_t id) noexcept {
-  const Lock lock(&g_mutex);
-  bool known = id == 0;
-  for (const Id* seen = g_ids; seen != nullptr; seen = seen->earlier) {
-    g_ids_repeat |= id_of_shrunk(seen->id) == id;
-    known |= seen->id == id;
-  }
-  if (known || g_ids_repeat) return g_ids_repeat;
-  auto* seen = static_cast<Id*>(std::malloc(sizeof(Id)));
-  g_ids_repeat = seen == nullptr;  // nobody could tell any more
-  if (seen != nullptr) g_ids = new (seen) Id{id, g_ids};
-  return g_ids_repeat;
-}
-
-std::uint64_t id_of_shrunk(std::uint64_t parent_id) noexcept {
-  // Hash input: the parent's id, the child's number and its colour, both a 4-byte 0.
-  const std::uint64_t numbers[] = {parent_id, 0, 0};
-  const std::uint64_t sizes[] = {8, 4, 4};
-  std::uint64_t first = 1, second = 1;
-  for (int i = 0; i < 3; ++i) {
-    first = (first ^ sizes[i]) + second;
-    second ^= first;
-    first = (first ^ first >> 31) * 0x9de62bbc8cef3ce3U;
-    second = (second ^ second >> 32) * 0x485cd6311b599e79U;
-    first += numbers[i];
-  }
-  const std::uint64_t mixed = (first ^ first >> 31) * 0xbac3bd562846de6bU + second;
-  return (mixed ^ mixed >> 32) * 0x995a187a14e7b445U;
-}
 
 void say(ncclDebugLogger_t logger, ncclDebugLogLevel level, std::size_t num_ranks,
          std::size_t num_nodes, const char* text) noexcept {
@@ -244,30 +147,19 @@ void say(ncclDebugLogger_t logger, ncclDebugLogLevel level, std::size_t num_rank
   logger(level, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__, "%s", line);
 }
 
-ncclResult_t init_communicator(std::size_t num_ranks, std::size_t num_nodes, std::uint64_t comm_id,
-                               const ncclNvlDomainInfo_v5_t* domains,
-                               ncclTunerConstants_v5_t* constants, ncclDebugLogger_t logger,
+ncclResult_t init_communicator(const Communicator& communicator, ncclTunerConstants_v5_t* constants,
                                const char* asked_first, const DecisionTable** table) noexcept {
   *table = nullptr;
+  const std::size_t num_ranks = communicator.num_ranks, num_nodes = communicator.num_nodes;
+  const ncclDebugLogger_t logger = communicator.logger;
   if (num_ranks < 2 || in_forked_child()) return ncclSuccess;
-  if (is_one("DYNAMICCL_DISABLE")) {
-    note_id(comm_id);
-    return ncclSuccess;
-  }
-  const bool is_even =
-      domains == nullptr || domains->minRanksPerNvlDomain == domains->maxRanksPerNvlDomain;
-  // A process may have loaded two NCCLs: the caller is the one that contains the logger.
-  Dl_info nccl = {};
-  const bool is_found = dladdr(reinterpret_cast<void*>(logger), &nccl) != 0;
-  const char* library = is_found && nccl.dli_fname != nullptr ? nccl.dli_fname : "";
-  int nccl_version = library[0] != '\0' ? nccl_version_in(library) : 0;
-  if (nccl_version == 0) nccl_version = nccl_version_in(nullptr);
-  const bool is_rccl = std::strstr(library, "librccl") != nullptr;
+  const Checked checked = check_communicator(communicator);
+  if (is_one("DYNAMICCL_DISABLE")) return ncclSuccess;
   Prepared prepared;
   char reason[kMaxReasonBytes];
-  const Outcome outcome =
-      agree({num_ranks, num_nodes, comm_id, nccl_version, is_rccl, constants, is_even, asked_first},
-            &prepared, reason);
+  const Outcome outcome = agree(
+      {num_ranks, num_nodes, communicator.comm_id, checked.nccl_version, constants, asked_first},
+      checked, &prepared, reason);
   if (outcome == Outcome::kTable) {
     *table = prepared.table;
     if (prepared.constants != nullptr) write_constants(*prepared.constants, constants);

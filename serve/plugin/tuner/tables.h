@@ -12,11 +12,9 @@ namespace dynamiccl {
 struct NewCommunicator {
   std::size_t num_ranks;
   std::size_t num_nodes;
-  std::uint64_t comm_id;                     // 0: not told (before NCCL 2.27)
-  int nccl_version;                          // as ncclGetVersion says; 0: unknown
-  bool is_rccl;                              // AMD's, with other algorithms
+  std::uint64_t comm_id;
+  int nccl_version;                          // as ncclGetVersion says
   const ncclTunerConstants_v5_t* constants;  // NCCL's own; null before 2.28
-  bool is_even;             // each of its NVLink domains holds as many ranks, as far as is told
   const char* asked_first;  // the vendor's tuner that is asked before ours, or "none"
 };
 

@@ -122,7 +122,9 @@ ncclResult_t ask_theirs(const Both& both, const Question& question) noexcept {
 /// The vendor's tuner, then ours unless it returned an error: NCCL would stop there, too.
 ncclResult_t ask_both(const Both& both, const Question& question) noexcept {
   const CostTable& costs = question.costs;
+  const bool is_ours = both.table != nullptr && is_about_a_cell(question.num_pipe_ops);
   if (both.next == nullptr) {
+    if (!is_ours) return ncclSuccess;
     answer(*both.table, question.collective, question.size_bytes, costs, question.num_channels);
     return ncclSuccess;
   }
@@ -132,7 +134,7 @@ ncclResult_t ask_both(const Both& both, const Question& question) noexcept {
   std::copy_n(costs.cells, num_cells, before);
   int channels = *question.num_channels;
   const ncclResult_t result = ask_theirs(both, question);
-  if (result != ncclSuccess || both.table == nullptr || !is_table) return result;
+  if (result != ncclSuccess || !is_ours || !is_table) return result;
   show(before, costs.cells, num_cells, shown);
   std::copy_n(shown, num_cells, decided);
   const CostTable ours = {decided, costs.num_algorithms, costs.num_protocols};
@@ -167,7 +169,7 @@ ncclResult_t create(int abi_version, std::size_t ranks, std::size_t nodes, std::
       std::snprintf(asked_first, sizeof asked_first, "%s (v%d)", *both->next->as<const char*>(),
                     both->next->version);
     }
-    result = init_communicator(ranks, nodes, comm_id, domains, constants, logger, asked_first,
+    result = init_communicator({ranks, nodes, logger, domains, comm_id}, constants, asked_first,
                                &both->table);
     if (result != ncclSuccess && both->next != nullptr) {
       both->next->as<ncclTuner_v2_t>()->destroy(both->theirs);

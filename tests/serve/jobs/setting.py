@@ -32,6 +32,8 @@ NCCL_CODES: Final = {
     "2.29": 22907,
     "2.30": 23007,
 }
+#: The harness's "2.31": a release whose source was not read.
+UNREAD_CODE: Final = 23102
 GPU: Final = "NVIDIA Test GPU"
 NUM_GPUS: Final = 8
 
@@ -55,7 +57,8 @@ def write_artifact(
     directory.mkdir(parents=True)
     (directory / "manifest.json").write_text(manifest)
     lines.append("artifact\t" + hashlib.sha256(manifest.encode()).hexdigest())
-    lines += [f"system\t{SYSTEM}\t" + fingerprint(code, gpu=gpu) for code in NCCL_CODES.values()]
+    codes = [*NCCL_CODES.values(), UNREAD_CODE]
+    lines += [f"system\t{SYSTEM}\t" + fingerprint(code, gpu=gpu) for code in codes]
     for num_nodes, num_ranks in shapes:
         table = DecisionTable.from_configs(
             [[config] * MAX_BINS] * 5, num_nodes=num_nodes, num_ranks=num_ranks

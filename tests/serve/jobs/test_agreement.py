@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from tests.serve.jobs.conftest import Player
-from tests.serve.jobs.play import DEADLINE_S, Played, at, on_rank
+from tests.serve.jobs.play import DEADLINE_S, Played, at, every, on_rank
 from tests.serve.jobs.setting import JOB, Setting, make_setting, write_machine
 
 #: Releases that tell all that an agreement during a job takes.
@@ -192,6 +193,65 @@ def strangers(port: int) -> Iterator[list[int]]:
     finally:
         stop.set()
         thread.join()
+
+
+def test_questions_about_symmetric_kernels_are_no_calls(
+    play_job: Player, four_ranks: Setting
+) -> None:
+    """One rank asks them, so ranks that counted them would never be at one call."""
+    played = play_job(
+        *every(50, "symmetric=4", rank=1), environment=four_ranks.environment(), ranks=4, **JOB
+    )
+    assert played.is_sound, played
+    assert begins_by_abstaining(played), played.log
+
+
+@pytest.mark.parametrize("seed", range(3, 7))
+def test_what_comes_of_two_disjoint_shrinks_abstains(
+    seed: int, play_job: Player, four_ranks: Setting
+) -> None:
+    """Both halves shrink the world at once, under one id, and split that, under one id again."""
+    played = play_job(
+        environment=four_ranks.environment(),
+        release="2.30",
+        ranks=4,
+        comms=4,
+        shrinks=1,
+        seed=seed,
+        **JOB,
+    )
+    assert played.is_sound, played
+    assert slots_acted(played) == {0}, played.log
+    assert "a communicator was shrunk before" in played.log
+
+
+def test_a_release_that_nobody_has_read_abstains(play_job: Player, four_ranks: Setting) -> None:
+    played = play_job(environment=four_ranks.environment(), ranks=4, release="2.31", **JOB)
+    assert (played.is_sound, played.acted) == (True, 0), played
+    assert "another release of NCCL than 2.27 to 2.30" in played.log
+
+
+def test_nccl_comm_id_gives_all_communicators_one_id(play_job: Player, four_ranks: Setting) -> None:
+    environment = four_ranks.environment() | {"NCCL_COMM_ID": "127.0.0.1:1"}
+    played = play_job(environment=environment, ranks=4, **JOB)
+    assert (played.is_sound, played.acted) == (True, 0), played
+    assert "NCCL_COMM_ID is set" in played.log
+
+
+def test_agents_of_torchrun_count_restarts_each_for_itself(
+    play_job: Player, two_nodes: Setting
+) -> None:
+    """Only the agent whose process failed counts one (torch 2.13 elastic `agent/server/api.py`)."""
+    restarted = [on_rank(rank, {"TORCHELASTIC_RESTART_COUNT": str(rank // 4)}) for rank in range(8)]
+    played = play_job(
+        *chain.from_iterable(restarted),
+        environment=two_nodes.environment(coordinator=True),
+        ranks=8,
+        nodes=2,
+        **JOB,
+    )
+    assert played.is_sound, played
+    assert begins_by_abstaining(played), played.log
 
 
 def test_strangers_on_the_port_stall_nothing(play_job: Player, four_ranks: Setting) -> None:

@@ -146,6 +146,15 @@ void Communicator::simulate(const std::vector<Task>& tasks) {
   end_api(&events);
 }
 
+/// 2.31.0a7 `src/scheduler/symmetric_sched.cc:158`, `src/tuning/tuning.cc`.
+void Communicator::ask_about_symmetric(const std::vector<Task>& tasks) {
+  const Inside inside(this, elsewhere);
+  for (const Task& task : tasks) {
+    const std::vector<float> costs = model_.costs(task.collective, task.size_bytes, 1, false);
+    for (int i = 0; i < 3; ++i) ask_once({task.collective, task.size_bytes, 0, 0, 0, 1}, costs);
+  }
+}
+
 Graph Communicator::capture(const std::vector<Task>& tasks) {
   const Inside inside(this, elsewhere);
   Graph graph;

@@ -141,6 +141,9 @@ class Communicator {
   /// ncclGroupSimulateEnd: the tuner is asked and nothing runs.
   void simulate(const std::vector<Task>& tasks);
 
+  /// The tuner is asked about symmetric kernels, with numPipeOps 0, three times for each task.
+  void ask_about_symmetric(const std::vector<Task>& tasks);
+
   Graph capture(const std::vector<Task>& tasks);
   /// Without a word to the tuner; the profiler hears of it only where the graph has host nodes.
   void replay(const Graph& graph);

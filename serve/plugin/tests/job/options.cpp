@@ -49,7 +49,7 @@ Action action_from(const std::string& text, bool repeats) {
       {"sleep", {Action::Kind::sleep, 1}},       {"stop", {Action::Kind::stop, 1}},
       {"kill", {Action::Kind::kill, 0}},         {"fork", {Action::Kind::fork, 0}},
       {"abort", {Action::Kind::abort, 1}},       {"sh", {Action::Kind::shell, 1}},
-      {"swap", {Action::Kind::swap, 2}},
+      {"swap", {Action::Kind::swap, 2}},         {"symmetric", {Action::Kind::symmetric, 1}},
   };
   Action action = {};
   action.repeats = repeats;

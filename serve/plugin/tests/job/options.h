@@ -11,17 +11,18 @@
 /// Something that happens on one rank, or on the launcher, before a chosen call of a communicator.
 struct Action {
   enum class Kind : std::uint8_t {
-    simulate,  // =TASKS: a simulated group
-    capture,   // =GROUPS,TIMES: captured as a CUDA graph and replayed, by whoever does not ask live
-    p2p,       // ncclSend and ncclRecv in a group of their own
-    bcasts,    // =ROOTS: broadcasts in one group; only for all ranks
-    sleep,     // =SECONDS
-    stop,      // =SECONDS: SIGSTOP, later SIGCONT
-    kill,      // SIGKILL
-    fork,      // a child that lives on for a moment and exits
-    abort,     // =SECONDS: ncclCommAbort from another thread, so long after the call began
-    shell,     // =COMMAND: on the launcher; the call waits for it
-    swap,      // =PATH,PATH: on the launcher, one rename that exchanges them; the call waits for it
+    simulate,   // =TASKS: a simulated group
+    symmetric,  // =TASKS: questions about symmetric kernels, as NCCL 2.31 asks them
+    capture,  // =GROUPS,TIMES: captured as a CUDA graph and replayed, by whoever does not ask live
+    p2p,      // ncclSend and ncclRecv in a group of their own
+    bcasts,   // =ROOTS: broadcasts in one group; only for all ranks
+    sleep,    // =SECONDS
+    stop,     // =SECONDS: SIGSTOP, later SIGCONT
+    kill,     // SIGKILL
+    fork,     // a child that lives on for a moment and exits
+    abort,    // =SECONDS: ncclCommAbort from another thread, so long after the call began
+    shell,    // =COMMAND: on the launcher; the call waits for it
+    swap,     // =PATH,PATH: on the launcher, one rename that exchanges them; the call waits for it
   };
   Kind kind;
   std::uint64_t call;

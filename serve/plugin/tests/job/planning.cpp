@@ -101,6 +101,8 @@ void Communicator::judge(const TunerQuestion& question, const std::vector<float>
       complain("wrote into the unavailable cell " + std::to_string(cell));
     }
   }
+  const bool is_touched = answer.costs != before || answer.num_channels != 0;
+  if (question.num_pipe_ops == 0 && is_touched) complain("answered about symmetric kernels");
   if (answer.num_channels < 0 || answer.num_channels > kMaxChannels) {
     complain("asked for " + std::to_string(answer.num_channels) + " channels");
   }

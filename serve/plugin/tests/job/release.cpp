@@ -18,6 +18,8 @@ const std::vector<Release>& releases() {
       {"2.28", 22809, {5, 4, 3, 2}, {5, 4}, 7, false, true, true, false},
       {"2.29", 22907, {5, 4, 3, 2}, {6, 5, 4}, 7, false, true, true, true},
       {"2.30", 23007, {6, 5, 4, 3, 2}, {6, 5, 4}, 7, false, true, true, true},
+      // Stands for a release that was not read.
+      {"2.31", 23102, {6, 5, 4, 3, 2}, {6, 5, 4}, 7, false, true, true, true},
   };
   return all;
 }

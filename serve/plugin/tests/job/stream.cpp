@@ -228,12 +228,14 @@ void Stream::perform(const Action& action, std::size_t index) {
   }
   if (!is_mine) return;
   switch (action.kind) {
-    case Action::Kind::simulate: {
+    case Action::Kind::simulate:
+    case Action::Kind::symmetric: {
       std::vector<Task> tasks;
       while (tasks.size() < static_cast<std::size_t>(number(0))) {
         tasks.push_back(context_.plan.group(slot_, group_ + 3 * tasks.size()).front());
       }
-      return communicator_->simulate(tasks);
+      return action.kind == Action::Kind::simulate ? communicator_->simulate(tasks)
+                                                   : communicator_->ask_about_symmetric(tasks);
     }
     case Action::Kind::p2p:
       return communicator_->send_receive();
