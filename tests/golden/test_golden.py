@@ -32,8 +32,8 @@ def test_names_say_where_a_golden_is_from_and_every_kept_file_has_one() -> None:
     assert {path.name.partition(".")[0] for path in DATA.glob("*")} <= set(names)
 
 
-ROWS = {"columns": ["size", "time"], "rows": [[1, 2.0], [2, None]]}
-WIDER = {"columns": ["time", "new", "size"], "rows": [[2.0, 5, 1], [None, 5, 2]]}
+ROWS: dict[str, Any] = {"columns": ["size", "time"], "rows": [[1, 2.0], [2, None]]}
+WIDER: dict[str, Any] = {"columns": ["time", "new", "size"], "rows": [[2.0, 5, 1], [None, 5, 2]]}
 
 
 @pytest.mark.parametrize(
