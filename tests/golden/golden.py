@@ -14,7 +14,7 @@ RELATIVE: Final = 1e-9
 #: What is longer than this is kept compressed.
 _PLAIN_BYTES: Final = 100_000
 #: What fits is kept on one line.
-_WIDTH: Final = 120
+_WIDTH: Final = 200
 #: So many differences say enough.
 _SHOWN: Final = 20
 
