@@ -16,7 +16,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 # Without compiled files each of hundreds of started Pythons compiles all of it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-traces test soak soak-slice check check-style check-types check-plugin check-layout format tree bench bench-learning plugin install constraints clean
+.PHONY: demo demo-traces test golden golden-write soak soak-slice check check-style check-types check-plugin check-layout format tree bench bench-learning plugin install constraints clean
 
 demo: install ## the whole pipeline, from measured data to the plugin's answers
 	$(BIN)/python -P examples/demo.py
@@ -26,6 +26,12 @@ demo-traces: install ## published traces of PyTorch jobs as calls and steps
 
 test: install ## all tests but soak: Python, C++, a job under a sanitizer; side by side
 	$(BIN)/pytest -n $(WORKERS)
+
+golden: install ## what the product says against what is kept in tests/golden/data; part of `make test`
+	$(BIN)/pytest -n $(WORKERS) tests/golden
+
+golden-write: install ## keep what it says now; ONLY=PREFIX for some
+	$(BIN)/python -m tests.golden $(ONLY)
 
 soak: install ## what takes long on purpose, recorded in tests/soak_runs.json; ONLY=, SEED=, SECONDS=
 	$(BIN)/python -m tests.soak --only "$(ONLY)" --seed $(SEED) --seconds $(SECONDS)

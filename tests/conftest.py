@@ -100,8 +100,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def group_of(nodeid: str) -> str:
-    """The group of a test: its entry in GROUPS, else its file."""
-    place = nodeid.partition("::")[0].removeprefix("tests/").removesuffix(".py")
+    """The group of a test: its entry in GROUPS, else its file; of a golden its area."""
+    file, _, test = nodeid.partition("::")
+    place = file.removeprefix("tests/").removesuffix(".py")
+    if place == "golden/test_golden":
+        return test.partition("-")[0]
     for name, places in GROUPS.items():
         if place.startswith(places):
             return name
