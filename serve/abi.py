@@ -122,8 +122,16 @@ class Communicator:
         self._struct = struct
         self._context = context
 
-    def ask(self, collective: Collective, size_bytes: int, cost_table: CostTable) -> Answer:
-        """One getCollInfo of v3 to v6; `size_bytes` is NCCL's nBytes.
+    def ask(
+        self,
+        collective: Collective,
+        size_bytes: int,
+        cost_table: CostTable,
+        *,
+        num_pipe_ops: int = 1,
+        reg_buff: int = 0,
+    ) -> Answer:
+        """One getCollInfo of v3 to v6; `size_bytes` is NCCL's nBytes, `reg_buff` from v4 on.
 
         `cost_table` is not changed. Raises ValueError for a table of another shape and PluginError
         when the plugin returns an error, which it must never do.
@@ -136,7 +144,9 @@ class Communicator:
         after = before.copy()
         num_channels = ctypes.c_int(0)
         tail = (
-            (0, ctypes.byref(num_channels)) if self._version >= 4 else (ctypes.byref(num_channels),)
+            (reg_buff, ctypes.byref(num_channels))
+            if self._version >= 4
+            else (ctypes.byref(num_channels),)
         )
         self._check(
             "getCollInfo",
@@ -144,7 +154,7 @@ class Communicator:
                 self._context,
                 int(collective),
                 size_bytes,
-                1,
+                num_pipe_ops,
                 after.ctypes.data,
                 *after.shape,
                 *tail,
