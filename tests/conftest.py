@@ -71,10 +71,17 @@ def soak(pytestconfig: pytest.Config) -> Soak:
 
 
 class _Order:
-    """Puts the long groups first, after pytest-randomly has shuffled."""
+    """Puts the long groups first, after pytest-randomly has shuffled.
+
+    Not of soak tests: they run one after the other, and of a slice only the first ones.
+    """
 
     @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        if config.option.markexpr == "soak":
+            return
         order = {name: rank for rank, name in enumerate(GROUPS)}
         items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
 
