@@ -12,6 +12,8 @@ AGAINST ?=
 ROOM ?= collect
 SEED ?= 0
 SECONDS ?= 60
+# These files alone: to collect all tests takes a sixth of a slice.
+SOAK = -v -m soak --soak-seed=$(SEED) $(shell grep -rl --include="test_*.py" "mark.soak" tests)
 COMMIT = $(shell printf %d 0x$$(git -c safe.directory='*' rev-parse HEAD | cut -c1-7))
 # Two threads on a busy machine spin against each other: one each is faster and repeatable.
 export OMP_NUM_THREADS := 1
@@ -31,11 +33,11 @@ test: install ## all tests but soak: Python, C++, a job under a sanitizer; side 
 	$(BIN)/pytest -n $(WORKERS)
 
 soak: install ## what takes long on purpose; ONLY= (as pytest's -k), SEED=, SECONDS=
-	$(BIN)/pytest -v -m soak --soak-seed=$(SEED) --soak-seconds=$(SECONDS) -k "$(ONLY)"
+	$(BIN)/pytest $(SOAK) --soak-seconds=$(SECONDS) -k "$(ONLY)"
 
 soak-slice: install ## what three minutes of it reach, in an order that the commit gives
-	timeout --signal=INT --kill-after=60 180 $(BIN)/pytest -v -x -m soak --soak-seed=$(SEED) \
-	  --soak-seconds=10 --randomly-seed=$(COMMIT) || [ $$? = 124 ]
+	timeout --signal=INT --kill-after=60 180 $(BIN)/pytest $(SOAK) --soak-seconds=10 \
+	  -x --randomly-seed=$(COMMIT) || [ $$? = 124 ]
 
 check: check-style check-types check-plugin check-layout ## format, lint, types, dead names, C++ warnings, layout
 
