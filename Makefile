@@ -35,8 +35,8 @@ test: install ## all tests but soak: Python, C++, a job under a sanitizer; side 
 soak: install ## what takes long on purpose; ONLY= (as pytest's -k), SEED=, SECONDS=
 	$(BIN)/pytest $(SOAK) --soak-seconds=$(SECONDS) -k "$(ONLY)"
 
-soak-slice: install ## what three minutes of it reach, in an order that the commit gives
-	timeout --signal=INT --kill-after=60 180 $(BIN)/pytest $(SOAK) --soak-seconds=10 \
+soak-slice: install ## what two minutes of it reach, in an order that the commit gives
+	timeout --signal=INT --kill-after=60 120 $(BIN)/pytest $(SOAK) --soak-seconds=10 \
 	  -x --randomly-seed=$(COMMIT) || [ $$? = 124 ]
 
 check: check-style check-types check-plugin check-layout ## format, lint, types, dead names, C++ warnings, layout
