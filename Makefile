@@ -8,15 +8,20 @@ BENCHMARKS := $(filter-out %/bench_collect.py,$(wildcard benchmarks/bench_*.py))
 # More than our two cores, since tests of jobs and of Slurm wait; four are faster, and late for limits.
 WORKERS ?= 3
 ONLY ?=
+AGAINST ?=
+ROOM ?= collect
 SEED ?= 0
 SECONDS ?= 60
+# These files alone: to collect all tests takes a sixth of a slice.
+SOAK = -v -m soak --soak-seed=$(SEED) $(shell grep -rl --include="test_*.py" "mark.soak" tests)
+COMMIT = $(shell printf %d 0x$$(git -c safe.directory='*' rev-parse HEAD | cut -c1-7))
 # Two threads on a busy machine spin against each other: one each is faster and repeatable.
 export OMP_NUM_THREADS := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 # Without compiled files each of hundreds of started Pythons compiles all of it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-traces test golden golden-write soak soak-slice check check-style check-types check-plugin check-layout format tree bench bench-learning plugin install constraints clean
+.PHONY: demo demo-traces test golden golden-write soak soak-slice check check-style check-types check-plugin check-layout format size faults bench bench-learning plugin install constraints clean
 
 demo: install ## the whole pipeline, from measured data to the plugin's answers
 	$(BIN)/python -P examples/demo.py
@@ -33,18 +38,19 @@ golden: install ## what the product says against what is kept in tests/golden/da
 golden-write: install ## keep what it says now; ONLY=PREFIX for some
 	$(BIN)/python -m tests.golden $(ONLY)
 
-soak: install ## what takes long on purpose, recorded in tests/soak_runs.json; ONLY=, SEED=, SECONDS=
-	$(BIN)/python -m tests.soak --only "$(ONLY)" --seed $(SEED) --seconds $(SECONDS)
+soak: install ## what takes long on purpose; ONLY= (as pytest's -k), SEED=, SECONDS=
+	$(BIN)/pytest $(SOAK) --soak-seconds=$(SECONDS) -k "$(ONLY)"
 
-soak-slice: install ## a part of it in four minutes, which the commit chooses
-	$(BIN)/python -m tests.soak --slice 240 --seed $(SEED)
+soak-slice: install ## what two minutes of it reach, in an order that the commit gives
+	timeout --signal=INT --kill-after=60 120 $(BIN)/pytest $(SOAK) --soak-seconds=10 \
+	  -x --randomly-seed=$(COMMIT) || [ $$? = 124 ]
 
 check: check-style check-types check-plugin check-layout ## format, lint, types, dead names, C++ warnings, layout
 
 check-style: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/python -m tests.dead
+	$(BIN)/vulture
 	$(BIN)/clang-format --style=file:serve/plugin/.clang-format --dry-run --Werror $(CPP)
 	$(BIN)/python -m dynamiccl.serve.vocabulary --check
 
@@ -62,9 +68,11 @@ format: install ## write the format that `check` wants
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format --style=file:serve/plugin/.clang-format -i $(CPP)
 
-tree: install ## write docs/tree.md and docs/environment.md
-	$(BIN)/python -m tests.variables --write
-	$(BIN)/python -m tests.tree --write
+size: install ## lines, statements, files and words; AGAINST=REV: and what changed since
+	$(BIN)/python -m tests.size $(if $(AGAINST),--against $(AGAINST))
+
+faults: install ## thirty one-line faults in ROOM, and how many of them the tests find
+	$(BIN)/python -m tests.faults $(ROOM)
 
 bench: install ## figures into out/bench/*.json
 	for file in $(BENCHMARKS); do $(BIN)/python $$file || exit 1; done

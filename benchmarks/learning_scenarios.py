@@ -53,8 +53,8 @@ from dynamiccl.evaluate.simulate.lineup import (
 from dynamiccl.evaluate.simulate.players import Player, Searching
 from dynamiccl.evaluate.simulate.rollout import roll_out
 from dynamiccl.simulator.world import World
-from dynamiccl.train.cautious.felt import felt_table
 from dynamiccl.train.cautious.rows import cell_of
+from dynamiccl.train.cautious.share_table import share_table
 from dynamiccl.train.data import load_data
 from dynamiccl.train.environment import CollectiveEnv
 from dynamiccl.train.policy import TorchPolicy
@@ -240,7 +240,7 @@ def _fitted(world: World, folder: Path) -> RuleTables:
     data = load_data(folder / "data", 0, str(folder), with_costs=True)
     grid = task_grid(data.frame, data.catalogue, [Split.TRAIN, Split.VALIDATION])
     actions = {config: action for action, config in enumerate(data.catalogue.configs)}
-    shares = felt_table(data.felt, [world.system.name])[0].numpy()
+    shares = share_table(data.level_shares, [world.system.name])[0].numpy()
     quiet_us = np.full(world.mask.shape, np.nan)
     feels = np.ones(world.mask.shape)
     for key, call in enumerate(world.keys):

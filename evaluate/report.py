@@ -24,7 +24,7 @@ from dynamiccl.evaluate.defaults import default_names
 from dynamiccl.evaluate.figures.best_configs import best_config_map
 from dynamiccl.evaluate.figures.changes import change_blocks
 from dynamiccl.evaluate.gate.gated import read_gated
-from dynamiccl.evaluate.gate.shown import gate_blocks
+from dynamiccl.evaluate.gate.report_blocks import gate_blocks
 from dynamiccl.evaluate.headline import first_sentence, table_verdict
 from dynamiccl.evaluate.lineup import make_policies
 from dynamiccl.evaluate.metrics import (

@@ -71,10 +71,18 @@ def soak(pytestconfig: pytest.Config) -> Soak:
 
 
 class _Order:
-    """Puts the long groups first, after pytest-randomly has shuffled."""
+    """Puts the long groups first, after pytest-randomly has shuffled; on a worker alone.
+
+    One after the other, tests run as they were asked for or shuffled: of a slice of soak, or up to
+    the first failure, only the first ones are run.
+    """
 
     @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        if not hasattr(config, "workerinput"):
+            return
         order = {name: rank for rank, name in enumerate(GROUPS)}
         items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
 

@@ -1,4 +1,4 @@
-"""Documents that are checked: the file tree, links between pages, what pages may not say."""
+"""Documents that are checked: links between pages, the files they name, their length, variables."""
 
 import re
 from importlib import import_module
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import tree, variables
-
 ROOT = Path(__file__).resolve().parents[1]
-READMES = [ROOT / top / "README.md" for top in tree.TOPS if top != "docs"]
+PRODUCT = ("dynamiccl", "collect", "datasets", "train", "evaluate", "serve")
+TOPS = (*PRODUCT, "examples", "benchmarks", "docs", "tests")
+READMES = [ROOT / top / "README.md" for top in TOPS if top != "docs"]
 PAGES = sorted(
     [
         *(*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/*/ORIGIN.md")),
@@ -19,35 +19,20 @@ PAGES = sorted(
 HOW_TO = sorted((ROOT / "docs").glob("add-*.md"))
 _LINK = re.compile(r"\[[^\]]*\]\((?!https?:|mailto:)([^)#\s]*)#?([^)\s]*)\)")
 #: A file of ours as pages name it, from the root.
-_FILE = re.compile(rf"`((?:{'|'.join(tree.TOPS)})/[\w/.-]+\.(?:py|h|cpp|c|toml|md|json|csv|png))`")
+_FILE = re.compile(rf"`((?:{'|'.join(TOPS)})/[\w/.-]+\.(?:py|h|cpp|c|toml|md|json|csv|png))`")
 
 
-def test_the_tree_is_the_real_one() -> None:
-    assert tree.written() == tree.render(), "run: make tree"
-
-
-def test_the_table_of_variables_is_that_of_the_code() -> None:
-    assert variables.written() == variables.render(), "run: make tree"
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "found"),
-    [
-        ("a.py", 'x = os.environ.get("A_B")', {"A_B"}),
-        ("a.py", 'if "A_B" in machine.env: pass', {"A_B"}),
-        ("a.py", 'os.environ["A_B"] = "set, not read"', set[str]()),
-        ("a.py", 'T: Final = ("NCCL_A",)\nfound = [n for n in T if n in env]', {"NCCL_A"}),
-        ("a.cpp", 'value_of("NCCL_A"); say("NCCL_B is set");', {"NCCL_A"}),
-        ("a.sh", "# $NO\nHERE=1\nx=$HERE${A_B:-}", {"A_B"}),
-    ],
-)
-def test_reads_of_variables_are_found(name: str, text: str, found: set[str]) -> None:
-    assert variables.reads(variables.Source(name, text), {}) == found
-
-
-def test_a_comment_goes_on_where_it_stands_deeper() -> None:
-    source = variables.Source("a.h", "//   A_B  one\n//        two.\n//   C_D  three\n// four\n")
-    assert variables.comments(source) == {"A_B": "one two.", "C_D": "three"}
+def test_the_page_of_variables_names_what_the_product_reads_and_nothing_else() -> None:
+    """In C++ and Python a name is a literal of its own; shell expands it."""
+    read: set[str] = set()
+    for path in (path for top in PRODUCT for path in (ROOT / top).rglob("*")):
+        place = str(path.relative_to(ROOT))
+        is_code = path.suffix in {".py", ".cpp", ".h"} or place.startswith("serve/launch/")
+        if path.is_file() and is_code and not re.match(r"serve/plugin/(tests|bench|fuzz)/", place):
+            read |= set(re.findall(r'(?:"|\$\{?)(DYNAMICCL_[A-Z_]+)\b', path.read_text("utf-8")))
+    of_tests = {name for name in read if name.startswith("DYNAMICCL_TEST_")}
+    page = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\bDYNAMICCL_[A-Z_]*[A-Z]", page)) == read - of_tests
 
 
 @pytest.mark.parametrize(("page", "limit"), [(p, 40) for p in READMES] + [(p, 45) for p in HOW_TO])

@@ -25,7 +25,7 @@ from dynamiccl.train.policy import forward
 from dynamiccl.train.policy_module import PolicyModule
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.trigger.detector import Detector
-from dynamiccl.train.trigger.felt import felt_shares
+from dynamiccl.train.trigger.level_shares import level_shares_of
 from dynamiccl.train.trigger.levels import interference_levels
 
 
@@ -44,9 +44,9 @@ class TrainingData:
     #: Of the calls of jobs, where the data set has any that can be learnt from.
     sequences: Steps | None
     sequence_counts: SequenceCounts | None
-    #: How much of an interference level each cell feels (train/trigger/felt.py), for a recipe that
-    #: looks at costs; None without a Trigger, or without calls.
-    felt: pl.DataFrame | None
+    #: How much of an interference level slows each cell (train/trigger/level_shares.py), for a
+    #: recipe that looks at costs; None without a Trigger, or without calls.
+    level_shares: pl.DataFrame | None
     #: The validation tasks; all but the test tasks where members are cross-fitted.
     validation: TaskGrid
     #: Of the validation tasks, cold.
@@ -128,7 +128,7 @@ def load_data(  # noqa: PLR0913 - what a recipe wants of a data set
         )
     tasks = with_noise(validation.tasks, training.noise)
     observations = cold_observations(tasks, profiles, costs)
-    sequences, counts, felt = None, None, None
+    sequences, counts, level_shares = None, None, None
     if part_paths(data_dir, "calls"):
         calls = parts.assign(scan(data_dir, "calls").select(CALLS_USED).collect())
         if with_calls:
@@ -136,7 +136,7 @@ def load_data(  # noqa: PLR0913 - what a recipe wants of a data set
                 calls, everything, catalogue, profiles, training.noise, levels, costs
             )
         if with_costs and levels is not None:
-            felt = felt_shares(calls, levels)
+            level_shares = level_shares_of(calls, levels)
     return TrainingData(
         frame=frame,
         parts=parts,
@@ -146,7 +146,7 @@ def load_data(  # noqa: PLR0913 - what a recipe wants of a data set
         training=training,
         sequences=sequences,
         sequence_counts=counts,
-        felt=felt,
+        level_shares=level_shares,
         validation=validation,
         observations=observations,
         digest=content_hash(data_dir),

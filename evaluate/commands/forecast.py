@@ -73,7 +73,7 @@ def forecast_command(
     groups = [cli.parse_group(text) for text in group or []]
     _check(data, plan)
     from dynamiccl.evaluate.forecast.asked import ForecastInputs, look_ahead
-    from dynamiccl.evaluate.forecast.shown import sweep_for, to_json, write
+    from dynamiccl.evaluate.forecast.output import sweep_for, to_json, write
 
     asked = ForecastInputs(data, system, policy, tracking_uri, groups, ranks_per_node, least)
     with stderr.status("reading traces"):
@@ -108,7 +108,7 @@ def _check(data: Path | None, plan: Path | None) -> None:
 
 
 def _show(found: "Forecast") -> None:
-    from dynamiccl.evaluate.forecast.shown import asking_text, parts_of, tables
+    from dynamiccl.evaluate.forecast.output import asking_text, parts_of, tables
 
     wide = wide_stdout()
     wide.print(found.sentence, soft_wrap=True, highlight=False)

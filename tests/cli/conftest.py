@@ -4,6 +4,7 @@ The policy is a hand-made one of a few bytes: what training makes is tested ther
 """
 
 import json
+import math
 import shutil
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import pytest
 from dynamiccl.datasets import store
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.schema import META_VERSION
+from dynamiccl.train.commands import options
 from tests.policies import hand_made_manifest
 from tests.rows import default, forced, frame
 
@@ -85,8 +87,12 @@ Shell = Callable[..., Done]
 def shell_fixture(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Shell:
-    """Run a command line in an empty directory."""
+    """Run a command line in an empty directory.
+
+    Without the lines that say how far it is, which a busy machine alone makes it say.
+    """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(options, "EVERY_S", math.inf)
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(command: str, *arguments: object) -> Done:

@@ -27,7 +27,10 @@ NODES = 4
 CPUS = 4
 #: Set to `loopback`, it does without namespaces where they would be allowed.
 MODE = "DYNAMICCL_TEST_SLURM"
-PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "sbatch", "ip", "nsenter", "setpriv")
+PROGRAMS = (
+    *("slurmctld", "slurmd", "munged", "srun", "sbatch"),
+    *("ip", "nsenter", "setpriv", "unshare"),
+)
 
 
 def missing() -> str | None:

@@ -103,6 +103,8 @@ def true_us(group: h100.Group, row: dict[str, object]) -> float:
 def test_sweep_inside_an_allocation(
     launcher: str, slurm: Slurm, folder: Path, sweep_path: Path
 ) -> None:
+    if launcher == "mpirun" and shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed")
     if launcher == "mpirun" and not slurm.namespaces:
         pytest.skip("mpirun needs nodes with names of their own: no network namespaces here")
     more = 'extra_args = ["--mca", "btl_tcp_if_include", "eth0", "--oversubscribe"]'

@@ -9,9 +9,9 @@ from dynamiccl.errors import NotEnoughData, UnknownName
 from dynamiccl.evaluate.forecast.forecast import BEST, POLICY, TABLE, Verdict
 from dynamiccl.evaluate.forecast.gains import Gains, Measured
 from dynamiccl.evaluate.forecast.job import Kind
+from dynamiccl.evaluate.forecast.output import parts_of, sweep_for, to_json
 from dynamiccl.evaluate.forecast.picks import Pick, best, best_action, table
 from dynamiccl.evaluate.forecast.saving import estimate, weigh
-from dynamiccl.evaluate.forecast.shown import parts_of, sweep_for, to_json
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from tests.calls import call, traced
 from tests.evaluate.jobs import RUNS, against, exposed_job, job, stepped, steps_frame, sweep

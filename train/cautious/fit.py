@@ -87,7 +87,7 @@ def fit_cautious(tasks: Tasks, learner: Learner[Setting], *, alpha: float) -> Fi
 
 def _policy(tasks: Tasks, blocks: Sequence[Block], caution_S2: torch.Tensor) -> CautiousPolicy:
     """The policy of some fitted models."""
-    parts = (tasks.maker, tasks.machines, tasks.shapes, blocks, caution_S2, tasks.felt)
+    parts = (tasks.maker, tasks.machines, tasks.shapes, blocks, caution_S2, tasks.level_shares)
     return CautiousPolicy(*parts).eval()
 
 

@@ -41,7 +41,7 @@ class CautiousPolicy(nn.Module):
     """(window_BKW, context_BF, mask_BA) -> (action_B int64, q_BA); the window is not looked at.
 
     Where a Trigger tells an interference level, each config's time is longer by the share of it
-    that its cell feels (train/trigger/felt.py). The config of the least mean is taken where its
+    that its cell feels (`level_shares`). The config of the least mean is taken where its
     gain over NCCL's own choice is more than MIN_GAIN, and more than so many spreads of that gain:
     one number for group shapes that were measured, one for others. Of machines and collectives that
     were not measured nothing is known, and NCCL's own choice stands.
@@ -50,7 +50,7 @@ class CautiousPolicy(nn.Module):
     machine_table: torch.Tensor
     shape_table: torch.Tensor
     caution: torch.Tensor
-    felt: torch.Tensor
+    level_shares: torch.Tensor
 
     def __init__(
         self,
@@ -59,13 +59,13 @@ class CautiousPolicy(nn.Module):
         shapes: torch.Tensor,
         blocks: Sequence[Block],
         caution_S2: torch.Tensor,
-        felt_SNCO: torch.Tensor,
+        level_shares_SNCO: torch.Tensor,
     ) -> None:
         """Put the models together.
 
         `shapes`: machine, log2 nodes and log2 ranks a node of each shape that was measured.
         `caution_S2`: spreads that a gain must have on each machine, at those shapes and elsewhere.
-        `felt_SNCO`: how much of an interference level each cell feels, by machine and collective.
+        `level_shares_SNCO`: the share of an interference level that slows each cell.
         """
         super().__init__()
         self.rows = rows
@@ -76,7 +76,7 @@ class CautiousPolicy(nn.Module):
         self.block_costs = [block.uses_cost for block in blocks]
         self.register_buffer("shape_table", shapes)
         self.register_buffer("caution", caution_S2)
-        self.register_buffer("felt", felt_SNCO)
+        self.register_buffer("level_shares", level_shares_SNCO)
         #: Above it a level is taken for _DISTURBED, else for none; 0: it is taken as it is.
         self.level_threshold = 0.0
         self.disturbed = _DISTURBED
@@ -157,9 +157,9 @@ class CautiousPolicy(nn.Module):
         self, context_BF: torch.Tensor, cells_BA: torch.Tensor, block: int
     ) -> torch.Tensor:
         """(B, A) ln(current / quiet time) of each config on a block's machine."""
-        felt_CO = self.felt[self.block_machines[block], self.block_collectives[block]]
-        octave_B = context_BF[:, self.rows.size].to(torch.int64).clamp(0, felt_CO.size(1) - 1)
-        share_BA = felt_CO[cells_BA, octave_B.unsqueeze(1)]
+        shares_CO = self.level_shares[self.block_machines[block], self.block_collectives[block]]
+        octave_B = context_BF[:, self.rows.size].to(torch.int64).clamp(0, shares_CO.size(1) - 1)
+        share_BA = shares_CO[cells_BA, octave_B.unsqueeze(1)]
         level_B = self.rows.levels(context_BF)
         if self.level_threshold > 0.0:
             level_B = (level_B > self.level_threshold).to(level_B.dtype) * self.disturbed

@@ -17,8 +17,8 @@ from dynamiccl.datasets.features import CONTEXT_COLUMN, Float32Array, cold_obser
 from dynamiccl.datasets.scoring import TaskGrid, task_grid
 from dynamiccl.datasets.splits import Split
 from dynamiccl.sizes import BINS_PER_OCTAVE
-from dynamiccl.train.cautious.felt import felt_table
 from dynamiccl.train.cautious.rows import RowMaker
+from dynamiccl.train.cautious.share_table import share_table
 from dynamiccl.train.data import TrainingData
 
 Int64Array = npt.NDArray[np.int64]
@@ -63,7 +63,7 @@ class Tasks:
     cost: torch.Tensor
     known: torch.Tensor
     #: How much of an interference level each cell feels.
-    felt: torch.Tensor
+    level_shares: torch.Tensor
 
     @classmethod
     def of(cls, data: TrainingData, make: type[RowMaker] = RowMaker) -> Self:
@@ -100,7 +100,7 @@ class Tasks:
             cells,
             cost,
             known,
-            felt_table(data.felt, _systems(grid.tasks["system"].to_list(), machine.numpy())),
+            share_table(data.level_shares, _systems(list(grid.tasks["system"]), machine.numpy())),
         )
 
     def __len__(self) -> int:

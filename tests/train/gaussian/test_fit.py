@@ -203,7 +203,7 @@ def test_a_level_moves_it_to_what_does_not_feel_it(fitted: Run) -> None:
             for protocol in ("LL", "LL128", "Simple")
         ]
     )
-    feels = fit_gaussian(replace(data, felt=shares), alpha=0.02, seed=0).policy
+    feels = fit_gaussian(replace(data, level_shares=shares), alpha=0.02, seed=0).policy
     blind = fit_gaussian(data, alpha=0.02, seed=0).policy
     window = torch.from_numpy(data.observations.window)
     mask = torch.from_numpy(data.validation.mask.astype(np.float32))

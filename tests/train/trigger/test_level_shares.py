@@ -14,9 +14,9 @@ from dynamiccl.simulator.record_jobs import Exploration, RecordSettings, record_
 from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload
-from dynamiccl.train.cautious.felt import felt_table
 from dynamiccl.train.cautious.rows import cell_of
-from dynamiccl.train.trigger.felt import MOST_SHARE, felt_shares
+from dynamiccl.train.cautious.share_table import share_table
+from dynamiccl.train.trigger.level_shares import MOST_SHARE, level_shares_of
 
 #: None of a test bin.
 SIZES = (1 << 18, 1 << 20, 1 << 24)
@@ -55,7 +55,7 @@ def told(timed: pl.DataFrame) -> npt.NDArray[np.float32]:
 
 
 def test_each_cell_has_its_own_share(calls: pl.DataFrame) -> None:
-    found = felt_shares(calls, told)
+    found = level_shares_of(calls, told)
     assert set(found["octave"]) == {18, 20, 24}
     assert set(found["algorithm"]) == set(SHARES)
     for algorithm, share in found.select("algorithm", "share").iter_rows():
@@ -69,15 +69,15 @@ def test_what_is_seldom_or_never_disturbed_is_not_told(calls: pl.DataFrame) -> N
     def unknown(timed: pl.DataFrame) -> npt.NDArray[np.float32]:
         return np.full(timed.height, -1.0, dtype=np.float32)
 
-    assert felt_shares(calls, quiet).is_empty()
-    assert felt_shares(calls, unknown).is_empty()
-    assert felt_shares(calls.filter(pl.col("sequence") < 1_010), told).is_empty()
+    assert level_shares_of(calls, quiet).is_empty()
+    assert level_shares_of(calls, unknown).is_empty()
+    assert level_shares_of(calls.filter(pl.col("sequence") < 1_010), told).is_empty()
 
 
 def test_test_bins_are_left_out(calls: pl.DataFrame) -> None:
     moved = calls.with_columns(size_bytes=pl.lit(1 << 23, pl.Int64))
     assert with_split(moved.head(1))["split"].to_list() == [Split.TEST.value]
-    assert felt_shares(moved, told).is_empty()
+    assert level_shares_of(moved, told).is_empty()
 
 
 def test_the_table_fills_up_what_was_not_recorded() -> None:
@@ -85,7 +85,7 @@ def test_the_table_fills_up_what_was_not_recorded() -> None:
     shares = pl.DataFrame(
         [{**one, "octave": 18, "share": 0.2}, {**one, "octave": 24, "share": 0.0}]
     )
-    here, there = felt_table(shares, ["here", "there"]).numpy()
+    here, there = share_table(shares, ["here", "there"]).numpy()
     nvls, ring = cell_of(4, 2), cell_of(1, 0)
     all_reduce, all_gather = 4, 2
     assert here[all_reduce, nvls, [10, 18, 20, 23, 40]].tolist() == [0.2, 0.2, 0.2, 0.0, 0.0]
@@ -94,5 +94,5 @@ def test_the_table_fills_up_what_was_not_recorded() -> None:
     # What NCCL's own choice runs is unknown: it is not called slow.
     assert (here[:, cell_of(7, 3)] == 0.0).all()
     assert (there == 1.0).all()
-    assert (felt_table(None, ["here"]).numpy() == 1.0).all()
+    assert (share_table(None, ["here"]).numpy() == 1.0).all()
     assert MOST_SHARE > 1.0

@@ -36,7 +36,7 @@ _OF_CALLS: Final = {
 }
 
 
-def felt_shares(
+def level_shares_of(
     calls: pl.DataFrame, levels: Callable[[pl.DataFrame], npt.NDArray[np.float32]]
 ) -> pl.DataFrame:
     """The share of each cell at each octave of sizes, FELT_KEY and `share`, 0 to MOST_SHARE.

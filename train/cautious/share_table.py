@@ -19,8 +19,8 @@ _OCTAVES: Final = 64
 _NUMBER: Final = {collective: index for index, collective in enumerate(TUNED)}
 
 
-def felt_table(shares: pl.DataFrame | None, systems: Sequence[str]) -> torch.Tensor:
-    """(S, N, C, O) of the shares that `train.trigger.felt` gives; S as `systems` has them.
+def share_table(shares: pl.DataFrame | None, systems: Sequence[str]) -> torch.Tensor:
+    """(S, N, C, O) of the shares that `train.trigger.level_shares` gives; S as `systems` has them.
 
     A cell has the share of the nearest octave that was recorded, of its own collective before
     another's; 1 where there is none. Where all shares are 1 a level changes no choice. What
