@@ -112,7 +112,7 @@ class Tree:
         (folder / "shared").symlink_to((ROOT.parent / "shared").resolve())
         paths = [p for p in sorted(self.root.glob("tests/**/test_*.py")) if "gpu" not in p.parts]
         texts = {str(path.relative_to(self.root)): path.read_text("utf-8") for path in paths}
-        named = re.compile(rf"dynamiccl[.-]{room}\b")
+        named = re.compile(rf"dynamiccl[.-]{room.replace('/', '.')}\b")
         self.tests = {n: t for n, t in texts.items() if f"/{room}/" in n or named.search(t)}
         self.took_s: dict[str, float] = defaultdict(float)
 
@@ -171,7 +171,9 @@ class Tree:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("room", help="collect, datasets, train, evaluate or serve")
+    parser.add_argument(
+        "room", help="collect, datasets, train, evaluate, serve, or a folder of one"
+    )
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", help="of the draw (default: the commit's hash)")
     asked = parser.parse_args()
