@@ -28,7 +28,6 @@ from dynamiccl.collect.runs.carry_out import RunOptions, carry_out
 from dynamiccl.collect.runs.run import RunSummary
 from dynamiccl.collect.shapes import shapes_command
 from dynamiccl.collect.sweep.load import Sweep, load_sweep
-from dynamiccl.collect.traces.command import export_command
 from dynamiccl.datasets import store
 from dynamiccl.machine import ThisMachine
 from dynamiccl.simulator import options as simulating
@@ -182,7 +181,6 @@ def doctor_command(
 
 
 app.command("import")(import_command)
-app.command("export")(export_command)
 app.command("health")(health_command)
 
 
