@@ -22,13 +22,13 @@ from dynamiccl.collect.fitting.report import to_json as fit_to_json
 from dynamiccl.collect.health.command import health_command
 from dynamiccl.collect.importing.command import import_command
 from dynamiccl.collect.launchers import LAUNCHERS
-from dynamiccl.collect.planning import command as planning
+from dynamiccl.collect.planning.plan import make_plan
+from dynamiccl.collect.planning.show import show_plan
 from dynamiccl.collect.runners import RUNNERS
 from dynamiccl.collect.runs.carry_out import RunOptions, carry_out
 from dynamiccl.collect.runs.run import RunSummary
 from dynamiccl.collect.shapes import shapes_command
 from dynamiccl.collect.sweep.load import Sweep, load_sweep
-from dynamiccl.collect.traces.command import export_command
 from dynamiccl.datasets import store
 from dynamiccl.machine import ThisMachine
 from dynamiccl.simulator import options as simulating
@@ -57,21 +57,19 @@ def main() -> None:
 
 
 @app.command("plan")
-def plan_command(
-    sweep_file: _SweepFile,
-    hours: planning.HoursOption = None,
-    write: planning.WriteOption = None,
-    as_json: _Json = False,
-) -> None:
+def plan_command(sweep_file: _SweepFile, as_json: _Json = False) -> None:
     """Show what a sweep would run, what it leaves out and why, and how long it takes.
 
-    Times are the embedded simulator's. With --hours also what fits in them, as a sweep file.
+    Times are the embedded simulator's.
 
-    Example: dynamiccl-collect plan examples/slurm_h100.toml --hours 2 --write short.toml
+    Example: dynamiccl-collect plan examples/slurm_h100.toml
     """
     with _stderr.status("planning"):
-        planned = planning.plan_sweep(load_sweep(sweep_file), hours=hours, write=write)
-    planning.show_planned(planned, _stdout, as_json=as_json)
+        plan = make_plan(load_sweep(sweep_file))
+    if as_json:
+        cli.print_json(plan.to_json())
+    else:
+        show_plan(plan, _stdout)
 
 
 @app.command("run")
@@ -182,7 +180,6 @@ def doctor_command(
 
 
 app.command("import")(import_command)
-app.command("export")(export_command)
 app.command("health")(health_command)
 
 

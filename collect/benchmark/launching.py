@@ -144,9 +144,8 @@ class Starter:
         program: Program,
         folder: Path,
         progress: Callable[[int], None],
-        keep: Callable[[Line], None],
     ) -> ProcessOutput:
-        """Run a launch in `folder`; calls `progress` for each row and `keep` for each line."""
+        """Run a launch in `folder`; calls `progress` for each row."""
         container = self._site.launcher.container
         inside = Path(map_into_container(str(folder.resolve()), container))
         places = commands.Places.under(inside)
@@ -162,7 +161,7 @@ class Starter:
         gpus = 1 if mpi else launch.setting.ranks_per_host
         argv = commands.arguments(program, launch, grid, self._file, gpus=gpus, json=places.json)
         job = self._job(launch.setting, argv, environment)
-        return self._follow(job, slow_seconds(grid, calls.per_half), progress, keep)
+        return self._follow(job, slow_seconds(grid, calls.per_half), progress)
 
     def pause(self, seconds: float) -> bool:
         """Wait so many seconds; False when a stop was requested meanwhile."""
@@ -178,11 +177,7 @@ class Starter:
         return Job(argv, env.set, *shape, unset=env.unset)
 
     def _follow(
-        self,
-        job: Job,
-        slow_s: Sequence[float],
-        progress: Callable[[int], None],
-        keep: Callable[[Line], None],
+        self, job: Job, slow_s: Sequence[float], progress: Callable[[int], None]
     ) -> ProcessOutput:
         """Read output until the process ends or hangs; `slow_s`: extra seconds for each row."""
         ran = ProcessOutput(time.time())
@@ -193,7 +188,6 @@ class Starter:
             return ran.more_s
 
         def take(line: Line) -> bool:
-            keep(line)
             if not ran.take(line):
                 return False
             progress(1)

@@ -34,7 +34,7 @@ COMMANDS = [
     (
         "dynamiccl-collect",
         (
-            *("plan", "run", "import", "export", "jobs", "describe", "doctor"),
+            *("plan", "run", "import", "jobs", "describe", "doctor"),
             *("fit-simulator", "shapes", "health"),
         ),
     ),

@@ -25,7 +25,7 @@ from tests.cli.conftest import Shell
 from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
 
 SHAPE = Group(4, 8)
-TRACE = Path(__file__).parents[1] / "data" / "traces" / "param_resnet_2gpu_et_excerpt.json.gz"
+TRACE = Path(__file__).parents[1] / "data" / "traces" / "hta_nccl_data_excerpt.json.gz"
 #: A config that is neither choice.
 OTHER = Config(Algorithm.Ring, Protocol.LL, 1)
 LIMITS = Limits(least=0.01, model_error=0.15)

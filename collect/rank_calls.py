@@ -1,10 +1,11 @@
-"""Joins the records of a call from all of its ranks' traces to one row.
+"""One rank's record of a call, in any trace format, and the joining of the records of all ranks.
 
 Ranks are joined by what names a call for all of them: the communicator's id and NCCL's number, or
 the process group and PyTorch's number. Older traces have neither; their calls are joined by order
 within a training step, and only where the ranks have the same collectives in the same order there.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,25 +14,85 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from dynamiccl.collect.traces.rank_call import CPU, GPU, RankCall
+from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.datasets.schema import CALLS
+from dynamiccl.errors import CorruptFile
 
+#: Timing sources of the column `timing_source`.
+GPU: Final = "gpu"
+CPU: Final = "cpu"
 #: Of a joined call, what any of its ranks may tell.
 _ANY: Final = (
     *("comm", "group", "group_ranks", "sequence", "group_sequence", "step", "collective"),
-    *("datatype", "root", "num_ranks", "num_nodes", "kernel", "asks_tuner", "num_threads"),
+    *("datatype", "num_ranks", "num_nodes", "kernel", "asks_tuner", "num_threads"),
 )
 #: What must be equal for ranks to agree.
 _AGREED: Final = ("collective", "size_bytes", "datatype", "algorithm", "protocol", "num_channels")
 #: Rows that stand as Python's objects at a time.
 _ROWS_AT_ONCE: Final = 10_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+#: Columns hold 64 bits.
+_MOST: Final = 1 << 62
+
+
+@dataclass(slots=True, kw_only=True)
+class RankCall:
+    """One rank's record of a call, by columns of `calls`; None is what the trace does not tell."""
+
+    source: CallSource
+    source_file: str
+    rank: int | None = None
+    #: The same in the records that all ranks made of the call; None: it cannot be known.
+    key: Hashable = None
+    #: Instead: what the call is the n-th of, `order` being n.
+    stream: Hashable = None
+    order: int = 0
+    comm: str | None = None
+    group: str | None = None
+    group_ranks: tuple[int, ...] | None = None
+    sequence: int | None = None
+    group_sequence: int | None = None
+    step: int | None = None
+    #: Since 1970; when this rank began.
+    timestamp_us: float | None = None
+    collective: str | None = None
+    size_bytes: int | None = None
+    datatype: str | None = None
+    num_ranks: int | None = None
+    num_nodes: int | None = None
+    kernel: str | None = None
+    asks_tuner: bool | None = None
+    algorithm: str | None = None
+    protocol: str | None = None
+    num_channels: int | None = None
+    num_threads: int | None = None
+    time_us: float | None = None
+    exposed_us: float | None = None
+    timing_source: str | None = None
+    #: Columns of the surroundings: gpu, nccl_version, compute_capability.
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class RankTrace:
+    """What one file gives: calls of one rank (or, of the Inspector, of one process)."""
+
+    #: Ranks of the whole job.
+    world_size: int | None = None
+    #: Whether the trace marks training steps.
+    has_steps: bool = False
+    #: Where the file ends too early; what comes before is read.
+    cut_off: CorruptFile | None = None
+    calls: list[RankCall] = field(default_factory=list)
+    #: Rows of `steps`, without the columns that the caller knows.
+    steps: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Joined:
     """The joined calls, and counts of what could not be joined."""
 
+    #: Of schema CALLS, one row a call.
     table: pa.Table
     #: Records of ranks that the calls are made of.
     records: int
@@ -63,6 +124,7 @@ def join_ranks(records: Sequence[RankCall], base: dict[str, Any]) -> Joined:
 
 
 def _grouped(records: Iterable[RankCall]) -> tuple[list[list[RankCall]], int]:
+    """The records of each call by rank, and how many were there twice."""
     by_key: dict[Hashable, dict[int, RankCall]] = defaultdict(dict)
     streams: dict[Hashable, dict[int, list[RankCall]]] = defaultdict(lambda: defaultdict(list))
     alone: list[list[RankCall]] = []
@@ -104,7 +166,6 @@ def _row(group: list[RankCall], base: dict[str, Any]) -> dict[str, Any]:
     times = [call.time_us for call in group if call.time_us is not None]
     begun = [call.timestamp_us for call in group if call.timestamp_us is not None]
     exposed = [call.exposed_us for call in group if call.exposed_us is not None]
-    agree = all(len({getattr(call, name) for call in group}) == 1 for name in _AGREED)
     sources = {call.timing_source for call in group if call.time_us is not None}
     is_whole = row["num_ranks"] is not None and len(times) == row["num_ranks"]
     row |= {
@@ -112,10 +173,11 @@ def _row(group: list[RankCall], base: dict[str, Any]) -> dict[str, Any]:
         "source_file": group[0].source_file,
         # Ranks send as much as they like in an all-to-all of unequal parts: the most of it.
         "size_bytes": max(sizes, default=None),
-        "timestamp": _EPOCH + timedelta(microseconds=round(min(begun))) if begun else None,
+        "timestamp": moment(min(begun)) if begun else None,
         "actual_algorithm": _first(group, "algorithm"),
         "actual_protocol": _first(group, "protocol"),
         "actual_num_channels": _first(group, "num_channels"),
+        # A rank's time includes waiting for the others: the least of all is the call's.
         "time_us": min(times) if is_whole else None,
         "time_at_most_us": min(times, default=None),
         "skew_us": max(times) - min(times) if is_whole else None,
@@ -123,13 +185,9 @@ def _row(group: list[RankCall], base: dict[str, Any]) -> dict[str, Any]:
         "timing_source": None if not sources else GPU if sources == {GPU} else CPU,
         "ranks_seen": len(group),
         "ranks_timed": len(times),
-        "ranks_agree": agree,
+        "ranks_agree": all(len({getattr(c, name) for c in group}) == 1 for name in _AGREED),
         **base,
     }
-    return _with_ranks_per_node(row)
-
-
-def _with_ranks_per_node(row: dict[str, Any]) -> dict[str, Any]:
     ranks, nodes = row["num_ranks"], row["num_nodes"]
     if ranks and nodes and ranks % nodes == 0:
         row["ranks_per_node"] = ranks // nodes
@@ -148,3 +206,31 @@ def _why_untimed(group: list[RankCall], row: dict[str, Any]) -> str:
     if all(call.key is None and call.stream is None for call in group) and row["num_ranks"] > 1:
         return "nothing says which call of the other ranks they are"
     return "the traces of other ranks are missing, or have other calls"
+
+
+def moment(since_1970_us: float) -> datetime:
+    """A time of a trace as a date."""
+    return _EPOCH + timedelta(microseconds=round(since_1970_us))
+
+
+def whole(value: object) -> int | None:
+    """A JSON value if it is a non-negative integer that a column holds, else None."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return int(str(value)) if is_whole and 0 <= int(str(value)) < _MOST else None
+
+
+def number(value: object) -> float | None:
+    """A JSON value if it is a finite number of less than 10^18 (a moment, a time), else None."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if abs(value) < 1e18 and math.isfinite(value) else None
+
+
+def text(value: object) -> str | None:
+    """A JSON value if it is text that says something, else None."""
+    return value if isinstance(value, str) and value not in {"", "undefined"} else None
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """A JSON value if it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}
