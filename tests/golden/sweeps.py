@@ -111,7 +111,8 @@ def _simulated(text: str, directory: Path) -> Any:
 
 
 def _choices(data: Path) -> list[str]:
-    return [line for path in sorted(data.glob("choices/*/*.csv")) for line in path.open()]
+    texts = [path.read_text() for path in sorted(data.glob("choices/*/*.csv"))]
+    return [line for text in texts for line in text.splitlines()]
 
 
 _GRID: Final = {
