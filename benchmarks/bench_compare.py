@@ -26,7 +26,7 @@ import numpy as np
 import polars as pl
 from harness import write_result
 
-from dynamiccl.collect.importing.importer import ImportOptions, import_files
+from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.collect.simulate import simulate
 from dynamiccl.datasets.cells import independent
 from dynamiccl.datasets.store import read

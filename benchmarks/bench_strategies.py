@@ -32,7 +32,7 @@ from typing import Final
 import numpy as np
 from harness import write_result
 
-from dynamiccl.collect.importing.importer import import_files
+from dynamiccl.collect.imports import import_files
 from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.runner import Pick
 from dynamiccl.collect.strategies import Strategy, choose

@@ -22,7 +22,7 @@ from dynamiccl.collect.fitting import report
 from dynamiccl.collect.fitting.fit import Fit, HeldOut, fit_system
 from dynamiccl.collect.fitting.measured import measured_cells
 from dynamiccl.collect.fitting.problem import Problem, make_items
-from dynamiccl.collect.importing.importer import import_files
+from dynamiccl.collect.imports import import_files
 from dynamiccl.errors import MissingPath
 from dynamiccl.simulator.parameters import SystemFile
 from dynamiccl.simulator.systems import PARAMETRIC, parametric_system, shipped_file

@@ -26,8 +26,8 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
+from dynamiccl.collect.output import FileReport
 from dynamiccl.collect.rank_calls import GPU, RankCall, RankTrace, mapping, number, text, whole
-from dynamiccl.collect.reports import FileReport
 from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.errors import UnknownName
 from dynamiccl.nccl import Collective, NcclVersion

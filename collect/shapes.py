@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from dynamiccl import cli
-from dynamiccl.collect.nccl_tests.cost_table import as_logged, write_costs
+from dynamiccl.collect.nccl_log import as_logged, write_costs
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, MODELLED_SWEEP
 from dynamiccl.datasets.store import check_slug
 from dynamiccl.errors import UserError

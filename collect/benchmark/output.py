@@ -11,13 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dynamiccl.collect.nccl_tests.facts import listed_hosts
-from dynamiccl.collect.nccl_tests.json_output import json_tables
-from dynamiccl.collect.nccl_tests.tables import rows_of
-from dynamiccl.collect.nccl_tests.text import parse_text
-from dynamiccl.collect.reports import FileReport, ImportOptions
+from dynamiccl.collect.facts import hosts_of, parse_json, parse_text
+from dynamiccl.collect.output import rank_lines
 from dynamiccl.collect.sweep.sizes import DATATYPE_BYTES
-from dynamiccl.datasets.schema import MEASUREMENTS
 from dynamiccl.errors import DataError
 from dynamiccl.nccl import Collective
 
@@ -50,7 +46,6 @@ _KEPT: Final = frozenset(
         "process_times_us",
     )
 )
-_DROPPED: Final = frozenset(field.name for field in MEASUREMENTS) - _KEPT
 _IMPOSSIBLE: Final = re.compile(r"no algorithm/protocol available", re.IGNORECASE)
 _FAILURE: Final = re.compile(
     r"(Test \w+ failure|error|NCCL WARN|DYNAMICCL:|invalid)", re.IGNORECASE
@@ -104,7 +99,7 @@ def read_output(
     known = blocks[0][0] if blocks else {}
     known = {"nccl_tests_version": release, **known}
     environment = {name: known[name] for name in facts if known.get(name)}
-    return Output(tuple(blocks), environment, listed_hosts(lines))
+    return Output(tuple(blocks), environment, hosts_of(rank_lines(lines)))
 
 
 def last_words(lines: Sequence[str]) -> str:
@@ -150,20 +145,17 @@ def _text_blocks(lines: Sequence[str], collective: Collective) -> list[Block | N
 def _json_blocks(path: Path, collective: Collective) -> list[Block | None]:
     if not path.is_file():
         return []
-    report = FileReport(path=str(path), format="nccl-tests-json")
-    options = ImportOptions(collective=collective.wire)
-    base = {"run": "output", "system": "-", "sweep": "-"}
     try:
-        tables = list(json_tables(path, base=base, options=options, report=report))
+        rows = parse_json(path, collective)
     except DataError:
         return []  # cut off by a crash: the text has what was measured
     blocks: list[Block | None] = []
-    for half in (row for table in tables for row in rows_of(table, _DROPPED)):
-        if not half["in_place"]:
+    for row in rows:
+        if not row["in_place"]:
             blocks.append([])
         if blocks and blocks[-1] is not None:
-            blocks[-1].append(half)
-    return [] if report.rejected else blocks
+            blocks[-1].append({name: row[name] for name in row if name in _KEPT})
+    return blocks
 
 
 def _believed(blocks: Sequence[Block | None], sizes: Sequence[int]) -> list[Block]:

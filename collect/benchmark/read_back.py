@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dynamiccl.collect.benchmark.grid import Grid
-from dynamiccl.collect.nccl_tests.tuning import Choice, LoggedCall, logged_calls
+from dynamiccl.collect.nccl_log import Choice, LoggedCall, logged_calls
 
 #: As `command.Places` names them.
 _LOGS = "nccl.*.log"

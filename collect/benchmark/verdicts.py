@@ -8,7 +8,7 @@ from pathlib import Path
 from dynamiccl.collect.benchmark.blocks import REPORT_S, Verdict, await_report, judge_blocks
 from dynamiccl.collect.benchmark.file_system import is_local
 from dynamiccl.collect.benchmark.output import Block, Output
-from dynamiccl.collect.nccl_tests.facts import RankLine, listed_ranks
+from dynamiccl.collect.output import RankLine, rank_lines
 from dynamiccl.collect.runner import Launch
 from dynamiccl.collect.sweep.splits import Comms
 from dynamiccl.collect.sweep.trial import Setting
@@ -38,7 +38,7 @@ def wrong_comms(setting: Setting, lines: Sequence[str]) -> str | None:
     nccl-tests prints the colour of each rank as its group (`src/util.cu`, writeDeviceReport).
     """
     groups: dict[int, list[RankLine]] = defaultdict(list)
-    for line in listed_ranks(lines):
+    for line in rank_lines(lines):
         groups[line.group].append(line)
     comms = setting.comms
     if comms is None:

@@ -13,7 +13,7 @@ from dynamiccl.collect.findings.nic_ports import lossy_ports
 from dynamiccl.collect.health.late import late_processes
 from dynamiccl.collect.health.model import Judged, Slow, judge
 from dynamiccl.collect.health.readings import Place, Reading, Readings, readings
-from dynamiccl.collect.nccl_tests.hosts import host_list
+from dynamiccl.collect.nccl_log import host_list
 from dynamiccl.datasets.schema import Status
 from dynamiccl.errors import NotEnoughData
 

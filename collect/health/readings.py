@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dynamiccl.collect.nccl_tests.hosts import expand_hosts
+from dynamiccl.collect.nccl_log import expand_hosts
 from dynamiccl.collect.strategies.samples import MAD_TO_SIGMA
 from dynamiccl.collect.sweep.splits import Split
 from dynamiccl.datasets.schema import Status

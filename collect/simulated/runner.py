@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dynamiccl.collect.interference.kinds import SIMULATED
-from dynamiccl.collect.nccl_tests.cost_table import as_logged, write_costs
+from dynamiccl.collect.nccl_log import as_logged, write_costs
 from dynamiccl.collect.runner import Launch, LaunchMode, LaunchResult, Measured, Pick, Round, Row
 from dynamiccl.collect.simulated.comms import SimulatedCall
 from dynamiccl.collect.simulated.launches import launch_of, surroundings_of

@@ -5,7 +5,7 @@ import pytest
 from dynamiccl.collect.fitting import report
 from dynamiccl.collect.fitting.fit import Fit, fit_system
 from dynamiccl.collect.fitting.measured import measured_cells
-from dynamiccl.collect.importing.importer import ImportOptions, import_files
+from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.simulator.parameters import CELL_NUMBERS, Origin
 from dynamiccl.simulator.systems import shipped_file
 from tests.collect.fitting.worlds import NEEDS_SWEEPS, SWEEPS
