@@ -180,7 +180,7 @@ Outcome agree(const NewCommunicator& communicator, Prepared* prepared,
   vote.nonce = draw_number();
   std::memcpy(vote.identity, prepared->identity, sizeof vote.identity);
   describe_self(job, vote.who);
-  Voter voter(vote, !prepared->is_sound(), hello_limit_ms(vote.num_ranks), now_ms());
+  Voter voter(vote, prepared->table == nullptr, hello_limit_ms(vote.num_ranks), now_ms());
   ask_until_decided(&voter, endpoint, attempt);
   if (voter.has_voted()) {
     g_hellos_in_vain.store(0);
@@ -245,8 +245,7 @@ void say(ncclDebugLogger_t logger, ncclDebugLogLevel level, std::size_t num_rank
 }
 
 ncclResult_t init_communicator(std::size_t num_ranks, std::size_t num_nodes, std::uint64_t comm_id,
-                               const ncclNvlDomainInfo_v5_t* domains,
-                               ncclTunerConstants_v5_t* constants, ncclDebugLogger_t logger,
+                               const ncclNvlDomainInfo_v5_t* domains, ncclDebugLogger_t logger,
                                const char* asked_first, const DecisionTable** table) noexcept {
   *table = nullptr;
   if (num_ranks < 2 || in_forked_child()) return ncclSuccess;
@@ -266,14 +265,11 @@ ncclResult_t init_communicator(std::size_t num_ranks, std::size_t num_nodes, std
   Prepared prepared;
   char reason[kMaxReasonBytes];
   const Outcome outcome =
-      agree({num_ranks, num_nodes, comm_id, nccl_version, is_rccl, constants, is_even, asked_first},
-            &prepared, reason);
+      agree({num_ranks, num_nodes, comm_id, nccl_version, is_rccl, is_even, asked_first}, &prepared,
+            reason);
   if (outcome == Outcome::kTable) {
     *table = prepared.table;
-    if (prepared.constants != nullptr) write_constants(*prepared.constants, constants);
-    say(logger, NCCL_LOG_INFO, num_ranks, num_nodes,
-        prepared.table != nullptr ? "the artifact's table, from call 0"
-                                  : "NCCL's own choice, by the artifact's tuning constants");
+    say(logger, NCCL_LOG_INFO, num_ranks, num_nodes, "the artifact's table, from call 0");
     return ncclSuccess;
   }
   const bool failed = outcome == Outcome::kFailed;

@@ -21,12 +21,11 @@
 namespace dynamiccl {
 
 /// Agrees with the other ranks, once. `*table` is null where NCCL's own choice stands (a log line
-/// says why), and where NCCL gets other constants instead; a table stays valid until the process
-/// ends (tables.h). `domains` and `constants` may be null. `asked_first` names the vendor's tuner
-/// that is called before ours, equal on all ranks, or is "none".
+/// says why); a table stays valid until the process ends (tables.h). `domains` may be null.
+/// `asked_first` names the vendor's tuner that is called before ours, equal on all ranks, or is
+/// "none".
 ncclResult_t init_communicator(std::size_t num_ranks, std::size_t num_nodes, std::uint64_t comm_id,
-                               const ncclNvlDomainInfo_v5_t* domains,
-                               ncclTunerConstants_v5_t* constants, ncclDebugLogger_t logger,
+                               const ncclNvlDomainInfo_v5_t* domains, ncclDebugLogger_t logger,
                                const char* asked_first, const DecisionTable** table) noexcept;
 
 /// The id of the communicator whose tuner is created next on this thread, as NCCL 2.27 passed it to

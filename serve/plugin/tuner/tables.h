@@ -1,10 +1,9 @@
-// Tables and tuning constants of a process: each is read and checked once, and stays valid until
-// the process ends. So a communicator's context is a plain pointer, nothing has to be freed, and a
-// call inside getCollInfo is safe while another thread aborts the communicator (`src/init.cc`).
+// Tables of a process: each is read and checked once, and stays valid until the process ends. So a
+// communicator's context is a plain pointer, nothing has to be freed, and a call inside getCollInfo
+// is safe while another thread aborts the communicator (`src/init.cc`).
 #pragma once
 
 #include "table.h"
-#include "tuner/constants.h"
 #include "tuner/message.h"
 
 namespace dynamiccl {
@@ -12,21 +11,16 @@ namespace dynamiccl {
 struct NewCommunicator {
   std::size_t num_ranks;
   std::size_t num_nodes;
-  std::uint64_t comm_id;                     // 0: not told (before NCCL 2.27)
-  int nccl_version;                          // as ncclGetVersion says; 0: unknown
-  bool is_rccl;                              // AMD's, with other algorithms
-  const ncclTunerConstants_v5_t* constants;  // NCCL's own; null before 2.28
+  std::uint64_t comm_id;    // 0: not told (before NCCL 2.27)
+  int nccl_version;         // as ncclGetVersion says; 0: unknown
+  bool is_rccl;             // AMD's, with other algorithms
   bool is_even;             // each of its NVLink domains holds as many ranks, as far as is told
   const char* asked_first;  // the vendor's tuner that is asked before ours, or "none"
 };
 
 /// What one rank contributes to the agreement.
 struct Prepared {
-  bool is_sound() const noexcept { return table != nullptr || constants != nullptr; }
-
-  // One of them, or neither: then the identity says why.
-  const DecisionTable* table = nullptr;
-  const TunerConstants* constants = nullptr;
+  const DecisionTable* table = nullptr;  // null: the identity says why
   char identity[kMaxIdentityBytes] = "";
 };
 
