@@ -69,7 +69,7 @@ OWNERS = {
     "ray": {"train/ray_join.py"},
     "pynvml": {"collect"},
     "matplotlib": {"train", "evaluate", "collect/findings/plots.py"},
-    "sklearn": {"train/boosting/fit.py", "evaluate"},
+    "sklearn": {"evaluate"},
     "pydantic": {"collect", "datasets/manifest.py", "dynamiccl/simulator"},
 }
 MAX_LINES = 400
