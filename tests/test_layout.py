@@ -57,7 +57,7 @@ OWNERS = {
     "ray": {"train/ray_join.py"},
     "pynvml": {"collect"},
     "matplotlib": {"train", "evaluate", "collect/findings/plots.py"},
-    "sklearn": {"train/boosting/fit.py", "evaluate"},
+    "sklearn": {"evaluate"},
     "pydantic": {"collect", "datasets/manifest.py", "dynamiccl/simulator"},
 }
 #: Lines that a room may have, and those that it had when this was last written: where it has more

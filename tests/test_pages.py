@@ -140,9 +140,6 @@ def world(
         (folder / "logs").mkdir()
         (folder / "logs" / "all_reduce.log").write_text(LOG)
         shutil.copyfile(ROOT / "examples" / "attention.py", folder / "attention.py")
-        (folder / "constants.json").write_text(
-            json.dumps({"baseLatencies": [[6.8, 14.0, 8.4]] * 7})
-        )
         write_trigger(folder / "trigger")
         rows = [call(i, 100.0, num_ranks=32, num_nodes=4) for i in range(20)]
         store.write_part(folder / "calls", calls_table(*rows), kind="calls", provenance={})

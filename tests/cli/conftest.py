@@ -38,7 +38,7 @@ COMMANDS = [
             *("fit-simulator", "shapes", "health"),
         ),
     ),
-    ("dynamiccl-train", ("list", "fit", "study", "trial", "trigger", "promote", "constants")),
+    ("dynamiccl-train", ("list", "fit", "study", "trial", "trigger", "promote")),
     (
         "dynamiccl-evaluate",
         (
@@ -49,8 +49,8 @@ COMMANDS = [
     (
         "dynamiccl-deploy",
         (
-            *("export", "verify", "bind", "table", "constants", "env", "install", "doctor"),
-            *("explain", "replay", "brain"),
+            *("export", "verify", "bind", "table", "env", "install", "doctor"),
+            *("explain", "brain"),
         ),
     ),
 ]

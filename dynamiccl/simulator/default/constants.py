@@ -7,7 +7,7 @@ a field of `Release`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from typing import Final
 
@@ -104,22 +104,6 @@ MAX_THREADS: Final = 640
 THREAD_BYTES: Final = _by_protocol(8, 8, 64)
 #: `NVLS_NCHANNELS_*` (`src/transport/nvls.cc`): Hopper, Blackwell on one node and on several.
 NVLS_CHANNELS: Final = (16, 24, 32)
-
-
-@dataclass(frozen=True, slots=True)
-class Factors:
-    """What a tuner multiplies NCCL's constants by for one communicator shape; 1 = NCCL's own.
-
-    Only what that shape's costs depend on: hops of all links alike, and the ceilings of its row.
-    """
-
-    base: Mapping[tuple[Algorithm, Protocol], float] = field(default_factory=dict)
-    hop: Mapping[tuple[Algorithm, Protocol], float] = field(default_factory=dict)
-    ll_max: float = 1.0
-    ring_ll128: float = 1.0
-    tree_ll128: float = 1.0
-    tree: float = 1.0
-    nvls_tree: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
