@@ -19,7 +19,7 @@ from dynamiccl.collect.findings import describe as describing
 from dynamiccl.collect.findings.plots import plot_systems
 from dynamiccl.collect.fitting import command as fitting
 from dynamiccl.collect.fitting.report import to_json as fit_to_json
-from dynamiccl.collect.health.command import health_command
+from dynamiccl.collect.health import health_command
 from dynamiccl.collect.importing.command import import_command
 from dynamiccl.collect.launchers import LAUNCHERS
 from dynamiccl.collect.planning.plan import make_plan

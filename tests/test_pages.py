@@ -47,8 +47,7 @@ PLAYED: Final = " ".join(
 )
 #: A command by how it begins -> what is added to it here; the first that fits counts.
 ADDED: Final = {
-    r"dynamiccl-collect run .*(slurm|fresh.toml|sweep.toml)": "--runner simulator --launcher local",
-    r"dynamiccl-collect health --run --gpus": "--runner simulator --nodes 4",
+    r"dynamiccl-collect run .*(slurm|health|fresh|sweep).*": "--runner simulator --launcher local",
     r"dynamiccl-collect jobs --hold": "--out held --calls 300 --jobs 1",
     r"dynamiccl-collect jobs": "--calls 300 --jobs 1",
     r"dynamiccl-train fit --recipe gaussian-process": "--data data",
@@ -146,6 +145,7 @@ def world(
         for line in (
             "dynamiccl-collect run sweep.toml --runner simulator --out data",
             "dynamiccl-collect run fresh.toml --runner simulator --out fresh",
+            "dynamiccl-collect run examples/health.toml --runner simulator --out well",
             "dynamiccl-collect run fresh.toml --runner simulator --out before",
             "dynamiccl-collect run sweep.toml --runner simulator --out after",
             "dynamiccl-train fit --data data --recipe gaussian-process --set alpha=0.2",

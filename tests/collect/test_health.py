@@ -1,14 +1,30 @@
 """What a check names in simulated clusters, and what it says that it cannot tell."""
 
+import itertools
 import json
+from dataclasses import asdict
+from pathlib import Path
 
 import polars as pl
 import pytest
+from bench_health import rows
 
-from dynamiccl.collect.health.findings import examine
+from dynamiccl.collect.health import Report, examine
+from dynamiccl.collect.importing.importer import ImportOptions, import_files
+from dynamiccl.datasets import store
 from dynamiccl.errors import NotEnoughData
-from tests.collect.health.clusters import check, named, rows
+from tests.published import WHOLE, published
 from tests.rows import default, frame
+
+
+def check(nodes: int, *slow: str, gpus: int = 8, seed: int = 0) -> Report:
+    """The report on a simulated cluster that was measured once."""
+    return examine(rows(nodes, *slow, gpus=gpus, seed=seed), least=0.05)
+
+
+def named(report: Report) -> list[tuple[str, str]]:
+    """Kind and place of each finding."""
+    return [(finding.kind, finding.where) for finding in report.findings]
 
 
 @pytest.mark.parametrize(
@@ -95,8 +111,7 @@ def test_hosts_have_their_names() -> None:
 
 
 def test_report_is_plain_data() -> None:
-    document = json.loads(json.dumps(check(4, "node:1:1.3").to_json()))
-    assert document["is_well"] is False
+    document = json.loads(json.dumps(asdict(check(4, "node:1:1.3"))))
     assert document["findings"][0]["where"] == "node1"
     assert 0 < document["noise_between"] < 0.05
 
@@ -123,7 +138,7 @@ def test_launch_that_hung_is_a_finding_and_not_well() -> None:
 
 def test_gpus_that_heat_slowed_are_spoken_of() -> None:
     said = examine(rows(4).with_columns(throttled=pl.lit(value=True)), least=0.05).cannot_tell
-    assert any("heat or power slowed, in 54 of 54 rows" in text for text in said)
+    assert any("heat or power slowed, in 45 of 45 rows" in text for text in said)
 
 
 def test_process_that_others_wait_for_is_named() -> None:
@@ -149,3 +164,55 @@ def test_nic_whose_counters_rise_is_named() -> None:
         nic_retries=pl.lit(1), nic_worst=pl.format("n{}", pl.int_range(pl.len()) % 5)
     )
     assert examine(spread, least=0.05).is_well
+
+
+def pairs(*slow: str, nodes: str = "abcde", runs: int = 1) -> pl.DataFrame:
+    """Logs of each two nodes, four sizes each: 50 us, and 90 us where both nodes' pair is slow."""
+    noise = itertools.cycle((0.0, 0.1, -0.2, 0.15, -0.1, 0.05, 0.2))
+    return frame(
+        *(
+            default(
+                time_us=(90.0 if any(set(one) & set(pair) == set(one) for one in slow) else 50.0)
+                + next(noise),
+                run=f"{''.join(pair)}-{number}",
+                hosts=",".join(pair),
+                size_bytes=size << 20,
+                num_nodes=2,
+                num_ranks=2,
+                ranks_per_node=1,
+            )
+            for pair in itertools.combinations(nodes, 2)
+            for number in range(runs)
+            for size in (1, 2, 4, 8)
+        )
+    )
+
+
+def test_logs_of_each_two_nodes_name_the_slow_node_or_the_slow_pair() -> None:
+    report = examine(pairs("b"), least=0.05)
+    assert named(report) == [("node", "b")]
+    assert report.findings[0].slower == pytest.approx(0.8, abs=0.02)
+    assert named(examine(pairs("bd"), least=0.05)) == [("link", "b - d")]
+    assert sorted(named(examine(pairs("a", "de", runs=2), least=0.05))) == [
+        ("link", "d - e"),
+        ("node", "a"),
+    ]
+    assert examine(pairs(), least=0.05).is_well
+
+
+def test_published_kind_of_pairwise_logs_names_the_slow_host(tmp_path: Path) -> None:
+    cases = WHOLE / "public-cases"
+    logs = [published(cases / f"pair_{pair}.log") for pair in ("a_b", "a_c", "a_d", "b_c", "b_d")]
+    options = ImportOptions(system="x")
+    import_files([*logs, cases / "pair_c_d.log"], tmp_path, options=options)
+    assert named(examine(store.read(tmp_path), least=0.05)) == [("node", "b")]
+
+
+def test_a_call_on_two_sets_of_hosts_says_nothing_of_either() -> None:
+    two = pairs("ab", nodes="abcd").filter(pl.col("hosts").is_in(["a,b", "c,d"]))
+    with pytest.raises(NotEnoughData, match="3 sets of hosts or more"):
+        examine(two, least=0.05)
+    both = pl.concat([two.with_columns(sweep=pl.lit("two")), rows(4)])
+    assert any(
+        "fewer than 3 sets of hosts" in text for text in examine(both, least=0.05).cannot_tell
+    )
