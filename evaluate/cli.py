@@ -12,7 +12,6 @@ from dynamiccl.evaluate.commands.compare import compare_command
 from dynamiccl.evaluate.commands.explain import explain_command
 from dynamiccl.evaluate.commands.forecast import forecast_command
 from dynamiccl.evaluate.commands.gate import gate_command
-from dynamiccl.evaluate.commands.upgrade import upgrade_command
 from dynamiccl.simulator import options as simulating
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.commands.options import Json, folding_table, open_bar, stderr, wide_stdout
@@ -88,7 +87,6 @@ def report_command(
 app.command("gate")(gate_command)
 app.command("explain")(explain_command)
 app.command("compare")(compare_command)
-app.command("upgrade")(upgrade_command)
 app.command("forecast")(forecast_command)
 
 

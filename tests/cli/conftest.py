@@ -40,7 +40,7 @@ COMMANDS = [
     (
         "dynamiccl-evaluate",
         (
-            *("report", "gate", "explain", "compare", "upgrade", "forecast"),
+            *("report", "gate", "explain", "compare", "forecast"),
             *("simulate", "benchmark"),
         ),
     ),
