@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from learning_draws import Draw
 from learning_figures import parallel
+from worlds import Draw
 
 from dynamiccl.nccl import NcclVersion
 from dynamiccl.simulator.default import CostModel, Factors, find_machine

@@ -37,13 +37,7 @@ COMMANDS = [
         ),
     ),
     ("dynamiccl-train", ("list", "fit", "study", "trial", "trigger", "promote", "constants")),
-    (
-        "dynamiccl-evaluate",
-        (
-            *("report", "gate", "explain", "compare", "forecast"),
-            *("simulate", "benchmark"),
-        ),
-    ),
+    ("dynamiccl-evaluate", ("report", "gate", "explain", "compare", "forecast", "simulate")),
     (
         "dynamiccl-deploy",
         (

@@ -1,18 +1,32 @@
 """Worlds drawn at random: what is another in each draw, and what stays."""
 
+import hashlib
+from pathlib import Path
+
 import numpy as np
 import polars as pl
 import pytest
+from worlds import FIELD_SIGMA, NO_NOISE, WORLDS, paired, summary
 
-from dynamiccl.evaluate.worlds.kinds import WORLDS
-from dynamiccl.evaluate.worlds.scores import paired, summary
+from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.cells import tuned, usable
+from dynamiccl.datasets.scoring import task_grid
+from dynamiccl.datasets.splits import Split
+from dynamiccl.datasets.store import read
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
-from dynamiccl.simulator.drawn import FIELD_SIGMA
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.system import Call
 from dynamiccl.simulator.systems import find_system
 
 NAMES = {"h100": "h100-ib", "b300": "b300-nvlink", "gb10": "gb10-roce", "a100": "a100-nvswitch"}
+
+#: SHA-256 of the true times of each kind's draw 0.
+TRUE_TIMES = {
+    "h100": "c42da1199c64baa3",
+    "b300": "e3f7a96d9748b53a",
+    "gb10": "d8963b163ab556a6",
+    "a100": "2047ea17a2a69306",
+}
 
 
 @pytest.mark.parametrize("kind", WORLDS)
@@ -48,6 +62,21 @@ def test_field_is_smooth_and_as_wide_as_it_says() -> None:
     assert logs.std(axis=0) == pytest.approx(FIELD_SIGMA, rel=0.35)
     assert np.corrcoef(logs[:, 0], logs[:, 1])[0, 1] > 0.95
     assert abs(np.corrcoef(logs[:, 0], logs[:, 2])[0, 1]) < 0.6
+
+
+@pytest.mark.parametrize(("kind", "digest"), TRUE_TIMES.items())
+def test_draw_0_is_the_one_that_the_figures_of_the_pages_are_of(
+    kind: str, digest: str, tmp_path: Path
+) -> None:
+    """If numpy, the simulator or a split draws otherwise, docs/results.json is of other worlds.
+
+    Logarithms are rounded to 1e-6, so that another processor's last bits are no change.
+    """
+    exact = tuned(read(WORLDS[kind].sweep(tmp_path, 0, "truth", 1, NO_NOISE)))
+    truth = task_grid(exact, Catalogue.from_frame(usable(exact)), [Split.TEST])
+    logs = np.round(np.log(truth.times_us).ravel() * 1e6)
+    logs = np.where(np.isnan(logs), -(2.0**62), logs)
+    assert hashlib.sha256(logs.astype("<i8").tobytes()).hexdigest()[:16] == digest
 
 
 def rows(policy: str, regrets: list[float]) -> list[dict[str, object]]:
