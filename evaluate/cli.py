@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from dynamiccl import cli
-from dynamiccl.evaluate.commands.compare import compare_command
 from dynamiccl.evaluate.commands.explain import explain_command
 from dynamiccl.evaluate.commands.forecast import forecast_command
 from dynamiccl.evaluate.commands.gate import gate_command
@@ -85,7 +84,6 @@ def report_command(
 
 app.command("gate")(gate_command)
 app.command("explain")(explain_command)
-app.command("compare")(compare_command)
 app.command("forecast")(forecast_command)
 
 

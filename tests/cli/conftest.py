@@ -32,12 +32,12 @@ COMMANDS = [
     (
         "dynamiccl-collect",
         (
-            *("plan", "run", "import", "export", "jobs", "describe", "doctor"),
+            *("plan", "run", "import", "export", "jobs", "describe", "compare", "doctor"),
             *("fit-simulator", "shapes", "health"),
         ),
     ),
     ("dynamiccl-train", ("list", "fit", "study", "trial", "trigger", "promote", "constants")),
-    ("dynamiccl-evaluate", ("report", "gate", "explain", "compare", "forecast", "simulate")),
+    ("dynamiccl-evaluate", ("report", "gate", "explain", "forecast", "simulate")),
     (
         "dynamiccl-deploy",
         (
