@@ -18,8 +18,8 @@ import numpy as np
 import polars as pl
 import torch
 from learning_cautious import Cautious
-from learning_draws import Draw
 from learning_figures import parallel
+from worlds import SHAPES, WORLDS, Draw, judged, paired, summary
 
 from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.baselines.costs import CostTimesResidual
@@ -27,8 +27,6 @@ from dynamiccl.evaluate.baselines.picking import Picked
 from dynamiccl.evaluate.baselines.regression import GradientBoosting
 from dynamiccl.evaluate.baselines.tables import Interpolated, NearestNeighbours
 from dynamiccl.evaluate.policies import Actions, LearnedPolicy
-from dynamiccl.evaluate.worlds.kinds import SHAPES, WORLDS
-from dynamiccl.evaluate.worlds.scores import judged, paired, summary
 from dynamiccl.train.fit import fit
 from dynamiccl.train.gaussian.fit import fit_gaussian
 from dynamiccl.train.policy import TorchPolicy

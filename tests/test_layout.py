@@ -27,8 +27,8 @@ ALLOWED = {
     "train": {"datasets", "simulator"},
     "evaluate": {
         *("datasets", "train", "simulator", "serve.search"),
-        # A simulated sweep for drawn worlds; the sweep file that a gate needs.
-        *("collect.simulate", "collect.planning", "collect.sweep"),
+        # The sweep file that a gate needs.
+        *("collect.planning", "collect.sweep"),
         # The calls of a job, from traces of other tools.
         "collect.traces",
         "collect.findings",
@@ -271,7 +271,6 @@ def test_wheel_holds_the_parts_under_our_name_only(tmp_path: Path) -> None:
         "dynamiccl/evaluate/page.html.jinja",
         "dynamiccl/evaluate/report.html.jinja",
         "dynamiccl/evaluate/simulate.html.jinja",
-        "dynamiccl/evaluate/worlds/worlds-1.json",
         "dynamiccl/serve/commands/doctor.py",
         "dynamiccl/serve/launch/dynamiccl-run",
         "dynamiccl/serve/plugin/adaptive/exports.cpp",

@@ -72,7 +72,6 @@ ELSEWHERE: Final = {
     r"dynamiccl-train study": ("tests/train/test_study.py", "study"),
     r"dynamiccl-deploy brain": ("tests/serve/test_brain_server.py", "brain"),
     r"dynamiccl-deploy doctor --overhead": ("tests/serve/test_overhead.py", "--overhead"),
-    r"dynamiccl-evaluate benchmark": ("tests/evaluate/test_worlds_judge.py", "benchmark"),
     r"dynamiccl-collect fit-simulator": ("tests/cli/test_fit_simulator.py", "fit-simulator"),
     r"dynamiccl-train trigger": ("tests/train/trigger/test_fit.py", "trigger"),
 }

@@ -34,18 +34,12 @@ COMMANDS = [
     (
         "dynamiccl-collect",
         (
-            *("plan", "run", "import", "jobs", "describe", "doctor"),
+            *("plan", "run", "import", "jobs", "describe", "compare", "doctor"),
             *("fit-simulator", "shapes", "health"),
         ),
     ),
     ("dynamiccl-train", ("list", "fit", "study", "trial", "trigger", "promote")),
-    (
-        "dynamiccl-evaluate",
-        (
-            *("report", "gate", "explain", "compare", "upgrade", "forecast"),
-            *("simulate", "benchmark"),
-        ),
-    ),
+    ("dynamiccl-evaluate", ("report", "gate", "explain", "forecast", "simulate")),
     (
         "dynamiccl-deploy",
         (

@@ -203,21 +203,6 @@ RELEASES: Final = (
 )  # fmt: skip
 
 
-#: The tags at which the constants were read; what lies between is taken for the older one.
-READ: Final = tuple(
-    NcclVersion(2, minor, patch)
-    for minor, patches in {27: (3, 5, 7), 28: (3, 7, 9), 29: (2, 7), 30: (3, 7)}.items()
-    for patch in patches
-)
-
-
-def check_read(version: NcclVersion) -> NcclVersion:
-    """Return the version. Raises UnknownName for one whose constants have not been read."""
-    if version not in READ:
-        raise UnknownName("release of NCCL's cost model", version, map(str, READ))
-    return version
-
-
 def release_of(version: NcclVersion) -> Release:
     """The constants of a release. Raises UnknownName for one that has not been read."""
     known = [
