@@ -59,7 +59,8 @@ def compare(old: pl.DataFrame, new: pl.DataFrame) -> dict[str, Any]:
     others = differing(*({c: [*side[c].drop_nulls().unique()] for c in _BESIDE} for side in sides))
     shared = sides[0].join(sides[1], on=both, how="semi", nulls_equal=True).select(both).unique()
     if shared.is_empty():
-        apart = [f"{e['name']} is {e['old']} in one and {e['new']} in the other" for e in others]
+        known = [each for each in others if "not known" not in each.values()]
+        apart = [f"{e['name']} is {e['old']} in one and {e['new']} in the other" for e in known]
         why = "; ".join(apart[:4]) or "no config at a size was measured alone in both"
         raise NotEnoughData(f"the two data sets share no cell: {why}")
     cells = shared.select(CELL).unique().sort(CELL, nulls_last=True).with_row_index("cell")
@@ -67,8 +68,7 @@ def compare(old: pl.DataFrame, new: pl.DataFrame) -> dict[str, Any]:
     above = pl.sum_horizontal((pl.col("size_bytes") > bound).cast(pl.Int64) for bound in _BOUNDS)
     cells = cells.with_columns(line=line, range=3 * line + above)
     rows = pl.concat(side.with_columns(is_new=pl.lit(i == 1)) for i, side in enumerate(sides))
-    rows = rows.join(shared, on=both, how="semi", nulls_equal=True)
-    rows = rows.join(cells, on=CELL, nulls_equal=True)
+    rows = rows.join(shared, on=both, nulls_equal=True).join(cells, on=CELL, nulls_equal=True)
     systems, changes = [], list[dict[str, Any]]()
     for (name,), part in rows.group_by("system", maintain_order=True):
         judged = _judged(part)
