@@ -14,7 +14,7 @@ from tests.golden.golden import equal_values
 #: Identities: equal ones stay equal, what they are called may change.
 _NAMES: Final = ("trial", "run", "launch")
 #: Tables with more rows are kept as figures and their first rows.
-_MANY: Final = 400
+_MANY: Final = 250
 _SHOWN: Final = 5
 
 
