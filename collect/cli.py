@@ -30,7 +30,7 @@ from dynamiccl.collect.runners import RUNNERS
 from dynamiccl.collect.runs.carry_out import RunOptions, carry_out
 from dynamiccl.collect.runs.run import RunSummary
 from dynamiccl.collect.shapes import shapes_command
-from dynamiccl.collect.sweep.load import Sweep, load_sweep
+from dynamiccl.collect.sweep import Sweep, load_sweep
 from dynamiccl.datasets import store
 from dynamiccl.machine import ThisMachine
 from dynamiccl.simulator import options as simulating

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from dynamiccl.collect.sweep.trial import Setting, Trial
+from dynamiccl.collect.grid import Setting, Trial
 
 #: A measurement as column -> value; columns that are missing take the schema's neutral value.
 Row = Mapping[str, Any]

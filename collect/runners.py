@@ -14,7 +14,7 @@ from dynamiccl.collect.companions.watch import NodeWatch, NoWatch, Watch
 from dynamiccl.collect.processes.interrupt import Interrupt
 from dynamiccl.collect.runner import Runner
 from dynamiccl.collect.simulated.runner import SimulatorRunner
-from dynamiccl.collect.sweep.settings import SweepFile
+from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.errors import MissingPath, UnknownName, UserError
 from dynamiccl.libraries import JOB_NAMES, SWEEP_NAME, built
 

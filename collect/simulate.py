@@ -5,7 +5,7 @@ from pathlib import Path
 from dynamiccl.collect.runs.run import run_sweep
 from dynamiccl.collect.simulated.runner import SimulatorRunner
 from dynamiccl.collect.strategies import make_strategy
-from dynamiccl.collect.sweep.load import parse_sweep
+from dynamiccl.collect.sweep import parse_sweep
 from dynamiccl.simulator.system import System
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from dynamiccl.collect.runner import Launch, LaunchMode, Pick, Row
-from dynamiccl.collect.sweep.settings import SweepFile
+from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, DefaultScope, Statistic, Status
 from dynamiccl.nccl import ABSTAIN
 

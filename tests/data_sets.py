@@ -6,7 +6,7 @@ import pytest
 
 from dynamiccl.collect.runs.run import run_sweep
 from dynamiccl.collect.simulated.runner import SimulatorRunner
-from dynamiccl.collect.sweep.load import parse_sweep
+from dynamiccl.collect.sweep import parse_sweep
 from tests.once import once
 
 SWEEP = """

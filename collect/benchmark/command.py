@@ -9,7 +9,7 @@ from dynamiccl.collect.benchmark.blocks import REPORT_NAME, SCHEDULE_NAME
 from dynamiccl.collect.benchmark.grid import Grid
 from dynamiccl.collect.benchmark.programs import Program
 from dynamiccl.collect.runner import Launch, LaunchMode
-from dynamiccl.collect.sweep.settings import SweepFile
+from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.nccl import Config
 
 #: Variables that override the requested config (`src/graph/tuning.cc` reads them first).

@@ -7,7 +7,7 @@ from dynamiccl.collect.benchmark.topology import set_up_lines
 from dynamiccl.collect.nccl_tests.cost_table import write_costs
 from dynamiccl.collect.nccl_tests.facts import RunFacts
 from dynamiccl.collect.runner import Launch
-from dynamiccl.collect.sweep.settings import SweepFile
+from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.collect.trial_rows import pick_row
 
 

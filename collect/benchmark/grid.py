@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from dynamiccl.collect.grid import Chain, Trial, walks
 from dynamiccl.collect.runner import Launch, Pick
-from dynamiccl.collect.sweep.sizes import Chain, walks
-from dynamiccl.collect.sweep.trial import Trial
 from dynamiccl.nccl import ABSTAIN, Config, Protocol
 
 _SLOW_BYTES_PER_S: Final = 0.25e9

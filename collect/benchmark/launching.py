@@ -16,14 +16,14 @@ from dynamiccl.collect.benchmark.grid import Grid, slow_seconds
 from dynamiccl.collect.benchmark.output import is_row
 from dynamiccl.collect.benchmark.programs import Program
 from dynamiccl.collect.benchmark.schedules import schedule_of
+from dynamiccl.collect.grid import Setting
 from dynamiccl.collect.launchers import Job, command, find_launcher, map_into_container
 from dynamiccl.collect.launchers.settings import LauncherSettings
 from dynamiccl.collect.processes.interrupt import Interrupt
 from dynamiccl.collect.processes.output_lines import Line
 from dynamiccl.collect.processes.process import Finished, Limits, run_process
 from dynamiccl.collect.runner import Launch
-from dynamiccl.collect.sweep.settings import SweepFile
-from dynamiccl.collect.sweep.trial import Setting
+from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.errors import InvalidSweep
 
 _log = logging.getLogger(__name__)

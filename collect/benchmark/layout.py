@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
+from dynamiccl.collect.grid import LaunchProfile, Setting, Trial, walks
 from dynamiccl.collect.runner import Launch, LaunchMode, Pick, Round
-from dynamiccl.collect.sweep.sizes import walks
-from dynamiccl.collect.sweep.trial import LaunchProfile, Setting, Trial
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.nccl import ABSTAIN, Config
 

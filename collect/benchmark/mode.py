@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dynamiccl.collect.benchmark.programs import Program
-from dynamiccl.collect.sweep.settings import SweepFile
+from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.errors import MachineError
 from dynamiccl.nccl import TUNER_ABI_SINCE, NcclVersion
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from dynamiccl.collect.benchmark.grid import is_slow
 from dynamiccl.collect.benchmark.read_back import PlainChoice
-from dynamiccl.collect.sweep.trial import Setting, Trial
+from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.nccl import Algorithm, Protocol
 
 #: Key of trials that differ in the number of channels only.

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from dynamiccl.collect.grid import DATATYPE_BYTES
 from dynamiccl.collect.nccl_tests.facts import listed_hosts
 from dynamiccl.collect.nccl_tests.json_output import json_tables
 from dynamiccl.collect.nccl_tests.tables import rows_of
 from dynamiccl.collect.nccl_tests.text import parse_text
 from dynamiccl.collect.reports import FileReport, ImportOptions
-from dynamiccl.collect.sweep.sizes import DATATYPE_BYTES
 from dynamiccl.datasets.schema import MEASUREMENTS
 from dynamiccl.errors import DataError
 from dynamiccl.nccl import Collective

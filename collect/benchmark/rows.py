@@ -7,7 +7,7 @@ from typing import Any
 from dynamiccl.collect.benchmark.blocks import Verdict
 from dynamiccl.collect.benchmark.read_back import PlainChoice
 from dynamiccl.collect.runner import Launch, Measured, Pick, Row
-from dynamiccl.collect.sweep.settings import SweepFile
+from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.collect.trial_rows import lost_row, pick_row
 from dynamiccl.datasets.schema import Source, Status
 

@@ -45,6 +45,7 @@ from dynamiccl.collect.companions.disturber import Disturber
 from dynamiccl.collect.companions.facts import SiteFacts
 from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.companions.watch import NoWatch, Watch
+from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.launchers import find_launcher
 from dynamiccl.collect.processes.interrupt import Interrupt
 from dynamiccl.collect.runner import (
@@ -57,8 +58,7 @@ from dynamiccl.collect.runner import (
     Round,
     Row,
 )
-from dynamiccl.collect.sweep.settings import SweepFile
-from dynamiccl.collect.sweep.trial import Trial
+from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.datasets.schema import Status
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import ABSTAIN, Collective

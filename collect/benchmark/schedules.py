@@ -4,7 +4,7 @@ from typing import Final
 
 from dynamiccl.collect.benchmark.command import Calls
 from dynamiccl.collect.benchmark.grid import Grid
-from dynamiccl.collect.sweep.trial import Setting
+from dynamiccl.collect.grid import Setting
 from dynamiccl.schedule import Schedule
 
 #: Out-of-place and in-place: every benchmark that NCCL asks a tuner about runs both.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from dynamiccl.collect.sweep.trial import Setting
+from dynamiccl.collect.grid import Setting
 
 #: PCI class of an NVSwitch as NVLink target (`src/graph/xml.h`).
 _NVSWITCH_CLASS: Final = "0x068000"

@@ -8,10 +8,9 @@ from pathlib import Path
 from dynamiccl.collect.benchmark.blocks import REPORT_S, Verdict, await_report, judge_blocks
 from dynamiccl.collect.benchmark.file_system import is_local
 from dynamiccl.collect.benchmark.output import Block, Output
+from dynamiccl.collect.grid import Comms, Setting
 from dynamiccl.collect.nccl_tests.facts import RankLine, listed_ranks
 from dynamiccl.collect.runner import Launch
-from dynamiccl.collect.sweep.splits import Comms
-from dynamiccl.collect.sweep.trial import Setting
 from dynamiccl.datasets.schema import Status
 
 _NO_TIMES = (

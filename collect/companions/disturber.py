@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dynamiccl.collect.companions.nodes import Nodes
+from dynamiccl.collect.grid import Setting
 from dynamiccl.collect.interference.disturb import Disturbance, disturb
 from dynamiccl.collect.interference.traffic import Traffic, spare_gpus
-from dynamiccl.collect.sweep.trial import Setting
 from dynamiccl.errors import MachineError
 
 

@@ -5,19 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+from dynamiccl.collect.grid import RANK_GRAIN_BYTES, Setting, octave_ladder
 from dynamiccl.collect.planning.plan import Plan, make_plan
-from dynamiccl.collect.sweep.load import Sweep, parse_sweep
-from dynamiccl.collect.sweep.settings import (
+from dynamiccl.collect.sweep import (
     BudgetSettings,
     InterferenceSettings,
     OnlySettings,
     ProfileSettings,
     Sizes,
     StrategySettings,
+    Sweep,
+    parse_sweep,
+    sweep_text,
 )
-from dynamiccl.collect.sweep.sizes import RANK_GRAIN_BYTES, octave_ladder
-from dynamiccl.collect.sweep.text import sweep_text
-from dynamiccl.collect.sweep.trial import Setting
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.nccl import Collective, Config

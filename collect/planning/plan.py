@@ -9,7 +9,7 @@ from dynamiccl.collect.planning.times import CallTimes
 from dynamiccl.collect.runner import LaunchMode, Round
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.strategies.strategy import Strategy
-from dynamiccl.collect.sweep.load import Sweep
+from dynamiccl.collect.sweep import Sweep
 
 #: Lines of the table of what dominates.
 _LINES: Final = 5

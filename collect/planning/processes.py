@@ -12,10 +12,10 @@ from dynamiccl.collect.benchmark.needless import Needless
 from dynamiccl.collect.benchmark.programs import Program
 from dynamiccl.collect.benchmark.read_back import PlainChoice
 from dynamiccl.collect.benchmark.schedules import HALVES, warmup_of
+from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.planning.times import CallTimes
 from dynamiccl.collect.runner import Launch, LaunchMode, Pick, Round
-from dynamiccl.collect.sweep.load import Sweep
-from dynamiccl.collect.sweep.trial import Setting, Trial
+from dynamiccl.collect.sweep import Sweep
 from dynamiccl.nccl import ABSTAIN, Config
 
 #: Guesses for the start of a process: NCCL starts in seconds on 8 GPUs and in about a minute on

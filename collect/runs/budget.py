@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from dynamiccl.collect.runner import Launch, LaunchMode, Pick
-from dynamiccl.collect.sweep.settings import BudgetSettings
+from dynamiccl.collect.sweep import BudgetSettings
 
 
 class Budget:

@@ -23,8 +23,7 @@ from dynamiccl.collect.runs.progress import SweepProgress
 from dynamiccl.collect.runs.run import RunSummary, Shard, journal_folder, run_sweep
 from dynamiccl.collect.sbatch import BatchJob, Outcome, Work, run_as_batch, run_command
 from dynamiccl.collect.strategies import Strategy, make_strategy
-from dynamiccl.collect.sweep.load import Sweep
-from dynamiccl.collect.sweep.settings import SweepFile
+from dynamiccl.collect.sweep import Sweep, SweepFile
 from dynamiccl.errors import UserError
 from dynamiccl.slurm import SlurmQueue
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from dynamiccl.collect.grid import Setting
 from dynamiccl.collect.runs.journal import write_atomically
-from dynamiccl.collect.sweep.settings import SweepFile
-from dynamiccl.collect.sweep.trial import Setting
+from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.nccl import Config
 
 COLUMNS: Final = (

@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 
 from dynamiccl.collect.runs.journal import Sealing
-from dynamiccl.collect.sweep.load import Sweep
+from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets.cells import usable
 from dynamiccl.datasets.provenance import run_record
 from dynamiccl.datasets.rows import measurements_table

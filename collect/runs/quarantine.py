@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from dynamiccl.collect.sweep.trial import Setting, Trial
+from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.nccl import Config
 
 

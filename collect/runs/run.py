@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from dynamiccl.collect.grid import LaunchProfile, Setting, Trial
 from dynamiccl.collect.outcomes import Outcome, decode_outcomes, encode_outcomes
 from dynamiccl.collect.runner import Launch, LaunchMode, LaunchResult, Measured, Pick, Round, Runner
 from dynamiccl.collect.runs.budget import Budget
@@ -31,8 +32,7 @@ from dynamiccl.collect.runs.retry import (
 from dynamiccl.collect.runs.watcher import AtMost, Silent, Watcher
 from dynamiccl.collect.strategies import choose
 from dynamiccl.collect.strategies.strategy import Strategy
-from dynamiccl.collect.sweep.load import Sweep
-from dynamiccl.collect.sweep.trial import LaunchProfile, Setting, Trial
+from dynamiccl.collect.sweep import Sweep
 from dynamiccl.collect.trial_rows import lost_row, pick_row
 from dynamiccl.datasets.schema import Status
 from dynamiccl.datasets.store import sweep_folder, sweep_parts

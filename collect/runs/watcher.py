@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.outcomes import Outcome
-from dynamiccl.collect.sweep.trial import Trial
 
 
 class Watcher(Protocol):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.collect.sweep.trial import Setting
+from dynamiccl.collect.grid import Setting
 from dynamiccl.simulator.noise import Noise
 from dynamiccl.simulator.parts import Parts, Surroundings
 

@@ -13,11 +13,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.strategies.kernel import points
 from dynamiccl.collect.strategies.samples import Floats, Samples
 from dynamiccl.collect.strategies.strategy import Subspace, TaskTrials, seed_of, subspace
 from dynamiccl.collect.strategies.surrogate import Observed, Surface, choose_kernel, fit
-from dynamiccl.collect.sweep.trial import Trial
 
 #: Joint draws from the posterior of a task.
 _DRAWS: Final = 400

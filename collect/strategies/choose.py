@@ -7,11 +7,11 @@ from statistics import median
 
 import numpy as np
 
+from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.strategies.belief import Belief, beliefs_of_setting
 from dynamiccl.collect.strategies.samples import Times, condense, failed_trials, times_by_trial
 from dynamiccl.collect.strategies.strategy import TaskTrials, group_by_task, seed_of
-from dynamiccl.collect.sweep.trial import Setting, Trial
 from dynamiccl.nccl import ABSTAIN, Config
 
 

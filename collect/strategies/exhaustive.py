@@ -3,10 +3,10 @@
 import random
 from collections.abc import Sequence
 
+from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.runner import Pick
 from dynamiccl.collect.strategies.strategy import group_by_task, infeasible_picks, seed_of
-from dynamiccl.collect.sweep.trial import Trial
 
 
 class Exhaustive:

@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Sequence
 
+from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.runner import Pick
 from dynamiccl.collect.strategies.strategy import (
@@ -12,7 +13,6 @@ from dynamiccl.collect.strategies.strategy import (
     infeasible_picks,
     seed_of,
 )
-from dynamiccl.collect.sweep.trial import Trial
 
 
 class RandomShare:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.runner import Pick
-from dynamiccl.collect.sweep.trial import Setting, Trial
 from dynamiccl.nccl import ABSTAIN, Algorithm
 from dynamiccl.nccl import Protocol as NcclProtocol
 

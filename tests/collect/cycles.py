@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.runner import Pick
-from dynamiccl.collect.sweep.trial import Trial
 from dynamiccl.nccl import ABSTAIN
 
 

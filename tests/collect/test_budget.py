@@ -10,7 +10,7 @@ from dynamiccl.collect.runs.choices import choices_path
 from dynamiccl.collect.runs.journal import how_it_ended
 from dynamiccl.collect.runs.run import Shard, journal_folder
 from dynamiccl.collect.simulated.runner import SimulatorRunner
-from dynamiccl.collect.sweep.load import Sweep
+from dynamiccl.collect.sweep import Sweep
 from tests.collect.test_run import TEXT, Watch, figures, run, sweep
 
 

@@ -14,7 +14,7 @@ from dynamiccl.collect.runs.carry_out import (
     submit,
 )
 from dynamiccl.collect.runs.run import RunSummary, Shard, journal_folder
-from dynamiccl.collect.sweep.load import Sweep
+from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets import store
 from dynamiccl.errors import InvalidSweep, MachineError, MissingPath, UnknownName, UserError
 from tests.collect.benchmark.sweeps import sweep

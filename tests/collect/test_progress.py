@@ -3,10 +3,10 @@ import io
 import pytest
 from rich.console import Console
 
+from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.outcomes import Outcome, decode_outcomes, encode_outcomes
 from dynamiccl.collect.runner import Launch, LaunchMode, LaunchResult, Measured, Pick
 from dynamiccl.collect.runs.progress import BestSoFar, SweepProgress
-from dynamiccl.collect.sweep.trial import Setting, Trial
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 
 SETTING = Setting(Collective.AllReduce, 1, 8)

@@ -3,8 +3,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamiccl.collect.grid import Interference, LaunchProfile, Setting, Trial
 from dynamiccl.collect.runs.quarantine import Quarantine
-from dynamiccl.collect.sweep.trial import Interference, LaunchProfile, Setting, Trial
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 
 SETTING = Setting(Collective.AllReduce, 2, 8)

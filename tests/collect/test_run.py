@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.runner import (
     Launch,
@@ -19,8 +20,7 @@ from dynamiccl.collect.runner import (
 )
 from dynamiccl.collect.runs.run import RunSummary, Shard, run_sweep
 from dynamiccl.collect.simulated.runner import SimulatorRunner
-from dynamiccl.collect.sweep.load import Sweep, parse_sweep
-from dynamiccl.collect.sweep.trial import Trial
+from dynamiccl.collect.sweep import Sweep, parse_sweep
 from dynamiccl.collect.trial_rows import pick_row
 from dynamiccl.datasets import store
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS, Source

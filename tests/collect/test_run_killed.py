@@ -19,7 +19,7 @@ import random, sys, time
 from pathlib import Path
 from dynamiccl.collect.runs.run import run_sweep
 from dynamiccl.collect.simulated.runner import SimulatorRunner
-from dynamiccl.collect.sweep.load import parse_sweep
+from dynamiccl.collect.sweep import parse_sweep
 from tests.collect.cycles import Cycles
 
 class Slow(SimulatorRunner):

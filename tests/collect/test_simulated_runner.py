@@ -7,7 +7,7 @@ import pytest
 
 from dynamiccl.collect.runner import Pick, Round
 from dynamiccl.collect.simulated.runner import SimulatorRunner
-from dynamiccl.collect.sweep.load import Sweep, parse_sweep
+from dynamiccl.collect.sweep import Sweep, parse_sweep
 from dynamiccl.errors import InvalidSweep, UnknownName
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.simulator import h100

@@ -13,7 +13,7 @@ from dynamiccl.collect.launchers.settings import LauncherSettings
 from dynamiccl.collect.processes.interrupt import Interrupt
 from dynamiccl.collect.runs.progress import SweepProgress
 from dynamiccl.collect.runs.run import RunSummary, Shard, journal_folder, run_sweep
-from dynamiccl.collect.sweep.load import Sweep
+from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets import store
 from tests.collect.cycles import Cycles
 from tests.fakes.nccl_tests.install import install_stand_in

@@ -1,8 +1,8 @@
 """Sweeps and rounds for the tests of the nccl-tests runner."""
 
+from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.runner import Launch, LaunchMode, Pick, Round
-from dynamiccl.collect.sweep.load import Sweep, parse_sweep
-from dynamiccl.collect.sweep.trial import Setting, Trial
+from dynamiccl.collect.sweep import Sweep, parse_sweep
 from dynamiccl.nccl import ABSTAIN
 
 PLAIN = {

@@ -7,7 +7,7 @@ import pytest
 
 from dynamiccl.collect.benchmark.needless import Needless
 from dynamiccl.collect.benchmark.read_back import PlainChoice
-from dynamiccl.collect.sweep.trial import Trial
+from dynamiccl.collect.grid import Trial
 from tests.collect.benchmark.stand_in import rows, run
 from tests.collect.benchmark.sweeps import sweep
 

@@ -8,9 +8,8 @@ from dynamiccl.collect.benchmark.blocks import REPORT_NAME
 from dynamiccl.collect.benchmark.command import Calls
 from dynamiccl.collect.benchmark.grid import Grid, deal
 from dynamiccl.collect.benchmark.schedules import schedule_of, warmup_of
+from dynamiccl.collect.grid import Setting, Trial, benchmark_bytes
 from dynamiccl.collect.runner import Pick
-from dynamiccl.collect.sweep.sizes import benchmark_bytes
-from dynamiccl.collect.sweep.trial import Setting, Trial
 from dynamiccl.nccl import Collective, Config
 from dynamiccl.schedule import BlockState, PlayReport
 from tests.collect.benchmark.sweeps import launch_of, sweep

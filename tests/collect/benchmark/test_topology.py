@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.collect.benchmark.topology import keep_dumps, topology_features
-from dynamiccl.collect.sweep.trial import LaunchProfile, Setting
+from dynamiccl.collect.grid import LaunchProfile, Setting
 from dynamiccl.datasets.schema import MEASUREMENTS
 from dynamiccl.nccl import Collective
 from tests.fakes.nccl_tests.topology import graph_xml, topology_xml

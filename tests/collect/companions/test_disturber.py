@@ -5,8 +5,8 @@ import pytest
 
 from dynamiccl.collect.companions.disturber import Disturber
 from dynamiccl.collect.companions.nodes import Nodes
+from dynamiccl.collect.grid import Interference, Setting
 from dynamiccl.collect.launchers.settings import LauncherSettings
-from dynamiccl.collect.sweep.trial import Interference, Setting
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import Collective
 from tests.collect.interference.processes import await_true, is_running

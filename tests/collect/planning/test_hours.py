@@ -2,12 +2,12 @@
 
 import pytest
 
+from dynamiccl.collect.grid import Setting
 from dynamiccl.collect.planning.plan import Plan, make_plan
 from dynamiccl.collect.planning.processes import START_S, START_S_PER_RANK
 from dynamiccl.collect.planning.show import plan_lines
 from dynamiccl.collect.planning.times import GBYTES_PER_S, LATENCY_US, CallTimes
-from dynamiccl.collect.sweep.load import Sweep
-from dynamiccl.collect.sweep.trial import Setting
+from dynamiccl.collect.sweep import Sweep
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.parts import QUIET as UNDISTURBED

@@ -5,7 +5,7 @@ import pytest
 
 from dynamiccl.collect.planning.plan import Plan, make_plan
 from dynamiccl.collect.planning.show import plan_lines
-from dynamiccl.collect.sweep.load import Sweep, load_sweep
+from dynamiccl.collect.sweep import Sweep, load_sweep
 from dynamiccl.errors import InvalidSweep, UserError
 from tests.collect.benchmark.sweeps import sweep
 

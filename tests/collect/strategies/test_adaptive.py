@@ -18,7 +18,7 @@ from dynamiccl.collect.strategies.adaptive import (
 )
 from dynamiccl.collect.strategies.choose import by_setting, current_beliefs
 from dynamiccl.collect.strategies.strategy import group_by_task, subspace
-from dynamiccl.collect.sweep.settings import StrategySettings
+from dynamiccl.collect.sweep import StrategySettings
 from dynamiccl.nccl import ABSTAIN
 from tests.collect.strategies.worlds import World, adaptive_sweep, hockney, normal
 

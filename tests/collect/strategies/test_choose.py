@@ -2,11 +2,11 @@ import random
 
 import pytest
 
+from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.strategies.choose import choose, noise_across_processes
 from dynamiccl.collect.strategies.exhaustive import Exhaustive
 from dynamiccl.collect.strategies.samples import times_by_trial
-from dynamiccl.collect.sweep.trial import Trial
 from dynamiccl.nccl import ABSTAIN
 from tests.collect.strategies.worlds import World, heavy, hockney, normal, sweep
 

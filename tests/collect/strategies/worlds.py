@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.runner import Pick
 from dynamiccl.collect.strategies.strategy import Strategy, seed_of
-from dynamiccl.collect.sweep.load import Sweep, parse_sweep
-from dynamiccl.collect.sweep.trial import Setting, Trial
+from dynamiccl.collect.sweep import Sweep, parse_sweep
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 
 TEXT = """
