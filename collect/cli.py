@@ -24,12 +24,10 @@ from dynamiccl.collect.fitting.report import to_json as fit_to_json
 from dynamiccl.collect.health import health_command
 from dynamiccl.collect.importing.command import import_command
 from dynamiccl.collect.launchers import LAUNCHERS
-from dynamiccl.collect.planning.plan import make_plan
-from dynamiccl.collect.planning.show import show_plan
+from dynamiccl.collect.plan import make_plan, shapes_command, show_plan
 from dynamiccl.collect.runners import RUNNERS
 from dynamiccl.collect.runs.carry_out import RunOptions, carry_out
 from dynamiccl.collect.runs.run import RunSummary
-from dynamiccl.collect.shapes import shapes_command
 from dynamiccl.collect.sweep import Sweep, load_sweep
 from dynamiccl.datasets import store
 from dynamiccl.machine import ThisMachine
