@@ -17,7 +17,7 @@ from dynamiccl.collect.plan import (
     plan_lines,
 )
 from dynamiccl.collect.sweep import Sweep, load_sweep
-from dynamiccl.errors import InvalidSweep, UserError
+from dynamiccl.errors import UserError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.parts import QUIET as UNDISTURBED
@@ -121,14 +121,6 @@ def test_adaptive_plan_is_from_above_and_says_so() -> None:
     assert bounded.measurements <= 7
 
 
-def test_more_ranks_and_larger_sizes_take_longer() -> None:
-    small = plan()
-    ranks = plan(groups="[{ num_nodes = 64, ranks_per_node = 8 }]")
-    sizes = plan(sizes='{ min = "1G", max = "4G" }')
-    assert ranks.hours > small.hours
-    assert sizes.hours > small.hours
-
-
 def test_lines_hold_the_figures() -> None:
     first, second, third = plan_lines(plan())
     assert first == (
@@ -147,16 +139,9 @@ def test_plan_is_plain_data() -> None:
     assert found.to_json().keys() == set(Plan.__dataclass_fields__)
 
 
-def shipped(name: str) -> Sweep:
-    return load_sweep(ROOT / "examples" / name)
-
-
 def test_shipped_example_saves_twenty_processes_of_twenty_one() -> None:
-    assert make_plan(shipped("slurm_h100.toml")).launches_saved_ratio >= 20
-
-
-def test_planning_is_pure() -> None:
-    made = shipped("h100_4x8.toml")
+    made = load_sweep(ROOT / "examples" / "slurm_h100.toml")
+    assert make_plan(made).launches_saved_ratio >= 20
     assert make_plan(made) == make_plan(made)
 
 
@@ -167,12 +152,6 @@ def test_a_group_far_beyond_the_model_has_no_plan() -> None:
     assert plan(groups=group(512)).rules  # sixteen times what h100-ib models
     with pytest.raises(UserError, match="nothing is known of a group of 4000 nodes"):
         plan(groups=group(4000))
-
-
-def test_an_nccl_that_nobody_knows_is_refused_with_the_way_out() -> None:
-    assert plan(nccl_version='"2.32.6"').feasible
-    with pytest.raises(InvalidSweep, match=r"NCCL 2\.99\.0 is newer .* leave the key out"):
-        plan(nccl_version='"2.99"')
 
 
 def one_config(**keys: str) -> Sweep:

@@ -123,6 +123,8 @@ def test_plain_sweep_is_the_default_and_every_algorithm_and_protocol() -> None:
         ('sizes = { min = 1, max = 8, steps_per_octave = 3 }', "Input should be 1, 2 or 4 (got 3)"),
         ("cycles = 0", "cycles: Input should be greater than or equal to 1 (got 0)"),
         ("iterations = 1.5", "iterations: Input should be a valid integer"),
+        ('nccl_version = "2.99"', "nccl_version: NCCL 2.99.0 is newer than the newest whose"),
+        ('nccl_version = "2.99"', "leave the key out, and what runs is read from NCCL's log"),
         ('nccl_version = "new"', "unknown NCCL version 'new'"),
         ("cycels = 5", "cycels: Extra inputs are not permitted; known keys are name, system"),
         ("[simulator]\nsead = 1", "sead: Extra inputs are not permitted; known keys are system,"),
@@ -247,7 +249,8 @@ def test_nccl_version_and_nodes_decide_what_can_run() -> None:
     assert reasons(gather, 'nccl_version = "2.22.3"')["PAT/Simple"] == (
         "PAT needs NCCL 2.23.0 and this is 2.22.3"
     )
-    assert reasons(gather, 'nccl_version = "2.23.4"')["PAT/Simple"] is None
+    for known in ("2.23.4", "2.32.6"):
+        assert reasons(gather, f'nccl_version = "{known}"')["PAT/Simple"] is None
     one_node = "groups = [{ num_nodes = 1, ranks_per_node = 8 }]"
     assert reasons(one_node)["NVLSTree/Simple"] == "NVLSTree needs more than one node"
 
