@@ -71,14 +71,13 @@ def scene() -> Scene:
 
 
 @cache
-def fitted() -> dict[str, Any]:
+def fitted() -> Any:
     """What `fit` says of a short training on it."""
-    at = scene()
     words = ("--set", "steps=900", "--set", "steps_per_epoch=100", "--seed", "0")
-    uri = new_store(at.folder)
-    done = at.run("train", "fit", "--data", "data", *words, "--tracking-uri", uri, "--json")
-    found: dict[str, Any] = done.json
-    return found
+    uri = new_store(scene().folder)
+    return (
+        scene().run("train", "fit", "--data", "data", *words, "--tracking-uri", uri, "--json").json
+    )
 
 
 def _policy() -> Path:
@@ -86,21 +85,17 @@ def _policy() -> Path:
 
 
 @cache
-def gated() -> dict[str, Any]:
+def gated() -> Any:
     """What `gate` says of that policy and fresh runs."""
     words = ("--policy", _policy(), "--data", "fresh", "--known", "data", "--out", "gated")
-    found: dict[str, Any] = scene().run("evaluate", "gate", *words, "--json").json
-    return found
+    return scene().run("evaluate", "gate", *words, "--json").json
 
 
 @cache
-def exported() -> dict[str, Any]:
+def exported() -> Any:
     """What `export` says of what the gate let through."""
     gated()
-    found: dict[str, Any] = (
-        scene().run("deploy", "export", "gated", "--out", "artifact", "--json").json
-    )
-    return found
+    return scene().run("deploy", "export", "gated", "--out", "artifact", "--json").json
 
 
 def _files(folder: Path) -> list[str]:
@@ -377,8 +372,6 @@ def _explain_calls(directory: Path) -> Any:
     return {"kinds": shape(said), "outlook": sorted(outlook), "calls": outlook["calls"]}
 
 
-#: Of a fit by least squares the last digits are the machine's.
-_FITTED: Final = close_values(1e-3)
 _MAKERS: Final[Mapping[str, tuple[Callable[[Path], Any], Comparer]]] = {
     "plan": (_plan, close_values(1e-6)),
     "doctor": (_doctor, equal_frames),
@@ -387,7 +380,8 @@ _MAKERS: Final[Mapping[str, tuple[Callable[[Path], Any], Comparer]]] = {
     "health_pairs": (_health_pairs, equal_frames),
     "shapes": (_shapes, equal_frames),
     "jobs": (_jobs, equal_frames),
-    "fit_simulator": (_fit_simulator, _FITTED),
+    # Of a fit by least squares the last digits are the machine's.
+    "fit_simulator": (_fit_simulator, close_values(1e-3)),
     "compare": (_compare, equal_frames),
     "forecast": (_forecast, equal_frames),
     "list": (_list, equal_frames),
