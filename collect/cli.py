@@ -14,13 +14,12 @@ from rich.table import Column, Table
 from dynamiccl import cli
 from dynamiccl.checks import exit_code, render
 from dynamiccl.collect import compare as comparing
+from dynamiccl.collect import fit_simulator as fitting
 from dynamiccl.collect.doctor.context import context_of
 from dynamiccl.collect.doctor.examine import run_checks
 from dynamiccl.collect.doctor.inside import check_inside
 from dynamiccl.collect.findings import describe as describing
 from dynamiccl.collect.findings.plots import plot_systems
-from dynamiccl.collect.fitting import command as fitting
-from dynamiccl.collect.fitting.report import to_json as fit_to_json
 from dynamiccl.collect.health import health_command
 from dynamiccl.collect.importing.command import import_command
 from dynamiccl.collect.launchers import LAUNCHERS
@@ -347,17 +346,17 @@ def fit_command(
     Example: dynamiccl-collect fit-simulator --data out/data --base b300-nvlink --out mine.toml
     """
     with _stderr.status("reading") as status:
-        fit, drawn = fitting.fit_to_file(
+        fit = fitting.fit_to_file(
             data,
             out,
             base=base,
             systems=system or (),
             name=name,
-            plots=plots,
             progress=status.update,
         )
+    drawn = [] if plots is None else [fitting.plot_errors(fit, plots)]
     if as_json:
-        document = {**fit_to_json(fit), "out": str(out), "plots": [str(path) for path in drawn]}
+        document = {**fitting.to_json(fit), "out": str(out), "plots": [str(path) for path in drawn]}
         cli.print_json(document)
         return
     for path in drawn:
