@@ -14,12 +14,11 @@ from rich.table import Column, Table
 from dynamiccl import cli
 from dynamiccl.checks import exit_code, render
 from dynamiccl.collect import compare as comparing
+from dynamiccl.collect import describe as describing
 from dynamiccl.collect import fit_simulator as fitting
 from dynamiccl.collect.doctor.context import context_of
 from dynamiccl.collect.doctor.examine import run_checks
 from dynamiccl.collect.doctor.inside import check_inside
-from dynamiccl.collect.findings import describe as describing
-from dynamiccl.collect.findings.plots import plot_systems
 from dynamiccl.collect.health import health_command
 from dynamiccl.collect.importing.command import import_command
 from dynamiccl.collect.launchers import LAUNCHERS
@@ -248,7 +247,11 @@ def describe_command(
     calls, logged = describing.describe_calls(directory), describing.describe_logged(directory)
     has_rows = describing.has_measurements(directory, [*calls, *logged])
     summaries = describing.describe(directory) if has_rows else []
-    drawn = [] if plots is None or not summaries else plot_systems(store.read(directory), plots)
+    drawn = (
+        []
+        if plots is None or not summaries
+        else describing.plot_systems(store.read(directory), plots)
+    )
     if as_json:
         documents = describing.to_json(summaries, calls)
         cli.print_json(
@@ -260,8 +263,8 @@ def describe_command(
     for path in drawn:
         _stderr.print(f"drawn: {path}", soft_wrap=True, highlight=False)
     for summary in summaries:
-        mark = " (simulated)" if summary.simulated else ""
-        table = Table(title=f"{summary.system}{mark}", show_header=False, title_justify="left")
+        mark = " (simulated)" if summary["simulated"] else ""
+        table = Table(title=f"{summary['system']}{mark}", show_header=False, title_justify="left")
         table.add_column()
         table.add_column(overflow="fold")
         for name, value in describing.lines(summary):

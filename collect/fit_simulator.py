@@ -21,7 +21,7 @@ import polars as pl
 from rich.console import Console
 from rich.table import Table
 
-from dynamiccl.collect.findings.plots import figure_class, size_label
+from dynamiccl.collect.describe import figure_class, size_label
 from dynamiccl.datasets import store
 from dynamiccl.datasets.cells import pair_spread, quiet, tuned, usable
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS
