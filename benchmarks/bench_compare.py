@@ -27,7 +27,7 @@ import polars as pl
 from harness import write_result
 
 from dynamiccl.collect.importing.importer import ImportOptions, import_files
-from dynamiccl.collect.simulate import simulate
+from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.cells import independent
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.compare.changes import Changes, find_changes

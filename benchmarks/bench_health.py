@@ -22,8 +22,7 @@ from harness import write_result
 
 from dynamiccl.collect.health.findings import Report, examine
 from dynamiccl.collect.health.short_run import Cluster, Repeated, short_sweep, usual_settings
-from dynamiccl.collect.runner import Round
-from dynamiccl.collect.simulated.runner import SimulatorRunner
+from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.simulator.slow_parts import SlowPart
 
@@ -59,9 +58,9 @@ def check(
         picks = Repeated(made.trials).next_picks(0, ())
         assert picks is not None
         rows: list[dict[str, Any]] = []
-        for launch in runner.launches(Round(0, picks)):
+        for launch in runner.launches(0, picks):
             done = runner.run(launch, lambda _: None)
-            rows += [dict(row) for measured in done.measured for row in measured.rows]
+            rows += [dict(row) for _, measured in done.measured for row in measured]
         frames.append(pl.DataFrame(measurements_table(rows)))
         report = examine(pl.concat(frames), least=LEAST)
         if report.is_well:

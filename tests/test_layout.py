@@ -28,7 +28,7 @@ ALLOWED = {
     "evaluate": {
         *("datasets", "train", "simulator", "serve.search"),
         # A simulated sweep for drawn worlds; the sweep file that a gate needs.
-        *("collect.simulate", "collect.planning", "collect.sweep"),
+        *("collect.simulated", "collect.planning", "collect.sweep"),
         # The calls of a job, from traces of other tools.
         "collect.traces",
         "collect.findings",

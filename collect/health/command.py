@@ -18,8 +18,7 @@ from dynamiccl import cli
 from dynamiccl.collect.health.findings import Finding, Report, examine
 from dynamiccl.collect.health.short_run import Cluster, Repeated, short_sweep, usual_settings
 from dynamiccl.collect.launchers import LAUNCHERS, find_launcher
-from dynamiccl.collect.runners import RUNNERS
-from dynamiccl.collect.runs.carry_out import RunOptions, carry_out
+from dynamiccl.collect.start import RUNNERS, RunOptions, start_sweep
 from dynamiccl.collect.sweep.load import load_sweep
 from dynamiccl.collect.sweep.settings import Sizes, SweepFile
 from dynamiccl.collect.sweep.sizes import parse_size
@@ -120,7 +119,7 @@ def _measured(
     frames: list[pl.DataFrame] = []
     for number in range(launches):
         made = short_sweep(cluster, base, f"health-{stamp}-{number + 1}", again=number)
-        summary = carry_out(made, order, console=_stderr, strategy=Repeated(made.trials))
+        summary = start_sweep(made, order, console=_stderr, strategy=Repeated(made.trials))
         if summary.ended == "interrupted":
             raise Interrupted(f"what was measured is in {order.out}, as {made.file.name}")
         frame = store.read(order.out)

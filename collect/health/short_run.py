@@ -1,12 +1,11 @@
 """The sweep that pairs up the GPUs of a cluster: NCCL's default, one size, many repeats."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from dynamiccl.collect.health.pairings import pairings
-from dynamiccl.collect.outcomes import Outcome
-from dynamiccl.collect.runner import Pick
+from dynamiccl.collect.strategies.strategy import Outcome
 from dynamiccl.collect.sweep.group_shape import GroupShape
 from dynamiccl.collect.sweep.load import Sweep, parse_sweep
 from dynamiccl.collect.sweep.settings import Sizes, SweepFile, SweepLauncher
@@ -82,13 +81,15 @@ class Repeated:
 
     def __init__(self, trials: Sequence[Trial]) -> None:
         """Take the sweep's trials."""
-        self._picks = tuple(Pick(trial, repeat) for trial in trials for repeat in range(REPEATS))
+        self._picks = tuple(
+            replace(trial, repeat=repeat) for trial in trials for repeat in range(REPEATS)
+        )
 
     def next_picks(
         self,
         number: int,
         history: Sequence[Outcome],  # noqa: ARG002 - what is measured does not depend on it
-    ) -> tuple[Pick, ...] | None:
+    ) -> tuple[Trial, ...] | None:
         """All picks in round 0, None after it."""
         return self._picks if number == 0 else None
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from dynamiccl.collect.simulate import simulate
+from dynamiccl.collect.simulated import simulate
 from dynamiccl.simulator.drawn import FieldSystem, perturbed
 
 #: Shapes of the H100 nodes; left out by turns.

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dynamiccl.collect.simulate import simulate
+from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.store import read, write_part
 from dynamiccl.errors import NotEnoughData

@@ -6,8 +6,7 @@ import polars as pl
 
 from dynamiccl.collect.health.findings import Report, examine
 from dynamiccl.collect.health.short_run import Cluster, Repeated, short_sweep, usual_settings
-from dynamiccl.collect.runner import Round
-from dynamiccl.collect.simulated.runner import SimulatorRunner
+from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.simulator.slow_parts import parse_slow
 
@@ -24,9 +23,9 @@ def rows(nodes: int, *slow: str, gpus: int = 8, seed: int = 0) -> pl.DataFrame:
     picks = Repeated(made.trials).next_picks(0, ())
     assert picks is not None
     found: list[dict[str, Any]] = []
-    for launch in runner.launches(Round(0, picks)):
+    for launch in runner.launches(0, picks):
         done = runner.run(launch, lambda _: None)
-        found += [dict(row) for measured in done.measured for row in measured.rows]
+        found += [dict(row) for _, rows in done.measured for row in rows]
     return pl.DataFrame(measurements_table(found))
 
 
