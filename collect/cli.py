@@ -3,15 +3,17 @@
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
+from rich.table import Column, Table
 
 from dynamiccl import cli
 from dynamiccl.checks import exit_code, render
+from dynamiccl.collect import compare as comparing
 from dynamiccl.collect.doctor.context import context_of
 from dynamiccl.collect.doctor.examine import run_checks
 from dynamiccl.collect.doctor.inside import check_inside
@@ -19,7 +21,7 @@ from dynamiccl.collect.findings import describe as describing
 from dynamiccl.collect.findings.plots import plot_systems
 from dynamiccl.collect.fitting import command as fitting
 from dynamiccl.collect.fitting.report import to_json as fit_to_json
-from dynamiccl.collect.health.command import health_command
+from dynamiccl.collect.health import health_command
 from dynamiccl.collect.importing.command import import_command
 from dynamiccl.collect.launchers import LAUNCHERS
 from dynamiccl.collect.planning.plan import make_plan
@@ -43,6 +45,8 @@ app = typer.Typer(
 )
 _stderr = Console(stderr=True)
 _stdout = Console()
+#: Columns of a table that is no terminal's; exit code where something surely got slower.
+_WIDTH, _SLOWER = 100, 1
 
 _Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
 _Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more, to stderr.")]
@@ -265,6 +269,44 @@ def describe_command(
         _stdout.print(table)
     for line in (*map(describing.calls_line, calls), *logged):
         _stdout.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+@app.command("compare")
+def compare_command(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="Data directory of before.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Data directory of after.")],
+    as_json: _Json = False,
+) -> None:
+    """List what got slower or faster between two data sets, and what else is not as it was.
+
+    Two sweeps of one file, before and after another NCCL, a firmware, a cable. Three cycles of each
+    confirm a change; one of each tells which differences mean nothing. Exit code 1 when something
+    surely got slower.
+
+    Example: dynamiccl-collect compare before after
+    """
+    for directory in (old, new):
+        store.part_paths(directory)
+    found = comparing.compare(store.read(old), store.read(new))
+    settings = [comparing.sweep_settings(directory) for directory in (old, new)]
+    found["other_changes"] += comparing.differing(*settings)
+    if as_json:
+        cli.print_json({"old": str(old), "new": str(new), **found})
+    else:
+        _show_comparison(found)
+    raise typer.Exit(_SLOWER if found["is_slower"] else 0)
+
+
+def _show_comparison(found: dict[str, Any]) -> None:
+    console = _stdout if _stdout.is_terminal else Console(width=max(_stdout.width, _WIDTH))
+    whole = [Column(name, no_wrap=True) for name in ("sizes", "change")]
+    table = Table("collective", "config", *whole, "what", box=SIMPLE_HEAD, pad_edge=False)
+    for change in found["changes"]:
+        table.add_row(*comparing.row(change))
+    if found["changes"]:
+        console.print(table)
+    for line in comparing.sentences(found):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 app.command("shapes")(shapes_command)

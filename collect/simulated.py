@@ -25,7 +25,6 @@ from dynamiccl.simulator.noise import Noise
 from dynamiccl.simulator.parametric import ParametricSystem
 from dynamiccl.simulator.parts import QUIET as NOTHING_BESIDE
 from dynamiccl.simulator.parts import Parts, Surroundings
-from dynamiccl.simulator.slow_parts import around
 from dynamiccl.simulator.system import UNTOUCHED, Call, System
 from dynamiccl.simulator.system import Launch as LaunchSettings
 from dynamiccl.simulator.systems import find_system
@@ -166,24 +165,15 @@ class SimulatorRunner:
     ) -> tuple[npt.NDArray[np.float64], list[float | None]]:
         """(communicators,) us of each, and us of each process (None: in no communicator)."""
         setting = launch.setting
-        comms, per_node = setting.comms, setting.ranks_per_host
-        processes = setting.hosts * per_node
+        comms, processes = setting.comms, setting.hosts * setting.ranks_per_host
         members = (tuple(range(processes)),) if comms is None else comms.members
-        beside, slow = surroundings_of(setting.interference), self._file.simulator.slow
-
-        def quiet_us(ranks: Sequence[int]) -> float:
-            if not slow:
-                return parts.time_us(beside)
-            found = around(slow, [divmod(process, per_node) for process in ranks])
-            intra, inter = beside.intra * found.intra, beside.inter * found.inter
-            return parts.time_us(replace(beside, intra=intra, inter=inter))
-
-        times_us = np.array([quiet_us(ranks) for ranks in members])
+        quiet_us = parts.time_us(surroundings_of(setting.interference))
         name = trial.key + (f"#{trial.repeat}" if trial.repeat else "")
         if comms is None:
-            times_us = times_us * self._noise.factor(launch.run, name)
+            factors = np.array([self._noise.factor(launch.run, name)])
         else:
-            times_us = times_us * self._noise.factors(launch.run, name, comms.count)
+            factors = self._noise.factors(launch.run, name, comms.count)
+        times_us = quiet_us * factors
         by_process: list[float | None] = [None] * processes
         for ranks, time_us in zip(members, times_us.tolist(), strict=True):
             for process in ranks:

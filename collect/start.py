@@ -29,7 +29,7 @@ from dynamiccl.collect.run import RunSummary, run_sweep
 from dynamiccl.collect.runner import Runner
 from dynamiccl.collect.sbatch import BatchJob, Outcome, Work, run_as_batch, run_command
 from dynamiccl.collect.simulated import SimulatorRunner
-from dynamiccl.collect.strategies import Strategy, make_strategy
+from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep.load import Sweep
 from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.errors import MissingPath, UnknownName, UserError
@@ -59,13 +59,8 @@ class RunOptions:
     shard: str | None = None
 
 
-def start_sweep(
-    sweep: Sweep, options: RunOptions, *, console: Console, strategy: Strategy | None = None
-) -> RunSummary:
-    """Run a sweep, or have a batch job run it; raises what `run_sweep` and its parts raise.
-
-    `strategy` replaces the sweep file's, except in a batch job.
-    """
+def start_sweep(sweep: Sweep, options: RunOptions, *, console: Console) -> RunSummary:
+    """Run a sweep, or have a batch job run it; raises what `run_sweep` and its parts raise."""
     shard = parse_shard(options.shard)
     if options.runner not in RUNNERS:
         raise UnknownName("runner", options.runner, RUNNERS)
@@ -95,7 +90,7 @@ def start_sweep(
         progress = SweepProgress(sweep.file.name, console, lambda: interrupt.requested)
         return run_sweep(
             sweep,
-            strategy or make_strategy(sweep.file, sweep.trials),
+            make_strategy(sweep.file, sweep.trials),
             runner,
             options.out,
             resume=options.resume or options.retry_failed,
