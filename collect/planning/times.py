@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from dynamiccl.collect.interference.kinds import SIMULATED
-from dynamiccl.collect.simulated.launches import launch_of, surroundings_of
+from dynamiccl.collect.simulated import launch_of, surroundings_of
 from dynamiccl.collect.sweep.trial import LaunchProfile, Setting
 from dynamiccl.datasets.schema import QUIET
 from dynamiccl.errors import InvalidSweep, UserError
