@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from dynamiccl.collect.interference.kinds import SIMULATED
-from dynamiccl.collect.sweep.trial import Interference, LaunchProfile
+from dynamiccl.collect.sweep.trial import SIMULATED, Interference, LaunchProfile
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.errors import InvalidSweep, UserError
 from dynamiccl.nccl import Transport

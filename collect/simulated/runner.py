@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from dynamiccl.collect.interference.kinds import SIMULATED
 from dynamiccl.collect.nccl_tests.cost_table import as_logged, write_costs
 from dynamiccl.collect.runner import Launch, LaunchMode, LaunchResult, Measured, Pick, Round, Row
 from dynamiccl.collect.simulated.comms import SimulatedCall
 from dynamiccl.collect.simulated.launches import launch_of, surroundings_of
 from dynamiccl.collect.sweep.settings import SweepFile
-from dynamiccl.collect.sweep.trial import Setting, Trial
+from dynamiccl.collect.sweep.trial import SIMULATED, Setting, Trial
 from dynamiccl.collect.trial_rows import lost_row, pick_row
 from dynamiccl.datasets.schema import QUIET, Source, Statistic, Status
 from dynamiccl.errors import InvalidSweep
