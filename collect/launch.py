@@ -23,10 +23,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from dynamiccl.collect.companions.disturber import Disturber
 from dynamiccl.collect.companions.facts import SiteFacts
 from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.companions.watch import NoWatch, Watch
+from dynamiccl.collect.disturb import Disturber
 from dynamiccl.collect.launchers import Job, command, find_launcher, map_into_container
 from dynamiccl.collect.nccl_tests.facts import listed_hosts
 from dynamiccl.collect.processes.interrupt import Interrupt

@@ -15,9 +15,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from dynamiccl.collect.interference.kinds import SIMULATED
 from dynamiccl.collect.simulated import launch_of, surroundings_of
-from dynamiccl.collect.sweep.trial import LaunchProfile, Setting
+from dynamiccl.collect.sweep.trial import SIMULATED, LaunchProfile, Setting
 from dynamiccl.datasets.schema import QUIET
 from dynamiccl.errors import InvalidSweep, UserError
 from dynamiccl.nccl import ABSTAIN, Config

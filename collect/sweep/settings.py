@@ -13,7 +13,6 @@ from pydantic import (
     model_validator,
 )
 
-from dynamiccl.collect.interference.kinds import KINDS, SIMULATED
 from dynamiccl.collect.launchers import LAUNCHERS
 from dynamiccl.collect.launchers.settings import ContainerSettings, LauncherSettings
 from dynamiccl.collect.sweep.group_shape import GroupShape
@@ -23,6 +22,7 @@ from dynamiccl.collect.sweep.sizes import (
     octave_ladder,
     parse_size,
 )
+from dynamiccl.collect.sweep.trial import KINDS, SIMULATED
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
 from dynamiccl.nccl import Algorithm, Protocol
 from dynamiccl.simulator.toml_table import Table, one_of

@@ -2,11 +2,18 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from dynamiccl.collect.sweep.sizes import benchmark_bytes
 from dynamiccl.collect.sweep.splits import Comms, Split
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
 from dynamiccl.nccl import Collective, Config
+
+#: Kinds of interference that are real processes (disturb.py).
+REAL: Final = ("cpu", "gemm", "traffic")
+#: Kinds of the simulator: their level is a slowdown, not a share.
+SIMULATED: Final = ("congestion",)
+KINDS: Final = (QUIET, *REAL, *SIMULATED)
 
 
 @dataclass(frozen=True, slots=True, order=True)

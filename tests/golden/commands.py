@@ -217,8 +217,8 @@ def _compare(directory: Path) -> Any:
         for one in said["changes"]
     ]
     cells = [system["cells"] for system in said["systems"]]
-    keys = ("is_slower", "is_changed", "other_changes")
-    return {**{key: said[key] for key in keys}, "cells": cells, "changes": changes}
+    whole = {key: said[key] for key in ("is_slower", "is_changed", "other_changes")}
+    return {**whole, "cells": cells, "changes": changes}
 
 
 def _forecast(_: Path) -> Any:
