@@ -18,6 +18,11 @@ from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
 from dynamiccl.nccl import Collective, Config, NcclVersion, invalid_reason
 from dynamiccl.sizes import MAX_SIZE_BITS
 
+#: Kinds of interference that are real processes (disturb.py).
+REAL: Final = ("cpu", "gemm", "traffic")
+#: Kinds of the simulator: their level is a slowdown, not a share.
+SIMULATED: Final = ("congestion",)
+KINDS: Final = (QUIET, *REAL, *SIMULATED)
 _SIZE: Final = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _UNITS: Final = {"T": 1 << 40, "G": 1 << 30, "M": 1 << 20, "K": 1 << 10, "": 1}
 #: Sixteenths of a power of two that lie in each quarter-octave bin (`dynamiccl.sizes`).
@@ -351,13 +356,17 @@ class Setting:
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of the grid: a workload and the config that is requested for it."""
+    """What is asked: a point of the grid (a workload and a config), and which repeat of it."""
 
     setting: Setting
     size_bytes: int
     config: Config
     #: Why NCCL cannot run it; None when it can.
     infeasible: str | None = None
+    #: Number of the repeat within its round, from 0 on.
+    repeat: int = 0
+    #: P(config | task, history) of the strategy's random draw; None = it was not drawn.
+    probability: float | None = None
 
     @property
     def task(self) -> tuple[Setting, int]:
@@ -366,7 +375,7 @@ class Trial:
 
     @cached_property
     def key(self) -> str:  # asked for many times in planning
-        """Stable, readable id within a sweep."""
+        """Stable, readable id within a sweep, the same for all repeats."""
         return f"{self.setting.key}:{self.size_bytes}:{self.config.key}"
 
 

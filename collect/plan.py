@@ -30,18 +30,22 @@ from rich.console import Console
 from rich.table import Table
 
 from dynamiccl import cli
-from dynamiccl.collect.benchmark.command import calls_of, small_bytes
-from dynamiccl.collect.benchmark.grid import Grid, deal
-from dynamiccl.collect.benchmark.layout import lay_out
-from dynamiccl.collect.benchmark.needless import Needless
-from dynamiccl.collect.benchmark.programs import Program
-from dynamiccl.collect.benchmark.read_back import PlainChoice
-from dynamiccl.collect.benchmark.schedules import HALVES, warmup_of
-from dynamiccl.collect.grid import RANK_GRAIN_BYTES, Setting, Trial, octave_ladder
-from dynamiccl.collect.interference.kinds import SIMULATED
+from dynamiccl.collect.grid import RANK_GRAIN_BYTES, SIMULATED, Setting, Trial, octave_ladder
 from dynamiccl.collect.nccl_tests.cost_table import as_logged, write_costs
-from dynamiccl.collect.runner import Launch, LaunchMode, Round
-from dynamiccl.collect.simulated.launches import launch_of, surroundings_of
+from dynamiccl.collect.programs import Program
+from dynamiccl.collect.runner import Launch, LaunchMode
+from dynamiccl.collect.schedule import (
+    HALVES,
+    Choice,
+    Grid,
+    Skips,
+    calls_of,
+    deal,
+    lay_out,
+    small_bytes,
+    warmup_of,
+)
+from dynamiccl.collect.simulated import launch_of, surroundings_of
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep import (
     OnlySettings,
@@ -136,22 +140,22 @@ def make_plan(sweep: Sweep) -> Plan:
     file, planner = sweep.file, _Planner(sweep)
     strategy = make_strategy(file, sweep.trials)
     asked = strategy.next_picks(0, ()) or ()
-    picks = tuple(pick for pick in asked if pick.trial.infeasible is None)
+    trials = tuple(trial for trial in asked if trial.infeasible is None)
     is_adaptive = file.strategy.kind == _ADAPTIVE
     rounds = file.strategy.max_rounds if is_adaptive else file.cycles
-    processes = planner.processes(Round(0, picks), plays=file.runner.mode != "processes")
+    processes = planner.processes(trials, plays=file.runner.mode != "processes")
     by_mode = Counter(launch.mode for launch, _ in processes)
     read_backs = by_mode[LaunchMode.READ_BACK]
     # What runs is read back once.
     total = read_backs + (len(processes) - read_backs) * rounds
-    single = [launch.mode for launch, _ in planner.processes(Round(0, picks), plays=False)]
+    single = [launch.mode for launch, _ in planner.processes(trials, plays=False)]
     total_single = sum(1 if mode is LaunchMode.READ_BACK else rounds for mode in single)
     reasons = Counter(t.infeasible for t in sweep.trials if t.infeasible is not None)
     # A strategy picks what cannot run once, so that it becomes a row.
     expected = strategy.expected_picks()
-    needed = sum(planner.reason_to_skip(pick.trial) is None for pick in picks)
+    needed = sum(planner.reason_to_skip(trial) is None for trial in trials)
     # Later rounds of an adaptive sweep are smaller than the first.
-    share = min(1.0, expected / (rounds * len(picks))) if is_adaptive and picks else 1.0
+    share = min(1.0, expected / (rounds * len(trials))) if is_adaptive and trials else 1.0
     seconds: dict[str, float] = defaultdict(float)
     gpu_seconds = 0.0
     for launch, grid in processes:
@@ -208,8 +212,7 @@ class _Planner:
         self.model = find_system(sweep.file.simulator.system)
         self._file, self._trials = sweep.file, sweep.trials
         self._times: dict[Setting, SettingTimes] = {}
-        self._needless = Needless(sweep.file.runner.slow_max)
-        self._needless.know(sweep.trials)
+        self._skips = Skips(sweep.file.runner.slow_max, sweep.trials)
         self._choices = dict(self._read_back())
         self._is_one_shape = len({(g.num_nodes, g.ranks_per_node) for g in self._file.groups}) == 1
 
@@ -219,33 +222,34 @@ class _Planner:
 
     def reason_to_skip(self, trial: Trial) -> str | None:
         """Why a trial is skipped, by the simulator's prediction; or None."""
-        return self._needless.reason(trial, self._choices)
+        return self._skips.reason(trial, self._choices)
 
     def needless(self) -> dict[str, int]:
         """Number of skipped trials, by reason."""
         found = Counter(
-            self._needless.reason(trial, {}) or _ALIKE
+            self._skips.reason(trial, {}) or _ALIKE
             for trial in self._trials
             if trial.infeasible is None and self.reason_to_skip(trial) is not None
         )
         return dict(sorted(found.items()))
 
-    def processes(self, round_: Round, *, plays: bool) -> list[tuple[Launch, Grid]]:
+    def processes(self, trials: Sequence[Trial], *, plays: bool) -> list[tuple[Launch, Grid]]:
         """The processes of a round and their walks; `plays`: many configs in one process."""
         found = []
         for launch in lay_out(
-            round_,
+            0,
+            trials,
             plays_schedules=plays,
             must_read_back=lambda _: self._file.runner.read_back,
             small_bytes=small_bytes(self._file),
         ):
             # What runs alike is known only once it was read back.
             known = {} if launch.mode is LaunchMode.READ_BACK else self._choices
-            picks = tuple(p for p in launch.picks if not self._needless.reason(p.trial, known))
-            while picks:  # what the blocks of one process cannot hold goes to another one
-                part = replace(launch, picks=picks)
+            left = tuple(t for t in launch.trials if not self._skips.reason(t, known))
+            while left:  # what the blocks of one process cannot hold goes to another one
+                part = replace(launch, trials=left)
                 found.append((part, deal(part, max_blocks=self._file.runner.max_blocks)))
-                picks = found[-1][1].left_over
+                left = found[-1][1].left_over
         return found
 
     def seconds(self, launch: Launch, grid: Grid) -> Iterator[tuple[str, float]]:
@@ -254,18 +258,18 @@ class _Planner:
         calls = calls_of(launch, _PROGRAM, self._file)
         yield "starts of processes", START_S + START_S_PER_RANK * _num_processes(setting)
         # A schedule leaves the warm-up to NCCL; what is forced by environment is so from the start.
-        warmed = ABSTAIN if launch.is_scheduled else launch.picks[0].trial.config
+        warmed = ABSTAIN if launch.is_scheduled else launch.trials[0].config
         for size, count in warmup_of(setting, grid, calls):
             yield "warm-up", count * times.call_us(size, warmed) / 1e6
         on = "" if self._is_one_shape else f" on {setting.num_nodes} x {setting.ranks_per_node}"
-        for pick, size in zip(grid.blocks, cycle(grid.benchmark_bytes), strict=False):
-            config = pick.trial.config
+        for trial, size in zip(grid.blocks, cycle(grid.benchmark_bytes), strict=False):
+            config = trial.config
             what = f"{_kind(config)}, {_range(size)}{on}"
             if launch.mode is LaunchMode.READ_BACK:
                 what = "reading back what runs"
             yield what, HALVES * calls.per_half * times.call_us(size, config) / 1e6
 
-    def _read_back(self) -> Iterator[tuple[str, PlainChoice]]:
+    def _read_back(self) -> Iterator[tuple[str, Choice]]:
         """What a read-back of the trials would find, by the simulator."""
         for trial in self._trials if self._file.runner.read_back else ():
             # Only channel counts can run alike.

@@ -30,6 +30,8 @@ from pydantic import (
 
 from dynamiccl.collect.grid import (
     DATATYPE_BYTES,
+    KINDS,
+    SIMULATED,
     Comms,
     Interference,
     LaunchProfile,
@@ -42,7 +44,6 @@ from dynamiccl.collect.grid import (
     size_text,
     trial_of,
 )
-from dynamiccl.collect.interference.kinds import KINDS, SIMULATED
 from dynamiccl.collect.launchers import LAUNCHERS
 from dynamiccl.collect.launchers.settings import LauncherSettings
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
