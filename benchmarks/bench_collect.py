@@ -27,7 +27,7 @@ from rich.console import Console
 from dynamiccl.collect.benchmark import launching
 from dynamiccl.collect.benchmark.output import read_output
 from dynamiccl.collect.planning.plan import make_plan
-from dynamiccl.collect.processes.process import Finished
+from dynamiccl.collect.process import Finished
 from dynamiccl.collect.runs.carry_out import RunOptions, carry_out
 from dynamiccl.collect.sweep.load import load_sweep, parse_sweep
 from dynamiccl.nccl import Collective

@@ -11,7 +11,7 @@ from dynamiccl.collect.benchmark.runner import NcclTestsRunner
 from dynamiccl.collect.companions.facts import ask_nodes, environment
 from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.companions.watch import NodeWatch, NoWatch, Watch
-from dynamiccl.collect.processes.interrupt import Interrupt
+from dynamiccl.collect.process import Interrupt
 from dynamiccl.collect.runner import Runner
 from dynamiccl.collect.simulated.runner import SimulatorRunner
 from dynamiccl.collect.sweep.settings import SweepFile

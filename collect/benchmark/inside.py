@@ -1,14 +1,12 @@
 """Finds the benchmark where the ranks run, in the container if there is one, with its options."""
 
-import os
 from pathlib import Path
 from typing import Final
 
 from dynamiccl.collect.benchmark.launching import Site
 from dynamiccl.collect.benchmark.programs import Program, binary_names, find_program, options_in
-from dynamiccl.collect.launchers import Job, command, map_into_container
-from dynamiccl.collect.launchers.settings import ContainerSettings
-from dynamiccl.collect.processes.process import Limits, run_process
+from dynamiccl.collect.launchers import ContainerSettings, Ranks, command, map_into_container
+from dynamiccl.collect.process import Limits, run_process
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import Collective
 
@@ -35,8 +33,8 @@ def find_benchmark(collective: Collective, site: Site, *, mpi: bool) -> Program:
     )
     names = binary_names(collective, mpi=mpi)
     candidates = names if place is None else tuple(f"{place}/{name}" for name in names)
-    job = Job(("sh", "-c", _ASK, "sh", *candidates))
-    started = command(job, site.launcher, uid=os.getuid())
+    ranks = Ranks(("sh", "-c", _ASK, "sh", *candidates))
+    started = command(ranks, site.launcher)
     done = run_process(started, Limits(_START_S, _START_S))
     paths = [line.text for line in done.lines if line.text.startswith(_FOUND)]
     if not paths:

@@ -1,7 +1,6 @@
 """Starts one launch: writes its schedule, builds its command, follows its output row by row."""
 
 import logging
-import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -16,11 +15,14 @@ from dynamiccl.collect.benchmark.grid import Grid, slow_seconds
 from dynamiccl.collect.benchmark.output import is_row
 from dynamiccl.collect.benchmark.programs import Program
 from dynamiccl.collect.benchmark.schedules import schedule_of
-from dynamiccl.collect.launchers import Job, command, find_launcher, map_into_container
-from dynamiccl.collect.launchers.settings import LauncherSettings
-from dynamiccl.collect.processes.interrupt import Interrupt
-from dynamiccl.collect.processes.output_lines import Line
-from dynamiccl.collect.processes.process import Finished, Limits, run_process
+from dynamiccl.collect.launchers import (
+    LauncherSettings,
+    Ranks,
+    command,
+    find_launcher,
+    map_into_container,
+)
+from dynamiccl.collect.process import Finished, Interrupt, Limits, Line, run_process
 from dynamiccl.collect.runner import Launch
 from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.collect.sweep.trial import Setting
@@ -130,8 +132,8 @@ class Starter:
                 f"split '{setting.split}' shares out processes, and launcher "
                 f"'{self._site.launcher.kind}' starts one for all GPUs; take mpirun, srun or sbatch"
             )
-        job = self._job(setting, ("true",), commands.Environment({}))
-        command(job, self._site.launcher, uid=os.getuid())
+        ranks = self._ranks(setting, ("true",), commands.Environment({}))
+        command(ranks, self._site.launcher)
         container = self._site.launcher.container
         map_into_container(str(self._site.work.resolve()), container)
         if self._site.plugin is not None and self._file.runner.mode != "processes":
@@ -161,8 +163,8 @@ class Starter:
         mpi = find_launcher(self._site.launcher.kind).needs_mpi
         gpus = 1 if mpi else launch.setting.ranks_per_host
         argv = commands.arguments(program, launch, grid, self._file, gpus=gpus, json=places.json)
-        job = self._job(launch.setting, argv, environment)
-        return self._follow(job, slow_seconds(grid, calls.per_half), progress, keep)
+        ranks = self._ranks(launch.setting, argv, environment)
+        return self._follow(ranks, slow_seconds(grid, calls.per_half), progress, keep)
 
     def pause(self, seconds: float) -> bool:
         """Wait so many seconds; False when a stop was requested meanwhile."""
@@ -173,13 +175,13 @@ class Starter:
             time.sleep(0.05)
         return True
 
-    def _job(self, setting: Setting, argv: tuple[str, ...], env: commands.Environment) -> Job:
+    def _ranks(self, setting: Setting, argv: tuple[str, ...], env: commands.Environment) -> Ranks:
         shape = (setting.hosts, setting.ranks_per_host)
-        return Job(argv, env.set, *shape, unset=env.unset)
+        return Ranks(argv, env.set, *shape, unset=env.unset)
 
     def _follow(
         self,
-        job: Job,
+        ranks: Ranks,
         slow_s: Sequence[float],
         progress: Callable[[int], None],
         keep: Callable[[Line], None],
@@ -207,7 +209,7 @@ class Starter:
             find_launcher(self._site.launcher.kind).grace_s,
             more_s,
         )
-        started = command(job, self._site.launcher, uid=os.getuid())
+        started = command(ranks, self._site.launcher)
         _log.debug("%s", started.text)
         try:
             ran.finished = run_process(started, limits, take, self._interrupt)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from dynamiccl.collect.benchmark.launching import ProcessOutput
-from dynamiccl.collect.processes.output_lines import Line
+from dynamiccl.collect.process import Line
 from dynamiccl.collect.runner import Launch
 
 _PREFIX: Final = "launch-"

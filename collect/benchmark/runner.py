@@ -46,7 +46,7 @@ from dynamiccl.collect.companions.facts import SiteFacts
 from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.companions.watch import NoWatch, Watch
 from dynamiccl.collect.launchers import find_launcher
-from dynamiccl.collect.processes.interrupt import Interrupt
+from dynamiccl.collect.process import Interrupt
 from dynamiccl.collect.runner import (
     Launch,
     LaunchMode,

@@ -1,6 +1,9 @@
 """`dynamiccl-collect run`: puts strategy, runner, launcher and companions together."""
 
+import logging
+import os
 import re
+import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,26 +12,22 @@ from typing import Final
 from rich.console import Console
 
 from dynamiccl.collect.benchmark.launching import Site
-from dynamiccl.collect.launchers import find_launcher
-from dynamiccl.collect.launchers.settings import LauncherSettings
-from dynamiccl.collect.processes.interrupt import Interrupt
+from dynamiccl.collect.launchers import LauncherSettings, find_launcher
+from dynamiccl.collect.process import Interrupt
 from dynamiccl.collect.runners import RunnerContext, find_plugin, find_runner
-from dynamiccl.collect.runs.journal import (
-    begin_again,
-    begun_here,
-    commits_on_disk,
-    how_it_ended,
-)
+from dynamiccl.collect.runs.journal import begin_again, how_it_ended, progress_on_disk
 from dynamiccl.collect.runs.progress import SweepProgress
 from dynamiccl.collect.runs.run import RunSummary, Shard, journal_folder, run_sweep
-from dynamiccl.collect.sbatch import BatchJob, Outcome, Work, run_as_batch, run_command
+from dynamiccl.collect.sbatch import BatchJob, find_job, queue_again, script_path, submit
 from dynamiccl.collect.strategies import Strategy, make_strategy
 from dynamiccl.collect.sweep.load import Sweep
 from dynamiccl.collect.sweep.settings import SweepFile
-from dynamiccl.errors import UserError
-from dynamiccl.slurm import SlurmQueue
+from dynamiccl.errors import MachineError, UserError
 
-_FIX: Final = "correct launcher.sbatch_header or the sweep's groups"
+_log = logging.getLogger(__name__)
+
+#: What Slurm sends before a time limit (`sbatch.batch_script`).
+_WARNING: Final = "SIGUSR1"
 _SHARD: Final = re.compile(r"(\d+)/([1-9]\d*)")
 
 
@@ -47,89 +46,150 @@ class RunOptions:
     take_over: bool = False
     limit: int | None = None
     shard: str | None = None
+    #: Inside a batch job: its script, for queueing it again.
+    batch_script: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A sweep's batch job, and how far it is."""
+
+    #: None = none is needed.
+    job: str | None
+    #: Of the job, as Slurm says; without a job how the sweep ended: done or budget.
+    state: str
+    script: Path
+    #: That the strategy expects, and that are measured or infeasible.
+    trials: int
+    trials_done: int
+    launches_done: int
 
 
 def carry_out(
     sweep: Sweep, order: RunOptions, *, console: Console, strategy: Strategy | None = None
 ) -> RunSummary:
-    """Run a sweep; raises what `run_sweep` and its parts raise.
+    """Run a sweep here; raises what `run_sweep` and its parts raise.
 
-    `strategy` replaces the sweep file's, except in a batch job.
+    With `order.batch_script` it is inside a batch job, which is queued again where work is left
+    after something was measured: before the time limit, or when the machine failed.
     """
     shard = parse_shard(order.shard)
     make_runner = find_runner(order.runner)
     launcher = launcher_of(sweep.file, order.launcher)
-    is_batch = find_launcher(launcher.kind).is_batch
-    shards = max(shard.count, launcher.array if is_batch else 1)
-    if shards > 1 and sweep.file.strategy.kind == "adaptive":
-        raise UserError(
-            "an adaptive sweep cannot be cut into shards: each would know a part of the history "
-            "only; take strategy.kind = 'exhaustive' or 'random', or launcher.array = 1"
+    _refuse_shards(sweep, shard.count)
+    folder = journal_folder(sweep, order.out, shard)
+    measured = _measured(folder)
+    interrupt = Interrupt()
+    try:
+        with interrupt, ExitStack() as stack:
+            site = site_of(sweep, order, shard, launcher)
+            runner = make_runner(RunnerContext(sweep.file, site, interrupt, stack))
+            progress = SweepProgress(sweep.file.name, console, lambda: interrupt.requested)
+            summary = run_sweep(
+                sweep,
+                strategy or make_strategy(sweep.file, sweep.trials),
+                runner,
+                order.out,
+                resume=order.resume or order.retry_failed,
+                retry_failed=order.retry_failed,
+                take_over=order.take_over,
+                watcher=stack.enter_context(progress),
+                shard=shard,
+            )
+    except MachineError as error:
+        if order.batch_script is not None and _measured(folder) != measured:
+            _log.warning("%s", error)
+            queue_again(order.batch_script, os.environ)
+        raise
+    # SIGTERM alone is somebody's scancel, or a preemption after which Slurm queues it itself.
+    if order.batch_script is None or summary.ended != "interrupted" or interrupt.cause != _WARNING:
+        return summary
+    if _measured(folder) == measured:
+        raise MachineError(
+            "the time limit came before anything was measured, so the job is not queued again: "
+            "give it more in launcher.sbatch_header (--time), then --resume"
         )
-    if is_batch:
-        return submit(sweep, order, launcher)
-    with Interrupt() as interrupt, ExitStack() as stack:
-        site = site_of(sweep, order, shard, launcher)
-        runner = make_runner(RunnerContext(sweep.file, site, interrupt, stack))
-        progress = SweepProgress(sweep.file.name, console, lambda: interrupt.requested)
-        return run_sweep(
-            sweep,
-            strategy or make_strategy(sweep.file, sweep.trials),
-            runner,
-            order.out,
-            resume=order.resume or order.retry_failed,
-            retry_failed=order.retry_failed,
-            take_over=order.take_over,
-            watcher=stack.enter_context(progress),
-            shard=shard,
-        )
+    queue_again(order.batch_script, os.environ)
+    return summary
 
 
-def submit(sweep: Sweep, order: RunOptions, launcher: LauncherSettings) -> RunSummary:
-    """Run the sweep inside a Slurm batch job, and watch it until it is done."""
+def submit_sweep(sweep: Sweep, order: RunOptions) -> Submission:
+    """Submit the sweep as a Slurm batch job, unless its job waits or runs, or it is complete.
+
+    Raises:
+        UserError: it was begun, no job of it is there, and neither `resume` nor `retry_failed` is
+            set; or `retry_failed` while its job is there.
+        InvalidSweep, MachineError: as `sbatch.submit`.
+    """
+    find_runner(order.runner)
+    if order.shard is not None:
+        raise UserError("--shard is a process's; the elements of a batch job are launcher.array")
+    launcher = launcher_of(sweep.file, order.launcher)
+    _refuse_shards(sweep, launcher.array)
     shards = [Shard(index, launcher.array) for index in range(launcher.array)]
     folders = [journal_folder(sweep, order.out, shard) for shard in shards]
-    if any(folder.is_dir() for folder in folders) and not (order.resume or order.retry_failed):
-        raise begun_here(folders[0].parent)
-    options = ["--runner", order.runner]
+    script = script_path(order.out, sweep.file.name)
+    job = find_job(script)
+    if job is not None and order.retry_failed:
+        raise UserError(
+            f"job {job.number} of this sweep is {job.state}: give --retry-failed when it has ended"
+        )
+    ended = {how_it_ended(folder, sweep.text) for folder in folders}
+    if job is None and (None in ended or order.retry_failed):
+        if any(f.is_dir() for f in folders) and not (order.resume or order.retry_failed):
+            raise UserError(
+                f"{folders[0].parent} says that this sweep was begun here, work is left, and no "
+                f"job of it waits or runs (what it said: {script.with_suffix('')}-*.out); go on "
+                "with --resume, or take another --out or name"
+            )
+        for folder in folders if order.retry_failed else ():
+            begin_again(folder)
+        job = submit(_batch_job(sweep, order, launcher, script))
+    progress = [progress_on_disk(folder) for folder in folders]
+    return Submission(
+        job=None if job is None else job.number,
+        state=job.state if job is not None else "budget" if "budget" in ended else "done",
+        script=script,
+        trials=make_strategy(sweep.file, sweep.trials).expected_picks(),
+        trials_done=sum(one.measured + one.infeasible for one in progress),
+        launches_done=sum(one.launches for one in progress),
+    )
+
+
+def _batch_job(
+    sweep: Sweep, order: RunOptions, launcher: LauncherSettings, script: Path
+) -> BatchJob:
+    paths = [str(order.sweep_file.absolute()), "--out", str(order.out.absolute())]
+    options = ["--launcher", "srun", "--resume", "--runner", order.runner]
     if order.nccl_tests_dir is not None:
         options += ["--nccl-tests-dir", str(order.nccl_tests_dir.absolute())]
     if order.limit is not None:
         options += ["--limit", str(order.limit)]
     if order.retry_failed:
         options.append("--retry-failed")
-        for folder in folders:
-            begin_again(folder)
-    job = BatchJob(
-        name=sweep.file.name,
-        out=order.out.absolute(),
-        command=run_command(order.sweep_file, order.out, *options),
+    options += ["--batch-script", str(script)]
+    return BatchJob(
+        script=script,
+        command=(sys.executable, "-P", "-m", "dynamiccl.collect.cli", "run", *paths, *options),
         num_nodes=max(group.hosts for group in sweep.file.groups),
         ranks_per_node=max(group.ranks_per_host for group in sweep.file.groups),
         header=launcher.sbatch_header,
         array=launcher.array,
     )
 
-    def endings() -> set[str | None]:
-        return {how_it_ended(folder, sweep.text) for folder in folders}
 
-    work = Work(
-        is_complete=lambda: None not in endings(),
-        progress=lambda: sum(commits_on_disk(folder) for folder in folders),
-    )
-    began = work.progress()
-    with Interrupt() as interrupt:
-        outcome = run_as_batch(job, work, SlurmQueue(_FIX), interrupt)
-    ended = "budget" if "budget" in endings() else "done"
-    return RunSummary(
-        trials=len(sweep.trials),
-        rounds_done=0,
-        launches_run=work.progress() - began,
-        launches_skipped=began,
-        rows_written=0,
-        rows_by_status={},
-        ended=ended if outcome is Outcome.COMPLETE else "detached",
-    )
+def _measured(folder: Path) -> tuple[int, int]:
+    """What grows with each launch that measures something."""
+    found = progress_on_disk(folder)
+    return found.launches, found.measured
+
+
+def _refuse_shards(sweep: Sweep, count: int) -> None:
+    if count > 1 and sweep.file.strategy.kind == "adaptive":
+        raise UserError(
+            "an adaptive sweep cannot be cut into shards: each would know a part of the history "
+            "only; take strategy.kind = 'exhaustive' or 'random', or launcher.array = 1"
+        )
 
 
 def launcher_of(file: SweepFile, name: str | None) -> LauncherSettings:

@@ -19,10 +19,12 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
+from dynamiccl.collect.outcomes import decode_outcomes
 from dynamiccl.collect.runs.lock import SweepLock
 from dynamiccl.errors import CorruptFile, MachineError, UserError
 
@@ -195,18 +197,33 @@ def begin_again(folder: Path) -> None:
     (folder / _COMPLETE).unlink(missing_ok=True)
 
 
-def commits_on_disk(folder: Path) -> int:
-    """How many launches are committed in `folder`, as another process sees it."""
-    paths = [*folder.glob("segment-*.jsonl"), *folder.glob(f"segment-*{_SEALED}")]
-    found: dict[int, int] = {}
-    for path in paths:
-        # A segment that is being sealed has two files for a moment: it counts once.
-        try:
-            count = path.read_bytes().count(b"\n")
-        except FileNotFoundError:
-            continue
-        found[_number(path)] = max(found.get(_number(path), 0), count)
-    return sum(found.values())
+class Progress(NamedTuple):
+    """What has been committed."""
+
+    #: That ended and measured something: neither stopped before a first row, nor all infeasible.
+    launches: int
+    #: Trials with an outcome that is not `infeasible`.
+    measured: int
+    infeasible: int
+
+
+def progress_on_disk(folder: Path) -> Progress:
+    """How far the sweep of a journal is, as another process sees it."""
+    found: dict[int, list[str]] = {}
+    for path in (*folder.glob("segment-*.jsonl"), *folder.glob(f"segment-*{_SEALED}")):
+        with suppress(FileNotFoundError):  # sealed at this moment
+            whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+            # A segment that is being sealed has two files for a moment: it counts once.
+            lines = whole.splitlines()
+            found[_number(path)] = max(found.get(_number(path), []), lines, key=len)
+    launches = measured = infeasible = 0
+    for record in (_loads(line, folder) for lines in found.values() for line in lines):
+        outcomes = list(decode_outcomes(record))
+        lost = sum(outcome.infeasible for outcome in outcomes)
+        launches += not record["unfinished"] and (not outcomes or lost < len(outcomes))
+        measured += len(outcomes) - lost
+        infeasible += lost
+    return Progress(launches, measured, infeasible)
 
 
 def _digest(text: str) -> str:

@@ -14,8 +14,7 @@ from pydantic import (
 )
 
 from dynamiccl.collect.interference.kinds import KINDS, SIMULATED
-from dynamiccl.collect.launchers import LAUNCHERS
-from dynamiccl.collect.launchers.settings import ContainerSettings, LauncherSettings
+from dynamiccl.collect.launchers import LAUNCHERS, ContainerSettings, LauncherSettings
 from dynamiccl.collect.sweep.group_shape import GroupShape
 from dynamiccl.collect.sweep.sizes import (
     DATATYPE_BYTES,

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from dynamiccl.collect.benchmark.launching import Site
 from dynamiccl.collect.benchmark.runner import NcclTestsRunner
-from dynamiccl.collect.launchers.settings import LauncherSettings
-from dynamiccl.collect.processes.interrupt import Interrupt
+from dynamiccl.collect.launchers import LauncherSettings
+from dynamiccl.collect.process import Interrupt
 from dynamiccl.collect.runs.progress import SweepProgress
 from dynamiccl.collect.runs.run import RunSummary, Shard, journal_folder, run_sweep
 from dynamiccl.collect.sweep.load import Sweep

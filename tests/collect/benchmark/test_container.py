@@ -12,7 +12,7 @@ import pytest
 
 from dynamiccl.collect.benchmark.runner import NcclTestsRunner
 from dynamiccl.collect.doctor.inside import check_inside
-from dynamiccl.collect.launchers.settings import ContainerSettings, LauncherSettings
+from dynamiccl.collect.launchers import ContainerSettings, LauncherSettings
 from dynamiccl.collect.runs.run import run_sweep
 from dynamiccl.datasets import store
 from dynamiccl.errors import InvalidSweep, MachineError

@@ -16,8 +16,7 @@ import pytest
 
 from dynamiccl.collect.benchmark.launching import ProcessOutput, Site, Starter
 from dynamiccl.collect.benchmark.runner import NcclTestsRunner
-from dynamiccl.collect.processes.interrupt import Interrupt
-from dynamiccl.collect.processes.process import Finished
+from dynamiccl.collect.process import Finished, Interrupt
 from dynamiccl.collect.runner import Launch
 from dynamiccl.collect.runs.progress import SweepProgress
 from dynamiccl.errors import InvalidSweep, MachineError

@@ -12,7 +12,7 @@ from dynamiccl.collect.benchmark.command import Places, environment
 from dynamiccl.collect.benchmark.launching import Site, Starter
 from dynamiccl.collect.benchmark.read_back import agreed_choices, comm_logs
 from dynamiccl.collect.benchmark.verdicts import of_members, wrong_comms
-from dynamiccl.collect.launchers.settings import LauncherSettings
+from dynamiccl.collect.launchers import LauncherSettings
 from dynamiccl.collect.runner import LaunchMode
 from dynamiccl.collect.sweep.trial import Setting
 from dynamiccl.datasets.schema import Status

@@ -5,7 +5,7 @@ import pytest
 
 from dynamiccl.collect.companions.disturber import Disturber
 from dynamiccl.collect.companions.nodes import Nodes
-from dynamiccl.collect.launchers.settings import LauncherSettings
+from dynamiccl.collect.launchers import LauncherSettings
 from dynamiccl.collect.sweep.trial import Interference, Setting
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import Collective
