@@ -160,7 +160,9 @@ def run_process(
             if reason is None:
                 # A child of the leader may hold the pipe open for ever.
                 output.drain(_LINGER_S)
-            end_session(leader, limits.grace_s, meanwhile=output.read)
+                _end_what_is_left(leader, limits.grace_s)
+            else:
+                end_session(leader, limits.grace_s, meanwhile=output.read)
             output.drain(0.0)
             output.finish()
         except BaseException:
@@ -201,8 +203,7 @@ def end_session(
     """End the whole session: SIGTERM to its group, after `grace_s` seconds SIGKILL to all of it.
 
     Args:
-        leader: started by `start_session`, not yet waited for; it is reaped here. One that has
-            ended by itself may have left others running.
+        leader: started by `start_session`, not yet waited for; it is reaped here.
         grace_s: seconds for srun or mpirun to end ranks on other nodes.
         meanwhile: called while waiting, e.g. to read output that would block the leader.
 
@@ -211,26 +212,38 @@ def end_session(
     if leader.returncode is not None:
         return  # reaped: its number may be somebody else's by now
     try:
+        _end_members(leader.pid, grace_s, meanwhile)
+    finally:
+        leader.wait()
+
+
+def _end_what_is_left(leader: subprocess.Popen[bytes], grace_s: float) -> None:
+    """Reap a leader that has ended by itself, and end what it left running in its group."""
+    leader.wait()
+    with suppress(ProcessLookupError):
+        os.killpg(leader.pid, 0)
+        if left := _members(leader.pid):
+            _log.warning("process %d ended but left %s running: ending them", leader.pid, left)
+            _end_members(leader.pid, grace_s, lambda: None)
+
+
+def _end_members(session: int, grace_s: float, meanwhile: Callable[[], object]) -> None:
+    try:
         # What has ended between our look and now is what we want; so below.
         with suppress(ProcessLookupError):
-            os.killpg(leader.pid, signal.SIGTERM)
+            os.killpg(session, signal.SIGTERM)
         deadline = time.monotonic() + grace_s
-        left = _members(leader.pid)
-        if left and _has_ended(leader):
-            _log.warning("process %d ended but left %s running: ending them", leader.pid, left)
-        while left and time.monotonic() < deadline:
+        while _members(session) and time.monotonic() < deadline:
             meanwhile()
             time.sleep(_SHORT_LOOK_S)
-            left = _members(leader.pid)
     finally:
         # Again and again, since a process may start another one between our look and its end.
         deadline = time.monotonic() + _KILLED_S
-        while (members := _members(leader.pid)) and time.monotonic() < deadline:
+        while (members := _members(session)) and time.monotonic() < deadline:
             for pid in members:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(_SHORT_LOOK_S)
-        leader.wait()
 
 
 def _has_ended(leader: subprocess.Popen[bytes]) -> bool:
