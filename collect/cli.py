@@ -3,15 +3,17 @@
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
+from rich.table import Column, Table
 
 from dynamiccl import cli
 from dynamiccl.checks import exit_code, render
+from dynamiccl.collect import compare as comparing
 from dynamiccl.collect.doctor.context import context_of
 from dynamiccl.collect.doctor.examine import run_checks
 from dynamiccl.collect.doctor.inside import check_inside
@@ -19,10 +21,11 @@ from dynamiccl.collect.findings import describe as describing
 from dynamiccl.collect.findings.plots import plot_systems
 from dynamiccl.collect.fitting import command as fitting
 from dynamiccl.collect.fitting.report import to_json as fit_to_json
-from dynamiccl.collect.health.command import health_command
+from dynamiccl.collect.health import health_command
 from dynamiccl.collect.importing.command import import_command
 from dynamiccl.collect.launchers import LAUNCHERS, find_launcher
-from dynamiccl.collect.planning import command as planning
+from dynamiccl.collect.planning.plan import make_plan
+from dynamiccl.collect.planning.show import show_plan
 from dynamiccl.collect.runners import RUNNERS
 from dynamiccl.collect.runs.carry_out import (
     RunOptions,
@@ -34,7 +37,6 @@ from dynamiccl.collect.runs.carry_out import (
 from dynamiccl.collect.runs.run import RunSummary
 from dynamiccl.collect.shapes import shapes_command
 from dynamiccl.collect.sweep.load import Sweep, load_sweep
-from dynamiccl.collect.traces.command import export_command
 from dynamiccl.datasets import store
 from dynamiccl.machine import ThisMachine
 from dynamiccl.simulator import options as simulating
@@ -50,6 +52,8 @@ app = typer.Typer(
 )
 _stderr = Console(stderr=True)
 _stdout = Console()
+#: Columns of a table that is no terminal's; exit code where something surely got slower.
+_WIDTH, _SLOWER = 100, 1
 
 _Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
 _Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more, to stderr.")]
@@ -63,21 +67,19 @@ def main() -> None:
 
 
 @app.command("plan")
-def plan_command(
-    sweep_file: _SweepFile,
-    hours: planning.HoursOption = None,
-    write: planning.WriteOption = None,
-    as_json: _Json = False,
-) -> None:
+def plan_command(sweep_file: _SweepFile, as_json: _Json = False) -> None:
     """Show what a sweep would run, what it leaves out and why, and how long it takes.
 
-    Times are the embedded simulator's. With --hours also what fits in them, as a sweep file.
+    Times are the embedded simulator's.
 
-    Example: dynamiccl-collect plan examples/slurm_h100.toml --hours 2 --write short.toml
+    Example: dynamiccl-collect plan examples/slurm_h100.toml
     """
     with _stderr.status("planning"):
-        planned = planning.plan_sweep(load_sweep(sweep_file), hours=hours, write=write)
-    planning.show_planned(planned, _stdout, as_json=as_json)
+        plan = make_plan(load_sweep(sweep_file))
+    if as_json:
+        cli.print_json(plan.to_json())
+    else:
+        show_plan(plan, _stdout)
 
 
 @app.command("run")
@@ -207,7 +209,6 @@ def doctor_command(
 
 
 app.command("import")(import_command)
-app.command("export")(export_command)
 app.command("health")(health_command)
 
 
@@ -294,6 +295,44 @@ def describe_command(
         _stdout.print(table)
     for line in (*map(describing.calls_line, calls), *logged):
         _stdout.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+@app.command("compare")
+def compare_command(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="Data directory of before.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Data directory of after.")],
+    as_json: _Json = False,
+) -> None:
+    """List what got slower or faster between two data sets, and what else is not as it was.
+
+    Two sweeps of one file, before and after another NCCL, a firmware, a cable. Three cycles of each
+    confirm a change; one of each tells which differences mean nothing. Exit code 1 when something
+    surely got slower.
+
+    Example: dynamiccl-collect compare before after
+    """
+    for directory in (old, new):
+        store.part_paths(directory)
+    found = comparing.compare(store.read(old), store.read(new))
+    settings = [comparing.sweep_settings(directory) for directory in (old, new)]
+    found["other_changes"] += comparing.differing(*settings)
+    if as_json:
+        cli.print_json({"old": str(old), "new": str(new), **found})
+    else:
+        _show_comparison(found)
+    raise typer.Exit(_SLOWER if found["is_slower"] else 0)
+
+
+def _show_comparison(found: dict[str, Any]) -> None:
+    console = _stdout if _stdout.is_terminal else Console(width=max(_stdout.width, _WIDTH))
+    whole = [Column(name, no_wrap=True) for name in ("sizes", "change")]
+    table = Table("collective", "config", *whole, "what", box=SIMPLE_HEAD, pad_edge=False)
+    for change in found["changes"]:
+        table.add_row(*comparing.row(change))
+    if found["changes"]:
+        console.print(table)
+    for line in comparing.sentences(found):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 app.command("shapes")(shapes_command)

@@ -135,8 +135,8 @@ class ImportSummary:
     files: tuple[FileReport, ...]
     #: Measurements of those written that an earlier import had written, too.
     already_there: int
-    #: Files of directories that are of no kind that is known.
-    skipped: tuple[str, ...]
+    #: Files of directories that are not read -> what they are.
+    skipped: dict[str, str]
 
     @classmethod
     def of(
@@ -144,7 +144,7 @@ class ImportSummary:
         files: list[FileReport],
         *,
         recorded: Recorded,
-        skipped: tuple[str, ...] = (),
+        skipped: dict[str, str] | None = None,
     ) -> "ImportSummary":
         """Add up the reports of all files; joined calls belong to no single file."""
         return cls(
@@ -156,7 +156,7 @@ class ImportSummary:
             rejected=tuple(r for f in files for r in f.rejected),
             files=tuple(files),
             already_there=sum(f.already_there for f in files),
-            skipped=skipped,
+            skipped=skipped or {},
         )
 
     def remarks(self) -> dict[str, list[str]]:

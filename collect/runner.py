@@ -96,8 +96,6 @@ class LaunchResult:
     quarantined: tuple[Quarantined, ...] = ()
     #: New facts about the setting, as plain data (read-back results, environment columns).
     facts: Mapping[str, Any] = field(default_factory=dict)
-    #: Seconds that an earlier, killed run spent on it.
-    seconds_before: float = 0.0
 
 
 class Runner(Protocol):

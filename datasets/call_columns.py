@@ -19,8 +19,6 @@ class CallSource(StrEnum):
     SIMULATOR = "simulator"
     INSPECTOR = "inspector"
     KINETO = "kineto"
-    FLIGHT_RECORDER = "flight-recorder"
-    EXECUTION_TRACE = "execution-trace"
 
 
 _NOT_OF_CALLS: Final = frozenset(

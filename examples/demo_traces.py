@@ -1,8 +1,8 @@
 """Traces that users have already, as calls and steps: `make demo-traces`.
 
-Takes in the published traces that are there: whole ones beside the checkout, in
-../shared/data/traces, else the excerpts in tests/data. Each import is the command that a user would
-type.
+Takes in the published traces of PyTorch's profiler that are there: whole ones beside the checkout,
+in ../shared/data/traces, else the excerpts in tests/data. Each import is the command that a user
+would type.
 """
 
 import argparse
@@ -23,15 +23,12 @@ from dynamiccl.datasets import store
 ROOT: Final = Path(__file__).resolve().parent.parent
 WHOLE: Final = ROOT.parent / "shared" / "data" / "traces"
 EXCERPTS: Final = ROOT / "tests" / "data" / "traces"
-#: Traces of one job belong into one import: job, what they are, and the beginnings of their names.
+#: Traces of one job belong into one import: job, what they are, the
+#: beginnings of their names, and what they do not tell.
 JOBS: Final = (
-    ("resnet", "ResNet, one rank of two, PyTorch's profiler", ("hta_nccl_data",)),
-    (
-        "dlrm",
-        "DLRM, 8 ranks, profiler and execution traces",
-        ("param_dlrm_kineto", "param_dlrm_pytorch_et"),
-    ),
-    ("resnet-et", "ResNet, one rank of two, execution trace", ("param_resnet_2gpu_et",)),
+    ("resnet", "ResNet, one rank of two", "hta_nccl_data", ()),
+    # The trace does not tell how many ranks a group has; its archive has all 8.
+    ("dlrm", "DLRM, 8 ranks", "param_dlrm_kineto", ("--ranks", "8")),
 )
 console = Console(width=110)
 
@@ -46,17 +43,17 @@ def command(*arguments: str) -> Any:
 
 
 def main() -> None:
-    """Import, say what was found, and export one job for PARAM."""
+    """Import, and say what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "demo-traces")
     out: Path = parser.parse_args().out
     shutil.rmtree(out, ignore_errors=True)
     folder = WHOLE if WHOLE.is_dir() else EXCERPTS
     started = time.monotonic()
-    for job, what, names in JOBS:
-        files = [str(path) for path in sorted(folder.iterdir()) if path.name.startswith(names)]
+    for job, what, name, known in JOBS:
+        files = [str(path) for path in sorted(folder.iterdir()) if path.name.startswith(name)]
         found = command("import", *files, "--out", str(out / "data"), "--system", "published",
-                        "--sweep", job)  # fmt: skip
+                        "--sweep", job, *known)  # fmt: skip
         console.print(
             f"{what}: {found['calls_written']} calls from {found['rank_records']} records of "
             f"ranks, {found['calls_timed']} with a time, {found['steps_written']} steps",
@@ -69,8 +66,6 @@ def main() -> None:
     show_steps(store.read(out / "data", "steps"))
     if folder == EXCERPTS:
         console.print("(excerpts hold no compute kernels: nothing covers their communication)")
-    command("export", str(out / "data"), "--sweep", "dlrm", "--format", "param",
-            "--out", str(out / "param.json"))  # fmt: skip
     console.print(f"\ndata  {out / 'data'}\ndone in {time.monotonic() - started:.1f} s")
 
 

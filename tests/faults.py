@@ -171,9 +171,7 @@ class Tree:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument(
-        "room", help="collect, datasets, train, evaluate, serve, or a folder of one"
-    )
+    parser.add_argument("room", help="collect say, or a folder of it, collect/strategies")
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", help="of the draw (default: the commit's hash)")
     asked = parser.parse_args()

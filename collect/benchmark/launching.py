@@ -146,9 +146,8 @@ class Starter:
         program: Program,
         folder: Path,
         progress: Callable[[int], None],
-        keep: Callable[[Line], None],
     ) -> ProcessOutput:
-        """Run a launch in `folder`; calls `progress` for each row and `keep` for each line."""
+        """Run a launch in `folder`; calls `progress` for each row."""
         container = self._site.launcher.container
         inside = Path(map_into_container(str(folder.resolve()), container))
         places = commands.Places.under(inside)
@@ -164,7 +163,7 @@ class Starter:
         gpus = 1 if mpi else launch.setting.ranks_per_host
         argv = commands.arguments(program, launch, grid, self._file, gpus=gpus, json=places.json)
         ranks = self._ranks(launch.setting, argv, environment)
-        return self._follow(ranks, slow_seconds(grid, calls.per_half), progress, keep)
+        return self._follow(ranks, slow_seconds(grid, calls.per_half), progress)
 
     def pause(self, seconds: float) -> bool:
         """Wait so many seconds; False when a stop was requested meanwhile."""
@@ -180,11 +179,7 @@ class Starter:
         return Ranks(argv, env.set, *shape, unset=env.unset)
 
     def _follow(
-        self,
-        ranks: Ranks,
-        slow_s: Sequence[float],
-        progress: Callable[[int], None],
-        keep: Callable[[Line], None],
+        self, ranks: Ranks, slow_s: Sequence[float], progress: Callable[[int], None]
     ) -> ProcessOutput:
         """Read output until the process ends or hangs; `slow_s`: extra seconds for each row."""
         ran = ProcessOutput(time.time())
@@ -195,7 +190,6 @@ class Starter:
             return ran.more_s
 
         def take(line: Line) -> bool:
-            keep(line)
             if not ran.take(line):
                 return False
             progress(1)

@@ -6,12 +6,13 @@ trial, from the log of an untimed launch.
 """
 
 import logging
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from dynamiccl.collect.benchmark.blocks import Verdict, has_begun, judge_blocks
 from dynamiccl.collect.benchmark.command import calls_of, small_bytes
@@ -26,7 +27,6 @@ from dynamiccl.collect.benchmark.grid import Grid, deal
 from dynamiccl.collect.benchmark.inside import find_benchmark
 from dynamiccl.collect.benchmark.launching import ProcessOutput, Site, Starter
 from dynamiccl.collect.benchmark.layout import lay_out
-from dynamiccl.collect.benchmark.leftovers import LaunchFolders, ran_before, written_down
 from dynamiccl.collect.benchmark.mode import can_play
 from dynamiccl.collect.benchmark.needless import Needless
 from dynamiccl.collect.benchmark.output import (
@@ -59,11 +59,13 @@ from dynamiccl.collect.runner import (
 )
 from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.collect.sweep.trial import Trial
-from dynamiccl.datasets.schema import QUIET, Status
+from dynamiccl.datasets.schema import Status
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import ABSTAIN, Collective
 
 _log = logging.getLogger(__name__)
+#: Beginning of the name of a launch's folder.
+_FOLDER: Final = "launch-"
 
 
 class _NeverBegan(Exception):
@@ -99,7 +101,6 @@ class NcclTestsRunner:
         self._needless = Needless(file.runner.slow_max)
         self._programs: dict[Collective, Program] = {}
         self._plays = False
-        self._folders = LaunchFolders(site.work)
         self._chances = SecondChances()
         #: Whether the plugin applies the configs -> the last launch that started.
         self._begun: dict[bool, Launch] = {}
@@ -145,9 +146,6 @@ class NcclTestsRunner:
         as failed only if another launch still starts; otherwise the machine is at fault and this
         raises MachineError.
         """
-        rescued = self._rescue(launch)
-        if rescued is not None:
-            return rescued
         try:
             return self._attempt(launch, progress)
         except _NeverBegan as problem:
@@ -180,7 +178,7 @@ class NcclTestsRunner:
         return True
 
     def _attempt(self, launch: Launch, progress: Callable[[int], None]) -> LaunchResult:
-        folder = self._folders.begin(launch)
+        folder = self._new_folder()
         grid = self._deal(launch)
         if launch.mode is LaunchMode.READ_BACK:
             return self._read_back(launch, grid, folder)
@@ -188,33 +186,6 @@ class NcclTestsRunner:
 
     def _deal(self, launch: Launch) -> Grid:
         return deal(launch, max_blocks=self._file.runner.max_blocks)
-
-    def _rescue(self, launch: Launch) -> LaunchResult | None:
-        """What a killed run had measured of this launch, or None.
-
-        Not where something ran beside it: whether that kept running to the end is not known.
-        """
-        folder = self._folders.left_over(launch)
-        timed = launch.mode is not LaunchMode.READ_BACK
-        if folder is None or not timed or launch.setting.interference.kind != QUIET:
-            return None
-        ran, grid = ran_before(folder), self._deal(launch)
-        output = self._output(launch, grid, folder, ran)
-        verdicts = verdicts_of(launch, folder, output, ran.texts)
-        good = list(takewhile(lambda verdict: verdict.status is Status.OK, verdicts))
-        if not good:
-            return None
-        _log.warning(
-            "%s was cut short by a kill: %d of its %d measurements are kept, the rest run again",
-            launch.id,
-            len(good),
-            len(grid.blocks),
-        )
-        measured = self._measured(launch, grid, ran, output, good)
-        rest = (*grid.asked_from(len(good), launch), *grid.left_over)
-        seconds = (ran.row_times or [ran.began_s])[-1] - ran.began_s
-        facts = {"environment": output.environment} if output.environment else {}
-        return LaunchResult(measured, rest, facts=facts, seconds_before=seconds)
 
     def learn(self, launch: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Take in facts from a read-back or an output header."""
@@ -226,18 +197,23 @@ class NcclTestsRunner:
         return self._rows.environment()
 
     def close(self) -> None:
-        """Remove the launch folders: their rows are in the journal by now."""
-        self._folders.clear()
+        """Remove the folders of launches, of killed runs too: rows are in the journal by now."""
+        for folder in self._site.work.glob(f"{_FOLDER}*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _new_folder(self) -> Path:
+        """A folder for the schedule, report and dumps of a launch."""
+        self.close()
+        self._site.work.mkdir(parents=True, exist_ok=True)
+        # Another one each time: on NFS a file that a rank still has open keeps its folder.
+        return Path(tempfile.mkdtemp(prefix=_FOLDER, dir=self._site.work))
 
     def _timed(
         self, launch: Launch, grid: Grid, folder: Path, progress: Callable[[int], None]
     ) -> LaunchResult:
         program = self._program(launch)
-        with (
-            self._disturber.disturb(launch.setting, program.path) as disturbance,
-            written_down(folder) as file,
-        ):
-            ran = self._starter.start(launch, grid, program, folder, progress, file.take)
+        with self._disturber.disturb(launch.setting, program.path) as disturbance:
+            ran = self._starter.start(launch, grid, program, folder, progress)
             alone = disturbance.lost
         output = self._output(launch, grid, folder, ran)
         verdicts = verdicts_of(launch, folder, output, ran.texts)
@@ -317,9 +293,7 @@ class NcclTestsRunner:
 
     def _read_back(self, launch: Launch, grid: Grid, folder: Path) -> LaunchResult:
         program = self._program(launch)
-        ran = self._starter.start(
-            launch, grid, program, folder, lambda _: None, keep=lambda _: None
-        )
+        ran = self._starter.start(launch, grid, program, folder, lambda _: None)
         logs = comm_logs(folder)
         log = logs[0]
         calls = calls_of(launch, program, self._file)

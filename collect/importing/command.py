@@ -61,8 +61,8 @@ def import_command(
     A directory stands for all such files below it; what is none of them is named and left alone. A
     CSV needs size_bytes, collective, and time_us or busbw_gbytes_per_s (docs/collect.md).
 
-    Traces are dumps of NCCL's Inspector or PyTorch's Flight Recorder, traces of its profiler
-    (.json, .json.gz, .tar.gz) and execution traces. What is what, the content tells.
+    Traces are those of PyTorch's profiler and dumps of NCCL's Inspector (.json, .json.gz, .tar.gz).
+    What is what, the content tells.
 
     The calls files (.dcc) or traces of all ranks of a job belong into one import: the time of a
     call is known only with all its ranks.
@@ -116,8 +116,8 @@ def _show(summary: ImportSummary, out: Path) -> None:
         _stderr.print(line, markup=False, soft_wrap=True, highlight=False)
     if len(lines) > _SHOWN:
         _stderr.print(f"... and {len(lines) - _SHOWN} more (all of them with --json)")
-    for path in summary.skipped:
-        _stderr.print(f"{path}: left alone, no kind that is known", markup=False, soft_wrap=True)
+    for path, what in summary.skipped.items():
+        _stderr.print(f"{path}: left alone, {what}", markup=False, soft_wrap=True)
     for reason, count in summary.recorded.untimed.items():
         _stderr.print(f"{count} calls without a time: {reason}", highlight=False, soft_wrap=True)
     there = f"; {summary.already_there} were there already" if summary.already_there else ""

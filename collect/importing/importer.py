@@ -8,7 +8,7 @@ that are named together make parts together.
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,12 +25,11 @@ from dynamiccl.collect.nccl_tests.json_output import json_tables
 from dynamiccl.collect.nccl_tests.layout import looks_like_row
 from dynamiccl.collect.nccl_tests.text import main_of, text_file_tables
 from dynamiccl.collect.reports import FileReport, ImportOptions, ImportSummary, Recorded
-from dynamiccl.collect.traces.files import TraceFile, is_recorder_pickle, trace_files
-from dynamiccl.collect.traces.take_in import TracesTaken, take_in_traces
+from dynamiccl.collect.traces import TraceFile, Traces, read_files, trace_files
 from dynamiccl.datasets.provenance import file_sha256, program_record
 from dynamiccl.datasets.schema import Status
 from dynamiccl.datasets.store import SCHEMAS, check_slug, part_paths, slug, write_part
-from dynamiccl.errors import CorruptFile, DataError, MissingPath, OutputError, UserError
+from dynamiccl.errors import DataError, MissingPath, OutputError, UserError
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
 
 __all__ = ["ImportFailed", "ImportOptions", "ImportSummary", "detect_format", "import_files"]
@@ -53,7 +52,7 @@ class _Input:
     #: Of a trace, or an archive of them, what is in it.
     traces: tuple[TraceFile, ...] = ()
     #: Why it cannot be read, where that is known from its beginning.
-    problem: CorruptFile | None = None
+    problem: DataError | None = None
 
 
 def import_files(
@@ -85,22 +84,27 @@ def import_files(
     taken, failed = _import_calls(calls, out_dir, options, systems)
     errors += failed
     found = [item for item, _ in fresh if item.traces]
-    traces = _import_traces(found, out_dir, options, systems, progress)
-    errors += traces.errors
     reports = [r for i, r in zip(inputs, reports, strict=True) if not i.traces or r.remarks]
-    reports += traces.reports
+    recorded = Recorded(calls=taken.calls, calls_timed=taken.calls_timed)
+    if found:
+        traces = _import_traces(found, out_dir, options, systems, progress)
+        errors += traces.errors
+        reports += traces.reports
+        recorded = Recorded(
+            calls=taken.calls + traces.calls.num_rows,
+            calls_timed=taken.calls_timed
+            + traces.calls.num_rows
+            - traces.calls["time_us"].null_count,
+            rank_records=traces.records,
+            steps=traces.steps.num_rows,
+            untimed=dict(traces.untimed.most_common()),
+        )
     if errors and len(inputs) == 1:
         raise errors[0]
     summary = ImportSummary.of(
         reports,
-        recorded=Recorded(
-            calls=taken.calls + traces.calls,
-            calls_timed=taken.calls_timed + traces.calls_timed,
-            rank_records=traces.records,
-            steps=traces.steps,
-            untimed=traces.untimed,
-        ),
-        skipped=tuple(map(str, skipped)),
+        recorded=recorded,
+        skipped={str(path): reason for path, reason in skipped.items()},
     )
     if errors:
         raise ImportFailed(errors, summary)
@@ -184,19 +188,22 @@ def _check_options(options: ImportOptions) -> None:
             raise UserError(f"option {name} is {value}; give a whole number from 1 on")
 
 
-def _inputs(paths: Sequence[Path]) -> tuple[list[_Input], list[Path]]:
-    """The files to read, and those of directories that are of no known kind."""
-    inputs, skipped = [], []
+def _inputs(paths: Sequence[Path]) -> tuple[list[_Input], dict[Path, str]]:
+    """The files to read, and those of directories that are not, with the reason."""
+    inputs: list[_Input] = []
+    skipped: dict[Path, str] = {}
     for path in paths:
         if not path.is_dir():
             inputs.append(_input(path))
             continue
         for file in sorted(each for each in path.rglob("*") if each.is_file()):
-            item = _input(file, is_named=False)
-            if item.format != TEXT or _has_output(file):
+            item = _input(file)
+            if isinstance(item.problem, OutputError):
+                skipped[file] = str(item.problem).removeprefix(f"{file} is ")
+            elif item.format != TEXT or _has_output(file):
                 inputs.append(item)
             else:
-                skipped.append(file)
+                skipped[file] = "no kind that is known"
     return inputs, skipped
 
 
@@ -206,7 +213,7 @@ def _has_output(path: Path) -> bool:
         return any("NCCL INFO" in x or looks_like_row(x.split(), in_table=False) for x in file)
 
 
-def _no_file(paths: Sequence[Path], skipped: Sequence[Path]) -> str:
+def _no_file(paths: Sequence[Path], skipped: Mapping[Path, str]) -> str:
     if not paths:
         return "no file to import; name at least one"
     found = f"{len(skipped)} files of other kinds" if skipped else "no file at all"
@@ -216,8 +223,8 @@ def _no_file(paths: Sequence[Path], skipped: Sequence[Path]) -> str:
     )
 
 
-def _input(path: Path, *, is_named: bool = True) -> _Input:
-    """Classify a file; a pickle in a directory counts as a trace only if it looks like one."""
+def _input(path: Path) -> _Input:
+    """Classify a file by its first bytes."""
     if not path.is_file():
         raise MissingPath("file to import", path, "check the name")
     try:
@@ -226,13 +233,12 @@ def _input(path: Path, *, is_named: bool = True) -> _Input:
         # By its name too: text would be refused for reasons that do not help.
         if head.startswith(MAGIC) or path.suffix == SUFFIX:
             return _Input(path, CALLS, file_sha256(path))
-        if is_named or not head.startswith(b"\x80") or is_recorder_pickle(head):
-            try:
-                traces = tuple(trace_files(path))
-            except CorruptFile as error:
-                return _Input(path, TRACE, file_sha256(path), problem=error)
-            if traces:
-                return _Input(path, TRACE, file_sha256(path), traces)
+        try:
+            traces = tuple(trace_files(path))
+        except DataError as error:
+            return _Input(path, TRACE, file_sha256(path), problem=error)
+        if traces:
+            return _Input(path, TRACE, file_sha256(path), traces)
         text = head.decode("utf-8", errors="replace")
         return _Input(path, detect_format(text), file_sha256(path))
     except OSError as error:
@@ -314,9 +320,8 @@ def _import_traces(
     options: ImportOptions,
     systems: KnownSystems,
     progress: Callable[[int, int], None] | None,
-) -> TracesTaken:
-    if not inputs:
-        return TracesTaken()
+) -> Traces:
+    """Write the calls and steps of the traces; the same files give the same parts."""
     sweep = options.sweep or slug(inputs[0].path.resolve().parent.name)
     base: dict[str, Any] = {
         **systems.columns_of(options.system or ""),
@@ -329,9 +334,12 @@ def _import_traces(
         base["gpu"] = options.gpu
     if options.nccl_version is not None:
         base["nccl_version"] = str(NcclVersion.parse(options.nccl_version))
-    files = [trace for each in inputs for trace in each.traces]
+    traces = read_files([trace for each in inputs for trace in each.traces], base, progress)
     hashes = {each.path.name: each.sha256 for each in inputs}
-    return take_in_traces(files, hashes, out_dir, base, progress)
+    for kind, table in (("calls", traces.calls), ("steps", traces.steps)):
+        if table.num_rows:
+            write_part(out_dir, table, kind=kind, provenance=program_record("import", files=hashes))
+    return traces
 
 
 def _nothing_usable(report: FileReport) -> str:

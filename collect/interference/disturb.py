@@ -56,7 +56,7 @@ P = TypeVar("P", bound=Process)
 
 
 def end_one(process: Process) -> None:
-    """SIGTERM, then SIGKILL after a timeout; for process groups use `process_group.end`."""
+    """SIGTERM, then SIGKILL after a timeout; for whole sessions use `process.end_session`."""
     process.terminate()
     try:
         process.wait(timeout=_END_S)

@@ -45,7 +45,6 @@ DATATYPES: Final = frozenset(
     | {"double", "bfloat16", "f8e4m3", "f8e5m2", "fp8_e4m3", "fp8_e5m2"}
 )
 _WORD: Final = re.compile(r"[a-zA-Z]\w*")
-_PRINTED: Final = re.compile(r"\d+\.\d{1,2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,41 +243,3 @@ def _is_number(token: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def split_touching(tokens: list[str]) -> list[str] | None:
-    """Separate a pair of touching numbers; None when there is no unique way.
-
-    Columns overflow their width: `8019.8267.77` is 8019.8 and 267.77, since only that agrees with
-    the size. Every cut between two decimal points is tried.
-    """
-    bad = [i for i, token in enumerate(tokens) if token.count(".") == 2]
-    if len(bad) != 1:
-        return None
-    index = bad[0]
-    token = tokens[index]
-    found = []
-    for cut in range(token.index(".") + 2, token.rindex(".")):
-        if not (_PRINTED.fullmatch(token[:cut]) and _PRINTED.fullmatch(token[cut:])):
-            continue
-        tried = [*tokens[:index], token[:cut], token[cut:], *tokens[index + 1 :]]
-        if _all_plausible(tried):
-            found.append(tried)
-    return found[0] if len(found) == 1 else None
-
-
-def _all_plausible(tokens: list[str]) -> bool:
-    layout = layout_of_tokens(tokens)
-    if layout is None or not all(_is_number(tokens[i]) for i in _numeric(layout)):
-        return False
-    if not tokens[0].isdecimal():
-        return False
-    size = int(tokens[0])
-    return all(
-        plausible(size, float(tokens[h.time]), float(tokens[h.algbw]), float(tokens[h.busbw]))
-        for h in layout.halves
-    )
-
-
-def _numeric(layout: Layout) -> list[int]:
-    return [i for h in layout.halves for i in (h.time, h.algbw, h.busbw)]

@@ -23,7 +23,6 @@ from dynamiccl.collect.nccl_tests.layout import (
     layouts_of_header,
     looks_like_row,
     plausible,
-    split_touching,
 )
 from dynamiccl.collect.nccl_tests.lines import may_have_prefix, strip_prefix
 from dynamiccl.collect.reports import FileReport
@@ -171,11 +170,8 @@ class TextParser:
         stream.run.note(line.strip(), number)
 
     def _irregular(self, stream: _Stream, tokens: list[str], number: int, line: str) -> None:
-        """Parse a row without header, with touching numbers, or report a torn one."""
+        """Parse a row without header, or report a torn one."""
         longest = max(stream.layouts, default=0)
-        apart = split_touching(tokens)
-        if apart is not None:
-            tokens = apart
         layout = stream.layouts.get(len(tokens))
         if layout is None and len(tokens) > longest:
             layout = layout_of_tokens(tokens)

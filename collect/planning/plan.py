@@ -4,7 +4,6 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from dynamiccl.collect.planning.adaptive import ADAPTIVE, AdaptiveEstimate, play
 from dynamiccl.collect.planning.processes import Cost, Planner, Process
 from dynamiccl.collect.planning.times import CallTimes
 from dynamiccl.collect.runner import LaunchMode, Round
@@ -14,6 +13,7 @@ from dynamiccl.collect.sweep.load import Sweep
 
 #: Lines of the table of what dominates.
 _LINES: Final = 5
+ADAPTIVE: Final = "adaptive"
 _REST: Final = "everything else"
 
 
@@ -23,19 +23,6 @@ class Share:
 
     what: str
     share: float
-
-
-@dataclass(frozen=True, slots=True)
-class AdaptivePlan:
-    """What an adaptive sweep of the same grid took in the simulator."""
-
-    hours: float
-    gpu_hours: float
-    rounds: int
-    measurements: int
-    #: Settings that can be tuned, and how many of them were played; the rest goes by their share.
-    settings: int
-    settings_played: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +50,7 @@ class Plan:
     #: What one process for each config would start, its own read-backs included.
     launches_one_per_config: int
     launches_saved_ratio: float
-    #: Inside processes; of an adaptive sweep, as it was played in the simulator.
+    #: Inside processes; of an adaptive sweep the most, which few need.
     hours: float
     #: The same times the ranks of each process.
     gpu_hours: float
@@ -73,8 +60,6 @@ class Plan:
     model: str
     #: Rules that stood in where it has no time.
     rules: tuple[str, ...]
-    #: What `adaptive` takes, as it was played in the simulator; None where nobody asked.
-    adaptive: AdaptivePlan | None
     #: The sweep file's own limit, of which the hours above know nothing.
     max_hours: float | None
 
@@ -83,26 +68,20 @@ class Plan:
         return asdict(self)
 
 
-def make_plan(
-    sweep: Sweep, times: CallTimes | None = None, *, played: AdaptiveEstimate | None = None
-) -> Plan:
-    """Plan a sweep as if the plugin could play schedules and each round were like the first.
-
-    Args:
-        sweep: what is planned.
-        times: of its calls; default: by the model that it names.
-        played: the sweep as an adaptive one, played; default: only an adaptive one is.
-    """
-    times = times or CallTimes(sweep.file.simulator.system)
+def make_plan(sweep: Sweep) -> Plan:
+    """Plan a sweep as if the plugin could play schedules and each round were like the first."""
+    times = CallTimes(sweep.file.simulator.system)
     first = _FirstRound(sweep, times)
     file, processes = sweep.file, first.processes
     reasons = Counter(t.infeasible for t in sweep.trials if t.infeasible is not None)
     is_adaptive = file.strategy.kind == ADAPTIVE
     single = first.planner.processes(first.round, must_read_back=lambda _: True, plays=False)
     total, total_single = _over(processes, first.rounds), _over(single, first.rounds)
-    if is_adaptive and played is None:
-        played = play(sweep, times)
-    cost = played.cost if is_adaptive and played is not None else first.cost()
+    cost = first.cost()
+    if is_adaptive and first.round.picks:
+        # Later rounds are smaller than the first.
+        shares = first.strategy.expected_picks() / (first.rounds * len(first.round.picks))
+        cost = cost.times(min(shares, 1.0))
     return Plan(
         sweep=file.name,
         system=file.system,
@@ -127,14 +106,8 @@ def make_plan(
         dominates=_dominating(cost),
         model=times.system.name,
         rules=tuple(times.notes),
-        adaptive=None if played is None else _adaptive_plan(played),
         max_hours=file.budget.max_hours,
     )
-
-
-def cost_of(sweep: Sweep, times: CallTimes) -> Cost:
-    """Cost of an exhaustive or random sweep."""
-    return _FirstRound(sweep, times).cost()
 
 
 class _FirstRound:
@@ -158,17 +131,6 @@ class _FirstRound:
         once = [p for p in self.processes if p.launch.mode is LaunchMode.READ_BACK]
         again = [p for p in self.processes if p.launch.mode is not LaunchMode.READ_BACK]
         return self.planner.cost(once) + self.planner.cost(again).times(self.rounds)
-
-
-def _adaptive_plan(played: AdaptiveEstimate) -> AdaptivePlan:
-    return AdaptivePlan(
-        hours=_hours(played.cost.total_s),
-        gpu_hours=_hours(played.cost.gpu_seconds),
-        rounds=played.rounds,
-        measurements=played.measurements,
-        settings=played.settings,
-        settings_played=played.settings_played,
-    )
 
 
 def _dominating(cost: Cost) -> tuple[Share, ...]:

@@ -73,11 +73,6 @@ class SettingTimes:
         """Notes on the fallback rules that were used."""
         return [*self._notes]
 
-    @property
-    def is_modelled(self) -> bool:
-        """Whether times come from a model, and so differ between configs."""
-        return self._group is not None
-
     def call_us(self, size_bytes: int, config: Config) -> float:
         """Microseconds of a call of `size_bytes` (NCCL's nBytes) under `config`, without noise."""
         parts = self.parts(size_bytes, config)

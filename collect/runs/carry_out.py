@@ -146,12 +146,15 @@ def submit_sweep(sweep: Sweep, order: RunOptions) -> Submission:
             begin_again(folder)
         job = submit(_batch_job(sweep, order, launcher, script))
     progress = [progress_on_disk(folder) for folder in folders]
+    trials = make_strategy(sweep.file, sweep.trials).expected_picks()
+    done = sum(one.measured + one.infeasible for one in progress)
     return Submission(
         job=None if job is None else job.number,
         state=job.state if job is not None else "budget" if "budget" in ended else "done",
         script=script,
-        trials=make_strategy(sweep.file, sweep.trials).expected_picks(),
-        trials_done=sum(one.measured + one.infeasible for one in progress),
+        trials=trials,
+        # What follows a launch that was cut off measures NCCL's default once more.
+        trials_done=min(done, trials),
         launches_done=sum(one.launches for one in progress),
     )
 

@@ -301,7 +301,7 @@ class _Run:
             measured=(*lost, *result.measured),
             unfinished=(*result.unfinished, *over),
         )
-        seconds = result.seconds_before + time.monotonic() - began
+        seconds = time.monotonic() - began
         self._commit(launch, result, seconds)
 
     def _commit(self, launch: Launch, result: LaunchResult, seconds: float) -> None:

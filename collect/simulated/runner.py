@@ -129,7 +129,7 @@ class SimulatorRunner:
         ran = SimulatedCall(
             parts, surroundings_of(setting.interference), self._noise, launch.run, name
         )
-        times_us, processes_us = ran.times(setting, self._file.simulator.slow)
+        times_us, processes_us = ran.times(setting)
         time_us = float(np.mean(times_us))
         algbw = trial.size_bytes / (1000.0 * time_us)
         return {

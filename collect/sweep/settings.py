@@ -24,7 +24,6 @@ from dynamiccl.collect.sweep.sizes import (
 )
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
 from dynamiccl.nccl import Algorithm, Protocol
-from dynamiccl.simulator.slow_parts import SlowPart
 from dynamiccl.simulator.toml_table import Table, one_of
 from dynamiccl.sizes import MAX_SIZE_BITS
 
@@ -294,8 +293,6 @@ class SimulatorSettings(Table):
     noise_sigma: float = Field(default=0.015, ge=0, le=1)
     tail_probability: float = Field(default=0.02, ge=0, le=1)
     drift_sigma: float = Field(default=0.005, ge=0, le=1)
-    #: What is slow about the cluster (simulator/slow_parts.py).
-    slow: tuple[SlowPart, ...] = ()
 
 
 class SweepFile(Table):
@@ -357,5 +354,4 @@ TABLES: Final[Mapping[str, type[BaseModel]]] = {
     "container": ContainerSettings,
     "telemetry": TelemetrySettings,
     "simulator": SimulatorSettings,
-    "slow": SlowPart,
 }

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.collect.importing.importer import ImportFailed, ImportOptions, import_files
-from dynamiccl.collect.nccl_tests.layout import split_touching
 from dynamiccl.collect.nccl_tests.lines import strip_prefix
 from dynamiccl.collect.nccl_tests.parser import parse_lines
 from dynamiccl.collect.nccl_tests.text import TextOutput, parse_text
@@ -142,12 +141,11 @@ def test_numbers_that_do_not_fit_each_other_are_refused() -> None:
     assert "are not 10.49 GB/s" in output.rejected[0].reason
 
 
-def test_touching_numbers_come_apart_where_there_is_one_way() -> None:
-    touching = "2147483648 536870912 float sum -1 8019.8267.77 468.60 0 8019.5 267.78 468.62 0"
-    apart = split_touching(touching.split())
-    assert apart is not None
-    assert apart[5:7] == ["8019.8", "267.77"]
-    assert times(parse(touching)) == [8019.8, 8019.5]
+def test_a_row_whose_numbers_touch_is_torn() -> None:
+    output = parse("2147483648 536870912 float sum -1 8019.8267.77 468.60 0 8019.5 267.78 468.62 0")
+    assert times(output) == []
+    [reject] = output.rejected
+    assert "torn row" in reject.reason
 
 
 def test_time_stamps_and_per_iteration_columns() -> None:

@@ -181,8 +181,8 @@ def test_a_policy_that_abstains_is_said_to() -> None:
 def test_a_trace_without_times_is_weighed_by_the_benchmark() -> None:
     """Three calls at 100 us and a fifth to save, one at 100 us that no config makes faster."""
     measured = pl.concat([sweep(80.0), sweep(100.0, collective="AllGather")])
-    rows = [traced(i, None, num_nodes=1, source="execution-trace") for i in range(3)]
-    rows.append(traced(3, None, num_nodes=1, source="execution-trace", collective="AllGather"))
+    rows = [traced(i, None, num_nodes=1, source="kineto") for i in range(3)]
+    rows.append(traced(3, None, num_nodes=1, source="kineto", collective="AllGather"))
     found = against(job(rows), measured)
     assert found.arms[TABLE].communication.mean == pytest.approx(0.15)
     assert any("no times" in note for note in found.notes)

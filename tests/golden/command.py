@@ -6,8 +6,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -38,7 +39,11 @@ class Done:
     @property
     def json(self) -> Any:
         """Its document, without the names of places; raises AssertionError where it failed."""
-        assert self.code == 0, f"exit code {self.code}: {self.err}"
+        return self.document(0)
+
+    def document(self, *codes: int) -> Any:
+        """As `json`, where each of some exit codes is right."""
+        assert self.code in codes, f"exit code {self.code}: {self.err}"
         return json.loads(self.without_places(self.out))
 
     def without_places(self, text: str) -> str:
@@ -77,22 +82,20 @@ def dynamiccl(
 def shape(value: Any) -> Any:
     """The keys of a document, and the kinds of its values: for what differs between machines.
 
-    >>> shape({"a": [{"b": 1.5}, {"b": 2.0, "c": None}], "d": "x"})
+    >>> shape({"a": [{"b": None}, {"b": 2.0, "c": None}], "d": "x"})
     {'a': [{'b': 'number', 'c': 'null'}], 'd': 'text'}
     """
     if isinstance(value, dict):
         return {key: shape(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_joined(shape(item) for item in value)] if value else []
+        return [reduce(_joined, map(shape, value))] if value else []
     names = {bool: "flag", str: "text", type(None): "null"}
     return names.get(type(value), "number")
 
 
-def _joined(shapes: Iterator[Any]) -> Any:
-    """One shape for the items of a list: what is seen first of each key."""
-    first, *others = shapes
-    if isinstance(first, dict):
-        for other in others:
-            if isinstance(other, dict):
-                first = {**other, **first}
-    return first
+def _joined(one: Any, other: Any) -> Any:
+    """One shape for two items of a list: what one of them does not know, the other tells."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        keys = [*one, *(key for key in other if key not in one)]
+        return {key: _joined(one.get(key, "null"), other.get(key, "null")) for key in keys}
+    return other if one == "null" else one

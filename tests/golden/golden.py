@@ -27,30 +27,40 @@ def equal_values(kept: Any, made: Any) -> list[str]:
     Of an object only the keys that the kept one has count, so what is added later is free. Lists
     are equal by length and item, figures within one part in 1e9.
     """
-    found = list(_differences(kept, made, "value"))
-    return found[:_SHOWN] + ([f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else [])
+    return close_values(RELATIVE)(kept, made)
 
 
-def _differences(kept: Any, made: Any, place: str) -> Iterator[str]:
+def close_values(relative: float) -> Comparer:
+    """As `equal_values`, with figures that are equal within another share."""
+
+    def compare(kept: Any, made: Any) -> list[str]:
+        found = list(_differences(kept, made, "value", relative))
+        rest = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+        return found[:_SHOWN] + rest
+
+    return compare
+
+
+def _differences(kept: Any, made: Any, place: str, relative: float) -> Iterator[str]:
     if isinstance(kept, dict) and isinstance(made, dict):
         for key, value in kept.items():
             if key in made:
-                yield from _differences(value, made[key], f"{place}.{key}")
+                yield from _differences(value, made[key], f"{place}.{key}", relative)
             else:
                 yield f"{place}.{key}: {_short(value)} was kept, and now there is none"
     elif isinstance(kept, list) and isinstance(made, list):
         if len(kept) != len(made):
             yield f"{place}: {len(kept)} items were kept, now there are {len(made)}"
         for number, (one, other) in enumerate(zip(kept, made, strict=False)):
-            yield from _differences(one, other, f"{place}[{number}]")
-    elif not _same(kept, made):
+            yield from _differences(one, other, f"{place}[{number}]", relative)
+    elif not _same(kept, made, relative):
         yield f"{place}: {_short(kept)} was kept, now it is {_short(made)}"
 
 
-def _same(kept: Any, made: Any) -> bool:
+def _same(kept: Any, made: Any, relative: float) -> bool:
     figures = [isinstance(x, int | float) and not isinstance(x, bool) for x in (kept, made)]
     if all(figures):
-        return math.isclose(kept, made, rel_tol=RELATIVE, abs_tol=1e-12)
+        return math.isclose(kept, made, rel_tol=relative, abs_tol=1e-12)
     return type(kept) is type(made) and bool(kept == made)
 
 

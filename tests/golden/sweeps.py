@@ -110,8 +110,9 @@ def _simulated(text: str, directory: Path) -> Any:
     }
 
 
-def _choices(data: Path) -> list[str]:
-    return [line for path in sorted(data.glob("choices/*/*.csv")) for line in path.open()]
+def _choices(data: Path) -> list[list[str]]:
+    texts = [path.read_text() for path in sorted(data.glob("choices/*/*.csv"))]
+    return [line.split(",") for text in texts for line in text.splitlines()]
 
 
 _GRID: Final = {

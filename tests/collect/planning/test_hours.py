@@ -1,20 +1,13 @@
 """The hours of a plan: by hand from the simulator's times, and what takes them."""
 
-from pathlib import Path
-
-import polars as pl
 import pytest
-from rich.console import Console
 
-from dynamiccl.collect.planning.adaptive import ADAPTIVE, play, with_strategy
 from dynamiccl.collect.planning.plan import Plan, make_plan
 from dynamiccl.collect.planning.processes import START_S, START_S_PER_RANK
 from dynamiccl.collect.planning.show import plan_lines
 from dynamiccl.collect.planning.times import GBYTES_PER_S, LATENCY_US, CallTimes
-from dynamiccl.collect.runs.carry_out import RunOptions, carry_out
 from dynamiccl.collect.sweep.load import Sweep
 from dynamiccl.collect.sweep.trial import Setting
-from dynamiccl.datasets import store
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.parts import QUIET as UNDISTURBED
@@ -125,41 +118,17 @@ def test_each_rule_that_stands_in_for_a_time_is_told(keys: dict[str, str], rule:
 def test_what_no_model_knows_has_a_latency_and_a_bandwidth() -> None:
     made = one_config(collectives='["AlltoAll"]')
     times = CallTimes("h100-ib").of(setting_of(made))
-    assert not times.is_modelled
     assert times.call_us(10 * MIB, ABSTAIN) == LATENCY_US + 10 * MIB / (1000 * GBYTES_PER_S)
 
 
-def test_an_adaptive_sweep_is_played_as_the_simulator_runs_it(tmp_path: Path) -> None:
-    made = with_strategy(
-        sweep(
-            groups=TWO_NODES,
-            algorithms='["Ring", "Tree", "NVLSTree"]',
-            simulator="{ noise_sigma = 0, tail_probability = 0, drift_sigma = 0 }",
-        ),
-        ADAPTIVE,
-    )
-    played = play(made, CallTimes("h100-ib"))
-    path = tmp_path / "sweep.toml"
-    path.write_text("")
-    order = RunOptions(sweep_file=path, out=tmp_path / "out", runner="simulator")
-    ran = carry_out(made, order, console=Console(quiet=True))
-    rows = store.read(tmp_path / "out")
-    assert rows["round"].n_unique() == played.rounds == ran.rounds_done
-    assert rows.filter(pl.col("status") == "ok").height == played.measurements
-    plan = make_plan(made, played=played)
-    assert plan.hours == pytest.approx(played.cost.total_s / 3600, rel=0.01)
-    assert "the hours are of a run in the simulator" in "\n".join(plan_lines(plan))
+def test_an_adaptive_sweeps_hours_are_the_most_that_it_may_take() -> None:
+    keys = {"groups": TWO_NODES, "sizes": '{ min = "1M", max = "1G" }', "runner": "{}"}
+    several = '["Ring", "Tree", "NVLSTree"]'
 
+    def adaptive(max_rounds: int) -> Plan:
+        strategy = f'{{ kind = "adaptive", max_rounds = {max_rounds} }}'
+        return make_plan(one_config(**keys, algorithms=several, strategy=strategy))
 
-def test_of_many_settings_three_are_played_and_the_rest_goes_by_its_share() -> None:
-    one = sweep(groups=TWO_NODES, sizes='{ min = "1M", max = "2M" }')
-    four = sweep(
-        groups=TWO_NODES,
-        sizes='{ min = "1M", max = "2M" }',
-        collectives='["AllReduce", "AllGather", "ReduceScatter", "Broadcast"]',
-    )
-    times = CallTimes("h100-ib")
-    alone, many = (play(with_strategy(made, ADAPTIVE), times) for made in (one, four))
-    assert (alone.settings, alone.settings_played) == (1, 1)
-    assert (many.settings, many.settings_played) == (4, 3)
-    assert 3 * alone.cost.total_s < many.cost.total_s < 6 * alone.cost.total_s
+    one, two, eight = map(adaptive, (1, 2, 8))
+    assert one.hours < two.hours < eight.hours < 8 * one.hours
+    assert any(line.startswith(f"at most {eight.hours:g} hours") for line in plan_lines(eight))

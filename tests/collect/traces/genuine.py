@@ -8,17 +8,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, schedule
+from torch.profiler import ProfilerActivity, profile, schedule
 
 STEPS = 3
 
 
 def rank_main(rank: int, world: int, port: int, out: Path) -> None:
-    """Reduce, gather and broadcast in each step, and leave three kinds of traces."""
+    """Reduce, gather and broadcast in each step, and leave the trace of each rank."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=world)
-    observer = ExecutionTraceObserver().register_callback(str(out / f"et_{rank}.json"))
-    observer.start()
     values, gathered = torch.ones(1000), torch.empty(1000 * world)
     with profile(
         activities=[ProfilerActivity.CPU],
@@ -31,12 +29,6 @@ def rank_main(rank: int, world: int, port: int, out: Path) -> None:
             dist.all_gather_into_tensor(gathered, values)
             dist.broadcast(values, 0)
             profiler.step()
-    observer.stop()
-    observer.unregister_callback()
-    dump: Any = torch._C._distributed_c10d
-    (out / f"pickle_rank_{rank}").write_bytes(dump._dump_fr_trace())
-    text = dump._dump_fr_trace_json()
-    (out / f"json_rank_{rank}").write_bytes(text if isinstance(text, bytes) else text.encode())
     dist.barrier()
     # Taking down Gloo's threads aborts a process now and then (torch 2.13); all is written.
     os._exit(0)
@@ -45,7 +37,6 @@ def rank_main(rank: int, world: int, port: int, out: Path) -> None:
 def main() -> None:
     """Run both ranks."""
     out, port = Path(sys.argv[1]), int(sys.argv[2])
-    os.environ["TORCH_FR_BUFFER_SIZE"] = os.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] = "2000"
     processes: Any = mp
     processes.spawn(rank_main, (2, port, out), nprocs=2)
 

@@ -2,22 +2,20 @@
 
 import gzip
 import json
-import pickle
 from pathlib import Path
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.collect.damage import survives
-from tests.collect.traces.made import Chrome, inspector_line, recorder_dump, recorder_entry
-from tests.collect.traces.test_execution_trace import groups, node, write
+from tests.collect.traces.made import Chrome, inspector_line
 from tests.collect.traces.test_inspector import dump_of_4_3
 from tests.published import COPIES
 
 RELAXED = settings(
     deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-KINDS = ("inspector", "inspector-4.3", "kineto", "kineto.gz", "rank_0", "rank_0.json", "et", "tar")
+KINDS = ("inspector", "inspector-4.3", "kineto", "kineto.gz", "tar")
 
 
 def content(kind: str, folder: Path) -> bytes:
@@ -31,12 +29,6 @@ def content(kind: str, folder: Path) -> bytes:
             chrome.collective(100.0 * number + 50, 30.0)
         data = chrome.write(path).read_bytes()
         return gzip.compress(data, mtime=0) if kind.endswith("gz") else data
-    if kind.startswith("rank_0"):
-        dump = recorder_dump(*(recorder_entry(n) for n in range(3)))
-        return json.dumps(dump).encode() if "json" in kind else pickle.dumps(dump, protocol=2)
-    if kind == "et":
-        nodes = [groups(("0", [], 2)), node("allreduce", 10, 33), node("broadcast", 9, 34)]
-        return write(path, *nodes).read_bytes()
     if kind == "tar":
         return (COPIES / "traces" / "param_dlrm_kineto_excerpt.tar.gz").read_bytes()
     lines = [inspector_line(0, n, 5.0) for n in range(3)]
@@ -78,7 +70,7 @@ ODD = st.sampled_from(["null", "-1", "1e400", '"x"', "[]", "{}", "true", "999999
 
 @RELAXED
 @given(
-    kind=st.sampled_from([k for k in KINDS if k not in {"kineto.gz", "rank_0", "tar"}]),
+    kind=st.sampled_from(KINDS[:3]),
     odd=ODD,
     place=st.integers(0, 400),
 )

@@ -1,28 +1,29 @@
 """`dynamiccl-collect import` of traces: what is recognised, joined, told, and not taken twice."""
 
 import gzip
+import json
+import pickle
 import shutil
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.traces.files import source_of, trace_files
+from dynamiccl.collect.traces import source_of, trace_files
 from dynamiccl.datasets import store
+from dynamiccl.errors import OutputError
 from tests.cli.conftest import Shell, refused, shell_fixture
-from tests.collect.traces.made import (
-    Chrome,
-    inspector_line,
-    read,
-    recorder_dump,
-    recorder_entry,
-    write_lines,
-)
-from tests.collect.traces.test_flight_recorder import as_json
+from tests.collect.traces.made import Chrome, inspector_line, read, write_lines
 from tests.published import COPIES
 
 __all__ = ["shell_fixture"]
 COLLECT = "dynamiccl-collect"
+EXECUTION_TRACE = COPIES / "traces" / "param_resnet_2gpu_et_excerpt.json.gz"
+RECORDER_DUMP = pickle.dumps(
+    {"version": "2.10", "pg_config": {"0": {"ranks": "[0, 1]"}}, "entries": [{"record_id": 1}]},
+    protocol=2,
+)
+READ = "traces of PyTorch's profiler (Kineto) and dumps of NCCL's Inspector are read"
 
 
 def kineto(path: Path, rank: int) -> Path:
@@ -42,9 +43,8 @@ def job_fixture(tmp_path: Path) -> Path:
         archive.add(kineto(tmp_path / "worker0.json", 0), "traces/worker0.json")
     kineto(job / "rank1.json.gz", 1)
     write_lines(job / "inspector.log", *(inspector_line(rank, 0, 9.0) for rank in (0, 1)))
-    for rank in (0, 1):
-        entry = recorder_entry(1, time_created_ns=1_700_000_000_000_000_000 + rank)
-        as_json(job / f"nccl_trace_rank_{rank}", recorder_dump(entry))
+    (job / "nccl_trace_rank_0").write_bytes(RECORDER_DUMP)
+    shutil.copy(EXECUTION_TRACE, job / "et.json.gz")
     (job / "notes.txt").write_text("a job\n")
     (job / "model.pkl").write_bytes(b"\x80\x04\x95cos\nsystem\n.")
     return job
@@ -53,15 +53,17 @@ def job_fixture(tmp_path: Path) -> Path:
 def test_a_directory_of_all_kinds_is_one_import(job: Path, shell: Shell, tmp_path: Path) -> None:
     done = shell(COLLECT, "import", job, "--out", "data", "--system", "box")
     assert done.code == 0, done.err
-    assert "3 calls from 6 records of ranks (3 with a time), 2 steps written" in done.out
+    assert "2 calls from 4 records of ranks (2 with a time), 2 steps written" in done.out
     assert "notes.txt: left alone" in done.err
     assert "model.pkl: left alone" in done.err
+    assert "nccl_trace_rank_0: left alone, a dump of PyTorch's Flight Recorder" in done.err
+    assert "et.json.gz: left alone, an execution trace of PyTorch or Chakra" in done.err
     calls = store.read(tmp_path / "data", "calls").sort("source")
-    assert calls["source"].to_list() == ["flight-recorder", "inspector", "kineto"]
-    assert calls["time_us"].to_list() == [250.0, 9.0, 200.0]
-    assert calls["exposed_us"].to_list() == [None, None, 100.0]
+    assert calls["source"].to_list() == ["inspector", "kineto"]
+    assert calls["time_us"].to_list() == [9.0, 200.0]
+    assert calls["exposed_us"].to_list() == [None, 100.0]
     told = shell(COLLECT, "describe", "data").out
-    assert "box: 3 calls of 1 communicators, 3 with a time from all ranks" in told
+    assert "box: 2 calls of 1 communicators, 2 with a time from all ranks" in told
     assert "2 steps of 2 ranks in job (job)" in told
     assert "20% of it communication, 10% exposed" in told
 
@@ -91,8 +93,8 @@ def test_one_bad_trace_among_good_ones_costs_itself(
     bad.write_bytes(bad.read_bytes()[:200])
     line = refused(shell(COLLECT, "import", job, "--out", "data", "--system", "box"), 3)
     assert "rank_1.json.gz" in line
-    assert "3 calls are written" in line
-    assert store.read(tmp_path / "data", "calls").height == 3
+    assert "2 calls are written" in line
+    assert store.read(tmp_path / "data", "calls").height == 2
 
 
 def test_what_the_caller_knows_is_taken(shell: Shell, tmp_path: Path) -> None:
@@ -110,6 +112,33 @@ def test_what_the_caller_knows_is_taken(shell: Shell, tmp_path: Path) -> None:
 )
 def test_what_is_no_trace_is_none(head: bytes) -> None:
     assert source_of(head) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "what"),
+    [
+        ("nccl_trace_rank_0", RECORDER_DUMP, "a dump of PyTorch's Flight Recorder"),
+        (
+            "rank_0.json",
+            json.dumps(pickle.loads(RECORDER_DUMP)).encode(),
+            "a dump of PyTorch's Flight Recorder",
+        ),
+        ("et.json.gz", EXECUTION_TRACE.read_bytes(), "an execution trace of PyTorch or Chakra"),
+    ],
+)
+def test_a_format_that_is_not_read_is_named_with_those_that_are(
+    name: str, data: bytes, what: str, shell: Shell, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    line = refused(shell(COLLECT, "import", name, "--out", "data", "--system", "box"), 3)
+    assert f"{name} is {what}, which is not read; {READ}" in line
+    (tmp_path / "all").mkdir()
+    with tarfile.open(tmp_path / "all" / "ranks.tar", "w") as archive:
+        archive.add(tmp_path / name, f"in/{name}")
+    with pytest.raises(OutputError, match=f"ranks.tar:in/{name} is {what}"):
+        read(tmp_path / "all" / "ranks.tar")
+    with pytest.raises(OutputError, match="no trace that is known"):
+        read(tmp_path / "all")
 
 
 def test_members_of_an_archive_are_read_where_they_are(tmp_path: Path) -> None:

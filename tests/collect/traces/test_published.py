@@ -5,7 +5,6 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dynamiccl.collect.traces.param import param_trace
 from tests.collect.traces.made import calls_of, read
 from tests.published import COPIES, WHOLE
 
@@ -76,40 +75,12 @@ def test_dlrms_kernels_without_arguments_find_their_sizes() -> None:
     assert calls["num_ranks"].null_count() == 64
 
 
-def test_dlrms_execution_traces_tell_groups_and_so_join_the_ranks() -> None:
-    found = read(sample("param_dlrm_kineto.tar.gz"), sample("param_dlrm_pytorch_et.tar.gz"))
+def test_dlrms_ranks_join_by_order_where_their_number_is_told() -> None:
+    found = read(sample("param_dlrm_kineto.tar.gz"), num_ranks=8)
     calls = pl.DataFrame(found.calls)
     assert found.records == 64
-    assert calls["source"].to_list() == ["kineto"] * 8
-    assert calls["group_sequence"].to_list() == [*range(147, 155)]
-    assert calls["num_ranks"].to_list() == calls["ranks_timed"].to_list() == [8] * 8
+    assert calls["ranks_timed"].to_list() == [8] * 8
     reduced = calls.filter(pl.col("collective") == "AllReduce")
     assert reduced["size_bytes"].to_list() == [1_576_964, 448, 907_840]
     assert reduced["time_us"].to_list() == [86.0, 20.0, 69.0]
     assert found.steps["rank"].to_pylist() == [*range(8)]
-
-
-def test_resnets_execution_trace_is_a_call_mix() -> None:
-    calls = calls_of(sample("param_resnet_2gpu_et.json.gz"))
-    counts = dict(calls["collective"].value_counts().sort("collective").iter_rows())
-    assert counts == {"AllReduce": 15, "Broadcast": 6}
-    assert calls["group_sequence"].min() == 33
-    assert calls["root"].drop_nulls().unique().to_list() == [0]
-    assert calls["size_bytes"].null_count() == 0
-
-
-def test_param_gets_the_same_elements_back() -> None:
-    """Its parser reads sizes in elements from the same execution traces."""
-    calls = calls_of(sample("param_resnet_2gpu_et.json.gz"))
-    trace = param_trace(calls)
-    assert trace.entries[0] == {
-        "comms": "init",
-        "pg_id": 0,
-        "global_ranks": [0, 1],
-        "world_size": 2,
-        "req": -1,
-    }
-    first = trace.entries[1]
-    told = ("comms", "in_msg_size", "out_msg_size", "dtype", "root", "pg_id")
-    assert [first[name] for name in told] == ["broadcast", 53_120, 53_120, "float", 0, 0]
-    assert (trace.calls, dict(trace.left_out)) == (21, {})
