@@ -26,7 +26,7 @@ from rich.console import Console
 
 from dynamiccl.collect import launch
 from dynamiccl.collect.plan import make_plan
-from dynamiccl.collect.processes.process import Finished
+from dynamiccl.collect.process import Finished
 from dynamiccl.collect.read_back import read_rows
 from dynamiccl.collect.start import RunOptions, start_sweep
 from dynamiccl.collect.sweep import load_sweep, parse_sweep

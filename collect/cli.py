@@ -21,10 +21,17 @@ from dynamiccl.collect.doctor.examine import run_checks
 from dynamiccl.collect.doctor.inside import check_inside
 from dynamiccl.collect.health import health_command
 from dynamiccl.collect.importing.command import import_command
-from dynamiccl.collect.launchers import LAUNCHERS
+from dynamiccl.collect.launchers import LAUNCHERS, find_launcher
 from dynamiccl.collect.plan import make_plan, shapes_command, show_plan
 from dynamiccl.collect.run import RunSummary
-from dynamiccl.collect.start import RUNNERS, RunOptions, start_sweep
+from dynamiccl.collect.start import (
+    RUNNERS,
+    RunOptions,
+    Submission,
+    launcher_of,
+    start_sweep,
+    submit_sweep,
+)
 from dynamiccl.collect.sweep import Sweep, load_sweep
 from dynamiccl.datasets import store
 from dynamiccl.machine import ThisMachine
@@ -94,13 +101,15 @@ def run_command(
     shard: Annotated[
         str | None, typer.Option(metavar="I/N", help="Run only this share of the launches.")
     ] = None,
+    batch_script: Annotated[Path | None, typer.Option(hidden=True)] = None,
     as_json: _Json = False,
     verbose: _Verbose = False,
 ) -> None:
     """Run a sweep and write a Parquet part for each finished round.
 
     Ctrl-C finishes the running trial and stops; a second one stops at once. Nothing that was
-    measured is lost: --resume goes on.
+    measured is lost: --resume goes on. With launcher sbatch it submits a job and returns; the same
+    command then says how far the job is.
 
     Example: dynamiccl-collect run examples/h100_4x8.toml --runner simulator --out out/data
     """
@@ -119,10 +128,14 @@ def run_command(
         take_over=take_over,
         limit=limit,
         shard=shard,
+        batch_script=batch_script,
     )
+    if find_launcher(launcher_of(sweep.file, launcher).kind).is_batch:
+        _show_submission(submit_sweep(sweep, options), as_json=as_json)
+        return
     summary = start_sweep(sweep, options, console=_stderr)
     _show_run(summary, out, as_json=as_json)
-    if summary.ended in {"interrupted", "detached"}:
+    if summary.ended == "interrupted":
         # A script's next step needs a complete sweep.
         raise typer.Exit(cli.INTERRUPTED)
 
@@ -136,12 +149,25 @@ def _show_run(summary: RunSummary, out: Path, *, as_json: bool) -> None:
         "done": "done",
         "budget": "the budget is spent",
         "interrupted": "stopped; go on with --resume",
-        "detached": "the batch job goes on; watch it again with --resume",
     }
     _stdout.print(
         f"{summary.rows_written} rows ({by_status or 'nothing new'}) of {summary.trials} trials in "
         f"{summary.launches_run} launches; {summary.launches_skipped} were there already; "
         f"{endings[summary.ended]} -> {out}",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def _show_submission(found: Submission, *, as_json: bool) -> None:
+    if as_json:
+        cli.print_json({**asdict(found), "script": str(found.script)})
+        return
+    job = f"job {found.job}: {found.state}" if found.job else found.state
+    _stdout.print(
+        f"{job}; {found.trials_done} of {found.trials} trials done in {found.launches_done} "
+        f"launches; the same command shows progress, {found.script.with_suffix('')}-*.out is its "
+        "log",
         soft_wrap=True,
         highlight=False,
     )

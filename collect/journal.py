@@ -23,10 +23,11 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Self
+from typing import Any, BinaryIO, Final, NamedTuple, Self
 
 import numpy as np
 import polars as pl
@@ -38,6 +39,7 @@ from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets.cells import UNWELL_COLUMNS, usable
 from dynamiccl.datasets.provenance import run_record
 from dynamiccl.datasets.rows import measurements_table
+from dynamiccl.datasets.schema import Status
 from dynamiccl.datasets.store import part_provenance, sweep_folder, sweep_parts, write_part
 from dynamiccl.errors import CorruptFile, MachineError, UserError
 
@@ -299,17 +301,36 @@ def begin_again(folder: Path) -> None:
     (folder / _COMPLETE).unlink(missing_ok=True)
 
 
-def commits_on_disk(folder: Path) -> int:
-    """How many launches are committed in `folder`, as another process sees it."""
-    found: dict[int, int] = {}
+class Progress(NamedTuple):
+    """What has been committed."""
+
+    #: That ended and measured something: neither stopped before a first row, nor all infeasible.
+    launches: int
+    #: Picked trials with rows that are not all `infeasible`.
+    measured: int
+    infeasible: int
+
+
+def progress_on_disk(folder: Path) -> Progress:
+    """How far the sweep of a journal is, as another process sees it."""
+    found: dict[int, list[str]] = {}
     for path in folder.glob("segment-*"):
-        # A segment that is being cut has two files for a moment: it counts once.
-        try:
-            count = path.read_bytes().count(b"\n")
-        except FileNotFoundError:
-            continue
-        found[_number(path)] = max(found.get(_number(path), 0), count)
-    return sum(found.values())
+        with suppress(FileNotFoundError):  # cut at this moment
+            whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+            # A segment that is being cut has two files for a moment: it counts once.
+            lines = whole.splitlines()
+            found[_number(path)] = max(found.get(_number(path), []), lines, key=len)
+    launches = measured = infeasible = 0
+    for record in (_loads(line, folder) for lines in found.values() for line in lines):
+        picked = record["measured"] if counts_as_picked(record) else []
+        lost = sum(
+            all(row.get("status") == Status.INFEASIBLE.value for row in rows)
+            for _, _, rows in picked
+        )
+        launches += not record["left"] and (not picked or lost < len(picked))
+        measured += len(picked) - lost
+        infeasible += lost
+    return Progress(launches, measured, infeasible)
 
 
 def with_noise_band(table: pa.Table) -> pa.Table:

@@ -11,7 +11,6 @@ the sweep's to find out (run.py).
 """
 
 import logging
-import os
 import shutil
 import signal
 import tempfile
@@ -28,11 +27,9 @@ from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.companions.watch import NoWatch, Watch
 from dynamiccl.collect.disturb import Disturber
 from dynamiccl.collect.grid import Setting, Trial
-from dynamiccl.collect.launchers import Job, command, find_launcher, map_into_container
+from dynamiccl.collect.launchers import Ranks, command, find_launcher, map_into_container
 from dynamiccl.collect.nccl_tests.facts import listed_hosts
-from dynamiccl.collect.processes.interrupt import Interrupt
-from dynamiccl.collect.processes.output_lines import Line
-from dynamiccl.collect.processes.process import Finished, Limits, run_process
+from dynamiccl.collect.process import Finished, Interrupt, Limits, Line, run_process
 from dynamiccl.collect.programs import Program, Site, can_play, find_program
 from dynamiccl.collect.read_back import (
     choices_of,
@@ -219,20 +216,20 @@ class NcclTestsRunner:
         gpus = 1 if self._launcher.needs_mpi else launch.setting.ranks_per_host
         argv = arguments(program, launch, grid, self._file, gpus=gpus, folder=inside)
         env, unset = environment(launch, inside, plugin, digest)
-        job = self._job(launch.setting, argv, env, unset)
-        return self._follow(job, slow_seconds(grid, calls.per_half), progress)
+        ranks = self._ranks(launch.setting, argv, env, unset)
+        return self._follow(ranks, slow_seconds(grid, calls.per_half), progress)
 
-    def _job(
+    def _ranks(
         self,
         setting: Setting,
         argv: tuple[str, ...],
         env: Mapping[str, str] | None = None,
         unset: tuple[str, ...] = (),
-    ) -> Job:
-        return Job(argv, env or {}, setting.hosts, setting.ranks_per_host, unset=unset)
+    ) -> Ranks:
+        return Ranks(argv, env or {}, setting.hosts, setting.ranks_per_host, unset=unset)
 
     def _follow(
-        self, job: Job, slow_s: Sequence[float], progress: Callable[[int], None]
+        self, ranks: Ranks, slow_s: Sequence[float], progress: Callable[[int], None]
     ) -> "_Process":
         """Read output until the process ends or hangs; `slow_s`: extra seconds for each row."""
         ran = _Process(time.time(), slow_s)
@@ -254,7 +251,7 @@ class NcclTestsRunner:
             self._launcher.grace_s,
             ran.more_s,
         )
-        started = command(job, self._site.launcher, uid=os.getuid())
+        started = command(ranks, self._site.launcher)
         _log.debug("%s", started.text)
         try:
             finished = run_process(started, limits, take, self._interrupt)
@@ -461,7 +458,7 @@ class NcclTestsRunner:
                 f"split '{setting.split}' shares out processes, and launcher '{launcher.kind}' "
                 "starts one for all GPUs; take mpirun, srun or sbatch"
             )
-        command(self._job(setting, ("true",)), launcher, uid=os.getuid())
+        command(self._ranks(setting, ("true",)), launcher)
         map_into_container(str(self._site.work.resolve()), container)
         if self._site.plugin is not None and self._file.runner.mode != "processes":
             map_into_container(str(self._site.plugin), container)

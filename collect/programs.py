@@ -5,16 +5,22 @@ asked for its own help text, where the ranks run; nothing is used that it does n
 """
 
 import logging
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dynamiccl.collect.launchers import Command, Job, command, find_launcher, map_into_container
-from dynamiccl.collect.launchers.settings import ContainerSettings, LauncherSettings
-from dynamiccl.collect.processes.process import Limits, run_process
+from dynamiccl.collect.launchers import (
+    Command,
+    ContainerSettings,
+    LauncherSettings,
+    Ranks,
+    command,
+    find_launcher,
+    map_into_container,
+)
+from dynamiccl.collect.process import Limits, run_process
 from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import TUNER_ABI_SINCE, Collective, NcclVersion
@@ -112,7 +118,7 @@ def find_program(collective: Collective, site: Site) -> Program:
     if container is None:
         started, limit_s = Command(ask), HELP_S
     else:
-        started, limit_s = command(Job(ask), site.launcher, uid=os.getuid()), _PULL_S
+        started, limit_s = command(Ranks(ask), site.launcher), _PULL_S
     done = run_process(started, Limits(limit_s, limit_s))
     lines = [line.text for line in done.lines]
     paths = [line.removeprefix(_FOUND) for line in lines if line.startswith(_FOUND)]

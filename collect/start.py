@@ -1,6 +1,9 @@
 """`dynamiccl-collect run`: from the command's options to a sweep that runs, or is submitted."""
 
+import logging
+import os
 import re
+import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,30 +17,30 @@ from dynamiccl.collect.companions.watch import NodeWatch, NoWatch, Watch
 from dynamiccl.collect.journal import (
     Shard,
     begin_again,
-    begun_here,
-    commits_on_disk,
     how_it_ended,
     journal_folder,
+    progress_on_disk,
 )
 from dynamiccl.collect.launch import NcclTestsRunner
-from dynamiccl.collect.launchers import find_launcher
-from dynamiccl.collect.launchers.settings import LauncherSettings
-from dynamiccl.collect.processes.interrupt import Interrupt
+from dynamiccl.collect.launchers import LauncherSettings, find_launcher
+from dynamiccl.collect.process import Interrupt
 from dynamiccl.collect.programs import Site
 from dynamiccl.collect.progress import SweepProgress
 from dynamiccl.collect.run import RunSummary, run_sweep
 from dynamiccl.collect.runner import Runner
-from dynamiccl.collect.sbatch import BatchJob, Outcome, Work, run_as_batch, run_command
+from dynamiccl.collect.sbatch import BatchJob, find_job, queue_again, script_path, submit
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep import Sweep, SweepFile
-from dynamiccl.errors import MissingPath, UnknownName, UserError
+from dynamiccl.errors import MachineError, MissingPath, UnknownName, UserError
 from dynamiccl.libraries import JOB_NAMES, SWEEP_NAME, built
-from dynamiccl.slurm import SlurmQueue
+
+_log = logging.getLogger(__name__)
 
 #: What may measure a sweep.
 RUNNERS: Final = ("nccl-tests", "simulator")
-_FIX: Final = "correct launcher.sbatch_header or the sweep's groups"
+#: What Slurm sends before a time limit (`sbatch.batch_script`).
+_WARNING: Final = "SIGUSR1"
 _SHARD: Final = re.compile(r"(\d+)/([1-9]\d*)")
 
 
@@ -56,95 +59,167 @@ class RunOptions:
     take_over: bool = False
     limit: int | None = None
     shard: str | None = None
+    #: Inside a batch job: its script, for queueing it again.
+    batch_script: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A sweep's batch job, and how far it is."""
+
+    #: None = none is needed.
+    job: str | None
+    #: Of the job, as Slurm says; without a job how the sweep ended: done or budget.
+    state: str
+    script: Path
+    #: That the strategy expects, and that are measured or infeasible.
+    trials: int
+    trials_done: int
+    launches_done: int
 
 
 def start_sweep(sweep: Sweep, options: RunOptions, *, console: Console) -> RunSummary:
-    """Run a sweep, or have a batch job run it; raises what `run_sweep` and its parts raise."""
+    """Run a sweep here; raises what `run_sweep` and its parts raise.
+
+    With `options.batch_script` it is inside a batch job, which is queued again where work is left
+    after something was measured: before the time limit, or when the machine failed.
+    """
     shard = parse_shard(options.shard)
-    if options.runner not in RUNNERS:
-        raise UnknownName("runner", options.runner, RUNNERS)
+    _check_runner(options.runner)
     launcher = launcher_of(sweep.file, options.launcher)
-    is_batch = find_launcher(launcher.kind).is_batch
-    shards = max(shard.count, launcher.array if is_batch else 1)
-    if shards > 1 and sweep.file.strategy.kind == "adaptive":
-        raise UserError(
-            "an adaptive sweep cannot be cut into shards: each would know a part of the history "
-            "only; take strategy.kind = 'exhaustive' or 'random', or launcher.array = 1"
+    _refuse_shards(sweep, shard.count)
+    folder = journal_folder(sweep, options.out, shard)
+    measured = _measured(folder)
+    interrupt = Interrupt()
+    try:
+        with interrupt, ExitStack() as stack:
+            site = Site(
+                out=options.out,
+                work=folder / "work",
+                nccl_tests_dir=options.nccl_tests_dir,
+                plugin=find_plugin(sweep.file),
+                launcher=launcher,
+            )
+            runner: Runner = (
+                _nccl_tests(sweep.file, site, interrupt, stack)
+                if options.runner == NcclTestsRunner.name
+                else SimulatorRunner(sweep.file, options.out)
+            )
+            progress = SweepProgress(sweep.file.name, console, lambda: interrupt.requested)
+            summary = run_sweep(
+                sweep,
+                make_strategy(sweep.file, sweep.trials),
+                runner,
+                options.out,
+                resume=options.resume or options.retry_failed,
+                retry_failed=options.retry_failed,
+                take_over=options.take_over,
+                progress=stack.enter_context(progress),
+                shard=shard,
+            )
+    except MachineError as error:
+        if options.batch_script is not None and _measured(folder) != measured:
+            _log.warning("%s", error)
+            queue_again(options.batch_script, os.environ)
+        raise
+    # SIGTERM alone is somebody's scancel, or a preemption after which Slurm queues it itself.
+    warned = summary.ended == "interrupted" and interrupt.cause == _WARNING
+    if options.batch_script is None or not warned:
+        return summary
+    if _measured(folder) == measured:
+        raise MachineError(
+            "the time limit came before anything was measured, so the job is not queued again: "
+            "give it more in launcher.sbatch_header (--time), then --resume"
         )
-    if is_batch:
-        return submit(sweep, options, launcher)
-    with Interrupt() as interrupt, ExitStack() as stack:
-        site = Site(
-            out=options.out,
-            work=journal_folder(sweep, options.out, shard) / "work",
-            nccl_tests_dir=options.nccl_tests_dir,
-            plugin=find_plugin(sweep.file),
-            launcher=launcher,
-        )
-        runner: Runner = (
-            _nccl_tests(sweep.file, site, interrupt, stack)
-            if options.runner == NcclTestsRunner.name
-            else SimulatorRunner(sweep.file, options.out)
-        )
-        progress = SweepProgress(sweep.file.name, console, lambda: interrupt.requested)
-        return run_sweep(
-            sweep,
-            make_strategy(sweep.file, sweep.trials),
-            runner,
-            options.out,
-            resume=options.resume or options.retry_failed,
-            retry_failed=options.retry_failed,
-            take_over=options.take_over,
-            progress=stack.enter_context(progress),
-            shard=shard,
-        )
+    queue_again(options.batch_script, os.environ)
+    return summary
 
 
-def submit(sweep: Sweep, options: RunOptions, launcher: LauncherSettings) -> RunSummary:
-    """Run the sweep inside a Slurm batch job, and watch it until it is done."""
+def submit_sweep(sweep: Sweep, options: RunOptions) -> Submission:
+    """Submit the sweep as a Slurm batch job, unless its job waits or runs, or it is complete.
+
+    Raises:
+        UserError: it was begun, no job of it is there, and neither `resume` nor `retry_failed` is
+            set; or `retry_failed` while its job is there.
+        InvalidSweep, MachineError: as `sbatch.submit`.
+    """
+    _check_runner(options.runner)
+    if options.shard is not None:
+        raise UserError("--shard is a process's; the elements of a batch job are launcher.array")
+    launcher = launcher_of(sweep.file, options.launcher)
+    _refuse_shards(sweep, launcher.array)
     shards = [Shard(index, launcher.array) for index in range(launcher.array)]
     folders = [journal_folder(sweep, options.out, shard) for shard in shards]
-    if any(folder.is_dir() for folder in folders) and not (options.resume or options.retry_failed):
-        raise begun_here(folders[0].parent)
-    words = ["--runner", options.runner]
+    script = script_path(options.out, sweep.file.name)
+    job = find_job(script)
+    if job is not None and options.retry_failed:
+        raise UserError(
+            f"job {job.number} of this sweep is {job.state}: give --retry-failed when it has ended"
+        )
+    ended = {how_it_ended(folder, sweep.text) for folder in folders}
+    if job is None and (None in ended or options.retry_failed):
+        if any(f.is_dir() for f in folders) and not (options.resume or options.retry_failed):
+            raise UserError(
+                f"{folders[0].parent} says that this sweep was begun here, work is left, and no "
+                f"job of it waits or runs (what it said: {script.with_suffix('')}-*.out); go on "
+                "with --resume, or take another --out or name"
+            )
+        for folder in folders if options.retry_failed else ():
+            begin_again(folder)
+        job = submit(_batch_job(sweep, options, launcher, script))
+    progress = [progress_on_disk(folder) for folder in folders]
+    trials = make_strategy(sweep.file, sweep.trials).expected_picks()
+    done = sum(one.measured + one.infeasible for one in progress)
+    return Submission(
+        job=None if job is None else job.number,
+        state=job.state if job is not None else "budget" if "budget" in ended else "done",
+        script=script,
+        trials=trials,
+        # What follows a launch that was cut off measures NCCL's default once more.
+        trials_done=min(done, trials),
+        launches_done=sum(one.launches for one in progress),
+    )
+
+
+def _batch_job(
+    sweep: Sweep, options: RunOptions, launcher: LauncherSettings, script: Path
+) -> BatchJob:
+    paths = [str(options.sweep_file.absolute()), "--out", str(options.out.absolute())]
+    words = ["--launcher", "srun", "--resume", "--runner", options.runner]
     if options.nccl_tests_dir is not None:
         words += ["--nccl-tests-dir", str(options.nccl_tests_dir.absolute())]
     if options.limit is not None:
         words += ["--limit", str(options.limit)]
     if options.retry_failed:
         words.append("--retry-failed")
-        for folder in folders:
-            begin_again(folder)
-    job = BatchJob(
-        name=sweep.file.name,
-        out=options.out.absolute(),
-        command=run_command(options.sweep_file, options.out, *words),
+    words += ["--batch-script", str(script)]
+    return BatchJob(
+        script=script,
+        command=(sys.executable, "-P", "-m", "dynamiccl.collect.cli", "run", *paths, *words),
         num_nodes=max(group.hosts for group in sweep.file.groups),
         ranks_per_node=max(group.ranks_per_host for group in sweep.file.groups),
         header=launcher.sbatch_header,
         array=launcher.array,
     )
 
-    def ended() -> set[str | None]:
-        return {how_it_ended(folder, sweep.text) for folder in folders}
 
-    work = Work(
-        is_complete=lambda: None not in ended(),
-        progress=lambda: sum(commits_on_disk(folder) for folder in folders),
-    )
-    began = work.progress()
-    with Interrupt() as interrupt:
-        outcome = run_as_batch(job, work, SlurmQueue(_FIX), interrupt)
-    why = "budget" if "budget" in ended() else "done"
-    return RunSummary(
-        trials=len(sweep.trials),
-        rounds_done=0,
-        launches_run=work.progress() - began,
-        launches_skipped=began,
-        rows_written=0,
-        rows_by_status={},
-        ended=why if outcome is Outcome.COMPLETE else "detached",
-    )
+def _measured(folder: Path) -> tuple[int, int]:
+    """What grows with each launch that measures something."""
+    found = progress_on_disk(folder)
+    return found.launches, found.measured
+
+
+def _refuse_shards(sweep: Sweep, count: int) -> None:
+    if count > 1 and sweep.file.strategy.kind == "adaptive":
+        raise UserError(
+            "an adaptive sweep cannot be cut into shards: each would know a part of the history "
+            "only; take strategy.kind = 'exhaustive' or 'random', or launcher.array = 1"
+        )
+
+
+def _check_runner(name: str) -> None:
+    if name not in RUNNERS:
+        raise UnknownName("runner", name, RUNNERS)
 
 
 def _nccl_tests(

@@ -44,8 +44,7 @@ from dynamiccl.collect.grid import (
     size_text,
     trial_of,
 )
-from dynamiccl.collect.launchers import LAUNCHERS
-from dynamiccl.collect.launchers.settings import LauncherSettings
+from dynamiccl.collect.launchers import LAUNCHERS, LauncherSettings
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
 from dynamiccl.datasets.store import check_slug
 from dynamiccl.errors import DynamicclError, InvalidSweep, MissingPath

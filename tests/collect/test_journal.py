@@ -22,9 +22,9 @@ from dynamiccl.collect.journal import (
     Shard,
     SweepLock,
     begin_again,
-    commits_on_disk,
     how_it_ended,
     journal_folder,
+    progress_on_disk,
     with_noise_band,
 )
 from dynamiccl.collect.runner import Launch, LaunchMode
@@ -91,7 +91,7 @@ def test_segment_becomes_one_part_and_keeps_what_a_resume_asks_for(tmp_path: Pat
         first.commit(launch(0, default(100.0, timestamp=STAMP), default(110.0, repeat=1)), 1)
         first.commit(launch(1), 1)
         first.commit(launch(2, forced("Ring", "LL", 90.0, throttled=True)), 1)
-        assert commits_on_disk(folder_of(tmp_path)) == 3
+        assert progress_on_disk(folder_of(tmp_path)).launches == 3
         first.close_segment()
         first.close_segment()
     [path] = store.part_paths(tmp_path)
@@ -106,7 +106,7 @@ def test_segment_becomes_one_part_and_keeps_what_a_resume_asks_for(tmp_path: Pat
     with journal(tmp_path) as second:
         [kept] = second.launches["l2"]["measured"]
         assert kept[2] == [{"time_us": 90.0, "throttled": True, "in_place": False}]
-        assert commits_on_disk(folder_of(tmp_path)) == 3
+        assert progress_on_disk(folder_of(tmp_path)).launches == 3
 
 
 def test_crash_between_any_two_steps_loses_no_row_and_doubles_none(tmp_path: Path) -> None:

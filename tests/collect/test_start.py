@@ -1,27 +1,39 @@
 """From the command's options to a sweep: shards, launchers, runners, the plugin."""
 
 import io
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from dynamiccl.collect.journal import Shard, journal_folder
+from dynamiccl.collect import start as start_module
+from dynamiccl.collect.grid import Trial
+from dynamiccl.collect.journal import Shard
 from dynamiccl.collect.run import RunSummary
+from dynamiccl.collect.runner import Launch
+from dynamiccl.collect.sbatch import script_path
+from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.start import (
     RunOptions,
     find_plugin,
     launcher_of,
     parse_shard,
     start_sweep,
-    submit,
+    submit_sweep,
 )
+from dynamiccl.collect.strategies import make_strategy
+from dynamiccl.collect.strategies.strategy import Outcome
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets import store
 from dynamiccl.errors import InvalidSweep, MachineError, MissingPath, UnknownName, UserError
 from dynamiccl.libraries import JOB_NAMES, SWEEP_NAME
 from tests.collect.benchmark.sweeps import sweep
+from tests.collect.test_sbatch import Played
 
 NOWHERE = Console(file=io.StringIO())
 
@@ -84,19 +96,14 @@ ADAPTIVE = '{ kind = "adaptive" }'
 
 
 @pytest.mark.parametrize(
-    ("keys", "more"),
-    [
-        ({}, {"shard": "0/2"}),
-        ({"launcher": '{ kind = "sbatch", array = 4 }'}, {}),
-        ({"launcher": "{ array = 4 }"}, {"launcher": "sbatch"}),
-    ],
+    ("keys", "more"), [({}, {"shard": "0/2"}), ({"launcher": "{ array = 4 }"}, {})]
 )
 def test_adaptive_sweep_is_not_cut_into_shards(
     keys: dict[str, str], more: dict[str, str], tmp_path: Path
 ) -> None:
-    made = sweep(strategy=ADAPTIVE, **keys)
+    run = partial(start_sweep, console=NOWHERE) if more else submit_sweep
     with pytest.raises(UserError, match=r"each would know a part of the history only; take strat"):
-        start(made, tmp_path, **more)
+        run(sweep(strategy=ADAPTIVE, **keys), options(tmp_path, **more))
     assert not (tmp_path / "out").exists()
 
 
@@ -105,13 +112,109 @@ def test_array_means_nothing_to_a_launcher_without_a_queue(tmp_path: Path) -> No
     assert start(made, tmp_path).ended in {"done", "budget"}
 
 
-@pytest.mark.parametrize("begun", [0, 1])
-def test_submitting_a_sweep_that_was_begun_needs_resume(begun: int, tmp_path: Path) -> None:
-    made = sweep(launcher='{ kind = "sbatch", array = 2 }')
-    wanted = options(tmp_path)
-    journal_folder(made, wanted.out, Shard(begun, 2)).mkdir(parents=True)
-    with pytest.raises(UserError, match=r"this sweep was begun here; go on with --resume, or"):
-        submit(made, wanted, made.file.launcher)
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    found = Played(tmp_path)
+    found.job = replace(found.job, script=script_path(tmp_path / "out", "grid"))
+    found.state("77|PENDING|Priority|")
+    found.command("scontrol", "exit 0")
+    return found
+
+
+def test_submitting_says_job_and_progress_again_and_again_until_it_is_done(
+    played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, wanted = sweep(), options(tmp_path)
+    first = submit_sweep(made, wanted)
+    assert (first.job, first.state, first.trials, first.trials_done) == ("77", "submitted", 60, 0)
+    (line,) = [line for line in first.script.read_text().splitlines() if line.startswith("exec ")]
+    assert line.endswith(
+        f" run {tmp_path}/s.toml --out {tmp_path}/out --launcher srun --resume "
+        f"--runner simulator --batch-script {first.script}"
+    )
+    picks = Warned(made, 1)
+    monkeypatch.setattr(start_module, "make_strategy", lambda *_: picks)
+    start_sweep(made, wanted, console=NOWHERE)
+    again = submit_sweep(made, wanted)
+    assert (again.job, again.state) == ("77", "PENDING (Priority)")
+    assert (again.trials_done, again.launches_done) == (30, 1)
+    with pytest.raises(UserError, match=r"is PENDING .Priority.: give --retry-failed when it has"):
+        submit_sweep(made, options(tmp_path, retry_failed=True))
+    played.state("77|COMPLETED|None|n1")
+    with pytest.raises(
+        UserError, match=r"no job of it waits or runs .*/grid-\*\.out\); go on with -"
+    ):
+        submit_sweep(made, wanted)
+    assert submit_sweep(made, options(tmp_path, resume=True)).job == "78"
+    start_sweep(made, options(tmp_path, resume=True), console=NOWHERE)
+    done = submit_sweep(made, wanted)
+    assert (done.job, done.state, done.trials_done) == (None, "done", 60)
+    assert len(played.asked("sbatch")) == 2
+    assert submit_sweep(made, options(tmp_path, retry_failed=True)).job == "79"
+
+
+class Warned:
+    """The sweep's strategy; as it picks a round, we get a signal."""
+
+    def __init__(self, made: Sweep, number: int, name: str = "SIGUSR1") -> None:
+        self._strategy = make_strategy(made.file, made.trials)
+        self._at = number
+        self._signal = signal.Signals[name]
+
+    def next_picks(self, number: int, history: Sequence[Outcome]) -> tuple[Trial, ...] | None:
+        if number == self._at:
+            signal.raise_signal(self._signal)
+        return self._strategy.next_picks(number, history)
+
+    def expected_picks(self) -> int:
+        return self._strategy.expected_picks()
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "queued"), [(1, "SIGUSR1", 1), (1, "SIGTERM", 0), (9, "SIGUSR1", 0)]
+)
+def test_a_job_is_queued_again_where_its_time_limit_left_work(
+    number: int,
+    name: str,
+    queued: int,
+    played: Played,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, script = sweep(), played.job.script
+    warned = Warned(made, number, name)
+    monkeypatch.setattr(start_module, "make_strategy", lambda *_: warned)
+    start_sweep(made, options(tmp_path, batch_script=script), console=NOWHERE)
+    assert played.asked("scontrol") == ["scontrol requeue 77"] * queued
+
+
+def test_a_job_that_measured_nothing_ends_with_the_error(
+    played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, wanted = sweep(), options(tmp_path, batch_script=played.job.script, resume=True)
+    warned = Warned(made, 0)
+    monkeypatch.setattr(start_module, "make_strategy", lambda *_: warned)
+    with pytest.raises(MachineError, match=r"before anything was measured.*--time"):
+        start_sweep(made, wanted, console=NOWHERE)
+    assert played.asked("scontrol") == []
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_job_whose_machine_fails_is_queued_again_if_it_measured_something(
+    number: int, played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: SimulatorRunner, launch: Launch, progress: Callable[[int], None]) -> Any:
+        if launch.round == number:
+            raise MachineError("no node answers")
+        return run(self, launch, progress)
+
+    run = SimulatorRunner.run
+    monkeypatch.setattr(SimulatorRunner, "run", fails)
+    with pytest.raises(MachineError, match="no node answers"):
+        start_sweep(sweep(), options(tmp_path, batch_script=played.job.script), console=NOWHERE)
+    assert played.asked("scontrol") == ["scontrol requeue 77"] * number
 
 
 def test_what_cannot_start_is_told_and_nothing_is_begun(tmp_path: Path) -> None:

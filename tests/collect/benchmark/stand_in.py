@@ -9,8 +9,8 @@ from rich.console import Console
 
 from dynamiccl.collect.journal import Shard, journal_folder
 from dynamiccl.collect.launch import NcclTestsRunner
-from dynamiccl.collect.launchers.settings import LauncherSettings
-from dynamiccl.collect.processes.interrupt import Interrupt
+from dynamiccl.collect.launchers import LauncherSettings
+from dynamiccl.collect.process import Interrupt
 from dynamiccl.collect.programs import Site
 from dynamiccl.collect.progress import SweepProgress
 from dynamiccl.collect.run import RunSummary, run_sweep

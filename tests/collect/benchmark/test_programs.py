@@ -13,7 +13,7 @@ import pytest
 from dynamiccl.collect import programs
 from dynamiccl.collect.doctor.inside import check_inside
 from dynamiccl.collect.launch import NcclTestsRunner
-from dynamiccl.collect.launchers.settings import ContainerSettings, LauncherSettings
+from dynamiccl.collect.launchers import ContainerSettings, LauncherSettings
 from dynamiccl.collect.programs import BINARIES, Program, Site, find_program
 from dynamiccl.collect.run import run_sweep
 from dynamiccl.datasets import store

@@ -16,7 +16,7 @@ from dynamiccl.collect.companions.facts import ask_nodes
 from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.companions.watch import NodeWatch, NoWatch
 from dynamiccl.collect.launch import NcclTestsRunner
-from dynamiccl.collect.launchers.settings import LauncherSettings
+from dynamiccl.collect.launchers import LauncherSettings
 from dynamiccl.collect.run import run_sweep
 from dynamiccl.collect.telemetry.health import UNKNOWN, Health
 from dynamiccl.datasets import store
@@ -163,7 +163,7 @@ HARNESS = """
 import time
 from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.companions.watch import NodeWatch
-from dynamiccl.collect.launchers.settings import LauncherSettings
+from dynamiccl.collect.launchers import LauncherSettings
 with NodeWatch(Nodes(LauncherSettings()), 1) as watch:
     print(watch._process.pid, flush=True)
     time.sleep(600)
