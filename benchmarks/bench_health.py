@@ -2,116 +2,139 @@
 
     python benchmarks/bench_health.py
 
-Simulated clusters of 2 to 512 nodes of 8 GPUs (H100, the simulator's noise with its heavy tails), a
-check of each as the command does it: a short run, and a second one where the first finds something.
-*Recall*: clusters with one slow GPU, NIC, node or link, of which the check names that part and no
-other. A node with one partner (of two nodes, and two of three) has NICs that cannot be told from
-the partner's: there it is to name the pair. *False alarms*: findings in healthy clusters, for each
-cluster.
+Simulated clusters of 2 to 512 nodes of 8 GPUs (H100, the simulator's noise with its heavy tails),
+all of whose GPUs are paired up as by examples/health.toml, once or twice. What is slow slows every
+communicator that it is in by its factor, and no other. *Recall*: clusters with one slow GPU, NIC,
+node or link, of which that part is named and no other. A node with one partner (of two nodes, and
+two of three) has NICs that cannot be told from the partner's: there it is to name the pair. *False
+alarms*: findings in healthy clusters, for each cluster.
 
 Writes out/bench/health.json.
 """
 
 import random
 import sys
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
 from harness import write_result
 
-from dynamiccl.collect.health.findings import Report, examine
-from dynamiccl.collect.health.short_run import Cluster, Repeated, short_sweep, usual_settings
-from dynamiccl.collect.runner import Round
-from dynamiccl.collect.simulated.runner import SimulatorRunner
+from dynamiccl.collect.grid import Split
+from dynamiccl.collect.health import Report, examine
+from dynamiccl.collect.simulated import SimulatorRunner
+from dynamiccl.collect.sweep import GroupShape, Sweep, load_sweep, parse_sweep, sweep_text
 from dynamiccl.datasets.rows import measurements_table
-from dynamiccl.simulator.slow_parts import SlowPart
 
+EXAMPLE: Final = Path(__file__).resolve().parent.parent / "examples" / "health.toml"
 GPUS: Final = 8
-SIZE_BYTES: Final = 64 << 20
 LEAST: Final = 0.05
 FACTORS: Final = (1.1, 1.3, 2.0)
 KINDS: Final = ("gpu", "nic", "node", "link")
-#: Nodes -> clusters of each kind and factor, and healthy ones.
-CLUSTERS: Final = {2: (8, 100), 3: (8, 50), 4: (8, 100), 5: (8, 50), 16: (8, 50), 64: (3, 10)}
-#: The same, of one that takes a minute each.
-LARGE: Final = {512: (1, 2)}
-#: The simulator's own noise (1.5 %, one call in fifty slow by a multiple), and a loud one.
-QUIET: Final[Mapping[str, float]] = {}
-LOUD: Final[Mapping[str, float]] = {"noise_sigma": 0.06, "tail_probability": 0.15}
+#: Nodes -> clusters of each kind and factor, and healthy ones. The last takes a minute each.
+CLUSTERS: Final = {
+    2: (8, 100),
+    3: (8, 50),
+    4: (8, 100),
+    5: (8, 50),
+    16: (8, 50),
+    64: (3, 10),
+    512: (1, 2),
+}
+#: Loud noise; the simulator's own is 1.5 %, and one call in fifty is slow by a multiple.
+LOUD: Final = {"noise_sigma": 0.06, "tail_probability": 0.15}
 LOUD_NODES: Final = 8
-#: The command's default.
-LAUNCHES: Final = 2
 
 
-def check(
-    nodes: int, slow: tuple[SlowPart, ...], seed: int, noise: Mapping[str, float] = QUIET
-) -> Report:
-    """The report of a check of a cluster."""
-    base = usual_settings("mpirun")
-    settings = base.simulator.model_copy(update={"slow": slow, "seed": seed, **noise})
-    base = base.model_copy(update={"simulator": settings})
-    frames = []
-    for number in range(LAUNCHES):
-        cluster = Cluster(nodes, GPUS, SIZE_BYTES)
-        made = short_sweep(cluster, base, f"check-{number}", again=number)
-        runner = SimulatorRunner(made.file)
-        picks = Repeated(made.trials).next_picks(0, ())
-        assert picks is not None
-        rows: list[dict[str, Any]] = []
-        for launch in runner.launches(Round(0, picks)):
-            done = runner.run(launch, lambda _: None)
-            rows += [dict(row) for measured in done.measured for row in measured.rows]
-        frames.append(pl.DataFrame(measurements_table(rows)))
-        report = examine(pl.concat(frames), least=LEAST)
-        if report.is_well:
-            break
-    return report
+def sweep_of(nodes: int, gpus: int, seed: int = 0, **noise: float) -> Sweep:
+    """The example's sweep of a cluster, each launch once; `gpus` is a power of two."""
+    ranks = nodes * gpus
+    bits = (ranks - 1).bit_length()
+    splits = [Split("AND", (1 << bits) - 1 - (1 << bit)) for bit in range(bits)]
+    if nodes & (nodes - 1):
+        splits += [Split("MOD", apart * gpus) for apart in range((nodes + 1) // 2, nodes)]
+    groups = [
+        GroupShape(num_nodes=nodes, ranks_per_node=gpus, split=split.text, spare=spare)
+        for split in splits
+        for spare in (2 * split.comms(nodes, gpus, spare=True).count < ranks,)
+    ]
+    file = load_sweep(EXAMPLE).file
+    simulator = file.simulator.model_copy(update={"seed": seed, **noise})
+    # Nine rows a launch, as many as its five sizes have out of place and in place.
+    sizes = file.sizes.model_copy(update={"min": 1 << 20})
+    update = {"groups": tuple(groups), "sizes": sizes, "cycles": 1, "simulator": simulator}
+    return parse_sweep(sweep_text(file.model_copy(update=update)), where="the cluster's sweep")
 
 
-def drawn(kind: str, nodes: int, factor: float, draw: random.Random) -> SlowPart:
+def rows(nodes: int, *slow: str, gpus: int = GPUS, seed: int = 0, **noise: float) -> pl.DataFrame:
+    """Measurements of a cluster with slow parts: gpu:3:1:1.3, nic:3:1:2, node:3:2, link:0:3:2."""
+    made = sweep_of(nodes, gpus, seed, **noise)
+    runner = SimulatorRunner(made.file)
+    found: list[dict[str, Any]] = []
+    for launch in runner.launches(0, made.trials):
+        done = runner.run(launch, lambda _: None)
+        found += [dict(row) for _, measured in done.measured for row in measured]
+    for row in found:
+        hosts = row["num_hosts"]
+        comms = Split.parse(row["comm_split"]).comms(hosts, gpus, spare=True)
+        times_us = [*row["process_times_us"]]
+        for members in comms.members:
+            factor = max((slowdown(part, members, gpus) for part in slow), default=1.0)
+            for process in members:
+                times_us[process] *= factor
+        row["process_times_us"] = times_us
+    return pl.DataFrame(measurements_table(found))
+
+
+def slowdown(part: str, members: tuple[int, ...], gpus: int) -> float:
+    """How many times as long the communicator of these processes takes for a slow part."""
+    kind, *rest, factor = part.split(":")
+    node, other = int(rest[0]), int(rest[-1])
+    places = [divmod(process, gpus) for process in members]
+    nodes = {place[0] for place in places}
+    uses = {
+        "gpu": (node, other) in places and len(nodes) == 1,
+        "nic": (node, other) in places and len(nodes) > 1,
+        "node": node in nodes,
+        "link": nodes == {node, other},
+    }
+    return float(factor) if uses[kind] else 1.0
+
+
+def check(nodes: int, *slow: str, seed: int = 0, **noise: float) -> Report:
+    """The report on a cluster: measured once, and again where something looks slow."""
+    one = rows(nodes, *slow, seed=seed, **noise)
+    report = examine(one, least=LEAST)
+    if report.is_well:
+        return report
+    other = rows(nodes, *slow, seed=seed + 1, **noise).with_columns(sweep=pl.lit("again"))
+    return examine(pl.concat([one, other]), least=LEAST)
+
+
+def drawn(kind: str, nodes: int, factor: float, draw: random.Random) -> str:
     """A random slow part of a cluster."""
     node = draw.randrange(nodes)
-    if kind in {"gpu", "nic"}:
-        return SlowPart(kind=kind, node=node, gpu=draw.randrange(GPUS), factor=factor)
     if kind == "node":
-        return SlowPart(kind="node", node=node, factor=factor)
-    # One that is measured: nodes whose numbers differ in one bit.
+        return f"node:{node}:{factor}"
+    # A link that is measured is between nodes whose numbers differ in one bit.
     others = [node ^ (1 << bit) for bit in range(nodes.bit_length())]
-    to_node = draw.choice([other for other in others if other < nodes])
-    return SlowPart(kind="link", node=node, to_node=to_node, factor=factor)
+    other = draw.choice([each for each in others if each < nodes])
+    return f"{kind}:{node}:{other if kind == 'link' else draw.randrange(GPUS)}:{factor}"
 
 
-def is_named(report: Report, part: SlowPart, nodes: int) -> bool:
-    """Whether the check reports the slow part, and nothing else."""
-    if len(report.findings) != 1:
-        return False
-    (finding,) = report.findings
-    ends = sorted((part.node, part.to_node or 0))
+def is_named(report: Report, part: str, nodes: int) -> bool:
+    """Whether the report has the slow part, and nothing else."""
+    kind, node, *rest = part.split(":")
+    ends = sorted((int(node), int(rest[0]))) if kind == "link" else []
     wanted = {
-        "gpu": ("gpu", f"node{part.node} GPU {part.gpu}"),
-        "nic": ("nic", f"node{part.node} GPU {part.gpu}"),
-        "node": ("node", f"node{part.node}"),
-        "link": ("link", f"node{ends[0]} - node{ends[1]}"),
-    }[part.kind]
-    if part.kind == "nic" and has_one_partner(part.node, nodes):
-        wanted = ("link", f"node0 - node{max(part.node, 1)} GPU {part.gpu}")
-    return (finding.kind, finding.where) == wanted
-
-
-def has_one_partner(node: int, nodes: int) -> bool:
-    """Whether a node is paired with one other only, so that neither can be told from the other."""
-    return nodes == 2 or (nodes == 3 and node > 0)
-
-
-def in_loud_noise(draw: random.Random) -> tuple[list[bool], list[int]]:
-    """Whether 1.1x is named, and findings in healthy clusters, where rows differ by 6 %."""
-    named, alarms = [], []
-    for seed in range(24):
-        alarms.append(len(check(LOUD_NODES, (), seed, LOUD).findings))
-        part = drawn(KINDS[seed % len(KINDS)], LOUD_NODES, min(FACTORS), draw)
-        named.append(is_named(check(LOUD_NODES, (part,), 100 + seed, LOUD), part, LOUD_NODES))
-    return named, alarms
+        "gpu": ("gpu", f"node{node} GPU {rest[0]}"),
+        "nic": ("nic", f"node{node} GPU {rest[0]}"),
+        "node": ("node", f"node{node}"),
+        "link": ("link", " - ".join(f"node{end}" for end in ends)),
+    }[kind]
+    if kind == "nic" and (nodes == 2 or (nodes == 3 and int(node) > 0)):
+        wanted = ("link", f"node0 - node{max(int(node), 1)} GPU {rest[0]}")
+    return [(one.kind, one.where) for one in report.findings] == [wanted]
 
 
 def main() -> None:
@@ -119,19 +142,25 @@ def main() -> None:
     draw = random.Random(0)
     named: dict[str, list[bool]] = {}
     alarms: list[int] = []
-    for nodes, (sick, healthy) in {**CLUSTERS, **LARGE}.items():
+    for nodes, (sick, healthy) in CLUSTERS.items():
         for seed in range(healthy):
-            alarms.append(len(check(nodes, (), 1000 * nodes + seed).findings))
+            alarms.append(len(check(nodes, seed=1000 * nodes + 2 * seed).findings))
         # Of two nodes a slow link slows all that is measured between them: nothing to compare with.
         for kind in KINDS if nodes > 2 else KINDS[:3]:
             for factor in FACTORS:
                 for seed in range(sick):
                     part = drawn(kind, nodes, factor, draw)
-                    found = is_named(check(nodes, (part,), 7000 * nodes + seed), part, nodes)
+                    found = is_named(check(nodes, part, seed=7000 * nodes + 2 * seed), part, nodes)
                     for name in (f"{factor:g}x", kind, f"{nodes}_nodes"):
                         named.setdefault(name, []).append(found)
         print(f"{nodes} nodes done", file=sys.stderr)
-    loud, loud_alarms = in_loud_noise(draw)
+    loud, loud_alarms = [], []
+    for seed in range(24):
+        loud_alarms.append(len(check(LOUD_NODES, seed=2 * seed, **LOUD).findings))
+        part = drawn(KINDS[seed % len(KINDS)], LOUD_NODES, min(FACTORS), draw)
+        loud.append(
+            is_named(check(LOUD_NODES, part, seed=100 + 2 * seed, **LOUD), part, LOUD_NODES)
+        )
     every = [found for factor in FACTORS for found in named[f"{factor:g}x"]]
     figures = {f"health_recall_{name}": sum(found) / len(found) for name, found in named.items()}
     write_result(

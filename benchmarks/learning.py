@@ -5,13 +5,13 @@
     python benchmarks/learning.py ope gate   # some parts; the others' figures stay as they are
 
 Parts: `grid`, simulated grids whose truth is known (learning_grids.py); `worlds`, truths that are
-no function of NCCL's costs, `trees` and `networks`, such recipes there (learning_perturbed.py);
+no function of NCCL's costs, `networks`, recipes of networks there (learning_perturbed.py);
 `few-shot`, a new system probe by probe (learning_few_shot.py); `narrow`, logs of a table in use
-(learning_narrow.py); `constants`, NCCL's own constants fitted (learning_constants.py); `real`,
-measured sweeps (learning_real.py); `ope`, off-policy estimates (learning_ope.py); `sequences`, the
-ablation (learning_sequences.py); `scenarios`, surroundings that change on several systems, against
-rules and a filter (learning_scenarios.py); `agents`, whole jobs in a changing world
-(learning_agents.py); `replay` and `gate`, what bench_replay.py and bench_gate.py print.
+(learning_narrow.py); `real`, measured sweeps (learning_real.py); `ope`, off-policy estimates
+(learning_ope.py); `sequences`, the ablation (learning_sequences.py); `scenarios`, surroundings that
+change on several systems, against rules and a filter (learning_scenarios.py); `agents`, whole jobs
+in a changing world (learning_agents.py); `replay` and `gate`, what
+bench_replay.py and bench_gate.py print.
 
 Writes out/bench/learning.json: under `data_sets`, by data set and policy, `mean_regret`,
 `p95_regret`, `ratio_to_default` and `share_worse_than_default`, each with `_lo` and `_hi` (95 %).
@@ -29,13 +29,12 @@ from typing import Any, Final
 
 from harness import OUT, machine_facts
 from learning_agents import agents
-from learning_constants import constants_figures
 from learning_few_shot import SEEDS as FEW_SHOT_SEEDS
 from learning_few_shot import few_shot_figures
 from learning_grids import measure, simulated_grid, train
 from learning_narrow import narrow_figures
 from learning_ope import ope_figures
-from learning_perturbed import network_figures, perturbed_figures, tree_figures
+from learning_perturbed import network_figures, perturbed_figures
 from learning_real import real_sets
 from learning_scenarios import scenario_figures
 from learning_sequences import ablation
@@ -82,11 +81,9 @@ def main() -> None:
     parts: dict[str, Callable[[Path], dict[str, Any]]] = {
         "grid": lambda out: simulated_grid(out, _quiet_recipes() if FULL else FEW, SEEDS),
         "worlds": lambda _: perturbed_figures(draws, shape_draws),
-        "trees": lambda _: tree_figures(draws, shape_draws),
         "networks": lambda _: network_figures(network_draws),
         "few-shot": lambda _: few_shot_figures(QUICK_SEEDS if is_quick else FEW_SHOT_SEEDS),
         "narrow": narrow_figures,
-        "constants": constants_figures,
         "real": lambda out: real_sets(out, [chosen(), "gaussian-process"], SEEDS),
         "ope": lambda out: ope_figures(out, train(measure(out, 0), chosen(), 0)[1]),
         "sequences": lambda out: ablation(out, SEEDS),

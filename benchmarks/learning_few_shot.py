@@ -16,7 +16,7 @@ import torch
 from learning_figures import parallel, student
 from learning_new_system import NOISE, SYSTEMS, judged, table_of
 from learning_probing import WAYS, make_way
-from learning_worlds import FIVE
+from worlds import FIVE
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.nccl import Collective

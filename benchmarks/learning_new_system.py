@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import torch
-from learning_worlds import WORLDS
+from worlds import WORLDS
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.nccl import ABSTAIN, NUM_PROTOCOLS, Algorithm, Collective, Config

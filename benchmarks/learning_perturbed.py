@@ -18,8 +18,8 @@ import numpy as np
 import polars as pl
 import torch
 from learning_cautious import Cautious
-from learning_draws import Draw
 from learning_figures import parallel
+from worlds import SHAPES, WORLDS, Draw, judged, paired, summary
 
 from dynamiccl.datasets.scoring import TaskGrid
 from dynamiccl.evaluate.baselines.costs import CostTimesResidual
@@ -27,9 +27,6 @@ from dynamiccl.evaluate.baselines.picking import Picked
 from dynamiccl.evaluate.baselines.regression import GradientBoosting
 from dynamiccl.evaluate.baselines.tables import Interpolated, NearestNeighbours
 from dynamiccl.evaluate.policies import Actions, LearnedPolicy
-from dynamiccl.evaluate.worlds.kinds import SHAPES, WORLDS
-from dynamiccl.evaluate.worlds.scores import judged, paired, summary
-from dynamiccl.train.boosting.fit import fit_boosting
 from dynamiccl.train.fit import fit
 from dynamiccl.train.gaussian.fit import fit_gaussian
 from dynamiccl.train.policy import TorchPolicy
@@ -39,7 +36,6 @@ ALPHA: Final = 0.01
 #: Trained on at most so many nodes, judged on more.
 FEW_NODES: Final = 4
 OURS: Final = "gaussian-process, cautious"
-TREES: Final = "residual-boosting"
 RIVALS: Final = ("k-nearest, cautious", "gradient-boosting, cautious", "interpolated, cautious")
 #: Recipes of d3rlpy.
 NETWORKS: Final = ("ddqn-dueling", "ddqn-actions")
@@ -79,19 +75,6 @@ def seen_systems(kind: str, seed: int) -> list[dict[str, Any]]:
     return [{**row, "coverage": coverage.get(row["policy"])} for row in rows]
 
 
-def trees(kind: str, seed: int) -> list[dict[str, Any]]:
-    """Rows of residual boosting."""
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        draw = Draw.make(kind, seed, Path(folder))
-    fitted = fit_boosting(draw.data, alpha=ALPHA, seed=seed)
-    choices = {
-        TREES: draw.ask(fitted, draw.test, costs=True, sure=False),
-        f"{TREES}, cautious": draw.ask(fitted, draw.test, costs=True, sure=True),
-    }
-    return judged(choices, draw.truth, kind, seed)
-
-
 def networks(kind: str, seed: int) -> list[dict[str, Any]]:
     """Rows of networks, which take minutes: with an output for each action, and as inputs."""
     torch.set_num_threads(1)
@@ -121,19 +104,6 @@ def unseen_shapes(kind: str, seed: int) -> list[dict[str, Any]]:
             rival = CostTimesResidual(training, less.data.catalogue, less.costs, by_rank=by_rank)
             name = f"cost x residual, by size{' a rank' if by_rank else ''}"
             choices[name] = rival.choose(held.test)
-        rows += judged(choices, held.truth, setting, cluster)
-    return rows
-
-
-def unseen_trees(kind: str, seed: int) -> list[dict[str, Any]]:
-    """Rows of residual boosting where shapes are left out."""
-    rows = []
-    for setting, cluster, less, held in left_out(kind, seed):
-        fitted = fit_boosting(less.data, alpha=ALPHA, seed=seed)
-        choices = {
-            TREES: less.ask(fitted, held.test, costs=True, sure=False),
-            f"{TREES}, cautious": less.ask(fitted, held.test, costs=True, sure=True),
-        }
         rows += judged(choices, held.truth, setting, cluster)
     return rows
 
@@ -180,13 +150,6 @@ def perturbed_figures(draws: int, shape_draws: int) -> dict[str, Any]:
         "calibration_coverage_hi": float(np.quantile(coverage, 0.975)),
         **_headline(settings),
     }
-
-
-def tree_figures(draws: int, shape_draws: int) -> dict[str, Any]:
-    """Residual boosting in the same tables, on the same draws."""
-    jobs = [("trees", kind, seed) for seed in range(draws) for kind in WORLDS]
-    jobs += [("unseen trees", "h100", seed) for seed in range(shape_draws)]
-    return {"data_sets": _named(_summaries(_rows(jobs))), "trees_draws": draws}
 
 
 def network_figures(draws: int) -> dict[str, Any]:
@@ -236,8 +199,6 @@ def _one(part: str, kind: str, seed: int) -> list[dict[str, Any]]:
     works = {
         "seen": seen_systems,
         "unseen": unseen_shapes,
-        "trees": trees,
-        "unseen trees": unseen_trees,
         "networks": networks,
     }
     return works[part](kind, seed)

@@ -58,7 +58,7 @@ ARMS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "DRQN-LSTM, 3-step": ("drqn-lstm", AHEAD),
     "CQL": ("cql", ALONE),
     "CQL, 3-step": ("cql", AHEAD),
-    "CQL-LSTM": ("cql-lstm", ALONE),
+    "CQL-LSTM": ("cql", (*ALONE, "window_encoder=lstm")),
     "BC": ("bc", ()),
 }
 EVALUATED: Final = ("DDQN", "CQL", "BC")

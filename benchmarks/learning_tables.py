@@ -58,8 +58,7 @@ BRIEF: Final[Mapping[str, tuple[Sequence[str], Sequence[tuple[str, str, str]]]]]
         (
             *("nccl-default", "interpolated", "k-nearest, cautious"),
             *("gradient-boosting, cautious", "interpolated, cautious"),
-            *("gaussian-process, cautious", "residual-boosting, cautious"),
-            *("ddqn-dueling", "ddqn-actions"),
+            *("gaussian-process, cautious", "ddqn-dueling", "ddqn-actions"),
         ),
         (
             ("H100: regret where NCCL loses", "h100, worlds", "headroom_regret"),

@@ -13,7 +13,7 @@ state shows counts.
   statistic of RMSProp for each actor.
 * finalists: the encoder that gained most, and our own, in IMPALA, with three times the updates
   and `FINAL_SEEDS` seeds.
-* tabular: Q-learning over a table of each key's last slowdown (Pensieve's comparison), DQN from
+* tabular: Q-learning over a table of each key's last slowdown (Pensieve's comparison), DDQN from
   recorded calls, a random policy, and the fitted rule.
 * blocking: what calls take that wait for a policy of 0.1, 1 and 10 ms, and decide at once, beside
   calls that do not wait and whose decisions are in force when ranks have agreed.
@@ -88,7 +88,7 @@ LATENCIES_MS: Final = (0.1, 1.0, 10.0)
 FEW: Final = {"jobs": 4, "calls": 5_000}
 FROM_CALLS: Final = (
     *("use_calls=true", "gamma=0.5", "num_steps=3", "steps=2000"),
-    *("num_members=1", "caution=margin"),
+    "num_members=1",
 )
 #: The row of the part `systems`.
 OTHERS: Final = "trained on the others"
@@ -145,7 +145,7 @@ def _played(
 
 
 def _tabular(folder: Path, seed: int) -> Rows:
-    """A table that learns in as many calls as A3C has, and DQN from the recorded calls."""
+    """A table that learns in as many calls as A3C has, and double DQN from recorded calls."""
     setting = setting_of(PLACE)
     env, _ = _rivals(setting)[DELAYED].prepare(replace(setting, jobs=64), seed)
     values = train_table(env, TABLE_EPISODES, seed)
@@ -157,8 +157,8 @@ def _tabular(folder: Path, seed: int) -> Rows:
         )
         found["tabular Q-learning", name] = times_us(row, here, seed)
     settings = [f"trigger={folder}", "gamma=0.5", "num_steps=3", "steps=2000"]
-    policy = trained(folder / "data", "dqn", settings, seed)
-    return found | _played(policy, "DQN from recorded calls, + Trigger", seed, folder)
+    policy = trained(folder / "data", "ddqn-dueling", settings, seed)
+    return found | _played(policy, "DDQN from recorded calls, + Trigger", seed, folder)
 
 
 def _orders(folder: Path, seed: int) -> Rows:

@@ -3,32 +3,36 @@
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
+from rich.table import Column, Table
 
 from dynamiccl import cli
 from dynamiccl.checks import exit_code, render
+from dynamiccl.collect import compare as comparing
+from dynamiccl.collect import describe as describing
+from dynamiccl.collect import fit_simulator as fitting
 from dynamiccl.collect.doctor.context import context_of
 from dynamiccl.collect.doctor.examine import run_checks
 from dynamiccl.collect.doctor.inside import check_inside
-from dynamiccl.collect.findings import describe as describing
-from dynamiccl.collect.findings.plots import plot_systems
-from dynamiccl.collect.fitting import command as fitting
-from dynamiccl.collect.fitting.report import to_json as fit_to_json
-from dynamiccl.collect.health.command import health_command
+from dynamiccl.collect.health import health_command
 from dynamiccl.collect.imports import import_command
-from dynamiccl.collect.launchers import LAUNCHERS
-from dynamiccl.collect.planning.plan import make_plan
-from dynamiccl.collect.planning.show import show_plan
-from dynamiccl.collect.runners import RUNNERS
-from dynamiccl.collect.runs.carry_out import RunOptions, carry_out
-from dynamiccl.collect.runs.run import RunSummary
-from dynamiccl.collect.shapes import shapes_command
-from dynamiccl.collect.sweep.load import Sweep, load_sweep
+from dynamiccl.collect.launchers import LAUNCHERS, find_launcher
+from dynamiccl.collect.plan import make_plan, shapes_command, show_plan
+from dynamiccl.collect.run import RunSummary
+from dynamiccl.collect.start import (
+    RUNNERS,
+    RunOptions,
+    Submission,
+    launcher_of,
+    start_sweep,
+    submit_sweep,
+)
+from dynamiccl.collect.sweep import Sweep, load_sweep
 from dynamiccl.datasets import store
 from dynamiccl.machine import ThisMachine
 from dynamiccl.simulator import options as simulating
@@ -44,6 +48,8 @@ app = typer.Typer(
 )
 _stderr = Console(stderr=True)
 _stdout = Console()
+#: Columns of a table that is no terminal's; exit code where something surely got slower.
+_WIDTH, _SLOWER = 100, 1
 
 _Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
 _Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more, to stderr.")]
@@ -95,13 +101,15 @@ def run_command(
     shard: Annotated[
         str | None, typer.Option(metavar="I/N", help="Run only this share of the launches.")
     ] = None,
+    batch_script: Annotated[Path | None, typer.Option(hidden=True)] = None,
     as_json: _Json = False,
     verbose: _Verbose = False,
 ) -> None:
     """Run a sweep and write a Parquet part for each finished round.
 
     Ctrl-C finishes the running trial and stops; a second one stops at once. Nothing that was
-    measured is lost: --resume goes on.
+    measured is lost: --resume goes on. With launcher sbatch it submits a job and returns; the same
+    command then says how far the job is.
 
     Example: dynamiccl-collect run examples/h100_4x8.toml --runner simulator --out out/data
     """
@@ -109,7 +117,7 @@ def run_command(
     sweep = load_sweep(sweep_file)
     if limit is not None:
         sweep = Sweep(sweep.file, sweep.text, sweep.trials[:limit])
-    order = RunOptions(
+    options = RunOptions(
         sweep_file=sweep_file,
         out=out,
         runner=runner,
@@ -120,10 +128,14 @@ def run_command(
         take_over=take_over,
         limit=limit,
         shard=shard,
+        batch_script=batch_script,
     )
-    summary = carry_out(sweep, order, console=_stderr)
+    if find_launcher(launcher_of(sweep.file, launcher).kind).is_batch:
+        _show_submission(submit_sweep(sweep, options), as_json=as_json)
+        return
+    summary = start_sweep(sweep, options, console=_stderr)
     _show_run(summary, out, as_json=as_json)
-    if summary.ended in {"interrupted", "detached"}:
+    if summary.ended == "interrupted":
         # A script's next step needs a complete sweep.
         raise typer.Exit(cli.INTERRUPTED)
 
@@ -137,12 +149,25 @@ def _show_run(summary: RunSummary, out: Path, *, as_json: bool) -> None:
         "done": "done",
         "budget": "the budget is spent",
         "interrupted": "stopped; go on with --resume",
-        "detached": "the batch job goes on; watch it again with --resume",
     }
     _stdout.print(
         f"{summary.rows_written} rows ({by_status or 'nothing new'}) of {summary.trials} trials in "
         f"{summary.launches_run} launches; {summary.launches_skipped} were there already; "
         f"{endings[summary.ended]} -> {out}",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def _show_submission(found: Submission, *, as_json: bool) -> None:
+    if as_json:
+        cli.print_json({**asdict(found), "script": str(found.script)})
+        return
+    job = f"job {found.job}: {found.state}" if found.job else found.state
+    _stdout.print(
+        f"{job}; {found.trials_done} of {found.trials} trials done in {found.launches_done} "
+        f"launches; the same command shows progress, {found.script.with_suffix('')}-*.out is its "
+        "log",
         soft_wrap=True,
         highlight=False,
     )
@@ -245,7 +270,11 @@ def describe_command(
     calls, logged = describing.describe_calls(directory), describing.describe_logged(directory)
     has_rows = describing.has_measurements(directory, [*calls, *logged])
     summaries = describing.describe(directory) if has_rows else []
-    drawn = [] if plots is None or not summaries else plot_systems(store.read(directory), plots)
+    drawn = (
+        []
+        if plots is None or not summaries
+        else describing.plot_systems(store.read(directory), plots)
+    )
     if as_json:
         documents = describing.to_json(summaries, calls)
         cli.print_json(
@@ -257,8 +286,8 @@ def describe_command(
     for path in drawn:
         _stderr.print(f"drawn: {path}", soft_wrap=True, highlight=False)
     for summary in summaries:
-        mark = " (simulated)" if summary.simulated else ""
-        table = Table(title=f"{summary.system}{mark}", show_header=False, title_justify="left")
+        mark = " (simulated)" if summary["simulated"] else ""
+        table = Table(title=f"{summary['system']}{mark}", show_header=False, title_justify="left")
         table.add_column()
         table.add_column(overflow="fold")
         for name, value in describing.lines(summary):
@@ -266,6 +295,44 @@ def describe_command(
         _stdout.print(table)
     for line in (*map(describing.calls_line, calls), *logged):
         _stdout.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+@app.command("compare")
+def compare_command(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="Data directory of before.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Data directory of after.")],
+    as_json: _Json = False,
+) -> None:
+    """List what got slower or faster between two data sets, and what else is not as it was.
+
+    Two sweeps of one file, before and after another NCCL, a firmware, a cable. Three cycles of each
+    confirm a change; one of each tells which differences mean nothing. Exit code 1 when something
+    surely got slower.
+
+    Example: dynamiccl-collect compare before after
+    """
+    for directory in (old, new):
+        store.part_paths(directory)
+    found = comparing.compare(store.read(old), store.read(new))
+    settings = [comparing.sweep_settings(directory) for directory in (old, new)]
+    found["other_changes"] += comparing.differing(*settings)
+    if as_json:
+        cli.print_json({"old": str(old), "new": str(new), **found})
+    else:
+        _show_comparison(found)
+    raise typer.Exit(_SLOWER if found["is_slower"] else 0)
+
+
+def _show_comparison(found: dict[str, Any]) -> None:
+    console = _stdout if _stdout.is_terminal else Console(width=max(_stdout.width, _WIDTH))
+    whole = [Column(name, no_wrap=True) for name in ("sizes", "change")]
+    table = Table("collective", "config", *whole, "what", box=SIMPLE_HEAD, pad_edge=False)
+    for change in found["changes"]:
+        table.add_row(*comparing.row(change))
+    if found["changes"]:
+        console.print(table)
+    for line in comparing.sentences(found):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 app.command("shapes")(shapes_command)
@@ -305,17 +372,17 @@ def fit_command(
     Example: dynamiccl-collect fit-simulator --data out/data --base b300-nvlink --out mine.toml
     """
     with _stderr.status("reading") as status:
-        fit, drawn = fitting.fit_to_file(
+        fit = fitting.fit_to_file(
             data,
             out,
             base=base,
             systems=system or (),
             name=name,
-            plots=plots,
             progress=status.update,
         )
+    drawn = [] if plots is None else [fitting.plot_errors(fit, plots)]
     if as_json:
-        document = {**fit_to_json(fit), "out": str(out), "plots": [str(path) for path in drawn]}
+        document = {**fitting.to_json(fit), "out": str(out), "plots": [str(path) for path in drawn]}
         cli.print_json(document)
         return
     for path in drawn:

@@ -1,11 +1,13 @@
-"""Slurm by its commands sbatch, squeue and scancel; needs no accounting database."""
+"""Slurm by its commands sbatch, squeue and scontrol; needs no accounting database."""
 
+import os
 import re
 import subprocess
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from dynamiccl.errors import MachineError
 
@@ -32,6 +34,8 @@ _SAME: Final = {"no-requeue": "requeue"}
 _OPTION: Final = re.compile(r"--([a-z0-9-]+)(?:[= ]|$)|-([A-Za-z])")
 #: Seconds that a busy controller may take to answer (its own MessageTimeout is 10 by default).
 _ANSWER_S: Final = 60.0
+#: Variables that tell clients where Slurm is (sbatch(1), "INPUT ENVIRONMENT VARIABLES").
+_KEPT: Final = ("SLURM_CONF", "SLURM_CLUSTERS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +48,12 @@ class Pace:
     longest_s: float = 15.0
     #: A shared file system may show a node's last files late.
     settle_s: float = 15.0
-    #: For a second Ctrl-C, which cancels the job instead of leaving it.
-    detach_s: float = 3.0
     #: How long a controller may be away, e.g. for a restart.
     patience_s: float = 600.0
+
+
+class NoAnswer(MachineError):
+    """Raised when a command of Slurm was ended since it did not answer: it may have been heard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +84,6 @@ class Element:
         return self.state in ENDED_STATES
 
 
-class Queue(Protocol):
-    """A queue of batch jobs."""
-
-    def submit(self, script: Path) -> str:
-        """Submit a script; returns the job id. Raises MachineError when it is refused."""
-
-    def elements(self, job: str) -> tuple[Element, ...]:
-        """The elements of a job; empty when the queue has forgotten it.
-
-        Raises MachineError when there is no answer.
-        """
-
-    def cancel(self, job: str) -> None:
-        """Cancel a job with all its elements."""
-
-
 @dataclass(frozen=True, slots=True)
 class SlurmQueue:
     """Slurm by its commands on PATH."""
@@ -101,17 +91,30 @@ class SlurmQueue:
     #: What somebody can do about a script that is refused.
     fix: str
 
-    def submit(self, script: Path) -> str:
-        """Run sbatch.
+    def submit(self, script: Path, *options: str) -> str:
+        """Run sbatch; options given here win over the script's.
 
         Raises:
+            NoAnswer: it may be submitted or not.
             MachineError: sbatch is not there or refuses the script; its words are in the message.
         """
-        done = capture(("sbatch", "--parsable", str(script)), timeout_s=_ANSWER_S)
+        # Inside a job, its variables would be the next job's too: its array, its memory a CPU.
+        environ = {n: v for n, v in os.environ.items() if n in _KEPT or not n.startswith("SLURM_")}
+        argv = ("sbatch", "--parsable", *options, str(script))
+        done = capture(argv, timeout_s=_ANSWER_S, environ=environ)
         if done.returncode != 0:
             raise MachineError(f"sbatch refused {script}: {_words(done)}; {self.fix}")
         # "1234", or "1234;cluster".
         return done.stdout.strip().partition(";")[0]
+
+    def requeue(self, job: str) -> str | None:
+        """Have a job run again under its number; returns None, or why Slurm refuses.
+
+        Raises:
+            MachineError: scontrol is not there, or the controller does not answer.
+        """
+        done = capture(("scontrol", "requeue", job), timeout_s=_ANSWER_S)
+        return None if done.returncode == 0 else _words(done)
 
     def elements(self, job: str) -> tuple[Element, ...]:
         """Run squeue; one element for each of an array, pending ones too.
@@ -127,16 +130,6 @@ class SlurmQueue:
                 return ()
             raise MachineError(f"squeue says nothing about job {job}: {_words(done)}")
         return parse_queue(done.stdout)
-
-    def cancel(self, job: str) -> None:
-        """Run scancel.
-
-        Raises:
-            MachineError: the controller does not answer or refuses.
-        """
-        done = capture(("scancel", job), timeout_s=_ANSWER_S)
-        if done.returncode != 0:
-            raise MachineError(f"scancel {job} failed: {_words(done)}; cancel it by hand")
 
 
 def parse_queue(text: str) -> tuple[Element, ...]:
@@ -192,15 +185,19 @@ def quoted(value: str) -> str:
     return f'"{escaped}"'
 
 
-def capture(argv: tuple[str, ...], *, timeout_s: float) -> Captured:
-    """Run a short command, e.g. squeue, to its end.
+def capture(
+    argv: tuple[str, ...], *, timeout_s: float, environ: Mapping[str, str] | None = None
+) -> Captured:
+    """Run a short command, e.g. squeue, to its end, in our environment or another.
 
     Raises:
-        MachineError: it is not there, or does not end in time.
+        NoAnswer: it does not end in time.
+        MachineError: it is not there.
     """
     try:
         done = subprocess.run(
             argv,
+            env=environ,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -212,5 +209,5 @@ def capture(argv: tuple[str, ...], *, timeout_s: float) -> Captured:
     except OSError as error:
         raise MachineError(f"cannot start '{argv[0]}': {error.strerror}; install it") from error
     except subprocess.TimeoutExpired as error:
-        raise MachineError(f"no answer from '{' '.join(argv)}' in {timeout_s:g} s") from error
+        raise NoAnswer(f"no answer from '{' '.join(argv)}' in {timeout_s:g} s") from error
     return Captured(done.returncode, done.stdout, done.stderr)

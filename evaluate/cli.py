@@ -7,15 +7,12 @@ from typing import Annotated
 import typer
 
 from dynamiccl import cli
-from dynamiccl.errors import UserError
-from dynamiccl.evaluate.commands.compare import compare_command
 from dynamiccl.evaluate.commands.explain import explain_command
 from dynamiccl.evaluate.commands.forecast import forecast_command
 from dynamiccl.evaluate.commands.gate import gate_command
-from dynamiccl.evaluate.commands.upgrade import upgrade_command
 from dynamiccl.simulator import options as simulating
 from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import Json, folding_table, open_bar, stderr, wide_stdout
+from dynamiccl.train.commands.options import Json, open_bar
 
 app = typer.Typer(
     help="Score policies against NCCL's default and simple baselines on held-out sizes.",
@@ -87,8 +84,6 @@ def report_command(
 
 app.command("gate")(gate_command)
 app.command("explain")(explain_command)
-app.command("compare")(compare_command)
-app.command("upgrade")(upgrade_command)
 app.command("forecast")(forecast_command)
 
 
@@ -144,73 +139,6 @@ def simulate_command(
     from dynamiccl.evaluate.terminal import print_comparison
 
     print_comparison(found, out)
-
-
-@app.command("benchmark")
-def benchmark_command(
-    entry: Annotated[
-        str,
-        typer.Argument(
-            metavar="ENTRY",
-            help="A recipe, a baseline, TABLE.csv of NVIDIA's example tuner ({world} and {draw} "
-            "stand for a draw), an executable script, or RUN_OR_ARTIFACT.",
-        ),
-    ],
-    out: Annotated[
-        Path, typer.Option(help="Where draws are kept, and answers and benchmark.json go.")
-    ] = Path("out/benchmark"),
-    worlds: Annotated[
-        list[str] | None,
-        typer.Option("--worlds", metavar="NAME", help="h100, b300, gb10, a100; may be repeated."),
-    ] = None,
-    draws: Annotated[int, typer.Option(help="Draws of each world, at most 20.")] = 5,
-    limit_s: Annotated[
-        float, typer.Option(help="Seconds that a script may take for a draw.", min=0.0)
-    ] = 3600.0,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Ask only for answers that --out does not hold yet.")
-    ] = False,
-    tracking_uri: _TrackingUri = DEFAULT_TRACKING_URI,
-    as_json: Json = False,
-) -> None:
-    """Judge any policy by the true times of frozen worlds, beside NCCL and two tables.
-
-    Example: dynamiccl-evaluate benchmark ./my_policy.py --worlds b300 --draws 5 --out out/judged
-    """
-    from dynamiccl.evaluate.worlds.entries import find_entry
-    from dynamiccl.evaluate.worlds.frozen import VERSION
-    from dynamiccl.evaluate.worlds.judge import HEADS, RESULTS_NAME, judge
-    from dynamiccl.evaluate.worlds.kinds import WORLDS
-
-    asked = find_entry(entry, tracking_uri, limit_s)
-    names = list(dict.fromkeys(worlds or WORLDS))
-    with open_bar() as bar:
-        task = bar.add_task(asked.name, total=len(names) * draws)
-        verdict = judge(asked, names, draws, out, resume=resume, progress=lambda: bar.advance(task))
-    if as_json:
-        cli.print_json(verdict.to_json())
-    elif verdict.worlds:
-        table = folding_table(*HEADS, title=f"{VERSION}: means and 95 % intervals")
-        for row in verdict.rows():
-            table.add_row(*row)
-        wide = wide_stdout()
-        wide.print(table)
-        wide.print(out / RESULTS_NAME, soft_wrap=True)
-    if verdict.drift:
-        others = f" (and {len(verdict.drift) - 1} more)" if len(verdict.drift) > 1 else ""
-        stderr.print(
-            f"warning: these figures are no longer those of {VERSION}, compare them with none: "
-            f"{verdict.drift[0]}{others}",
-            soft_wrap=True,
-            highlight=False,
-            markup=False,
-        )
-    if verdict.errors:
-        lost = len(verdict.errors)
-        raise UserError(
-            f"{asked.name} did not answer {lost} of {len(names) * draws} draws, which no figure "
-            "holds: " + "; ".join(verdict.errors)
-        )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ trigger.pt      TorchScript: what tells how slow calls are; brain.pt holds it to
 gate.json       what a gate saw of every size bin in which the policy acts; where one judged it
 manifest.json   features, catalogue, supports, hashes (datasets/manifest.py)
 tables/         integer decision tables, one a system and communicator shape
-constants/      tuning constants that the tuner gives NCCL in place of a table; not everywhere
 plugin.index    what the plugin reads: table hashes, known machines (serve/plugin_index.py)
 """
 
@@ -32,8 +31,6 @@ from dynamiccl.datasets.manifest import (
 from dynamiccl.datasets.questions import cold_questions, table_supports
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, UnknownName, UserError
 from dynamiccl.serve.brain_check import NEAR_TIES, check_brain, check_trigger, differing_share
-from dynamiccl.serve.constants import TuningConstants
-from dynamiccl.serve.constants import relative_path as constants_path
 from dynamiccl.serve.make_table import make_table
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable, relative_path
@@ -245,19 +242,6 @@ def pick_table(artifact: Artifact, num_nodes: int, num_ranks: int, system: str |
     if chosen not in systems:
         raise UnknownName("system", chosen, systems)
     return shaped[systems.index(chosen)]
-
-
-def set_constants(artifact: Artifact, info: TableInfo, constants: TuningConstants | None) -> None:
-    """Set tuning constants that replace a shape's table; None restores the table."""
-    path = artifact.directory / constants_path(info.system, info.num_nodes, info.num_ranks)
-    if constants is None:
-        path.unlink(missing_ok=True)
-    else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(constants.to_bytes())
-    manifest = artifact.manifest.write(artifact.directory)
-    made = PluginIndex.of_artifact(artifact.directory, table_supports(manifest))
-    replace(made, systems=artifact.index.systems).write(artifact.directory)
 
 
 def _check_features(manifest: Manifest, where: Path) -> None:

@@ -78,21 +78,6 @@ def calls_of(
     return found, recorded.height - frame.height
 
 
-def decided_calls(data_dir: Path) -> pl.DataFrame:
-    """The calls for which it is known whether our table decided them.
-
-    Raises as `read_calls`, and NotEnoughData where there are only traces, which do not tell.
-    """
-    recorded = read_calls(data_dir)
-    told = recorded.filter(pl.col("decided").is_not_null())
-    if told.is_empty():
-        raise NotEnoughData(
-            f"{data_dir} holds {recorded.height} calls of traces and none of our plugin, which "
-            "alone tells what our table decided; record a job with DYNAMICCL_CALLS_DIR"
-        )
-    return told
-
-
 def calls_in_trace(path: Path, num_nodes: int | None, num_ranks: int | None) -> list[Called]:
     """The calls of a CSV file with TRACE_COLUMNS; the shape may be given for all rows.
 

@@ -9,7 +9,6 @@ compare theirs. It is made last, so the manifest does not list it. Lines of fiel
     system            NAME   fingerprint               one line a machine (dynamiccl/fingerprint.py)
     noise             NAME   number of the collective   parts per million by which repeats differ
     table             NAME   num_nodes   num_ranks      SHA-256 of the .dct file
-    constants         NAME   num_nodes   num_ranks      SHA-256 of the .dcc file, used in its place
 
 At most 64 KiB; serve/plugin/identity/index.cpp reads it.
 """
@@ -18,7 +17,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
 
@@ -27,7 +26,6 @@ from dynamiccl.datasets.provenance import file_sha256
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, UnknownName, UserError
 from dynamiccl.fingerprint import check_fingerprint
 from dynamiccl.nccl import Collective
-from dynamiccl.serve.constants import relative_path as constants_path
 from dynamiccl.serve.table import relative_path
 
 FORMAT_VERSION: Final = 1
@@ -47,12 +45,10 @@ class PluginIndex:
     noise_ppm: Mapping[tuple[str, Collective], int]
     #: (system, num_nodes, num_ranks) -> SHA-256.
     tables: Mapping[tuple[str, int, int], str]
-    #: The same of tuning constants, which the tuner takes in place of the table.
-    constants: Mapping[tuple[str, int, int], str] = field(default_factory=dict)
 
     @classmethod
     def of_artifact(cls, directory: Path, supports: Sequence[Support]) -> Self:
-        """The index of an artifact whose manifest, tables and constants are written."""
+        """The index of an artifact whose manifest and tables are written."""
         shapes = [(s.system, s.num_nodes, s.num_ranks) for s in supports]
         return cls(
             file_sha256(directory / MANIFEST_NAME),
@@ -64,11 +60,6 @@ class PluginIndex:
                 if math.isfinite(band) and 0 <= band * 1e6 <= MAX_NOISE_PPM
             },
             {key: file_sha256(directory / relative_path(*key)) for key in shapes},
-            {
-                key: file_sha256(directory / constants_path(*key))
-                for key in shapes
-                if (directory / constants_path(*key)).is_file()
-            },
         )
 
     @classmethod
@@ -80,10 +71,7 @@ class PluginIndex:
                 next(fields[1] for fields in lines if fields[0] == "artifact"),
                 {f[2]: f[1] for f in lines if f[0] == "system"},
                 {(f[1], Collective(int(f[2]))): int(f[3]) for f in lines if f[0] == "noise"},
-                *(
-                    {(f[1], int(f[2]), int(f[3])): f[4] for f in lines if f[0] == kind}
-                    for kind in ("table", "constants")
-                ),
+                {(f[1], int(f[2]), int(f[3])): f[4] for f in lines if f[0] == "table"},
             )
             # One artifact, one text: what is not written so was not written by us.
             sound = bool(index.tables) and index.to_bytes() == data
@@ -127,9 +115,8 @@ class PluginIndex:
             yield "system", system, check_fingerprint(fingerprint)
         for (system, collective), ppm in sorted(self.noise_ppm.items()):
             yield "noise", system, str(int(collective)), str(ppm)
-        for kind, files in (("table", self.tables), ("constants", self.constants)):
-            for (system, num_nodes, num_ranks), digest in sorted(files.items()):
-                yield kind, system, str(num_nodes), str(num_ranks), digest
+        for (system, num_nodes, num_ranks), digest in sorted(self.tables.items()):
+            yield "table", system, str(num_nodes), str(num_ranks), digest
 
     @property
     def sha256(self) -> str:

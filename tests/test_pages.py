@@ -47,8 +47,7 @@ PLAYED: Final = " ".join(
 )
 #: A command by how it begins -> what is added to it here; the first that fits counts.
 ADDED: Final = {
-    r"dynamiccl-collect run .*(slurm|fresh.toml|sweep.toml)": "--runner simulator --launcher local",
-    r"dynamiccl-collect health --run --gpus": "--runner simulator --nodes 4",
+    r"dynamiccl-collect run .*(slurm|health|fresh|sweep).*": "--runner simulator --launcher local",
     r"dynamiccl-collect jobs --hold": "--out held --calls 300 --jobs 1",
     r"dynamiccl-collect jobs": "--calls 300 --jobs 1",
     r"dynamiccl-train fit --recipe gaussian-process": "--data data",
@@ -73,7 +72,6 @@ ELSEWHERE: Final = {
     r"dynamiccl-train study": ("tests/train/test_study.py", "study"),
     r"dynamiccl-deploy brain": ("tests/serve/test_brain_server.py", "brain"),
     r"dynamiccl-deploy doctor --overhead": ("tests/serve/test_overhead.py", "--overhead"),
-    r"dynamiccl-evaluate benchmark": ("tests/evaluate/test_worlds_judge.py", "benchmark"),
     r"dynamiccl-collect fit-simulator": ("tests/cli/test_fit_simulator.py", "fit-simulator"),
     r"dynamiccl-train trigger": ("tests/train/trigger/test_fit.py", "trigger"),
 }
@@ -140,15 +138,13 @@ def world(
         (folder / "logs").mkdir()
         (folder / "logs" / "all_reduce.log").write_text(LOG)
         shutil.copyfile(ROOT / "examples" / "attention.py", folder / "attention.py")
-        (folder / "constants.json").write_text(
-            json.dumps({"baseLatencies": [[6.8, 14.0, 8.4]] * 7})
-        )
         write_trigger(folder / "trigger")
         rows = [call(i, 100.0, num_ranks=32, num_nodes=4) for i in range(20)]
         store.write_part(folder / "calls", calls_table(*rows), kind="calls", provenance={})
         for line in (
             "dynamiccl-collect run sweep.toml --runner simulator --out data",
             "dynamiccl-collect run fresh.toml --runner simulator --out fresh",
+            "dynamiccl-collect run examples/health.toml --runner simulator --out well",
             "dynamiccl-collect run fresh.toml --runner simulator --out before",
             "dynamiccl-collect run sweep.toml --runner simulator --out after",
             "dynamiccl-train fit --data data --recipe gaussian-process --set alpha=0.2",

@@ -127,10 +127,6 @@ class MaskedBC(DiscreteBC):
 Told = list[Any] | None
 
 
-def _dqn(recipe: Recipe, common: dict[str, Any], actions: Told) -> Any:
-    return d3rlpy.algos.DQNConfig(**common, **_q_learning(recipe, actions))
-
-
 def _double_dqn(recipe: Recipe, common: dict[str, Any], actions: Told) -> Any:
     return d3rlpy.algos.DoubleDQNConfig(**common, **_q_learning(recipe, actions))
 
@@ -153,7 +149,7 @@ def _q_learning(recipe: Recipe, actions: Told) -> dict[str, Any]:
 
 
 #: What a recipe may name.
-ALGORITHMS: Final = {"DQN": _dqn, "DoubleDQN": _double_dqn, "DiscreteCQL": _cql, "DiscreteBC": _bc}
+ALGORITHMS: Final = {"DoubleDQN": _double_dqn, "DiscreteCQL": _cql, "DiscreteBC": _bc}
 
 
 def set_scaling(networks: Iterable[nn.Module], sources: Sequence[Steps]) -> None:

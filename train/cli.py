@@ -5,7 +5,6 @@ from functools import partial
 import typer
 
 from dynamiccl import cli
-from dynamiccl.train.commands.constants import constants_command
 from dynamiccl.train.commands.fit import fit_command, list_command
 from dynamiccl.train.commands.promote import promote_command
 from dynamiccl.train.commands.study import study_command, trial_command
@@ -21,7 +20,6 @@ app.command("study")(study_command)
 app.command("trial")(trial_command)
 app.command("trigger")(trigger_command)
 app.command("promote")(promote_command)
-app.command("constants")(constants_command)
 
 
 def main() -> None:

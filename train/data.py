@@ -47,7 +47,7 @@ class TrainingData:
     #: How much of an interference level slows each cell (train/trigger/level_shares.py), for a
     #: recipe that looks at costs; None without a Trigger, or without calls.
     level_shares: pl.DataFrame | None
-    #: The validation tasks; all but the test tasks where members are cross-fitted.
+    #: The validation tasks.
     validation: TaskGrid
     #: Of the validation tasks, cold.
     observations: Observations
@@ -87,7 +87,7 @@ class TrainingData:
         return float(np.mean(groups["regret"].to_numpy()))
 
 
-def load_data(  # noqa: PLR0913 - what a recipe wants of a data set
+def load_data(
     data_dir: Path,
     seed: int,
     trigger: str = "",
@@ -95,15 +95,13 @@ def load_data(  # noqa: PLR0913 - what a recipe wants of a data set
     with_costs: bool = False,
     with_calls: bool = True,
     split: str = SplitBy.SIZE,
-    is_cross_fitted: bool = False,
 ) -> TrainingData:
     """Read a data directory; raises what reading raises, and NotEnoughData.
 
     `trigger` is a run directory of a Trigger, or its file: it tells the interference of calls.
     Raises MissingPath and CorruptFile for what is none. `with_costs`: observations hold NCCL's own
     cost model. `with_calls`: calls of jobs make steps. `split`: what is held out; raises
-    UnknownName. `is_cross_fitted`: all but the test tasks are both for training and for validation,
-    since each is judged by what was not trained on it.
+    UnknownName.
     """
     levels = None if not trigger else partial(interference_levels, Detector.load(Path(trigger)))
     everything = read(data_dir)
@@ -114,12 +112,8 @@ def load_data(  # noqa: PLR0913 - what a recipe wants of a data set
     catalogue = Catalogue.from_frame(timed)
     profiles = sorted(timed["launch_profile"].unique())
     costs = read_costs(data_dir) if with_costs else None
-    told, held = everything, [Split.VALIDATION]
-    if is_cross_fitted:
-        both = pl.col("split").replace(Split.VALIDATION.value, Split.TRAIN.value)
-        told, held = everything.with_columns(both), [Split.TRAIN, Split.VALIDATION]
-    training = training_steps(told, catalogue, profiles, costs, seed=seed)
-    validation = task_grid(frame, catalogue, held)
+    training = training_steps(everything, catalogue, profiles, costs, seed=seed)
+    validation = task_grid(frame, catalogue, [Split.VALIDATION])
     if validation.tasks.is_empty():
         raise NotEnoughData(
             f"no validation task: of {validation.unscored.height} tasks that are held out for it "

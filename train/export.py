@@ -1,5 +1,6 @@
-"""Output of a training run: a policy directory, and a summary."""
+"""Output of a training run: a policy that abstains by a margin, its directory, and a summary."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,8 @@ from dynamiccl.datasets.provenance import git_commit
 from dynamiccl.datasets.schema import SCHEMA_VERSION
 from dynamiccl.datasets.supports import find_other_shapes, find_supports
 from dynamiccl.train.data import TrainingData
+from dynamiccl.train.heads import Member
+from dynamiccl.train.policy_module import PolicyModule, StatefulPolicyModule
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.torch_files import save_script
 from dynamiccl.train.trigger.detector import copy_trigger
@@ -39,6 +42,25 @@ class FitSummary:
     #: tasks of each machine can keep; None: the recipe has none.
     alpha: float | None = None
     least_alphas: list[float] = field(default_factory=list)
+
+
+def with_margin(
+    members: Sequence[Member], data: TrainingData, recipe: Recipe
+) -> tuple[PolicyModule, float, float]:
+    """(policy, margin, validation regret) of trained networks.
+
+    Of the recipe's margins the one with the smallest validation regret; of equals the largest.
+    """
+    regret, negative_margin = min(
+        (data.validation_regret(members, margin, is_unanimous=recipe.unanimous), -margin)
+        for margin in recipe.abstain_margins
+    )
+    margin = -negative_margin
+    if recipe.state_units:
+        (member,) = members
+        return StatefulPolicyModule(member, margin, recipe.warm_margin), margin, regret
+    module = PolicyModule(members, margin, recipe.warm_margin, is_unanimous=recipe.unanimous)
+    return module, margin, regret
 
 
 def export_policy(

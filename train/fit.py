@@ -23,31 +23,25 @@ from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import SUMMARY_NAME, tracking
 from dynamiccl.train.action_head import ActionInputs
 from dynamiccl.train.algorithms import make_algorithm, members_of
-from dynamiccl.train.boosting.fit import fit_boosting
 from dynamiccl.train.cautious.fit import Fitted
 from dynamiccl.train.cautious.run import fit_and_export
 from dynamiccl.train.cost_base import base_residuals
-from dynamiccl.train.cross_fitting import CrossFitting
 from dynamiccl.train.data import TrainingData, load_data
-from dynamiccl.train.deciding import decide_caution
-from dynamiccl.train.export import FitSummary, export_policy
+from dynamiccl.train.export import FitSummary, export_policy, with_margin
 from dynamiccl.train.gaussian.fit import fit_gaussian
 from dynamiccl.train.heads import Member
 from dynamiccl.train.loop import Loop, read_state
 from dynamiccl.train.online.loop import OnlineLoop
 from dynamiccl.train.online.make import make_loop as make_online_loop
 from dynamiccl.train.recipe import Recipe
-from dynamiccl.train.recipe_checks import ONLINE, Caution, CostBase
+from dynamiccl.train.recipe_checks import ONLINE, CostBase
 from dynamiccl.train.replay import CostDropout, Mixed, Replay
 
 #: Called after each epoch with the steps done, their total, and the epoch's metrics.
 Progress = Callable[[int, int, dict[str, float]], None]
 
 #: Algorithms outside of d3rlpy -> function (data, alpha, seed) that fits one.
-CAUTIOUS: Final[Mapping[str, Callable[..., Fitted]]] = {
-    "GaussianProcess": fit_gaussian,
-    "ResidualBoosting": fit_boosting,
-}
+CAUTIOUS: Final[Mapping[str, Callable[..., Fitted]]] = {"GaussianProcess": fit_gaussian}
 #: The state file from which a killed run resumes; removed when the run finishes.
 _STATE_NAME: Final = "state.pt"
 #: The arguments of a run, to resume one that was killed before its first epoch.
@@ -196,7 +190,6 @@ def _load(data_dir: Path, recipe: Recipe, seed: int) -> TrainingData:
         with_costs=recipe.action_inputs or recipe.algorithm in CAUTIOUS,
         with_calls=recipe.use_calls,
         split=recipe.split,
-        is_cross_fitted=recipe.algorithm not in CAUTIOUS and recipe.caution == Caution.BOUND,
     )
 
 
@@ -218,10 +211,6 @@ def _make_loop(
     replay: Replay | Mixed | CostDropout = drawn
     if recipe.action_inputs and recipe.cost_dropout > 0.0:
         replay = CostDropout(drawn, data.cost_start, recipe.cost_dropout)
-    if recipe.caution == Caution.BOUND:
-        fitting = CrossFitting(data, recipe.num_members)
-        fitting.leave_out(_members(algorithm))
-        return Loop(algorithm, replay, recipe, fitting.regret), algorithm
     margin = recipe.abstain_margins[0]
     loop = Loop(
         algorithm,
@@ -302,9 +291,8 @@ def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
     algorithm.save(str(_made(scratch / "checkpoints") / "last.d3"))
     members_of(algorithm).load_state_dict(best.weights)
     algorithm.save(str(scratch / "checkpoints" / "best.d3"))
-    decided = decide_caution(_members(algorithm), data, recipe)
-    margin, regret = decided.margin, decided.regret
-    manifest = export_policy(_made(scratch / POLICY_FOLDER), decided.module, data, recipe, margin)
+    module, margin, regret = with_margin(_members(algorithm), data, recipe)
+    manifest = export_policy(_made(scratch / POLICY_FOLDER), module, data, recipe, margin)
     (scratch / "recipe.json").write_text(json.dumps(recipe.to_json(), indent=1), encoding="utf-8")
     if recipe.source:
         shutil.copy(recipe.source, scratch / "recipe.py")
@@ -322,7 +310,6 @@ def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
         "default_validation_regret": default,
         "abstain_margin": margin,
         "train_seconds": seconds,
-        **decided.figures,
     }
     run.log_metrics(final, step=recipe.steps)
     summary = FitSummary(
@@ -338,8 +325,6 @@ def _wrap_up(  # noqa: PLR0913, PLR0917 - all of a run
         abstain_margin=margin,
         num_actions=len(manifest.catalogue),
         counts=asdict(data.training.counts),
-        alpha=recipe.alpha if recipe.caution == Caution.BOUND else None,
-        least_alphas=decided.least_alphas,
     )
     # Written last: if it exists, all other files do.
     run.log_folder(scratch)

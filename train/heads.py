@@ -34,7 +34,6 @@ from torch import nn
 from torch.distributions import Categorical
 from torch.nn import functional
 
-from dynamiccl.datasets.features import CONTEXT_COLUMN
 from dynamiccl.train.action_head import SHARPNESS, ActionHead, ActionInputs
 
 #: Q of a masked action. Finite: a terminal row's mask is all zero, and inf * 0 would be NaN.
@@ -88,8 +87,6 @@ class LogTimeQFunction(DiscreteQFunction):
         self.head = head
         #: Weight beta of the entropy; the training loop lowers it.
         self.entropy_weight = 0.0
-        #: Weight in the loss of sizes of each octave; None: all count alike (cross_fitting.py).
-        self.octave_weight: torch.Tensor | None = None
 
     def log_time(self, observation: Any) -> torch.Tensor:
         """Z (B, A): ln(time / reference), mask not applied."""
@@ -148,8 +145,6 @@ class LogTimeForwarder(DiscreteQFunctionForwarder):
         loss = functional.smooth_l1_loss(z_B1, wanted_B1, beta=0.1, reduction="none")
         if self._q_func.entropy_weight > 0.0:
             loss = loss - self._q_func.entropy_weight * entropy(z_BA, observations[2])
-        if self._q_func.octave_weight is not None:
-            loss = loss * self._q_func.octave_weight[octaves(observations[1])].unsqueeze(1)
         return cast(torch.Tensor, compute_reduce(loss, reduction))
 
     def compute_target(self, x: Any, action: torch.Tensor | None = None) -> torch.Tensor:
@@ -169,11 +164,6 @@ def entropy(z_BA: torch.Tensor, mask_BA: torch.Tensor) -> torch.Tensor:
     log_BA = torch.log_softmax((-z_BA).masked_fill(mask_BA < 0.5, MASKED_Q), dim=1)
     terms_BA = (log_BA.exp() * log_BA).masked_fill(mask_BA < 0.5, 0.0)
     return -terms_BA.sum(dim=1, keepdim=True)
-
-
-def octaves(context_BF: torch.Tensor) -> torch.Tensor:
-    """(B,) octave of each size; as in `size_bin`, the last eighth of one belongs to the next."""
-    return (context_BF[:, CONTEXT_COLUMN["log2_size"]] + 0.125).floor().to(torch.int64)
 
 
 @dataclass()

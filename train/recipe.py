@@ -1,11 +1,12 @@
 """The recipe: a complete, frozen training set-up (`recipes.py` has the built-in ones)."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Self
 
+from dynamiccl.errors import UserError
 from dynamiccl.train.bounds import Within
-from dynamiccl.train.recipe_checks import Caution, CostBase, RewardScale
+from dynamiccl.train.recipe_checks import CostBase, RewardScale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +17,7 @@ class Recipe:
     summary: str
     #: The file that it comes from, when it is not one of ours.
     source: str = ""
-    #: d3rlpy algorithm: DQN, DoubleDQN, DiscreteCQL or DiscreteBC; or GaussianProcess,
-    #: ResidualBoosting, A3C or IMPALA.
+    #: d3rlpy algorithm: DoubleDQN, DiscreteCQL or DiscreteBC; or GaussianProcess, A3C or IMPALA.
     algorithm: str
     #: How the window is read: mlp (as it is), lstm, gru or cnn.
     window_encoder: str = "mlp"
@@ -78,9 +78,6 @@ class Recipe:
     checkpoint_tolerance: Annotated[float, Within(0, 1)] = 0.002
     #: Gradient steps between two copies of the weights to the target network.
     target_update_interval: Annotated[int, Within(1, 10**8)] = 500
-    #: What a cold policy must be sure of: a gain beyond a margin that validation chooses (margin),
-    #: or one of so many spreads that P(acts and is slower) <= `alpha` (bound, cross_fitting.py).
-    caution: str = Caution.MARGIN.value
     #: Margins in log time to choose from on validation: a config must be predicted to be this much
     #: faster than NCCL's own choice, else the policy abstains.
     abstain_margins: Annotated[tuple[float, ...], Within(0, 1)] = (0.02, 0.03, 0.05)
@@ -93,9 +90,9 @@ class Recipe:
     #: What is held out for validation and test (datasets/splits.py): octaves of sizes, whole group
     #: shapes (shape), or whole systems (system).
     split: str = "size"
-    #: Bound on P(acts and is slower than NCCL's own choice), over tasks like those measured; for a
-    #: Gaussian process, boosting, and networks with caution=bound. With fewer than 1 / alpha - 1
-    #: tasks of a machine to calibrate on it abstains there.
+    #: Bound on P(acts and is slower than NCCL's own choice), over tasks like those measured; of a
+    #: Gaussian process. With fewer than 1 / alpha - 1 tasks of a machine to calibrate on it
+    #: abstains there.
     alpha: Annotated[float, Within(0, 1, low_is_open=True, high_is_open=True)] = 0.01
     #: Above which interference level a Gaussian process takes what is best where calls take 1.5
     #: times as long, and below it what is best in quiet; 0: it goes by the level itself.
@@ -134,7 +131,13 @@ class Recipe:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`; raises TypeError for unknown fields."""
+        """The inverse of `to_json`; raises UserError for a setting of another release."""
+        unknown = sorted(set(values) - {f.name for f in fields(cls)})
+        if unknown:
+            raise UserError(
+                f"recipe '{values.get('name')}' has the setting {unknown[0]}, which this release "
+                "does not have: finish the run with the release that began it, or train anew"
+            )
         known: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in values.items()

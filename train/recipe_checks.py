@@ -14,7 +14,7 @@ Recipe = Any
 #: Algorithms whose actors play in the simulator.
 ONLINE: Final = ("A3C", "IMPALA")
 #: Algorithms without networks (fit.py).
-CAUTIOUS: Final = ("GaussianProcess", "ResidualBoosting")
+CAUTIOUS: Final = ("GaussianProcess",)
 
 
 class CostBase(StrEnum):
@@ -40,13 +40,6 @@ class RewardScale(StrEnum):
     POPART = "popart"
 
 
-class Caution(StrEnum):
-    """The criterion of a policy to act."""
-
-    MARGIN = "margin"
-    BOUND = "bound"
-
-
 def check_recipe(recipe: Recipe) -> None:
     """Raise UserError for a setting out of bounds, and for conflicting settings.
 
@@ -63,13 +56,11 @@ def check_recipe(recipe: Recipe) -> None:
             f"{recipe.gamma}: --set gamma=0, or --set held_calls=1"
         )
     _check_algorithm(recipe)
-    enums = {"cost_base": CostBase, "caution": Caution, "reward_scale": RewardScale}
+    enums = {"cost_base": CostBase, "reward_scale": RewardScale}
     for name, choices in enums.items():
         if getattr(recipe, name) not in list(choices):
             named = [each.value for each in choices]
             raise UnknownName(name, getattr(recipe, name), named, where=f"--set {name}")
-    if recipe.caution == Caution.BOUND:
-        _check_bound(recipe)
     if recipe.lambda_congestion and not recipe.trigger:
         raise UserError(
             f"lambda_congestion={recipe.lambda_congestion} needs interference levels, which a "
@@ -118,23 +109,5 @@ def _check_start(recipe: Recipe) -> None:
     if recipe.num_members > 1:
         raise UserError(
             f"start={recipe.start} with num_members={recipe.num_members}: all would begin, and "
-            "remain, the same; --set num_members=1 and caution=margin"
-        )
-
-
-def _check_bound(recipe: Recipe) -> None:
-    if recipe.algorithm in {"DiscreteBC", *ONLINE}:
-        raise UserError(
-            f"caution=bound counts predicted times, and '{recipe.name}' predicts actions: --set "
-            "caution=margin"
-        )
-    if recipe.num_members < 2:
-        raise UserError(
-            f"caution=bound needs members that have not seen a size, and num_members is "
-            f"{recipe.num_members}: --set num_members=6, or --set caution=margin"
-        )
-    if recipe.split != SplitBy.SIZE:
-        raise UserError(
-            f"caution=bound is about sizes that were not measured, and split is {recipe.split}: "
-            "--set split=size, or --set caution=margin"
+            "remain, the same; --set num_members=1"
         )

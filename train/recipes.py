@@ -12,20 +12,10 @@ from typing import Any, Final
 
 from dynamiccl.errors import MissingPath, UnknownName, UserError
 from dynamiccl.train.recipe import Recipe
-from dynamiccl.train.recipe_checks import Caution, check_recipe
+from dynamiccl.train.recipe_checks import check_recipe
 
 #: What a recipe is, and not a setting of it.
 _FIXED: Final = ("name", "summary", "source", "algorithm")
-
-
-def dqn() -> Recipe:
-    """DQN (Mnih et al. 2015), feed-forward over the flattened window."""
-    return Recipe(
-        name="dqn",
-        summary="DQN, one head in log time, MLP over window and context",
-        algorithm="DQN",
-        dueling=False,
-    )
 
 
 def ddqn_dueling() -> Recipe:
@@ -45,10 +35,6 @@ def ddqn_actions() -> Recipe:
         summary="double DQN, actions as inputs beside NCCL's own costs: for sweeps",
         action_inputs=True,
         use_calls=False,
-        caution=Caution.BOUND.value,
-        num_members=6,
-        unanimous=False,
-        abstain_margins=(0.0, 0.005, 0.01, 0.02, 0.03, 0.05),
     )
 
 
@@ -65,26 +51,6 @@ def drqn_lstm() -> Recipe:
     )
 
 
-def drqn_gru() -> Recipe:
-    """As drqn-lstm, with gated recurrent units."""
-    return replace(
-        drqn_lstm(),
-        name="drqn-gru",
-        summary="recurrent double DQN: GRU over the window, dueling, 3-step returns",
-        window_encoder="gru",
-    )
-
-
-def ddqn_cnn() -> Recipe:
-    """Pensieve's encoder (Mao et al. 2017, section 5.1) under double DQN."""
-    return replace(
-        drqn_lstm(),
-        name="ddqn-cnn",
-        summary="double DQN: 1-D convolution over the window, scalars joined after it, dueling",
-        window_encoder="cnn",
-    )
-
-
 def cql() -> Recipe:
     """Conservative Q-learning (Kumar et al. 2020), for logs of exploration."""
     return Recipe(
@@ -95,16 +61,6 @@ def cql() -> Recipe:
         gamma=0.5,
         num_steps=3,
         entropy_start=0.01,
-    )
-
-
-def cql_lstm() -> Recipe:
-    """As cql, recurrent over the window."""
-    return replace(
-        cql(),
-        name="cql-lstm",
-        summary="conservative Q-learning, dueling, LSTM over the window",
-        window_encoder="lstm",
     )
 
 
@@ -186,29 +142,14 @@ def threshold_rule() -> Recipe:
     )
 
 
-def residual_boosting() -> Recipe:
-    """Boosted trees over configs, on the residual of NCCL's cost model; not RL."""
-    return Recipe(
-        name="residual-boosting",
-        summary="boosted trees over NCCL's own costs: for tables of quiet systems",
-        algorithm="ResidualBoosting",
-        use_calls=False,
-    )
-
-
 RECIPES: Final[Mapping[str, Callable[[], Recipe]]] = {
-    "dqn": dqn,
     "ddqn-dueling": ddqn_dueling,
     "ddqn-actions": ddqn_actions,
     "drqn-lstm": drqn_lstm,
-    "drqn-gru": drqn_gru,
-    "ddqn-cnn": ddqn_cnn,
     "cql": cql,
-    "cql-lstm": cql_lstm,
     "bc": bc,
     "gaussian-process": gaussian_process,
     "threshold-rule": threshold_rule,
-    "residual-boosting": residual_boosting,
     "a3c": a3c,
     "a3c-lstm": a3c_lstm,
     "impala-lstm": impala_lstm,

@@ -1,15 +1,12 @@
 """Start and end a program on each node of a launch, through the launcher."""
 
-import os
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from dynamiccl.collect.launchers import Job, command, find_launcher, per_node_command
-from dynamiccl.collect.launchers.settings import LauncherSettings
-from dynamiccl.collect.processes import process_group
-from dynamiccl.collect.processes.process import Limits, run_process
+from dynamiccl.collect.launchers import LauncherSettings, Ranks, command, find_launcher
+from dynamiccl.collect.process import Limits, end_session, run_process, start_session
 from dynamiccl.errors import MachineError
 
 #: Seconds for srun or mpirun to end ranks elsewhere before they are killed here.
@@ -40,8 +37,7 @@ class Nodes:
 
         Raises MachineError when it fails or does not end.
         """
-        job = Job(tuple(argv), num_nodes=num_nodes)
-        started = per_node_command(job, self._launcher, uid=os.getuid())
+        started = command(Ranks(tuple(argv), num_nodes=num_nodes, overlap=True), self._launcher)
         done = run_process(started, Limits(_ANSWER_S, _ANSWER_S))
         if done.returncode != 0:
             raise MachineError(
@@ -62,14 +58,13 @@ class Nodes:
         Its standard input is a pipe, so that it can see us die; its output goes to a pipe that the
         caller closes. End it with `end`.
         """
-        job = Job(tuple(argv), num_nodes=num_nodes, ranks_per_node=ranks_per_node, overlap=True)
-        started = command(job, self._launcher, uid=os.getuid())
-        return process_group.start(started, subprocess.PIPE, stdin=subprocess.PIPE)
+        ranks = Ranks(tuple(argv), {}, num_nodes, ranks_per_node, overlap=True)
+        return start_session(command(ranks, self._launcher), subprocess.PIPE, stdin=subprocess.PIPE)
 
     @staticmethod
     def end(process: subprocess.Popen[bytes]) -> None:
         """End a started program with all its processes; output stays for whoever reads it."""
-        process_group.end(process, _GRACE_S)
+        end_session(process, _GRACE_S)
         if process.stdin is not None:
             # What was written to one that had ended already is still in the buffer.
             with suppress(BrokenPipeError):

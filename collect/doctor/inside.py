@@ -1,16 +1,14 @@
 """Runs the same checks inside the sweep's container."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Final
 
 from dynamiccl.checks import Check, Verdict
-from dynamiccl.collect.benchmark.inside import directory_inside
-from dynamiccl.collect.launchers import Job, command, map_into_container
-from dynamiccl.collect.launchers.settings import LauncherSettings
-from dynamiccl.collect.processes.process import Limits, run_process
+from dynamiccl.collect.launchers import LauncherSettings, Ranks, command, map_into_container
+from dynamiccl.collect.process import Limits, run_process
+from dynamiccl.collect.programs import directory_inside
 from dynamiccl.errors import InvalidSweep, MachineError
 
 #: A first start pulls the image.
@@ -36,7 +34,7 @@ def check_inside(
         python = map_into_container(sys.executable, container)
         sweep = map_into_container(str(sweep_file.resolve()), container)
         argv = (python, "-P", "-m", "dynamiccl.collect.cli", "doctor", sweep, *options)
-        started = command(Job((*argv, "--inside", "--json")), launcher, uid=os.getuid())
+        started = command(Ranks((*argv, "--inside", "--json")), launcher)
         done = run_process(started, Limits(_START_S, _START_S))
     except InvalidSweep as error:
         return [Check(_NAME, Verdict.UNKNOWN, str(error), "mount our virtual environment too")]

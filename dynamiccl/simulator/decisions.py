@@ -62,16 +62,8 @@ class NcclDecisions:
 
 def decisions_of(file: SystemFile) -> NcclDecisions:
     """NCCL's decisions for a file's `[nccl]` table. Raises UnknownName for machine or release."""
-    return NcclDecisions(file.version, *_described(file))
-
-
-def cost_model_of(file: SystemFile, version: NcclVersion) -> CostModel:
-    """The cost model of an NCCL release on a file's machines. Raises what `decisions_of` does."""
-    return CostModel(version, *_described(file))
-
-
-def _described(file: SystemFile) -> tuple[Machine, Overrides]:
     told = file.nccl
     path = Path(told.machine)
     machine = read_machine(path) if path.suffix == ".toml" else find_machine(told.machine)
-    return machine, Overrides(told.min_channels, told.max_channels)
+    overrides = Overrides(told.min_channels, told.max_channels)
+    return NcclDecisions(file.version, machine, overrides)

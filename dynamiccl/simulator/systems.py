@@ -6,11 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from dynamiccl.errors import UnknownName
-from dynamiccl.nccl import NcclVersion
-from dynamiccl.simulator.decisions import cost_model_of, decisions_of
-from dynamiccl.simulator.default.constants import check_read
-from dynamiccl.simulator.default.cost_model import CostModel
-from dynamiccl.simulator.default.machines import find_machine
+from dynamiccl.simulator.decisions import decisions_of
 from dynamiccl.simulator.h100_system import H100System
 from dynamiccl.simulator.parameters import SystemFile, load_system_file, parse_system
 from dynamiccl.simulator.parametric import ParametricSystem
@@ -41,32 +37,16 @@ def system_file(name: str) -> SystemFile:
     return load_system_file(Path(name)) if _is_path(name) else shipped_file(name)
 
 
-def find_system(name: str, version: NcclVersion | None = None) -> System:
+def find_system(name: str) -> System:
     """The system called `name`, or described by the TOML file that `name` is the path of.
 
-    Under another NCCL release, `version`, where one is given; the tables of `h100-ib` are of one.
     Raises UnknownName with the choices, MissingPath and UserError.
     """
-    if _is_path(name) or (version is not None and name in PARAMETRIC):
-        file = system_file(name)
-        release = {} if version is None else {"nccl_version": str(version)}
-        return parametric_system(file.model_copy(update=release))
+    if _is_path(name):
+        return parametric_system(system_file(name))
     if name not in SYSTEMS:
         raise UnknownName("simulated system", name, [*SYSTEMS])
     return SYSTEMS[name]()
-
-
-def find_cost_model(name: str, version: NcclVersion) -> CostModel:
-    """What an NCCL release decides on the machines of a system, which `find_system` takes.
-
-    Raises what `find_system` does, and UnknownName for a release whose constants nobody has read.
-    """
-    check_read(version)
-    if name == _H100:
-        return CostModel(version, find_machine(name))
-    if not _is_path(name) and name not in SYSTEMS:
-        raise UnknownName("simulated system", name, [*SYSTEMS])
-    return cost_model_of(system_file(name), version)
 
 
 def parametric_system(file: SystemFile) -> ParametricSystem:

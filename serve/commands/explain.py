@@ -1,16 +1,15 @@
-"""`dynamiccl-deploy explain` and `replay`: what tables would change in a job, and what they did."""
+"""`dynamiccl-deploy explain`: what an artifact would change in a job."""
 
 from pathlib import Path
 from typing import Annotated
 
-import polars as pl
 import typer
 
 from dynamiccl import cli
 from dynamiccl.datasets.manifest import GATE_NAME, KILL_NAME
 from dynamiccl.errors import UserError
 from dynamiccl.serve.artifact import Artifact, open_artifact
-from dynamiccl.serve.calls_seen import Called, calls_in_trace, calls_of, decided_calls
+from dynamiccl.serve.calls_seen import Called, calls_in_trace, calls_of
 from dynamiccl.serve.commands.options import (
     ArtifactDir,
     Json,
@@ -21,7 +20,6 @@ from dynamiccl.serve.commands.options import (
     wide_stdout,
 )
 from dynamiccl.serve.explain import Gain, Outlook, gate_gains, look_ahead
-from dynamiccl.serve.replay import CALL_COLUMNS, Replayed, replay
 from dynamiccl.sizes import bin_center_bytes
 
 #: Rows that people are shown; --json has all.
@@ -135,9 +133,8 @@ def _show_outlook(outlook: Outlook) -> None:
         stdout.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
-def _text(gain: Gain | Replayed) -> str:
-    mean = gain.mean if isinstance(gain, Gain) else gain.gain
-    return f"{mean:+.1%} ({gain.low:+.1%} to {gain.high:+.1%})"
+def _text(gain: Gain) -> str:
+    return f"{gain.mean:+.1%} ({gain.low:+.1%} to {gain.high:+.1%})"
 
 
 def _in_the_process(artifact: Artifact) -> list[str]:
@@ -148,76 +145,3 @@ def _in_the_process(artifact: Artifact) -> list[str]:
         f"off: touch {artifact.directory / KILL_NAME}, for communicators made from then on "
         "(in mode adaptive at once); for one job: DYNAMICCL_DISABLE=1",
     ]
-
-
-def replay_command(
-    calls: Annotated[Path, typer.Argument(metavar="DATA", help="Data directory with the calls.")],
-    rows: Annotated[
-        int, typer.Option(metavar="N", help="Print the first N calls, one by one, too.", min=0)
-    ] = 0,
-    csv: Annotated[
-        Path | None, typer.Option(metavar="FILE.csv", help="Write every call into FILE.csv.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Compare calls under our tables with NCCL's own choice in the same recorded job.
-
-    Jobs in the modes adaptive and observe record their calls; a job in mode table records nothing.
-
-    Example: dynamiccl-deploy replay data --rows 20
-    """
-    table = decided_calls(calls)
-    ordered = table.sort("timestamp", "comm", "sequence").select(CALL_COLUMNS)
-    if csv is not None:
-        ordered.write_csv(csv)
-    found = replay(table)
-    if as_json:
-        shown_calls = ordered.head(rows).with_columns(pl.col("timestamp").dt.to_string("iso"))
-        groups = [each.to_json() for each in found]
-        cli.print_json({"groups": groups, "calls": shown_calls.to_dicts()})
-        return
-    _show_calls(ordered.head(rows))
-    shown = folding_table(
-        "collective", "bytes", "nodes x ranks", "calls", "ours", "NCCL's", "ours, gain"
-    )
-    for each in found[:_SHOWN]:
-        shown.add_row(
-            each.collective,
-            str(each.size_bytes),
-            f"{each.num_nodes} x {each.num_ranks // each.num_nodes}",
-            f"{each.decided} of {each.calls}",
-            _arm(each.config, each.ours_us),
-            _arm(each.own_choice, each.own_us),
-            "not known" if each.gain is None else _text(each),
-        )
-    wide_stdout().print(shown)
-    decided = sum(each.decided for each in found)
-    slower = [each for each in found if each.high is not None and each.high < 0.0]
-    lines = [f"{decided} of {table.height} calls ran what our table asked for"]
-    lines += [
-        f"SLOWER than NCCL's: {each.collective} of {each.size_bytes} bytes, {_text(each)}"
-        for each in slower
-    ]
-    for line in lines:
-        stdout.print(line, soft_wrap=True, highlight=False, markup=False)
-
-
-def _arm(config: str | None, median_us: float | None) -> str:
-    return (
-        "-"
-        if config is None
-        else f"{config}, {'?' if median_us is None else f'{median_us:.1f}'} us"
-    )
-
-
-def _show_calls(rows: pl.DataFrame) -> None:
-    for row in rows.iter_rows(named=True):
-        who = "ours" if row["decided"] else "NCCL's (probe)" if row["probe"] else "NCCL's"
-        time = "" if row["time_us"] is None else f", {row['time_us']:.1f} us"
-        stdout.print(
-            f"{row['comm']} {row['sequence']}: {row['collective']} {row['size_bytes']} -> "
-            f"{row['actual_algorithm']}/{row['actual_protocol']}, {who}{time}",
-            soft_wrap=True,
-            highlight=False,
-            markup=False,
-        )

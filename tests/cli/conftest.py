@@ -34,23 +34,17 @@ COMMANDS = [
     (
         "dynamiccl-collect",
         (
-            *("plan", "run", "import", "jobs", "describe", "doctor"),
+            *("plan", "run", "import", "jobs", "describe", "compare", "doctor"),
             *("fit-simulator", "shapes", "health"),
         ),
     ),
-    ("dynamiccl-train", ("list", "fit", "study", "trial", "trigger", "promote", "constants")),
-    (
-        "dynamiccl-evaluate",
-        (
-            *("report", "gate", "explain", "compare", "upgrade", "forecast"),
-            *("simulate", "benchmark"),
-        ),
-    ),
+    ("dynamiccl-train", ("list", "fit", "study", "trial", "trigger", "promote")),
+    ("dynamiccl-evaluate", ("report", "gate", "explain", "forecast", "simulate")),
     (
         "dynamiccl-deploy",
         (
-            *("export", "verify", "bind", "table", "constants", "env", "install", "doctor"),
-            *("explain", "replay", "brain"),
+            *("export", "verify", "bind", "table", "env", "install", "doctor"),
+            *("explain", "brain"),
         ),
     ),
 ]

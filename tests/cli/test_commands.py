@@ -156,7 +156,9 @@ def test_import_and_describe(shell: Shell, tmp_path: Path) -> None:
 
 def test_recipes_are_listed(shell: Shell) -> None:
     recipes = shell("dynamiccl-train", "list", "--json").json
-    assert {"dqn", "ddqn-dueling", "drqn-lstm", "cql", "bc"} <= {r["name"] for r in recipes}
+    assert {"ddqn-dueling", "drqn-lstm", "cql", "bc", "gaussian-process"} <= {
+        r["name"] for r in recipes
+    }
     assert "ddqn-dueling" in shell("dynamiccl-train", "list").out
 
 

@@ -1,4 +1,4 @@
-"""`dynamiccl-deploy explain` and `replay`: a job's calls under an artifact, before and after."""
+"""`dynamiccl-deploy explain`: a job's calls under an artifact."""
 
 import json
 from pathlib import Path
@@ -88,31 +88,7 @@ def test_files_of_the_plugin_are_to_be_imported_first(
     line = refused(shell(DEPLOY, "explain", gated, "--calls", "raw"), 2)
     assert "dynamiccl-collect import raw" in line
     (tmp_path / "empty").mkdir()
-    assert "mode observe" in refused(shell(DEPLOY, "replay", "empty"), 2)
-
-
-def test_replay_tells_ours_from_nccls_and_who_was_slower(shell: Shell, tmp_path: Path) -> None:
-    own = {"decided": False, "probe": True, "actual_algorithm": "Tree"}
-    data = record(
-        tmp_path / "job",
-        *(call(i, 80.0 + i % 3) for i in range(30)),
-        *(call(100 + i, 100.0 + i % 3, **own) for i in range(10)),
-        *(call(i, 90.0 + i % 3, size_bytes=4 << 20) for i in range(20)),
-        *(call(100 + i, 60.0 + i % 3, size_bytes=4 << 20, **own) for i in range(10)),
-        call(0, None, size_bytes=8 << 20),
-    )
-    done = shell(DEPLOY, "replay", data, "--rows", 2, "--csv", "all.csv", "--json")
-    fast, slow, untimed = done.json["groups"]
-    assert fast["gain"] == pytest.approx(101 / 81 - 1, abs=0.01)
-    assert fast["low"] < fast["gain"] < fast["high"]
-    assert slow["high"] < 0
-    assert untimed["gain"] is None
-    assert len(done.json["calls"]) == 2
-    assert len((tmp_path / "all.csv").read_text().splitlines()) == 72
-    told = shell(DEPLOY, "replay", data, "--rows", 2).out
-    assert "AllReduce 1048576 -> RING/LL, ours" in told
-    assert "51 of 71 calls ran what our table asked for" in told
-    assert "SLOWER than NCCL's: AllReduce of 4194304 bytes" in told
+    assert "mode observe" in refused(shell(DEPLOY, "explain", gated, "--calls", "empty"), 2)
 
 
 def test_a_gate_file_that_is_none_is_told(gated: Path, shell: Shell) -> None:
@@ -140,10 +116,3 @@ def test_calls_of_a_trace_are_looked_at_with_the_nodes_that_are_given(
     assert done.json["calls_left_out"] == 4
     told = shell(DEPLOY, "explain", gated, "--calls", data, "--nodes", "1")
     assert "4 calls are left out: NCCL asks no tuner" in told.err
-
-
-def test_a_trace_alone_is_not_replayed(shell: Shell, tmp_path: Path) -> None:
-    data = record(tmp_path / "job", traced(0))
-    assert "1 calls of traces and none of our plugin" in refused(shell(DEPLOY, "replay", data), 3)
-    mixed = record(tmp_path / "job", call(1))
-    assert "1 of 1 calls ran" in shell(DEPLOY, "replay", mixed).out

@@ -1,43 +1,41 @@
-"""`dynamiccl-collect health` as a person and a Slurm prolog use it: table, JSON, exit code."""
+"""`dynamiccl-collect health` as a person and a Slurm prolog use it: text, JSON, exit code."""
 
 import json
+import re
 from pathlib import Path
 
-import polars as pl
+from bench_health import rows
 
 from dynamiccl.datasets import store
+from dynamiccl.datasets.rows import measurements_table
 from tests.cli.conftest import Shell
 
-RUN = ("health", "--run", "--runner", "simulator", "--nodes", "4", "--gpus", "4")
+ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_healthy_cluster_is_exit_code_0_and_leaves_nothing(shell: Shell, tmp_path: Path) -> None:
-    done = shell("dynamiccl-collect", *RUN)
+def test_the_example_measures_a_cluster_whose_health_is_exit_code_0(shell: Shell) -> None:
+    example = ROOT / "examples" / "health.toml"
+    run = shell("dynamiccl-collect", "run", example, "--runner", "simulator", "--out", "well")
+    assert run.code == 0, run.err
+    done = shell("dynamiccl-collect", "health", "well")
     assert done.code == 0, done.err
+    assert "4 nodes: 80 communicators in 100 rows" in done.out
     assert "nothing is slow" in done.out
-    assert max(map(len, done.out.splitlines())) <= 100
-    assert not list(tmp_path.glob("dynamiccl-health-*"))
+    assert "unknown" not in done.out
 
 
-def test_slow_nic_is_exit_code_1_a_table_and_json(shell: Shell, tmp_path: Path) -> None:
-    out = tmp_path / "kept"
-    slow = ("--slow", "nic:2:1:1.5", "--out", str(out))
-    done = shell("dynamiccl-collect", *RUN, *slow, "--json")
+def test_slow_nic_is_exit_code_1_text_and_json(shell: Shell, tmp_path: Path) -> None:
+    table = measurements_table(rows(4, "nic:2:1:1.5", gpus=4).to_dicts())
+    store.write_part(tmp_path / "data", table, provenance={})
+    done = shell("dynamiccl-collect", "health", "data", "--json")
     assert done.code == 1, done.err
-    [finding] = json.loads(done.out)["findings"]
+    document = json.loads(done.out)
+    assert document["is_well"] is False
+    [finding] = document["findings"]
     assert (finding["kind"], finding["where"]) == ("nic", "node2 GPU 1")
     assert 0.4 < finding["slower"] < 0.55
-    # What was found was measured a second time, and both are kept.
-    frame = store.read(out)
-    assert frame["sweep"].n_unique() == 2
-    assert frame.filter(pl.col("comm_split").is_null()).is_empty()
-    again = shell("dynamiccl-collect", "health", str(out))
+    again = shell("dynamiccl-collect", "health", "data")
     assert again.code == 1
-    assert "node2 GPU 1" in again.out
+    assert re.search(r"nic: node2 GPU 1 (?:4[5-9]|5[0-4])% \(z \d+\)", again.out)
+    assert "until a second" in " ".join(again.out.split())
     assert max(map(len, again.out.splitlines())) <= 100
-
-
-def test_one_launch_says_that_it_was_one(shell: Shell) -> None:
-    done = shell("dynamiccl-collect", *RUN, "--slow", "gpu:1:1:2", "--launches", "1")
-    assert done.code == 1
-    assert "until a second launch" in " ".join(done.out.split())

@@ -7,7 +7,7 @@ are children of the test and die with it (PR_SET_PDEATHSIG).
 
     slurm.run(["srun", "-N4", "hostname"])            a client on the control node, to its end
     subprocess.Popen(slurm.wrap(["salloc", ...]), env=slurm.environ())       the same, by hand
-    slurm.clients                                     a folder for PATH: sbatch, squeue, scancel
+    slurm.clients                                     a folder for PATH: sbatch, squeue, ...
 """
 
 import os
@@ -239,7 +239,7 @@ class Slurm:
         return self._address(number) if self.namespaces else "127.0.0.1"
 
     def _write_clients(self) -> None:
-        for name in ("sbatch", "squeue", "scancel"):
+        for name in ("sbatch", "squeue", "scancel", "scontrol"):
             path = self.clients / name
             real = shlex.join(self.wrap([str(shutil.which(name))]))
             path.write_text(

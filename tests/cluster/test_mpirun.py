@@ -1,14 +1,12 @@
 """Open MPI for real: on this machine alone, and inside an allocation."""
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.launchers import Command, Job, command
-from dynamiccl.collect.launchers.settings import LauncherSettings
-from dynamiccl.collect.processes.process import Finished, Limits, StopReason, run_process
+from dynamiccl.collect.launchers import Command, LauncherSettings, Ranks, command
+from dynamiccl.collect.process import Finished, Limits, StopReason, run_process
 from tests.cluster.payloads import HANG, MEET, REPORT, meetings, python, reports
 from tests.cluster.slurm import Slurm, wait_until
 from tests.cluster.test_steps import HARD
@@ -23,8 +21,8 @@ LIMITS = Limits(startup_s=30, stall_s=30)
 LOCAL = LauncherSettings(kind="mpirun", extra_args=("--oversubscribe",))
 
 
-def run(job: Job, settings: LauncherSettings, limits: Limits = LIMITS) -> Finished:
-    return run_process(command(job, settings, uid=os.geteuid()), limits)
+def run(ranks: Ranks, settings: LauncherSettings, limits: Limits = LIMITS) -> Finished:
+    return run_process(command(ranks, settings), limits)
 
 
 def processes_with(marker: str) -> list[str]:
@@ -42,20 +40,20 @@ def processes_with(marker: str) -> list[str]:
 def test_variables_arrive_unchanged_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_TUNER_PLUGIN", "theirs")
     names = (*HARD, "NCCL_TUNER_PLUGIN")
-    job = Job(python(REPORT, *names), HARD, 1, 4, unset=("NCCL_TUNER_PLUGIN",))
-    done = run(job, LOCAL)
+    ranks = Ranks(python(REPORT, *names), HARD, 1, 4, unset=("NCCL_TUNER_PLUGIN",))
+    done = run(ranks, LOCAL)
     found = reports(done)
     assert [report["rank"] for report in found] == [0, 1, 2, 3]
     assert all(report["env"] == {**HARD, "NCCL_TUNER_PLUGIN": None} for report in found)
 
 
 def test_ranks_meet_on_this_machine() -> None:
-    done = run(Job(python(MEET), ranks_per_node=4), LOCAL)
+    done = run(Ranks(python(MEET), ranks_per_node=4), LOCAL)
     assert meetings(done) == [f"rank {i} of 4" for i in range(4)]
 
 
 def test_ranks_that_hang_leave_no_process() -> None:
-    done = run(Job(python(HANG, "hangs-here"), ranks_per_node=4), LOCAL, Limits(30, 4))
+    done = run(Ranks(python(HANG, "hangs-here"), ranks_per_node=4), LOCAL, Limits(30, 4))
     assert done.reason == StopReason.STALLED
     assert done.output.count("row") == 4
     assert not processes_with("hangs-here")
@@ -63,7 +61,7 @@ def test_ranks_that_hang_leave_no_process() -> None:
 
 def test_a_killed_mpirun_leaves_no_process() -> None:
     # Without grace mpirun has no time to end its ranks, which are in groups of their own.
-    done = run(Job(python(HANG, "killed-here"), ranks_per_node=2), LOCAL, Limits(30, 0.3, 0.0))
+    done = run(Ranks(python(HANG, "killed-here"), ranks_per_node=2), LOCAL, Limits(30, 0.3, 0.0))
     assert done.reason == StopReason.STALLED
     assert not processes_with("killed-here")
 
@@ -79,14 +77,14 @@ def test_ranks_meet_across_the_nodes_of_an_allocation(slurm: Slurm) -> None:
     settings = LauncherSettings(
         kind="mpirun", extra_args=("--mca", "btl_tcp_if_include", interface)
     )
-    job = Job(python(MEET), {"OMPI_MCA_btl": "self,tcp"}, num_nodes=2, ranks_per_node=2)
-    done = run_process(inside(slurm, command(job, settings, uid=0), 2), LIMITS)
+    ranks = Ranks(python(MEET), {"OMPI_MCA_btl": "self,tcp"}, num_nodes=2, ranks_per_node=2)
+    done = run_process(inside(slurm, command(ranks, settings), 2), LIMITS)
     assert meetings(done) == [f"rank {i} of 4" for i in range(4)]
 
 
 def test_variables_reach_the_other_nodes_of_an_allocation(slurm: Slurm) -> None:
-    job = Job(python(REPORT, *HARD), env=HARD, num_nodes=2, ranks_per_node=2)
-    made = inside(slurm, command(job, LauncherSettings(kind="mpirun"), uid=0), 2)
+    ranks = Ranks(python(REPORT, *HARD), env=HARD, num_nodes=2, ranks_per_node=2)
+    made = inside(slurm, command(ranks, LauncherSettings(kind="mpirun")), 2)
     found = reports(run_process(made, LIMITS))
     assert [report["rank"] for report in found] == [0, 1, 2, 3]
     assert all(report["env"] == HARD for report in found)
@@ -97,18 +95,17 @@ def test_variables_reach_the_other_nodes_of_an_allocation(slurm: Slurm) -> None:
 #: Runs one mpirun beside another inside one allocation, as a sampler beside a benchmark.
 BESIDE = """
 from dynamiccl.collect.companions.nodes import Nodes
-from dynamiccl.collect.launchers import Job, command
-from dynamiccl.collect.processes.process import Limits, run_process
-from dynamiccl.collect.launchers.settings import LauncherSettings
+from dynamiccl.collect.launchers import LauncherSettings, Ranks, command
+from dynamiccl.collect.process import Limits, run_process
 from tests.cluster.payloads import HANG, python
 settings = LauncherSettings(kind="mpirun")
 nodes = Nodes(settings)
-full = Job(("echo", "ran"), num_nodes=2, ranks_per_node=2)
+full = Ranks(("echo", "ran"), num_nodes=2, ranks_per_node=2)
 sampler, up = nodes.start(python(HANG, "beside-mpirun"), 2), 0
 try:
     while up < 2 and (line := sampler.stdout.readline()):
         up += b"row" in line
-    done = run_process(command(full, settings, uid=0), Limits(20, 20))
+    done = run_process(command(full, settings), Limits(20, 20))
     print(sampler.poll() is None, done.returncode, done.output.count("ran"))
     if done.returncode:
         print(done.output)

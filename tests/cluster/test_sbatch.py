@@ -1,236 +1,231 @@
-"""Batch jobs on a real Slurm: time limits, cancelling, dead nodes, requeues, arrays."""
+"""Sweeps as batch jobs on a real Slurm: they queue themselves again, and are submitted once."""
 
-import logging
+import json
 import os
-import sys
-import threading
-from dataclasses import dataclass, field, replace
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import polars as pl
 import pytest
 
-from dynamiccl.collect.processes.interrupt import Interrupt
-from dynamiccl.collect.sbatch import BatchJob, Outcome, Work, run_as_batch
-from dynamiccl.errors import MachineError
-from dynamiccl.slurm import Pace, SlurmQueue
+from dynamiccl.collect.sbatch import script_path
+from dynamiccl.datasets import store
 from tests.cluster.slurm import Slurm, wait_until
+from tests.cluster.test_sweeps import check, command, environment, folder, write
 
 pytestmark = pytest.mark.cluster
+__all__ = ["folder"]
 
-PACE = Pace(shortest_s=0.2, longest_s=0.4, settle_s=0.5, detach_s=0.5)
-SWEEP = Path(__file__).with_name("fake_sweep.py")
+#: A launch of 5 to 21 rows takes some seconds, so that something can happen to it.
+SLOW = {"FAKE_SECONDS_PER_ROW": "0.05"}
 
 
 @dataclass
 class Batch:
-    """A batch job that is watched by a thread, so that the test can do something to it."""
+    """A sweep of the stand-in, submitted by the command line."""
 
     slurm: Slurm
-    job: BatchJob
-    units: int
-    interrupt: Interrupt = field(default_factory=Interrupt)
-    outcome: Outcome | None = None
-    error: BaseException | None = None
-    _thread: threading.Thread | None = None
+    folder: Path
+    plugin: Path
+    env: dict[str, str] = field(default_factory=dict)
 
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
+    def begin(self, *, cycles: int = 2, more: str = "") -> dict[str, Any]:
+        write(self.folder, self.plugin, "sbatch", cycles=cycles, more=more)
+        return self.run()
 
-    def finish(self, seconds: float = 60.0) -> None:
-        assert self._thread is not None
-        self._thread.join(seconds)
-        assert not self._thread.is_alive(), "the watcher did not end"
+    def start(self, *more: str) -> subprocess.Popen[str]:
+        path = f"{self.slurm.clients}:{os.environ['PATH']}"
+        return subprocess.Popen(
+            command(self.folder, "--json", *more),
+            env=self.slurm.environ({**environment(PATH=path), **SLOW, **self.env}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
-    def complete(self) -> None:
-        self.finish()
-        if self.error is not None:
-            raise self.error
-        assert self.outcome == Outcome.COMPLETE
-        assert self.done() == self.units
+    def run(self, *more: str, code: int = 0) -> dict[str, Any]:
+        """The same command again; its JSON, or what it said."""
+        with self.start(*more) as process:
+            shown, said = process.communicate(timeout=60)
+        assert process.returncode == code, said
+        return dict(json.loads(shown)) if code == 0 else {"said": said}
 
-    def done(self) -> int:
-        return len(list(self.job.out.glob("unit-*")))
+    def wait(self, happened: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
 
-    def number(self) -> str:
-        return self.job.number_file.read_text(encoding="utf-8").strip()
+        def has_happened() -> bool:
+            found.update(self.run())
+            return happened(found)
 
-    def first_node(self) -> str:
-        argv = ["squeue", f"--jobs={self.number()}", "--noheader", "--format=%B"]
-        return self.slurm.run(argv).stdout.strip()
+        wait_until(has_happened, what, 180)
+        return found
 
-    def workers(self) -> list[str]:
-        """Numbers of the jobs that did the units."""
-        paths = self.job.out.glob("unit-*")
-        return sorted({path.read_text(encoding="utf-8").strip() for path in paths}, key=int)
+    def measured(self) -> dict[str, Any]:
+        """Wait for one more launch than there are now."""
+        before = self.run()["launches_done"]
+        return self.wait(lambda s: s["launches_done"] > before, "a launch has ended")
 
-    def log(self, number: str) -> str:
-        texts = [p.read_text(encoding="utf-8") for p in self.job.folder.glob(f"*-{number}*.out")]
-        return "".join(texts)
+    def complete(self, *, cycles: int = 2) -> pl.DataFrame:
+        found = self.wait(lambda s: s["state"] == "done", "the sweep is done")
+        assert (found["job"], found["trials_done"]) == (None, found["trials"])
+        return check(self.folder, cycles=cycles)
 
-    def wait_for_unit(self, count: int = 1) -> None:
-        wait_until(lambda: self.done() >= count or self.error is not None, f"{count} units done")
+    def numbers(self) -> list[str]:
+        """Numbers of all jobs, by submission."""
+        folder = script_path(self.folder / "out", "grid").with_suffix(".jobs")
+        return [path.read_text().strip() for path in sorted(folder.iterdir())]
 
-    def _watch(self) -> None:
-        work = Work(lambda: self.done() == self.units, self.done)
-        try:
-            self.outcome = run_as_batch(self.job, work, SlurmQueue(""), self.interrupt, PACE)
-        except BaseException as error:  # for the test to look at
-            self.error = error
+    def log(self) -> str:
+        paths = sorted((self.folder / "out" / ".slurm").glob("*.out"))
+        return "".join(path.read_text() for path in paths)
+
+    def facts(self, number: str) -> list[str]:
+        return self.slurm.run(["scontrol", "show", "job", number]).stdout.split()
+
+    def warn(self, number: str) -> None:
+        """What --signal=B:USR1@120 sends two minutes before the limit."""
+        self.slurm.run(["scancel", "--batch", "--signal=USR1", number])
 
 
 @pytest.fixture
-def batch(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Batch:
-    """Six units of 0.3 s on two nodes, in a folder with a name that needs quotes."""
-    out = tmp_path / "my data, 100%"
-    out.mkdir()
-    monkeypatch.setenv("PATH", f"{slurm.clients}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
-    return Batch(slurm, made_job(out), units=6)
+def batch(slurm: Slurm, folder: Path, sweep_path: Path) -> Batch:
+    return Batch(slurm, folder, sweep_path)
 
 
-def made_job(out: Path, units: int = 6, seconds: float = 0.3) -> BatchJob:
-    command = (sys.executable, str(SWEEP), str(out), str(units), str(seconds))
-    return BatchJob("my sweep", out, command, num_nodes=2, ranks_per_node=2)
+def test_elements_of_an_array_share_a_sweep_that_is_submitted_once(batch: Batch) -> None:
+    write(batch.folder, batch.plugin, "sbatch", cycles=2, more="array = 2")
+    calls = [batch.start() for _ in range(4)]
+    shown = [call.communicate(timeout=60) for call in calls]
+    told = [json.loads(out)["job"] for out, _ in shown if out]
+    assert told
+    assert all(out or "another call is submitting this sweep" in said for out, said in shown)
+    (number,) = batch.numbers()
+    assert set(told) == {number}
+    assert batch.measured()["job"] == number
+    found = batch.complete()
+    assert found["job_id"].n_unique() == 2
+    assert batch.numbers() == [number]
+    names = {path.name for path in (batch.folder / "out" / ".slurm").glob("*.out")}
+    assert names == {f"grid-{number}_{i}.out" for i in (0, 1)}
 
 
-def test_a_job_does_its_work(batch: Batch, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    batch.start()
-    batch.wait_for_unit()
-    shown = batch.slurm.run(["scontrol", "show", "job", batch.number()]).stdout.split()
+def test_options_of_the_header_win_over_ours(batch: Batch) -> None:
+    header = ["--begin=now+1hour", "-J mine", "--no-requeue", "--nodes=3", "-o /tmp/x-%j"]
+    number = batch.begin(more=f"sbatch_header = {json.dumps(header)}")["job"]
+    facts = batch.facts(number)
+    for fact in ("JobName=mine", "Requeue=0", "NumNodes=3-3", f"StdOut=/tmp/x-{number}"):
+        assert fact in facts
+    assert "PENDING" in batch.run()["state"]
+
+
+def test_before_its_time_limit_it_queues_itself_again_to_the_end(batch: Batch) -> None:
+    number = batch.begin()["job"]
+    for restarts in ("Restarts=1", "Restarts=2"):
+        batch.measured()
+        batch.warn(number)
+        wait_until(lambda fact=restarts: fact in batch.facts(number), "it waits", 60)  # type: ignore[misc]
     batch.complete()
-    for fact in ("JobName=my-sweep", "NumNodes=2", "NumTasks=4", "Requeue=1"):
-        assert fact in shown
-    assert batch.log(batch.number()) == "start 2 nodes\nend\n"
-    said = [record.getMessage() for record in caplog.records]
-    assert f"job {batch.number()}: COMPLETED" in said
-    assert [line for line in said if f"job {batch.number()}: RUNNING on " in line]
+    assert batch.numbers() == [number]
+    assert batch.log().count("work is left: queueing job") == 2
 
 
-def test_the_elements_of_an_array_share_the_work(batch: Batch) -> None:
-    batch.job = replace(batch.job, array=2, num_nodes=1)
-    batch.start()
+def test_where_it_may_not_be_requeued_another_job_follows(batch: Batch) -> None:
+    first = batch.begin(more='array = 2\nsbatch_header = ["--no-requeue"]')["job"]
+    batch.measured()
+    batch.warn(f"{first}_1")
+    wait_until(lambda: len(batch.numbers()[0].split()) == 2, "its follower is submitted", 60)
     batch.complete()
-    assert len(batch.workers()) == 2
-    for shard in (0, 1):
-        halves = {(batch.job.out / f"unit-{i}").read_text() for i in range(shard, 6, 2)}
-        assert len(halves) == 1
-    names = sorted(path.name for path in batch.job.folder.glob("*.out"))
-    assert names == [f"my-sweep-{batch.number()}_{i}.out" for i in (0, 1)]
+    (numbers,) = batch.numbers()
+    follower = numbers.split()[1]
+    names = {path.name for path in (batch.folder / "out" / ".slurm").glob("*.out")}
+    assert names == {f"grid-{first}_0.out", f"grid-{first}_1.out", f"grid-{follower}_1.out"}
 
 
-def test_what_is_sent_before_the_time_limit_ends_it_cleanly_and_it_goes_on(batch: Batch) -> None:
-    batch.start()
-    batch.wait_for_unit()
-    first = batch.number()
-    batch.slurm.run(["scancel", "--signal=USR1", "--batch", first])
+def test_a_job_that_measured_nothing_ends(batch: Batch) -> None:
+    batch.env["FAKE_INIT_FAILS"] = "1"
+    number = batch.begin(more="")["job"]
+    wait_until(lambda: batch.slurm.state(number) == "FAILED", "it failed", 60)
+    assert "Restarts=0" in batch.facts(number)
+    assert "FAKE_INIT_FAILS" in batch.log()
+    assert "no job of it waits or runs" in batch.run(code=2)["said"]
+    del batch.env["FAKE_INIT_FAILS"]
+    again = batch.run("--resume")["job"]
+    assert again != number
+    assert batch.numbers() == [number, again]
     batch.complete()
-    assert "clean stop after SIGUSR1" in batch.log(first)
-    assert batch.workers() == [first, batch.number()]
 
 
-def test_scancel_ends_it_cleanly_and_it_is_not_submitted_again(batch: Batch) -> None:
-    batch.start()
-    batch.wait_for_unit()
-    batch.slurm.run(["scancel", batch.number()])
-    batch.finish()
-    assert isinstance(batch.error, MachineError)
-    message = str(batch.error)
-    assert message.startswith(f"job {batch.number()} was cancelled: CANCELLED")
-    assert "clean stop after SIGTERM" in message
-    assert 1 <= batch.done() < batch.units
-
-
-def test_a_dead_node_is_noticed_and_the_job_submitted_again(batch: Batch) -> None:
-    batch.job = replace(batch.job, header=("--no-requeue",))
-    batch.start()
-    batch.wait_for_unit()
-    first = batch.number()
-    batch.slurm.set_node(batch.first_node(), "down")
+def test_scancel_ends_it_cleanly_and_it_is_not_queued_again(batch: Batch) -> None:
+    number = batch.begin()["job"]
+    batch.measured()
+    batch.slurm.run(["scancel", number])
+    wait_until(lambda: batch.slurm.state(number) == "CANCELLED", "cancelled", 60)
+    assert "SIGTERM: stopping after the running trial" in batch.log()
+    assert "go on with --resume" in batch.run(code=2)["said"]
+    batch.run("--resume")
     batch.complete()
-    assert batch.slurm.state(first) == "NODE_FAIL"
-    assert batch.workers() == [first, batch.number()]
 
 
-def test_a_requeued_job_keeps_its_number_and_its_watcher(
-    batch: Batch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    batch.start()
-    batch.wait_for_unit()
-    number = batch.number()
-    batch.slurm.set_node(batch.first_node(), "down")
+def test_slurm_runs_it_again_after_a_dead_node(batch: Batch) -> None:
+    number = batch.begin()["job"]
+    batch.measured()
+    node = batch.slurm.run(["squeue", f"--jobs={number}", "-h", "-o", "%B"]).stdout.strip()
+    batch.slurm.set_node(node, "down")  # it comes back by itself (ReturnToService=2)
     batch.complete()
-    assert batch.workers() == [number]
-    assert batch.log(number).count("start 2 nodes\n") == 2
-    assert f"job {number}: PENDING (BeginTime)" in [r.getMessage() for r in caplog.records]
-
-
-def test_a_job_that_gets_nothing_done_stops_it_with_its_last_words(batch: Batch) -> None:
-    script = "echo first; echo 'no NVLink here' >&2; exit 3"
-    batch.job = replace(batch.job, command=("sh", "-c", script))
-    batch.start()
-    batch.finish()
-    assert isinstance(batch.error, MachineError)
-    message = str(batch.error)
-    assert message.startswith(
-        f"job {batch.number()} ended and got nothing done: FAILED (NonZeroExitCode)"
-    )
-    assert f"first | no NVLink here ({batch.job.folder}/my-sweep-{batch.number()}.out)" in message
-
-
-def test_a_refused_job_says_why(batch: Batch) -> None:
-    batch.job = replace(batch.job, header=("--partition=nowhere",))
-    batch.start()
-    batch.finish()
-    assert isinstance(batch.error, MachineError)
-    assert "invalid partition" in str(batch.error)
-
-
-def test_a_job_that_was_left_is_found_again(batch: Batch) -> None:
-    batch.start()
-    batch.wait_for_unit()
-    batch.interrupt.requested = True
-    batch.finish()
-    assert batch.outcome == Outcome.DETACHED
-    assert batch.slurm.state(batch.number()) == "RUNNING"
-    again = Batch(batch.slurm, batch.job, batch.units)
-    again.start()
-    again.complete()
-    assert again.workers() == [batch.number()]
-
-
-def test_a_second_ctrl_c_cancels_the_job(batch: Batch) -> None:
-    batch.start()
-    batch.wait_for_unit()
-    batch.interrupt.requested = batch.interrupt.forced = True
-    batch.finish()
-    assert isinstance(batch.error, KeyboardInterrupt)
-    wait_until(lambda: batch.slurm.state(batch.number()) == "CANCELLED", "cancelled")
+    assert batch.numbers() == [number]
 
 
 @pytest.mark.soak
-def test_a_time_limit_ends_a_job_and_the_next_one_goes_on(batch: Batch, tmp_path: Path) -> None:
-    # Slurm looks at limits every 30 s (slurmctld's PERIODIC_TIMEOUT), hence both cases at once.
-    warned = replace(batch, units=350)
-    header = ("--time=1", "--signal=B:USR1@60")
-    warned.job = replace(made_job(batch.job.out, 350, 0.1), header=header)
-    hung = replace(batch, interrupt=Interrupt())
-    out = tmp_path / "hung"
-    out.mkdir()
-    hung.job = replace(made_job(out), command=("env", "HANG_AT=3", *made_job(out).command))
-    warned.start()
-    hung.start()
-    hung.wait_for_unit(3)
-    killed = hung.number()
-    batch.slurm.run(["scontrol", "update", f"jobid={killed}", "endtime=now"])
-    warned.complete()
-    hung.complete()
-    # On a slow machine the second one is warned too.
-    *warned_ones, last = warned.workers()
-    assert warned_ones
-    assert all("clean stop after SIGUSR1" in warned.log(number) for number in warned_ones)
-    assert warned.log(last) == "start 2 nodes\nend\n"
-    assert batch.slurm.state(killed) == "TIMEOUT"
-    assert hung.workers() == [killed, hung.number()]
+def test_time_limits_end_no_sweep(batch: Batch) -> None:
+    # Slurm looks at limits every 30 s (slurmctld's PERIODIC_TIMEOUT).
+    batch.env["FAKE_SECONDS_PER_ROW"] = "0.4"
+    number = batch.begin(cycles=3, more='sbatch_header = ["--time=1", "--signal=B:USR1@30"]')["job"]
+    batch.complete(cycles=3)
+    assert "Restarts=0" not in batch.facts(number)
+    assert batch.numbers() == [number]
+
+
+#: It notes which job asked, and in which attempt.
+NO_LOCKS = """
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+int flock(int descriptor, int operation) {
+  const char* job = getenv("SLURM_JOB_ID");
+  const char* restart = getenv("SLURM_RESTART_COUNT");
+  FILE* file = fopen(getenv("NO_LOCKS_LOG"), "a");
+  if (file != NULL && job != NULL) fprintf(file, "%s.%s\\n", job, restart ? restart : "0");
+  if (file != NULL) fclose(file);
+  errno = ENOSYS;
+  return -1;
+}
+"""
+
+
+@pytest.mark.parametrize("header", ["--requeue", "--no-requeue"])
+def test_a_budget_is_spent_once_by_all_the_jobs_of_a_sweep_where_there_are_no_locks(
+    header: str, batch: Batch, tmp_path: Path
+) -> None:
+    """What is preloaded makes flock fail in every process, as on Lustre without `-o flock`.
+
+    Each job takes over from the one before, which Slurm says is over.
+    """
+    (tmp_path / "no_locks.c").write_text(NO_LOCKS)
+    made, asked = tmp_path / "no_locks.so", tmp_path / "asked"
+    source = str(tmp_path / "no_locks.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(made), source], check=True)
+    batch.env.update(LD_PRELOAD=str(made), NO_LOCKS_LOG=str(asked), FAKE_SECONDS_PER_ROW="0.02")
+    more = f'sbatch_header = ["{header}"]\n[budget]\nmax_measurements = 70'
+    batch.begin(cycles=4, more=more)
+    for count in (1, 2):
+        batch.warn(batch.measured()["job"])
+        wait_until(lambda n=count: batch.log().count("work is left") == n, "it stops", 60)  # type: ignore[misc]
+    batch.wait(lambda s: s["state"] == "budget", "the budget is spent")
+    assert len(set(asked.read_text().split())) == 3
+    out = batch.folder / "out"
+    timed = store.read(out).filter(pl.col("status") == "ok", pl.col("default_scope") == "profile")
+    assert 0 < timed.height <= 2 * 70  # each measurement is two rows: in place and out of place
+    assert next((out / "choices").rglob("*"), None) is not None

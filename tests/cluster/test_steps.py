@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.launchers import Command, Job, command, per_node_command
-from dynamiccl.collect.launchers.settings import LauncherSettings
-from dynamiccl.collect.processes import process_group
-from dynamiccl.collect.processes.process import Limits, StopReason, run_process
+from dynamiccl.collect.launchers import Command, LauncherSettings, Ranks, command
+from dynamiccl.collect.process import Limits, StopReason, end_session, run_process, start_session
 from tests.cluster.payloads import CHATTER, HANG, MEET, REPORT, meetings, python, reports
 from tests.cluster.slurm import CPUS, NODES, Slurm, wait_until
 
@@ -48,8 +46,8 @@ def allocation(slurm: Slurm) -> Iterator[Allocation]:
 
 
 def test_variables_arrive_unchanged_on_every_rank(allocation: Allocation) -> None:
-    job = Job(python(REPORT, *HARD), env=HARD, num_nodes=NODES, ranks_per_node=2)
-    done = run_process(allocation.inside(command(job, SRUN, uid=0)), LIMITS)
+    ranks = Ranks(python(REPORT, *HARD), env=HARD, num_nodes=NODES, ranks_per_node=2)
+    done = run_process(allocation.inside(command(ranks, SRUN)), LIMITS)
     found = reports(done)
     assert [report["rank"] for report in found] == list(range(2 * NODES))
     assert all(report["env"] == HARD for report in found)
@@ -58,14 +56,14 @@ def test_variables_arrive_unchanged_on_every_rank(allocation: Allocation) -> Non
 def test_ranks_are_laid_out_node_by_node(slurm: Slurm, allocation: Allocation) -> None:
     if not slurm.namespaces:
         pytest.skip("all nodes have one hostname without namespaces")
-    job = Job(python(REPORT), num_nodes=NODES, ranks_per_node=2)
-    done = run_process(allocation.inside(command(job, SRUN, uid=0)), LIMITS)
+    ranks = Ranks(python(REPORT), num_nodes=NODES, ranks_per_node=2)
+    done = run_process(allocation.inside(command(ranks, SRUN)), LIMITS)
     assert [r["host"] for r in reports(done)] == [node for node in slurm.nodes for _ in "ab"]
 
 
 def test_a_part_of_the_allocation_is_enough(allocation: Allocation) -> None:
-    job = Job(python(REPORT), num_nodes=2, ranks_per_node=3)
-    done = run_process(allocation.inside(command(job, SRUN, uid=0)), LIMITS)
+    ranks = Ranks(python(REPORT), num_nodes=2, ranks_per_node=3)
+    done = run_process(allocation.inside(command(ranks, SRUN)), LIMITS)
     assert len(reports(done)) == 6
 
 
@@ -77,27 +75,27 @@ def test_unset_variables_are_absent_on_every_rank(
     monkeypatch.setenv("SLURM_EXPORT_ENV", "NONE")
     names = ("NCCL_TUNER_PLUGIN", "NCCL_ALGO")
     unset = (names[0],)
-    job = Job(python(REPORT, *names), {"NCCL_ALGO": "Ring"}, NODES, 1, unset=unset)
-    done = run_process(allocation.inside(command(job, SRUN, uid=0)), LIMITS)
+    ranks = Ranks(python(REPORT, *names), {"NCCL_ALGO": "Ring"}, NODES, 1, unset=unset)
+    done = run_process(allocation.inside(command(ranks, SRUN)), LIMITS)
     assert [r["env"] for r in reports(done)] == [dict(zip(names, (None, "Ring"), strict=True))] * 4
 
 
 def test_a_stalled_step_leaves_no_process_and_the_allocation_usable(
     slurm: Slurm, allocation: Allocation
 ) -> None:
-    job = Job(python(HANG, "stalls-here"), num_nodes=NODES, ranks_per_node=2)
+    ranks = Ranks(python(HANG, "stalls-here"), num_nodes=NODES, ranks_per_node=2)
     limits = Limits(startup_s=30, stall_s=4)
-    done = run_process(allocation.inside(command(job, SRUN, uid=0)), limits)
+    done = run_process(allocation.inside(command(ranks, SRUN)), limits)
     assert done.reason == StopReason.STALLED
     assert done.output.count("row\n") == 2 * NODES
     wait_until(lambda: not slurm.processes_with("stalls-here"), "all ranks gone", 10)
-    again = Job(python(REPORT), num_nodes=NODES, ranks_per_node=CPUS)
-    assert len(reports(run_process(allocation.inside(command(again, SRUN, uid=0)), LIMITS))) == 16
+    again = Ranks(python(REPORT), num_nodes=NODES, ranks_per_node=CPUS)
+    assert len(reports(run_process(allocation.inside(command(again, SRUN)), LIMITS))) == 16
 
 
 def test_lines_of_several_ranks_arrive_whole(allocation: Allocation) -> None:
-    job = Job(python(CHATTER), num_nodes=NODES, ranks_per_node=2)
-    done = run_process(allocation.inside(command(job, SRUN, uid=0)), LIMITS)
+    ranks = Ranks(python(CHATTER), num_nodes=NODES, ranks_per_node=2)
+    done = run_process(allocation.inside(command(ranks, SRUN)), LIMITS)
     whole = [line for line in done.lines if re.fullmatch(r"<\d:\d+:x{150}>", line.text)]
     assert len(whole) == len(done.lines) == 2 * NODES * 300
 
@@ -107,15 +105,15 @@ def test_a_killed_step_has_lost_no_row_(
 ) -> None:
     # Line by line, as nccl-tests prints (v2.19.6 `src/common.cu`, main).
     argv = ("awk", 'BEGIN { print "row"; fflush(); while (1) system("sleep 0.1") }')
-    job = Job(argv, num_nodes=2, ranks_per_node=1)
-    done = run_process(allocation.inside(command(job, SRUN, uid=0)), Limits(30, 4))
+    ranks = Ranks(argv, num_nodes=2, ranks_per_node=1)
+    done = run_process(allocation.inside(command(ranks, SRUN)), Limits(30, 4))
     assert (done.reason, done.output.count("row\n")) == (StopReason.STALLED, 2)
 
 
 def test_a_rank_that_dies_ends_the_step(slurm: Slurm, allocation: Allocation) -> None:
     code = "import os, time\nif os.environ['SLURM_PROCID'] == '1': os._exit(5)\ntime.sleep(600)"
-    job = Job(python(code, "dies-here"), num_nodes=2, ranks_per_node=1)
-    done = run_process(allocation.inside(command(job, SRUN, uid=0)), LIMITS)
+    ranks = Ranks(python(code, "dies-here"), num_nodes=2, ranks_per_node=1)
+    done = run_process(allocation.inside(command(ranks, SRUN)), LIMITS)
     assert done.reason is None
     assert done.returncode != 0
     wait_until(lambda: not slurm.processes_with("dies-here"), "all ranks gone", 10)
@@ -124,26 +122,26 @@ def test_a_rank_that_dies_ends_the_step(slurm: Slurm, allocation: Allocation) ->
 def test_a_sampler_runs_beside_a_step_that_fills_the_nodes(
     slurm: Slurm, allocation: Allocation, tmp_path: Path
 ) -> None:
-    sampler = Job(python(HANG, "samples-here"), num_nodes=NODES)
-    made = allocation.inside(per_node_command(sampler, SRUN, uid=0))
-    full = Job(python(REPORT), num_nodes=NODES, ranks_per_node=CPUS)
+    sampler = Ranks(python(HANG, "samples-here"), num_nodes=NODES, overlap=True)
+    made = allocation.inside(command(sampler, SRUN))
+    full = Ranks(python(REPORT), num_nodes=NODES, ranks_per_node=CPUS)
     log = tmp_path / "samples"
     with log.open("wb") as file:
-        leader = process_group.start(made, file)
+        leader = start_session(made, file)
     try:
         wait_until(lambda: log.read_text(encoding="utf-8").count("row\n") == NODES, "samplers up")
-        done = run_process(allocation.inside(command(full, SRUN, uid=0)), LIMITS)
+        done = run_process(allocation.inside(command(full, SRUN)), LIMITS)
         assert len(reports(done)) == NODES * CPUS
-        assert not process_group.has_ended(leader)
+        assert leader.poll() is None
     finally:
-        process_group.end(leader, 5.0)
+        end_session(leader, 5.0)
     wait_until(lambda: not slurm.processes_with("samples-here"), "samplers gone", 10)
 
 
 def test_ranks_meet_by_pmix_under_srun(allocation: Allocation) -> None:
     made = LauncherSettings(kind="srun", extra_args=("--mpi=pmix",))
-    job = Job(python(MEET), {"OMPI_MCA_btl": "self,tcp"}, num_nodes=2, ranks_per_node=2)
-    done = run_process(allocation.inside(command(job, made, uid=0)), LIMITS)
+    ranks = Ranks(python(MEET), {"OMPI_MCA_btl": "self,tcp"}, num_nodes=2, ranks_per_node=2)
+    done = run_process(allocation.inside(command(ranks, made)), LIMITS)
     if "can not load PMIx library" in done.output:
         pytest.skip("Slurm finds no libpmix.so (Debian: apt-get install libpmix-dev)")
     assert meetings(done) == [f"rank {i} of 4" for i in range(4)]

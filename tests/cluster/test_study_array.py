@@ -107,7 +107,17 @@ def studies(slurm: Slurm, tmp_path: Path) -> Studies:
 @pytest.fixture
 def options(data_dir: Path) -> list[str]:
     settings = [word for setting in SETTINGS for word in ("--set", setting)]
-    return ["--data", str(data_dir), "--recipe", "dqn", "--recipe", "bc", *settings, "--seeds", "2"]
+    return [
+        "--data",
+        str(data_dir),
+        "--recipe",
+        "ddqn-dueling",
+        "--recipe",
+        "bc",
+        *settings,
+        "--seeds",
+        "2",
+    ]
 
 
 @pytest.mark.soak
@@ -122,7 +132,7 @@ def test_a_trial_that_is_cancelled_fails_alone_and_goes_on_when_resumed(
     studies.slurm.run(["scancel", f"{first}_1"])
     code, found, said = ended(study)
     assert code == 3, said
-    assert "trial 1 (dqn, seed 1): " in said
+    assert "trial 1 (ddqn-dueling, seed 1): " in said
     assert f"(job {first}_1 CANCELLED" in said
     assert (found["done"], found["trials"]) == (3, 4)
     assert studies.parent().info.status == "FAILED"
@@ -162,7 +172,7 @@ def test_a_script_can_be_submitted_by_hand_and_summed_up_later(
     studies: Studies, data_dir: Path
 ) -> None:
     settings = [word for s in (*SETTINGS, "steps=20") for word in ("--set", s)]
-    options = ["--data", str(data_dir), "--recipe", "dqn", *settings, "--seeds", "2"]
+    options = ["--data", str(data_dir), "--recipe", "ddqn-dueling", *settings, "--seeds", "2"]
     code, found, said = studies.run(*options, "--slurm", "--script-only")
     assert code == 0, said
     assert (found["trials"], studies.job()) == ([0, 1], "")
@@ -175,7 +185,16 @@ def test_a_script_can_be_submitted_by_hand_and_summed_up_later(
 
 @pytest.mark.soak
 def test_a_search_submits_an_array_for_each_round(studies: Studies, data_dir: Path) -> None:
-    words = ["--data", str(data_dir), "--recipe", "dqn", "--set", "steps=20", "--seeds", "2"]
+    words = [
+        "--data",
+        str(data_dir),
+        "--recipe",
+        "ddqn-dueling",
+        "--set",
+        "steps=20",
+        "--seeds",
+        "2",
+    ]
     words += ["--set", "steps_per_epoch=10", "--set", "num_members=1"]
     search = ["--optuna", "2", "--space", "learning_rate=1e-4:1e-2:log", "--jobs", "2"]
     code, found, said = studies.run(*words, *search, "--slurm")

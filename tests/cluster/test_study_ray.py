@@ -49,7 +49,15 @@ class Studies:
 
     def start(self, seeds: int, steps: int) -> subprocess.Popen[str]:
         settings = [word for s in [*FEW, f"steps={steps}"] for word in ("--set", s)]
-        words = ["--data", str(self.data), "--recipe", "dqn", *settings, "--seeds", str(seeds)]
+        words = [
+            "--data",
+            str(self.data),
+            "--recipe",
+            "ddqn-dueling",
+            *settings,
+            "--seeds",
+            str(seeds),
+        ]
         return subprocess.Popen(
             self.nodes.wrap([*COMMAND, *words, "--ray", self.nodes.address]),
             env=self.nodes.environ(),

@@ -13,7 +13,7 @@ import pytest
 from dynamiccl.datasets import store
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.simulator import h100
-from tests.cluster.slurm import Slurm, wait_until
+from tests.cluster.slurm import Slurm
 from tests.fakes.nccl_tests.install import install_stand_in
 
 pytestmark = pytest.mark.cluster
@@ -143,61 +143,6 @@ def test_mpirun_on_this_machine(folder: Path, sweep_path: Path) -> None:
     assert found.filter(~pl.col("is_default"))["verified"].all()
 
 
-def test_batch_array_shares_the_sweep_and_ends_when_it_is_done(
-    slurm: Slurm, folder: Path, sweep_path: Path
-) -> None:
-    write(folder, sweep_path, "sbatch", cycles=2, more="array = 2")
-    path = f"{slurm.clients}:{os.environ['PATH']}"
-    done = subprocess.run(
-        command(folder, "--json"),
-        env=slurm.environ(environment(PATH=path)),
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert '"ended": "done"' in done.stdout
-    check(folder, cycles=2)
-    again = subprocess.run(
-        command(folder),
-        env=slurm.environ(environment(PATH=path)),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert again.returncode == 2
-    assert "go on with --resume" in again.stderr
-
-
-# That a signal before the limit has it submitted again, the test of budgets shows too.
-@pytest.mark.parametrize("accident", ["node", pytest.param("limit", marks=pytest.mark.soak)])
-def test_batch_sweep_survives_a_dead_node_and_a_time_limit(
-    accident: str, slurm: Slurm, folder: Path, sweep_path: Path
-) -> None:
-    write(folder, sweep_path, "sbatch", cycles=2)
-    path = f"{slurm.clients}:{os.environ['PATH']}"
-    env = environment(PATH=path, FAKE_SECONDS_PER_ROW="0.05")
-    with subprocess.Popen(
-        command(folder), env=slurm.environ(env), stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            journal = folder / "out" / ".journal"
-            wait_until(lambda: any(journal.rglob("segment-*")), "a launch is committed", 60)
-            number = next((folder / "out" / ".slurm").glob("*.job")).read_text().strip()
-            if accident == "node":
-                node = slurm.run(["squeue", f"--jobs={number}", "-h", "-o", "%B"]).stdout.strip()
-                slurm.set_node(node, "down")  # it comes back by itself (ReturnToService=2)
-            else:
-                # What --signal=B:USR1@120 sends two minutes before the limit.
-                slurm.run(["scancel", "--batch", "--signal=USR1", number])
-            _, said = process.communicate(timeout=180)
-        finally:
-            process.kill()
-    assert process.returncode == 0, said
-    check(folder, cycles=2)
-
-
 #: What stands where a benchmark did: it dies on one node of two, as long as that one is broken.
 #: Ranks on the other node wait for those that died, as in MPI_Init, until srun ends them.
 BROKEN_NODE = """#!/bin/sh
@@ -229,82 +174,3 @@ def test_a_node_whose_launches_always_die_ends_the_sweep_until_it_is_mended(
     (folder / "broken").unlink()
     slurm.run([*salloc, *command(folder, "--resume")], environment(), timeout_s=120)
     assert "failed" not in check(folder)["status"].to_list()
-
-
-#: It notes which job asked.
-NO_LOCKS = """
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-int flock(int descriptor, int operation) {
-  const char* job = getenv("SLURM_JOB_ID");
-  FILE* file = fopen(getenv("NO_LOCKS_LOG"), "a");
-  if (file != NULL) { fprintf(file, "%s\\n", job != NULL ? job : "-"); fclose(file); }
-  errno = ENOSYS;
-  return -1;
-}
-"""
-
-
-@pytest.fixture
-def no_locks(tmp_path: Path) -> Path:
-    """What is preloaded makes flock fail in every process, as on Lustre without `-o flock`."""
-    (tmp_path / "no_locks.c").write_text(NO_LOCKS)
-    made = tmp_path / "no_locks.so"
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", "-o", str(made), str(tmp_path / "no_locks.c")], check=True
-    )
-    return made
-
-
-def measuring_job(out: Path) -> str | None:
-    """The job that the sweep's submit names, once a launch was committed since."""
-    told = next((out / ".slurm").glob("*.job"), None)
-    if told is None:
-        return None
-    began = told.stat().st_mtime
-    commits = (out / ".journal").rglob("segment-*")
-    return told.read_text().strip() if any(c.stat().st_mtime > began for c in commits) else None
-
-
-def test_a_budget_is_spent_once_by_all_the_jobs_of_a_sweep_where_there_are_no_locks(
-    slurm: Slurm, folder: Path, sweep_path: Path, no_locks: Path
-) -> None:
-    """It began anew with each job, and a job that ended by it was submitted again for ever.
-
-    Each job takes over from the one before, which Slurm says is over.
-    """
-    write(folder, sweep_path, "sbatch", cycles=4, more="[budget]\nmax_measurements = 70")
-    path = f"{slurm.clients}:{os.environ['PATH']}"
-    env = slurm.environ(
-        environment(
-            PATH=path,
-            FAKE_SECONDS_PER_ROW="0.02",
-            LD_PRELOAD=str(no_locks),
-            NO_LOCKS_LOG=str(folder / "asked"),
-        )
-    )
-    out = folder / "out"
-    with subprocess.Popen(
-        command(folder, "--json"),
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            jobs: list[str | None] = [None]
-            for _ in range(2):
-                wait_until(lambda: measuring_job(out) not in jobs, "rows of a new job", 60)
-                jobs.append(measuring_job(out))
-                slurm.run(["scancel", "--batch", "--signal=USR1", str(jobs[-1])])
-            shown, said = process.communicate(timeout=180)
-        finally:
-            process.kill()
-    assert process.returncode == 0, said
-    assert '"ended": "budget"' in shown
-    assert said.count("submitting it again") == 2
-    assert len(set((folder / "asked").read_text().split()) - {"-"}) == 3  # each job
-    timed = store.read(out).filter(pl.col("status") == "ok", pl.col("default_scope") == "profile")
-    assert 0 < timed.height <= 2 * 70  # each measurement is two rows: in place and out of place
-    assert next((out / "choices").rglob("*"), None) is not None

@@ -5,17 +5,20 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dynamiccl.collect.launchers import Command
-from dynamiccl.collect.processes.interrupt import Interrupt
-from dynamiccl.collect.processes.output_lines import MAX_LINE_BYTES, Line
-from dynamiccl.collect.processes.process import (
+from dynamiccl.collect.process import (
+    MAX_LINE_BYTES,
     Finished,
+    Interrupt,
     Limits,
+    Line,
+    LineReader,
     StopReason,
     run_process,
 )
@@ -45,13 +48,6 @@ def is_running(pid: int) -> bool:
     return state not in {"Z", "X"}
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-
-
 def test_lines_of_both_streams_arrive_with_their_time() -> None:
     seen: list[Line] = []
 
@@ -69,17 +65,34 @@ def test_lines_of_both_streams_arrive_with_their_time() -> None:
     assert done.seconds >= 0.1
 
 
-def test_environment_is_added_to_and_taken_from(monkeypatch: pytest.MonkeyPatch) -> None:
+PYTHON = f"exec {sys.executable} -c"
+#: What a shell script makes of itself: its exit code, and the lines that we see.
+SCRIPTS = {
+    "a signal is a negative exit code": ("kill -SEGV $$", -signal.SIGSEGV, []),
+    "variables are added and taken": ("echo $KEPT-$ADDED-${GONE-absent}", 0, ["k-a,b c-absent"]),
+    "no output is no line": ("exit 0", 0, []),
+    "a last line without newline": ("printf 'a\\n\\nb'", 0, ["a", "", "b"]),
+    "bytes that are no text": (
+        r"printf '\377\376\000x\r\n\303\274\n'", 0, ["\ufffd\ufffd\x00x", "ü"],
+    ),
+    "it closes its output and goes on": ("echo x; exec >&- 2>&-; sleep 0.3; exit 5", 5, ["x"]),
+    "a grandchild that still writes": ("(sleep 0.1; echo late) & echo early", 0, ["early", "late"]),
+    "a session of its own": (
+        f"{PYTHON} 'import os; print(os.getsid(0) == os.getpid())'", 0, ["True"],
+    ),
+    "much output": (
+        f"{PYTHON} 'for i in range(100_000): print(i)'", 0, [str(i) for i in range(100_000)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SCRIPTS)
+def test_exit_code_and_lines(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, code, lines = SCRIPTS[case]
     monkeypatch.setenv("KEPT", "k")
     monkeypatch.setenv("GONE", "g")
-    command = Command(
-        ("sh", "-c", "echo $KEPT-$ADDED-${GONE-absent}"), {"ADDED": "a,b c"}, ("GONE",)
-    )
-    assert texts(run_process(command, LIMITS)) == ["k-a,b c-absent"]
-
-
-def test_a_signal_is_a_negative_exit_code() -> None:
-    assert run_process(shell("kill -SEGV $$"), LIMITS).returncode == -signal.SIGSEGV
+    done = run_process(Command(("sh", "-c", script), {"ADDED": "a,b c"}, ("GONE",)), LIMITS)
+    assert (done.returncode, done.reason, texts(done)) == (code, None, lines)
 
 
 def test_a_program_that_is_not_there_is_named() -> None:
@@ -176,41 +189,12 @@ def test_a_grandchild_that_left_the_session_and_floods_the_pipe_does_not_hold_us
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_grandchild_that_still_writes_is_heard() -> None:
-    done = run_process(shell("(sleep 0.1; echo late) & echo early"), LIMITS)
-    assert texts(done) == ["early", "late"]
-
-
-def test_a_program_may_close_its_output_and_go_on() -> None:
-    done = run_process(shell("echo x; exec >&- 2>&-; sleep 0.3; exit 5"), LIMITS)
-    assert (done.returncode, texts(done)) == (5, ["x"])
-    assert done.seconds >= 0.3
-
-
-def test_output_without_a_last_newline_is_a_line() -> None:
-    assert texts(run_process(shell("printf 'a\\n\\nb'"), LIMITS)) == ["a", "", "b"]
-
-
-def test_no_output_is_no_line() -> None:
-    assert run_process(shell("exit 0"), LIMITS).lines == ()
-
-
-def test_bytes_that_are_no_text_are_replaced() -> None:
-    done = run_process(shell(r"printf '\377\376\000x\r\n\303\274\n'"), LIMITS)
-    assert texts(done) == ["\ufffd\ufffd\x00x", "ü"]
-
-
 def test_a_very_long_line_is_cut_and_the_rest_counted() -> None:
     code = f"print('a' * {3 * MAX_LINE_BYTES}); print('next')"
     done = run_process(python(code), LIMITS)
     assert [len(text) > 100 for text in texts(done)] == [True, False]
     assert texts(done)[0].endswith(f"a [{2 * MAX_LINE_BYTES} more bytes]")
     assert texts(done)[1] == "next"
-
-
-def test_much_output_arrives_whole() -> None:
-    done = run_process(python("for i in range(100_000): print(i)"), LIMITS)
-    assert texts(done) == [str(i) for i in range(100_000)]
 
 
 def test_an_error_in_the_callback_leaves_no_process(tmp_path: Path) -> None:
@@ -291,6 +275,34 @@ def test_it_runs_in_a_thread_too() -> None:
     assert texts(found[0]) == ["x"]
 
 
-def test_a_terminals_signals_do_not_reach_the_program() -> None:
-    done = run_process(python("import os; print(os.getsid(0) == os.getpid())"), LIMITS)
-    assert texts(done) == ["True"]
+PIECES = st.lists(st.binary(max_size=12) | st.sampled_from([b"\n", b"\r\n", b"a\nb", b"\xc3"]))
+
+
+def split(chunks: list[bytes], max_bytes: int) -> list[str]:
+    read_end, write_end = os.pipe()
+    with os.fdopen(read_end, "rb") as pipe:
+        reader = LineReader(pipe, lambda _: True, max_bytes)
+        for chunk in chunks:
+            os.write(write_end, chunk)
+            assert reader.read() == bool(chunk)
+        os.close(write_end)
+        reader.drain(0.0)
+        reader.finish()
+    return [line.text for line in reader.lines]
+
+
+@given(PIECES, st.integers(1, 30))
+def test_how_bytes_are_cut_into_chunks_does_not_matter(chunks: list[bytes], most: int) -> None:
+    assert split(chunks, most) == split([b"".join(chunks)], most)
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\n\r", codec="utf-8"))))
+def test_text_comes_back_as_it_was(lines: list[str]) -> None:
+    assert split(["".join(f"{line}\n" for line in lines).encode()], 1 << 20) == lines
+
+
+@given(st.lists(st.integers(0, 40)), st.integers(1, 20))
+def test_what_is_dropped_is_counted(lengths: list[int], most: int) -> None:
+    whole = b"".join(b"a" * length + b"\n" for length in lengths)
+    wanted = ["a" * n if n <= most else f"{'a' * most} [{n - most} more bytes]" for n in lengths]
+    assert split([whole], most) == wanted

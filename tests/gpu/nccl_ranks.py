@@ -22,12 +22,11 @@ from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
 from dynamiccl.serve.this_machine import own_fingerprint
 from tests.gpu.nccl_job import Records, records_by_rank
-from tests.gpu.one_gpu import SOCKETS_ONLY, plain_environment
+from tests.gpu.one_gpu import SOCKETS_ONLY, plain_environment, python_path
 
 SYSTEM: Final = "one-gpu"
 LIMIT_S: Final = 180
 _WORKER: Final = Path(__file__).with_name("nccl_worker.py")
-_ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def run_job(
     common = {
         **plain_environment(),
         **SOCKETS_ONLY,
-        "PYTHONPATH": str(_ROOT),
+        "PYTHONPATH": python_path(),
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(ports[0]),

@@ -1,6 +1,7 @@
 """The environment of ranks that share one GPU, each a node of its own to NCCL."""
 
 import os
+from pathlib import Path
 from typing import Final
 
 #: Whether the stand-in runs in place of nccl-tests, to check a test itself without a GPU.
@@ -21,3 +22,9 @@ def plain_environment() -> dict[str, str]:
     """This process's environment without settings of NCCL or of ours."""
     ours = ("NCCL", "DYNAMICCL")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
+def python_path() -> str:
+    """PYTHONPATH of a process that imports our packages, beside what this one finds by it."""
+    root = str(Path(__file__).resolve().parents[2])
+    return os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])

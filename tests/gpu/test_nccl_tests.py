@@ -20,7 +20,7 @@ import polars as pl
 import pytest
 
 from dynamiccl.datasets import store
-from tests.gpu.one_gpu import SOCKETS_ONLY, STAND_IN
+from tests.gpu.one_gpu import SOCKETS_ONLY, STAND_IN, python_path
 
 pytestmark = pytest.mark.gpu
 
@@ -37,6 +37,7 @@ protocols = ["LL", "Simple"]
 num_channels = [0, 1, 2]
 cycles = 2
 iterations = 5
+small_iterations = 5
 warmup_iterations = 2
 
 [runner]
@@ -61,7 +62,7 @@ def collect(folder: Path, binaries: Path, plugin: Path, ranks: int, mode: str) -
     command += ["--out", str(folder / "data"), "--nccl-tests-dir", str(binaries)]
     done = subprocess.run(
         command,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": python_path()},
         capture_output=True,
         text=True,
         timeout=1500,

@@ -73,13 +73,24 @@ def test_a_silent_controller_is_an_error(bin_dir: Path) -> None:
         SlurmQueue(FIX).elements("77")
 
 
-def test_cancel(bin_dir: Path) -> None:
-    command(bin_dir, "scancel", "exit 0")
-    SlurmQueue(FIX).cancel("77")
-    assert (bin_dir / "asked").read_text(encoding="utf-8") == "77\n"
-    command(bin_dir, "scancel", "echo 'Access denied' >&2; exit 1")
-    with pytest.raises(MachineError, match="scancel 77 failed: Access denied"):
-        SlurmQueue(FIX).cancel("77")
+def test_requeue(bin_dir: Path) -> None:
+    command(bin_dir, "scontrol", "exit 0")
+    assert SlurmQueue(FIX).requeue("77_1") is None
+    assert (bin_dir / "asked").read_text(encoding="utf-8") == "requeue 77_1\n"
+    command(bin_dir, "scontrol", "echo 'Access denied' >&2; exit 1")
+    assert SlurmQueue(FIX).requeue("77") == "Access denied"
+
+
+def test_a_job_that_submits_another_keeps_its_own_variables(
+    bin_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLURM_ARRAY_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_CONF", "NCCL_DEBUG"):
+        monkeypatch.setenv(name, "x")
+    command(bin_dir, "sbatch", "env | cut -d= -f1 | grep -E 'SLURM|NCCL' | sort | xargs")
+    submitted = SlurmQueue(FIX).submit(Path("/d/s"), "--dependency=afterany:7")
+    assert submitted == "NCCL_DEBUG SLURM_CONF"
+    asked = "--parsable --dependency=afterany:7 /d/s\n"
+    assert (bin_dir / "asked").read_text(encoding="utf-8") == asked
 
 
 @pytest.mark.parametrize(

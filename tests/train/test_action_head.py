@@ -121,7 +121,7 @@ def test_imitation_with_actions_as_inputs_does_what_the_data_did(data_dir: Path)
 
 def test_a_run_beats_the_default_and_its_policy_is_whole(data_dir: Path, tmp_path: Path) -> None:
     few = ["steps=400", "steps_per_epoch=200", "num_members=2", "learning_rate=0.003"]
-    recipe = make_recipe("ddqn-actions", [*few, "caution=margin"])
+    recipe = make_recipe("ddqn-actions", [*few])
     done = fit(data_dir, recipe, experiment="x", tracking_uri=new_store(tmp_path), seed=0)
     assert done.validation_regret < done.validation_default_regret / 2
     policy = Path(done.run_directory) / "policy"

@@ -44,7 +44,7 @@ def test_networks_scale_what_they_see_by_what_they_learn_from() -> None:
 
 def test_without_any_call_windows_are_left_as_they_are() -> None:
     steps = make_steps(lengths=(1, 1, 1))
-    algorithm = make_algorithm(make_recipe("dqn"), steps)
+    algorithm = make_algorithm(make_recipe("ddqn-dueling"), steps)
     (first, *_) = members_of(algorithm)
     trunk = cast(ObservationEncoder, cast(Member, first).encoder).trunk
     assert not trunk.window_mean.any()

@@ -17,7 +17,9 @@ from dynamiccl.datasets.features import CONTEXT_COLUMN
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.store import content_hash, read
 from dynamiccl.errors import MissingPath, NotEnoughData, UserError
+from dynamiccl.serve.artifact import export_artifact
 from dynamiccl.train.fit import fit
+from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
 from dynamiccl.train.replay import Replay
 from dynamiccl.train.tracking import policy_directory
@@ -65,6 +67,22 @@ def test_manifest_says_where_the_policy_was_trained(trained: Trained) -> None:
     assert manifest.min_size_bytes == 1 << 16
     assert manifest.max_size_bytes == 1 << 30
     assert manifest.nccl_versions == ["2.27.5"]
+
+
+def test_pensieves_encoder_and_a_plain_head_are_settings(data_dir: Path, tmp_path: Path) -> None:
+    settings = ["window_encoder=cnn", "dueling=false", "num_members=1", "steps=300", "gamma=0.5"]
+    recipe = make_recipe("ddqn-dueling", [*settings, "steps_per_epoch=100", "learning_rate=0.003"])
+    done = fit(data_dir, recipe, experiment="x", tracking_uri=new_store(tmp_path), seed=0)
+    assert done.validation_regret < done.validation_default_regret
+    folder = Path(done.run_directory) / "policy"
+    weights = set(TorchPolicy.load(folder).weights())
+    assert "members.0.trunk.window.filters.weight" in weights
+    assert {name for name in weights if ".head." in name} == {
+        "members.0.head.layer.weight",
+        "members.0.head.layer.bias",
+    }
+    # It compares tables, policy and brain.
+    assert export_artifact(folder, tmp_path / "artifact").tables
 
 
 def test_same_seed_gives_the_same_weights(data_dir: Path, tmp_path: Path) -> None:

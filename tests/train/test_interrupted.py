@@ -91,6 +91,6 @@ def test_a_line_now_and_then_where_there_is_no_terminal(
         bar.advance(task)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(options, "EVERY_S", 0.0)
-    with options.progress_bar("dqn") as show:
+    with options.progress_bar("ddqn-dueling") as show:
         show(200, 4000, {"validation_regret": 0.0123})
-    assert capsys.readouterr().err == "dqn: 200 of 4,000, validation regret 1.23%\n"
+    assert capsys.readouterr().err == "ddqn-dueling: 200 of 4,000, validation regret 1.23%\n"

@@ -96,7 +96,7 @@ def test_bounds_hold_for_a_recipe_of_ones_own(tmp_path: Path) -> None:
     file.write_text(
         "from dynamiccl.train.recipes import Recipe\n"
         "def recipe():\n"
-        "    return Recipe(name='mine', summary='', algorithm='DQN', hidden_sizes=())\n"
+        "    return Recipe(name='mine', summary='', algorithm='DoubleDQN', hidden_sizes=())\n"
     )
     with pytest.raises(UserError, match=r"hidden_sizes of recipe 'mine' .* is an empty list"):
         make_recipe(str(file))

@@ -36,7 +36,7 @@ FEW = ("steps=20", "steps_per_epoch=10", "hidden_sizes=8", "num_members=1")
 SPACE = ("learning_rate=1e-4:1e-1:log", "batch_size=16:64", "hidden_sizes=8,16+16")
 
 
-def search(*space: str, recipes: tuple[str, ...] = ("dqn",), count: int = 3) -> Search:
+def search(*space: str, recipes: tuple[str, ...] = ("ddqn-dueling",), count: int = 3) -> Search:
     return Search(recipes, FEW, space, count=count, seeds=1, per_round=1)
 
 
@@ -80,12 +80,12 @@ def test_what_cannot_be_searched_says_why(
 
 
 def test_suggestions_lie_in_the_space_and_are_the_same_again() -> None:
-    wanted = search(*SPACE, recipes=("dqn", "cql"))
+    wanted = search(*SPACE, recipes=("ddqn-dueling", "cql"))
     first = suggest(wanted, [], 30)
     assert first == suggest(wanted, [], 30)
     for chosen in first:
         recipe = wanted.recipe_of(chosen)
-        assert recipe.name in {"dqn", "cql"}
+        assert recipe.name in {"ddqn-dueling", "cql"}
         assert 1e-4 <= recipe.learning_rate <= 1e-1
         assert 16 <= recipe.batch_size <= 64
         assert recipe.hidden_sizes in {(8,), (16, 16)}
@@ -120,7 +120,7 @@ def test_a_search_ends_where_nothing_is_left_and_failures_stop_nothing(
     summary = carry_out(run_id, uri)
     assert (summary.trials, summary.done) == (3, 2)
     found = {setting.setting for setting in summary.settings}
-    assert found == {"dqn window_encoder=mlp", "dqn window_encoder=cnn"}
+    assert found == {"ddqn-dueling window_encoder=mlp", "ddqn-dueling window_encoder=cnn"}
     folder = reopen_run(uri, run_id).directory
     assert folder is not None
     storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL_NAME)))
@@ -152,7 +152,7 @@ def test_a_search_that_is_killed_goes_on_as_if_it_had_not_been(
     base = [sys.executable, "-P", "-m", "dynamiccl.train.cli", "study", "--json"]
     words = [w for setting in FEW for w in ("--set", setting)]
     words += [w for axis in SPACE for w in ("--space", axis)]
-    words += ["--recipe", "dqn", "--optuna", "3", "--seeds", "1", "--jobs", "1"]
+    words += ["--recipe", "ddqn-dueling", "--optuna", "3", "--seeds", "1", "--jobs", "1"]
     study = subprocess.Popen(
         [*base, *words, "--data", str(data_dir)],
         cwd=tmp_path,

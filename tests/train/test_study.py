@@ -30,7 +30,7 @@ def test_a_study_is_every_recipe_with_every_combination_and_seed() -> None:
     study = plan_study(
         Path("data"),
         experiment="x",
-        recipes=["dqn", "bc"],
+        recipes=["ddqn-dueling", "bc"],
         settings=["steps=20"],
         grid=["learning_rate=0.1,0.2", "hidden_sizes=8,16+16"],
         seeds=3,
@@ -48,9 +48,9 @@ def test_a_study_is_every_recipe_with_every_combination_and_seed() -> None:
     ("recipes", "grid", "error", "words"),
     [
         (["dqm"], [], UnknownName, "ddqn-dueling"),
-        (["dqn"], ["learning_rate"], UserError, "key=value,value"),
-        (["dqn"], ["rate=1,2"], UnknownName, "learning_rate"),
-        (["dqn"], ["steps=1,x"], UserError, "'x' is not int"),
+        (["ddqn-dueling"], ["learning_rate"], UserError, "key=value,value"),
+        (["ddqn-dueling"], ["rate=1,2"], UnknownName, "learning_rate"),
+        (["ddqn-dueling"], ["steps=1,x"], UserError, "'x' is not int"),
     ],
 )
 def test_what_cannot_be_planned_says_why(
@@ -63,7 +63,7 @@ def test_what_cannot_be_planned_says_why(
 def test_trials_are_children_and_the_parent_tells_the_best(data_dir: Path, tmp_path: Path) -> None:
     uri = new_store(tmp_path)
     planned = plan_study(
-        data_dir, experiment="x", recipes=["dqn", "bc"], settings=FEW, grid=[], seeds=2
+        data_dir, experiment="x", recipes=["ddqn-dueling", "bc"], settings=FEW, grid=[], seeds=2
     )
     run_id = begin_study(planned, uri)
     assert read_study(run_id, uri) == planned
@@ -128,7 +128,7 @@ def test_command_goes_on_with_what_failed(data_dir: Path, tmp_path: Path) -> Non
     settings = [word for setting in FEW for word in ("--set", setting)]
     # The data are of one system, of which none can be held out.
     grid = ["--grid", "split=size,system", "--seeds", "1"]
-    broken = run("--data", str(data_dir), "--recipe", "dqn", *settings, *grid)
+    broken = run("--data", str(data_dir), "--recipe", "ddqn-dueling", *settings, *grid)
     assert broken.returncode == 3, broken.stderr
     assert "1 of 2 trials failed" in broken.stderr
     assert "split=system, seed 0" in broken.stderr

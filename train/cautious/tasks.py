@@ -66,12 +66,11 @@ class Tasks:
     level_shares: torch.Tensor
 
     @classmethod
-    def of(cls, data: TrainingData, make: type[RowMaker] = RowMaker) -> Self:
-        """The tasks of a data set, with rows made by `make`."""
+    def of(cls, data: TrainingData) -> Self:
+        """The tasks of a data set."""
         grid = task_grid(data.frame, data.catalogue, [Split.TRAIN, Split.VALIDATION])
-        maker = make(
-            data.catalogue.configs, len(data.profiles), costs=data.costs is not None
-        ).eval()
+        maker = RowMaker(data.catalogue.configs, len(data.profiles), costs=data.costs is not None)
+        maker.eval()
         asked = with_noise(grid.tasks, data.training.noise)
         context = cold_observations(asked, data.profiles, data.costs).context
         told = torch.from_numpy(context)

@@ -80,7 +80,7 @@ def study_command(
 ) -> None:
     """Train recipes over a grid and several seeds in parallel; each trial is a child run.
 
-    Example: dynamiccl-train study --data out/data --recipe dqn --recipe cql --seeds 5
+    Example: dynamiccl-train study --data out/data --recipe ddqn-dueling --recipe cql --seeds 5
     """
     cli.configure_logging(verbose=False)
     if (resume is None) == (data is None):

@@ -18,7 +18,6 @@ from dynamiccl.errors import MachineError, UserError
 from dynamiccl.slurm import (
     Element,
     Pace,
-    Queue,
     SlurmQueue,
     bare_option,
     option_name,
@@ -101,7 +100,7 @@ class SlurmArray:
     def _folder(self, run_id: str) -> Path:
         return self.root.absolute() / run_id
 
-    def _alive(self, queue: Queue, job: str, run_id: str) -> Iterator[int]:
+    def _alive(self, queue: SlurmQueue, job: str, run_id: str) -> Iterator[int]:
         """Trials of a job that have not ended."""
         for element in queue.elements(job) if job else ():
             # Another cluster, or the same one years later, may know another job by this number.
@@ -110,7 +109,7 @@ class SlurmArray:
                 yield _trial_of(element)
 
     def _follow(
-        self, queue: Queue, job: str, run_id: str, waiting: set[int], tracking_uri: str
+        self, queue: SlurmQueue, job: str, run_id: str, waiting: set[int], tracking_uri: str
     ) -> Iterator[Outcome]:
         wait_s, shown = self.pace.shortest_s, ""
         try:
@@ -139,7 +138,7 @@ class SlurmArray:
             )
             raise
 
-    def _look(self, queue: Queue, job: str) -> tuple[Element, ...]:
+    def _look(self, queue: SlurmQueue, job: str) -> tuple[Element, ...]:
         deadline = time.monotonic() + self.pace.patience_s
         while True:
             try:

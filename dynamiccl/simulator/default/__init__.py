@@ -18,7 +18,6 @@ type that NVLS can add, GPUs of one kind, equally many ranks on every node, and 
 """
 
 from dynamiccl.simulator.default.communicator import Overrides
-from dynamiccl.simulator.default.constants import Factors
 from dynamiccl.simulator.default.cost_model import CostModel
 from dynamiccl.simulator.default.graph import (
     Basis,
@@ -40,7 +39,6 @@ __all__ = [
     "Basis",
     "CostModel",
     "Cpu",
-    "Factors",
     "Graph",
     "Machine",
     "Overrides",

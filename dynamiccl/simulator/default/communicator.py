@@ -1,6 +1,6 @@
 """A communicator in the cost model, and the number of channels that it opens."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from dynamiccl.nccl import MAX_CHANNELS, Algorithm
@@ -8,7 +8,6 @@ from dynamiccl.simulator.default.constants import (
     LL_MAX,
     NVLS_CHANNELS,
     PCI_GBYTES_PER_S,
-    Factors,
     Generation,
     Hop,
     Release,
@@ -28,8 +27,6 @@ class Overrides:
     max_channels: int | None = None
     #: `NCCL_NTHREADS`.
     num_threads: int | None = None
-    #: What a tuner's constants are times NCCL's own (from 2.28 on).
-    factors: Factors = field(default_factory=Factors)
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class Communicator:
     @cached_property
     def ll_max(self) -> float:
         """Largest bus bandwidth of LL."""
-        return LL_MAX[self.ll_max_row][self.column] * self.overrides.factors.ll_max
+        return LL_MAX[self.ll_max_row][self.column]
 
     @cached_property
     def num_channels(self) -> int:

@@ -7,7 +7,7 @@ a field of `Release`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from typing import Final
 
@@ -107,22 +107,6 @@ NVLS_CHANNELS: Final = (16, 24, 32)
 
 
 @dataclass(frozen=True, slots=True)
-class Factors:
-    """What a tuner multiplies NCCL's constants by for one communicator shape; 1 = NCCL's own.
-
-    Only what that shape's costs depend on: hops of all links alike, and the ceilings of its row.
-    """
-
-    base: Mapping[tuple[Algorithm, Protocol], float] = field(default_factory=dict)
-    hop: Mapping[tuple[Algorithm, Protocol], float] = field(default_factory=dict)
-    ll_max: float = 1.0
-    ring_ll128: float = 1.0
-    tree_ll128: float = 1.0
-    tree: float = 1.0
-    nvls_tree: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
 class Release:
     """What differs between releases."""
 
@@ -217,21 +201,6 @@ _V2_30_3: Final = replace(
 RELEASES: Final = (
     _V2_27_3, _V2_27_5, _V2_28_3, _V2_28_7, _V2_28_9, _V2_29_2, _V2_29_7, _V2_30_3,
 )  # fmt: skip
-
-
-#: The tags at which the constants were read; what lies between is taken for the older one.
-READ: Final = tuple(
-    NcclVersion(2, minor, patch)
-    for minor, patches in {27: (3, 5, 7), 28: (3, 7, 9), 29: (2, 7), 30: (3, 7)}.items()
-    for patch in patches
-)
-
-
-def check_read(version: NcclVersion) -> NcclVersion:
-    """Return the version. Raises UnknownName for one whose constants have not been read."""
-    if version not in READ:
-        raise UnknownName("release of NCCL's cost model", version, map(str, READ))
-    return version
 
 
 def release_of(version: NcclVersion) -> Release:

@@ -21,10 +21,8 @@ def latency_us(
     comm: Communicator, collective: Collective, algorithm: Algorithm, protocol: Protocol
 ) -> float:
     """Time of an empty message, before corrections by size."""
-    base = BASE_US[algorithm][protocol] * comm.overrides.factors.base.get(
-        (algorithm, protocol), 1.0
-    )
-    inside = _hop_us(comm, comm.hop_inside(algorithm), algorithm, protocol)
+    base = BASE_US[algorithm][protocol]
+    inside = HOP_US[comm.hop_inside(algorithm)][algorithm][protocol]
     between = _between_us(comm, algorithm, protocol)
     depth = comm.group.num_nodes.bit_length() - 1
     if algorithm is Algorithm.Ring:
@@ -42,16 +40,16 @@ def _between_us(comm: Communicator, algorithm: Algorithm, protocol: Protocol) ->
     """One hop over the network; where every node has one rank, no other hop hides it."""
     alone = comm.group.ranks_per_node == 1
     if alone or algorithm is not Algorithm.NVLSTree:
-        hop = _hop_us(comm, Hop.NET, Algorithm.Tree if alone else algorithm, protocol)
+        hop = HOP_US[Hop.NET][Algorithm.Tree if alone else algorithm][protocol]
     else:
-        hop = comm.release.nvls_tree_net_us * _factor(comm, algorithm, protocol)
+        hop = comm.release.nvls_tree_net_us
     card = comm.search(algorithm).inter_latency_us
     return hop + card * (2 if protocol is Protocol.Simple else 1)
 
 
 def _ring_us(comm: Communicator, collective: Collective, protocol: Protocol) -> float:
     hop = comm.hop_inside(Algorithm.Ring)
-    inside = _hop_us(comm, hop, Algorithm.Ring, protocol)
+    inside = HOP_US[hop][Algorithm.Ring][protocol]
     if collective in GATHERS or collective is Collective.AllReduce:
         rounds = 2 if collective is Collective.AllReduce else 1
         crossings = 0 if comm.one_node else rounds * (comm.group.num_nodes - 1)
@@ -60,18 +58,10 @@ def _ring_us(comm: Communicator, collective: Collective, protocol: Protocol) -> 
         return (steps(comm, collective) - crossings) * inside + crossings * between
     crossed = hop if comm.one_node else Hop.NET
     if comm.graph.ring.same_channels:
-        return _hop_us(comm, crossed, Algorithm.Ring, protocol)
+        return HOP_US[crossed][Algorithm.Ring][protocol]
     # NCCL stands in for waiting on chunks with the tree's hop in Simple.
     like = Algorithm.Tree if protocol is Protocol.Simple else Algorithm.Ring
-    return steps(comm, collective) * _hop_us(comm, crossed, like, protocol)
-
-
-def _hop_us(comm: Communicator, link: Hop, algorithm: Algorithm, protocol: Protocol) -> float:
-    return HOP_US[link][algorithm][protocol] * _factor(comm, algorithm, protocol)
-
-
-def _factor(comm: Communicator, algorithm: Algorithm, protocol: Protocol) -> float:
-    return comm.overrides.factors.hop.get((algorithm, protocol), 1.0)
+    return steps(comm, collective) * HOP_US[crossed][like][protocol]
 
 
 def _overhead_us(comm: Communicator, protocol: Protocol) -> float:

@@ -69,10 +69,10 @@ bool PluginIndex::find_system(const char* fingerprint,
   return num_found == 1;  // one machine, two systems: then it is known as neither
 }
 
-bool PluginIndex::file_hash(const char* kind, const char* system, std::size_t num_nodes,
-                            std::size_t num_ranks, char (&hash)[kHexBytes]) const noexcept {
+bool PluginIndex::table_hash(const char* system, std::size_t num_nodes, std::size_t num_ranks,
+                             char (&hash)[kHexBytes]) const noexcept {
   char keys[kSystemBytes + 64];
-  std::snprintf(keys, sizeof keys, "%s\t%s\t%zu\t%zu\t", kind, system, num_nodes, num_ranks);
+  std::snprintf(keys, sizeof keys, "table\t%s\t%zu\t%zu\t", system, num_nodes, num_ranks);
   return find(keys, hash, sizeof hash);
 }
 

@@ -29,10 +29,9 @@ class PluginIndex {
   /// The system that a machine belongs to; false when the artifact does not know it.
   bool find_system(const char* fingerprint, char (&system)[kSystemBytes]) const noexcept;
 
-  /// What the index says the hash of the file of one communicator shape is, of kind "table" or
-  /// "constants"; false when there is no such file.
-  bool file_hash(const char* kind, const char* system, std::size_t num_nodes, std::size_t num_ranks,
-                 char (&hash)[kHexBytes]) const noexcept;
+  /// What the index says the hash of the table of one communicator shape is; false without one.
+  bool table_hash(const char* system, std::size_t num_nodes, std::size_t num_ranks,
+                  char (&hash)[kHexBytes]) const noexcept;
 
   /// The field behind `keys`, which end with a tab, on the only line that begins with them; false
   /// where none does, several do, or it does not fit.

@@ -44,7 +44,6 @@ class Player {
     return report_.create(path, schedule_.num_blocks, schedule_.checksum);
   }
 
-  bool is_loaded() const noexcept { return schedule_.num_blocks > 0; }
   bool reports() const noexcept { return report_.is_open(); }
   const Schedule& schedule() const noexcept { return schedule_; }
 

@@ -70,9 +70,6 @@ class Library {
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
 
-  /// What each rank's NCCL shows from v5 on; none where it is shorter.
-  mutable std::vector<ncclTunerConstants_v5_t> constants;
-
   template <typename Struct>
   const Struct* at(int version) const {
     const std::string symbol = "ncclTunerPlugin_v" + std::to_string(version);
@@ -86,8 +83,7 @@ class Library {
     const std::uint64_t id = ++last_id_;
     std::vector<void*> contexts(num_inits_ == 0 ? num_ranks : num_inits_);
     const auto rank = [&](std::size_t number) {
-      ncclTunerConstants_v5_t* own = number < constants.size() ? &constants[number] : nullptr;
-      return init_rank(version, id, num_ranks, num_nodes, domains, own, logger, &contexts[number]);
+      return init_rank(version, id, num_ranks, num_nodes, domains, logger, &contexts[number]);
     };
     std::vector<std::thread> others;
     for (std::size_t i = 1; i < contexts.size(); ++i) others.emplace_back(rank, i);
@@ -156,8 +152,8 @@ class Library {
 
  private:
   ncclResult_t init_rank(int version, std::uint64_t id, std::size_t ranks, std::size_t nodes,
-                         ncclNvlDomainInfo_v5_t* domains, ncclTunerConstants_v5_t* own,
-                         ncclDebugLogger_t logger, void** context) const {
+                         ncclNvlDomainInfo_v5_t* domains, ncclDebugLogger_t logger,
+                         void** context) const {
     if (version < 5) {
       // As NCCL 2.27 does just before: a tuner of v3 and v4 knows the id from there.
       int mask = 0;
@@ -168,6 +164,7 @@ class Library {
                    logger);
       }
     }
+    static ncclTunerConstants_v5_t own_constants = {};  // NCCL always shows some
     switch (version) {
       case 2:
         return at<ncclTuner_v2_t>(2)->init(ranks, nodes, logger, context);
@@ -176,9 +173,11 @@ class Library {
       case 4:
         return at<ncclTuner_v4_t>(4)->init(ranks, nodes, logger, context);
       case 5:
-        return at<ncclTuner_v5_t>(5)->init(context, id, ranks, nodes, logger, domains, own);
+        return at<ncclTuner_v5_t>(5)->init(context, id, ranks, nodes, logger, domains,
+                                           &own_constants);
       default:
-        return at<ncclTuner_v6_t>(6)->init(context, id, ranks, nodes, logger, domains, own);
+        return at<ncclTuner_v6_t>(6)->init(context, id, ranks, nodes, logger, domains,
+                                           &own_constants);
     }
   }
 

@@ -18,7 +18,6 @@
 
 #include "crypto/sha256.h"
 #include "identity/fingerprint.h"
-#include "nccl/tuner_abi.h"
 #include "table.h"
 
 using Bytes = std::vector<std::uint8_t>;
@@ -54,22 +53,6 @@ inline Bytes table_of(int num_nodes, int num_ranks, dynamiccl::Entry entry,
   return sealed(bytes);
 }
 
-/// A file of tuning constants: `value` for the constant at `index`, and NCCL's own for the others.
-inline Bytes constants_of(int num_nodes, int num_ranks, std::size_t index, double value) {
-  const char magic[8] = "DCCONST";
-  Bytes bytes(magic, magic + 8);
-  const int count = sizeof(ncclTunerConstants_v5_t) / sizeof(double);
-  for (const int number : {1, num_nodes, num_ranks, count}) {
-    append(&bytes, static_cast<std::uint32_t>(number), 4);
-  }
-  for (int i = 0; i < count; ++i) {
-    std::uint64_t bits = 0;
-    if (static_cast<std::size_t>(i) == index) std::memcpy(&bits, &value, sizeof bits);
-    append(&bytes, bits, 8);
-  }
-  return sealed(bytes);
-}
-
 /// An artifact directory for one test; sets the plugin's environment.
 class ArtifactDirectory {
  public:
@@ -77,7 +60,6 @@ class ArtifactDirectory {
       : root_(parent + "/artifact-" + name) {
     std::filesystem::remove_all(root_);  // of an earlier run
     std::filesystem::create_directories(root_ + "/tables/test");
-    std::filesystem::create_directories(root_ + "/constants/test");
     setenv("DYNAMICCL_ARTIFACT", root_.c_str(), 1);
     setenv("DYNAMICCL_COORDINATOR", "none", 1);
     setenv("DYNAMICCL_JOB_ID", (name + std::to_string(getpid())).c_str(), 1);
@@ -105,23 +87,15 @@ class ArtifactDirectory {
     setenv("DYNAMICCL_COORDINATOR", where.c_str(), 1);
   }
 
-  std::string path(int num_nodes, int num_ranks, bool is_table = true) const {
-    return root_ + (is_table ? "/tables" : "/constants") + "/test/nodes" +
-           std::to_string(num_nodes) + "_ranks" + std::to_string(num_ranks) +
-           (is_table ? ".dct" : ".dcc");
+  std::string path(int num_nodes, int num_ranks) const {
+    return root_ + "/tables/test/nodes" + std::to_string(num_nodes) + "_ranks" +
+           std::to_string(num_ranks) + ".dct";
   }
 
   /// A table, and an index that names it.
   void write(int num_nodes, int num_ranks, const Bytes& bytes) const {
     store(path(num_nodes, num_ranks), bytes);
     files_["table\ttest\t" + shape(num_nodes, num_ranks)] = hash_of(bytes);
-    write_index();
-  }
-
-  /// Tuning constants in place of a table.
-  void write_constants(int num_nodes, int num_ranks, const Bytes& bytes) const {
-    store(path(num_nodes, num_ranks, false), bytes);
-    files_["constants\ttest\t" + shape(num_nodes, num_ranks)] = hash_of(bytes);
     write_index();
   }
 

@@ -28,7 +28,7 @@ bool refused(const std::string& text, const char* why) {
   const char* problem = decode(index.get(), text);
   char hash[kHexBytes], system[kSystemBytes];
   const bool knows =
-      index->file_hash("table", "h100-ib", 4, 32, hash) || index->find_system(kBox.c_str(), system);
+      index->table_hash("h100-ib", 4, 32, hash) || index->find_system(kBox.c_str(), system);
   if (problem != nullptr && std::strstr(problem, why) != nullptr && !knows) return true;
   std::fprintf(stderr, "said: %s\n", problem != nullptr ? problem : "nothing");
   return false;
@@ -48,7 +48,7 @@ std::string hash_of(const std::string& text, const char* system, std::size_t num
   const auto index = std::make_unique<PluginIndex>();
   char hash[kHexBytes];
   if (decode(index.get(), text) != nullptr) return "";
-  return index->file_hash("table", system, num_nodes, num_ranks, hash) ? hash : "";
+  return index->table_hash(system, num_nodes, num_ranks, hash) ? hash : "";
 }
 
 void sound_index_answers() {
@@ -78,7 +78,7 @@ void every_cut_and_every_changed_byte_is_survived() {
   char hash[kHexBytes], system[kSystemBytes];
   for (std::size_t size = 0; size < text.size(); ++size) {
     decode(index.get(), text.substr(0, size));
-    CHECK(!index->file_hash("table", "h100-ib", 4, 32, hash));
+    CHECK(!index->table_hash("h100-ib", 4, 32, hash));
   }
   for (std::size_t i = 0; i < text.size(); ++i) {
     for (const int byte : {0, 9, 10, 13, 32, 127, 255}) {
@@ -86,7 +86,7 @@ void every_cut_and_every_changed_byte_is_survived() {
       changed[i] = static_cast<char>(byte);
       if (decode(index.get(), changed) != nullptr) continue;
       if (index->find_system(kBox.c_str(), system)) CHECK(std::strcmp(system, "h100-ib") == 0);
-      if (index->file_hash("table", "h100-ib", 4, 32, hash)) CHECK(std::strlen(hash) <= 64);
+      if (index->table_hash("h100-ib", 4, 32, hash)) CHECK(std::strlen(hash) <= 64);
     }
   }
 }
@@ -133,10 +133,10 @@ void files_are_read_whole(const std::string& directory) {
   std::ofstream(path, std::ios::binary) << kHead << kTable;
   CHECK(index->load(path.c_str()) == nullptr);
   char hash[kHexBytes];
-  CHECK(index->file_hash("table", "h100-ib", 4, 32, hash));
+  CHECK(index->table_hash("h100-ib", 4, 32, hash));
   std::ofstream(path, std::ios::binary) << kHead << kTable << std::string(1 << 20, 'x');
   CHECK(std::strstr(index->load(path.c_str()), "too long") != nullptr);
-  CHECK(!index->file_hash("table", "h100-ib", 4, 32, hash));
+  CHECK(!index->table_hash("h100-ib", 4, 32, hash));
 }
 
 }  // namespace

@@ -63,7 +63,7 @@ void overrides_or_leaves(const Library& library, const std::string& name, int ve
   setenv("VENDOR_CELL", "1", 1);
   void* context = library.init(version, 2, 1);
   CHECK(context != nullptr && vendor.counts->version == theirs && vendor.counts->inits == 2);
-  if (theirs >= 5) CHECK(vendor.counts->comm_id > 100);
+  if (theirs >= 5) CHECK(vendor.counts->comm_id > 100 && vendor.counts->constants != nullptr);
   // Ring/Simple is ours; theirs, before it, is not to win the tie nor to make Ring look relegated.
   CHECK(gives(library.ask(version, context, Call()), 5, 8));
   Call call;

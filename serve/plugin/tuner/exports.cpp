@@ -10,12 +10,12 @@ using namespace dynamiccl;
 constexpr char kName[] = "DynamICCL";
 
 ncclResult_t create(std::size_t num_ranks, std::size_t num_nodes, std::uint64_t comm_id,
-                    const ncclNvlDomainInfo_v5_t* domains, ncclTunerConstants_v5_t* constants,
-                    ncclDebugLogger_t logger, void** context) noexcept {
+                    const ncclNvlDomainInfo_v5_t* domains, ncclDebugLogger_t logger,
+                    void** context) noexcept {
   if (context == nullptr) return ncclSuccess;
   const DecisionTable* table = nullptr;
-  const ncclResult_t result = init_communicator({num_ranks, num_nodes, logger, domains, comm_id},
-                                                constants, "none", &table);
+  const ncclResult_t result =
+      init_communicator({num_ranks, num_nodes, logger, domains, comm_id}, "none", &table);
   *context = const_cast<DecisionTable*>(table);
   return result;
 }
@@ -23,15 +23,13 @@ ncclResult_t create(std::size_t num_ranks, std::size_t num_nodes, std::uint64_t 
 /// v3 and v4 do not tell the communicator's id; the profiler of NCCL 2.27 does.
 ncclResult_t init(std::size_t nRanks, std::size_t nNodes, ncclDebugLogger_t logFunction,
                   void** context) noexcept {
-  return create(nRanks, nNodes, take_comm_id(nRanks, nNodes), nullptr, nullptr, logFunction,
-                context);
+  return create(nRanks, nNodes, take_comm_id(nRanks, nNodes), nullptr, logFunction, context);
 }
 
 ncclResult_t initWithId(void** context, std::uint64_t commId, std::size_t nRanks,
                         std::size_t nNodes, ncclDebugLogger_t logFunction,
-                        ncclNvlDomainInfo_v5_t* nvlDomainInfo,
-                        ncclTunerConstants_v5_t* constants) noexcept {
-  return create(nRanks, nNodes, commId, nvlDomainInfo, constants, logFunction, context);
+                        ncclNvlDomainInfo_v5_t* nvlDomainInfo, ncclTunerConstants_v5_t*) noexcept {
+  return create(nRanks, nNodes, commId, nvlDomainInfo, logFunction, context);
 }
 
 /// v4 and later. `regBuff` can differ between the ranks of one call, so it must not matter.

@@ -125,7 +125,7 @@ Outcome agree(const NewCommunicator& communicator, const Checked& checked, Prepa
   vote.nonce = draw_number();
   std::memcpy(vote.identity, prepared->identity, sizeof vote.identity);
   describe_self(job, vote.who);
-  Voter voter(vote, !prepared->is_sound(), hello_limit_ms(vote.num_ranks), now_ms());
+  Voter voter(vote, prepared->table == nullptr, hello_limit_ms(vote.num_ranks), now_ms());
   ask_until_decided(&voter, endpoint, attempt);
   if (voter.has_voted()) {
     g_hellos_in_vain.store(0);
@@ -147,8 +147,8 @@ void say(ncclDebugLogger_t logger, ncclDebugLogLevel level, std::size_t num_rank
   logger(level, NCCL_INIT | NCCL_TUNING, "dynamiccl", __LINE__, "%s", line);
 }
 
-ncclResult_t init_communicator(const Communicator& communicator, ncclTunerConstants_v5_t* constants,
-                               const char* asked_first, const DecisionTable** table) noexcept {
+ncclResult_t init_communicator(const Communicator& communicator, const char* asked_first,
+                               const DecisionTable** table) noexcept {
   *table = nullptr;
   const std::size_t num_ranks = communicator.num_ranks, num_nodes = communicator.num_nodes;
   const ncclDebugLogger_t logger = communicator.logger;
@@ -157,15 +157,12 @@ ncclResult_t init_communicator(const Communicator& communicator, ncclTunerConsta
   if (is_one("DYNAMICCL_DISABLE")) return ncclSuccess;
   Prepared prepared;
   char reason[kMaxReasonBytes];
-  const Outcome outcome = agree(
-      {num_ranks, num_nodes, communicator.comm_id, checked.nccl_version, constants, asked_first},
-      checked, &prepared, reason);
+  const Outcome outcome =
+      agree({num_ranks, num_nodes, communicator.comm_id, checked.nccl_version, asked_first},
+            checked, &prepared, reason);
   if (outcome == Outcome::kTable) {
     *table = prepared.table;
-    if (prepared.constants != nullptr) write_constants(*prepared.constants, constants);
-    say(logger, NCCL_LOG_INFO, num_ranks, num_nodes,
-        prepared.table != nullptr ? "the artifact's table, from call 0"
-                                  : "NCCL's own choice, by the artifact's tuning constants");
+    say(logger, NCCL_LOG_INFO, num_ranks, num_nodes, "the artifact's table, from call 0");
     return ncclSuccess;
   }
   const bool failed = outcome == Outcome::kFailed;

@@ -18,11 +18,10 @@
 namespace dynamiccl {
 
 /// Agrees with the other ranks, once. `*table` is null where NCCL's own choice stands (a log line
-/// says why), and where NCCL gets other constants instead; a table stays valid until the process
-/// ends (tables.h). `constants` may be null. `asked_first` names the vendor's tuner
-/// that is called before ours, equal on all ranks, or is "none".
-ncclResult_t init_communicator(const Communicator& communicator, ncclTunerConstants_v5_t* constants,
-                               const char* asked_first, const DecisionTable** table) noexcept;
+/// says why); a table stays valid until the process ends (tables.h). `asked_first` names the
+/// vendor's tuner that is called before ours, equal on all ranks, or is "none".
+ncclResult_t init_communicator(const Communicator& communicator, const char* asked_first,
+                               const DecisionTable** table) noexcept;
 
 /// The id of the communicator whose tuner is created next on this thread, as NCCL 2.27 passed it to
 /// this library's profiler (comm_id_profiler.cpp); 0: not known, or of another communicator.

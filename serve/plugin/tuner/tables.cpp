@@ -23,11 +23,7 @@ constexpr std::size_t kProblemBytes = 300;
 struct Kept {
   char hash[kHexBytes];
   int nccl_version;  // what a table may ask for depends on it, and a process may have two
-  bool is_table;
-  union {
-    DecisionTable table;
-    TunerConstants constants;
-  };
+  DecisionTable table;
   Kept* next;
 };
 
@@ -40,7 +36,6 @@ struct Reading {
   char system[kSystemBytes] = "none";
   char file[kHexBytes] = "none";
   const DecisionTable* table = nullptr;
-  const TunerConstants* constants = nullptr;
 };
 
 #define DYNAMICCL_FAIL(...)                                                \
@@ -49,36 +44,29 @@ struct Reading {
     return;                                                                \
   } while (false)
 
-const char* decode(const std::uint8_t* bytes, std::size_t size, Kept* kept) noexcept {
-  if (!kept->is_table) return decode_constants(bytes, size, &kept->constants);
-  if (const char* problem = decode_table(bytes, size, &kept->table)) return problem;
-  leave_out_what_no_job_may_ask(kept->nccl_version, &kept->table);
-  return nullptr;
-}
-
-/// The decoded file with this hash; null with a reason in `*problem` if it is invalid.
-const Kept* keep(const std::uint8_t* bytes, std::size_t size, const char* hash, bool is_table,
-                 int nccl_version, const char** problem) noexcept {
+/// The decoded table with this hash; null with a reason in `*problem` if it is invalid.
+const DecisionTable* keep(const std::uint8_t* bytes, std::size_t size, const char* hash,
+                          int nccl_version, const char** problem) noexcept {
   const Lock lock(&g_mutex);
   for (const Kept* kept = g_kept; kept != nullptr; kept = kept->next) {
-    if (kept->is_table == is_table && kept->nccl_version == nccl_version &&
-        std::strcmp(kept->hash, hash) == 0) {
-      return kept;
+    if (kept->nccl_version == nccl_version && std::strcmp(kept->hash, hash) == 0) {
+      return &kept->table;
     }
   }
   auto* kept = allocate<Kept>();
   *problem = "memory is short";
   if (kept == nullptr) return nullptr;
-  kept->is_table = is_table;
   kept->nccl_version = nccl_version;
   std::memcpy(kept->hash, hash, sizeof kept->hash);
-  *problem = decode(bytes, size, kept);
+  *problem = decode_table(bytes, size, &kept->table);
   if (*problem != nullptr) {
     deallocate(kept);
     return nullptr;
   }
+  leave_out_what_no_job_may_ask(nccl_version, &kept->table);
   kept->next = g_kept;
-  return g_kept = kept;
+  g_kept = kept;
+  return &kept->table;
 }
 
 void read_artifact(const NewCommunicator& shape, const char* fingerprint, PluginIndex* index,
@@ -109,37 +97,29 @@ void read_artifact(const NewCommunicator& shape, const char* fingerprint, Plugin
     DYNAMICCL_FAIL("DYNAMICCL_SYSTEM is not what the artifact calls this machine");
   }
   char wanted[kHexBytes];
-  const bool is_table = !index->file_hash("constants", system, num_nodes, num_ranks, wanted);
-  if (is_table && !index->file_hash("table", system, num_nodes, num_ranks, wanted)) {
+  if (!index->table_hash(system, num_nodes, num_ranks, wanted)) {
     DYNAMICCL_FAIL("the artifact has no table for %zu ranks on %zu nodes of %s", num_ranks,
                    num_nodes, system);
   }
-  const char* what = is_table ? "its table" : "its constants";
-  std::snprintf(path, sizeof path, "%s/%s/%s/nodes%zu_ranks%zu.%s", artifact,
-                is_table ? "tables" : "constants", system, num_nodes, num_ranks,
-                is_table ? "dct" : "dcc");
+  std::snprintf(path, sizeof path, "%s/tables/%s/nodes%zu_ranks%zu.dct", artifact, system,
+                num_nodes, num_ranks);
   std::uint8_t bytes[kMaxFileBytes];
   std::size_t size = 0;
   if (const char* reason = read_trusted(path, bytes, sizeof bytes, &size)) {
-    DYNAMICCL_FAIL("%s: %s", what, reason);
+    DYNAMICCL_FAIL("its table: %s", reason);
   }
   sha256_hex(bytes, size, reading->file);
   if (std::strcmp(reading->file, wanted) != 0) {
-    DYNAMICCL_FAIL("%s: not the one that plugin.index names", what);
+    DYNAMICCL_FAIL("its table: not the one that plugin.index names");
   }
   const char* problem = nullptr;
-  const Kept* kept = keep(bytes, size, reading->file, is_table, shape.nccl_version, &problem);
-  if (problem != nullptr) DYNAMICCL_FAIL("%s: %s", what, problem);
-  const std::int32_t nodes = is_table ? kept->table.num_nodes : kept->constants.num_nodes;
-  const std::int32_t ranks = is_table ? kept->table.num_ranks : kept->constants.num_ranks;
-  if (static_cast<std::size_t>(nodes) != num_nodes ||
-      static_cast<std::size_t>(ranks) != num_ranks) {
-    DYNAMICCL_FAIL("%s: made for another number of ranks or nodes", what);
+  const DecisionTable* table = keep(bytes, size, reading->file, shape.nccl_version, &problem);
+  if (problem != nullptr) DYNAMICCL_FAIL("its table: %s", problem);
+  if (static_cast<std::size_t>(table->num_nodes) != num_nodes ||
+      static_cast<std::size_t>(table->num_ranks) != num_ranks) {
+    DYNAMICCL_FAIL("its table: made for another number of ranks or nodes");
   }
-  if (!is_table) problem = problem_with(kept->constants, shape.constants);
-  if (problem != nullptr) DYNAMICCL_FAIL("%s: %s", what, problem);
-  reading->table = is_table ? &kept->table : nullptr;
-  reading->constants = is_table ? nullptr : &kept->constants;
+  reading->table = table;
 }
 
 #undef DYNAMICCL_FAIL
@@ -148,7 +128,6 @@ std::atomic<bool> g_was_late{false};
 
 struct Preparation {
   NewCommunicator shape;
-  ncclTunerConstants_v5_t constants;
   char asked_first[128];
   Prepared prepared;
 
@@ -171,12 +150,10 @@ void Preparation::run() noexcept {
   if (index == nullptr) {
     std::snprintf(reading.problem, sizeof reading.problem, "memory is short");
   } else {
-    if (shape.constants != nullptr) shape.constants = &constants;  // this copy's own
     read_artifact(shape, fingerprint, index, &reading);
   }
   deallocate(index);
   prepared.table = reading.table;
-  prepared.constants = reading.constants;
   std::snprintf(prepared.identity, sizeof prepared.identity,
                 "problem=%s\nplugin=%s %s\nmachine=%s\nartifact=%s\nsystem=%s\ntable=%s\n"
                 "ranks=%zu\nnodes=%zu\nnccl=%d\nasked first=%s\n",
@@ -198,8 +175,7 @@ void prepare(const NewCommunicator& shape, std::uint64_t limit_ms, Prepared* pre
   if (g_was_late.load() && Preparation::running.load() > 0) {
     return prepare_objection("its files could not be read in time before", prepared);
   }
-  Preparation preparation = {shape, {}, {}, {}};
-  if (shape.constants != nullptr) preparation.constants = *shape.constants;
+  Preparation preparation = {shape, {}, {}};
   std::snprintf(preparation.asked_first, sizeof preparation.asked_first, "%s", shape.asked_first);
   const bool in_time = run_apart(&preparation, "dynamiccl-read", limit_ms);
   g_was_late.store(!in_time);

@@ -1,10 +1,9 @@
-// Tables and tuning constants of a process: each is read and checked once, and stays valid until
-// the process ends. So a communicator's context is a plain pointer, nothing has to be freed, and a
-// call inside getCollInfo is safe while another thread aborts the communicator (`src/init.cc`).
+// Tables of a process: each is read and checked once, and stays valid until the process ends. So a
+// communicator's context is a plain pointer, nothing has to be freed, and a call inside getCollInfo
+// is safe while another thread aborts the communicator (`src/init.cc`).
 #pragma once
 
 #include "table.h"
-#include "tuner/constants.h"
 #include "tuner/message.h"
 
 namespace dynamiccl {
@@ -13,18 +12,13 @@ struct NewCommunicator {
   std::size_t num_ranks;
   std::size_t num_nodes;
   std::uint64_t comm_id;
-  int nccl_version;                          // as ncclGetVersion says
-  const ncclTunerConstants_v5_t* constants;  // NCCL's own; null before 2.28
+  int nccl_version;         // as ncclGetVersion says
   const char* asked_first;  // the vendor's tuner that is asked before ours, or "none"
 };
 
 /// What one rank contributes to the agreement.
 struct Prepared {
-  bool is_sound() const noexcept { return table != nullptr || constants != nullptr; }
-
-  // One of them, or neither: then the identity says why.
-  const DecisionTable* table = nullptr;
-  const TunerConstants* constants = nullptr;
+  const DecisionTable* table = nullptr;  // null: the identity says why
   char identity[kMaxIdentityBytes] = "";
 };
 

@@ -169,8 +169,7 @@ ncclResult_t create(int abi_version, std::size_t ranks, std::size_t nodes, std::
       std::snprintf(asked_first, sizeof asked_first, "%s (v%d)", *both->next->as<const char*>(),
                     both->next->version);
     }
-    result = init_communicator({ranks, nodes, logger, domains, comm_id}, constants, asked_first,
-                               &both->table);
+    result = init_communicator({ranks, nodes, logger, domains, comm_id}, asked_first, &both->table);
     if (result != ncclSuccess && both->next != nullptr) {
       both->next->as<ncclTuner_v2_t>()->destroy(both->theirs);
     }

@@ -7,7 +7,7 @@ import pytest
 
 from dynamiccl.collect.companions.facts import SiteFacts, agreed, ask_nodes, environment, exclusive
 from dynamiccl.collect.companions.nodes import Nodes
-from dynamiccl.collect.launchers.settings import LauncherSettings
+from dynamiccl.collect.launchers import LauncherSettings
 from dynamiccl.collect.telemetry.node import NodeFacts
 from dynamiccl.datasets.schema import MEASUREMENTS
 from tests.fakes.nvml.build import build_fake_nvml

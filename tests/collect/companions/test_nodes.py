@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.collect.companions.nodes import Nodes
-from dynamiccl.collect.launchers.settings import ContainerSettings, LauncherSettings
+from dynamiccl.collect.launchers import ContainerSettings, LauncherSettings
 from dynamiccl.errors import InvalidSweep, MachineError
-from tests.collect.interference.processes import await_true, children, is_running
+from tests.collect.live_processes import await_true, children, is_running
 
 LOCAL = Nodes(LauncherSettings())
 

@@ -11,20 +11,20 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dynamiccl.collect.benchmark.runner import NcclTestsRunner
 from dynamiccl.collect.companions import watch as watching
 from dynamiccl.collect.companions.facts import ask_nodes
 from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.companions.watch import NodeWatch, NoWatch
-from dynamiccl.collect.launchers.settings import LauncherSettings
-from dynamiccl.collect.runs.run import run_sweep
+from dynamiccl.collect.launch import NcclTestsRunner
+from dynamiccl.collect.launchers import LauncherSettings
+from dynamiccl.collect.run import run_sweep
 from dynamiccl.collect.telemetry.health import UNKNOWN, Health
 from dynamiccl.datasets import store
 from dynamiccl.datasets.cells import comparable, usable
 from tests.collect.benchmark.stand_in import site
 from tests.collect.benchmark.sweeps import sweep
 from tests.collect.cycles import Cycles
-from tests.collect.interference.processes import await_true, is_running
+from tests.collect.live_processes import await_true, is_running
 from tests.fakes.nvml.build import build_fake_nvml
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -163,7 +163,7 @@ HARNESS = """
 import time
 from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.companions.watch import NodeWatch
-from dynamiccl.collect.launchers.settings import LauncherSettings
+from dynamiccl.collect.launchers import LauncherSettings
 with NodeWatch(Nodes(LauncherSettings()), 1) as watch:
     print(watch._process.pid, flush=True)
     time.sleep(600)

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dynamiccl.collect.kineto import comm_kernel
+from dynamiccl.collect.kineto_events import comm_kernel
 from tests.collect.traces.made import Chrome, calls_of, read
 
 _NAME = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

@@ -1,8 +1,9 @@
 """A Gaussian process fitted to simulated sweeps: what it chooses, what it leaves to NCCL."""
 
 import json
+import math
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mlflow
@@ -36,13 +37,30 @@ from dynamiccl.simulator import h100
 from dynamiccl.simulator.group import Group
 from dynamiccl.train.cautious.policy import CautiousPolicy
 from dynamiccl.train.data import load_data
+from dynamiccl.train.export import FitSummary
 from dynamiccl.train.fit import fit
 from dynamiccl.train.gaussian.fit import fit_gaussian
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipes import make_recipe
-from tests.data_sets import SYSTEM, make_data
+from tests.data_sets import SWEEP, SYSTEM, make_data
 from tests.stores import new_store
-from tests.train.cautious.wide import WIDE, Run
+
+_GROUPS = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = 8 }}" for n in (2, 4, 8))
+#: A sweep of several group shapes.
+WIDE = SWEEP.replace("{ num_nodes = 4, ranks_per_node = 8 }", _GROUPS).replace(
+    'max = "1G"', 'max = "1G", steps_per_octave = 2'
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    data: Path
+    uri: str
+    summary: FitSummary
+
+    @property
+    def policy(self) -> Path:
+        return Path(self.summary.run_directory) / "policy"
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +200,16 @@ def test_other_machines_and_collectives_are_left_to_nccl(fitted: Run) -> None:
     other = asked.context.copy()
     other[:, gpu] += 1.0
     assert (policy.act(Observations.cold(other), everything) == 0).all()
+    action = int(own[own != 0][0])
+    sure, unsure = (
+        policy.certainty(Observations.cold(context[own == action]), action)
+        for context in (asked.context, other)
+    )
+    assert sure is not None
+    assert 0.0 < sure[0] < 1.0
+    assert 0.0 <= sure[1] < math.inf
+    assert unsure is not None
+    assert unsure[0] == math.inf  # nothing is known of its times there
     rows = own.reshape(5, -1)
     assert (rows[0] == 0).all()  # Broadcast was not measured
     assert (rows[4] != 0).any()

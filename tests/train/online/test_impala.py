@@ -178,6 +178,6 @@ def test_a_run_that_was_killed_goes_on_and_its_artifact_has_a_state(
 def test_a_state_and_a_cluster_are_for_algorithms_that_play(data: Path) -> None:
     with pytest.raises(UserError, match="state_units=8 is for algorithms that play"):
         make_recipe("ddqn-dueling", ["state_units=8"])
-    for recipe in (make_recipe("a3c", SMALL), make_recipe("dqn")):
+    for recipe in (make_recipe("a3c", SMALL), make_recipe("ddqn-dueling")):
         with pytest.raises(UserError, match="take 'impala-lstm', or leave --ray out"):
             fit(data, recipe, experiment="x", tracking_uri="sqlite:///x", seed=0, ray="auto")

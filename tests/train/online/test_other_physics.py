@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.simulate import simulate
+from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.gate.cells import Verdict
 from dynamiccl.evaluate.gate.gate import Gated, pass_gate
@@ -16,7 +16,7 @@ from tests.stores import new_store
 from tests.train.online.conftest import SWEEP
 from tests.train.online.test_a3c import SMALL
 
-OFFLINE = ("steps=800", "steps_per_epoch=200", "hidden_sizes=32", "num_members=1", "caution=margin")
+OFFLINE = ("steps=800", "steps_per_epoch=200", "hidden_sizes=32", "num_members=1")
 
 
 @pytest.fixture(scope="module")

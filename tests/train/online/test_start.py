@@ -23,7 +23,7 @@ from dynamiccl.train.torch_files import load_script
 from tests.stores import new_store
 from tests.train.online.test_a3c import SMALL
 
-OFFLINE = ("steps=40", "steps_per_epoch=20", "hidden_sizes=16", "num_members=1", "caution=margin")
+OFFLINE = ("steps=40", "steps_per_epoch=20", "hidden_sizes=16", "num_members=1")
 
 
 def _trained(data: Path, folder: Path, name: str, settings: list[str]) -> Path:
@@ -136,7 +136,7 @@ def test_networks_of_another_form_and_what_is_no_policy_are_refused(
     ("recipe", "match"),
     [
         ("gaussian-process", "start=there is for networks"),
-        ("dqn", "num_members=3: all would begin, and remain, the same"),
+        ("ddqn-dueling", "num_members=3: all would begin, and remain, the same"),
     ],
 )
 def test_recipes_that_cannot_begin_with_a_network_say_so(recipe: str, match: str) -> None:

@@ -81,7 +81,7 @@ const char* Artifact::read(const Settings& settings, const Member::Place& place)
   const auto num_ranks = static_cast<std::size_t>(place.num_ranks);
   const auto num_nodes = static_cast<std::size_t>(place.num_nodes);
   char wanted[kHexBytes];
-  if (!index->file_hash("table", system_, num_nodes, num_ranks, wanted)) {
+  if (!index->table_hash(system_, num_nodes, num_ranks, wanted)) {
     std::snprintf(problem_, sizeof problem_,
                   "the artifact has no table for %d ranks on %d nodes of %s", place.num_ranks,
                   place.num_nodes, system_);

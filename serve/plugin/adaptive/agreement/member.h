@@ -32,7 +32,6 @@ class Member {
 
   /// Whether the rank will stop at a call, or waits there.
   bool is_preparing() const noexcept { return proposal_ != 0; }
-  bool has_left() const noexcept { return left_; }
   /// The latest proposal with a known outcome, and the call from which on it holds.
   std::uint32_t decided() const noexcept { return decided_; }
   std::uint64_t decided_at() const noexcept { return decided_at_; }

@@ -74,7 +74,6 @@ class Network {
   const Secret& secret() const noexcept { return secret_; }
   /// Half of the descriptor limit: the job needs the others.
   int most_connections() const noexcept { return most_connections_; }
-  int num_connections() const noexcept { return num_connections_; }
 
  private:
   static constexpr int kMostConnections = 16384;

@@ -16,8 +16,6 @@ class Transport {
  public:
   /// Null on success, else why no agreement is possible.
   const char* start(const Settings& settings, const Job& job, Network* network) noexcept;
-  bool is_started() const noexcept { return network_ != nullptr; }
-  bool has_coordinator() const noexcept { return has_coordinator_; }
   bool runs_directory() const noexcept { return runs_directory_; }
 
   /// Listen for the ranks of an agreement. Null, or why not.

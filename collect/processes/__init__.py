@@ -1,1 +1,0 @@
-"""Runs programs in sessions of their own: follows their output, ends them with all children."""

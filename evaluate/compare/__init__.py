@@ -1,1 +1,0 @@
-"""Compares two sweeps of one machine: what got slower or faster, and why."""

@@ -1,1 +1,0 @@
-"""Compares the decisions of two NCCL releases, by their cost models."""

@@ -1,1 +1,0 @@
-"""The benchmark of policies on frozen simulated worlds with known true times."""

@@ -1,0 +1,273 @@
+"""Two data sets against each other: in the simulator, where it is known what changed."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dynamiccl.collect.compare import CELL, OWN_CHOICE, compare
+from dynamiccl.collect.imports import ImportOptions, import_files
+from dynamiccl.collect.simulated import simulate
+from dynamiccl.datasets.cells import usable
+from dynamiccl.datasets.rows import measurements_table
+from dynamiccl.datasets.store import read, write_part
+from dynamiccl.errors import NotEnoughData
+from dynamiccl.simulator.systems import parametric_system, shipped_file
+from tests.cli.conftest import Shell, refused
+from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
+from tests.rows import default, forced
+
+SAMPLE = Path(__file__).parents[2] / "datasets" / "sample"
+SWEEP = """
+name = "NAME"
+system = "h100-ib-simulated"
+collectives = ["AllReduce", "AllGather"]
+algorithms = ["Ring", "Tree", "NVLSTree"]
+groups = [{ num_nodes = 4, ranks_per_node = 8 }]
+sizes = { min = "1K", max = "1G", factor = 2 }
+nccl_version = "2.27.5"
+cycles = 5
+
+[simulator]
+seed = SEED
+noise_sigma = 0.02
+"""
+Sweeps = Callable[[int], pl.DataFrame]
+IN_RING = (pl.col("requested_algorithm") == "Ring") & (pl.col("requested_protocol") == "Simple")
+LARGE = pl.col("size_bytes") > 4 << 20
+
+
+@pytest.fixture(name="sweeps", scope="module")
+def sweeps_fixture(tmp_path_factory: pytest.TempPathFactory) -> Sweeps:
+    """Like sweeps by seed, 2 % of noise and one launch in some hundred slow by a multiple."""
+    known: dict[int, pl.DataFrame] = {}
+
+    def sweep(seed: int) -> pl.DataFrame:
+        if seed not in known:
+            folder = tmp_path_factory.mktemp("sweep")
+            simulate(SWEEP.replace("NAME", f"s{seed}").replace("SEED", str(seed)), folder)
+            known[seed] = read(folder)
+        return known[seed]
+
+    return sweep
+
+
+def slowed(frame: pl.DataFrame, where: pl.Expr, factor: float) -> pl.DataFrame:
+    time = pl.when(where).then(pl.col("time_us") * factor).otherwise(pl.col("time_us"))
+    return frame.with_columns(time_us=time)
+
+
+def one_run(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.filter(pl.col("run") == "cycle-0")
+
+
+def numbers(document: Any) -> list[float]:
+    """All floats of a JSON document."""
+    if isinstance(document, dict):
+        return [each for value in document.values() for each in numbers(value)]
+    if isinstance(document, list):
+        return [each for value in document for each in numbers(value)]
+    return [document] if isinstance(document, float) else []
+
+
+def test_like_sweeps_are_told_to_be_alike(sweeps: Sweeps) -> None:
+    for seed in range(6):
+        found = compare(sweeps(2 * seed), sweeps(2 * seed + 1))
+        assert not found["is_changed"]
+        assert not found["is_slower"]
+        assert found["changes"] == found["other_changes"] == []
+        [system] = found["systems"]
+        assert system["cells"] == 252
+        assert abs(system["change"]) < 0.02
+        # Noise of 2 %, five runs on both sides: 1.96 * 0.02 * sqrt(2 / 5).
+        assert system["noise"] == pytest.approx(0.025, rel=0.2)
+
+
+@pytest.mark.parametrize(("factor", "is_slower"), [(1.04, True), (0.96, False)])
+def test_a_config_that_changed_at_large_sizes_is_found(
+    factor: float, is_slower: bool, sweeps: Sweeps
+) -> None:
+    found = compare(sweeps(0), slowed(sweeps(1), IN_RING & LARGE, factor))
+    assert found["is_changed"]
+    assert found["is_slower"] == is_slower
+    assert {each["config"] for each in found["changes"]} == {"Ring/Simple"}
+    assert {each["collective"] for each in found["changes"]} == {"AllReduce", "AllGather"}
+    for each in found["changes"]:
+        assert each["is_beyond_noise"]
+        assert each["is_confirmed"]
+        assert each["first_bytes"] > 4 << 20
+        assert each["low"] < factor - 1.0 < each["high"]
+
+
+def test_scattered_cells_are_found_and_few_others(sweeps: Sweeps) -> None:
+    """8 % slower, one cell in ten, anywhere."""
+    keys = usable(sweeps(0)).select(CELL).unique().sort(CELL, nulls_last=True)
+    taken = np.random.default_rng(3).choice(keys.height, keys.height // 10, replace=False)
+    bad = keys[taken].with_columns(bad=pl.lit(value=True))
+    after = sweeps(1).join(bad, on=list(CELL), how="left", nulls_equal=True)
+    after = slowed(after, pl.col("bad").fill_null(value=False), 1.08).drop("bad")
+    found = compare(sweeps(0), after)
+    assert found["is_slower"]
+    named = [(c["collective"], c["first_bytes"]) for c in found["changes"]]
+    right = set(bad.select("collective", "size_bytes").iter_rows())
+    assert len(named) > 0.6 * bad.height
+    assert len(set(named) & right) >= 0.9 * len(set(named))
+
+
+def test_what_all_cells_share_is_told_as_one_change(sweeps: Sweeps) -> None:
+    found = compare(sweeps(0), slowed(sweeps(1), pl.lit(value=True), 1.1))
+    [system] = found["systems"]
+    assert system["is_beyond_noise"]
+    assert system["is_confirmed"]
+    assert found["is_slower"]
+    assert system["low"] < 0.1 < system["high"]
+    assert found["changes"] == []
+    assert not compare(sweeps(0), slowed(sweeps(1), pl.lit(value=True), 0.9))["is_slower"]
+
+
+def test_one_slow_launch_is_no_change(sweeps: Sweeps) -> None:
+    wild = (pl.col("run") == "cycle-2") & (pl.col("size_bytes") == 1 << 20)
+    assert not compare(sweeps(0), slowed(sweeps(1), wild, 3.0))["is_changed"]
+
+
+def test_another_choice_of_nccl_is_told_from_a_slower_config(sweeps: Sweeps) -> None:
+    """NCCL goes over from whatever it took to Ring/LL, at a cost."""
+    is_own = pl.col("is_default") & (pl.col("collective") == "AllReduce") & LARGE
+    after = slowed(sweeps(1), is_own, 1.3).with_columns(
+        actual_algorithm=pl.when(is_own).then(pl.lit("Ring")).otherwise("actual_algorithm"),
+        actual_protocol=pl.when(is_own).then(pl.lit("LL")).otherwise("actual_protocol"),
+    )
+    found = compare(sweeps(0), after)
+    assert found["is_slower"]
+    assert {each["config"] for each in found["changes"]} == {OWN_CHOICE}
+    assert min(each["first_bytes"] for each in found["changes"]) == 8 << 20
+    assert all("runs Ring/LL, before" in each["why"] for each in found["changes"])
+    assert any("which takes what it took" in each["why"] for each in found["changes"])
+    slow = slowed(sweeps(1), LARGE & (pl.col("is_default") | IN_RING), 1.2)
+    same = [e for e in compare(sweeps(0), slow)["changes"] if e["config"] == OWN_CHOICE]
+    assert same
+    assert all(each["why"].startswith("the same choice: ") for each in same)
+
+
+def test_another_choice_at_the_same_time_is_listed_and_is_no_change(sweeps: Sweeps) -> None:
+    is_own = pl.col("is_default") & (pl.col("size_bytes") == 1 << 20)
+    more = pl.when(is_own).then(pl.lit(99)).otherwise("actual_num_channels")
+    found = compare(sweeps(0), sweeps(1).with_columns(actual_num_channels=more))
+    assert not found["is_changed"]
+    assert [each["first_bytes"] for each in found["changes"]] == [1 << 20, 1 << 20]
+    assert all("with 99 channels, before" in each["why"] for each in found["changes"])
+    assert not any(each["is_beyond_noise"] for each in found["changes"])
+
+
+def test_a_forced_config_that_ran_with_fewer_channels_says_so(tmp_path: Path) -> None:
+    """NCCL 2.29 takes fewer channels for small calls."""
+    text = SWEEP.replace("h100-ib-simulated", "gb10-roce").replace(', "NVLSTree"', "")
+    text = text.replace("4, ranks_per_node = 8", "4, ranks_per_node = 1")
+    frames = []
+    for seed, version in enumerate(("2.28.9", "2.30.7")):
+        file = shipped_file("gb10-roce").model_copy(update={"nccl_version": version})
+        sweep = text.replace("SEED", str(seed)).replace("2.27.5", version)
+        simulate(sweep.replace("NAME", "s"), tmp_path / version, parametric_system(file))
+        frames.append(read(tmp_path / version))
+    found = compare(*frames)
+    assert {"name": "nccl_version", "old": "2.28.9", "new": "2.30.7"} in found["other_changes"]
+    fewer = [e for e in found["changes"] if e["why"] == "fewer channels than before"]
+    assert fewer
+    assert all(each["change"] < 0.0 for each in fewer)
+    assert any(
+        each["config"] == OWN_CHOICE and "with 32 channels, before 64" in each["why"]
+        for each in found["changes"]
+    )
+
+
+def test_of_one_run_each_nothing_is_confirmed(sweeps: Sweeps) -> None:
+    for seed in range(4):
+        found = compare(one_run(sweeps(2 * seed)), one_run(sweeps(2 * seed + 1)))
+        assert not found["is_changed"]
+        assert not found["systems"][0]["is_confirmed"]
+        # A size alone may be one slow launch.
+        assert all(each["first_bytes"] < each["last_bytes"] for each in found["changes"])
+        # Of two runs with 2 % of noise each.
+        assert 0.04 < found["systems"][0]["noise"] < 0.09
+    found = compare(one_run(sweeps(0)), slowed(one_run(sweeps(1)), IN_RING & LARGE, 1.3))
+    assert not found["is_slower"]
+    assert {each["config"] for each in found["changes"]} == {"Ring/Simple"}
+    assert all(each["is_beyond_noise"] for each in found["changes"])
+    assert not any(each["is_confirmed"] for each in found["changes"])
+
+
+def test_without_neighbours_and_repeats_noise_is_not_known() -> None:
+    rows = [
+        pl.DataFrame(measurements_table([default(t), forced("Ring", "LL", 2 * t)])) for t in (9, 12)
+    ]
+    found = compare(*rows)
+    assert not found["is_changed"]
+    assert found["changes"] == []
+    assert found["systems"][0]["noise"] is None
+
+
+def test_a_mixed_data_set_and_itself_are_alike_and_no_figure_is_nan(tmp_path: Path) -> None:
+    options = ImportOptions(systems_file=SAMPLE / "systems.toml")
+    import_files(sorted(SAMPLE.glob("*.csv")), tmp_path, options=options)
+    found = compare(read(tmp_path), read(tmp_path))
+    assert not found["is_changed"]
+    assert (found["changes"], found["other_changes"]) == ([], [])
+    assert len(found["systems"]) == 3
+    assert all(each["change"] == 0.0 for each in found["systems"])
+    assert np.isfinite(numbers(found)).all()
+
+
+def test_published_repeats_drawn_anew_raise_no_alarm(tmp_path: Path) -> None:
+    """Sockets that repeat within a factor of two among them."""
+    options = ImportOptions(systems_file=SAMPLE / "systems.toml")
+    import_files([SAMPLE / "rtx5090_socket_raw_repeats.csv"], tmp_path, options=options)
+    cells = read(tmp_path).group_by(*CELL, "in_place")
+    for seed in range(5):
+        drawn = []
+        for side in range(2):
+            random = np.random.default_rng((seed, side))
+            rows = [
+                group[random.integers(0, group.height, 5)].with_columns(
+                    run=pl.lit("r"), repeat=pl.Series(range(5), dtype=pl.Int64)
+                )
+                for _, group in cells
+            ]
+            drawn.append(pl.concat(rows))
+        assert not compare(*drawn)["is_changed"]
+
+
+def test_data_that_share_nothing_say_why(sweeps: Sweeps) -> None:
+    other = sweeps(1).with_columns(system=pl.lit("elsewhere"))
+    with pytest.raises(NotEnoughData, match="system is h100-ib-simulated in one and elsewhere"):
+        compare(sweeps(0), other)
+    shared = sweeps(1).with_columns(exclusive_node=pl.lit(value=False))
+    with pytest.raises(NotEnoughData, match="no cell: no config at a size was measured alone"):
+        compare(sweeps(0), shared)
+
+
+def test_the_command_has_json_and_an_exit_code(
+    sweeps: Sweeps, shell: Shell, tmp_path: Path
+) -> None:
+    after = slowed(sweeps(1), IN_RING & LARGE, 1.05).with_columns(driver_version=pl.lit("580.1"))
+    text = {"before": 'cycles = 5\nnccl_version = "2.27.5"', "after": "cycles = 3"}
+    for name, frame in (("before", sweeps(0)), ("after", after)):
+        table = measurements_table(frame.to_dicts())
+        write_part(tmp_path / name, table, provenance={"sweep_file": text[name]})
+    done = shell("dynamiccl-collect", "compare", "before", "after")
+    assert done.code == 1
+    assert "Ring/Simple" in done.out
+    assert "driver_version: not known -> 580.1" in done.out
+    assert "sweep file: cycles: 5 -> 3" in done.out
+    assert "sweep file: nccl_version: 2.27.5 -> not known" in done.out
+    found = shell("dynamiccl-collect", "compare", "after", "before", "--json").json
+    assert found["is_changed"]
+    assert not found["is_slower"]
+    alike = shell("dynamiccl-collect", "compare", "before", "before")
+    assert alike.code == 0
+    assert "Nothing changed beyond noise" in alike.out
+    assert "no data directory at gone" in refused(
+        shell("dynamiccl-collect", "compare", "before", "gone"), 2
+    )

@@ -1,0 +1,218 @@
+"""What a check names in simulated clusters, and what it says that it cannot tell."""
+
+import itertools
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import polars as pl
+import pytest
+from bench_health import rows
+
+from dynamiccl.collect.health import Report, examine
+from dynamiccl.collect.imports import ImportOptions, import_files
+from dynamiccl.datasets import store
+from dynamiccl.errors import NotEnoughData
+from tests.published import WHOLE, published
+from tests.rows import default, frame
+
+
+def check(nodes: int, *slow: str, gpus: int = 8, seed: int = 0) -> Report:
+    """The report on a simulated cluster that was measured once."""
+    return examine(rows(nodes, *slow, gpus=gpus, seed=seed), least=0.05)
+
+
+def named(report: Report) -> list[tuple[str, str]]:
+    """Kind and place of each finding."""
+    return [(finding.kind, finding.where) for finding in report.findings]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "slow", "found"),
+    [
+        (1, "gpu:0:5:1.3", ("gpu", "node0 GPU 5")),
+        (2, "gpu:1:3:1.3", ("gpu", "node1 GPU 3")),
+        (2, "node:1:1.3", ("node", "node1")),
+        # Which end it is nobody can tell from one pair.
+        (2, "nic:1:3:1.3", ("link", "node0 - node1 GPU 3")),
+        (3, "nic:0:3:1.3", ("nic", "node0 GPU 3")),
+        (3, "node:2:1.3", ("node", "node2")),
+        (4, "nic:3:0:1.1", ("nic", "node3 GPU 0")),
+        (4, "node:2:2", ("node", "node2")),
+        (4, "link:1:3:1.3", ("link", "node1 - node3")),
+        (5, "node:4:1.1", ("node", "node4")),
+        (8, "gpu:6:1:1.1", ("gpu", "node6 GPU 1")),
+        (8, "link:2:3:1.3", ("link", "node2 - node3")),
+        (16, "nic:11:7:1.1", ("nic", "node11 GPU 7")),
+        (16, "link:2:10:1.1", ("link", "node2 - node10")),
+    ],
+)
+def test_slow_part_is_named_and_nothing_else(nodes: int, slow: str, found: tuple[str, str]) -> None:
+    report = check(nodes, slow)
+    assert named(report) == [found]
+    assert not report.is_well
+    factor = float(slow.rpartition(":")[2])
+    slower = report.findings[0].slower
+    assert slower is not None
+    assert 0.6 * (factor - 1) < slower < 1.1 * (factor - 1)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_nothing_is_found_in_a_healthy_cluster(nodes: int, seed: int) -> None:
+    assert check(nodes, seed=seed).is_well
+
+
+def test_several_slow_parts_are_all_named() -> None:
+    slow = ("gpu:1:2:1.4", "nic:5:6:1.3", "node:7:1.2")
+    assert sorted(named(check(8, *slow))) == [
+        ("gpu", "node1 GPU 2"),
+        ("nic", "node5 GPU 6"),
+        ("node", "node7"),
+    ]
+
+
+def test_a_slow_node_of_one_gpu_is_its_nic() -> None:
+    assert named(check(16, "node:3:1.2", gpus=1)) == [("nic", "node3 GPU 0")]
+
+
+def test_what_is_slower_by_less_than_asked_is_well() -> None:
+    slow = rows(8, "nic:3:1:1.3")
+    assert not examine(slow, least=0.2).is_well
+    assert examine(slow, least=0.5).is_well
+
+
+def test_a_second_launch_that_was_fast_clears_a_pair() -> None:
+    one, other = rows(4, "link:0:1:1.5"), rows(4, seed=1)
+    both = pl.concat([one, other.with_columns(sweep=pl.lit("again"))])
+    assert not examine(one, least=0.05).is_well
+    assert examine(both, least=0.05).is_well
+
+
+def test_two_nodes_cannot_tell_which_end_is_slow_and_say_so() -> None:
+    said = " ".join(check(2).cannot_tell)
+    assert "of two nodes, which end of a slow pair is slow" in said
+    assert "16 GPUs have one partner" in said
+
+
+def test_one_node_tells_nothing_of_nics() -> None:
+    assert any("NICs and cables" in text for text in check(1).cannot_tell)
+
+
+def test_what_is_slow_on_all_nodes_is_said_though_it_is_no_finding() -> None:
+    report = check(8, *(f"nic:{node}:2:1.3" for node in range(8)))
+    assert report.is_well
+    assert any("GPU 2 of all nodes is 29% slower" in text for text in report.cannot_tell)
+
+
+def test_hosts_have_their_names() -> None:
+    slow = rows(4, "nic:2:1:1.5").with_columns(hosts=pl.lit("rack1-[08-09],login,n5"))
+    assert named(examine(slow, least=0.05)) == [("nic", "login GPU 1")]
+
+
+def test_report_is_plain_data() -> None:
+    document = json.loads(json.dumps(asdict(check(4, "node:1:1.3"))))
+    assert document["findings"][0]["where"] == "node1"
+    assert 0 < document["noise_between"] < 0.05
+
+
+def test_rows_without_times_of_processes_are_not_enough() -> None:
+    with pytest.raises(NotEnoughData, match="nccl-tests 2"):
+        examine(frame(default()), least=0.05)
+
+
+def test_launch_that_hung_is_a_finding_and_not_well() -> None:
+    hung = pl.col("comm_split") == "AND 0xf"
+    lost = rows(4).with_columns(
+        status=pl.when(hung).then(pl.lit("timed_out")).otherwise("status"),
+        reason=pl.when(hung).then(pl.lit("no new row for 120 s")),
+        hosts=pl.lit("n[1-4]"),
+    )
+    report = examine(lost, least=0.05)
+    assert named(report) == [("failed", "n[1-4], split AND 0xf")]
+    assert report.findings[0].note == "no new row for 120 s"
+    none = lost.with_columns(process_times_us=pl.lit(None, dtype=pl.List(pl.Float64)))
+    with pytest.raises(NotEnoughData, match="9 rows failed: no new row for 120 s"):
+        examine(none, least=0.05)
+
+
+def test_gpus_that_heat_slowed_are_spoken_of() -> None:
+    said = examine(rows(4).with_columns(throttled=pl.lit(value=True)), least=0.05).cannot_tell
+    assert any("heat or power slowed, in 45 of 45 rows" in text for text in said)
+
+
+def test_process_that_others_wait_for_is_named() -> None:
+    on_time = {"hosts": "n[1-2]", "num_ranks": 4}
+    late = [
+        default(100.0, run=f"r{n}", process_times_us=[100.0, 101.0, 80.0, 100.0 + n], **on_time)
+        for n in range(5)
+    ]
+    assert named(examine(frame(*late), least=0.05)) == [("late", "n2 process 0")]
+    even = [
+        default(100.0, run=f"r{n}", process_times_us=[100.0, 101.0, 99.0, 100.0 + n], **on_time)
+        for n in range(5)
+    ]
+    assert examine(frame(*even), least=0.05).is_well
+
+
+def test_nic_whose_counters_rise_is_named() -> None:
+    split = rows(4)
+    lossy = split.with_columns(nic_retries=pl.lit(40), nic_worst=pl.lit("n3 mlx5_4/1"))
+    report = examine(lossy, least=0.05)
+    assert named(report) == [("counters", "n3 mlx5_4/1")]
+    spread = split.with_columns(
+        nic_retries=pl.lit(1), nic_worst=pl.format("n{}", pl.int_range(pl.len()) % 5)
+    )
+    assert examine(spread, least=0.05).is_well
+
+
+def pairs(*slow: str, nodes: str = "abcde", runs: int = 1) -> pl.DataFrame:
+    """Logs of each two nodes, four sizes each: 50 us, and 90 us where both nodes' pair is slow."""
+    noise = itertools.cycle((0.0, 0.1, -0.2, 0.15, -0.1, 0.05, 0.2))
+    return frame(
+        *(
+            default(
+                time_us=(90.0 if any(set(one) & set(pair) == set(one) for one in slow) else 50.0)
+                + next(noise),
+                run=f"{''.join(pair)}-{number}",
+                hosts=",".join(pair),
+                size_bytes=size << 20,
+                num_nodes=2,
+                num_ranks=2,
+                ranks_per_node=1,
+            )
+            for pair in itertools.combinations(nodes, 2)
+            for number in range(runs)
+            for size in (1, 2, 4, 8)
+        )
+    )
+
+
+def test_logs_of_each_two_nodes_name_the_slow_node_or_the_slow_pair() -> None:
+    report = examine(pairs("b"), least=0.05)
+    assert named(report) == [("node", "b")]
+    assert report.findings[0].slower == pytest.approx(0.8, abs=0.02)
+    assert named(examine(pairs("bd"), least=0.05)) == [("link", "b - d")]
+    assert sorted(named(examine(pairs("a", "de", runs=2), least=0.05))) == [
+        ("link", "d - e"),
+        ("node", "a"),
+    ]
+    assert examine(pairs(), least=0.05).is_well
+
+
+def test_published_kind_of_pairwise_logs_names_the_slow_host(tmp_path: Path) -> None:
+    cases = WHOLE / "public-cases"
+    logs = [published(cases / f"pair_{pair}.log") for pair in ("a_b", "a_c", "a_d", "b_c", "b_d")]
+    options = ImportOptions(system="x")
+    import_files([*logs, cases / "pair_c_d.log"], tmp_path, options=options)
+    assert named(examine(store.read(tmp_path), least=0.05)) == [("node", "b")]
+
+
+def test_a_call_on_two_sets_of_hosts_says_nothing_of_either() -> None:
+    two = pairs("ab", nodes="abcd").filter(pl.col("hosts").is_in(["a,b", "c,d"]))
+    with pytest.raises(NotEnoughData, match="3 sets of hosts or more"):
+        examine(two, least=0.05)
+    both = pl.concat([two.with_columns(sweep=pl.lit("two")), rows(4)])
+    assert any(
+        "fewer than 3 sets of hosts" in text for text in examine(both, least=0.05).cannot_tell
+    )

@@ -1,0 +1,227 @@
+"""Whole command lines of each launcher and container: what a cluster would see, without one."""
+
+import os
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamiccl.collect.launchers import (
+    LAUNCHERS,
+    Command,
+    ContainerSettings,
+    LauncherSettings,
+    Ranks,
+    command,
+    map_into_container,
+)
+from dynamiccl.errors import InvalidSweep, UnknownName
+
+PERF = ("all_reduce_perf", "-g", "1")
+ALGO = "allreduce:ring,tree"
+RANKS = Ranks(PERF, {"NCCL_PROTO": "LL", "NCCL_ALGO": ALGO}, 2, 8, unset=("NCCL_TUNER_PLUGIN",))
+ONE = Ranks(("x",))
+MOUNTS = ("/home/me:/work", "/scratch:/scratch:ro")
+#: How a command line begins: what is set and absent in our own environment.
+ENV = f"env -u NCCL_TUNER_PLUGIN NCCL_ALGO={ALGO} NCCL_PROTO=LL"
+DROP = "env -u NCCL_TUNER_PLUGIN"
+SRUN = "srun -N 2 -n 16 --ntasks-per-node=8 --export=ALL --kill-on-bad-exit=1"
+SRUN_ONE = "srun -N 1 -n 1 --ntasks-per-node=1 --export=ALL --kill-on-bad-exit=1"
+MPIRUN = "mpirun -np 16 --map-by ppr:8:node"
+PASSED = f"-x NCCL_ALGO={ALGO} -x NCCL_PROTO=LL"
+#: Of the image's name: the first launch imports it, the others take what is there.
+PYXIS = "--container-image=nccl.sqsh --container-name=dynamiccl-16158d93"
+APPTAINER = "apptainer exec --nv --bind /home/me:/work --bind /scratch:/scratch:ro nccl.sqsh"
+
+
+def container(runtime: str, mounts: tuple[str, ...] = MOUNTS) -> ContainerSettings:
+    return ContainerSettings.model_validate(
+        {"runtime": runtime, "image": "nccl.sqsh", "mounts": mounts}
+    )
+
+
+def made(ranks: Ranks, kind: str, **more: Any) -> Command:
+    return command(ranks, LauncherSettings.model_validate({"kind": kind, **more}))
+
+
+@pytest.fixture(autouse=True)
+def not_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+
+
+LINES: dict[str, tuple[Ranks, dict[str, Any], str]] = {
+    "local": (
+        Ranks(("x", "-g", "8"), {"NCCL_ALGO": "Ring"}, ranks_per_node=8),
+        {"kind": "local", "prefix": ["numactl", "-N0"], "env": {"UCX_TLS": "rc"}},
+        "env NCCL_ALGO=Ring UCX_TLS=rc numactl -N0 x -g 8",
+    ),
+    "local drops variables": (
+        Ranks(("x",), unset=("NCCL_ALGO", "NCCL_PROTO")),
+        {"kind": "local", "env": {"NCCL_ALGO": "Tree"}},
+        "env -u NCCL_ALGO -u NCCL_PROTO x",
+    ),
+    "mpirun": (
+        RANKS,
+        {"kind": "mpirun", "extra_args": ["--mca", "btl", "^openib"], "prefix": ["numactl", "-l"]},
+        f"{ENV} {MPIRUN} --bind-to none {PASSED} --mca btl '^openib' {DROP} numactl -l "
+        "all_reduce_perf -g 1",
+    ),
+    "mpirun sees the variables itself, too": (
+        Ranks(("x",), {"A": "1"}, ranks_per_node=4),
+        {"kind": "mpirun", "env": {"OMPI_MCA_btl": "self,tcp"}},
+        "env A=1 OMPI_MCA_btl=self,tcp mpirun -np 4 --map-by ppr:4:node --bind-to none -x A=1 "
+        "-x OMPI_MCA_btl=self,tcp x",
+    ),
+    "mpirun leaves binding to the user": (
+        ONE,
+        {"kind": "mpirun", "extra_args": ["--bind-to", "numa"]},
+        "mpirun -np 1 --map-by ppr:1:node --bind-to numa x",
+    ),
+    "mpirun leaves binding to a rank file": (
+        ONE,
+        {"kind": "mpirun", "extra_args": ["--rankfile", "r.txt"]},
+        "mpirun -np 1 --map-by ppr:1:node --rankfile r.txt x",
+    ),
+    "mpirun beside another may share its nodes": (
+        Ranks(("x",), {"A": "1"}, 2, unset=("B",), overlap=True),
+        {"kind": "mpirun"},
+        "env -u B A=1 SLURM_OVERLAP=1 mpirun -np 2 --map-by ppr:1:node --bind-to none -x A=1 "
+        "env -u B x",
+    ),
+    "srun": (
+        RANKS,
+        {"kind": "srun", "extra_args": ["--mpi=pmix"], "prefix": ["numactl", "-l"]},
+        f"{ENV} {SRUN} --mpi=pmix numactl -l all_reduce_perf -g 1",
+    ),
+    "a batch job starts the same": (
+        RANKS,
+        {"kind": "sbatch"},
+        f"{ENV} {SRUN} all_reduce_perf -g 1",
+    ),
+    "srun keeps values off its command line": (
+        Ranks(("x",), {"A": "1,2", "B": "x y"}),
+        {"kind": "srun"},
+        f"env A=1,2 'B=x y' {SRUN_ONE} x",
+    ),
+    "a step beside another overlaps": (
+        Ranks(("x",), num_nodes=1, overlap=True),
+        {"kind": "srun"},
+        f"{SRUN_ONE} --overlap x",
+    ),
+    "the ranks' variables win over the user's": (
+        Ranks(("x",), {"NCCL_PROTO": "LL"}),
+        {"kind": "srun", "env": {"NCCL_PROTO": "Simple", "UCX_TLS": "tcp"}},
+        f"env NCCL_PROTO=LL UCX_TLS=tcp {SRUN_ONE} x",
+    ),
+    "pyxis": (
+        RANKS,
+        {"kind": "srun", "container": container("pyxis"), "prefix": ["numactl"],
+         "extra_args": ["--mpi=pmix"]},
+        f"{ENV} {SRUN} {PYXIS} --container-mounts=/home/me:/work,/scratch:/scratch:ro "
+        f"--container-env=NCCL_ALGO,NCCL_PROTO --mpi=pmix {DROP} numactl all_reduce_perf -g 1",
+    ),
+    "pyxis without anything to hand over": (
+        ONE,
+        {"kind": "sbatch", "container": container("pyxis", ())},
+        f"{SRUN_ONE} {PYXIS} x",
+    ),
+    "enroot under srun": (
+        RANKS,
+        {"kind": "srun", "container": container("enroot")},
+        f"{ENV} {SRUN} enroot start --rw -m /home/me:/work -m /scratch:/scratch:ro "
+        f"-e NCCL_ALGO={ALGO} -e NCCL_PROTO=LL nccl.sqsh {DROP} all_reduce_perf -g 1",
+    ),
+    "apptainer under mpirun": (
+        RANKS,
+        {"kind": "mpirun", "container": container("apptainer")},
+        f"env -u NCCL_TUNER_PLUGIN APPTAINERENV_NCCL_ALGO={ALGO} APPTAINERENV_NCCL_PROTO=LL "
+        f"NCCL_ALGO={ALGO} NCCL_PROTO=LL {MPIRUN} --bind-to none -x APPTAINERENV_NCCL_ALGO={ALGO} "
+        f"-x APPTAINERENV_NCCL_PROTO=LL {PASSED} {APPTAINER} {DROP} all_reduce_perf -g 1",
+    ),
+    "apptainer locally": (
+        Ranks(("x", "-g", "4"), {"A": "1"}, ranks_per_node=4),
+        {"kind": "local", "container": container("apptainer")},
+        f"env A=1 APPTAINERENV_A=1 {APPTAINER} x -g 4",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LINES)
+def test_command_line(case: str) -> None:
+    ranks, settings, line = LINES[case]
+    assert made(ranks, **settings).text == line
+
+
+def test_mpirun_as_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert made(ONE, "mpirun").argv[:2] == ("mpirun", "--allow-run-as-root")
+
+
+def test_text_is_a_line_for_a_shell() -> None:
+    line = "env -u Y 'A=$HOME' 'X=1 2' echo 'a b'"
+    assert Command(("echo", "a b"), {"X": "1 2", "A": "$HOME"}, ("Y",)).text == line
+    assert Command(("echo", "a"), {}).text == "echo a"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "settings", "error", "words"),
+    [
+        (RANKS, {"kind": "local"}, InvalidSweep, r"num_nodes = 2; take launcher mpirun, srun or s"),
+        (ONE, {"kind": "local", "extra_args": ["--mpi=pmix"]}, InvalidSweep, r"\(--mpi=pmix\); wo"),
+        (ONE, {"kind": "local", "container": container("pyxis")}, InvalidSweep, "srun or sbatch,"),
+        (ONE, {"kind": "mpirun", "container": container("pyxis")}, InvalidSweep, "'mpirun'; take"),
+        (ONE, {"kind": "pbs"}, UnknownName, "'pbs'; choose from local, mpirun, srun, sbatch"),
+        (Ranks(("x",), {"A": "1"}, unset=("A",)), {"kind": "srun"}, ValueError, "A both set and"),
+    ],
+)
+def test_what_a_launcher_cannot_start_is_refused_with_the_fix(
+    ranks: Ranks, settings: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        made(ranks, **settings)
+
+
+def test_only_local_keeps_ranks_in_one_process() -> None:
+    assert [name for name, launcher in LAUNCHERS.items() if not launcher.needs_mpi] == ["local"]
+
+
+@pytest.mark.parametrize(
+    ("path", "inside"),
+    [
+        ("/home/me/nccl/lib.so", "/work/nccl/lib.so"),
+        ("/home/me", "/work"),
+        ("/home/me/../me/x/", "/work/x"),
+        ("/scratch/out", "/scratch/out"),
+        ("/same/deep/file", "/same/deep/file"),
+        ("/home/me/inner/f", "/inner/f"),
+        ("/everything/else", "/host/everything/else"),
+    ],
+)
+def test_paths_are_mapped_through_the_innermost_mount(path: str, inside: str) -> None:
+    mounts = ("/:/host", *MOUNTS, "/same", "/home/me/inner:/inner:ro+rprivate")
+    assert map_into_container(path, container("pyxis", mounts)) == inside
+    assert map_into_container(path, None) == path
+
+
+@pytest.mark.parametrize("path", ["/home/mel/x", "/", "/home", "out/x"])
+def test_a_path_under_no_mount_is_an_error_with_the_fix(path: str) -> None:
+    wanted = (
+        f"{path} cannot be seen inside the container 'nccl.sqsh' .mounts: /home/me:/work, "
+        "/scratch:/scratch:ro.; add"
+    )
+    with pytest.raises(InvalidSweep, match=wanted if path[0] == "/" else "'out/x' must be absol"):
+        map_into_container(path, container("enroot"))
+
+
+NAMES = st.text("abc", min_size=1, max_size=3)
+
+
+@given(st.lists(NAMES, max_size=3), st.lists(NAMES, max_size=3), st.lists(NAMES, min_size=1))
+def test_what_lies_under_a_mount_keeps_its_place_in_it(
+    source: list[str], target: list[str], rest: list[str]
+) -> None:
+    mount = f"/{'/'.join(source)}:/{'/'.join(target)}"
+    path = "/" + "/".join([*source, *rest])
+    expected = "/" + "/".join([*target, *rest])
+    assert map_into_container(path, container("apptainer", (mount,))) == expected
