@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.ending import HELLO
+from dynamiccl.collect.nodes import Nodes
 from dynamiccl.collect.sweep.trial import REAL, Setting
 from dynamiccl.datasets.schema import QUIET
 from dynamiccl.errors import InvalidSweep, MachineError, UnknownName, UserError

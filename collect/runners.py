@@ -8,9 +8,7 @@ from typing import Final
 
 from dynamiccl.collect.benchmark.launching import Site
 from dynamiccl.collect.benchmark.runner import NcclTestsRunner
-from dynamiccl.collect.companions.facts import ask_nodes, environment
-from dynamiccl.collect.companions.nodes import Nodes
-from dynamiccl.collect.companions.watch import NodeWatch, NoWatch, Watch
+from dynamiccl.collect.nodes import Nodes, NodeWatch, NoWatch, Watch, ask_nodes, environment
 from dynamiccl.collect.processes.interrupt import Interrupt
 from dynamiccl.collect.runner import Runner
 from dynamiccl.collect.simulated.runner import SimulatorRunner

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from dynamiccl.collect.benchmark.launching import ProcessOutput
 from dynamiccl.collect.benchmark.output import is_impossible, last_words
+from dynamiccl.collect.nodes import Health
 from dynamiccl.collect.runner import Launch, LaunchMode, Pick, Quarantined
 from dynamiccl.collect.sweep.settings import RunnerSettings
-from dynamiccl.collect.telemetry.health import Health
 from dynamiccl.datasets.schema import Status
 
 _log = logging.getLogger(__name__)

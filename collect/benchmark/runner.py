@@ -41,11 +41,9 @@ from dynamiccl.collect.benchmark.rows import RowMaker
 from dynamiccl.collect.benchmark.schedules import warmup_of
 from dynamiccl.collect.benchmark.topology import keep_dumps, topology_features
 from dynamiccl.collect.benchmark.verdicts import of_members, verdicts_of
-from dynamiccl.collect.companions.facts import SiteFacts
-from dynamiccl.collect.companions.nodes import Nodes
-from dynamiccl.collect.companions.watch import NoWatch, Watch
 from dynamiccl.collect.disturb import Disturber
 from dynamiccl.collect.launchers import find_launcher
+from dynamiccl.collect.nodes import Nodes, NoWatch, SiteFacts, Watch
 from dynamiccl.collect.processes.interrupt import Interrupt
 from dynamiccl.collect.runner import (
     Launch,

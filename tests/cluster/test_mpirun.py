@@ -96,7 +96,7 @@ def test_variables_reach_the_other_nodes_of_an_allocation(slurm: Slurm) -> None:
 
 #: Runs one mpirun beside another inside one allocation, as a sampler beside a benchmark.
 BESIDE = """
-from dynamiccl.collect.companions.nodes import Nodes
+from dynamiccl.collect.nodes import Nodes
 from dynamiccl.collect.launchers import Job, command
 from dynamiccl.collect.processes.process import Limits, run_process
 from dynamiccl.collect.launchers.settings import LauncherSettings

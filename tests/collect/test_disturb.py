@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.collect import disturb as module
-from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.disturb import Disturber, traffic_argv
 from dynamiccl.collect.launchers.settings import LauncherSettings
+from dynamiccl.collect.nodes import Nodes
 from dynamiccl.collect.sweep.trial import Interference, Setting
 from dynamiccl.errors import InvalidSweep, MachineError, UnknownName, UserError
 from dynamiccl.nccl import Collective
