@@ -24,11 +24,11 @@ from typing import Any, Final
 from harness import OUT, write_result
 from rich.console import Console
 
-from dynamiccl.collect.benchmark import launching
-from dynamiccl.collect.benchmark.output import read_output
+from dynamiccl.collect import launch
 from dynamiccl.collect.planning.plan import make_plan
 from dynamiccl.collect.processes.process import Finished
-from dynamiccl.collect.runs.carry_out import RunOptions, carry_out
+from dynamiccl.collect.read_back import read_rows
+from dynamiccl.collect.start import RunOptions, start_sweep
 from dynamiccl.collect.sweep.load import load_sweep, parse_sweep
 from dynamiccl.nccl import Collective
 from dynamiccl.serve.build import build_plugin
@@ -55,7 +55,7 @@ SIZES: Final = tuple(1 << exponent for exponent in range(10, 27))
 def overhead_ms() -> tuple[float, int]:
     """Harness overhead in ms for each measurement, and the number of measurements."""
     inside = 0.0
-    real = launching.run_process
+    real = launch.run_process
 
     def timed(*arguments: Any, **more: Any) -> Finished:
         nonlocal inside
@@ -64,7 +64,7 @@ def overhead_ms() -> tuple[float, int]:
         return finished
 
     # The one place where a benchmark's process is waited for.
-    launching.run_process = timed  # type: ignore[assignment]
+    launch.run_process = timed  # type: ignore[assignment]
     plugin = build_plugin(ROOT / "out" / "plugin").with_name("libnccl-tuner-dynamiccl-sweep.so")
     sweep = parse_sweep(f'{SWEEP}\n[runner]\nplugin = "{plugin}"\n', where="bench")
     with tempfile.TemporaryDirectory() as folder:
@@ -72,11 +72,11 @@ def overhead_ms() -> tuple[float, int]:
         sys.path.insert(0, str(ROOT))
         from tests.fakes.nccl_tests.install import install_stand_in
 
-        order = RunOptions(
+        options = RunOptions(
             sweep_file=EXAMPLE, out=out / "data", nccl_tests_dir=install_stand_in(out / "bin")
         )
         began = time.perf_counter()
-        summary = carry_out(sweep, order, console=Console(stderr=True))
+        summary = start_sweep(sweep, options, console=Console(stderr=True))
         seconds = time.perf_counter() - began
     # Both halves of a block are one measurement of the sweep.
     measured = summary.rows_by_status["ok"] // 2
@@ -87,15 +87,9 @@ def rows_per_s() -> tuple[float, int]:
     """Rows parsed from text each second, and the number of rows."""
     lines = [_row(size) for _ in range(CYCLES) for size in SIZES]
     began = time.perf_counter()
-    output = read_output(
-        lines,
-        Path("absent"),
-        collective=Collective.AllReduce,
-        sizes=SIZES,
-        num_blocks=len(lines),
-    )
+    blocks = read_rows(lines, Path("absent"), collective=Collective.AllReduce, sizes=SIZES)
     seconds = time.perf_counter() - began
-    rows = sum(len(block) for block in output.blocks)
+    rows = sum(len(block) for block in blocks)
     assert rows == 2 * len(lines)
     return rows / seconds, rows
 

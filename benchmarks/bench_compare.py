@@ -20,7 +20,7 @@ import polars as pl
 from harness import write_result
 
 from dynamiccl.collect.compare import CELL, compare
-from dynamiccl.collect.simulate import simulate
+from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.cells import CONFIG_COLUMNS, usable
 from dynamiccl.datasets.store import read
 

@@ -28,7 +28,7 @@ from forecast_jobs import as_calls, play
 from harness import write_result
 
 from dynamiccl.collect.importing.importer import ImportOptions, import_files
-from dynamiccl.collect.simulate import simulate
+from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.cells import CELL_COLUMNS, CONFIG_COLUMNS, independent
 from dynamiccl.datasets.rows import config_of, measurements_table
 from dynamiccl.datasets.schema import TASK_COLUMNS

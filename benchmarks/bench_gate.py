@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from harness import write_result
 
-from dynamiccl.collect.simulate import simulate
+from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.cells import tuned
 from dynamiccl.datasets.scoring import TaskGrid, task_grid
 from dynamiccl.datasets.splits import Split

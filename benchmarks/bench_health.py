@@ -21,8 +21,7 @@ import polars as pl
 from harness import write_result
 
 from dynamiccl.collect.health import Report, examine
-from dynamiccl.collect.runner import Pick, Round
-from dynamiccl.collect.simulated.runner import SimulatorRunner
+from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.sweep.group_shape import GroupShape
 from dynamiccl.collect.sweep.load import Sweep, load_sweep, parse_sweep
 from dynamiccl.collect.sweep.splits import Split
@@ -74,9 +73,9 @@ def rows(nodes: int, *slow: str, gpus: int = GPUS, seed: int = 0, **noise: float
     made = sweep_of(nodes, gpus, seed, **noise)
     runner = SimulatorRunner(made.file)
     found: list[dict[str, Any]] = []
-    for launch in runner.launches(Round(0, tuple(map(Pick, made.trials)))):
+    for launch in runner.launches(0, made.trials):
         done = runner.run(launch, lambda _: None)
-        found += [dict(row) for measured in done.measured for row in measured.rows]
+        found += [dict(row) for _, measured in done.measured for row in measured]
     for row in found:
         hosts = row["num_hosts"]
         comms = Split.parse(row["comm_split"]).comms(hosts, gpus, spare=True)

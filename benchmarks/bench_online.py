@@ -34,7 +34,7 @@ from learning_figures import parallel
 from learning_scenarios import NCCL, OURS, RULE, gain_row, play_place
 from scenario_places import EVERY, JOBS, SWEEP, trained
 
-from dynamiccl.collect.simulate import simulate
+from dynamiccl.collect.simulated import simulate
 from dynamiccl.train.data import TrainingData, load_data
 from dynamiccl.train.online.impala import Learner
 from dynamiccl.train.online.make import make_loop

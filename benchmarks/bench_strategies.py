@@ -33,12 +33,12 @@ import numpy as np
 from harness import write_result
 
 from dynamiccl.collect.importing.importer import import_files
-from dynamiccl.collect.outcomes import Outcome
-from dynamiccl.collect.runner import Pick
-from dynamiccl.collect.strategies import Strategy, choose
+from dynamiccl.collect.strategies import Strategy
 from dynamiccl.collect.strategies.adaptive import Adaptive
+from dynamiccl.collect.strategies.belief import current_beliefs
 from dynamiccl.collect.strategies.exhaustive import Exhaustive
 from dynamiccl.collect.strategies.random_share import RandomShare
+from dynamiccl.collect.strategies.strategy import Outcome, group_by_task
 from dynamiccl.collect.sweep.load import parse_sweep
 from dynamiccl.collect.sweep.settings import StrategySettings
 from dynamiccl.collect.sweep.trial import LaunchProfile, Setting, Trial
@@ -89,7 +89,7 @@ class World:
         number = 0
         while (picks := strategy.next_picks(number, history)) is not None:
             for pick in picks:
-                key = pick.trial.key
+                key = pick.key
                 if self.scatter is None:
                     factor = noise.factor(f"cycle-{number}", f"{key}#{pick.repeat}")
                 else:
@@ -97,6 +97,14 @@ class World:
                 history.append(Outcome(key, number, self.truth[key] * factor, ok=True))
             number += 1
         return history
+
+    def table(self, history: Sequence[Outcome]) -> dict[tuple[Setting, int], Config]:
+        """The config that the belief would take for each task, ABSTAIN where it is not sure."""
+        table: dict[tuple[Setting, int], Config] = {trial.task: ABSTAIN for trial in self.trials}
+        for belief in current_beliefs(group_by_task(self.trials), history, seed=0):
+            if (index := belief.decision(StrategySettings().confidence)) is not None:
+                table[belief.trials[index].task] = belief.trials[index].config
+        return table
 
     def chosen(self, history: Sequence[Outcome]) -> list[tuple[int, float]]:
         """For each chosen config: rounds that measured it, true time / default's."""
@@ -106,7 +114,7 @@ class World:
             rounds[outcome.trial_key].add(outcome.round)
         return [
             (len(rounds[keys[task, config]]), self.truth[keys[task, config]] / self.truth[default])
-            for task, config in choose(self.trials, history).items()
+            for task, config in self.table(history).items()
             if (default := keys[task, ABSTAIN]) != keys[task, config]
         ]
 
@@ -117,8 +125,8 @@ class World:
         for trial in self.trials:
             best[trial.task] = min(best.get(trial.task, math.inf), self.truth[trial.key])
             keys[trial.task, trial.config] = trial.key
-        table = choose(self.trials, history)
-        return np.array([self.truth[keys[t, c]] / best[t] - 1.0 for t, c in table.items()])
+        taken = self.table(history).items()
+        return np.array([self.truth[keys[task, one]] / best[task] - 1.0 for task, one in taken])
 
 
 def simulated_world() -> World:
@@ -215,7 +223,7 @@ def slowest_round_s() -> float:
     slowest = 0.0
 
     class Timed:
-        def next_picks(self, number: int, history: Sequence[Outcome]) -> tuple[Pick, ...] | None:
+        def next_picks(self, number: int, history: Sequence[Outcome]) -> tuple[Trial, ...] | None:
             nonlocal slowest
             began = time.perf_counter()
             picks = strategy.next_picks(number, history)

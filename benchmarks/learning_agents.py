@@ -16,7 +16,7 @@ from typing import Any, Final
 from learning_figures import Number, parallel
 from scenario_places import record_exploring, train_trigger
 
-from dynamiccl.collect.simulate import simulate
+from dynamiccl.collect.simulated import simulate
 from dynamiccl.evaluate.simulate.compare import Estimate, Played, Row, conclude, over_best, play
 from dynamiccl.evaluate.simulate.lineup import Setting, policy_contenders, simple_contenders
 from dynamiccl.evaluate.simulate.page import write_page

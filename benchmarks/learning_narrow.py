@@ -19,7 +19,7 @@ import polars as pl
 from learning_figures import Figures, parallel, student
 from learning_fqe import fitted_value
 
-from dynamiccl.collect.simulate import simulate
+from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import tuned, usable
 from dynamiccl.datasets.features import WINDOW_LENGTH

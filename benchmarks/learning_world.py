@@ -14,7 +14,7 @@ import polars as pl
 import pyarrow as pa
 from learning_play import Played, World
 
-from dynamiccl.collect.simulate import simulate
+from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.datasets.episodes import with_noise

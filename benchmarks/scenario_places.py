@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from dynamiccl.collect.simulate import simulate
+from dynamiccl.collect.simulated import simulate
 from dynamiccl.evaluate.simulate.lineup import Setting
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.record_jobs import Exploration, RecordSettings, record_jobs

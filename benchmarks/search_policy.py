@@ -22,7 +22,7 @@ from search_warm import errors_of, spreads_of
 from search_world import COLLECTIVES, SIZES, Task, chosen_groups
 from sweeps import without
 
-from dynamiccl.collect.simulate import simulate
+from dynamiccl.collect.simulated import simulate
 from dynamiccl.evaluate.simulate.lineup import cold_priors
 from dynamiccl.nccl import Config
 from dynamiccl.serve.search.prior import Prior

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
-from dynamiccl.collect.simulate import simulate
+from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.cells import tuned
 from dynamiccl.datasets.costs import read_costs

@@ -24,10 +24,9 @@ from dynamiccl.collect.importing.command import import_command
 from dynamiccl.collect.launchers import LAUNCHERS
 from dynamiccl.collect.planning.plan import make_plan
 from dynamiccl.collect.planning.show import show_plan
-from dynamiccl.collect.runners import RUNNERS
-from dynamiccl.collect.runs.carry_out import RunOptions, carry_out
-from dynamiccl.collect.runs.run import RunSummary
+from dynamiccl.collect.run import RunSummary
 from dynamiccl.collect.shapes import shapes_command
+from dynamiccl.collect.start import RUNNERS, RunOptions, start_sweep
 from dynamiccl.collect.sweep.load import Sweep, load_sweep
 from dynamiccl.datasets import store
 from dynamiccl.machine import ThisMachine
@@ -111,7 +110,7 @@ def run_command(
     sweep = load_sweep(sweep_file)
     if limit is not None:
         sweep = Sweep(sweep.file, sweep.text, sweep.trials[:limit])
-    order = RunOptions(
+    options = RunOptions(
         sweep_file=sweep_file,
         out=out,
         runner=runner,
@@ -123,7 +122,7 @@ def run_command(
         limit=limit,
         shard=shard,
     )
-    summary = carry_out(sweep, order, console=_stderr)
+    summary = start_sweep(sweep, options, console=_stderr)
     _show_run(summary, out, as_json=as_json)
     if summary.ended in {"interrupted", "detached"}:
         # A script's next step needs a complete sweep.

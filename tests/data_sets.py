@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.runs.run import run_sweep
-from dynamiccl.collect.simulated.runner import SimulatorRunner
+from dynamiccl.collect.run import run_sweep
+from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.sweep.load import parse_sweep
 from tests.once import once
 

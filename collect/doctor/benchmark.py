@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from dynamiccl.checks import Check, fail, ok, warn
-from dynamiccl.collect.benchmark.programs import BINARIES, Program
 from dynamiccl.collect.doctor.context import Context
+from dynamiccl.collect.programs import BINARIES, Program
 from dynamiccl.machine import Machine, ProgramResult
 from dynamiccl.nccl import Collective
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from dynamiccl.checks import Check, Verdict
-from dynamiccl.collect.benchmark.inside import directory_inside
 from dynamiccl.collect.launchers import Job, command, map_into_container
 from dynamiccl.collect.launchers.settings import LauncherSettings
 from dynamiccl.collect.processes.process import Limits, run_process
+from dynamiccl.collect.programs import directory_inside
 from dynamiccl.errors import InvalidSweep, MachineError
 
 #: A first start pulls the image.

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from dynamiccl.collect.planning.processes import Cost, Planner, Process
 from dynamiccl.collect.planning.times import CallTimes
-from dynamiccl.collect.runner import LaunchMode, Round
+from dynamiccl.collect.runner import LaunchMode
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.strategies.strategy import Strategy
 from dynamiccl.collect.sweep.load import Sweep
@@ -75,12 +75,12 @@ def make_plan(sweep: Sweep) -> Plan:
     file, processes = sweep.file, first.processes
     reasons = Counter(t.infeasible for t in sweep.trials if t.infeasible is not None)
     is_adaptive = file.strategy.kind == ADAPTIVE
-    single = first.planner.processes(first.round, must_read_back=lambda _: True, plays=False)
+    single = first.planner.processes(first.picks, must_read_back=lambda _: True, plays=False)
     total, total_single = _over(processes, first.rounds), _over(single, first.rounds)
     cost = first.cost()
-    if is_adaptive and first.round.picks:
+    if is_adaptive and first.picks:
         # Later rounds are smaller than the first.
-        shares = first.strategy.expected_picks() / (first.rounds * len(first.round.picks))
+        shares = first.strategy.expected_picks() / (first.rounds * len(first.picks))
         cost = cost.times(min(shares, 1.0))
     return Plan(
         sweep=file.name,
@@ -118,13 +118,11 @@ class _FirstRound:
         self.planner = Planner(sweep, times)
         self.strategy: Strategy = make_strategy(file, sweep.trials)
         picks = self.strategy.next_picks(0, ()) or ()
-        self.round = Round(0, tuple(pick for pick in picks if pick.trial.infeasible is None))
+        self.picks = tuple(trial for trial in picks if trial.infeasible is None)
         is_adaptive = file.strategy.kind == ADAPTIVE
         self.rounds = file.strategy.max_rounds if is_adaptive else file.cycles
-        self.processes = self.planner.processes(self.round, must_read_back=lambda _: True)
-        self.needed = sum(
-            self.planner.reason_to_skip(pick.trial) is None for pick in self.round.picks
-        )
+        self.processes = self.planner.processes(self.picks, must_read_back=lambda _: True)
+        self.needed = sum(self.planner.reason_to_skip(trial) is None for trial in self.picks)
 
     def cost(self) -> Cost:
         """Cost of all rounds; the read-back pass counts once."""

@@ -5,15 +5,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dynamiccl.collect.benchmark.command import Calls, calls_of, small_bytes
-from dynamiccl.collect.benchmark.grid import Grid, deal
-from dynamiccl.collect.benchmark.layout import lay_out
-from dynamiccl.collect.benchmark.needless import Needless
-from dynamiccl.collect.benchmark.programs import Program
-from dynamiccl.collect.benchmark.read_back import PlainChoice
-from dynamiccl.collect.benchmark.schedules import HALVES, warmup_of
 from dynamiccl.collect.planning.times import CallTimes
-from dynamiccl.collect.runner import Launch, LaunchMode, Pick, Round
+from dynamiccl.collect.programs import Program
+from dynamiccl.collect.runner import Launch, LaunchMode
+from dynamiccl.collect.schedule import (
+    HALVES,
+    Calls,
+    Choice,
+    Grid,
+    Skips,
+    calls_of,
+    deal,
+    lay_out,
+    small_bytes,
+    warmup_of,
+)
 from dynamiccl.collect.sweep.load import Sweep
 from dynamiccl.collect.sweep.trial import Setting, Trial
 from dynamiccl.nccl import ABSTAIN, Config
@@ -77,29 +83,33 @@ class Planner:
         """Take the sweep and the times of its calls."""
         self._file = sweep.file
         self._times = times
-        self._needless = Needless(sweep.file.runner.slow_max)
-        self._needless.know(sweep.trials)
+        self._skips = Skips(sweep.file.runner.slow_max, sweep.trials)
         self._choices = dict(self._read_back(sweep.trials))
         self._shapes = {(g.num_nodes, g.ranks_per_node) for g in sweep.file.groups}
 
     def reason_to_skip(self, trial: Trial) -> str | None:
         """Why a trial is skipped, by the simulator's prediction; or None."""
-        return self._needless.reason(trial, self._choices)
+        return self._skips.reason(trial, self._choices)
 
     def needless(self, trials: Sequence[Trial]) -> dict[str, int]:
         """Number of skipped trials, by reason."""
         found: Counter[str] = Counter()
         for trial in trials:
             if trial.infeasible is None and self.reason_to_skip(trial) is not None:
-                found[self._needless.reason(trial, {}) or _ALIKE] += 1
+                found[self._skips.reason(trial, {}) or _ALIKE] += 1
         return dict(sorted(found.items()))
 
     def processes(
-        self, round_: Round, *, must_read_back: Callable[[Trial], bool], plays: bool | None = None
+        self,
+        trials: Sequence[Trial],
+        *,
+        must_read_back: Callable[[Trial], bool],
+        plays: bool | None = None,
     ) -> tuple[Process, ...]:
         """The processes of a round; `plays`: sweep mode, None = as the sweep file says."""
         laid_out = lay_out(
-            round_,
+            0,
+            trials,
             plays_schedules=self._file.runner.mode != "processes" if plays is None else plays,
             must_read_back=lambda trial: self._file.runner.read_back and must_read_back(trial),
             small_bytes=small_bytes(self._file),
@@ -107,14 +117,14 @@ class Planner:
         return tuple(
             process
             for launch in laid_out
-            for process in self._started(replace(launch, picks=self._needed(launch)))
+            for process in self._started(replace(launch, trials=self._needed(launch)))
         )
 
     def cost(self, processes: Iterable[Process]) -> Cost:
         """Cost of some processes."""
         return sum(map(self._cost, processes), start=NOTHING)
 
-    def _read_back(self, trials: Sequence[Trial]) -> Iterator[tuple[str, PlainChoice]]:
+    def _read_back(self, trials: Sequence[Trial]) -> Iterator[tuple[str, Choice]]:
         """What a read-back of the trials would find, by the simulator."""
         for trial in trials if self._file.runner.read_back else ():
             # Only channel counts can run alike.
@@ -128,17 +138,17 @@ class Planner:
                         [parts.algorithm.wire, parts.protocol.wire, parts.num_channels],
                     )
 
-    def _needed(self, launch: Launch) -> tuple[Pick, ...]:
+    def _needed(self, launch: Launch) -> tuple[Trial, ...]:
         # What runs alike is known only once it was read back.
         known = {} if launch.mode is LaunchMode.READ_BACK else self._choices
-        return tuple(p for p in launch.picks if self._needless.reason(p.trial, known) is None)
+        return tuple(t for t in launch.trials if self._skips.reason(t, known) is None)
 
     def _started(self, launch: Launch) -> Iterator[Process]:
-        """A launch, and then launches for picks that its blocks could not hold."""
-        while launch.picks:
+        """A launch, and then launches for trials that its blocks could not hold."""
+        while launch.trials:
             grid = deal(launch, max_blocks=self._file.runner.max_blocks)
             yield Process(launch, grid)
-            launch = replace(launch, picks=grid.left_over)
+            launch = replace(launch, trials=grid.left_over)
 
     def _cost(self, process: Process) -> Cost:
         launch, grid = process.launch, process.grid
@@ -148,8 +158,8 @@ class Planner:
         found = {STARTS: start_s, _WARM_UP: self._warm_up_s(process, calls)}
         times = self._times.of(launch.setting)
         for cycle in grid.cycles:
-            for pick, size in zip(cycle, grid.benchmark_bytes, strict=True):
-                config = pick.trial.config
+            for trial, size in zip(cycle, grid.benchmark_bytes, strict=True):
+                config = trial.config
                 seconds = HALVES * calls.per_half * times.call_us(size, config) / 1e6
                 is_timed = launch.mode is not LaunchMode.READ_BACK
                 word = self._word(launch.setting, config, size) if is_timed else _READ_BACK
@@ -160,7 +170,7 @@ class Planner:
         setting, times = process.launch.setting, self._times.of(process.launch.setting)
         # A schedule leaves the warm-up to NCCL; what is forced by environment is so from the start.
         scheduled = process.launch.is_scheduled
-        config = ABSTAIN if scheduled else process.launch.picks[0].trial.config
+        config = ABSTAIN if scheduled else process.launch.trials[0].config
         runs = warmup_of(setting, process.grid, calls)
         return sum(count * times.call_us(size, config) for size, count in runs) / 1e6
 

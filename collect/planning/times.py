@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from dynamiccl.collect.simulated.launches import launch_of, surroundings_of
+from dynamiccl.collect.simulated import launch_of, surroundings_of
 from dynamiccl.collect.sweep.trial import SIMULATED, LaunchProfile, Setting
 from dynamiccl.datasets.schema import QUIET
 from dynamiccl.errors import InvalidSweep, UserError

@@ -4,22 +4,20 @@ strategy      what a strategy is, and the tasks of a sweep
 exhaustive    the whole grid, cycle by cycle
 random_share  a fresh uniform share of it in each cycle
 adaptive      where the winner is in doubt
-choose        the table that follows from what was measured
 samples       drift and noise of a history
-kernel, surrogate, belief   what adaptive and choose believe of the times
+kernel, surrogate, belief   what adaptive believes of the times
 """
 
 from collections.abc import Sequence
 
 from dynamiccl.collect.strategies.adaptive import Adaptive
-from dynamiccl.collect.strategies.choose import choose
 from dynamiccl.collect.strategies.exhaustive import Exhaustive
 from dynamiccl.collect.strategies.random_share import RandomShare
 from dynamiccl.collect.strategies.strategy import Strategy
 from dynamiccl.collect.sweep.settings import SweepFile
 from dynamiccl.collect.sweep.trial import Trial
 
-__all__ = ["Strategy", "choose", "make_strategy"]
+__all__ = ["Strategy", "make_strategy"]
 
 
 def make_strategy(file: SweepFile, trials: Sequence[Trial]) -> Strategy:

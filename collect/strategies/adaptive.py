@@ -18,17 +18,15 @@ not drawn.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from dynamiccl.collect.outcomes import Outcome
-from dynamiccl.collect.runner import Pick
-from dynamiccl.collect.strategies.belief import Belief
-from dynamiccl.collect.strategies.choose import by_setting, current_beliefs
+from dynamiccl.collect.strategies.belief import Belief, by_setting, current_beliefs
 from dynamiccl.collect.strategies.samples import Floats
 from dynamiccl.collect.strategies.strategy import (
+    Outcome,
     TaskTrials,
     group_by_task,
     infeasible_picks,
@@ -83,7 +81,7 @@ class Adaptive:
         self._infeasible = infeasible_picks(trials)
         self._tasks = group_by_task(trials)
 
-    def next_picks(self, number: int, history: Sequence[Outcome]) -> tuple[Pick, ...] | None:
+    def next_picks(self, number: int, history: Sequence[Outcome]) -> tuple[Trial, ...] | None:
         """This round's draws; None when all tasks are certain, or rounds or budget are spent."""
         if number >= self._settings.max_rounds:
             return None
@@ -107,14 +105,15 @@ class Adaptive:
         total = first + later * (self._settings.max_rounds - 1)
         return len(self._infeasible) + int(min(total, self._budget))
 
-    def _draw(self, plan: _Plan, number: int) -> tuple[Pick, ...]:
+    def _draw(self, plan: _Plan, number: int) -> tuple[Trial, ...]:
         seed = seed_of(self._name, self._settings.seed, number, plan.task.key)
         generator = np.random.default_rng(seed)
         picks = list(plan.task.default_pair())
         repeats: dict[int, int] = {}
         for slot in plan.slots:
             index = int(generator.choice(len(plan.trials), p=slot))
-            picks.append(Pick(plan.trials[index], repeats.get(index, 0), float(slot[index])))
+            trial, repeat = plan.trials[index], repeats.get(index, 0)
+            picks.append(replace(trial, repeat=repeat, probability=float(slot[index])))
             repeats[index] = repeats.get(index, 0) + 1
         return tuple(picks)
 

@@ -6,7 +6,7 @@ may be, over joint draws from the posterior.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,10 +14,22 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.collect.strategies.kernel import points
-from dynamiccl.collect.strategies.samples import Floats, Samples
-from dynamiccl.collect.strategies.strategy import Subspace, TaskTrials, seed_of, subspace
+from dynamiccl.collect.strategies.samples import (
+    Floats,
+    Samples,
+    condense,
+    failed_trials,
+    times_by_trial,
+)
+from dynamiccl.collect.strategies.strategy import (
+    Outcome,
+    Subspace,
+    TaskTrials,
+    seed_of,
+    subspace,
+)
 from dynamiccl.collect.strategies.surrogate import Observed, Surface, choose_kernel, fit
-from dynamiccl.collect.sweep.trial import Trial
+from dynamiccl.collect.sweep.trial import Setting, Trial
 
 #: Joint draws from the posterior of a task.
 _DRAWS: Final = 400
@@ -90,6 +102,24 @@ class Belief:
     def is_contested(self) -> bool:
         """Whether there is a choice: a default with a time, and a config beside it."""
         return bool(self.trials) and not math.isnan(self.default_mean)
+
+
+def current_beliefs(
+    tasks: Sequence[TaskTrials], history: Sequence[Outcome], *, seed: int
+) -> Iterator[Belief]:
+    """The posterior of every task, setting by setting."""
+    times, failed = times_by_trial(history), failed_trials(history)
+    for setting, members in by_setting(tasks).items():
+        samples = condense(members, times, failed)
+        yield from beliefs_of_setting(members, samples, seed=seed_of(seed, setting.key))
+
+
+def by_setting(tasks: Sequence[TaskTrials]) -> Mapping[Setting, list[TaskTrials]]:
+    """The tasks of each setting, in declaration order."""
+    found: dict[Setting, list[TaskTrials]] = {}
+    for task in tasks:
+        found.setdefault(task.setting, []).append(task)
+    return found
 
 
 def beliefs_of_setting(

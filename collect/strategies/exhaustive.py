@@ -3,9 +3,12 @@
 import random
 from collections.abc import Sequence
 
-from dynamiccl.collect.outcomes import Outcome
-from dynamiccl.collect.runner import Pick
-from dynamiccl.collect.strategies.strategy import group_by_task, infeasible_picks, seed_of
+from dynamiccl.collect.strategies.strategy import (
+    Outcome,
+    group_by_task,
+    infeasible_picks,
+    seed_of,
+)
 from dynamiccl.collect.sweep.trial import Trial
 
 
@@ -21,14 +24,14 @@ class Exhaustive:
         self._picks = tuple(
             pick
             for task in group_by_task(trials)
-            for pick in (*task.default_pair(), *(Pick(trial) for trial in task.candidates))
+            for pick in (*task.default_pair(), *task.candidates)
         )
 
     def next_picks(
         self,
         number: int,
         history: Sequence[Outcome],  # noqa: ARG002 - what is measured does not depend on it
-    ) -> tuple[Pick, ...] | None:
+    ) -> tuple[Trial, ...] | None:
         """The whole grid in this round's order; None after the last cycle."""
         if number >= self._cycles:
             return None

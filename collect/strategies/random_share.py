@@ -3,10 +3,10 @@
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
-from dynamiccl.collect.outcomes import Outcome
-from dynamiccl.collect.runner import Pick
 from dynamiccl.collect.strategies.strategy import (
+    Outcome,
     TaskTrials,
     group_by_task,
     infeasible_picks,
@@ -37,7 +37,7 @@ class RandomShare:
         self,
         number: int,
         history: Sequence[Outcome],  # noqa: ARG002 - what is measured does not depend on it
-    ) -> tuple[Pick, ...] | None:
+    ) -> tuple[Trial, ...] | None:
         """This round's share in random order; None after the last cycle."""
         if number >= self._cycles:
             return None
@@ -53,11 +53,11 @@ class RandomShare:
     def _number_drawn(self, task: TaskTrials) -> int:
         return math.ceil(self._share * len(task.candidates) - 1e-9)
 
-    def _share_of(self, task: TaskTrials, number: int) -> tuple[Pick, ...]:
+    def _share_of(self, task: TaskTrials, number: int) -> tuple[Trial, ...]:
         count = self._number_drawn(task)
         generator = random.Random(seed_of(self._name, self._seed, number, task.key))
         drawn = generator.sample(task.candidates, count)
         return (
             *task.default_pair(),
-            *(Pick(trial, 0, 1 / len(task.candidates)) for trial in drawn),
+            *(replace(trial, probability=1 / len(task.candidates)) for trial in drawn),
         )

@@ -15,8 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.collect.outcomes import Outcome
-from dynamiccl.collect.strategies.strategy import TaskTrials, subspace
+from dynamiccl.collect.strategies.strategy import Outcome, TaskTrials, subspace
 
 Floats = npt.NDArray[np.float64]
 #: log time_us by round, in the order of the rounds.

@@ -1,4 +1,4 @@
-"""Writes settings as the text of a sweep file (`plan --hours`); loading it gives the same ones."""
+"""Writes settings as the text of a sweep file (`gate --plan`); loading it gives the same ones."""
 
 from typing import Any, Final
 

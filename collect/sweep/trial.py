@@ -1,4 +1,4 @@
-"""One point of the grid: a setting, which needs a process of its own, a size and a config."""
+"""A trial: a setting, which needs a process of its own, a size and a config."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -101,13 +101,17 @@ class Setting:
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of the grid: a workload and the config that is requested for it."""
+    """What is asked: a point of the grid (a workload and a config), and which repeat of it."""
 
     setting: Setting
     size_bytes: int
     config: Config
     #: Why NCCL cannot run it; None when it can.
     infeasible: str | None = None
+    #: Number of the repeat within its round, from 0 on.
+    repeat: int = 0
+    #: P(config | task, history) of the strategy's random draw; None = it was not drawn.
+    probability: float | None = None
 
     @property
     def task(self) -> tuple[Setting, int]:
@@ -116,5 +120,5 @@ class Trial:
 
     @cached_property
     def key(self) -> str:  # asked for many times in planning
-        """Stable, readable id within a sweep."""
+        """Stable, readable id within a sweep, the same for all repeats."""
         return f"{self.setting.key}:{self.size_bytes}:{self.config.key}"

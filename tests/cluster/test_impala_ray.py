@@ -34,7 +34,7 @@ def nodes() -> Iterator[RayNodes]:
 def test_a_node_that_dies_costs_its_trajectories_and_not_the_run(
     nodes: RayNodes, tmp_path: Path
 ) -> None:
-    from dynamiccl.collect.simulate import simulate
+    from dynamiccl.collect.simulated import simulate
 
     simulate(SWEEP, tmp_path / "data")
     command = [sys.executable, "-P", "-m", "dynamiccl.train.cli", "fit", "--json"]

@@ -1,9 +1,9 @@
 """A strategy for tests of the run loop: every trial once a cycle, the default twice."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from dynamiccl.collect.outcomes import Outcome
-from dynamiccl.collect.runner import Pick
+from dynamiccl.collect.strategies.strategy import Outcome
 from dynamiccl.collect.sweep.trial import Trial
 from dynamiccl.nccl import ABSTAIN
 
@@ -16,12 +16,12 @@ class Cycles:
         self._cycles = cycles
         self.asked: list[tuple[int, int]] = []
 
-    def next_picks(self, number: int, history: Sequence[Outcome]) -> tuple[Pick, ...] | None:
+    def next_picks(self, number: int, history: Sequence[Outcome]) -> tuple[Trial, ...] | None:
         self.asked.append((number, len(history)))
         if number >= self._cycles:
             return None
         return tuple(
-            Pick(trial, repeat)
+            replace(trial, repeat=repeat)
             for trial in self._trials
             for repeat in range(2 if trial.config == ABSTAIN else 1)
             if trial.infeasible is None or number == 0

@@ -10,7 +10,7 @@ import pytest
 
 from dynamiccl.collect.compare import CELL, OWN_CHOICE, compare
 from dynamiccl.collect.importing.importer import ImportOptions, import_files
-from dynamiccl.collect.simulate import simulate
+from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.cells import usable
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.store import read, write_part

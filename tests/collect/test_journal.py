@@ -1,172 +1,202 @@
+"""The journal: what a launch leaves on disk, the parts made of it, and who may write there."""
+
 import errno
+import fcntl
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.collect.runs.journal import Journal, Record, Sealing
+from dynamiccl.collect.journal import (
+    Journal,
+    Shard,
+    SweepLock,
+    begin_again,
+    commits_on_disk,
+    how_it_ended,
+    journal_folder,
+    with_noise_band,
+)
+from dynamiccl.collect.runner import Launch, LaunchMode
+from dynamiccl.datasets import store
+from dynamiccl.datasets.rows import measurements_table
+from dynamiccl.datasets.schema import MEASUREMENTS
 from dynamiccl.errors import CorruptFile, MachineError, UserError
+from tests.collect.benchmark.sweeps import sweep
+from tests.rows import MIB, default, forced
 
-GRID = {"trials": "abc", "runner": "Fake"}
-
-
-def commit(number: int, **more: Any) -> Record:
-    return {
-        "launch": f"l{number}",
-        "round": 0,
-        "unfinished": [],
-        "quarantined": [],
-        "facts": {},
-        "outcomes": [],
-        "rows": [{"number": number}],
-        **more,
-    }
+MADE = sweep()
+TRIALS = MADE.trials
+STAMP = datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
 
 
-def journal(folder: Path, *, resume: bool = True, grid: dict[str, str] | None = None) -> Journal:
-    return Journal(folder, grid or GRID, resume=resume)
+def launch(number: int, *rows: dict[str, Any], **more: Any) -> Launch:
+    named = tuple({**row, "system": "box", "sweep": "grid", "launch": f"l{number}"} for row in rows)
+    measured = ((TRIALS[0], named),) if named else ()
+    setting = TRIALS[0].setting
+    return Launch(f"l{number}", 0, setting, LaunchMode.SWEEP, TRIALS[:1], measured=measured, **more)
 
 
-def launches(found: Journal) -> list[str]:
-    return [record["launch"] for record in found.commits]
+def journal(out: Path, *, resume: bool = True, made: Any = MADE, runner: str = "r") -> Journal:
+    out.mkdir(exist_ok=True)
+    return Journal(made, out, runner, resume=resume)
 
 
-def nothing(_: Sealing) -> None:
-    raise AssertionError("nothing is to be sealed")
+def folder_of(out: Path) -> Path:
+    return journal_folder(MADE, out, Shard())
 
 
-def test_commits_are_there_when_it_is_opened_again(tmp_path: Path) -> None:
+def rows_in_parts(out: Path) -> list[str]:
+    return sorted(store.read(out)["launch"].to_list()) if store.part_paths(out) else []
+
+
+# --- What is on disk ---
+
+
+def test_what_was_committed_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
     with journal(tmp_path) as first:
-        first.begin_round({"round": 0, "picks": [["a", 0, None]]})
-        first.commit(commit(0))
-        first.commit(commit(1, facts={"x": 1}))
+        first.begin_round(TRIALS[:2])
+        first.commit(launch(0, default(1.0, timestamp=STAMP)), 1.5)
+        culprit = (TRIALS[1], {"status": "failed", "reason": "exit code 1"})
+        first.commit(launch(1, facts={"x": 1}, left=TRIALS[1:2], culprit=culprit), 0.25)
     with journal(tmp_path) as second:
-        assert launches(second) == ["l0", "l1"]
-        assert second.rounds == [{"round": 0, "picks": [["a", 0, None]]}]
-        assert second.commits[1]["facts"] == {"x": 1}
+        keys = [trial.key for trial in TRIALS[:2]]
+        assert second.rounds == [{"round": 0, "trials": [[key, 0, None] for key in keys]}]
+        assert list(second.launches) == ["l0", "l1"]
+        assert second.launches["l0"]["measured"][0][:2] == [keys[0], 0]
+        assert second.launches["l1"] == {
+            "launch": "l1",
+            "round": 0,
+            "mode": "sweep",
+            "seconds": 0.25,
+            "measured": [],
+            "left": [[keys[1], 0, None]],
+            "facts": {"x": 1},
+            "culprit": [keys[1], "failed", "exit code 1"],
+        }
 
 
-def test_sealed_rows_are_handed_on_once_and_the_rest_is_kept(tmp_path: Path) -> None:
-    sealed: list[tuple[int, list[Any]]] = []
-
-    def keep(sealing: Sealing) -> None:
-        sealed.append((sealing.segment, [commit["rows"] for commit in sealing.commits]))
-
+def test_segment_becomes_one_part_and_keeps_what_a_resume_asks_for(tmp_path: Path) -> None:
     with journal(tmp_path) as first:
-        first.commit(commit(0))
-        first.seal(keep)
-        first.seal(nothing)
-        first.commit(commit(1))
-        first.seal(keep)
-        assert all("rows" not in record for record in first.commits)
-    assert sealed == [(0, [[{"number": 0}]]), (1, [[{"number": 1}]])]
+        first.commit(launch(0, default(100.0, timestamp=STAMP), default(110.0, repeat=1)), 1)
+        first.commit(launch(1), 1)
+        first.commit(launch(2, forced("Ring", "LL", 90.0, throttled=True)), 1)
+        assert commits_on_disk(folder_of(tmp_path)) == 3
+        first.close_segment()
+        first.close_segment()
+    [path] = store.part_paths(tmp_path)
+    rows = store.read(tmp_path)
+    assert rows["launch"].to_list() == ["l0", "l0", "l2"]
+    assert rows["aa_noise_band"].to_list() == pytest.approx([0.1] * 3)
+    assert rows["timestamp"].to_list() == [STAMP, None, None]
+    origin = store.part_provenance(path)
+    assert (origin["segment"], origin["runner"], origin["sweep_file"]) == (0, "r", MADE.text)
+    [cut] = folder_of(tmp_path).glob("segment-*")
+    assert cut.name == "segment-000000.cut"
     with journal(tmp_path) as second:
-        assert launches(second) == ["l0", "l1"]
-        assert all("rows" not in record for record in second.commits)
-        second.settle({0, 1}, nothing)
+        [kept] = second.launches["l2"]["measured"]
+        assert kept[2] == [{"time_us": 90.0, "throttled": True, "in_place": False}]
+        assert commits_on_disk(folder_of(tmp_path)) == 3
 
 
-def test_open_segment_of_a_crash_is_sealed_by_the_next_run(tmp_path: Path) -> None:
+def test_crash_between_any_two_steps_loses_no_row_and_doubles_none(tmp_path: Path) -> None:
+    """Lines alone; lines and the part; lines, part and what was cut: whoever opens settles it."""
+    folder = folder_of(tmp_path)
     with journal(tmp_path) as first:
-        first.commit(commit(0))
-    sealed: list[Sealing] = []
+        first.commit(launch(0, default(1.0)), 1)
+    lines = (folder / "segment-000000.jsonl").read_bytes()
     with journal(tmp_path) as second:
-        second.settle(set(), sealed.append)
-        second.commit(commit(1))
-        second.seal(sealed.append)
-    assert [s.segment for s in sealed] == [0, 1]
+        assert rows_in_parts(tmp_path) == ["l0"]
+        second.commit(launch(1, default(2.0)), 1)
+    cut = (folder / "segment-000000.cut").read_bytes()
+    (folder / "segment-000000.cut").unlink()
+    (folder / "segment-000000.jsonl").write_bytes(lines)
     with journal(tmp_path) as third:
-        third.settle({0, 1}, nothing)
-        assert launches(third) == ["l0", "l1"]
+        assert list(third.launches) == ["l0", "l1"]
+        assert rows_in_parts(tmp_path) == ["l0", "l1"]
+    assert (folder / "segment-000000.cut").read_bytes() == cut
+    (folder / "segment-000000.jsonl").write_bytes(lines)
+    (folder / ".writing-segment-000001.cut").write_text("half")
+    parts = store.part_paths(tmp_path)
+    (parts[0].parent / ".writing-4711.parquet").write_bytes(b"PAR1 half")
+    with journal(tmp_path) as last:
+        assert list(last.launches) == ["l0", "l1"]
+        last.commit(launch(2, default(3.0)), 1)
+        last.close_segment()
+    assert rows_in_parts(tmp_path) == ["l0", "l1", "l2"]
 
 
-def test_part_that_was_written_before_a_crash_is_not_written_again(tmp_path: Path) -> None:
-    def crash(_: Sealing) -> None:
-        raise KeyboardInterrupt
-
-    with journal(tmp_path) as first:
-        first.commit(commit(0))
-        with pytest.raises(KeyboardInterrupt):
-            first.seal(crash)
-    with journal(tmp_path) as second:
-        second.settle({0}, nothing)
-        assert launches(second) == ["l0"]
-    assert not list(tmp_path.glob("segment-*.jsonl"))
-
-
-def test_lines_left_beside_their_sealed_segment_count_once(tmp_path: Path) -> None:
-    with journal(tmp_path) as first:
-        first.commit(commit(0))
-        lines = (tmp_path / "segment-000000.jsonl").read_text()
-        first.seal(lambda _: None)
-    (tmp_path / "segment-000000.jsonl").write_text(lines)
-    with journal(tmp_path) as second:
-        second.settle({0}, nothing)
-        assert launches(second) == ["l0"]
-
-
-@given(cut=st.integers(1, 400))
+@given(cut=st.integers(1, 1200))
 @settings(deadline=None, max_examples=40)
-def test_torn_last_line_is_no_commit(cut: int, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("journal")
-    with journal(folder) as first:
-        first.commit(commit(0))
-        first.commit(commit(1))
-    path = folder / "segment-000000.jsonl"
+def test_torn_last_line_is_no_launch(cut: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    out = tmp_path_factory.mktemp("torn")
+    with journal(out) as first:
+        first.commit(launch(0, default(1.0)), 1)
+        first.commit(launch(1, default(2.0)), 1)
+    path = folder_of(out) / "segment-000000.jsonl"
     whole = path.read_bytes()
-    cut = min(cut, len(whole))
-    path.write_bytes(whole[:-cut])
-    left = whole[:-cut].count(b"\n")
-    with journal(folder) as second:
-        assert launches(second) == [f"l{number}" for number in range(left)]
-        second.commit(commit(7))
-    with journal(folder) as third:
-        assert launches(third) == [*(f"l{number}" for number in range(left)), "l7"]
+    path.write_bytes(whole[: -min(cut, len(whole))])
+    left = [f"l{number}" for number in range(path.read_bytes().count(b"\n"))]
+    with journal(out) as second:
+        assert list(second.launches) == left
+        second.commit(launch(7, default(1.0)), 1)
+    with journal(out) as third:
+        assert list(third.launches) == [*left, "l7"]
+    assert rows_in_parts(out) == [*left, "l7"]
 
 
-def test_damage_in_the_middle_is_refused_with_the_file_s_name(tmp_path: Path) -> None:
+def test_damage_in_the_middle_is_refused_with_the_files_name(tmp_path: Path) -> None:
     with journal(tmp_path) as first:
-        first.commit(commit(0))
-        first.commit(commit(1))
-    path = tmp_path / "segment-000000.jsonl"
+        first.commit(launch(0), 1)
+        first.commit(launch(1), 1)
+    path = folder_of(tmp_path) / "segment-000000.jsonl"
     path.write_bytes(b"{oops" + path.read_bytes()[5:])
     with pytest.raises(CorruptFile, match=r"segment-000000\.jsonl is damaged"), journal(tmp_path):
         pass
 
 
-def test_begun_sweep_needs_resume_and_another_grid_is_refused(tmp_path: Path) -> None:
+def test_parts_of_others_are_not_its_own(tmp_path: Path) -> None:
+    with journal(tmp_path) as first:
+        first.commit(launch(0, default(1.0)), 1)
+    other = measurements_table([{**default(9.0), "system": "box", "sweep": "grid"}])
+    store.write_part(tmp_path, other, provenance={"journal": "another", "segment": 0})
+    with journal(tmp_path):
+        assert store.read(tmp_path).height == 2
+
+
+def test_begun_sweep_needs_resume_and_the_same_grid_and_runner(tmp_path: Path) -> None:
     with journal(tmp_path, resume=False):
         pass
     with pytest.raises(UserError, match="go on with --resume"), journal(tmp_path, resume=False):
         pass
-    other = {**GRID, "trials": "xyz"}
-    with pytest.raises(UserError, match="other trials"), journal(tmp_path, grid=other):
+    for other in (journal(tmp_path, made=sweep(cycles="1", protocols='["LL"]')),):
+        with pytest.raises(UserError, match="other trials"), other:
+            pass
+    with pytest.raises(UserError, match="other trials"), journal(tmp_path, runner="simulator"):
+        pass
+    with journal(tmp_path, made=sweep(cycles="9")):
         pass
 
 
-def test_second_run_is_refused_while_the_first_lives(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from dynamiccl.collect.runs.journal import Journal\n"
-        f"with Journal(Path({str(tmp_path)!r}), {GRID!r}, resume=True):\n"
-        "    print('locked', flush=True); sys.stdin.read()"
-    )
-    command = [sys.executable, "-P", "-c", code]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdin is not None
-        assert holder.stdout.readline() == b"locked\n"
-        with pytest.raises(UserError, match=rf"process {holder.pid} on .* is running this sweep"):
-            journal(tmp_path).__enter__()
-        holder.kill()
-        holder.wait()
-        with journal(tmp_path):
-            pass  # a killed run holds nothing
+def test_how_it_ended_is_of_one_text_and_can_be_forgotten(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    assert how_it_ended(folder, MADE.text) is None
+    with journal(tmp_path) as first:
+        first.complete("budget")
+    assert how_it_ended(folder, MADE.text) == "budget"
+    assert how_it_ended(folder, MADE.text + "\n") is None
+    begin_again(folder)
+    assert how_it_ended(folder, MADE.text) is None
 
 
 def test_full_disk_stops_cleanly_and_keeps_what_was_there(
@@ -184,18 +214,212 @@ def test_full_disk_stops_cleanly_and_keeps_what_was_there(
         return written
 
     with journal(tmp_path) as first:
-        first.commit(commit(0))
+        first.commit(launch(0), 1)
         monkeypatch.setattr(os, "write", write)
         with pytest.raises(MachineError, match="the disk is full; everything measured before"):
-            first.commit(commit(1))
+            first.commit(launch(1), 1)
         monkeypatch.undo()
-    assert (tmp_path / "segment-000000.jsonl").read_bytes().count(b"\n") == 1
     with journal(tmp_path) as second:
-        assert launches(second) == ["l0"]
+        assert list(second.launches) == ["l0"]
 
 
-def test_records_are_plain_json_lines(tmp_path: Path) -> None:
-    with journal(tmp_path) as first:
-        first.commit(commit(0))
-    [line] = (tmp_path / "segment-000000.jsonl").read_text().splitlines()
-    assert json.loads(line) == commit(0)
+# --- The noise band ---
+
+
+def bands(*rows: dict[str, Any]) -> list[float | None]:
+    found: list[float | None] = with_noise_band(measurements_table(rows))[
+        "aa_noise_band"
+    ].to_pylist()
+    return found
+
+
+def test_band_is_how_much_nine_in_ten_pairs_of_defaults_differ() -> None:
+    rows = [default(100.0), default(103.0, repeat=1), forced("Ring", "LL", 50.0)]
+    assert bands(*rows) == pytest.approx([0.03] * 3)
+    # 100..104: ten pairs; the largest is 4 %, the ninth by size 3/101.
+    assert bands(*(default(100.0 + i, repeat=i) for i in range(5)))[0] == pytest.approx(0.03)
+    assert bands(default(1.0), default(2.0, size_bytes=2 * MIB)) == [None, None]
+    # Two processes make a pair: untouched, and under our plugin.
+    assert bands(default(1.0), default(2.0, default_scope="profile")) == [1.0, 1.0]
+    assert with_noise_band(measurements_table([])).schema == MEASUREMENTS
+    assert bands(default(None, status="failed")) == [None]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"in_place": True},
+        {"status": "wrong_values"},
+        {"time_us": None},
+        {"throttled": True},
+        {"ecc_errors": 1},
+        {"is_default": False, "requested_algorithm": "Ring"},
+        {"round": 1},
+        {"collective": "AllGather"},
+        {"num_nodes": 2},
+        {"ranks_per_node": 4},
+        {"datatype": "half"},
+        {"launch_profile": "net"},
+        {"interference_kind": "cpu", "interference_level": 0.5},
+    ],
+)
+def test_only_usable_defaults_of_one_setting_and_round_make_a_pair(other: dict[str, Any]) -> None:
+    assert bands(default(1.0), {**default(2.0, repeat=1), **other}) == [None, None]
+
+
+def test_unknown_conditions_are_equal_to_each_other() -> None:
+    unknown = {"num_nodes": None, "ranks_per_node": None, "datatype": None, "round": None}
+    rows = [default(100.0, **unknown), default(150.0, repeat=1, **unknown)]
+    assert bands(*rows) == pytest.approx([0.5, 0.5])
+
+
+ROW = st.fixed_dictionaries(
+    {
+        "time_us": st.floats(1.0, 100.0),
+        "size_bytes": st.sampled_from([64, 128]),
+        "round": st.sampled_from([0, 1]),
+        "default_scope": st.sampled_from(["untouched", "profile"]),
+        "status": st.sampled_from(["ok", "ok", "ok", "failed"]),
+        "in_place": st.sampled_from([False, False, True]),
+        "is_default": st.booleans(),
+    }
+)
+
+
+@given(rows=st.lists(ROW, max_size=24))
+@settings(deadline=None, max_examples=60)
+def test_band_is_that_of_brute_force(rows: list[dict[str, Any]]) -> None:
+    table = with_noise_band(measurements_table({**default(), **row} for row in rows))
+    assert table.schema == MEASUREMENTS
+    assert table["time_us"].to_pylist() == [row["time_us"] for row in rows]
+    for row, band in zip(rows, table["aa_noise_band"].to_pylist(), strict=True):
+        good = [
+            other
+            for other in rows
+            if other["round"] == row["round"]
+            and other["is_default"]
+            and other["status"] == "ok"
+            and not other["in_place"]
+        ]
+        spreads = [
+            max(a["time_us"], b["time_us"]) / min(a["time_us"], b["time_us"]) - 1.0
+            for a, b in combinations(good, 2)
+            if a["size_bytes"] == b["size_bytes"]
+        ]
+        if not spreads:
+            assert band is None
+            continue
+        # A percentile lies at or between two of them.
+        low, high = (np.quantile(spreads, 0.9, method=side) for side in ("lower", "higher"))
+        assert low * (1 - 1e-9) <= band <= high * (1 + 1e-9)
+
+
+# --- One run at a time ---
+
+HOLDS: Final = """
+import sys
+from pathlib import Path
+from dynamiccl.collect.journal import SweepLock
+if sys.argv[2] == "without":
+    import errno, fcntl
+    def flock(*_): raise OSError(errno.ENOSYS, "Function not implemented")
+    fcntl.flock = flock
+lock = SweepLock(Path(sys.argv[1]), take_over=False)
+lock.take()
+print("taken", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(name="held", params=["with", "without"])
+def held_fixture(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A lock that another process holds, on a file system with and without locks."""
+    command = [sys.executable, "-P", "-c", HOLDS, str(tmp_path), request.param]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"taken\n"
+        if request.param == "without":
+            no_locks(monkeypatch)
+        yield request.param, holder
+        holder.kill()
+
+
+def no_locks(monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOLCK) -> None:
+    def flock(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def lock(folder: Path, *, take_over: bool = False) -> SweepLock:
+    return SweepLock(folder, take_over=take_over)
+
+
+def test_second_run_is_refused_while_the_first_lives(
+    held: tuple[str, subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    locks, holder = held
+    runs = "is running" if locks == "with" else r".*may be running"
+    with pytest.raises(UserError, match=rf"process {holder.pid} on .* ?{runs} this sweep"):
+        lock(tmp_path).take()
+    holder.kill()
+    holder.wait()
+    if locks == "without":
+        # The owner's file stays, and nobody can tell.
+        with pytest.raises(UserError, match=r"where you know that it is gone, add --take-over"):
+            lock(tmp_path).take()
+    taken = lock(tmp_path, take_over=locks == "without")
+    taken.take()
+    taken.release()
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_without_locks_it_is_taken_once_and_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_locks(monkeypatch)
+    first = lock(tmp_path)
+    first.take()
+    with pytest.raises(UserError, match=rf"process {os.getpid()} on .* may be running this sweep"):
+        lock(tmp_path).take()
+    (tmp_path / "owner").write_text("{}")  # another run took it over
+    first.release()
+    assert (tmp_path / "owner").read_text() == "{}"
+
+
+def test_a_requeued_job_takes_over_from_itself_and_another_job_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_locks(monkeypatch)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    lock(tmp_path).take()
+    with pytest.raises(UserError, match=r"\(job 7\) may be running this sweep"):
+        lock(tmp_path).take()
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    with pytest.raises(UserError, match=r"\(job 7\) may be running this sweep"):
+        lock(tmp_path).take()
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    lock(tmp_path).take()
+    assert json.loads((tmp_path / "owner").read_text())["restart"] == 1
+
+
+def test_owners_file_that_a_full_disk_cut_short_needs_take_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_locks(monkeypatch)
+    (tmp_path / "owner").write_text('{"job"')
+    with pytest.raises(UserError, match=r"another process .* add --take-over"):
+        lock(tmp_path).take()
+
+
+def test_an_error_that_is_not_about_locks_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_locks(monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match="Input/output"):
+        lock(tmp_path).take()

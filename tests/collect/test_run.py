@@ -1,30 +1,28 @@
+"""The run loop: rounds, resume, budget, quarantine, retry, and what never begins."""
+
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 
-from dynamiccl.collect.outcomes import Outcome
-from dynamiccl.collect.runner import (
-    Launch,
-    LaunchResult,
-    Measured,
-    Quarantined,
-    Round,
-    Row,
-    Runner,
-)
-from dynamiccl.collect.runs.run import RunSummary, Shard, run_sweep
-from dynamiccl.collect.simulated.runner import SimulatorRunner
+from dynamiccl.collect.journal import Shard, how_it_ended, journal_folder
+from dynamiccl.collect.progress import SweepProgress
+from dynamiccl.collect.run import RunSummary, run_sweep
+from dynamiccl.collect.runner import Launch, LaunchMode, Row, Runner, lost_row, trial_row
+from dynamiccl.collect.simulated import SimulatorRunner
+from dynamiccl.collect.strategies.strategy import Outcome
 from dynamiccl.collect.sweep.load import Sweep, parse_sweep
 from dynamiccl.collect.sweep.trial import Trial
-from dynamiccl.collect.trial_rows import pick_row
 from dynamiccl.datasets import store
-from dynamiccl.datasets.schema import REQUESTED_COLUMNS, Source
-from dynamiccl.errors import InvalidSweep, UserError
+from dynamiccl.datasets.schema import REQUESTED_COLUMNS, Source, Status
+from dynamiccl.errors import InvalidSweep, MachineError, UserError
+from dynamiccl.nccl import ABSTAIN
 from tests.collect.cycles import Cycles
 
 TEXT = """
@@ -37,6 +35,7 @@ groups = [{ num_nodes = 2, ranks_per_node = 8 }]
 sizes = { min = "1M", max = "4M" }
 cycles = 3
 """
+ONE = TEXT.replace('"AllReduce", "AllGather"', '"AllReduce"')
 #: 3 sizes x 2 collectives x (default twice, Ring/LL, Ring/Simple) and NVLSTree/Simple of AllReduce.
 PICKS, INFEASIBLE = 3 * (2 * 4 + 1), 3 * 3
 
@@ -77,42 +76,54 @@ class Interrupted(Exception):
 class StopsAfter(SimulatorRunner):
     """The simulator on a machine that goes down in the middle of a launch."""
 
-    def __init__(self, made: Sweep, picks: int) -> None:
+    def __init__(self, made: Sweep, trials: int, name: str = "simulator") -> None:
         super().__init__(made.file)
-        self._left = picks
-        self.seen: list[str] = []
+        self.name = name
+        self._left = trials
 
-    def run(self, launch: Launch, progress: Callable[[int], None]) -> LaunchResult:
-        if self._left >= 0 and len(launch.picks) > self._left:
+    def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
+        if self._left >= 0 and len(launch.trials) > self._left:
             raise Interrupted
-        self._left -= len(launch.picks)
-        self.seen.append(launch.id)
+        self._left -= len(launch.trials)
         return super().run(launch, progress)
 
 
-def test_every_pick_is_a_row(tmp_path: Path) -> None:
+class Progress(SweepProgress):
+    """Keeps what it is told, and says stop after so many outcomes."""
+
+    def __init__(self, stop_after: int = 10**9) -> None:
+        super().__init__("grid", stopping=lambda: len(self.outcomes) >= stop_after)
+        self.expected = self.advanced = 0
+        self.outcomes: list[Outcome] = []
+
+    def expect(self, trials: int) -> None:
+        self.expected = trials
+
+    def advance(self, trials: int) -> None:
+        self.advanced += trials
+
+    def outcome(self, trial: Trial, outcome: Outcome) -> None:
+        assert trial.key == outcome.trial_key
+        self.outcomes.append(outcome)
+
+
+# --- Rounds and parts ---
+
+
+def test_every_pick_is_a_row_and_each_round_a_part(tmp_path: Path) -> None:
     summary = run(tmp_path)
     assert (summary.trials, summary.rounds_done, summary.ended) == (30, 3, "done")
     assert (summary.launches_run, summary.launches_skipped) == (6, 0)
-    assert summary.rows_written == 3 * PICKS + INFEASIBLE
     assert summary.rows_by_status == {"ok": 3 * PICKS, "infeasible": INFEASIBLE}
+    assert summary.rows_written == 3 * PICKS + INFEASIBLE
     rows = store.read(tmp_path)
-    assert rows.filter(pl.col("status") == "ok").group_by("run", "round").len().sort(
-        "run"
-    ).rows() == [(f"cycle-{number}", number, PICKS) for number in range(3)]
+    by_run = rows.filter(pl.col("status") == "ok").group_by("run", "round").len().sort("run")
+    assert by_run.rows() == [(f"cycle-{number}", number, PICKS) for number in range(3)]
     lost = rows.filter(pl.col("status") == "infeasible")
     assert set(lost["reason"]) == {"NVLSTree has no LL for AllReduce", "AllGather has no NVLSTree"}
-
-
-def test_each_round_is_a_part_of_its_own(tmp_path: Path) -> None:
-    run(tmp_path)
+    assert rows["source"].unique().to_list() == ["simulator"]
     assert len(parts(tmp_path)) == 3
     assert all(pl.read_parquet(path)["run"].n_unique() == 1 for path in parts(tmp_path))
-
-
-def test_rows_are_marked_as_simulated(tmp_path: Path) -> None:
-    run(tmp_path)
-    assert store.read(tmp_path)["source"].unique().to_list() == ["simulator"]
 
 
 def test_default_requests_nothing_and_says_what_ran(tmp_path: Path) -> None:
@@ -124,38 +135,48 @@ def test_default_requests_nothing_and_says_what_ran(tmp_path: Path) -> None:
     assert rows["verified"].all()
 
 
-def test_noise_band_is_the_spread_of_default_pairs(tmp_path: Path) -> None:
+def test_provenance_holds_the_sweep_and_the_runner(tmp_path: Path) -> None:
     run(tmp_path)
-    rows = store.read(tmp_path)
-    assert rows["aa_noise_band"].null_count() == INFEASIBLE - 9 + 0
-    key = ["round", "collective"]
-    pairs = (
-        rows.filter("is_default")
-        .group_by([*key, "size_bytes"])
-        .agg(spread=pl.col("time_us").max() / pl.col("time_us").min() - 1)
-        .group_by(key)
-        .agg(band=pl.col("spread").quantile(0.9))
-    )
-    joined = rows.join(pairs, on=key)
-    assert joined.height == rows.height
-    assert (joined["aa_noise_band"] - joined["band"]).abs().max() < 1e-12  # type: ignore[operator]
+    record = store.provenance_of(tmp_path)[0]
+    assert record["sweep_file"] == TEXT
+    assert (record["tool"], record["runner"]) == ("run", "simulator")
+    assert {"git_commit", "host", "python", "dynamiccl_version"} <= record.keys()
+
+
+def test_another_sweep_or_system_in_the_same_directory_is_not_in_the_way(tmp_path: Path) -> None:
+    run(tmp_path)
+    run(tmp_path, sweep(TEXT.replace('"grid"', '"other"')))
+    run(tmp_path, sweep(TEXT.replace('"sim"', '"other"')))
+    assert store.read(tmp_path).height == 3 * (3 * PICKS + INFEASIBLE)
+
+
+def test_progress_is_told_of_every_pick(tmp_path: Path) -> None:
+    progress = Progress()
+    run(tmp_path, progress=progress)
+    assert progress.expected == progress.advanced == 3 * PICKS + INFEASIBLE
+    assert len(progress.outcomes) == 3 * PICKS + INFEASIBLE
+    assert sum(not outcome.ok for outcome in progress.outcomes) == INFEASIBLE
+
+
+def test_shards_share_the_launches_and_together_are_the_sweep(tmp_path: Path) -> None:
+    for index in range(2):
+        run(tmp_path / "shards", shard=Shard(index, 2), resume=True)
+    run(tmp_path / "whole")
+    assert figures(tmp_path / "shards") == figures(tmp_path / "whole")
+
+
+# --- Resume ---
 
 
 def test_sweep_that_is_there_is_not_run_again(tmp_path: Path) -> None:
     run(tmp_path)
-    before = figures(tmp_path)
+    before, files = figures(tmp_path), parts(tmp_path)
     with pytest.raises(UserError, match=r"was begun here; go on with --resume"):
         run(tmp_path)
-    assert figures(tmp_path) == before
-
-
-def test_resume_of_a_finished_sweep_does_nothing(tmp_path: Path) -> None:
-    run(tmp_path)
-    before = parts(tmp_path)
     summary = run(tmp_path, resume=True)
     assert (summary.launches_run, summary.rows_written) == (0, 0)
     assert summary.launches_skipped == 6 + 2
-    assert parts(tmp_path) == before
+    assert (figures(tmp_path), parts(tmp_path)) == (before, files)
 
 
 @pytest.mark.parametrize("stop", [0, PICKS // 2, PICKS, 2 * PICKS, 3 * PICKS - 1])
@@ -178,6 +199,25 @@ def test_round_that_was_begun_is_not_picked_again(tmp_path: Path) -> None:
     assert strategy.asked[3:] == [(1, 36), (2, 63), (3, 90)]
 
 
+def test_outcomes_are_the_same_after_a_resume(tmp_path: Path) -> None:
+    """They are read from the rows: of the journal while a round lasts, of what is left later."""
+    made = sweep()
+
+    class Keeps(Cycles):
+        known: list[Outcome]
+
+        def next_picks(self, number: int, history: Sequence[Outcome]) -> tuple[Trial, ...] | None:
+            self.known = list(history)
+            return super().next_picks(number, history)
+
+    whole = Keeps(made.trials, 3)
+    run_sweep(made, whole, SimulatorRunner(made.file), tmp_path, resume=False)
+    again = Keeps(made.trials, 3)
+    run_sweep(made, again, SimulatorRunner(made.file), tmp_path, resume=True)
+    assert len(whole.known) == 3 * PICKS + INFEASIBLE
+    assert again.known == whole.known
+
+
 def test_more_cycles_are_added_to_those_that_are_there(tmp_path: Path) -> None:
     run(tmp_path)
     longer = sweep(TEXT.replace("cycles = 3", "cycles = 5"))
@@ -186,100 +226,39 @@ def test_more_cycles_are_added_to_those_that_are_there(tmp_path: Path) -> None:
     assert figures(tmp_path) == figures(tmp_path / "whole")
 
 
-def test_another_sweep_or_system_in_the_same_directory_is_not_in_the_way(tmp_path: Path) -> None:
-    run(tmp_path)
-    run(tmp_path, sweep(TEXT.replace('"grid"', '"other"')))
-    run(tmp_path, sweep(TEXT.replace('"sim"', '"other"')))
-    assert store.read(tmp_path).height == 3 * (3 * PICKS + INFEASIBLE)
+def test_asked_to_stop_it_finishes_the_launch_and_writes_a_part(tmp_path: Path) -> None:
+    summary = run(tmp_path, progress=Progress(stop_after=20))
+    assert (summary.ended, summary.rounds_done) == ("interrupted", 0)
+    assert len(parts(tmp_path)) == 1
+    again = Progress()
+    assert run(tmp_path, resume=True, progress=again).ended == "done"
+    assert again.advanced == 3 * PICKS + INFEASIBLE
+    run(tmp_path / "whole")
+    assert figures(tmp_path) == figures(tmp_path / "whole")
 
 
-def test_parts_without_a_journal_are_not_added_to(tmp_path: Path) -> None:
-    run(tmp_path / "a")
+def test_what_does_not_fit_the_journal_is_refused_and_left_alone(tmp_path: Path) -> None:
+    whole = sweep()
+    run(tmp_path / "a", Sweep(whole.file, whole.text, whole.trials[:2]))
+    before = parts(tmp_path / "a")
+    with pytest.raises(UserError, match="other trials"):
+        run(tmp_path / "a", whole, resume=True)
+    path = tmp_path / "a" / ".journal" / "system=sim" / "sweep=grid" / "sweep.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "layout": "2"}))
+    with pytest.raises(UserError, match=r"another release began.*; finish it there, or begin anew"):
+        run(tmp_path / "a", resume=True)
+    assert parts(tmp_path / "a") == before
     (tmp_path / "b").mkdir()
     (tmp_path / "a" / "measurements").rename(tmp_path / "b" / "measurements")
     with pytest.raises(UserError, match="no journal says what they are"):
         run(tmp_path / "b")
-
-
-def test_provenance_holds_the_sweep_and_the_runner(tmp_path: Path) -> None:
-    run(tmp_path)
-    record = store.provenance_of(tmp_path)[0]
-    assert record["sweep_file"] == TEXT
-    assert (record["tool"], record["runner"]) == ("run", "simulator")
-    assert {"git_commit", "host", "python", "dynamiccl_version"} <= record.keys()
-
-
-def test_sweep_that_the_runner_refuses_leaves_nothing(tmp_path: Path) -> None:
     made = sweep(TEXT.replace("num_nodes = 2", "num_nodes = 3"))
     with pytest.raises(InvalidSweep):
         run(tmp_path / "out", made)
     assert not (tmp_path / "out").exists()
 
 
-def test_resume_with_other_trials_is_refused(tmp_path: Path) -> None:
-    whole = sweep()
-    run(tmp_path, Sweep(whole.file, whole.text, whole.trials[:2]))
-    before = parts(tmp_path)
-    with pytest.raises(UserError, match="other trials"):
-        run(tmp_path, whole, resume=True)
-    assert parts(tmp_path) == before
-
-
-def test_sweep_of_a_release_with_other_launches_is_refused(tmp_path: Path) -> None:
-    run(tmp_path)
-    path = tmp_path / ".journal" / "system=sim" / "sweep=grid" / "sweep.json"
-    grid = json.loads(path.read_text())
-    del grid["layout"]
-    path.write_text(json.dumps(grid))
-    with pytest.raises(UserError, match="another release began"):
-        run(tmp_path, resume=True)
-
-
-class Watch:
-    """Keeps what it is told, and says stop after so many outcomes."""
-
-    def __init__(self, stop_after: int = 10**9) -> None:
-        self.expected = self.advanced = 0
-        self.outcomes: list[Outcome] = []
-        self._stop_after = stop_after
-
-    def expect(self, picks: int) -> None:
-        self.expected = picks
-
-    def advance(self, picks: int) -> None:
-        self.advanced += picks
-
-    def outcome(self, trial: Trial, outcome: Outcome) -> None:
-        assert trial.key == outcome.trial_key
-        self.outcomes.append(outcome)
-
-    def stopping(self) -> bool:
-        return len(self.outcomes) >= self._stop_after
-
-
-def test_watcher_is_told_of_every_pick(tmp_path: Path) -> None:
-    watch = Watch()
-    run(tmp_path, watcher=watch)
-    assert watch.expected == watch.advanced == len(watch.outcomes) == 3 * PICKS + INFEASIBLE
-    assert sum(not outcome.ok for outcome in watch.outcomes) == INFEASIBLE
-
-
-def test_asked_to_stop_it_finishes_the_launch_and_seals(tmp_path: Path) -> None:
-    summary = run(tmp_path, watcher=Watch(stop_after=20))
-    assert (summary.ended, summary.rounds_done) == ("interrupted", 0)
-    assert len(parts(tmp_path)) == 1
-    again = Watch()
-    assert run(tmp_path, resume=True, watcher=again).ended == "done"
-    assert again.advanced == 3 * PICKS + INFEASIBLE
-    run(tmp_path / "whole")
-    assert figures(tmp_path) == figures(tmp_path / "whole")
-
-
-def test_shards_share_the_launches_and_together_are_the_sweep(tmp_path: Path) -> None:
-    for index in range(2):
-        run(tmp_path / "shards", shard=Shard(index, 2), resume=True)
-    run(tmp_path / "whole")
-    assert figures(tmp_path / "shards") == figures(tmp_path / "whole")
+# --- Configs that hang or crash ---
 
 
 class Flaky:
@@ -287,48 +266,52 @@ class Flaky:
 
     name = "flaky"
 
-    def __init__(self, made: Sweep) -> None:
+    def __init__(self, made: Sweep, *, mended: bool = False, hangs: int = 10**9) -> None:
         self._file = made.file
+        self._hangs = 0 if mended else hangs
         self.tried: Counter[str] = Counter()
-        self.learnt: list[str] = []
+        self.learnt: list[Any] = []
 
     def check(self, trials: Sequence[Trial]) -> None:
         pass
 
-    def launches(self, round_: Round) -> tuple[Launch, ...]:
-        return SimulatorRunner(self._file).launches(round_)
+    def launches(self, number: int, trials: Sequence[Trial]) -> tuple[Launch, ...]:
+        return SimulatorRunner(self._file).launches(number, trials)
 
-    def run(self, launch: Launch, progress: Callable[[int], None]) -> LaunchResult:  # noqa: ARG002
-        done: list[Measured] = []
-        for place, pick in enumerate(launch.picks):
-            self.tried[pick.trial.key] += 1
-            row = pick_row(self._file, launch, pick) | dict(self.environment())
-            if pick.trial.config.key == "Ring/Simple" and pick.trial.size_bytes >= 2 << 20:
-                row |= {"status": "timed_out", "reason": "no new row", "statistic": "none"}
-                done.append(Measured(pick, (row,)))
-                bad = (Quarantined(pick.trial, "hung"),)
-                return LaunchResult(tuple(done), launch.picks[place + 1 :], bad, {"at": place})
-            done.append(Measured(pick, (row | {"time_us": 5.0},)))
-        return LaunchResult(tuple(done))
+    def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:  # noqa: ARG002
+        done: list[tuple[Trial, tuple[Row, ...]]] = []
+        for place, trial in enumerate(launch.trials):
+            self.tried[trial.key] += 1
+            row = trial_row(self._file, launch, trial) | dict(self.environment())
+            is_bad = trial.config.key == "Ring/Simple" and trial.size_bytes >= 2 << 20
+            if is_bad and self._hangs:
+                self._hangs -= 1
+                return replace(
+                    launch,
+                    measured=tuple(done),
+                    left=launch.trials[place:],
+                    culprit=(trial, lost_row(row, Status.TIMED_OUT, "no new row")),
+                    facts={"at": place},
+                    began=True,
+                )
+            done.append((trial, (row | {"time_us": 1.0 if is_bad else 5.0},)))
+        return replace(launch, measured=tuple(done), began=True)
 
     def measurements(self, launch: Launch) -> int:
-        return len(launch.picks)
+        return len(launch.trials)
 
     def reason_to_skip(self, trial: Trial) -> str | None:  # noqa: ARG002
         return None
 
-    def learn(self, launch: str, facts: Mapping[str, Any]) -> None:
-        assert "at" in facts
-        self.learnt.append(launch)
+    def learn(self, facts: Mapping[str, Any]) -> None:
+        self.learnt.append(facts["at"])
 
     def environment(self) -> Row:
         return {"source": Source.NCCL_TESTS_TEXT.value, "gpu": "H100"}
 
 
-def test_hung_config_is_quarantined_from_its_size_on_and_the_rest_is_measured(
-    tmp_path: Path,
-) -> None:
-    made = sweep(TEXT.replace('"AllReduce", "AllGather"', '"AllReduce"'))
+def test_config_that_ended_two_launches_is_kept_out_from_its_size_on(tmp_path: Path) -> None:
+    made = sweep(ONE)
     flaky = Flaky(made)
     summary = run(tmp_path, made, runner=flaky)
     rows = store.read(tmp_path)
@@ -337,45 +320,288 @@ def test_hung_config_is_quarantined_from_its_size_on_and_the_rest_is_measured(
     assert hung["size_bytes"].min() == 2 << 20
     kept_out = rows.filter(pl.col("status") == "failed")
     assert set(kept_out["size_bytes"]) <= {2 << 20, 4 << 20}
-    assert kept_out["reason"][0].startswith("not tried: Ring/Simple hung at ")
+    assert kept_out["reason"][0].startswith("not tried: Ring/Simple hung (no new row) at ")
     # Nothing is a gap: all other picks have a time, in every round.
     times = rows.filter(pl.col("time_us").is_not_null())
-    assert times.height == 3 * (15 - 2)
-    assert summary.rows_by_status["ok"] == times.height
+    assert times.height == summary.rows_by_status["ok"] == 3 * (15 - 2)
     assert hung.height + kept_out.height == 3 * 2
-    assert len(flaky.learnt) == hung.height
+    # Each trial that hung did so twice, and no trial of what was kept out was tried.
+    assert len(flaky.learnt) == 2 * hung.height
+    assert flaky.tried[f"AllReduce:2x8:{2 << 20}:Ring/Simple"] == 2
 
 
-def test_quarantine_and_facts_are_known_after_a_resume(tmp_path: Path) -> None:
-    made = sweep(TEXT.replace('"AllReduce", "AllGather"', '"AllReduce"'))
-    run(tmp_path, made, runner=Flaky(made), watcher=Watch(stop_after=14))
+def test_config_that_ended_one_launch_runs_once_more(tmp_path: Path) -> None:
+    """A node or a cable that fails once is no reason to leave a config out."""
+    made = sweep(ONE)
+    summary = run(tmp_path, made, runner=Flaky(made, hangs=1))
+    assert summary.rows_by_status == {"ok": 3 * 15, "infeasible": 3}
+
+
+def test_launches_that_a_config_ended_are_counted_across_a_resume(tmp_path: Path) -> None:
+    made = sweep(ONE)
+
+    class Goes(Flaky):
+        def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
+            if launch.id.endswith("~"):
+                raise Interrupted
+            return super().run(launch, progress)
+
+    with pytest.raises(Interrupted):
+        run(tmp_path, made, runner=Goes(made))
     again = Flaky(made)
     run(tmp_path, made, runner=again, resume=True)
-    assert len(again.learnt) >= 1
-    assert all(again.tried[f"AllReduce:2x8:{4 << 20}:Ring/Simple"] <= 1 for _ in range(1))
     rows = store.read(tmp_path)
+    assert rows.filter(pl.col("status") == "timed_out").height >= 1
+    assert len(again.learnt) == 2 * rows.filter(pl.col("status") == "timed_out").height
+    # The facts of the launch before are told, and the first size hung but once more.
     asked = Counter(rows.select("trial", "run", "repeat").rows())
     assert set(asked.values()) == {1}
 
 
-def test_finished_sweep_leaves_the_table_that_follows_from_it(tmp_path: Path) -> None:
-    quiet = "[simulator]\nnoise_sigma = 0.002\ntail_probability = 0\ndrift_sigma = 0\n"
-    wide = TEXT.replace("num_nodes = 2", "num_nodes = 4").replace('max = "4M"', 'max = "16M"')
-    made = sweep(
-        wide.replace('["Ring", "NVLSTree"]', '["Ring", "Tree"]').replace('"LL", ', '"LL128", ')
-        + quiet
-    )
-    run(tmp_path, made)
-    table = pl.read_csv(tmp_path / "choices" / "system=sim" / "sweep=grid.csv")
-    assert table.height == len({trial.task for trial in made.trials})
-    reduce = dict(
-        table.filter(pl.col("collective") == "AllReduce").select("size_bytes", "config").rows()
-    )
-    # The published factors make Tree/LL128 the best there, by some 40 % (the default is Ring).
-    assert reduce[2 << 20] == "Tree/LL128"
-    assert reduce[1 << 20] == "ABSTAIN" or reduce[1 << 20].startswith("Tree")
+# --- --retry-failed ---
+
+#: Ring/Simple at 2 and 4 MiB, in three cycles.
+FAILED = 2 * 3
 
 
-def test_interrupted_sweep_leaves_no_table(tmp_path: Path) -> None:
-    run(tmp_path, watcher=Watch(stop_after=20))
-    assert not (tmp_path / "choices").exists()
+@pytest.fixture(name="failed")
+def failed_fixture(tmp_path: Path) -> Path:
+    """A finished sweep in which a config hung, and was kept out from then on."""
+    made = sweep(ONE)
+    assert run(tmp_path, made, runner=Flaky(made)).ended == "done"
+    return tmp_path
+
+
+def test_all_that_failed_is_measured_in_one_more_round(failed: Path) -> None:
+    made = sweep(ONE)
+    before = store.read(failed)
+    mended = Flaky(made, mended=True)
+    assert run(failed, made, runner=mended, resume=True).launches_run == 0
+    summary = run(failed, made, runner=mended, resume=True, retry_failed=True)
+    assert summary.ended == "done"
+    rows = store.read(failed)
+    new = rows.filter(pl.col("run") == "cycle-3")
+    forced = new.filter(~pl.col("is_default"))
+    assert forced.height == FAILED
+    assert set(forced["status"]) == {"ok"}
+    assert set(forced["size_bytes"]) == {2 << 20, 4 << 20}
+    # Nothing that was there is gone, and no measurement is there twice.
+    assert rows.height == before.height + new.height
+    asked = Counter(rows.select("trial", "run", "repeat", "default_scope").rows())
+    assert set(asked.values()) == {1}
+    again = run(failed, made, runner=mended, resume=True, retry_failed=True)
+    assert again.launches_run == 0
+
+
+def test_config_that_fails_again_is_in_quarantine_again(failed: Path) -> None:
+    made = sweep(ONE)
+    again = Flaky(made)
+    run(failed, made, runner=again, resume=True, retry_failed=True)
+    assert 1 <= again.tried[f"AllReduce:2x8:{2 << 20}:Ring/Simple"] <= 2
+    assert run(failed, made, runner=Flaky(made), resume=True).launches_run == 0
+
+
+def test_retry_that_was_killed_goes_on_with_a_plain_resume(failed: Path) -> None:
+    made = sweep(ONE)
+    with pytest.raises(Interrupted):
+        run(failed, made, runner=StopsAfter(made, 0, "flaky"), resume=True, retry_failed=True)
+    assert run(failed, made, runner=Flaky(made, mended=True), resume=True).ended == "done"
+    assert store.read(failed).filter(pl.col("run") == "cycle-3").height >= FAILED
+
+
+def test_what_is_left_of_the_sweep_comes_before_the_retry(tmp_path: Path) -> None:
+    made = sweep(ONE)
+    run(tmp_path, made, runner=Flaky(made), progress=Progress(stop_after=4))
+    mended = Flaky(made, mended=True)
+    run(tmp_path, made, runner=mended, resume=True, retry_failed=True)
+    rounds = store.read(tmp_path)["run"].unique().sort().to_list()
+    assert rounds in (["cycle-0", "cycle-1", "cycle-2"], [f"cycle-{n}" for n in range(4)])
+
+
+def test_strategy_counts_its_own_rounds_and_forgets_what_was_mended(failed: Path) -> None:
+    made = sweep(ONE)
+    run(failed, made, runner=Flaky(made, mended=True), resume=True, retry_failed=True)
+    longer = sweep(ONE.replace("cycles = 3", "cycles = 5"))
+    seen: list[tuple[int, set[int], int]] = []
+
+    class Asks(Cycles):
+        def next_picks(self, number: int, history: Sequence[Outcome]) -> tuple[Trial, ...] | None:
+            if history:
+                failures = sum(outcome.failed for outcome in history)
+                seen.append((number, {outcome.round for outcome in history}, failures))
+            return super().next_picks(number, history)
+
+    mended = Flaky(longer, mended=True)
+    run_sweep(longer, Asks(longer.trials, 5), mended, failed, resume=True)
+    # The retry was the sweep's fourth round, and is no round of the strategy.
+    assert [number for number, *_ in seen] == [3, 4, 5]
+    assert seen[0] == (3, {0, 1, 2}, 0)
+    at_1m = store.read(failed).filter(pl.col("size_bytes") == 1 << 20, ~pl.col("is_default"))
+    assert at_1m.filter(pl.col("status") == "ok")["run"].n_unique() == 5
+
+
+# --- The budget ---
+
+
+def test_measurements_end_the_run_and_more_of_them_go_on(tmp_path: Path) -> None:
+    small = sweep(TEXT + "[budget]\nmax_measurements = 40")
+    summary = run(tmp_path, small)
+    assert (summary.ended, summary.rows_by_status["ok"]) == ("budget", 40)
+    again = run(tmp_path, small, resume=True)
+    assert (again.ended, again.launches_run) == ("budget", 0)
+    assert run(tmp_path, resume=True).ended == "done"
+    run(tmp_path / "whole")
+    names = ("trial", "run", "repeat", "round", "status", "time_us")
+    assert figures(tmp_path, names) == figures(tmp_path / "whole", names)
+
+
+def test_the_hours_of_a_sweeps_jobs_add_up(tmp_path: Path) -> None:
+    """Each job that Slurm ends, or starts anew, would have had all of them again."""
+    short = sweep(TEXT + "[budget]\nmax_hours = 0.0003")  # 1.08 s: at most four launches
+    launches: list[str] = []
+
+    class Slow(SimulatorRunner):
+        def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
+            time.sleep(0.3)
+            launches.append(launch.id)
+            return super().run(launch, progress)
+
+    folder = journal_folder(short, tmp_path, Shard())
+    jobs = 0
+    while how_it_ended(folder, short.text) is None:
+        run(
+            tmp_path,
+            short,
+            runner=Slow(short.file),
+            resume=jobs > 0,
+            progress=Progress(stop_after=1),
+        )
+        jobs += 1
+    assert how_it_ended(folder, short.text) == "budget"
+    assert jobs > 1
+    assert len(launches) <= 4
+    assert how_it_ended(folder, short.text.replace("0.0003", "8")) is None
+
+
+def test_shards_share_the_measurements(tmp_path: Path) -> None:
+    small = sweep(TEXT + "[budget]\nmax_measurements = 21")
+    counts = [
+        run(tmp_path, small, shard=Shard(index, 2), resume=True).rows_by_status["ok"]
+        for index in range(2)
+    ]
+    assert counts == [11, 10]
+
+
+def test_what_fills_gaps_is_paid_too(tmp_path: Path) -> None:
+    class Filled(SimulatorRunner):
+        """Each launch of two trials or more measures the first once more, to fill a gap."""
+
+        def measurements(self, launch: Launch) -> int:
+            return len(launch.trials) + (len(launch.trials) > 1)
+
+        def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
+            done = super().run(launch, progress)
+            more = done.measured[:1] if len(launch.trials) > 1 else ()
+            return replace(done, measured=(*done.measured, *more))
+
+    small = sweep(TEXT + "[budget]\nmax_measurements = 40")
+    summary = run(tmp_path, small, runner=Filled(small.file))
+    assert (summary.ended, summary.rows_by_status["ok"]) == ("budget", 40)
+
+
+# --- Launches that never begin ---
+
+
+class Dead(SimulatorRunner):
+    """A machine on which some launches never begin."""
+
+    def __init__(self, made: Sweep, is_dead: Callable[[Launch], bool]) -> None:
+        super().__init__(made.file)
+        self._is_dead = is_dead
+        self.begun: list[str] = []
+
+    def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
+        if not self._is_dead(launch):
+            self.begun.append(launch.id)
+            return super().run(launch, progress)
+        rows = tuple(
+            (trial, (lost_row(trial_row(self._file, launch, trial), Status.FAILED, "gone"),))
+            for trial in launch.trials
+        )
+        source = {"source": Source.SIMULATOR.value}
+        marked = tuple((trial, ({**row, **source},)) for trial, (row,) in rows)
+        return replace(launch, measured=marked, never_began="gone")
+
+
+def test_what_never_begins_while_others_do_is_failed(tmp_path: Path) -> None:
+    made = sweep()
+    dead = Dead(made, lambda launch: launch.setting.collective.wire == "AllGather")
+    assert run(tmp_path, made, runner=dead).ended == "done"
+    rows = store.read(tmp_path).filter(pl.col("status") != "infeasible")
+    gather = pl.col("collective") == "AllGather"
+    assert set(rows.filter(gather)["status"]) == {"failed"}
+    assert set(rows.filter(gather)["reason"]) == {"gone"}
+    assert set(rows.filter(~gather)["status"]) == {"ok"}
+    assert rows.filter(gather).height == 3 * 3 * 4
+
+
+def test_where_no_launch_is_left_nccls_own_choice_tells(tmp_path: Path) -> None:
+    """A launch of many configs never begins: NCCL's own choice does, and the configs are failed."""
+    made = sweep(ONE)
+    dead = Dead(made, lambda launch: len(launch.trials) > 1)
+    assert run(tmp_path, made, runner=dead).ended == "done"
+    assert len(dead.begun) == 3
+    rows = store.read(tmp_path)
+    # What NCCL's own choice gave there is no row.
+    assert set(rows["status"]) == {"failed", "infeasible"}
+    assert rows.filter(pl.col("status") == "failed").height == 3 * 15
+
+
+@pytest.mark.parametrize("text", [TEXT, ONE])
+def test_machine_that_went_marks_nothing(text: str, tmp_path: Path) -> None:
+    made = sweep(text)
+    begun = 2 if text == TEXT else 1  # the launches of the first round
+    gone = Dead(made, lambda _: len(gone.begun) == begun)
+    with pytest.raises(MachineError, match=r"did not start, twice: gone; no config is marked as"):
+        run(tmp_path, made, runner=gone)
+    assert set(store.read(tmp_path)["status"]) == {"ok", "infeasible"}
+    assert run(tmp_path, made, resume=True).ended == "done"
+    run(tmp_path / "whole", made)
+    assert figures(tmp_path) == figures(tmp_path / "whole")
+
+
+def test_a_stop_leaves_what_was_set_aside_to_the_next_run(tmp_path: Path) -> None:
+    made = sweep(ONE)
+    progress = Progress()
+    progress.stopping = lambda: bool(tried)
+    tried: list[str] = []
+
+    def is_dead(launch: Launch) -> bool:
+        tried.append(launch.id)
+        return True
+
+    assert run(tmp_path, made, runner=Dead(made, is_dead), progress=progress).ended == "interrupted"
+    assert len(tried) == 1
+    run(tmp_path, made, resume=True)
+    assert set(store.read(tmp_path)["status"]) == {"ok", "infeasible"}
+
+
+def test_reference_is_no_pick_of_the_strategy(tmp_path: Path) -> None:
+    made = sweep(ONE)
+
+    class WithReference(SimulatorRunner):
+        def launches(self, number: int, trials: Sequence[Trial]) -> tuple[Launch, ...]:
+            [launch] = super().launches(number, trials)
+            default = tuple(trial for trial in trials if trial.config == ABSTAIN)
+            reference = replace(
+                launch, id=f"{launch.id}:r", mode=LaunchMode.REFERENCE, trials=default
+            )
+            return launch, reference
+
+    progress = Progress()
+    strategy = Cycles(made.trials, 3)
+    runner = WithReference(made.file)
+    run_sweep(made, strategy, runner, tmp_path, resume=False, progress=progress)
+    assert len(progress.outcomes) == progress.advanced == progress.expected
+    assert strategy.asked[-1] == (3, 3 * 15 + 3)
+    assert store.read(tmp_path).height == 3 * 15 + 3 + 3 * 6

@@ -2,10 +2,10 @@
 
 import pytest
 
+from dynamiccl.collect.runner import trial_row
 from dynamiccl.collect.sweep.load import parse_sweep
 from dynamiccl.collect.sweep.splits import Split
 from dynamiccl.collect.sweep.text import sweep_text
-from dynamiccl.collect.trial_rows import pick_row
 from dynamiccl.errors import InvalidSweep
 from tests.collect.benchmark.sweeps import launch_of, sweep
 
@@ -53,7 +53,7 @@ def test_group_of_a_split_is_the_communicator_and_its_launch_the_job() -> None:
     setting = made.trials[0].setting
     assert (setting.num_nodes, setting.ranks_per_node, setting.num_ranks) == (4, 1, 4)
     assert (setting.hosts, setting.ranks_per_host) == (4, 8)
-    row = pick_row(made.file, launch_of([made.trials[0]]), launch_of([made.trials[0]]).picks[0])
+    row = trial_row(made.file, launch_of([made.trials[0]]), made.trials[0])
     assert (row["num_ranks"], row["num_comms"], row["comm_split"]) == (4, 8, "MOD 8")
 
 

@@ -12,10 +12,10 @@ import polars as pl
 import pytest
 
 from dynamiccl.collect import nodes as watching
-from dynamiccl.collect.benchmark.runner import NcclTestsRunner
+from dynamiccl.collect.launch import NcclTestsRunner
 from dynamiccl.collect.launchers.settings import LauncherSettings
 from dynamiccl.collect.nodes import UNKNOWN, Health, Nodes, NodeWatch, NoWatch, ask_nodes
-from dynamiccl.collect.runs.run import run_sweep
+from dynamiccl.collect.run import run_sweep
 from dynamiccl.datasets import store
 from dynamiccl.datasets.cells import comparable, usable
 from tests.collect.benchmark.stand_in import site

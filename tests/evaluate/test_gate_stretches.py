@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dynamiccl.collect.simulate import simulate
+from dynamiccl.collect.simulated import simulate
 from dynamiccl.collect.sweep.load import load_sweep, parse_sweep
 from dynamiccl.datasets.costs import COST_TYPES
 from dynamiccl.datasets.store import read

@@ -71,14 +71,13 @@ def scene() -> Scene:
 
 
 @cache
-def fitted() -> dict[str, Any]:
+def fitted() -> Any:
     """What `fit` says of a short training on it."""
-    at = scene()
     words = ("--set", "steps=900", "--set", "steps_per_epoch=100", "--seed", "0")
-    uri = new_store(at.folder)
-    done = at.run("train", "fit", "--data", "data", *words, "--tracking-uri", uri, "--json")
-    found: dict[str, Any] = done.json
-    return found
+    uri = new_store(scene().folder)
+    return (
+        scene().run("train", "fit", "--data", "data", *words, "--tracking-uri", uri, "--json").json
+    )
 
 
 def _policy() -> Path:
@@ -86,21 +85,17 @@ def _policy() -> Path:
 
 
 @cache
-def gated() -> dict[str, Any]:
+def gated() -> Any:
     """What `gate` says of that policy and fresh runs."""
     words = ("--policy", _policy(), "--data", "fresh", "--known", "data", "--out", "gated")
-    found: dict[str, Any] = scene().run("evaluate", "gate", *words, "--json").json
-    return found
+    return scene().run("evaluate", "gate", *words, "--json").json
 
 
 @cache
-def exported() -> dict[str, Any]:
+def exported() -> Any:
     """What `export` says of what the gate let through."""
     gated()
-    found: dict[str, Any] = (
-        scene().run("deploy", "export", "gated", "--out", "artifact", "--json").json
-    )
-    return found
+    return scene().run("deploy", "export", "gated", "--out", "artifact", "--json").json
 
 
 def _files(folder: Path) -> list[str]:
@@ -213,16 +208,17 @@ def _compare(directory: Path) -> Any:
         words = ("import", f"{name}.csv", "--out", name, "--sweep", name)
         done = dynamiccl("collect", *words, directory=directory)
         assert done.code == 0, done.err
-    done = dynamiccl("evaluate", "compare", "old", "new", "--json", directory=directory)
+    done = dynamiccl("collect", "compare", "old", "new", "--json", directory=directory)
     # Exit code 1: something is slower.
     said = done.document(1)
-    cells = [
-        [*(cell[key] for key in ("size_bytes", "requested_algorithm")), round(cell["mean"], 2)]
-        for cell in said["cells"]
+    keys = ("config", "first_bytes", "last_bytes", "is_confirmed")
+    changes = [
+        {**{key: one[key] for key in keys}, "change": round(one["change"], 2)}
+        for one in said["changes"]
     ]
-    keys = ("nccl_versions", "is_slower", "is_changed", "cells_compared", "cells_of_old_alone")
-    # NCCL's own choice has no algorithm.
-    return {**{key: said[key] for key in keys}, "cells": sorted(cells, key=str)}
+    cells = [system["cells"] for system in said["systems"]]
+    whole = {key: said[key] for key in ("is_slower", "is_changed", "other_changes")}
+    return {**whole, "cells": cells, "changes": changes}
 
 
 def _forecast(_: Path) -> Any:
@@ -243,10 +239,9 @@ def _forecast_of(workload: str) -> Any:
 
 
 def _list(directory: Path) -> Any:
-    """Recipes by name, without those that are about to go."""
-    going = {"dqn", "ddqn-cnn", "drqn-gru", "cql-lstm", "residual-boosting"}
+    """Recipes by name."""
     said = dynamiccl("train", "list", "--json", directory=directory).json
-    return {one["name"]: one for one in said if one["name"] not in going}
+    return {one["name"]: one for one in said}
 
 
 def _fit(_: Path) -> Any:
@@ -255,17 +250,21 @@ def _fit(_: Path) -> Any:
     return {**_some(said, *keys, "counts"), "files": _files(_policy())}
 
 
+#: What a report draws, or learns step by step: it follows the order of parts, so the clock decides.
+_DRAWN: Final = ("crossfit", "interval", "probes", "verdicts", "ddqn-dueling", "coordinate-descent")
+
+
 def _report(_: Path) -> Any:
     at = scene()
     words = ("--data", "data", "--policy", _policy(), "--out", "report", "--no-log", "--json")
     said = at.run("evaluate", "report", *words).json
-    for system in said["systems"].values():
-        system["policies"] = {
-            name: shape(figures) if name == "ddqn-dueling" else figures
-            for name, figures in system["policies"].items()
-        }
-        system["verdicts"] = len(system["verdicts"])
-    return {"said": said, "files": _files(at.folder / "report")}
+    return {"said": _without_drawn(said), "files": _files(at.folder / "report")}
+
+
+def _without_drawn(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {k: shape(v) if k in _DRAWN else _without_drawn(v) for k, v in value.items()}
 
 
 def _gate(_: Path) -> Any:
@@ -373,8 +372,6 @@ def _explain_calls(directory: Path) -> Any:
     return {"kinds": shape(said), "outlook": sorted(outlook), "calls": outlook["calls"]}
 
 
-#: Of a fit by least squares the last digits are the machine's.
-_FITTED: Final = close_values(1e-3)
 _MAKERS: Final[Mapping[str, tuple[Callable[[Path], Any], Comparer]]] = {
     "plan": (_plan, close_values(1e-6)),
     "doctor": (_doctor, equal_frames),
@@ -383,7 +380,8 @@ _MAKERS: Final[Mapping[str, tuple[Callable[[Path], Any], Comparer]]] = {
     "health_pairs": (_health_pairs, equal_frames),
     "shapes": (_shapes, equal_frames),
     "jobs": (_jobs, equal_frames),
-    "fit_simulator": (_fit_simulator, _FITTED),
+    # Of a fit by least squares the last digits are the machine's.
+    "fit_simulator": (_fit_simulator, close_values(1e-3)),
     "compare": (_compare, equal_frames),
     "forecast": (_forecast, equal_frames),
     "list": (_list, equal_frames),

@@ -93,7 +93,7 @@ kind = "adaptive"
 
 
 def _simulated(text: str, directory: Path) -> Any:
-    """All columns of a simulated sweep, the choices that it gives, and its trials' ids."""
+    """All columns of a simulated sweep, and its trials' ids."""
     (directory / "s.toml").write_text(text)
     words = ("run", "s.toml", "--runner", "simulator", "--out", "data", "--json")
     summary = dynamiccl("collect", *words, directory=directory).json
@@ -106,13 +106,7 @@ def _simulated(text: str, directory: Path) -> Any:
         "rows": packed(
             read(data, "measurements", order=_IDENTITY), without=("timestamp", "launch")
         ),
-        "choices": _choices(data),
     }
-
-
-def _choices(data: Path) -> list[list[str]]:
-    texts = [path.read_text() for path in sorted(data.glob("choices/*/*.csv"))]
-    return [line.split(",") for text in texts for line in text.splitlines()]
 
 
 _GRID: Final = {
@@ -219,7 +213,6 @@ def _plain(directory: Path) -> Any:
         "summary": summary,
         "rows": bench.rows("time_us", "busbw_gbytes_per_s"),
         "launches": bench.launches(),
-        "choices": _choices(data),
         "costs": packed(read(data, "costs", order=order), without=("source_file",)),
         "others": sorted(str(p.relative_to(data)) for p in found if not p.name.startswith("part-")),
     }

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynamiccl.collect.benchmark.blocks import REPORT_NAME, SCHEDULE_NAME, read_report
 from dynamiccl.collect.nccl_tests.text import parse_text
+from dynamiccl.collect.schedule import REPORT_NAME, SCHEDULE_NAME, read_report
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.schedule import Schedule
 from tests.gpu.one_gpu import SOCKETS_ONLY, STAND_IN, plain_environment

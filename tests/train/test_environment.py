@@ -7,8 +7,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dynamiccl.collect.runs.run import run_sweep
-from dynamiccl.collect.simulated.runner import SimulatorRunner
+from dynamiccl.collect.run import run_sweep
+from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep.load import parse_sweep
 from dynamiccl.datasets.actions import Catalogue

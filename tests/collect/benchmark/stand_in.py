@@ -7,18 +7,26 @@ from pathlib import Path
 import polars as pl
 from rich.console import Console
 
-from dynamiccl.collect.benchmark.launching import Site
-from dynamiccl.collect.benchmark.runner import NcclTestsRunner
+from dynamiccl.collect.journal import Shard, journal_folder
+from dynamiccl.collect.launch import NcclTestsRunner
 from dynamiccl.collect.launchers.settings import LauncherSettings
 from dynamiccl.collect.processes.interrupt import Interrupt
-from dynamiccl.collect.runs.progress import SweepProgress
-from dynamiccl.collect.runs.run import RunSummary, Shard, journal_folder, run_sweep
+from dynamiccl.collect.programs import Site
+from dynamiccl.collect.progress import SweepProgress
+from dynamiccl.collect.run import RunSummary, run_sweep
 from dynamiccl.collect.sweep.load import Sweep
 from dynamiccl.datasets import store
 from tests.collect.cycles import Cycles
 from tests.fakes.nccl_tests.install import install_stand_in
 
 ROOT = Path(__file__).resolve().parents[3]
+#: What a shell sees of a launch: how it is told from the others.
+_IS: dict[str, str] = {
+    "any": "true",
+    "read-back": '[ "$NCCL_DEBUG" = INFO ]',
+    "sweep": '[ -n "$DYNAMICCL_MODE" ] && [ "$NCCL_DEBUG" = WARN ]',
+    "reference": '[ -z "$DYNAMICCL_MODE" ]',
+}
 
 
 def site(
@@ -45,18 +53,33 @@ def run(
     *,
     resume: bool = False,
     interrupt: Interrupt | None = None,
+    loses: str = "",
 ) -> RunSummary:
-    """Run the sweep below `folder`."""
+    """Run the sweep below `folder`; `loses` is what the programs do first, in the shell."""
     where = site(made, folder, plugin)
+    if loses and where.nccl_tests_dir is not None:
+        for program in where.nccl_tests_dir.iterdir():
+            first, rest = program.read_text().split("\n", 1)
+            program.write_text(f"{first}\n{loses}\n{rest}")
     runner = NcclTestsRunner(made.file, where, interrupt)
     strategy = Cycles(made.trials, made.file.cycles)
-    watcher = None
+    progress = None
     if interrupt is not None:
         nowhere = Console(file=io.StringIO())
-        watcher = SweepProgress("test", nowhere, lambda: interrupt.requested)
-    summary = run_sweep(made, strategy, runner, where.out, resume=resume, watcher=watcher)
+        progress = SweepProgress("test", nowhere, lambda: interrupt.requested)
+    summary = run_sweep(made, strategy, runner, where.out, resume=resume, progress=progress)
     runner.close()
     return summary
+
+
+def lost(folder: Path, mode: str, numbers: Sequence[int] | None = None) -> str:
+    """Shell: launches of a mode end before they reach a config; of these the `numbers`, from 1."""
+    count = f"{folder}/{mode}.count"
+    which = "*" if numbers is None else "|".join(map(str, numbers))
+    return (
+        f'case "$*" in *-b*) if {_IS[mode]}; then echo x >> {count}; '
+        f"case $(wc -l < {count}) in {which}) echo NCCL went away; exit 1;; esac; fi;; esac"
+    )
 
 
 def rows(folder: Path) -> pl.DataFrame:

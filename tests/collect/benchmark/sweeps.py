@@ -1,8 +1,10 @@
-"""Sweeps and rounds for the tests of the nccl-tests runner."""
+"""Sweeps and launches for the tests of the nccl-tests runner."""
 
-from dynamiccl.collect.runner import Launch, LaunchMode, Pick, Round
+from dataclasses import replace
+
+from dynamiccl.collect.runner import Launch, LaunchMode
 from dynamiccl.collect.sweep.load import Sweep, parse_sweep
-from dynamiccl.collect.sweep.trial import Setting, Trial
+from dynamiccl.collect.sweep.trial import Trial
 from dynamiccl.nccl import ABSTAIN
 
 PLAIN = {
@@ -27,17 +29,18 @@ def sweep(**keys: str) -> Sweep:
     return parse_sweep(text, where="s.toml")
 
 
-def round_of(made: Sweep, number: int = 0) -> Round:
+def feasible(made: Sweep) -> list[Trial]:
+    """The trials that can run."""
+    return [trial for trial in made.trials if trial.infeasible is None]
+
+
+def picked(made: Sweep) -> list[Trial]:
     """Every feasible trial once, the default twice."""
-    return Round(
-        number,
-        tuple(
-            Pick(trial, repeat)
-            for trial in made.trials
-            if trial.infeasible is None
-            for repeat in range(2 if trial.config == ABSTAIN else 1)
-        ),
-    )
+    return [
+        replace(trial, repeat=repeat)
+        for trial in feasible(made)
+        for repeat in range(2 if trial.config == ABSTAIN else 1)
+    ]
 
 
 def launch_of(
@@ -48,6 +51,5 @@ def launch_of(
     repeats: int = 1,
 ) -> Launch:
     """A launch of some trials of one setting."""
-    setting: Setting = trials[0].setting
-    picks = tuple(Pick(trial, repeat) for repeat in range(repeats) for trial in trials)
-    return Launch("0:x", 0, setting, mode, picks, scheduled)
+    repeated = [replace(trial, repeat=repeat) for repeat in range(repeats) for trial in trials]
+    return Launch("0:x", 0, trials[0].setting, mode, tuple(repeated), scheduled)

@@ -1,11 +1,27 @@
+"""The programs of nccl-tests: found on the machine and in containers, asked for their options."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
+import polars as pl
 import pytest
 
-from dynamiccl.collect.benchmark import programs
-from dynamiccl.collect.benchmark.programs import BINARIES, Program, find_program
+from dynamiccl.collect import programs
+from dynamiccl.collect.doctor.inside import check_inside
+from dynamiccl.collect.launch import NcclTestsRunner
+from dynamiccl.collect.launchers.settings import ContainerSettings, LauncherSettings
+from dynamiccl.collect.programs import BINARIES, Program, Site, find_program
+from dynamiccl.collect.run import run_sweep
+from dynamiccl.datasets import store
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import Collective
+from tests.collect.benchmark.stand_in import ROOT, run, site, wanted
+from tests.collect.benchmark.sweeps import sweep
+from tests.collect.cycles import Cycles
 from tests.fakes.nccl_tests.install import install_stand_in
 
 
@@ -14,8 +30,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install_stand_in(tmp_path_factory.mktemp("bin"))
 
 
-def find(directory: Path | None, *, mpi: bool = False) -> Program:
-    return find_program(Collective.AllReduce, directory, mpi=mpi)
+def find(
+    directory: Path | None, collective: Collective = Collective.AllReduce, *, mpi: bool = False
+) -> Program:
+    launcher = LauncherSettings(kind="mpirun" if mpi else "local")
+    return find_program(collective, Site(Path(), Path(), directory, None, launcher))
 
 
 def script(path: Path, body: str) -> Path:
@@ -28,50 +47,32 @@ HELP = "echo 'USAGE: x [-b,--minbytes] [-e,--maxbytes] [-n,--iters] [-w,--warmup
 
 
 @pytest.mark.parametrize(
-    ("release", "cycles", "json", "iterations"),
-    [
-        ("2.13.12", True, False, False),
-        ("2.16.9", True, False, False),
-        ("2.17.3", True, True, False),
-        ("2.18.2", True, True, False),
-        ("2.19.2", True, True, True),
-        ("2.19.6", True, True, True),
-    ],
+    ("release", "options"),
+    [("2.13.12", "N"), ("2.17.3", "NJ"), ("2.19.2", "NJI"), ("2.19.6", "NJI")],
 )
 def test_options_are_those_of_the_release(
-    release: str,
-    cycles: bool,
-    json: bool,
-    iterations: bool,
-    built: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    release: str, options: str, built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_NCCL_TESTS_VERSION", release)
     found = find(built)
     assert found.path == str(built / "all_reduce_perf")
-    assert (found.has_cycles, found.has_json, found.has_iteration_times) == (
-        cycles,
-        json,
-        iterations,
-    )
-    assert found.warms_up_each_size == json
+    has = (found.has_cycles, found.has_json, found.has_iteration_times)
+    assert has == tuple(letter in options for letter in "NJI")
+    assert found.warms_up_each_size == found.has_json
 
 
-def test_program_without_cycles_says_so(tmp_path: Path) -> None:
-    script(tmp_path / "all_reduce_perf", HELP)
-    found = find(tmp_path)
-    assert found.options == frozenset("benw")
-    assert not found.has_cycles
-
-
-def test_every_binary_is_there(built: Path) -> None:
+def test_every_binary_is_there_and_a_collective_without_one_is_refused(built: Path) -> None:
     for collective, name in BINARIES.items():
-        assert find_program(collective, built, mpi=False).path.endswith(f"/{name}")
+        assert find(built, collective).path.endswith(f"/{name}")
+    without = next(c for c in Collective if c not in BINARIES)
+    with pytest.raises(InvalidSweep, match=f"no nccl-tests binary for {without.wire}; choose from"):
+        find(built, without)
 
 
 def test_build_with_mpi_is_preferred_where_ranks_are_processes(tmp_path: Path) -> None:
     plain = script(tmp_path / "all_reduce_perf", HELP)
     assert find(tmp_path, mpi=True).path == str(plain)
+    assert find(tmp_path).options == frozenset("benw")
     other = script(tmp_path / "all_reduce_perf_mpi", HELP)
     assert find(tmp_path, mpi=True).path == str(other)
     assert find(tmp_path).path == str(plain)
@@ -79,25 +80,20 @@ def test_build_with_mpi_is_preferred_where_ranks_are_processes(tmp_path: Path) -
     assert find(tmp_path).path == str(other)
 
 
-def test_without_a_directory_the_path_is_searched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = script(tmp_path / "all_reduce_perf", HELP)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert find(None).path == str(wanted)
-
-
-def test_relative_directory_is_made_absolute(
+def test_path_and_relative_directories_are_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "build").mkdir()
-    wanted = script(tmp_path / "build" / "all_reduce_perf", HELP)
+    program = script(tmp_path / "build" / "all_reduce_perf", HELP)
     monkeypatch.chdir(tmp_path)
-    assert find(Path("build")).path == str(wanted)
+    assert find(Path("build")).path == str(program)
+    monkeypatch.setenv("PATH", f"{tmp_path}/build:/usr/bin:/bin")
+    assert find(None).path == str(program)
 
 
 @pytest.mark.parametrize("mpi", [False, True])
 def test_missing_binary_is_named_with_the_fix(mpi: bool, tmp_path: Path) -> None:
+    (tmp_path / "all_reduce_perf").write_text("source")  # cannot be run
     with pytest.raises(MachineError) as error:
         find(tmp_path, mpi=mpi)
     assert f"no executable all_reduce_perf in {tmp_path}; build nccl-tests" in str(error.value)
@@ -105,12 +101,6 @@ def test_missing_binary_is_named_with_the_fix(mpi: bool, tmp_path: Path) -> None
     assert "--nccl-tests-dir" in str(error.value)
     with pytest.raises(MachineError, match="no executable"):
         find(tmp_path / "gone")
-
-
-def test_file_that_cannot_be_executed_is_none(tmp_path: Path) -> None:
-    (tmp_path / "all_reduce_perf").write_text("source")
-    with pytest.raises(MachineError, match="no executable"):
-        find(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -121,34 +111,139 @@ def test_file_that_cannot_be_executed_is_none(tmp_path: Path) -> None:
         ("echo 'libnccl.so.2: cannot open' >&2; exit 127", r"output: libnccl\.so\.2: cannot open"),
         (r"printf '\377\376'", r"exit code 0"),
         ("kill -SEGV $$", r"exit code -11"),
+        ("exec sleep 600", r"-h does not end within 0\.5 s"),
     ],
 )
 def test_another_program_is_refused_with_its_last_line(
-    body: str, said: str, tmp_path: Path
+    body: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if "sleep" in body:
+        monkeypatch.setattr(programs, "HELP_S", 0.5)
     script(tmp_path / "all_reduce_perf", body)
     with pytest.raises(MachineError, match=said):
         find(tmp_path)
 
 
-def test_program_that_does_not_run_is_refused(tmp_path: Path) -> None:
-    broken = tmp_path / "all_reduce_perf"
-    broken.write_text("#!/no/such/interpreter\n")
-    broken.chmod(0o755)
-    with pytest.raises(MachineError, match="-h does not run"):
-        find(tmp_path)
+# --- In a container ---
+
+#: Takes `exec --nv --bind A:B ... IMAGE` off, notes it, and runs the rest in namespaces of its own:
+#: of the host it has what the image is made of and what is bound, elsewhere than on the host.
+APPTAINER = """#!/bin/bash
+echo "$@" >> {log}
+shift 2
+binds=()
+while [ "$1" = --bind ]; do binds+=(--bind "${{2%%:*}}" "${{2#*:}}"); shift 2; done
+image=$1
+shift
+exec bwrap --unshare-user --unshare-ipc --die-with-parent \\
+  --ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64 \\
+  --ro-bind /etc /etc --proc /proc --dev /dev --tmpfs /tmp \\
+  --ro-bind {base} {base} --ro-bind {venv} {venv} --ro-bind {root} {root} \\
+  --ro-bind "$image" /opt/nccl-tests \\
+  "${{binds[@]}}" "$@"
+"""
 
 
-def test_program_that_does_not_answer_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the runtime, which is bubblewrap under Apptainer's name, notes how it was called."""
+    trial = ("bwrap", "--unshare-user", "--ro-bind", "/", "/", "true")
+    if shutil.which("bwrap") is None or subprocess.run(trial, check=False).returncode != 0:
+        pytest.skip("no bubblewrap that may make namespaces here (Debian: bubblewrap)")
+    folder = tmp_path / "runtime"
+    folder.mkdir()
+    path = tmp_path / "calls"
+    program = folder / "apptainer"
+    places = {"root": ROOT, "base": sys.base_prefix, "venv": sys.prefix}
+    program.write_text(APPTAINER.format(log=path, **places))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return path
+
+
+def settings(image: Path, *mounts: str) -> str:
+    listed = ", ".join(f'"{mount}"' for mount in mounts)
+    container = f'{{ runtime = "apptainer", image = "{image}", mounts = [{listed}] }}'
+    return f'{{ kind = "local", container = {container} }}'
+
+
+def contained(folder: Path, plugin: Path, nccl_tests_dir: Path, *mounts: str) -> pl.DataFrame:
+    """Run a sweep of which the container sees data as /data and the plugin's folder as /plugin."""
+    image = install_stand_in(folder / "image")
+    out = folder / "out"
+    out.mkdir()
+    seen = (f"{out}:/data", f"{plugin.parent}:/plugin", *mounts)
+    made = sweep(cycles="1", launcher=settings(image, *seen))
+    where = replace(site(made, folder, plugin), nccl_tests_dir=nccl_tests_dir)
+    runner = NcclTestsRunner(made.file, where)
+    strategy = Cycles(made.trials, made.file.cycles)
+    assert run_sweep(made, strategy, runner, out, resume=False).ended == "done"
+    return store.read(out)
+
+
+def test_benchmark_of_the_image_runs_inside_the_container(
+    log: Path, tmp_path: Path, sweep_path: Path
 ) -> None:
-    monkeypatch.setattr(programs, "_HELP_TIMEOUT_S", 0.1)
-    script(tmp_path / "all_reduce_perf", "exec sleep 600")
-    with pytest.raises(MachineError, match=r"-h does not run: .* timed out"):
-        find(tmp_path)
+    forced = wanted(contained(tmp_path, sweep_path, Path("/opt/nccl-tests")))
+    assert forced.height == 2 * 3 * 8
+    assert forced["verified"].all()
+    calls = log.read_text().splitlines()
+    assert len(calls) == 4  # which options it has; the grid, the reference, the read-back
+    assert all("/opt/nccl-tests/all_reduce_perf" in call for call in calls)
 
 
-def test_collective_without_a_binary_is_refused_with_the_choices(built: Path) -> None:
-    without = next(c for c in Collective if c not in BINARIES)
-    with pytest.raises(InvalidSweep, match=f"no nccl-tests binary for {without.wire}; choose from"):
-        find_program(without, built, mpi=False)
+def test_benchmark_of_the_host_is_found_where_a_mount_shows_it(
+    log: Path, tmp_path: Path, sweep_path: Path
+) -> None:
+    built = install_stand_in(tmp_path / "built")
+    forced = wanted(contained(tmp_path, sweep_path, built, f"{built}:/mine"))
+    assert forced["verified"].all()
+    assert "/mine/all_reduce_perf -b" in log.read_text()
+    assert str(built / "all_reduce_perf") not in log.read_text()
+
+
+def test_benchmark_that_the_container_does_not_have_is_told_with_the_fix(
+    log: Path, tmp_path: Path, sweep_path: Path
+) -> None:
+    hidden = install_stand_in(tmp_path / "hidden")  # the host has it, the container does not
+    with pytest.raises(MachineError, match=r"no executable all_reduce_perf in .*hidden of the con"):
+        contained(tmp_path, sweep_path, hidden)
+    assert log.exists()
+
+
+def test_what_the_container_cannot_see_is_refused_before_anything_runs(
+    log: Path, tmp_path: Path, sweep_path: Path
+) -> None:
+    made = sweep(cycles="1", launcher=settings(tmp_path, f"{tmp_path}:{tmp_path}"))
+    with pytest.raises(
+        InvalidSweep, match=r"libnccl-tuner-dynamiccl-sweep\.so cannot be seen inside"
+    ):
+        run(made, tmp_path, sweep_path)
+    traffic = '[{ kind = "traffic", level = 0.5 }]'
+    made = sweep(cycles="1", launcher=settings(tmp_path), interference=traffic)
+    with pytest.raises(InvalidSweep, match="'traffic' runs nccl-tests outside of the container"):
+        run(made, tmp_path, sweep_path)
+    assert not log.exists()
+
+
+def test_doctor_looks_inside(log: Path, tmp_path: Path) -> None:
+    made = sweep()
+    (tmp_path / "s.toml").write_text(made.text)
+    image = install_stand_in(tmp_path / "image")
+    mounts = (f"{tmp_path}:/sweep", f"{ROOT}:{ROOT}", f"{sys.prefix}:{sys.prefix}")
+    container = ContainerSettings(runtime="apptainer", image=str(image), mounts=mounts)
+    launcher = LauncherSettings(container=container)
+    checks = check_inside(tmp_path / "s.toml", launcher, Path("/opt/nccl-tests"))
+    assert len(checks) > 5
+    assert all(check.name.startswith("inside the container: ") for check in checks)
+    [found] = [check for check in checks if check.name.endswith(": nccl-tests")]
+    assert (found.status, found.found) == ("ok", "/opt/nccl-tests/all_reduce_perf")
+    assert "doctor /sweep/s.toml" in log.read_text()
+
+
+def test_doctor_that_cannot_be_seen_inside_says_what_to_mount(log: Path, tmp_path: Path) -> None:
+    container = ContainerSettings(runtime="apptainer", image="nccl.sif", mounts=("/nowhere:/x",))
+    [check] = check_inside(tmp_path / "s.toml", LauncherSettings(container=container), None)
+    assert check.status == "unknown"
+    assert "cannot be seen inside the container" in check.found
+    assert not log.exists()

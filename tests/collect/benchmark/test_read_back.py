@@ -1,14 +1,378 @@
+"""What is read of a launch: logs, and outputs as crashes and other ranks damage them."""
+
+import json
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.collect.benchmark.grid import Grid, deal
-from dynamiccl.collect.benchmark.read_back import PlainChoice, choices_by_block
+from dynamiccl.collect.read_back import (
+    choices_of,
+    comm_logs,
+    environment_in,
+    is_row,
+    keep_dumps,
+    last_words,
+    of_members,
+    read_rows,
+    topology_features,
+    wrong_comms,
+)
 from dynamiccl.collect.runner import LaunchMode
-from tests.collect.benchmark.sweeps import launch_of, sweep
+from dynamiccl.collect.schedule import Choice, Grid, deal
+from dynamiccl.collect.sweep.trial import LaunchProfile, Setting
+from dynamiccl.datasets.schema import MEASUREMENTS
+from dynamiccl.nccl import Collective
+from tests.collect.benchmark.sweeps import feasible, launch_of, sweep
+from tests.fakes.nccl_tests.install import install_stand_in
+from tests.fakes.nccl_tests.topology import graph_xml, topology_xml
+from tests.fakes.running import StandIn
+from tests.published import folder
+
+SIZES = (1024, 2048, 4096)
+CYCLES = 3
+BLOCKS = CYCLES * len(SIZES)
+Blocks = list[list[dict[str, Any]]]
+
+# --- What it printed ---
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What one benchmark printed and wrote."""
+
+    lines: tuple[str, ...]
+    json: str
+    folder: Path
+
+    @property
+    def rows(self) -> list[int]:
+        """Numbers of the lines that are rows."""
+        return [number for number, line in enumerate(self.lines) if is_row(line)]
+
+    def read(
+        self,
+        lines: Sequence[str] | None = None,
+        json: str | None = None,
+        *,
+        sizes: Sequence[int] = SIZES,
+    ) -> Blocks:
+        path = self.folder / "read.json"
+        path.unlink(missing_ok=True)
+        if json is not None:
+            path.write_text(json)
+        printed = self.lines if lines is None else lines
+        return read_rows(printed, path, collective=Collective.AllReduce, sizes=sizes)
+
+
+def record(folder: Path, *more: str, sizes: Sequence[int] = SIZES, **settings: str) -> Recorded:
+    stand_in = StandIn(install_stand_in(folder / "bin"))
+    path = folder / "rows.json"
+    walk = ["-b", str(sizes[0]), "-e", str(sizes[-1]), "-f", "2"]
+    # Wrong values end in an exit code of their own.
+    done = stand_in.run(
+        "all_reduce_perf",
+        *(*walk, "-g", "8", "-n", "3", "-w", "1", "-c", "1", "-N", str(CYCLES), "-J", str(path)),
+        *more,
+        settings=settings,
+    )
+    return Recorded(tuple(done.stdout.splitlines()), path.read_text(), folder)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return record(tmp_path_factory.mktemp("recorded"), "-I", "1")
+
+
+@pytest.fixture(scope="module")
+def one_size(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return record(tmp_path_factory.mktemp("one-size"), sizes=(1024,))
+
+
+def source(blocks: Blocks) -> set[str]:
+    return {half["source"] for block in blocks for half in block}
+
+
+def sizes_of(blocks: Blocks) -> list[int]:
+    return [block[0]["size_bytes"] for block in blocks]
+
+
+def figures(blocks: Blocks) -> list[list[tuple[Any, ...]]]:
+    names = ("in_place", "size_bytes", "time_us")
+    return [[tuple(half[name] for name in names) for half in block] for block in blocks]
+
+
+def test_blocks_come_in_the_order_of_the_walk_with_both_halves(recorded: Recorded) -> None:
+    for written in (None, recorded.json):
+        found = recorded.read(json=written)
+        assert sizes_of(found) == list(SIZES) * CYCLES
+        assert {tuple(half["in_place"] for half in block) for block in found} == {(False, True)}
+        for half in (half for block in found for half in block):
+            # Nothing that the harness knows better.
+            assert not half.keys() & {"system", "run", "repeat", "launch_profile", "trial"}
+            assert half["wrong_values"] == 0
+
+
+def test_json_has_the_digits_and_text_the_release(recorded: Recorded) -> None:
+    text, json = recorded.read(), recorded.read(json=recorded.json)
+    assert (source(text), source(json)) == ({"nccl-tests-text"}, {"nccl-tests-json"})
+    for one, other in zip(figures(text), figures(json), strict=True):
+        for (*_, rough), (*_, fine) in zip(one, other, strict=True):
+            assert fine == pytest.approx(rough, rel=0.01)
+    facts = {"gpu": "FAKE H100", "nccl_version": "2.29.7", "nccl_tests_version": "2.19.6"}
+    assert environment_in(json) == environment_in(text) == facts
+    assert len(json[0][0]["iteration_times_us"]) == 3
+
+
+def test_nothing_printed_is_no_block(recorded: Recorded) -> None:
+    assert recorded.read([]) == recorded.read(["mpirun: command not found"]) == []
+    assert environment_in([]) == {}
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_json_that_is_cut_off_anywhere_gives_way_to_the_text(
+    data: st.DataObject, recorded: Recorded
+) -> None:
+    whole = recorded.json.rstrip()
+    cut = data.draw(st.integers(0, len(whole) - 1))
+    assert recorded.read(json=whole[:cut]) == recorded.read()
+
+
+@pytest.mark.parametrize(
+    "json", ["", "null", "[]", "{}", '{"results": []}', '{"version": 99, "results": []}', "\0"]
+)
+def test_json_that_is_something_else_gives_way_to_the_text(json: str, recorded: Recorded) -> None:
+    assert recorded.read(json=json) == recorded.read()
+
+
+def test_the_one_with_more_rows_is_taken(recorded: Recorded) -> None:
+    content = json.loads(recorded.json)
+    del content["results"][-1]
+    found = recorded.read(json=json.dumps(content))
+    assert (source(found), len(found)) == ({"nccl-tests-text"}, BLOCKS)
+    lines = list(recorded.lines)
+    lines[recorded.rows[4]] = lines[recorded.rows[4]][:60]
+    assert len(recorded.read(lines)) == 4
+    found = recorded.read(lines, recorded.json)
+    assert (source(found), len(found)) == ({"nccl-tests-json"}, BLOCKS)
+
+
+@given(kept=st.integers(0, 40), tail=st.integers(0, 120))
+@settings(deadline=None, max_examples=60)
+def test_text_that_is_cut_off_anywhere_keeps_its_whole_rows(
+    kept: int, tail: int, recorded: Recorded
+) -> None:
+    lines = list(recorded.lines[:kept])
+    torn = recorded.lines[kept][:tail] if kept < len(recorded.lines) else ""
+    found = recorded.read([*lines, torn])
+    assert found == recorded.read()[: len(found)]
+    assert sum(map(is_row, lines)) <= len(found) <= sum(map(is_row, [*lines, torn]))
+
+
+def test_row_of_a_size_that_is_not_the_next_ends_what_is_believed(recorded: Recorded) -> None:
+    lines = list(recorded.lines)
+    del lines[recorded.rows[4]]
+    assert sizes_of(recorded.read(lines)) == [*SIZES, SIZES[0]]
+    doubled = list(recorded.lines)
+    doubled.insert(recorded.rows[1], doubled[recorded.rows[1]])
+    assert sizes_of(recorded.read(doubled)) == list(SIZES[:2])
+    assert recorded.read(sizes=(4096, 2048)) == []
+
+
+@pytest.mark.parametrize("row", range(CYCLES))
+def test_row_that_is_torn_where_its_count_ends_keeps_its_place(
+    row: int, one_size: Recorded
+) -> None:
+    lines = list(one_size.lines)
+    head, datatype, tail = lines[one_size.rows[row]].partition("float")
+    lines[one_size.rows[row]] = f"{head.rstrip()}node7: abort"
+    lines.insert(one_size.rows[row] + 1, datatype + tail)
+    assert len(one_size.read(lines, sizes=(1024,))) == row
+
+
+def test_row_without_a_time_keeps_its_place(one_size: Recorded) -> None:
+    """With one size nothing but its place tells whose a row is."""
+    lines = list(one_size.lines)
+    words = lines[one_size.rows[1]].split()
+    none = ["0.00", "0.00", "0.00", "0"]
+    lines[one_size.rows[1]] = " ".join([*words[:5], *none, *none])
+    whole = one_size.read(sizes=(1024,))
+    assert len(whole) == CYCLES
+    assert one_size.read(lines, sizes=(1024,)) == whole[:1]
+
+
+#: What another rank says, with and without the end of a line.
+WORDS = st.sampled_from(
+    [
+        "node7: NCCL WARN Call to ibv_reg_mr failed",
+        "[1759999999.1] [node7:4242:0] ucp_context.c:1 UCX  WARN x\n",
+        "\nnode7:4242:4250 [3] NCCL INFO comm 0x55d0 rank 3 nranks 8 - Init COMPLETE\n",
+        "  \n",
+        "abort",
+        "[1,3]<stderr>:",
+        "Warning: Permanently added",
+        "x\n",
+    ]
+)
+
+
+@given(data=st.data(), words=WORDS)
+@settings(deadline=None, max_examples=120)
+@pytest.mark.parametrize("which", ["recorded", "one_size"])
+def test_words_of_another_rank_never_give_a_time_to_another_block(
+    data: st.DataObject, words: str, which: str, request: pytest.FixtureRequest
+) -> None:
+    made: Recorded = request.getfixturevalue(which)
+    sizes = SIZES if which == "recorded" else (1024,)
+    text = "\n".join(made.lines)
+    first = text.index(made.lines[made.rows[0]])
+    at = data.draw(st.integers(first, len(text)))
+    damaged = (text[:at] + words + text[at:]).split("\n")
+    whole = figures(made.read(sizes=sizes))
+    found = figures(made.read(damaged, sizes=sizes))
+    assert found == whole[: len(found)]
+
+
+@example(junk=["1024 256 float sum -1"])
+@example(junk=["1024 256 float sum -1 x y z"])
+@given(junk=st.lists(st.text(st.characters(codec="utf-8"), max_size=60), max_size=8))
+@settings(deadline=None, max_examples=60)
+def test_garbage_is_never_an_error(junk: list[str], recorded: Recorded) -> None:
+    found = recorded.read([*recorded.lines, *junk])
+    assert found[:BLOCKS] == recorded.read()
+    recorded.read(junk, json="".join(junk))
+
+
+def test_wrong_values_are_told_half_by_half(tmp_path: Path) -> None:
+    made = record(tmp_path, FAKE_WRONG="ABSTAIN")
+    for written in (None, made.json):
+        halves = [half for block in made.read(json=written) for half in block]
+        wrong = [half for half in halves if half["wrong_values"]]
+        assert wrong
+        assert {half["status"] for half in wrong} == {"wrong_values"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#  size  count  type  redop  root  time",
+        "# Out of bounds values : 0 OK",
+        "",
+        "1024 256",
+        "    1024 256 float sum -1",
+        "node7: 1024 256 float sum -1 10.0",
+    ],
+)
+def test_what_is_no_row_is_no_progress(line: str) -> None:
+    assert not is_row(line)
+
+
+def test_last_words_are_those_of_the_failure() -> None:
+    lines = [
+        "# nThread 1 nGpus 8",
+        "node1: Test NCCL failure common.cu:222 'unhandled system error'",
+        "  1024  256  float  sum  -1  10.0  0.10  0.10  0",
+        "srun: error: node1: task 0: Exited with exit code 3",
+        "srun: done",
+    ]
+    assert last_words(lines) == (
+        "node1: Test NCCL failure common.cu:222 'unhandled system error' | "
+        "srun: error: node1: task 0: Exited with exit code 3"
+    )
+    # Real Slurm: the lines about the others hid what the benchmark said.
+    slurm = [
+        "NVML: Driver/library version mismatch",
+        "srun: error: n2: tasks 2-3: Exited with exit code 3",
+        "slurmstepd-n1: error: *** STEP 1.2 ON n1 CANCELLED AT 2026-11-23T18:28:43 ***",
+        "srun: error: n1: tasks 0-1: Terminated",
+    ]
+    assert last_words(slurm) == " | ".join(slurm[:2])
+    assert last_words(slurm[1:]) == " | ".join(slurm[1:])
+    assert last_words(["one", "", "two", "three", "four"]) == "two | three | four"
+    assert last_words([]) == last_words(["", "  "]) == last_words(["#  size"]) == "no output"
+    assert last_words(["# nThread 1", "Segmentation fault"]) == "Segmentation fault"
+    assert len(last_words(["error " + "x" * 5000])) == 600
+
+
+# --- Several communicators at once ---
+
+PAIRS = '[{ num_nodes = 2, ranks_per_node = 4, split = "MOD 4" }]'
+LONE = "[{ num_nodes = 2, ranks_per_node = 4 }]"
+#: Rank 0 of two nodes of four, as Open MPI tells it.
+FIRST = {
+    "OMPI_COMM_WORLD_RANK": "0",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+}
+
+
+@pytest.fixture(scope="module")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> StandIn:
+    return StandIn(install_stand_in(tmp_path_factory.mktemp("nccl-tests")))
+
+
+def setting_of(groups: str) -> Setting:
+    return sweep(groups=groups).trials[0].setting
+
+
+def printed(stand_in: StandIn, settings: Mapping[str, str]) -> list[str]:
+    return stand_in.output("all_reduce_perf", settings={**FIRST, **settings}).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("groups", "settings", "said"),
+    [
+        (PAIRS, {"NCCL_TESTS_SPLIT": "MOD 4"}, None),
+        (LONE, {}, None),
+        (PAIRS, {"NCCL_TESTS_SPLIT": "MOD 2"}, "groups of 4 ranks"),
+        (PAIRS, {"NCCL_TESTS_SPLIT": "DIV 2"}, "groups of 2 ranks"),
+        # What it was before 2.14, and without MPI, where each process is alone.
+        (PAIRS, {"NCCL_TESTS_SPLIT": "MOD 4", "FAKE_NCCL_TESTS_VERSION": "2.13.12"}, "of 8 ranks"),
+        (PAIRS, {"NCCL_TESTS_SPLIT": "MOD 4", "FAKE_NO_MPI": "1"}, "built with MPI"),
+        (LONE, {"NCCL_TESTS_SPLIT": "MOD 4"}, "remove NCCL_TESTS_SPLIT from the environment"),
+        (LONE, {"NCCL_TESTS_SPLIT_MASK": "0x3"}, "4 communicators"),
+    ],
+)
+def test_other_communicators_than_were_asked_for_are_told(
+    stand_in: StandIn, groups: str, settings: dict[str, str], said: str | None
+) -> None:
+    wrong = wrong_comms(setting_of(groups), printed(stand_in, settings))
+    assert wrong is None if said is None else said in str(wrong)
+
+
+def test_ranks_dealt_round_the_nodes_are_told(stand_in: StandIn) -> None:
+    lines = printed(stand_in, {"NCCL_TESTS_SPLIT": "MOD 4"})
+    # All ranks on one host: a communicator of two nodes that has one.
+    first = next(line for line in lines if "Rank  0" in line).split(" on ")[1].split()[0]
+    away = [line.replace(f"{first}-n1", first) for line in lines]
+    assert "node by node" in str(wrong_comms(setting_of(PAIRS), away))
+
+
+def test_times_of_processes_that_are_left_over_do_not_count() -> None:
+    spare = '[{ num_nodes = 3, ranks_per_node = 1, split = "AND 0x2", spare = true }]'
+    half: dict[str, Any] = {
+        "time_us": 68.0,
+        "algbw_gbytes_per_s": 10.0,
+        "busbw_gbytes_per_s": 10.0,
+        "process_times_us": [100.0, 100.0, 4.0],
+    }
+    assert of_members([half], setting_of(spare)) is None
+    assert half["time_us"] == 100.0
+    assert half["busbw_gbytes_per_s"] == half["algbw_gbytes_per_s"] == pytest.approx(6.8)
+    bare = {"time_us": 68.0}
+    assert "2.19.2" in str(of_members([bare], setting_of(spare)))
+    assert of_members([bare], setting_of(PAIRS)) is None
+    assert bare == {"time_us": 68.0}
+
+
+# --- What ran ---
 
 RANKS = 8
 CALLS = 4
@@ -16,12 +380,11 @@ PREFIX = "node1:4242:4250 [0] NCCL INFO "
 
 
 def grid(**keys: str) -> Grid:
-    trials = [trial for trial in sweep(**keys).trials if trial.infeasible is None]
-    return deal(launch_of(trials, LaunchMode.READ_BACK), max_blocks=1000)
+    launch = launch_of(feasible(sweep(**keys)), LaunchMode.READ_BACK)
+    return deal(launch, max_blocks=1000)
 
 
 GRID = grid()
-CHANNELS = 24
 
 
 def named(size: int, algorithm: str = "RING", protocol: str = "LL", high: int = 23) -> str:
@@ -31,80 +394,51 @@ def named(size: int, algorithm: str = "RING", protocol: str = "LL", high: int = 
     )
 
 
-def walk(made: Grid = GRID, *, calls: int = CALLS) -> list[str]:
+def walk(made: Grid = GRID) -> list[str]:
     """One line for each call of every block: blocks differ in their channels."""
     return [
         named(made.benchmark_bytes[number % len(made.benchmark_bytes)], high=number)
         for number in range(len(made.blocks))
-        for _ in range(calls)
+        for _ in range(CALLS)
     ]
 
 
-def read(log: list[str], made: Grid = GRID, *, warmup: int = 0) -> list[PlainChoice | None]:
-    return choices_by_block(log, made, num_ranks=RANKS, warmup_calls=warmup, calls_per_block=CALLS)
+def ran(*logs: list[str], made: Grid = GRID, warmup: int = 0) -> list[Choice | None]:
+    return choices_of(logs, made, num_ranks=RANKS, warmup_calls=warmup, calls_per_block=CALLS)
 
 
-EVERY: list[PlainChoice | None] = [["Ring", "LL", n + 1] for n in range(len(GRID.blocks))]
+EVERY: list[Choice | None] = [["Ring", "LL", n + 1] for n in range(len(GRID.blocks))]
 
 
 def test_each_block_has_the_choice_of_its_calls() -> None:
-    assert read(walk()) == EVERY
-
-
-def test_warm_up_is_passed_over() -> None:
+    assert ran(walk()) == EVERY
     ladder = [named(1 << power, "TREE") for power in (20, 21, 22)]
-    assert read([*ladder, *walk()], warmup=3) == EVERY
-    assert read([*ladder, *walk()], warmup=2) == []
-
-
-def test_other_lines_of_the_log_do_not_count() -> None:
+    assert ran([*ladder, *walk()], warmup=3) == EVERY
+    assert ran([*ladder, *walk()], warmup=2) == []
     other = [
         f"{PREFIX}NCCL_DEBUG_SUBSYS set by environment to INIT,ENV,TUNING",
         f"{PREFIX}Channel 00/24 : 0 1 2 3 4 5 6 7",
         "",
         f"{PREFIX}Broken: 12 Bytes -> Algo RING proto LL",
     ]
-    log = [line for call in walk() for line in (*other, call)]
-    assert read(log) == EVERY
-
-
-@given(at=st.integers(0, len(walk()) - 1))
-@settings(deadline=None, max_examples=40)
-def test_log_that_ends_early_names_the_whole_blocks_before(at: int) -> None:
-    assert read(walk()[:at]) == EVERY[: at // CALLS]
+    assert ran([line for call in walk() for line in (*other, call)]) == EVERY
 
 
 @given(at=st.integers(0, len(walk()) - 2))
 @settings(deadline=None, max_examples=40)
-def test_log_that_lacks_a_line_names_no_block_from_there_on(at: int) -> None:
+def test_log_that_ends_early_or_lacks_a_line_names_the_whole_blocks_before(at: int) -> None:
     log = walk()
-    found = read(log[:at] + log[at + 1 :])
-    assert found == EVERY[: at // CALLS]
+    assert ran(log[:at]) == EVERY[: at // CALLS]
+    assert ran(log[:at] + log[at + 1 :]) == EVERY[: at // CALLS]
+    assert ran([*log[:at], log[at], *log[at:]]) == []
 
 
-@given(at=st.integers(0, len(walk()) - 1))
-@settings(deadline=None, max_examples=40)
-def test_log_with_one_line_more_tells_nothing(at: int) -> None:
-    log = walk()
-    assert read([*log[:at], log[at], *log[at:]]) == []
-
-
-def test_calls_of_one_size_that_were_counted_wrong_tell_nothing() -> None:
+def test_calls_in_another_order_or_number_tell_nothing() -> None:
     made = grid(sizes="{ list = [1048576] }")
-    assert read([named(1 << 20, "TREE")] * CALLS + walk(made), made) == []
-
-
-def test_sizes_in_another_order_tell_nothing() -> None:
+    assert ran([named(1 << 20, "TREE")] * CALLS + walk(made), made=made) == []
     log = walk()
     random.Random(0).shuffle(log)
-    assert read(log) == []
-    assert read([]) == []
-
-
-def test_calls_of_a_block_that_differ_leave_it_unknown() -> None:
-    log = walk()
-    log[5] = named(GRID.benchmark_bytes[1], "TREE", "SIMPLE", 1)
-    assert read(log) == [EVERY[0], None, *EVERY[2:]]
+    assert ran(log) == ran([]) == []
 
 
 @pytest.mark.parametrize(
@@ -115,36 +449,31 @@ def test_calls_of_a_block_that_differ_leave_it_unknown() -> None:
         "CE",
     ],
 )
-def test_kernel_that_has_no_name_leaves_its_block_unknown(tail: str) -> None:
+def test_calls_that_differ_or_have_no_name_leave_their_block_unknown(tail: str) -> None:
+    log = walk()
+    log[5] = named(GRID.benchmark_bytes[1], "TREE", "SIMPLE", 1)
+    assert ran(log) == [EVERY[0], None, *EVERY[2:]]
     log = walk()
     log[:CALLS] = [f"{PREFIX}AllReduce: {GRID.benchmark_bytes[0]} Bytes -> {tail}"] * CALLS
-    assert read(log) == [None, *EVERY[1:]]
-
-
-@dataclass(frozen=True)
-class Format:
-    """How a release of NCCL logs a call, and what it does not say."""
-
-    text: str
-    channels: int | None
+    assert ran(log) == [None, *EVERY[1:]]
 
 
 @pytest.mark.parametrize(
-    "form",
+    ("text", "channels"),
     [
-        Format("{size} Bytes -> Algo 1 proto 0 time 12.500000", None),
-        Format("AllReduce: {size} Bytes -> Algo 1 proto 0 time 12.500000", None),
-        Format("AllReduce: {size} Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{2..5}}", 4),
+        ("{size} Bytes -> Algo 1 proto 0 time 12.500000", None),
+        ("AllReduce: {size} Bytes -> Algo 1 proto 0 time 12.500000", None),
+        ("AllReduce: {size} Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{2..5}}", 4),
     ],
 )
-def test_every_format_is_read(form: Format) -> None:
+def test_every_format_is_read(text: str, channels: int | None) -> None:
     log = [
-        PREFIX + form.text.format(size=size)
+        PREFIX + text.format(size=size)
         for _ in GRID.cycles
         for size in GRID.benchmark_bytes
         for _ in range(CALLS)
     ]
-    assert read(log) == [["Ring", "LL", form.channels]] * len(GRID.blocks)
+    assert ran(log) == [["Ring", "LL", channels]] * len(GRID.blocks)
 
 
 def test_bytes_of_one_rank_are_those_of_all() -> None:
@@ -155,6 +484,178 @@ def test_bytes_of_one_rank_are_those_of_all() -> None:
         for size in made.benchmark_bytes
         for _ in range(CALLS)
     ]
-    assert read(log, made) == [["Ring", "LL", 2]] * len(made.blocks)
+    assert ran(log, made=made) == [["Ring", "LL", 2]] * len(made.blocks)
     whole = [line.replace(str(made.benchmark_bytes[0] // RANKS), "4") for line in log]
-    assert read(whole, made) == []
+    assert ran(whole, made=made) == []
+
+
+def test_what_all_communicators_ran_is_taken(tmp_path: Path) -> None:
+    for name in ("n1.7", "n2.8"):
+        (tmp_path / f"nccl.{name}.log").write_text("\n".join(walk()))
+    (tmp_path / "nccl.n1.9.log").write_text("of a rank that logs no calls")
+    assert len(comm_logs(tmp_path)) == 2
+    assert ran(*comm_logs(tmp_path)) == EVERY
+    other = [*walk()[:-CALLS], *(line.replace("RING", "TREE") for line in walk()[-CALLS:])]
+    (tmp_path / "nccl.n2.8.log").write_text("\n".join(other))
+    assert ran(*comm_logs(tmp_path)) == [*EVERY[:-1], None]
+
+
+# --- The topology ---
+
+#: Dumps of real machines and files that cloud vendors give their users.
+REAL = folder("topologies")
+OCI = {
+    "compute_capability": 9.0,
+    "nvlinks_per_gpu": 18,
+    "nvlink_generation": 4,
+    "nvswitch": True,
+    "nics_per_node": 16,
+    "cpu_vendor": "intel",
+}
+AZURE_NCV4 = {
+    "compute_capability": 8.0,
+    "nvlinks_per_gpu": 12,
+    "nvlink_generation": 3,
+    "nvswitch": False,
+    "nic_gbits_per_s": 100.0,
+    "nics_per_node": 1,
+    "nic_kind": "socket",
+    "cpu_vendor": "amd",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "features"),
+    [
+        ("oci_H100-topology.xml", {**OCI, "nic_gbits_per_s": 180.0}),
+        ("oci_H100-topology-kubernetes.xml", {**OCI, "nic_gbits_per_s": 200.0}),
+        ("azure_ncv4-topo.xml", AZURE_NCV4),
+        ("azurehpc_nc48v4-topo.xml", AZURE_NCV4),
+        # What a vendor prepares names CPUs and slots; NCCL fills in GPUs and networks.
+        ("aws_p4d-24xl-topo.xml", {"cpu_vendor": "intel"}),
+        ("azure_ndv4-topo.xml", {"cpu_vendor": "amd"}),
+        ("aws_g5.48xl-topo.xml", {}),
+        # The other dump: of graphs.
+        ("azure_ncv4-graph.xml", {}),
+    ],
+)
+def test_features_of_real_machines(name: str, features: dict[str, Any]) -> None:
+    assert topology_features((REAL / name).read_text()) == features
+
+
+def test_features_of_the_stand_in_are_columns() -> None:
+    found = topology_features(topology_xml())
+    assert found == {**OCI, "nics_per_node": 8, "nic_gbits_per_s": 400.0}
+    assert topology_features(graph_xml(4)) == {}
+    names = {field.name for field in MEASUREMENTS}
+    assert found.keys() | AZURE_NCV4.keys() <= names
+
+
+def node(inside: str, cpu: str = "") -> str:
+    return f'<system version="1"><cpu numaid="0" {cpu}>{inside}</cpu></system>'
+
+
+@pytest.mark.parametrize(
+    ("inside", "features"),
+    [
+        (
+            '<gpu sm="61"/>',
+            {"compute_capability": 6.1, "nvlinks_per_gpu": 0, "nvlink_generation": 0},
+        ),
+        ('<gpu sm="89"/>', {"compute_capability": 8.9, "nvlink_generation": 0}),
+        (
+            '<gpu sm="100"><nvlink count="18" tclass="0x068000"/></gpu>',
+            {"compute_capability": 10.0, "nvlink_generation": 5, "nvswitch": True},
+        ),
+        (
+            '<gpu sm="70"><nvlink count="2" tclass="0x030200"/><nvlink count="1"/></gpu>',
+            {"nvlink_generation": 2, "nvlinks_per_gpu": 3, "nvswitch": False},
+        ),
+        ('<net name="eno2"/><net name="enp1s0"/>', {"nic_kind": "socket", "nics_per_node": 2}),
+        ('<net name="efa_0-rdm"/>', {"nic_kind": "efa"}),
+        ('<net name="rdmap16s27"/>', {"nic_kind": "efa"}),
+        (
+            '<net name="a" speed="400000"/><net name="b" speed="400000"/><net name="c" speed="1"/>',
+            {"nic_gbits_per_s": 400.0, "nics_per_node": 3},
+        ),
+    ],
+)
+def test_features_of_a_node(inside: str, features: dict[str, Any]) -> None:
+    assert topology_features(node(inside)).items() >= features.items()
+
+
+def test_what_a_dump_does_not_say_is_left_out() -> None:
+    for names in ('<net name="mlx5_0"/><net name="eth0"/>', '<net name="mlx5_0" speed="0"/>'):
+        assert topology_features(node(names)).keys() == {"nics_per_node"}
+    both = '<system><cpu vendor="GenuineIntel"/><cpu vendor="AuthenticAMD"/></system>'
+    assert topology_features(both) == {}
+    assert topology_features('<system><cpu vendor="Hygon"/></system>') == {}
+
+
+BOMB = (
+    '<?xml version="1.0"?><!DOCTYPE system [<!ENTITY a0 "xxxxxxxxxx">'
+    + "".join(f'<!ENTITY a{i} "{f"&a{i - 1};" * 10}">' for i in range(1, 12))
+    + "]><system><cpu>&a11;</cpu></system>"
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "not xml",
+        "<system",
+        "<system><cpu></system>",
+        '<graphs version="1"/>',
+        "\0",
+        BOMB,
+        '<!DOCTYPE system [<!ENTITY x SYSTEM "file:///etc/passwd">]><system>&x;</system>',
+        "<system>" * 5000,
+        *(topology_xml()[:cut] for cut in (10, 100, len(topology_xml().rstrip()) - 1)),
+    ],
+    ids=range(12),
+)
+def test_garbage_and_bombs_say_nothing(text: str) -> None:
+    assert topology_features(text) == {}
+
+
+@given(
+    value=st.text(st.characters(exclude_characters='<&"', codec="utf-8", exclude_categories=["Cc"]))
+)
+@settings(deadline=None, max_examples=60)
+def test_attributes_that_are_no_numbers_are_harmless(value: str) -> None:
+    text = node(
+        f'<gpu sm="{value}"><nvlink count="{value}" tclass="{value}"/></gpu>'
+        f'<net name="{value}" speed="{value}"/>',
+        cpu=f'vendor="{value}"',
+    )
+    for name, known in topology_features(text).items():
+        assert isinstance(known, int | float | str), name
+
+
+SETTING = Setting(Collective.AllReduce, 2, 8, profile=LaunchProfile("net"))
+LOG = [
+    "n1:1:1 [0] NCCL INFO TUNER/Plugin: loaded",
+    "n1:1:1 [0] NCCL INFO AllReduce: 1024 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..3}",
+    "n1:1:1 [0] NCCL INFO  Algorithm |  Tree | Ring |",
+]
+
+
+def test_dumps_are_kept_once_with_the_head_of_the_log(tmp_path: Path) -> None:
+    work, out = tmp_path / "work", tmp_path / "out"
+    work.mkdir()
+    # A launch that failed at once leaves the place to the next one, and so does a crash.
+    keep_dumps(out, "box", SETTING, work, [])
+    assert not out.exists()
+    place = out / "topology" / "system=box" / "allreduce-2x8-net"
+    hidden = place.with_name(f".writing-{place.name}")
+    hidden.mkdir(parents=True)
+    (hidden / "topology.xml").write_text("half")
+    (work / "graph.xml").write_text("graph")
+    keep_dumps(out, "box", SETTING, work, LOG)
+    kept = {path.name: path.read_text() for path in place.iterdir()}
+    assert kept == {"graph.xml": "graph", "nccl.log": f"{LOG[0]}\n{LOG[2]}\n"}
+    (work / "topology.xml").write_text("second")
+    keep_dumps(out, "box", SETTING, work, LOG)
+    assert {path.name for path in place.iterdir()} == kept.keys()
+    assert [path.name for path in place.parent.iterdir()] == [place.name]

@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.collect.outcomes import Outcome
-from dynamiccl.collect.runner import Pick
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.strategies.adaptive import (
     Adaptive,
@@ -16,9 +14,10 @@ from dynamiccl.collect.strategies.adaptive import (
     later_slots,
     policy,
 )
-from dynamiccl.collect.strategies.choose import by_setting, current_beliefs
-from dynamiccl.collect.strategies.strategy import group_by_task, subspace
+from dynamiccl.collect.strategies.belief import by_setting, current_beliefs
+from dynamiccl.collect.strategies.strategy import Outcome, group_by_task, subspace
 from dynamiccl.collect.sweep.settings import StrategySettings
+from dynamiccl.collect.sweep.trial import Trial
 from dynamiccl.nccl import ABSTAIN
 from tests.collect.strategies.worlds import World, adaptive_sweep, hockney, normal
 
@@ -28,7 +27,7 @@ HISTORY = WORLD.play(make_strategy(MADE.file, MADE.trials))
 ROUNDS = WORLD.rounds
 
 
-def next_picks(number: int, history: list[Outcome]) -> tuple[Pick, ...] | None:
+def next_picks(number: int, history: list[Outcome]) -> tuple[Trial, ...] | None:
     return make_strategy(MADE.file, MADE.trials).next_picks(number, history)
 
 
@@ -57,7 +56,7 @@ def test_the_seed_and_the_name_change_the_draws() -> None:
     def first(name: str, seed: int) -> list[str]:
         chosen = StrategySettings(kind="adaptive", seed=seed)
         picks = Adaptive(name, MADE.trials, chosen).next_picks(0, ()) or ()
-        return [pick.trial.key for pick in picks]
+        return [pick.key for pick in picks]
 
     assert first("a", 0) == first("a", 0)
     assert first("a", 0) != first("a", 1) != first("b", 0)
@@ -65,20 +64,20 @@ def test_the_seed_and_the_name_change_the_draws() -> None:
 
 def test_the_default_is_a_pair_for_each_task_that_gets_anything() -> None:
     for picks in ROUNDS:
-        tasks = {pick.trial.task for pick in picks}
-        defaults = [pick for pick in picks if pick.trial.config == ABSTAIN]
-        assert Counter((p.trial.task, p.repeat) for p in defaults) == dict.fromkeys(
+        tasks = {pick.task for pick in picks}
+        defaults = [pick for pick in picks if pick.config == ABSTAIN]
+        assert Counter((p.task, p.repeat) for p in defaults) == dict.fromkeys(
             ((task, n) for task in tasks for n in (0, 1)), 1
         )
         assert {pick.probability for pick in defaults} == {None}
-        names = Counter((pick.trial.key, pick.repeat) for pick in picks)
+        names = Counter((pick.key, pick.repeat) for pick in picks)
         assert max(names.values()) == 1
 
 
 def test_live_tasks_get_the_same_number_of_slots_and_settled_ones_none() -> None:
     live: set[int] = set()
     for number, picks in enumerate(ROUNDS):
-        slots = Counter(p.trial.size_bytes for p in picks if p.trial.config != ABSTAIN)
+        slots = Counter(p.size_bytes for p in picks if p.config != ABSTAIN)
         assert len(set(slots.values())) == 1
         if number:
             assert set(slots.values()) == {3}
@@ -121,8 +120,8 @@ def test_the_recorded_probability_is_the_frequency_of_a_slot(number: int) -> Non
         picks = [p for p in strategy._draw(plans[4], number) if p.probability is not None]
         assert len(picks) == len(plans[4].slots)
         for slot, pick in enumerate(picks):
-            counts[pick.trial.key, slot] += 1
-            recorded[pick.trial.key, slot] = pick.probability or 0.0
+            counts[pick.key, slot] += 1
+            recorded[pick.key, slot] = pick.probability or 0.0
     for key, probability in recorded.items():
         error = 5 * (probability * (1 - probability) / draws) ** 0.5
         assert counts[key] / draws == pytest.approx(probability, abs=error), key
@@ -144,12 +143,12 @@ def test_every_pick_has_at_least_its_share_of_uniform_exploration(epsilon: float
     world.play(make_strategy(made.file, made.trials))
     for picks in world.rounds:
         for pick in picks:
-            if pick.trial.config != ABSTAIN:
+            if pick.config != ABSTAIN:
                 assert pick.probability is not None
                 assert (
                     epsilon / 28 - 1e-12 <= pick.probability <= 1 - epsilon + epsilon / 28 + 1e-12
                 )
-    forced = [p for picks in world.rounds[1:] for p in picks if p.trial.config != ABSTAIN]
+    forced = [p for picks in world.rounds[1:] for p in picks if p.config != ABSTAIN]
     explored = sum((p.probability or 0.0) <= epsilon / 28 + 1e-12 for p in forced)
     # Where the policy would never go, exploration goes, and no more often than its share.
     assert 0 < explored / len(forced) < epsilon + 0.05
@@ -159,7 +158,7 @@ def test_pure_exploration_is_uniform() -> None:
     made = adaptive_sweep("epsilon = 1.0\nmax_rounds = 2")
     world = World(made, hockney)
     world.play(make_strategy(made.file, made.trials))
-    forced = [p for picks in world.rounds for p in picks if p.trial.config != ABSTAIN]
+    forced = [p for picks in world.rounds for p in picks if p.config != ABSTAIN]
     assert [p.probability for p in forced] == pytest.approx([1 / 28] * len(forced))
 
 
@@ -193,7 +192,7 @@ def test_a_short_budget_goes_to_some_of_all_sizes_and_then_to_the_most_doubt() -
     made = adaptive_sweep("[budget]\nmax_measurements = 20")
     picks = make_strategy(made.file, made.trials).next_picks(0, ()) or ()
     sizes = [group.size_bytes for group in group_by_task(made.trials)]
-    chosen = [sizes.index(pick.trial.size_bytes) for pick in picks]
+    chosen = [sizes.index(pick.size_bytes) for pick in picks]
     assert max(chosen) - min(chosen) > 4
 
 
@@ -223,5 +222,5 @@ def test_settings_do_not_touch_each_other() -> None:
     history = world.measure(0, first)
     second = make_strategy(both.file, both.trials).next_picks(1, history) or ()
     again = next_picks(1, one.measure(0, alone)) or ()
-    assert [p for p in first if p.trial.setting.num_nodes == 4] == list(alone)
-    assert [p for p in second if p.trial.setting.num_nodes == 4] == list(again)
+    assert [p for p in first if p.setting.num_nodes == 4] == list(alone)
+    assert [p for p in second if p.setting.num_nodes == 4] == list(again)

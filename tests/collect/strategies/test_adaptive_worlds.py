@@ -7,9 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dynamiccl.collect.outcomes import Outcome
-from dynamiccl.collect.strategies import choose, make_strategy
-from dynamiccl.collect.strategies.strategy import seed_of
+from dynamiccl.collect.strategies import make_strategy
+from dynamiccl.collect.strategies.strategy import Outcome, seed_of
 from dynamiccl.collect.sweep.load import Sweep
 from dynamiccl.collect.sweep.trial import Setting, Trial
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
@@ -17,6 +16,7 @@ from tests.collect.strategies.worlds import (
     Truth,
     World,
     adaptive_sweep,
+    decide,
     heavy,
     hockney,
     normal,
@@ -31,7 +31,7 @@ def play(
 ) -> tuple[World, Table]:
     world = World(made, truth, noise, seed)
     history = world.play(make_strategy(made.file, made.trials), most_rounds=13)
-    return world, choose(made.trials, history)
+    return world, decide(made.trials, history)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.soak) for k in (1, 2))])
@@ -134,10 +134,10 @@ def half_fails(trial: Trial) -> float | None:
 def test_what_fails_is_not_picked_again_and_the_rest_is_tuned() -> None:
     made = adaptive_sweep()
     world, table = play(made, half_fails, normal(0.01))
-    failures = [p.trial.key for picks in world.rounds for p in picks if half_fails(p.trial) is None]
+    failures = [p.key for picks in world.rounds for p in picks if half_fails(p) is None]
     tree = [key for key in failures if ":Tree/" in key]
     assert len(tree) < 30
-    rounds = [{p.trial.key for p in picks} & set(failures) for picks in world.rounds]
+    rounds = [{p.key for p in picks} & set(failures) for picks in world.rounds]
     for earlier, later in pairwise(rounds):
         assert not earlier & later
     assert world.regret(table) < 0.03

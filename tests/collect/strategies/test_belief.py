@@ -4,11 +4,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dynamiccl.collect.outcomes import Outcome
-from dynamiccl.collect.strategies.belief import Belief
-from dynamiccl.collect.strategies.choose import current_beliefs
+from dynamiccl.collect.strategies.belief import Belief, current_beliefs
 from dynamiccl.collect.strategies.exhaustive import Exhaustive
-from dynamiccl.collect.strategies.strategy import group_by_task
+from dynamiccl.collect.strategies.strategy import Outcome, group_by_task
 from tests.collect.strategies.worlds import World, hockney, normal, sweep
 
 TASK = group_by_task(sweep(algorithms='["Ring"]', num_channels="[0, 8]").trials)[0]

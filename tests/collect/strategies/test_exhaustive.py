@@ -12,12 +12,12 @@ def test_every_cycle_measures_every_trial_once_and_the_default_twice() -> None:
     feasible = {trial.key for trial in MADE.trials if trial.infeasible is None}
     for number in range(3):
         picks = strategy.next_picks(number, ()) or ()
-        counts = Counter(p.trial.key for p in picks if p.trial.infeasible is None)
+        counts = Counter(p.key for p in picks if p.infeasible is None)
         assert set(counts) == feasible
         for pick in picks:
-            if pick.trial.infeasible is None:
-                assert counts[pick.trial.key] == 1 + (pick.trial.config == ABSTAIN)
-        repeats = {(p.trial.key, p.repeat) for p in picks}
+            if pick.infeasible is None:
+                assert counts[pick.key] == 1 + (pick.config == ABSTAIN)
+        repeats = {(p.key, p.repeat) for p in picks}
         assert len(repeats) == len(picks)
         assert all(pick.probability is None for pick in picks)
     assert strategy.next_picks(3, ()) is None
@@ -27,16 +27,16 @@ def test_what_cannot_run_is_picked_once_and_first() -> None:
     strategy = Exhaustive("s", MADE.trials, cycles=2)
     infeasible = [trial for trial in MADE.trials if trial.infeasible is not None]
     first = strategy.next_picks(0, ()) or ()
-    assert [pick.trial for pick in first[: len(infeasible)]] == infeasible
-    assert all(p.trial.infeasible is None for p in first[len(infeasible) :])
-    assert all(p.trial.infeasible is None for p in strategy.next_picks(1, ()) or ())
+    assert list(first[: len(infeasible)]) == infeasible
+    assert all(p.infeasible is None for p in first[len(infeasible) :])
+    assert all(p.infeasible is None for p in strategy.next_picks(1, ()) or ())
 
 
 def test_order_differs_by_round_name_and_seed_and_is_repeatable() -> None:
     def order(name: str, seed: int, number: int) -> list[str]:
         strategy = Exhaustive(name, MADE.trials, cycles=2, seed=seed)
         picks = strategy.next_picks(number, ()) or ()
-        return [f"{p.trial.key}#{p.repeat}" for p in picks if p.trial.infeasible is None]
+        return [f"{p.key}#{p.repeat}" for p in picks if p.infeasible is None]
 
     assert order("s", 0, 1) == order("s", 0, 1)
     orders = {

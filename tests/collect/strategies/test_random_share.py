@@ -14,11 +14,11 @@ CONFIGS = 28
 def test_each_task_gets_its_share_without_replacement(share: float, drawn: int) -> None:
     strategy = RandomShare("s", MADE.trials, cycles=2, share=share)
     picks = strategy.next_picks(1, ()) or ()
-    forced = [pick for pick in picks if pick.trial.config != ABSTAIN]
-    assert set(Counter(pick.trial.size_bytes for pick in forced).values()) == {drawn}
-    assert len({pick.trial.key for pick in forced}) == len(forced)
+    forced = [pick for pick in picks if pick.config != ABSTAIN]
+    assert set(Counter(pick.size_bytes for pick in forced).values()) == {drawn}
+    assert len({pick.key for pick in forced}) == len(forced)
     assert {pick.probability for pick in forced} == {1 / CONFIGS}
-    defaults = [pick for pick in picks if pick.trial.config == ABSTAIN]
+    defaults = [pick for pick in picks if pick.config == ABSTAIN]
     assert Counter(p.repeat for p in defaults) == {0: 11, 1: 11}
     assert {pick.probability for pick in defaults} == {None}
 
@@ -31,11 +31,11 @@ def test_the_recorded_probability_is_the_frequency() -> None:
         pick
         for number in range(cycles)
         for pick in strategy.next_picks(number, ()) or ()
-        if pick.trial.config != ABSTAIN
+        if pick.config != ABSTAIN
     ]
     (odds,) = {pick.probability for pick in drawn}
     assert odds is not None
-    counts = Counter(pick.trial.key for pick in drawn)
+    counts = Counter(pick.key for pick in drawn)
     assert len(counts) == CONFIGS
     # Within five standard deviations of a frequency.
     most = 5 * (odds * (1 - odds) / len(drawn)) ** 0.5
@@ -46,5 +46,5 @@ def test_infeasible_trials_come_once_and_expected_picks_are_exact() -> None:
     strategy = RandomShare("s", MADE.trials, cycles=3, share=0.3)
     world = World(MADE, hockney)
     assert len(world.play(strategy)) == strategy.expected_picks()
-    infeasible = [sum(p.trial.infeasible is not None for p in picks) for picks in world.rounds]
+    infeasible = [sum(p.infeasible is not None for p in picks) for picks in world.rounds]
     assert infeasible == [sum(t.infeasible is not None for t in MADE.trials), 0, 0]

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamiccl.collect.outcomes import Outcome
 from dynamiccl.collect.strategies.samples import (
     cell_of,
     condense,
@@ -14,7 +13,7 @@ from dynamiccl.collect.strategies.samples import (
     round_drift,
     times_by_trial,
 )
-from dynamiccl.collect.strategies.strategy import group_by_task
+from dynamiccl.collect.strategies.strategy import Outcome, group_by_task
 from tests.collect.strategies.worlds import sweep
 
 

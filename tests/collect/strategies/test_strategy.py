@@ -30,7 +30,7 @@ def test_a_task_has_its_default_and_its_feasible_configs() -> None:
         assert task.default is not None
         assert task.default.config == ABSTAIN
         assert [t.config.key for t in task.candidates] == ["Ring/LL", "Ring/Simple"]
-        assert [(p.trial.config, p.repeat, p.probability) for p in task.default_pair()] == [
+        assert [(p.config, p.repeat, p.probability) for p in task.default_pair()] == [
             (ABSTAIN, 0, None),
             (ABSTAIN, 1, None),
         ]

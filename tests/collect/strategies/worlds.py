@@ -6,9 +6,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dynamiccl.collect.outcomes import Outcome
-from dynamiccl.collect.runner import Pick
-from dynamiccl.collect.strategies.strategy import Strategy, seed_of
+from dynamiccl.collect.strategies.belief import current_beliefs
+from dynamiccl.collect.strategies.strategy import (
+    Outcome,
+    Strategy,
+    group_by_task,
+    seed_of,
+)
 from dynamiccl.collect.sweep.load import Sweep, parse_sweep
 from dynamiccl.collect.sweep.trial import Setting, Trial
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
@@ -84,6 +88,18 @@ def heavy(sigma: float, share: float) -> Noise:
     return factor
 
 
+def decide(
+    trials: Sequence[Trial], history: Sequence[Outcome], *, confidence: float = 0.9
+) -> dict[tuple[Setting, int], Config]:
+    """What the belief would take for each task now: ABSTAIN where it is not sure."""
+    table: dict[tuple[Setting, int], Config] = {trial.task: ABSTAIN for trial in trials}
+    for belief in current_beliefs(group_by_task(trials), history, seed=0):
+        index = belief.decision(confidence)
+        if index is not None:
+            table[belief.trials[index].task] = belief.trials[index].config
+    return table
+
+
 @dataclass
 class World:
     """Measures the picks of a strategy."""
@@ -93,15 +109,15 @@ class World:
     noise: Noise = quiet
     seed: int = 0
     #: What each round was.
-    rounds: list[tuple[Pick, ...]] = field(default_factory=list)
+    rounds: list[tuple[Trial, ...]] = field(default_factory=list)
 
-    def measure(self, number: int, picks: Sequence[Pick]) -> list[Outcome]:
+    def measure(self, number: int, picks: Sequence[Trial]) -> list[Outcome]:
         """Outcomes of picks, each with noise of its own."""
         return [self._outcome(number, pick) for pick in picks]
 
-    def _outcome(self, number: int, pick: Pick) -> Outcome:
-        key = pick.trial.key
-        time_us = None if pick.trial.infeasible else self.truth(pick.trial)
+    def _outcome(self, number: int, pick: Trial) -> Outcome:
+        key = pick.key
+        time_us = None if pick.infeasible else self.truth(pick)
         if time_us is None:
             return Outcome(key, number, None, ok=False)
         random = np.random.default_rng(seed_of(self.seed, number, key, pick.repeat))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.simulate import simulate
+from dynamiccl.collect.simulated import simulate
 from dynamiccl.train.data import TrainingData, load_data
 
 SWEEP = """

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import multiprocessing
 
-from dynamiccl.collect.simulate import simulate
+from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.splits import Split
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.serve.artifact import export_artifact

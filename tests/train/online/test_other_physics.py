@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.simulate import simulate
+from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.gate.cells import Verdict
 from dynamiccl.evaluate.gate.gate import Gated, pass_gate

@@ -1,0 +1,401 @@
+"""Reads what a launch printed, logged and dumped: rows of its blocks, and what really ran.
+
+    read_rows      the benchmark's text and JSON -> the halves of each block
+    wrong_comms, of_members    several communicators at once: are they the right ones, whose times
+    choices_of     NCCL's log of a read-back launch -> the config that ran in each block
+    keep_set_up    NCCL's topology, graphs and cost table, once for each group
+
+Text is what survives a crash, JSON has the digits: JSON is taken when it is whole and holds every
+row of the text, the text otherwise. A row that cannot be read, or of a size that is not the next of
+the walk, ends what is believed: the blocks from there on count as not reached, and run again.
+"""
+
+import re
+import shutil
+import xml.etree.ElementTree as ET
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from dynamiccl.collect.nccl_tests.cost_table import write_costs
+from dynamiccl.collect.nccl_tests.facts import RankLine, RunFacts, listed_ranks
+from dynamiccl.collect.nccl_tests.json_output import json_tables
+from dynamiccl.collect.nccl_tests.tables import rows_of
+from dynamiccl.collect.nccl_tests.text import parse_text
+from dynamiccl.collect.nccl_tests.tuning import logged_calls
+from dynamiccl.collect.reports import FileReport, ImportOptions
+from dynamiccl.collect.runner import Launch, trial_row
+from dynamiccl.collect.schedule import GRAPH_NAME, TOPOLOGY_NAME, Choice, Grid
+from dynamiccl.collect.sweep.settings import SweepFile
+from dynamiccl.collect.sweep.sizes import DATATYPE_BYTES
+from dynamiccl.collect.sweep.trial import Setting
+from dynamiccl.datasets.schema import MEASUREMENTS
+from dynamiccl.errors import DataError
+from dynamiccl.nccl import Collective
+
+#: Matches lines of Slurm and of Open MPI.
+_LAUNCHERS: Final = re.compile(r"(?:srun|slurmstepd\S*|mpirun|mpiexec|prte\w*): |\[\S+:\d+\] PRTE ")
+#: A row: size, count, type, redop, root, and then times.
+_ROW: Final = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w+\s+\w+\s+-?\d+\s+[\d.]")
+#: The rest of a row from the type on, where another rank's output overwrote its beginning.
+_TAIL: Final = re.compile(rf"(?:^|\s)(?:{'|'.join(DATATYPE_BYTES)})\s+\w+\s+-?\d+\s+[\d.]")
+#: Columns of the benchmark's output that hold for a whole launch, and those of a half of a block;
+#: the runner knows all others.
+_OF_A_LAUNCH: Final = ("gpu", "nccl_version", "nccl_tests_version")
+_OF_A_HALF: Final = (
+    "source",
+    "size_bytes",
+    "in_place",
+    "time_us",
+    "algbw_gbytes_per_s",
+    "busbw_gbytes_per_s",
+    "wrong_values",
+    "status",
+    "statistic",
+    "time_min_us",
+    "time_max_us",
+    "time_p99_us",
+    "time_cv_percent",
+    "iteration_times_us",
+    "process_times_us",
+)
+_KEPT: Final = frozenset((*_OF_A_LAUNCH, *_OF_A_HALF))
+_DROPPED: Final = frozenset(field.name for field in MEASUREMENTS) - _KEPT
+_IMPOSSIBLE: Final = re.compile(r"no algorithm/protocol available", re.IGNORECASE)
+_FAILURE: Final = re.compile(
+    r"(Test \w+ failure|error|NCCL WARN|DYNAMICCL:|invalid)", re.IGNORECASE
+)
+_NO_TIMES: Final = (
+    "processes are left over, whose times are in the mean, and nccl-tests prints no per-process "
+    "times: that needs 2.19.2 or later (-I -J)"
+)
+#: As `schedule.environment` names the ranks' logs.
+_LOGS: Final = "nccl.*.log"
+_CALL: Final = re.compile(r" Bytes -> ")
+#: PCI class of an NVSwitch as NVLink target (`src/graph/xml.h`).
+_NVSWITCH_CLASS: Final = "0x068000"
+#: NVLink generation by the GPU's compute capability: Volta 2, Ampere 3, Hopper 4, Blackwell 5.
+_NVLINK_GENERATION: Final[Mapping[int, int]] = {7: 2, 8: 3, 9: 4, 10: 5}
+_CPU_VENDORS: Final = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "": "arm"}
+#: NCCL writes a NIC's speed in Mbit/s.
+_MBITS_PER_GBIT: Final = 1000.0
+
+Row = dict[str, Any]
+
+
+# --- What it printed ---
+
+
+def is_row(line: str) -> bool:
+    """Whether a line is a result row, which counts as progress."""
+    return _ROW.match(line) is not None
+
+
+def read_rows(
+    lines: Sequence[str], json: Path, *, collective: Collective, sizes: Sequence[int]
+) -> list[list[Row]]:
+    """The rows of each block of a launch, in order: out-of-place, and in-place where there is one.
+
+    Args:
+        lines: everything printed.
+        json: where JSON was asked for; it need not be there.
+        collective: which one it is.
+        sizes: sizes of one walk in bytes, as printed.
+    """
+    blocks = _believed(_text_blocks(lines, collective), sizes)
+    from_json = _believed(_json_blocks(json, collective), sizes)
+    if not from_json or len(from_json) < len(blocks):
+        return blocks
+    # The JSON output has no release of nccl-tests.
+    release = blocks[0][0].get("nccl_tests_version") if blocks else None
+    for half in (half for block in from_json for half in block):
+        if release is not None:
+            half.setdefault("nccl_tests_version", release)
+    return from_json
+
+
+def environment_in(blocks: Sequence[Sequence[Row]]) -> Row:
+    """The environment columns that the benchmark's output names."""
+    known = blocks[0][0] if blocks else {}
+    return {name: known[name] for name in _OF_A_LAUNCH if known.get(name)}
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """The error lines of a failed benchmark, else its last lines.
+
+    A launcher ends the other ranks and tells each of them: of its lines only the first counts,
+    which names the node that failed.
+    """
+    told = [line.strip() for line in lines if line.strip() and not is_row(line)]
+    launchers = [line for line in told if _LAUNCHERS.match(line)]
+    own = [line for line in told if not _LAUNCHERS.match(line)]
+    failures = [line for line in own if _FAILURE.search(line)]
+    # Comment lines are the table's header, which does not explain a failure.
+    plain = [line for line in own if not line.startswith("#")]
+    words = (failures or plain)[-3:]
+    words += launchers[:1] if words else launchers[:3]
+    return " | ".join(words)[:600] or "no output"
+
+
+def is_impossible(lines: Sequence[str]) -> bool:
+    """Whether NCCL logged that no such combination exists (2.24 and later, `src/enqueue.cc`)."""
+    return any(_IMPOSSIBLE.search(line) for line in lines)
+
+
+def _text_blocks(lines: Sequence[str], collective: Collective) -> list[list[Row] | None]:
+    text = "\n".join(lines)
+    parsed = parse_text(text, where="output", collective=collective)
+    # An unreadable row (torn, or without a time) still takes its place in the walk over sizes.
+    by_line: dict[int, list[Row] | None] = {
+        number: []
+        for number, line in enumerate(text.splitlines(), 1)
+        if is_row(line) or _TAIL.search(line)
+    }
+    for half in parsed.rows:
+        block = by_line.setdefault(half["source_line"], [])
+        if block is not None:
+            block.append({name: half[name] for name in half if name in _KEPT})
+    for reject in parsed.rejected:
+        by_line[reject.line] = None
+    return [by_line[number] for number in sorted(by_line)]
+
+
+def _json_blocks(path: Path, collective: Collective) -> list[list[Row] | None]:
+    if not path.is_file():
+        return []
+    report = FileReport(path=str(path), format="nccl-tests-json")
+    options = ImportOptions(collective=collective.wire)
+    base = {"run": "output", "system": "-", "sweep": "-"}
+    try:
+        tables = list(json_tables(path, base=base, options=options, report=report))
+    except DataError:
+        return []  # cut off by a crash: the text has what was measured
+    blocks: list[list[Row] | None] = []
+    for half in (row for table in tables for row in rows_of(table, _DROPPED)):
+        if not half["in_place"]:
+            blocks.append([])
+        if blocks and blocks[-1] is not None:
+            blocks[-1].append(half)
+    return [] if report.rejected else blocks
+
+
+def _believed(blocks: Sequence[list[Row] | None], sizes: Sequence[int]) -> list[list[Row]]:
+    """The blocks before the first one that is torn or not of the expected size."""
+    good: list[list[Row]] = []
+    for number, block in enumerate(blocks):
+        if not block or block[0]["size_bytes"] != sizes[number % len(sizes)]:
+            break
+        good.append(block)
+    return good
+
+
+# --- Several communicators at once ---
+
+
+def wrong_comms(setting: Setting, lines: Sequence[str]) -> str | None:
+    """Why the communicators differ from the setting's, or None when they agree or are unknown.
+
+    nccl-tests prints the colour of each rank as its group (`src/util.cu`, writeDeviceReport).
+    """
+    groups: dict[int, list[RankLine]] = defaultdict(list)
+    for line in listed_ranks(lines):
+        groups[line.group].append(line)
+    comms = setting.comms
+    if comms is None:
+        if len(groups) < 2:
+            return None
+        return (
+            f"nccl-tests made {len(groups)} communicators of the ranks in place of one; remove "
+            "NCCL_TESTS_SPLIT from the environment, and use split in the sweep file"
+        )
+    found = {tuple(sorted(line.rank for line in group)) for group in groups.values()}
+    if not groups or not set(comms.members) <= found:
+        return (
+            f"nccl-tests made other communicators than split '{setting.split}' asks for (groups "
+            f"of {', '.join(map(str, sorted({len(each) for each in found}))) or 'no'} ranks); it "
+            "needs nccl-tests 2.14 or later, built with MPI"
+        )
+    # Ranks that do not lie node by node make communicators of another shape.
+    hosts = {line.rank: line.host for group in groups.values() for line in group}
+    for members in comms.members:
+        if len({hosts[process] for process in members}) != comms.num_nodes:
+            return (
+                f"ranks {', '.join(map(str, members[:4]))} of one communicator are not on "
+                f"{comms.num_nodes} of {setting.hosts} hosts: ranks must be started node by node "
+                "(srun --distribution=block, mpirun --map-by ppr)"
+            )
+    return None
+
+
+def of_members(block: Sequence[Row], setting: Setting) -> str | None:
+    """Make a block's times those of whole communicators, without ranks that belong to none.
+
+    nccl-tests prints the mean over all ranks, these included. Changes the rows in place; returns
+    why it cannot, or None.
+    """
+    comms = setting.comms
+    if comms is None or not setting.spare:
+        return None
+    if not all(half.get("process_times_us") for half in block):
+        return _NO_TIMES
+    processes = [process for members in comms.members for process in members]
+    for half in block:
+        times_us = half["process_times_us"]
+        time_us = sum(times_us[process] for process in processes) / len(processes)
+        for name in ("algbw_gbytes_per_s", "busbw_gbytes_per_s"):
+            half[name] *= half["time_us"] / time_us
+        half["time_us"] = time_us
+    return None
+
+
+# --- What ran ---
+
+
+def comm_logs(folder: Path) -> list[list[str]]:
+    """NCCL's log lines in a launch's folder, one list for each communicator.
+
+    Each rank writes a file of its own. The first rank of a communicator logs its calls: where one
+    file does, all of them are one log; where several do, there are several communicators.
+    """
+    files = [path.read_text(errors="replace").splitlines() for path in sorted(folder.glob(_LOGS))]
+    told = [lines for lines in files if any(logged_calls(lines))]
+    return told if len(told) > 1 else [[line for lines in files for line in lines]]
+
+
+def choices_of(
+    logs: Iterable[Iterable[str]],
+    grid: Grid,
+    *,
+    num_ranks: int,
+    warmup_calls: int,
+    calls_per_block: int,
+) -> list[Choice | None]:
+    """What ran in each block of `grid`, where the logs of all communicators agree.
+
+    NCCL prints one line for each call of rank 0, in the order of the calls (NCCL 2.20 and later;
+    channels from 2.24 on). That order is known (warm-up, then block by block), so every line
+    belongs to one trial. None where a block's calls differ or are unnamed; shorter than the grid
+    where a log ends early (a crash), and empty where it is not one of these calls.
+    """
+    each = []
+    for log in logs:
+        calls = list(logged_calls(log))[warmup_calls:]
+        found: list[Choice | None] = []
+        # With a single size nothing else reveals a miscount of calls.
+        whole = len(calls) <= len(grid.blocks) * calls_per_block
+        for number in range(len(grid.blocks) if whole else 0):
+            wanted = grid.benchmark_bytes[number % len(grid.benchmark_bytes)]
+            part = calls[number * calls_per_block : (number + 1) * calls_per_block]
+            if len(part) < calls_per_block:
+                break
+            if any(call.whole_bytes(num_ranks) != wanted for call in part):
+                break
+            one = part[0].choice
+            is_known = one is not None and all(call.choice == one for call in part)
+            plain = [one.algorithm.wire, one.protocol.wire, one.num_channels] if one else None
+            found.append(plain if is_known else None)
+        each.append(found)
+    blocks = zip(*each, strict=False)
+    return [block[0] if all(one == block[0] for one in block) else None for block in blocks]
+
+
+# --- What is kept of a group's set-up ---
+
+
+def keep_set_up(
+    out: Path,
+    file: SweepFile,
+    launch: Launch,
+    folder: Path,
+    log: Sequence[str],
+    said: Sequence[str],
+) -> Row:
+    """Keep NCCL's dumps and cost table, each once for each group; returns topology columns.
+
+    `NCCL_TOPO_DUMP_FILE` and `NCCL_GRAPH_DUMP_FILE` are XML (`src/graph/xml.cc`, v2.30.7), the
+    inputs of NCCL's cost model; the TUNING section of the `log` holds the cost tables it made of
+    them. All three are kept as they are: OUT/topology/system=NAME/GROUP/. The cost table becomes a
+    part of `costs`, if what was logged or `said` holds just one.
+    """
+    keep_dumps(out, file.system, launch.setting, folder, log)
+    run = RunFacts(-1, "")
+    for line in _without_calls((*log, *said)):
+        run.note(line, 0)
+    table = run.costs.only()
+    if table is not None:
+        known = trial_row(file, launch, launch.trials[0])
+        gpus = {rank.gpu for rank in run.ranks if rank.gpu}
+        for name, values in (("gpu", gpus), ("nccl_version", run.nccl_versions)):
+            known[name] = values.pop() if len(values) == 1 else None
+        write_costs(out, table, known, program="run")
+    dump = folder / TOPOLOGY_NAME
+    return topology_features(dump.read_text(errors="replace")) if dump.is_file() else {}
+
+
+def keep_dumps(out: Path, system: str, setting: Setting, folder: Path, log: Sequence[str]) -> None:
+    """Copy a launch's dumps and the head of NCCL's log beside the data, unless already there."""
+    shape = f"{setting.num_nodes}x{setting.ranks_per_node}"
+    words = [setting.collective.wire.lower(), shape, setting.profile.name]
+    place = out / "topology" / f"system={system}" / "-".join(words)
+    lines = _without_calls(log)
+    # A failed launch may leave no dump: keep nothing, so that the next launch's dump is kept.
+    if place.is_dir() or not lines:
+        return
+    hidden = place.with_name(f".writing-{place.name}")
+    shutil.rmtree(hidden, ignore_errors=True)
+    hidden.mkdir(parents=True)
+    for name in (TOPOLOGY_NAME, GRAPH_NAME):
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, hidden / name)
+    head = "".join(f"{line}\n" for line in lines)
+    (hidden / "nccl.log").write_text(head, encoding="utf-8")
+    hidden.rename(place)
+
+
+def topology_features(xml: str) -> Row:
+    """Topology columns of an XML dump; unknown ones are left out, {} if it is no dump."""
+    try:
+        system = ET.fromstring(xml.strip())
+    except ET.ParseError:
+        return {}
+    if system.tag != "system":
+        return {}
+    found: Row = {}
+    gpu = next(system.iter("gpu"), None)
+    if gpu is not None:
+        links = list(gpu.iter("nvlink"))
+        count, sm = sum(_whole(link, "count") for link in links), _whole(gpu, "sm")
+        found["compute_capability"] = sm / 10 if sm else None
+        found["nvlinks_per_gpu"] = count
+        found["nvlink_generation"] = _NVLINK_GENERATION.get(sm // 10) if count else 0
+        found["nvswitch"] = any(link.get("tclass") == _NVSWITCH_CLASS for link in links)
+    nets = list(system.iter("net"))
+    if nets:
+        speeds = Counter(_whole(net, "speed") for net in nets)
+        kinds = {_nic_kind(net.get("name", "")) for net in nets}
+        found["nic_gbits_per_s"] = speeds.most_common(1)[0][0] / _MBITS_PER_GBIT or None
+        found["nics_per_node"] = len(nets)
+        found["nic_kind"] = kinds.pop() if len(kinds) == 1 else None
+    vendors = {cpu.get("vendor") for cpu in system.iter("cpu")} - {None}
+    if len(vendors) == 1:
+        found["cpu_vendor"] = _CPU_VENDORS.get(str(vendors.pop()))
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _whole(element: ET.Element, name: str) -> int:
+    """A non-negative count, else 0: the file may come from a user's NCCL_TOPO_FILE."""
+    text = element.get(name, "")
+    return int(text) if text.isascii() and text.isdecimal() else 0
+
+
+def _nic_kind(name: str) -> str | None:
+    """NIC kind by NCCL's device name; an mlx5 port (InfiniBand or RoCE) is not told apart."""
+    if "efa" in name or "rdmap" in name:
+        return "efa"
+    return "socket" if re.match(r"(eth|en|lo|bond|ib\d)", name) else None
+
+
+def _without_calls(log: Iterable[str]) -> list[str]:
+    """NCCL's log without the per-call lines: set-up and cost tables."""
+    return [line for line in log if not _CALL.search(line)]

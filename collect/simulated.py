@@ -1,0 +1,242 @@
+"""The simulator as a runner: sweeps without a GPU, whose rows say `source = simulator`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dynamiccl.collect.nccl_tests.cost_table import as_logged, write_costs
+from dynamiccl.collect.run import run_sweep
+from dynamiccl.collect.runner import Launch, LaunchMode, Row, lost_row, trial_row
+from dynamiccl.collect.strategies import make_strategy
+from dynamiccl.collect.sweep.load import parse_sweep
+from dynamiccl.collect.sweep.settings import SweepFile
+from dynamiccl.collect.sweep.trial import SIMULATED, Interference, LaunchProfile, Setting, Trial
+from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET, Source, Statistic, Status
+from dynamiccl.errors import InvalidSweep, UserError
+from dynamiccl.nccl import Transport
+from dynamiccl.simulator.group import Group
+from dynamiccl.simulator.noise import Noise
+from dynamiccl.simulator.parametric import ParametricSystem
+from dynamiccl.simulator.parts import QUIET as NOTHING_BESIDE
+from dynamiccl.simulator.parts import Parts, Surroundings
+from dynamiccl.simulator.system import UNTOUCHED, Call, System
+from dynamiccl.simulator.system import Launch as LaunchSettings
+from dynamiccl.simulator.systems import find_system
+
+_THREADS = "NCCL_NTHREADS"
+_NO_P2P = "NCCL_P2P_DISABLE"
+_NO_SHM = "NCCL_SHM_DISABLE"
+_MODELLED = (_THREADS, _NO_P2P, _NO_SHM)
+
+
+def simulate(text: str, out: Path, system: System | None = None) -> Path:
+    """Run the text of a sweep file in the simulator; adds to the data set `out`, returns its path.
+
+    `system` replaces the one that the text names. Raises InvalidSweep and UserError.
+    """
+    parsed = parse_sweep(text, where="simulated sweep")
+    strategy = make_strategy(parsed.file, parsed.trials)
+    run_sweep(parsed, strategy, SimulatorRunner(parsed.file, out, system), out, resume=False)
+    return out
+
+
+class SimulatorRunner:
+    """Measures on a simulated system; needs no GPU, no NCCL and no network."""
+
+    name = "simulator"
+
+    def __init__(
+        self, file: SweepFile, out: Path | None = None, system: System | None = None
+    ) -> None:
+        """Load the sweep's simulated system.
+
+        NCCL's cost tables are written to the data set `out`, as those of a real job are. `system`
+        replaces the one that the settings name. Raises UnknownName for an unknown one.
+        """
+        settings = file.simulator
+        self._file = file
+        self._out = out
+        self._system = find_system(settings.system) if system is None else system
+        self._kept: set[tuple[Group, str]] = set()
+        self._noise = Noise(
+            settings.seed,
+            settings.noise_sigma,
+            settings.tail_probability,
+            settings.drift_sigma,
+        )
+
+    def check(self, trials: Sequence[Trial]) -> None:
+        """Raise for groups, collectives, profiles and interference that are not modelled."""
+        for setting in dict.fromkeys(trial.setting for trial in trials):
+            _check(setting, self._system)
+
+    def launches(self, number: int, trials: Sequence[Trial]) -> tuple[Launch, ...]:
+        """One launch for each setting of the round."""
+        by_setting: dict[Setting, list[Trial]] = {}
+        for trial in trials:
+            by_setting.setdefault(trial.setting, []).append(trial)
+        return tuple(
+            Launch(
+                f"{number}:{setting.key}",
+                number,
+                setting,
+                LaunchMode.SIMULATED,
+                tuple(by_setting[setting]),
+            )
+            for setting in sorted(by_setting)
+        )
+
+    def measurements(self, launch: Launch) -> int:
+        """One for each trial."""
+        return len(launch.trials)
+
+    def reason_to_skip(self, trial: Trial) -> str | None:  # noqa: ARG002
+        """None: a simulated measurement costs nothing."""
+        return None
+
+    def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
+        """Simulate one call for each trial; out-of-place only."""
+        self._keep_costs(launch)
+        measured = []
+        for trial in launch.trials:
+            measured.append((trial, (self._measure(launch, trial),)))
+            progress(1)
+        return replace(launch, measured=tuple(measured), began=True)
+
+    def learn(self, facts: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+    def environment(self) -> Row:
+        """The simulated system's environment columns."""
+        return {
+            **self._system.environment,
+            "source": Source.SIMULATOR.value,
+            "timestamp": datetime.now(UTC),
+            "in_place": False,
+            "exclusive_node": True,
+            "mig": False,
+        }
+
+    def _keep_costs(self, launch: Launch) -> None:
+        """Write NCCL's modelled cost table, once for each group."""
+        group = _group(launch.setting)
+        place = group, launch.setting.profile.name
+        if self._out is None or place in self._kept:
+            return
+        self._kept.add(place)
+        known = {**trial_row(self._file, launch, launch.trials[0]), **self.environment()}
+        write_costs(self._out, as_logged(self._system.lines(group)), known, program="run")
+
+    def _measure(self, launch: Launch, trial: Trial) -> Row:
+        setting = launch.setting
+        row = {**trial_row(self._file, launch, trial), **self.environment()}
+        call = Call(_group(setting), setting.collective, trial.size_bytes)
+        fixed = launch_of(setting.profile, self._system)
+        try:
+            parts = self._system.parts(call, trial.config, fixed)
+        except KeyError:
+            reason = f"NCCL has no {trial.config.key} for this group"
+            return lost_row(row, Status.INFEASIBLE, reason)
+        times_us, processes_us = self._times(launch, trial, parts)
+        time_us = float(np.mean(times_us))
+        algbw = trial.size_bytes / (1000.0 * time_us)
+        return {
+            **row,
+            "actual_algorithm": parts.algorithm.wire,
+            "actual_protocol": parts.protocol.wire,
+            "actual_num_channels": parts.num_channels,
+            "verified": True,
+            "statistic": Statistic.MEAN.value,
+            "time_us": time_us,
+            "algbw_gbytes_per_s": algbw,
+            "busbw_gbytes_per_s": algbw * setting.collective.bus_factor(setting.num_ranks),
+            "wrong_values": 0,
+            "process_times_us": processes_us if self._file.runner.per_iteration else None,
+        }
+
+    def _times(
+        self, launch: Launch, trial: Trial, parts: Parts
+    ) -> tuple[npt.NDArray[np.float64], list[float | None]]:
+        """(communicators,) us of each, and us of each process (None: in no communicator)."""
+        setting = launch.setting
+        comms, processes = setting.comms, setting.hosts * setting.ranks_per_host
+        members = (tuple(range(processes)),) if comms is None else comms.members
+        quiet_us = parts.time_us(surroundings_of(setting.interference))
+        name = trial.key + (f"#{trial.repeat}" if trial.repeat else "")
+        if comms is None:
+            factors = np.array([self._noise.factor(launch.run, name)])
+        else:
+            factors = self._noise.factors(launch.run, name, comms.count)
+        times_us = quiet_us * factors
+        by_process: list[float | None] = [None] * processes
+        for ranks, time_us in zip(members, times_us.tolist(), strict=True):
+            for process in ranks:
+                by_process[process] = time_us
+        return times_us, by_process
+
+
+def launch_of(profile: LaunchProfile, system: System) -> LaunchSettings:
+    """The launch settings that a profile fixes on `system`.
+
+    Raises InvalidSweep for a system without launch settings, for a variable that is not modelled,
+    and for a transport or a number of threads that the system has no parameters for.
+    """
+    if profile.name == DEFAULT_PROFILE:
+        return UNTOUCHED
+    if not isinstance(system, ParametricSystem):
+        raise InvalidSweep(
+            f"the simulator knows no launch profiles of '{system.name}': remove '{profile.name}'"
+        )
+    environment = dict(profile.environment)
+    unknown = [name for name in environment if name not in _MODELLED]
+    if unknown:
+        raise InvalidSweep(
+            f"profile '{profile.name}' sets {', '.join(unknown)}, which the simulator does not "
+            f"model; it takes threads and transport ({', '.join(_MODELLED)})"
+        )
+    transport = None
+    if environment.get(_NO_P2P) == "1":
+        transport = Transport.NET if environment.get(_NO_SHM) == "1" else Transport.SHM
+    try:
+        threads = int(environment[_THREADS]) if _THREADS in environment else None
+        launch = LaunchSettings(threads, transport)
+        system.check_launch(launch)
+    except (UserError, ValueError) as error:
+        raise InvalidSweep(f"profile '{profile.name}': {error}") from error
+    return launch
+
+
+def surroundings_of(interference: Interference) -> Surroundings:
+    """The network slowdown of a congestion level; other kinds of interference have none."""
+    if interference.kind not in SIMULATED:
+        return NOTHING_BESIDE
+    slower = 1.0 + interference.level
+    return Surroundings(intra=slower, inter=slower)
+
+
+def _group(setting: Setting) -> Group:
+    return Group(setting.num_nodes, setting.ranks_per_node)
+
+
+def _check(setting: Setting, system: System) -> None:
+    known = system.groups()
+    if _group(setting) not in known:
+        shapes = ", ".join(f"{g.num_nodes}x{g.ranks_per_node}" for g in known)
+        raise InvalidSweep(
+            f"the simulator has no group of {setting.num_nodes} nodes x "
+            f"{setting.ranks_per_node} ranks; choose from {shapes}"
+        )
+    if setting.collective not in system.collectives():
+        names = ", ".join(c.wire for c in system.collectives())
+        raise InvalidSweep(f"the simulator has no {setting.collective.wire}; choose from {names}")
+    launch_of(setting.profile, system)
+    if setting.interference.kind not in (QUIET, *SIMULATED):
+        raise InvalidSweep(
+            f"the simulator has no interference '{setting.interference.kind}'; choose from "
+            f"{', '.join((QUIET, *SIMULATED))}"
+        )

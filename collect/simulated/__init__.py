@@ -1,1 +1,0 @@
-"""The simulator as a runner: sweeps without a GPU."""

@@ -1,0 +1,230 @@
+"""The real runner on the stand-in: real processes, the real plugin, times of the simulator."""
+
+import platform
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from dynamiccl.collect.launch import NcclTestsRunner
+from dynamiccl.collect.run import run_sweep
+from dynamiccl.collect.strategies import make_strategy
+from dynamiccl.nccl import Algorithm, Collective, Protocol
+from dynamiccl.simulator import h100
+from tests.collect.benchmark.stand_in import rows, run, site, statuses, wanted
+from tests.collect.benchmark.sweeps import sweep
+
+
+def test_whole_grid_in_one_process_is_measured_verified_and_true(
+    tmp_path: Path, sweep_path: Path
+) -> None:
+    made = sweep(collectives='["AllReduce", "AllGather"]')
+    summary = run(made, tmp_path, sweep_path)
+    # A cycle: the grid and the reference for each collective; and what runs is read back once.
+    assert summary.launches_run == 2 * (2 + 2) + 2
+    found = rows(tmp_path)
+    assert statuses(found) == {"ok": 2 * 2 * 3 * (10 + 2 + 6 + 2), "infeasible": 3 * 4}
+    ok = found.filter(pl.col("status") == "ok")
+    # How wide is up to the machine: the stand-in has a real clock, and others may be busy.
+    assert ok["aa_noise_band"].null_count() == 0
+    assert ok["aa_noise_band"].min() > 0  # type: ignore[operator]
+    assert set(ok["hosts"]) == {platform.node().partition(".")[0]}
+    assert not found["partial_launch"].any()
+    forced = wanted(found)
+    assert forced["verified"].all()
+    assert (forced["requested_algorithm"] == forced["actual_algorithm"]).all()
+    assert (forced["requested_protocol"] == forced["actual_protocol"]).all()
+    asked = forced.drop_nulls("requested_num_channels")
+    assert (asked["actual_num_channels"] <= asked["requested_num_channels"]).all()
+    ratios = [
+        row["time_us"]
+        / h100.true_us(
+            h100.Group(1, 8),
+            Collective.parse(row["collective"]),
+            Algorithm.parse(row["actual_algorithm"]),
+            Protocol.parse(row["actual_protocol"]),
+            row["size_bytes"],
+            num_channels=row["requested_num_channels"],
+        )
+        for row in forced.iter_rows(named=True)
+    ]
+    assert sum(0.9 < ratio < 1.1 for ratio in ratios) > 0.9 * len(ratios)
+
+
+def test_default_is_measured_untouched_and_in_its_profile(
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_PROTO", "LL")  # the user's own environment
+    profiles = '[{ name = "default" }, { name = "net", transport = "NET" }]'
+    run(sweep(profiles=profiles, cycles="1"), tmp_path, sweep_path)
+    found = rows(tmp_path).filter("is_default", ~pl.col("in_place"))
+    by_scope = statuses(found, ("launch_profile", "default_scope"))
+    assert by_scope == {
+        ("default", "untouched"): 6,
+        ("default", "profile"): 6,
+        ("net", "profile"): 6,
+    }
+    times = {
+        key: part["time_us"].median()
+        for key, part in found.group_by("launch_profile", "default_scope")
+    }
+    # What the user has set holds for the reference alone; the network is slower than NVLink.
+    assert times["default", "untouched"] > times["default", "profile"]  # type: ignore[operator]
+    assert times["net", "profile"] > 1.3 * times["default", "profile"]  # type: ignore[operator]
+
+
+def test_set_up_is_kept_and_its_features_are_columns(tmp_path: Path, sweep_path: Path) -> None:
+    made = sweep(cycles="1", runner="{ per_iteration = true }")
+    run(made, tmp_path, sweep_path)
+    kept = tmp_path / "out" / "topology" / "system=box" / "allreduce-1x8-default"
+    assert {path.name for path in kept.iterdir()} == {"topology.xml", "graph.xml", "nccl.log"}
+    log = (kept / "nccl.log").read_text()
+    assert "Algorithm" in log
+    assert " Bytes -> " not in log
+    found = rows(tmp_path).filter(pl.col("status") == "ok")
+    facts = ("nvswitch", "nvlink_generation", "compute_capability", "cpu_vendor", "nics_per_node")
+    assert found.select(facts).unique().rows() == [(True, 4, 9.0, "intel", 8)]
+    # Times of single iterations come from JSON, the release from the text.
+    assert set(found["source"]) == {"nccl-tests-json"}
+    assert set(found["iteration_times_us"].list.len()) == {5}
+    assert set(found["nccl_tests_version"]) == {"2.19.6"}
+    assert set(found["gpu"]) == {"FAKE H100"}
+
+
+@pytest.mark.parametrize(
+    ("release", "nccl"),
+    [
+        ("2.13.12", "2.22.3"),
+        pytest.param("2.16.9", "2.23.4", marks=pytest.mark.soak),
+        pytest.param("2.17.3", "2.24.3", marks=pytest.mark.soak),
+        ("2.17.8", "2.27.7"),
+        pytest.param("2.18.2", "2.28.9", marks=pytest.mark.soak),
+        ("2.19.2", "2.30.7"),
+    ],
+)
+def test_every_release_gives_the_same_grid(
+    release: str,
+    nccl: str,
+    tmp_path: Path,
+    sweep_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FAKE_NCCL_TESTS_VERSION", release)
+    monkeypatch.setenv("FAKE_NCCL_VERSION", nccl)
+    run(sweep(cycles="1", nccl_version=f'"{nccl}"'), tmp_path, sweep_path)
+    found = rows(tmp_path)
+    assert statuses(found) == {"ok": 2 * 3 * (2 + 10)}
+    assert wanted(found)["verified"].all()
+    assert set(found["nccl_version"]) == {nccl}
+
+
+def test_without_a_plugin_each_config_has_a_process(tmp_path: Path) -> None:
+    summary = run(sweep(cycles="1"), tmp_path, None)
+    assert summary.launches_run == 9 + 9
+    found = rows(tmp_path)
+    assert statuses(found) == {"ok": 2 * 3 * 10}
+    assert found["verified"].all()
+    assert set(found.filter("is_default")["default_scope"]) == {"untouched"}
+
+
+def test_config_that_nccl_ignores_shows_in_what_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before 2.24 an impossible choice silently used Ring."""
+    monkeypatch.setenv("FAKE_NCCL_VERSION", "2.23.4")
+    made = sweep(cycles="1", algorithms='["CollNetDirect"]', protocols='["Simple"]')
+    run(made, tmp_path, None)
+    forced = wanted(rows(tmp_path))
+    assert set(forced["requested_algorithm"]) == {"CollNetDirect"}
+    assert set(forced["actual_algorithm"]) == {"Ring"}
+
+
+def test_cell_that_the_machine_has_not_is_infeasible_with_the_reason(
+    tmp_path: Path, sweep_path: Path
+) -> None:
+    run(sweep(cycles="1", algorithms='["CollNetDirect", "Ring"]'), tmp_path, sweep_path)
+    lost = rows(tmp_path).filter(pl.col("reason") == "NCCL's cost table has no such cell here")
+    assert lost.height == 3 * 2
+    assert lost["time_us"].null_count() == lost.height
+
+
+def test_tuned_collectives_are_played_and_the_others_measured_as_they_are(
+    tmp_path: Path, sweep_path: Path
+) -> None:
+    tuned = {"AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce"}
+    names = [*sorted(tuned), "AlltoAll", "SendRecv"]
+    made = sweep(
+        collectives=str(names).replace("'", '"'),
+        algorithms='["Ring"]',
+        protocols='["LL"]',
+        num_channels="[0]",
+        sizes='{ min = "1M", max = "1M" }',
+        cycles="1",
+    )
+    run(made, tmp_path, sweep_path)
+    found = rows(tmp_path)
+    assert set(wanted(found)["collective"]) == tuned
+    assert wanted(found)["verified"].all()
+    others = found.filter(~pl.col("collective").is_in(tuned))
+    assert set(others["collective"]) == {"AlltoAll", "SendRecv"}
+    assert set(others["status"]) == {"ok"}
+    assert others["is_default"].all()
+
+
+def test_chunk_sizes_are_played_where_nccl_asks_for_them(
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_NCCL_VERSION", "2.30.7")
+    made = sweep(
+        algorithms='["Ring"]',
+        protocols='["Simple"]',
+        num_channels="[0]",
+        chunk_sizes='[0, "64K", "256K"]',
+        cycles="1",
+    )
+    run(made, tmp_path, sweep_path)
+    forced = wanted(rows(tmp_path))
+    asked = forced.drop_nulls("requested_chunk_bytes")
+    assert asked.height == 2 * 3 * 2
+    assert (asked["actual_chunk_bytes"] <= asked["requested_chunk_bytes"]).all()
+    left = forced.filter(pl.col("requested_chunk_bytes").is_null())
+    assert left["actual_chunk_bytes"].null_count() == left.height
+
+
+@pytest.mark.parametrize("kind", [pytest.param("random", marks=pytest.mark.soak), "adaptive"])
+def test_what_is_picked_is_played_and_its_probability_recorded(
+    kind: str, tmp_path: Path, sweep_path: Path
+) -> None:
+    made = sweep(
+        strategy=f'{{ kind = "{kind}", max_rounds = 2 }}',
+        sizes='{ min = "64K", max = "8M" }',
+        num_channels="[0, 2, 4, 8]",
+        cycles="3",
+    )
+    where = site(made, tmp_path, sweep_path)
+    strategy = make_strategy(made.file, made.trials)
+    runner = NcclTestsRunner(made.file, where)
+    assert run_sweep(made, strategy, runner, where.out, resume=False).ended == "done"
+    found = rows(tmp_path).filter(~pl.col("in_place").fill_null(value=False))
+    forced = found.filter(~pl.col("is_default"), pl.col("status") == "ok")
+    assert forced["verified"].all()
+    odds = forced["behaviour_probability"]
+    assert odds.null_count() == 0
+    assert ((odds > 0) & (odds <= 1)).all()
+    # Less than the whole grid in every round, and the default pair in each.
+    assert (forced.group_by("round").len()["len"] < 8 * 16).all()
+    pairs = found.filter("is_default", pl.col("default_scope") == "profile", pl.col("repeat") < 2)
+    tasks = found.group_by("round").agg(
+        pl.col("size_bytes").filter(~pl.col("is_default")).n_unique()
+    )
+    assert pairs.height >= 2 * tasks["size_bytes"].sum()
+
+
+def test_too_many_blocks_are_played_in_further_launches(tmp_path: Path, sweep_path: Path) -> None:
+    made = sweep(cycles="1", runner="{ max_blocks = 10 }")
+    summary = run(made, tmp_path, sweep_path)
+    found = rows(tmp_path)
+    assert statuses(found) == {"ok": 2 * 3 * (2 + 10)}
+    assert wanted(found)["verified"].all()
+    # Ten trials of each of three sizes, three cycles at a time; nine to be read back.
+    assert summary.launches_run == 4 + 3 + 1

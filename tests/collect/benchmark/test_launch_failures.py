@@ -1,0 +1,336 @@
+"""What the runner makes of configs that hang, crash or lie, and of being told to stop."""
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from dynamiccl.collect.launch import NcclTestsRunner
+from dynamiccl.collect.processes.interrupt import Interrupt
+from dynamiccl.collect.progress import SweepProgress
+from dynamiccl.errors import InvalidSweep, MachineError
+from tests.collect.benchmark.stand_in import ROOT, lost, rows, run, site, statuses
+from tests.collect.benchmark.sweeps import sweep
+
+QUICK = "{ startup_timeout_s = 6, stall_timeout_s = 3, retry_after_s = 0 }"
+#: Where a launch is lost without waiting for it: the others may be late on a busy machine.
+PATIENT = "{ startup_timeout_s = 40, stall_timeout_s = 20, retry_after_s = 0 }"
+TIMED_ONLY = PATIENT.replace(" }", ", read_back = false }")
+QUICK_TIMED = QUICK.replace(" }", ", read_back = false }")
+CONFIG = ("requested_algorithm", "requested_protocol", "requested_num_channels")
+#: One row of each measurement.
+ONCE = ("trial", "run", "repeat", "default_scope", "in_place")
+
+
+@pytest.mark.parametrize(
+    ("mischief", "runner", "status"),
+    [
+        ("FAKE_HANG", QUICK_TIMED, "timed_out"),
+        ("FAKE_CRASH", TIMED_ONLY, "failed"),
+        # Found by the launch that reads back: what times it does not try it any more.
+        ("FAKE_HANG", QUICK, "failed"),
+        ("FAKE_CRASH", PATIENT, "failed"),
+    ],
+)
+def test_config_that_ends_two_launches_is_kept_out_and_everything_else_is_measured(
+    mischief: str,
+    runner: str,
+    status: str,
+    tmp_path: Path,
+    sweep_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(mischief, "Tree/LL/4ch")
+    run(sweep(cycles="1", runner=runner), tmp_path, sweep_path)
+    found = rows(tmp_path)
+    bad = found.filter(pl.col("status") != "ok")
+    assert set(bad.select(CONFIG).rows()) == {("Tree", "LL", 4)}
+    assert bad.height == 3
+    assert status in set(bad["status"])
+    what = r"no (new )?row" if mischief == "FAKE_HANG" else "exit code"
+    assert bad["reason"].str.contains(what).any()
+    # Both halves of: each size x (7 other configs, default twice here and in the reference).
+    good = found.filter(pl.col("status") == "ok")
+    assert good.height >= 2 * 3 * (7 + 2 + 2)
+    if "read_back" not in runner:
+        assert good.filter(~pl.col("is_default"))["verified"].all()
+
+
+@pytest.mark.parametrize("mode", ["read-back", "sweep"])
+def test_config_in_play_when_something_went_once_runs_again(
+    mode: str, tmp_path: Path, sweep_path: Path
+) -> None:
+    """A node or a cable that fails once is no reason to leave a config out."""
+    # The first launch of the mode alone sees a config crash.
+    once = lost(tmp_path, mode, [1]).replace(
+        "echo NCCL went away; exit 1", "export FAKE_CRASH=Ring/Simple/4ch"
+    )
+    summary = run(sweep(cycles="1", runner=PATIENT), tmp_path, sweep_path, loses=once)
+    assert summary.launches_run == 3 + 1
+    found = rows(tmp_path)
+    assert statuses(found).keys() == {"ok"}
+    assert found.filter(~pl.col("is_default"))["verified"].all()
+
+
+def test_wrong_values_belong_to_their_config_alone(
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_WRONG", "Tree/Simple")
+    run(sweep(cycles="1"), tmp_path, sweep_path)
+    found = rows(tmp_path)
+    wrong = found.filter(pl.col("status") == "wrong_values")
+    assert wrong.height == 2 * 2 * 3  # both halves, with and without a number of channels
+    assert set(wrong.select(CONFIG[:2]).rows()) == {("Tree", "Simple")}
+    assert (wrong["wrong_values"] > 0).all()
+    assert all(reason.endswith(" wrong values") for reason in wrong["reason"])
+    assert (found.filter(pl.col("status") == "ok")["wrong_values"] == 0).all()
+
+
+def test_forced_combination_that_nccl_refuses_is_infeasible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_NCCL_VERSION", "2.27.7")
+    made = sweep(cycles="1", algorithms='["CollNetDirect"]', protocols='["Simple"]')
+    run(made, tmp_path, None)
+    refused = rows(tmp_path).filter(~pl.col("is_default"))
+    assert statuses(refused) == {"infeasible": 3 * 2}
+    assert all("algorithm/protocol available" in reason for reason in refused["reason"])
+
+
+# --- Launches that never begin ---
+
+
+@pytest.mark.parametrize("mode", ["read-back", "sweep", "reference"])
+def test_launch_that_never_began_is_started_once_more(
+    mode: str, tmp_path: Path, sweep_path: Path
+) -> None:
+    once = lost(tmp_path, mode, [1])
+    summary = run(sweep(cycles="1", runner=PATIENT), tmp_path, sweep_path, loses=once)
+    assert summary.launches_run == 3
+    found = rows(tmp_path)
+    assert statuses(found).keys() == {"ok"}
+    assert found.filter(~pl.col("is_default"))["verified"].all()
+
+
+def test_launch_that_never_began_twice_is_failed_when_the_next_one_begins(
+    tmp_path: Path, sweep_path: Path
+) -> None:
+    twice = lost(tmp_path, "sweep", [1, 2])
+    made = sweep(cycles="1", datatypes='["float", "half"]', runner=TIMED_ONLY)
+    assert run(made, tmp_path, sweep_path, loses=twice).ended == "done"
+    found = rows(tmp_path).filter(pl.col("default_scope") == "profile")
+    bad = found.filter(pl.col("status") == "failed")
+    assert set(bad["reason"]) == {"exit code 1: NCCL went away"}
+    assert bad["datatype"].n_unique() == bad["launch"].n_unique() == 1
+    assert bad.height == 3 * 10
+    good = found.filter(pl.col("status") == "ok")
+    assert set(good["datatype"]) != set(bad["datatype"])
+
+
+def test_where_no_launch_is_left_nccls_own_choice_under_the_plugin_tells(
+    tmp_path: Path, sweep_path: Path
+) -> None:
+    twice = lost(tmp_path, "sweep", [1, 2])
+    summary = run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, sweep_path, loses=twice)
+    assert summary.rows_by_status == {"ok": 2 * 3 * 2, "failed": 3 * 10}
+
+
+def test_node_that_goes_in_the_night_marks_nothing(tmp_path: Path, sweep_path: Path) -> None:
+    made = sweep(cycles="2", runner=TIMED_ONLY)
+    gone = lost(tmp_path, "any", range(3, 100))
+    with pytest.raises(MachineError, match=r"did not start, twice: exit code 1: NCCL went away.*"):
+        run(made, tmp_path, sweep_path, loses=gone)
+    assert statuses(rows(tmp_path)).keys() == {"ok"}
+    assert run(made, tmp_path, sweep_path, resume=True).ended == "done"
+    assert statuses(rows(tmp_path)).keys() == {"ok"}
+
+
+def test_benchmark_that_never_begins_under_the_plugin_ends_the_sweep_and_marks_nothing(
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = sweep(cycles="1", runner=TIMED_ONLY)
+    monkeypatch.setenv("FAKE_NCCL_VERSION", "2.21.5")  # the plugin refuses the sweep mode there
+    with pytest.raises(MachineError, match=r"did not start, twice: exit code 3: .*--resume"):
+        run(made, tmp_path, sweep_path)
+    assert statuses(rows(tmp_path)).keys() <= {"ok"}
+    monkeypatch.delenv("FAKE_NCCL_VERSION")
+    assert run(made, tmp_path, sweep_path, resume=True).ended == "done"
+    assert statuses(rows(tmp_path)).keys() == {"ok"}
+
+
+def test_plugin_that_does_not_load_is_no_measurement(tmp_path: Path) -> None:
+    broken = tmp_path / "libbroken.so"
+    broken.write_text("no library")
+    with pytest.raises(MachineError, match="the configs are not known"):
+        run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, broken)
+    assert "sweep" not in "".join(rows(tmp_path)["launch"])
+
+
+def test_a_folder_that_nfs_keeps_hinders_no_later_launch(
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that has not ended yet has a file open there, and the folder stays."""
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    monkeypatch.setenv("FAKE_CRASH", "Tree/LL/4ch")
+    assert run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, sweep_path).ended == "done"
+
+
+# --- Stops and kills ---
+
+
+def test_asked_to_stop_it_keeps_the_rows_of_the_running_process(
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SECONDS_PER_ROW", "0.05")
+    made = sweep(cycles="1", runner="{ read_back = false }")
+    seen = itertools.count(1)
+
+    def stop_at_the_tenth_row(_: SweepProgress, __: int) -> None:
+        if next(seen) == 10:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patched, Interrupt() as interrupt:
+        patched.setattr(SweepProgress, "advance", stop_at_the_tenth_row)
+        first = run(made, tmp_path, sweep_path, interrupt=interrupt)
+    assert first.ended == "interrupted"
+    before = rows(tmp_path)
+    assert 0 < before.height < 2 * 3 * 12
+    monkeypatch.delenv("FAKE_SECONDS_PER_ROW")
+    assert run(made, tmp_path, sweep_path, resume=True).ended == "done"
+    after = rows(tmp_path)
+    # A launch that was cut short leaves gaps, which further repeats of the default fill.
+    assert after.filter(pl.col("repeat") < 2).height == 2 * 3 * 12
+    # What was measured is still there, and nothing was measured twice.
+    assert after.join(before, on=before.columns[:9], how="semi").height >= before.height
+    assert after.select(ONCE).unique().height == after.height
+
+
+RUN = """
+import sys
+from pathlib import Path
+from tests.collect.benchmark.stand_in import run
+from tests.collect.benchmark.sweeps import sweep
+
+run(sweep(), Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+FOLDERS = "out/.journal/system=*/sweep=*/work/launch-*"
+
+
+def test_killed_launch_runs_again_and_nothing_is_twice(tmp_path: Path, sweep_path: Path) -> None:
+    environment = {**os.environ, "FAKE_SECONDS_PER_ROW": "0.05"}
+    command = [sys.executable, "-c", RUN, str(tmp_path), str(sweep_path)]
+    with subprocess.Popen(command, cwd=ROOT, env=environment) as process:
+        # A launch that plays a schedule has begun to.
+        assert wait_for(lambda: bool(list(tmp_path.glob(f"{FOLDERS}/report*"))), 60)
+        process.send_signal(signal.SIGKILL)
+    assert list(tmp_path.glob(FOLDERS))
+    assert run(sweep(), tmp_path, sweep_path, resume=True).ended == "done"
+    run(sweep(), tmp_path / "whole", sweep_path)
+    found, whole = rows(tmp_path), rows(tmp_path / "whole")
+    assert not found["partial_launch"].any()
+    assert sorted(found.select(ONCE).rows()) == sorted(whole.select(ONCE).rows())
+    assert not list(tmp_path.glob(FOLDERS))
+
+
+def command_of_a_sweep(tmp_path: Path, sweep_path: Path) -> tuple[list[str], Path]:
+    made = sweep(cycles="1")
+    where = site(made, tmp_path, sweep_path)
+    assert where.nccl_tests_dir is not None
+    (tmp_path / "s.toml").write_text(made.text + f'\n[runner]\nplugin = "{sweep_path}"\n')
+    command = [sys.executable, "-m", "dynamiccl.collect.cli", "run", str(tmp_path / "s.toml")]
+    command += ["--out", str(where.out), "--nccl-tests-dir", str(where.nccl_tests_dir)]
+    return command, where.nccl_tests_dir
+
+
+def test_interrupting_the_sweep_twice_ends_the_benchmark(tmp_path: Path, sweep_path: Path) -> None:
+    command, programs = command_of_a_sweep(tmp_path, sweep_path)
+    environment = {**os.environ, "FAKE_SECONDS_PER_ROW": "60"}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as process:
+        assert wait_for(lambda: bool(children(programs)))
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+    assert wait_for(lambda: not children(programs))
+
+
+def test_stopped_sweep_ends_with_the_code_of_an_interrupt(tmp_path: Path, sweep_path: Path) -> None:
+    command, programs = command_of_a_sweep(tmp_path, sweep_path)
+    environment = {**os.environ, "FAKE_SECONDS_PER_ROW": "0.1"}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.PIPE
+    ) as process:
+        assert wait_for(lambda: bool(children(programs)))
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert b"stopped; go on with --resume" in said
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def children(programs: Path) -> list[int]:
+    """Benchmarks of a folder that are measuring."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        mark = str(programs).encode()
+        ours = any(word.startswith(mark) and word.endswith(b"_perf") for word in words)
+        if ours and b"-b" in words:  # and not only asked for its options
+            found.append(int(path.parent.name))
+    return found
+
+
+# --- What is refused before anything runs ---
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"interference": '[{ kind = "congestion", level = 0.5 }]'}, "is for the simulator"),
+        (
+            {"groups": "[{ num_nodes = 2, ranks_per_node = 8 }]"},
+            "take launcher mpirun, srun or sbatch",
+        ),
+        ({"chunk_sizes": "[0, 65536]"}, "chunk_sizes need the sweep mode"),
+        (
+            {"groups": '[{ num_nodes = 2, ranks_per_node = 4, split = "MOD 4" }]'},
+            "shares out processes, and launcher 'local'",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_here_is_refused(
+    keys: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    made = sweep(**keys)
+    with pytest.raises(InvalidSweep, match=said):
+        NcclTestsRunner(made.file, site(made, tmp_path, None)).check(made.trials)
+
+
+def test_sweep_mode_that_cannot_work_says_why(tmp_path: Path, sweep_path: Path) -> None:
+    made = sweep(runner='{ mode = "sweep" }')
+    with pytest.raises(MachineError, match="there is no tuner plugin; build it with"):
+        NcclTestsRunner(made.file, site(made, tmp_path, None)).check(made.trials)
+    old = sweep(runner='{ mode = "sweep" }', nccl_version='"2.21.5"')
+    with pytest.raises(MachineError, match=r"it needs NCCL 2\.22\.\d and this is 2\.21\.5"):
+        NcclTestsRunner(old.file, site(old, tmp_path, sweep_path)).check(old.trials)

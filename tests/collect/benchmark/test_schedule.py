@@ -1,0 +1,612 @@
+"""What launches measure, how they are started, and what the plugin's report says of it."""
+
+import math
+import struct
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import Timer
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynamiccl.collect.programs import Program
+from dynamiccl.collect.runner import Launch, LaunchMode
+from dynamiccl.collect.schedule import (
+    CONFIG_VARIABLES,
+    PLUGIN_VARIABLES,
+    REPORT_NAME,
+    SCHEDULE_NAME,
+    Calls,
+    Choice,
+    Grid,
+    Skips,
+    arguments,
+    await_report,
+    calls_of,
+    deal,
+    environment,
+    forced_config,
+    has_begun,
+    is_local,
+    judge,
+    lay_out,
+    read_report,
+    schedule_of,
+    slow_seconds,
+    small_bytes,
+    warmup_of,
+)
+from dynamiccl.collect.sweep.sizes import benchmark_bytes
+from dynamiccl.collect.sweep.trial import Setting, Trial
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
+from dynamiccl.schedule import REPORT_MAGIC, REPORT_VERSION, BlockState, PlayReport, Schedule
+from tests.collect.benchmark.stand_in import rows, run
+from tests.collect.benchmark.sweeps import feasible, launch_of, picked, sweep
+from tests.fakes.nccl_tests.install import install_stand_in
+from tests.fakes.running import StandIn
+
+TRIALS = feasible(sweep())
+NET = '[{ name = "net", transport = "NET" }]'
+CALLS = Calls(iterations=3, warmup=2, checks=1)
+
+# --- The launches of a round ---
+
+
+def lay(*, plays: bool, read_back: bool = False, **keys: str) -> tuple[Launch, ...]:
+    trials = picked(sweep(**keys))
+    return lay_out(0, trials, plays_schedules=plays, must_read_back=lambda _: read_back)
+
+
+def modes(launches: tuple[Launch, ...]) -> dict[str, int]:
+    return dict(Counter(launch.mode.value for launch in launches))
+
+
+def test_one_process_measures_the_grid_and_one_the_untouched_default() -> None:
+    played, reference = lay(plays=True)
+    assert (played.mode, reference.mode) == (LaunchMode.SWEEP, LaunchMode.REFERENCE)
+    assert (played.is_scheduled, reference.is_scheduled) == (True, False)
+    # 3 sizes x (default twice + 2 algorithms x 2 protocols x 2 channel counts)
+    assert len(played.trials) == 3 * (2 + 8)
+    assert {trial.config.key for trial in reference.trials} == {"ABSTAIN"}
+    assert Counter(t.size_bytes for t in reference.trials) == {1 << k: 2 for k in (20, 21, 22)}
+
+
+def test_without_a_plugin_each_config_has_its_process_and_the_default_is_the_reference() -> None:
+    launches = lay(plays=False)
+    assert modes(launches) == {"forced": 1 + 8}
+    assert all(len({trial.config for trial in launch.trials}) == 1 for launch in launches)
+
+
+def test_read_back_comes_once_for_what_is_unknown() -> None:
+    assert modes(lay(plays=False, read_back=True)) == {"forced": 9, "read-back": 9}
+    launches = lay(plays=True, read_back=True)
+    assert modes(launches) == {"sweep": 1, "reference": 1, "read-back": 1}
+    [back] = [launch for launch in launches if launch.mode is LaunchMode.READ_BACK]
+    assert Counter(trial.repeat for trial in back.trials) == {0: 3 * 9}
+
+
+def test_profile_has_its_own_process_and_profiles_share_one_reference() -> None:
+    launches = lay(plays=True, profiles=NET)
+    assert modes(launches) == {"sweep": 1, "reference": 1}
+    for launch in launches:
+        untouched = launch.mode is LaunchMode.REFERENCE
+        assert launch.setting.profile.name == ("default" if untouched else "net")
+    assert modes(lay(plays=False, profiles=NET)) == {"forced": 9, "reference": 1}
+    both = f'[{{ name = "default" }}, {NET[1:]}'
+    assert modes(lay(plays=True, profiles=both)) == {"sweep": 2, "reference": 1}
+    assert modes(lay(plays=False, profiles=both)) == {"forced": 18}
+
+
+def test_sizes_that_no_walk_joins_need_more_processes() -> None:
+    launches = lay(plays=True, sizes='{ min = "1M", max = "4M", steps_per_octave = 4 }')
+    assert modes(launches) == {"sweep": 4, "reference": 4}
+
+
+def test_collective_that_nobody_tunes_is_run_as_it_is() -> None:
+    [launch] = lay(plays=True, read_back=True, collectives='["AlltoAll"]', algorithms="[]")
+    assert (launch.mode, launch.is_scheduled) == (LaunchMode.FORCED, False)
+
+
+def test_every_pick_is_in_one_timed_launch_and_ids_are_unique() -> None:
+    trials = picked(sweep(collectives='["AllReduce", "AllGather"]', datatypes='["float", "half"]'))
+    for plays in (True, False):
+        laid = lay_out(0, trials, plays_schedules=plays, must_read_back=lambda _: True)
+        assert len({launch.id for launch in laid}) == len(laid)
+        timed = [one for one in laid if one.mode in {LaunchMode.SWEEP, LaunchMode.FORCED}]
+        assert Counter(t for launch in timed for t in launch.trials) == Counter(trials)
+        assert laid == lay_out(0, trials, plays_schedules=plays, must_read_back=lambda _: True)
+
+
+# --- The blocks of a launch ---
+
+
+def test_every_trial_has_a_block_and_each_cycle_walks_all_sizes() -> None:
+    launch = launch_of(TRIALS, repeats=2)
+    grid = deal(launch, max_blocks=1000)
+    assert grid.chain.sizes == (1 << 20, 1 << 21, 1 << 22)
+    assert len(grid.cycles) == 2 * 9
+    for cycle in grid.cycles:
+        assert [trial.size_bytes for trial in cycle] == list(grid.chain.sizes)
+    assert Counter(grid.blocks) == Counter(launch.trials)
+    assert grid.left_over == ()
+
+
+def test_order_is_shuffled_within_a_size_and_the_same_again() -> None:
+    launch = launch_of(TRIALS)
+    grid = deal(launch, max_blocks=1000)
+    orders = [[config.key for config in column] for column in zip(*grid.configs, strict=True)]
+    assert orders[0] != orders[1]
+    assert grid == deal(launch, max_blocks=1000)
+    assert deal(replace(launch, id="1:x"), max_blocks=1000).cycles != grid.cycles
+
+
+def test_gaps_are_filled_with_further_repeats_of_the_default() -> None:
+    few = [trial for trial in TRIALS if trial.size_bytes == 1 << 20][:2]
+    launch = launch_of([*TRIALS[9:], *few])
+    grid = deal(launch, max_blocks=1000)
+    extra = Counter(grid.blocks) - Counter(launch.trials)
+    assert {trial.config for trial in extra} == {ABSTAIN}
+    assert all(trial.size_bytes == 1 << 20 for trial in extra)
+    assert len(grid.blocks) == 3 * 9
+    # No measurement has the number of another one of its trial, in a further launch neither.
+    more = deal(launch.again(launch.trials), max_blocks=1000)
+    fillers = set(more.blocks) - set(launch.trials)
+    assert len(set(grid.blocks)) == len(grid.blocks)
+    assert not fillers & set(grid.blocks)
+
+
+def test_gap_of_a_forced_launch_is_filled_with_its_own_config() -> None:
+    ring = [trial for trial in TRIALS if trial.config.key == "Ring/LL"]
+    trials = (*ring, *(replace(trial, repeat=1) for trial in ring[1:]))
+    grid = deal(replace(launch_of(ring, scheduled=False), trials=trials), max_blocks=1000)
+    assert {config.key for cycle in grid.configs for config in cycle} == {"Ring/LL"}
+    assert len(set(grid.blocks)) == len(grid.blocks) == 6
+
+
+def test_size_that_was_settled_is_walked_over_with_the_default() -> None:
+    outer = [trial for trial in TRIALS if trial.size_bytes != 1 << 21]
+    more = feasible(sweep(sizes='{ list = ["8M"] }'))
+    grid = deal(launch_of([*outer, *more]), max_blocks=1000)
+    assert grid.chain.sizes == (1 << 20, 1 << 21, 1 << 22, 1 << 23)
+    assert {cycle[1].config for cycle in grid.cycles} == {ABSTAIN}
+    assert grid.left_over == ()
+
+
+@given(data=st.data(), count=st.integers(1, 40), limit=st.integers(1, 60))
+@settings(deadline=None, max_examples=60)
+def test_nothing_is_lost_whatever_is_picked(data: st.DataObject, count: int, limit: int) -> None:
+    chosen = [replace(data.draw(st.sampled_from(TRIALS)), repeat=number) for number in range(count)]
+    launch = replace(launch_of(TRIALS), trials=tuple(chosen))
+    grid = deal(launch, max_blocks=limit)
+    kept = Counter(grid.blocks) & Counter(chosen)
+    assert kept + Counter(grid.left_over) == Counter(chosen)
+    assert kept, "a launch must make progress"
+    assert len(grid.cycles) <= max(1, limit // len(grid.chain.sizes))
+    assert len(set(grid.blocks)) == len(grid.blocks)
+
+
+def test_large_messages_of_slow_configs_have_longer_before_they_count_as_hung() -> None:
+    sizes = '{ list = ["64K", "4G"] }'
+    trials = feasible(sweep(sizes=sizes, protocols='["LL", "Simple"]', num_channels="[1, 16]"))
+    grid = deal(launch_of(trials), max_blocks=1000)
+    allowed = {
+        (trial.size_bytes, trial.config.key): seconds
+        for trial, seconds in zip(grid.blocks, slow_seconds(grid, 22), strict=True)
+    }
+    assert allowed[4 << 30, "Ring/LL/1ch"] > 126  # as measured on two nodes of H100
+    assert allowed[4 << 30, "Ring/Simple/1ch"] == allowed[4 << 30, "Ring/LL/16ch"]
+    assert allowed[4 << 30, "Ring/Simple/16ch"] == allowed[4 << 30, ABSTAIN.key]
+    assert allowed[4 << 30, ABSTAIN.key] < allowed[4 << 30, "Ring/LL/1ch"] / 2
+    assert max(s for (size, _), s in allowed.items() if size == 1 << 16) < 0.1
+
+
+# --- What a launch starts ---
+
+OLD = Program("/opt/all_reduce_perf", frozenset("tgbeifnmwNpcodrzyTGCaRh"))
+NEW = Program("/opt/all_reduce_perf", OLD.options | frozenset("JSIKxDVMu"))
+IN_NET = sweep(profiles=NET)
+NET_TRIALS = feasible(IN_NET)
+WORK = Path("/w")
+
+
+def line(program: Program, launch: Launch, *, gpus: int = 8, made: Any = IN_NET) -> str:
+    grid = deal(launch, max_blocks=1000)
+    return " ".join(arguments(program, launch, grid, made.file, gpus=gpus, folder=WORK))
+
+
+def test_command_line_of_a_sweep() -> None:
+    launch = launch_of(NET_TRIALS)
+    assert line(NEW, launch) == (
+        "/opt/all_reduce_perf -b 1048576 -e 4194304 -f 2 -g 8 -n 5 -w 2 -c 1 -d float -N 9 "
+        "-J /w/rows.json"
+    )
+    # An old release gets no option that it has not, and no warm-up where calls are counted.
+    assert line(OLD, launch, gpus=1) == (
+        "/opt/all_reduce_perf -b 1048576 -e 4194304 -f 2 -g 1 -n 5 -w 0 -c 1 -d float -N 9"
+    )
+    assert " -w 2 " in line(OLD, launch_of(NET_TRIALS[:1], LaunchMode.FORCED, scheduled=False))
+    single = sweep(runner='{ per_iteration = true, arguments = ["-z", "3"] }')
+    assert " -I 1 " in line(NEW, launch, made=single)
+    assert " -I " not in line(OLD, launch, made=single)
+    assert " -z 3 " in line(OLD, launch, made=single)
+
+
+def test_read_back_makes_few_calls_and_asks_for_no_times() -> None:
+    back = launch_of(NET_TRIALS, LaunchMode.READ_BACK)
+    assert line(NEW, back).endswith("-n 1 -w 1 -c 0 -d float -N 9")
+    assert calls_of(back, NEW, IN_NET.file).per_half == 2
+    assert calls_of(launch_of(NET_TRIALS), NEW, IN_NET.file).per_half == 1 + 5 + 1
+
+
+def test_small_messages_get_more_calls_in_a_process_of_their_own() -> None:
+    made = sweep(sizes='{ list = ["1K", "256K", "512K"] }')
+    launches = lay_out(
+        0,
+        picked(made),
+        plays_schedules=True,
+        must_read_back=lambda _: True,
+        small_bytes=small_bytes(made.file),
+    )
+    calls = {
+        tuple(sorted({trial.size_bytes for trial in launch.trials})): calls_of(
+            launch, NEW, made.file
+        ).iterations
+        for launch in launches
+        if launch.mode is LaunchMode.SWEEP
+    }
+    assert calls == {(1 << 10, 256 << 10): 200, (512 << 10,): 5}
+    many = sweep(iterations="500", sizes='{ min = "64K", max = "1M" }').file
+    assert small_bytes(many) == 0
+
+
+def test_sweep_loads_the_plugin_in_its_profile() -> None:
+    found, unset = environment(launch_of(NET_TRIALS), WORK, "/p/lib.so", "00ff")
+    assert found == {
+        "NCCL_DEBUG": "WARN",
+        "NCCL_P2P_DISABLE": "1",
+        "NCCL_SHM_DISABLE": "1",
+        "NCCL_TUNER_PLUGIN": "/p/lib.so",
+        "DYNAMICCL_MODE": "sweep",
+        "DYNAMICCL_SCHEDULE": "/w/schedule",
+        "DYNAMICCL_SCHEDULE_HASH": "00ff",
+        "DYNAMICCL_SWEEP_REPORT": "/w/report",
+    }
+    assert unset == CONFIG_VARIABLES
+
+
+def test_reference_is_the_untouched_environment_whatever_its_trials_say() -> None:
+    launch = launch_of(NET_TRIALS, LaunchMode.REFERENCE, scheduled=False)
+    assert environment(launch, WORK, "", "") == ({}, PLUGIN_VARIABLES)
+
+
+def test_read_back_has_a_log_and_dumps() -> None:
+    found, _ = environment(launch_of(NET_TRIALS, LaunchMode.READ_BACK), WORK, "/p/lib.so", "00ff")
+    assert found["NCCL_DEBUG_SUBSYS"] == "INIT,ENV,TUNING"
+    assert found["NCCL_DEBUG_FILE"] == "/w/nccl.%h.%p.log"
+    assert found["NCCL_TOPO_DUMP_FILE"] == "/w/topology.xml"
+    assert found["NCCL_GRAPH_DUMP_FILE"] == "/w/graph.xml"
+    assert found["DYNAMICCL_MODE"] == "sweep"
+
+
+def test_forced_launch_leaves_no_other_choice_in_the_environment() -> None:
+    profile = {"NCCL_DEBUG": "WARN", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+
+    def made(key: str) -> tuple[dict[str, str], tuple[str, ...]]:
+        trials = [trial for trial in NET_TRIALS if trial.config.key == key]
+        return environment(launch_of(trials, LaunchMode.FORCED, scheduled=False), WORK, "", "")
+
+    assert made("Ring/LL/4ch") == (
+        {
+            **profile,
+            "NCCL_ALGO": "Ring",
+            "NCCL_PROTO": "LL",
+            "NCCL_MIN_CTAS": "4",
+            "NCCL_MAX_CTAS": "4",
+        },
+        PLUGIN_VARIABLES,
+    )
+    assert made("ABSTAIN") == (profile, PLUGIN_VARIABLES)
+    half = replace(NET_TRIALS[0], config=Config(None, Protocol.LL128))
+    launch = launch_of([half], LaunchMode.FORCED, scheduled=False)
+    assert environment(launch, WORK, "", "")[1] == (*PLUGIN_VARIABLES, "NCCL_ALGO")
+    assert forced_config(Config(Algorithm.NVLSTree)) == {"NCCL_ALGO": "NVLSTree"}
+
+
+PAIRS = '[{ num_nodes = 2, ranks_per_node = 4, split = "MOD 4" }]'
+
+
+@pytest.mark.parametrize("mode", [LaunchMode.REFERENCE, LaunchMode.FORCED, LaunchMode.READ_BACK])
+def test_split_is_set_on_every_rank_and_its_mask_is_not(mode: LaunchMode) -> None:
+    launch = launch_of([sweep(groups=PAIRS).trials[0]], mode, scheduled=False)
+    found, unset = environment(launch, WORK, "", "")
+    assert found["NCCL_TESTS_SPLIT"] == "MOD 4"
+    assert "NCCL_TESTS_SPLIT_MASK" in unset
+    assert "NCCL_TOPO_DUMP_FILE" not in found
+    alone = launch_of(TRIALS[:1], mode, scheduled=False)
+    assert "NCCL_TESTS_SPLIT" not in environment(alone, WORK, "", "")[0]
+
+
+# --- The schedule ---
+
+
+def dealt(**keys: str) -> tuple[Setting, Grid]:
+    launch = launch_of(feasible(sweep(**keys)))
+    return launch.setting, deal(launch, max_blocks=1000)
+
+
+def test_schedule_is_the_grid() -> None:
+    setting, grid = dealt()
+    made = schedule_of(setting, grid, CALLS)
+    assert made.collective is Collective.AllReduce
+    assert (made.num_ranks, made.num_nodes, made.halves) == (8, 1, 2)
+    assert made.calls_per_half == 1 + 3 + 1
+    assert (made.sizes, made.cycles) == (grid.benchmark_bytes, grid.configs)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ladder"),
+    [
+        ('{ min = "1K", max = "8K" }', (1024, 2048, 4096, 8192)),
+        # The ladder doubles whatever the walk does.
+        ('{ min = "1K", max = "16K", factor = 4 }', (1024, 2048, 4096, 8192, 16384)),
+        ("{ min = 1024, max = 9216, factor = 3 }", (1024, 2048, 4096, 8192)),
+        ("{ list = [1024] }", (1024,)),
+    ],
+)
+def test_warm_up_doubles_from_the_first_size_to_the_last(
+    sizes: str, ladder: tuple[int, ...]
+) -> None:
+    setting, grid = dealt(sizes=sizes)
+    assert warmup_of(setting, grid, CALLS) == tuple((size, 2) for size in ladder)
+    assert warmup_of(setting, grid, Calls(3, 0, 1)) == ()
+
+
+@given(
+    collective=st.sampled_from([c for c in Collective if c.tunable]),
+    first=st.integers(256, 1 << 20),
+    factor=st.integers(2, 5),
+    count=st.integers(1, 5),
+)
+@settings(deadline=None, max_examples=50)
+def test_any_walk_makes_a_schedule_that_the_plugin_takes(
+    collective: Collective, first: int, factor: int, count: int
+) -> None:
+    setting = Setting(collective, 1, 8)
+    trials = [Trial(setting, first * factor**power, Config()) for power in range(count)]
+    grid = deal(launch_of(trials, repeats=2), max_blocks=100)
+    made = schedule_of(setting, grid, CALLS)
+    assert all(calls == 2 for _, calls in made.warmup)
+    assert made.warmup[0][0] == made.sizes[0]
+    # Sizes are rounded as the benchmark does.
+    assert made.sizes == tuple(
+        benchmark_bytes(collective, size, 8, "float") for size in grid.chain.sizes
+    )
+    assert made.num_calls == 2 * len(made.warmup) + 2 * 5 * len(grid.blocks)
+
+
+@pytest.mark.parametrize(
+    ("keys", "program"),
+    [
+        ({"sizes": '{ min = "64K", max = "1M", factor = 4 }'}, "all_reduce_perf"),
+        (
+            {
+                "collectives": '["AllGather"]',
+                "algorithms": '["Ring"]',
+                "sizes": "{ list = [1000] }",
+            },
+            "all_gather_perf",
+        ),
+    ],
+)
+def test_benchmark_makes_just_these_calls(
+    keys: dict[str, str], program: str, tmp_path: Path, sweep_path: Path
+) -> None:
+    """The plugin counts the calls of a real process, and plays every block."""
+    setting, grid = dealt(**keys)
+    made = schedule_of(setting, grid, CALLS)
+    (tmp_path / SCHEDULE_NAME).write_bytes(made.to_bytes())
+    counts = ("-g", "8", "-n", "3", "-w", "2", "-c", "1", "-N", str(len(grid.cycles)))
+    StandIn(install_stand_in(tmp_path / "bin")).output(
+        program,
+        *grid.chain.arguments,
+        *counts,
+        settings={
+            "NCCL_TUNER_PLUGIN": str(sweep_path),
+            "DYNAMICCL_MODE": "sweep",
+            "DYNAMICCL_SCHEDULE": str(tmp_path / SCHEDULE_NAME),
+            "DYNAMICCL_SCHEDULE_HASH": made.content_hash,
+            "DYNAMICCL_SWEEP_REPORT": str(tmp_path / REPORT_NAME),
+        },
+    )
+    report = PlayReport.from_bytes((tmp_path / REPORT_NAME).read_bytes())
+    assert report.calls == made.num_calls
+    assert report.stopped_at_call is None
+    assert BlockState.NOT_REACHED not in report.states
+    for trial, state in zip(grid.blocks, report.states, strict=True):
+        assert (state is BlockState.ABSTAINED) == (trial.config == Config())
+
+
+# --- What the report says ---
+
+LAUNCH = launch_of(TRIALS)
+FORCED = launch_of(TRIALS[:1], LaunchMode.FORCED, scheduled=False)
+SCHEDULE = schedule_of(LAUNCH.setting, deal(LAUNCH, max_blocks=1000), Calls(5, 2, 1))
+PLAYED, ABSTAINED = BlockState.PLAYED, BlockState.ABSTAINED
+FINE = {"actual_chunk_bytes": None}
+
+
+def leave(
+    folder: Path,
+    states: Sequence[BlockState] = (),
+    *,
+    schedule: Schedule = SCHEDULE,
+    calls: int = 10,
+    stopped: int = 0,
+) -> Path:
+    """What the plugin and we leave in a launch's folder; further blocks were not reached."""
+    (folder / SCHEDULE_NAME).write_bytes(SCHEDULE.to_bytes())
+    count = schedule.num_blocks
+    head = struct.pack(
+        "<8sIi5Qi4x",
+        *(REPORT_MAGIC, REPORT_VERSION, count, int(schedule.content_hash, 16), calls, stopped),
+        *(0, 0, 0),
+    )
+    every = [*states, *[BlockState.NOT_REACHED] * (count - len(states))]
+    (folder / REPORT_NAME).write_bytes(head + bytes(4 * count) + bytes(every))
+    return folder
+
+
+def test_played_and_abstained_blocks_are_fine(tmp_path: Path) -> None:
+    assert judge(LAUNCH, leave(tmp_path, [PLAYED, ABSTAINED]), 2) == [FINE, FINE]
+    assert judge(LAUNCH, tmp_path, 0) == []
+    # A launch without a schedule needs no report.
+    assert judge(FORCED, tmp_path / "none", 2) == [{}, {}]
+    assert not has_begun(FORCED, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "reason"),
+    [
+        (BlockState.UNAVAILABLE, "infeasible", "NCCL's cost table has no such cell here"),
+        (BlockState.MIXED, "failed", "the plugin could play it in some of its calls only"),
+        (BlockState.NOT_REACHED, "failed", "the plugin did not play this block"),
+    ],
+)
+def test_times_of_a_block_that_was_not_played_are_not_its_configs(
+    state: BlockState, status: str, reason: str, tmp_path: Path
+) -> None:
+    verdicts = judge(LAUNCH, leave(tmp_path, [PLAYED, state, PLAYED]), 3)
+    assert verdicts == [FINE, {"status": status, "reason": reason}, FINE]
+
+
+def test_where_it_stopped_is_said(tmp_path: Path) -> None:
+    [_, lost] = judge(LAUNCH, leave(tmp_path, [PLAYED], stopped=77), 2)
+    assert lost["reason"] == "the plugin did not play this block (it stopped at call 77)"
+
+
+def test_without_a_whole_report_nobody_knows_what_was_played(tmp_path: Path) -> None:
+    whole = (leave(tmp_path, [PLAYED] * 3) / REPORT_NAME).read_bytes()
+    for cut in (*range(0, len(whole), 7), len(whole) - 1):
+        (tmp_path / REPORT_NAME).write_bytes(whole[:cut])
+        assert {one["status"] for one in judge(LAUNCH, tmp_path, 3)} == {"failed"}, cut
+        assert not has_begun(LAUNCH, tmp_path)
+    (tmp_path / REPORT_NAME).unlink()
+    for verdict in judge(LAUNCH, tmp_path, 3):
+        assert verdict["reason"].startswith("the plugin wrote no report, so the configs are not")
+
+
+def test_report_on_another_schedule_or_of_more_calls_is_none(tmp_path: Path) -> None:
+    other = replace(SCHEDULE, cycles=SCHEDULE.cycles[:2])
+    leave(tmp_path, [PLAYED] * 3, schedule=other)
+    for verdict in judge(LAUNCH, tmp_path, 9):
+        assert f"it is about the schedule {other.content_hash}" in verdict["reason"]
+    leave(tmp_path, [PLAYED] * 3, calls=SCHEDULE.num_calls)
+    assert judge(LAUNCH, tmp_path, 3) == [FINE] * 3
+    leave(tmp_path, [PLAYED] * 3, calls=SCHEDULE.num_calls + 1)
+    assert "calls and not" in str(read_report(tmp_path))
+    assert {one["status"] for one in judge(LAUNCH, tmp_path, 3)} == {"failed"}
+
+
+def test_launch_has_begun_when_its_first_block_was_reached(tmp_path: Path) -> None:
+    assert not has_begun(LAUNCH, leave(tmp_path))
+    for state in (PLAYED, ABSTAINED, BlockState.UNAVAILABLE, BlockState.MIXED):
+        assert has_begun(LAUNCH, leave(tmp_path, [state]))
+
+
+def test_report_that_comes_late_is_waited_for_and_a_whole_one_is_not(tmp_path: Path) -> None:
+    leave(tmp_path, [PLAYED])
+    late = Timer(0.3, leave, (tmp_path, [PLAYED, PLAYED]))
+    late.start()
+    await_report(LAUNCH, tmp_path, 2, patience_s=60)
+    late.join()
+    assert judge(LAUNCH, tmp_path, 2) == [FINE, FINE]
+    for rows_printed in (0, 1):
+        await_report(LAUNCH, tmp_path, rows_printed, patience_s=math.inf)
+    await_report(FORCED, tmp_path, 2, patience_s=math.inf)
+    # One that says why it stops does not grow; one that does not come is judged as it is.
+    await_report(LAUNCH, leave(tmp_path, [PLAYED], stopped=9), 5, patience_s=math.inf)
+    await_report(LAUNCH, leave(tmp_path, [PLAYED]), 2, patience_s=0)
+    assert ["status" in verdict for verdict in judge(LAUNCH, tmp_path, 2)] == [False, True]
+
+
+def test_file_system_is_local_or_not_known(tmp_path: Path) -> None:
+    assert is_local(Path("/dev/shm"))
+    assert not is_local(Path("/proc"))
+    assert not is_local(tmp_path / "none")
+
+
+# --- Which trials need no block ---
+
+CHANNELS = sweep(num_channels="[0, 1, 8, 16, 32]", sizes='{ list = ["1M", "256M"] }')
+
+
+def trial(config: str, size_bytes: int = 1 << 20) -> Trial:
+    [found] = [t for t in CHANNELS.trials if t.config.key == config and t.size_bytes == size_bytes]
+    return found
+
+
+def why(config: str, size_bytes: int = 1 << 20, **ran: int | None) -> str | None:
+    """Why a trial is skipped, where Ring/Simple with those channel counts ran so many."""
+    choices: dict[str, Choice | None] = {
+        trial(f"Ring/Simple/{name[1:]}ch").key: None if got is None else ["Ring", "Simple", got]
+        for name, got in ran.items()
+    }
+    return Skips(64 << 20, CHANNELS.trials).reason(trial(config, size_bytes), choices)
+
+
+@pytest.mark.parametrize(
+    ("config", "slow"),
+    [
+        ("Ring/LL", True),
+        ("Ring/LL/32ch", True),
+        ("Ring/Simple/1ch", True),
+        ("Ring/Simple/8ch", False),
+        ("Ring/Simple", False),
+        ("ABSTAIN", False),
+    ],
+)
+def test_slowest_configs_are_left_out_above_a_size(config: str, slow: bool) -> None:
+    reason = why(config, 256 << 20)
+    assert (reason is not None) == slow
+    assert reason is None or "runner.slow_max" in reason
+    assert why(config) is None
+    assert Skips(16 << 30).reason(trial(config, 256 << 20), {}) is None
+
+
+def test_channel_counts_that_run_alike_are_measured_once() -> None:
+    ran = {"n8": 8, "n16": 12, "n32": 12}
+    reasons = {name: why(f"Ring/Simple{name}", **ran) for name in ("", "/1ch", "/8ch", "/16ch")}
+    assert set(reasons.values()) == {None}
+    assert why("Ring/Simple/32ch", **ran) == "NCCL runs it as Ring/Simple/16ch, which is measured"
+    # The count that really runs is the one that is measured.
+    assert why("Ring/Simple/16ch", n8=16, n16=16) is None
+    assert "Ring/Simple/16ch" in (why("Ring/Simple/8ch", n8=16, n16=16) or "")
+    # What was not read back, or at another size, is measured.
+    for size_bytes in (1 << 20, 256 << 20):
+        assert why("Ring/Simple/32ch", size_bytes, n16=16, n32=None) is None
+
+
+def test_sweep_of_channel_counts_leaves_out_what_runs_alike(
+    tmp_path: Path, sweep_path: Path
+) -> None:
+    # NCCL clamps what a tuner asks for to the channels that it made.
+    few = '[{ name = "few", env = { NCCL_MAX_NCHANNELS = "8" } }]'
+    made = sweep(
+        algorithms='["Ring"]',
+        protocols='["Simple"]',
+        num_channels="[4, 8, 64]",
+        profiles=few,
+        cycles="1",
+    )
+    run(made, tmp_path, sweep_path)
+    found = rows(tmp_path).filter(~pl.col("is_default"))
+    by_count = {key[0]: part for key, part in found.group_by("requested_num_channels")}
+    statuses = [set(by_count[count]["status"]) for count in (4, 8, 64)]
+    assert statuses == [{"ok"}, {"ok"}, {"infeasible"}]
+    reason = "NCCL runs it as Ring/Simple/8ch, which is measured"
+    assert set(by_count[64]["reason"]) == {reason}

@@ -1,0 +1,193 @@
+"""The simulator as a runner: rows as a real sweep writes them."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from dynamiccl.collect.simulated import SimulatorRunner
+from dynamiccl.collect.sweep.load import Sweep, parse_sweep
+from dynamiccl.errors import InvalidSweep, UnknownName
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
+from dynamiccl.simulator import h100
+from dynamiccl.simulator.system import Call
+from dynamiccl.simulator.system_text import system_text
+from dynamiccl.simulator.systems import SYSTEMS, find_system, shipped_file
+
+MIB: Final = 1 << 20
+GROUP: Final = h100.Group(4, 8)
+AR: Final = Collective.AllReduce
+
+
+def sweep(**keys: str) -> Sweep:
+    plain = {
+        "name": '"grid"',
+        "system": '"sim"',
+        "collectives": '["AllReduce"]',
+        "groups": "[{ num_nodes = 4, ranks_per_node = 8 }]",
+        "sizes": '{ min = "8M", max = "8M" }',
+        "simulator": "{ noise_sigma = 0, tail_probability = 0, drift_sigma = 0 }",
+    }
+    text = "\n".join(f"{key} = {value}" for key, value in (plain | keys).items())
+    return parse_sweep(text, where="s.toml")
+
+
+def measured(made: Sweep) -> dict[str, dict[str, Any]]:
+    runner = SimulatorRunner(made.file)
+    runner.check(made.trials)
+    trials = [trial for trial in made.trials if trial.infeasible is None]
+    [launch] = runner.launches(0, trials)
+    return {
+        trial.config.key: dict(row)
+        for trial, rows in runner.run(launch, lambda _: None).measured
+        for row in rows
+    }
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (
+            {"groups": "[{ num_nodes = 3, ranks_per_node = 8 }]"},
+            r"no group of 3 nodes x 8 ranks; choose from 1x2, 1x3,",
+        ),
+        ({"collectives": '["AlltoAll"]'}, "no AlltoAll; choose from Broadcast, Reduce, AllGather"),
+        (
+            {"profiles": '[{ name = "shm", transport = "SHM" }]'},
+            "knows no launch profiles of 'h100-ib': remove 'shm'",
+        ),
+        (
+            {"interference": '[{ kind = "gemm", level = 0.5 }]'},
+            "no interference 'gemm'; choose from none, congestion",
+        ),
+    ],
+)
+def test_sweep_outside_the_model_is_refused_before_it_runs(keys: dict[str, str], said: str) -> None:
+    made = sweep(**keys)
+    with pytest.raises(InvalidSweep, match=said):
+        SimulatorRunner(made.file).check(made.trials)
+
+
+def test_rows_say_that_they_are_simulated() -> None:
+    rows = measured(sweep())
+    assert {row["source"] for row in rows.values()} == {"simulator"}
+    assert all("simulated" in row["system_description"] for row in rows.values())
+
+
+def test_default_row_requests_nothing_and_says_what_ran() -> None:
+    rows = measured(sweep())
+    default = rows["ABSTAIN"]
+    assert default["is_default"] is True
+    assert default["requested_algorithm"] is default["requested_protocol"] is None
+    ran = h100.default_config(GROUP, AR, 8 * MIB)
+    assert (
+        Config(
+            Algorithm.parse(default["actual_algorithm"]), Protocol.parse(default["actual_protocol"])
+        )
+        == ran
+    )
+    assert default["time_us"] == rows[ran.key]["time_us"]
+
+
+def test_row_holds_the_model_s_time_and_bandwidths() -> None:
+    row = measured(sweep())["Tree/LL128"]
+    time_us = 65.5 + 8 * MIB / (1000 * 98.6 * 0.9)
+    assert row["time_us"] == pytest.approx(time_us, rel=1e-12)
+    assert row["algbw_gbytes_per_s"] == pytest.approx(8 * MIB / time_us / 1000)
+    assert row["busbw_gbytes_per_s"] == pytest.approx(8 * MIB / time_us / 1000 * 2 * 31 / 32)
+    assert (row["num_ranks"], row["verified"], row["wrong_values"]) == (32, True, 0)
+
+
+def test_what_the_group_has_not_is_a_row_with_the_reason() -> None:
+    rows = measured(sweep())
+    assert rows["NVLS/Simple"]["reason"] == "NCCL has no NVLS/Simple for this group"
+    lost = [row for row in rows.values() if row.get("status") == "infeasible"]
+    assert lost
+    assert all("time_us" not in row and row["statistic"] == "none" for row in lost)
+
+
+def test_channels_and_chunk_change_the_time_and_are_read_back() -> None:
+    rows = measured(sweep(num_channels="[0, 2, 16]", chunk_sizes='[0, "64K"]'))
+    assert rows["Ring/Simple/2ch"]["time_us"] != rows["Ring/Simple/16ch"]["time_us"]
+    assert rows["Ring/Simple/2ch"]["actual_num_channels"] == 2
+    assert rows["Ring/Simple/65536B"]["time_us"] != rows["Ring/Simple"]["time_us"]
+
+
+def test_second_measurement_of_the_default_in_a_round_has_its_own_noise() -> None:
+    noisy = sweep(simulator="{ noise_sigma = 0.1, drift_sigma = 0.1 }")
+    runner = SimulatorRunner(noisy.file)
+    default = next(trial for trial in noisy.trials if trial.config == ABSTAIN)
+    [launch] = runner.launches(0, (default, replace(default, repeat=1)))
+    (_, (first,)), (_, (second,)) = runner.run(launch, lambda _: None).measured
+    assert first["time_us"] != second["time_us"]
+    assert (first["repeat"], second["repeat"]) == (0, 1)
+
+
+def test_congested_rows_say_so() -> None:
+    beside = '[{ kind = "congestion", level = 1.0 }]'
+    row = measured(sweep(interference=beside))["Tree/LL128"]
+    assert (row["interference_kind"], row["interference_level"]) == ("congestion", 1.0)
+    assert row["time_us"] == pytest.approx(65.5 + 2 * 8 * MIB / (1000 * 98.6 * 0.9))
+
+
+NODE = "[{ num_nodes = 1, ranks_per_node = 8 }]"
+B300 = '{ system = "b300-nvlink", noise_sigma = 0, tail_probability = 0, drift_sigma = 0 }'
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_shipped_system_runs(name: str) -> None:
+    group = find_system(name).groups()[-1]
+    quiet = f'{{ system = "{name}", noise_sigma = 0, tail_probability = 0, drift_sigma = 0 }}'
+    shape = f"[{{ num_nodes = {group.num_nodes}, ranks_per_node = {group.ranks_per_node} }}]"
+    rows = measured(sweep(groups=shape, simulator=quiet))
+    parts = find_system(name).parts(Call(group, AR, 8 * MIB), ABSTAIN)
+    default = rows["ABSTAIN"]
+    assert default["time_us"] == pytest.approx(parts.quiet_us)
+    assert default["actual_num_channels"] == parts.num_channels
+    assert default["nccl_version"] == str(find_system(name).nccl_version)
+    assert "simulated" in default["system_description"]
+
+
+def test_a_fitted_system_s_file_runs(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(system_text(shipped_file("b300-nvlink")), encoding="utf-8")
+    mine = B300.replace("b300-nvlink", str(path))
+    ours, theirs = (measured(sweep(groups=NODE, simulator=s)) for s in (mine, B300))
+    assert {k: row.get("time_us") for k, row in ours.items()} == {
+        k: row.get("time_us") for k, row in theirs.items()
+    }
+
+
+def test_threads_and_transport_of_a_profile_change_the_time() -> None:
+    def row(profile: str) -> dict[str, Any]:
+        made = sweep(groups=NODE, simulator=B300, profiles=f"[{profile}]", num_channels="[0, 2]")
+        return measured(made)["Ring/Simple/2ch"]
+
+    usual = row('{ name = "default" }')["time_us"]
+    assert row('{ name = "few", threads = 64 }')["time_us"] > 1.2 * usual
+    assert row('{ name = "shm", transport = "SHM" }')["time_us"] > usual
+    assert row('{ name = "shm", transport = "SHM" }')["launch_profile"] == "shm"
+
+
+@pytest.mark.parametrize(
+    ("profile", "said"),
+    [
+        ('{ name = "big", buffer_bytes = "8M" }', r"sets NCCL_BUFFSIZE, which .* not model"),
+        (
+            '{ name = "odd", env = { NCCL_NTHREADS = "many" } }',
+            r"profile 'odd': invalid literal for int\(\) with base 10: 'many'",
+        ),
+    ],
+)
+def test_a_profile_that_is_not_modelled_is_refused(profile: str, said: str) -> None:
+    made = sweep(groups=NODE, simulator=B300, profiles=f"[{profile}]")
+    with pytest.raises(InvalidSweep, match=said):
+        SimulatorRunner(made.file).check(made.trials)
+
+
+def test_a_system_that_nobody_has_is_named_with_the_choices() -> None:
+    with pytest.raises(
+        UnknownName, match="'b200-nvlink'; choose from h100-ib, a100-nvswitch, b300"
+    ):
+        SimulatorRunner(sweep(simulator='{ system = "b200-nvlink" }').file)
