@@ -22,12 +22,10 @@ from dynamiccl.collect.doctor.inside import check_inside
 from dynamiccl.collect.health import health_command
 from dynamiccl.collect.importing.command import import_command
 from dynamiccl.collect.launchers import LAUNCHERS
-from dynamiccl.collect.planning.plan import make_plan
-from dynamiccl.collect.planning.show import show_plan
+from dynamiccl.collect.plan import make_plan, shapes_command, show_plan
 from dynamiccl.collect.run import RunSummary
-from dynamiccl.collect.shapes import shapes_command
 from dynamiccl.collect.start import RUNNERS, RunOptions, start_sweep
-from dynamiccl.collect.sweep.load import Sweep, load_sweep
+from dynamiccl.collect.sweep import Sweep, load_sweep
 from dynamiccl.datasets import store
 from dynamiccl.machine import ThisMachine
 from dynamiccl.simulator import options as simulating

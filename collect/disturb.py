@@ -19,8 +19,8 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from dynamiccl.collect.ending import HELLO
+from dynamiccl.collect.grid import REAL, Setting
 from dynamiccl.collect.nodes import Nodes
-from dynamiccl.collect.sweep.trial import REAL, Setting
 from dynamiccl.datasets.schema import QUIET
 from dynamiccl.errors import InvalidSweep, MachineError, UnknownName, UserError
 

@@ -28,7 +28,7 @@ ALLOWED = {
     "evaluate": {
         *("datasets", "train", "simulator", "serve.search"),
         # The sweep file that a gate needs.
-        *("collect.planning", "collect.sweep"),
+        *("collect.grid", "collect.plan", "collect.sweep"),
         # The calls of a job, from traces of other tools.
         "collect.traces",
         "collect.describe",
