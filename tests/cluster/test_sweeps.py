@@ -272,7 +272,7 @@ def test_a_budget_is_spent_once_by_all_the_jobs_of_a_sweep_where_there_are_no_lo
 ) -> None:
     """It began anew with each job, and a job that ended by it was submitted again for ever.
 
-    Each job takes over from the one before, which Slurm says is over.
+    Each job gives back the journal, which the next one takes.
     """
     write(folder, sweep_path, "sbatch", cycles=4, more="[budget]\nmax_measurements = 70")
     path = f"{slurm.clients}:{os.environ['PATH']}"
@@ -307,4 +307,3 @@ def test_a_budget_is_spent_once_by_all_the_jobs_of_a_sweep_where_there_are_no_lo
     assert len(set((folder / "asked").read_text().split()) - {"-"}) == 3  # each job
     timed = store.read(out).filter(pl.col("status") == "ok", pl.col("default_scope") == "profile")
     assert 0 < timed.height <= 2 * 70  # each measurement is two rows: in place and out of place
-    assert next((out / "choices").rglob("*"), None) is not None
