@@ -25,11 +25,11 @@ from harness import OUT, write_result
 from rich.console import Console
 
 from dynamiccl.collect import launch
-from dynamiccl.collect.planning.plan import make_plan
+from dynamiccl.collect.plan import make_plan
 from dynamiccl.collect.processes.process import Finished
 from dynamiccl.collect.read_back import read_rows
 from dynamiccl.collect.start import RunOptions, start_sweep
-from dynamiccl.collect.sweep.load import load_sweep, parse_sweep
+from dynamiccl.collect.sweep import load_sweep, parse_sweep
 from dynamiccl.nccl import Collective
 from dynamiccl.serve.build import build_plugin
 

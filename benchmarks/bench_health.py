@@ -20,12 +20,10 @@ from typing import Any, Final
 import polars as pl
 from harness import write_result
 
+from dynamiccl.collect.grid import Split
 from dynamiccl.collect.health import Report, examine
 from dynamiccl.collect.simulated import SimulatorRunner
-from dynamiccl.collect.sweep.group_shape import GroupShape
-from dynamiccl.collect.sweep.load import Sweep, load_sweep, parse_sweep
-from dynamiccl.collect.sweep.splits import Split
-from dynamiccl.collect.sweep.text import sweep_text
+from dynamiccl.collect.sweep import GroupShape, Sweep, load_sweep, parse_sweep, sweep_text
 from dynamiccl.datasets.rows import measurements_table
 
 EXAMPLE: Final = Path(__file__).resolve().parent.parent / "examples" / "health.toml"

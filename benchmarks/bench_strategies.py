@@ -32,6 +32,7 @@ from typing import Final
 import numpy as np
 from harness import write_result
 
+from dynamiccl.collect.grid import LaunchProfile, Setting, Trial
 from dynamiccl.collect.importing.importer import import_files
 from dynamiccl.collect.strategies import Strategy
 from dynamiccl.collect.strategies.adaptive import Adaptive
@@ -39,9 +40,7 @@ from dynamiccl.collect.strategies.belief import current_beliefs
 from dynamiccl.collect.strategies.exhaustive import Exhaustive
 from dynamiccl.collect.strategies.random_share import RandomShare
 from dynamiccl.collect.strategies.strategy import Outcome, group_by_task
-from dynamiccl.collect.sweep.load import parse_sweep
-from dynamiccl.collect.sweep.settings import StrategySettings
-from dynamiccl.collect.sweep.trial import LaunchProfile, Setting, Trial
+from dynamiccl.collect.sweep import StrategySettings, parse_sweep
 from dynamiccl.datasets.cells import independent, quiet
 from dynamiccl.datasets.schema import TASK_COLUMNS
 from dynamiccl.datasets.store import read

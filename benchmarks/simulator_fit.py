@@ -14,18 +14,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from dynamiccl.collect.fitting import report
-from dynamiccl.collect.fitting.fit import Fit, HeldOut, fit_system
-from dynamiccl.collect.fitting.measured import measured_cells
-from dynamiccl.collect.fitting.problem import Problem, make_items
+from dynamiccl.collect import fit_simulator as fitting
+from dynamiccl.collect.fit_simulator import Fit, fit_system
 from dynamiccl.collect.importing.importer import import_files
 from dynamiccl.errors import MissingPath
 from dynamiccl.simulator.parameters import SystemFile
-from dynamiccl.simulator.systems import PARAMETRIC, parametric_system, shipped_file
+from dynamiccl.simulator.systems import PARAMETRIC, shipped_file
 
 DATA: Final = Path(__file__).resolve().parents[2] / "shared" / "data" / "sweeps"
 SWEEPS: Final = (
@@ -108,10 +105,10 @@ def fits(data: Path = DATA) -> Iterator[Fit]:
     for name in PARAMETRIC:
         file = shipped_file(name)
         if file.kind == "fitted":
-            yield fit_system(file, measured_cells(store, file))
+            yield fit_system(file, store)
 
 
-def unseen(data: Path = DATA) -> Iterator[tuple[str, report.Errors]]:
+def unseen(data: Path = DATA) -> Iterator[tuple[str, dict[str, Any]]]:
     """Errors above 1 MiB of the built-in parameters on measurements outside of every fit."""
     store = imported(data)
     for case in UNSEEN:
@@ -121,14 +118,11 @@ def unseen(data: Path = DATA) -> Iterator[tuple[str, report.Errors]]:
         document["fit"] |= dict(case.rules)
         document["groups"] = groups or document["groups"]
         told = SystemFile.model_validate(_by_name(document))
-        items, _ = make_items(parametric_system(told), measured_cells(store, told))
-        problem = Problem(told, items)
-        predicted = np.exp(problem.log_times(problem.start()))
-        judged = [HeldOut(item, float(us)) for item, us in zip(items, predicted, strict=True)]
-        large = [one for one in judged if one.item.cell.call.size_bytes > report.LARGE_BYTES]
-        errors = report.errors_of(large)
-        if errors is not None:
-            yield case.key, errors
+        cells, _ = fitting.read_cells(store, told)
+        judged = fitting.predict(told, cells)
+        large = [cell for cell in judged if cell.call.size_bytes > fitting.LARGE_BYTES]
+        if large:
+            yield case.key, fitting.errors_of(large)
 
 
 def _by_name(document: dict[str, Any]) -> dict[str, Any]:
@@ -157,21 +151,21 @@ def figures(data: Path = DATA) -> dict[str, float | int | str | None]:
     found: dict[str, float | int | str | None] = {}
     for fit in fits(data):
         name = _key(fit.file.name)
-        errors = report.errors_of(report.large(fit))
-        if errors is None:
+        errors = fitting.errors_of(fitting.large(fit))
+        if not errors["cells"]:
             continue
-        found[f"fit_median_error_{name}"] = errors.median
-        found[f"fit_p90_error_{name}"] = errors.p90
-        found[f"repeat_noise_{name}"] = errors.noise
-        found[f"fit_held_out_cells_{name}"] = errors.cells
-        found[f"fit_reaches_bar_{name}"] = int(not report.misses(fit))
-        for size, part in report.by_size(fit).items():
-            found[f"fit_median_error_{name}_{_key(size)}"] = part.median
-            found[f"fit_p90_error_{name}_{_key(size)}"] = part.p90
+        found[f"fit_median_error_{name}"] = errors["median"]
+        found[f"fit_p90_error_{name}"] = errors["p90"]
+        found[f"repeat_noise_{name}"] = errors["noise"]
+        found[f"fit_held_out_cells_{name}"] = errors["cells"]
+        found[f"fit_reaches_bar_{name}"] = int(not fitting.misses(fit))
+        for size, part in fitting.grouped(fit)["by_size"].items():
+            found[f"fit_median_error_{name}_{_key(size)}"] = part["median"]
+            found[f"fit_p90_error_{name}_{_key(size)}"] = part["p90"]
     for name, errors in unseen(data):
-        found[f"unseen_median_error_{name}"] = errors.median
-        found[f"unseen_p90_error_{name}"] = errors.p90
-        found[f"unseen_cells_{name}"] = errors.cells
+        found[f"unseen_median_error_{name}"] = errors["median"]
+        found[f"unseen_p90_error_{name}"] = errors["p90"]
+        found[f"unseen_cells_{name}"] = errors["cells"]
     return found
 
 
@@ -186,22 +180,22 @@ def _table() -> Table:
     return table
 
 
-def _row(name: str, errors: report.Errors, bar: str = "") -> tuple[str, ...]:
-    noise = "-" if errors.noise is None else f"{errors.noise:.1%}"
-    return name, str(errors.cells), f"{errors.median:.1%}", f"{errors.p90:.1%}", noise, bar
+def _row(name: str, errors: dict[str, Any], bar: str = "") -> tuple[str, ...]:
+    noise = "-" if errors["noise"] is None else f"{errors['noise']:.1%}"
+    return name, str(errors["cells"]), f"{errors['median']:.1%}", f"{errors['p90']:.1%}", noise, bar
 
 
 def main() -> None:
     """Fit, judge, print."""
     console, table, details = Console(), _table(), []
     for fit in fits():
-        errors = report.errors_of(report.large(fit))
-        if errors is None:
+        errors = fitting.errors_of(fitting.large(fit))
+        if not errors["cells"]:
             continue
-        missed = report.misses(fit)
+        missed = fitting.misses(fit)
         bar = "missed" if missed else "reached"
         table.add_row(*_row(f"{fit.file.name}, held out, above 1 MiB", errors, bar))
-        for size, part in report.by_size(fit).items():
+        for size, part in fitting.grouped(fit)["by_size"].items():
             table.add_row(*_row(f"  {size}", part))
         details += [f"{fit.file.name}: {line}" for line in missed]
     for name, errors in unseen():

@@ -14,22 +14,18 @@ from rich.table import Column, Table
 from dynamiccl import cli
 from dynamiccl.checks import exit_code, render
 from dynamiccl.collect import compare as comparing
+from dynamiccl.collect import describe as describing
+from dynamiccl.collect import fit_simulator as fitting
 from dynamiccl.collect.doctor.context import context_of
 from dynamiccl.collect.doctor.examine import run_checks
 from dynamiccl.collect.doctor.inside import check_inside
-from dynamiccl.collect.findings import describe as describing
-from dynamiccl.collect.findings.plots import plot_systems
-from dynamiccl.collect.fitting import command as fitting
-from dynamiccl.collect.fitting.report import to_json as fit_to_json
 from dynamiccl.collect.health import health_command
 from dynamiccl.collect.importing.command import import_command
 from dynamiccl.collect.launchers import LAUNCHERS
-from dynamiccl.collect.planning.plan import make_plan
-from dynamiccl.collect.planning.show import show_plan
+from dynamiccl.collect.plan import make_plan, shapes_command, show_plan
 from dynamiccl.collect.run import RunSummary
-from dynamiccl.collect.shapes import shapes_command
 from dynamiccl.collect.start import RUNNERS, RunOptions, start_sweep
-from dynamiccl.collect.sweep.load import Sweep, load_sweep
+from dynamiccl.collect.sweep import Sweep, load_sweep
 from dynamiccl.datasets import store
 from dynamiccl.machine import ThisMachine
 from dynamiccl.simulator import options as simulating
@@ -248,7 +244,11 @@ def describe_command(
     calls, logged = describing.describe_calls(directory), describing.describe_logged(directory)
     has_rows = describing.has_measurements(directory, [*calls, *logged])
     summaries = describing.describe(directory) if has_rows else []
-    drawn = [] if plots is None or not summaries else plot_systems(store.read(directory), plots)
+    drawn = (
+        []
+        if plots is None or not summaries
+        else describing.plot_systems(store.read(directory), plots)
+    )
     if as_json:
         documents = describing.to_json(summaries, calls)
         cli.print_json(
@@ -260,8 +260,8 @@ def describe_command(
     for path in drawn:
         _stderr.print(f"drawn: {path}", soft_wrap=True, highlight=False)
     for summary in summaries:
-        mark = " (simulated)" if summary.simulated else ""
-        table = Table(title=f"{summary.system}{mark}", show_header=False, title_justify="left")
+        mark = " (simulated)" if summary["simulated"] else ""
+        table = Table(title=f"{summary['system']}{mark}", show_header=False, title_justify="left")
         table.add_column()
         table.add_column(overflow="fold")
         for name, value in describing.lines(summary):
@@ -346,17 +346,17 @@ def fit_command(
     Example: dynamiccl-collect fit-simulator --data out/data --base b300-nvlink --out mine.toml
     """
     with _stderr.status("reading") as status:
-        fit, drawn = fitting.fit_to_file(
+        fit = fitting.fit_to_file(
             data,
             out,
             base=base,
             systems=system or (),
             name=name,
-            plots=plots,
             progress=status.update,
         )
+    drawn = [] if plots is None else [fitting.plot_errors(fit, plots)]
     if as_json:
-        document = {**fit_to_json(fit), "out": str(out), "plots": [str(path) for path in drawn]}
+        document = {**fitting.to_json(fit), "out": str(out), "plots": [str(path) for path in drawn]}
         cli.print_json(document)
         return
     for path in drawn:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from dynamiccl.collect.findings.plots import size_label
+from dynamiccl.collect.describe import size_label
 from dynamiccl.datasets.cells import CONFIG_COLUMNS, comparable, independent, quiet
 from dynamiccl.datasets.rows import config_of
 from dynamiccl.datasets.schema import TASK_COLUMNS

@@ -31,11 +31,10 @@ import typer
 from rich.console import Console
 
 from dynamiccl import cli
-from dynamiccl.collect.findings.nic_ports import lossy_ports
-from dynamiccl.collect.findings.slow_ranks import late_processes
+from dynamiccl.collect.describe import lossy_ports
+from dynamiccl.collect.grid import Split
 from dynamiccl.collect.nccl_tests.hosts import expand_hosts, host_list
 from dynamiccl.collect.strategies.samples import MAD_TO_SIGMA
-from dynamiccl.collect.sweep.splits import Split
 from dynamiccl.datasets import store
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS, Status
 from dynamiccl.errors import NotEnoughData
@@ -156,7 +155,7 @@ def examine(frame: pl.DataFrame, *, least: float) -> Report:
     Raises NotEnoughData where no communicator can be compared with others.
     """
     comms, cannot_tell = _read(frame, least)
-    late, late_rows = late_processes(frame, least=least)
+    late, late_rows = _late_processes(frame, least=least)
     failed = [*_failed(frame)]
     if not comms and not late_rows:
         first = f" ({failed[0].rows} rows failed: {failed[0].note})" if failed else ""
@@ -169,13 +168,10 @@ def examine(frame: pl.DataFrame, *, least: float) -> Report:
     between = [comm for comm in comms if len(comm.hosts) > 1]
     slow_inside, noise_inside = _judge(inside, least)
     slow_between, noise_between = _judge(between, least)
-    findings = _unexplained([*slow_inside, *slow_between]) + failed
-    for one in late:
-        note = "the others wait for it: its GPU, its CPU or what else runs there"
-        findings.append(Finding("late", one.name, expm1(one.excess), one.z, 1, one.rows, note))
-    for port in lossy_ports(frame):
-        note = f"{port.retries} packets lost or sent again, by its counters"
-        findings.append(Finding("counters", port.name, None, None, 0, port.rows, note))
+    findings = _unexplained([*slow_inside, *slow_between]) + failed + late
+    for port, count, retries in lossy_ports(frame):
+        note = f"{retries} packets lost or sent again, by its counters"
+        findings.append(Finding("counters", port, None, None, 0, count, note))
     if findings and any(comm.launches < 2 for comm in comms):
         cannot_tell.append("whether it is the hardware's or this launch's alone, until a second")
     if hot := frame.filter(pl.col("throttled")).height:
@@ -378,6 +374,44 @@ def _unexplained(findings: Sequence[Finding]) -> list[Finding]:
         for one in findings
         if one.note.startswith(_INSIDE) or inside.isdisjoint(one.where.split(" - "))
     ]
+
+
+def _late_processes(frame: pl.DataFrame, *, least: float) -> tuple[list[Finding], int]:
+    """The processes that are late beyond noise and `least`, and the rows that could show them.
+
+    A process is late by log(median of all processes / its own time) in a row, and of the rows of
+    its hosts by the lower median.
+    """
+    times = pl.col("process_times_us")
+    rows = frame.filter(
+        (pl.col("status") == Status.OK.value)
+        & pl.col("num_comms").is_null()
+        & (times.list.len() >= 3)
+        & pl.col("hosts").is_not_null()
+    ).with_columns(processes=times.list.len())
+    found = []
+    for (hosts, _), of in rows.group_by("hosts", "processes", maintain_order=True):
+        logs = np.log(np.array(of["process_times_us"].to_list(), dtype=np.float64))
+        late = np.median(logs, axis=1, keepdims=True) - logs  # (rows, processes)
+        each = np.sort(late, axis=0)[(len(late) - 1) // 2]
+        # Of a handful of processes the spread over rows says more than that among them.
+        over_rows = float(np.median([_robust_sigma(column) for column in late.T]))
+        sigma = max(_robust_sigma(each), over_rows / len(late) ** 0.5, _LEAST_SIGMA)
+        limit = NormalDist().inv_cdf(1.0 - _FALSE_ALARMS / len(each))
+        names = expand_hosts(str(hosts))
+        per_host = max(len(each) // len(names), 1)
+        for index in np.flatnonzero((each > np.log1p(least)) & (each / sigma >= limit)):
+            host = names[min(int(index) // per_host, len(names) - 1)]
+            process, excess = f"{host} process {index % per_host}", float(each[index])
+            note = "the others wait for it: its GPU, its CPU or what else runs there"
+            z = excess / sigma
+            found.append(Finding("late", process, expm1(excess), z, 1, len(late), note))
+    return found, rows.height
+
+
+def _robust_sigma(values: _FloatArray) -> float:
+    """Sigma of a normal distribution with this median absolute deviation."""
+    return MAD_TO_SIGMA * float(np.median(np.abs(values - np.median(values))))
 
 
 def _failed(frame: pl.DataFrame) -> Iterator[Finding]:

@@ -33,9 +33,9 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.runner import Launch, LaunchMode
-from dynamiccl.collect.sweep.load import Sweep
-from dynamiccl.collect.sweep.trial import Setting, Trial
+from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets.cells import UNWELL_COLUMNS, usable
 from dynamiccl.datasets.provenance import run_record
 from dynamiccl.datasets.rows import measurements_table

@@ -23,10 +23,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from dynamiccl.collect.companions.disturber import Disturber
 from dynamiccl.collect.companions.facts import SiteFacts
 from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.companions.watch import NoWatch, Watch
+from dynamiccl.collect.disturb import Disturber
+from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.launchers import Job, command, find_launcher, map_into_container
 from dynamiccl.collect.nccl_tests.facts import listed_hosts
 from dynamiccl.collect.processes.interrupt import Interrupt
@@ -68,8 +69,7 @@ from dynamiccl.collect.schedule import (
     small_bytes,
     warmup_of,
 )
-from dynamiccl.collect.sweep.settings import RunnerSettings, SweepFile
-from dynamiccl.collect.sweep.trial import Setting, Trial
+from dynamiccl.collect.sweep import RunnerSettings, SweepFile
 from dynamiccl.datasets.schema import Source, Status
 from dynamiccl.errors import InvalidSweep
 from dynamiccl.nccl import Collective

@@ -15,7 +15,7 @@ from typing import Final
 from dynamiccl.collect.launchers import Command, Job, command, find_launcher, map_into_container
 from dynamiccl.collect.launchers.settings import ContainerSettings, LauncherSettings
 from dynamiccl.collect.processes.process import Limits, run_process
-from dynamiccl.collect.sweep.settings import SweepFile
+from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import TUNER_ABI_SINCE, Collective, NcclVersion
 

@@ -15,8 +15,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.strategies.strategy import Outcome
-from dynamiccl.collect.sweep.trial import Setting, Trial
 from dynamiccl.nccl import ABSTAIN
 
 _COLUMNS: Final = (

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from dynamiccl.collect.grid import DATATYPE_BYTES, Setting
 from dynamiccl.collect.nccl_tests.cost_table import write_costs
 from dynamiccl.collect.nccl_tests.facts import RankLine, RunFacts, listed_ranks
 from dynamiccl.collect.nccl_tests.json_output import json_tables
@@ -27,9 +28,7 @@ from dynamiccl.collect.nccl_tests.tuning import logged_calls
 from dynamiccl.collect.reports import FileReport, ImportOptions
 from dynamiccl.collect.runner import Launch, trial_row
 from dynamiccl.collect.schedule import GRAPH_NAME, TOPOLOGY_NAME, Choice, Grid
-from dynamiccl.collect.sweep.settings import SweepFile
-from dynamiccl.collect.sweep.sizes import DATATYPE_BYTES
-from dynamiccl.collect.sweep.trial import Setting
+from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.datasets.schema import MEASUREMENTS
 from dynamiccl.errors import DataError
 from dynamiccl.nccl import Collective

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from dynamiccl.collect.sweep.settings import SweepFile
-from dynamiccl.collect.sweep.trial import Setting, Trial
+from dynamiccl.collect.grid import Setting, Trial
+from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, DefaultScope, Statistic, Status
 from dynamiccl.nccl import ABSTAIN
 

@@ -19,11 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from dynamiccl.collect.grid import Chain, LaunchProfile, Setting, Trial, walks
 from dynamiccl.collect.programs import Program
 from dynamiccl.collect.runner import Launch, LaunchMode
-from dynamiccl.collect.sweep.settings import SweepFile
-from dynamiccl.collect.sweep.sizes import Chain, walks
-from dynamiccl.collect.sweep.trial import LaunchProfile, Setting, Trial
+from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, Status
 from dynamiccl.errors import DataError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol

@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.collect.interference.kinds import SIMULATED
+from dynamiccl.collect.grid import SIMULATED, Interference, LaunchProfile, Setting, Trial
 from dynamiccl.collect.nccl_tests.cost_table import as_logged, write_costs
 from dynamiccl.collect.run import run_sweep
 from dynamiccl.collect.runner import Launch, LaunchMode, Row, lost_row, trial_row
 from dynamiccl.collect.strategies import make_strategy
-from dynamiccl.collect.sweep.load import parse_sweep
-from dynamiccl.collect.sweep.settings import SweepFile
-from dynamiccl.collect.sweep.trial import Interference, LaunchProfile, Setting, Trial
+from dynamiccl.collect.sweep import SweepFile, parse_sweep
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET, Source, Statistic, Status
 from dynamiccl.errors import InvalidSweep, UserError
 from dynamiccl.nccl import Transport

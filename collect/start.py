@@ -30,8 +30,7 @@ from dynamiccl.collect.runner import Runner
 from dynamiccl.collect.sbatch import BatchJob, Outcome, Work, run_as_batch, run_command
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.strategies import make_strategy
-from dynamiccl.collect.sweep.load import Sweep
-from dynamiccl.collect.sweep.settings import SweepFile
+from dynamiccl.collect.sweep import Sweep, SweepFile
 from dynamiccl.errors import MissingPath, UnknownName, UserError
 from dynamiccl.libraries import JOB_NAMES, SWEEP_NAME, built
 from dynamiccl.slurm import SlurmQueue

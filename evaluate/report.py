@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
-from dynamiccl.collect.findings.crossover import crossovers
+from dynamiccl.collect.describe import crossovers
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import NOISE_KEY, noise_bands, quiet, tuned, usable
 from dynamiccl.datasets.costs import read_costs

@@ -6,7 +6,7 @@ import pytest
 
 from dynamiccl.collect.run import run_sweep
 from dynamiccl.collect.simulated import SimulatorRunner
-from dynamiccl.collect.sweep.load import parse_sweep
+from dynamiccl.collect.sweep import parse_sweep
 from tests.once import once
 
 SWEEP = """

@@ -28,10 +28,10 @@ ALLOWED = {
     "evaluate": {
         *("datasets", "train", "simulator", "serve.search"),
         # The sweep file that a gate needs.
-        *("collect.planning", "collect.sweep"),
+        *("collect.grid", "collect.plan", "collect.sweep"),
         # The calls of a job, from traces of other tools.
         "collect.traces",
-        "collect.findings",
+        "collect.describe",
     },
     # To find a policy by run id or registered name.
     "serve": {"datasets", "train.tracking", "train.DEFAULT_TRACKING_URI"},
@@ -49,14 +49,14 @@ OWNERS = {
         "serve/ddp",
         "serve/torchscript.py",
         "serve/watcher.py",
-        "collect/interference/gemm.py",
+        "collect/stress.py",
     },
     "d3rlpy": {"train"},
     "mlflow": {"train/tracking.py", "train/experiments.py"},
     "optuna": {"train/search.py"},
     "ray": {"train/ray_join.py"},
     "pynvml": {"collect"},
-    "matplotlib": {"train", "evaluate", "collect/findings/plots.py"},
+    "matplotlib": {"train", "evaluate", "collect/describe.py"},
     "sklearn": {"evaluate"},
     "pydantic": {"collect", "datasets/manifest.py", "dynamiccl/simulator"},
 }

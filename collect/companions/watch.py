@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Final, Protocol, Self
 
 from dynamiccl.collect.companions.nodes import Nodes
-from dynamiccl.collect.telemetry.companion import HELLO
+from dynamiccl.collect.ending import HELLO
 from dynamiccl.collect.telemetry.health import (
     UNKNOWN,
     Health,

@@ -7,7 +7,7 @@ from typing import Final
 
 from dynamiccl.collect.launchers import LAUNCHERS
 from dynamiccl.collect.launchers.settings import LauncherSettings
-from dynamiccl.collect.sweep.settings import SweepFile
+from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.libraries import SWEEP_NAME, built
 from dynamiccl.nccl import Collective
 

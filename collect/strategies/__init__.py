@@ -10,12 +10,12 @@ kernel, surrogate, belief   what adaptive believes of the times
 
 from collections.abc import Sequence
 
+from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.strategies.adaptive import Adaptive
 from dynamiccl.collect.strategies.exhaustive import Exhaustive
 from dynamiccl.collect.strategies.random_share import RandomShare
 from dynamiccl.collect.strategies.strategy import Strategy
-from dynamiccl.collect.sweep.settings import SweepFile
-from dynamiccl.collect.sweep.trial import Trial
+from dynamiccl.collect.sweep import SweepFile
 
 __all__ = ["Strategy", "make_strategy"]
 

@@ -23,6 +23,7 @@ from typing import Final
 
 import numpy as np
 
+from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.strategies.belief import Belief, by_setting, current_beliefs
 from dynamiccl.collect.strategies.samples import Floats
 from dynamiccl.collect.strategies.strategy import (
@@ -33,8 +34,7 @@ from dynamiccl.collect.strategies.strategy import (
     seed_of,
     subspace,
 )
-from dynamiccl.collect.sweep.settings import StrategySettings
-from dynamiccl.collect.sweep.trial import Trial
+from dynamiccl.collect.sweep import StrategySettings
 
 #: Each subspace is seen once in so many octaves of round 0.
 _FIRST_OCTAVES: Final = 1.5

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.strategies.kernel import points
 from dynamiccl.collect.strategies.samples import (
     Floats,
@@ -29,7 +30,6 @@ from dynamiccl.collect.strategies.strategy import (
     subspace,
 )
 from dynamiccl.collect.strategies.surrogate import Observed, Surface, choose_kernel, fit
-from dynamiccl.collect.sweep.trial import Setting, Trial
 
 #: Joint draws from the posterior of a task.
 _DRAWS: Final = 400

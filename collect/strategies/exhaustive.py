@@ -3,13 +3,13 @@
 import random
 from collections.abc import Sequence
 
+from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.strategies.strategy import (
     Outcome,
     group_by_task,
     infeasible_picks,
     seed_of,
 )
-from dynamiccl.collect.sweep.trial import Trial
 
 
 class Exhaustive:

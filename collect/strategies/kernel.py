@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.strategies.samples import Floats
-from dynamiccl.collect.sweep.trial import Trial
 
 #: Prior standard deviations of a subspace's level and of its slope per octave. Log times of
 #: 1 us to 1 s, and of flat (latency) to proportional (bandwidth) growth, lie well within.

@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.strategies.strategy import (
     Outcome,
     TaskTrials,
@@ -12,7 +13,6 @@ from dynamiccl.collect.strategies.strategy import (
     infeasible_picks,
     seed_of,
 )
-from dynamiccl.collect.sweep.trial import Trial
 
 
 class RandomShare:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from dynamiccl.collect.sweep.trial import Setting, Trial
+from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.datasets.cells import is_unwell
 from dynamiccl.datasets.schema import Status
 from dynamiccl.nccl import ABSTAIN, Algorithm

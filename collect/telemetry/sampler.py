@@ -15,7 +15,7 @@ port of an RDMA device there is what it lost or sent again and what was held bac
 
 It is a process of its own so that it never delays a trial: it runs at low priority and holds no
 lock that a trial waits for. It ends on SIGTERM or SIGINT, or with whoever started it (see
-companion.py).
+ending.py).
 """
 
 import argparse
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dynamiccl import cli
-from dynamiccl.collect.telemetry.companion import Ending
+from dynamiccl.collect.ending import Ending
 from dynamiccl.collect.telemetry.nic_counters import port_counters
 from dynamiccl.collect.telemetry.nics import SYSFS
 from dynamiccl.collect.telemetry.nvml import Nvml, Refused

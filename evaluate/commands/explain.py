@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from dynamiccl import cli
-from dynamiccl.collect.sweep.sizes import parse_size
+from dynamiccl.collect.grid import parse_size
 from dynamiccl.errors import UserError
 from dynamiccl.nccl import Collective
 from dynamiccl.train import DEFAULT_TRACKING_URI

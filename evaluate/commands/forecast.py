@@ -98,7 +98,7 @@ def forecast_command(
 
 def _check(data: Path | None, plan: Path | None) -> None:
     """Check the options before the slow imports."""
-    from dynamiccl.collect.planning.fresh import check_target
+    from dynamiccl.collect.plan import check_target
     from dynamiccl.datasets.store import part_paths
 
     if data is not None:

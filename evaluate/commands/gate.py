@@ -92,8 +92,8 @@ class Gating:
 
 
 def _plan(write: Path, sweep: Path, known: Path, gating: Gating, power: float) -> "GatePlan":
-    from dynamiccl.collect.planning.fresh import check_target
-    from dynamiccl.collect.sweep.load import load_sweep
+    from dynamiccl.collect.plan import check_target
+    from dynamiccl.collect.sweep import load_sweep
 
     check_target(write)
     base = load_sweep(sweep)

@@ -3,8 +3,7 @@
 import polars as pl
 from matplotlib.figure import Figure
 
-from dynamiccl.collect.findings.crossover import FAMILY_COLUMNS
-from dynamiccl.collect.findings.plots import MOST_FAMILIES, draw_system
+from dynamiccl.collect.describe import FAMILY_COLUMNS, MOST_FAMILIES, draw_system
 from dynamiccl.datasets.store import slug
 from dynamiccl.evaluate.blocks import FigureBlock
 from dynamiccl.evaluate.figures.drawing import column_inches, svg_text

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeVar
 
-from dynamiccl.collect.sweep.load import Sweep, parse_sweep
-from dynamiccl.collect.sweep.sizes import RANK_GRAIN_BYTES
+from dynamiccl.collect.grid import RANK_GRAIN_BYTES
+from dynamiccl.collect.sweep import Sweep, parse_sweep
 from dynamiccl.datasets.store import slug
 from dynamiccl.evaluate.forecast.job import Kind
 from dynamiccl.sizes import bin_center_bytes, size_bin

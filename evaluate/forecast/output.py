@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dynamiccl.collect.sweep.load import Sweep
+from dynamiccl.collect.sweep import Sweep
 from dynamiccl.evaluate.blocks import TableBlock
 from dynamiccl.evaluate.figures.drawing import size_label
 from dynamiccl.evaluate.forecast.covering import covering_sweep

@@ -13,9 +13,8 @@ from typing import Any, Final
 import numpy as np
 from scipy import stats
 
-from dynamiccl.collect.planning.fresh import FreshTask, write_fresh
-from dynamiccl.collect.planning.plan import Plan
-from dynamiccl.collect.sweep.load import Sweep
+from dynamiccl.collect.plan import FreshTask, Plan, write_fresh
+from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets.manifest import Manifest, Support
 from dynamiccl.datasets.questions import REACH_BINS, table_supports
 from dynamiccl.errors import NotEnoughData, UserError

@@ -7,7 +7,7 @@ import pytest
 from dynamiccl.simulator.system_text import system_text
 from dynamiccl.simulator.systems import find_system, system_file
 from tests.cli.conftest import Shell, refused
-from tests.collect.fitting.worlds import SIZES, ring_only, rows, store_of
+from tests.collect.fit_worlds import SIZES, ring_only, rows, store_of
 
 FIT = ("dynamiccl-collect", "fit-simulator", "--data", "data")
 

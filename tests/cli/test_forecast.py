@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from dynamiccl.collect.sweep.load import load_sweep
+from dynamiccl.collect.sweep import load_sweep
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.store import write_part
 from tests.calls import calls_table, traced

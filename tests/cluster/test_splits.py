@@ -9,10 +9,7 @@ import polars as pl
 import pytest
 
 from dynamiccl.collect.health import examine
-from dynamiccl.collect.sweep.group_shape import GroupShape
-from dynamiccl.collect.sweep.load import load_sweep
-from dynamiccl.collect.sweep.settings import Sizes
-from dynamiccl.collect.sweep.text import sweep_text
+from dynamiccl.collect.sweep import GroupShape, Sizes, load_sweep, sweep_text
 from dynamiccl.datasets import store
 from tests.cluster.slurm import Slurm
 from tests.cluster.test_sweeps import environment

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.strategies.strategy import Outcome
-from dynamiccl.collect.sweep.trial import Trial
 from dynamiccl.nccl import ABSTAIN
 
 

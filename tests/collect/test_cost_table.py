@@ -5,7 +5,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dynamiccl.collect.findings.describe import describe_logged
+from dynamiccl.collect.describe import describe_logged
 from dynamiccl.collect.importing.importer import ImportOptions, import_files
 from dynamiccl.collect.nccl_tests.cost_table import Cost, CostLog
 from dynamiccl.datasets import store

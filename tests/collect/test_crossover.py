@@ -5,8 +5,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dynamiccl.collect.findings.crossover import crossovers
-from dynamiccl.collect.findings.plots import plot_systems, size_label
+from dynamiccl.collect.describe import crossovers, plot_systems, size_label
 from dynamiccl.errors import MachineError, NotEnoughData
 from tests.rows import MIB, default, forced, frame
 

@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from dynamiccl.collect.findings.describe import SystemSummary, describe, lines, to_json
+from dynamiccl.collect.describe import describe, lines, to_json
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.store import write_part
 from dynamiccl.errors import MissingPath, NotEnoughData
 from tests.rows import default, forced
 
 
-def summaries(directory: Path, *rows: dict[str, Any]) -> dict[str, SystemSummary]:
+def summaries(directory: Path, *rows: dict[str, Any]) -> dict[str, dict[str, Any]]:
     write_part(directory, measurements_table(rows), provenance={})
-    return {summary.system: summary for summary in describe(directory)}
+    return {summary["system"]: summary for summary in describe(directory)}
 
 
 def test_counts_by_hand(tmp_path: Path) -> None:
@@ -34,17 +34,25 @@ def test_counts_by_hand(tmp_path: Path) -> None:
         forced("NVLS", "Simple", None, status="failed", num_nodes=2, num_ranks=16),
     ]
     found = summaries(tmp_path, *rows)["box"]
-    assert (found.rows, found.rows_with_time) == (9, 7)
-    assert found.rows_by_status == {"failed": 1, "infeasible": 1, "ok": 7}
-    assert (found.min_size_bytes, found.max_size_bytes, found.num_sizes) == (64, 1 << 22, 3)
-    assert found.num_configs == 3
-    assert (found.tasks, found.tasks_with_default, found.tasks_with_two_forced) == (3, 2, 2)
-    assert found.tasks_scorable == 1
-    assert found.cells_repeated == 1
-    assert found.verified_share == pytest.approx(2 / 7)
-    assert found.shapes == ["1x8", "2x8"]
-    assert found.noise_median == pytest.approx(0.02)
-    assert (found.gpu, found.source, found.simulated) == ("H100", "nccl-tests-text", False)
+    assert (found["rows"], found["rows_with_time"]) == (9, 7)
+    assert found["rows_by_status"] == {"failed": 1, "infeasible": 1, "ok": 7}
+    assert (found["min_size_bytes"], found["max_size_bytes"], found["num_sizes"]) == (
+        64,
+        1 << 22,
+        3,
+    )
+    assert found["num_configs"] == 3
+    assert (found["tasks"], found["tasks_with_default"], found["tasks_with_two_forced"]) == (
+        3,
+        2,
+        2,
+    )
+    assert found["tasks_scorable"] == 1
+    assert found["cells_repeated"] == 1
+    assert found["verified_share"] == pytest.approx(2 / 7)
+    assert found["shapes"] == ["1x8", "2x8"]
+    assert found["noise_median"] == pytest.approx(0.02)
+    assert (found["gpu"], found["source"], found["simulated"]) == ("H100", "nccl-tests-text", False)
 
 
 def test_the_noise_is_that_of_calls_that_ran_alone(tmp_path: Path) -> None:
@@ -56,7 +64,7 @@ def test_the_noise_is_that_of_calls_that_ran_alone(tmp_path: Path) -> None:
         default(150.0, **loud),
         default(300.0, repeat=1, **loud),
     )["box"]
-    assert found.noise_median == found.noise_band == pytest.approx(0.02)
+    assert found["noise_median"] == found["noise_band"] == pytest.approx(0.02)
 
 
 def test_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
@@ -64,14 +72,14 @@ def test_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
     even: dict[str, Any] = {"hosts": "n[1-3]", "process_times_us": [50.0, 49.0, 51.0]}
     rows = [default(repeat=number, **late) for number in range(3)]
     found = summaries(tmp_path, *rows, default(repeat=3, **even))["box"]
-    assert found.waited_for == "process 1 of n[1-3] in 3 of 4 rows"
-    assert ("others wait for", found.waited_for) in lines(found)
+    assert found["waited_for"] == "process 1 of n[1-3] in 3 of 4 rows"
+    assert ("others wait for", found["waited_for"]) in lines(found)
 
 
 def test_nobody_is_named_where_all_take_alike_or_nothing_is_known(tmp_path: Path) -> None:
     even: dict[str, Any] = {"process_times_us": [50.0, 49.0, 51.0]}
     found = summaries(tmp_path, default(**even), default(repeat=1))["box"]
-    assert found.waited_for is None
+    assert found["waited_for"] is None
     assert "others wait for" not in dict(lines(found))
 
 
@@ -82,33 +90,38 @@ def test_each_system_is_described_apart(tmp_path: Path) -> None:
         default(system="sim", source="simulator", gpu=None, num_nodes=None, ranks_per_node=None),
     )
     assert sorted(found) == ["box", "sim"]
-    assert (found["sim"].simulated, found["sim"].gpu) == (True, "unknown")
-    assert found["sim"].shapes == ["?x?"]
-    assert found["box"].rows == found["sim"].rows == 1
+    assert (found["sim"]["simulated"], found["sim"]["gpu"]) == (True, "unknown")
+    assert found["sim"]["shapes"] == ["?x?"]
+    assert found["box"]["rows"] == found["sim"]["rows"] == 1
 
 
 def test_measured_and_simulated_rows_of_one_system_are_not_called_simulated(
     tmp_path: Path,
 ) -> None:
     found = summaries(tmp_path, default(), default(source="simulator", repeat=1))["box"]
-    assert (found.simulated, found.source) == (False, "nccl-tests-text, simulator")
+    assert (found["simulated"], found["source"]) == (False, "nccl-tests-text, simulator")
 
 
 def test_noise_without_repeats_is_unknown(tmp_path: Path) -> None:
     found = summaries(tmp_path, default(), forced("Ring"))["box"]
-    assert found.noise_median is None
+    assert found["noise_median"] is None
     assert dict(lines(found))["noise band"].startswith("unknown: no cell has two independent")
 
 
 def test_one_measurement_printed_twice_is_no_repeat(tmp_path: Path) -> None:
     found = summaries(tmp_path, default(1.0), default(2.0))["box"]
-    assert (found.cells_repeated, found.noise_median) == (0, None)
+    assert (found["cells_repeated"], found["noise_median"]) == (0, None)
 
 
 def test_system_where_nothing_worked_is_described(tmp_path: Path) -> None:
     found = summaries(tmp_path, default(None, status="failed"))["box"]
-    assert (found.rows, found.rows_with_time, found.tasks, found.num_configs) == (1, 0, 0, 0)
-    assert (found.verified_share, found.tasks_scorable) == (0.0, 0)
+    assert (found["rows"], found["rows_with_time"], found["tasks"], found["num_configs"]) == (
+        1,
+        0,
+        0,
+        0,
+    )
+    assert (found["verified_share"], found["tasks_scorable"]) == (0.0, 0)
 
 
 def test_summaries_are_json(tmp_path: Path) -> None:
@@ -128,9 +141,9 @@ def test_rows_of_unwell_gpus_are_shown_and_not_used(tmp_path: Path) -> None:
     hot = [default(50.0 * i, repeat=i, throttled=True) for i in (1, 2, 3)]
     erring = forced("Ring", "LL", 9.0, ecc_errors=4)
     found = summaries(tmp_path, default(), *hot, erring, forced("Tree", "LL", throttled=False))
-    assert (found["box"].rows, found["box"].rows_with_time) == (6, 2)
-    assert found["box"].rows_left_out == {"throttled": 3, "ecc_errors": 1}
-    assert (found["box"].num_configs, found["box"].noise_band) == (1, None)
+    assert (found["box"]["rows"], found["box"]["rows_with_time"]) == (6, 2)
+    assert found["box"]["rows_left_out"] == {"throttled": 3, "ecc_errors": 1}
+    assert (found["box"]["num_configs"], found["box"]["noise_band"]) == (1, None)
     text = dict(lines(found["box"]))["rows"]
     assert text == "6 (6 ok); 2 with a time, left out: 3 throttled, 1 ecc_errors"
 

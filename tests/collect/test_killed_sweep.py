@@ -19,7 +19,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from dynamiccl.collect.run import run_sweep
 from dynamiccl.collect.simulated import SimulatorRunner
-from dynamiccl.collect.sweep.load import parse_sweep
+from dynamiccl.collect.sweep import parse_sweep
 from tests.collect.cycles import Cycles
 
 made = parse_sweep(Path(sys.argv[1]).read_text(), where="s.toml")

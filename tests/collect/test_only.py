@@ -2,8 +2,7 @@
 
 import pytest
 
-from dynamiccl.collect.sweep.load import parse_sweep
-from dynamiccl.collect.sweep.text import sweep_text
+from dynamiccl.collect.sweep import parse_sweep, sweep_text
 from dynamiccl.errors import InvalidSweep
 from tests.collect.test_sweep import HEAD
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.progress import SweepProgress
 from dynamiccl.collect.strategies.strategy import Outcome, outcome_of
-from dynamiccl.collect.sweep.trial import Setting, Trial
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 
 SETTING = Setting(Collective.AllReduce, 1, 8)

@@ -11,14 +11,14 @@ from typing import Any
 import polars as pl
 import pytest
 
+from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.journal import Shard, how_it_ended, journal_folder
 from dynamiccl.collect.progress import SweepProgress
 from dynamiccl.collect.run import RunSummary, run_sweep
 from dynamiccl.collect.runner import Launch, LaunchMode, Row, Runner, lost_row, trial_row
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.strategies.strategy import Outcome
-from dynamiccl.collect.sweep.load import Sweep, parse_sweep
-from dynamiccl.collect.sweep.trial import Trial
+from dynamiccl.collect.sweep import Sweep, parse_sweep
 from dynamiccl.datasets import store
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS, Source, Status
 from dynamiccl.errors import InvalidSweep, MachineError, UserError

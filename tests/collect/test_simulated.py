@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from dynamiccl.collect.simulated import SimulatorRunner
-from dynamiccl.collect.sweep.load import Sweep, parse_sweep
+from dynamiccl.collect.sweep import Sweep, parse_sweep
 from dynamiccl.errors import InvalidSweep, UnknownName
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.simulator import h100

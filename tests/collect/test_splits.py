@@ -2,10 +2,9 @@
 
 import pytest
 
+from dynamiccl.collect.grid import Split
 from dynamiccl.collect.runner import trial_row
-from dynamiccl.collect.sweep.load import parse_sweep
-from dynamiccl.collect.sweep.splits import Split
-from dynamiccl.collect.sweep.text import sweep_text
+from dynamiccl.collect.sweep import parse_sweep, sweep_text
 from dynamiccl.errors import InvalidSweep
 from tests.collect.benchmark.sweeps import launch_of, sweep
 

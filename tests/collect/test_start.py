@@ -17,7 +17,7 @@ from dynamiccl.collect.start import (
     start_sweep,
     submit,
 )
-from dynamiccl.collect.sweep.load import Sweep
+from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets import store
 from dynamiccl.errors import InvalidSweep, MachineError, MissingPath, UnknownName, UserError
 from dynamiccl.libraries import JOB_NAMES, SWEEP_NAME

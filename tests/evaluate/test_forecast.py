@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dynamiccl.collect.sweep.load import parse_sweep
+from dynamiccl.collect.sweep import parse_sweep
 from dynamiccl.errors import NotEnoughData, UnknownName
 from dynamiccl.evaluate.forecast.forecast import BEST, POLICY, TABLE, Verdict
 from dynamiccl.evaluate.forecast.gains import Gains, Measured

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from dynamiccl.collect.simulated import simulate
-from dynamiccl.collect.sweep.load import load_sweep, parse_sweep
+from dynamiccl.collect.sweep import load_sweep, parse_sweep
 from dynamiccl.datasets.costs import COST_TYPES
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import UserError

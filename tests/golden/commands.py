@@ -208,16 +208,17 @@ def _compare(directory: Path) -> Any:
         words = ("import", f"{name}.csv", "--out", name, "--sweep", name)
         done = dynamiccl("collect", *words, directory=directory)
         assert done.code == 0, done.err
-    done = dynamiccl("evaluate", "compare", "old", "new", "--json", directory=directory)
+    done = dynamiccl("collect", "compare", "old", "new", "--json", directory=directory)
     # Exit code 1: something is slower.
     said = done.document(1)
-    cells = [
-        [*(cell[key] for key in ("size_bytes", "requested_algorithm")), round(cell["mean"], 2)]
-        for cell in said["cells"]
+    keys = ("config", "first_bytes", "last_bytes", "is_confirmed")
+    changes = [
+        {**{key: one[key] for key in keys}, "change": round(one["change"], 2)}
+        for one in said["changes"]
     ]
-    keys = ("nccl_versions", "is_slower", "is_changed", "cells_compared", "cells_of_old_alone")
-    # NCCL's own choice has no algorithm.
-    return {**{key: said[key] for key in keys}, "cells": sorted(cells, key=str)}
+    cells = [system["cells"] for system in said["systems"]]
+    whole = {key: said[key] for key in ("is_slower", "is_changed", "other_changes")}
+    return {**whole, "cells": cells, "changes": changes}
 
 
 def _forecast(_: Path) -> Any:
@@ -238,10 +239,9 @@ def _forecast_of(workload: str) -> Any:
 
 
 def _list(directory: Path) -> Any:
-    """Recipes by name, without those that are about to go."""
-    going = {"dqn", "ddqn-cnn", "drqn-gru", "cql-lstm", "residual-boosting"}
+    """Recipes by name."""
     said = dynamiccl("train", "list", "--json", directory=directory).json
-    return {one["name"]: one for one in said if one["name"] not in going}
+    return {one["name"]: one for one in said}
 
 
 def _fit(_: Path) -> Any:

@@ -31,7 +31,7 @@ seed = 3
 """
 _NETWORK: Final = (
     *("steps=600", "steps_per_epoch=150", "hidden_sizes=32", "num_members=2"),
-    *("caution=margin", "unanimous=false", "abstain_margins=0.02"),
+    *("unanimous=false", "abstain_margins=0.02"),
 )
 RECIPES: Final[dict[str, tuple[str, ...]]] = {
     "gaussian-process": ("alpha=0.02",),

@@ -10,7 +10,7 @@ import pytest
 from dynamiccl.collect.run import run_sweep
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.strategies import make_strategy
-from dynamiccl.collect.sweep.load import parse_sweep
+from dynamiccl.collect.sweep import parse_sweep
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import tuned, usable
 from dynamiccl.datasets.episodes import training_noise

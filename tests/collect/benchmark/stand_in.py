@@ -14,7 +14,7 @@ from dynamiccl.collect.processes.interrupt import Interrupt
 from dynamiccl.collect.programs import Site
 from dynamiccl.collect.progress import SweepProgress
 from dynamiccl.collect.run import RunSummary, run_sweep
-from dynamiccl.collect.sweep.load import Sweep
+from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets import store
 from tests.collect.cycles import Cycles
 from tests.fakes.nccl_tests.install import install_stand_in

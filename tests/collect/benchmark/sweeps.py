@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.runner import Launch, LaunchMode
-from dynamiccl.collect.sweep.load import Sweep, parse_sweep
-from dynamiccl.collect.sweep.trial import Trial
+from dynamiccl.collect.sweep import Sweep, parse_sweep
 from dynamiccl.nccl import ABSTAIN
 
 PLAIN = {

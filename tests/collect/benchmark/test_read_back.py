@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from dynamiccl.collect.grid import LaunchProfile, Setting
 from dynamiccl.collect.read_back import (
     choices_of,
     comm_logs,
@@ -25,7 +26,6 @@ from dynamiccl.collect.read_back import (
 )
 from dynamiccl.collect.runner import LaunchMode
 from dynamiccl.collect.schedule import Choice, Grid, deal
-from dynamiccl.collect.sweep.trial import LaunchProfile, Setting
 from dynamiccl.datasets.schema import MEASUREMENTS
 from dynamiccl.nccl import Collective
 from tests.collect.benchmark.sweeps import feasible, launch_of, sweep

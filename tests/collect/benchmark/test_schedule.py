@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dynamiccl.collect.grid import Setting, Trial, benchmark_bytes
 from dynamiccl.collect.programs import Program
 from dynamiccl.collect.runner import Launch, LaunchMode
 from dynamiccl.collect.schedule import (
@@ -41,8 +42,6 @@ from dynamiccl.collect.schedule import (
     small_bytes,
     warmup_of,
 )
-from dynamiccl.collect.sweep.sizes import benchmark_bytes
-from dynamiccl.collect.sweep.trial import Setting, Trial
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.schedule import REPORT_MAGIC, REPORT_VERSION, BlockState, PlayReport, Schedule
 from tests.collect.benchmark.stand_in import rows, run

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dynamiccl.collect.calls import joiner
 from dynamiccl.collect.calls.reader import ENTRY, HEADER, read_header
 from dynamiccl.collect.cli import app
-from dynamiccl.collect.findings.describe import CallsSummary, describe, describe_calls, to_json
+from dynamiccl.collect.describe import describe, describe_calls, to_json
 from dynamiccl.collect.importing.importer import ImportFailed, ImportOptions, import_files
 from dynamiccl.collect.reports import ImportSummary
 from dynamiccl.datasets import store
@@ -290,7 +290,8 @@ def test_calls_need_a_system(tmp_path: Path) -> None:
 def test_describe_counts_calls(tmp_path: Path) -> None:
     write(tmp_path / "in", [record(i, 0, 10.0, comm_id=i, num_ranks=1 + i) for i in range(2)])
     take(tmp_path / "in", tmp_path / "out")
-    assert describe_calls(tmp_path / "out") == [CallsSummary("box", 2, 1, 2, ["plugin"])]
+    counts = {"calls": 2, "calls_timed": 1, "communicators": 2, "sources": ["plugin"]}
+    assert describe_calls(tmp_path / "out") == [{"system": "box", **counts}]
 
 
 def test_command_imports_and_describes_a_store_of_calls_alone(

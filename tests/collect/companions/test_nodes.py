@@ -7,7 +7,7 @@ import pytest
 from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.launchers.settings import ContainerSettings, LauncherSettings
 from dynamiccl.errors import InvalidSweep, MachineError
-from tests.collect.interference.processes import await_true, children, is_running
+from tests.collect.live_processes import await_true, children, is_running
 
 LOCAL = Nodes(LauncherSettings())
 

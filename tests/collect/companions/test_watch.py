@@ -24,7 +24,7 @@ from dynamiccl.datasets.cells import comparable, usable
 from tests.collect.benchmark.stand_in import site
 from tests.collect.benchmark.sweeps import sweep
 from tests.collect.cycles import Cycles
-from tests.collect.interference.processes import await_true, is_running
+from tests.collect.live_processes import await_true, is_running
 from tests.fakes.nvml.build import build_fake_nvml
 
 ROOT = Path(__file__).resolve().parents[3]

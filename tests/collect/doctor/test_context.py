@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from dynamiccl.collect.doctor.context import Context, context_of
-from dynamiccl.collect.sweep.settings import SweepFile
+from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.nccl import Collective
 
 

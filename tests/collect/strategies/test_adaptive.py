@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.strategies.adaptive import (
     Adaptive,
@@ -16,8 +17,7 @@ from dynamiccl.collect.strategies.adaptive import (
 )
 from dynamiccl.collect.strategies.belief import by_setting, current_beliefs
 from dynamiccl.collect.strategies.strategy import Outcome, group_by_task, subspace
-from dynamiccl.collect.sweep.settings import StrategySettings
-from dynamiccl.collect.sweep.trial import Trial
+from dynamiccl.collect.sweep import StrategySettings
 from dynamiccl.nccl import ABSTAIN
 from tests.collect.strategies.worlds import World, adaptive_sweep, hockney, normal
 

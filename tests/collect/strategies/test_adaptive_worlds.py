@@ -7,10 +7,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.strategies.strategy import Outcome, seed_of
-from dynamiccl.collect.sweep.load import Sweep
-from dynamiccl.collect.sweep.trial import Setting, Trial
+from dynamiccl.collect.sweep import Sweep
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from tests.collect.strategies.worlds import (
     Truth,

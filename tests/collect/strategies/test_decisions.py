@@ -1,8 +1,8 @@
 import random
 
+from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.strategies.exhaustive import Exhaustive
 from dynamiccl.collect.strategies.strategy import Outcome
-from dynamiccl.collect.sweep.trial import Trial
 from dynamiccl.nccl import ABSTAIN
 from tests.collect.strategies.worlds import World, decide, heavy, hockney, normal, sweep
 

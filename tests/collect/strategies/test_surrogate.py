@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.strategies.kernel import Kernel, matern, points
 from dynamiccl.collect.strategies.samples import Floats
 from dynamiccl.collect.strategies.surrogate import (
@@ -12,7 +13,6 @@ from dynamiccl.collect.strategies.surrogate import (
     fit,
     robust_variance,
 )
-from dynamiccl.collect.sweep.trial import Trial
 from dynamiccl.nccl import Algorithm
 from tests.collect.strategies.worlds import hockney, sweep
 

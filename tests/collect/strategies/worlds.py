@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.strategies.belief import current_beliefs
 from dynamiccl.collect.strategies.strategy import (
     Outcome,
@@ -13,8 +14,7 @@ from dynamiccl.collect.strategies.strategy import (
     group_by_task,
     seed_of,
 )
-from dynamiccl.collect.sweep.load import Sweep, parse_sweep
-from dynamiccl.collect.sweep.trial import Setting, Trial
+from dynamiccl.collect.sweep import Sweep, parse_sweep
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 
 TEXT = """

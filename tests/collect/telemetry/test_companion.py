@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from dynamiccl.collect.telemetry.companion import HELLO, Ending
+from dynamiccl.collect.ending import HELLO, Ending
 
 
 @dataclass(frozen=True)

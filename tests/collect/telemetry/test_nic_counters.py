@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.findings.nic_ports import lossy_ports
+from dynamiccl.collect.describe import lossy_ports
 from dynamiccl.collect.telemetry.health import (
     Health,
     NodeReadings,
@@ -113,7 +113,7 @@ def test_port_is_named_when_it_is_the_worst_again_and_again(
         default(run=f"r{n}", nic_retries=int(n < bad_rows), nic_worst="n3 mlx5_1/1")
         for n in range(all_rows)
     ]
-    assert [port.rows for port in lossy_ports(frame(*rows))] == [bad_rows] * is_named
+    assert [count for _, count, _ in lossy_ports(frame(*rows))] == [bad_rows] * is_named
 
 
 def test_rows_of_older_data_name_nobody() -> None:

@@ -1,5 +1,6 @@
-"""The real disturbing processes."""
+"""Stress of cores and GPUs: real processes, and the shares that they take."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -10,10 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dynamiccl.collect.interference.disturb import argv_for
-from dynamiccl.collect.telemetry.companion import HELLO
-from tests.collect.interference.processes import (
+from dynamiccl.collect import stress
+from dynamiccl.collect.ending import HELLO
+from tests.collect.live_processes import (
     PATIENCE_S,
     await_true,
     children,
@@ -22,6 +25,10 @@ from tests.collect.interference.processes import (
 )
 
 Child = subprocess.Popen[str]
+
+
+def argv_for(kind: str, level: float) -> list[str]:
+    return [sys.executable, "-m", "dynamiccl.collect.stress", kind, "--level", f"{level:g}"]
 
 
 @contextmanager
@@ -119,8 +126,8 @@ def outcome(code: str) -> subprocess.CompletedProcess[str]:
 
 
 RUN_GEMM = (
-    "from dynamiccl import cli; from dynamiccl.collect.interference import gemm; "
-    "cli.run(lambda: gemm.main(['--level', '0.5']))"
+    "from dynamiccl import cli; from dynamiccl.collect import stress; "
+    "cli.run(lambda: stress.main(['gemm', '--level', '0.5']))"
 )
 
 
@@ -139,10 +146,10 @@ def test_gemm_without_cuda_says_so() -> None:
 
 def test_a_gpu_that_fails_later_ends_the_disturbance() -> None:
     code = (
-        "import torch; from dynamiccl import cli; from dynamiccl.collect.interference import gemm\n"
+        "import torch; from dynamiccl import cli; from dynamiccl.collect import stress\n"
         "def broken(*_, **__): raise RuntimeError('out of memory')\n"
         "torch.mm = broken\n"
-        "cli.run(lambda: gemm.main(['--level', '0.5', '--device', 'cpu']))"
+        "cli.run(lambda: stress.main(['gemm', '--level', '0.5', '--device', 'cpu']))"
     )
     done = outcome(code)
     assert done.returncode == 4
@@ -156,3 +163,47 @@ def test_levels_out_of_range_are_refused(kind: str, level: str) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "--level" in done.stderr
+
+
+def test_what_a_rest_overslept_is_taken_off_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Clock: work takes 1 s, the first rest takes 5 s where 1 s was asked, and so on.
+    times = iter([0.0, 1.0, 6.0, 6.0, 7.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(times))
+    asked: list[float] = []
+
+    def rest(seconds: float) -> bool:
+        asked.append(seconds)
+        return len(asked) == 2
+
+    stress.repeat(lambda: None, 0.5, rest)
+    assert asked == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("level", [0.25, 0.5, 1.0])
+def test_rest_makes_the_level_the_share_of_busy_time(
+    level: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([0.0, 3.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(times))
+    rests: list[float] = []
+
+    def rest(seconds: float) -> bool:
+        rests.append(seconds)
+        return True
+
+    stress.repeat(lambda: None, level, rest)
+    assert 3.0 / (3.0 + rests[0]) == pytest.approx(level)
+
+
+def test_work_is_repeated_until_it_is_over() -> None:
+    done, rests = [], itertools.count(1)
+    stress.repeat(lambda: done.append(1), 1.0, lambda _: next(rests) == 3)
+    assert len(done) == 3
+
+
+@given(level=st.floats(0.001, 1.0), cores=st.integers(1, 512))
+def test_shares_of_cores_add_up_to_the_level(level: float, cores: int) -> None:
+    parts = stress.shares(level, cores)
+    assert sum(parts) == pytest.approx(level * cores, abs=1e-6)
+    assert all(0 < part <= 1 for part in parts)
+    assert len(parts) <= cores

@@ -2,13 +2,12 @@
 
 import pytest
 
-from dynamiccl.collect.fitting import report
-from dynamiccl.collect.fitting.fit import Fit, fit_system
-from dynamiccl.collect.fitting.measured import measured_cells
+from dynamiccl.collect import fit_simulator as fitting
+from dynamiccl.collect.fit_simulator import Fit, fit_system
 from dynamiccl.collect.importing.importer import ImportOptions, import_files
 from dynamiccl.simulator.parameters import CELL_NUMBERS, Origin
 from dynamiccl.simulator.systems import shipped_file
-from tests.collect.fitting.worlds import NEEDS_SWEEPS, SWEEPS
+from tests.collect.fit_worlds import NEEDS_SWEEPS, SWEEPS
 
 FILES = ("b300_nvlink_allreduce", "gb10_roce_ring", "rtx5090_socket_tables",
          "rtx5090_socket_raw_repeats")  # fmt: skip
@@ -22,7 +21,7 @@ def fits_fixture(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Fit]:
     found = {}
     for name in FITTED:
         file = shipped_file(name)
-        found[name] = fit_system(file, measured_cells(folder, file))
+        found[name] = fit_system(file, folder)
     return found
 
 
@@ -42,18 +41,17 @@ def test_shipped_numbers_are_those_that_the_data_gives(fits: dict[str, Fit]) -> 
 def test_the_bar_is_reached_on_sizes_that_the_fit_has_not_seen(
     fits: dict[str, Fit], name: str
 ) -> None:
-    assert report.misses(fits[name]) == []
+    assert fitting.misses(fits[name]) == []
 
 
 @NEEDS_SWEEPS
 def test_gb10_misses_the_tail_where_its_launches_differ(fits: dict[str, Fit]) -> None:
     fit = fits["gb10-roce"]
-    errors = report.errors_of(report.large(fit))
-    assert errors is not None
+    errors = fitting.errors_of(fitting.large(fit))
     # docs/simulator.md says why; a better form would be news.
-    assert errors.median < 0.08
-    assert any(line.startswith("90th percentile") for line in report.misses(fit))
-    assert {one.item.cell.call.size_bytes for one in report.worst(fit, 4)} == {1_474_560, 2 << 20}
+    assert errors["median"] < 0.08
+    assert any(line.startswith("90th percentile") for line in fitting.misses(fit))
+    assert {one.call.size_bytes for one in fitting.worst(fit, 4)} == {1_474_560, 2 << 20}
 
 
 @NEEDS_SWEEPS
@@ -63,7 +61,7 @@ def test_b300_s_physics_hold_for_half_of_its_gpus_and_for_another_collective(
     few = [
         abs(one.error)
         for one in fits["b300-nvlink"].held_out
-        if one.item.cell.call.group.num_ranks == 4 or "AllGather" in one.item.cell.label
+        if one.call.group.num_ranks == 4 or "AllGather" in one.label
     ]
     assert len(few) == 8
     assert sorted(few)[len(few) // 2] < 0.07

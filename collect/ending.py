@@ -2,7 +2,7 @@
 
 It ends on SIGTERM or SIGINT, when its parent is gone, or when its standard input ends after
 something came through it. Through srun and mpirun the input is the only connection to the starter
-on another node: a starter that wants its companions to end with it keeps the other end of the pipe
+on another node: a starter that wants its programs to end with it keeps the other end of the pipe
 open and writes a `HELLO` into it. An input that ends without HELLO has no meaning: srun and mpirun
 pass such an input when they have none themselves.
 

@@ -17,7 +17,7 @@ from dynamiccl.simulator.system import Call
 from dynamiccl.simulator.systems import parametric_system, shipped_file
 from tests.rows import forced
 
-SWEEPS = Path(__file__).parents[3].parent / "shared" / "data" / "sweeps"
+SWEEPS = Path(__file__).parents[2].parent / "shared" / "data" / "sweeps"
 NEEDS_SWEEPS = pytest.mark.skipif(not SWEEPS.is_dir(), reason="the measured data is not beside us")
 NODE = Group(1, 8)
 SIZES = tuple(1 << k for k in range(12, 31))

@@ -1,0 +1,478 @@
+"""What a data set has: a summary of each system, the best config by size, and a picture of it.
+
+A gain counts only above the noise band: by how much two measurements of NCCL's own default differ
+in the same sweep (the column `aa_noise_band`), or else by how much repeats of a config do.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from dynamiccl.datasets.cells import (
+    CONFIG_COLUMNS,
+    NOISE_KEY,
+    REPEAT_COLUMNS,
+    cell_times,
+    comparable,
+    left_out,
+    left_out_text,
+    noise_bands,
+    quiet,
+    tuned,
+    usable,
+)
+from dynamiccl.datasets.rows import config_of
+from dynamiccl.datasets.schema import (
+    DEFAULT_PROFILE,
+    REQUESTED_COLUMNS,
+    TASK_COLUMNS,
+    Source,
+    Status,
+)
+from dynamiccl.datasets.store import part_paths, read, scan, slug
+from dynamiccl.errors import MachineError, NotEnoughData
+
+#: Tasks that differ in their size only: one line of a plot.
+FAMILY_COLUMNS: Final = tuple(name for name in TASK_COLUMNS if name != "size_bytes")
+#: Families drawn at most in one picture; more would not be legible.
+MOST_FAMILIES: Final = 24
+#: A group of which NCCL's own log tells.
+_GROUP: Final = ("system", "nccl_version", "num_nodes", "ranks_per_node", "launch_profile")
+#: By how much the other processes take longer before one counts as late.
+_LATE: Final = 1.05
+#: A port is named when it is the worst of its rows so often, and in most of these: a packet is lost
+#: now and then anywhere, and where all ports lose some none of them is to blame.
+_LEAST_ROWS: Final = 3
+_MOST: Final = 0.5
+_DEFAULT: Final = "default, or within noise"
+_DEFAULT_COLOUR: Final = "#d9d9d9"
+_INCHES_PER_ROW: Final = 0.42
+_INCHES_PER_SIZE: Final = 0.36
+
+
+def describe(directory: Path) -> list[dict[str, Any]]:
+    """The JSON document of each system; raises what `datasets.store.read` raises.
+
+    `noise_*` are unitless spreads between independent repeats, null where unknown; `rows_left_out`
+    counts rows with a time that nothing uses, by the column that says why: the GPUs were unwell.
+    """
+    frame = read(directory)
+    # The band of what a tuner decides, as in reports; of all rows where that is nothing.
+    bands = {
+        name: (band, median)
+        for rows in (quiet(frame), quiet(tuned(frame)))
+        for name, band, median in noise_bands(rows).iter_rows()
+    }
+    return [
+        _summary(part, *bands.get(str(key[0]), (None, None)))
+        for key, part in frame.group_by("system", maintain_order=True)
+    ]
+
+
+def _summary(part: pl.DataFrame, band: float | None, median: float | None) -> dict[str, Any]:
+    timed, worked = usable(part), part.filter(pl.col("status") == Status.OK.value)
+    forced = ~pl.col("is_default")
+    tasks = timed.group_by(TASK_COLUMNS).agg(
+        two=pl.struct(CONFIG_COLUMNS).filter(forced).n_unique() >= 2,
+        default=pl.col("is_default").any(),
+    )
+    repeats = timed.group_by([*TASK_COLUMNS, *CONFIG_COLUMNS]).agg(
+        n=pl.struct(REPEAT_COLUMNS).n_unique()
+    )
+    sources = sorted(part["source"].unique())
+    shapes = part.select("num_nodes", "ranks_per_node").unique().sort(pl.all())
+    return {
+        "system": part["system"][0],
+        "source": ", ".join(sources),
+        "simulated": sources == [Source.SIMULATOR.value],
+        "gpu": ", ".join(sorted(map(str, part["gpu"].drop_nulls().unique()))) or "unknown",
+        "shapes": [f"{n or '?'}x{r or '?'}" for n, r in shapes.iter_rows()],
+        "collectives": sorted(part["collective"].unique()),
+        "rows": part.height,
+        "rows_with_time": timed.height,
+        "rows_by_status": dict(part["status"].value_counts().sort("status").iter_rows()),
+        "rows_left_out": left_out(part),
+        "min_size_bytes": part.select(pl.col("size_bytes").min()).item(),
+        "max_size_bytes": part.select(pl.col("size_bytes").max()).item(),
+        "num_sizes": part["size_bytes"].n_unique(),
+        "num_configs": timed.filter(forced).select(CONFIG_COLUMNS).n_unique(),
+        "tasks": tasks.height,
+        "tasks_with_default": int(tasks["default"].sum()),
+        "tasks_with_two_forced": int(tasks["two"].sum()),
+        "tasks_scorable": tasks.filter("two", "default").height,
+        "cells_repeated": repeats.filter(pl.col("n") >= 2).height,
+        "verified_share": int(worked["verified"].sum()) / max(worked.height, 1),
+        "noise_band": band,
+        "noise_median": median,
+        "waited_for": _waited_for(timed),
+        "lossy_nics": [
+            f"{port} in {rows} rows ({retries} packets lost or sent again)"
+            for port, rows, retries in lossy_ports(part)
+        ],
+    }
+
+
+def _waited_for(frame: pl.DataFrame) -> str | None:
+    """The process that others wait for in most rows with times of single ones; None for none.
+
+    The kernel of a rank that comes late finds all others ready and is short, while theirs last as
+    long as they wait: the late one is the process with the least time (`runner.per_iteration`). It
+    does not show which link is slow: all ranks of a communicator take as long as the slowest.
+    """
+    times = pl.col("process_times_us")
+    known = frame.filter(times.list.len() >= 2)
+    late = (
+        known.filter(times.list.median() >= _LATE * times.list.min())
+        .group_by("hosts", process=times.list.arg_min())
+        .len()
+        .sort("len", "process", descending=[True, False])
+    )
+    if not late.height or late["len"][0] <= known.height / 2:
+        return None
+    hosts, process, count = late.row(0)
+    return f"process {process} of {hosts or 'its hosts'} in {count} of {known.height} rows"
+
+
+def lossy_ports(frame: pl.DataFrame) -> list[tuple[str, int, int]]:
+    """NIC ports that lose packets again and again, by the samplers' counters; often none.
+
+    As (HOST DEVICE/PORT, rows in which it was the worst port, what all ports counted in these).
+    """
+    told = frame.filter((pl.col("nic_retries") > 0) & pl.col("nic_worst").is_not_null())
+    by_port = told.group_by("nic_worst").agg(pl.len(), pl.col("nic_retries").sum())
+    often = (pl.col("len") >= _LEAST_ROWS) & (pl.col("len") > _MOST * told.height)
+    return by_port.filter(often).sort("len", "nic_worst", descending=[True, False]).rows()
+
+
+def describe_calls(directory: Path) -> list[dict[str, Any]]:
+    """Counts of the recorded calls of every system; [] for none. Raises as `store.scan`.
+
+    `calls_timed` have a time that is known from all ranks; `communicators` are those that a call
+    names, which traces of PyTorch do not; `sources` are of `CallSource`.
+    """
+    if not part_paths(directory, "calls"):
+        return []
+    per_system = (
+        scan(directory, "calls")
+        .group_by("system")
+        .agg(
+            calls=pl.len(),
+            calls_timed=pl.col("time_us").count(),
+            communicators=pl.col("comm").drop_nulls().n_unique(),
+            sources=pl.col("source").unique().sort(),
+        )
+    )
+    return per_system.sort("system").collect().to_dicts()
+
+
+def describe_logged(directory: Path) -> list[str]:
+    """Lines of text on NCCL's logged costs and decisions, and on the steps of traces.
+
+    Raises what `store.scan` does.
+    """
+    return [*_costs(directory), *_decisions(directory), *_steps(directory)]
+
+
+def _steps(directory: Path) -> list[str]:
+    if not part_paths(directory, "steps"):
+        return []
+    total = {name: pl.col(f"{name}_us").sum() for name in ("communication", "exposed")}
+    traced = pl.col("step_us").filter(pl.col("communication_us").is_not_null()).sum()
+    per_job = (
+        scan(directory, "steps")
+        .group_by("system", "sweep", "run")
+        .agg(
+            pl.len(), pl.col("rank").n_unique(), pl.col("step_us").median(), traced=traced, **total
+        )
+    )
+    lines = []
+    for row in per_job.sort("system", "sweep", "run").collect().iter_rows():
+        system, sweep, run, steps, ranks, median_us, seconds, communication, exposed = row
+        shares = (
+            f"{communication / seconds:.0%} of it communication, {exposed / seconds:.0%} exposed"
+            if seconds
+            else "its GPUs not traced"
+        )
+        lines.append(
+            f"{system}: {steps} steps of {ranks} ranks in {sweep} ({run}), half of them within "
+            f"{median_us / 1e3:.1f} ms; {shares}"
+        )
+    return lines
+
+
+def _costs(directory: Path) -> list[str]:
+    if not part_paths(directory, "costs"):
+        return []
+    taken = pl.col("bandwidth_gbytes_per_s") > 0
+    found = scan(directory, "costs").group_by(_GROUP).agg(pl.len(), taken.sum().alias("taken"))
+    return [
+        f"{system}: NCCL {version or '?'}'s own cost model of {nodes or '?'}x{ranks or '?'} "
+        f"({profile}): {cells} cells, of which it takes {count}"
+        for system, version, nodes, ranks, profile, cells, count in found.sort(_GROUP)
+        .collect()
+        .iter_rows()
+    ]
+
+
+def _decisions(directory: Path) -> list[str]:
+    if not part_paths(directory, "decisions"):
+        return []
+    counts = pl.col("collective").n_unique()
+    found = scan(directory, "decisions").group_by(_GROUP).agg(pl.len(), counts)
+    return [
+        f"{system}: what NCCL {version or '?'} ran on {nodes or '?'}x{ranks or '?'} ({profile}), "
+        f"of {sizes} sizes of {collectives} collectives"
+        for system, version, nodes, ranks, profile, sizes, collectives in found.sort(_GROUP)
+        .collect()
+        .iter_rows()
+    ]
+
+
+def has_measurements(directory: Path, others: Sequence[object]) -> bool:
+    """Whether there is more than the `others` to describe; `describe` refuses an empty store."""
+    return not others or bool(part_paths(directory))
+
+
+def calls_line(calls: dict[str, Any]) -> str:
+    """One system's calls in a line of text."""
+    return (
+        f"{calls['system']}: {calls['calls']} calls of {calls['communicators']} communicators, "
+        f"{calls['calls_timed']} with a time from all ranks ({', '.join(calls['sources'])})"
+    )
+
+
+def to_json(
+    summaries: list[dict[str, Any]], calls: Sequence[dict[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """The summaries; a system that has calls has them as `recorded`."""
+    documents = {summary["system"]: dict(summary) for summary in summaries}
+    for recorded in calls:
+        counts = {name: value for name, value in recorded.items() if name != "system"}
+        system = recorded["system"]
+        documents.setdefault(system, {"system": system})["recorded"] = counts
+    return list(documents.values())
+
+
+def lines(one: dict[str, Any]) -> list[tuple[str, str]]:
+    """One system as (name, text) pairs to print."""
+    by_status = ", ".join(f"{n} {name}" for name, n in one["rows_by_status"].items())
+    noise = "unknown: no cell has two independent repeats"
+    if one["noise_band"] is not None:
+        noise = (
+            f"{one['noise_band']:.2%} (nine in ten configs repeat within it; half within "
+            f"{one['noise_median']:.2%})"
+        )
+    told = {
+        "GPU": f"{one['gpu']}; nodes x ranks per node: {', '.join(one['shapes'])}",
+        "source": one["source"],
+        "collectives": ", ".join(one["collectives"]),
+        "rows": f"{one['rows']} ({by_status}); {one['rows_with_time']} with a time, "
+        f"left out: {left_out_text(one['rows_left_out'])}",
+        "sizes": f"{one['num_sizes']}, {one['min_size_bytes']} to {one['max_size_bytes']} bytes",
+        "forced configs": str(one["num_configs"]),
+        "tasks": f"{one['tasks']}; default measured in {one['tasks_with_default']}, two forced "
+        f"configs in {one['tasks_with_two_forced']}, both in {one['tasks_scorable']}",
+        "repeated cells": str(one["cells_repeated"]),
+        "verified": f"{one['verified_share']:.0%} of the rows that worked",
+        "noise band": noise,
+        "others wait for": one["waited_for"],
+        "NICs lose packets": "; ".join(one["lossy_nics"]),
+    }
+    return [(name, text) for name, text in told.items() if text]
+
+
+def crossovers(frame: pl.DataFrame) -> pl.DataFrame:
+    """The best measured config of each quiet task, sorted by family and size.
+
+    Columns: TASK_COLUMNS, `best` (config key; 'ABSTAIN' when the default is as good), `best_us`,
+    `default_us` (null when not measured), `gain` (default / best - 1), `noise_band` (null when
+    unknown), `beyond_noise`.
+    """
+    rows = comparable(usable(quiet(tuned(frame))))
+    cells = cell_times(rows)
+    default = cells.filter("is_default").select(*TASK_COLUMNS, default_us="time_us")
+    best = (
+        # Of equal times the default's comes first, then the one that is first by name.
+        cells.sort("time_us", ~pl.col("is_default"), *REQUESTED_COLUMNS)
+        .group_by(TASK_COLUMNS, maintain_order=True)
+        .agg(pl.col("time_us").first().alias("best_us"), pl.col(list(CONFIG_COLUMNS)).first())
+    )
+    # The default of a task's profile is what the job would get otherwise.
+    joined = best.join(default, on=TASK_COLUMNS, how="left", nulls_equal=True)
+    joined = joined.join(_bands(rows), on=NOISE_KEY, how="left", nulls_equal=True)
+    gain = pl.col("default_us") / pl.col("best_us") - 1.0
+    return (
+        joined.with_columns(
+            best=pl.struct(list(CONFIG_COLUMNS)).map_elements(
+                lambda row: config_of(row).key, return_dtype=pl.String
+            ),
+            gain=gain,
+        )
+        .with_columns(beyond_noise=pl.col("gain") > pl.col("noise_band").fill_null(0.0))
+        .drop(list(CONFIG_COLUMNS))
+        .sort(*FAMILY_COLUMNS, "size_bytes")
+    )
+
+
+def _bands(rows: pl.DataFrame) -> pl.DataFrame:
+    """One noise band for each NOISE_KEY: from A/A pairs where there are any, else from repeats."""
+    measured = rows.group_by(NOISE_KEY).agg(_aa=pl.col("aa_noise_band").median())
+    repeats = noise_bands(rows, NOISE_KEY).select(*NOISE_KEY, _repeats="noise_band")
+    joined = measured.join(repeats, on=NOISE_KEY, how="left", nulls_equal=True)
+    return joined.select(*NOISE_KEY, noise_band=pl.coalesce("_aa", "_repeats"))
+
+
+def size_label(size_bytes: int) -> str:
+    """A byte count with a binary unit.
+
+    >>> size_label(1 << 20), size_label(1472)
+    ('1M', '1.44K')
+    """
+    for exponent, unit in ((40, "T"), (30, "G"), (20, "M"), (10, "K")):
+        if size_bytes >= 1 << exponent:
+            amount = size_bytes / (1 << exponent)
+            return f"{amount:.{4 if amount >= 999.5 else 3}g}{unit}"
+    return str(size_bytes)
+
+
+def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
+    """Draw one PNG for each system of a data set; return their paths.
+
+    Raises MachineError without matplotlib, NotEnoughData when no task has a time.
+    """
+    kind = figure_class()
+    found = crossovers(frame)
+    if found.is_empty():
+        raise NotEnoughData("nothing to draw: no quiet task of a tuned collective has a time")
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for (system,), part in found.group_by("system", maintain_order=True):
+        path = folder / f"{slug(str(system))}.png"
+        title = f"{system}: best measured config by message size, and its gain"
+        draw_system(title, part, kind).savefig(path, dpi=120)
+        paths.append(path)
+    return paths
+
+
+def figure_class() -> Any:
+    """Matplotlib's Figure, without a display. Raises MachineError without matplotlib."""
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MachineError(
+            "plots need matplotlib; pip install 'dynamiccl[plot]', or leave --plots away"
+        ) from error
+    mpl.use("Agg")
+    return Figure
+
+
+def draw_system(
+    title: str, part: pl.DataFrame, kind: Any, inches_per_size: float = _INCHES_PER_SIZE
+) -> Any:
+    """A figure of class `kind` of one system's `crossovers`: a map above the lines of its gains."""
+    families = part.partition_by(FAMILY_COLUMNS, maintain_order=True)[:MOST_FAMILIES]
+    sizes = sorted(part["size_bytes"].unique())
+    height = 3.6 + _INCHES_PER_ROW * len(families)
+    figure = kind(
+        figsize=(max(8.0, 2.6 + inches_per_size * len(sizes)), height), layout="constrained"
+    )
+    rows, lines = figure.subplots(
+        2, 1, height_ratios=[_INCHES_PER_ROW * len(families) + 0.6, 2.6], sharex=True
+    )
+    if title:
+        figure.suptitle(title, fontsize=11)
+    _crossover_map(rows, families, sizes)
+    _gains(lines, families, sizes)
+    ticks = range(0, len(sizes), max(1, len(sizes) // 24))
+    lines.set_xticks([*ticks], [size_label(sizes[i]) for i in ticks], fontsize=8, rotation=60)
+    lines.set_xlabel("message size")
+    lines.set_xlim(-0.5, len(sizes) - 0.5)
+    return figure
+
+
+def _crossover_map(axes: Any, families: Sequence[pl.DataFrame], sizes: Sequence[int]) -> None:
+    colours = _colours(families)
+    for row, family in enumerate(families):
+        for task in family.iter_rows(named=True):
+            name = _kind(task)
+            channels = task["best"].partition("ch")[0].rpartition("/")[2]
+            column = sizes.index(task["size_bytes"])
+            axes.barh(row, 1.0, left=column - 0.5, color=colours[name], edgecolor="white")
+            if name != _DEFAULT and "ch" in task["best"]:
+                axes.text(
+                    column, row, channels, ha="center", va="center", fontsize=7, color="#111111"
+                )
+    axes.set_yticks(range(len(families)), _family_names(families), fontsize=8)
+    axes.invert_yaxis()
+    # Empty bars stand in the legend for the colours.
+    handles = [axes.barh(0, 0, color=colour, label=name) for name, colour in colours.items()]
+    axes.legend(
+        handles=handles,
+        fontsize=7,
+        ncols=min(6, len(handles)),
+        loc="lower left",
+        bbox_to_anchor=(0, 1.0),
+        title="number in a field = channels",
+        title_fontsize=7,
+    )
+
+
+def _kind(task: dict[str, Any]) -> str:
+    """Algorithm and protocol of a task's best config; 'default' where nothing beats it."""
+    beaten = task["best"] != "ABSTAIN" and task["beyond_noise"]
+    if task["default_us"] is not None and not beaten:
+        return _DEFAULT
+    return "/".join(task["best"].split("/")[:2])
+
+
+def _colours(families: Sequence[pl.DataFrame]) -> dict[str, Any]:
+    import matplotlib as mpl
+
+    names = sorted({_kind(t) for f in families for t in f.iter_rows(named=True)} - {_DEFAULT})
+    palette = mpl.colormaps["tab20"]
+    found = {name: palette(i % palette.N) for i, name in enumerate(names)}
+    return {_DEFAULT: _DEFAULT_COLOUR, **found}
+
+
+def _gains(axes: Any, families: Sequence[pl.DataFrame], sizes: Sequence[int]) -> None:
+    bands = [b for f in families for b in f["noise_band"].drop_nulls().unique()]
+    if bands:
+        axes.axhspan(
+            0,
+            100 * max(bands),
+            color="#888888",
+            alpha=0.15,
+            linewidth=0,
+            label=f"noise band ({max(bands):.1%})",
+        )
+    axes.axhline(0, color="#888888", linewidth=0.8)
+    for name, family in zip(_family_names(families), families, strict=True):
+        known = family.drop_nulls("gain")
+        places = [sizes.index(size) for size in known["size_bytes"]]
+        axes.plot(places, 100 * known["gain"], marker=".", linewidth=1.2, label=name)
+    axes.set_ylabel("gain over NCCL's default (%)")
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _family_names(families: Sequence[pl.DataFrame]) -> list[str]:
+    """A name each; those that would be equal have NCCL's version too."""
+    names, versions = [], []
+    for family in families:
+        task = family.row(0, named=True)
+        words = [f"{task['collective']} {task['num_nodes'] or '?'}x{task['ranks_per_node'] or '?'}"]
+        if task["datatype"] not in {None, "float"}:
+            words.append(task["datatype"])
+        if task["launch_profile"] != DEFAULT_PROFILE:
+            words.append(task["launch_profile"])
+        if task["in_place"]:
+            words.append("in place")
+        names.append(" ".join(words))
+        versions.append(task["nccl_version"] or "?")
+    return [
+        f"{name}, NCCL {version}" if names.count(name) > 1 else name
+        for name, version in zip(names, versions, strict=True)
+    ]

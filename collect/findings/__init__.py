@@ -1,1 +1,0 @@
-"""Descriptions of a data set: summaries, best configs by size, plots."""

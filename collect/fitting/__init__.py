@@ -1,1 +1,0 @@
-"""Fits a simulated system to measurements, and reports the errors."""

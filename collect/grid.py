@@ -1,0 +1,389 @@
+"""The grid of a sweep: its sizes, the communicators of a launch, and its points, the trials (pure).
+
+nccl-tests walks sizes from `-b` to `-e` by a factor (`-f`) or a step; any other list of sizes needs
+more processes. So the ladder's sizes within an octave are sixteenths of a power of two, which
+double exactly, and `walks` cuts any list into as few walks as it can.
+"""
+
+import operator
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import combinations_with_replacement
+from typing import Final, Self
+
+from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
+from dynamiccl.nccl import Collective, Config, NcclVersion, invalid_reason
+from dynamiccl.sizes import MAX_SIZE_BITS
+
+#: Kinds of interference that are real processes (disturb.py).
+REAL: Final = ("cpu", "gemm", "traffic")
+#: Kinds of the simulator: their level is a slowdown, not a share.
+SIMULATED: Final = ("congestion",)
+KINDS: Final = (QUIET, *REAL, *SIMULATED)
+_SIZE: Final = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_UNITS: Final = {"T": 1 << 40, "G": 1 << 30, "M": 1 << 20, "K": 1 << 10, "": 1}
+#: Sixteenths of a power of two that lie in each quarter-octave bin (`dynamiccl.sizes`).
+_SIXTEENTHS: Final = {1: (16,), 2: (16, 23), 4: (16, 19, 23, 27)}
+#: Factors by which a walk may pass sizes that nobody wants.
+_CLOSING_FACTORS: Final = (2, 4)
+#: nccl-tests rounds the share of each rank down to so many bytes (`src/all_gather.cu`, v2.19.6).
+RANK_GRAIN_BYTES: Final = 16
+_PER_RANK: Final = frozenset({Collective.AllGather, Collective.ReduceScatter, Collective.AlltoAll})
+#: Bytes of one element, by nccl-tests' spelling (`-d`).
+DATATYPE_BYTES: Final = (
+    {"int8": 1, "uint8": 1, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8}
+    | {"half": 2, "float": 4, "double": 8, "bfloat16": 2}
+    | {"f8e4m3": 1, "f8e5m2": 1}
+)
+_OPERATIONS: Final[Mapping[str, Callable[[int, int], int]]] = {
+    "AND": operator.and_,
+    "OR": operator.or_,
+    "MOD": operator.mod,
+    "DIV": operator.floordiv,
+}
+_SYMBOLS: Final = {"&": "AND", "|": "OR", "%": "MOD", "/": "DIV"}
+_SPLIT: Final = re.compile(
+    r"\s*(AND|OR|MOD|DIV|[&|%/])\s*(0x[0-9a-f]+|0b[01]+|0|[1-9]\d*)\s*", re.I
+)
+#: A colour is an `int` of C.
+_MOST_COLOUR: Final = (1 << 31) - 1
+
+
+def parse_size(value: object) -> int:
+    """Read a byte count: an integer, or text with a binary K, M, G or T as nccl-tests takes it.
+
+    >>> parse_size("64K"), parse_size(12)
+    (65536, 12)
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    match = _SIZE.fullmatch(str(value).strip())
+    if not match or int(match[1]) == 0:
+        raise ValueError(f"'{value}' is no size; write 4096, '64K', '16M' or '1G'")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def size_text(size_bytes: int) -> str | int:
+    """A byte count as a sweep file writes it, with a unit where it is whole units.
+
+    >>> size_text(4096), size_text(1000)
+    ('4K', 1000)
+    """
+    unit = next(u for u, factor in _UNITS.items() if not size_bytes % factor)
+    return f"{size_bytes // _UNITS[unit]}{unit}" if unit and size_bytes else size_bytes
+
+
+def octave_ladder(low_bytes: int, high_bytes: int, steps_per_octave: int) -> tuple[int, ...]:
+    """Sizes from `low_bytes` to `high_bytes`, ascending, one in each wanted size bin.
+
+    Powers of two, and between them (2 or 4 steps) sixteenths of one; multiples of 16 bytes only, so
+    that every rank can have its share.
+
+    >>> octave_ladder(1024, 4096, 2)
+    (1024, 1472, 2048, 2944, 4096)
+    """
+    sixteenths = (
+        first << exponent
+        for exponent in range(MAX_SIZE_BITS)
+        for first in _SIXTEENTHS[steps_per_octave]
+    )
+    return tuple(
+        sixteenth // 16
+        for sixteenth in sixteenths
+        if sixteenth % (16 * RANK_GRAIN_BYTES) == 0 and low_bytes <= sixteenth // 16 <= high_bytes
+    )
+
+
+def factor_ladder(low_bytes: int, high_bytes: int, factor: int) -> tuple[int, ...]:
+    """Sizes as `-b low -e high -f factor` walks them.
+
+    >>> factor_ladder(1000, 9000, 3)
+    (1000, 3000, 9000)
+    """
+    sizes = [low_bytes]
+    while sizes[-1] * factor <= high_bytes:
+        sizes.append(sizes[-1] * factor)
+    return tuple(sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Sizes that one nccl-tests process walks: each `factor` times the one before."""
+
+    sizes: tuple[int, ...]
+    factor: int
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The `-b -e -f` of the walk."""
+        walk = ("-b", str(self.sizes[0]), "-e", str(self.sizes[-1]))
+        return (*walk, "-f", str(self.factor)) if len(self.sizes) > 1 else walk
+
+
+def chains(sizes: Iterable[int]) -> tuple[Chain, ...]:
+    """Cut sizes into walks by a factor, each time the longest that is left.
+
+    >>> [chain.sizes for chain in chains([4, 8, 16, 12, 24, 100])]
+    [(4, 8, 16), (12, 24), (100,)]
+    """
+    left = set(sizes)
+    cut: list[Chain] = []
+    while left:
+        longest = Chain((), 2)
+        for start, other in combinations_with_replacement(sorted(left), 2):
+            # The factor that leads to any other size is a ratio of two of them.
+            factor = other // start if other > start else 2
+            walk = [start]
+            while walk[-1] * factor in left and other % start == 0:
+                walk.append(walk[-1] * factor)
+            if len(walk) > len(longest.sizes):
+                longest = Chain(tuple(walk), factor)
+        cut.append(longest)
+        left -= {*longest.sizes}
+    return tuple(sorted(cut, key=lambda chain: chain.sizes))
+
+
+def walks(sizes: Iterable[int]) -> tuple[Chain, ...]:
+    """Cut sizes into walks, gaps filled where that saves processes: a start costs more than a gap.
+
+    A strategy that has settled some sizes leaves gaps. They are walked over, at most as many as
+    there are sizes wanted.
+
+    >>> [walk.sizes for walk in walks([4, 16, 32])]
+    [(4, 8, 16, 32)]
+    """
+    wanted = sorted(set(sizes))
+    cuts = [chains(wanted), *(_closed(wanted, factor) for factor in _CLOSING_FACTORS)]
+    return min(cuts, key=lambda cut: (len(cut), sum(len(chain.sizes) for chain in cut)))
+
+
+def _closed(sizes: Sequence[int], factor: int) -> tuple[Chain, ...]:
+    """Walks by `factor` through all sizes that it connects."""
+    families: dict[int, list[int]] = defaultdict(list)
+    for size in sizes:
+        root = size
+        while root % factor == 0:
+            root //= factor
+        families[root].append(size)
+    cut: list[Chain] = []
+    for members in families.values():
+        whole = factor_ladder(members[0], members[-1], factor)
+        fits = len(whole) <= 2 * len(members)
+        cut += [Chain(whole, factor)] if fits else chains(members)
+    return tuple(sorted(cut, key=lambda chain: chain.sizes))
+
+
+def benchmark_bytes(collective: Collective, size_bytes: int, ranks: int, datatype: str) -> int:
+    """The size that nccl-tests really runs, and NCCL's nBytes: rounded to whole shares of a rank.
+
+    `src/all_gather.cu`, `src/all_reduce.cu` at nccl-tests v2.19.6: the share of one rank is rounded
+    down to 16 bytes where each rank has one, else the size to whole elements.
+
+    >>> benchmark_bytes(Collective.AllGather, 1024, 3, "float")
+    1008
+    """
+    per_rank = collective in _PER_RANK
+    grain = RANK_GRAIN_BYTES * ranks if per_rank else DATATYPE_BYTES[datatype]
+    return size_bytes // grain * grain
+
+
+@dataclass(frozen=True, slots=True)
+class Comms:
+    """The communicators of one launch: each of them has this shape."""
+
+    num_nodes: int
+    ranks_per_node: int
+    #: The processes of each communicator, ascending; shape [communicator][rank].
+    members: tuple[tuple[int, ...], ...]
+
+    @property
+    def count(self) -> int:
+        """How many run at the same time."""
+        return len(self.members)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Split:
+    """How nccl-tests shares out its processes to several communicators: an operation, an operand.
+
+    With `NCCL_TESTS_SPLIT="<operation> <value>"` (nccl-tests 2.14, `src/common.cu`, run) the colour
+    of a process is its number in the job, operation, value; processes of one colour make a
+    communicator. All run the same calls at the same time; printed is the mean over all ranks.
+    """
+
+    operation: str
+    value: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what nccl-tests reads; raises ValueError.
+
+        >>> Split.parse("MOD 8").text, Split.parse("&0x7").text
+        ('MOD 8', 'AND 0x7')
+        """
+        match = _SPLIT.fullmatch(text)
+        value = int(match[2], 0) if match else 0
+        if match is None or value > _MOST_COLOUR:
+            raise ValueError(
+                f"'{text}' is no split; write AND, OR, MOD or DIV and a number, like 'MOD 8'"
+            )
+        split = cls(_SYMBOLS.get(match[1], match[1].upper()), value)
+        if split.operation in {"MOD", "DIV"} and not value:
+            raise ValueError(f"'{text}' divides by 0; give a number of processes")
+        return split
+
+    @property
+    def text(self) -> str:
+        """As nccl-tests reads it, one spelling for each split: masks in hexadecimal."""
+        is_mask = self.operation in {"AND", "OR"}
+        return f"{self.operation} {self.value:#x}" if is_mask else f"{self.operation} {self.value}"
+
+    def comms(self, num_nodes: int, ranks_per_node: int, *, spare: bool = False) -> Comms:
+        """The communicators of a job of so many nodes, one process for each GPU, node by node.
+
+        Raises ValueError where they are not of one shape, or are less than two; with `spare`
+        single processes may be left over, which are in none.
+
+        >>> Split.parse("MOD 8").comms(4, 8).members[1]
+        (1, 9, 17, 25)
+        """
+        return _comms(self, num_nodes, ranks_per_node, spare)
+
+
+@cache
+def _comms(split: Split, num_nodes: int, ranks_per_node: int, spare: bool) -> Comms:
+    colour, job = _OPERATIONS[split.operation], f"{num_nodes}x{ranks_per_node}"
+    groups: dict[int, list[int]] = defaultdict(list)
+    for process in range(num_nodes * ranks_per_node):
+        groups[colour(process, split.value)].append(process)
+    several = [group for group in groups.values() if len(group) > 1 or not spare]
+    # Of each, its ranks on each of its nodes: (8, 8) is two nodes of eight.
+    spread = {tuple(Counter(p // ranks_per_node for p in group).values()) for group in several}
+    if len(spread) != 1 or len({*next(iter(spread))}) != 1:
+        listed = ", ".join(f"{n} of {k}" for k, n in sorted(Counter(map(len, several)).items()))
+        raise ValueError(
+            f"split '{split.text}' makes no equal communicators of {job} processes "
+            f"({listed or 'none'} ranks); give one that shares nodes out evenly, like "
+            f"'MOD {ranks_per_node}' or 'DIV {ranks_per_node}'"
+        )
+    if len(several) < 2 and not spare:
+        raise ValueError(f"split '{split.text}' leaves the {job} processes one communicator")
+    (on_nodes,) = spread
+    if on_nodes == (1,):
+        raise ValueError(f"split '{split.text}' leaves each of the {job} processes alone")
+    return Comms(len(on_nodes), on_nodes[0], tuple(map(tuple, several)))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LaunchProfile:
+    """Settings that NCCL reads once per process; `environment` is sorted (name, value) pairs."""
+
+    name: str = DEFAULT_PROFILE
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Interference:
+    """The kind and level of what runs beside the collective."""
+
+    kind: str = QUIET
+    level: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Setting:
+    """Everything that is fixed for a process: trials of one setting can share a process."""
+
+    collective: Collective
+    num_nodes: int
+    ranks_per_node: int
+    datatype: str = "float"
+    profile: LaunchProfile = LaunchProfile()
+    interference: Interference = Interference()
+    #: Hosts that it is started on; 0 = as many as NCCL counts nodes.
+    num_hosts: int = 0
+    #: How the processes of these are shared out to several communicators (`Split`); empty: one.
+    split: str = ""
+    #: Whether that leaves single processes over.
+    spare: bool = False
+    #: Processes of the launch; 0 = as many as the communicator has ranks.
+    num_processes: int = 0
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts of the job."""
+        return self.num_hosts or self.num_nodes
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Ranks on each host of the job, over all communicators."""
+        return (self.num_processes or self.num_ranks) // self.hosts
+
+    @property
+    def comms(self) -> Comms | None:
+        """The communicators that run at the same time; None for a single one."""
+        if not self.split:
+            return None
+        return Split.parse(self.split).comms(self.hosts, self.ranks_per_host, spare=self.spare)
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the communicator."""
+        return self.num_nodes * self.ranks_per_node
+
+    def benchmark_bytes(self, size_bytes: int) -> int:
+        """The size that nccl-tests runs in place of `size_bytes`, and NCCL's nBytes."""
+        return benchmark_bytes(self.collective, size_bytes, self.num_ranks, self.datatype)
+
+    @property
+    def key(self) -> str:
+        """A stable, readable name."""
+        words = [self.collective.wire, f"{self.num_nodes}x{self.ranks_per_node}"]
+        if self.datatype != "float":
+            words.append(self.datatype)
+        if self.split:
+            words.append(f"{self.split.replace(' ', '')}-of-{self.hosts}x{self.ranks_per_host}")
+        elif self.hosts != self.num_nodes:
+            words.append(f"{self.hosts}hosts")
+        if self.profile.name != DEFAULT_PROFILE:
+            words.append(self.profile.name)
+        kind, level = self.interference.kind, self.interference.level
+        return ":".join(words) + ("" if kind == QUIET else f"+{kind}{level:g}")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is asked: a point of the grid (a workload and a config), and which repeat of it."""
+
+    setting: Setting
+    size_bytes: int
+    config: Config
+    #: Why NCCL cannot run it; None when it can.
+    infeasible: str | None = None
+    #: Number of the repeat within its round, from 0 on.
+    repeat: int = 0
+    #: P(config | task, history) of the strategy's random draw; None = it was not drawn.
+    probability: float | None = None
+
+    @property
+    def task(self) -> tuple[Setting, int]:
+        """The workload without the config: (setting, size in bytes)."""
+        return (self.setting, self.size_bytes)
+
+    @cached_property
+    def key(self) -> str:  # asked for many times in planning
+        """Stable, readable id within a sweep, the same for all repeats."""
+        return f"{self.setting.key}:{self.size_bytes}:{self.config.key}"
+
+
+def trial_of(setting: Setting, size_bytes: int, config: Config, nccl: NcclVersion | None) -> Trial:
+    """The trial, with the reason where NCCL cannot run it; `nccl`: None = any release."""
+    reason = (
+        invalid_reason(config, setting.collective, version=nccl, num_nodes=setting.num_nodes)
+        if setting.benchmark_bytes(size_bytes)
+        else f"{size_bytes} bytes leave nothing to each of {setting.num_ranks} ranks"
+    )
+    return Trial(setting, size_bytes, config, reason)

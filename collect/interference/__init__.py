@@ -1,1 +1,0 @@
-"""Interference that is started on purpose beside a collective."""

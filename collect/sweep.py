@@ -1,0 +1,558 @@
+"""Sweep files: their tables and bounds, and the trials that they declare.
+
+A sweep is TOML, checked by Pydantic: an unknown key, a wrong value or a name that NCCL does not
+know ends in one line that names the key, the value and the choices. The grid is collectives x group
+shapes x datatypes x launch profiles x interference x sizes x (NCCL's default + algorithms x
+protocols x channels x chunk sizes), or what `only` names of it; combinations that NCCL cannot run
+are trials too, with the reason, so that nothing is a silent gap.
+"""
+
+import math
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from dynamiccl.collect.grid import (
+    DATATYPE_BYTES,
+    KINDS,
+    SIMULATED,
+    Comms,
+    Interference,
+    LaunchProfile,
+    Setting,
+    Split,
+    Trial,
+    factor_ladder,
+    octave_ladder,
+    parse_size,
+    size_text,
+    trial_of,
+)
+from dynamiccl.collect.launchers import LAUNCHERS
+from dynamiccl.collect.launchers.settings import LauncherSettings
+from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
+from dynamiccl.datasets.store import check_slug
+from dynamiccl.errors import DynamicclError, InvalidSweep, MissingPath
+from dynamiccl.nccl import (
+    ABSTAIN,
+    NEWEST_KNOWN,
+    Algorithm,
+    Collective,
+    Config,
+    NcclVersion,
+    Protocol,
+)
+from dynamiccl.simulator.toml_table import Table, one_of, toml_value
+from dynamiccl.sizes import MAX_SIZE_BITS
+
+_AS_TEXT: Final = PlainSerializer(size_text, when_used="json")
+_Size = Annotated[int, BeforeValidator(parse_size), _AS_TEXT]
+#: 0 stands for AUTO.
+_SizeOrAuto = Annotated[int, BeforeValidator(lambda size: size and parse_size(size)), _AS_TEXT]
+#: What a launch profile's `transport` sets (NCCL user guide, `env.rst` at v2.30.7).
+_TRANSPORT_SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
+    "P2P": {},
+    "SHM": {"NCCL_P2P_DISABLE": "1"},
+    "NET": {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
+}
+#: Options of nccl-tests (v2.19.6) that `runner.arguments` must leave alone: long name -> short one.
+_OPTIONS: Final = dict(
+    re.findall(
+        r"(\w+) -(\w)",
+        "minbytes -b maxbytes -e stepfactor -f stepbytes -i ngpus -g nthreads -t iters -n check -c "
+        "warmup_iters -w datatype -d run_cycles -N output_file -J per_iter_timing -I "
+        "per_iter_skip -K report_timestamps -S agg_iters -m cudagraph -G local_register -R "
+        "device_implementation -D report_cputime -C op -o root -r help -h",
+    )
+)
+_NOT_0: Final = "(?!0$).*"
+#: Short name -> values that are refused (None: all; all others are the user's own), and why.
+_REFUSED: Final[Mapping[str, tuple[str | None, str]]] = {
+    **dict.fromkeys(
+        "befigtnwcdNJIKS", (None, "is set by the sweep; change the sweep file's own keys")
+    ),
+    "m": (None, "makes one call of many: a row would no longer be calls of one size and config"),
+    "G": (None, "asks for configs while a graph is captured only: no block would have its own"),
+    "h": (None, "prints its help and measures nothing"),
+    "R": ("2", "makes NCCL's symmetric kernels run, and these ask no tuner"),
+    "D": (_NOT_0, "runs a kernel of nccl-tests' own, which asks no tuner"),
+    "C": (_NOT_0, "reports the CPU's time in place of the collective's"),
+    "o": ("all", "measures each size once for every operator: name one of them"),
+    "r": ("-1", "measures each size once for every root: name one of them"),
+}
+
+
+class GroupShape(Table):
+    """Nodes and ranks per node of a communicator, as NCCL counts them; with a split, of the job."""
+
+    num_nodes: int = Field(ge=1)
+    ranks_per_node: int = Field(ge=1)
+    #: Hosts that it is started on, where NCCL counts others: a whole NVL72 is one node to it.
+    num_hosts: int | None = Field(default=None, ge=1)
+    #: Several communicators at once: the shape is the job's, and nccl-tests splits it.
+    split: Annotated[str, AfterValidator(lambda text: Split.parse(text).text)] | None = None
+    #: Whether the split may leave single processes over, which have nobody to talk to.
+    spare: bool = False
+
+    @model_validator(mode="after")
+    def _hosts_share_the_ranks(self) -> Self:
+        ranks = self.num_nodes * self.ranks_per_node
+        if self.num_hosts is not None and ranks % self.num_hosts:
+            raise ValueError(f"{ranks} ranks cannot be shared out evenly to {self.num_hosts} hosts")
+        if self.split is not None and self.num_hosts not in {None, self.num_nodes}:
+            raise ValueError(
+                "split needs nodes that are hosts, and num_hosts says otherwise; leave it out"
+            )
+        if self.spare and self.split is None:
+            raise ValueError("spare is about the processes that a split leaves over; give one")
+        self.comms()
+        return self
+
+    def comms(self) -> Comms | None:
+        """The communicators that the split makes; None without a split."""
+        if self.split is None:
+            return None
+        shape = (self.num_nodes, self.ranks_per_node)
+        return Split.parse(self.split).comms(*shape, spare=self.spare)
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts of the job."""
+        return self.num_hosts or self.num_nodes
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Ranks on each host of the job."""
+        return self.num_nodes * self.ranks_per_node // self.hosts
+
+
+class Sizes(Table):
+    """Message sizes: from `min` to `max` by `factor` or in steps of an octave, or a `list`."""
+
+    min: _Size | None = None
+    max: _Size | None = None
+    steps_per_octave: Literal[1, 2, 4] | None = None
+    factor: int | None = Field(default=None, ge=2)
+    list: tuple[_Size, ...] = ()
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> Self:
+        ranged = self.min is not None or self.max is not None
+        if ranged == bool(self.list):
+            raise ValueError("give either min and max, or list = [sizes]")
+        if ranged and (self.min is None or self.max is None):
+            raise ValueError(f"{'min' if self.min is None else 'max'} is missing; add it")
+        if (self.factor is not None) + (self.steps_per_octave is not None) + bool(self.list) > 1:
+            raise ValueError("give one of factor, steps_per_octave and list")
+        if max(self.list, default=self.max or 0) >> MAX_SIZE_BITS or not self.ladder():
+            raise ValueError(
+                f"no size of the ladder lies from {self.min} to {self.max} bytes; give a min below "
+                f"the max, less than 2^{MAX_SIZE_BITS} bytes, with a power of two between them"
+            )
+        return self
+
+    def ladder(self) -> tuple[int, ...]:
+        """Sizes in bytes, ascending, each once."""
+        if self.min is None or self.max is None:
+            return tuple(sorted(set(self.list)))
+        if self.factor is not None:
+            return factor_ladder(self.min, self.max, self.factor) if self.min <= self.max else ()
+        return octave_ladder(self.min, self.max, self.steps_per_octave or 1)
+
+
+class ProfileSettings(Table):
+    """A launch profile: settings that NCCL reads once per process."""
+
+    name: str
+    transport: Literal["P2P", "SHM", "NET"] | None = None
+    threads: Literal[64, 128, 256, 512] | None = None
+    buffer_bytes: _Size | None = None
+    env: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("env")
+    @classmethod
+    def _is_nccls(cls, env: dict[str, str]) -> dict[str, str]:
+        for name, value in env.items():
+            if not name.startswith("NCCL_"):
+                raise ValueError(f"'{name}' is no NCCL_* variable; [launcher] env takes others")
+            if name in {"NCCL_ALGO", "NCCL_PROTO", "NCCL_TUNER_PLUGIN", "NCCL_DEBUG"}:
+                raise ValueError(f"'{name}' is the sweep's own; use algorithms and protocols")
+            if name == "NCCL_SYM_NOWIN_ENABLE" and value != "0":
+                raise ValueError(f"'{name}' makes symmetric kernels run, and these ask no tuner")
+        return env
+
+    @model_validator(mode="after")
+    def _default_is_untouched(self) -> Self:
+        if self.name == DEFAULT_PROFILE and self.environment():
+            raise ValueError(
+                f"the profile '{DEFAULT_PROFILE}' is the user's untouched environment; give a "
+                "profile with settings another name"
+            )
+        return self
+
+    def environment(self) -> dict[str, str]:
+        """The variables that the profile sets."""
+        found = dict(_TRANSPORT_SETTINGS[self.transport]) if self.transport else {}
+        if self.threads is not None:
+            found["NCCL_NTHREADS"] = str(self.threads)
+        if self.buffer_bytes is not None:
+            found["NCCL_BUFFSIZE"] = str(self.buffer_bytes)
+        return found | self.env
+
+
+class InterferenceSettings(Table):
+    """What runs beside the collective; `level` is 0..1, for `congestion` any factor from 0 up."""
+
+    kind: Annotated[str, one_of("interference", KINDS)] = QUIET
+    level: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _level_fits(self) -> Self:
+        if (self.kind == QUIET) != (self.level == 0):
+            raise ValueError("kind 'none' has level 0, and every other kind a level above 0")
+        if self.kind not in SIMULATED and self.level > 1:
+            raise ValueError(f"the level of '{self.kind}' is a share from 0 to 1")
+        return self
+
+
+class OnlySettings(Table):
+    """Tasks of the grid that are measured in place of all: under NCCL's default, and one config."""
+
+    collective: str
+    num_nodes: int = Field(ge=1)
+    ranks_per_node: int = Field(ge=1)
+    sizes: tuple[_Size, ...] = Field(min_length=1)
+    algorithm: str
+    protocol: str
+    #: 0 stands for AUTO, here and below.
+    num_channels: int = Field(default=0, ge=0)
+    chunk_size: _SizeOrAuto = 0
+
+
+class StrategySettings(Table):
+    """Which trials are measured, and how often."""
+
+    kind: Literal["exhaustive", "random", "adaptive"] = "exhaustive"
+    #: Share of the grid that `random` measures in each cycle.
+    share: float = Field(default=0.25, gt=0, le=1)
+    #: Share of uniform exploration in every adaptive round (off-policy evaluation needs it).
+    epsilon: float = Field(default=0.1, gt=0, le=1)
+    #: Adaptive stops at a task when its winner is this sure ...
+    confidence: float = Field(default=0.9, gt=0.5, lt=1)
+    #: ... or when what is left to win is below this share of the time.
+    tolerance: float = Field(default=0.01, gt=0, lt=1)
+    max_rounds: int = Field(default=12, ge=1)
+    seed: int = 0
+
+
+class BudgetSettings(Table):
+    """When to stop early; nothing given = when the sweep is done.
+
+    Of the whole sweep, whatever the number of jobs that it takes. Shards run side by side: each has
+    its share of the measurements, and all of the hours.
+    """
+
+    max_measurements: int | None = Field(default=None, ge=1)
+    max_hours: float | None = Field(default=None, gt=0)
+
+    @property
+    def max_seconds(self) -> float:
+        """The time limit in seconds; infinite without one."""
+        return math.inf if self.max_hours is None else self.max_hours * 3600
+
+
+class RunnerSettings(Table):
+    """How nccl-tests is run."""
+
+    #: One process for the whole grid (`sweep`), or one for each config (`processes`).
+    mode: Literal["auto", "sweep", "processes"] = "auto"
+    #: The tuner plugin that plays the schedule; default: where `make plugin` puts it.
+    plugin: str | None = None
+    #: NCCL may take a minute to start on 512 GPUs.
+    startup_timeout_s: float = Field(default=300, gt=0)
+    #: So long without a new row, and the config in play counts as hung.
+    stall_timeout_s: float = Field(default=120, gt=0)
+    #: LL and up to two channels are measured up to this size (benchmark/grid.py says why).
+    slow_max: _Size = 64 << 20
+    #: A launch that reached none of its configs is tried once more, so long afterwards.
+    retry_after_s: float = Field(default=10, ge=0)
+    #: A second, short pass in which NCCL's log says what really ran.
+    read_back: bool = True
+    #: Times of single iterations and processes (`-I`), where the benchmark has them. It writes all
+    #: of ranks x iterations for each block: 385 MB for one launch of 512 ranks.
+    per_iteration: bool = False
+    #: Blocks played in one process at most; a longer schedule is cut by cycles.
+    max_blocks: int = Field(default=20_000, ge=1)
+    #: Further options of nccl-tests, e.g. ["-z", "3"]; those that the sweep sets are refused.
+    arguments: tuple[str, ...] = ()
+
+    @field_validator("arguments")
+    @classmethod
+    def _leaves_the_sweep_its_own(cls, arguments: tuple[str, ...]) -> tuple[str, ...]:
+        for word, following in zip(arguments, (*arguments[1:], ""), strict=True):
+            if not word.startswith("-") or word[1:2].isdigit():
+                continue
+            option, value = word[1:2], word[2:]
+            if option == "-":
+                name, _, value = word[2:].partition("=")
+                # getopt_long takes long names cut short.
+                option = next((_OPTIONS[long] for long in _OPTIONS if long.startswith(name)), "")
+            refused, why = _REFUSED.get(option, ("", ""))
+            value = value or following
+            if why and (refused is None or re.fullmatch(refused, value)):
+                raise ValueError(f"'{word}' {f'with {value} ' if refused else ''}{why}")
+        return arguments
+
+
+class SweepLauncher(LauncherSettings):
+    """The `[launcher]` table, with its kind checked."""
+
+    kind: Annotated[str, one_of("launcher", LAUNCHERS)] = "local"
+
+
+class TelemetrySettings(Table):
+    """Whether samplers watch the health of the GPUs while trials run."""
+
+    enabled: bool = True
+
+
+class SimulatorSettings(Table):
+    """Knobs of the embedded simulator; the noise is ours, not fitted (simulator/noise.py)."""
+
+    #: A shipped system, or the TOML file of one (docs/simulator.md).
+    system: str = "h100-ib"
+    seed: int = 0
+    noise_sigma: float = Field(default=0.015, ge=0, le=1)
+    tail_probability: float = Field(default=0.02, ge=0, le=1)
+    drift_sigma: float = Field(default=0.005, ge=0, le=1)
+
+
+class SweepFile(Table):
+    """All settings of a sweep file."""
+
+    name: str
+    system: str
+    collectives: tuple[str, ...] = Field(min_length=1)
+    groups: tuple[GroupShape, ...] = Field(min_length=1)
+    sizes: Sizes
+    algorithms: tuple[str, ...] = tuple(a.wire for a in Algorithm)
+    protocols: tuple[str, ...] = tuple(p.wire for p in Protocol)
+    #: 0 stands for AUTO.
+    num_channels: tuple[int, ...] = (0,)
+    #: 0 stands for AUTO; others need NCCL 2.30 and the sweep mode.
+    chunk_sizes: tuple[_SizeOrAuto, ...] = (0,)
+    datatypes: tuple[Annotated[str, one_of("datatype", DATATYPE_BYTES)], ...] = ("float",)
+    profiles: tuple[ProfileSettings, ...] = (ProfileSettings(name=DEFAULT_PROFILE),)
+    interference: tuple[InterferenceSettings, ...] = (InterferenceSettings(),)
+    #: Nothing of the grid but this, where any is named: what a gate needs of it (`evaluate gate`).
+    only: tuple[OnlySettings, ...] = ()
+    nccl_version: str | None = None
+    #: Repeats: every trial is measured once in a cycle.
+    cycles: int = Field(default=5, ge=1)
+    iterations: int = Field(default=20, ge=1)
+    #: At least so many for messages up to `small_max`: 20 calls of 1 KiB are 0.3 ms of signal.
+    small_iterations: int = Field(default=200, ge=1)
+    small_max: _Size = 256 << 10
+    warmup_iterations: int = Field(default=5, ge=1)
+    strategy: StrategySettings = StrategySettings()
+    budget: BudgetSettings = BudgetSettings()
+    runner: RunnerSettings = RunnerSettings()
+    launcher: SweepLauncher = SweepLauncher()
+    telemetry: TelemetrySettings = TelemetrySettings()
+    simulator: SimulatorSettings = SimulatorSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A checked sweep: its settings and its trials, in declaration order."""
+
+    file: SweepFile
+    text: str
+    trials: tuple[Trial, ...]
+
+
+def load_sweep(path: Path) -> Sweep:
+    """Read and check a sweep file. Raises MissingPath and InvalidSweep."""
+    if not path.is_file():
+        raise MissingPath("sweep file", path, "examples/ holds some to start from")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidSweep(f"{path.name} is not TOML: {error}") from error
+    return parse_sweep(text, where=path.name)
+
+
+def parse_sweep(text: str, *, where: str) -> Sweep:
+    """Check the text of a sweep file and lay out its trials. Raises InvalidSweep."""
+    try:
+        file = SweepFile.model_validate(tomllib.loads(text))
+        for kind, name in (("sweep", file.name), ("system", file.system)):
+            check_slug(name, kind)
+        return Sweep(file, text, _trials(file, where))
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidSweep(f"{where} is not TOML: {error}") from error
+    except ValidationError as error:
+        raise InvalidSweep(_explain(error, where)) from error
+    except InvalidSweep:
+        raise
+    except DynamicclError as error:
+        raise InvalidSweep(str(error)) from error
+
+
+def sweep_text(file: SweepFile, *, head: str = "") -> str:
+    """The settings as TOML, those at their default left out; `head` stands above as a comment."""
+    entries = file.model_dump(mode="json", exclude_defaults=True)
+    # `sizes` stands on a line of its own among the keys.
+    tables = {key for key, value in entries.items() if isinstance(value, dict) and key != "sizes"}
+    lines = [f"# {line}".rstrip() for line in head.splitlines()]
+    lines += [f"{key} = {toml_value(entries[key])}" for key in entries if key not in tables]
+    for key in (key for key in entries if key in tables):
+        lines += ["", f"[{key}]"]
+        lines += [f"{name} = {toml_value(value)}" for name, value in entries[key].items()]
+    return "\n".join(lines) + "\n"
+
+
+def _explain(error: ValidationError, where: str) -> str:
+    errors = error.errors()
+    # A misspelt key is why its right spelling is missing: say the cause.
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
+    key = ".".join(str(part) for part in first["loc"]) or "the file"
+    message = f"{where}: {key}: {first['msg']}"
+    if first["type"] == "extra_forbidden":
+        table: type[BaseModel] = SweepFile
+        for part in first["loc"][:-1]:
+            table = _table(table, str(part))
+        return f"{message}; known keys are {', '.join(table.model_fields)}"
+    if first["type"] == "missing":
+        return f"{message}; add it"
+    return f"{message} (got {first['input']!r})"
+
+
+def _table(outer: type[BaseModel], key: str) -> type[BaseModel]:
+    """The table under a key of a table; the table itself for an index in a list of tables."""
+    field = outer.model_fields.get(key)
+    kinds = () if field is None else (field.annotation, *get_args(field.annotation))
+    return next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), outer)
+
+
+def _trials(file: SweepFile, where: str) -> tuple[Trial, ...]:
+    configs = [ABSTAIN, *_forced(file, where)]
+    nccl = _version(file, where)
+    only = _only(file, where)
+    trials = tuple(
+        trial_of(setting, size, config, nccl)
+        for setting in _settings(file, where)
+        if not (file.only and setting.split)
+        for size in file.sizes.ladder()
+        for config in (configs if setting.collective.tunable else [ABSTAIN])
+        if not file.only
+        or (setting.collective, setting.num_nodes, setting.ranks_per_node, size, config) in only
+    )
+    for key, count in Counter(trial.key for trial in trials).items():
+        if count > 1:
+            raise InvalidSweep(
+                f"{where}: trial {key} is declared twice; name every collective, group, datatype, "
+                "profile, interference, algorithm, protocol, channel count and chunk size once"
+            )
+    return trials
+
+
+def _forced(file: SweepFile, where: str) -> list[Config]:
+    algorithms = [Algorithm.parse(a, where=f"{where}: algorithms") for a in file.algorithms]
+    protocols = [Protocol.parse(p, where=f"{where}: protocols") for p in file.protocols]
+    grid = product(algorithms, protocols, file.num_channels, file.chunk_sizes)
+    return [Config(a, p, channels or None, chunk or None) for a, p, channels, chunk in grid]
+
+
+def _version(file: SweepFile, where: str) -> NcclVersion | None:
+    if file.nccl_version is None:
+        return None
+    version = NcclVersion.parse(file.nccl_version)
+    if (version.major, version.minor) > (NEWEST_KNOWN.major, NEWEST_KNOWN.minor):
+        raise InvalidSweep(
+            f"{where}: nccl_version: NCCL {version} is newer than the newest whose rules are known "
+            f"here, {NEWEST_KNOWN.major}.{NEWEST_KNOWN.minor}; leave the key out, and what runs is "
+            "read from NCCL's log"
+        )
+    return version
+
+
+def _settings(file: SweepFile, where: str) -> list[Setting]:
+    collectives = [Collective.parse(c, where=f"{where}: collectives") for c in file.collectives]
+    profiles = [
+        LaunchProfile(profile.name, tuple(sorted(profile.environment().items())))
+        for profile in file.profiles
+    ]
+    for profile in profiles:
+        check_slug(profile.name, "profile")
+    return [
+        Setting(
+            collective,
+            shape.num_nodes,
+            shape.ranks_per_node,
+            datatype,
+            profile,
+            Interference(beside.kind, beside.level),
+            num_hosts=group.num_nodes if group.split else group.num_hosts or 0,
+            split=group.split or "",
+            spare=group.spare,
+            num_processes=group.num_nodes * group.ranks_per_node if group.split else 0,
+        )
+        for collective in collectives
+        for group, shape in ((group, group.comms() or group) for group in file.groups)
+        for datatype in file.datatypes
+        for profile in profiles
+        for beside in file.interference
+    ]
+
+
+def _only(file: SweepFile, where: str) -> set[tuple[object, ...]]:
+    """The tasks and configs that `only` leaves: (collective, nodes, ranks per node, size, config).
+
+    Raises UnknownName, and InvalidSweep for what the grid does not hold.
+    """
+    groups = {(g.num_nodes, g.ranks_per_node) for g in file.groups if g.split is None}
+    collectives = {Collective.parse(c, where=f"{where}: collectives") for c in file.collectives}
+    sizes = set(file.sizes.ladder())
+    wanted: set[tuple[object, ...]] = set()
+    for index, one in enumerate(file.only):
+        place = f"{where}: only.{index}"
+        collective = Collective.parse(one.collective, where=f"{place}: collective")
+        config = Config(
+            Algorithm.parse(one.algorithm, where=f"{place}: algorithm"),
+            Protocol.parse(one.protocol, where=f"{place}: protocol"),
+            one.num_channels or None,
+            one.chunk_size or None,
+        )
+        shape = (one.num_nodes, one.ranks_per_node)
+        for what, value, is_held in (
+            ("collective", collective.wire, collective in collectives),
+            ("group", f"{one.num_nodes}x{one.ranks_per_node}", shape in groups),
+            ("algorithm", one.algorithm, one.algorithm in file.algorithms),
+            ("protocol", one.protocol, one.protocol in file.protocols),
+            ("channel count", one.num_channels, one.num_channels in file.num_channels),
+            ("chunk size", one.chunk_size, one.chunk_size in file.chunk_sizes),
+            *(("size", size, size in sizes) for size in one.sizes),
+        ):
+            if not is_held:
+                raise InvalidSweep(
+                    f"{place}: the grid has no {what} {value}; add it to the file's own keys"
+                )
+        wanted |= {(collective, *shape, size, c) for size in one.sizes for c in (ABSTAIN, config)}
+    return wanted
