@@ -27,7 +27,7 @@ import polars as pl
 from forecast_jobs import as_calls, play
 from harness import write_result
 
-from dynamiccl.collect.importing.importer import ImportOptions, import_files
+from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.cells import CELL_COLUMNS, CONFIG_COLUMNS, independent
 from dynamiccl.datasets.rows import config_of, measurements_table

@@ -34,7 +34,7 @@ _RANK: Final = (
 _CHILD: Final = """\
 import json, resource, sys, time
 from pathlib import Path
-from dynamiccl.collect.importing.importer import ImportOptions, import_files
+from dynamiccl.collect.imports import ImportOptions, import_files
 start = time.perf_counter()
 options = ImportOptions(system="bench")
 summary = import_files([Path(sys.argv[1])], Path(sys.argv[2]), options=options)

@@ -33,7 +33,7 @@ import numpy as np
 from harness import write_result
 
 from dynamiccl.collect.grid import LaunchProfile, Setting, Trial
-from dynamiccl.collect.importing.importer import import_files
+from dynamiccl.collect.imports import import_files
 from dynamiccl.collect.strategies import Strategy
 from dynamiccl.collect.strategies.adaptive import Adaptive
 from dynamiccl.collect.strategies.belief import current_beliefs

@@ -14,7 +14,7 @@ import polars as pl
 from learning_figures import Figures, of_crossfit, over_replicates, parallel
 from sweeps import without
 
-from dynamiccl.collect.importing.importer import ImportFailed, ImportOptions, import_files
+from dynamiccl.collect.imports import ImportFailed, ImportOptions, import_files
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import noise_bands, quiet, tuned, usable
 from dynamiccl.datasets.scoring import task_grid

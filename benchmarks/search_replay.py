@@ -29,7 +29,7 @@ import numpy.typing as npt
 import polars as pl
 from search_episode import CALLS, WITHIN, Outcome, noise, play
 
-from dynamiccl.collect.importing.importer import import_files
+from dynamiccl.collect.imports import import_files
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import usable
 from dynamiccl.datasets.scoring import task_grid

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from dynamiccl.collect import fit_simulator as fitting
 from dynamiccl.collect.fit_simulator import Fit, fit_system
-from dynamiccl.collect.importing.importer import import_files
+from dynamiccl.collect.imports import import_files
 from dynamiccl.errors import MissingPath
 from dynamiccl.simulator.parameters import SystemFile
 from dynamiccl.simulator.systems import PARAMETRIC, shipped_file

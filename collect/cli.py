@@ -20,7 +20,7 @@ from dynamiccl.collect.doctor.context import context_of
 from dynamiccl.collect.doctor.examine import run_checks
 from dynamiccl.collect.doctor.inside import check_inside
 from dynamiccl.collect.health import health_command
-from dynamiccl.collect.importing.command import import_command
+from dynamiccl.collect.imports import import_command
 from dynamiccl.collect.launchers import LAUNCHERS, find_launcher
 from dynamiccl.collect.plan import make_plan, shapes_command, show_plan
 from dynamiccl.collect.run import RunSummary

@@ -18,8 +18,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, BinaryIO, Final
 
+from dynamiccl.collect.output import FileReport
 from dynamiccl.collect.rank_calls import CPU, GPU, RankCall, RankTrace, mapping, number, text, whole
-from dynamiccl.collect.reports import FileReport
 from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.errors import CorruptFile, UnknownName
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol

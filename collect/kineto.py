@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.collect.kineto_events import EXTERNAL, Events, Span, comm_kernel, read_events
+from dynamiccl.collect.output import FileReport
 from dynamiccl.collect.rank_calls import GPU, RankCall, RankTrace, mapping, number, text, whole
-from dynamiccl.collect.reports import FileReport
 from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.errors import UnknownName
 from dynamiccl.nccl import Collective, NcclVersion

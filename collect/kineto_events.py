@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, BinaryIO, Final
 
+from dynamiccl.collect.output import FileReport
 from dynamiccl.collect.rank_calls import mapping, number, whole
-from dynamiccl.collect.reports import FileReport
 from dynamiccl.nccl import Collective
 
 #: From NCCL 2.19 `ncclDevKernel_AllReduce_Sum_f32_RING_LL`, before `ncclKernel_AllReduce_..`.

@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from dynamiccl.collect.disturb import Disturber
+from dynamiccl.collect.facts import hosts_of
 from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.launchers import Ranks, command, find_launcher, map_into_container
-from dynamiccl.collect.nccl_tests.facts import listed_hosts
 from dynamiccl.collect.nodes import Nodes, NoWatch, SiteFacts, Watch
+from dynamiccl.collect.output import rank_lines
 from dynamiccl.collect.process import Finished, Interrupt, Limits, Line, run_process
 from dynamiccl.collect.programs import Program, Site, can_play, find_program
 from dynamiccl.collect.read_back import (
@@ -293,7 +294,7 @@ class NcclTestsRunner:
         )[: len(grid.blocks)]
         facts = {"environment": found} if (found := environment_in(blocks)) else {}
         self.learn(facts)
-        hosts = listed_hosts(ran.texts)
+        hosts = hosts_of(rank_lines(ran.texts))
         verdicts = self._verdicts(launch, folder, blocks, ran.texts, alone)
         measured = self._rows(launch, grid, ran, blocks, verdicts, hosts)
         reached = len(blocks)

@@ -31,7 +31,7 @@ from rich.table import Table
 
 from dynamiccl import cli
 from dynamiccl.collect.grid import RANK_GRAIN_BYTES, SIMULATED, Setting, Trial, octave_ladder
-from dynamiccl.collect.nccl_tests.cost_table import as_logged, write_costs
+from dynamiccl.collect.nccl_log import as_logged, write_costs
 from dynamiccl.collect.programs import Program
 from dynamiccl.collect.runner import Launch, LaunchMode
 from dynamiccl.collect.schedule import (

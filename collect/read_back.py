@@ -18,18 +18,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from dynamiccl.collect.facts import parse_json, parse_text
 from dynamiccl.collect.grid import DATATYPE_BYTES, Setting
-from dynamiccl.collect.nccl_tests.cost_table import write_costs
-from dynamiccl.collect.nccl_tests.facts import RankLine, RunFacts, listed_ranks
-from dynamiccl.collect.nccl_tests.json_output import json_tables
-from dynamiccl.collect.nccl_tests.tables import rows_of
-from dynamiccl.collect.nccl_tests.text import parse_text
-from dynamiccl.collect.nccl_tests.tuning import logged_calls
-from dynamiccl.collect.reports import FileReport, ImportOptions
+from dynamiccl.collect.nccl_log import NcclLog, logged_calls, write_costs
+from dynamiccl.collect.output import RankLine, rank_lines
 from dynamiccl.collect.runner import Launch, trial_row
 from dynamiccl.collect.schedule import GRAPH_NAME, TOPOLOGY_NAME, Choice, Grid
 from dynamiccl.collect.sweep import SweepFile
-from dynamiccl.datasets.schema import MEASUREMENTS
 from dynamiccl.errors import DataError
 from dynamiccl.nccl import Collective
 
@@ -60,7 +55,6 @@ _OF_A_HALF: Final = (
     "process_times_us",
 )
 _KEPT: Final = frozenset((*_OF_A_LAUNCH, *_OF_A_HALF))
-_DROPPED: Final = frozenset(field.name for field in MEASUREMENTS) - _KEPT
 _IMPOSSIBLE: Final = re.compile(r"no algorithm/protocol available", re.IGNORECASE)
 _FAILURE: Final = re.compile(
     r"(Test \w+ failure|error|NCCL WARN|DYNAMICCL:|invalid)", re.IGNORECASE
@@ -163,20 +157,17 @@ def _text_blocks(lines: Sequence[str], collective: Collective) -> list[list[Row]
 def _json_blocks(path: Path, collective: Collective) -> list[list[Row] | None]:
     if not path.is_file():
         return []
-    report = FileReport(path=str(path), format="nccl-tests-json")
-    options = ImportOptions(collective=collective.wire)
-    base = {"run": "output", "system": "-", "sweep": "-"}
     try:
-        tables = list(json_tables(path, base=base, options=options, report=report))
+        halves = parse_json(path, collective)
     except DataError:
         return []  # cut off by a crash: the text has what was measured
     blocks: list[list[Row] | None] = []
-    for half in (row for table in tables for row in rows_of(table, _DROPPED)):
+    for half in halves:
         if not half["in_place"]:
             blocks.append([])
         if blocks and blocks[-1] is not None:
-            blocks[-1].append(half)
-    return [] if report.rejected else blocks
+            blocks[-1].append({name: half[name] for name in half if name in _KEPT})
+    return blocks
 
 
 def _believed(blocks: Sequence[list[Row] | None], sizes: Sequence[int]) -> list[list[Row]]:
@@ -198,7 +189,7 @@ def wrong_comms(setting: Setting, lines: Sequence[str]) -> str | None:
     nccl-tests prints the colour of each rank as its group (`src/util.cu`, writeDeviceReport).
     """
     groups: dict[int, list[RankLine]] = defaultdict(list)
-    for line in listed_ranks(lines):
+    for line in rank_lines(lines):
         groups[line.group].append(line)
     comms = setting.comms
     if comms is None:
@@ -318,14 +309,14 @@ def keep_set_up(
     part of `costs`, if what was logged or `said` holds just one.
     """
     keep_dumps(out, file.system, launch.setting, folder, log)
-    run = RunFacts(-1, "")
-    for line in _without_calls((*log, *said)):
-        run.note(line, 0)
-    table = run.costs.only()
+    nccl, set_up = NcclLog(), list(_without_calls((*log, *said)))
+    for line in set_up:
+        nccl.note(line)
+    table = nccl.cost_table()
     if table is not None:
         known = trial_row(file, launch, launch.trials[0])
-        gpus = {rank.gpu for rank in run.ranks if rank.gpu}
-        for name, values in (("gpu", gpus), ("nccl_version", run.nccl_versions)):
+        gpus = {rank.gpu for rank in rank_lines(set_up) if rank.gpu}
+        for name, values in (("gpu", gpus), ("nccl_version", nccl.versions)):
             known[name] = values.pop() if len(values) == 1 else None
         write_costs(out, table, known, program="run")
     dump = folder / TOPOLOGY_NAME

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.collect.grid import SIMULATED, Interference, LaunchProfile, Setting, Trial
-from dynamiccl.collect.nccl_tests.cost_table import as_logged, write_costs
+from dynamiccl.collect.nccl_log import as_logged, write_costs
 from dynamiccl.collect.run import run_sweep
 from dynamiccl.collect.runner import Launch, LaunchMode, Row, lost_row, trial_row
 from dynamiccl.collect.strategies import make_strategy

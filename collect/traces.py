@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from dynamiccl.collect.inspector import read_inspector
 from dynamiccl.collect.kineto import read_kineto
+from dynamiccl.collect.output import FileReport
 from dynamiccl.collect.rank_calls import RankTrace, join_ranks, moment
-from dynamiccl.collect.reports import FileReport
 from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.datasets.schema import STEPS
 from dynamiccl.errors import CorruptFile, DataError, MissingPath, OutputError

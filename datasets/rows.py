@@ -21,7 +21,8 @@ from dynamiccl.datasets.schema import (
 )
 from dynamiccl.nccl import Algorithm, Config, Protocol
 
-_TRIAL_COLUMNS: Final = (
+#: What tells trials apart.
+TRIAL_COLUMNS: Final = (
     "system",
     "gpu",
     "nccl_version",
@@ -53,7 +54,7 @@ _NEUTRAL: Final[Mapping[str, Any]] = {
 
 def trial_id(row: Mapping[str, Any]) -> str:
     """Stable id of a row's cell: hash of workload, conditions and requested config."""
-    text = "|".join(str(row.get(name)) for name in _TRIAL_COLUMNS)
+    text = "|".join(str(row.get(name)) for name in TRIAL_COLUMNS)
     if row.get("num_comms") is not None:
         text += f"|{row['num_comms']}|{row.get('comm_split')}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -261,7 +261,7 @@ def test_wheel_holds_the_parts_under_our_name_only(tmp_path: Path) -> None:
         inside = package if package.parts[0] == "dynamiccl" else Path("dynamiccl") / package
         assert f"{inside}/__init__.py" in names
     for wanted in (
-        "dynamiccl/collect/nccl_tests/text.py",
+        "dynamiccl/collect/output.py",
         "dynamiccl/simulator/default/machines/h100-ib.toml",
         "dynamiccl/simulator/h100_corrections.csv",
         "dynamiccl/simulator/scenarios/congested.toml",

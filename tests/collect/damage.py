@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dynamiccl.collect.importing.importer import ImportOptions, import_files
+from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.errors import DynamicclError
 
 

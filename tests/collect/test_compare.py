@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from dynamiccl.collect.compare import CELL, OWN_CHOICE, compare
-from dynamiccl.collect.importing.importer import ImportOptions, import_files
+from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.cells import usable
 from dynamiccl.datasets.rows import measurements_table

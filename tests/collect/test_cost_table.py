@@ -6,8 +6,8 @@ import polars as pl
 import pytest
 
 from dynamiccl.collect.describe import describe_logged
-from dynamiccl.collect.importing.importer import ImportOptions, import_files
-from dynamiccl.collect.nccl_tests.cost_table import Cost, CostLog
+from dynamiccl.collect.imports import ImportOptions, import_files
+from dynamiccl.collect.nccl_log import Cost, NcclLog
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Algorithm, Collective, Protocol
@@ -37,15 +37,15 @@ PAT = (
 )
 
 
-def taken(*lines: str) -> CostLog:
-    log = CostLog()
+def taken(*lines: str) -> NcclLog:
+    log = NcclLog()
     for line in lines:
-        assert log.add(f"{HEAD}{line}") == ("Protocol" not in line), line
+        log.note(f"{HEAD}{line}")
     return log
 
 
 def test_cells_have_latency_bandwidth_and_threads() -> None:
-    table = taken(*BLOCK, *PAT).only()
+    table = taken(*BLOCK, *PAT).cost_table()
     assert table is not None
     assert len(table) == 2 * 6 + 3
     ring = Collective.Broadcast, Algorithm.Ring, Protocol.Simple
@@ -57,16 +57,16 @@ def test_cells_have_latency_bandwidth_and_threads() -> None:
 
 
 def test_equal_tables_of_several_communicators_are_one_and_others_none() -> None:
-    assert taken(*BLOCK, *PAT, *BLOCK, *PAT).only() == taken(*BLOCK, *PAT).only()
+    assert taken(*BLOCK, *PAT, *BLOCK, *PAT).cost_table() == taken(*BLOCK, *PAT).cost_table()
     other = tuple(line.replace("2.4 |", "2.5 |") for line in BLOCK)
     log = taken(*BLOCK, *other)
-    assert len(log.tables) == 2
-    assert log.only() is None
+    assert len(log.costs) == 2
+    assert log.cost_table() is None
 
 
 def test_a_damaged_number_of_threads_leaves_the_costs_as_they_are() -> None:
     damaged = [line.replace("640 |", "\0 |") if "Max" in line else line for line in BLOCK]
-    table = taken(*damaged).only()
+    table = taken(*damaged).cost_table()
     assert table is not None
     assert table[Collective.AllReduce, Algorithm.Tree, Protocol.LL128] == Cost(31.0, 0.0, None)
     assert table[Collective.AllReduce, Algorithm.Tree, Protocol.Simple] == Cost(36.4, 1.9, 512)
@@ -84,13 +84,13 @@ def test_a_damaged_number_of_threads_leaves_the_costs_as_they_are() -> None:
 )
 def test_lines_of_another_kind_are_not_taken(line: str) -> None:
     log = taken(*BLOCK[:3])
-    assert not log.add(line)
-    assert log.tables == [{}]
+    log.note(line)
+    assert log.costs == [{}]
 
 
 def test_algorithm_of_a_later_release_leaves_the_others_as_they_are() -> None:
     named = BLOCK[0].replace("Tree", "Star")
-    table = taken(*PAT, named, *BLOCK[1:]).only()
+    table = taken(*PAT, named, *BLOCK[1:]).cost_table()
     assert table is not None
     assert {algorithm for _, algorithm, _ in table} == {Algorithm.PAT, Algorithm.Ring}
 

@@ -6,8 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dynamiccl.collect.cli import app
-from dynamiccl.collect.importing.importer import ImportOptions, import_files
-from dynamiccl.collect.reports import ImportSummary
+from dynamiccl.collect.imports import ImportOptions, ImportSummary, import_files
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 

@@ -4,7 +4,7 @@ import pytest
 
 from dynamiccl.collect import fit_simulator as fitting
 from dynamiccl.collect.fit_simulator import Fit, fit_system
-from dynamiccl.collect.importing.importer import ImportOptions, import_files
+from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.simulator.parameters import CELL_NUMBERS, Origin
 from dynamiccl.simulator.systems import shipped_file
 from tests.collect.fit_worlds import NEEDS_SWEEPS, SWEEPS

@@ -10,7 +10,7 @@ import pytest
 from bench_health import rows
 
 from dynamiccl.collect.health import Report, examine
-from dynamiccl.collect.importing.importer import ImportOptions, import_files
+from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.datasets import store
 from dynamiccl.errors import NotEnoughData
 from tests.published import WHOLE, published

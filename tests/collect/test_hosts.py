@@ -2,9 +2,9 @@
 
 import pytest
 
-from dynamiccl.collect.nccl_tests.facts import listed_hosts
-from dynamiccl.collect.nccl_tests.hosts import host_list
-from dynamiccl.collect.nccl_tests.text import TextOutput, parse_text
+from dynamiccl.collect.facts import TextOutput, hosts_of, parse_text
+from dynamiccl.collect.nccl_log import host_list
+from dynamiccl.collect.output import rank_lines
 
 ROW = (
     "1048576  262144  float  sum  -1  100.0  10.49  {busbw:.2f}  0  102.0  10.28  {in_place:.2f}  0"
@@ -76,8 +76,8 @@ def test_hosts_are_listed_in_the_order_of_ranks() -> None:
     backwards = [
         f"#  Rank {r} Group 0 Pid 1 on {h} device 0 [0x01] X" for r, h in ((1, "a"), (0, "b"))
     ]
-    assert listed_hosts(backwards) == "b,a"
-    assert listed_hosts(["nothing of the kind"]) is None
+    assert hosts_of(rank_lines(backwards)) == "b,a"
+    assert hosts_of(rank_lines(["nothing of the kind"])) is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dynamiccl.collect.importing.importer import ImportFailed, ImportOptions, import_files
+from dynamiccl.collect.imports import ImportFailed, ImportOptions, import_files
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 from tests.published import folder, published
@@ -88,7 +88,7 @@ def test_whole_output(name: str, tmp_path: Path) -> None:
     frame = store.read(tmp_path)
     assert summary.rows_read == rows
     assert summary.dropped == empty
-    assert summary.rejected == ()
+    assert summary.rejected == []
     assert summary.measurements_written == frame.height == 2 * (rows - empty)
     assert frame["in_place"].sum() == rows - empty
     facts = frame.select("collective", "num_ranks", "num_nodes").unique().rows()

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.importing.importer import ImportOptions, import_files
-from dynamiccl.collect.importing.systems import load_systems
+from dynamiccl.collect.imports import ImportOptions, import_files, load_systems
 from dynamiccl.datasets import store
 from dynamiccl.errors import MissingPath, UnknownName, UserError
 

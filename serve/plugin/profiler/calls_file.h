@@ -1,4 +1,4 @@
-// Files of recorded calls: one writer, rotated, within a bound on disk. Read by collect/calls.
+// Files of recorded calls: one writer, rotated, within a bound on disk. Read by collect/calls.py.
 //
 // A file is a header of kCallsHeaderBytes and then entries of kCallsEntryBytes, each with a
 // checksum of its own: a process may be killed while it writes. All numbers are little-endian.

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dynamiccl.collect.calls.reader import ENTRY, HEADER, MAGIC, RECORD, VERSION
+from dynamiccl.collect.calls import ENTRY, HEADER, MAGIC, RECORD, VERSION
 
 MIB: Final = 1 << 20
 FINGERPRINT: Final = "gpu=NVIDIA H100 80GB HBM3*8;mig=0;nic=infiniband*8;nccl=22907"

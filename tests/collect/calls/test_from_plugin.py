@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dynamiccl.collect.importing.importer import ImportOptions, import_files
+from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.datasets import store
 from tests.collect.calls.rank import CALLS, COMM_ID
 

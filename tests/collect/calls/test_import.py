@@ -11,12 +11,11 @@ import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.collect.calls import joiner
-from dynamiccl.collect.calls.reader import ENTRY, HEADER, read_header
+from dynamiccl.collect import calls as calls_files
+from dynamiccl.collect.calls import ENTRY, HEADER, read_header
 from dynamiccl.collect.cli import app
 from dynamiccl.collect.describe import describe, describe_calls, to_json
-from dynamiccl.collect.importing.importer import ImportFailed, ImportOptions, import_files
-from dynamiccl.collect.reports import ImportSummary
+from dynamiccl.collect.imports import ImportFailed, ImportOptions, ImportSummary, import_files
 from dynamiccl.datasets import store
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.store import write_part
@@ -127,7 +126,7 @@ def test_communicators_collectives_and_rotated_files_stay_apart(tmp_path: Path) 
             ]
             write(tmp_path / "in", records, rank=rank, number=number)
     calls, summary = take(tmp_path / "in", tmp_path / "out")
-    assert calls.height == summary.recorded.calls == summary.recorded.calls_timed == 16
+    assert calls.height == summary.calls_written == summary.calls_timed == 16
     assert summary.rows_read == 32
     assert calls["comm"].unique().sort().to_list() == ["0" * 15 + "1", "f" * 16]
     assert (calls["time_us"] == 10.0 + calls["sequence"]).all()
@@ -178,10 +177,10 @@ def test_many_buckets_give_the_same_calls(tmp_path: Path, monkeypatch: pytest.Mo
         ]
         write(tmp_path / "in", records, rank=rank)
     few, _ = take(tmp_path / "in", tmp_path / "few")
-    monkeypatch.setattr(joiner, "_BUCKET_BYTES", 300_000)
+    monkeypatch.setattr(calls_files, "_BUCKET_BYTES", 300_000)
     many, summary = take(tmp_path / "in", tmp_path / "many")
     assert many.equals(few)
-    assert summary.recorded.calls_timed == 18_000
+    assert summary.calls_timed == 18_000
     assert len(store.part_paths(tmp_path / "many", "calls")) > 3
 
 

@@ -5,7 +5,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from dynamiccl.collect.calls.reader import FLAG_PROBE
+from dynamiccl.collect.calls import FLAG_PROBE
 from dynamiccl.nccl import Algorithm, Protocol
 from dynamiccl.sizes import size_bin
 from tests.serve.jobs.conftest import Player

@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl.collect.calls.reader import SUFFIX, read_header, read_records
-from dynamiccl.collect.reports import FileReport
+from dynamiccl.collect.calls import SUFFIX, read_header, read_records
+from dynamiccl.collect.output import FileReport
 
 #: Prints the threads and libraries of its parent's other children, by process.
 _LOOK: Final = """
@@ -64,7 +64,9 @@ class Look:
 def records_of(directory: Path, rank: int) -> npt.NDArray[np.void]:
     """All records of one rank, in the order of the calls."""
     found: list[npt.NDArray[np.void]] = []
-    for path in sorted(directory.rglob(f"*{SUFFIX}"), key=lambda path: read_header(path).number):
+    for path in sorted(
+        directory.rglob(f"*{SUFFIX}"), key=lambda path: int(read_header(path)["number"])
+    ):
         report = FileReport(path=str(path), format="calls")
         for records in read_records(path, report):
             found.append(records[records["rank"] == rank])

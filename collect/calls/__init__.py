@@ -1,1 +1,0 @@
-"""Import of the calls that the deployed plugin recorded: files of all ranks, joined by call."""

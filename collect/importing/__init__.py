@@ -1,1 +1,0 @@
-"""Import of other people's measurements: nccl-tests output and CSV, with facts of known systems."""

@@ -1,0 +1,600 @@
+"""`dynamiccl-collect import`: other people's measurements into the Parquet store.
+
+A file is recognised by what it holds (`FORMATS`) and read into tables. It becomes parts of its own,
+which depend on nothing but the file, the options and this program: a file imported twice by one
+release is there once, and a bad file among good ones costs nothing but itself. Calls files and
+traces are the exception: those of all ranks are joined, so all that are named together make parts
+together.
+
+Nothing is lost silently: a row that was read is written, dropped with a reason, counted as a
+duplicate, or rejected with its file, line and text.
+
+What benchmark output does not print of its system stands in a TOML file, by columns of the schema:
+
+    [systems."b300-nvlink"]
+    name = "b300"                  # optional: rename the system
+    compute_capability = 10.3
+    nvlink_generation = 5
+    nvswitch = true
+    nic_kind = "none"
+"""
+
+import dataclasses
+import json
+import logging
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import typer
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from rich.console import Console
+
+from dynamiccl import cli
+from dynamiccl.collect.calls import MAGIC, SUFFIX, read_calls
+from dynamiccl.collect.columns import looks_like_row
+from dynamiccl.collect.facts import ImportOptions, Part, main_of, read_json_file, read_text
+from dynamiccl.collect.output import FileReport, Rejected
+from dynamiccl.collect.tidy_csv import is_tidy_csv, read_tidy_csv
+from dynamiccl.collect.traces import TraceFile, read_files, trace_files
+from dynamiccl.datasets.provenance import file_sha256, program_record
+from dynamiccl.datasets.schema import Status
+from dynamiccl.datasets.store import check_slug, part_paths, slug, write_part
+from dynamiccl.errors import DataError, MissingPath, OutputError, UnknownName, UserError
+from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
+
+__all__ = ["ImportFailed", "ImportOptions", "ImportSummary", "import_files"]
+
+_LOG: Final = logging.getLogger(__name__)
+TEXT: Final = "nccl-tests-text"
+JSON: Final = "nccl-tests-json"
+CSV: Final = "tidy-csv"
+#: Kinds of which all files are read together.
+_CALLS: Final = "calls"
+_TRACE: Final = "trace"
+_SNIFF_BYTES: Final = 65_536
+#: Lines of each kind that people are shown; all are in --json.
+_SHOWN: Final = 20
+_stderr = Console(stderr=True)
+_stdout = Console()
+
+
+class _System(BaseModel):
+    """Facts of one system; None = unknown. Names and units are those of the schema's columns."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    #: New hive directory, where the one in the data is unwieldy.
+    name: str | None = None
+    compute_capability: float | None = Field(default=None, ge=3.0, le=100.0)
+    nvlink_generation: int | None = Field(default=None, ge=0, le=100)
+    nvlinks_per_gpu: int | None = Field(default=None, ge=0, le=1000)
+    nvswitch: bool | None = None
+    nic_kind: Literal["infiniband", "roce", "efa", "socket", "none"] | None = None
+    nic_gbits_per_s: float | None = Field(default=None, ge=0.0)
+    nics_per_node: int | None = Field(default=None, ge=0)
+    cpu_vendor: Literal["intel", "amd", "arm"] | None = None
+
+
+def load_systems(path: Path | None) -> Callable[[str], dict[str, Any]]:
+    """Read a systems file; returns what gives the columns of a system, a new name among them.
+
+    Raises MissingPath, and UserError or UnknownName with table, key, value and choices.
+    """
+    if path is None:
+        return lambda system: {"system": system}
+    if not path.is_file():
+        raise MissingPath("systems file", path, "write one with a [systems.NAME] table")
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not TOML: {error}; correct that line") from error
+    for key in content:
+        if key != "systems":
+            raise UnknownName("table", key, ["systems"], where=str(path))
+    tables = content.get("systems", {})
+    if not isinstance(tables, dict):
+        raise UserError(f"{path}: 'systems' is {tables!r}; write tables like [systems.NAME]")
+    known = {
+        name: _system(f"{path}: systems.{name}", name, table) for name, table in tables.items()
+    }
+    return lambda system: {"system": system, **known.get(system, {})}
+
+
+def _system(where: str, name: str, table: object) -> dict[str, Any]:
+    if not isinstance(table, dict):
+        raise UserError(f"{where} is {table!r}; write a table [systems.{name}]")
+    for key in table:
+        if key not in _System.model_fields:
+            raise UnknownName("key", key, list(_System.model_fields), where=where)
+    try:
+        facts = {"name": name, **_System.model_validate(table).model_dump(exclude_none=True)}
+    except ValidationError as error:
+        [first, *_] = error.errors()
+        key = ".".join(str(part) for part in first["loc"])
+        raise UserError(
+            f"{where}: {key} = {first.get('input')!r} is wrong: {first['msg']}"
+        ) from error
+    return {"system": check_slug(facts.pop("name"), "system"), **facts}
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    path: Path
+    format: str
+    sha256: str
+    report: FileReport
+    #: Of a trace, or an archive of them, what is in it.
+    traces: tuple[TraceFile, ...] = ()
+    #: Why it cannot be read, where that is known from its beginning.
+    problem: DataError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the caller knows."""
+
+    options: ImportOptions
+    #: The columns of a system, by its name.
+    columns_of: Callable[[str], dict[str, Any]]
+
+    @classmethod
+    def of(cls, options: ImportOptions) -> "_Known":
+        """Refuse names that do not parse, before any file is read."""
+        checks: tuple[tuple[str, Callable[[Any], object]], ...] = (
+            ("system", partial(check_slug, what="system")),
+            ("sweep", partial(check_slug, what="sweep")),
+            ("collective", partial(Collective.parse, where="option collective")),
+            ("algorithm", partial(Algorithm.parse, where="option algorithm")),
+            ("protocol", partial(Protocol.parse, where="option protocol")),
+            ("nccl_version", NcclVersion.parse),
+        )
+        for name, check in checks:
+            value = getattr(options, name)
+            if value is not None:
+                check(value)
+        for name in ("num_ranks", "num_nodes", "num_channels"):
+            value = getattr(options, name)
+            if value is not None and value < 1:
+                raise UserError(f"option {name} is {value}; give a whole number from 1 on")
+        return cls(options, load_systems(options.systems_file))
+
+    def base_of(self, item: _Input) -> dict[str, Any]:
+        """The columns that all rows of a benchmark's output share."""
+        return {
+            **self.columns_of(self.options.system or ""),
+            "sweep": self.options.sweep or slug(item.path.resolve().parent.name),
+            "run": f"{slug(item.path.stem)[:80]}-{item.sha256[:8]}",
+            "source_file": str(item.path),
+        }
+
+    def base_of_jobs(self, items: Sequence[_Input]) -> dict[str, Any]:
+        """The columns of all calls of jobs; what the caller says wins over what they tell."""
+        version = self.options.nccl_version
+        told = {
+            "gpu": self.options.gpu,
+            "nccl_version": None if version is None else str(NcclVersion.parse(version)),
+        }
+        return {
+            **self.columns_of(self.options.system or ""),
+            "sweep": self.options.sweep or slug(items[0].path.resolve().parent.name),
+            **{name: value for name, value in told.items() if value is not None},
+        }
+
+
+@dataclass(slots=True, kw_only=True)
+class ImportSummary:
+    """Totals over all files, and each file's report."""
+
+    rows_read: int = 0
+    measurements_written: int = 0
+    #: Calls of jobs, one for all ranks, and those of them whose time is known from all ranks.
+    calls_written: int = 0
+    calls_timed: int = 0
+    #: Of traces: records of single ranks that calls were joined of, and steps.
+    rank_records: int = 0
+    steps_written: int = 0
+    #: Why calls of traces have no time -> calls.
+    untimed: dict[str, int] = field(default_factory=dict)
+    dropped: int = 0
+    duplicates: int = 0
+    num_rejected: int = 0
+    #: Measurements of those written that an earlier import had written, too.
+    already_there: int = 0
+    #: Files of directories that are not read -> what they are.
+    skipped: dict[str, str] = field(default_factory=dict)
+    #: The first rejected lines of each file.
+    rejected: list[Rejected] = field(default_factory=list)
+    files: list[FileReport] = field(default_factory=list)
+
+    def add_up(self) -> None:
+        """Count the rows of all files; joined calls belong to no single file."""
+        for name in ("rows_read", "measurements_written", "duplicates", "num_rejected"):
+            setattr(self, name, sum(getattr(report, name) for report in self.files))
+        self.already_there = sum(report.already_there for report in self.files)
+        self.dropped = sum(sum(report.dropped.values()) for report in self.files)
+        self.rejected = [line for report in self.files for line in report.rejected]
+
+    def add_calls(self, table: pa.Table) -> None:
+        """Count the calls of jobs."""
+        self.calls_written += table.num_rows
+        self.calls_timed += table.num_rows - table["time_us"].null_count
+
+    def remarks(self) -> dict[str, list[str]]:
+        """Remark -> the files that it is about."""
+        found: dict[str, list[str]] = {}
+        for file in self.files:
+            for text in file.remarks:
+                found.setdefault(text, []).append(file.path)
+        return found
+
+    @property
+    def written_text(self) -> str:
+        """What was written, as text."""
+        joined = f" from {self.rank_records} records of ranks" if self.rank_records else ""
+        counts = (
+            (self.calls_written, f"calls{joined} ({self.calls_timed} with a time)"),
+            (self.steps_written, "steps"),
+            (sum(report.costs for report in self.files), "of NCCL's costs"),
+            (sum(report.decisions for report in self.files), "of NCCL's decisions"),
+        )
+        told = [f"{count} {what}" for count, what in counts if count]
+        return ", ".join([f"{self.measurements_written} measurements", *told])
+
+    def to_json(self) -> dict[str, Any]:
+        """The summary as plain values for `json.dumps`; rejected lines appear once."""
+        found = dataclasses.asdict(self)
+        for report in found["files"]:
+            report["rejected"] = report.pop("num_rejected")
+            del report["most_rejected"]
+        return {**found, "rejected": [line._asdict() for line in self.rejected]}
+
+
+class ImportFailed(OutputError):
+    """Raised when files gave no row; `summary` has what the others gave."""
+
+    def __init__(self, errors: Sequence[DataError], summary: ImportSummary) -> None:
+        """Make a message with one line a failure, and what was written nevertheless."""
+        told = "; ".join(map(str, errors))
+        written = sum(report.measurements_written > 0 for report in summary.files)
+        if written:
+            measurements = f"{summary.measurements_written} measurements"
+            told += f"; {measurements} of {written} other files are written"
+        if summary.calls_written:
+            told += f"; {summary.calls_written} calls are written"
+        super().__init__(told)
+        self.summary = summary
+
+
+def _read_text(item: _Input, known: _Known) -> Iterator[Part]:
+    return read_text(item.path, known.base_of(item), known.options, item.report)
+
+
+def _read_json(item: _Input, known: _Known) -> Iterator[Part]:
+    return read_json_file(item.path, known.base_of(item), known.options, item.report)
+
+
+def _read_csv(item: _Input, known: _Known) -> Iterator[Part]:
+    sweep = known.options.sweep or slug(item.path.stem)
+    return read_tidy_csv(item.path, sweep, known.columns_of, known.options, item.report)
+
+
+_Reader = Callable[[_Input, _Known], Iterator[Part]]
+#: Kinds of files that are read one by one: whether the text of the first bytes is of the kind, and
+#: what reads it into tables. The first that fits is taken.
+FORMATS: Final[Mapping[str, tuple[Callable[[str], bool], _Reader]]] = {
+    JSON: (lambda text: text.startswith("{"), _read_json),
+    CSV: (lambda text: is_tidy_csv(text.split("\n", 1)[0]), _read_csv),
+    TEXT: (lambda _: True, _read_text),
+}
+
+
+def import_files(
+    paths: Sequence[Path],
+    out_dir: Path,
+    *,
+    options: ImportOptions | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> ImportSummary:
+    """Import `paths` into `out_dir`, and report what became of every row.
+
+    A directory stands for the files of known kinds below it. `progress` is called with the files
+    done and their total.
+    Raises UserError before anything is read when the options cannot work, and OutputError, which
+    names the files, after all are written when some gave no row. A single file raises its own
+    error, which may be a CorruptFile.
+    """
+    known = _Known.of(options or ImportOptions())
+    summary = ImportSummary()
+    inputs = _inputs(paths, summary.skipped)
+    if not inputs:
+        raise UserError(_no_file(paths, summary.skipped))
+    unknown = [item.path for item in inputs if item.format != CSV]
+    if known.options.system is None and unknown:
+        raise UserError(
+            f"{unknown[0]} does not say on which system it was measured; name it with --system"
+        )
+    fresh = list(_without_repeats(inputs))
+    errors: list[DataError] = []
+    for done, item in enumerate(fresh, 1):
+        try:
+            _import_one(item, known, out_dir)
+        except DataError as error:
+            item.report.failure = str(error)
+            errors.append(error)
+        if progress is not None:
+            progress(done, len(fresh))
+    # A trace has reports of its own, one for each member of an archive.
+    summary.files = [item.report for item in inputs if not item.traces or item.report.remarks]
+    errors += _import_calls([i for i in fresh if i.format == _CALLS], known, out_dir, summary)
+    traces = [item for item in fresh if item.traces]
+    if traces:
+        errors += _import_traces(traces, known, out_dir, summary, progress)
+    summary.add_up()
+    if errors:
+        raise errors[0] if len(inputs) == 1 else ImportFailed(errors, summary)
+    return summary
+
+
+def _inputs(paths: Sequence[Path], skipped: dict[str, str]) -> list[_Input]:
+    """The files to read; those of directories that are not go to `skipped`, with the reason."""
+    inputs: list[_Input] = []
+    for path in paths:
+        if not path.is_dir():
+            inputs.append(_input(path))
+            continue
+        for file in sorted(each for each in path.rglob("*") if each.is_file()):
+            item = _input(file)
+            if isinstance(item.problem, OutputError):
+                skipped[str(file)] = str(item.problem).removeprefix(f"{file} is ")
+            elif item.format != TEXT or _has_output(file):
+                inputs.append(item)
+            else:
+                skipped[str(file)] = "no kind that is known"
+    return inputs
+
+
+def _input(path: Path) -> _Input:
+    """Recognise a file by its first bytes."""
+    if not path.is_file():
+        raise MissingPath("file to import", path, "check the name")
+    traces: tuple[TraceFile, ...] = ()
+    problem = None
+    try:
+        with path.open("rb") as file:
+            head = file.read(_SNIFF_BYTES)
+        # By its name too: text would be refused for reasons that do not help.
+        if head.startswith(MAGIC) or path.suffix == SUFFIX:
+            kind = _CALLS
+        else:
+            try:
+                traces = tuple(trace_files(path))
+            except DataError as error:
+                problem = error
+            text = head.decode("utf-8", errors="replace").lstrip("\ufeff \t\r\n")
+            found = next(name for name, (fits, _) in FORMATS.items() if fits(text))
+            kind = _TRACE if traces or problem else found
+        sha256 = file_sha256(path)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; check its permissions") from error
+    return _Input(path, kind, sha256, FileReport(path=str(path), format=kind), traces, problem)
+
+
+def _has_output(path: Path) -> bool:
+    """Whether a text file of a directory is a benchmark's output or NCCL's log."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return any("NCCL INFO" in line or looks_like_row(line.split()) for line in file)
+
+
+def _no_file(paths: Sequence[Path], skipped: Mapping[str, str]) -> str:
+    if not paths:
+        return "no file to import; name at least one"
+    found = f"{len(skipped)} files of other kinds" if skipped else "no file at all"
+    return (
+        f"{', '.join(map(str, paths))}: {found}, and no nccl-tests output, CSV, calls file or "
+        "trace; name the directory that holds them"
+    )
+
+
+def _without_repeats(inputs: Sequence[_Input]) -> Iterator[_Input]:
+    """Leave out files that are read together with another one, and note it in their report."""
+    seen: dict[str, Path] = {}
+    named = {item.path.resolve() for item in inputs}
+    for item in inputs:
+        first = seen.setdefault(item.sha256, item.path)
+        if first is not item.path:
+            item.report.remark(f"the same bytes as {first}; not taken twice")
+        elif main_of(item.path) in named:
+            item.report.remark("NCCL's log of another file; read with that one")
+        else:
+            yield item
+
+
+def _import_one(item: _Input, known: _Known, out_dir: Path) -> None:
+    if item.problem is not None:
+        raise item.problem
+    if item.format not in FORMATS:
+        return  # read together with all others of its kind
+    report = item.report
+    before = set(part_paths(out_dir)) if out_dir.is_dir() else set()
+    wrong = 0
+    _, read = FORMATS[item.format]
+    for kind, table in read(item, known):
+        parts = write_part(out_dir, table, kind=kind, provenance=_record([item]))
+        report.parts += [str(part) for part in parts]
+        if kind == "measurements":
+            report.measurements_written += table.num_rows
+            wrong += pc.sum(pc.equal(table["status"], Status.WRONG_VALUES.value)).as_py()
+            there = before.intersection(parts)
+            report.already_there += sum(pq.read_metadata(part).num_rows for part in there)
+    if wrong:
+        report.remark(f"{wrong} measurements had wrong values: kept as such, and nothing uses them")
+    if not report.parts:
+        raise OutputError(_nothing_usable(report))
+    _LOG.info("%s: %d measurements", item.path, report.measurements_written)
+
+
+def _record(items: Sequence[_Input]) -> dict[str, Any]:
+    # No command line and no host: importing files again writes the same parts, not others.
+    return program_record("import", files={item.path.name: item.sha256 for item in items})
+
+
+def _nothing_usable(report: FileReport) -> str:
+    if report.contradiction:
+        return f"{report.path}: {report.contradiction}; leave --collective out, or correct it"
+    if "collective not known" in report.dropped:
+        return (
+            f"{report.path} does not say which collective it measured; name it with --collective "
+            f"(one of {', '.join(c.wire for c in Collective)})"
+        )
+    if report.rejected:
+        return f"{report.path} holds no usable row; {report.rejected[0]}"
+    return f"{report.path} holds no usable row; dropped: {json.dumps(report.dropped)}"
+
+
+def _import_calls(
+    items: Sequence[_Input], known: _Known, out_dir: Path, summary: ImportSummary
+) -> list[DataError]:
+    """Write the calls of the files of all ranks; returns the errors of single files."""
+    errors: list[DataError] = []
+    if not items:
+        return errors
+    files = [(item.path, item.report) for item in items]
+    for table in read_calls(files, known.base_of_jobs(items), errors):
+        write_part(out_dir, table, kind="calls", provenance=_record(items))
+        summary.add_calls(table)
+    return errors
+
+
+def _import_traces(
+    items: Sequence[_Input],
+    known: _Known,
+    out_dir: Path,
+    summary: ImportSummary,
+    progress: Callable[[int, int], None] | None,
+) -> list[DataError]:
+    """Write the calls and steps of the traces of all ranks; returns the errors of single files."""
+    base = known.base_of_jobs(items)
+    options = known.options
+    base |= {"run": base["sweep"], "num_ranks": options.num_ranks, "num_nodes": options.num_nodes}
+    traces = read_files([trace for item in items for trace in item.traces], base, progress)
+    for kind, table in (("calls", traces.calls), ("steps", traces.steps)):
+        if table.num_rows:
+            write_part(out_dir, table, kind=kind, provenance=_record(items))
+    summary.add_calls(traces.calls)
+    summary.files += traces.reports
+    summary.rank_records, summary.steps_written = traces.records, traces.steps.num_rows
+    summary.untimed = dict(traces.untimed.most_common())
+    return traces.errors
+
+
+def import_command(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE_OR_DIR...",
+            help="Logs, JSON, CSV, calls files, traces; or directories of them.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Data directory to add to.")],
+    system: Annotated[str | None, typer.Option(help="Name of the system measured.")] = None,
+    sweep: Annotated[str | None, typer.Option(help="Name of this import.")] = None,
+    systems: Annotated[
+        Path | None, typer.Option(help="TOML with topology facts of the systems.")
+    ] = None,
+    collective: Annotated[
+        str | None, typer.Option(help="The collective, where no line of the output names it.")
+    ] = None,
+    ranks: Annotated[int | None, typer.Option(help="Ranks, where unknown.", min=1)] = None,
+    nodes: Annotated[int | None, typer.Option(help="NCCL's nNodes, where unknown.", min=1)] = None,
+    nccl_version: Annotated[str | None, typer.Option(help="NCCL release, where unknown.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU model, where unknown.")] = None,
+    launch_profile: Annotated[
+        str | None, typer.Option(help="Name of the launch-time settings, where unknown.")
+    ] = None,
+    algorithm: Annotated[str | None, typer.Option(help="Requested algorithm, if hidden.")] = None,
+    protocol: Annotated[str | None, typer.Option(help="Requested protocol, if hidden.")] = None,
+    channels: Annotated[
+        int | None, typer.Option(help="Requested channel count, if hidden.", min=1)
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write one JSON document to stdout.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more, to stderr.")] = False,
+) -> None:
+    """Read nccl-tests outputs (text, -J JSON), CSV sweeps, what the plugin recorded, and traces.
+
+    A directory stands for all such files below it; what is none of them is named and left alone. A
+    CSV needs size_bytes, collective, and time_us or busbw_gbytes_per_s (docs/collect.md).
+
+    Traces are those of PyTorch's profiler and dumps of NCCL's Inspector (.json, .json.gz, .tar.gz).
+    What is what, the content tells.
+
+    The calls files (.dcc) or traces of all ranks of a job belong into one import: the time of a
+    call is known only with all its ranks.
+
+    Example: dynamiccl-collect import all_reduce.log --out out/data --system mycluster
+    Example: dynamiccl-collect import rank*.json.gz --out out/data --system mycluster
+    """
+    cli.configure_logging(verbose=verbose)
+    options = ImportOptions(
+        system=system,
+        sweep=sweep,
+        collective=collective,
+        num_ranks=ranks,
+        num_nodes=nodes,
+        nccl_version=nccl_version,
+        gpu=gpu,
+        launch_profile=launch_profile,
+        algorithm=algorithm,
+        protocol=protocol,
+        num_channels=channels,
+        systems_file=systems,
+    )
+    kept = f"what was read so far is in {out}; the same command goes on, and takes nothing twice"
+    with cli.interruptible(lambda: kept):
+        summary = import_files(files, out, options=options, progress=_said_now_and_then())
+    if as_json:
+        cli.print_json(summary.to_json())
+    else:
+        _show(summary, out)
+
+
+def _said_now_and_then() -> Callable[[int, int], None]:
+    """A progress callback (done, total) that logs a line every half a minute."""
+    last = time.monotonic()
+
+    def say(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= 30.0 and done < total:
+            last = time.monotonic()
+            _LOG.info("%d of %d files read", done, total)
+
+    return say
+
+
+def _show(summary: ImportSummary, out: Path) -> None:
+    lines = [f"{line.path}:{line.line}: {line.reason}" for line in summary.rejected]
+    for remark, paths in summary.remarks().items():
+        others = f" (and {len(paths) - 1} more files)" if len(paths) > 1 else ""
+        lines.append(f"{paths[0]}{others}: {remark}")
+    lines[_SHOWN:] = [f"... and {len(lines) - _SHOWN} more (with --json)"][: len(lines) > _SHOWN]
+    lines += [f"{path}: left alone, {what}" for path, what in summary.skipped.items()]
+    lines += [f"{count} calls without a time: {why}" for why, count in summary.untimed.items()]
+    for line in lines:
+        _stderr.print(line, markup=False, soft_wrap=True, highlight=False)
+    there = f"; {summary.already_there} were there already" if summary.already_there else ""
+    _stdout.print(
+        f"{summary.rows_read} rows read, {summary.written_text} written{there}, "
+        f"{summary.dropped} dropped, {summary.duplicates} duplicates, "
+        f"{summary.num_rejected} rejected -> {out}",
+        soft_wrap=True,
+        highlight=False,
+    )

@@ -1,1 +1,0 @@
-"""Readers of what nccl-tests and NCCL's log print."""

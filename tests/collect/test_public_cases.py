@@ -1,0 +1,85 @@
+"""Outputs of several runs, with settings between them and runs that failed: a table of cases."""
+
+from pathlib import Path
+
+import pytest
+
+from dynamiccl.collect.imports import ImportOptions, import_files
+from dynamiccl.datasets import store
+from tests.published import COPIES
+
+CASES = COPIES / "public-cases"
+
+
+def cases() -> list[list[str]]:
+    """File, shape and runs of each line of the README's table."""
+    lines = (CASES / "README.md").read_text().splitlines()
+    return [line.strip("| ").split(" | ") for line in lines if ".log |" in line]
+
+
+def told(row: dict[str, object]) -> str:
+    asked = "own" if row["is_default"] else row["requested_algorithm"] or "?"
+    took = "failed" if row["status"] == "failed" else f"{row['time_us']:.0f} us"
+    return f"{row['collective']} {asked} {took}"
+
+
+def test_every_file_has_a_line() -> None:
+    assert {path.name for path in CASES.glob("*.log")} == {name for name, _, _ in cases()}
+
+
+@pytest.mark.parametrize(("name", "shape", "runs"), cases(), ids=lambda text: str(text)[:30])
+def test_each_run_is_what_it_was(name: str, shape: str, runs: str, tmp_path: Path) -> None:
+    summary = import_files([CASES / name], tmp_path, options=ImportOptions(system="s"))
+    frame = store.read(tmp_path).sort("source_line", "in_place")
+    # In place and out of place were the same in these cases; a failed run has one row.
+    rows = frame.unique("run", keep="first", maintain_order=True).to_dicts()
+    assert "; ".join(map(told, rows)) == runs
+    assert frame["repeat"].unique().to_list() == [0]
+    found = {f"{row['num_ranks'] or '?'} x {row['num_nodes'] or '?'}" for row in rows}
+    assert found == {shape}
+    assert not any("several" in remark for remark in summary.files[0].remarks)
+
+
+def test_a_failed_run_says_why_and_what_it_was_to_measure_first(tmp_path: Path) -> None:
+    log = CASES / "failed_algo_then_ok.log"
+    import_files([log], tmp_path, options=ImportOptions(system="s"))
+    [failed] = store.read(tmp_path).filter(status="failed").to_dicts()
+    assert failed["reason"] == "n1: Test NCCL failure common.cu:401 'invalid usage'"
+    assert (failed["size_bytes"], failed["time_us"], failed["source_line"]) == (1 << 20, None, 9)
+
+
+def test_settings_that_the_shell_and_nccl_say_otherwise_are_not_known(tmp_path: Path) -> None:
+    log = tmp_path / "two.log"
+    text = (CASES / "export_persists.log").read_text()
+    info = "n1:77:77 [0] NCCL INFO NCCL_ALGO set by environment to Ring\n# Using devices"
+    log.write_text(text.replace("# Using devices", info, 1))
+    summary = import_files([log], tmp_path / "out", options=ImportOptions(system="s"))
+    rows = store.read(tmp_path / "out").sort("source_line")
+    assert rows["is_default"].any() is False
+    assert rows["requested_algorithm"].to_list() == [None, None, "Tree", "Tree"]
+    assert rows["launch_profile"].unique(maintain_order=True).to_list() == ["algo=?", "default"]
+    assert any("NCCL_ALGO cannot be read, or is two" in x for x in summary.files[0].remarks)
+
+
+def test_a_command_over_several_lines_is_one(tmp_path: Path) -> None:
+    log = tmp_path / "lines.log"
+    text = (CASES / "unset.log").read_text()
+    log.write_text(
+        text.replace("$ ./all", "$ mpirun -x NCCL_PROTO=LL \\\n  -x NCCL_ALGO=Tree \\\n  ./all")
+    )
+    import_files([log], tmp_path / "out", options=ImportOptions(system="s"))
+    found = store.read(tmp_path / "out").select("requested_algorithm", "requested_protocol")
+    assert found.unique().rows() == [("Tree", "LL")]
+
+
+def test_each_launch_has_the_settings_of_its_own_command(tmp_path: Path) -> None:
+    """The shell's lines have no launcher's prefix, those of the ranks have one."""
+    log = tmp_path / "tagged.log"
+    lines = (CASES / "failed_algo_then_ok.log").read_text().splitlines()
+    log.write_text(
+        "\n".join(line if line.startswith("$") else f"[1,0]<stdout>:{line}" for line in lines)
+    )
+    import_files([log], tmp_path / "out", options=ImportOptions(system="s"))
+    rows = store.read(tmp_path / "out").sort("source_line")
+    found = rows.select("status", "requested_algorithm", "num_ranks").unique(maintain_order=True)
+    assert found.rows() == [("failed", "NVLS", 4), ("ok", "Ring", 4)]
