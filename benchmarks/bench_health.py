@@ -72,8 +72,8 @@ def rows(nodes: int, *slow: str, gpus: int = GPUS, seed: int = 0, **noise: float
     runner = SimulatorRunner(made.file)
     found: list[dict[str, Any]] = []
     for launch in runner.launches(0, made.trials):
-        done = runner.run(launch, lambda _: None)
-        found += [dict(row) for _, measured in done.measured for row in measured]
+        measured = runner.run(launch, lambda _: None).measured
+        found += [dict(row) for _, of_trial in measured for row in of_trial]
     for row in found:
         hosts = row["num_hosts"]
         comms = Split.parse(row["comm_split"]).comms(hosts, gpus, spare=True)

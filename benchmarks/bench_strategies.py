@@ -99,7 +99,7 @@ class World:
 
     def table(self, history: Sequence[Outcome]) -> dict[tuple[Setting, int], Config]:
         """The config that the belief would take for each task, ABSTAIN where it is not sure."""
-        table: dict[tuple[Setting, int], Config] = {trial.task: ABSTAIN for trial in self.trials}
+        table = {trial.task: ABSTAIN for trial in self.trials}
         for belief in current_beliefs(group_by_task(self.trials), history, seed=0):
             if (index := belief.decision(StrategySettings().confidence)) is not None:
                 table[belief.trials[index].task] = belief.trials[index].config
@@ -124,8 +124,8 @@ class World:
         for trial in self.trials:
             best[trial.task] = min(best.get(trial.task, math.inf), self.truth[trial.key])
             keys[trial.task, trial.config] = trial.key
-        taken = self.table(history).items()
-        return np.array([self.truth[keys[task, one]] / best[task] - 1.0 for task, one in taken])
+        taken = self.table(history)
+        return np.array([self.truth[keys[t, c]] / best[t] - 1.0 for t, c in taken.items()])
 
 
 def simulated_world() -> World:

@@ -23,11 +23,11 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -97,57 +97,54 @@ def journal_folder(sweep: Sweep, out: Path, shard: Shard) -> Path:
     return out / _JOURNAL / f"system={sweep.file.system}" / name
 
 
-class Journal:
-    """The journal of one sweep, or of one of its shards; a context manager that holds the lock."""
+@contextmanager
+def open_journal(
+    sweep: Sweep,
+    out: Path,
+    runner: str,
+    *,
+    shard: Shard | None = None,
+    resume: bool,
+    take_over: bool = False,
+) -> Iterator["Journal"]:
+    """Hold the journal of a sweep, or of one of its shards, in the data directory `out`.
 
-    def __init__(
-        self,
-        sweep: Sweep,
-        out: Path,
-        runner: str,
-        *,
-        shard: Shard | None = None,
-        resume: bool,
-        take_over: bool = False,
-    ) -> None:
-        """The journal of a sweep in the data directory `out`, as a new one or to resume it."""
-        self._sweep, self._out, self._runner = sweep, out, runner
-        self._folder = journal_folder(sweep, out, shard or Shard())
+    Args:
+        sweep: the grid.
+        out: the data directory, which is there.
+        runner: name of what measures.
+        shard: whose journal it is.
+        resume: go on with what is there, instead of refusing to add to it.
+        take_over: from a run that may still live, where the file system knows no locks.
+
+    Raises UserError: another run lives, the sweep was begun and `resume` is False, or it is another
+    grid, or of a release with another journal.
+    """
+    folder = journal_folder(sweep, out, shard or Shard())
+    _refuse_orphans(sweep, out, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock_sweep(folder, take_over=take_over):
+        yield Journal(sweep, out, folder, runner, resume=resume)
+
+
+class Journal:
+    """The journal of one sweep, or of one of its shards; `open_journal` makes it."""
+
+    def __init__(self, sweep: Sweep, out: Path, folder: Path, runner: str, *, resume: bool) -> None:
+        """Check the grid, read the records, and finish what a crash cut short."""
+        self._sweep, self._out, self._folder, self._runner = sweep, out, folder, runner
         keys = "\n".join(trial.key for trial in sweep.trials)
-        trials = hashlib.sha256(keys.encode()).hexdigest()
-        self._grid = {"trials": trials, "runner": runner, "layout": _FORMAT}
+        self._grid = {"trials": _digest(keys), "runner": runner, "layout": _FORMAT}
         #: Its name in the provenance of its parts.
-        digest = hashlib.sha256(f"{self._folder.name}:{self._grid}".encode())
-        self._identity = digest.hexdigest()[:16]
-        self._resume = resume
-        self._lock = SweepLock(self._folder, take_over=take_over)
+        self._identity = _digest(f"{folder.name}:{self._grid}")[:16]
         self._segment = 0
         self._open: list[Record] = []
         #: {"round", "trials": [[key, repeat, probability]], "retry"} of each round begun.
         self.rounds: list[Record] = []
         #: Launch id -> its record, as `commit` writes it; rows are cut when they are in a part.
         self.launches: dict[str, Record] = {}
-
-    def __enter__(self) -> Self:
-        """Take the lock, check the grid, read the records, and finish what a crash cut short.
-
-        Raises UserError: another run lives, the sweep was begun and `resume` is False, or it is
-        another grid, or of a release with another journal.
-        """
-        _refuse_orphans(self._sweep, self._out, self._folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._lock.take()
-        try:
-            self._check_grid()
-            self._read()
-        except BaseException:
-            self._lock.release()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Release the lock."""
-        self._lock.release()
+        self._check_grid(resume=resume)
+        self._read()
 
     def begin_round(self, trials: Sequence[Trial], *, is_retry: bool = False) -> None:
         """Write down a round's trials before it starts. Raises MachineError on a full disk."""
@@ -190,12 +187,12 @@ class Journal:
         text = f"{_digest(self._sweep.text)}\n{ended}\n"
         _write_atomically(self._folder / _COMPLETE, text)
 
-    def _check_grid(self) -> None:
+    def _check_grid(self, *, resume: bool) -> None:
         path = self._folder / "sweep.json"
         if not path.is_file():
             _write_atomically(path, json.dumps(self._grid))
             return
-        if not self._resume:
+        if not resume:
             raise begun_here(path.parent)
         found = _loads(path.read_text(encoding="utf-8"), path)
         if found.get("layout") != _FORMAT:
@@ -372,79 +369,70 @@ def _pairs(times_us: pl.Series) -> list[float]:
     return spreads
 
 
-class SweepLock:
-    """Held while a run lives, so that a sweep has one run at a time.
+@contextmanager
+def lock_sweep(folder: Path, *, take_over: bool) -> Iterator[None]:
+    """Hold a lock while a run lives, so that a sweep has one run at a time.
 
     `flock` where the file system knows it: the kernel releases that when a run dies. Elsewhere a
     file that one process alone can create names the owner, and stays when the owner dies: the same
     Slurm job, started anew, takes it over, and others do with `take_over`.
+
+    Raises UserError when another run lives, or may live.
     """
-
-    def __init__(self, folder: Path, *, take_over: bool) -> None:
-        """`take_over`: take the lock from an owner that may live, for all that is known here."""
-        self._folder = folder
-        self._take_over = take_over
-        self._file: BinaryIO | None = None
-        self._owner = folder / "owner"
-        self._owned: str | None = None
-
-    def take(self) -> None:
-        """Acquire the lock. Raises UserError when another run lives, or may live."""
-        # Unbuffered: what a full disk refuses is not tried again when the file is closed.
-        lock = (self._folder / "lock").open("a+b", buffering=0)
+    mine = f"process {os.getpid()} on {os.uname().nodename}"
+    # Unbuffered: what a full disk refuses is not tried again when the file is closed.
+    with (folder / "lock").open("a+b", buffering=0) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            lock.truncate(0)
-            lock.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
         except BlockingIOError as error:
             lock.seek(0)
             owner = lock.read().decode(errors="replace").strip() or "another process"
-            lock.close()
             raise UserError(
                 f"{owner} is running this sweep into this directory already; wait for it, stop it, "
                 "or take another --out"
             ) from error
         except OSError as error:
-            lock.close()
             if error.errno not in _NO_LOCKS:
                 raise
-            _log.info("no locks in %s (%s): an owner file instead", self._folder, error.strerror)
-            self._own()
+            _log.info("no locks in %s (%s): an owner file instead", folder, error.strerror)
         else:
-            self._file = lock
+            lock.truncate(0)
+            lock.write(f"{mine}\n".encode())
+            yield
+            return
+    path = folder / "owner"
+    text = _own(path, mine, take_over=take_over)
+    try:
+        yield
+    finally:
+        if _text(path) == text:
+            path.unlink(missing_ok=True)
 
-    def release(self) -> None:
-        """Release the lock."""
-        if self._file is not None:
-            self._file.close()
-        if self._owned is not None and _text(self._owner) == self._owned:
-            self._owner.unlink(missing_ok=True)
-        self._file = self._owned = None
 
-    def _own(self) -> None:
-        #   SLURM_RESTART_COUNT  Slurm: how often the job was requeued.
-        mine = {
-            "job": os.environ.get("SLURM_JOB_ID"),
-            "restart": int(os.environ.get("SLURM_RESTART_COUNT", "0")),
-            "process": f"process {os.getpid()} on {os.uname().nodename}",
-        }
-        text = json.dumps(mine)
-        while not _create(self._owner, text):
-            found = _text(self._owner)
-            if found is None:
-                continue  # given back just now
-            owner = _owner_in(found)
-            ours = owner.get("job") == mine["job"] is not None
-            if not self._take_over and not (ours and owner.get("restart", 0) < mine["restart"]):
-                raise UserError(
-                    f"{owner.get('process', 'another process')} (job {owner.get('job')}) may be "
-                    f"running this sweep: {self._owner} is its, and there are no locks here that "
-                    "would tell; wait for it, or where you know that it is gone, add --take-over"
-                )
-            _log.warning("taking this sweep over from %s", owner.get("process", found))
-            _write_atomically(self._owner, text)
-            break
-        self._owned = text
+def _own(path: Path, process: str, *, take_over: bool) -> str:
+    """Make the owner's file ours; returns what is in it."""
+    #   SLURM_RESTART_COUNT  Slurm: how often the job was requeued.
+    restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    job = os.environ.get("SLURM_JOB_ID")
+    text = json.dumps({"job": job, "restart": restart, "process": process})
+    while not _create(path, text):
+        found = _text(path)
+        if found is None:
+            continue  # given back just now
+        owner = {"process": "another process"}
+        with suppress(json.JSONDecodeError):  # cut short by a full disk, say
+            owner |= json.loads(found)
+        is_ours = job is not None and owner.get("job") == job
+        if not take_over and not (is_ours and int(owner.get("restart", 0)) < restart):
+            raise UserError(
+                f"{owner['process']} (job {owner.get('job')}) may be running this sweep: {path} is "
+                "its, and there are no locks here that would tell; wait for it, or where you know "
+                "that it is gone, add --take-over"
+            )
+        _log.warning("taking this sweep over from %s", owner["process"])
+        _write_atomically(path, text)
+        break
+    return text
 
 
 def _refuse_orphans(sweep: Sweep, out: Path, journal: Path) -> None:
@@ -473,14 +461,6 @@ def _known(row: Mapping[str, Any]) -> dict[str, Any]:
 def _with_time(row: Mapping[str, Any]) -> Mapping[str, Any]:
     stamp = row.get("timestamp")
     return row if stamp is None else {**row, "timestamp": datetime.fromisoformat(stamp)}
-
-
-def _owner_in(text: str) -> Mapping[str, Any]:
-    try:
-        found = json.loads(text)
-    except json.JSONDecodeError:
-        return {}  # cut short by a full disk, say
-    return found if isinstance(found, dict) else {}
 
 
 def _digest(text: str) -> str:

@@ -22,13 +22,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from dynamiccl.collect.companions.facts import SiteFacts
-from dynamiccl.collect.companions.nodes import Nodes
-from dynamiccl.collect.companions.watch import NoWatch, Watch
 from dynamiccl.collect.disturb import Disturber
 from dynamiccl.collect.facts import hosts_of
 from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.launchers import Ranks, command, find_launcher, map_into_container
+from dynamiccl.collect.nodes import Nodes, NoWatch, SiteFacts, Watch
 from dynamiccl.collect.output import rank_lines
 from dynamiccl.collect.process import Finished, Interrupt, Limits, Line, run_process
 from dynamiccl.collect.programs import Program, Site, can_play, find_program

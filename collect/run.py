@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from dynamiccl.collect.grid import LaunchProfile, Setting, Trial
-from dynamiccl.collect.journal import Journal, Record, Shard, counts_as_picked
+from dynamiccl.collect.journal import Journal, Record, Shard, counts_as_picked, open_journal
 from dynamiccl.collect.progress import SweepProgress
 from dynamiccl.collect.runner import Launch, LaunchMode, Row, Runner, lost_row, trial_row
 from dynamiccl.collect.strategies.strategy import Outcome, Strategy, outcome_of
@@ -85,7 +85,7 @@ def run_sweep(  # noqa: PLR0913 - the one place that puts a run together
     shard = shard or Shard()
     runner.check(sweep.trials)
     out.mkdir(parents=True, exist_ok=True)
-    with Journal(
+    with open_journal(
         sweep, out, runner.name, shard=shard, resume=resume, take_over=take_over
     ) as journal:
         progress = progress or SweepProgress(sweep.file.name)

@@ -11,9 +11,6 @@ from typing import Final
 
 from rich.console import Console
 
-from dynamiccl.collect.companions.facts import ask_nodes, environment
-from dynamiccl.collect.companions.nodes import Nodes
-from dynamiccl.collect.companions.watch import NodeWatch, NoWatch, Watch
 from dynamiccl.collect.journal import (
     Shard,
     begin_again,
@@ -23,6 +20,7 @@ from dynamiccl.collect.journal import (
 )
 from dynamiccl.collect.launch import NcclTestsRunner
 from dynamiccl.collect.launchers import LauncherSettings, find_launcher
+from dynamiccl.collect.nodes import Nodes, NodeWatch, NoWatch, Watch, ask_nodes, environment
 from dynamiccl.collect.process import Interrupt
 from dynamiccl.collect.programs import Site
 from dynamiccl.collect.progress import SweepProgress

@@ -47,7 +47,7 @@ GROUPS = {
     # Jobs of up to 16 processes each: two at once would be late for each other's limits.
     "jobs": ("serve/jobs/",),
     "pages": ("test_pages",),
-    "runner": ("collect/benchmark/test_runner",),
+    "runner": ("collect/benchmark/test_launch",),
 }
 
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from dynamiccl.checks import Check, Verdict, fail, ok, unknown, warn
 from dynamiccl.collect.doctor.context import Context
-from dynamiccl.collect.telemetry.throttle import ClockReason, is_slowed, reason_names
+from dynamiccl.collect.sampler import ClockReason, is_slowed, reason_names
 from dynamiccl.machine import Machine
 
 #: nvidia-smi --help-query-gpu.

@@ -94,8 +94,8 @@ def test_variables_reach_the_other_nodes_of_an_allocation(slurm: Slurm) -> None:
 
 #: Runs one mpirun beside another inside one allocation, as a sampler beside a benchmark.
 BESIDE = """
-from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.launchers import LauncherSettings, Ranks, command
+from dynamiccl.collect.nodes import Nodes
 from dynamiccl.collect.process import Limits, run_process
 from tests.cluster.payloads import HANG, python
 settings = LauncherSettings(kind="mpirun")

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.collect import disturb as module
-from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.disturb import Disturber, traffic_argv
 from dynamiccl.collect.grid import Interference, Setting
 from dynamiccl.collect.launchers import LauncherSettings
+from dynamiccl.collect.nodes import Nodes
 from dynamiccl.errors import InvalidSweep, MachineError, UnknownName, UserError
 from dynamiccl.nccl import Collective
 from tests.collect.live_processes import await_true, is_running

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from itertools import combinations
 from pathlib import Path
@@ -20,10 +21,11 @@ from hypothesis import strategies as st
 from dynamiccl.collect.journal import (
     Journal,
     Shard,
-    SweepLock,
     begin_again,
     how_it_ended,
     journal_folder,
+    lock_sweep,
+    open_journal,
     progress_on_disk,
     with_noise_band,
 )
@@ -47,9 +49,11 @@ def launch(number: int, *rows: dict[str, Any], **more: Any) -> Launch:
     return Launch(f"l{number}", 0, setting, LaunchMode.SWEEP, TRIALS[:1], measured=measured, **more)
 
 
-def journal(out: Path, *, resume: bool = True, made: Any = MADE, runner: str = "r") -> Journal:
+def journal(
+    out: Path, *, resume: bool = True, made: Any = MADE, runner: str = "r"
+) -> AbstractContextManager[Journal]:
     out.mkdir(exist_ok=True)
-    return Journal(made, out, runner, resume=resume)
+    return open_journal(made, out, runner, resume=resume)
 
 
 def folder_of(out: Path) -> Path:
@@ -319,15 +323,14 @@ def test_band_is_that_of_brute_force(rows: list[dict[str, Any]]) -> None:
 HOLDS: Final = """
 import sys
 from pathlib import Path
-from dynamiccl.collect.journal import SweepLock
+from dynamiccl.collect.journal import lock_sweep
 if sys.argv[2] == "without":
     import errno, fcntl
     def flock(*_): raise OSError(errno.ENOSYS, "Function not implemented")
     fcntl.flock = flock
-lock = SweepLock(Path(sys.argv[1]), take_over=False)
-lock.take()
-print("taken", flush=True)
-sys.stdin.read()
+with lock_sweep(Path(sys.argv[1]), take_over=False):
+    print("taken", flush=True)
+    sys.stdin.read()
 """
 
 
@@ -355,8 +358,8 @@ def no_locks(monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOLCK) -> Non
         monkeypatch.delenv(name, raising=False)
 
 
-def lock(folder: Path, *, take_over: bool = False) -> SweepLock:
-    return SweepLock(folder, take_over=take_over)
+def lock(folder: Path, *, take_over: bool = False) -> AbstractContextManager[None]:
+    return lock_sweep(folder, take_over=take_over)
 
 
 def test_second_run_is_refused_while_the_first_lives(
@@ -364,30 +367,33 @@ def test_second_run_is_refused_while_the_first_lives(
 ) -> None:
     locks, holder = held
     runs = "is running" if locks == "with" else r".*may be running"
-    with pytest.raises(UserError, match=rf"process {holder.pid} on .* ?{runs} this sweep"):
-        lock(tmp_path).take()
+    said = rf"process {holder.pid} on .* ?{runs} this sweep"
+    with pytest.raises(UserError, match=said), lock(tmp_path):
+        pass
     holder.kill()
     holder.wait()
     if locks == "without":
         # The owner's file stays, and nobody can tell.
-        with pytest.raises(UserError, match=r"where you know that it is gone, add --take-over"):
-            lock(tmp_path).take()
-    taken = lock(tmp_path, take_over=locks == "without")
-    taken.take()
-    taken.release()
+        gone = r"where you know that it is gone, add --take-over"
+        with pytest.raises(UserError, match=gone), lock(tmp_path):
+            pass
+    with lock(tmp_path, take_over=locks == "without"):
+        pass
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+REFUSED = "may be running this sweep"
 
 
 def test_without_locks_it_is_taken_once_and_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_locks(monkeypatch)
-    first = lock(tmp_path)
-    first.take()
-    with pytest.raises(UserError, match=rf"process {os.getpid()} on .* may be running this sweep"):
-        lock(tmp_path).take()
-    (tmp_path / "owner").write_text("{}")  # another run took it over
-    first.release()
+    with lock(tmp_path):
+        said = rf"process {os.getpid()} on .* {REFUSED}"
+        with pytest.raises(UserError, match=said), lock(tmp_path):
+            pass
+        (tmp_path / "owner").write_text("{}")  # another run took it over
     assert (tmp_path / "owner").read_text() == "{}"
 
 
@@ -396,16 +402,17 @@ def test_a_requeued_job_takes_over_from_itself_and_another_job_does_not(
 ) -> None:
     no_locks(monkeypatch)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    lock(tmp_path).take()
-    with pytest.raises(UserError, match=r"\(job 7\) may be running this sweep"):
-        lock(tmp_path).take()
-    monkeypatch.setenv("SLURM_JOB_ID", "8")
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    with pytest.raises(UserError, match=r"\(job 7\) may be running this sweep"):
-        lock(tmp_path).take()
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    lock(tmp_path).take()
-    assert json.loads((tmp_path / "owner").read_text())["restart"] == 1
+    refused = pytest.raises(UserError, match=rf"\(job 7\) {REFUSED}")
+    with lock(tmp_path):
+        with refused, lock(tmp_path):
+            pass
+        monkeypatch.setenv("SLURM_JOB_ID", "8")
+        monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+        with refused, lock(tmp_path):
+            pass
+        monkeypatch.setenv("SLURM_JOB_ID", "7")
+        with lock(tmp_path):
+            assert json.loads((tmp_path / "owner").read_text())["restart"] == 1
 
 
 def test_owners_file_that_a_full_disk_cut_short_needs_take_over(
@@ -413,13 +420,15 @@ def test_owners_file_that_a_full_disk_cut_short_needs_take_over(
 ) -> None:
     no_locks(monkeypatch)
     (tmp_path / "owner").write_text('{"job"')
-    with pytest.raises(UserError, match=r"another process .* add --take-over"):
-        lock(tmp_path).take()
+    with pytest.raises(UserError, match=r"another process .* add --take-over"), lock(tmp_path):
+        pass
+    with lock(tmp_path, take_over=True):
+        pass
 
 
 def test_an_error_that_is_not_about_locks_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_locks(monkeypatch, errno.EIO)
-    with pytest.raises(OSError, match="Input/output"):
-        lock(tmp_path).take()
+    with pytest.raises(OSError, match="Input/output"), lock(tmp_path):
+        pass

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from dynamiccl import __version__
-from dynamiccl.collect.telemetry.node import node_facts
+from dynamiccl.collect.node_facts import node_facts
 from dynamiccl.fingerprint import check_fingerprint
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.this_machine import PROBE_NAME
 from tests.cli.conftest import Shell
-from tests.collect.telemetry import sysfs
+from tests.collect import sysfs
 
 H100 = "NVIDIA H100 80GB HBM3"
 NODE = f"gpu={H100}*8;mig=0;nic=infiniband*8"
@@ -126,7 +126,7 @@ def test_plugin_and_sweep_name_a_machine_alike(
     build: Build, wanted: str, probe: Path, tmp_path: Path
 ) -> None:
     build(tmp_path)
-    assert node_facts(tmp_path / "sys", tmp_path / "proc").fingerprint == wanted
+    assert node_facts(tmp_path / "sys", tmp_path / "proc")["node_fingerprint"] == wanted
     said = ask(probe, tmp_path)
     assert said == {"plugin_version": __version__, "fingerprint": f"{wanted};nccl=0"}
     check_fingerprint(said["fingerprint"])

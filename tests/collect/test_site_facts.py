@@ -1,34 +1,34 @@
 import json
 import logging
-from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dynamiccl.collect.companions.facts import SiteFacts, agreed, ask_nodes, environment, exclusive
-from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.launchers import LauncherSettings
-from dynamiccl.collect.telemetry.node import NodeFacts
+from dynamiccl.collect.node_facts import row_columns
+from dynamiccl.collect.nodes import Nodes, SiteFacts, agreed, ask_nodes, environment, exclusive
 from dynamiccl.datasets.schema import MEASUREMENTS
 from tests.fakes.nvml.build import build_fake_nvml
 
-NODE = NodeFacts(
-    host="n1",
-    nvml_error=None,
-    num_gpus=8,
-    gpu_names=("FAKE H100",),
-    driver_version="999.10",
-    compute_capability=9.0,
-    nvlink_generation=4,
-    nvlinks_per_gpu=18,
-    nvswitch=True,
-    mig=False,
-    cpu_vendor="intel",
-    nic_kind="infiniband",
-    nic_gbits_per_s=400.0,
-    nics_per_node=8,
-    fingerprint="gpu=FAKE H100*8;mig=0;nic=infiniband*8",
-)
+NODE: dict[str, Any] = {
+    "host": "n1",
+    "nvml_error": None,
+    "num_gpus": 8,
+    "gpu": "FAKE H100",
+    "driver_version": "999.10",
+    "compute_capability": 9.0,
+    "nvlink_generation": 4,
+    "nvlinks_per_gpu": 18,
+    "nvswitch": True,
+    "mig": False,
+    "cpu_vendor": "intel",
+    "nic_kind": "infiniband",
+    "nic_gbits_per_s": 400.0,
+    "nics_per_node": 8,
+    "node_fingerprint": "gpu=FAKE H100*8;mig=0;nic=infiniband*8",
+}
+COLUMNS = row_columns(NODE)
 LOCAL = Nodes(LauncherSettings())
 
 
@@ -44,22 +44,22 @@ class Answers(Nodes):
 
 
 def test_nodes_that_agree_give_columns() -> None:
-    found = agreed([NODE, replace(NODE, host="n2")])
-    assert found == NODE.row_columns()
+    found = agreed([NODE, NODE | {"host": "n2"}])
+    assert found == COLUMNS
     assert found.keys() <= {field.name for field in MEASUREMENTS}
 
 
 def test_what_nodes_differ_in_is_left_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
-    found = agreed([NODE, replace(NODE, driver_version="1.0", nic_kind=None)])
-    assert found.keys() == NODE.row_columns().keys() - {"driver_version", "nic_kind"}
+    found = agreed([NODE, NODE | {"driver_version": "1.0", "nic_kind": None}])
+    assert found.keys() == COLUMNS.keys() - {"driver_version", "nic_kind"}
     assert "the nodes differ in driver_version, nic_kind: not recorded" in caplog.text
 
 
 def test_mig_on_one_node_is_mig() -> None:
-    for other in (replace(NODE, mig=True), replace(NODE, mig=None)):
-        assert agreed([NODE, other]).get("mig") == other.mig
-    assert agreed([replace(NODE, mig=None), replace(NODE, mig=True)])["mig"] is True
-    assert "mig" not in agreed([NODE, replace(NODE, mig=None)])
+    for other in (NODE | {"mig": True}, NODE | {"mig": None}):
+        assert agreed([NODE, other]).get("mig") == other["mig"]
+    assert agreed([NODE | {"mig": None}, NODE | {"mig": True}])["mig"] is True
+    assert "mig" not in agreed([NODE, NODE | {"mig": None}])
 
 
 def test_no_node_says_nothing() -> None:
@@ -67,21 +67,21 @@ def test_no_node_says_nothing() -> None:
 
 
 def test_nodes_are_asked_and_other_lines_passed_over(caplog: pytest.LogCaptureFixture) -> None:
-    nodes = Answers("srun: step created", NODE.to_json(), "", replace(NODE, host="n2").to_json())
-    assert ask_nodes(nodes, 2, {}) == SiteFacts(NODE.row_columns(), 8)
+    nodes = Answers("srun: step created", json.dumps(NODE), "", json.dumps(NODE | {"host": "n2"}))
+    assert ask_nodes(nodes, 2, {}) == SiteFacts(COLUMNS, 8)
     assert caplog.text == ""
 
 
 def test_silent_and_garbled_nodes_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    strange = json.dumps({**asdict(NODE), "colour": "red"})
-    assert ask_nodes(Answers("{torn", strange, NODE.to_json()), 3, {}).num_gpus == 8
+    strange = json.dumps({**NODE, "colour": "red"})
+    assert ask_nodes(Answers("{torn", strange, json.dumps(NODE)), 3, {}).num_gpus == 8
     assert "only 1 of 3 nodes reported their facts" in caplog.text
     assert caplog.text.count("no facts about a node, but: {") == 2
     assert ask_nodes(Answers(), 1, {}) == SiteFacts({}, None)
 
 
 def test_number_of_gpus_is_known_when_all_have_as_many() -> None:
-    lines = [replace(NODE, num_gpus=count).to_json() for count in (8, 4)]
+    lines = [json.dumps(NODE | {"num_gpus": count}) for count in (8, 4)]
     assert ask_nodes(Answers(*lines), 2, {}).num_gpus is None
     assert ask_nodes(Answers(lines[1]), 1, {}).num_gpus == 4
 
@@ -116,7 +116,7 @@ def test_slurm_says_whether_the_nodes_are_ours_alone(
 ) -> None:
     slurm.write_text(f"JobId=42 JobName=x OverSubscribe={word} Contiguous=0 Licenses=(null)\n")
     assert exclusive({"SLURM_JOB_ID": "42"}) is alone
-    found = ask_nodes(Answers(NODE.to_json()), 1, {"SLURM_JOB_ID": "42"})
+    found = ask_nodes(Answers(json.dumps(NODE)), 1, {"SLURM_JOB_ID": "42"})
     assert found.columns["exclusive_node"] is alone
     assert found.columns["job_id"] == "42"
     assert ("the nodes are shared with other jobs" in caplog.text) != alone

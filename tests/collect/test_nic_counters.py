@@ -6,16 +6,15 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.collect.describe import lossy_ports
-from dynamiccl.collect.telemetry.health import (
+from dynamiccl.collect.nodes import (
     Health,
     NodeReadings,
-    PortCount,
     Window,
     parse_reading,
-    worst,
+    worst_of,
 )
-from dynamiccl.collect.telemetry.nic_counters import port_counters
-from tests.collect.telemetry import sysfs
+from dynamiccl.collect.sampler import port_counters, read_counters
+from tests.collect import sysfs
 from tests.rows import default, frame
 
 
@@ -24,13 +23,19 @@ def counting(root: Path, device: str, folder: str, **counts: object) -> None:
     sysfs.write(port / folder, **counts)
 
 
+def read(root: Path) -> dict[str, tuple[int | None, int | None]]:
+    return {
+        port: (read_counters(retries), read_counters(congestion))
+        for port, (retries, congestion) in port_counters(root).items()
+    }
+
+
 def test_each_driver_is_read_by_its_own_names(tmp_path: Path) -> None:
     counting(tmp_path, "mlx5_0", "hw_counters", out_of_sequence=3, np_cnp_sent=7, rp_cnp_handled=1)
     counting(tmp_path, "bnxt_re0", "hw_counters", to_retransmits=2, rx_ecn_marked_pkts=9)
     counting(tmp_path, "irdma0", "hw_counters", RTO=4, cnpHandled=5)
     sysfs.write(sysfs.infiniband(tmp_path, "ib0") / "counters", symbol_error=6)
-    read = {port.name: port.read() for port in port_counters(tmp_path)}
-    assert read == {
+    assert read(tmp_path) == {
         "bnxt_re0/1": (2, 9),
         "ib0/1": (6, None),
         "irdma0/1": (4, 5),
@@ -41,21 +46,21 @@ def test_each_driver_is_read_by_its_own_names(tmp_path: Path) -> None:
 def test_counters_with_spaces_in_their_names_are_read(tmp_path: Path) -> None:
     port = sysfs.infiniband(tmp_path, "irdma0")
     sysfs.write(port / "hw_counters", **{"Rcvd Out of order packets": 8})
-    assert [each.read() for each in port_counters(tmp_path)] == [(8, None)]
+    assert read(tmp_path) == {"irdma0/1": (8, None)}
 
 
 def test_what_is_no_number_or_has_gone_is_not_known(tmp_path: Path) -> None:
     counting(tmp_path, "mlx5_0", "hw_counters", out_of_sequence="N/A (no PMA)", np_cnp_sent=1)
-    (port,) = port_counters(tmp_path)
-    assert port.read() == (None, 1)
-    port.congestion[0].unlink()
-    assert port.read() == (None, None)
+    [(retries, congestion)] = port_counters(tmp_path).values()
+    assert (read_counters(retries), read_counters(congestion)) == (None, 1)
+    congestion[0].unlink()
+    assert read_counters(congestion) is None
 
 
 def test_port_that_counts_nothing_is_none(tmp_path: Path) -> None:
     sysfs.infiniband(tmp_path, "mlx5_0")
     sysfs.efa(tmp_path, "rdmap16s27")
-    assert port_counters(tmp_path) == ()
+    assert port_counters(tmp_path) == {}
 
 
 def node(*readings: tuple[float, int | None, int | None], host: str = "n1") -> NodeReadings:
@@ -68,14 +73,14 @@ def node(*readings: tuple[float, int | None, int | None], host: str = "n1") -> N
 def test_a_stretch_has_what_was_counted_in_it() -> None:
     counted = node((0.0, 5, 100), (1.0, 5, 160), (2.0, 7, 160), (3.0, 7, 200))
     (port,) = counted.health(0.5, 1.5).ports
-    assert (port.name, port.retries, port.congestion) == ("n1 mlx5_0/1", 2, 60)
+    assert port == ("n1 mlx5_0/1", 2, 60)
     (quiet,) = counted.health(2.2, 2.8).ports
-    assert (quiet.retries, quiet.congestion) == (0, 40)
+    assert quiet[1:] == (0, 40)
 
 
 def test_counter_that_began_anew_counts_what_it_shows() -> None:
     (port,) = node((0.0, 900, 0), (1.0, 4, 0)).health(0.2, 0.8).ports
-    assert port.retries == 4
+    assert port[1] == 4
 
 
 def test_port_of_which_nothing_is_known_is_null_in_the_row() -> None:
@@ -85,12 +90,12 @@ def test_port_of_which_nothing_is_known_is_null_in_the_row() -> None:
 
 
 def test_row_has_the_sum_of_all_ports_and_names_the_worst() -> None:
-    ports = (PortCount("n1 a/1", 0, 90), PortCount("n2 b/1", 3, 5), PortCount("n2 c/1", 0, None))
-    both = worst([Health(False, 0, ports[:1]), Health(False, 0, ports[1:])])
+    ports = (("n1 a/1", 0, 90), ("n2 b/1", 3, 5), ("n2 c/1", 0, None))
+    both = worst_of([Health(False, 0, ports[:1]), Health(False, 0, ports[1:])])
     columns = both.row_columns()
     assert (columns["nic_retries"], columns["nic_congestion"]) == (3, 95)
     assert columns["nic_worst"] == "n2 b/1"
-    quiet = Health(False, 0, (PortCount("n1 a/1", 0, 0),)).row_columns()
+    quiet = Health(False, 0, (("n1 a/1", 0, 0),)).row_columns()
     assert (quiet["nic_retries"], quiet["nic_worst"]) == (0, None)
 
 

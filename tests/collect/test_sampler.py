@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from dynamiccl.collect.ending import HELLO
-from dynamiccl.collect.telemetry.health import NodeReadings, parse_reading
-from dynamiccl.collect.telemetry.sampler import sampler_argv
+from dynamiccl.collect.nodes import NodeReadings, parse_reading
+from dynamiccl.collect.sampler import sampler_argv
+from tests.collect import sysfs
 from tests.collect.live_processes import await_true, is_running
-from tests.collect.telemetry import sysfs
 from tests.fakes.nvml.build import fake_nvml_env
 
 PATIENCE_S = 20.0

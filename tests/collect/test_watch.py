@@ -11,14 +11,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dynamiccl.collect.companions import watch as watching
-from dynamiccl.collect.companions.facts import ask_nodes
-from dynamiccl.collect.companions.nodes import Nodes
-from dynamiccl.collect.companions.watch import NodeWatch, NoWatch
+from dynamiccl.collect import nodes as watching
 from dynamiccl.collect.launch import NcclTestsRunner
 from dynamiccl.collect.launchers import LauncherSettings
+from dynamiccl.collect.nodes import UNKNOWN, Health, Nodes, NodeWatch, NoWatch, ask_nodes
 from dynamiccl.collect.run import run_sweep
-from dynamiccl.collect.telemetry.health import UNKNOWN, Health
 from dynamiccl.datasets import store
 from dynamiccl.datasets.cells import comparable, usable
 from tests.collect.benchmark.stand_in import site
@@ -27,7 +24,7 @@ from tests.collect.cycles import Cycles
 from tests.collect.live_processes import await_true, is_running
 from tests.fakes.nvml.build import build_fake_nvml
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 LOCAL = Nodes(LauncherSettings())
 HEALTHY = Health(throttled=False, ecc_errors=0)
 
@@ -161,9 +158,8 @@ def test_samplers_are_ended_when_their_start_is_interrupted(machine: pytest.Monk
 
 HARNESS = """
 import time
-from dynamiccl.collect.companions.nodes import Nodes
-from dynamiccl.collect.companions.watch import NodeWatch
 from dynamiccl.collect.launchers import LauncherSettings
+from dynamiccl.collect.nodes import Nodes, NodeWatch
 with NodeWatch(Nodes(LauncherSettings()), 1) as watch:
     print(watch._process.pid, flush=True)
     time.sleep(600)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.companions.nodes import Nodes
 from dynamiccl.collect.launchers import ContainerSettings, LauncherSettings
+from dynamiccl.collect.nodes import Nodes
 from dynamiccl.errors import InvalidSweep, MachineError
 from tests.collect.live_processes import await_true, children, is_running
 

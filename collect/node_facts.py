@@ -1,8 +1,13 @@
 """Hardware facts of a node (GPUs, links, driver, CPU, NICs), from NVML, else from the kernel.
 
-    python -m dynamiccl.collect.telemetry.node
+    python -m dynamiccl.collect.node_facts
 
-prints the facts as one JSON line, so that a launcher can ask every node.
+prints the facts as one JSON line, so that a launcher can ask every node. They are named as the
+columns of a measurement that they fill; null = unknown.
+
+NICs (InfiniBand, RoCE, EFA and Ethernet) are read from /sys/class/infiniband/DEVICE/ports/N (Linux
+Documentation/ABI/stable/sysfs-class-infiniband) and /sys/class/net/DEVICE
+(Documentation/ABI/testing/sysfs-class-net).
 """
 
 import argparse
@@ -12,14 +17,12 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from dynamiccl import cli
-from dynamiccl.collect.telemetry.nics import SYSFS, net_devices, rdma_ports
-from dynamiccl.collect.telemetry.nvml import Nvml, Refused
+from dynamiccl.collect.sampler import SYSFS, Nvml, Refused
 from dynamiccl.errors import CorruptFile
 from dynamiccl.fingerprint import node_part
 
@@ -34,111 +37,86 @@ _MAX_LINKS: Final = 36
 _CPU_VENDORS: Final[Mapping[str, str]] = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
-    """Facts of a node; None = unknown."""
-
-    host: str
-    #: Why NVML gave nothing; None when it answered.
-    nvml_error: str | None
-    num_gpus: int | None
-    #: Names of the GPUs, each once.
-    gpu_names: tuple[str, ...]
-    driver_version: str | None
-    compute_capability: float | None
-    #: 0 = no NVLink.
-    nvlink_generation: int | None
-    nvlinks_per_gpu: int | None
-    nvswitch: bool | None
-    mig: bool | None
-    cpu_vendor: str | None
-    #: infiniband, roce, efa or socket: what the fastest active NICs are.
-    nic_kind: str | None
-    nic_gbits_per_s: float | None
-    nics_per_node: int | None
-    #: The node as the plugin names it (dynamiccl/fingerprint.py); None = not all of it is known.
-    fingerprint: str | None
-
-    def row_columns(self) -> dict[str, Any]:
-        """The environment columns of a measurement that these facts fill; unknown ones are absent.
-
-        `cuda_version` is not among them: a driver runs programs built with other CUDA versions.
-        """
-        columns = {
-            "gpu": self.gpu_names[0] if len(self.gpu_names) == 1 else None,
-            "driver_version": self.driver_version,
-            "compute_capability": self.compute_capability,
-            "nvlink_generation": self.nvlink_generation,
-            "nvlinks_per_gpu": self.nvlinks_per_gpu,
-            "nvswitch": self.nvswitch,
-            "nic_kind": self.nic_kind,
-            "nic_gbits_per_s": self.nic_gbits_per_s,
-            "nics_per_node": self.nics_per_node,
-            "cpu_vendor": self.cpu_vendor,
-            "mig": self.mig,
-            "node_fingerprint": self.fingerprint,
-        }
-        return {name: value for name, value in columns.items() if value is not None}
-
-    def to_json(self) -> str:
-        """One line of JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, line: str) -> "NodeFacts":
-        """The facts that `to_json` wrote; raises CorruptFile for anything else."""
-        try:
-            fields = json.loads(line)
-            return cls(**{**fields, "gpu_names": tuple(fields["gpu_names"])})
-        except (ValueError, TypeError, KeyError) as error:
-            raise CorruptFile(f"no facts about a node, but: {line.strip()[:200]}") from error
-
-
-def node_argv() -> list[str]:
-    """Argument vector that prints a node's facts as one line of JSON."""
-    return [sys.executable, "-m", "dynamiccl.collect.telemetry.node"]
-
-
-def node_facts(sysfs: Path = SYSFS, proc: Path = PROC) -> NodeFacts:
-    """The facts of this node; what cannot be read is unknown, and no error."""
-    gpus: dict[str, Any] = {}
-    try:
-        nvml = Nvml()
-        gpus = _gpu_facts(nvml)
-        nvml.close()
-        nvml_error = None
-    except Refused as error:
-        nvml_error = str(error)
-    gpus.setdefault("num_gpus", _gpus_of_the_kernel(proc))
-    gpus.setdefault("driver_version", _driver_of_the_kernel(proc))
-    nics = _nic_facts(sysfs)
-    return NodeFacts(
-        **{**dict.fromkeys(_GPU_FIELDS), "gpu_names": (), **gpus},
-        host=platform.node(),
-        nvml_error=nvml_error,
-        cpu_vendor=_cpu_vendor(proc),
-        fingerprint=_fingerprint(proc, nics),
-        **nics,
-    )
-
-
-_GPU_FIELDS: Final = (
-    "num_gpus",
-    "driver_version",
+#: Facts that are no column of a measurement.
+_OTHER: Final = ("host", "nvml_error", "num_gpus")
+#: What NVML alone knows.
+_GPU_FACTS: Final = (
+    "gpu",
     "compute_capability",
     "nvlink_generation",
     "nvlinks_per_gpu",
     "nvswitch",
     "mig",
 )
+#: What NVML is not needed for.
+_KERNEL_FACTS: Final = (
+    *("driver_version", "cpu_vendor", "node_fingerprint"),
+    *("nic_kind", "nic_gbits_per_s", "nics_per_node"),
+)
+
+
+def node_argv() -> list[str]:
+    """Argument vector that prints a node's facts as one line of JSON."""
+    return [sys.executable, "-m", "dynamiccl.collect.node_facts"]
+
+
+def parse_facts(line: str) -> dict[str, Any]:
+    """The facts in a line that the program wrote; raises CorruptFile for anything else."""
+    try:
+        facts: dict[str, Any] = json.loads(line)
+        is_whole = facts.keys() == {*_OTHER, *_GPU_FACTS, *_KERNEL_FACTS}
+    except (ValueError, AttributeError):
+        is_whole = False
+    if not is_whole:
+        raise CorruptFile(f"no facts about a node, but: {line.strip()[:200]}")
+    return facts
+
+
+def row_columns(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The environment columns of a measurement that facts fill; unknown ones are absent.
+
+    `cuda_version` is not among them: a driver runs programs built with other CUDA versions.
+    """
+    return {name: fact for name, fact in facts.items() if fact is not None and name not in _OTHER}
+
+
+def node_facts(sysfs: Path = SYSFS, proc: Path = PROC) -> dict[str, Any]:
+    """The facts of this node; what cannot be read is unknown, and no error.
+
+    `nvml_error` says why NVML gave nothing, `nvlink_generation` 0 = no NVLink, `nic_kind`
+    (infiniband, roce, efa, socket) what the fastest active NICs are, `node_fingerprint` the node as
+    the plugin names it (dynamiccl/fingerprint.py), null where not all of it is known.
+    """
+    gpus: dict[str, Any] = {}
+    nvml_error = None
+    try:
+        nvml = Nvml()
+        gpus = _gpu_facts(nvml)
+        nvml.close()
+    except Refused as error:
+        nvml_error = str(error)
+    gpus.setdefault("num_gpus", _gpus_of_the_kernel(proc))
+    gpus.setdefault("driver_version", _driver_of_the_kernel(proc))
+    nics = _nic_facts(sysfs)
+    return {
+        "host": platform.node(),
+        "nvml_error": nvml_error,
+        **dict.fromkeys(_GPU_FACTS),
+        **gpus,
+        "cpu_vendor": _cpu_vendor(proc),
+        "node_fingerprint": _fingerprint(proc, nics),
+        **nics,
+    }
 
 
 def _gpu_facts(nvml: Nvml) -> dict[str, Any]:
     handles = [nvml.handle(index) for index in range(nvml.num_gpus)]
     facts: dict[str, Any] = {"num_gpus": nvml.num_gpus}
     facts["driver_version"] = _maybe(lambda: nvml.ask("nvmlSystemGetDriverVersion"))
-    names = _each(nvml, handles, "nvmlDeviceGetName")
-    facts["gpu_names"] = tuple(dict.fromkeys(name for name in names if name))
+    names = {_maybe(partial(nvml.ask, "nvmlDeviceGetName", handle)) for handle in handles}
+    # One that the driver does not name is taken to be like the others.
+    known = [name for name in names if name]
+    facts["gpu"] = known[0] if len(known) == 1 else None
     if not handles:
         return facts
     first = handles[0]
@@ -178,11 +156,6 @@ def _link_facts(nvml: Nvml, handle: Any) -> dict[str, Any]:
         "nvlinks_per_gpu": len(active),
         "nvswitch": None if remote is None else remote == _SWITCH,
     }
-
-
-def _each(nvml: Nvml, handles: Sequence[Any], function: str) -> list[Any]:
-    """The answer of every GPU, in a list."""
-    return [_maybe(partial(nvml.ask, function, handle)) for handle in handles]
 
 
 def _maybe(ask: Callable[[], Any]) -> Any:
@@ -251,34 +224,58 @@ def _cpu_vendor(proc: Path) -> str | None:
 
 def _nic_facts(sysfs: Path) -> dict[str, Any]:
     """Facts of the fastest active RDMA ports, which NCCL would use, else of the fastest socket."""
-    active = [port for port in rdma_ports(sysfs) if port.active]
-    if active:
-        kinds = Counter((port.gbits_per_s or 0.0, port.kind) for port in active)
-        (rate, kind), count = max(kinds.items())
-        return {"nic_kind": kind, "nic_gbits_per_s": rate or None, "nics_per_node": count}
-    speeds = Counter(_gbits_per_s(device) for device in net_devices(sysfs))
-    if not speeds:
-        return {"nic_kind": None, "nic_gbits_per_s": None, "nics_per_node": None}
-    fastest = max(speeds, key=lambda rate: rate or 0.0)
-    return {
-        "nic_kind": "socket",
-        "nic_gbits_per_s": fastest,
-        "nics_per_node": speeds[fastest],
-    }
+    ports = sorted((sysfs / "class" / "infiniband").glob("*/ports/*"))
+    found = Counter(_rdma_nic(port) for port in ports if _is_active(port))
+    if not found:
+        found = Counter(_socket(device) for device in _net_devices(sysfs))
+    (rate, kind), count = max(found.items(), default=((0.0, None), None))
+    return {"nic_kind": kind, "nic_gbits_per_s": rate or None, "nics_per_node": count}
 
 
-def _gbits_per_s(device: Path) -> float | None:
+def _is_active(port: Path) -> bool:
+    return _word(port / "state").rpartition(":")[2].strip() == "ACTIVE"
+
+
+def _rdma_nic(port: Path) -> tuple[float, str]:
+    """Rate in Gbit/s (0 = unknown) and kind of a port of an RDMA device."""
+    driver = port.parents[1] / "device" / "driver"
+    rate = _word(port / "rate").partition(" ")[0]
+    if driver.exists() and driver.resolve().name == "efa":
+        kind = "efa"
+    else:
+        kind = "roce" if _word(port / "link_layer").lower() == "ethernet" else "infiniband"
+    return float(rate) if rate.replace(".", "", 1).isdecimal() else 0.0, kind
+
+
+def _net_devices(root: Path) -> list[Path]:
+    """Network devices that may carry data: those with hardware, or, where none has, all but lo.
+
+    A node of a container platform has hundreds of virtual ones, which say nothing.
+    """
+    found = sorted(p for p in (root / "class" / "net").glob("*") if p.name != "lo" and p.is_dir())
+    return [p for p in found if (p / "device").exists()] or found
+
+
+def _socket(device: Path) -> tuple[float, str]:
     try:
         megabits = int((device / "speed").read_text(encoding="ascii"))
     except (OSError, ValueError):
-        return None  # a virtual device has no speed (EINVAL)
-    return megabits / 1000.0 if megabits > 0 else None
+        megabits = 0  # a virtual device has no speed (EINVAL)
+    return max(megabits, 0) / 1000.0, "socket"
+
+
+def _word(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        # The attribute is not there (EFA has no link_layer) or its device has just gone.
+        return ""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print this node's facts as a line of JSON."""
     argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args(arguments)
-    sys.stdout.write(node_facts().to_json() + "\n")
+    sys.stdout.write(json.dumps(node_facts()) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,16 +2,16 @@
 
 import pytest
 
-from dynamiccl.collect.telemetry.health import (
+from dynamiccl.collect.nodes import (
     MAX_GAP_S,
     UNKNOWN,
     Health,
     NodeReadings,
     Window,
     parse_reading,
-    worst,
+    worst_of,
 )
-from dynamiccl.collect.telemetry.throttle import is_slowed
+from dynamiccl.collect.sampler import is_slowed
 
 Gpus = tuple[bool | None, ...]
 Counts = tuple[int | None, ...]
@@ -128,10 +128,10 @@ def test_last_reading_tells_until_when_a_node_is_known() -> None:
 
 def test_bad_node_makes_the_stretch_bad_and_no_node_makes_it_unknown() -> None:
     fine, bad = Health(throttled=False, ecc_errors=0), Health(throttled=True, ecc_errors=3)
-    assert worst([fine, fine]) == fine
-    assert worst([fine, UNKNOWN, bad]) == bad
-    assert worst([fine, UNKNOWN]) == UNKNOWN
-    assert worst([]) == UNKNOWN
+    assert worst_of([fine, fine]) == fine
+    assert worst_of([fine, UNKNOWN, bad]) == bad
+    assert worst_of([fine, UNKNOWN]) == UNKNOWN
+    assert worst_of([]) == UNKNOWN
 
 
 @pytest.mark.parametrize(
