@@ -12,7 +12,7 @@ The collective comes from, in this order:
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, Final
@@ -149,7 +149,7 @@ def parse_text(text: str, *, where: str, collective: Collective | None = None) -
     report = FileReport(path=where, format=Source.NCCL_TESTS_TEXT.value, most_rejected=len(text))
     text_runs = TextRuns(report)
     rows = [row for halves in text_runs.rows(text.splitlines()) for row in halves]
-    found = _as_dicts(rows, text_runs.runs, report, collective)
+    found = _as_dicts(rows, text_runs.runs, report, collective, Source.NCCL_TESTS_TEXT)
     return TextOutput(found, tuple(report.rejected), tuple(report.remarks))
 
 
@@ -211,13 +211,20 @@ def parse_json(path: Path, collective: Collective) -> list[Row]:
     rows, run = read_json(path, report)
     if report.rejected:
         raise OutputError(str(report.rejected[0]))
-    return _as_dicts(rows, [run], report, collective)
+    return _as_dicts(rows, [run], report, collective, Source.NCCL_TESTS_JSON)
 
 
 def _as_dicts(
-    rows: list[Row], runs: Sequence[Run], report: FileReport, started: Collective | None
+    rows: list[Row],
+    runs: Sequence[Run],
+    report: FileReport,
+    started: Collective | None,
+    source: Source,
 ) -> list[Row]:
+    """The rows with all that is known of their runs."""
     known = resolve_all(_gathered([rows]), runs, ImportOptions(), report, started=started)
+    for facts in known.values():
+        facts.columns["source"] = source.value
     return [known[row[RUN]].measurement(row) for row in rows if row[RUN] in known]
 
 
@@ -355,12 +362,8 @@ def as_measurements(rows: pl.DataFrame) -> pa.Table:
 
 
 def _actual(choice: Choice) -> Row:
-    return {
-        "actual_algorithm": choice.algorithm.wire,
-        "actual_protocol": choice.protocol.wire,
-        "actual_num_channels": choice.num_channels,
-        "verified": True,
-    }
+    ran = {f"actual_{name}": value for name, value in choice._asdict().items()}
+    return {**ran, "verified": True}
 
 
 def _failed_row(run: Run, known: Mapping[int, "Facts"]) -> Row | None:
@@ -582,10 +585,9 @@ def _per_node(num_ranks: int | None, num_nodes: int | None) -> int | None:
     return num_ranks // num_nodes
 
 
-def _only(values: Iterable[Any]) -> Any:
+def _only(values: Collection[Any]) -> Any:
     """The one value; None where there is none, or several."""
-    found = list(values)
-    return found[0] if len(found) == 1 else None
+    return next(iter(values)) if len(values) == 1 else None
 
 
 def _one(values: set[str], what: str, report: FileReport) -> str | None:
@@ -593,7 +595,8 @@ def _one(values: set[str], what: str, report: FileReport) -> str | None:
     if len(values) > 1:
         listed = ", ".join(sorted(values)[:4])
         report.remark(f"{what} left out: the output names several ({listed})")
-    return next(iter(values)) if len(values) == 1 else None
+    one: str | None = _only(values)
+    return one
 
 
 def _collective(
@@ -677,12 +680,11 @@ def _listed(possible: Sequence[Collective]) -> str:
 def _num_ranks(run: Run, options: ImportOptions, report: FileReport) -> int | None:
     if run.ranks:
         return _listed_ranks(run, report)
-    if len(run.nccl.num_ranks) == 1:
-        return next(iter(run.nccl.num_ranks))
-    if options.num_ranks is not None:
-        return options.num_ranks
-    only = _only(run.per_process)
-    return only if only is not None and _one_process(run, only) else None
+    told: int | None = _only(run.nccl.num_ranks) or options.num_ranks
+    of_process = _only(run.per_process)
+    if told is None and of_process is not None and _one_process(run, of_process):
+        return int(of_process)
+    return told
 
 
 def _one_process(run: Run, num_ranks: int) -> bool:

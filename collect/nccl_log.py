@@ -24,7 +24,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -64,12 +64,11 @@ Cell = tuple[Collective, Algorithm, Protocol]
 _Kind = TypeVar("_Kind", Algorithm, Protocol)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """What NCCL ran for one call; channels are None where its release does not print them."""
 
-    algorithm: Algorithm
-    protocol: Protocol
+    algorithm: str
+    protocol: str
     num_channels: int | None
 
 
@@ -115,8 +114,8 @@ def _choice(match: re.Match[str]) -> Choice | None:
     if match["other"] or match["special"]:
         return None
     try:
-        algorithm = _member(Algorithm, match["algorithm"])
-        protocol = _member(Protocol, match["protocol"])
+        algorithm = _member(Algorithm, match["algorithm"]).wire
+        protocol = _member(Protocol, match["protocol"]).wire
     except (UnknownName, ValueError):
         return None
     if match["low"] is None:
@@ -294,10 +293,8 @@ def decision_rows(
         {
             **shared,
             "collective": collective.wire,
-            "algorithm": choice.algorithm.wire,
-            "protocol": choice.protocol.wire,
             "size_bytes": size_bytes,
-            "num_channels": choice.num_channels,
+            **choice._asdict(),
         }
         for size_bytes, choice in sorted(choices.items())
     ]

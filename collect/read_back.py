@@ -283,8 +283,7 @@ def choices_of(
                 break
             one = part[0].choice
             is_known = one is not None and all(call.choice == one for call in part)
-            plain = [one.algorithm.wire, one.protocol.wire, one.num_channels] if one else None
-            found.append(plain if is_known else None)
+            found.append([*one] if one is not None and is_known else None)
         each.append(found)
     blocks = zip(*each, strict=False)
     return [block[0] if all(one == block[0] for one in block) else None for block in blocks]

@@ -21,7 +21,6 @@ from dynamiccl.datasets.schema import (
 )
 from dynamiccl.nccl import Algorithm, Config, Protocol
 
-#: What tells trials apart.
 TRIAL_COLUMNS: Final = (
     "system",
     "gpu",

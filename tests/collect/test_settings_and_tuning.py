@@ -4,10 +4,9 @@ import pytest
 
 from dynamiccl.collect.nccl_log import Choice, NcclLog
 from dynamiccl.collect.settings import KEPT_NAMES, Shell, requested_by
-from dynamiccl.nccl import Algorithm, Collective, Protocol
+from dynamiccl.nccl import Collective
 
-TREE_LL = (Algorithm.Tree, Protocol.LL)
-RING_SIMPLE = (Algorithm.Ring, Protocol.Simple)
+RING_SIMPLE = ("Ring", "Simple")
 
 
 def log(*lines: str) -> NcclLog:
@@ -24,7 +23,7 @@ def log(*lines: str) -> NcclLog:
         (
             "AllReduce: 64 Bytes -> Algo 0 proto 0 time 3.1",
             64,
-            Choice(Algorithm.Tree, Protocol.LL, None),
+            Choice("Tree", "LL", None),
         ),
         (
             "AllReduce: 64 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={2..5}",
@@ -35,7 +34,7 @@ def log(*lines: str) -> NcclLog:
             "AllReduce: 64 Bytes -> Algo NVLS_TREE proto SIMPLE channel{Lo..Hi}={0..15} "
             "cgaClusterSize 4",
             64,
-            Choice(Algorithm.NVLSTree, Protocol.Simple, 16),
+            Choice("NVLSTree", "Simple", 16),
         ),
     ],
 )
