@@ -182,8 +182,8 @@ def test_slurm_runs_it_again_after_a_dead_node(batch: Batch) -> None:
 def test_time_limits_end_no_sweep(batch: Batch) -> None:
     # Slurm looks at limits every 30 s (slurmctld's PERIODIC_TIMEOUT).
     batch.env["FAKE_SECONDS_PER_ROW"] = "0.4"
-    number = batch.begin(cycles=3, more='sbatch_header = ["--time=1", "--signal=B:USR1@30"]')["job"]
-    batch.complete(cycles=3)
+    number = batch.begin(cycles=1, more='sbatch_header = ["--time=1", "--signal=B:USR1@30"]')["job"]
+    batch.complete(cycles=1)
     assert "Restarts=0" not in batch.facts(number)
     assert batch.numbers() == [number]
 
