@@ -49,7 +49,7 @@ _COMPANION: Final = ".nccl_debug"
 #: Rows in one part; all columns of them are about 50 MiB.
 PART_ROWS: Final = 131_072
 #: Rows that are held as dicts before they become columns.
-_CHUNK_ROWS: Final = 32_768
+CHUNK_ROWS: Final = 32_768
 #: Bandwidths below this have too few digits for a ratio.
 _MIN_BANDWIDTH: Final = 1.0
 #: From so many ranks on the ratios of bus to algorithm bandwidth are alike.
@@ -280,7 +280,7 @@ def _gathered(rows: Iterable[list[Row]]) -> pl.DataFrame:
     pending: list[Row] = []
     for several in rows:
         pending += several
-        if len(pending) >= _CHUNK_ROWS:
+        if len(pending) >= CHUNK_ROWS:
             chunks.append(_frame(pending))
             pending = []
     chunks.append(_frame(pending))

@@ -25,7 +25,14 @@ from typing import Any, Final
 
 import polars as pl
 
-from dynamiccl.collect.facts import PART_ROWS, ImportOptions, Part, as_measurements, with_trials
+from dynamiccl.collect.facts import (
+    CHUNK_ROWS,
+    PART_ROWS,
+    ImportOptions,
+    Part,
+    as_measurements,
+    with_trials,
+)
 from dynamiccl.collect.output import FileReport
 from dynamiccl.datasets.rows import TRIAL_COLUMNS
 from dynamiccl.datasets.schema import (
@@ -96,10 +103,13 @@ def read_tidy_csv(
     `columns_of` gives the columns of a system, by its name in the file. Raises OutputError when a
     column is missing or unknown.
     """
-    given = _records(path, options, report)
-    rows = _converted(_filled(given, options), options, report)
+    chunks = [
+        (_converted(_filled(given, options), options, report), "repeat" in given.columns)
+        for given in _records(path, options, report)
+    ]
+    rows = pl.concat([chunk for chunk, _ in chunks])
     is_again = pl.int_range(pl.len()).over(_KEY)
-    if "repeat" in given.columns:
+    if chunks[0][1]:
         first = rows.filter(is_again == 0)
         report.duplicates += rows.height - first.height
         rows = first
@@ -108,32 +118,18 @@ def read_tidy_csv(
     measured = rows.filter(pl.col("size_bytes") > 0)
     if measured.height < rows.height:
         report.drop("size 0", rows.height - measured.height)
-    rows = _with_config(_with_figures(measured))
-    if rows.filter(status=Status.OK.value)["time_us"].null_count():
-        report.remark("rows with a bandwidth of 0 or an unknown number of ranks keep no time")
-    systems = [{"named": name, **columns_of(name)} for name in rows["named"].unique()]
-    facts = pl.DataFrame(systems, infer_schema_length=None) if systems else rows.select("named")
-    is_quiet = pl.col("mode") == "isolated"
-    is_untouched = pl.col("launch_profile") == DEFAULT_PROFILE
-    rows = rows.join(facts, on="named", maintain_order="left").with_columns(
-        sweep=pl.lit(sweep),
-        source=pl.lit(Source.TIDY_CSV.value),
-        source_file=pl.lit(str(path)),
-        num_ranks=pl.col("num_nodes") * pl.col("ranks_per_node"),
-        default_scope=pl.when(is_untouched)
-        .then(pl.lit(DefaultScope.UNTOUCHED.value))
-        .otherwise(pl.lit(DefaultScope.PROFILE.value)),
-        interference_kind=pl.when(is_quiet).then(pl.lit(QUIET)).otherwise("mode"),
-        interference_level=pl.when(is_quiet).then(0.0),
-        reason=pl.when(pl.col("note") != "").then("note"),
-    )
-    by = [name for name in TRIAL_COLUMNS if name in rows.columns]
-    names = [name for name in MEASUREMENTS.names if name in rows.columns]
-    for part in rows.select(names).iter_slices(PART_ROWS):
-        yield "measurements", as_measurements(with_trials(part, by))
+    same = {"sweep": sweep, "source": Source.TIDY_CSV.value, "source_file": str(path)}
+    for part in measured.iter_slices(PART_ROWS):
+        found = _with_conditions(_with_config(_with_figures(part)), columns_of)
+        if found.filter(status=Status.OK.value)["time_us"].null_count():
+            report.remark("rows with a bandwidth of 0 or an unknown number of ranks keep no time")
+        found = found.with_columns(**{name: pl.lit(value) for name, value in same.items()})
+        found = found.select(name for name in MEASUREMENTS.names if name in found.columns)
+        by = [name for name in TRIAL_COLUMNS if name in found.columns]
+        yield "measurements", as_measurements(with_trials(found, by))
 
 
-def _records(path: Path, options: ImportOptions, report: FileReport) -> pl.DataFrame:
+def _records(path: Path, options: ImportOptions, report: FileReport) -> Iterator[pl.DataFrame]:
     """The cells of each record as text, and its line; records of another length are rejected."""
     records: list[list[Any]] = []
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
@@ -143,8 +139,12 @@ def _records(path: Path, options: ImportOptions, report: FileReport) -> pl.DataF
         except csv.Error as error:
             raise OutputError(f"{path}:1: no CSV: {error}; correct the header line") from error
         _check_names(path, names, options)
+        schema = {"source_line": pl.Int64, **dict.fromkeys(names, pl.String)}
         for line, cells in _split(reader, report):
             report.rows_read += 1
+            if len(records) == CHUNK_ROWS:
+                yield pl.DataFrame(records, schema=schema, orient="row")
+                records = []
             if len(cells) == len(names):
                 records.append([line, *cells])
             else:
@@ -155,8 +155,7 @@ def _records(path: Path, options: ImportOptions, report: FileReport) -> pl.DataF
         taken.append("NCCL's own choice")
     if taken:
         report.remark(f"no column says otherwise, so all rows are taken as {', '.join(taken)}")
-    schema = {"source_line": pl.Int64, **dict.fromkeys(names, pl.String)}
-    return pl.DataFrame(records, schema=schema, orient="row")
+    yield pl.DataFrame(records, schema=schema, orient="row")
 
 
 def _split(reader: Any, report: FileReport) -> Iterator[tuple[int, list[str]]]:
@@ -226,8 +225,9 @@ def _converted(cells: pl.DataFrame, options: ImportOptions, report: FileReport) 
             except (ValueError, UnknownName) as error:
                 bad[text] = str(error)
         values[name] = pl.col(name).replace_strict(good, default=None, return_dtype=kind)
-        reasons.append(pl.col(name).replace_strict(bad, default=None, return_dtype=pl.String))
-    cells = cells.with_columns(why=pl.coalesce(reasons))
+        if bad:
+            reasons.append(pl.col(name).replace_strict(bad, default=None, return_dtype=pl.String))
+    cells = cells.with_columns(why=pl.coalesce([*reasons, pl.lit(None, pl.String)]))
     for row in cells.filter(pl.col("why").is_not_null()).to_dicts():
         report.reject(row["source_line"], row["why"], ",".join(row[name] for name in COLUMNS))
     version = options.nccl_version and str(NcclVersion.parse(options.nccl_version))
@@ -239,6 +239,24 @@ def _converted(cells: pl.DataFrame, options: ImportOptions, report: FileReport) 
     if options.launch_profile is not None:
         rows = rows.with_columns(launch_profile=pl.lit(options.launch_profile))
     return rows
+
+
+def _with_conditions(
+    rows: pl.DataFrame, columns_of: Callable[[str], Mapping[str, Any]]
+) -> pl.DataFrame:
+    """Add the facts of the system, and under which conditions it was measured."""
+    systems = [{"named": name, **columns_of(name)} for name in rows["named"].unique()]
+    facts = pl.DataFrame(systems, infer_schema_length=None)
+    is_quiet = pl.col("mode") == "isolated"
+    is_untouched = pl.col("launch_profile") == DEFAULT_PROFILE
+    untouched, profile = pl.lit(DefaultScope.UNTOUCHED.value), pl.lit(DefaultScope.PROFILE.value)
+    return rows.join(facts, on="named", maintain_order="left").with_columns(
+        num_ranks=pl.col("num_nodes") * pl.col("ranks_per_node"),
+        default_scope=pl.when(is_untouched).then(untouched).otherwise(profile),
+        interference_kind=pl.when(is_quiet).then(pl.lit(QUIET)).otherwise("mode"),
+        interference_level=pl.when(is_quiet).then(0.0),
+        reason=pl.when(pl.col("note") != "").then("note"),
+    )
 
 
 def _with_config(rows: pl.DataFrame) -> pl.DataFrame:
