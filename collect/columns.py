@@ -19,32 +19,24 @@ Row = dict[str, Any]
 #: The key of a row's run, by its number in the output.
 RUN: Final = "run_number"
 
-#: Names in a header line before the halves, and in a half: nccl-tests since 2019, and `bytes N type
-#: op ... res` before. `error` and `res` are the largest deviation, which is no count.
-_LEADING: Final = {
-    "size": "size",
+#: Columns before the halves, and of a half, as nccl-tests has named them since 2019; other names of
+#: theirs (before 2019: `bytes N type op ... res`). `error` is the largest deviation, no count.
+_LEADING: Final = ("size", "count", "type", "redop", "root")
+_HALF: Final = (
+    *("time", "algbw", "busbw", "wrong", "error"),
+    *("time_min_us", "time_max_us", "time_p99_us", "time_cv_percent"),
+)
+_OTHER_NAMES: Final = {
     "bytes": "size",
-    "count": "count",
     "N": "count",
-    "type": "type",
-    "redop": "redop",
     "op": "redop",
-    "root": "root",
-}
-_HALF: Final = {
-    "time": "time",
-    "algbw": "algbw",
-    "busbw": "busbw",
     "#wrong": "wrong",
-    "wrong": "wrong",
-    "error": "error",
     "res": "error",
     "i_min": "time_min_us",
     "i_max": "time_max_us",
     "i_p99": "time_p99_us",
     "i_cv%": "time_cv_percent",
 }
-_HALF_NAMES: Final = tuple(dict.fromkeys(_HALF.values()))
 _DATE: Final = re.compile(r"\d{4}-\d\d-\d\d")
 _CLOCK: Final = re.compile(r"\d\d:\d\d:\d\d")
 _WORD: Final = re.compile(r"[a-zA-Z]\w*")
@@ -120,14 +112,15 @@ def layouts_of_header(line: str, heading: str) -> dict[int, Layout] | None:
     if not names or names[0] not in {"size", "bytes"} or not 1 <= len(starts) <= 2:
         return None
     ends = [*starts[1:], len(names)]
-    leading = [_LEADING.get(name, "") for name in names[: starts[0]]]
-    halves = [[_HALF.get(n, "") for n in names[a:b]] for a, b in zip(starts, ends, strict=True)]
-    needed = {"algbw", "busbw"}
-    if "" in leading or any("" in half or not needed <= {*half} for half in halves):
+    scale = 1000.0 if names[0] == "bytes" else 1.0
+    names = [_OTHER_NAMES.get(name, name) for name in names]
+    leading, halves = names[: starts[0]], [names[a:b] for a, b in zip(starts, ends, strict=True)]
+    if not {*leading} <= {*_LEADING}:
+        return None
+    if not all({"algbw", "busbw"} <= {*half} <= {*_HALF} for half in halves):
         return None
     out, inside = "out-of-place" in heading, "in-place" in heading
     places = (False, True) if len(halves) == 2 else (None if out == inside else inside,)
-    scale = 1000.0 if names[0] == "bytes" else 1.0
     blank = [name for name in leading if name != "redop"]
     layouts = [
         _layout(each, halves, places, is_stamped=is_stamped, time_to_us=scale)
@@ -161,7 +154,7 @@ def layout_of_tokens(tokens: Sequence[str]) -> Layout | None:
         check = [
             "wrong" if _is_count(token) else "error" for token in tokens[start + 3 : start + 4]
         ]
-        halves.append([*_HALF_NAMES[:3], *check, *_HALF_NAMES[5:]][:each])
+        halves.append([*_HALF[:3], *check, *_HALF[5:]][:each])
     return _layout(leading, halves, (False, True), is_stamped=is_stamped)
 
 

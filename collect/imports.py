@@ -40,7 +40,8 @@ from rich.console import Console
 from dynamiccl import cli
 from dynamiccl.collect.calls import MAGIC, SUFFIX, read_calls
 from dynamiccl.collect.columns import looks_like_row
-from dynamiccl.collect.facts import ImportOptions, Part, main_of, read_json_file, read_text
+from dynamiccl.collect.facts import ImportOptions
+from dynamiccl.collect.nccl_tests import Part, main_of, read_json_file, read_text
 from dynamiccl.collect.output import FileReport, Rejected
 from dynamiccl.collect.tidy_csv import is_tidy_csv, read_tidy_csv
 from dynamiccl.collect.traces import TraceFile, read_files, trace_files

@@ -61,7 +61,7 @@ _COUNTED_HOST: Final = re.compile(r"(.*?)(\d{1,9})(\D*)")
 _LISTED_HOST: Final = re.compile(r"([^,\[\]]+)(?:\[([\d,-]*)\])?([^,\[\]]*)(?:,|$)")
 
 Cell = tuple[Collective, Algorithm, Protocol]
-_Kind = TypeVar("_Kind", Algorithm, Protocol)
+_Kind = TypeVar("_Kind", Algorithm, Protocol, Collective)
 
 
 class Choice(NamedTuple):
@@ -100,12 +100,9 @@ def _logged_call(line: str) -> LoggedCall | None:
     match = _CALL.search(line)
     if match is None:
         return None
-    collective = None
-    if match["func"]:
-        try:
-            collective = Collective.parse(match["func"])
-        except UnknownName:
-            return None
+    collective = _named(Collective, match["func"]) if match["func"] else None
+    if match["func"] and collective is None:
+        return None
     per_rank = match["low"] is not None and collective in _PER_RANK
     return LoggedCall(collective, int(match["size"]), per_rank, _choice(match))
 
@@ -113,19 +110,22 @@ def _logged_call(line: str) -> LoggedCall | None:
 def _choice(match: re.Match[str]) -> Choice | None:
     if match["other"] or match["special"]:
         return None
-    try:
-        algorithm = _member(Algorithm, match["algorithm"]).wire
-        protocol = _member(Protocol, match["protocol"]).wire
-    except (UnknownName, ValueError):
+    algorithm = _named(Algorithm, match["algorithm"])
+    protocol = _named(Protocol, match["protocol"])
+    if algorithm is None or protocol is None:
         return None
     if match["low"] is None:
-        return Choice(algorithm, protocol, None)
+        return Choice(algorithm.wire, protocol.wire, None)
     count = int(match["high"]) - int(match["low"]) + 1
-    return Choice(algorithm, protocol, count) if count > 0 else None
+    return Choice(algorithm.wire, protocol.wire, count) if count > 0 else None
 
 
-def _member(kind: type[_Kind], text: str) -> _Kind:
-    return kind(int(text)) if text.isdecimal() else kind.parse(text)
+def _named(kind: type[_Kind], text: str) -> _Kind | None:
+    """The member of that name or number; None for one of a later NCCL, or what is none."""
+    try:
+        return kind(int(text)) if text.isdecimal() else kind.parse(text.strip())
+    except (UnknownName, ValueError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,9 @@ class NcclLog:
 
     def _note_cost(self, text: str) -> None:
         if names := _COST_ALGORITHMS.match(text):
-            self._algorithms = [_algorithm(name) for name in names[1].split("|") if name.strip()]
+            self._algorithms = [
+                _named(Algorithm, name) for name in names[1].split("|") if name.strip()
+            ]
             self._threads = []
             # Each communicator begins with the first block.
             if Algorithm.Tree in self._algorithms or not self.costs:
@@ -222,13 +224,11 @@ class NcclLog:
         elif threads := _COST_THREADS.match(text):
             self._threads = [_count(word) for word in threads[1].replace("|", " ").split()]
         elif (row := _COST_ROW.match(text)) and self.costs:
-            self._take_costs(row[1], row[2])
+            collective = _named(Collective, row[1])
+            if collective is not None:
+                self._take_costs(collective, row[2])
 
-    def _take_costs(self, name: str, text: str) -> None:
-        try:
-            collective = Collective.parse(name)
-        except UnknownName:
-            return
+    def _take_costs(self, collective: Collective, text: str) -> None:
         for number, (latency, bandwidth) in enumerate(_COST_CELL.findall(text)):
             block, protocol = divmod(number, len(_COST_PROTOCOLS))
             algorithm = self._algorithms[block] if block < len(self._algorithms) else None
@@ -242,13 +242,6 @@ class NcclLog:
 def _count(word: str) -> int | None:
     """A number of threads; None for a word that was damaged in the log."""
     return int(word) if re.fullmatch(r"[0-9]{1,9}", word) else None
-
-
-def _algorithm(name: str) -> Algorithm | None:
-    try:
-        return Algorithm.parse(name.strip())
-    except UnknownName:
-        return None  # a later NCCL's: the other columns still are what they are
 
 
 def as_logged(lines: Mapping[Cell, Line]) -> dict[Cell, Cost]:

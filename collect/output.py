@@ -9,19 +9,14 @@ as one is reported and nothing of it is taken: half a row joined with half of an
 measurement that nobody made.
 """
 
-import json
-import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import Enum, auto
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from dynamiccl.collect.columns import (
-    RUN,
     Layout,
     Row,
     Torn,
@@ -32,10 +27,8 @@ from dynamiccl.collect.columns import (
     read_row,
 )
 from dynamiccl.collect.nccl_log import NcclLog
-from dynamiccl.collect.settings import Settings, Shell, kept, program_in, sets_variables
-from dynamiccl.errors import CorruptFile, OutputError, UnknownName
+from dynamiccl.collect.settings import Settings, Shell, program_in, sets_variables
 from dynamiccl.nccl import NcclVersion
-from dynamiccl.sizes import MAX_SIZE_BITS
 
 _CPU_TIME: Final = "cputime (-C) is the cost of the launch and not the time of the call"
 _RANK: Final = re.compile(
@@ -514,194 +507,3 @@ def _may_have_prefix(line: str) -> bool:
     """Fast test; False for nearly every line without a prefix."""
     head = line[:64].lstrip()[:40]
     return head[:1] in {"[", "<"} or "<std" in line[:64] or ": " in head[:8] or "T" in head[:11]
-
-
-#: Versions of nccl-tests' JSON that are known.
-JSON_VERSIONS: Final = (1, 2, 3)
-_JSON_WORDS: Final = (
-    ("aggregated_iterations", "agg_iters", "1"),
-    ("graph", "graph", "0"),
-    ("unalign", "unalign", "0"),
-)
-_JSON_TIMES: Final = (
-    ("min_us", "time_min_us"),
-    ("max_us", "time_max_us"),
-    ("p99_us", "time_p99_us"),
-    ("cv_pct", "time_cv_percent"),
-)
-
-
-def read_json(path: Path, report: FileReport) -> tuple[list[Row], Run]:
-    """The rows of nccl-tests' JSON output (`-J`, since 2.17.3), versions 1 to 3, and their run.
-
-    Written after the format in nccl-tests' sources (`src/util.cu`, 2.17.3 to 2.19.6): booleans are
-    the strings "true" and "false", a number that is not one is "nan", version 1 misspells
-    `average_bus_bandwidith`, and a crash leaves the text cut off.
-
-    Raises CorruptFile with the byte offset when the text is cut off or no JSON, and OutputError
-    when it is another kind of JSON or a version that is not known.
-    """
-    content = _json_content(path)
-    run = _json_run(content)
-    rows: list[Row] = []
-    for number, result in enumerate(content["results"]):
-        try:
-            halves = _json_halves(result)
-        except Torn as error:
-            told = f"results[{number}]: {error}"
-            report.reject(number + 1, told, json.dumps(result)[:200])
-            continue
-        report.rows_read += 1
-        run.rows += 1
-        if _whole(result["size"]) == 0:
-            report.drop("size 0")
-            continue
-        if not halves:
-            report.drop("no time")
-        rows += halves
-    for key in ("average_bus_bandwidth", "average_bus_bandwidith"):
-        if str(_object(content.get(key)).get("okay")).lower() == "false":
-            report.remark("average bus bandwidth below NCCL_TESTS_MIN_BW (FAILED)")
-    return rows, run
-
-
-def _json_content(path: Path) -> dict[str, Any]:
-    text = path.read_bytes().decode("utf-8", errors="replace")
-    try:
-        content = json.loads(text, strict=False)
-    except json.JSONDecodeError as error:
-        offset = len(text[: error.pos].encode())
-        raise CorruptFile(
-            f"{path} is not whole JSON: {error.msg} at byte {offset} of {len(text.encode())}; a "
-            "crashed benchmark leaves it cut off: import its text output instead"
-        ) from error
-    except RecursionError as error:
-        raise CorruptFile(f"{path} is nested too deeply to be a benchmark's output") from error
-    if not isinstance(content, dict) or not isinstance(content.get("results"), list):
-        raise OutputError(f"{path} is JSON, but not of nccl-tests: it has no list 'results'")
-    version = content.get("version")
-    if version not in JSON_VERSIONS:
-        raise OutputError(
-            f"{path} is nccl-tests JSON version {version!r}; known are "
-            f"{', '.join(map(str, JSON_VERSIONS))}: import the text output instead"
-        )
-    return content
-
-
-def _json_run(content: Mapping[str, Any]) -> Run:
-    run = Run(0)
-    arguments, config = _list(content.get("args")), _object(content.get("config"))
-    if arguments:
-        run.name_program(f"{arguments[0]} ")
-    # `env` is the whole environment of whoever ran it: only the listed settings are kept.
-    environment = [str(item).partition("=") for item in _list(content.get("env"))]
-    run.settings = kept((name, value) for name, _, value in environment)
-    run.nccl.names_host_ids = any(name == "NCCL_HOSTID" for name, _, _ in environment)
-    with suppress(UnknownName):
-        run.nccl.versions.add(str(NcclVersion.parse(str(content.get("nccl_version")))))
-    run.out_of_bounds = _whole(_object(content.get("out_of_bounds")).get("count")) or 0
-    threads, gpus = _whole(config.get("nthreads")), _whole(config.get("ngpus"))
-    if threads and gpus:
-        run.per_process.add(threads * gpus)
-    if str(config.get("blocking_collectives")).lower() == "true":
-        run.words.add("blocking")
-    for key, word, usual in _JSON_WORDS:
-        value = config.get(key)
-        if value is not None and str(value) != usual:
-            run.words.add(f"{word}={str(value)[:20]}")
-    run.ranks = [_json_rank(_object(device)) for device in _list(config.get("devices")) if device]
-    process = next(iter(run.per_process), 1)
-    if len(run.ranks) == 1 and 1 < process <= 1024:
-        # Without MPI only rank 0 is listed; the process drives consecutive devices of its host.
-        only = run.ranks[0]
-        run.ranks = [replace(only, rank=i, device=only.device + i) for i in range(process)]
-    return run
-
-
-def _json_rank(device: Mapping[str, Any]) -> RankLine:
-    return RankLine(
-        _whole(device.get("rank")) or 0,
-        _whole(device.get("group")) or 0,
-        str(device.get("hostname")),
-        _whole(device.get("device")) or 0,
-        str(device.get("device_info") or ""),
-        str(device.get("device_hex") or ""),
-        _whole(device.get("pid")),
-    )
-
-
-def _json_halves(result: object) -> list[Row]:
-    if not isinstance(result, dict):
-        raise Torn("not an object")
-    size, root = _whole(result.get("size")), _whole(result.get("root"))
-    if size is None or size < 0 or size >> MAX_SIZE_BITS:
-        raise Torn(f"size {result.get('size')!r} is no number of bytes")
-    if root is not None and not -1 <= root < 1 << 30:
-        raise Torn(f"root {root} is no rank")
-    words = (result.get("type"), result.get("redop"))
-    datatype, redop = (word if isinstance(word, str) else None for word in words)
-    halves = []
-    for in_place, name in ((False, "out_of_place"), (True, "in_place")):
-        timing, each = _object(result.get(name)), _object(result.get(f"{name}_per_iter"))
-        if "cpu_time" in timing:
-            raise Torn("cpu_time (-C) is the cost of the launch and not the time of the call")
-        time_us, wrong = _number(timing.get("time")), _whole(timing.get("nwrong"))
-        if not time_us or time_us < 0.0:
-            continue
-        half = {
-            RUN: 0,
-            "source_line": None,
-            "size_bytes": size,
-            "datatype": datatype,
-            "reduction_op": redop,
-            "root": root,
-            "in_place": in_place,
-            "time_us": time_us,
-            "algbw_gbytes_per_s": _number(timing.get("alg_bw")),
-            "busbw_gbytes_per_s": _number(timing.get("bus_bw")),
-            "wrong_values": wrong if wrong is not None and 0 <= wrong < 1 << 62 else None,
-            **{column: _number(each.get(key)) for key, column in _JSON_TIMES},
-            "iteration_times_us": _numbers(each.get("times_us")),
-            "process_times_us": _process_means(each.get("per_process_max_times_us")),
-        }
-        halves.append(half)
-    return halves
-
-
-def _process_means(listed: object) -> list[float | None] | None:
-    """The mean time of each process over its iterations."""
-    means: list[float | None] = []
-    for process in _list(listed):
-        known = [time for time in _numbers(process) or () if time is not None]
-        means.append(sum(known) / len(known) if known else None)
-    return means or None
-
-
-def _numbers(listed: object) -> list[float | None] | None:
-    return [_number(value) for value in listed] if isinstance(listed, list) else None
-
-
-def _number(value: object) -> float | None:
-    """A finite number, or None for what nccl-tests writes as "nan", null and everything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _whole(value: object) -> int | None:
-    number = _number(value)
-    if number is None or number != int(number):
-        return None
-    return value if isinstance(value, int) else int(number)
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _object(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

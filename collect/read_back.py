@@ -18,9 +18,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from dynamiccl.collect.facts import parse_json, parse_text
 from dynamiccl.collect.grid import DATATYPE_BYTES, Setting
 from dynamiccl.collect.nccl_log import NcclLog, logged_calls, write_costs
+from dynamiccl.collect.nccl_tests import parse_json, parse_text
 from dynamiccl.collect.output import RankLine, rank_lines
 from dynamiccl.collect.runner import Launch, trial_row
 from dynamiccl.collect.schedule import GRAPH_NAME, TOPOLOGY_NAME, Choice, Grid

@@ -236,31 +236,16 @@ def _single(
     collective: Collective,
 ) -> str | None:
     """Take `name` out of `rest` when it names exactly one choice for `collective`."""
-    value = rest.get(name)
-    if value is None:
-        return None
-    if ":" in value:
-        value = _for_collective(value, collective)
-        if value is None:
-            del rest[name]
-            return None
+    # `ring;allreduce:tree`: a part without a name holds for all others.
+    parts = [part.rpartition(":") for part in rest.get(name, "").split(";")]
+    by_name = {whose.lower(): choice for whose, _, choice in parts}
+    value = by_name.get(collective.wire.lower(), by_name.get(""))
     try:
-        wire = kind.parse(value).wire
+        wire = kind.parse(value).wire if value is not None else None
     except UnknownName:
         return None
-    del rest[name]
+    rest.pop(name, None)
     return wire
-
-
-def _for_collective(value: str, collective: Collective) -> str | None:
-    """The choice of a list by collectives; a part without a name holds for all others."""
-    others = None
-    for part in value.split(";"):
-        name, colon, choice = part.rpartition(":")
-        if name.lower() == collective.wire.lower():
-            return choice
-        others = others if colon else choice
-    return others
 
 
 def _channels(rest: dict[str, str], noun: str) -> int | None:

@@ -25,10 +25,10 @@ from typing import Any, Final
 
 import polars as pl
 
-from dynamiccl.collect.facts import (
+from dynamiccl.collect.facts import ImportOptions
+from dynamiccl.collect.nccl_tests import (
     CHUNK_ROWS,
     PART_ROWS,
-    ImportOptions,
     Part,
     as_measurements,
     with_trials,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.facts import parse_text
 from dynamiccl.collect.imports import ImportOptions, import_files
+from dynamiccl.collect.nccl_tests import parse_text
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Collective

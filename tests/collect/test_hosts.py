@@ -2,8 +2,9 @@
 
 import pytest
 
-from dynamiccl.collect.facts import TextOutput, hosts_of, parse_text
+from dynamiccl.collect.facts import hosts_of
 from dynamiccl.collect.nccl_log import host_list
+from dynamiccl.collect.nccl_tests import TextOutput, parse_text
 from dynamiccl.collect.output import rank_lines
 
 ROW = (

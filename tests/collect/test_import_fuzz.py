@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.collect.facts import parse_text
+from dynamiccl.collect.nccl_tests import parse_text
 from tests.collect.damage import survives
 from tests.published import folder
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.facts import TextOutput, parse_json, parse_text
+from dynamiccl.collect.nccl_tests import TextOutput, parse_json, parse_text
 from dynamiccl.errors import CorruptFile
 from dynamiccl.nccl import Collective
 from tests.fakes.nccl_tests.flags import parse, usage

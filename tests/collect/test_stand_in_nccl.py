@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.facts import parse_text
+from dynamiccl.collect.nccl_tests import parse_text
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
 from dynamiccl.simulator import h100
 from dynamiccl.simulator.channels import default_channels

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.facts import TextOutput, parse_text
 from dynamiccl.collect.imports import ImportFailed, ImportOptions, import_files
+from dynamiccl.collect.nccl_tests import TextOutput, parse_text
 from dynamiccl.collect.output import strip_prefix
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynamiccl.collect.facts import parse_text
+from dynamiccl.collect.nccl_tests import parse_text
 from dynamiccl.collect.schedule import REPORT_NAME, SCHEDULE_NAME, read_report
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.schedule import Schedule
