@@ -125,22 +125,30 @@ def resolve_all(
     A run whose collective cannot be known is left out, and the report says so. `started` is what
     the caller ran, for output that does not name it.
     """
-    # From 10^4 on bandwidths are printed without decimals.
-    exact = pl.struct(_BANDWIDTHS).filter(pl.col(_BANDWIDTHS[0]) < 1e4)
-    evidence = rows.group_by(RUN).agg(
-        operations=pl.col("reduction_op").cast(pl.String).unique(),
-        has_root=(pl.col("root") >= 0).any(),
-        best=exact.sort_by(exact.struct.field(_BANDWIDTHS[0])).last(),
-    )
-    of_rows = {row[RUN]: row for row in evidence.to_dicts()}
     known = {}
     for run in runs:
-        told = of_rows.get(run.number)
+        told = _evidence(rows, run)
         if told is not None or (run.died and not run.rows and run.first_bytes):
             collective = _collective(run, told, options, report, started)
             if collective is not None:
                 known[run.number] = _facts(run, told, collective, options, report)
     return known
+
+
+def _evidence(rows: pl.DataFrame, run: Run) -> Row | None:
+    """What the rows of a run show: operations, roots, and the bandwidths with the most digits."""
+    is_alone = rows[RUN].min() == rows[RUN].max() == run.number
+    mine = rows if is_alone else rows.filter(pl.col(RUN) == run.number)
+    if mine.is_empty():
+        return None
+    # From 10^4 on bandwidths are printed without decimals.
+    exact = mine.select(pl.when(pl.col(_BANDWIDTHS[0]) < 1e4).then(_BANDWIDTHS[0])).to_series()
+    best = exact.arg_max()
+    return {
+        "operations": set(mine["reduction_op"].unique().cast(pl.String)),
+        "has_root": bool((mine["root"] >= 0).any()),
+        **{name: 0.0 if best is None else mine[name][best] or 0.0 for name in _BANDWIDTHS},
+    }
 
 
 def _facts(
@@ -244,8 +252,8 @@ def _collective(
 
 def _by_columns(of_rows: Row) -> list[Collective]:
     """The collectives that rows can be of, by their columns and the ratio of their bandwidths."""
-    operations = set(of_rows["operations"])
-    found = _BY_COLUMNS[not operations <= {None, "none"}, bool(of_rows["has_root"])]
+    operations = of_rows["operations"]
+    found = _BY_COLUMNS[not operations <= {None, "none"}, of_rows["has_root"]]
     if of_rows["has_root"] and operations == {None}:
         # Older columns, when nothing but Broadcast had a root and no operation.
         found = (Collective.Broadcast,)
@@ -258,8 +266,7 @@ def _by_columns(of_rows: Row) -> list[Collective]:
 
 def _ratio_fits(of_rows: Row, factor: float) -> bool:
     """Whether bus / algorithm bandwidth is `factor`, where they have digits enough to tell."""
-    best = of_rows["best"] or {}
-    algbw, busbw = (float(best.get(name) or 0.0) for name in _BANDWIDTHS)
+    algbw, busbw = (float(of_rows[name]) for name in _BANDWIDTHS)
     return algbw < _MIN_BANDWIDTH or abs(busbw - algbw * factor) <= 0.01 + 0.01 * algbw
 
 
@@ -334,7 +341,7 @@ def _checked_ranks(
     if num_ranks > 0 and _ratio_fits(of_rows, collective.bus_factor(num_ranks)):
         return num_ranks
     if num_ranks > 0:
-        algbw, busbw = (of_rows["best"][name] for name in _BANDWIDTHS)
+        algbw, busbw = (of_rows[name] for name in _BANDWIDTHS)
         expected = algbw * collective.bus_factor(num_ranks)
         report.remark(
             f"number of ranks left out: {num_ranks} would make busbw {expected:.2f} of algbw "
