@@ -293,7 +293,7 @@ class Events:
         """Keep an event if it matters; raises ValueError for a damaged one."""
         if event.get("ph") != "X":
             return
-        kind, name = event.get("cat"), str(event.get("name", ""))
+        kind, name = str(event.get("cat", "")), str(event.get("name", ""))
         start_us, duration_us = number(event.get("ts")), number(event.get("dur", 0.0))
         if start_us is None or duration_us is None or duration_us < 0:
             raise ValueError(f"ts {event.get('ts')}, dur {event.get('dur')}")

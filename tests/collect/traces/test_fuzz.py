@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 from hypothesis import HealthCheck, example, given, settings
@@ -80,3 +81,9 @@ def test_any_value_may_be_of_another_type(kind: str, odd: str, place: int, tmp_p
     at = values[place % len(values)] + 1
     end = min(e for char in ",}]\n" if (e := text.find(char, at)) >= 0)
     survives((text[:at] + odd + text[end:]).encode(), kind, tmp_path)
+
+
+def test_a_category_of_another_type_is_passed_over(tmp_path: Path) -> None:
+    spoilt = re.sub(rb'"cat": "[a-z_]+"', b'"cat": []', content("kineto", tmp_path))
+    assert b'"cat": []' in spoilt
+    survives(spoilt, "kineto", tmp_path)
