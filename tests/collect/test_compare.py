@@ -224,7 +224,7 @@ def test_published_repeats_drawn_anew_raise_no_alarm(tmp_path: Path) -> None:
     """Sockets that repeat within a factor of two among them."""
     options = ImportOptions(systems_file=SAMPLE / "systems.toml")
     import_files([SAMPLE / "rtx5090_socket_raw_repeats.csv"], tmp_path, options=options)
-    cells = read(tmp_path).group_by(*CELL, "in_place")
+    cells = read(tmp_path).group_by(*CELL, "in_place", maintain_order=True)
     for seed in range(5):
         drawn = []
         for side in range(2):
