@@ -101,15 +101,13 @@ def slowdown(part: str, members: tuple[int, ...], gpus: int) -> float:
     return float(factor) if uses[kind] else 1.0
 
 
-def check(nodes: int, *slow: str, seed: int = 0, **noise: float) -> Report:
+def check(nodes: int, *slow: str, seed: int = 0, **noise: Any) -> Report:
     """The report on a cluster: measured once, and again where something looks slow."""
-    one = rows(nodes, *slow, gpus=GPUS, seed=seed, **noise)
+    one = rows(nodes, *slow, seed=seed, **noise)
     report = examine(one, least=LEAST)
     if report.is_well:
         return report
-    other = rows(nodes, *slow, gpus=GPUS, seed=seed + 1, **noise).with_columns(
-        sweep=pl.lit("again")
-    )
+    other = rows(nodes, *slow, seed=seed + 1, **noise).with_columns(sweep=pl.lit("again"))
     return examine(pl.concat([one, other]), least=LEAST)
 
 
