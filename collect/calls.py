@@ -1,11 +1,9 @@
-"""Import of the calls files that the plugin writes (`.dcc`): one row a call of all its ranks.
+"""The table of calls, made of what ranks recorded; and the calls files of the plugin (`.dcc`).
 
-The layout is `serve/plugin/profiler/calls_file.h`: 512 bytes of header, then entries of 80 bytes,
-each with a checksum of its own. A process may be killed while it writes, so the end of a file may
-be torn; that costs the torn entry and nothing else.
-
-Records of one call lie in the files of all ranks. They are first spilled into buckets on disk, all
-of one call into the same, and then joined a bucket at a time: memory does not grow with the data.
+A calls file (`serve/plugin/profiler/calls_file.h`) has 512 bytes of header, then entries of 80
+bytes, each with a checksum of its own: where a process was killed, one torn entry is lost. All
+records are first spilled into buckets on disk, those of one call into the same, and then joined a
+bucket at a time: memory does not grow with the data.
 """
 
 import re
@@ -42,27 +40,12 @@ RECORD: Final = np.dtype(
 )
 ENTRY: Final = np.dtype([("record", RECORD), ("dropped", "<u4"), ("checksum", "<u4")])
 HEADER: Final = np.dtype(
-    [
-        ("magic", "S8"),
-        ("version", "<u4"),
-        ("header_bytes", "<u4"),
-        ("entry_bytes", "<u4"),
-        ("number", "<u4"),
-        ("pid", "<i4"),
-        ("zero", "<u4"),
-        ("created_ns", "<u8"),
-        ("world_rank", "<i4"),
-        ("world_size", "<i4"),
-        ("nccl_version", "<i4"),
-        ("sample_ppm", "<u4"),
-        ("host", "S64"),
-        ("plugin_version", "S32"),
-        ("mode", "S16"),
-        ("job", "S64"),
-        ("fingerprint", "S208"),
-        ("padding", "V64"),
-        ("checksum", "<u8"),
-    ]
+    [("magic", "S8")]
+    + [(n, "<u4") for n in ("version", "header_bytes", "entry_bytes", "number")]
+    + [("pid", "<i4"), ("zero", "<u4"), ("created_ns", "<u8")]
+    + [(n, "<i4") for n in ("world_rank", "world_size", "nccl_version")]
+    + [("sample_ppm", "<u4"), ("host", "S64"), ("plugin_version", "S32"), ("mode", "S16")]
+    + [("job", "S64"), ("fingerprint", "S208"), ("padding", "V64"), ("checksum", "<u8")]
 )
 FLAG_CAPTURED: Final = 1
 FLAG_INCOMPLETE: Final = 2
@@ -82,12 +65,59 @@ _MAX_BUCKETS: Final = 512
 _SEQUENCE_SHIFT: Final = np.uint64(12)
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _SPILLED: Final = np.dtype([("record", RECORD), ("source", "<u4")])
-
 _CALL: Final = ("comm_id", "collective", "sequence", "captured", "replay")
 _CONFIG: Final = (
     *("size_bytes", "num_ranks", "num_nodes"),
     *("algorithm", "protocol", "num_channels", "datatype"),
 )
+
+
+def join_ranks(
+    records: pl.DataFrame,
+    key: Sequence[str],
+    *,
+    told: Sequence[str],
+    agreed: Sequence[str],
+    **more: pl.Expr,
+) -> pl.DataFrame:
+    """One row a call, of the records that its ranks made: those whose columns `key` are equal.
+
+    `records` has `time_us` (of this rank, null where unknown), `num_ranks` and `num_nodes`. A
+    call's columns are `told` by the first rank that knows, and `more` aggregates; `ranks_agree`
+    where those of `agreed` are equal. A rank's time includes waiting for the others, so the least
+    is the call's, once all ranks are known.
+    """
+    time = pl.col("time_us")
+    calls = records.group_by(key, maintain_order=True).agg(
+        pl.col(told).first(ignore_nulls=True),
+        ranks_seen=pl.len(),
+        ranks_timed=time.count(),
+        time_at_most_us=time.min(),
+        slowest_us=time.max(),
+        ranks_agree=pl.all_horizontal(map(_is_one, agreed)),
+        **more,
+    )
+    is_known = pl.col("ranks_timed") == pl.col("num_ranks")
+    least, ranks, nodes = pl.col("time_at_most_us"), pl.col("num_ranks"), pl.col("num_nodes")
+    return calls.with_columns(
+        time_us=pl.when(is_known).then(least),
+        skew_us=pl.when(is_known).then(pl.col("slowest_us") - least),
+        ranks_per_node=pl.when(ranks % nodes == 0).then(ranks // nodes),
+    )
+
+
+def _is_one(column: str) -> pl.Expr:
+    """Whether all values are equal; null is a value too."""
+    value = pl.col(column)
+    return (value.null_count() == pl.len()) | (
+        (value.null_count() == 0) & (value.min() == value.max())
+    )
+
+
+def calls_table(calls: pl.DataFrame) -> pa.Table:
+    """The frame as a table of schema CALLS; columns that it lacks are null, others go."""
+    absent = [pl.lit(None).alias(name) for name in CALLS.names if name not in calls.columns]
+    return calls.with_columns(absent).select(CALLS.names).to_arrow().cast(CALLS)
 
 
 def read_calls(
@@ -108,7 +138,7 @@ def read_calls(
         for source, (path, report) in enumerate(files):
             environments.append({})
             try:
-                told = environment_of(read_header(path))
+                told = _environment(read_header(path))
                 job = told.pop("job")
                 run = slug(job) if job else str(base["sweep"])
                 # What the caller says of the system wins over what the plugin saw of one machine.
@@ -134,9 +164,7 @@ def read_header(path: Path) -> np.void:
     if raw[: len(MAGIC)] != MAGIC:
         raise CorruptFile(f"{path} is not a calls file: it does not begin with 'DCCALLS'")
     if len(raw) < HEADER.itemsize:
-        raise CorruptFile(
-            f"{path} ends at byte {len(raw)}, within its header of {HEADER.itemsize} bytes"
-        )
+        raise CorruptFile(f"{path} ends at byte {len(raw)}, within its header")
     header: np.void = np.frombuffer(raw, dtype=HEADER)[0]
     checked = np.frombuffer(raw, dtype=np.uint8)[np.newaxis, : -HEADER["checksum"].itemsize]
     if int(_fnv1a(checked)[0]) != int(header["checksum"]):
@@ -150,7 +178,7 @@ def read_header(path: Path) -> np.void:
     return header
 
 
-def environment_of(header: np.void) -> dict[str, Any]:
+def _environment(header: np.void) -> dict[str, Any]:
     """The schema's environment columns that a header and its fingerprint tell, and the `job`."""
     job, fingerprint, plugin, mode = (
         bytes(header[name]).decode("utf-8", errors="replace")
@@ -159,29 +187,22 @@ def environment_of(header: np.void) -> dict[str, Any]:
     facts = dict(part.split("=", 1) for part in fingerprint.split(";") if "=" in part)
     gpu, _, _ = facts.get("gpu", "").rpartition("*")
     kind, _, nics = facts.get("nic", "").rpartition("*")
-    code = int(header["nccl_version"]) or _whole(facts.get("nccl")) or 0
+    code = int(header["nccl_version"]) or facts.get("nccl", "")
+    try:
+        nccl_version = str(NcclVersion.parse(code))
+    except UnknownName:
+        nccl_version = None
     return {
         "job": job,
         "node_fingerprint": fingerprint.partition(";nccl=")[0] or None,
         "gpu": gpu if gpu not in {"", "none"} else None,
         "mig": {"0": False, "1": True}.get(facts.get("mig", "")),
         "nic_kind": kind or None,
-        "nics_per_node": _whole(nics),
-        "nccl_version": _release(code),
+        "nics_per_node": int(nics) if re.fullmatch(r"[0-9]{1,9}", nics) else None,
+        "nccl_version": nccl_version,
         "plugin_version": plugin or None,
         "plugin_mode": mode or None,
     }
-
-
-def _whole(text: str | None) -> int | None:
-    return int(text) if text and re.fullmatch(r"[0-9]{1,9}", text) else None
-
-
-def _release(code: int) -> str | None:
-    try:
-        return str(NcclVersion.parse(code)) if code else None
-    except UnknownName:
-        return None
 
 
 def read_records(path: Path, report: FileReport) -> Iterator[npt.NDArray[np.void]]:
@@ -230,17 +251,16 @@ def _sound(records: npt.NDArray[np.void], report: FileReport) -> npt.NDArray[np.
     times = (records["start_ns"] == 0) & (records["stop_ns"] == 0)
     times |= (records["start_ns"] > 0) & (records["start_ns"] < records["stop_ns"])
     ranks = (records["rank"] >= 0) & (records["rank"] < records["num_ranks"])
+    sizes = records["size_bytes"]
     checks = {
         "collective not known": records["collective"] < NUM_TUNED_COLLECTIVES,
-        "size 0": records["size_bytes"] > 0,
-        "size out of range": records["size_bytes"] >> np.uint64(MAX_SIZE_BITS) == 0,
+        "size 0 or out of range": (sizes > 0) & (sizes >> np.uint64(MAX_SIZE_BITS) == 0),
         "rank out of range": ranks & (records["num_nodes"] > 0),
         "GPU times out of order": times,
     }
     good = np.ones(len(records), dtype=np.bool_)
     for reason, holds in checks.items():
-        failed = int((good & ~holds).sum())
-        if failed:
+        if failed := int((good & ~holds).sum()):
             report.drop(reason, failed)
         good &= holds
     return records[good]
@@ -265,85 +285,57 @@ def _joined(
 
     `environments` has the columns that all rows of each file share.
     """
-    columns = {name: spilled["record"][name] for name in RECORD.names or ()}
-    columns["source"] = spilled["source"]
-    records = pl.DataFrame({name: np.ascontiguousarray(each) for name, each in columns.items()})
-    records = records.with_columns(captured=pl.col("flags") & FLAG_CAPTURED > 0)
+    columns = {name: np.ascontiguousarray(spilled["record"][name]) for name in RECORD.names or ()}
+    duration_us = (pl.col("stop_ns") - pl.col("start_ns")) / 1e3
+    records = pl.DataFrame({**columns, "source": spilled["source"]}).with_columns(
+        captured=pl.col("flags") & FLAG_CAPTURED > 0,
+        time_us=pl.when(pl.col("stop_ns") > 0).then(duration_us),
+    )
     key = ("comm_id", "collective", "sequence", "captured", "rank")
     # A replay does not move NCCL's number: the n-th of one rank is the n-th of the others.
     numbered = records.with_columns(replay=pl.int_range(pl.len(), dtype=pl.UInt32).over(key))
     is_first = pl.col("captured") | (pl.col("replay") == 0)
-    kept = numbered.filter(is_first).sort(*_CALL, "rank")
-    duration_us = (pl.col("stop_ns") - pl.col("start_ns")).filter(pl.col("stop_ns") > 0) / 1e3
-    flags = pl.col("flags")
-    calls = kept.group_by(_CALL, maintain_order=True).agg(
-        *(pl.col(name).first() for name in (*_CONFIG, "num_warps", "table", "decided", "source")),
-        enqueued_ns=pl.col("enqueued_ns").min(),
-        ranks_seen=pl.col("rank").len(),
-        ranks_timed=(pl.col("stop_ns") > 0).sum(),
-        fastest_us=duration_us.min(),
-        slowest_us=duration_us.max(),
-        ranks_agree=pl.all_horizontal(pl.col(name).min() == pl.col(name).max() for name in _CONFIG),
-        incomplete=(flags & FLAG_INCOMPLETE > 0).any(),
-        probe=(flags & FLAG_PROBE > 0).any(),
-    )
     twice = numbered.filter(~is_first).group_by("source").len()
-    return _table(calls, environments), dict(twice.iter_rows())
-
-
-def _table(calls: pl.DataFrame, environments: Sequence[Mapping[str, Any]]) -> pa.Table:
     told = pl.DataFrame(
         [{"number": index, **environment} for index, environment in enumerate(environments)],
         schema_overrides={"number": pl.UInt32, "mig": pl.Boolean, "nics_per_node": pl.Int64},
         infer_schema_length=None,
     )
-    known_of_all = pl.col("ranks_timed") == pl.col("num_ranks")
-    rows = calls.join(
-        told, left_on="source", right_on="number", how="left", maintain_order="left"
-    ).with_columns(
-        comm=_hexadecimal("comm_id"),
-        timestamp=pl.from_epoch(pl.col("enqueued_ns") // 1000, time_unit="us").dt.replace_time_zone(
-            "UTC"
-        ),
+    flags, at = pl.col("flags"), pl.col("enqueued_ns").min() // 1000
+    calls = join_ranks(
+        numbered.filter(is_first).sort(*_CALL, "rank"),
+        _CALL,
+        told=(*_CONFIG, "num_warps", "table", "decided", "source"),
+        agreed=_CONFIG,
+        timestamp=pl.from_epoch(at, time_unit="us").dt.replace_time_zone("UTC"),
+        incomplete=(flags & FLAG_INCOMPLETE > 0).any(),
+        probe=(flags & FLAG_PROBE > 0).any(),
+    ).join(told, left_on="source", right_on="number", how="left", maintain_order="left")
+    rows = calls.with_columns(
+        comm=pl.col("comm_id").map_batches(_hexadecimal, return_dtype=pl.String),
         collective=_named("collective", [c.wire for c in Collective if c.tunable]),
         datatype=_named("datatype", DATATYPES),
         actual_algorithm=_named("algorithm", [a.wire for a in Algorithm]),
         actual_protocol=_named("protocol", [p.wire for p in Protocol]),
-        ranks_per_node=pl.when(pl.col("num_ranks") % pl.col("num_nodes") == 0).then(
-            pl.col("num_ranks") // pl.col("num_nodes")
-        ),
         decided=pl.col("decided") != 0,
-        time_us=pl.when(known_of_all).then(pl.col("fastest_us")),
-        skew_us=pl.when(known_of_all).then(pl.col("slowest_us") - pl.col("fastest_us")),
         sampled=(pl.col("ranks_timed") > 0) | pl.col("incomplete"),
         source=pl.lit(CallSource.PLUGIN.value),
         asks_tuner=pl.lit(value=True),
-        time_at_most_us=pl.col("fastest_us"),
         timing_source=pl.when(pl.col("ranks_timed") > 0).then(pl.lit("gpu")),
+        actual_num_channels="num_channels",
+        actual_num_warps="num_warps",
+        graph_captured="captured",
     )
-    rows = rows.rename(
-        {
-            "num_channels": "actual_num_channels",
-            "num_warps": "actual_num_warps",
-            "captured": "graph_captured",
-        }
-    )
-    absent = [pl.lit(None).alias(name) for name in CALLS.names if name not in rows.columns]
-    return rows.with_columns(absent).select(CALLS.names).to_arrow().cast(CALLS)
+    return calls_table(rows), dict(twice.iter_rows())
 
 
 def _named(column: str, names: Sequence[str]) -> pl.Expr:
     """The name of each code; null for codes without one."""
-    return pl.col(column).replace_strict(
-        dict(enumerate(names)), default=None, return_dtype=pl.String
-    )
+    codes = dict(enumerate(names))
+    return pl.col(column).replace_strict(codes, default=None, return_dtype=pl.String)
 
 
-def _hexadecimal(column: str) -> pl.Expr:
+def _hexadecimal(ids: pl.Series) -> pl.Series:
     # By way of the few distinct ones: Polars cannot format hexadecimal numbers.
-    return pl.col(column).map_batches(
-        lambda ids: ids.replace_strict(
-            {value: f"{value:016x}" for value in ids.unique()}, return_dtype=pl.String
-        ),
-        return_dtype=pl.String,
-    )
+    texts = {value: f"{value:016x}" for value in ids.unique()}
+    return ids.replace_strict(texts, return_dtype=pl.String)

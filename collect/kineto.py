@@ -1,69 +1,115 @@
 """Chrome traces of PyTorch's profiler (Kineto), one rank each: calls, and overlap with compute.
 
 A communication kernel tells channels (blocks of its grid), threads and time. What it sent stands in
-its own arguments, or in those of the operation `record_param_comms` that launched it: the one in
-which, on the same thread, the launch with the kernel's correlation lies. A kernel's time includes
-waiting for the other ranks; only the least over all ranks is the call's.
+its own arguments, or in those of what launched it: the operation `record_param_comms` or, in older
+traces, the annotation `nccl:all_reduce` in which, on the same thread, the launch with the kernel's
+correlation lies. What ran no kernel (a copy engine, another backend) is no call here.
+
+A trace of gigabytes has millions of events: it is read event by event, kernels and launches are
+kept as three numbers each, and only what communicates with its text.
 """
 
-import ast
+import codecs
+import json
 import math
 import re
+import sys
+import zlib
+from array import array
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO, Final
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, lru_cache
+from operator import itemgetter
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
-from dynamiccl.collect.kineto_events import EXTERNAL, Events, Span, comm_kernel, read_events
 from dynamiccl.collect.output import FileReport
-from dynamiccl.collect.rank_calls import GPU, RankCall, RankTrace, mapping, number, text, whole
 from dynamiccl.datasets.call_columns import CallSource
-from dynamiccl.errors import UnknownName
-from dynamiccl.nccl import Collective, NcclVersion
+from dynamiccl.nccl import Collective
 
 _FloatArray = npt.NDArray[np.float64]
-#: A process group: name, ranks, and which of the job's they are.
-_Group = tuple[str | None, int | None, tuple[int, ...] | None]
-_NO_GROUP: Final = (None, None, None)
-_TUNABLE: Final = frozenset(each.wire for each in Collective if each.tunable)
-
-#: PyTorch's element types (c10/core/ScalarType.h and the C++ names that older traces hold) ->
-#: nccl-tests' spelling and bytes. NCCL has no bool and no complex numbers: PyTorch sends bytes and
-#: pairs of floats (torch/csrc/distributed/c10d/NCCLUtils.hpp).
-_TYPES: Final[Mapping[str, tuple[str, int]]] = {
-    **dict.fromkeys(("char", "signed char", "int8"), ("int8", 1)),
-    **dict.fromkeys(("byte", "unsigned char", "uint8", "bool"), ("uint8", 1)),
-    **dict.fromkeys(("int", "int32"), ("int32", 4)),
-    **dict.fromkeys(("uint32",), ("uint32", 4)),
-    **dict.fromkeys(("long", "long int", "int64"), ("int64", 8)),
-    **dict.fromkeys(("uint64",), ("uint64", 8)),
-    **dict.fromkeys(("half", "c10::half", "float16"), ("half", 2)),
+#: From NCCL 2.19 `ncclDevKernel_AllReduce_Sum_f32_RING_LL`, before `ncclKernel_AllReduce_..`; on
+#: symmetric memory 2.27 `ncclSymDevKernel_`, 2.28 on `ncclSymkDevKernel_`
+#: (src/device/symmetric/generate.py), which NCCL takes before it asks a tuner.
+_NCCL: Final = re.compile(r"\bnccl(Symk?)?(?:Dev)?Kernel(?:Debug)?_([A-Za-z]+)(.*Symm)?")
+#: Kernels of vLLM and SGLang (csrc/custom_all_reduce.cuh, csrc/quickreduce), TensorRT-LLM and
+#: FlashInfer (customAllReduceKernels.cu, allReduceFusionKernels), PyTorch (intra_node_comm.cu,
+#: symm_mem/CUDASymmetricMemoryOps.cu), MSCCL++ (src/ext/collectives), DeepEP and NVSHMEM.
+_OTHERS: Final = re.compile(
+    r".*?(?:all_?(reduce|gather)|device_(reduce))|.*(?:mscclpp|deep_ep|nvshmem)", re.IGNORECASE
+)
+#: CUDA's and HIP's calls that start a kernel.
+_LAUNCHES: Final = r"(?:cuda|cu|hip)(?:Ext)?(?:Module)?(?:Launch|GraphLaunch)"
+_STEP: Final = re.compile(r"ProfilerStep#(\d{1,18})$")
+#: Arguments of events (torch/csrc/profiler/util.h in pytorch/pytorch, libkineto's output_json.cpp).
+_LOOKED_AT: Final = (
+    *("grid", "block", "Input Dims", "Input type", "Collective name", "In msg nelems"),
+    *("Out msg nelems", "Group size", "dtype", "Seq", "Process Group Name"),
+    *("Process Group Description", "Process Group Ranks"),
+)
+#: PyTorch's profiler writes a fixed layout: a line break cannot be inside a JSON string, and only
+#: an event's own closing brace follows a line break and two blanks. So events that are not wanted
+#: are passed over without decoding them.
+_WANTED: Final = (
+    r'X",\s+"cat": "(?:kernel"|user_annotation",\s+"name": "(?:ProfilerStep|nccl:)'
+    rf'|cpu_op",\s+"name": "record_param|cuda_(?:runtime|driver)",\s+"name": "{_LAUNCHES})'
+)
+_NOT_WANTED: Final = re.compile(
+    rf'[ \t\r\n,]*+(?:\{{\n    "ph": "(?!{_WANTED})[^\n]*+(?:\n(?!  \}})[^\n]*+)*+\n  \}},\n  )*+'
+    r"[ \t\r\n,]*+"
+)
+_BEFORE_EVENTS: Final = re.compile(r',?\s*"traceEvents"\s*:\s*\[')
+_CHUNK_BYTES: Final = 1 << 20
+#: Characters of one event beyond which a file is taken for damaged.
+_MAX_EVENT_CHARS: Final = 16 << 20
+_DECODE: Final = json.JSONDecoder(strict=False).raw_decode
+#: nccl-tests' element types and their bytes, by PyTorch's names (c10/core/ScalarType.h, and the C++
+#: names of older traces). NCCL has no bool: PyTorch sends bytes (c10d/NCCLUtils.hpp).
+_TYPES: Final = {
+    **dict.fromkeys(("int8", "char", "signed char"), ("int8", 1)),
+    **dict.fromkeys(("uint8", "byte", "unsigned char", "bool"), ("uint8", 1)),
+    **dict.fromkeys(("int32", "int"), ("int32", 4)),
+    **dict.fromkeys(("int64", "long", "long int"), ("int64", 8)),
+    **dict.fromkeys(("half", "float16"), ("half", 2)),
     **dict.fromkeys(("float", "float32"), ("float", 4)),
     **dict.fromkeys(("double", "float64"), ("double", 8)),
-    **dict.fromkeys(("bfloat16", "c10::bfloat16"), ("bfloat16", 2)),
-    **dict.fromkeys(("float8_e4m3fn", "c10::float8_e4m3fn"), ("f8e4m3", 1)),
-    **dict.fromkeys(("float8_e5m2", "c10::float8_e5m2"), ("f8e5m2", 1)),
+    "bfloat16": ("bfloat16", 2),
+    "float8_e4m3fn": ("f8e4m3", 1),
+    "float8_e5m2": ("f8e5m2", 1),
 }
-#: Bytes of an element by nccl-tests' spelling.
-_TYPE_BYTES: Final[Mapping[str, int]] = dict(_TYPES.values())
+_BY_WIRE: Final = {each.wire: each for each in Collective}
 #: PyTorch's names without prefix, underscores and variants of the same call.
-_COLLECTIVES: Final[Mapping[str, Collective]] = {
-    **{name.wire.lower(): name for name in Collective if name is not Collective.SendRecv},
+_TORCH_NAMES: Final = {
+    **{wire.lower(): name for wire, name in _BY_WIRE.items() if wire != "SendRecv"},
+    **dict.fromkeys(("send", "recv"), Collective.SendRecv),
     "alltoallv": Collective.AlltoAll,
-    "send": Collective.SendRecv,
-    "recv": Collective.SendRecv,
 }
-#: `_allgather_base`, `all_gather_into_tensor_coalesced`, `broadcast_oop`, `all_reduce_barrier`, ...
-_VARIANT: Final = re.compile(r"base|intotensor|tensor|coalesced|oop|sparse|uneven|barrier")
-_DIRECTION: Final = re.compile(r"\s*\d+\s*(?:->|<-)\s*\d+.*")
+_VARIANT: Final = re.compile(r"_|base|into|tensor|coalesced|oop|sparse|uneven|\s*\d+(?:->|<-)\d+.*")
 
 
-def read_kineto(stream: BinaryIO, name: str, report: FileReport) -> RankTrace:
-    """The calls and steps of a trace; what cannot be read is rejected in `report`, by line."""
-    return _Calls(read_events(stream, report), name, report).read()
+@cache
+def comm_kernel(name: str) -> tuple[Collective | None, bool | None] | None:
+    """A communication kernel's collective, and whether NCCL asks a tuner; None for others.
+
+    None inside is what the name does not tell (`Generic` runs any). It never tells algorithm and
+    protocol: NCCL builds one kernel for each collective, type and family (`best_kernel` in
+    src/device/generate.py, NVIDIA/nccl v2.30.7), always called RING_LL or TREE_LL, which runs all.
+
+    >>> comm_kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
+    (<Collective.AllReduce: 4>, True)
+    """
+    if found := _NCCL.search(name):
+        collective = _BY_WIRE.get(found[2])
+        asks_tuner = None if collective is None else collective.tunable
+        return collective, False if found[1] or found[3] else asks_tuner
+    if other := _OTHERS.match(name):
+        named = (other[1] or other[2] or "").lower()
+        return _TORCH_NAMES.get(f"all{named}"), False
+    return None
 
 
 def torch_collective(name: str) -> Collective | None:
@@ -72,375 +118,361 @@ def torch_collective(name: str) -> Collective | None:
     >>> torch_collective("nccl:_all_gather_base").wire, torch_collective("wait")
     ('AllGather', None)
     """
-    plain = _DIRECTION.sub("", name.rpartition(":")[2]).lower().replace("_", "")
-    return _COLLECTIVES.get(_VARIANT.sub("", plain))
+    return _TORCH_NAMES.get(_VARIANT.sub("", name.rpartition(":")[2].lower()))
 
 
-class _Calls:
-    """Makes calls and steps of the events of a trace."""
+class _Span(NamedTuple):
+    """A communication kernel, or what happened on a host's thread: operation, annotation, step."""
 
-    def __init__(self, events: Events, name: str, report: FileReport) -> None:
-        self._events, self._name, self._report = events, name, report
-        self._info = mapping(events.values.get("distributedInfo"))
-        self._rank = whole(self._info.get("rank"))
-        self._groups = _groups(self._info)
-        self._base_us = (number(events.values.get("baseTimeNanoseconds")) or 0.0) / 1e3
-        self._compute = np.asarray(events.compute).reshape(-1, 3)
-        launches = np.asarray(events.launches).reshape(-1, 3)
-        self._launches = launches[np.argsort(launches[:, 0], kind="stable")]
-        self._operations = _Around(events.operations)
-        self._annotations = _Around(events.annotations)
-        self._by_external = {
-            span.arguments[EXTERNAL]: span
-            for span in events.operations
-            if isinstance(span.arguments.get(EXTERNAL), int)
-        }
-        self._steps = sorted(events.steps, key=lambda each: each.start_us)
+    start_us: float
+    end_us: float
+    #: Beside the end: moments since 1970 leave a double fewer digits than the trace has.
+    duration_us: float
+    name: str
+    #: Our number of the thread; of a kernel that of its GPU.
+    where: int
+    arguments: Mapping[str, Any]
+    #: Of a kernel, what its launch has too.
+    correlation: int
 
-    def read(self) -> RankTrace:
-        """Calls in the order in which they began."""
-        world_size = whole(self._info.get("world_size"))
-        found = RankTrace(world_size=world_size, has_steps=bool(self._steps))
-        kernels = sorted(self._events.kernels, key=lambda each: each.start_us)
-        launches = [self._launch(kernel.correlation) for kernel in kernels]
-        told = [self._operation(*pair) for pair in zip(kernels, launches, strict=True)]
-        of_operation = Counter(id(operation) for operation in told if operation is not None)
-        exposed = _exposed_us(kernels, self._compute)
-        for kernel, launch, operation, exposed_us in zip(
-            kernels, launches, told, exposed, strict=True
-        ):
-            is_alone = operation is None or of_operation[id(operation)] == 1
-            call = self._of_kernel(kernel, operation, launch, is_alone)
-            call.exposed_us = float(exposed_us)
-            found.calls.append(call)
-        found.calls += self._without_kernel(of_operation)
-        found.calls.sort(key=lambda each: each.timestamp_us or 0.0)
-        self._report.rows_read += len(found.calls)
-        told_of_all = {"rank": self._rank, "source_file": self._name}
-        steps = _steps(self._steps, kernels, self._compute, self._base_us)
-        found.steps = [step | told_of_all for step in steps]
-        return found
 
-    def _launch(self, correlation: float) -> tuple[int, float] | None:
-        """Thread and time of the launch with a correlation id; None if not in the trace."""
-        place = int(np.searchsorted(self._launches[:, 0], correlation))
-        if correlation < 0 or place >= len(self._launches):
-            return None
-        ident, moment_us, thread = self._launches[place]
-        return (int(thread), float(moment_us)) if ident == correlation else None
+@lru_cache(65_536)
+def _kind_of(category: str, name: str) -> str:
+    """What an event is to us: compute, kernel (of communication), launch, operation, step or ""."""
+    if category == "kernel":
+        return "compute" if comm_kernel(name) is None else "kernel"
+    if category in {"cuda_runtime", "cuda_driver"}:
+        return "launch" if re.match(_LAUNCHES, name) else ""
+    if category == "user_annotation" and _STEP.match(name):
+        return "step"
+    is_ours = category == "user_annotation" and name.startswith("nccl:")
+    is_ours |= category == "cpu_op" and name == "record_param_comms"
+    return "operation" if is_ours else ""
 
-    def _operation(self, kernel: Span, launch: tuple[int, float] | None) -> Span | None:
-        """The operation that launched a kernel, where the trace proves it."""
-        around = None if launch is None else self._operations.find(*launch)
-        if around is not None:
-            return around
-        # Grouped calls are launched behind their operations, when the group ends.
-        external = kernel.arguments.get(EXTERNAL)
-        # Old traces give the correlation as the external id: that is no operation's.
-        if not isinstance(external, int) or external == kernel.correlation:
-            return None
-        return self._by_external.get(external)
 
-    def _of_kernel(
-        self,
-        kernel: Span,
-        operation: Span | None,
-        launch: tuple[int, float] | None,
-        is_alone: bool,
-    ) -> RankCall:
-        kind = comm_kernel(kernel.name)
-        assert kind is not None
-        arguments = dict(operation.arguments) if operation is not None else {}
-        arguments |= kernel.arguments
-        annotation = None if launch is None else self._annotations.find(*launch)
-        call = self._described(arguments, annotation, kind.collective)
-        call.kernel = kernel.name.partition("(")[0]
-        call.asks_tuner = False if call.num_ranks == 1 else kind.asks_tuner
-        if not is_alone:
+def read_kineto(
+    stream: BinaryIO, name: str, report: FileReport, known: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The records of one rank's calls in the order in which they began, and rows of its steps.
+
+    `known` has the job's `num_ranks` and `num_nodes`, where somebody knows. A record has columns of
+    `calls`, of this rank alone, and `rank`, `timestamp_us`, `key` (which the records of all ranks
+    have in common) and `stream` (instead: what the call is the n-th of). What cannot be read is
+    rejected in `report`.
+    """
+    trace = _Trace(stream, name, report, known)
+    launched = [trace.launch(kernel) for kernel in trace.kernels]
+    count = Counter(id(spans[0]) for _, spans in launched if spans)
+    exposed = _exposed_us(trace.kernels, trace.compute).tolist()
+    calls = []
+    for kernel, (moment_us, spans), exposed_us in zip(
+        trace.kernels, launched, exposed, strict=True
+    ):
+        call = trace.call(kernel, spans, moment_us) | {"exposed_us": exposed_us}
+        if spans and count[id(spans[0])] > 1:
             # Several kernels of one operation share what it sent: how, nobody tells.
-            call.size_bytes = None
-            call.key = None
-            self._report.remark("several kernels of one operation: their sizes are not known")
-        if kind.is_nccl:
-            call.num_channels = _first_of(kernel.arguments.get("grid"))
-        call.num_threads = _first_of(kernel.arguments.get("block"))
-        call.time_us = kernel.duration_us if kernel.duration_us > 0 else None
-        call.timing_source = GPU if kernel.duration_us > 0 else None
-        call.timestamp_us = self._base_us + kernel.start_us
-        call.step = self._step(kernel.start_us if launch is None else launch[1])
-        call.facts = self._facts(kernel.where)
-        return call
+            call["size_bytes"] = call["key"] = None
+            report.remark("several kernels of one operation: their sizes are not known")
+        calls.append(call)
+    report.rows_read += len(calls)
+    return calls, trace.step_rows()
 
-    def _described(
-        self, arguments: Mapping[str, Any], annotation: Span | None, ran: Collective | None
-    ) -> RankCall:
-        """The call's arguments: from the operation, else from the annotation's tensors."""
-        told = str(arguments.get("Collective name") or (annotation.name if annotation else ""))
-        collective = torch_collective(told)
-        datatype, sent, received = _sizes(arguments, annotation)
-        name, size, members = self._group(arguments.get("Process Group Name"))
-        num_ranks = whole(arguments.get("Group size")) or size
-        if collective is Collective.AllGather and received is None and sent and num_ranks:
-            # Of an annotation: the input alone, one rank's part.
-            received = sent * num_ranks
-        if ran is None or ran is Collective.SendRecv:
-            ran = ran if collective is None else collective
-        is_the_same = collective is None or ran is collective
-        sequence = whole(arguments.get("Seq"))
-        members = _ranks(arguments.get("Process Group Ranks")) or members
-        described = (name, text(arguments.get("Process Group Description")))
-        is_whole = ran is not None and ran is not Collective.SendRecv
-        return RankCall(
-            source=CallSource.KINETO,
-            source_file=self._name,
-            rank=self._rank,
-            key=(name, members, sequence, ran) if name and sequence and is_whole else None,
-            group=":".join(each for each in described if each) or None,
-            group_ranks=members,
-            group_sequence=sequence,
-            collective=None if ran is None else ran.wire,
-            # A list of unequal parts is sent as other collectives: their sizes are not told.
-            size_bytes=_message_bytes(ran, datatype, sent, received) if is_the_same else None,
-            datatype=datatype,
-            num_ranks=num_ranks,
+
+def _chunks(stream: BinaryIO, report: FileReport) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    try:
+        while raw := stream.read(_CHUNK_BYTES):
+            yield decoder.decode(raw)
+    except (OSError, EOFError, zlib.error) as error:
+        report.remark(f"cannot be read to its end: {error}")
+
+
+def _events(stream: BinaryIO, head: dict[str, Any], report: FileReport) -> Iterator[dict[str, Any]]:
+    """Yield a trace's events, read in chunks; `head` gets what stands before them.
+
+    Where something does not decode, that and what follows is rejected in `report`, by line.
+    """
+    chunks, text, at, line = _chunks(stream, report), "", 0, 1
+    try:
+        while not (before := _BEFORE_EVENTS.search(text)):
+            text += next(chunks)
+        head |= mapping(json.loads(text[: before.start()] + "}"))
+        at = before.end()
+        while True:
+            passed = _NOT_WANTED.match(text, at)
+            at = passed.end() if passed else at
+            try:
+                event, at = _DECODE(text, at)
+                yield mapping(event)
+            except json.JSONDecodeError:
+                if text.startswith("]", at) or len(text) - at > _MAX_EVENT_CHARS:
+                    break
+                line += text.count("\n", 0, at)
+                text, at = text[at:], 0
+                text += next(chunks)
+    except (StopIteration, ValueError, RecursionError):
+        pass
+    if not text.startswith("]", at):
+        line += text.count("\n", 0, at)
+        report.reject(line, "what follows does not decode, and is not read", text[at : at + 80])
+
+
+class _Trace:
+    """The events of one trace that matter, and what they say of a kernel."""
+
+    def __init__(
+        self, stream: BinaryIO, name: str, report: FileReport, known: Mapping[str, Any]
+    ) -> None:
+        self._spans: dict[str, list[_Span]] = defaultdict(list)
+        self._threads: dict[tuple[str, str], int] = {}
+        # Kernels that compute: begin and end in us, GPU. Calls that start something on a GPU:
+        # correlation, us, thread.
+        self._numbers = {"compute": array("d"), "launch": array("d")}
+        head: dict[str, Any] = {}
+        for event in _events(stream, head, report):
+            kind = _kind_of(str(event.get("cat")), str(event.get("name", "")))
+            if kind and event.get("ph") == "X" and not self._add(kind, event):
+                report.drop("an event without a time")
+        self._head, self._known, self._info = head, known, mapping(head.get("distributedInfo"))
+        self._base_us = (whole(head.get("baseTimeNanoseconds")) or 0) / 1e3
+        version = re.match(r"\d+\.\d+\.\d+", str(self._info.get("nccl_version")))
+        told = {"rank": whole(self._info.get("rank")), "nccl_version": version and version[0]}
+        self._same = {"source": CallSource.KINETO.value, "source_file": name, **told}
+        self.kernels = sorted(self._spans["kernel"], key=itemgetter(0))
+        self.compute = np.asarray(self._numbers["compute"]).reshape(-1, 3)
+        launches = np.asarray(self._numbers["launch"]).reshape(-1, 3)
+        self._launches = launches[np.argsort(launches[:, 0], kind="stable")]
+        self._by_thread: dict[int, list[_Span]] = defaultdict(list)
+        for span in sorted(self._spans["operation"], key=itemgetter(0)):
+            self._by_thread[span.where].append(span)
+        self._steps = sorted(
+            (span.start_us, span.end_us, int(span.name.rpartition("#")[2]))
+            for span in self._spans["step"]
         )
 
-    def _group(self, name: object) -> _Group:
-        """The process group by name, or the only one of the job."""
-        if name:
-            told, size, members = self._groups.get(str(name), _NO_GROUP)
-            return text(name) or told, size, members
-        is_only = len(self._groups) == 1 and self._info.get("pg_count") == 1
-        return next(iter(self._groups.values())) if is_only else _NO_GROUP
+    def _add(self, kind: str, event: Mapping[str, Any]) -> bool:
+        """Keep an event; False for one without a time."""
+        start_us, duration_us = number(event.get("ts")), number(event.get("dur", 0.0))
+        if start_us is None or duration_us is None or duration_us < 0:
+            return False
+        name, told = str(event.get("name")), mapping(event.get("args"))
+        end_us, gpu = start_us + duration_us, whole(told.get("device")) or 0
+        thread = (str(event.get("pid")), str(event.get("tid")))
+        where = self._threads.setdefault(thread, len(self._threads))
+        correlation = whole(told.get("correlation"))
+        correlation = -1 if correlation is None else correlation
+        if kind == "compute":
+            self._numbers[kind].extend((start_us, end_us, gpu))
+        elif kind == "launch":
+            self._numbers[kind].extend((correlation, start_us, where))
+        else:
+            where = gpu if kind == "kernel" else where
+            texts = {n: told[n] for n in _LOOKED_AT if n in told}
+            kept: dict[str, Any] = {
+                n: sys.intern(v) if isinstance(v, str) else v for n, v in texts.items()
+            }
+            if name.startswith("nccl:"):
+                kept.setdefault("Collective name", name)
+            span = _Span(start_us, end_us, duration_us, sys.intern(name), where, kept, correlation)
+            self._spans[kind].append(span)
+        return True
 
-    def _without_kernel(self, of_operation: Counter[int]) -> list[RankCall]:
-        """Operations without a communication kernel: copies, other backends, untraced."""
-        copies: dict[int, list[tuple[float, float]]] = defaultdict(list)
-        for correlation, begin_us, end_us in np.asarray(self._events.copies).reshape(-1, 3):
-            launch = self._launch(correlation)
-            operation = None if launch is None else self._operations.find(*launch)
-            if operation is not None:
-                copies[id(operation)].append((begin_us, end_us))
-        found = []
-        for operation in self._events.operations:
-            collective = torch_collective(str(operation.arguments.get("Collective name", "")))
-            if id(operation) not in of_operation and collective is not None:
-                found.append(self._copied(operation, copies.get(id(operation), [])))
-        for annotation in self._events.annotations:
-            is_nccl = annotation.name.startswith("nccl:")
-            if not is_nccl and torch_collective(annotation.name) is not None:
-                call = self._placed(self._described({}, annotation, None), annotation)
-                call.asks_tuner = False
-                found.append(call)
-        return found
+    def launch(self, kernel: _Span) -> tuple[float, list[_Span]]:
+        """When a kernel was launched, in which operation and annotation, the inner one first.
 
-    def _copied(self, operation: Span, copies: Sequence[tuple[float, float]]) -> RankCall:
-        call = self._placed(self._described(operation.arguments, None, None), operation)
-        if copies:
-            begin_us = float(min(begin for begin, _ in copies))
-            end_us = float(max(end for _, end in copies))
-            call.kernel, call.asks_tuner = "memcpy", False
-            call.time_us, call.timing_source = end_us - begin_us or None, GPU
-            call.timestamp_us = self._base_us + begin_us
-        elif call.num_ranks == 1 or call.collective not in _TUNABLE:
-            call.asks_tuner = False
-        return call
+        Its own beginning, and none, where the trace has no launch.
+        """
+        place = int(np.searchsorted(self._launches[:, 0], kernel.correlation))
+        found = self._launches[place : place + 1].tolist()
+        if kernel.correlation < 0 or not found or found[0][0] != kernel.correlation:
+            return kernel.start_us, []
+        _, moment_us, thread = found[0]
+        line = self._by_thread[int(thread)]
+        last = bisect_right(line, moment_us, key=itemgetter(0))
+        # Spans of a thread nest: the last that began before, of those that did not end.
+        recent = reversed(line[max(last - 8, 0) : last])
+        return moment_us, [span for span in recent if span.end_us >= moment_us]
 
-    def _placed(self, call: RankCall, span: Span) -> RankCall:
-        call.timestamp_us = self._base_us + span.start_us
-        call.step = self._step(span.start_us)
-        call.facts = self._facts(0)
-        return call
+    def call(self, kernel: _Span, spans: Sequence[_Span], moment_us: float) -> dict[str, Any]:
+        """The record of a communication kernel, which `spans` launched at a moment."""
+        step = self._step_at(moment_us)
+        told = {n: v for each in (*reversed(spans), kernel) for n, v in each.arguments.items()}
+        ran, asks_tuner = comm_kernel(kernel.name) or (None, None)
+        asked = torch_collective(str(told.get("Collective name", "")))
+        if asked is not None and ran in {None, Collective.SendRecv}:
+            ran = asked
+        name, sequence = text(told.get("Process Group Name")), whole(told.get("Seq"))
+        group = _one_of(self._info.get("pg_config"), "pg_name", name)
+        members = _ranks(told.get("Process Group Ranks")) or _ranks(group.get("ranks"))
+        num_ranks = whole(told.get("Group size")) or whole(group.get("pg_size"))
+        num_ranks = num_ranks or self._known.get("num_ranks")
+        world_size = whole(self._info.get("world_size"))
+        lane = members or ("all" if num_ranks and num_ranks == world_size else name)
+        labels = [each for each in (name, text(told.get("Process Group Description"))) if each]
+        # Sends and receives count otherwise on either end.
+        has_key = name and sequence and ran not in {None, Collective.SendRecv}
+        datatype, size_bytes = _message(told, ran, num_ranks)
+        gpu = _one_of(self._head.get("deviceProperties"), "id", kernel.where)
+        major, minor = whole(gpu.get("computeMajor")), whole(gpu.get("computeMinor"))
+        return self._same | {
+            "key": f"{name} {members} {sequence} {ran}" if has_key else None,
+            "stream": f"{lane} {step}" if self._steps and lane and step is not None else None,
+            "group": ":".join(labels) or None,
+            "group_ranks": members,
+            "group_sequence": sequence,
+            "step": step,
+            "timestamp_us": self._base_us + kernel.start_us,
+            "gpu": text(gpu.get("name")),
+            "compute_capability": None if major is None else float(f"{major}.{minor or 0}"),
+            "collective": None if ran is None else ran.wire,
+            # A list of unequal parts is sent as other collectives: their sizes are not told.
+            "size_bytes": size_bytes if asked in {None, ran} else None,
+            "datatype": datatype,
+            "num_ranks": num_ranks,
+            "num_nodes": nodes_of(num_ranks, world_size, self._known),
+            "kernel": kernel.name.partition("(")[0],
+            "asks_tuner": False if num_ranks == 1 else asks_tuner,
+            "actual_num_channels": _first(told.get("grid")) if "nccl" in kernel.name else None,
+            "num_threads": _first(told.get("block")),
+            "time_us": kernel.duration_us or None,
+            "timing_source": "gpu" if kernel.duration_us else None,
+        }
 
-    def _step(self, moment_us: float) -> int | None:
+    def _step_at(self, moment_us: float) -> int | None:
         """The training step of a moment; 0 where the trace marks none."""
+        place = bisect_right(self._steps, moment_us, key=itemgetter(0)) - 1
         if not self._steps:
             return 0
-        place = bisect_right(self._steps, moment_us, key=lambda each: each.start_us) - 1
-        if place < 0 or moment_us > self._steps[place].end_us:
-            return None
-        return self._steps[place].step
+        return self._steps[place][2] if place >= 0 and moment_us <= self._steps[place][1] else None
 
-    def _facts(self, gpu: int) -> dict[str, Any]:
-        facts: dict[str, Any] = {}
-        version = self._info.get("nccl_version")
-        if version:
-            try:
-                facts["nccl_version"] = str(NcclVersion.parse(str(version)))
-            except UnknownName:
-                self._report.remark(f"NCCL release '{version}' is not known: left open")
-        for each in map(mapping, _listed(self._events.values.get("deviceProperties"))):
-            if each.get("id") == gpu:
-                facts["gpu"] = text(each.get("name"))
-                major, minor = whole(each.get("computeMajor")), whole(each.get("computeMinor"))
-                if major is not None and minor is not None:
-                    facts["compute_capability"] = float(f"{major}.{minor}")
-        return facts
+    def step_rows(self) -> list[dict[str, Any]]:
+        """Rows of `steps`: one for each ProfilerStep, else one for the whole trace.
 
-
-class _Around:
-    """Spans of the host's threads, to find the one around a moment."""
-
-    def __init__(self, spans: Sequence[Span]) -> None:
-        self._by_thread: dict[int, list[Span]] = defaultdict(list)
-        for span in sorted(spans, key=lambda each: each.start_us):
-            self._by_thread[span.where].append(span)
-
-    def find(self, thread: int, moment_us: float) -> Span | None:
-        """The innermost span of a thread around a moment."""
-        line = self._by_thread.get(thread, [])
-        place = bisect_right(line, moment_us, key=lambda each: each.start_us)
-        # Spans of a thread nest: the last that began before, of those that did not end.
-        for span in reversed(line[max(place - 8, 0) : place]):
-            if span.end_us >= moment_us:
-                return span
-        return None
+        Kernels count where they ran, not where they were launched: what runs on into the next step
+        is that one's. Without any kernel (the GPU was not traced) only the step's length is known.
+        """
+        compute = self.compute[:, :2]
+        communicates = np.array([(k.start_us, k.end_us) for k in self.kernels]).reshape(-1, 2)
+        busy = _union(np.concatenate([compute, communicates]))
+        steps = self._steps
+        if not steps and len(busy):
+            steps = [(float(busy[0, 0]), float(busy[-1, 1]), 0)]
+        begin, end, numbers = np.array(steps).reshape(-1, 3).T
+        rows = pl.DataFrame(
+            {
+                "step": numbers.astype(np.int64),
+                "timestamp_us": self._base_us + begin,
+                "step_us": end - begin,
+            }
+        )
+        if len(busy):
+            compute_us, busy_us = _within(_union(compute), begin, end), _within(busy, begin, end)
+            rows = rows.with_columns(
+                compute_us=compute_us,
+                communication_us=_within(_union(communicates), begin, end),
+                exposed_us=busy_us - compute_us,
+                idle_us=np.maximum(end - begin - busy_us, 0.0),
+            )
+        return [self._same | row for row in rows.to_dicts()]
 
 
-def _groups(info: Mapping[str, Any]) -> dict[str, _Group]:
-    """The process groups that `distributedInfo` lists, by name."""
-    groups: dict[str, _Group] = {}
-    for each in map(mapping, _listed(info.get("pg_config"))):
-        size = whole(each.get("pg_size"))
-        if size:
-            name = str(each.get("pg_name", ""))
-            groups[name] = (text(name), size, _ranks(each.get("ranks")))
-    return groups
+def _message(
+    told: Mapping[str, Any], ran: Collective | None, num_ranks: int | None
+) -> tuple[str | None, int | None]:
+    """Element type by nccl-tests' name, and NCCL's nBytes; None where not known.
 
-
-def _sizes(
-    arguments: Mapping[str, Any], annotation: Span | None
-) -> tuple[str | None, int | None, int | None]:
-    """Element type by nccl-tests' name, and number of elements of input and output."""
-    if "In msg nelems" in arguments:
-        sent, received = arguments["In msg nelems"], arguments.get("Out msg nelems")
-        return _type(str(arguments.get("dtype", ""))), whole(sent), whole(received)
-    shapes = annotation.arguments.get("Input Dims") if annotation else None
-    types = annotation.arguments.get("Input type") if annotation else None
-    if not isinstance(shapes, list) or not isinstance(types, list) or len(types) != 1:
-        return None, None, None
-    lengths = [[whole(n) for n in shape] if isinstance(shape, list) else [None] for shape in shapes]
-    known = [[n for n in shape if n is not None] for shape in lengths]
-    return (
-        _type(str(types[0])),
-        whole(sum(map(math.prod, known))) if known == lengths else None,
-        None,
-    )
-
-
-def _type(name: str) -> str | None:
-    inner = re.sub(r"^.*\(|\).*$", "", name).strip().lower()
-    return _TYPES[inner][0] if inner in _TYPES else None
-
-
-def _message_bytes(
-    collective: Collective | None, datatype: str | None, sent: int | None, received: int | None
-) -> int | None:
-    """NCCL's nBytes of a call, from one rank's elements; None where they are not known, or 0.
-
-    It is the larger of both buffers: the whole output of AllGather, the whole input of
+    nBytes is the larger of both buffers: the whole output of AllGather, the whole input of
     ReduceScatter (`ncclInfoSetDerived` in src/include/info.h, NVIDIA/nccl v2.19).
     """
-    elements = received if collective is Collective.AllGather else sent
-    if collective is None or datatype is None or not elements:
-        return None
-    return elements * _TYPE_BYTES[datatype]
+    name, sent = told.get("dtype"), whole(told.get("In msg nelems"))
+    received = whole(told.get("Out msg nelems"))
+    shapes, types = told.get("Input Dims"), told.get("Input type")
+    if "In msg nelems" not in told and isinstance(types, list) and len(types) == 1:
+        # An annotation lists the shapes of the input, one rank's part.
+        try:
+            name, sent = types[0], whole(sum(math.prod(shape) for shape in shapes or []))
+        except (TypeError, OverflowError, MemoryError):
+            sent = None
+        received = sent * num_ranks if sent and num_ranks else None
+    plain = re.sub(r"^.*\(|\).*$|c10::", "", str(name)).strip().lower()
+    datatype, bytes_each = _TYPES.get(plain, (None, 0))
+    elements = received if ran is Collective.AllGather else sent
+    return datatype, whole((elements or 0) * bytes_each) or None if ran is not None else None
 
 
-def _exposed_us(kernels: Sequence[Span], compute: _FloatArray) -> _FloatArray:
+def _exposed_us(kernels: Sequence[_Span], compute: _FloatArray) -> _FloatArray:
     """(N,) us of each of N communication kernels in which its GPU computed nothing."""
-    begin = np.array([kernel.start_us for kernel in kernels])
-    end = np.array([kernel.end_us for kernel in kernels])
-    gpus = np.array([kernel.where for kernel in kernels])
-    exposed = np.array([kernel.duration_us for kernel in kernels])
-    for gpu in set(gpus.tolist()):
+    begin, end, exposed, gpus = (
+        np.array([(k.start_us, k.end_us, k.duration_us, k.where) for k in kernels]).reshape(-1, 4).T
+    )
+    for gpu in np.unique(gpus):
         rows, others = gpus == gpu, compute[compute[:, 2] == gpu]
-        exposed[rows] -= _within(_union(others[:, 0], others[:, 1]), begin[rows], end[rows])
+        exposed[rows] -= _within(_union(others[:, :2]), begin[rows], end[rows])
     return exposed.clip(min=0.0)
 
 
-def _steps(
-    steps: Sequence[Span], kernels: Sequence[Span], compute: _FloatArray, base_us: float
-) -> list[dict[str, Any]]:
-    """Rows of `steps`: one for each ProfilerStep, else one for the whole trace.
-
-    `base_us` is the moment that the trace counts from. Kernels count where they ran, not where they
-    were launched: what runs on into the next step is that one's. Without any kernel (the GPU was
-    not traced) only the step's length is known.
-    """
-    communicates = np.array([(k.start_us, k.end_us) for k in kernels]).reshape(-1, 2)
-    computing = _union(compute[:, 0], compute[:, 1])
-    communicating = _union(communicates[:, 0], communicates[:, 1])
-    busy = _union(*(np.concatenate(both) for both in zip(computing, communicating, strict=True)))
-    has_kernels = len(busy[0]) > 0
-    spans = [(step.step, step.start_us, step.end_us) for step in steps]
-    if not spans and has_kernels:
-        spans = [(0, float(busy[0][0]), float(busy[1][-1]))]
-    begin, end = np.array([bounds for _, *bounds in spans]).reshape(-1, 2).T
-    parts: dict[str, _FloatArray] = {}
-    if has_kernels:
-        compute_us, busy_us = _within(computing, begin, end), _within(busy, begin, end)
-        parts = {
-            "compute_us": compute_us,
-            "communication_us": _within(communicating, begin, end),
-            "exposed_us": busy_us - compute_us,
-            "idle_us": np.maximum(end - begin - busy_us, 0.0),
-        }
-    return [
-        {
-            "step": step,
-            "timestamp_us": base_us + start_us,
-            "step_us": end_us - start_us,
-            **{name: float(values[row]) for name, values in parts.items()},
-        }
-        for row, (step, start_us, end_us) in enumerate(spans)
-    ]
-
-
-def _union(starts: _FloatArray, ends: _FloatArray) -> tuple[_FloatArray, _FloatArray]:
-    """Begins and ends of the union of intervals, (N,) us each and in any order."""
-    order = np.argsort(starts, kind="stable")
-    starts, ends = starts[order], np.maximum.accumulate(ends[order])
+def _union(intervals: _FloatArray) -> _FloatArray:
+    """(M, 2) us: the union of (N, 2) intervals, which come in any order."""
+    starts, ends = intervals[np.argsort(intervals[:, 0], kind="stable")].T
+    ends = np.maximum.accumulate(ends)
     is_first = np.append(True, starts[1:] > ends[:-1])[: len(starts)]
     is_last = np.append(is_first[1:], True)[: len(starts)]
-    return starts[is_first], ends[is_last]
+    return np.column_stack([starts[is_first], ends[is_last]])
 
 
-def _within(
-    union: tuple[_FloatArray, _FloatArray], begin: _FloatArray, end: _FloatArray
-) -> _FloatArray:
+def _within(union: _FloatArray, begin: _FloatArray, end: _FloatArray) -> _FloatArray:
     """(N,) us of a union of intervals that lie between each `begin` and `end`."""
-    starts, ends = union
-    if not len(starts):
+    if not len(union):
         return np.zeros(len(begin))
-    before = np.append(0.0, np.cumsum(ends - starts))
-
-    def until(moment: _FloatArray) -> _FloatArray:
-        place = np.searchsorted(starts, moment, side="right")
-        last = np.maximum(place - 1, 0)
-        within = np.clip(moment - starts[last], 0.0, ends[last] - starts[last])
-        found: _FloatArray = np.where(place > 0, before[last] + within, 0.0)
-        return found
-
-    return until(end) - until(begin)
+    # What of the union lies before each of its bounds, and between these in proportion.
+    before = np.repeat(np.append(0.0, np.cumsum(union[:, 1] - union[:, 0])), 2)[1:-1]
+    bounds = union.ravel()
+    found: _FloatArray = np.interp(end, bounds, before) - np.interp(begin, bounds, before)
+    return found
 
 
 def _ranks(value: object) -> tuple[int, ...] | None:
     """`[0, 1]`, as a list or as text; None where it is shortened (`[0, 1, ..., 63]`) or empty."""
-    if isinstance(value, str):
-        try:
-            value = ast.literal_eval(value)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return None
-    if not isinstance(value, list | tuple):
+    told = str(value).strip("[]()")
+    is_whole = re.fullmatch(r"\d{1,9}(?:, ?\d{1,9})*", told)
+    return tuple(map(int, told.split(","))) if is_whole else None
+
+
+def _one_of(objects: object, name: str, value: object) -> dict[str, Any]:
+    """The object of a list whose `name` is `value`; an empty one without."""
+    listed = map(mapping, objects if isinstance(objects, list) else [])
+    return next((each for each in listed if each.get(name) == value), {})
+
+
+def nodes_of(num_ranks: int | None, world_size: int | None, known: Mapping[str, Any]) -> int | None:
+    """The job's nodes where somebody knows; a part of the job may lie on fewer."""
+    is_world = num_ranks is not None and num_ranks == (world_size or known.get("num_ranks"))
+    nodes: int | None = known.get("num_nodes")
+    return nodes if nodes == 1 or is_world else None
+
+
+def whole(value: object) -> int | None:
+    """A JSON value if it is a non-negative integer that a column holds, else None."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return int(str(value)) if is_whole and 0 <= int(str(value)) < 1 << 62 else None
+
+
+def number(value: object) -> float | None:
+    """A JSON value if it is a finite number of less than 10^17 (us until year 5138), else None."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
         return None
-    found = tuple(rank for each in value if (rank := whole(each)) is not None)
-    return found if found and len(found) == len(value) else None
+    return float(value) if abs(value) < 1e17 and math.isfinite(value) else None
 
 
-def _listed(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
+def text(value: object) -> str | None:
+    """A JSON value if it is text that says something, else None."""
+    return value if isinstance(value, str) and value not in {"", "undefined"} else None
 
 
-def _first_of(value: object) -> int | None:
+def mapping(value: object) -> dict[str, Any]:
+    """A JSON value if it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def _first(value: object) -> int | None:
     return whole(value[0]) if isinstance(value, list) and value else None

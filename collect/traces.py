@@ -1,64 +1,80 @@
-"""Import of traces that a job left: NCCL's Inspector and PyTorch's profiler (Kineto).
+"""Traces that a job left: PyTorch's profiler (`kineto.py`) and dumps of NCCL's Inspector.
 
 A trace is recognised by what it holds and never by its name; of an archive nothing is unpacked on
 disk. The traces of all ranks of a job become the tables `calls` and `steps`; what they do not tell
 is null, never guessed.
+
+Ranks are joined by what names a call for all of them: the communicator's id and NCCL's number, or
+the process group and PyTorch's number. Older traces have neither; their calls are joined by order
+within a training step, and only where the ranks have the same collectives in the same order there.
 """
 
 import gzip
+import json
 import logging
+import math
 import re
 import tarfile
 import zlib
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final, NamedTuple, cast
 
+import polars as pl
 import pyarrow as pa
 
-from dynamiccl.collect.inspector import read_inspector
-from dynamiccl.collect.kineto import read_kineto
+from dynamiccl.collect.calls import calls_table, join_ranks
+from dynamiccl.collect.kineto import mapping, nodes_of, number, read_kineto, text, whole
 from dynamiccl.collect.output import FileReport
-from dynamiccl.collect.rank_calls import RankTrace, join_ranks, moment
 from dynamiccl.datasets.call_columns import CallSource
-from dynamiccl.datasets.schema import STEPS
-from dynamiccl.errors import CorruptFile, DataError, MissingPath, OutputError
+from dynamiccl.datasets.schema import CALLS, STEPS
+from dynamiccl.errors import CorruptFile, DataError, MissingPath, OutputError, UnknownName
+from dynamiccl.nccl import Algorithm, Collective, Protocol
+from dynamiccl.sizes import MAX_SIZE_BITS
 
 _LOG: Final = logging.getLogger(__name__)
 _SNIFF_BYTES: Final = 65_536
-_GZIP: Final = b"\x1f\x8b"
-_READERS: Final[Mapping[CallSource, Callable[[BinaryIO, str, FileReport], RankTrace]]] = {
-    CallSource.KINETO: read_kineto,
-    CallSource.INSPECTOR: read_inspector,
-}
 #: What the beginning of a trace of each kind holds.
 _KINDS: Final = (
     (CallSource.KINETO, r'(?s)"traceEvents"|"schemaVersion"\s*:\s*\d+.*"deviceProperties"'),
     (CallSource.INSPECTOR, r'"(?:coll_perf|p2p_perf|dump_stats|proxy_trace)"\s*:'),
 )
-#: Traces that people have beside these, and that are not read.
-_NOT_READ: Final = (
-    (rb'^\s*\{(?s:.*)"schema"\s*:\s*"\d+\.\d+\.\d+', "an execution trace of PyTorch or Chakra"),
-    (
-        rb"^\x80[\x02-\x05](?s:.*)(?:pg_config|entries|comm_lib_version|nccl_version)"
-        rb'|^\s*\{(?s:.*)"(?:pg_config|comm_lib_version|collective_seq_id)"',
-        "a dump of PyTorch's Flight Recorder",
-    ),
+#: Traces that people have beside these: execution traces have a schema's version.
+_NOT_READ: Final = re.compile(
+    rb'^\s*\{(?s:.*)"(?:schema"\s*:\s*"\d+\.\d+\.\d+|pg_config"|comm_lib_version")'
+    rb"|^\x80[\x02-\x05](?s:.*)(?:pg_config|comm_lib_version|nccl_version)"
 )
 _READ: Final = "traces of PyTorch's profiler (Kineto) and dumps of NCCL's Inspector are read"
 #: What a damaged compressed file or archive raises.
-_DAMAGED: Final = (tarfile.TarError, EOFError, zlib.error, OSError)
+_DAMAGED: Final = (gzip.BadGzipFile, tarfile.TarError, EOFError, zlib.error)
+#: A record of one rank: columns of `calls`, and what joins it to those of the others.
+_RECORD: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
+    **dict(pl.DataFrame(CALLS.empty_table()).schema),
+    **dict.fromkeys(("key", "stream"), pl.String),
+    "rank": pl.Int64,
+    "timestamp_us": pl.Float64,
+}
+_CONFIG: Final = (
+    *("collective", "size_bytes", "datatype"),
+    *("actual_algorithm", "actual_protocol", "actual_num_channels"),
+)
+#: What any rank of a call may tell; the rest is the join's, or the caller's.
+_TOLD: Final = (
+    *("source_file", "comm", "group", "group_ranks", "sequence", "group_sequence", "step"),
+    *("collective", "datatype", "num_ranks", "num_nodes", "kernel", "asks_tuner", "num_threads"),
+    *("actual_algorithm", "actual_protocol", "actual_num_channels"),
+    *("gpu", "nccl_version", "compute_capability"),
+)
 
 
-@dataclass(frozen=True, slots=True)
-class TraceFile:
-    """One trace: a file, or a member of an archive."""
+class TraceFile(NamedTuple):
+    """One trace: a file, or a member of an archive (None: the file itself)."""
 
     path: Path
-    #: None: the file itself.
     member: str | None
     source: CallSource
 
@@ -75,7 +91,7 @@ class TraceFile:
                 yield _decompressed(file)
                 return
             with tarfile.open(fileobj=file, mode="r:*") as archive:
-                yield _member(archive, self.member)
+                yield _decompressed(cast("BinaryIO", archive.extractfile(self.member)))
 
 
 @dataclass(slots=True)
@@ -91,7 +107,7 @@ class Traces:
     #: Records of ranks that the calls are made of.
     records: int
     #: Why calls have no time of their own -> calls.
-    untimed: Counter[str] = field(default_factory=Counter)
+    untimed: Counter[str]
     #: Of traces that gave nothing.
     errors: list[DataError] = field(default_factory=list)
 
@@ -102,22 +118,24 @@ def trace_files(path: Path) -> list[TraceFile]:
     Raises CorruptFile for an archive that does not open, OutputError for traces of a format that is
     known and not read, and OSError where it cannot be read.
     """
+    heads: dict[str | None, bytes] = {}
     try:
         with path.open("rb") as file:
-            if _decompressed(file).read(262)[257:] == b"ustar":
-                heads = _heads_of_members(path)
-            else:
-                file.seek(0)
-                heads = {None: _decompressed(file).read(_SNIFF_BYTES)}
-    except gzip.BadGzipFile as error:
-        raise _damaged(path, error) from error
-    except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise _damaged(path, error) from error
+            heads[None] = _decompressed(file).read(_SNIFF_BYTES)
+        if heads[None][257:262] == b"ustar":
+            with tarfile.open(path, mode="r:*") as archive:
+                files = [member for member in archive if member.isfile()]
+                streams = {f.name: cast("BinaryIO", archive.extractfile(f)) for f in files}
+                heads = {n: _decompressed(s).read(_SNIFF_BYTES) for n, s in streams.items()}
+    except _DAMAGED as error:
+        raise CorruptFile(_damaged(path, error)) from error
     kinds = {member: source_of(head) for member, head in heads.items()}
     found = [TraceFile(path, member, kind) for member, kind in kinds.items() if kind is not None]
-    if not found:
-        for member, head in heads.items():
-            _refuse(path if member is None else f"{path}:{member}", head)
+    for member, head in heads.items():
+        if not found and _NOT_READ.search(head):
+            name = path if member is None else f"{path}:{member}"
+            what = "an execution trace, or a dump of PyTorch's Flight Recorder"
+            raise OutputError(f"{name} is {what}, which is not read; {_READ}")
     return sorted(found, key=lambda each: each.name)
 
 
@@ -133,35 +151,41 @@ def source_of(head: bytes) -> CallSource | None:
     return next((source for source, pattern in _KINDS if re.search(pattern, told)), None)
 
 
-def read_traces(
-    paths: Sequence[Path],
-    *,
-    system: str,
-    sweep: str,
-    run: str | None = None,
-    known: Mapping[str, Any] | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Traces:
+def _damaged(path: Path, error: Exception) -> str:
+    # tarfile says on further lines what each way to open the archive met.
+    reason = str(error).partition("\n")[0].rstrip(":")
+    return f"{path} is damaged: {reason}; copy it again"
+
+
+def _decompressed(stream: BinaryIO) -> BinaryIO:
+    is_gzip = stream.read(2) == b"\x1f\x8b"
+    stream.seek(0)
+    return cast("BinaryIO", gzip.GzipFile(fileobj=stream)) if is_gzip else stream
+
+
+def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any) -> Traces:
     """Read the traces of one job; those of all ranks belong into one call.
 
     `paths` are trace files, archives of them, or directories, of which other files are left alone.
     `known` holds columns of `calls` that the caller knows, `num_ranks` and `num_nodes` where traces
-    do not tell; `progress` is told of traces done, and of all. What single traces do wrong stands
-    in `errors` and in their reports; the first is raised where nothing was read. Raises
-    MissingPath, and OutputError where none is a trace.
+    do not tell. What single traces do wrong stands in `errors` and in their reports; the first is
+    raised where nothing was read. Raises MissingPath, and OutputError where none is a trace.
     """
     errors: list[DataError] = []
     found: list[TraceFile] = []
-    for path, is_named in _files(paths):
-        try:
-            found += trace_files(path)
-        except DataError as error:
-            if is_named or isinstance(error, CorruptFile):
-                errors.append(error)
+    for path in paths:
+        if not path.exists():
+            raise MissingPath("trace", path, "check the name")
+        below = sorted(each for each in path.rglob("*") if each.is_file())
+        for file in below if path.is_dir() else [path]:
+            try:
+                found += trace_files(file)
+            except DataError as error:
+                if file == path or isinstance(error, CorruptFile):
+                    errors.append(error)
     if not found and not errors:
         raise OutputError(f"{', '.join(map(str, paths))}: no trace that is known; {_READ}")
-    base = {"system": system, "sweep": sweep, "run": run or sweep, **(known or {})}
-    traces = read_files(found, base, progress)
+    traces = read_files(found, {"system": system, "sweep": sweep, "run": sweep, **known})
     traces.errors[:0] = errors
     if traces.errors and not traces.calls.num_rows and not traces.steps.num_rows:
         raise traces.errors[0]
@@ -176,120 +200,236 @@ def read_files(
     """Read the traces of one job that are recognised already.
 
     `base` holds the columns of all rows: `system`, `sweep`, `run`, and known numbers of ranks and
-    nodes.
+    nodes. `progress` is told of traces done, and of all.
     """
     reports = [FileReport(path=file.name, format=file.source.value) for file in files]
-    errors: list[DataError] = []
-    traces: dict[CallSource, list[RankTrace]] = {CallSource.INSPECTOR: [], CallSource.KINETO: []}
+    records = [pl.DataFrame(schema=_RECORD)]
+    steps: list[dict[str, Any]] = []
     for done, (file, report) in enumerate(zip(files, reports, strict=True), 1):
         try:
             with file.open() as stream:
-                trace = _READERS[file.source](stream, file.name, report)
-            problem = _problem(file, trace, report)
-            traces[file.source].append(trace)
-        except DataError as error:
-            problem = error
-        if problem is not None:
-            report.failure = str(problem)
-            errors.append(problem)
+                calls, rows = _READERS[file.source](stream, file.name, report, base)
+            records.append(pl.DataFrame(calls, schema=_RECORD))
+            steps += rows
+            if report.rejected and not calls and not rows and report.failure is None:
+                report.failure = f"{file.name} holds no usable record; {report.rejected[0]}"
+            elif not calls:
+                report.remark("no collective in it")
+        except _DAMAGED as error:
+            report.failure = _damaged(file.path, error)
         if progress is not None:
             progress(done, len(files))
-    everything = [trace for several in traces.values() for trace in several]
-    for trace in everything:
-        _complete(trace, base)
-    fixed = {name: value for name, value in base.items() if name not in {"num_ranks", "num_nodes"}}
-    joined = join_ranks([call for trace in everything for call in trace.calls], fixed)
+    errors: list[DataError] = [CorruptFile(each.failure) for each in reports if each.failure]
+    made = pl.concat(records)
+    single = _keyed(made).unique(["source", "key", "rank"], keep="first", maintain_order=True)
     if reports:
-        reports[0].duplicates += joined.duplicates
-    _LOG.info("%d traces: %d calls", len(files), joined.table.num_rows)
-    steps = _steps_table(everything, base)
-    return Traces(joined.table, steps, reports, joined.records, joined.untimed, errors)
+        reports[0].duplicates += made.height - single.height
+    table, untimed = _calls(single, base)
+    _LOG.info("%d traces: %d calls", len(files), table.num_rows)
+    return Traces(table, _steps_table(steps, base), reports, single.height, untimed, errors)
 
 
-def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
-    """Files, those below directories too, and whether each was named."""
-    for path in paths:
-        if path.is_dir():
-            yield from ((each, False) for each in sorted(path.rglob("*")) if each.is_file())
-        elif path.is_file():
-            yield path, True
-        else:
-            raise MissingPath("trace", path, "check the name")
+def _keyed(records: pl.DataFrame) -> pl.DataFrame:
+    """Give each record a `key` that the records of the same call have in common.
+
+    The n-th call of a stream is that of each rank, where all ranks made the same calls in it.
+    """
+    stream = ["source", "stream"]
+    made = pl.struct("collective", "datatype", "group_sequence")
+    place = pl.int_range(pl.len()).over(*stream, "rank")
+    numbered = records.with_columns(place=place).with_row_index("alone")
+    is_same = (made.n_unique() == 1).over(*stream, "place")
+    is_same &= pl.len().over(*stream, "place") == pl.col("rank").n_unique().over(stream)
+    numbered = numbered.with_columns(is_same=is_same)
+    alike = pl.col("is_same").all().over(stream)
+    in_stream = pl.when(alike).then(pl.format("{} {}", "stream", "place"))
+    shared = pl.when(pl.col("rank").is_not_null()).then(pl.coalesce("key", in_stream))
+    return numbered.with_columns(
+        key=pl.coalesce(shared, pl.format("record {}", "alone")),
+        is_named=pl.coalesce("key", "stream").is_not_null() & pl.col("rank").is_not_null(),
+    )
 
 
-def _problem(file: TraceFile, trace: RankTrace, report: FileReport) -> DataError | None:
-    """Where a trace is cut off, or that it holds nothing; that it has no calls is a remark."""
-    if trace.cut_off is not None:
-        return trace.cut_off
-    if report.rejected and not trace.calls and not trace.steps:
-        return OutputError(f"{file.name} holds no usable record; {report.rejected[0]}")
-    if not trace.calls:
-        report.remark("no collective in it")
-    return None
+def _calls(records: pl.DataFrame, base: Mapping[str, Any]) -> tuple[pa.Table, Counter[str]]:
+    """The table `calls`, and why calls have no time; `base` wins over what traces tell."""
+    fixed = {n: pl.lit(v) for n, v in base.items() if n not in {"num_ranks", "num_nodes"}}
+    since_1970 = pl.col("timestamp_us").min().round().cast(pl.Int64)
+    calls = join_ranks(
+        records.sort("rank", maintain_order=True, nulls_last=True),
+        ["source", "key"],
+        told=_TOLD,
+        agreed=_CONFIG,
+        # Ranks send as much as they like in an all-to-all of unequal parts: the most of it.
+        size_bytes=pl.col("size_bytes").max(),
+        timestamp=since_1970.cast(pl.Datetime("us", "UTC")),
+        exposed_us=pl.col("exposed_us").min(),
+        # `cpu` comes before `gpu`.
+        timing_source=pl.col("timing_source").min(),
+        is_named=pl.col("is_named").any(),
+    ).with_columns(**fixed)
+    why = (
+        pl.when(pl.col("ranks_timed") == 0)
+        .then(pl.lit("no trace has their time"))
+        .when(pl.col("num_ranks").is_null())
+        .then(pl.lit("their number of ranks is not known"))
+        .when(~pl.col("is_named") & (pl.col("num_ranks") > 1))
+        .then(pl.lit("nothing says which call of the other ranks they are"))
+        .otherwise(pl.lit("the traces of other ranks are missing, or have other calls"))
+    )
+    calls = calls.sort("timestamp", maintain_order=True)
+    untimed = Counter(calls.filter(pl.col("time_us").is_null()).select(why).to_series().to_list())
+    return calls_table(calls), untimed
 
 
-def _complete(trace: RankTrace, base: Mapping[str, Any]) -> None:
-    """Fill in the ranks and nodes that the caller knows; number calls that have no number."""
-    ranks, nodes = base.get("num_ranks"), base.get("num_nodes")
-    orders: dict[object, int] = defaultdict(int)
-    for call in trace.calls:
-        if call.num_ranks is None:
-            call.num_ranks = ranks
-        # A group that is a part of the job may lie on fewer nodes than the job.
-        is_world = call.num_ranks is not None and call.num_ranks == (trace.world_size or ranks)
-        if call.num_nodes is None and (nodes == 1 or is_world):
-            call.num_nodes = nodes
-        is_all = call.num_ranks is not None and call.num_ranks == trace.world_size
-        group = call.group_ranks or ("all" if is_all else call.group)
-        if trace.has_steps and call.key is None and group is not None and call.step is not None:
-            call.stream = (group, call.step)
-            call.order = orders[call.stream]
-            orders[call.stream] += 1
+def _steps_table(steps: Sequence[Mapping[str, Any]], base: Mapping[str, Any]) -> pa.Table:
+    schema = dict(pl.DataFrame(STEPS.empty_table()).schema)
+    frame = pl.DataFrame(steps, schema={**schema, "timestamp_us": pl.Float64})
+    begun = pl.col("timestamp_us").round().cast(pl.Int64).cast(pl.Datetime("us", "UTC"))
+    fixed = {name: pl.lit(base[name]) for name in ("system", "sweep", "run")}
+    frame = frame.with_columns(timestamp=begun, **fixed).sort("source_file", "step")
+    return frame.select(STEPS.names).to_arrow().cast(STEPS)
 
 
-def _steps_table(traces: Iterable[RankTrace], base: Mapping[str, Any]) -> pa.Table:
-    rows = []
-    steps = (step for trace in traces for step in trace.steps)
-    for step in sorted(steps, key=lambda each: (each["source_file"], each["step"])):
-        told = {"timestamp": moment(step["timestamp_us"]), "source": CallSource.KINETO.value}
-        row = {**step, **told, **{name: base[name] for name in ("system", "sweep", "run")}}
-        rows.append({name: row.get(name) for name in STEPS.names})
-    return pa.Table.from_pylist(rows, schema=STEPS)
+def read_inspector(
+    stream: BinaryIO, name: str, report: FileReport, known: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The records of a dump of NCCL's Inspector, as `read_kineto`'s, and no steps.
+
+    JSON lines of formats 4.0 to 4.3, and RCCL's of the same plugin; lines that cannot be are
+    rejected in `report`, by number, and a dump that is cut off is its failure.
+
+    4.0    each line has header, metadata and one record (NCCL 2.28.3 on).
+    4.1    a line of `dump_stats` comes before the records of a dump.
+    4.2    a record has algorithm and protocol.
+    4.3    only `dump_stats` has header and metadata; exactly as many bare records as it says
+           follow. What a header says never holds beyond its dump.
+
+    Sources: NVIDIA/nccl plugins/profiler/inspector (inspector_json.cc, inspector_json_reader.py)
+    and ROCm/rocm-systems projects/rccl/plugins/profiler/inspector.
+    """
+    found: list[dict[str, Any]] = []
+    dump: dict[str, Any] = {}
+    left = 0
+    # A last dump of nothing ends the one before.
+    for line, raw in enumerate(chain(stream, [b'{"dump_stats": {}}']), 1):
+        document = _object(raw)
+        if "dump_stats" in document:
+            if left:
+                reason = f"the dump before is cut off, {left} records early"
+                report.reject(line, reason, "")
+                report.failure = f"{name}:{line}: {reason}; copy the file again"
+            dump, left = document, _announced(document)
+        elif document.keys() & {"coll_perf", "p2p_perf", "proxy_trace"}:
+            told = document if "header" in document else dump if left else None
+            left = max(left - 1, 0)
+            if told is None:
+                report.reject(line, "a record without header, outside of a dump", str(document))
+            elif "proxy_trace" not in document:
+                found += _inspected(document, told.get("header"), line, report, known)
+        elif raw.strip():
+            left = max(left - 1, 0)
+            report.reject(line, "no record that is known", raw[:200].decode(errors="replace"))
+    same = {"source": CallSource.INSPECTOR.value, "source_file": name}
+    return [record | same for record in found], []
 
 
-def _refuse(name: object, head: bytes) -> None:
-    """Raise OutputError for a format that is known and not read."""
-    for pattern, what in _NOT_READ:
-        if re.search(pattern, head):
-            raise OutputError(f"{name} is {what}, which is not read; {_READ}")
-
-
-def _damaged(path: Path, error: Exception) -> CorruptFile:
-    # tarfile says on further lines what each way to open the archive met.
-    reason = str(error).partition("\n")[0].rstrip(":")
-    return CorruptFile(f"{path} is damaged: {reason}; copy it again")
-
-
-def _heads_of_members(path: Path) -> dict[str | None, bytes]:
+def _object(raw: bytes) -> dict[str, Any]:
     try:
-        with tarfile.open(path, mode="r:*") as archive:
-            return {
-                member.name: _member(archive, member.name).read(_SNIFF_BYTES)
-                for member in archive
-                if member.isfile()
-            }
-    except _DAMAGED as error:
-        raise _damaged(path, error) from error
+        return mapping(json.loads(raw))
+    except (ValueError, RecursionError):
+        return {}
 
 
-def _member(archive: tarfile.TarFile, name: str) -> BinaryIO:
-    stream = archive.extractfile(name)
-    if stream is None:
-        raise OSError(f"{name} is no file")
-    return _decompressed(cast("BinaryIO", stream))
+def _announced(document: Mapping[str, Any]) -> int:
+    """The bare records that follow; none before format 4.3, of which each has a header."""
+    version = str(mapping(document.get("metadata")).get("inspector_output_format_version"))
+    is_bare = re.fullmatch(r"v?(?:4\.[3-9]|4\.\d\d|[5-9]\.\d+)", version)
+    stats = mapping(document["dump_stats"])
+    counts = [whole(stats.get(f"{kind}_records")) or 0 for kind in ("coll", "p2p", "proxy")]
+    return sum(counts) if is_bare else 0
 
 
-def _decompressed(stream: BinaryIO) -> BinaryIO:
-    head = stream.read(2)
-    stream.seek(0)
-    return cast("BinaryIO", gzip.GzipFile(fileobj=stream)) if head == _GZIP else stream
+def _inspected(
+    document: Mapping[str, Any],
+    header: object,
+    line: int,
+    report: FileReport,
+    known: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """The record of one call, or none, with the reason in `report`."""
+    report.rows_read += 1
+    prefix = "coll" if "coll_perf" in document else "p2p"
+    perf, comm = mapping(document[f"{prefix}_perf"]), mapping(header)
+    size, number_of_call = (whole(perf.get(f"{prefix}_{n}")) for n in ("msg_size_bytes", "sn"))
+    rank, num_ranks = whole(comm.get("rank")), whole(comm.get("n_ranks"))
+    # `Send` and `Recv` are collectives to some releases.
+    is_message = prefix == "p2p" or perf.get("coll") in ("Send", "Recv")
+    collective = "SendRecv" if is_message else _wire(perf.get("coll"), Collective, report)
+    if not size or size >> MAX_SIZE_BITS:
+        report.drop("size 0" if size == 0 else "size out of range or missing")
+        return []
+    if collective is None or rank is None or not num_ranks or rank >= num_ranks:
+        what = "collective not known" if collective is None else "rank out of range, or missing"
+        report.reject(line, what, str(document))
+        return []
+    time_us = number(perf.get(f"{prefix}_exec_time_us")) or None
+    ident = re.fullmatch(r"(?:0x)?0*([1-9a-f][0-9a-f]{0,15})", str(comm.get("id")).lower())
+    has_key = ident and number_of_call is not None and not is_message
+    clock = "gpu" if "gpu" in str(perf.get(f"{prefix}_timing_source")).lower() else "cpu"
+    record = {
+        "rank": rank,
+        "key": f"{ident[1]} {collective} {number_of_call}" if ident and has_key else None,
+        "comm": ident and ident[1].zfill(16),
+        "group": text(comm.get("comm_name")),
+        "sequence": None if is_message else number_of_call,
+        "collective": collective,
+        "size_bytes": size * _parts(collective, perf, size, num_ranks),
+        "num_ranks": num_ranks,
+        "num_nodes": whole(comm.get("nnodes")) or nodes_of(num_ranks, None, known),
+        "asks_tuner": Collective.parse(collective).tunable and num_ranks > 1,
+        "actual_algorithm": _wire(perf.get("coll_algo"), Algorithm, report),
+        "actual_protocol": _wire(perf.get("coll_proto"), Protocol, report),
+        "actual_num_channels": _channels(perf),
+        "time_us": time_us,
+        "timing_source": clock if time_us else None,
+    }
+    return [record]
+
+
+def _wire(
+    value: object, kind: type[Algorithm | Collective | Protocol], report: FileReport
+) -> str | None:
+    """NCCL's spelling of a name; None when missing or unknown."""
+    try:
+        return None if value is None else kind.parse(str(value)).wire
+    except UnknownName:
+        report.remark(f"{kind.__name__.lower()} '{value}' is none of NCCL's: left open")
+        return None
+
+
+def _parts(collective: str, perf: Mapping[str, Any], size: int, num_ranks: int) -> int:
+    """The factor from the recorded size to NCCL's nBytes: 1, or the number of ranks.
+
+    A record has one rank's count times the element: of AllGather and ReduceScatter one rank's part,
+    unless its own bandwidth, which is of the whole, says otherwise.
+    """
+    time_us, gbytes_per_s = (
+        number(perf.get("coll_exec_time_us")),
+        number(perf.get("coll_algobw_gbs")),
+    )
+    if collective not in {"AllGather", "ReduceScatter"}:
+        return 1
+    parts = (gbytes_per_s or 0.0) * 1e3 * (time_us or 0.0) / size
+    return 1 if 0.5 < parts < math.sqrt(num_ranks) else num_ranks
+
+
+def _channels(perf: Mapping[str, Any]) -> int | None:
+    """Number of channels: RCCL counts them, NCCL's verbose dumps list one event for each."""
+    traces = mapping(perf.get("event_trace_sn") or perf.get("event_trace_ts"))
+    events = traces.get("kernel_events")
+    listed = map(mapping, events if isinstance(events, list) else [])
+    channels = {whole(each.get("channel_id")) for each in listed} - {None}
+    return whole(perf.get("coll_n_channels")) or len(channels) or None
+
+
+_READERS: Final = {CallSource.KINETO: read_kineto, CallSource.INSPECTOR: read_inspector}

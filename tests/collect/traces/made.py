@@ -13,7 +13,7 @@ from dynamiccl.collect.traces import Traces, read_traces
 
 def read(*paths: Path, **known: Any) -> Traces:
     """The traces as one import of a job."""
-    return read_traces(paths, system="box", sweep="job", known=known)
+    return read_traces(paths, system="box", sweep="job", **known)
 
 
 def calls_of(*paths: Path, **known: Any) -> pl.DataFrame:

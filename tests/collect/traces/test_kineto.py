@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dynamiccl.collect.kineto_events import comm_kernel
+from dynamiccl.collect.kineto import comm_kernel
 from tests.collect.traces.made import Chrome, calls_of, read
 
 _NAME = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -32,20 +32,14 @@ def test_a_kernel_has_its_own_arguments_or_those_of_what_launched_it(
     own: bool, tmp_path: Path
 ) -> None:
     call = one_call(tmp_path, own=own)
-    assert (call["collective"], call["size_bytes"], call["datatype"]) == (
-        "AllReduce",
-        4000,
-        "float",
-    )
-    assert (call["actual_num_channels"], call["num_threads"]) == (8, 544)
+    told = ("collective", "size_bytes", "datatype", "actual_num_channels", "num_threads")
+    assert [call[name] for name in told] == ["AllReduce", 4000, "float", 8, 544]
     assert (call["group"], call["group_ranks"], call["num_ranks"]) == ("0:default_pg", [0, 1], 2)
     assert (call["time_at_most_us"], call["timing_source"]) == (50.0, "gpu")
     assert (call["gpu"], call["nccl_version"]) == ("H100", "2.27.5")
-
-
-def test_the_name_of_a_kernel_is_no_algorithm(tmp_path: Path) -> None:
-    call = one_call(tmp_path)
-    assert "RING_LL" in call["kernel"]
+    # The trace's base and 100 us.
+    assert call["timestamp"].timestamp() == pytest.approx(1_700_000_000.0001)
+    # The kernel's name is no algorithm.
     unknown = ("actual_algorithm", "actual_protocol", "decided", "num_nodes", "comm", "replay")
     assert [call[name] for name in unknown] == [None] * 6
 
@@ -57,20 +51,16 @@ def test_the_name_of_a_kernel_is_no_algorithm(tmp_path: Path) -> None:
         ("_reduce_scatter_base", "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL()", (80, 10), 320),
         ("broadcast", "ncclDevKernel_Broadcast_RING_LL(args)", (10, 10), 40),
         ("all_to_allv", "ncclDevKernel_SendRecv(args)", (80, 72), 320),
+        # A collective that runs as another has no size.
+        ("allgather", "ncclDevKernel_Broadcast_RING_LL(args)", (10, 80), None),
     ],
 )
 def test_sizes_are_nccls_of_the_whole_buffer(
-    name: str, kernel: str, elements: tuple[int, int], size_bytes: int, tmp_path: Path
+    name: str, kernel: str, elements: tuple[int, int], size_bytes: int | None, tmp_path: Path
 ) -> None:
     sent = {"In msg nelems": elements[0], "Out msg nelems": elements[1]}
     told = {"Collective name": name, **sent}
     assert one_call(tmp_path, kernel, told)["size_bytes"] == size_bytes
-
-
-def test_a_collective_that_runs_as_another_has_no_size(tmp_path: Path) -> None:
-    told = {"Collective name": "allgather"}
-    call = one_call(tmp_path, "ncclDevKernel_Broadcast_RING_LL(args)", told)
-    assert (call["collective"], call["size_bytes"]) == ("Broadcast", None)
 
 
 def test_several_kernels_of_one_operation_share_a_size_that_nobody_knows(tmp_path: Path) -> None:
@@ -83,23 +73,9 @@ def test_several_kernels_of_one_operation_share_a_size_that_nobody_knows(tmp_pat
 
 def test_a_kernel_that_nothing_launched_keeps_what_it_is(tmp_path: Path) -> None:
     chrome = Chrome()
-    chrome.event("kernel", _NAME, 10.0, 5.0, device=0, correlation=9, **{"External id": 9})
-    # The id of an operation that is no launcher of it: old traces give the correlation there.
-    chrome.event("cpu_op", "record_param_comms", 0.0, 1.0, **{"External id": 9})
-    calls = calls_of(chrome.write(tmp_path / "trace.json"))
-    [call] = calls.filter(pl.col("kernel").is_not_null()).to_dicts()
-    assert (call["collective"], call["size_bytes"], call["asks_tuner"]) == ("AllReduce", None, True)
-
-
-def test_a_kernel_of_a_group_is_launched_behind_its_operation_and_still_found(
-    tmp_path: Path,
-) -> None:
-    chrome = Chrome()
-    chrome.collective(100.0, 50.0)
-    launch = next(each for each in chrome.events if each["cat"] == "cuda_runtime")
-    launch["ts"] = 98.0
+    chrome.event("kernel", _NAME, 10.0, 5.0, device=0, correlation=9)
     [call] = calls_of(chrome.write(tmp_path / "trace.json")).to_dicts()
-    assert (call["size_bytes"], call["kernel"] is not None) == (4000, True)
+    assert (call["collective"], call["size_bytes"], call["asks_tuner"]) == ("AllReduce", None, True)
 
 
 @pytest.mark.parametrize("suffix", ["json", "json.gz"])
@@ -118,9 +94,12 @@ def test_ranks_are_joined_by_pytorchs_number(suffix: str, tmp_path: Path) -> Non
     assert calls["skew_us"].to_list() == [None, 90.0, 90.0, 90.0]
 
 
-def without_numbers(tmp_path: Path, ranks: tuple[list[str], ...]) -> pl.DataFrame:
+@pytest.mark.parametrize(("last", "is_joined"), [("AllGather", True), ("AllReduce", False)])
+def test_without_numbers_ranks_are_joined_by_order_in_steps_that_are_alike(
+    last: str, is_joined: bool, tmp_path: Path
+) -> None:
     paths = []
-    for rank, names in enumerate(ranks):
+    for rank, names in enumerate((["AllReduce", "AllGather"], ["AllReduce", last])):
         chrome = Chrome(rank)
         chrome.step(3, 0.0, 10_000.0)
         for place, name in enumerate(names):
@@ -128,18 +107,9 @@ def without_numbers(tmp_path: Path, ranks: tuple[list[str], ...]) -> pl.DataFram
             told = {"Collective name": name.lower()}
             chrome.collective(1000.0 * place + 100, 20.0 + rank, kernel, told=told)
         paths.append(chrome.write(tmp_path / f"rank{rank}.json"))
-    return calls_of(*paths)
-
-
-def test_without_numbers_ranks_are_joined_by_order_within_a_step(tmp_path: Path) -> None:
-    calls = without_numbers(tmp_path, (["AllReduce", "AllGather"], ["AllReduce", "AllGather"]))
-    assert calls["time_us"].to_list() == [20.0, 20.0]
-    assert calls["step"].to_list() == [3, 3]
-
-
-def test_ranks_with_other_calls_in_a_step_are_not_joined(tmp_path: Path) -> None:
-    calls = without_numbers(tmp_path, (["AllReduce", "AllGather"], ["AllReduce", "AllReduce"]))
-    assert (calls.height, calls["time_us"].null_count()) == (4, 4)
+    calls = calls_of(*paths)
+    assert calls["time_us"].to_list() == ([20.0, 20.0] if is_joined else [None] * 4)
+    assert set(calls["step"]) == {3}
 
 
 def test_steps_tell_what_covers_communication(tmp_path: Path) -> None:
@@ -161,18 +131,14 @@ def test_steps_tell_what_covers_communication(tmp_path: Path) -> None:
 def test_a_trace_without_steps_is_one(tmp_path: Path) -> None:
     chrome = Chrome()
     chrome.compute(100.0, 50.0)
+    # Compute of another GPU hides nothing.
+    chrome.event("kernel", "gemm", 190.0, 60.0, device=1, correlation=-5)
     chrome.collective(200.0, 50.0)
     found = read(chrome.write(tmp_path / "trace.json"))
     [step] = found.steps.to_pylist()
-    assert (step["step"], step["step_us"], step["idle_us"]) == (0, 150.0, 50.0)
+    assert (step["step"], step["step_us"], step["idle_us"]) == (0, 150.0, 40.0)
     assert found.calls["step"].to_pylist() == [0]
-
-
-def test_compute_of_another_gpu_hides_nothing(tmp_path: Path) -> None:
-    chrome = Chrome()
-    chrome.event("kernel", "gemm", 100.0, 500.0, device=1, correlation=-5)
-    chrome.collective(200.0, 50.0)
-    assert calls_of(chrome.write(tmp_path / "t.json"))["exposed_us"].to_list() == [50.0]
+    assert found.calls["exposed_us"].to_pylist() == [50.0]
 
 
 @pytest.mark.parametrize(
@@ -185,19 +151,10 @@ def test_compute_of_another_gpu_hides_nothing(tmp_path: Path) -> None:
         ("ncclSymDevKernel_AllReduce_RSxLD_AGxST_sum_bf16(ncclSymDevArgs)", "AllReduce", False),
         ("ncclSymkDevKernel_AllGather_STMC(ncclSymkDevWorkArgs4K)", "AllGather", False),
         ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>()", "AllReduce", False),
-        ("void sglang::cross_device_reduce_2stage<__half, 8>()", "AllReduce", False),
         ("void tensorrt_llm::kernels::oneShotAllReduceKernel<half, 8>()", "AllReduce", False),
-        (
-            "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<>",
-            "AllReduce",
-            False,
-        ),
-        ("void (anonymous namespace)::one_shot_all_reduce_kernel<float>()", "AllReduce", False),
-        ("void (anonymous namespace)::two_shot_all_reduce_kernel<float>()", "AllReduce", False),
-        ("void (anonymous namespace)::multimem_one_shot_all_reduce_kernel<>", "AllReduce", False),
+        ("trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<>", "AllReduce", False),
         ("void (anonymous namespace)::multimem_all_gather_kernel<16>()", "AllGather", False),
         ("void mscclpp::collective::allreducePacket<0, __half>()", "AllReduce", False),
-        ("void mscclpp::collective::allgatherFullmesh2()", "AllGather", False),
         ("void deep_ep::internode::dispatch<false, 4>(int4*)", None, False),
         ("nvshmemi_transfer_rma_p", None, False),
     ],
@@ -207,8 +164,7 @@ def test_a_kernel_says_what_it_does_and_whether_nccl_asked_a_tuner(
 ) -> None:
     kind = comm_kernel(name)
     assert kind is not None
-    assert (None if kind.collective is None else kind.collective.wire) == collective
-    assert kind.asks_tuner is asks
+    assert (None if kind[0] is None else kind[0].wire, kind[1]) == (collective, asks)
 
 
 @pytest.mark.parametrize(
@@ -216,18 +172,6 @@ def test_a_kernel_says_what_it_does_and_whether_nccl_asked_a_tuner(
 )
 def test_kernels_that_compute_are_no_communication(name: str) -> None:
     assert comm_kernel(name) is None
-
-
-def test_a_copy_engines_collective_asks_no_tuner(tmp_path: Path) -> None:
-    chrome = Chrome()
-    chrome.collective(100.0, 0.0, kernels=0, told={"Collective name": "_allgather_base"})
-    for number in range(2):
-        correlation = {"correlation": 70 + number}
-        chrome.event("cuda_runtime", "cudaMemcpyBatchAsync", 92.0, 1.0, 1, **correlation)
-        chrome.event("gpu_memcpy", "Memcpy DtoD", 100.0 + 30 * number, 20.0, 1, **correlation)
-    [call] = calls_of(chrome.write(tmp_path / "t.json")).to_dicts()
-    told = ("collective", "kernel", "asks_tuner", "time_at_most_us")
-    assert [call[name] for name in told] == ["AllGather", "memcpy", False, 50.0]
 
 
 def test_one_rank_alone_asks_no_tuner(tmp_path: Path) -> None:
@@ -244,30 +188,20 @@ def test_a_list_of_ranks_that_is_shortened_is_taken_from_the_groups(tmp_path: Pa
     assert call["group_ranks"] == [*range(64)]
 
 
-def test_a_trace_that_ends_early_keeps_what_was_read(tmp_path: Path) -> None:
-    chrome = Chrome()
-    for number in range(4):
-        chrome.collective(100.0 * number, 5.0)
-    path = chrome.write(tmp_path / "t.json")
-    text = path.read_text()
-    path.write_text(text[: text.rindex('"cat": "kernel"') + 30])
-    found = read(path)
-    assert found.calls["kernel"].null_count == 1
-    [rejected] = found.reports[0].rejected
-    assert rejected.line == text.count("\n", 0, text.rindex('"ph": "X", "cat": "kernel"'))
-    assert "ends" in rejected.reason
-
-
-def test_an_event_that_is_damaged_costs_itself(tmp_path: Path) -> None:
+def test_what_does_not_decode_is_named_and_what_was_before_it_is_kept(tmp_path: Path) -> None:
     chrome = Chrome()
     chrome.collective(100.0, 5.0)
     chrome.event("kernel", "broken", 0.0, 5.0)
     chrome.collective(200.0, 5.0)
     path = chrome.write(tmp_path / "t.json")
-    path.write_text(path.read_text().replace('"broken"', '"bro"ken"'))
-    found = read(path)
-    assert found.calls["kernel"].null_count == 0
-    assert len(found.reports[0].rejected) == 1
+    text = path.read_text()
+    for damaged in (text.replace('"broken"', '"bro"ken"'), text[: text.index('"broken"') + 30]):
+        path.write_text(damaged)
+        found = read(path)
+        assert found.calls.num_rows == 1
+        [rejected] = found.reports[0].rejected
+        assert rejected.line == text.count("\n", 0, text.index('"broken"'))
+        assert "not read" in rejected.reason
 
 
 def test_another_layout_of_the_same_events_gives_the_same(tmp_path: Path) -> None:
@@ -281,6 +215,7 @@ def test_another_layout_of_the_same_events_gives_the_same(tmp_path: Path) -> Non
     other = tmp_path / "b.json"
     other.write_text(json.dumps(json.loads(path.read_text())))
     first, second = read(path), read(other)
+    assert first.calls.num_rows == 5
     assert first.calls.drop_columns("source_file").equals(second.calls.drop_columns("source_file"))
     assert first.steps.drop_columns("source_file").equals(second.steps.drop_columns("source_file"))
 
@@ -293,3 +228,14 @@ def test_nodes_that_the_caller_knows_hold_for_groups_of_the_whole_job(tmp_path: 
     path = chrome.write(tmp_path / "t.json")
     assert calls_of(path, num_nodes=2)["num_nodes"].to_list() == [2, None]
     assert calls_of(path, num_nodes=1)["num_nodes"].to_list() == [1, 1]
+
+
+def test_an_event_without_a_time_is_counted(tmp_path: Path) -> None:
+    chrome = Chrome()
+    chrome.collective(100.0, 5.0)
+    chrome.collective(200.0, 5.0)
+    chrome.events[-1]["dur"] = -1.0
+    found = read(chrome.write(tmp_path / "t.json"))
+    assert found.calls["time_at_most_us"].to_pylist() == [5.0]
+    assert found.reports[0].dropped == {"an event without a time": 1}
+    assert pl.DataFrame(found.steps).height == 1
