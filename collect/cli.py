@@ -267,16 +267,14 @@ def describe_command(
 
     Example: dynamiccl-collect describe out/data --plots out/plots
     """
-    calls, logged = describing.describe_calls(directory), describing.describe_logged(directory)
-    has_rows = describing.has_measurements(directory, [*calls, *logged])
-    summaries = describing.describe(directory) if has_rows else []
+    summaries = describing.describe(directory)
     drawn = (
         []
         if plots is None or not summaries
         else describing.plot_systems(store.read(directory), plots)
     )
     if as_json:
-        documents = describing.to_json(summaries, calls)
+        documents = describing.to_json(summaries, describing.describe_calls(directory))
         cli.print_json(
             documents
             if plots is None
@@ -293,7 +291,7 @@ def describe_command(
         for name, value in describing.lines(summary):
             table.add_row(name, value)
         _stdout.print(table)
-    for line in (*map(describing.calls_line, calls), *logged):
+    for line in describing.other_lines(directory):
         _stdout.print(line, soft_wrap=True, highlight=False, markup=False)
 
 

@@ -4,7 +4,8 @@ A gain counts only above the noise band: by how much two measurements of NCCL's 
 in the same sweep (the column `aa_noise_band`), or else by how much repeats of a config do.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,13 +25,7 @@ from dynamiccl.datasets.cells import (
     usable,
 )
 from dynamiccl.datasets.rows import config_of
-from dynamiccl.datasets.schema import (
-    DEFAULT_PROFILE,
-    REQUESTED_COLUMNS,
-    TASK_COLUMNS,
-    Source,
-    Status,
-)
+from dynamiccl.datasets.schema import REQUESTED_COLUMNS, TASK_COLUMNS, Source, Status
 from dynamiccl.datasets.store import part_paths, read, scan, slug
 from dynamiccl.errors import MachineError, NotEnoughData
 
@@ -38,14 +33,6 @@ from dynamiccl.errors import MachineError, NotEnoughData
 FAMILY_COLUMNS: Final = tuple(name for name in TASK_COLUMNS if name != "size_bytes")
 #: Families drawn at most in one picture; more would not be legible.
 MOST_FAMILIES: Final = 24
-#: A group of which NCCL's own log tells.
-_GROUP: Final = ("system", "nccl_version", "num_nodes", "ranks_per_node", "launch_profile")
-#: By how much the other processes take longer before one counts as late.
-_LATE: Final = 1.05
-#: A port is named when it is the worst of its rows so often, and in most of these: a packet is lost
-#: now and then anywhere, and where all ports lose some none of them is to blame.
-_LEAST_ROWS: Final = 3
-_MOST: Final = 0.5
 _DEFAULT: Final = "default, or within noise"
 _DEFAULT_COLOUR: Final = "#d9d9d9"
 _INCHES_PER_ROW: Final = 0.42
@@ -53,11 +40,15 @@ _INCHES_PER_SIZE: Final = 0.36
 
 
 def describe(directory: Path) -> list[dict[str, Any]]:
-    """The JSON document of each system; raises what `datasets.store.read` raises.
+    """The JSON document of each system with measurements; [] where there are other tables alone.
 
+    Raises what `datasets.store.read` raises.
     `noise_*` are unitless spreads between independent repeats, null where unknown; `rows_left_out`
     counts rows with a time that nothing uses, by the column that says why: the GPUs were unwell.
     """
+    others = ("calls", "costs", "decisions", "steps")
+    if not part_paths(directory) and any(part_paths(directory, kind) for kind in others):
+        return []
     frame = read(directory)
     # The band of what a tuner decides, as in reports; of all rows where that is nothing.
     bands = {
@@ -106,44 +97,7 @@ def _summary(part: pl.DataFrame, band: float | None, median: float | None) -> di
         "verified_share": int(worked["verified"].sum()) / max(worked.height, 1),
         "noise_band": band,
         "noise_median": median,
-        "waited_for": _waited_for(timed),
-        "lossy_nics": [
-            f"{port} in {rows} rows ({retries} packets lost or sent again)"
-            for port, rows, retries in lossy_ports(part)
-        ],
     }
-
-
-def _waited_for(frame: pl.DataFrame) -> str | None:
-    """The process that others wait for in most rows with times of single ones; None for none.
-
-    The kernel of a rank that comes late finds all others ready and is short, while theirs last as
-    long as they wait: the late one is the process with the least time (`runner.per_iteration`). It
-    does not show which link is slow: all ranks of a communicator take as long as the slowest.
-    """
-    times = pl.col("process_times_us")
-    known = frame.filter(times.list.len() >= 2)
-    late = (
-        known.filter(times.list.median() >= _LATE * times.list.min())
-        .group_by("hosts", process=times.list.arg_min())
-        .len()
-        .sort("len", "process", descending=[True, False])
-    )
-    if not late.height or late["len"][0] <= known.height / 2:
-        return None
-    hosts, process, count = late.row(0)
-    return f"process {process} of {hosts or 'its hosts'} in {count} of {known.height} rows"
-
-
-def lossy_ports(frame: pl.DataFrame) -> list[tuple[str, int, int]]:
-    """NIC ports that lose packets again and again, by the samplers' counters; often none.
-
-    As (HOST DEVICE/PORT, rows in which it was the worst port, what all ports counted in these).
-    """
-    told = frame.filter((pl.col("nic_retries") > 0) & pl.col("nic_worst").is_not_null())
-    by_port = told.group_by("nic_worst").agg(pl.len(), pl.col("nic_retries").sum())
-    often = (pl.col("len") >= _LEAST_ROWS) & (pl.col("len") > _MOST * told.height)
-    return by_port.filter(often).sort("len", "nic_worst", descending=[True, False]).rows()
 
 
 def describe_calls(directory: Path) -> list[dict[str, Any]]:
@@ -154,93 +108,50 @@ def describe_calls(directory: Path) -> list[dict[str, Any]]:
     """
     if not part_paths(directory, "calls"):
         return []
-    per_system = (
-        scan(directory, "calls")
-        .group_by("system")
-        .agg(
-            calls=pl.len(),
-            calls_timed=pl.col("time_us").count(),
-            communicators=pl.col("comm").drop_nulls().n_unique(),
-            sources=pl.col("source").unique().sort(),
-        )
-    )
+    counts = {
+        "calls": pl.len(),
+        "calls_timed": pl.col("time_us").count(),
+        "communicators": pl.col("comm").drop_nulls().n_unique(),
+        "sources": pl.col("source").unique().sort(),
+    }
+    per_system = scan(directory, "calls").group_by("system").agg(**counts)
     return per_system.sort("system").collect().to_dicts()
 
 
-def describe_logged(directory: Path) -> list[str]:
-    """Lines of text on NCCL's logged costs and decisions, and on the steps of traces.
+def other_lines(directory: Path) -> list[str]:
+    """Lines of text on what is no measurement: calls, NCCL's logged costs and choices, steps.
 
     Raises what `store.scan` does.
     """
-    return [*_costs(directory), *_decisions(directory), *_steps(directory)]
-
-
-def _steps(directory: Path) -> list[str]:
-    if not part_paths(directory, "steps"):
-        return []
-    total = {name: pl.col(f"{name}_us").sum() for name in ("communication", "exposed")}
-    traced = pl.col("step_us").filter(pl.col("communication_us").is_not_null()).sum()
-    per_job = (
-        scan(directory, "steps")
-        .group_by("system", "sweep", "run")
-        .agg(
-            pl.len(), pl.col("rank").n_unique(), pl.col("step_us").median(), traced=traced, **total
-        )
-    )
-    lines = []
-    for row in per_job.sort("system", "sweep", "run").collect().iter_rows():
-        system, sweep, run, steps, ranks, median_us, seconds, communication, exposed = row
-        shares = (
-            f"{communication / seconds:.0%} of it communication, {exposed / seconds:.0%} exposed"
-            if seconds
-            else "its GPUs not traced"
-        )
-        lines.append(
-            f"{system}: {steps} steps of {ranks} ranks in {sweep} ({run}), half of them within "
-            f"{median_us / 1e3:.1f} ms; {shares}"
-        )
+    lines = [
+        f"{calls['system']}: {calls['calls']} calls of {calls['communicators']} communicators, "
+        f"{calls['calls_timed']} with a time from all ranks ({', '.join(calls['sources'])})"
+        for calls in describe_calls(directory)
+    ]
+    kinds = {"costs": "cells of NCCL's own cost model", "decisions": "of NCCL's own choices"}
+    for kind in (kind for kind in kinds if part_paths(directory, kind)):
+        counts = scan(directory, kind).group_by("system").len().sort("system").collect()
+        lines += [f"{system}: {count} {kinds[kind]}" for system, count in counts.iter_rows()]
+    if part_paths(directory, "steps"):
+        lines += _steps(scan(directory, "steps"))
     return lines
 
 
-def _costs(directory: Path) -> list[str]:
-    if not part_paths(directory, "costs"):
-        return []
-    taken = pl.col("bandwidth_gbytes_per_s") > 0
-    found = scan(directory, "costs").group_by(_GROUP).agg(pl.len(), taken.sum().alias("taken"))
-    return [
-        f"{system}: NCCL {version or '?'}'s own cost model of {nodes or '?'}x{ranks or '?'} "
-        f"({profile}): {cells} cells, of which it takes {count}"
-        for system, version, nodes, ranks, profile, cells, count in found.sort(_GROUP)
-        .collect()
-        .iter_rows()
-    ]
-
-
-def _decisions(directory: Path) -> list[str]:
-    if not part_paths(directory, "decisions"):
-        return []
-    counts = pl.col("collective").n_unique()
-    found = scan(directory, "decisions").group_by(_GROUP).agg(pl.len(), counts)
-    return [
-        f"{system}: what NCCL {version or '?'} ran on {nodes or '?'}x{ranks or '?'} ({profile}), "
-        f"of {sizes} sizes of {collectives} collectives"
-        for system, version, nodes, ranks, profile, sizes, collectives in found.sort(_GROUP)
-        .collect()
-        .iter_rows()
-    ]
-
-
-def has_measurements(directory: Path, others: Sequence[object]) -> bool:
-    """Whether there is more than the `others` to describe; `describe` refuses an empty store."""
-    return not others or bool(part_paths(directory))
-
-
-def calls_line(calls: dict[str, Any]) -> str:
-    """One system's calls in a line of text."""
-    return (
-        f"{calls['system']}: {calls['calls']} calls of {calls['communicators']} communicators, "
-        f"{calls['calls_timed']} with a time from all ranks ({', '.join(calls['sources'])})"
+def _steps(steps: pl.LazyFrame) -> list[str]:
+    traced = pl.col("step_us").filter(pl.col("communication_us").is_not_null()).sum()
+    shares = pl.col("communication_us", "exposed_us").sum() / traced
+    jobs = steps.group_by("system", "sweep", "run").agg(
+        pl.len(), pl.col("rank").n_unique(), pl.col("step_us").median() / 1e3, shares
     )
+    lines = []
+    for row in jobs.sort("system", "sweep", "run").collect().iter_rows():
+        system, sweep, run, count, ranks, step_ms, communication, exposed = row
+        parts = f"{communication:.0%} of it communication, {exposed:.0%} exposed"
+        lines.append(
+            f"{system}: {count} steps of {ranks} ranks in {sweep} ({run}), half of them within "
+            f"{step_ms:.1f} ms; {parts if isfinite(communication) else 'its GPUs not traced'}"
+        )
+    return lines
 
 
 def to_json(
@@ -277,10 +188,8 @@ def lines(one: dict[str, Any]) -> list[tuple[str, str]]:
         "repeated cells": str(one["cells_repeated"]),
         "verified": f"{one['verified_share']:.0%} of the rows that worked",
         "noise band": noise,
-        "others wait for": one["waited_for"],
-        "NICs lose packets": "; ".join(one["lossy_nics"]),
     }
-    return [(name, text) for name, text in told.items() if text]
+    return list(told.items())
 
 
 def crossovers(frame: pl.DataFrame) -> pl.DataFrame:
@@ -394,33 +303,29 @@ def draw_system(
 
 
 def _crossover_map(axes: Any, families: Sequence[pl.DataFrame], sizes: Sequence[int]) -> None:
-    colours = _colours(families)
-    for row, family in enumerate(families):
-        for task in family.iter_rows(named=True):
-            name = _kind(task)
+    import matplotlib as mpl
+
+    tasks = [(row, task) for row, each in enumerate(families) for task in each.to_dicts()]
+    names = sorted({_kind(task) for _, task in tasks} - {_DEFAULT})
+    palette = mpl.colormaps["tab20"]
+    colours: dict[str, Any] = {_DEFAULT: _DEFAULT_COLOUR}
+    colours |= {name: palette(i % palette.N) for i, name in enumerate(names)}
+    for row, task in tasks:
+        name, column = _kind(task), sizes.index(task["size_bytes"])
+        axes.barh(row, 1.0, left=column - 0.5, color=colours[name], edgecolor="white")
+        if name != _DEFAULT and "ch" in task["best"]:
             channels = task["best"].partition("ch")[0].rpartition("/")[2]
-            column = sizes.index(task["size_bytes"])
-            axes.barh(row, 1.0, left=column - 0.5, color=colours[name], edgecolor="white")
-            if name != _DEFAULT and "ch" in task["best"]:
-                axes.text(
-                    column, row, channels, ha="center", va="center", fontsize=7, color="#111111"
-                )
+            axes.text(column, row, channels, ha="center", va="center", fontsize=7, color="#111111")
     axes.set_yticks(range(len(families)), _family_names(families), fontsize=8)
     axes.invert_yaxis()
     # Empty bars stand in the legend for the colours.
     handles = [axes.barh(0, 0, color=colour, label=name) for name, colour in colours.items()]
-    axes.legend(
-        handles=handles,
-        fontsize=7,
-        ncols=min(6, len(handles)),
-        loc="lower left",
-        bbox_to_anchor=(0, 1.0),
-        title="number in a field = channels",
-        title_fontsize=7,
-    )
+    place = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "ncols": min(6, len(handles))}
+    title = "number in a field = channels"
+    axes.legend(handles=handles, fontsize=7, title=title, title_fontsize=7, **place)
 
 
-def _kind(task: dict[str, Any]) -> str:
+def _kind(task: Mapping[str, Any]) -> str:
     """Algorithm and protocol of a task's best config; 'default' where nothing beats it."""
     beaten = task["best"] != "ABSTAIN" and task["beyond_noise"]
     if task["default_us"] is not None and not beaten:
@@ -428,26 +333,11 @@ def _kind(task: dict[str, Any]) -> str:
     return "/".join(task["best"].split("/")[:2])
 
 
-def _colours(families: Sequence[pl.DataFrame]) -> dict[str, Any]:
-    import matplotlib as mpl
-
-    names = sorted({_kind(t) for f in families for t in f.iter_rows(named=True)} - {_DEFAULT})
-    palette = mpl.colormaps["tab20"]
-    found = {name: palette(i % palette.N) for i, name in enumerate(names)}
-    return {_DEFAULT: _DEFAULT_COLOUR, **found}
-
-
 def _gains(axes: Any, families: Sequence[pl.DataFrame], sizes: Sequence[int]) -> None:
-    bands = [b for f in families for b in f["noise_band"].drop_nulls().unique()]
-    if bands:
-        axes.axhspan(
-            0,
-            100 * max(bands),
-            color="#888888",
-            alpha=0.15,
-            linewidth=0,
-            label=f"noise band ({max(bands):.1%})",
-        )
+    band = max((b for f in families for b in f["noise_band"].drop_nulls()), default=None)
+    if band is not None:
+        label = f"noise band ({band:.1%})"
+        axes.axhspan(0, 100 * band, color="#888888", alpha=0.15, linewidth=0, label=label)
     axes.axhline(0, color="#888888", linewidth=0.8)
     for name, family in zip(_family_names(families), families, strict=True):
         known = family.drop_nulls("gain")
@@ -459,20 +349,17 @@ def _gains(axes: Any, families: Sequence[pl.DataFrame], sizes: Sequence[int]) ->
 
 
 def _family_names(families: Sequence[pl.DataFrame]) -> list[str]:
-    """A name each; those that would be equal have NCCL's version too."""
-    names, versions = [], []
-    for family in families:
-        task = family.row(0, named=True)
-        words = [f"{task['collective']} {task['num_nodes'] or '?'}x{task['ranks_per_node'] or '?'}"]
-        if task["datatype"] not in {None, "float"}:
-            words.append(task["datatype"])
-        if task["launch_profile"] != DEFAULT_PROFILE:
-            words.append(task["launch_profile"])
-        if task["in_place"]:
-            words.append("in place")
-        names.append(" ".join(words))
-        versions.append(task["nccl_version"] or "?")
+    """Collective and shape of each family, and whatever else they differ in."""
+    tasks = [family.row(0, named=True) for family in families]
+    named = ("system", "collective", "num_nodes", "ranks_per_node")
+    others = [name for name in FAMILY_COLUMNS if name not in named]
+    varied = [name for name in others if len({task[name] for task in tasks}) > 1]
     return [
-        f"{name}, NCCL {version}" if names.count(name) > 1 else name
-        for name, version in zip(names, versions, strict=True)
+        " ".join(
+            (
+                f"{task['collective']} {task['num_nodes'] or '?'}x{task['ranks_per_node'] or '?'}",
+                *(f"{name} {'?' if task[name] is None else task[name]}" for name in varied),
+            )
+        )
+        for task in tasks
     ]

@@ -5,24 +5,22 @@ of single processes), or a launch of its own on some hosts (logs of each two nod
 
     log(time / its like's) of a communicator = what its slowest part adds + noise
 
-Nearly all parts add nought. A node adds the lower quartile of its communicators, two nodes the
-lower median of those between them, a rank that of its own. The largest is taken first, nodes before
-pairs before ranks, then what its partners have left, until nothing is beyond noise; what one
-communicator has left then is its own. Noise is what the lower half of all differ by, and no less
-than that of a launch's rows. A finding is beyond it by so many sigmas that one in a hundred checks
-of a cluster of this size has a false alarm, were noise normal.
+A node adds the lower quartile of its communicators, two nodes the lower median of those between
+them, a rank that of its own. The largest is taken first, nodes before pairs before ranks, then what
+its partners have left, until nothing is beyond noise; what one communicator has left then is its
+own. Noise is what the lower half of all differ by, and no less than that of a launch's rows; beyond
+it means by so many sigmas that one in a hundred checks of a cluster of this size has a false alarm,
+were noise normal.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from itertools import groupby
 from math import expm1, log, log1p, sqrt
-from operator import itemgetter
 from pathlib import Path
 from statistics import NormalDist, fmean, median
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +29,6 @@ import typer
 from rich.console import Console
 
 from dynamiccl import cli
-from dynamiccl.collect.describe import lossy_ports
 from dynamiccl.collect.grid import Split
 from dynamiccl.collect.nccl_log import expand_hosts, host_list
 from dynamiccl.collect.strategies.samples import MAD_TO_SIGMA
@@ -50,16 +47,15 @@ _BELOW_MEDIAN: Final = 0.158655
 _ENOUGH: Final = 4
 #: So many sets of hosts, one after the other, show which of them is slow.
 _SETS: Final = 3
+#: In so many rows, and most of them, a process is late, or a port the worst, before it is named.
+_OFTEN: Final = 3
 _TASK: Final = (
     *("system", "collective", "datatype", "size_bytes", "in_place", "num_nodes", "num_ranks"),
     *("launch_profile", "interference_kind", *REQUESTED_COLUMNS),
 )
 _TIMES: Final = ("launch", "task", "row", "comm", "numbers", "hosts", "log")
-#: Communicators that are a launch of their own; and that span several hosts.
+#: Communicators that are a launch of their own.
 _IS_ALONE: Final = pl.col("numbers") == ""
-_SPANS: Final = pl.col("hosts").str.contains(",")
-_INSIDE: Final = "inside the node"
-_BETWEEN: Final = "between nodes"
 #: A rank by its host and its number on it; -1: the host as a whole.
 _Place = tuple[str, int]
 #: One place, or two nodes.
@@ -74,7 +70,8 @@ class Finding:
     #: gpu, nic, node, link, pair, late, counters or failed.
     kind: str
     where: str
-    #: By which share of the time it is slower than its like; null for `counters` and `failed`.
+    #: By which share of the time it is slower than its like, and by how many sigmas of noise; null
+    #: for `counters` and `failed`, the latter for `late` too.
     slower: float | None
     z: float | None
     #: Communicators that say so, and the rows that these are measured in.
@@ -104,8 +101,7 @@ class Report:
         return not self.findings
 
 
-@dataclass(frozen=True, slots=True)
-class _Comm:
+class _Comm(NamedTuple):
     """One communicator, over all of its measurements."""
 
     members: _Part
@@ -154,11 +150,11 @@ def examine(frame: pl.DataFrame, *, least: float) -> Report:
 
     Raises NotEnoughData where no communicator can be compared with others.
     """
-    comms, cannot_tell = _read(frame, least)
-    late, late_rows = _late_processes(frame, least=least)
-    failed = [*_failed(frame)]
+    comms, cannot_tell = _read(frame)
+    late, late_rows = _late_processes(frame, least)
+    unfit = _unfit(frame)
     if not comms and not late_rows:
-        first = f" ({failed[0].rows} rows failed: {failed[0].note})" if failed else ""
+        first = f" ({unfit[0].rows} rows failed: {unfit[0].note})" if unfit else ""
         raise NotEnoughData(
             f"no row knows its hosts, or its processes' times, and has others like it{first}; "
             f"measure with a sweep as in examples/health.toml (nccl-tests 2.19.2 or later), or "
@@ -168,10 +164,16 @@ def examine(frame: pl.DataFrame, *, least: float) -> Report:
     between = [comm for comm in comms if len(comm.hosts) > 1]
     slow_inside, noise_inside = _judge(inside, least)
     slow_between, noise_between = _judge(between, least)
-    findings = _unexplained([*slow_inside, *slow_between]) + failed + late
-    for port, count, retries in lossy_ports(frame):
-        note = f"{retries} packets lost or sent again, by its counters"
-        findings.append(Finding("counters", port, None, None, 0, count, note))
+    # What a GPU or node explains that is slow inside is none between nodes.
+    explained = {one.where for one in slow_inside}
+    slow_between = [o for o in slow_between if explained.isdisjoint(o.where.split(" - "))]
+    findings = [*slow_inside, *slow_between, *unfit, *late]
+    if not between:
+        cannot_tell.append("nothing was measured between nodes: NICs and cables are not judged")
+    elif len({host for comm in between for host in comm.hosts}) == 2:
+        cannot_tell.append("of two nodes, which end of a slow pair is slow")
+    if not inside:
+        cannot_tell.append("nothing was measured inside nodes: NVLink and PCIe are not judged")
     if findings and any(comm.launches < 2 for comm in comms):
         cannot_tell.append("whether it is the hardware's or this launch's alone, until a second")
     if hot := frame.filter(pl.col("throttled")).height:
@@ -184,11 +186,11 @@ def examine(frame: pl.DataFrame, *, least: float) -> Report:
         noise_inside=noise_inside,
         noise_between=noise_between,
         findings=tuple(sorted(findings, key=lambda one: (-(one.slower or 0.0), one.where))),
-        cannot_tell=(*_not_measured(inside, between), *cannot_tell),
+        cannot_tell=tuple(cannot_tell),
     )
 
 
-def _read(frame: pl.DataFrame, least: float) -> tuple[list[_Comm], list[str]]:
+def _read(frame: pl.DataFrame) -> tuple[list[_Comm], list[str]]:
     """The communicators of a data set, and remarks on what has nothing to be compared with."""
     has_times = pl.col("process_times_us").is_not_null() & pl.col("num_hosts").is_not_null()
     is_alone = pl.col("comm_split").is_null() & pl.col("hosts").is_not_null()
@@ -230,12 +232,11 @@ def _read(frame: pl.DataFrame, least: float) -> tuple[list[_Comm], list[str]]:
         .group_by("comm")
         .agg(pl.col("excess").min(), pl.col("spread").median(), pl.col("rows").sum(), pl.len())
     )
-    remarks = [*_all_alike(times.filter(~_IS_ALONE), least)]
-    if lost := told.filter(pl.col("excess").is_null())["launch"].n_unique():
-        remarks.append(f"{lost} launches: the same call ran on fewer than {_SETS} sets of hosts")
+    lost = told.filter(pl.col("excess").is_null())["launch"].n_unique()
+    remarks = [f"{lost} launches: the same call ran on fewer than {_SETS} sets of hosts"]
     parts = [*numbered]
     comms = [_Comm(parts[comm], *told) for comm, *told in found.iter_rows()]
-    return sorted(comms, key=lambda one: one.members), remarks
+    return sorted(comms, key=lambda one: one.members), remarks if lost else []
 
 
 def _communicators(row: Mapping[str, Any]) -> Iterator[tuple[_Part, float]]:
@@ -267,22 +268,18 @@ def _text(members: _Part) -> tuple[str, str]:
 
 
 def _elsewhere(times: pl.DataFrame) -> pl.DataFrame:
-    """What launches like it took on other hosts, for one whose communicators span the same ones."""
-    is_lonely = (pl.col("hosts").n_unique() == 1) & (_IS_ALONE.first() | _SPANS.first())
+    """What most launches of a task took, for one whose communicators span the same hosts."""
+    alone, spans = _IS_ALONE.first(), pl.col("hosts").first().str.contains(",")
+    is_lonely = (pl.col("hosts").n_unique() == 1) & (alone | spans)
     launches = times.group_by("task", "launch").agg(
-        pl.col("own").median(), pl.col("hosts").first(), alone=_IS_ALONE.first(), lonely=is_lonely
+        pl.col("own").median(), pl.col("hosts").first(), alone=alone, lonely=is_lonely
     )
-    found: list[tuple[int, str, float]] = []
-    several = launches.filter(pl.col("hosts").n_unique().over("task") > 1)
-    for _, task in several.group_by("task"):
-        each = task.to_dicts()
-        for one in filter(itemgetter("lonely"), each):
-            others = [other for other in each if other["hosts"] != one["hosts"]]
-            others = [other for other in others if not other["lonely"]] or others
-            if len({other["hosts"] for other in others}) >= (_SETS - 1 if one["alone"] else 1):
-                found.append((one["task"], one["launch"], median(o["own"] for o in others)))
-    schema = {"task": pl.Int64, "launch": pl.String, "elsewhere": pl.Float64}
-    return pl.DataFrame(found, schema, orient="row")
+    per_set = launches.group_by("task", "hosts").agg(pl.col("own").median())
+    usual = pl.col("own").quantile(0.5, "lower").alias("elsewhere")
+    per_task = per_set.group_by("task").agg(usual, sets=pl.len())
+    enough = pl.col("sets") >= pl.when("alone").then(_SETS).otherwise(2)
+    compared = launches.filter("lonely").join(per_task, on="task").filter(enough)
+    return compared.select("task", "launch", "elsewhere")
 
 
 def _judge(comms: Sequence[_Comm], least: float) -> tuple[list[Finding], float | None]:
@@ -293,44 +290,28 @@ def _judge(comms: Sequence[_Comm], least: float) -> tuple[list[Finding], float |
     spread = median(_MEDIAN * comm.spread / sqrt(comm.rows / comm.launches) for comm in comms)
     sigma = max(_sigma_below(left), spread, _LEAST_SIGMA)
     kinds = _parts(comms)
-    tests = max(len(comms) + sum(map(len, kinds)), 2)
-    limit = NormalDist().inv_cdf(1.0 - _FALSE_ALARMS / tests)
-
-    def is_slow(excess: float, noise: float) -> bool:
-        return excess > log1p(least) and excess / noise >= limit
-
+    limit = NormalDist().inv_cdf(1.0 - _FALSE_ALARMS / max(sum(map(len, kinds)), 2))
     found = []
-    for parts, share in zip(kinds, (4, 2, 2), strict=True):
+    for parts, share in zip(kinds, (4, 2, 2, 2), strict=True):
         # What healthy ones differ by is no fault of any.
         floor = _sigma_below(np.array([_lower(left[at], share) for at in parts.values()] or [0.0]))
         while parts:
             excess, part = max((_lower(left[at], share), part) for part, at in parts.items())
             at = parts.pop(part)
-            noise = max(_MEDIAN * sigma / sqrt(len(at)), floor)
-            if not is_slow(excess, noise):
+            noise = sigma if len(at) == 1 else max(_MEDIAN * sigma / sqrt(len(at)), floor)
+            if excess <= log1p(least) or excess / noise < limit:
                 break
             found.append(_finding(part, [comms[n] for n in at], excess, noise))
             # A call takes as long as its slowest part: what this one explains is explained.
             left[at] = np.where(left[at] > 0, np.maximum(left[at] - excess, 0.0), left[at])
-    slow = [n for n in range(len(comms)) if is_slow(left[n], sigma)]
-    for _, group in groupby(sorted(slow, key=lambda n: _ends(comms[n])), lambda n: _ends(comms[n])):
-        at = [*group]
-        members = tuple(place for n in at for place in comms[n].members)
-        excess = float(np.median(left[at]))
-        found.append(_finding(members, [comms[n] for n in at], excess, sigma))
     return found, expm1(sigma)
 
 
-def _ends(comm: _Comm) -> _Part:
-    """What tells communicators apart: the nodes, or inside a node the ranks."""
-    return tuple((host, -1) for host in comm.hosts) if len(comm.hosts) > 1 else comm.members
-
-
 def _parts(comms: Sequence[_Comm]) -> list[dict[_Part, list[int]]]:
-    """The communicators of each node of several ranks, each two nodes, and each rank.
+    """The communicators of each node of several ranks, each two nodes, each rank, and by itself.
 
-    Only where these are several, and of a node only where it has two partners: of one partner
-    nobody can tell which of the two it is.
+    Of the first three only where these are several, and of a node only where it has two partners:
+    of one partner nobody can tell which of the two it is.
     """
     nodes, pairs, ranks = [defaultdict[_Part, list[int]](list) for _ in range(3)]
     partners = defaultdict[_Part, set[_Place]](set)
@@ -345,7 +326,8 @@ def _parts(comms: Sequence[_Comm]) -> list[dict[_Part, list[int]]]:
             ranks[place,].append(n)
     of_several = Counter(host for ((host, _),) in ranks)
     judged = {p: at for p, at in nodes.items() if of_several[p[0][0]] > 1 and len(partners[p]) != 2}
-    return [{p: at for p, at in each.items() if len(at) > 1} for each in (judged, pairs, ranks)]
+    several = [{p: at for p, at in each.items() if len(at) > 1} for each in (judged, pairs, ranks)]
+    return [*several, {comm.members: [n] for n, comm in enumerate(comms)}]
 
 
 def _finding(part: _Part, comms: Sequence[_Comm], excess: float, noise: float) -> Finding:
@@ -361,100 +343,63 @@ def _finding(part: _Part, comms: Sequence[_Comm], excess: float, noise: float) -
         kind, note = "nic", "its NIC, cable or switch port"
     else:
         kind, note = "gpu", "its NVLink or PCIe"
-    note = f"{_BETWEEN if is_between else _INSIDE}: {note}"
+    note = f"{'between nodes' if is_between else 'inside the node'}: {note}"
     rows = sum(comm.rows for comm in comms)
     return Finding(kind, where, expm1(excess), excess / noise, len(comms), rows, note)
 
 
-def _unexplained(findings: Sequence[Finding]) -> list[Finding]:
-    """Without findings between nodes that a GPU or node explains which is slow inside."""
-    inside = {one.where for one in findings if one.note.startswith(_INSIDE)}
-    return [
-        one
-        for one in findings
-        if one.note.startswith(_INSIDE) or inside.isdisjoint(one.where.split(" - "))
-    ]
+def _late_processes(frame: pl.DataFrame, least: float) -> tuple[list[Finding], int]:
+    """The processes that others wait for in most rows, and the rows that could show them.
 
-
-def _late_processes(frame: pl.DataFrame, *, least: float) -> tuple[list[Finding], int]:
-    """The processes that are late beyond noise and `least`, and the rows that could show them.
-
-    A process is late by log(median of all processes / its own time) in a row, and of the rows of
-    its hosts by the lower median.
+    The kernel of a process that comes late finds all others ready and is short, while theirs last
+    as long as they wait: it is late by the median of all processes / its own time.
     """
     times = pl.col("process_times_us")
-    rows = frame.filter(
-        (pl.col("status") == Status.OK.value)
-        & pl.col("num_comms").is_null()
-        & (times.list.len() >= 3)
-        & pl.col("hosts").is_not_null()
-    ).with_columns(processes=times.list.len())
+    is_one = pl.col("num_comms").is_null() & (times.list.len() >= 3)
+    ok = pl.col("status") == Status.OK.value
+    rows = frame.filter(ok & is_one & pl.col("hosts").is_not_null()).with_columns(
+        process=times.list.arg_min(),
+        processes=times.list.len(),
+        lag=times.list.median() / times.list.min() - 1.0,
+    )
+    of = pl.len().over("hosts", "processes")
+    late = rows.with_columns(of=of).filter(pl.col("lag") > least)
+    late = late.group_by("hosts", "processes", "process", "of").agg(
+        pl.len(), pl.col("lag").median()
+    )
+    often = late.filter((pl.col("len") >= _OFTEN) & (pl.col("len") > pl.col("of") / 2))
     found = []
-    for (hosts, _), of in rows.group_by("hosts", "processes", maintain_order=True):
-        logs = np.log(np.array(of["process_times_us"].to_list(), dtype=np.float64))
-        late = np.median(logs, axis=1, keepdims=True) - logs  # (rows, processes)
-        each = np.sort(late, axis=0)[(len(late) - 1) // 2]
-        # Of a handful of processes the spread over rows says more than that among them.
-        over_rows = float(np.median([_robust_sigma(column) for column in late.T]))
-        sigma = max(_robust_sigma(each), over_rows / len(late) ** 0.5, _LEAST_SIGMA)
-        limit = NormalDist().inv_cdf(1.0 - _FALSE_ALARMS / len(each))
-        names = expand_hosts(str(hosts))
-        per_host = max(len(each) // len(names), 1)
-        for index in np.flatnonzero((each > np.log1p(least)) & (each / sigma >= limit)):
-            host = names[min(int(index) // per_host, len(names) - 1)]
-            process, excess = f"{host} process {index % per_host}", float(each[index])
-            note = "the others wait for it: its GPU, its CPU or what else runs there"
-            z = excess / sigma
-            found.append(Finding("late", process, expm1(excess), z, 1, len(late), note))
+    for hosts, processes, process, _, count, lag in often.iter_rows():
+        host, number = _places(hosts, len(expand_hosts(hosts)), processes)[process]
+        note = "the others wait for it: its GPU, its CPU or what else runs there"
+        found.append(Finding("late", f"{host} process {number}", lag, None, 1, count, note))
     return found, rows.height
 
 
-def _robust_sigma(values: _FloatArray) -> float:
-    """Sigma of a normal distribution with this median absolute deviation."""
-    return MAD_TO_SIGMA * float(np.median(np.abs(values - np.median(values))))
+def lossy_ports(frame: pl.DataFrame) -> list[tuple[str, int, int]]:
+    """NIC ports that lose packets again and again, by the samplers' counters; often none.
+
+    As (HOST DEVICE/PORT, rows in which it was the worst port, what all ports counted in these). A
+    packet is lost now and then anywhere, and where all ports lose some none of them is to blame.
+    """
+    told = frame.filter((pl.col("nic_retries") > 0) & pl.col("nic_worst").is_not_null())
+    by_port = told.group_by("nic_worst").agg(pl.len(), pl.col("nic_retries").sum())
+    often = by_port.filter((pl.col("len") >= _OFTEN) & (pl.col("len") > told.height / 2))
+    return often.sort("len", "nic_worst", descending=[True, False]).rows()
 
 
-def _failed(frame: pl.DataFrame) -> Iterator[Finding]:
-    """Split launches that failed: a node that hangs one is not healthy."""
+def _unfit(frame: pl.DataFrame) -> list[Finding]:
+    """Split launches that failed, since a node that hangs one is not healthy; lossy NIC ports."""
     bad = pl.col("status").is_in([Status.FAILED.value, Status.TIMED_OUT.value])
     lost = frame.filter(pl.col("comm_split").is_not_null() & bad)
+    found = []
     for (split, reason), rows in lost.group_by("comm_split", "reason", maintain_order=True):
         where = f"{rows['hosts'][0] or 'hosts not known'}, split {split}"
-        yield Finding("failed", where, None, None, 0, rows.height, str(reason))
-
-
-def _not_measured(inside: Sequence[_Comm], between: Sequence[_Comm]) -> Iterator[str]:
-    if not between:
-        yield "nothing was measured between nodes: NICs and cables are not judged"
-    elif len({host for comm in between for host in comm.hosts}) == 2:
-        yield "of two nodes, which end of a slow pair is slow, and whether all pairs are"
-    if not inside:
-        yield "nothing was measured inside nodes: NVLink and PCIe are not judged"
-    for where, comms in ((_INSIDE, inside), (_BETWEEN, between)):
-        partners: dict[_Place, set[_Place]] = defaultdict(set)
-        for comm in comms:
-            for place in comm.members:
-                partners[place] |= {*comm.members} - {place}
-        if lonely := sum(len(others) == 1 for others in partners.values()):
-            yield f"{where}, {lonely} GPUs have one partner: a slow pair of theirs is either end"
-
-
-def _all_alike(times: pl.DataFrame, least: float) -> Iterator[str]:
-    """What is slow on all nodes: there is no faster part to compare it with."""
-    lags = (
-        times.group_by("launch", "like")
-        .agg(pl.col("own").median(), between=_SPANS.first())
-        .with_columns(pl.col("own") - pl.col("own").median().over("launch"))
-        .group_by("like", "between", maintain_order=True)
-        .agg(pl.col("own").median())
-    )
-    for numbers, is_between, lag in lags.iter_rows():
-        if expm1(lag) > least:
-            where = _BETWEEN if is_between else "inside nodes"
-            yield (
-                f"why GPU {numbers} of all nodes is {expm1(lag):.0%} slower than others {where}: "
-                "its rail, or its slot"
-            )
+        found.append(Finding("failed", where, None, None, 0, rows.height, str(reason)))
+    for port, count, retries in lossy_ports(frame):
+        note = f"{retries} packets lost or sent again, by its counters"
+        found.append(Finding("counters", port, None, None, 0, count, note))
+    return found
 
 
 def _lower(values: _FloatArray, share: int) -> float:
@@ -476,14 +421,15 @@ def _listed(numbers: Iterable[int]) -> str:
 def _show(report: Report, out: Console) -> None:
     told = {"inside": report.noise_inside, "between": report.noise_between}
     noise = ", ".join(f"{text} {share:.1%}" for text, share in told.items() if share is not None)
-    lines = [
-        f"{report.nodes} nodes: {report.communicators} communicators in {report.rows} rows",
-        f"slow: {report.least:.0%} slower, and beyond noise ({noise or 'not known'})",
-    ]
+    out.print(f"{report.nodes} nodes: {report.communicators} communicators in {report.rows} rows")
+    out.print(f"slow: {report.least:.0%} slower, and beyond noise ({noise or 'not known'})")
     for one in report.findings:
-        slower = "" if one.slower is None or one.z is None else f" {one.slower:.0%} (z {one.z:.0f})"
+        slower = "" if one.slower is None else f" {one.slower:.0%}"
+        slower += "" if one.z is None else f" (z {one.z:.0f})"
         stands = f"{one.comms} communicators, " if one.comms else ""
-        lines.append(f"{one.kind}: {one.where}{slower}; {one.note}; {stands}{one.rows} rows")
-    lines += [] if report.findings else ["nothing is slow"]
-    for line in (*lines, *(f"unknown: {remark}" for remark in report.cannot_tell)):
-        out.print(line, markup=False)
+        text = f"{one.kind}: {one.where}{slower}; {one.note}; {stands}{one.rows} rows"
+        out.print(text, markup=False)
+    if report.is_well:
+        out.print("nothing is slow")
+    for remark in report.cannot_tell:
+        out.print(f"unknown: {remark}", markup=False)

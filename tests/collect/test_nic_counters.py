@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.describe import lossy_ports
+from dynamiccl.collect.health import lossy_ports
 from dynamiccl.collect.nodes import (
     Health,
     NodeReadings,

@@ -19,7 +19,7 @@ from dynamiccl.collect.imports import ImportFailed, ImportOptions, ImportSummary
 from dynamiccl.datasets import store
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.store import write_part
-from dynamiccl.errors import CorruptFile, DynamicclError, OutputError, UserError
+from dynamiccl.errors import CorruptFile, DynamicclError, OutputError
 from tests.collect.calls.files import entry_bytes, header_bytes, record, write
 from tests.rows import default
 
@@ -83,14 +83,11 @@ def test_odd_fingerprint_tells_nothing(fingerprint: bytes, tmp_path: Path) -> No
     assert row["run"] == "in"
 
 
-def test_time_is_unknown_unless_all_ranks_know_theirs(tmp_path: Path) -> None:
-    row = row_of(tmp_path, record(0, 0, 100.0), record(0, 1))
+def test_time_is_unknown_unless_all_ranks_are_there_and_know_theirs(tmp_path: Path) -> None:
+    row = row_of(tmp_path / "a", record(0, 0, 100.0), record(0, 1))
     assert (row["time_us"], row["skew_us"]) == (None, None)
     assert (row["ranks_seen"], row["ranks_timed"], row["sampled"]) == (2, 1, True)
-
-
-def test_missing_rank(tmp_path: Path) -> None:
-    row = row_of(tmp_path, record(0, 1, 100.0))
+    row = row_of(tmp_path / "b", record(0, 1, 100.0))
     assert (row["time_us"], row["ranks_seen"], row["num_ranks"]) == (None, 1, 2)
 
 
@@ -140,14 +137,6 @@ def test_record_that_is_there_twice_counts_once(tmp_path: Path) -> None:
     assert calls["time_us"].to_list() == [50.0]
 
 
-def test_copy_of_a_file_is_not_taken_twice(tmp_path: Path) -> None:
-    path = write(tmp_path / "in", [record(0, 0)])
-    (tmp_path / "in" / "copy.dcc").write_bytes(path.read_bytes())
-    _, summary = take(tmp_path / "in", tmp_path / "out")
-    assert (summary.rows_read, summary.duplicates) == (1, 0)
-    assert any("the same bytes as" in text for file in summary.files for text in file.remarks)
-
-
 def test_replays_of_a_captured_call_are_matched_by_their_number(tmp_path: Path) -> None:
     for rank in (0, 1):
         replays = [
@@ -160,14 +149,6 @@ def test_replays_of_a_captured_call_are_matched_by_their_number(tmp_path: Path) 
     assert captured["ranks_seen"].to_list() == [2, 2, 2]
     assert captured["timestamp"].dt.epoch("us").to_list() == [10, 20, 30]
     assert (calls.height, summary.duplicates) == (4, 0)
-
-
-def test_importing_again_adds_nothing(tmp_path: Path) -> None:
-    for rank in (0, 1):
-        write(tmp_path / "in", [record(i, rank) for i in range(50)], rank=rank)
-    for _ in range(2):
-        take(tmp_path / "in", tmp_path / "out")
-    assert store.read(tmp_path / "out", "calls").height == 50
 
 
 def test_many_buckets_give_the_same_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,8 +181,7 @@ def test_impossible_records_are_dropped_with_a_reason(tmp_path: Path) -> None:
     assert calls["sequence"].to_list() == [8]
     assert summary.files[0].dropped == {
         "collective not known": 1,
-        "size 0": 1,
-        "size out of range": 1,
+        "size 0 or out of range": 2,
         "rank out of range": 3,
         "GPU times out of order": 2,
     }
@@ -273,24 +253,14 @@ def test_file_of_damaged_entries_alone_is_refused(tmp_path: Path) -> None:
         take(path, tmp_path / "out")
 
 
-def test_directory_without_calls_files(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "notes.txt").write_text("nothing of ours")
-    with pytest.raises(UserError, match=r"in: 1 files of other kinds, and no nccl-tests output"):
-        take(tmp_path / "in", tmp_path / "out")
-
-
-def test_calls_need_a_system(tmp_path: Path) -> None:
-    path = write(tmp_path / "in", [record(0, 0)])
-    with pytest.raises(UserError, match="name it with --system"):
-        import_files([path], tmp_path / "out")
-
-
 def test_describe_counts_calls(tmp_path: Path) -> None:
+    write_part(tmp_path / "out", measurements_table([default()]), provenance={})
     write(tmp_path / "in", [record(i, 0, 10.0, comm_id=i, num_ranks=1 + i) for i in range(2)])
     take(tmp_path / "in", tmp_path / "out")
     counts = {"calls": 2, "calls_timed": 1, "communicators": 2, "sources": ["plugin"]}
     assert describe_calls(tmp_path / "out") == [{"system": "box", **counts}]
+    (document,) = to_json(describe(tmp_path / "out"), describe_calls(tmp_path / "out"))
+    assert (document["system"], document["rows"], document["recorded"]) == ("box", 1, counts)
 
 
 def test_command_imports_and_describes_a_store_of_calls_alone(
@@ -309,23 +279,6 @@ def test_command_imports_and_describes_a_store_of_calls_alone(
     invoke(["describe", out, "--json"], standalone_mode=False)
     recorded = {"calls": 1, "calls_timed": 1, "communicators": 1, "sources": ["plugin"]}
     assert json.loads(capsys.readouterr().out) == [{"system": "b", "recorded": recorded}]
-
-
-def test_calls_lie_beside_measurements(tmp_path: Path) -> None:
-    write_part(tmp_path, measurements_table([default()]), provenance={})
-    write(tmp_path / "in", [record(0, 0)])
-    take(tmp_path / "in", tmp_path)
-    (document,) = to_json(describe(tmp_path), describe_calls(tmp_path))
-    assert (document["system"], document["rows"], document["recorded"]["calls"]) == ("box", 1, 1)
-
-
-def test_summary_is_json(tmp_path: Path) -> None:
-    path = write(tmp_path / "in", [record(0, 0)])
-    path.write_bytes(path.read_bytes() + b"xyz")
-    _, summary = take(path, tmp_path / "out")
-    document = json.loads(json.dumps(summary.to_json(), allow_nan=False))
-    assert (document["calls_written"], document["calls_timed"]) == (1, 0)
-    assert document["rejected"][0]["excerpt"] == "78797a"
 
 
 @pytest.fixture(name="good_file", scope="module")
