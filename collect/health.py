@@ -14,7 +14,7 @@ were noise normal.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from math import expm1, log, log1p, sqrt
@@ -70,8 +70,7 @@ class Finding:
     #: gpu, nic, node, link, pair, late, counters or failed.
     kind: str
     where: str
-    #: By which share of the time it is slower than its like, and by how many sigmas of noise; null
-    #: for `counters` and `failed`, the latter for `late` too.
+    #: By which share of the time it is slower than its like, and by how many sigmas of noise.
     slower: float | None
     z: float | None
     #: Communicators that say so, and the rows that these are measured in.
@@ -176,8 +175,6 @@ def examine(frame: pl.DataFrame, *, least: float) -> Report:
         cannot_tell.append("nothing was measured inside nodes: NVLink and PCIe are not judged")
     if findings and any(comm.launches < 2 for comm in comms):
         cannot_tell.append("whether it is the hardware's or this launch's alone, until a second")
-    if hot := frame.filter(pl.col("throttled")).height:
-        cannot_tell.append(f"which GPU heat or power slowed, in {hot} of {frame.height} rows")
     return Report(
         nodes=len({host for comm in comms for host in comm.hosts}),
         communicators=len(comms),
@@ -207,7 +204,7 @@ def _read(frame: pl.DataFrame) -> tuple[list[_Comm], list[str]]:
     numbered: dict[_Part, int] = {}
     lines = [
         (row["launch"], row["task"], number, numbered.setdefault(members, len(numbered)),
-         *_text(members), log(time_us))
+         _listed(members), ",".join(sorted({host for host, _ in members})), log(time_us))
         for number, row in enumerate(rows.iter_rows(named=True))
         for members, time_us in _communicators(row)
     ]  # fmt: skip
@@ -259,12 +256,6 @@ def _places(hosts: str | None, num_hosts: int, processes: int) -> list[_Place]:
     names = names if len(names) == num_hosts else [f"node{n}" for n in range(num_hosts)]
     per_host = max(processes // num_hosts, 1)
     return [(names[min(p // per_host, num_hosts - 1)], p % per_host) for p in range(processes)]
-
-
-@cache
-def _text(members: _Part) -> tuple[str, str]:
-    """Numbers of the ranks, and hosts, that other communicators may have too."""
-    return _listed(number for _, number in members), ",".join(sorted({host for host, _ in members}))
 
 
 def _elsewhere(times: pl.DataFrame) -> pl.DataFrame:
@@ -332,7 +323,7 @@ def _parts(comms: Sequence[_Comm]) -> list[dict[_Part, list[int]]]:
 
 def _finding(part: _Part, comms: Sequence[_Comm], excess: float, noise: float) -> Finding:
     hosts = " - ".join(dict.fromkeys(host for host, _ in part))
-    numbers = _listed(number for _, number in part)
+    numbers = _listed(part)
     where = f"{hosts} GPU {numbers}" if numbers else hosts
     is_between = len(comms[0].hosts) > 1
     if len(part) > 1:
@@ -412,9 +403,10 @@ def _sigma_below(values: _FloatArray) -> float:
     return _lower(values, 2) - float(np.quantile(values, _BELOW_MEDIAN))
 
 
-def _listed(numbers: Iterable[int]) -> str:
+@cache
+def _listed(members: _Part) -> str:
     """Numbers of ranks as short text: `0-2,5`; of whole hosts nothing."""
-    told = host_list(str(number) for number in sorted({*numbers}) if number >= 0)
+    told = host_list(map(str, sorted({number for _, number in members if number >= 0})))
     return told.replace("[", "").replace("]", "")
 
 

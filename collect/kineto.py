@@ -13,7 +13,6 @@ import codecs
 import json
 import math
 import re
-import sys
 import zlib
 from array import array
 from bisect import bisect_right
@@ -151,16 +150,16 @@ def _kind_of(category: str, name: str) -> str:
 
 
 def read_kineto(
-    stream: BinaryIO, name: str, report: FileReport, known: Mapping[str, Any]
+    stream: BinaryIO, name: str, report: FileReport, num_ranks: int | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The records of one rank's calls in the order in which they began, and rows of its steps.
 
-    `known` has the job's `num_ranks` and `num_nodes`, where somebody knows. A record has columns of
-    `calls`, of this rank alone, and `rank`, `timestamp_us`, `key` (which the records of all ranks
-    have in common) and `stream` (instead: what the call is the n-th of). What cannot be read is
-    rejected in `report`.
+    A record has columns of `calls`, of this rank alone, and `rank`, `world_size`, `timestamp_us`,
+    `key` (which the records of all ranks have in common) and `stream` (instead: what the call is
+    the n-th of). `num_ranks` holds where the trace tells none. What cannot be read is rejected in
+    `report`.
     """
-    trace = _Trace(stream, name, report, known)
+    trace = _Trace(stream, name, report, num_ranks)
     launched = [trace.launch(kernel) for kernel in trace.kernels]
     count = Counter(id(spans[0]) for _, spans in launched if spans)
     exposed = _exposed_us(trace.kernels, trace.compute).tolist()
@@ -221,7 +220,7 @@ class _Trace:
     """The events of one trace that matter, and what they say of a kernel."""
 
     def __init__(
-        self, stream: BinaryIO, name: str, report: FileReport, known: Mapping[str, Any]
+        self, stream: BinaryIO, name: str, report: FileReport, num_ranks: int | None
     ) -> None:
         self._spans: dict[str, list[_Span]] = defaultdict(list)
         self._threads: dict[tuple[str, str], int] = {}
@@ -233,7 +232,11 @@ class _Trace:
             kind = _kind_of(str(event.get("cat")), str(event.get("name", "")))
             if kind and event.get("ph") == "X" and not self._add(kind, event):
                 report.drop("an event without a time")
-        self._head, self._known, self._info = head, known, mapping(head.get("distributedInfo"))
+        self._head, self._num_ranks, self._info = (
+            head,
+            num_ranks,
+            mapping(head.get("distributedInfo")),
+        )
         self._base_us = (whole(head.get("baseTimeNanoseconds")) or 0) / 1e3
         version = re.match(r"\d+\.\d+\.\d+", str(self._info.get("nccl_version")))
         told = {"rank": whole(self._info.get("rank")), "nccl_version": version and version[0]}
@@ -267,13 +270,10 @@ class _Trace:
             self._numbers[kind].extend((correlation, start_us, where))
         else:
             where = gpu if kind == "kernel" else where
-            texts = {n: told[n] for n in _LOOKED_AT if n in told}
-            kept: dict[str, Any] = {
-                n: sys.intern(v) if isinstance(v, str) else v for n, v in texts.items()
-            }
+            kept: dict[str, Any] = {n: told[n] for n in _LOOKED_AT if n in told}
             if name.startswith("nccl:"):
                 kept.setdefault("Collective name", name)
-            span = _Span(start_us, end_us, duration_us, sys.intern(name), where, kept, correlation)
+            span = _Span(start_us, end_us, duration_us, name, where, kept, correlation)
             self._spans[kind].append(span)
         return True
 
@@ -304,8 +304,8 @@ class _Trace:
         name, sequence = text(told.get("Process Group Name")), whole(told.get("Seq"))
         group = _one_of(self._info.get("pg_config"), "pg_name", name)
         members = _ranks(told.get("Process Group Ranks")) or _ranks(group.get("ranks"))
-        num_ranks = whole(told.get("Group size")) or whole(group.get("pg_size"))
-        num_ranks = num_ranks or self._known.get("num_ranks")
+        size = whole(told.get("Group size")) or whole(group.get("pg_size"))
+        num_ranks = size or self._num_ranks
         world_size = whole(self._info.get("world_size"))
         lane = members or ("all" if num_ranks and num_ranks == world_size else name)
         labels = [each for each in (name, text(told.get("Process Group Description"))) if each]
@@ -329,7 +329,7 @@ class _Trace:
             "size_bytes": size_bytes if asked in {None, ran} else None,
             "datatype": datatype,
             "num_ranks": num_ranks,
-            "num_nodes": nodes_of(num_ranks, world_size, self._known),
+            "world_size": world_size,
             "kernel": kernel.name.partition("(")[0],
             "asks_tuner": False if num_ranks == 1 else asks_tuner,
             "actual_num_channels": _first(told.get("grid")) if "nccl" in kernel.name else None,
@@ -442,13 +442,6 @@ def _one_of(objects: object, name: str, value: object) -> dict[str, Any]:
     """The object of a list whose `name` is `value`; an empty one without."""
     listed = map(mapping, objects if isinstance(objects, list) else [])
     return next((each for each in listed if each.get(name) == value), {})
-
-
-def nodes_of(num_ranks: int | None, world_size: int | None, known: Mapping[str, Any]) -> int | None:
-    """The job's nodes where somebody knows; a part of the job may lie on fewer."""
-    is_world = num_ranks is not None and num_ranks == (world_size or known.get("num_ranks"))
-    nodes: int | None = known.get("num_nodes")
-    return nodes if nodes == 1 or is_world else None
 
 
 def whole(value: object) -> int | None:

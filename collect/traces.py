@@ -28,7 +28,7 @@ import polars as pl
 import pyarrow as pa
 
 from dynamiccl.collect.calls import calls_table, join_ranks
-from dynamiccl.collect.kineto import mapping, nodes_of, number, read_kineto, text, whole
+from dynamiccl.collect.kineto import mapping, number, read_kineto, text, whole
 from dynamiccl.collect.output import FileReport
 from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.datasets.schema import CALLS, STEPS
@@ -55,7 +55,7 @@ _DAMAGED: Final = (gzip.BadGzipFile, tarfile.TarError, EOFError, zlib.error)
 _RECORD: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     **dict(pl.DataFrame(CALLS.empty_table()).schema),
     **dict.fromkeys(("key", "stream"), pl.String),
-    "rank": pl.Int64,
+    **dict.fromkeys(("rank", "world_size"), pl.Int64),
     "timestamp_us": pl.Float64,
 }
 _CONFIG: Final = (
@@ -72,7 +72,7 @@ _TOLD: Final = (
 
 
 class TraceFile(NamedTuple):
-    """One trace: a file, or a member of an archive (None: the file itself)."""
+    """One trace: a file, or a member of an archive; None is the file itself."""
 
     path: Path
     member: str | None
@@ -98,9 +98,8 @@ class TraceFile(NamedTuple):
 class Traces:
     """The tables, and what went wrong."""
 
-    #: Of schema CALLS, one row a call.
+    #: Of schemas CALLS and STEPS.
     calls: pa.Table
-    #: Of schema STEPS, one row a step and rank.
     steps: pa.Table
     #: One for each trace, members of archives too.
     reports: list[FileReport]
@@ -208,7 +207,9 @@ def read_files(
     for done, (file, report) in enumerate(zip(files, reports, strict=True), 1):
         try:
             with file.open() as stream:
-                calls, rows = _READERS[file.source](stream, file.name, report, base)
+                calls, rows = _READERS[file.source](
+                    stream, file.name, report, base.get("num_ranks")
+                )
             records.append(pl.DataFrame(calls, schema=_RECORD))
             steps += rows
             if report.rejected and not calls and not rows and report.failure is None:
@@ -221,6 +222,11 @@ def read_files(
             progress(done, len(files))
     errors: list[DataError] = [CorruptFile(each.failure) for each in reports if each.failure]
     made = pl.concat(records)
+    # A part of the job may lie on fewer nodes than the job.
+    world_size = pl.coalesce("world_size", pl.lit(base.get("num_ranks"), pl.Int64))
+    is_world = pl.lit(base.get("num_nodes") == 1) | (pl.col("num_ranks") == world_size)
+    nodes = pl.when(is_world).then(pl.lit(base.get("num_nodes"), pl.Int64))
+    made = made.with_columns(num_nodes=pl.coalesce("num_nodes", nodes))
     single = _keyed(made).unique(["source", "key", "rank"], keep="first", maintain_order=True)
     if reports:
         reports[0].duplicates += made.height - single.height
@@ -244,10 +250,7 @@ def _keyed(records: pl.DataFrame) -> pl.DataFrame:
     alike = pl.col("is_same").all().over(stream)
     in_stream = pl.when(alike).then(pl.format("{} {}", "stream", "place"))
     shared = pl.when(pl.col("rank").is_not_null()).then(pl.coalesce("key", in_stream))
-    return numbered.with_columns(
-        key=pl.coalesce(shared, pl.format("record {}", "alone")),
-        is_named=pl.coalesce("key", "stream").is_not_null() & pl.col("rank").is_not_null(),
-    )
+    return numbered.with_columns(key=pl.coalesce(shared, pl.format("record {}", "alone")))
 
 
 def _calls(records: pl.DataFrame, base: Mapping[str, Any]) -> tuple[pa.Table, Counter[str]]:
@@ -265,17 +268,10 @@ def _calls(records: pl.DataFrame, base: Mapping[str, Any]) -> tuple[pa.Table, Co
         exposed_us=pl.col("exposed_us").min(),
         # `cpu` comes before `gpu`.
         timing_source=pl.col("timing_source").min(),
-        is_named=pl.col("is_named").any(),
     ).with_columns(**fixed)
-    why = (
-        pl.when(pl.col("ranks_timed") == 0)
-        .then(pl.lit("no trace has their time"))
-        .when(pl.col("num_ranks").is_null())
-        .then(pl.lit("their number of ranks is not known"))
-        .when(~pl.col("is_named") & (pl.col("num_ranks") > 1))
-        .then(pl.lit("nothing says which call of the other ranks they are"))
-        .otherwise(pl.lit("the traces of other ranks are missing, or have other calls"))
-    )
+    few = "the traces of other ranks are missing, or have other calls"
+    is_open = pl.col("num_ranks").is_null()
+    why = pl.when(is_open).then(pl.lit("their number of ranks is not known")).otherwise(pl.lit(few))
     calls = calls.sort("timestamp", maintain_order=True)
     untimed = Counter(calls.filter(pl.col("time_us").is_null()).select(why).to_series().to_list())
     return calls_table(calls), untimed
@@ -291,7 +287,7 @@ def _steps_table(steps: Sequence[Mapping[str, Any]], base: Mapping[str, Any]) ->
 
 
 def read_inspector(
-    stream: BinaryIO, name: str, report: FileReport, known: Mapping[str, Any]
+    stream: BinaryIO, name: str, report: FileReport, _num_ranks: int | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The records of a dump of NCCL's Inspector, as `read_kineto`'s, and no steps.
 
@@ -325,7 +321,7 @@ def read_inspector(
             if told is None:
                 report.reject(line, "a record without header, outside of a dump", str(document))
             elif "proxy_trace" not in document:
-                found += _inspected(document, told.get("header"), line, report, known)
+                found += _inspected(document, told.get("header"), line, report)
         elif raw.strip():
             left = max(left - 1, 0)
             report.reject(line, "no record that is known", raw[:200].decode(errors="replace"))
@@ -354,7 +350,6 @@ def _inspected(
     header: object,
     line: int,
     report: FileReport,
-    known: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
     """The record of one call, or none, with the reason in `report`."""
     report.rows_read += 1
@@ -385,7 +380,7 @@ def _inspected(
         "collective": collective,
         "size_bytes": size * _parts(collective, perf, size, num_ranks),
         "num_ranks": num_ranks,
-        "num_nodes": whole(comm.get("nnodes")) or nodes_of(num_ranks, None, known),
+        "num_nodes": whole(comm.get("nnodes")) or None,
         "asks_tuner": Collective.parse(collective).tunable and num_ranks > 1,
         "actual_algorithm": _wire(perf.get("coll_algo"), Algorithm, report),
         "actual_protocol": _wire(perf.get("coll_proto"), Protocol, report),
