@@ -17,7 +17,9 @@ from tests.collect.traces.made import (
 
 def test_ranks_of_a_call_are_joined_and_the_least_is_its_time(tmp_path: Path) -> None:
     one = write_lines(tmp_path / "a.log", *(inspector_line(0, n, 100.0 + n) for n in range(3)))
-    two = write_lines(tmp_path / "b.log", *(inspector_line(1, n, 90.0) for n in range(3)))
+    cpu = {"coll_timing_source": "collective_cpu"}
+    lines = [inspector_line(1, n, 90.0, **(cpu if n else {})) for n in range(3)]
+    two = write_lines(tmp_path / "b.log", *lines)
     calls = calls_of(one, two).sort("sequence")
     assert calls["time_us"].to_list() == [90.0] * 3
     assert calls["skew_us"].to_list() == [10.0, 11.0, 12.0]
@@ -25,6 +27,7 @@ def test_ranks_of_a_call_are_joined_and_the_least_is_its_time(tmp_path: Path) ->
     assert told.row(0) == ("inspector", "007f8c496ae9f661", 0, 2, 1, 2)
     asked = calls.select("asks_tuner", "decided", "actual_algorithm", "timing_source")
     assert asked.row(0) == (True, None, None, "gpu")
+    assert calls["timing_source"].to_list() == ["gpu", "cpu", "cpu"]
 
 
 def test_a_call_of_which_a_rank_is_missing_has_an_upper_bound_and_no_time(tmp_path: Path) -> None:
@@ -35,28 +38,16 @@ def test_a_call_of_which_a_rank_is_missing_has_an_upper_bound_and_no_time(tmp_pa
     assert "missing" in next(iter(found.untimed))
 
 
-def test_numbers_count_for_each_collective_and_communicator(tmp_path: Path) -> None:
-    lines = [
-        inspector_line(rank, 0, 5.0, header={"id": comm}, coll=coll)
-        for rank in (0, 1)
-        for comm in ("0x1", "0x2")
-        for coll in ("AllReduce", "AllGather")
-    ]
-    assert calls_of(write_lines(tmp_path / "a.log", *lines)).height == 4
-
-
-def test_format_4_2_tells_algorithm_and_protocol(tmp_path: Path) -> None:
+def test_format_4_2_tells_algorithm_and_protocol_and_a_verbose_dump_channels(
+    tmp_path: Path,
+) -> None:
     told: dict[str, Any] = {"coll_algo": "NVLS_TREE", "coll_proto": "SIMPLE"}
+    events = {"kernel_events": [{"channel_id": n, "kernel_start_sn": 1} for n in range(4)]}
+    told["event_trace_sn"] = events
     lines = [inspector_line(rank, 0, 5.0, version="v4.2", **told) for rank in (0, 1)]
     [call] = calls_of(write_lines(tmp_path / "a.log", *lines)).to_dicts()
     assert (call["actual_algorithm"], call["actual_protocol"]) == ("NVLSTree", "Simple")
-
-
-def test_channels_are_counted_in_verbose_dumps_alone(tmp_path: Path) -> None:
-    events = {"kernel_events": [{"channel_id": n, "kernel_start_sn": 1} for n in range(4)]}
-    told = inspector_line(0, 0, 5.0, event_trace_sn=events)
-    calls = calls_of(write_lines(tmp_path / "a.log", told, inspector_line(0, 1, 5.0)))
-    assert calls.sort("sequence")["actual_num_channels"].to_list() == [4, None]
+    assert call["actual_num_channels"] == 4
 
 
 @pytest.mark.parametrize(
@@ -80,15 +71,6 @@ def test_a_part_of_one_rank_is_told_as_nccls_whole_buffer(
     line = inspector_line(0, 0, time_us, header={"n_ranks": num_ranks})
     line["coll_perf"] |= {"coll": coll, "coll_msg_size_bytes": size, "coll_algobw_gbs": algobw}
     assert calls_of(write_lines(tmp_path / "a.log", line))["size_bytes"].to_list() == [size_bytes]
-
-
-def test_a_time_of_the_hosts_clock_is_marked(tmp_path: Path) -> None:
-    lines = [
-        inspector_line(0, 0, 5.0, coll_timing_source="kernel_gpu"),
-        inspector_line(1, 0, 6.0, coll_timing_source="collective_cpu"),
-    ]
-    [call] = calls_of(write_lines(tmp_path / "a.log", *lines)).to_dicts()
-    assert (call["time_us"], call["timing_source"]) == (5.0, "cpu")
 
 
 def test_messages_between_two_ranks_ask_no_tuner(tmp_path: Path) -> None:
@@ -190,7 +172,12 @@ def test_rccls_records_have_channels_and_a_name_only_if_it_is_ours(
     assert any("none of NCCL's" in each for each in remarks) == (algorithm != "Ring")
 
 
-def test_the_same_record_twice_is_one(tmp_path: Path) -> None:
-    lines = [inspector_line(0, 0, 5.0), inspector_line(0, 0, 5.0), inspector_line(1, 0, 6.0)]
+def test_the_same_record_twice_is_one_and_numbers_are_of_a_communicator(tmp_path: Path) -> None:
+    lines = [
+        inspector_line(rank, 0, 5.0, header={"id": comm}, coll=coll)
+        for rank in (0, 1, 1)
+        for comm in ("0x1", "0x2")
+        for coll in ("AllReduce", "AllGather")
+    ]
     found = read(write_lines(tmp_path / "a.log", *lines))
-    assert (found.calls.num_rows, found.reports[0].duplicates) == (1, 1)
+    assert (found.calls.num_rows, found.reports[0].duplicates) == (4, 4)

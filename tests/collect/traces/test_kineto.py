@@ -174,18 +174,14 @@ def test_kernels_that_compute_are_no_communication(name: str) -> None:
     assert comm_kernel(name) is None
 
 
-def test_one_rank_alone_asks_no_tuner(tmp_path: Path) -> None:
-    chrome = Chrome(world=1)
-    chrome.collective(100.0, 5.0)
-    [call] = calls_of(chrome.write(tmp_path / "t.json")).to_dicts()
-    assert (call["asks_tuner"], call["time_us"]) == (False, 5.0)
-
-
-def test_a_list_of_ranks_that_is_shortened_is_taken_from_the_groups(tmp_path: Path) -> None:
-    chrome = Chrome(world=64)
-    chrome.collective(100.0, 5.0, told={"Process Group Ranks": "[0, 1, 2, ..., 63]"})
-    [call] = calls_of(chrome.write(tmp_path / "t.json")).to_dicts()
-    assert call["group_ranks"] == [*range(64)]
+def test_one_rank_alone_asks_no_tuner_and_a_shortened_list_is_taken_from_the_groups(
+    tmp_path: Path,
+) -> None:
+    for world, asks in ((1, False), (64, True)):
+        chrome = Chrome(world=world)
+        chrome.collective(100.0, 5.0, told={"Process Group Ranks": "[0, 1, 2, ..., 63]"})
+        [call] = calls_of(chrome.write(tmp_path / "t.json")).to_dicts()
+        assert (call["asks_tuner"], call["group_ranks"]) == (asks, [*range(world)])
 
 
 def test_what_does_not_decode_is_named_and_what_was_before_it_is_kept(tmp_path: Path) -> None:
