@@ -194,7 +194,8 @@ def _events(stream: BinaryIO, head: dict[str, Any], report: FileReport) -> Itera
     chunks, text, at, line = _chunks(stream, report), "", 0, 1
     try:
         while not (before := _BEFORE_EVENTS.search(text)):
-            text += next(chunks)
+            # What is so long has none.
+            text += next(chunks if len(text) < _MAX_EVENT_CHARS else iter(()))
         head |= mapping(json.loads(text[: before.start()] + "}"))
         at = before.end()
         while True:
@@ -210,7 +211,7 @@ def _events(stream: BinaryIO, head: dict[str, Any], report: FileReport) -> Itera
                 text, at = text[at:], 0
                 text += next(chunks)
     except (StopIteration, ValueError, RecursionError):
-        pass
+        pass  # rejected below
     if not text.startswith("]", at):
         line += text.count("\n", 0, at)
         report.reject(line, "what follows does not decode, and is not read", text[at : at + 80])
@@ -232,11 +233,8 @@ class _Trace:
             kind = _kind_of(str(event.get("cat")), str(event.get("name", "")))
             if kind and event.get("ph") == "X" and not self._add(kind, event):
                 report.drop("an event without a time")
-        self._head, self._num_ranks, self._info = (
-            head,
-            num_ranks,
-            mapping(head.get("distributedInfo")),
-        )
+        self._head, self._num_ranks = head, num_ranks
+        self._info = mapping(head.get("distributedInfo"))
         self._base_us = (whole(head.get("baseTimeNanoseconds")) or 0) / 1e3
         version = re.match(r"\d+\.\d+\.\d+", str(self._info.get("nccl_version")))
         told = {"rank": whole(self._info.get("rank")), "nccl_version": version and version[0]}

@@ -408,13 +408,11 @@ def _parts(collective: str, perf: Mapping[str, Any], size: int, num_ranks: int) 
     A record has one rank's count times the element: of AllGather and ReduceScatter one rank's part,
     unless its own bandwidth, which is of the whole, says otherwise.
     """
-    time_us, gbytes_per_s = (
-        number(perf.get("coll_exec_time_us")),
-        number(perf.get("coll_algobw_gbs")),
-    )
+    time_us = number(perf.get("coll_exec_time_us")) or 0.0
+    gbytes_per_s = number(perf.get("coll_algobw_gbs")) or 0.0
     if collective not in {"AllGather", "ReduceScatter"}:
         return 1
-    parts = (gbytes_per_s or 0.0) * 1e3 * (time_us or 0.0) / size
+    parts = gbytes_per_s * 1e3 * time_us / size
     return 1 if 0.5 < parts < math.sqrt(num_ranks) else num_ranks
 
 
