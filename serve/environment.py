@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Final
 
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
+from dynamiccl.doctor import ROLES, Machine, Role, find_other_plugin
 from dynamiccl.errors import UnknownName
 from dynamiccl.libraries import ADAPTIVE_NAME, PROFILER_NAME, TUNER_NAME, VENDOR_NAME
-from dynamiccl.machine import Machine
-from dynamiccl.nccl_setup import ROLES, Origin, Role, find_displaced
 from dynamiccl.serve.artifact import Artifact
 
 #: The mode of a job that says none.
@@ -84,7 +83,7 @@ def _libraries(job: Job, machine: Machine) -> tuple[dict[str, str], list[str]]:
 
 def _displaced(role: Role, machine: Machine) -> str:
     """The library that ours would replace; empty where there is none."""
-    found = find_displaced(machine, role)
+    found = find_other_plugin(machine, role, behind_ours=True)
     return found.library if found is not None else ""
 
 
@@ -111,10 +110,10 @@ def _about_artifact(job: Job) -> Iterator[str]:
 
 def _about_neighbour(role: Role, job: Job, machine: Machine) -> Iterator[str]:
     """Notes on other vendors' plugins that ours would replace."""
-    found = find_displaced(machine, role)
+    found = find_other_plugin(machine, role, behind_ours=True)
     if found is None:
         return
-    if found.origin is Origin.SWITCHED_OFF:
+    if not found.library:
         yield f"{found.place} now, which these lines replace"
     elif role.name == "tuner" and (job.mode or DEFAULT_MODE) == DEFAULT_MODE:
         if NEXT_TUNER not in machine.env:
