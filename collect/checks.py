@@ -15,26 +15,27 @@ from typing import Final
 
 from dynamiccl.collect.launchers import LAUNCHERS, Ranks, command, map_into_container
 from dynamiccl.collect.node_facts import node_argv
+from dynamiccl.collect.process import Limits, run_process
 from dynamiccl.collect.programs import BINARIES, directory_inside
 from dynamiccl.collect.sampler import ClockReason, is_slowed, reason_names
 from dynamiccl.collect.sweep import GroupShape, Sizes, SweepFile
 from dynamiccl.doctor import (
     ROLES,
     Check,
+    CheckStatus,
     Examine,
     Machine,
-    Verdict,
     check_plugin,
     check_settings,
     find_other_plugin,
     judge,
     nccl_version,
 )
-from dynamiccl.errors import InvalidSweep
+from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.libraries import SWEEP_NAME, built
 from dynamiccl.nccl import TUNER_ABI_SINCE, Collective
 
-OK, WARN, FAIL, UNKNOWN = Verdict
+OK, WARN, FAIL, UNKNOWN = CheckStatus
 _GIB: Final = 1 << 30
 #: The sweep that is meant where none is named.
 ANY_SWEEP: Final = SweepFile(
@@ -74,7 +75,7 @@ class Needs:
         return self.sweep.runner.mode != "processes"
 
     @property
-    def unable(self) -> Verdict:
+    def unable(self) -> CheckStatus:
         """The verdict where that cannot be: one process for each config may stand in for it."""
         return FAIL if self.sweep.runner.mode == "sweep" else WARN
 
@@ -386,8 +387,11 @@ def _room(machine: Machine, name: str, place: str, wanted_bytes: int, advice: st
 
 # --- Inside the sweep's container ---
 
+#: A first start pulls the image.
+_PULL_S: Final = 900.0
 
-def check_inside(machine: Machine, sweep_file: Path, needs: Needs) -> list[Check]:
+
+def check_inside(sweep_file: Path, needs: Needs) -> list[Check]:
     """Run this doctor in the container on one node, and return what it found.
 
     The sweep must lie under a mount, as our Python must; nccl-tests may lie in the image.
@@ -396,15 +400,16 @@ def check_inside(machine: Machine, sweep_file: Path, needs: Needs) -> list[Check
     try:
         python = map_into_container(sys.executable, container)
         sweep = map_into_container(str(sweep_file.resolve()), container)
-    except InvalidSweep as error:
-        return [Check(name, UNKNOWN, str(error), "mount our virtual environment too")]
-    argv = [python, "-P", "-m", "dynamiccl.collect.cli", "doctor", sweep, "--inside", "--json"]
-    if needs.nccl_tests_dir is not None and container is not None:
-        argv += ["--nccl-tests-dir", directory_inside(needs.nccl_tests_dir, container)]
-    started = command(Ranks(tuple(argv)), needs.sweep.launcher)
-    # A first start pulls the image.
-    ran = machine.run("sh", "-c", started.text, limit_s=900)
-    found = re.search(r"^\[$.*^\]$", ran.output, re.MULTILINE | re.DOTALL)
+        argv = [python, "-P", "-m", "dynamiccl.collect.cli", "doctor", sweep, "--inside", "--json"]
+        if needs.nccl_tests_dir is not None and container is not None:
+            argv += ["--nccl-tests-dir", directory_inside(needs.nccl_tests_dir, container)]
+        started = command(Ranks(tuple(argv)), needs.sweep.launcher)
+        done = run_process(started, Limits(_PULL_S, _PULL_S))
+    except (InvalidSweep, MachineError) as error:
+        advice = "mount the sweep and our virtual environment, or start the container by hand"
+        return [Check(name, UNKNOWN, str(error), advice)]
+    found = re.search(r"^\[$.*^\]$", done.output, re.MULTILINE | re.DOTALL)
     if found is None:
-        return [Check(name, FAIL, f"output of doctor: {ran.last_line}", f"try: {started.text}")]
+        said = " | ".join(done.output.strip().splitlines()[-3:]) or "nothing"
+        return [Check(name, FAIL, f"output of doctor: {said}", f"try: {started.text}")]
     return [Check(**{**one, "name": f"{name}: {one['name']}"}) for one in json.loads(found[0])]

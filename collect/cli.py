@@ -193,7 +193,7 @@ def doctor_command(
     needs = Needs(sweep=sweep, nccl_tests_dir=nccl_tests_dir, out=out, inside=inside)
     checks = run_checks(Machine(), sweep_checks(needs))
     if sweep_file is not None and needs.is_outside:
-        checks += check_inside(Machine(), sweep_file, needs)
+        checks += check_inside(sweep_file, needs)
     raise typer.Exit(report(checks, as_json=as_json))
 
 

@@ -27,7 +27,7 @@ from dynamiccl.nccl import NcclVersion
 # --- What a check says ---
 
 
-class Verdict(StrEnum):
+class CheckStatus(StrEnum):
     """The result of a check."""
 
     OK = "ok"
@@ -39,34 +39,34 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"
 
 
+OK, WARN, FAIL, UNKNOWN = CheckStatus
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """One check: what was checked, what was found, and advice."""
 
     name: str
-    status: Verdict
+    status: CheckStatus
     found: str
     #: What to do; empty when there is nothing to do.
     advice: str = ""
 
 
-def judge(name: str, found: str, *rules: tuple[bool, Verdict, str]) -> Check:
-    """A check by the first rule (whether it holds, verdict, advice) that holds; else OK."""
+def judge(name: str, found: str, *rules: tuple[bool, CheckStatus, str]) -> Check:
+    """A check by the first rule (whether it holds, status, advice) that holds; else OK."""
     for holds, status, advice in rules:
         if holds:
             return Check(name, status, found, advice)
-    return Check(name, Verdict.OK, found)
+    return Check(name, OK, found)
 
 
-_MARKS: Final = {Verdict.OK: "ok", Verdict.WARN: "WARN", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "?"}
+_MARKS: Final = dict(zip(CheckStatus, ("ok", "WARN", "FAIL", "?"), strict=True))
 
 
 def report(checks: Sequence[Check], *, as_json: bool) -> int:
-    """Print the checks, advice under each finding, and return the exit code of the command.
-
-    It is 0, or that of a MachineError when a check failed.
-    """
-    ok, warned, failed, unknown = (sum(c.status is v for c in checks) for v in Verdict)
+    """Print the checks with their advice; returns 0, or where one failed a MachineError's code."""
+    ok, warned, failed, unknown = (sum(c.status is v for c in checks) for v in CheckStatus)
     lines = []
     for check in checks:
         lines.append(f"{_MARKS[check.status]:<4}  {check.name}: {check.found}")
@@ -201,8 +201,8 @@ def check_plugin(machine: Machine, plugin: str, symbols: Sequence[str]) -> Check
     return judge(
         "our plugin",
         f"{plugin} loads by itself" if ran.worked else f"{plugin} does not load: {ran.last_line}",
-        (not ran.worked, Verdict.FAIL, fix),
-        (bool(lacks), Verdict.FAIL, f"it lacks {lacks}: {fix}"),
+        (not ran.worked, FAIL, fix),
+        (bool(lacks), FAIL, f"it lacks {lacks}: {fix}"),
     )
 
 
@@ -248,11 +248,11 @@ def check_settings(machine: Machine) -> Iterator[Check]:
     """List NCCL_* settings; warn of those that overrule a tuner, or that one switches off."""
     found = nccl_settings(machine).items()
     shown = "; ".join(f"{name}={value} ({place})" for name, (value, place) in found)
-    yield Check("NCCL settings", Verdict.OK, shown or "none")
+    yield Check("NCCL settings", OK, shown or "none")
     for name, (value, place) in found:
         for pattern, advice in _OVERRULING:
             if re.match(pattern, f"{name}={value}", re.IGNORECASE):
-                yield Check(name, Verdict.WARN, f"{value} ({place})", advice)
+                yield Check(name, WARN, f"{value} ({place})", advice)
 
 
 @dataclass(frozen=True, slots=True)

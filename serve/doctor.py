@@ -22,10 +22,10 @@ from dynamiccl.datasets.provenance import file_sha256
 from dynamiccl.doctor import (
     ROLES,
     Check,
+    CheckStatus,
     Examine,
     Machine,
     Role,
-    Verdict,
     check_plugin,
     check_settings,
     find_other_plugin,
@@ -38,7 +38,7 @@ from dynamiccl.serve.artifact import open_artifact
 from dynamiccl.serve.environment import DEFAULT_MODE, NEXT_TUNER
 from dynamiccl.serve.this_machine import ask_probe, first_that_loads, nccl_libraries
 
-OK, WARN, FAIL, UNKNOWN = Verdict
+OK, WARN, FAIL, UNKNOWN = CheckStatus
 #: Versions of the profiler ABI that our libraries export (`src/plugin/profiler.cc`: 2.27 to 2.29).
 PROFILER_ABI: Final = (4, 5, 6)
 MIN_KEY_BYTES: Final = 16
@@ -89,28 +89,19 @@ def _nccl(question: Question, machine: Machine) -> Iterator[Check]:
             yield Check("libnccl", WARN, version, "jobs would fail: name their own with --nccl")
             continue
         minor = NcclVersion(version.major, version.minor)
+        abstains = "every job keeps NCCL's own choice:"
+        blind = f"before NCCL {OLDEST_ACTING} a tuner is not told which communicator it is"
+        unread = f"what releases after {NEWEST_ACTING} ask a tuner was not read in their source"
+        several = (
+            f"several versions are here ({', '.join(sorted(versions))}): do jobs load this one?"
+        )
         yield judge(
             "libnccl",
             f"NCCL {version}, {path}",
             (minor < TUNER_ABI_SINCE[2], FAIL, f"tuners need NCCL {TUNER_ABI_SINCE[2]} or later"),
-            (
-                minor < OLDEST_ACTING,
-                WARN,
-                f"before NCCL {OLDEST_ACTING} a tuner is not told which communicator it is: every "
-                "job keeps NCCL's own choice",
-            ),
-            (
-                minor > NEWEST_ACTING,
-                WARN,
-                f"what it asks a tuner was not read in its source (up to {NEWEST_ACTING}): every "
-                "job keeps NCCL's own choice",
-            ),
-            (
-                len(versions) > 1,
-                WARN,
-                f"several versions are here ({', '.join(sorted(versions))}): a fingerprint holds "
-                "one, so see that jobs load it",
-            ),
+            (minor < OLDEST_ACTING, WARN, f"{abstains} {blind}"),
+            (minor > NEWEST_ACTING, WARN, f"{abstains} {unread}"),
+            (len(versions) > 1, WARN, several),
         )
 
 

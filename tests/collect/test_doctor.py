@@ -11,11 +11,11 @@ from dynamiccl.collect import checks
 from dynamiccl.collect.checks import ANY_SWEEP, Needs, smi
 from dynamiccl.collect.node_facts import node_argv
 from dynamiccl.collect.sweep import SweepFile
-from dynamiccl.doctor import ASK_PLUGIN, ASK_VERSION, Check, Machine, Verdict
+from dynamiccl.doctor import ASK_PLUGIN, ASK_VERSION, Check, CheckStatus, Machine
 from tests import recorded
 from tests.recorded import BINARY, CLOCK, GPU, HEALTHY, IB, LIBRARY, Recorded
 
-OK, WARN, FAIL, UNKNOWN = Verdict
+OK, WARN, FAIL, UNKNOWN = CheckStatus
 
 
 def sweep(**tables: Any) -> Needs:
@@ -81,7 +81,7 @@ def test_a_binary_with_mpi_is_taken_where_ranks_are_processes() -> None:
     ("needs", "status"), [(FORCED, FAIL), (Needs(), WARN), (PROCESSES_ONLY, OK)]
 )
 def test_many_configs_in_a_process_need_cycles_and_a_cost_table(
-    needs: Needs, status: Verdict
+    needs: Needs, status: CheckStatus
 ) -> None:
     old = HEALTHY.answering(BINARY, "-h", output=recorded.HELP.replace("[-N,", "["))
     check = found(old, needs)["nccl-tests"]
@@ -115,7 +115,7 @@ def test_nccl_is_the_one_that_the_benchmark_loads() -> None:
 
 
 @pytest.mark.parametrize(("code", "status"), [("22907", FAIL), ("23007", OK), ("what", FAIL)])
-def test_chunk_sizes_need_nccl_2_30(code: str, status: Verdict) -> None:
+def test_chunk_sizes_need_nccl_2_30(code: str, status: CheckStatus) -> None:
     machine = HEALTHY.answering(sys.executable, "-c", ASK_VERSION, LIBRARY, output=f"{code}\n")
     assert found(machine, sweep(chunk_sizes=[0, "256K"]))["libnccl"].status is status
 
@@ -127,7 +127,7 @@ def test_another_tuner_is_part_of_the_untouched_default_alone() -> None:
 
 
 @pytest.mark.parametrize(("needs", "status"), [(FORCED, FAIL), (Needs(), WARN)])
-def test_our_plugin_must_load(needs: Needs, status: Verdict) -> None:
+def test_our_plugin_must_load(needs: Needs, status: CheckStatus) -> None:
     ask = (sys.executable, "-c", ASK_PLUGIN, recorded.PLUGIN, *recorded.TUNERS)
     said = "OSError: /lib/libc.so.6: version `GLIBC_2.38' not found"
     check = found(HEALTHY.answering(*ask, output=said, status=1), needs)["our plugin"]
@@ -138,7 +138,7 @@ def test_our_plugin_must_load(needs: Needs, status: Verdict) -> None:
 
 
 @pytest.mark.parametrize(("needs", "status"), [(Needs(), FAIL), (PROCESSES_ONLY, WARN)])
-def test_a_forced_algorithm_beats_a_tuner(needs: Needs, status: Verdict) -> None:
+def test_a_forced_algorithm_beats_a_tuner(needs: Needs, status: CheckStatus) -> None:
     machine = HEALTHY.with_env(NCCL_MAX_CTAS="8").holding("/etc/nccl.conf", "NCCL_PROTO=LL\n")
     said = found(machine, needs)
     assert (said["NCCL_PROTO"].status, said["NCCL_MAX_CTAS"].status) == (status, WARN)
@@ -162,7 +162,9 @@ APPS = smi("compute-apps", checks.PROCESSES)
         (8 * [GPU.replace("Disabled, 0", "[N/A], [N/A]")], OK, "8 x"),
     ],
 )
-def test_gpus_are_enough_alike_and_healthy(lines: list[str], status: Verdict, said: str) -> None:
+def test_gpus_are_enough_alike_and_healthy(
+    lines: list[str], status: CheckStatus, said: str
+) -> None:
     check = found(HEALTHY.answering(*GPUS, output="".join(lines)), EIGHT)["GPUs"]
     assert check.status is status
     assert said in check.found + check.advice
@@ -191,7 +193,7 @@ def test_no_gpu_fails_except_on_a_login_node() -> None:
     ],
 )
 def test_clocks_are_locked_fall_when_idle_or_are_slowed(
-    last: str, code: int, status: Verdict, said: str
+    last: str, code: int, status: CheckStatus, said: str
 ) -> None:
     lines = last if code else 7 * CLOCK + last
     check = found(HEALTHY.answering(*CLOCKS, output=lines, status=code))["clocks"]
@@ -206,7 +208,9 @@ def test_clocks_are_locked_fall_when_idle_or_are_slowed(
         ("Insufficient Permissions\n", 4, UNKNOWN, "Insufficient Permissions"),
     ],
 )
-def test_another_job_on_the_gpus_fails(said: str, code: int, status: Verdict, text: str) -> None:
+def test_another_job_on_the_gpus_fails(
+    said: str, code: int, status: CheckStatus, text: str
+) -> None:
     check = found(HEALTHY.answering(*APPS, output=said, status=code))["other jobs on the GPUs"]
     assert (check.status, check.found) == (status, text)
 
@@ -224,7 +228,7 @@ def test_another_job_on_the_gpus_fails(said: str, code: int, status: Verdict, te
     ],
 )
 def test_a_link_that_is_down_or_slow_is_named(
-    changes: dict[str, str], status: Verdict, said: str
+    changes: dict[str, str], status: CheckStatus, said: str
 ) -> None:
     machine = HEALTHY
     for path, text in changes.items():
@@ -244,7 +248,7 @@ def test_without_rdma_several_nodes_are_warned() -> None:
     ("modules", "status"),
     [("nv_peer_mem 1 0\n", OK), ("efa 1 0\n", OK), ("gdrdrv 1 0\n", WARN), ("", WARN)],
 )
-def test_gpudirect_needs_a_module(modules: str, status: Verdict) -> None:
+def test_gpudirect_needs_a_module(modules: str, status: CheckStatus) -> None:
     check = found(HEALTHY.holding("/proc/modules", modules))["GPUDirect RDMA"]
     assert check.status is status
 
@@ -266,13 +270,13 @@ def test_rdma_pins_memory(limits: str, text: str) -> None:
         ("mpirun: No such file or directory", None, FAIL),
     ],
 )
-def test_mpirun_must_be_open_mpis(said: str, code: int | None, status: Verdict) -> None:
+def test_mpirun_must_be_open_mpis(said: str, code: int | None, status: CheckStatus) -> None:
     machine = HEALTHY.answering("mpirun", "--version", output=said, status=code)
     assert found(machine, MPIRUN)["MPI"].status is status
 
 
 @pytest.mark.parametrize(("said", "status"), [("no\n", WARN), ("System has not been", UNKNOWN)])
-def test_clocks_of_nodes_must_agree(said: str, status: Verdict) -> None:
+def test_clocks_of_nodes_must_agree(said: str, status: CheckStatus) -> None:
     asked = ("timedatectl", "show", "-p", "NTPSynchronized", "--value")
     machine = HEALTHY.answering(*asked, output=said)
     assert found(machine, MPIRUN)["clock"].status is status
@@ -288,7 +292,7 @@ def test_clocks_of_nodes_must_agree(said: str, status: Verdict) -> None:
         ("Invalid job id", UNKNOWN, "Invalid job id"),
     ],
 )
-def test_an_allocation_is_large_enough_and_ours(said: str, status: Verdict, text: str) -> None:
+def test_an_allocation_is_large_enough_and_ours(said: str, status: CheckStatus, text: str) -> None:
     machine = HEALTHY.with_env(SLURM_JOB_ID="77")
     machine = machine.answering("scontrol", "show", "job", "77", output=said)
     check = found(machine, SRUN)["Slurm allocation"]
@@ -313,7 +317,7 @@ def test_srun_wants_an_allocation_and_sbatch_makes_one() -> None:
         ("enroot", HEALTHY, FAIL),
     ],
 )
-def test_container_runtimes(runtime: str, machine: Recorded, status: Verdict) -> None:
+def test_container_runtimes(runtime: str, machine: Recorded, status: CheckStatus) -> None:
     needs = sweep(launcher={"kind": "srun", "container": {"runtime": runtime, "image": "x"}})
     assert found(machine, needs)["container"].status is status
 
@@ -337,7 +341,7 @@ def test_governors_other_than_performance_are_counted() -> None:
         (".", "disk", 1 << 30, WARN),
     ],
 )
-def test_room_runs_out(place: str, name: str, free: int | None, status: Verdict) -> None:
+def test_room_runs_out(place: str, name: str, free: int | None, status: CheckStatus) -> None:
     machine = replace(HEALTHY, free={**HEALTHY.free, place: free})
     assert found(machine)[name].status is status
 

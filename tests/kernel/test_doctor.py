@@ -9,10 +9,10 @@ import pytest
 from dynamiccl.doctor import (
     ROLES,
     Check,
+    CheckStatus,
     Machine,
     ProgramResult,
     Role,
-    Verdict,
     check_settings,
     find_other_plugin,
     judge,
@@ -23,7 +23,7 @@ from dynamiccl.libraries import TUNER_NAME
 from tests.recorded import HEALTHY, Recorded, by_name
 
 HERE = Machine()
-OK, WARN, FAIL, UNKNOWN = Verdict
+OK, WARN, FAIL, UNKNOWN = CheckStatus
 TUNER, PROFILER = ROLES
 
 
@@ -35,7 +35,7 @@ def test_the_first_rule_that_holds_decides() -> None:
 
 @pytest.mark.parametrize(("worst", "code"), [(OK, 0), (WARN, 0), (UNKNOWN, 0), (FAIL, 4)])
 def test_only_a_failed_check_fails_the_command(
-    worst: Verdict, code: int, capsys: pytest.CaptureFixture[str]
+    worst: CheckStatus, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checks = [Check("a", OK, "x"), Check("b", worst, "y", "z")]
     assert report(checks, as_json=True) == code

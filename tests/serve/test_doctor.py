@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dynamiccl.doctor import ASK_VERSION, Check, Machine, ProgramResult, Verdict
+from dynamiccl.doctor import ASK_VERSION, Check, CheckStatus, Machine, ProgramResult, run_checks
 from dynamiccl.errors import MachineError, PluginError, UserError
 from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME
 from dynamiccl.serve.doctor import Question, compare, job_checks
@@ -19,7 +19,7 @@ from dynamiccl.serve.this_machine import ask_probe
 from tests.cli.conftest import Shell, refused
 from tests.recorded import HEALTHY, Recorded, by_name
 
-OK, WARN, FAIL, UNKNOWN = Verdict
+OK, WARN, FAIL, UNKNOWN = CheckStatus
 NOTHING = Recorded(runs={}, files={}, programs={})
 
 
@@ -36,23 +36,35 @@ def found(machine: Machine, plugin: Path = Path("gone.so"), **question: Any) -> 
         ("22707", OK, "NCCL 2.27.7, /n.so"),
         ("23007", OK, "NCCL 2.30.7, /n.so"),
         ("23102", WARN, "every job keeps NCCL's own choice"),
-        ("23203", WARN, "was not read in its source"),
+        ("23203", WARN, "was not read in their source"),
     ],
 )
 def test_tables_act_under_releases_whose_source_was_read(
-    version: str, status: Verdict, said: str
+    version: str, status: CheckStatus, said: str
 ) -> None:
     machine = NOTHING.answering(sys.executable, "-c", ASK_VERSION, "/n.so", output=version)
     check = found(machine)["libnccl"]
     assert (check.status, said in check.found + check.advice) == (status, True)
 
 
-def test_libraries_are_found_where_jobs_find_them() -> None:
-    machine = NOTHING.holding("/a/libnccl.so.2", "").with_env(LD_LIBRARY_PATH=":/nowhere:/a")
+def test_libraries_are_found_where_jobs_find_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = job_checks(Question(Path("gone.so"), None))
+    assert by_name(NOTHING, asked)["libnccl"].status is UNKNOWN
+    machine = NOTHING.holding("/a/libnccl.so.2", "").with_env(LD_LIBRARY_PATH=":/nowhere:/a")
     check = by_name(machine, asked)["libnccl"]
     assert check.found == "/a/libnccl.so.2 does not load: no such file or directory"
-    assert by_name(NOTHING, asked)["libnccl"].status is UNKNOWN
+    wheel = tmp_path / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    wheel.parent.mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    for path, version in ((str(wheel), "22809"), ("/a/libnccl.so.2", "22707")):
+        machine = machine.holding(path, "").answering(
+            sys.executable, "-c", ASK_VERSION, path, output=version
+        )
+    [first, second, *_] = run_checks(machine, asked)
+    assert (first.found, second.found) == (f"NCCL 2.28.9, {wheel}", "NCCL 2.27.7, /a/libnccl.so.2")
+    assert "several versions are here (2.27.7, 2.28.9)" in first.advice
 
 
 def test_plugin_is_loaded_alone(plugin_path: Path, tmp_path: Path) -> None:
@@ -70,6 +82,7 @@ def test_plugin_is_loaded_alone(plugin_path: Path, tmp_path: Path) -> None:
 
 
 OURS, VENDORS = f"/x/{TUNER_NAME}", f"/x/{VENDOR_NAME}"
+STRAY = {"LD_LIBRARY_PATH": "/stray"}
 
 
 @pytest.mark.parametrize(
@@ -81,21 +94,22 @@ OURS, VENDORS = f"/x/{TUNER_NAME}", f"/x/{VENDOR_NAME}"
         ({"TUNER_PLUGIN": "none"}, WARN, "take NCCL_TUNER_PLUGIN out"),
         ({"TUNER_PLUGIN": "/opt/v.so", "MODE": "adaptive"}, WARN, "calls none but ours"),
         ({"TUNER_PLUGIN": OURS}, OK, f"ours, {OURS}"),
-        ({"TUNER_PLUGIN": OURS, "LD_LIBRARY_PATH": "/stray"}, WARN, "in place of /stray/libnccl-t"),
-        ({"TUNER_PLUGIN": VENDORS, "LD_LIBRARY_PATH": "/stray", "NEXT_TUNER": "v.so"}, OK, "ours"),
+        ({"TUNER_PLUGIN": OURS} | STRAY, WARN, "in place of /stray/libnccl-tuner.so"),
+        ({"TUNER_PLUGIN": OURS, "NEXT_TUNER": "v.so"} | STRAY, WARN, "in place of /stray"),
+        ({"TUNER_PLUGIN": VENDORS, "NEXT_TUNER": "v.so"} | STRAY, OK, f"ours, {VENDORS}: "),
         ({"PROFILER_PLUGIN": "/opt/p.so"}, OK, "it stays, and on NCCL 2.27"),
         ({"PROFILER_PLUGIN": "/opt/p.so", "MODE": "adaptive"}, WARN, "calls none but ours"),
     ],
 )
 def test_neighbours_are_told_with_the_way_to_keep_them(
-    env: dict[str, str], status: Verdict, said: str
+    env: dict[str, str], status: CheckStatus, said: str
 ) -> None:
     before = {"MODE": "DYNAMICCL_", "NEXT_TUNER": "DYNAMICCL_", "LD_LIBRARY_PATH": ""}
     full = {before.get(name, "NCCL_") + name: value for name, value in env.items()}
     machine = NOTHING.holding("/stray/libnccl-tuner.so", "").with_env(**full)
     role = "profiler" if "PROFILER_PLUGIN" in env else "tuner"
     check = found(machine)[f"NCCL's {role}"]
-    assert (check.status, said in check.found + check.advice) == (status, True)
+    assert (check.status, said in f"{check.found}: {check.advice}") == (status, True)
 
 
 def test_key_must_be_a_secret(tmp_path: Path) -> None:

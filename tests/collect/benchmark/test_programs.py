@@ -17,7 +17,6 @@ from dynamiccl.collect.launchers import LauncherSettings
 from dynamiccl.collect.programs import BINARIES, Program, Site, find_program
 from dynamiccl.collect.run import run_sweep
 from dynamiccl.datasets import store
-from dynamiccl.doctor import Machine
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import Collective
 from tests.collect.benchmark.stand_in import ROOT, run, site, wanted
@@ -233,7 +232,7 @@ def test_doctor_looks_inside(log: Path, tmp_path: Path) -> None:
     made = sweep(launcher=settings(image, *mounts))
     (tmp_path / "s.toml").write_text(made.text)
     needs = Needs(sweep=made.file, nccl_tests_dir=Path("/opt/nccl-tests"))
-    checks = check_inside(Machine(), tmp_path / "s.toml", needs)
+    checks = check_inside(tmp_path / "s.toml", needs)
     assert len(checks) > 5
     assert all(check.name.startswith("inside the container: ") for check in checks)
     [found] = [check for check in checks if check.name.endswith(": nccl-tests")]
@@ -243,7 +242,7 @@ def test_doctor_looks_inside(log: Path, tmp_path: Path) -> None:
 
 def test_doctor_that_cannot_be_seen_inside_says_what_to_mount(log: Path, tmp_path: Path) -> None:
     needs = Needs(sweep=sweep(launcher=settings(tmp_path, "/nowhere:/x")).file)
-    [check] = check_inside(Machine(), tmp_path / "s.toml", needs)
+    [check] = check_inside(tmp_path / "s.toml", needs)
     assert check.status == "unknown"
     assert "cannot be seen inside the container" in check.found
     assert not log.exists()
