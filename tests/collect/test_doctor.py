@@ -215,141 +215,93 @@ def test_another_job_on_the_gpus_fails(
     assert (check.status, check.found) == (status, text)
 
 
-# --- Between nodes ---
+# --- Between nodes, and the host ---
+
+
+def scontrol(said: str) -> Recorded:
+    in_job = HEALTHY.with_env(SLURM_JOB_ID="77")
+    return in_job.answering("scontrol", "show", "job", "77", output=said)
+
+
+def sinfo(said: str, code: int) -> Recorded:
+    return HEALTHY.answering("sinfo", "-h", "-o", "%P %a %D", output=said, status=code)
+
+
+def mpirun(said: str, code: int | None) -> Recorded:
+    return HEALTHY.answering("mpirun", "--version", output=said, status=code)
+
+
+def synchronised(said: str) -> Recorded:
+    return HEALTHY.answering("timedatectl", "show", "-p", "NTPSynchronized", "--value", output=said)
+
+
+def free(place: str, mib: int | None) -> Recorded:
+    return replace(HEALTHY, free={**HEALTHY.free, place: mib if mib is None else mib << 20})
+
+
+def runtime(name: str) -> Needs:
+    return sweep(launcher={"kind": "srun", "container": {"runtime": name, "image": "x"}})
+
+
+ONE_DOWN = HEALTHY.holding(f"{IB}/mlx5_1/ports/1/state", "1: DOWN\n")
+ALL_DOWN = ONE_DOWN.holding(f"{IB}/mlx5_0/ports/1/state", "1: DOWN\n")
+ONE_SLOW = HEALTHY.holding(f"{IB}/mlx5_1/ports/1/rate", "200 Gb/sec (4X HDR)\n")
+NO_RDMA = HEALTHY.without("infiniband")
+LIMITED = recorded.LIMITS.replace("unlimited", "8388608")
+HYDRA = "HYDRA build details:\n    Version:   4.1.2\n"
+GOVERNOR = "/sys/devices/system/cpu/cpu1/cpufreq/scaling_governor"
+ANY = Needs()
+NODE, NO_DRIVER = node_argv(), '{"nvml_error": "Not Loaded"}\n'
 
 
 @pytest.mark.parametrize(
-    ("changes", "status", "said"),
+    ("name", "machine", "needs", "status", "said"),
     [
-        ({}, OK, "mlx5_0 ACTIVE 400 Gb/sec (4X NDR), mlx5_1 ACTIVE 400"),
-        ({"mlx5_1/ports/1/state": "1: DOWN\n"}, WARN, "mlx5_1 DOWN"),
-        ({"mlx5_1/ports/1/rate": "200 Gb/sec (4X HDR)\n"}, WARN, "NCCL_IB_HCA"),
-        ({f"mlx5_{k}/ports/1/state": "1: DOWN\n" for k in (0, 1)}, FAIL, "subnet manager"),
+        ("NICs", HEALTHY, ANY, OK, "mlx5_0 ACTIVE 400 Gb/sec (4X NDR), mlx5_1 ACTIVE 400"),
+        ("NICs", ONE_DOWN, ANY, WARN, "mlx5_1 DOWN"),
+        ("NICs", ONE_SLOW, ANY, WARN, "NCCL_IB_HCA"),
+        ("NICs", ALL_DOWN, ANY, FAIL, "subnet manager"),
+        ("NICs", NO_RDMA, ANY, OK, "no InfiniBand"),
+        ("NICs", NO_RDMA, SRUN, WARN, "TCP sockets"),
+        ("GPUDirect RDMA", HEALTHY.holding("/proc/modules", "efa 1 0\n"), ANY, OK, "efa"),
+        ("GPUDirect RDMA", HEALTHY.holding("/proc/modules", "gdrdrv 1 0\n"), ANY, WARN, "GDRDMA"),
+        ("locked memory", HEALTHY.holding("/proc/self/limits", LIMITED), ANY, WARN, "8388608"),
+        ("locked memory", HEALTHY.holding("/proc/self/limits", ""), ANY, WARN, "not known"),
+        ("MPI", mpirun("mpirun (PRRTE/Open MPI) 5.0.3\n", 0), MPIRUN, OK, "5.0.3"),
+        ("MPI", mpirun(HYDRA, 0), MPIRUN, FAIL, "HYDRA"),
+        ("MPI", mpirun("mpirun: No such file", None), MPIRUN, FAIL, "No such file"),
+        ("clock", synchronised("no\n"), MPIRUN, WARN, "chrony"),
+        ("clock", synchronised("System has not been booted"), MPIRUN, UNKNOWN, "booted"),
+        ("container", HEALTHY, runtime("pyxis"), OK, "pyxis"),
+        ("container", HEALTHY.answering("srun", "--help"), runtime("pyxis"), FAIL, "install pyxis"),
+        ("container", HEALTHY, runtime("apptainer"), OK, "apptainer"),
+        ("container", HEALTHY, runtime("enroot"), FAIL, "install enroot"),
+        ("Slurm", sinfo("gpu* down 64\n", 0), SRUN, FAIL, "gpu* down 64"),
+        ("Slurm", sinfo("Unable to contact slurm controller\n", 1), SRUN, FAIL, "Unable"),
+        ("Slurm allocation", HEALTHY, SRUN, FAIL, "salloc -N 4"),
+        ("Slurm allocation", scontrol("NumNodes=4 OverSubscribe=NO"), SRUN, OK, "job 77"),
+        ("Slurm allocation", scontrol("NumNodes=2 OverSubscribe=NO"), SRUN, FAIL, "wants 4 nodes"),
+        ("Slurm allocation", scontrol("NumNodes=4-8 OverSubscribe=OK"), SRUN, WARN, "--exclusive"),
+        ("Slurm allocation", scontrol("Invalid job id"), SRUN, UNKNOWN, "Invalid job id"),
+        ("CPU governor", HEALTHY.holding(GOVERNOR, "powersave\n"), ANY, WARN, "powersave on 1"),
+        ("CPU governor", HEALTHY.without("governor"), ANY, UNKNOWN, "the kernel does not show it"),
+        ("/dev/shm", free("/dev/shm", None), ANY, FAIL, "/dev/shm is not there"),
+        ("/dev/shm", free("/dev/shm", 64), ANY, WARN, "--shm-size=1g"),
+        ("disk", free(".", 50), ANY, FAIL, "--out"),
+        ("disk", free(".", 1024), ANY, WARN, "1.0 GiB free in ."),
+        ("telemetry", HEALTHY.answering(*NODE, output=NO_DRIVER), ANY, WARN, '"Not Loaded"'),
+        ("telemetry", HEALTHY.answering(*NODE, output="a\nImportError: x"), ANY, WARN, "Error: x"),
     ],
 )
-def test_a_link_that_is_down_or_slow_is_named(
-    changes: dict[str, str], status: CheckStatus, said: str
+def test_what_is_wrong_is_said_with_the_fix(
+    name: str, machine: Recorded, needs: Needs, status: CheckStatus, said: str
 ) -> None:
-    machine = HEALTHY
-    for path, text in changes.items():
-        machine = machine.holding(f"{IB}/{path}", text)
-    check = found(machine)["NICs"]
-    assert (check.status, said in check.found + check.advice) == (status, True)
+    check = found(machine, needs)[name]
+    assert (check.status, said in f"{check.found}: {check.advice}") == (status, True)
 
 
-def test_without_rdma_several_nodes_are_warned() -> None:
-    bare = HEALTHY.without("infiniband")
-    assert found(bare)["NICs"].status is OK
-    assert found(bare, SRUN)["NICs"].status is WARN
-    assert "GPUDirect RDMA" not in found(bare, SRUN)
-
-
-@pytest.mark.parametrize(
-    ("modules", "status"),
-    [("nv_peer_mem 1 0\n", OK), ("efa 1 0\n", OK), ("gdrdrv 1 0\n", WARN), ("", WARN)],
-)
-def test_gpudirect_needs_a_module(modules: str, status: CheckStatus) -> None:
-    check = found(HEALTHY.holding("/proc/modules", modules))["GPUDirect RDMA"]
-    assert check.status is status
-
-
-@pytest.mark.parametrize(
-    ("limits", "text"),
-    [(recorded.LIMITS.replace("unlimited", "8388608"), "8388608"), ("", "not known")],
-)
-def test_rdma_pins_memory(limits: str, text: str) -> None:
-    check = found(HEALTHY.holding("/proc/self/limits", limits))["locked memory"]
-    assert (check.status, check.found) == (WARN, text)
-
-
-@pytest.mark.parametrize(
-    ("said", "code", "status"),
-    [
-        ("mpirun (PRRTE/Open MPI) 5.0.3\n", 0, OK),
-        ("HYDRA build details:\n    Version:   4.1.2\n", 0, FAIL),
-        ("mpirun: No such file or directory", None, FAIL),
-    ],
-)
-def test_mpirun_must_be_open_mpis(said: str, code: int | None, status: CheckStatus) -> None:
-    machine = HEALTHY.answering("mpirun", "--version", output=said, status=code)
-    assert found(machine, MPIRUN)["MPI"].status is status
-
-
-@pytest.mark.parametrize(("said", "status"), [("no\n", WARN), ("System has not been", UNKNOWN)])
-def test_clocks_of_nodes_must_agree(said: str, status: CheckStatus) -> None:
-    asked = ("timedatectl", "show", "-p", "NTPSynchronized", "--value")
-    machine = HEALTHY.answering(*asked, output=said)
-    assert found(machine, MPIRUN)["clock"].status is status
-    assert "clock" not in found(machine)
-
-
-@pytest.mark.parametrize(
-    ("said", "status", "text"),
-    [
-        ("NumNodes=4 OverSubscribe=NO", OK, "job 77"),
-        ("NumNodes=2 OverSubscribe=NO", FAIL, "wants 4 nodes"),
-        ("NumNodes=4-8 OverSubscribe=OK", WARN, "--exclusive"),
-        ("Invalid job id", UNKNOWN, "Invalid job id"),
-    ],
-)
-def test_an_allocation_is_large_enough_and_ours(said: str, status: CheckStatus, text: str) -> None:
-    machine = HEALTHY.with_env(SLURM_JOB_ID="77")
-    machine = machine.answering("scontrol", "show", "job", "77", output=said)
-    check = found(machine, SRUN)["Slurm allocation"]
-    assert (check.status, text in check.found + check.advice) == (status, True)
-
-
-def test_srun_wants_an_allocation_and_sbatch_makes_one() -> None:
-    assert found(HEALTHY, SRUN)["Slurm allocation"].status is FAIL
+def test_what_a_sweep_does_not_need_is_not_asked() -> None:
+    assert not {"MPI", "clock", "Slurm", "Slurm allocation", "container"} & found(HEALTHY).keys()
+    assert "GPUDirect RDMA" not in found(NO_RDMA)
     assert "Slurm allocation" not in found(HEALTHY, sweep(launcher={"kind": "sbatch"}))
-    for said, code in (("gpu* down 64\n", 0), ("Unable to contact slurm controller\n", 1)):
-        machine = HEALTHY.answering("sinfo", "-h", "-o", "%P %a %D", output=said, status=code)
-        check = found(machine, SRUN)["Slurm"]
-        assert (check.status, check.found) == (FAIL, said.strip())
-
-
-@pytest.mark.parametrize(
-    ("runtime", "machine", "status"),
-    [
-        ("pyxis", HEALTHY, OK),
-        ("pyxis", HEALTHY.answering("srun", "--help", output="no such option"), FAIL),
-        ("apptainer", HEALTHY, OK),
-        ("enroot", HEALTHY, FAIL),
-    ],
-)
-def test_container_runtimes(runtime: str, machine: Recorded, status: CheckStatus) -> None:
-    needs = sweep(launcher={"kind": "srun", "container": {"runtime": runtime, "image": "x"}})
-    assert found(machine, needs)["container"].status is status
-
-
-# --- The host ---
-
-
-def test_governors_other_than_performance_are_counted() -> None:
-    path = "/sys/devices/system/cpu/cpu1/cpufreq/scaling_governor"
-    check = found(HEALTHY.holding(path, "powersave\n"))["CPU governor"]
-    assert (check.status, "powersave on 1 CPUs" in check.found) == (WARN, True)
-    assert found(HEALTHY.without("scaling_governor"))["CPU governor"].status is UNKNOWN
-
-
-@pytest.mark.parametrize(
-    ("place", "name", "free", "status"),
-    [
-        ("/dev/shm", "/dev/shm", None, FAIL),
-        ("/dev/shm", "/dev/shm", 64 << 20, WARN),
-        (".", "disk", 50 << 20, FAIL),
-        (".", "disk", 1 << 30, WARN),
-    ],
-)
-def test_room_runs_out(place: str, name: str, free: int | None, status: CheckStatus) -> None:
-    machine = replace(HEALTHY, free={**HEALTHY.free, place: free})
-    assert found(machine)[name].status is status
-
-
-def test_a_node_without_nvml_is_told_and_not_asked_where_telemetry_is_off() -> None:
-    blind = HEALTHY.answering(*node_argv(), output='{"nvml_error": "Driver Not Loaded"}\n')
-    check = found(blind)["telemetry"]
-    assert (check.status, check.found) == (WARN, '"Driver Not Loaded"')
-    broken = HEALTHY.answering(*node_argv(), output="Traceback\nImportError: x\n", status=1)
-    assert found(broken)["telemetry"].found == "ImportError: x"
-    assert "telemetry" not in found(blind, sweep(telemetry={"enabled": False}))
+    assert "telemetry" not in found(HEALTHY, sweep(telemetry={"enabled": False}))
