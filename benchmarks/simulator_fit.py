@@ -159,7 +159,7 @@ def figures(data: Path = DATA) -> dict[str, float | int | str | None]:
         found[f"repeat_noise_{name}"] = errors["noise"]
         found[f"fit_held_out_cells_{name}"] = errors["cells"]
         found[f"fit_reaches_bar_{name}"] = int(not fitting.misses(fit))
-        for size, part in fitting.grouped(fit)["by_size"].items():
+        for size, part in fitting.by_size(fit).items():
             found[f"fit_median_error_{name}_{_key(size)}"] = part["median"]
             found[f"fit_p90_error_{name}_{_key(size)}"] = part["p90"]
     for name, errors in unseen(data):
@@ -195,7 +195,7 @@ def main() -> None:
         missed = fitting.misses(fit)
         bar = "missed" if missed else "reached"
         table.add_row(*_row(f"{fit.file.name}, held out, above 1 MiB", errors, bar))
-        for size, part in fitting.grouped(fit)["by_size"].items():
+        for size, part in fitting.by_size(fit).items():
             table.add_row(*_row(f"  {size}", part))
         details += [f"{fit.file.name}: {line}" for line in missed]
     for name, errors in unseen():
