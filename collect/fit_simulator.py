@@ -23,9 +23,10 @@ from rich.table import Table
 
 from dynamiccl.datasets import store
 from dynamiccl.datasets.cells import pair_spread, quiet, tuned, usable
+from dynamiccl.datasets.rows import config_of
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS
 from dynamiccl.errors import MachineError, NotEnoughData, UnknownName, UserError
-from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
+from dynamiccl.nccl import Collective
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.parameters import (
     CELL_NUMBERS,
@@ -148,27 +149,24 @@ def fit_system(file: SystemFile, data: Path, systems: Sequence[str] = ()) -> Fit
     and what `read_cells` raises.
     """
     cells, left_out = read_cells(data, file, systems)
-    if not cells:
-        raise NotEnoughData("no measurement runs on physics that the description has")
+    found, at_bound, unclear = _solve(file, cells)
+    if not found:
+        raise NotEnoughData(
+            "nothing is to be fitted: no measured algorithm and protocol of the description has a "
+            "number with origin = 'fitted'"
+        )
     if all(cell.spread is None for cell in cells):
         raise NotEnoughData(
             "no config was measured twice, so its noise is not known; measure each in at least "
             "two independent launches (cycles = 2)"
         )
-    found = _solve(file, cells)
-    if not found.values:
+    if unclear:
         raise NotEnoughData(
-            "nothing is to be fitted: no parameter of a measured cell has origin = 'fitted'; mark "
-            "those that the data is to tell"
+            f"the data do not determine {' and '.join(unclear)}; measure small and large sizes, "
+            "each with few and with many channels (num_channels = [0, 1, 2, 4]), or mark the "
+            "number as a prior"
         )
-    if found.undetermined:
-        raise NotEnoughData(
-            f"the data do not determine {' and '.join(found.undetermined)}; measure small and "
-            "large sizes, each with few and with many channels (num_channels = [0, 1, 2, 4]), or "
-            "mark the number as a prior"
-        )
-    held_out = _hold_out(file, cells)
-    return Fit(_filled(file, found.values), held_out, left_out, found.at_bound)
+    return Fit(_filled(file, found), _hold_out(file, cells), left_out, at_bound)
 
 
 def read_cells(
@@ -233,16 +231,10 @@ def _chosen(there: Sequence[str], rules: FitParameters, systems: Sequence[str]) 
     return known or list(there)
 
 
-def _cell(row: Mapping[str, Any], system: ParametricSystem, opened: int | None) -> Cell:
+def _cell(row: dict[str, Any], system: ParametricSystem, opened: int | None) -> Cell:
     """One row of grouped measurements; raises KeyError with the reason where NCCL lacks it."""
-    algorithm, protocol = row["requested_algorithm"], row["requested_protocol"]
-    config = Config(
-        None if algorithm is None else Algorithm.parse(algorithm),
-        None if protocol is None else Protocol.parse(protocol),
-        # What a profile limits is not asked for call by call.
-        None if opened is not None else row["requested_num_channels"],
-        row["requested_chunk_bytes"],
-    )
+    # What a profile limits is not asked for call by call.
+    config = config_of(row if opened is None else row | {"requested_num_channels": None})
     group = Group(row["num_nodes"], row["ranks_per_node"])
     call = Call(group, Collective.parse(row["collective"]), row["size_bytes"])
     ran = system.resolve_measured(call, config, opened)
@@ -275,16 +267,14 @@ def _log_times(cells: Sequence[Cell], values: Mapping[Name, float]) -> Vector:
     return np.log([times(cell.work, physics[cell.key], links).total_us for cell in cells])
 
 
-@dataclass(frozen=True, slots=True)
-class _Solution:
-    values: dict[Name, float]
-    at_bound: list[str]
-    #: Numbers that the cells do not tell.
-    undetermined: list[str]
+def _solve(
+    file: SystemFile, cells: Sequence[Cell]
+) -> tuple[dict[Name, float], list[str], list[str]]:
+    """Fit what is `fitted` in the links and the measured cells.
 
-
-def _solve(file: SystemFile, cells: Sequence[Cell]) -> _Solution:
-    """Fit what is `fitted` in the links and the measured cells; MachineError without SciPy."""
+    Returns the numbers, those that ended at a bound, and those that the cells do not tell. Raises
+    MachineError without SciPy.
+    """
     try:
         from scipy.optimize import least_squares
     except ImportError as error:
@@ -293,8 +283,8 @@ def _solve(file: SystemFile, cells: Sequence[Cell]) -> _Solution:
         ) from error
     seen, held = {_LINKS, *(cell.key for cell in cells)}, _numbers(file)
     names = [name for name in held if name[0] in seen and held[name].origin is Origin.FITTED]
-    if not names:
-        return _Solution({}, [], [])
+    if not names or not cells:
+        return {}, [], []
     values = {name: one.value for name, one in held.items()}
     low = np.log([1.0 if number == "overlap" else _LEAST for _, number in names])
     high = np.log([_MOST_OF.get(number, _MOST) for _, number in names])
@@ -318,13 +308,10 @@ def _solve(file: SystemFile, cells: Sequence[Cell]) -> _Solution:
     )
     texts = np.array(["/".join(name) for name in names])
     at_bound = (solved.x - low < 1e-3) | (high - solved.x < 1e-3)
-    # Where the fit ends there is no slope beyond a bound.
+    # Beyond a bound there is nothing to tell.
     unclear = _undetermined(solved.jac[:, ~at_bound] / weights[:, None])
-    return _Solution(
-        dict(zip(names, np.exp(solved.x).tolist(), strict=True)),
-        texts[at_bound].tolist(),
-        texts[~at_bound][unclear].tolist(),
-    )
+    values = dict(zip(names, np.exp(solved.x).tolist(), strict=True))
+    return values, texts[at_bound].tolist(), texts[~at_bound][unclear].tolist()
 
 
 def _undetermined(jacobian: Vector) -> list[int]:
@@ -379,9 +366,8 @@ def _hold_out(file: SystemFile, cells: Sequence[Cell]) -> list[Cell]:
     for number in range(FOLDS):
         asked = [cell for cell, mine in zip(cells, folds, strict=True) if mine == number]
         rest = [cell for cell, mine in zip(cells, folds, strict=True) if mine != number]
-        if rest and asked:
-            # A number that only the held-out sizes would tell stays as the description has it.
-            found += predict(file, asked, _solve(file, rest).values)
+        # A number that only the held-out sizes would tell stays as the description has it.
+        found += predict(file, asked, _solve(file, rest)[0]) if rest and asked else []
     return sorted(found, key=lambda cell: cell.call.size_bytes)
 
 
@@ -410,46 +396,30 @@ def errors_of(held_out: Sequence[Cell]) -> dict[str, Any]:
     }
 
 
-def large(fit: Fit) -> list[Cell]:
-    """Held-out cells above 1 MiB, to which the targets apply."""
-    return [cell for cell in fit.held_out if cell.call.size_bytes > LARGE_BYTES]
+def to_json(fit: Fit) -> dict[str, Any]:
+    """The report as a JSON document; the bars hold above 1 MiB, where `worst` are, too.
 
-
-def by_size(fit: Fit) -> dict[str, dict[str, Any]]:
-    """`errors_of` the size classes."""
+    `misses` are the bars that are missed, as lines of text; empty when all are met.
+    """
     groups: dict[str, list[Cell]] = {}
     for cell in fit.held_out:
         size_class = next(name for end, name in _CLASSES if cell.call.size_bytes <= end)
         groups.setdefault(size_class, []).append(cell)
-    return {name: errors_of(group) for name, group in groups.items()}
-
-
-def misses(fit: Fit) -> list[str]:
-    """The targets that are missed, as lines of text; empty when all are met."""
-    errors = errors_of(large(fit))
-    if not errors["cells"]:
-        return ["no cell above 1 MiB was held out"]
+    large = [cell for cell in fit.held_out if cell.call.size_bytes > LARGE_BYTES]
+    errors = errors_of(large)
     noise = errors["noise"] or 0.0
-    bars = (
-        ("median", errors["median"], max(BAR_MEDIAN, noise)),
-        ("90th percentile", errors["p90"], max(BAR_P90, 2 * noise)),
-    )
-    return [
-        f"{name} error {value:.1%} is above the bar of {bar:.1%}"
-        for name, value, bar in bars
-        if value > bar
+    bars = {"median": max(BAR_MEDIAN, noise), "p90": max(BAR_P90, 2 * noise)}
+    misses = [
+        f"{name} error {errors[name]:.1%} is above the bar of {bar:.1%}"
+        for name, bar in bars.items()
+        if large and errors[name] > bar
     ]
-
-
-def to_json(fit: Fit) -> dict[str, Any]:
-    """The report as a JSON document; `worst` are the largest errors above 1 MiB."""
-    errors = errors_of(large(fit))
-    worst = sorted(large(fit), key=lambda cell: -abs(np.log1p(cell.error)))[:10]
+    worst = sorted(large, key=lambda cell: -abs(np.log1p(cell.error)))[:10]
     return {
         "system": fit.file.name,
-        "held_out_above_1mib": errors if errors["cells"] else None,
-        "misses": misses(fit),
-        "by_size": by_size(fit),
+        "held_out_above_1mib": errors if large else None,
+        "misses": misses if large else ["no cell above 1 MiB was held out"],
+        "by_size": {name: errors_of(group) for name, group in groups.items()},
         "worst": [
             {"config": cell.label, "runs": cell.key, "num_channels": cell.work.num_channels}
             | {"size_bytes": cell.call.size_bytes}
@@ -462,17 +432,17 @@ def to_json(fit: Fit) -> dict[str, Any]:
 
 
 def show(fit: Fit, console: Console) -> None:
-    """Print held-out errors, missed targets, and what was left out."""
-    rows = {**by_size(fit), "above 1 MiB": errors_of(large(fit))}
+    """Print held-out errors, missed bars, and what was left out."""
+    said = to_json(fit)
     table = Table(title="held-out sizes", title_justify="left")
     for heading in ("", "cells", "median error", "90th percentile", "repeat noise"):
         table.add_column(heading, justify="left" if not heading else "right")
-    for name, one in rows.items():
-        shares = (one["median"], one["p90"], one["noise"])
+    for name, one in {**said["by_size"], "above 1 MiB": said["held_out_above_1mib"] or {}}.items():
+        shares = [one.get(key) for key in ("median", "p90", "noise")]
         words = ["-" if share is None else f"{share:.1%}" for share in shares]
-        table.add_row(name, str(one["cells"]), *words)
+        table.add_row(name, str(one.get("cells", 0)), *words)
     console.print(table)
-    lines = [f"missed: {line}" for line in misses(fit)]
+    lines = [f"missed: {line}" for line in said["misses"]]
     lines += [f"left out, {count} cells: {reason}" for reason, count in fit.left_out.items()]
     lines += [f"at a bound of its range: {name}" for name in fit.at_bound]
     for line in lines:

@@ -185,13 +185,18 @@ class SiteFacts:
     num_gpus: int | None
 
 
+def node_argv() -> list[str]:
+    """Argument vector that prints a node's facts as one line of JSON."""
+    return [sys.executable, "-m", "dynamiccl.collect.nodes"]
+
+
 def ask_nodes(nodes: Nodes, num_nodes: int, environ: Mapping[str, str]) -> SiteFacts:
     """Ask each node what it is; columns on which nodes differ are left out, with a warning.
 
     `cuda_version` is no fact of a node: a driver runs programs built with other CUDA versions.
     """
     found: list[dict[str, Any]] = []
-    for line in nodes.ask([sys.executable, "-m", "dynamiccl.collect.nodes"], num_nodes):
+    for line in nodes.ask(node_argv(), num_nodes):
         # A launcher may say something of its own between the nodes' lines.
         with suppress(ValueError):
             facts = json.loads(line)

@@ -148,14 +148,14 @@ def test_every_cell_is_predicted_once_by_a_fit_without_it(tmp_path: Path) -> Non
     fit = fitted(tmp_path, ring_only(lambda value: 1.2 * value), rows(noise=0.02))
     cells = [(one.label, one.call.size_bytes) for one in fit.held_out]
     assert len(cells) == len(set(cells)) == len(SIZES) * 4
-    errors = fitting.errors_of(fitting.large(fit))
+    said = fitting.to_json(fit)
+    errors, sizes = said["held_out_above_1mib"], said["by_size"]
     assert errors["median"] < 0.03
     assert errors["noise"] == pytest.approx(0.02, rel=0.5)
-    assert fitting.misses(fit) == []
-    sizes = fitting.by_size(fit)
+    assert errors["cells"] == 40
+    assert said["misses"] == []
     assert sum(errors["cells"] for errors in sizes.values()) == len(fit.held_out)
     assert sizes["to 64 KiB"]["cells"] == 5 * 4
-    assert fitting.to_json(fit)["held_out_above_1mib"]["cells"] == 40
 
 
 def test_data_of_another_form_misses_the_bar_and_is_told(tmp_path: Path) -> None:
@@ -165,8 +165,9 @@ def test_data_of_another_form_misses_the_bar_and_is_told(tmp_path: Path) -> None
         for row in rows()
     ]
     fit = fitted(tmp_path, ring_only(), crooked)
-    assert any("median error" in line for line in fitting.misses(fit))
-    worst = fitting.to_json(fit)["worst"][0]
+    said = fitting.to_json(fit)
+    assert any("median error" in line for line in said["misses"])
+    worst = said["worst"][0]
     assert abs(worst["predicted_us"] / worst["measured_us"] - 1) > 0.3
 
 
@@ -209,7 +210,7 @@ def test_without_a_repeat_or_anything_to_fit_data_is_refused(tmp_path: Path) -> 
     file = ring_only()
     cells = tuple(cell for cell in file.cells if cell.key != "Ring/Simple")
     fixed = file.model_copy(update={"cells": cells})
-    assert "no measurement runs on physics" in refusal(tmp_path / "cells", fixed)
+    assert "nothing is to be fitted" in refusal(tmp_path / "cells", fixed)
 
 
 def test_several_systems_ask_which(tmp_path: Path) -> None:
@@ -256,9 +257,9 @@ def test_shipped_numbers_are_those_that_the_data_gives(tmp_path: Path) -> None:
                 if held.origin is Origin.FITTED:
                     assert held.value == pytest.approx(again.value, rel=0.02)
     # docs/simulator.md says why GB10 misses; a better form would be news.
-    missed = {name: fitting.misses(fit) for name, fit in fits.items()}
+    missed = {name: fitting.to_json(fit)["misses"] for name, fit in fits.items()}
     assert (missed["b300-nvlink"], missed["rtx5090-sockets"]) == ([], [])
-    assert any(line.startswith("90th percentile") for line in missed["gb10-roce"])
+    assert any(line.startswith("p90") for line in missed["gb10-roce"])
     worst = fitting.to_json(fits["gb10-roce"])["worst"][:4]
     assert {one["size_bytes"] for one in worst} == {1_474_560, 2 << 20}
     # B300's physics hold for half of its GPUs and for another collective.
