@@ -3,23 +3,22 @@
     python -m dynamiccl.collect.disturb cpu --level 0.5
     python -m dynamiccl.collect.disturb gemm --level 0.5
 
-are two kinds of it, on the node where they run: busy for `level` of the time, in stretches of about
+are two kinds, on the node where they run: busy for `level` of the time, in stretches of about
 10 ms. They print `ready` when all are busy, and end as sampler.Ending says.
 
 `cpu`: busy processes on `level` x the cores that it may use, so the launcher must not bind it to a
-few of them (`srun --cpu-bind=none`). Whole cores get a process each, and a fraction of one gets a
-process that rests in between.
+few of them (`srun --cpu-bind=none`): one on each of so many cores, and for a fraction of a core one
+that rests in between.
 
-`gemm`: square matrix products on every GPU that CUDA shows, on all at once. Collectives slow down
-beside compute by other amounts for other configs, so that the best one alone need not be the best
-one in training (AutoCCL, NSDI'25; Lagom, arXiv 2602.20656). Needs torch.
+`gemm`: square matrix products on all GPUs that CUDA shows, by torch. Collectives slow down beside
+compute by other amounts for other configs, so that the best one alone need not be the best one in
+training (AutoCCL, NSDI'25; Lagom, arXiv 2602.20656).
 
 `traffic` is an endless second nccl-tests on GPUs that the trial leaves free; its level is the share
 of 32 channels that it may use (NCCL_MAX_CTAS): with Ring, bandwidth at large sizes grows about
 linearly with them. Measured on eight B300 at 128 MiB (eunomia-bpf/nccl-eBPF @14f9bca): 29, 59, 117,
-231, 427 and 625 GB/s with 1, 2, 4, 8, 16 and 32 channels. It has GPUs, ranks and a communicator of
-its own, and meets the trial on NVSwitch, PCIe and NICs only. The launcher starts it, like a trial,
-but in the user's environment without our tuner.
+231, 427 and 625 GB/s with 1, 2, 4, 8, 16 and 32 channels. It meets the trial on NVSwitch, PCIe and
+NICs only, and runs in the user's environment without our tuner.
 """
 
 import argparse
@@ -174,20 +173,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def repeat(work: Callable[[], object], level: float, rest: Callable[[float], object]) -> None:
-    """Alternate `work` and `rest(seconds)`, busy for `level` of the time, until a rest says True.
-
-    A rest is stretched by what the last one missed of its length, so that a coarse clock or a late
-    wake-up does not shift the share.
-    """
-    debt_s = 0.0
+    """Alternate `work` and `rest(seconds)`, busy for `level` of the time, until a rest is True."""
     while True:
         began = time.perf_counter()
         work()
-        worked = time.perf_counter()
-        debt_s += (worked - began) / level - (worked - began)
-        if rest(max(0.0, debt_s)):
+        if rest((time.perf_counter() - began) * (1.0 / level - 1.0)):
             return
-        debt_s -= time.perf_counter() - worked
 
 
 def shares(level: float, cores: int) -> tuple[float, ...]:
@@ -225,7 +216,12 @@ def _work(share: float, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() == parent:  # else it was gone before we could say so
-        repeat(_spin, share, time.sleep)
+        repeat(_spin, share, _rest)
+
+
+def _rest(seconds: float) -> None:
+    if seconds > 0:
+        time.sleep(seconds)
 
 
 def _spin() -> None:

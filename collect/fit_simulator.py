@@ -58,24 +58,20 @@ _LEAST, _MOST = 1e-4, 1e7
 #: A larger crowd penalty would let the bandwidth have two peaks over channels (physics.py).
 _MOST_OF: Final = {"overlap": MAX_OVERLAP, "crowd_penalty": 50.0, "small_penalty": 8.0}
 _LINKS: Final = "links"
-#: A number that changes no time by more than this when it is e times as large is not in the data.
-_LEAST_EFFECT: Final = 0.02
-#: Singular values below this share of the largest: two numbers that only show together.
-_LEAST_SHARE: Final = 2e-3
-#: Upper ends of the size classes, and their names.
-_CLASSES: Final = (
-    (64 << 10, "to 64 KiB"),
-    (1 << 20, "to 1 MiB"),
-    (16 << 20, "to 16 MiB"),
-    (256 << 20, "to 256 MiB"),
-    (1 << 62, "above 256 MiB"),
-)
+#: Noise of times that may not leave a number uncertain by a factor of e: then the data tell it.
+_NOISE: Final = 0.05
+#: Against a division by zero where a number changes no time at all.
+_RIDGE: Final = 1e-12
+#: Upper ends of the size classes, as powers of two, and their names.
+_CLASSES: Final = {
+    16: "to 64 KiB",
+    20: "to 1 MiB",
+    24: "to 16 MiB",
+    28: "to 256 MiB",
+    62: "above 256 MiB",
+}
 _CELL: Final = (
-    "collective",
-    "num_nodes",
-    "ranks_per_node",
-    "size_bytes",
-    "launch_profile",
+    *("collective", "num_nodes", "ranks_per_node", "size_bytes", "launch_profile"),
     *REQUESTED_COLUMNS,
 )
 #: Both halves of one launch (in place and not) are one measurement.
@@ -308,43 +304,28 @@ def _solve(
     )
     texts = np.array(["/".join(name) for name in names])
     at_bound = (solved.x - low < 1e-3) | (high - solved.x < 1e-3)
-    # Beyond a bound there is nothing to tell.
-    unclear = _undetermined(solved.jac[:, ~at_bound] / weights[:, None])
+    # By the slopes, the standard errors of logarithms; beyond a bound there is nothing to tell.
+    slopes = solved.jac[:, ~at_bound] / weights[:, None]
+    variances = np.linalg.inv(slopes.T @ slopes + _RIDGE * np.eye(slopes.shape[1])).diagonal()
+    unclear = np.sqrt(np.abs(variances)) * _NOISE > 1.0
     values = dict(zip(names, np.exp(solved.x).tolist(), strict=True))
     return values, texts[at_bound].tolist(), texts[~at_bound][unclear].tolist()
 
 
-def _undetermined(jacobian: Vector) -> list[int]:
-    """Columns of d log time (cells, numbers) that change nothing, else two that do together."""
-    idle = np.flatnonzero(np.abs(jacobian).max(axis=0) < _LEAST_EFFECT)
-    if idle.size or jacobian.shape[1] < 2:
-        return idle.tolist()
-    scaled = jacobian / np.linalg.norm(jacobian, axis=0)
-    # As many rows as columns at least, so that too few cells show as a zero.
-    padded = np.vstack([scaled, np.zeros((scaled.shape[1], scaled.shape[1]))])
-    _, singular, directions = np.linalg.svd(padded, full_matrices=False)
-    if singular[-1] >= _LEAST_SHARE * singular[0]:
-        return []
-    return sorted(np.argsort(-np.abs(directions[-1]))[:2].tolist())
-
-
 def _filled(file: SystemFile, found: Mapping[Name, float]) -> SystemFile:
     """The description with the fitted numbers; what was to be fitted and is not is a prior."""
-
-    def filled(owner: str, holder: Any, numbers: Sequence[str]) -> Any:
-        changes = {}
-        for number in numbers:
-            held: Parameter = getattr(holder, number)
-            if (owner, number) in found:
-                changes[number] = held.model_copy(update={"value": found[owner, number]})
-            elif held.origin is Origin.FITTED:
-                unseen = {"origin": Origin.PRIOR, "note": "not in the data"}
-                changes[number] = held.model_copy(update=unseen)
-        return holder.model_copy(update=changes)
-
-    links = filled(_LINKS, file.links, LINK_NUMBERS)
-    cells = tuple(filled(cell.key, cell, CELL_NUMBERS) for cell in file.cells)
-    return file.model_copy(update={"cells": cells, "links": links})
+    changes: dict[str, dict[str, Parameter]] = {}
+    for (owner, number), held in _numbers(file).items():
+        if (owner, number) in found:
+            update: dict[str, Any] = {"value": found[owner, number]}
+        elif held.origin is Origin.FITTED:
+            update = {"origin": Origin.PRIOR, "note": "not in the data"}
+        else:
+            continue
+        changes.setdefault(owner, {})[number] = held.model_copy(update=update)
+    links = file.links.model_copy(update=changes.get(_LINKS, {}))
+    cells = [cell.model_copy(update=changes.get(cell.key, {})) for cell in file.cells]
+    return file.model_copy(update={"cells": tuple(cells), "links": links})
 
 
 def _hold_out(file: SystemFile, cells: Sequence[Cell]) -> list[Cell]:
@@ -403,7 +384,7 @@ def to_json(fit: Fit) -> dict[str, Any]:
     """
     groups: dict[str, list[Cell]] = {}
     for cell in fit.held_out:
-        size_class = next(name for end, name in _CLASSES if cell.call.size_bytes <= end)
+        size_class = next(n for k, n in _CLASSES.items() if cell.call.size_bytes <= 1 << k)
         groups.setdefault(size_class, []).append(cell)
     large = [cell for cell in fit.held_out if cell.call.size_bytes > LARGE_BYTES]
     errors = errors_of(large)

@@ -307,30 +307,23 @@ def _fingerprint(driver: Path, nics: Mapping[str, Any]) -> str | None:
 
 def _nic_facts(sysfs: Path) -> dict[str, Any]:
     """Facts of the fastest active RDMA ports, which NCCL would use, else of the fastest socket."""
-    found = Counter(
-        _rdma_nic(port)
-        for port in sorted((sysfs / "class" / "infiniband").glob("*/ports/*"))
-        if _text(port / "state").rpartition(":")[2].strip() == "ACTIVE"
-    )
+    found: Counter[tuple[float, str]] = Counter()
+    for port in (sysfs / "class" / "infiniband").glob("*/ports/*"):
+        if _text(port / "state").endswith(": ACTIVE"):
+            driver = (port.parents[1] / "device" / "driver").resolve().name
+            layer = _text(port / "link_layer").lower()
+            kind = "roce" if layer == "ethernet" else "infiniband"
+            found[_number(port / "rate"), "efa" if driver == "efa" else kind] += 1
     if not found:
-        devices = [path for path in (sysfs / "class" / "net").glob("*") if path.is_dir()]
-        devices = [path for path in devices if path.name != "lo"]
+        paths = (sysfs / "class" / "net").glob("*")
+        devices = [path for path in paths if path.is_dir() and path.name != "lo"]
         # Only where none has hardware are virtual ones meant, of which a node may have hundreds.
         real = [path for path in devices if (path / "device").exists()]
         # In Mbit/s; a virtual device has none (EINVAL), or -1.
         speeds = [_number(path / "speed") for path in real or devices]
         found = Counter((speed / 1000.0, "socket") for speed in speeds)
-    (rate, kind), count = max(found.items(), default=((0.0, None), None))
-    return {"nic_kind": kind, "nic_gbits_per_s": rate or None, "nics_per_node": count}
-
-
-def _rdma_nic(port: Path) -> tuple[float, str]:
-    """Rate in Gbit/s (0 = unknown) and kind of a port of an RDMA device."""
-    driver = port.parents[1] / "device" / "driver"
-    rate = _number(port / "rate")
-    if driver.exists() and driver.resolve().name == "efa":
-        return rate, "efa"
-    return rate, "roce" if _text(port / "link_layer").lower() == "ethernet" else "infiniband"
+    best, count = max(found.items(), default=((0.0, None), None))
+    return {"nic_kind": best[1], "nic_gbits_per_s": best[0] or None, "nics_per_node": count}
 
 
 def _number(path: Path) -> float:

@@ -15,8 +15,7 @@ driver loaded (/sys/class/infiniband/DEVICE/ports/N: Linux,
 Documentation/ABI/stable/sysfs-class-infiniband). One lost packet may be counted at both ends and
 under several names, so a sum says whether, and not how many.
 
-It is a process of its own so that it never delays a trial: it runs at low priority and holds no
-lock that a trial waits for.
+It is a process of its own, at low priority, so that it never delays a trial.
 """
 
 import argparse
