@@ -26,6 +26,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Self
@@ -33,7 +34,7 @@ from typing import Any, Final, Self
 from dynamiccl import cli
 from dynamiccl.collect.launchers import LauncherSettings, Ranks, command, find_launcher
 from dynamiccl.collect.process import Limits, end_session, run_process, start_session
-from dynamiccl.collect.sampler import HELLO, SYSFS, Nvml, Refused, sampler_argv
+from dynamiccl.collect.sampler import HELLO, SYSFS, ask_gpu, load_nvml, sampler_argv
 from dynamiccl.errors import MachineError
 from dynamiccl.fingerprint import node_part
 from dynamiccl.slurm import capture
@@ -257,28 +258,28 @@ def node_facts(sysfs: Path = SYSFS, proc: Path = PROC) -> dict[str, Any]:
         **nics,
     }
     try:
-        nvml = Nvml()
-        return facts | (_gpu_facts(nvml) if nvml.num_gpus else {"num_gpus": 0})
-    except Refused as error:
+        return facts | _gpu_facts(load_nvml())
+    except MachineError as error:
         return facts | {"nvml_error": str(error)}
 
 
-def _gpu_facts(nvml: Nvml) -> dict[str, Any]:
+def _gpu_facts(nvml: Any) -> dict[str, Any]:
     """GPU 0 stands for all in its capability and NVLinks."""
-    gpus = range(nvml.num_gpus)
+    ask, num_gpus = partial(ask_gpu, nvml), nvml.nvmlDeviceGetCount()
+    if not num_gpus:
+        raise MachineError("NVML shows no GPU")
     # One that the driver does not name is taken to be like the others.
-    names = {nvml.gpu(gpu, "nvmlDeviceGetName") for gpu in gpus} - {None}
-    modes = [nvml.gpu(gpu, "nvmlDeviceGetMigMode") for gpu in gpus]
+    names = {ask(gpu, "nvmlDeviceGetName") for gpu in range(num_gpus)} - {None}
+    modes = [ask(gpu, "nvmlDeviceGetMigMode") for gpu in range(num_gpus)]
     migs = [None if mode is None else bool(mode[0]) for mode in modes]
-    capability = nvml.gpu(0, "nvmlDeviceGetCudaComputeCapability")
-    states = (nvml.gpu(0, "nvmlDeviceGetNvLinkState", link) for link in range(_MAX_LINKS))
-    # A link that is not there is refused, as are all those after it.
-    links = [link for link, state in enumerate(states) if state]
-    version = nvml.gpu(0, "nvmlDeviceGetNvLinkVersion", links[0]) if links else 0
-    remote = nvml.gpu(0, "nvmlDeviceGetNvLinkRemoteDeviceType", links[0]) if links else 0
+    capability = ask(0, "nvmlDeviceGetCudaComputeCapability")
+    # A link that is not there is refused.
+    links = [k for k in range(_MAX_LINKS) if ask(0, "nvmlDeviceGetNvLinkState", k)]
+    version = ask(0, "nvmlDeviceGetNvLinkVersion", links[0]) if links else 0
+    remote = ask(0, "nvmlDeviceGetNvLinkRemoteDeviceType", links[0]) if links else 0
     return {
-        "num_gpus": nvml.num_gpus,
-        "driver_version": nvml.ask("nvmlSystemGetDriverVersion"),
+        "num_gpus": num_gpus,
+        "driver_version": nvml.nvmlSystemGetDriverVersion(),
         "gpu": names.pop() if len(names) == 1 else None,
         "compute_capability": capability and float(f"{capability[0]}.{capability[1]}"),
         "mig": True if any(migs) else None if None in migs else False,

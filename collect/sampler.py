@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dynamiccl import cli
+from dynamiccl.errors import MachineError
 
 SYSFS: Final = Path("/sys")
 PERIOD_S: Final = 0.2
@@ -99,39 +100,25 @@ def reason_names(reasons: int) -> tuple[str, ...]:
     return tuple(str(one.name).lower() for one in ClockReason if reasons & one)
 
 
-class Refused(Exception):
-    """Raised when NVML is missing or returns an error; the message says why."""
+def load_nvml() -> Any:
+    """Pynvml, initialised; raises MachineError without the package, the driver or the right."""
+    try:
+        import pynvml
+    except ImportError as error:
+        raise MachineError("no package nvidia-ml-py; pip install 'dynamiccl[telemetry]'") from error
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise MachineError(f"nvmlInit: {error}") from error
+    return pynvml
 
 
-class Nvml:
-    """The library after `nvmlInit`."""
-
-    def __init__(self) -> None:
-        """Import and initialise; raises Refused without the package, the driver or the right."""
-        try:
-            import pynvml
-        except ImportError as error:
-            raise Refused("no package nvidia-ml-py; pip install 'dynamiccl[telemetry]'") from error
-        self._lib: Any = pynvml
-        self.ask("nvmlInit")
-        #: GPUs that the driver shows; a broken one counts, and refuses its handle.
-        self.num_gpus: int = self.ask("nvmlDeviceGetCount")
-
-    def ask(self, function: str, *arguments: Any) -> Any:
-        """Call a function of pynvml; raises Refused."""
-        try:
-            return getattr(self._lib, function)(*arguments)
-        except AttributeError as error:
-            raise Refused(f"nvidia-ml-py has no {function}") from error
-        except self._lib.NVMLError as error:
-            raise Refused(f"{function}: {error}") from error
-
-    def gpu(self, index: int, function: str, *arguments: Any) -> Any:
-        """What a function says of GPU number `index`; None where NVML refuses."""
-        try:
-            return self.ask(function, self.ask("nvmlDeviceGetHandleByIndex", index), *arguments)
-        except Refused:
-            return None
+def ask_gpu(nvml: Any, index: int, function: str, *arguments: Any) -> Any:
+    """What a function of `load_nvml` says of GPU number `index`; None where it refuses."""
+    try:
+        return getattr(nvml, function)(nvml.nvmlDeviceGetHandleByIndex(index), *arguments)
+    except (AttributeError, nvml.NVMLError):  # an older pynvml, or driver
+        return None
 
 
 class Ending:
@@ -214,8 +201,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ports = port_counters(parser.parse_args(arguments).sysfs)
     os.nice(_NICENESS)
     try:
-        nvml = Nvml()
-    except Refused:
+        nvml = load_nvml()
+    except MachineError:
         # What a node is, asked before a sweep and by the doctor, says why.
         nvml = None
     ending = Ending()
@@ -228,16 +215,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
 
 
-def _readings(nvml: Nvml | None) -> dict[str, list[Any]]:
+def _readings(nvml: Any) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {"slowed": [], "ecc_errors": []}
-    if nvml is None:
-        return found
-    for gpu in range(nvml.num_gpus):
-        bits = nvml.gpu(gpu, "nvmlDeviceGetCurrentClocksEventReasons")
+    # A GPU that is broken counts, and refuses its handle.
+    for gpu in range(0 if nvml is None else nvml.nvmlDeviceGetCount()):
+        bits = ask_gpu(nvml, gpu, "nvmlDeviceGetCurrentClocksEventReasons")
         if bits is None:  # an older driver
-            bits = nvml.gpu(gpu, "nvmlDeviceGetCurrentClocksThrottleReasons")
+            bits = ask_gpu(nvml, gpu, "nvmlDeviceGetCurrentClocksThrottleReasons")
         found["slowed"].append(None if bits is None else is_slowed(bits))
-        errors = nvml.gpu(gpu, "nvmlDeviceGetTotalEccErrors", *_UNCORRECTED_SINCE_LOADED)
+        errors = ask_gpu(nvml, gpu, "nvmlDeviceGetTotalEccErrors", *_UNCORRECTED_SINCE_LOADED)
         found["ecc_errors"].append(errors)
     return found
 
