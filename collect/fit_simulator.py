@@ -63,13 +63,8 @@ _NOISE: Final = 0.05
 #: Against a division by zero where a number changes no time at all.
 _RIDGE: Final = 1e-12
 #: Upper ends of the size classes, as powers of two, and their names.
-_CLASSES: Final = {
-    16: "to 64 KiB",
-    20: "to 1 MiB",
-    24: "to 16 MiB",
-    28: "to 256 MiB",
-    62: "above 256 MiB",
-}
+_CLASSES: Final = {16: "to 64 KiB", 20: "to 1 MiB", 24: "to 16 MiB", 28: "to 256 MiB"}
+_LARGEST: Final = "above 256 MiB"
 _CELL: Final = (
     *("collective", "num_nodes", "ranks_per_node", "size_bytes", "launch_profile"),
     *REQUESTED_COLUMNS,
@@ -384,7 +379,9 @@ def to_json(fit: Fit) -> dict[str, Any]:
     """
     groups: dict[str, list[Cell]] = {}
     for cell in fit.held_out:
-        size_class = next(n for k, n in _CLASSES.items() if cell.call.size_bytes <= 1 << k)
+        size_class = next(
+            (name for k, name in _CLASSES.items() if cell.call.size_bytes <= 1 << k), _LARGEST
+        )
         groups.setdefault(size_class, []).append(cell)
     large = [cell for cell in fit.held_out if cell.call.size_bytes > LARGE_BYTES]
     errors = errors_of(large)

@@ -200,25 +200,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sysfs", type=Path, default=SYSFS, help="where NICs tell what they count")
     ports = port_counters(parser.parse_args(arguments).sysfs)
     os.nice(_NICENESS)
-    try:
+    nvml, num_gpus = None, 0
+    # What a node is, asked before a sweep and by the doctor, says why there is none.
+    with suppress(MachineError):
         nvml = load_nvml()
-    except MachineError:
-        # What a node is, asked before a sweep and by the doctor, says why.
-        nvml = None
+        # A GPU that is broken counts, and refuses its handle.
+        num_gpus = nvml.nvmlDeviceGetCount()
     ending = Ending()
     while True:
         line = {"sampler": f"{platform.node()}:{os.getpid()}", "time_s": round(time.time(), 4)}
-        line |= _readings(nvml)
+        line |= _readings(nvml, num_gpus)
         line["nics"] = {port: [read_counters(one) for one in both] for port, both in ports.items()}
         print(json.dumps(line), flush=True)  # noqa: T201 - what it is for
         if ending.wait(PERIOD_S):
             return
 
 
-def _readings(nvml: Any) -> dict[str, list[Any]]:
+def _readings(nvml: Any, num_gpus: int) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {"slowed": [], "ecc_errors": []}
-    # A GPU that is broken counts, and refuses its handle.
-    for gpu in range(0 if nvml is None else nvml.nvmlDeviceGetCount()):
+    for gpu in range(num_gpus):
         bits = ask_gpu(nvml, gpu, "nvmlDeviceGetCurrentClocksEventReasons")
         if bits is None:  # an older driver
             bits = ask_gpu(nvml, gpu, "nvmlDeviceGetCurrentClocksThrottleReasons")
