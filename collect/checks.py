@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from dynamiccl.collect.launchers import LAUNCHERS, Ranks, command, map_into_container
-from dynamiccl.collect.node_facts import node_argv
+from dynamiccl.collect.nodes import node_argv
 from dynamiccl.collect.process import Limits, run_process
 from dynamiccl.collect.programs import BINARIES, directory_inside
 from dynamiccl.collect.sampler import ClockReason, is_slowed, reason_names

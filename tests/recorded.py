@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from dynamiccl.collect.checks import CLOCKS, GPU_FACTS, PROCESSES, smi
-from dynamiccl.collect.node_facts import node_argv
+from dynamiccl.collect.nodes import node_argv
 from dynamiccl.doctor import (
     ASK_PLUGIN,
     ASK_VERSION,

@@ -9,7 +9,7 @@ import pytest
 
 from dynamiccl.collect import checks
 from dynamiccl.collect.checks import ANY_SWEEP, Needs, smi
-from dynamiccl.collect.node_facts import node_argv
+from dynamiccl.collect.nodes import node_argv
 from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.doctor import ASK_PLUGIN, ASK_VERSION, Check, CheckStatus, Machine
 from tests import recorded
