@@ -251,31 +251,22 @@ def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
 
     Raises MachineError without matplotlib, NotEnoughData when no task has a time.
     """
-    kind = figure_class()
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MachineError(
+            "plots need matplotlib; pip install 'dynamiccl[plot]', or leave --plots away"
+        ) from error
     found = crossovers(frame)
     if found.is_empty():
         raise NotEnoughData("nothing to draw: no quiet task of a tuned collective has a time")
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for (system,), part in found.group_by("system", maintain_order=True):
-        path = folder / f"{slug(str(system))}.png"
+        paths.append(folder / f"{slug(str(system))}.png")
         title = f"{system}: best measured config by message size, and its gain"
-        draw_system(title, part, kind).savefig(path, dpi=120)
-        paths.append(path)
+        draw_system(title, part, Figure).savefig(paths[-1], dpi=120)
     return paths
-
-
-def figure_class() -> Any:
-    """Matplotlib's Figure, without a display. Raises MachineError without matplotlib."""
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MachineError(
-            "plots need matplotlib; pip install 'dynamiccl[plot]', or leave --plots away"
-        ) from error
-    mpl.use("Agg")
-    return Figure
 
 
 def draw_system(

@@ -17,7 +17,7 @@ from tests.collect.traces.made import (
 
 def test_ranks_of_a_call_are_joined_and_the_least_is_its_time(tmp_path: Path) -> None:
     one = write_lines(tmp_path / "a.log", *(inspector_line(0, n, 100.0 + n) for n in range(3)))
-    cpu = {"coll_timing_source": "collective_cpu"}
+    cpu: dict[str, Any] = {"coll_timing_source": "collective_cpu"}
     lines = [inspector_line(1, n, 90.0, **(cpu if n else {})) for n in range(3)]
     two = write_lines(tmp_path / "b.log", *lines)
     calls = calls_of(one, two).sort("sequence")
