@@ -241,7 +241,9 @@ class _Trace:
         self._same = {"source": CallSource.KINETO.value, "source_file": name, **told}
         self.kernels = sorted(self._spans["kernel"], key=itemgetter(0))
         self.compute = np.asarray(self._numbers["compute"]).reshape(-1, 3)
-        launches = np.asarray(self._numbers["launch"]).reshape(-1, 3)
+        # Those of compute kernels are most of them, and of no use.
+        launches = np.asarray(self._numbers.pop("launch")).reshape(-1, 3)
+        launches = launches[np.isin(launches[:, 0], [each.correlation for each in self.kernels])]
         self._launches = launches[np.argsort(launches[:, 0], kind="stable")]
         self._by_thread: dict[int, list[_Span]] = defaultdict(list)
         for span in sorted(self._spans["operation"], key=itemgetter(0)):
