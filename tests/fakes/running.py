@@ -64,7 +64,7 @@ class StandIn:
 def _loaded() -> ForkServerContext:
     """Where programs are forked from, begun here so that it finds the package `tests`."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.fakes.nccl_tests.program"])
+    context.set_forkserver_preload(["tests.fakes.nccl_tests.benchmark"])
     with contextlib.chdir(Path(__file__).parents[2]):
         forkserver.ensure_running()
     return context
