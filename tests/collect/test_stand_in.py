@@ -216,7 +216,7 @@ def test_communicator_has_its_colour_s_processes_and_is_as_slow_as_the_slowest()
 
 
 def test_start_is_light() -> None:
-    heavy = "{'polars', 'pyarrow', 'pydantic', 'torch', 'pytest'}"
+    heavy = "{'numpy', 'polars', 'pydantic', 'torch', 'pytest'}"
     code = f"import sys, tests.fakes.nccl_tests.benchmark; print({heavy} & sys.modules.keys())"
     said = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT)
     assert said == "set()\n"

@@ -105,7 +105,7 @@ def test_root_s_data_passes_each_link_once(collective: Collective) -> None:
 def test_import_is_light() -> None:
     code = (
         "import sys; import dynamiccl.simulator.h100; "
-        "print(*({'polars', 'pyarrow', 'pydantic', 'torch'} & sys.modules.keys()))"
+        "print(*({'numpy', 'polars', 'pyarrow', 'pydantic', 'torch'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == ""

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         signal.signal(number, signal.SIG_DFL)
     try:
         options = parse(arguments)
-        # Whoever asks for help does not wait for NumPy, most of what a start takes.
+        # Whoever asks for help does not wait for the simulator, most of what a start takes.
         from tests.fakes.nccl_tests.benchmark import Benchmark
 
         Benchmark(arguments, options, environment).run()
