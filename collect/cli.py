@@ -358,9 +358,6 @@ def fit_command(
     name: Annotated[
         str | None, typer.Option(help="Name of the fitted system; default: the base's.")
     ] = None,
-    plots: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Draw the held-out errors into DIR.")
-    ] = None,
     as_json: _Json = False,
 ) -> None:
     """Fit the simulator's parameters of a system to its measurements.
@@ -371,22 +368,11 @@ def fit_command(
 
     Example: dynamiccl-collect fit-simulator --data out/data --base b300-nvlink --out mine.toml
     """
-    with _stderr.status("reading") as status:
-        fit = fitting.fit_to_file(
-            data,
-            out,
-            base=base,
-            systems=system or (),
-            name=name,
-            progress=status.update,
-        )
-    drawn = [] if plots is None else [fitting.plot_errors(fit, plots)]
+    with _stderr.status("fitting"):
+        fit = fitting.fit_to_file(data, out, base=base, systems=system or (), name=name)
     if as_json:
-        document = {**fitting.to_json(fit), "out": str(out), "plots": [str(path) for path in drawn]}
-        cli.print_json(document)
+        cli.print_json({**fitting.to_json(fit), "out": str(out)})
         return
-    for path in drawn:
-        _stderr.print(f"drawn: {path}", soft_wrap=True, highlight=False)
     fitting.show(fit, _stdout)
     _stdout.print(f"{fit.file.name} -> {out}", soft_wrap=True, highlight=False)
 

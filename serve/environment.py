@@ -27,7 +27,7 @@ NEXT_TUNER: Final = "DYNAMICCL_NEXT_TUNER"
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobSettings:
     """The artifact, system and mode that a job is to use."""
 
     artifact: Artifact
@@ -44,7 +44,7 @@ class Environment:
     notes: list[str]
 
 
-def job_environment(job: Job, machine: Machine) -> Environment:
+def job_environment(job: JobSettings, machine: Machine) -> Environment:
     """The environment of a job; raises UnknownName for an unknown system or mode."""
     names = job.artifact.index.system_names
     if job.system is not None and job.system not in names:
@@ -60,7 +60,7 @@ def job_environment(job: Job, machine: Machine) -> Environment:
     return Environment(variables, [*_about_artifact(job), *notes])
 
 
-def _libraries(job: Job, machine: Machine) -> tuple[dict[str, str], list[str]]:
+def _libraries(job: JobSettings, machine: Machine) -> tuple[dict[str, str], list[str]]:
     """Which libraries NCCL must load, by variable; and notes."""
     tuner, profiler = ROLES
     folder = job.plugin.resolve().parent
@@ -88,7 +88,7 @@ def _displaced(role: Role, machine: Machine) -> str:
     return found.library if found is not None else ""
 
 
-def _about_artifact(job: Job) -> Iterator[str]:
+def _about_artifact(job: JobSettings) -> Iterator[str]:
     if job.mode is not None and MODES[job.mode]:
         yield MODES[job.mode]
     if job.mode == "observe":
@@ -109,7 +109,7 @@ def _about_artifact(job: Job) -> Iterator[str]:
         )
 
 
-def _about_neighbour(role: Role, job: Job, machine: Machine) -> Iterator[str]:
+def _about_neighbour(role: Role, job: JobSettings, machine: Machine) -> Iterator[str]:
     """Notes on other vendors' plugins that ours would replace."""
     found = find_displaced(machine, role)
     if found is None:

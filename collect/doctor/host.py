@@ -12,7 +12,7 @@ from dynamiccl.collect.doctor.context import Context
 from dynamiccl.machine import Machine
 
 _GOVERNORS: Final = "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
-_NODE_FACTS: Final = ("-m", "dynamiccl.collect.node_facts")
+_NODE_FACTS: Final = ("-m", "dynamiccl.collect.nodes")
 #: What finds torch and a GPU for it, without the cost of a GEMM.
 ASK_TORCH: Final = "import torch; print(torch.__version__, torch.cuda.is_available())"
 _GIB: Final = 1 << 30

@@ -11,7 +11,7 @@ from dynamiccl.machine import ThisMachine
 from dynamiccl.serve.artifact import open_artifact
 from dynamiccl.serve.build import find_plugin
 from dynamiccl.serve.commands.options import ArtifactDir, Json, Plugin
-from dynamiccl.serve.environment import MODES, Job, job_environment
+from dynamiccl.serve.environment import MODES, JobSettings, job_environment
 
 
 def env_command(
@@ -29,7 +29,7 @@ def env_command(
 
     Example: eval "$(dynamiccl-deploy env out/artifact)"
     """
-    job = Job(open_artifact(artifact), find_plugin(plugin), system=system, mode=mode)
+    job = JobSettings(open_artifact(artifact), find_plugin(plugin), system=system, mode=mode)
     found = job_environment(job, ThisMachine())
     for note in found.notes:
         print(f"# {note}", file=sys.stderr)

@@ -59,7 +59,7 @@ HEALTHY_RUNS: Mapping[tuple[str, ...], ProgramResult] = {
     ("ldd", BINARY): ProgramResult(0, LDD),
     (sys.executable, "-c", ASK_VERSION, "/opt/nccl/lib/libnccl.so.2"): ProgramResult(0, "22907\n"),
     (sys.executable, "-c", ASK_TUNER, PLUGIN): ProgramResult(0, "2 3 4 5 6\n"),
-    (sys.executable, "-m", "dynamiccl.collect.node_facts"): ProgramResult(0, NODE),
+    (sys.executable, "-m", "dynamiccl.collect.nodes"): ProgramResult(0, NODE),
     (sys.executable, "-c", ASK_TORCH): ProgramResult(0, "2.13.0+cu130 True\n"),
     ("/sbin/ldconfig", "-p"): ProgramResult(0, LDCONFIG),
     query("gpu", FACTS): ProgramResult(0, "".join(GPU.format(i) for i in range(8))),

@@ -225,7 +225,7 @@ def test_a_file_system_without_locks_is_told() -> None:
     assert "--take-over" in check.advice
 
 
-NODE = (sys.executable, "-m", "dynamiccl.collect.node_facts")
+NODE = (sys.executable, "-m", "dynamiccl.collect.nodes")
 
 
 def test_telemetry_without_nvml_is_told_and_not_asked_for_when_off() -> None:
