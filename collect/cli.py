@@ -50,6 +50,7 @@ _SLOWER = 1
 _Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
 _Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more, to stderr.")]
 _Out = Annotated[Path, typer.Option("--out", help="Data directory to add to.")]
+_Plots = Annotated[Path | None, typer.Option(metavar="DIR", help="Draw figures (PNG) into DIR.")]
 _SweepFile = Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="The sweep file.")]
 
 
@@ -85,10 +86,7 @@ def run_command(
     sweep_file: _SweepFile,
     out: _Out,
     runner: Annotated[str, typer.Option(help=f"One of {', '.join(RUNNERS)}.")] = "nccl-tests",
-    launcher: Annotated[
-        str | None,
-        typer.Option(help=f"One of {', '.join(LAUNCHERS)}; default: the sweep file's."),
-    ] = None,
+    launcher: Annotated[str | None, typer.Option(help=f"One of {', '.join(LAUNCHERS)}.")] = None,
     nccl_tests_dir: Annotated[
         Path | None, typer.Option(help="Where the nccl-tests binaries are; default PATH.")
     ] = None,
@@ -219,11 +217,10 @@ def jobs_command(
 
     Example: dynamiccl-collect jobs --scenario congested --workload decode --out out/data
     """
+    kinds = workload or simulating.DEFAULT_WORKLOADS
     order = RecordSettings(
         system=find_system(system),
-        workload=make_workload(
-            workload or simulating.DEFAULT_WORKLOADS, Group(nodes, ranks_per_node)
-        ),
+        workload=make_workload(kinds, Group(nodes, ranks_per_node)),
         scenario=find_scenario(scenario),
         exploration=Exploration(explore, hold),
         jobs=jobs,
@@ -243,9 +240,7 @@ def jobs_command(
 @app.command("describe")
 def describe_command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A data directory.")],
-    plots: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Draw a PNG for each system into DIR.")
-    ] = None,
+    plots: _Plots = None,
     as_json: _Json = False,
 ) -> None:
     """Describe a data set: systems, sizes, configs, repeats, coverage, noise.
@@ -311,26 +306,18 @@ app.command("shapes")(shapes_command)
 @app.command("fit-simulator")
 def fit_command(
     data: Annotated[Path, typer.Option("--data", metavar="DIR", help="A data directory.")],
-    out: Annotated[
-        Path, typer.Option("--out", metavar="SYSTEM.toml", help="System file to write.")
-    ],
+    out: Annotated[Path, typer.Option(metavar="SYSTEM.toml", help="System file to write.")],
     base: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME|FILE",
-            help=f"Description to start from: {', '.join(PARAMETRIC)}, or a system file.",
-        ),
+        str, typer.Option(help=f"Where to start: {', '.join(PARAMETRIC)}, or a system file.")
     ],
     system: Annotated[
         list[str] | None,
-        typer.Option(help="System of the data, where the description names none; repeatable."),
+        typer.Option(help="System of the data, where base names none; repeatable."),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the fitted system; default: the base's.")
     ] = None,
-    plots: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Draw the held-out errors into DIR.")
-    ] = None,
+    plots: _Plots = None,
     as_json: _Json = False,
 ) -> None:
     """Fit the simulator's parameters of a system to its measurements.

@@ -215,6 +215,7 @@ class Split:
         is_mask = self.operation in {"AND", "OR"}
         return f"{self.operation} {self.value:#x}" if is_mask else f"{self.operation} {self.value}"
 
+    @cache  # noqa: B019 - a sweep has few, and each row asks
     def comms(self, num_nodes: int, ranks_per_node: int, *, spare: bool = False) -> Comms:
         """The communicators of a job of so many nodes, one process for each GPU, node by node.
 
@@ -224,29 +225,24 @@ class Split:
         >>> Split.parse("MOD 8").comms(4, 8).members[1]
         (1, 9, 17, 25)
         """
-        return _comms(self, num_nodes, ranks_per_node, spare)
-
-
-@cache
-def _comms(split: Split, num_nodes: int, ranks_per_node: int, spare: bool) -> Comms:
-    colour, job = _SPLITS[split.operation], f"{num_nodes}x{ranks_per_node}"
-    groups: dict[int, list[int]] = defaultdict(list)
-    for process in range(num_nodes * ranks_per_node):
-        groups[colour(process, split.value)].append(process)
-    several = [group for group in groups.values() if len(group) > 1 or not spare]
-    # Of each, its ranks on each of its nodes: (8, 8) is two nodes of eight.
-    spread = {tuple(Counter(p // ranks_per_node for p in group).values()) for group in several}
-    if len(spread) != 1 or len({*next(iter(spread))}) != 1:
-        raise ValueError(
-            f"split '{split.text}' makes no equal communicators of {job} processes; give one that "
-            f"shares nodes out evenly, like 'MOD {ranks_per_node}' or 'DIV {ranks_per_node}'"
-        )
-    if len(several) < 2 and not spare:
-        raise ValueError(f"split '{split.text}' leaves the {job} processes one communicator")
-    (on_nodes,) = spread
-    if on_nodes == (1,):
-        raise ValueError(f"split '{split.text}' leaves each of the {job} processes alone")
-    return Comms(len(on_nodes), on_nodes[0], tuple(map(tuple, several)))
+        colour, job = _SPLITS[self.operation], f"{num_nodes}x{ranks_per_node}"
+        groups: dict[int, list[int]] = defaultdict(list)
+        for process in range(num_nodes * ranks_per_node):
+            groups[colour(process, self.value)].append(process)
+        several = [group for group in groups.values() if len(group) > 1 or not spare]
+        # Of each, its ranks on each of its nodes: (8, 8) is two nodes of eight.
+        spread = {tuple(Counter(p // ranks_per_node for p in group).values()) for group in several}
+        if len(spread) != 1 or len({*next(iter(spread))}) != 1:
+            raise ValueError(
+                f"split '{self.text}' makes no equal communicators of {job} processes; share nodes "
+                f"out evenly, as 'MOD {ranks_per_node}' or 'DIV {ranks_per_node}' does"
+            )
+        if len(several) < 2 and not spare:
+            raise ValueError(f"split '{self.text}' leaves the {job} processes one communicator")
+        (on_nodes,) = spread
+        if on_nodes == (1,):
+            raise ValueError(f"split '{self.text}' leaves each of the {job} processes alone")
+        return Comms(len(on_nodes), on_nodes[0], tuple(map(tuple, several)))
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -34,7 +34,6 @@ from dynamiccl.collect.programs import Program
 from dynamiccl.collect.runner import Launch, LaunchMode
 from dynamiccl.collect.schedule import (
     HALVES,
-    Choice,
     Grid,
     Skips,
     calls_of,
@@ -68,7 +67,6 @@ _RULE: Final = f"{LATENCY_US:g} us and {GBYTES_PER_S:g} GB/s for each call"
 _MOST_TIMES_NODES: Final = 16
 #: 2.17.3 or later, whose warm-up is known.
 _PROGRAM: Final = Program("nccl-tests", frozenset("J"))
-_ALIKE: Final = "NCCL runs as many channels as for another count, which is measured"
 _stdout = Console()
 
 
@@ -78,6 +76,9 @@ Plan = dict[str, Any]
 
 def make_plan(sweep: Sweep) -> Plan:
     """Plan a sweep as if the plugin could play schedules and each round were like the first.
+
+    Channel counts that NCCL turns out to run as another one are counted, though a sweep leaves them
+    out once it has read back what runs.
 
     Raises UserError where nothing is known of a group so large, or of the simulated system.
     """
@@ -95,6 +96,8 @@ def make_plan(sweep: Sweep) -> Plan:
     single = [launch.mode for launch, _ in planner.processes(trials, plays=False)]
     total_single = sum(1 if mode is LaunchMode.READ_BACK else rounds for mode in single)
     reasons = Counter(t.infeasible for t in sweep.trials if t.infeasible is not None)
+    feasible = [trial for trial in sweep.trials if trial.infeasible is None]
+    skipped = Counter(why for t in feasible if (why := planner.reason_to_skip(t)) is not None)
     # A strategy picks what cannot run once, so that it becomes a row.
     expected = strategy.expected_picks()
     needed = sum(planner.reason_to_skip(trial) is None for trial in trials)
@@ -112,10 +115,10 @@ def make_plan(sweep: Sweep) -> Plan:
         "system": file.system,
         "strategy": file.strategy.kind,
         "trials": len(sweep.trials),
-        "feasible": len(sweep.trials) - reasons.total(),
+        "feasible": len(feasible),
         # Trials that cannot run, and those that are not measured, by reason.
         "infeasible": dict(sorted(reasons.items())),
-        "needless": planner.needless(),
+        "needless": dict(sorted(skipped.items())),
         # Of an adaptive sweep the most that it may take: rounds, measurements and hours.
         "rounds": rounds,
         "measurements": max(0, expected - reasons.total()) if is_adaptive else rounds * needed,
@@ -155,27 +158,17 @@ class _Planner:
 
     def __init__(self, sweep: Sweep) -> None:
         self.model = find_system(sweep.file.simulator.system)
-        self._file, self._trials = sweep.file, sweep.trials
+        self._file = sweep.file
         self._times: dict[Setting, SettingTimes] = {}
         self._skips = Skips(sweep.file.runner.slow_max, sweep.trials)
-        self._choices = dict(self._read_back())
 
     def rules(self) -> list[str]:
         """The rules that stood in where the model has no time, each once."""
         return list(dict.fromkeys(rule for times in self._times.values() for rule in times.rules))
 
     def reason_to_skip(self, trial: Trial) -> str | None:
-        """Why a trial is skipped, by the simulator's prediction; or None."""
-        return self._skips.reason(trial, self._choices)
-
-    def needless(self) -> dict[str, int]:
-        """Number of skipped trials, by reason."""
-        found = Counter(
-            self._skips.reason(trial, {}) or _ALIKE
-            for trial in self._trials
-            if trial.infeasible is None and self.reason_to_skip(trial) is not None
-        )
-        return dict(sorted(found.items()))
+        """Why a trial is skipped, before any was read back; or None."""
+        return self._skips.reason(trial, {})
 
     def processes(self, trials: Sequence[Trial], *, plays: bool) -> list[tuple[Launch, Grid]]:
         """The processes of a round and their walks; `plays`: many configs in one process."""
@@ -187,9 +180,7 @@ class _Planner:
             must_read_back=lambda _: self._file.runner.read_back,
             small_bytes=small_bytes(self._file),
         ):
-            # What runs alike is known only once it was read back.
-            known = {} if launch.mode is LaunchMode.READ_BACK else self._choices
-            left = tuple(t for t in launch.trials if not self._skips.reason(t, known))
+            left = tuple(t for t in launch.trials if self.reason_to_skip(t) is None)
             while left:  # what the blocks of one process cannot hold goes to another one
                 part = replace(launch, trials=left)
                 found.append((part, deal(part, max_blocks=self._file.runner.max_blocks)))
@@ -208,16 +199,6 @@ class _Planner:
         what = "reading back" if launch.mode is LaunchMode.READ_BACK else "measurements"
         for trial, size in zip(grid.blocks, cycle(grid.benchmark_bytes), strict=False):
             yield what, HALVES * calls.per_half * times.call_us(size, trial.config) / 1e6
-
-    def _read_back(self) -> Iterator[tuple[str, Choice]]:
-        """What a read-back of the trials would find, by the simulator."""
-        for trial in self._trials if self._file.runner.read_back else ():
-            # Only channel counts can run alike.
-            if trial.infeasible is None and trial.config.num_channels is not None:
-                size = trial.setting.benchmark_bytes(trial.size_bytes)
-                ran = self._times_of(trial.setting).parts(size, trial.config)
-                if ran is not None:
-                    yield trial.key, [ran.algorithm.wire, ran.protocol.wire, ran.num_channels]
 
     def _times_of(self, setting: Setting) -> "SettingTimes":
         if setting not in self._times:

@@ -37,6 +37,7 @@ from dynamiccl.datasets.schema import Status
 from dynamiccl.nccl import ABSTAIN
 
 Floats = npt.NDArray[np.float64]
+Picks = tuple[Trial, ...]
 #: (round, log time_us) of a trial, sorted.
 Times = Sequence[tuple[int, float]]
 #: Standard deviation of normal noise = this times the median of its absolute values.
@@ -107,7 +108,7 @@ def outcome_of(trial_key: str, number: int, rows: Sequence[Mapping[str, Any]]) -
 class Strategy(Protocol):
     """Picks trials, round by round."""
 
-    def next_picks(self, number: int, history: Sequence[Outcome]) -> tuple[Trial, ...] | None:
+    def next_picks(self, number: int, history: Sequence[Outcome]) -> Picks | None:
         """The picks of round `number`, or None when the strategy is done.
 
         Depends on the outcomes of the rounds before, whatever their order, and on nothing else: an
@@ -124,7 +125,7 @@ def make_strategy(file: SweepFile, trials: Sequence[Trial]) -> Strategy:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class TaskTrials:
     """The trials that compete for one (setting, size)."""
 
     setting: Setting
@@ -145,7 +146,7 @@ class Task:
 
 
 #: The tasks of each setting.
-Tasks = Mapping[Setting, Sequence[Task]]
+Tasks = Mapping[Setting, Sequence[TaskTrials]]
 
 
 def tasks_of(trials: Sequence[Trial]) -> Tasks:
@@ -154,11 +155,11 @@ def tasks_of(trials: Sequence[Trial]) -> Tasks:
     for trial in trials:
         if trial.infeasible is None:
             feasible[trial.task].append(trial)
-    tasks: dict[Setting, list[Task]] = defaultdict(list)
+    tasks: dict[Setting, list[TaskTrials]] = defaultdict(list)
     for (setting, size_bytes), found in feasible.items():
         default = next((trial for trial in found if trial.config == ABSTAIN), None)
         forced = tuple(trial for trial in found if trial.config != ABSTAIN)
-        tasks[setting].append(Task(setting, size_bytes, default, forced))
+        tasks[setting].append(TaskTrials(setting, size_bytes, default, forced))
     return tasks
 
 
@@ -182,11 +183,7 @@ class Cycles:
         self._infeasible = [trial for trial in trials if trial.infeasible is not None]
         self._tasks = [task for each in tasks_of(trials).values() for task in each]
 
-    def next_picks(
-        self,
-        number: int,
-        history: Sequence[Outcome],  # noqa: ARG002 - what is measured does not depend on it
-    ) -> tuple[Trial, ...] | None:
+    def next_picks(self, number: int, history: Sequence[Outcome]) -> Picks | None:  # noqa: ARG002
         """This cycle's picks in its own order; None after the last cycle."""
         if number >= self._cycles:
             return None
@@ -199,7 +196,7 @@ class Cycles:
         in_cycle = sum(len(self._picks(task, 0)) for task in self._tasks)
         return len(self._infeasible) + self._cycles * in_cycle
 
-    def _picks(self, task: Task, number: int) -> tuple[Trial, ...]:
+    def _picks(self, task: TaskTrials, number: int) -> Picks:
         drawn = task.candidates
         if self._share is not None and drawn:
             generator = random.Random(seed_of(*self._seed, number, task.key))
@@ -209,11 +206,11 @@ class Cycles:
 
 
 class _Slots(NamedTuple):
-    """The slots that one task gets in an adaptive round."""
+    """The slots that one task gets in an adaptive round, each with its odds over k trials."""
 
-    task: Task
-    #: What they are drawn from, and the distribution of each, shape (slots, k).
+    task: TaskTrials
     trials: Sequence[Trial]
+    #: Shape (slots, k).
     odds: Floats
     #: What an undecided task may cost, as a share of the time: a short budget goes there first.
     doubt: float
@@ -232,7 +229,7 @@ class Adaptive:
         self._infeasible = [trial for trial in trials if trial.infeasible is not None]
         self._tasks = tasks_of(trials)
 
-    def next_picks(self, number: int, history: Sequence[Outcome]) -> tuple[Trial, ...] | None:
+    def next_picks(self, number: int, history: Sequence[Outcome]) -> Picks | None:
         """This round's draws; None when all tasks are certain, or rounds or budget are spent."""
         if number >= self._settings.max_rounds:
             return None
@@ -299,7 +296,7 @@ class Adaptive:
             yield _Slots(task, belief.trials, odds, doubt)
 
 
-def first_policies(tasks: Sequence[Task]) -> list[Floats]:
+def first_policies(tasks: Sequence[TaskTrials]) -> list[Floats]:
     """Round 0 of one setting: for each task (slots, k), each slot uniform over a subspace."""
     kinds = [[_subspace(trial) for trial in task.candidates] for task in tasks]
     most = max(len(set(kind)) for kind in kinds)
@@ -317,7 +314,7 @@ def first_policies(tasks: Sequence[Task]) -> list[Floats]:
     return policies
 
 
-def later_slots(tasks: Sequence[Task]) -> int:
+def later_slots(tasks: Sequence[TaskTrials]) -> int:
     """Slots of each uncertain task of one setting in rounds after the first.
 
     One for ten configs: many small steps learn more than few large ones, but each costs a pair of
@@ -352,7 +349,7 @@ class Belief:
     NCCL's default with the wanted confidence, else ABSTAIN.
     """
 
-    task: Task
+    task: TaskTrials
     #: The k candidates of which no attempt failed.
     trials: Sequence[Trial]
     #: Log time_us and its standard deviation (k,), and joint draws, of which the last is the
@@ -439,7 +436,7 @@ def beliefs(tasks: Tasks, history: Sequence[Outcome], *, seed: int) -> Iterator[
 
 
 def _belief(
-    task: Task,
+    task: TaskTrials,
     lost: Set[str],
     cells: Mapping[str, Cell],
     surfaces: Mapping[object, "Surface"],
@@ -465,7 +462,7 @@ def _belief(
 # --- What was measured: log times without the drift of their rounds, and their noise ---
 
 
-def cells_of(tasks: Sequence[Task], times: Mapping[str, Times]) -> dict[str, Cell]:
+def cells_of(tasks: Sequence[TaskTrials], times: Mapping[str, Times]) -> dict[str, Cell]:
     """The cells of one setting by trial key; only trials with a time."""
     drift = round_drift([times.get(t.default.key, ()) for t in tasks if t.default is not None])
     level: dict[str, tuple[float, list[float]]] = {}
