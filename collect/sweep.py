@@ -11,10 +11,10 @@ import math
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self, get_args
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -446,15 +446,10 @@ def _settings(file: SweepFile, where: str) -> Iterator[Setting]:
     beside = [Interference(one.kind, one.level) for one in file.interference]
     for collective, group in product(collectives, file.groups):
         shape = group.comms() or group
+        rest: dict[str, Any] = {"num_hosts": group.num_hosts or 0}
+        if group.split is not None:
+            processes = group.num_nodes * group.ranks_per_node
+            rest = {"num_hosts": group.num_nodes, "num_processes": processes}
+            rest |= {"split": group.split, "spare": group.spare}
         for fixed in product(file.datatypes, profiles, beside):
-            setting = Setting(collective, shape.num_nodes, shape.ranks_per_node, *fixed)
-            if group.split is None:
-                yield replace(setting, num_hosts=group.num_hosts or 0)
-                continue
-            yield replace(
-                setting,
-                num_hosts=group.num_nodes,
-                split=group.split,
-                spare=group.spare,
-                num_processes=group.num_nodes * group.ranks_per_node,
-            )
+            yield Setting(collective, shape.num_nodes, shape.ranks_per_node, *fixed, **rest)
