@@ -48,11 +48,7 @@ _SPLIT: Final = re.compile(r"(AND|OR|MOD|DIV) (0x[0-9a-f]{1,7}|0|[1-9]\d{0,8})")
 
 
 def parse_size(value: object) -> int:
-    """Read a byte count: an integer, or text with a binary K, M, G or T as nccl-tests takes it.
-
-    >>> parse_size("64K"), parse_size(12)
-    (65536, 12)
-    """
+    """Read a byte count: an integer, or text with a binary K, M, G or T as nccl-tests takes it."""
     match = _SIZE.fullmatch(str(value).strip())
     if not match or int(match[1]) == 0:
         raise ValueError(f"'{value}' is no size; write 4096, '64K', '16M' or '1G'")
@@ -78,11 +74,7 @@ def octave_ladder(low_bytes: int, high_bytes: int, steps_per_octave: int) -> tup
 
 
 def factor_ladder(low_bytes: int, high_bytes: int, factor: int) -> tuple[int, ...]:
-    """Sizes as `-b low -e high -f factor` walks them.
-
-    >>> factor_ladder(1000, 9000, 3)
-    (1000, 3000, 9000)
-    """
+    """Sizes as `-b low -e high -f factor` walks them."""
     sizes = [low_bytes]
     while sizes[-1] * factor <= high_bytes:
         sizes.append(sizes[-1] * factor)
@@ -104,11 +96,7 @@ class Chain:
 
 
 def chains(sizes: Iterable[int]) -> list[Chain]:
-    """Cut sizes into walks by a factor, each time the longest that is left.
-
-    >>> [chain.sizes for chain in chains([4, 8, 16, 12, 24, 100])]
-    [(4, 8, 16), (12, 24), (100,)]
-    """
+    """Cut sizes into walks by a factor, each time the longest that is left."""
     left = set(sizes)
     cut: list[Chain] = []
     while left:
@@ -158,9 +146,6 @@ def benchmark_bytes(collective: Collective, size_bytes: int, ranks: int, datatyp
 
     `src/all_gather.cu`, `src/all_reduce.cu` at nccl-tests v2.19.6: the share of one rank is rounded
     down to 16 bytes where each rank has one, else the size to whole elements.
-
-    >>> benchmark_bytes(Collective.AllGather, 1024, 3, "float")
-    1008
     """
     per_rank = collective in _PER_RANK
     grain = RANK_GRAIN_BYTES * ranks if per_rank else DATATYPE_BYTES[datatype]

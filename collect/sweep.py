@@ -217,10 +217,9 @@ class StrategySettings(Table):
 
 
 class BudgetSettings(Table):
-    """When to stop early; nothing given = when the sweep is done.
+    """When to stop early, whatever the number of jobs that a sweep takes.
 
-    Of the whole sweep, whatever the number of jobs that it takes. Shards run side by side: each has
-    its share of the measurements, and all of the hours.
+    Of shards each has its share of the measurements, and all of the hours.
     """
 
     max_measurements: int | None = Field(default=None, ge=1)
