@@ -391,21 +391,6 @@ def test_tiny_grids(changes: dict[str, str]) -> None:
     assert world.regret(table) < (0.04 if "AllGather" not in str(changes) else math.inf)
 
 
-def test_chunk_sizes_are_a_knob_like_channels() -> None:
-    def truth(trial: Trial) -> float:
-        chunk = math.log2(trial.config.chunk_bytes or 1 << 19)
-        return hockney(trial) * (
-            1.0 + 0.05 * abs(chunk - 17.0) * (trial.config.protocol is Protocol.Simple)
-        )
-
-    chunks = '[0, "64K", "128K", "256K", "512K"]'
-    budget = "[budget]\nmax_measurements = 400"
-    made = adaptive_sweep(budget, chunk_sizes=chunks, num_channels="[0, 2, 8, 32]")
-    world, table = play(made, truth, normal(0.01))
-    assert world.regret(table) < 0.03
-    assert any(config.chunk_bytes == 1 << 17 for config in table.values())
-
-
 # --- Decisions from exhaustive data ---
 
 
@@ -604,25 +589,6 @@ def rows(trials: Sequence[Trial], sigma: float = 0.02, repeats: int = 1) -> stra
     return strategies.places_of(
         trials, {t.key: cell for t, cell in zip(trials, cells, strict=True)}
     )
-
-
-def test_nearer_configs_are_more_alike_and_auto_is_like_auto() -> None:
-    auto, eight = (next(t for t in TRIALS if t.config.num_channels == n) for n in (None, 8))
-    places = strategies.places_of([auto, eight])
-    assert list(places[:, 0]) == [16.0, 16.0]
-    assert np.isnan(places[0, 1:]).all()
-
-    def alike(size: float, channels: float, of: float = 3.0) -> float:
-        a, b = np.array([[20.0, of, math.nan]]), np.array([[size, channels, math.nan]])
-        return float(Kernel().matrix(a, b)[0, 0])
-
-    assert alike(20.0, 3.0) > alike(20.0, 4.0) > alike(20.0, 5.0)
-    assert alike(20.5, 3.0) > alike(22.0, 3.0)
-    assert alike(20.0, math.nan, math.nan) > alike(20.0, 3.0, math.nan) == alike(20.0, math.nan)
-    for kernel in (Kernel(), Kernel(1.0, 0.7, 0.1, 0.6, 0.0), Kernel(8.0, 6.0, 0.8, 0.02, 0.1)):
-        matrix = kernel.matrix(strategies.places_of(TRIALS), strategies.places_of(TRIALS))
-        assert np.allclose(matrix, matrix.T)
-        assert np.linalg.eigvalsh(matrix).min() > -1e-8
 
 
 def test_the_posterior_is_that_of_the_joint_normal() -> None:
