@@ -160,7 +160,7 @@ class _Planner:
         self.model = find_system(sweep.file.simulator.system)
         self._file = sweep.file
         self._times: dict[Setting, SettingTimes] = {}
-        self._skips = Skips(sweep.file.runner.slow_max, sweep.trials)
+        self._skips = Skips(sweep.file.runner.slow_max)
 
     def rules(self) -> list[str]:
         """The rules that stood in where the model has no time, each once."""
