@@ -3,13 +3,12 @@
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Column, Table
+from rich.table import Table
 
 from dynamiccl import cli
 from dynamiccl.collect import compare as comparing
@@ -19,12 +18,10 @@ from dynamiccl.collect.checks import ANY_SWEEP, Needs, check_inside, sweep_check
 from dynamiccl.collect.health import health_command
 from dynamiccl.collect.imports import import_command
 from dynamiccl.collect.launchers import LAUNCHERS, find_launcher
-from dynamiccl.collect.plan import make_plan, shapes_command, show_plan
-from dynamiccl.collect.run import RunSummary
+from dynamiccl.collect.plan import make_plan, plan_lines, shapes_command
 from dynamiccl.collect.start import (
     RUNNERS,
     RunOptions,
-    Submission,
     launcher_of,
     start_sweep,
     submit_sweep,
@@ -40,13 +37,12 @@ from dynamiccl.simulator.systems import PARAMETRIC, find_system
 from dynamiccl.simulator.workloads import make_workload
 
 app = typer.Typer(
-    help="Sweep nccl-tests over NCCL's configs, or import measurements.",
-    **cli.APPLICATION,
+    help="Sweep nccl-tests over NCCL's configs, or import measurements.", **cli.APPLICATION
 )
 _stderr = Console(stderr=True)
 _stdout = Console()
-#: Columns of a table that is no terminal's; exit code where something surely got slower.
-_WIDTH, _SLOWER = 100, 1
+#: Exit code where something surely got slower.
+_SLOWER = 1
 
 _Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
 _Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more, to stderr.")]
@@ -57,6 +53,12 @@ _SweepFile = Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="The swee
 def main() -> None:
     """Entry point of `dynamiccl-collect`."""
     cli.run(partial(app, standalone_mode=False))
+
+
+def _print(*lines: str, console: Console = _stdout) -> None:
+    """Lines as they are, however long."""
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 @app.command("plan")
@@ -70,9 +72,9 @@ def plan_command(sweep_file: _SweepFile, as_json: _Json = False) -> None:
     with _stderr.status("planning"):
         plan = make_plan(load_sweep(sweep_file))
     if as_json:
-        cli.print_json(plan.to_json())
+        cli.print_json(plan)
     else:
-        show_plan(plan, _stdout)
+        _print(*plan_lines(plan))
 
 
 @app.command("run")
@@ -80,10 +82,7 @@ def run_command(
     sweep_file: _SweepFile,
     out: _Out,
     runner: Annotated[str, typer.Option(help=f"One of {', '.join(RUNNERS)}.")] = "nccl-tests",
-    launcher: Annotated[
-        str | None,
-        typer.Option(help=f"One of {', '.join(LAUNCHERS)}; default: the sweep file's."),
-    ] = None,
+    launcher: Annotated[str | None, typer.Option(help=f"One of {', '.join(LAUNCHERS)}.")] = None,
     nccl_tests_dir: Annotated[
         Path | None, typer.Option(help="Where the nccl-tests binaries are; default PATH.")
     ] = None,
@@ -128,46 +127,31 @@ def run_command(
         batch_script=batch_script,
     )
     if find_launcher(launcher_of(sweep.file, launcher).kind).is_batch:
-        _show_submission(submit_sweep(sweep, options), as_json=as_json)
+        submitted = submit_sweep(sweep, options)
+        job = f"job {submitted.job}: {submitted.state}" if submitted.job else submitted.state
+        if as_json:
+            cli.print_json({**asdict(submitted), "script": str(submitted.script)})
+            return
+        _print(
+            f"{job}; {submitted.trials_done} of {submitted.trials} trials done in "
+            f"{submitted.launches_done} launches; the same command shows progress, "
+            f"{submitted.script.with_suffix('')}-*.out is its log"
+        )
         return
     summary = start_sweep(sweep, options, console=_stderr)
-    _show_run(summary, out, as_json=as_json)
+    if as_json:
+        cli.print_json({**asdict(summary), "out": str(out)})
+    else:
+        by_status = ", ".join(f"{count} {name}" for name, count in summary.rows_by_status.items())
+        endings = {"budget": "the budget is spent", "interrupted": "stopped; go on with --resume"}
+        _print(
+            f"{summary.rows_written} rows ({by_status or 'nothing new'}) of {summary.trials} "
+            f"trials in {summary.launches_run} launches; {summary.launches_skipped} were there "
+            f"already; {endings.get(summary.ended, summary.ended)} -> {out}"
+        )
     if summary.ended == "interrupted":
         # A script's next step needs a complete sweep.
         raise typer.Exit(cli.INTERRUPTED)
-
-
-def _show_run(summary: RunSummary, out: Path, *, as_json: bool) -> None:
-    if as_json:
-        cli.print_json({**asdict(summary), "out": str(out)})
-        return
-    by_status = ", ".join(f"{count} {name}" for name, count in summary.rows_by_status.items())
-    endings = {
-        "done": "done",
-        "budget": "the budget is spent",
-        "interrupted": "stopped; go on with --resume",
-    }
-    _stdout.print(
-        f"{summary.rows_written} rows ({by_status or 'nothing new'}) of {summary.trials} trials in "
-        f"{summary.launches_run} launches; {summary.launches_skipped} were there already; "
-        f"{endings[summary.ended]} -> {out}",
-        soft_wrap=True,
-        highlight=False,
-    )
-
-
-def _show_submission(found: Submission, *, as_json: bool) -> None:
-    if as_json:
-        cli.print_json({**asdict(found), "script": str(found.script)})
-        return
-    job = f"job {found.job}: {found.state}" if found.job else found.state
-    _stdout.print(
-        f"{job}; {found.trials_done} of {found.trials} trials done in {found.launches_done} "
-        f"launches; the same command shows progress, {found.script.with_suffix('')}-*.out is its "
-        "log",
-        soft_wrap=True,
-        highlight=False,
-    )
 
 
 @app.command("doctor")
@@ -225,11 +209,10 @@ def jobs_command(
 
     Example: dynamiccl-collect jobs --scenario congested --workload decode --out out/data
     """
+    kinds = workload or simulating.DEFAULT_WORKLOADS
     order = RecordSettings(
         system=find_system(system),
-        workload=make_workload(
-            workload or simulating.DEFAULT_WORKLOADS, Group(nodes, ranks_per_node)
-        ),
+        workload=make_workload(kinds, Group(nodes, ranks_per_node)),
         scenario=find_scenario(scenario),
         exploration=Exploration(explore, hold),
         jobs=jobs,
@@ -243,7 +226,7 @@ def jobs_command(
     if as_json:
         cli.print_json({"calls": jobs * calls, "parts": [str(path) for path in parts]})
         return
-    _stdout.print(f"{jobs * calls} calls of {jobs} jobs -> {out}", soft_wrap=True, highlight=False)
+    _print(f"{jobs * calls} calls of {jobs} jobs -> {out}")
 
 
 @app.command("describe")
@@ -261,21 +244,15 @@ def describe_command(
     Example: dynamiccl-collect describe out/data --plots out/plots
     """
     summaries = describing.describe(directory)
-    drawn = (
-        []
-        if plots is None or not summaries
-        else describing.plot_systems(store.read(directory), plots)
-    )
+    drawn: list[Path] = []
+    if plots is not None and summaries:
+        drawn = describing.plot_systems(store.read(directory), plots)
     if as_json:
-        documents = describing.to_json(summaries, describing.describe_calls(directory))
-        cli.print_json(
-            documents
-            if plots is None
-            else {"systems": documents, "plots": [str(path) for path in drawn]}
-        )
+        found = describing.to_json(summaries, describing.describe_calls(directory))
+        with_plots = {"systems": found, "plots": [str(path) for path in drawn]}
+        cli.print_json(found if plots is None else with_plots)
         return
-    for path in drawn:
-        _stderr.print(f"drawn: {path}", soft_wrap=True, highlight=False)
+    _print(*(f"drawn: {path}" for path in drawn), console=_stderr)
     for summary in summaries:
         mark = " (simulated)" if summary["simulated"] else ""
         table = Table(title=f"{summary['system']}{mark}", show_header=False, title_justify="left")
@@ -284,8 +261,7 @@ def describe_command(
         for name, value in describing.lines(summary):
             table.add_row(name, value)
         _stdout.print(table)
-    for line in describing.other_lines(directory):
-        _stdout.print(line, soft_wrap=True, highlight=False, markup=False)
+    _print(*describing.other_lines(directory))
 
 
 @app.command("compare")
@@ -310,20 +286,10 @@ def compare_command(
     if as_json:
         cli.print_json({"old": str(old), "new": str(new), **found})
     else:
-        _show_comparison(found)
+        for change in found["changes"]:
+            _print("  ".join(comparing.row(change)))
+        _print(*comparing.sentences(found))
     raise typer.Exit(_SLOWER if found["is_slower"] else 0)
-
-
-def _show_comparison(found: dict[str, Any]) -> None:
-    console = _stdout if _stdout.is_terminal else Console(width=max(_stdout.width, _WIDTH))
-    whole = [Column(name, no_wrap=True) for name in ("sizes", "change")]
-    table = Table("collective", "config", *whole, "what", box=SIMPLE_HEAD, pad_edge=False)
-    for change in found["changes"]:
-        table.add_row(*comparing.row(change))
-    if found["changes"]:
-        console.print(table)
-    for line in comparing.sentences(found):
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 app.command("shapes")(shapes_command)
@@ -332,19 +298,13 @@ app.command("shapes")(shapes_command)
 @app.command("fit-simulator")
 def fit_command(
     data: Annotated[Path, typer.Option("--data", metavar="DIR", help="A data directory.")],
-    out: Annotated[
-        Path, typer.Option("--out", metavar="SYSTEM.toml", help="System file to write.")
-    ],
+    out: Annotated[Path, typer.Option(metavar="SYSTEM.toml", help="System file to write.")],
     base: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME|FILE",
-            help=f"Description to start from: {', '.join(PARAMETRIC)}, or a system file.",
-        ),
+        str, typer.Option(help=f"Where to start: {', '.join(PARAMETRIC)}, or a system file.")
     ],
     system: Annotated[
         list[str] | None,
-        typer.Option(help="System of the data, where the description names none; repeatable."),
+        typer.Option(help="System of the data, where base names none; repeatable."),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the fitted system; default: the base's.")
@@ -365,7 +325,7 @@ def fit_command(
         cli.print_json({**fitting.to_json(fit), "out": str(out)})
         return
     fitting.show(fit, _stdout)
-    _stdout.print(f"{fit.file.name} -> {out}", soft_wrap=True, highlight=False)
+    _print(f"{fit.file.name} -> {out}")
 
 
 if __name__ == "__main__":

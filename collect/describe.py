@@ -252,7 +252,7 @@ def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
     Raises MachineError without matplotlib, NotEnoughData when no task has a time.
     """
     try:
-        from matplotlib.figure import Figure
+        from matplotlib import figure
     except ImportError as error:
         raise MachineError(
             "plots need matplotlib; pip install 'dynamiccl[plot]', or leave --plots away"
@@ -265,7 +265,7 @@ def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
     for (system,), part in found.group_by("system", maintain_order=True):
         paths.append(folder / f"{slug(str(system))}.png")
         title = f"{system}: best measured config by message size, and its gain"
-        draw_system(title, part, Figure).savefig(paths[-1], dpi=120)
+        draw_system(title, part, figure.Figure).savefig(paths[-1], dpi=120)
     return paths
 
 

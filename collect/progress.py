@@ -16,7 +16,7 @@ from rich.progress import (
 from rich.text import Text
 
 from dynamiccl.collect.grid import Setting, Trial
-from dynamiccl.collect.strategies.strategy import Outcome
+from dynamiccl.collect.strategies import Outcome
 from dynamiccl.nccl import ABSTAIN
 
 _COLUMNS: Final = (

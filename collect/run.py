@@ -29,7 +29,7 @@ from dynamiccl.collect.grid import LaunchProfile, Setting, Trial
 from dynamiccl.collect.journal import Journal, Record, Shard, counts_as_picked, open_journal
 from dynamiccl.collect.progress import SweepProgress
 from dynamiccl.collect.runner import Launch, LaunchMode, Row, Runner, lost_row, trial_row
-from dynamiccl.collect.strategies.strategy import Outcome, Strategy, outcome_of
+from dynamiccl.collect.strategies import Outcome, Strategy, outcome_of
 from dynamiccl.collect.sweep import BudgetSettings, Sweep
 from dynamiccl.datasets.schema import Status
 from dynamiccl.errors import MachineError

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.progress import SweepProgress
-from dynamiccl.collect.strategies.strategy import Outcome, outcome_of
+from dynamiccl.collect.strategies import Outcome, outcome_of
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 
 SETTING = Setting(Collective.AllReduce, 1, 8)

@@ -17,7 +17,7 @@ from dynamiccl.collect.progress import SweepProgress
 from dynamiccl.collect.run import RunSummary, run_sweep
 from dynamiccl.collect.runner import Launch, LaunchMode, Row, Runner, lost_row, trial_row
 from dynamiccl.collect.simulated import SimulatorRunner
-from dynamiccl.collect.strategies.strategy import Outcome
+from dynamiccl.collect.strategies import Outcome
 from dynamiccl.collect.sweep import Sweep, parse_sweep
 from dynamiccl.datasets import store
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS, Source, Status

@@ -1,10 +1,7 @@
 """NCCL's own choice for a call, from its cost model (`src/graph/tuning.cc`, `src/enqueue.cc`)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Final
 
 from dynamiccl.nccl import (
     COST_IGNORE,
@@ -20,20 +17,16 @@ from dynamiccl.nccl import (
 from dynamiccl.nccl_costs import TREE_CORRECTED, plateau, size_correction
 from dynamiccl.simulator.default.bandwidth import algbw_gbytes_per_s
 from dynamiccl.simulator.default.channels import used_channels, used_threads
-from dynamiccl.simulator.default.communicator import (
-    NVLS_KINDS,
-    Communicator,
-    Overrides,
-)
-from dynamiccl.simulator.default.constants import (
-    NVLS_TREE_CORRECTED,
-    Generation,
-    release_of,
-)
+from dynamiccl.simulator.default.communicator import NVLS_KINDS, Communicator, Overrides
+from dynamiccl.simulator.default.constants import NVLS_TREE_CORRECTED, Generation, release_of
 from dynamiccl.simulator.default.graph import Machine, Path
 from dynamiccl.simulator.default.latency import latency_us
 from dynamiccl.simulator.group import Cell, CostLine, Group
 from dynamiccl.simulator.system import Call
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 Pair = tuple[Algorithm, Protocol]
 
@@ -113,8 +106,10 @@ class CostModel:
         line = self.line(call, algorithm, protocol)
         return line.latency_us + call.size_bytes / (1000.0 * line.algbw_gbytes_per_s)
 
-    def cost_table(self, call: Call) -> npt.NDArray[np.float32]:
+    def cost_table(self, call: Call) -> "npt.NDArray[np.float32]":
         """The table passed to a tuner: (7 algorithms, 3 protocols) us, -1 = unavailable."""
+        import numpy as np  # takes most of a start of whoever needs no table
+
         table = np.full((NUM_ALGORITHMS, NUM_PROTOCOLS), COST_IGNORE, dtype=np.float32)
         for algorithm, protocol in self.cells(call.group, call.collective):
             table[algorithm, protocol] = self.cost_us(call, algorithm, protocol)
