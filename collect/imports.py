@@ -60,6 +60,7 @@ CSV: Final = "tidy-csv"
 #: Kinds of which all files are read together.
 _CALLS: Final = "calls"
 _TRACE: Final = "trace"
+_JOINED: Final = (_CALLS, _TRACE)
 _SNIFF_BYTES: Final = 65_536
 #: Lines of each kind that people are shown; all are in --json.
 _SHOWN: Final = 20
@@ -183,11 +184,6 @@ class ImportSummary:
         self.dropped = sum(sum(report.dropped.values()) for report in self.files)
         self.rejected = [line for report in self.files for line in report.rejected]
 
-    def add_calls(self, table: pa.Table) -> None:
-        """Count the calls of jobs."""
-        self.calls_written += table.num_rows
-        self.calls_timed += table.num_rows - table["time_us"].null_count
-
     @property
     def written_text(self) -> str:
         """What was written, as text."""
@@ -264,15 +260,9 @@ def import_files(
             errors.append(error)
     # A trace has reports of its own, one for each member of an archive.
     summary.files = [item.report for item in inputs if not item.traces or item.report.remarks]
-    jobs = [item for item in inputs if fresh[item.sha256] is item]
-    base = {
-        **columns_of(options.system or ""),
-        "gpu": options.gpu,
-        "nccl_version": options.nccl_version and str(NcclVersion.parse(options.nccl_version)),
-    }
-    base = {name: value for name, value in base.items() if value is not None}
-    _import_calls([i for i in jobs if i.format == _CALLS], base, options, out_dir, summary, errors)
-    _import_traces([i for i in jobs if i.traces], base, options, out_dir, summary, errors)
+    jobs = [item for item in inputs if fresh[item.sha256] is item and item.format in _JOINED]
+    if jobs:
+        _import_jobs(jobs, options, columns_of, out_dir, summary, errors)
     summary.add_up()
     if errors:
         raise errors[0] if len(inputs) == 1 else ImportFailed(errors, summary)
@@ -339,7 +329,7 @@ def _import_one(
     """Write what a file tells that is read by itself; raises DataError where it is nothing."""
     if item.problem is not None:
         raise item.problem
-    if item.format in {_CALLS, _TRACE}:
+    if item.format in _JOINED:
         return
     report = item.report
     if item.format == CSV:
@@ -376,50 +366,42 @@ def _record(items: Sequence[_Input]) -> dict[str, Any]:
     return program_record("import", files={item.path.name: item.sha256 for item in items})
 
 
-def _sweep_of(items: Sequence[_Input], options: ImportOptions) -> str:
-    return options.sweep or slug(items[0].path.resolve().parent.name)
-
-
-def _import_calls(
+def _import_jobs(
     items: Sequence[_Input],
-    base: Mapping[str, Any],
     options: ImportOptions,
+    columns_of: Callable[[str], dict[str, Any]],
     out_dir: Path,
     summary: ImportSummary,
     errors: list[DataError],
 ) -> None:
-    """Write the calls of the recorder's files of all ranks."""
-    if not items:
-        return
-    files = [(item.path, item.report) for item in items]
-    for table in read_calls(files, {**base, "sweep": _sweep_of(items, options)}, errors):
-        write_part(out_dir, table, kind="calls", provenance=_record(items))
-        summary.add_calls(table)
+    """Write the calls and steps of the recorder's files, and of the traces, of all ranks."""
+    version = options.nccl_version
+    base = {
+        **columns_of(options.system or ""),
+        "sweep": options.sweep or slug(items[0].path.resolve().parent.name),
+        **({"gpu": options.gpu} if options.gpu else {}),
+        **({"nccl_version": str(NcclVersion.parse(version))} if version else {}),
+    }
 
-
-def _import_traces(
-    items: Sequence[_Input],
-    base: Mapping[str, Any],
-    options: ImportOptions,
-    out_dir: Path,
-    summary: ImportSummary,
-    errors: list[DataError],
-) -> None:
-    """Write the calls and steps of the traces of all ranks."""
-    if not items:
-        return
-    sweep = _sweep_of(items, options)
-    known = {"num_ranks": options.num_ranks, "num_nodes": options.num_nodes}
-    files = [trace for item in items for trace in item.traces]
-    traces = read_files(files, {**base, "sweep": sweep, "run": sweep, **known})
-    for kind, table in (("calls", traces.calls), ("steps", traces.steps)):
+    def write(kind: str, table: pa.Table) -> None:
+        if kind == "calls":
+            summary.calls_written += table.num_rows
+            summary.calls_timed += table.num_rows - table["time_us"].null_count
         if table.num_rows:
             write_part(out_dir, table, kind=kind, provenance=_record(items))
-    summary.add_calls(traces.calls)
-    summary.files += traces.reports
-    summary.rank_records, summary.steps_written = traces.records, traces.steps.num_rows
-    summary.untimed = dict(traces.untimed.most_common())
-    errors += traces.errors
+
+    if files := [(item.path, item.report) for item in items if item.format == _CALLS]:
+        for table in read_calls(files, base, errors):
+            write("calls", table)
+    if found := [trace for item in items for trace in item.traces]:
+        group = {"num_ranks": options.num_ranks, "num_nodes": options.num_nodes}
+        traces = read_files(found, {**base, "run": base["sweep"], **group})
+        write("calls", traces.calls)
+        write("steps", traces.steps)
+        summary.files += traces.reports
+        summary.rank_records, summary.steps_written = traces.records, traces.steps.num_rows
+        summary.untimed = dict(traces.untimed.most_common())
+        errors += traces.errors
 
 
 def import_command(

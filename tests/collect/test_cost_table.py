@@ -64,14 +64,6 @@ def test_equal_tables_of_several_communicators_are_one_and_others_none() -> None
     assert log.cost_table() is None
 
 
-def test_a_damaged_number_of_threads_leaves_the_costs_as_they_are() -> None:
-    damaged = [line.replace("640 |", "\0 |") if "Max" in line else line for line in BLOCK]
-    table = taken(*damaged).cost_table()
-    assert table is not None
-    assert table[Collective.AllReduce, Algorithm.Tree, Protocol.LL128] == Cost(31.0, 0.0, None)
-    assert table[Collective.AllReduce, Algorithm.Tree, Protocol.Simple] == Cost(36.4, 1.9, 512)
-
-
 @pytest.mark.parametrize(
     "line",
     [

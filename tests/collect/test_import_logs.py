@@ -157,11 +157,6 @@ def test_error_column_is_no_count_of_wrong_values(tmp_path: Path) -> None:
     assert frame["cuda_version"].unique().to_list() == ["11.2"]
 
 
-def test_number_in_exponent_form(tmp_path: Path) -> None:
-    frame = load("ebpf_one_rank_no_header.log", tmp_path)
-    assert frame.row(-1, named=True)["algbw_gbytes_per_s"] == 1e6
-
-
 def test_unchecked_half_keeps_its_time(tmp_path: Path) -> None:
     frame = load("playground_a100_sendrecv.log", tmp_path)
     wrong = frame.filter(pl.col("in_place"))["wrong_values"]
