@@ -39,14 +39,13 @@ from dynamiccl.collect.calls import MAGIC, SUFFIX, read_calls
 from dynamiccl.collect.nccl_tests import (
     ImportOptions,
     first_problem,
-    read_json_file,
-    read_text,
+    read_file,
 )
 from dynamiccl.collect.output import FileReport, Rejected, looks_like_row
 from dynamiccl.collect.tidy_csv import is_tidy_csv, read_tidy_csv
 from dynamiccl.collect.traces import TraceFile, read_files, trace_files
 from dynamiccl.datasets.provenance import file_sha256, program_record
-from dynamiccl.datasets.schema import Status
+from dynamiccl.datasets.schema import Source, Status
 from dynamiccl.datasets.store import check_slug, part_paths, slug, write_part
 from dynamiccl.errors import DataError, MissingPath, OutputError, UserError
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
@@ -54,9 +53,9 @@ from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
 __all__ = ["ImportFailed", "ImportOptions", "ImportSummary", "import_files"]
 
 _LOG: Final = logging.getLogger(__name__)
-TEXT: Final = "nccl-tests-text"
-JSON: Final = "nccl-tests-json"
-CSV: Final = "tidy-csv"
+TEXT: Final = Source.NCCL_TESTS_TEXT.value
+JSON: Final = Source.NCCL_TESTS_JSON.value
+CSV: Final = Source.TIDY_CSV.value
 #: Kinds of which all files are read together.
 _CALLS: Final = "calls"
 _TRACE: Final = "trace"
@@ -341,8 +340,7 @@ def _import_one(
             "run": f"{slug(item.path.stem)[:80]}-{item.sha256[:8]}",
             "source_file": str(item.path),
         }
-        read = read_text if item.format == TEXT else read_json_file
-        tables = read(item.path, base, options, report)
+        tables = read_file(item.path, base, options, report)
     before = set(part_paths(out_dir)) if out_dir.is_dir() else set()
     wrong = 0
     for kind, table in tables:

@@ -12,7 +12,7 @@ collective comes from, in this order:
 4. the name of the file, when it contains exactly one collective's name. This is reported.
 
 The rows of a launch of ours stay dicts (`parse_text`, `parse_json`). Those of a file to import
-become columns a chunk at a time (`read_text`, `read_json_file`), since there may be millions.
+become columns a chunk at a time (`read_file`), since there may be millions.
 """
 
 import json
@@ -178,19 +178,24 @@ def _as_dicts(
     rows: pl.DataFrame, runs: Sequence[Run], report: FileReport, started: Collective | None
 ) -> list[Row]:
     """The rows with all that is known of their runs."""
-    known = _facts_of_runs(rows, runs, ImportOptions(), report, started)
+    known = _Facts(ImportOptions(), report, started).of_runs(rows, runs)
     facts = {number: {"source": report.format, **each} for number, each in known.items()}
     found = _with_facts(rows, facts, _choices_of_runs(runs, facts, report)).drop(RUN).to_dicts()
     return [{name: value for name, value in row.items() if value is not None} for row in found]
 
 
-def read_text(
+def read_file(
     path: Path, base: Mapping[str, Any], options: ImportOptions, report: FileReport
 ) -> Iterator[Part]:
-    """Yield what one output file, or a log of NCCL's, tells.
+    """Yield what one file tells: text of nccl-tests or a log of NCCL's, or JSON (`report.format`).
 
-    Raises OutputError, with the line that says why, when it holds no row and no cost table.
+    Raises OutputError, with the line that says why, when it holds no row and no cost table, and
+    what `read_json` raises.
     """
+    if report.format == Source.NCCL_TESTS_JSON.value:
+        rows, run = read_json(path, report)
+        yield from _parts(rows, [run], base, options, report)
+        return
     text_runs = TextRuns(report)
     with path.open(encoding="utf-8", errors="replace") as lines:
         rows = _gathered(text_runs.rows(lines))
@@ -199,14 +204,6 @@ def read_text(
             raise OutputError(_no_row(path, text_runs.runs, report))
         report.remark("no benchmark row; what NCCL logs of its costs is taken")
     yield from _parts(rows, text_runs.runs, base, options, report)
-
-
-def read_json_file(
-    path: Path, base: Mapping[str, Any], options: ImportOptions, report: FileReport
-) -> Iterator[Part]:
-    """Yield what one file of nccl-tests' JSON tells; raises as `read_json`."""
-    rows, run = read_json(path, report)
-    yield from _parts(rows, [run], base, options, report)
 
 
 def _no_row(path: Path, runs: Iterable[Run], report: FileReport) -> str:
@@ -234,7 +231,8 @@ def _parts(
     `base` holds the columns that the whole file shares: system, sweep, source and topology facts,
     and `run` as the stem of the runs' names.
     """
-    known = _facts_of_runs(rows, runs, options, report, None)
+    resolver = _Facts(options, report)
+    known = resolver.of_runs(rows, runs)
     with_rows = [run.number for run in runs if run.rows]
     for number, facts in known.items():
         place = f".{with_rows.index(number) + 1}" if len(with_rows) > 1 else ""
@@ -247,8 +245,9 @@ def _parts(
             yield "measurements", _table(part, known, choices)
     costs: list[Row] = []
     for run in runs:
-        told = known.get(run.number) or {**base, **_facts(run, None, None, options, report)}
-        costs += [cell for cell in _costs_of(run, told, report) if cell not in costs]
+        if run.nccl.costs:
+            told = known.get(run.number) or {**base, **resolver.facts(run, None, None)}
+            costs += [cell for cell in _costs_of(run, told, report) if cell not in costs]
     if costs:
         report.costs = len(costs)
         yield "costs", pa.Table.from_pylist(costs, schema=COSTS)
@@ -322,48 +321,193 @@ def _costs_of(run: Run, known: Mapping[str, Any], report: FileReport) -> list[Ro
     table = run.nccl.cost_table()
     if table and known["is_default"]:
         return cost_rows(table, known)
-    if run.nccl.costs:
-        forced = "it is of what was forced, not NCCL's own"
-        why = forced if table else "communicators logged different ones"
-        report.remark(f"NCCL's cost table left out: {why}")
+    forced = "it is of what was forced, not NCCL's own"
+    why = forced if table else "communicators logged different ones"
+    report.remark(f"NCCL's cost table left out: {why}")
     return []
 
 
 # --- What is known of a run ---
 
 
-def _facts_of_runs(
-    rows: pl.DataFrame,
-    runs: Iterable[Run],
-    options: ImportOptions,
-    report: FileReport,
-    started: Collective | None,
-) -> dict[int, Row]:
-    """The columns that all rows of a run share, by its number.
+class _Facts:
+    """The columns that all rows of a run share.
 
     A run that cannot be told what it is of is left out, and the report counts its rows; so it is
     with one that failed before its first. `started` is what the caller ran, for output that does
     not name it.
     """
-    known: dict[int, Row] = {}
-    for run in runs:
-        if not run.rows:
-            if run.began and run.failure is not None:
-                _, number, line = run.failure
-                report.remark(f"line {number}: a run failed before its first row: {line[:200]}")
-            continue
-        mine = rows if rows[RUN].n_unique() == 1 else rows.filter(pl.col(RUN) == run.number)
-        if mine.is_empty():
-            continue
-        told = _evidence(mine)
-        found = _collective(run, told, options, report, started)
-        if max(run.marks.values(), default=1) > 1 and started is None:
-            found = "several processes wrote into one output: import that of each by itself"
-        if isinstance(found, Collective):
-            known[run.number] = _facts(run, told, found, options, report)
+
+    def __init__(
+        self, options: ImportOptions, report: FileReport, started: Collective | None = None
+    ) -> None:
+        self._options, self._report, self._started = options, report, started
+        self._remark = report.remark
+
+    def of_runs(self, rows: pl.DataFrame, runs: Iterable[Run]) -> dict[int, Row]:
+        """The columns by the number of the run."""
+        known: dict[int, Row] = {}
+        for run in runs:
+            if not run.rows:
+                if run.began and run.failure is not None:
+                    _, number, line = run.failure
+                    self._remark(f"line {number}: a run failed before its first row: {line[:200]}")
+                continue
+            is_alone = rows[RUN].min() == rows[RUN].max() == run.number
+            mine = rows if is_alone else rows.filter(pl.col(RUN) == run.number)
+            if mine.is_empty():
+                continue
+            told = _evidence(mine)
+            found = self._collective(run, told)
+            if max(run.marks.values(), default=1) > 1 and self._started is None:
+                found = "several processes wrote into one output: import that of each by itself"
+            if isinstance(found, Collective):
+                known[run.number] = self.facts(run, told, found)
+            else:
+                self._report.drop(found, mine["source_line"].n_unique())
+        return known
+
+    def facts(self, run: Run, of_rows: Row | None, collective: Collective | None) -> Row:
+        """The columns of a run; without rows, those that NCCL's log tells of its communicator."""
+        option = self._options.nccl_version
+        version = option and str(NcclVersion.parse(option))
+        num_ranks = self._num_ranks(run, of_rows, collective)
+        num_nodes = self._num_nodes(run, num_ranks)
+        request = self._request(run, collective)
+        if of_rows and request["is_default"] and not (run.settings or run.nccl.settings):
+            self._remark(
+                "the output shows no NCCL_* setting: taken as NCCL's own choice (say what was "
+                "forced with the options algorithm, protocol, num_channels)"
+            )
+        if run.out_of_bounds:
+            self._remark(f"a run reports {run.out_of_bounds} values out of bounds (FAILED)")
+        return {
+            "collective": None if collective is None else collective.wire,
+            "gpu": self._one({r.gpu for r in run.ranks if r.gpu}, "GPU model") or self._options.gpu,
+            "nccl_version": self._one(run.nccl.versions, "NCCL version") or version,
+            "nccl_tests_version": self._one(run.tests_versions, "nccl-tests version"),
+            "cuda_version": self._one(run.nccl.cuda_versions, "CUDA version"),
+            **request,
+            "num_ranks": num_ranks,
+            "num_hosts": len({r.host for r in run.ranks}) if run.ranks and num_ranks else None,
+            "num_nodes": num_nodes,
+            "hosts": hosts_of(run.ranks) if len({r.group for r in run.ranks}) == 1 else None,
+            "ranks_per_node": ranks_per_node(num_ranks, num_nodes),
+            "reason": f"the run reports {run.out_of_bounds} values out of bounds"
+            if run.out_of_bounds
+            else None,
+        }
+
+    def _collective(self, run: Run, of_rows: Row) -> Collective | str:
+        """What a run measured, or why that is not known."""
+        option = self._options.collective
+        asked = None if option is None else Collective.parse(option)
+        program = run.program or (min(run.commands) if len(run.commands) == 1 else None)
+        if program is not None:
+            named = collective_of_program(program)
+            if named is None:
+                return f"'{program}' is no collective of NCCL's that DynamICCL tunes"
+            if asked not in {None, named}:
+                self._remark(f"the output says {named.wire}; the option's {asked} was not used")
+            return named
+        if self._started is not None:
+            return self._started
+        possible = _by_columns(of_rows)
+        if asked is not None:
+            names = _listed(possible) or "no collective with such bandwidths"
+            contradicted = f"the columns are of {names}, not of {asked.wire}: correct --collective"
+            return asked if asked in possible else contradicted
+        names_in_file = {m[1] for m in _IN_FILE_NAME.finditer(Path(self._report.path).name.lower())}
+        told = {Collective.parse(name) for name in names_in_file}.intersection(possible)
+        if len(possible) == 1 or (len(told) == len(names_in_file) == 1):
+            [found] = possible if len(possible) == 1 else told
+            how = "follows from the columns" if len(possible) == 1 else "taken from the file's name"
+            self._remark(f"collective {found.wire} {how}")
+            return found
+        return f"collective not known: name it with --collective ({_listed(Collective)})"
+
+    def _num_ranks(
+        self, run: Run, of_rows: Row | None, collective: Collective | None
+    ) -> int | None:
+        """The number of ranks, unless the list lacks one or the bandwidths contradict it."""
+        ranks = {line.rank for line in run.ranks}
+        found: int | None = len(ranks) or self._one(run.nccl.num_ranks, "number of ranks")
+        found = found or self._options.num_ranks
+        if found is None:
+            self._remark("number of ranks not known: the output lists none; say --ranks, --nodes")
+        elif any(line.group != run.ranks[0].group for line in run.ranks):
+            self._remark("number of ranks left out: several communicators ran at the same time")
+        elif ranks and not len(ranks) == len(run.ranks) == max(ranks) + 1:
+            self._remark("number of ranks left out: the list of ranks is not complete")
+        elif of_rows and collective is not None and not _ratio_fits(of_rows, collective, found):
+            algbw, busbw = (of_rows[name] for name in _BANDWIDTHS)
+            expected = algbw * collective.bus_factor(found)
+            self._remark(
+                f"number of ranks left out: {found} would make busbw {expected:.2f} of algbw "
+                f"{algbw}, and the output says {busbw}"
+            )
         else:
-            report.drop(found, mine["source_line"].n_unique())
-    return known
+            return found
+        return None
+
+    def _num_nodes(self, run: Run, num_ranks: int | None) -> int | None:
+        """NCCL's nNodes: from its log, from the caller, or the number of hosts.
+
+        Ranks that seem to share a GPU have host ids of their own (NCCL_HOSTID), or each sees its
+        own GPU only: then hosts may not be nodes.
+        """
+        told: int | None = self._one(run.nccl.num_nodes, "number of nodes")
+        told = told or self._options.num_nodes
+        if told is not None or num_ranks is None:
+            return told
+        if not run.ranks:
+            return 1 if num_ranks == 1 else None
+        gpus = {(line.host, line.device, line.bus_id) for line in run.ranks}
+        if len(gpus) < len(run.ranks):
+            self._remark(
+                "number of nodes left out: ranks show the same GPU, so hosts may not be NCCL's "
+                "nodes; say --nodes"
+            )
+            return None
+        return len({line.host for line in run.ranks})
+
+    def _request(self, run: Run, collective: Collective | None) -> Row:
+        """The requested config and the profile, as shell, NCCL's log, or else the caller say."""
+        settings = dict(run.settings)
+        add_settings(settings, run.nccl.settings)
+        # The costs of a job's log are of all collectives; AllReduce stands for them.
+        asked_of = Collective.AllReduce if collective is None else collective
+        columns = requested_by(settings, asked_of, sorted(run.words))
+        algorithm, protocol = self._options.algorithm, self._options.protocol
+        told = {
+            "requested_algorithm": algorithm and Algorithm.parse(algorithm).wire,
+            "requested_protocol": protocol and Protocol.parse(protocol).wire,
+            "requested_num_channels": self._options.num_channels,
+        }
+        asked = {name: value for name, value in told.items() if value and not columns[name]}
+        columns |= {**asked, "is_default": columns["is_default"] and not asked}
+        if self._options.launch_profile is not None:
+            columns["launch_profile"] = self._options.launch_profile
+        for name, value in settings.items():
+            if value is None:
+                self._remark(f"{name} cannot be read, or is two things: the config is not known")
+        is_untouched = columns["launch_profile"] == DEFAULT_PROFILE
+        scope = DefaultScope.UNTOUCHED if is_untouched else DefaultScope.PROFILE
+        return {**columns, "default_scope": scope.value}
+
+    def _one(self, values: Collection[Any], what: str) -> Any:
+        """The one value; None where there is none, or several, which the report says."""
+        if len(values) > 1:
+            listed = ", ".join(map(str, sorted(values)[:4]))
+            self._remark(f"{what} left out: the output names several ({listed})")
+        return next(iter(values)) if len(values) == 1 else None
+
+
+def ranks_per_node(num_ranks: int | None, num_nodes: int | None) -> int | None:
+    """When all nodes have equally many; else None."""
+    if not num_ranks or not num_nodes or num_ranks % num_nodes:
+        return None
+    return num_ranks // num_nodes
 
 
 def _evidence(rows: pl.DataFrame) -> Row:
@@ -378,48 +522,26 @@ def _evidence(rows: pl.DataFrame) -> Row:
     }
 
 
-def _facts(
-    run: Run,
-    of_rows: Row | None,
-    collective: Collective | None,
-    options: ImportOptions,
-    report: FileReport,
-) -> Row:
-    """The columns of a run; without rows, those of the only communicator that NCCL's log names."""
-    version = options.nccl_version and str(NcclVersion.parse(options.nccl_version))
-    num_ranks = _num_ranks(run, of_rows, collective, options, report)
-    num_nodes = _num_nodes(run, num_ranks, options, report)
-    request = _request(run, collective, options, report)
-    if of_rows and request["is_default"] and not (run.settings or run.nccl.settings):
-        report.remark(
-            "the output shows no NCCL_* setting: taken as NCCL's own choice (say what was forced "
-            "with the options algorithm, protocol, num_channels)"
-        )
-    if run.out_of_bounds:
-        report.remark(f"a run reports {run.out_of_bounds} values out of bounds (FAILED)")
-    return {
-        "collective": None if collective is None else collective.wire,
-        "gpu": _one({r.gpu for r in run.ranks if r.gpu}, "GPU model", report) or options.gpu,
-        "nccl_version": _one(run.nccl.versions, "NCCL version", report) or version,
-        "nccl_tests_version": _one(run.tests_versions, "nccl-tests version", report),
-        "cuda_version": _one(run.nccl.cuda_versions, "CUDA version", report),
-        **request,
-        "num_ranks": num_ranks,
-        "num_hosts": len({r.host for r in run.ranks}) if run.ranks and num_ranks else None,
-        "num_nodes": num_nodes,
-        "hosts": hosts_of(run.ranks) if len({r.group for r in run.ranks}) == 1 else None,
-        "ranks_per_node": ranks_per_node(num_ranks, num_nodes),
-        "reason": f"the run reports {run.out_of_bounds} values out of bounds"
-        if run.out_of_bounds
-        else None,
-    }
+def _listed(collectives: Iterable[Collective]) -> str:
+    return " or ".join(sorted(each.wire for each in collectives))
 
 
-def ranks_per_node(num_ranks: int | None, num_nodes: int | None) -> int | None:
-    """When all nodes have equally many; else None."""
-    if not num_ranks or not num_nodes or num_ranks % num_nodes:
-        return None
-    return num_ranks // num_nodes
+def _by_columns(of_rows: Row) -> list[Collective]:
+    """The collectives that rows can be of, by their columns and the ratio of their bandwidths."""
+    operations = of_rows["operations"]
+    found = _BY_COLUMNS[not operations <= {None, "none"}, of_rows["has_root"]]
+    if of_rows["has_root"] and operations == {None}:
+        # Older columns, when nothing but Broadcast had a root and no operation.
+        found = (Collective.Broadcast,)
+    ranks = range(1, _ALIKE_RANKS)
+    return [each for each in found if any(_ratio_fits(of_rows, each, count) for count in ranks)]
+
+
+def _ratio_fits(of_rows: Row, collective: Collective, num_ranks: int) -> bool:
+    """Whether the bandwidths are of so many ranks, where they have digits enough to tell."""
+    algbw, busbw = (float(of_rows[name]) for name in _BANDWIDTHS)
+    expected = algbw * collective.bus_factor(num_ranks)
+    return algbw < _MIN_BANDWIDTH or abs(busbw - expected) <= 0.01 + 0.01 * algbw
 
 
 def _choices_of_runs(
@@ -446,149 +568,6 @@ def _choices_of_runs(
         "actual_num_channels": pl.Int64,
     }
     return pl.DataFrame(found, schema=schema, orient="row")
-
-
-def _one(values: Collection[Any], what: str, report: FileReport) -> Any:
-    """The one value; None where there is none, or several, which the report says."""
-    if len(values) > 1:
-        listed = ", ".join(map(str, sorted(values)[:4]))
-        report.remark(f"{what} left out: the output names several ({listed})")
-    return next(iter(values)) if len(values) == 1 else None
-
-
-def _collective(
-    run: Run,
-    of_rows: Row,
-    options: ImportOptions,
-    report: FileReport,
-    started: Collective | None,
-) -> Collective | str:
-    """What a run measured, or why that is not known."""
-    asked = None if options.collective is None else Collective.parse(options.collective)
-    program = run.program or (min(run.commands) if len(run.commands) == 1 else None)
-    if program is not None:
-        named = collective_of_program(program)
-        if named is None:
-            return f"'{program}' is no collective of NCCL's that DynamICCL tunes"
-        if asked not in {None, named}:
-            report.remark(f"the output says {named.wire}; the option's {asked} was not used")
-        return named
-    if started is not None:
-        return started
-    possible = _by_columns(of_rows)
-    if asked is not None:
-        names = _listed(possible) or "no collective with such bandwidths"
-        contradicted = f"the columns are of {names}, not of {asked.wire}: correct --collective"
-        return asked if asked in possible else contradicted
-    names_in_file = {m[1] for m in _IN_FILE_NAME.finditer(Path(report.path).name.lower())}
-    told = {Collective.parse(name) for name in names_in_file}.intersection(possible)
-    if len(possible) == 1 or (len(told) == len(names_in_file) == 1):
-        [found] = possible if len(possible) == 1 else told
-        how = "follows from the columns" if len(possible) == 1 else "taken from the file's name"
-        report.remark(f"collective {found.wire} {how}")
-        return found
-    return f"collective not known: name it with --collective ({_listed(Collective)})"
-
-
-def _listed(collectives: Iterable[Collective]) -> str:
-    return " or ".join(sorted(each.wire for each in collectives))
-
-
-def _by_columns(of_rows: Row) -> list[Collective]:
-    """The collectives that rows can be of, by their columns and the ratio of their bandwidths."""
-    operations = of_rows["operations"]
-    found = _BY_COLUMNS[not operations <= {None, "none"}, of_rows["has_root"]]
-    if of_rows["has_root"] and operations == {None}:
-        # Older columns, when nothing but Broadcast had a root and no operation.
-        found = (Collective.Broadcast,)
-    ranks = range(1, _ALIKE_RANKS)
-    return [each for each in found if any(_ratio_fits(of_rows, each, count) for count in ranks)]
-
-
-def _ratio_fits(of_rows: Row, collective: Collective, num_ranks: int) -> bool:
-    """Whether the bandwidths are of so many ranks, where they have digits enough to tell."""
-    algbw, busbw = (float(of_rows[name]) for name in _BANDWIDTHS)
-    expected = algbw * collective.bus_factor(num_ranks)
-    return algbw < _MIN_BANDWIDTH or abs(busbw - expected) <= 0.01 + 0.01 * algbw
-
-
-def _num_ranks(
-    run: Run,
-    of_rows: Row | None,
-    collective: Collective | None,
-    options: ImportOptions,
-    report: FileReport,
-) -> int | None:
-    """The number of ranks, unless one is missing in the list or the bandwidths contradict it."""
-    ranks = {line.rank for line in run.ranks}
-    found: int | None = len(ranks) or _one(run.nccl.num_ranks, "number of ranks", report)
-    found = found or options.num_ranks
-    if found is None:
-        report.remark("number of ranks not known: the output lists none; say --ranks, --nodes")
-    elif any(line.group != run.ranks[0].group for line in run.ranks):
-        report.remark("number of ranks left out: several communicators ran at the same time")
-    elif ranks and not len(ranks) == len(run.ranks) == max(ranks) + 1:
-        report.remark("number of ranks left out: the list of ranks is not complete")
-    elif of_rows and collective is not None and not _ratio_fits(of_rows, collective, found):
-        algbw, busbw = (of_rows[name] for name in _BANDWIDTHS)
-        expected = algbw * collective.bus_factor(found)
-        report.remark(
-            f"number of ranks left out: {found} would make busbw {expected:.2f} of algbw {algbw}, "
-            f"and the output says {busbw}"
-        )
-    else:
-        return found
-    return None
-
-
-def _num_nodes(
-    run: Run, num_ranks: int | None, options: ImportOptions, report: FileReport
-) -> int | None:
-    """NCCL's nNodes: from its log, from the caller, or the number of hosts.
-
-    Ranks that seem to share a GPU have host ids of their own (NCCL_HOSTID), or each sees its own
-    GPU only: then hosts may not be nodes.
-    """
-    told: int | None = _one(run.nccl.num_nodes, "number of nodes", report) or options.num_nodes
-    if told is not None or num_ranks is None:
-        return told
-    if not run.ranks:
-        return 1 if num_ranks == 1 else None
-    gpus = {(line.host, line.device, line.bus_id) for line in run.ranks}
-    if len(gpus) < len(run.ranks):
-        report.remark(
-            "number of nodes left out: ranks show the same GPU, so hosts may not be NCCL's nodes; "
-            "say --nodes"
-        )
-        return None
-    return len({line.host for line in run.ranks})
-
-
-def _request(
-    run: Run, collective: Collective | None, options: ImportOptions, report: FileReport
-) -> Row:
-    """The requested config and the profile: as the shell and NCCL's log say, else the caller."""
-    settings = dict(run.settings)
-    add_settings(settings, run.nccl.settings)
-    # The costs of a job's log are of all collectives: what is forced for one is for none default.
-    asked_of = Collective.AllReduce if collective is None else collective
-    columns = requested_by(settings, asked_of, sorted(run.words))
-    algorithm, protocol = options.algorithm, options.protocol
-    told = {
-        "requested_algorithm": algorithm and Algorithm.parse(algorithm).wire,
-        "requested_protocol": protocol and Protocol.parse(protocol).wire,
-        "requested_num_channels": options.num_channels,
-    }
-    asked = {name: value for name, value in told.items() if value and not columns[name]}
-    columns |= {**asked, "is_default": columns["is_default"] and not asked}
-    if options.launch_profile is not None:
-        columns["launch_profile"] = options.launch_profile
-    for name, value in settings.items():
-        if value is None:
-            report.remark(f"{name} cannot be read, or is two things: the config is not known")
-    is_untouched = columns["launch_profile"] == DEFAULT_PROFILE
-    scope = DefaultScope.UNTOUCHED if is_untouched else DefaultScope.PROFILE
-    return {**columns, "default_scope": scope.value}
 
 
 # --- JSON ---

@@ -53,23 +53,17 @@ from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
 from dynamiccl.sizes import MAX_SIZE_BITS
 
 
-def _wire(kind: type[Algorithm] | type[Protocol] | type[Collective]) -> AfterValidator:
+def _parsed(read: Callable[[str], str]) -> AfterValidator:
+    """What reads a cell's text; a name that is not known rejects its row."""
+
     @cache
-    def read(text: str) -> str:
+    def checked(text: str) -> str:
         try:
-            return kind.parse(text).wire
+            return read(text)
         except UnknownName as error:
             raise ValueError(error) from error
 
-    return AfterValidator(read)
-
-
-@cache
-def _release(text: str) -> str:
-    try:
-        return str(NcclVersion.parse(text))
-    except UnknownName as error:
-        raise ValueError(error) from error
+    return AfterValidator(checked)
 
 
 def _statistic(text: str) -> str:
@@ -96,18 +90,18 @@ class _Record(BaseModel):
     gpu: str | None = None
     num_nodes: _Count = None
     ranks_per_node: _Count = None
-    nccl_version: Annotated[str, AfterValidator(_release)] | None = None
-    collective: Annotated[str, _wire(Collective)]
+    nccl_version: Annotated[str, _parsed(lambda text: str(NcclVersion.parse(text)))] | None = None
+    collective: Annotated[str, _parsed(lambda text: Collective.parse(text).wire)]
     size_bytes: int = Field(ge=0, lt=1 << MAX_SIZE_BITS)
-    algorithm: Annotated[str, _wire(Algorithm)] | None = None
-    protocol: Annotated[str, _wire(Protocol)] | None = None
+    algorithm: Annotated[str, _parsed(lambda text: Algorithm.parse(text).wire)] | None = None
+    protocol: Annotated[str, _parsed(lambda text: Protocol.parse(text).wire)] | None = None
     num_channels: _Count = None
     mode: str = "isolated"
     launch_profile: str = DEFAULT_PROFILE
     in_place: bool | None = None
     run: str = "csv"
     repeat: int | None = Field(default=None, ge=0, lt=1 << 31)
-    statistic: Annotated[str, AfterValidator(_statistic)] = Statistic.MEAN.value
+    statistic: Annotated[str, _parsed(_statistic)] = Statistic.MEAN.value
     time_us: Annotated[float | None, Field(gt=0.0, allow_inf_nan=False)] = None
     busbw_gbytes_per_s: _Figure = None
     is_default: bool | None = None
@@ -118,13 +112,13 @@ class _Record(BaseModel):
 COLUMNS: Final = tuple(_Record.model_fields)
 #: One of these is needed, too.
 _TIMES: Final = ("time_us", "busbw_gbytes_per_s")
+_NUMBERS: Final = ("num_nodes", "ranks_per_node", "num_channels", "size_bytes", "repeat")
 _TYPES: Final[Mapping[str, Any]] = {
     "source_line": pl.Int64,
     **dict.fromkeys(COLUMNS, pl.String),
-    **dict.fromkeys(("num_nodes", "ranks_per_node", "num_channels"), pl.Int64),
-    **dict.fromkeys(("size_bytes", "repeat"), pl.Int64),
-    **dict.fromkeys(("in_place", "is_default"), pl.Boolean),
+    **dict.fromkeys(_NUMBERS, pl.Int64),
     **dict.fromkeys(_TIMES, pl.Float64),
+    **dict.fromkeys(("in_place", "is_default"), pl.Boolean),
 }
 #: What makes two rows one measurement printed twice.
 _KEY: Final = tuple(
