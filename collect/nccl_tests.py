@@ -34,14 +34,12 @@ from dynamiccl.collect.nccl_log import (
     collective_of_program,
     cost_rows,
     kept,
-    program_in,
     requested_by,
 )
 from dynamiccl.collect.output import (
     PER_ITERATION,
     RUN,
     FileReport,
-    RankLine,
     Rejected,
     Row,
     Run,
@@ -612,23 +610,14 @@ class _Result(BaseModel):
     in_place_per_iter: _PerIteration = _PerIteration()
 
 
-class _Device(BaseModel):
-    rank: int
-    group: int = 0
-    hostname: str
-    device: int
-    device_info: str = ""
-    device_hex: str = ""
-
-
 class _Config(BaseModel):
-    nthreads: int = 1
+    nthreads: int = Field(default=1, le=1024)
     ngpus: int = Field(default=1, le=1024)
     aggregated_iterations: int = 1
     graph: int = 0
     unalign: int = 0
     blocking_collectives: bool = False
-    devices: list[_Device | None] = []
+    devices: list[dict[str, Any] | None] = []
 
 
 class _Document(BaseModel):
@@ -695,29 +684,29 @@ def _json_document(path: Path) -> _Document:
 
 
 def _json_run(document: _Document) -> Run:
+    """What the document says of its run, by the lines that the text has in its place."""
     run, config = Run(0), document.config
-    run.program = program_in(f"{document.args[0]} ") if document.args else None
+    lines = [
+        f"Collective test starting: {' '.join(document.args[:1])}",
+        f"nThread 1 nGpus 1 minBytes agg iters: {config.aggregated_iterations} "
+        f"graph: {config.graph} unalign: {config.unalign}",
+        "Blocking Enabled" if config.blocking_collectives else "",
+    ]
+    for each in filter(None, config.devices):
+        where = f"on {each.get('hostname')} device {each.get('device')} [{each.get('device_hex')}]"
+        rank = f"Rank {each.get('rank')} Group {each.get('group', 0)}"
+        lines.append(f"{rank} {where} {each.get('device_info', '')}")
+    for line in lines:
+        run.note(line, 0)
+    if len(run.ranks) == 1:
+        # Without MPI only rank 0 is listed; the process drives consecutive devices of its host.
+        only, count = run.ranks[0], config.nthreads * config.ngpus
+        run.ranks = [only._replace(rank=i, device=only.device + i) for i in range(count)]
     # `env` is the whole environment of whoever ran it: only the listed settings are kept.
     environment = [item.partition("=") for item in document.env]
     run.settings = kept((name, value) for name, _, value in environment)
     with suppress(UnknownName):
         run.nccl.versions.add(str(NcclVersion.parse(document.nccl_version)))
-    words = {
-        f"agg_iters={config.aggregated_iterations}": config.aggregated_iterations != 1,
-        f"graph={config.graph}": config.graph,
-        f"unalign={config.unalign}": config.unalign,
-        "blocking": config.blocking_collectives,
-    }
-    run.words = {word for word, is_so in words.items() if is_so}
-    run.ranks = [
-        RankLine(d.rank, d.group, d.hostname, d.device, d.device_info, d.device_hex)
-        for d in config.devices
-        if d is not None
-    ]
-    if len(run.ranks) == 1:
-        # Without MPI only rank 0 is listed; the process drives consecutive devices of its host.
-        only, count = run.ranks[0], config.nthreads * config.ngpus
-        run.ranks = [only._replace(rank=i, device=only.device + i) for i in range(count)]
     return run
 
 

@@ -72,7 +72,7 @@ def test_lines_about_a_call_are_those_of_the_release(stand_in: StandIn, version:
     separate = {**TUNING, "FAKE_NCCL_VERSION": version, "NCCL_DEBUG_FILE": "nccl.%h.%p.log"}
     output = stand_in.output("all_gather_perf", *ONE_ROW, settings=separate)
     [log] = stand_in.folder.glob("nccl.*.log")
-    found = parse_text(output + log.read_text(encoding="utf-8"), where="stand-in")
+    found = parse_text(log.read_text(encoding="utf-8") + output, where="stand-in")
     log.unlink()
     assert found.rejected == ()
     for row in found.rows:
