@@ -235,7 +235,9 @@ def import_files(
     summary = ImportSummary()
     inputs = _inputs(paths, summary.skipped)
     if not inputs:
-        found = f"{len(summary.skipped)} files of other kinds" if summary.skipped else "no file"
+        found = (
+            f"{len(summary.skipped)} files of other kinds" if summary.skipped else "no file at all"
+        )
         raise UserError(
             f"{', '.join(map(str, paths)) or 'no file to import'}: {found}, and no nccl-tests "
             "output, CSV, calls file or trace; name files, or the directory that holds them"
@@ -476,7 +478,13 @@ def import_command(
 
 def _show(summary: ImportSummary, out: Path) -> None:
     lines = [f"{line.path}:{line.line}: {line.reason}" for line in summary.rejected]
-    lines += [f"{file.path}: {remark}" for file in summary.files for remark in file.remarks]
+    of_remark: dict[str, list[str]] = {}
+    for file in summary.files:
+        for remark in file.remarks:
+            of_remark.setdefault(remark, []).append(file.path)
+    for remark, paths in of_remark.items():
+        others = f" (and {len(paths) - 1} more files)" if len(paths) > 1 else ""
+        lines.append(f"{paths[0]}{others}: {remark}")
     lines[_SHOWN:] = [f"... and {len(lines) - _SHOWN} more (with --json)"][: len(lines) > _SHOWN]
     lines += [f"{path}: left alone, {what}" for path, what in summary.skipped.items()]
     lines += [f"{count} calls without a time: {why}" for why, count in summary.untimed.items()]
