@@ -12,13 +12,10 @@ from rich.progress import Progress
 from rich.table import Column, Table
 
 from dynamiccl import cli
-from dynamiccl.checks import exit_code, render
 from dynamiccl.collect import compare as comparing
 from dynamiccl.collect import describe as describing
 from dynamiccl.collect import fit_simulator as fitting
-from dynamiccl.collect.doctor.context import context_of
-from dynamiccl.collect.doctor.examine import run_checks
-from dynamiccl.collect.doctor.inside import check_inside
+from dynamiccl.collect.checks import ANY_SWEEP, Needs, check_inside, sweep_checks
 from dynamiccl.collect.health import health_command
 from dynamiccl.collect.imports import import_command
 from dynamiccl.collect.launchers import LAUNCHERS, find_launcher
@@ -34,7 +31,7 @@ from dynamiccl.collect.start import (
 )
 from dynamiccl.collect.sweep import Sweep, load_sweep
 from dynamiccl.datasets import store
-from dynamiccl.machine import ThisMachine
+from dynamiccl.doctor import Machine, report, run_checks
 from dynamiccl.simulator import options as simulating
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.record_jobs import Exploration, RecordSettings, record_jobs
@@ -192,16 +189,12 @@ def doctor_command(
 
     Example: dynamiccl-collect doctor examples/slurm_h100.toml --nccl-tests-dir nccl-tests/build
     """
-    file = None if sweep_file is None else load_sweep(sweep_file).file
-    context = context_of(file, nccl_tests_dir=nccl_tests_dir, out=out, inside=inside)
-    checks = run_checks(ThisMachine(), context)
-    if file is not None and sweep_file is not None and file.launcher.container and not inside:
-        checks += check_inside(sweep_file, file.launcher, nccl_tests_dir)
-    if as_json:
-        cli.print_json([asdict(check) for check in checks])
-    else:
-        _stdout.print(render(checks), soft_wrap=True, highlight=False, markup=False)
-    raise typer.Exit(exit_code(checks))
+    sweep = ANY_SWEEP if sweep_file is None else load_sweep(sweep_file).file
+    needs = Needs(sweep=sweep, nccl_tests_dir=nccl_tests_dir, out=out, inside=inside)
+    checks = run_checks(Machine(), sweep_checks(needs))
+    if sweep_file is not None and needs.is_outside:
+        checks += check_inside(sweep_file, needs)
+    raise typer.Exit(report(checks, as_json=as_json))
 
 
 app.command("import")(import_command)
@@ -358,9 +351,6 @@ def fit_command(
     name: Annotated[
         str | None, typer.Option(help="Name of the fitted system; default: the base's.")
     ] = None,
-    plots: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Draw the held-out errors into DIR.")
-    ] = None,
     as_json: _Json = False,
 ) -> None:
     """Fit the simulator's parameters of a system to its measurements.
@@ -371,22 +361,11 @@ def fit_command(
 
     Example: dynamiccl-collect fit-simulator --data out/data --base b300-nvlink --out mine.toml
     """
-    with _stderr.status("reading") as status:
-        fit = fitting.fit_to_file(
-            data,
-            out,
-            base=base,
-            systems=system or (),
-            name=name,
-            progress=status.update,
-        )
-    drawn = [] if plots is None else [fitting.plot_errors(fit, plots)]
+    with _stderr.status("fitting"):
+        fit = fitting.fit_to_file(data, out, base=base, systems=system or (), name=name)
     if as_json:
-        document = {**fitting.to_json(fit), "out": str(out), "plots": [str(path) for path in drawn]}
-        cli.print_json(document)
+        cli.print_json({**fitting.to_json(fit), "out": str(out)})
         return
-    for path in drawn:
-        _stderr.print(f"drawn: {path}", soft_wrap=True, highlight=False)
     fitting.show(fit, _stdout)
     _stdout.print(f"{fit.file.name} -> {out}", soft_wrap=True, highlight=False)
 

@@ -25,7 +25,7 @@ from typing import Any, Final
 from dynamiccl.collect.disturb import Disturber
 from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.launchers import Ranks, command, find_launcher, map_into_container
-from dynamiccl.collect.nodes import Nodes, NoWatch, SiteFacts, Watch
+from dynamiccl.collect.nodes import Nodes, SiteFacts, Watch
 from dynamiccl.collect.output import hosts_of, rank_lines
 from dynamiccl.collect.process import Finished, Interrupt, Limits, Line, run_process
 from dynamiccl.collect.programs import Program, Site, can_play, find_program
@@ -106,7 +106,7 @@ class NcclTestsRunner:
         self._site = site
         self._interrupt = interrupt
         self._launcher = find_launcher(site.launcher.kind)
-        self._watch = watch or NoWatch()
+        self._watch = watch or Watch()
         known = facts or SiteFacts({}, None)
         self._disturber = Disturber(Nodes(site.launcher), known.num_gpus)
         self._environment = dict(known.columns)
@@ -353,7 +353,7 @@ class NcclTestsRunner:
     ) -> tuple[tuple[Trial, tuple[Row, ...]], ...]:
         stretches = ran.stretches_of(len(blocks))
         healths = self._watch.health(stretches)
-        if unwell := sum(bool(health.throttled or health.ecc_errors) for health in healths):
+        if unwell := sum(bool(health["throttled"] or health["ecc_errors"]) for health in healths):
             _log.warning(
                 "%s: heat, power or memory errors of GPUs in %d of %d blocks, whose times are not "
                 "used",
@@ -367,7 +367,7 @@ class NcclTestsRunner:
                 "hosts": hosts,
                 "partial_launch": len(blocks) < len(grid.blocks),
                 "timestamp": datetime.fromtimestamp(stretches[number][0], UTC),
-                **healths[number].row_columns(),
+                **healths[number],
                 **verdicts[number],
             }
             if "status" in verdicts[number]:

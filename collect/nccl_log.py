@@ -39,7 +39,7 @@ from dynamiccl.datasets.schema import COSTS, DEFAULT_PROFILE
 from dynamiccl.datasets.store import write_part
 from dynamiccl.errors import UnknownName
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
-from dynamiccl.simulator.group import Line
+from dynamiccl.simulator.group import CostLine
 
 #: Variables by name; None = set, to what is not known.
 Settings = dict[str, str | None]
@@ -424,8 +424,8 @@ class NcclLog:
                 self.costs.append({})
         elif threads := _COST_THREADS.match(text):
             # None: a number that was damaged in the log.
-            counts = threads[1].replace("|", " ").split()
-            self._threads = [int(each) if each.isdecimal() else None for each in counts]
+            words = threads[1].replace("|", " ").split()
+            self._threads = [int(w) if re.fullmatch(r"[0-9]{1,9}", w) else None for w in words]
         elif (row := _COST_ROW.match(text)) and self.costs:
             collective = _named(Collective, row[1])
             if collective is not None:
@@ -442,7 +442,7 @@ class NcclLog:
             self.costs[-1][collective, algorithm, _COST_PROTOCOLS[protocol]] = cost
 
 
-def as_logged(lines: Mapping[Cell, Line]) -> dict[Cell, Cost]:
+def as_logged(lines: Mapping[Cell, CostLine]) -> dict[Cell, Cost]:
     """The cost table as NCCL prints it, with one decimal."""
     return {
         cell: Cost(round(line.latency_us, 1), round(line.algbw_gbytes_per_s, 1), None)

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from dynamiccl.nccl import Collective
-from dynamiccl.simulator.group import Group, Line
+from dynamiccl.simulator.group import CostLine, Group
 from dynamiccl.simulator.tables import default_model, read_csv
 
 _LARGE_BYTES: Final = 10**9
@@ -45,7 +45,7 @@ def correction(collective: Collective, num_ranks: int) -> Correction:
     )
 
 
-def _large_us(line: Line) -> float:
+def _large_us(line: CostLine) -> float:
     return line.latency_us + _LARGE_BYTES / (1000.0 * line.algbw_gbytes_per_s)
 
 

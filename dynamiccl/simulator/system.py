@@ -10,7 +10,7 @@ import numpy.typing as npt
 from dynamiccl.nccl import Algorithm, Collective, Config, NcclVersion, Transport
 from dynamiccl.nccl import Protocol as NcclProtocol
 from dynamiccl.simulator.contention import Contention
-from dynamiccl.simulator.group import Cell, Group, Line
+from dynamiccl.simulator.group import Cell, CostLine, Group
 from dynamiccl.simulator.parts import Parts
 
 
@@ -73,7 +73,7 @@ class System(Protocol):
     def cost_table(self, call: Call) -> npt.NDArray[np.float32]:
         """The table passed to a tuner: (7 algorithms, 3 protocols) us, -1 = unavailable."""
 
-    def lines(self, group: Group) -> Mapping[Cell, Line]:
+    def lines(self, group: Group) -> Mapping[Cell, CostLine]:
         """Latency and bandwidth of every cell, as NCCL logs them once for each communicator."""
 
     def max_channels(self, group: Group, algorithm: Algorithm) -> int:

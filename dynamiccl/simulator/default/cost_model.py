@@ -32,7 +32,7 @@ from dynamiccl.simulator.default.constants import (
 )
 from dynamiccl.simulator.default.graph import Machine, Path
 from dynamiccl.simulator.default.latency import latency_us
-from dynamiccl.simulator.group import Cell, Group, Line
+from dynamiccl.simulator.group import Cell, CostLine, Group
 from dynamiccl.simulator.system import Call
 
 Pair = tuple[Algorithm, Protocol]
@@ -56,7 +56,7 @@ class CostModel:
         self._release = release_of(version)
         self._overrides = overrides or Overrides()
         self._communicators: dict[Group, Communicator] = {}
-        self._lines: dict[Group, Mapping[Cell, Line]] = {}
+        self._lines: dict[Group, Mapping[Cell, CostLine]] = {}
 
     def communicator(self, group: Group) -> Communicator:
         """A group as the model sees it.
@@ -72,12 +72,12 @@ class CostModel:
             self._communicators[group] = comm
         return self._communicators[group]
 
-    def lines(self, group: Group) -> Mapping[Cell, Line]:
+    def lines(self, group: Group) -> Mapping[Cell, CostLine]:
         """Latency and bandwidth of every available cell, before corrections by size."""
         if group not in self._lines:
             comm = self.communicator(group)
             self._lines[group] = {
-                (collective, algorithm, protocol): Line(
+                (collective, algorithm, protocol): CostLine(
                     latency_us(comm, collective, algorithm, protocol),
                     algbw_gbytes_per_s(comm, collective, algorithm, protocol),
                 )
@@ -93,7 +93,7 @@ class CostModel:
         """The (algorithm, protocol) pairs that NCCL has, in the order of its cost table."""
         return [cell[1:] for cell in self.lines(group) if cell[0] is collective]
 
-    def line(self, call: Call, algorithm: Algorithm, protocol: Protocol) -> Line:
+    def line(self, call: Call, algorithm: Algorithm, protocol: Protocol) -> CostLine:
         """Latency and bandwidth of one cell at the call's size.
 
         Raises KeyError for a cell that NCCL lacks.
@@ -106,7 +106,7 @@ class CostModel:
         bandwidth = _correction(comm, algorithm, protocol, call.size_bytes)
         if latency == bandwidth == 1.0:
             return line
-        return Line(line.latency_us * latency, line.algbw_gbytes_per_s * bandwidth)
+        return CostLine(line.latency_us * latency, line.algbw_gbytes_per_s * bandwidth)
 
     def cost_us(self, call: Call, algorithm: Algorithm, protocol: Protocol) -> float:
         """NCCL's predicted time of one cell, us. Raises KeyError for a cell that it lacks."""
