@@ -27,7 +27,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import polars as pl
 import pyarrow as pa
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from dynamiccl.collect.nccl_log import (
     add_settings,
@@ -579,24 +579,21 @@ def _finite(value: object) -> object:
 
 
 _Number = Annotated[float | None, BeforeValidator(_finite)]
-_Count = Annotated[int | None, BeforeValidator(_finite)]
-
-
-class _Timing(BaseModel):
-    time_us: _Number = Field(default=None, alias="time")
-    algbw_gbytes_per_s: _Number = Field(default=None, alias="alg_bw")
-    busbw_gbytes_per_s: _Number = Field(default=None, alias="bus_bw")
-    wrong_values: _Count = Field(default=None, alias="nwrong", ge=0, lt=1 << 62)
-    cpu_time: Any = Field(default=None, exclude=True)
-
-
-class _PerIteration(BaseModel):
-    time_min_us: _Number = Field(default=None, alias="min_us")
-    time_max_us: _Number = Field(default=None, alias="max_us")
-    time_p99_us: _Number = Field(default=None, alias="p99_us")
-    time_cv_percent: _Number = Field(default=None, alias="cv_pct")
-    iteration_times_us: list[_Number] | None = Field(default=None, alias="times_us")
-    process_times_us: list[list[_Number]] = Field(default=[], alias="per_process_max_times_us")
+#: Columns by the keys of a half, and of its figures per iteration (-I).
+_JSON_HALF: Final = {
+    "time": "time_us",
+    "alg_bw": "algbw_gbytes_per_s",
+    "bus_bw": "busbw_gbytes_per_s",
+}
+_JSON_EACH: Final = {
+    "min_us": "time_min_us",
+    "max_us": "time_max_us",
+    "p99_us": "time_p99_us",
+    "cv_pct": "time_cv_percent",
+}
+_FIGURE: Final = TypeAdapter[float | None](_Number)
+_TIMES: Final = TypeAdapter[list[float | None] | None](list[_Number] | None)
+_TIMES_OF_PROCESSES: Final = TypeAdapter[list[list[float | None]]](list[list[_Number]])
 
 
 class _Result(BaseModel):
@@ -604,10 +601,10 @@ class _Result(BaseModel):
     type: str | None = None
     redop: str | None = None
     root: int | None = Field(default=None, ge=-1, lt=1 << 30)
-    out_of_place: _Timing | None = None
-    out_of_place_per_iter: _PerIteration = _PerIteration()
-    in_place: _Timing | None = None
-    in_place_per_iter: _PerIteration = _PerIteration()
+    out_of_place: dict[str, _Number] | None = None
+    out_of_place_per_iter: dict[str, Any] = {}
+    in_place: dict[str, _Number] | None = None
+    in_place_per_iter: dict[str, Any] = {}
 
 
 class _Config(BaseModel):
@@ -713,15 +710,19 @@ def _json_run(document: _Document) -> Run:
 def _json_halves(result: _Result) -> list[Row]:
     halves: list[Row] = []
     for in_place, timing, each in (
-        (False, result.out_of_place, result.out_of_place_per_iter),
-        (True, result.in_place, result.in_place_per_iter),
+        (False, result.out_of_place or {}, result.out_of_place_per_iter),
+        (True, result.in_place or {}, result.in_place_per_iter),
     ):
-        if timing is not None and timing.cpu_time is not None:
+        if "cpu_time" in timing:
             raise Torn("cpu_time (-C) is the cost of the launch and not the time of the call")
-        if timing is None or not timing.time_us or timing.time_us < 0.0 or not result.size:
+        time_us, wrong = timing.get("time") or 0.0, timing.get("nwrong")
+        if time_us <= 0.0 or not result.size:
             continue
-        # The mean time of each process over its iterations.
-        known = [[time for time in times if time is not None] for times in each.process_times_us]
+        processes = each.get("per_process_max_times_us") or []
+        known = [
+            [time for time in times if time is not None]
+            for times in _TIMES_OF_PROCESSES.validate_python(processes)
+        ]
         half = {
             RUN: 0,
             "source_line": None,
@@ -730,8 +731,11 @@ def _json_halves(result: _Result) -> list[Row]:
             "reduction_op": result.redop,
             "root": result.root,
             "in_place": in_place,
-            **timing.model_dump(),
-            **each.model_dump(),
+            **{column: timing.get(key) for key, column in _JSON_HALF.items()},
+            "wrong_values": int(wrong) if wrong is not None and 0 <= wrong < 1 << 62 else None,
+            **{name: _FIGURE.validate_python(each.get(key)) for key, name in _JSON_EACH.items()},
+            "iteration_times_us": _TIMES.validate_python(each.get("times_us")),
+            # The mean time of each process over its iterations.
             "process_times_us": [mean(times) if times else None for times in known] or None,
         }
         halves.append(half)

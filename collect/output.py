@@ -220,14 +220,13 @@ def looks_like_row(text: str) -> bool:
 
 def read_row(layout: Layout, tokens: Sequence[str], run: int, line: int) -> list[Row]:
     """The halves of a row that hold a time. Raises ValueError with the reason to reject it."""
-    first, type_at, redop_at, root_at, halves = layout
-    size = int(tokens[0])
-    datatype = tokens[type_at] if type_at >= 0 else None
-    redop = tokens[redop_at] if redop_at >= 0 else None
-    root = int(tokens[root_at]) if root_at >= 0 else None
+    size, start = int(tokens[0]), layout.first_half
+    datatype = tokens[layout.datatype] if layout.datatype >= 0 else None
+    redop = tokens[layout.reduction_op] if layout.reduction_op >= 0 else None
+    root = int(tokens[layout.root]) if layout.root >= 0 else None
     _check_leading(size, datatype, redop, root)
-    rows, start = list[Row](), first
-    for in_place, names in halves:
+    rows: list[Row] = []
+    for in_place, names in layout.halves:
         half = tokens[start : start + len(names)]
         start += len(names)
         if half[0] == "N/A":

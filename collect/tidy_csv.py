@@ -274,7 +274,7 @@ def _with_config(rows: pl.DataFrame) -> pl.DataFrame:
 def _with_figures(rows: pl.DataFrame) -> pl.DataFrame:
     """Add number of ranks, status and statistic, and the figures that follow from others."""
     rows = rows.with_columns(num_ranks=pl.col("num_nodes") * pl.col("ranks_per_node"))
-    time_us, busbw = pl.col("time_us"), pl.col("busbw_gbytes_per_s")
+    time_us, busbw = pl.col.time_us, pl.col.busbw_gbytes_per_s
     groups = rows.select("collective", "num_ranks").unique()
     factors = [
         Collective.parse(name).bus_factor(ranks) if ranks else None

@@ -95,6 +95,18 @@ def test_cut_off_json_names_the_byte(tmp_path: Path) -> None:
         ({"results": []}, "holds no usable row"),
         ({"results": [7, {"size": "x"}]}, r"results\[0\]"),
         ({"results": [{"size": 8, "out_of_place": {"cpu_time": 1.0}}]}, "cost of the launch"),
+        (
+            {
+                "results": [
+                    {
+                        "size": 8,
+                        "out_of_place": {"time": 1.0},
+                        "out_of_place_per_iter": {"per_process_max_times_us": [1.0]},
+                    }
+                ]
+            },
+            "Input should be a valid list",
+        ),
         ({"results": [{"size": 8, "root": "9e30"}]}, "root: Input should be"),
     ],
 )
