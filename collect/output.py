@@ -52,10 +52,10 @@ _FIGURES: Final = ("time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s")
 _CHECKS: Final = ((), ("wrong_values",), ("error",))
 PER_ITERATION: Final = ("time_min_us", "time_max_us", "time_p99_us", "time_cv_percent")
 _TODAY: Final = "size count type redop root" + 2 * " time algbw busbw #wrong"
-#: How a row begins, also where it is glued to another program's line.
-_ROW_BEGINS: Final = re.compile(
-    r"(?:^|\s)[\d_]+\s+[\d_]+\s+(?:u?int(?:8|32|64)|char|int|half|float|double|bfloat16|fp?8_?e\dm\d)"
-    r"(?=\s|$)"
+#: How a row begins, also where it is glued to another program's line, and how its rest does.
+_TYPE: Final = r"(?:u?int(?:8|32|64)|char|int|half|float|double|bfloat16|fp?8_?e\dm\d)"
+_MEANT_AS_ROW: Final = re.compile(
+    rf"(?:^|\s)(?:[\d_]+\s+[\d_]+\s+{_TYPE}(?=\s|$)|{_TYPE}\s+(?:[a-z]+\s+)?(?:-?\d+\s+)?[\d.]+\s)"
 )
 _RANK: Final = re.compile(
     r"#?\s*Rank\s+(\d{1,7})(?:\s+Group\s+(\d{1,7}))?(?:\s+Pid\s+\d{1,9})?\s+on\s+(\S+)"
@@ -215,7 +215,7 @@ def looks_like_row(text: str) -> bool:
     >>> looks_like_row("1024 256 float sum -1 10.0"), looks_like_row("NCCL INFO Trees")
     (True, False)
     """
-    return _ROW_BEGINS.search(text) is not None
+    return _MEANT_AS_ROW.search(text) is not None
 
 
 def read_row(layout: Layout, tokens: Sequence[str], run: int, line: int) -> list[Row]:
@@ -419,7 +419,7 @@ class TextRuns:
             layout = _HEADERLESS.get(len(tokens))
         if layout is not None and tokens[0].replace("_", "").isdecimal():
             return self._halves(layout, tokens, number)
-        if is_meant or (self._in_table and len(tokens) > 1 and all(map(_is_number, tokens))):
+        if is_meant or (self._in_table and _is_piece(tokens)):
             longest = max(self._layouts, default=0)
             unknown = "the header is none that is known (-C prints cputime, no time)"
             wanted = f"the header names {longest}" if longest else unknown
@@ -487,6 +487,12 @@ def _header_mark(text: str) -> str | None:
     if "Collective test starting" in text:
         return "starting"
     return "threads" if _THREADS.search(text) else None
+
+
+def _is_piece(tokens: Sequence[str]) -> bool:
+    """Whether a line under column names may be a piece of a row: its first columns, or its last."""
+    begins = len(tokens) > 1 and all(token.isdecimal() for token in tokens[:2])
+    return begins or (len(tokens) > 1 and all(map(_is_number, tokens)))
 
 
 def _is_number(token: str) -> bool:

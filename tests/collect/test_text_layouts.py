@@ -128,6 +128,14 @@ def test_row_that_is_not_whole_gives_no_row(torn: str) -> None:
         assert len(output.rejected) == 1
 
 
+@pytest.mark.parametrize("word", ["2097152", "524288", "float", "sum", "150.0"])
+def test_row_with_words_of_another_rank_inside_gives_no_row(word: str) -> None:
+    torn = ROW_2M.replace(word, f"{word[:2]}node7: NCCL WARN Call failed{word[2:]}", 1)
+    output = parse(NAMES + ROW_1M + torn, Collective.AllReduce)
+    assert times(output) == [100.0, 102.0]
+    assert len(output.rejected) == 1
+
+
 def test_time_stamps_and_per_iteration_columns() -> None:
     half = "time  algbw  busbw  #wrong  i_min  i_max  i_p99  i_cv%"
     names = f"#  size  count  type  redop  root  {half}  {half}  timestamp\n"
