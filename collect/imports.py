@@ -1,8 +1,8 @@
 """`dynamiccl-collect import`: other people's measurements into the Parquet store.
 
-A file is recognised by what it holds (`FORMATS`) and read into tables. It becomes parts of its own,
-which depend on nothing but the file, the options and this program: a file imported twice by one
-release is there once, and a bad file among good ones costs nothing but itself. Calls files and
+A file is recognised by what it holds (`_READERS`) and read into tables. It becomes parts of its
+own, which depend on nothing but the file, the options and this program: a file imported twice by
+one release is there once, and a bad file among good ones costs nothing but itself. Calls files and
 traces are the exception: those of all ranks are joined, so all that are named together make parts
 together.
 
@@ -20,13 +20,10 @@ What benchmark output does not print of its system stands in a TOML file, by col
 """
 
 import dataclasses
-import json
 import logging
-import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -39,27 +36,30 @@ from rich.console import Console
 
 from dynamiccl import cli
 from dynamiccl.collect.calls import MAGIC, SUFFIX, read_calls
-from dynamiccl.collect.columns import looks_like_row
-from dynamiccl.collect.facts import ImportOptions
-from dynamiccl.collect.nccl_tests import Part, main_of, read_json_file, read_text
-from dynamiccl.collect.output import FileReport, Rejected
+from dynamiccl.collect.nccl_tests import (
+    ImportOptions,
+    first_problem,
+    read_file,
+)
+from dynamiccl.collect.output import FileReport, Rejected, looks_like_row
 from dynamiccl.collect.tidy_csv import is_tidy_csv, read_tidy_csv
 from dynamiccl.collect.traces import TraceFile, read_files, trace_files
 from dynamiccl.datasets.provenance import file_sha256, program_record
-from dynamiccl.datasets.schema import Status
+from dynamiccl.datasets.schema import Source, Status
 from dynamiccl.datasets.store import check_slug, part_paths, slug, write_part
-from dynamiccl.errors import DataError, MissingPath, OutputError, UnknownName, UserError
+from dynamiccl.errors import DataError, MissingPath, OutputError, UserError
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
 
 __all__ = ["ImportFailed", "ImportOptions", "ImportSummary", "import_files"]
 
 _LOG: Final = logging.getLogger(__name__)
-TEXT: Final = "nccl-tests-text"
-JSON: Final = "nccl-tests-json"
-CSV: Final = "tidy-csv"
+TEXT: Final = Source.NCCL_TESTS_TEXT.value
+JSON: Final = Source.NCCL_TESTS_JSON.value
+CSV: Final = Source.TIDY_CSV.value
 #: Kinds of which all files are read together.
 _CALLS: Final = "calls"
 _TRACE: Final = "trace"
+_JOINED: Final = (_CALLS, _TRACE)
 _SNIFF_BYTES: Final = 65_536
 #: Lines of each kind that people are shown; all are in --json.
 _SHOWN: Final = 20
@@ -84,46 +84,52 @@ class _System(BaseModel):
     cpu_vendor: Literal["intel", "amd", "arm"] | None = None
 
 
+class _Systems(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    systems: dict[str, _System] = {}
+
+
 def load_systems(path: Path | None) -> Callable[[str], dict[str, Any]]:
     """Read a systems file; returns what gives the columns of a system, a new name among them.
 
-    Raises MissingPath, and UserError or UnknownName with table, key, value and choices.
+    Raises MissingPath, and UserError with table, key, value and choices.
     """
     if path is None:
         return lambda system: {"system": system}
     if not path.is_file():
         raise MissingPath("systems file", path, "write one with a [systems.NAME] table")
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = _Systems.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))).systems
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not TOML: {error}; correct that line") from error
-    for key in content:
-        if key != "systems":
-            raise UnknownName("table", key, ["systems"], where=str(path))
-    tables = content.get("systems", {})
-    if not isinstance(tables, dict):
-        raise UserError(f"{path}: 'systems' is {tables!r}; write tables like [systems.NAME]")
-    known = {
-        name: _system(f"{path}: systems.{name}", name, table) for name, table in tables.items()
-    }
+    except ValidationError as error:
+        keys = ", ".join(_System.model_fields)
+        raise UserError(
+            f"{path}: {first_problem(error)}; write tables [systems.NAME] with any of {keys}"
+        ) from error
+    known = {name: table.model_dump(exclude_none=True) for name, table in tables.items()}
+    for name, facts in known.items():
+        facts["system"] = check_slug(facts.pop("name", name), "system")
     return lambda system: {"system": system, **known.get(system, {})}
 
 
-def _system(where: str, name: str, table: object) -> dict[str, Any]:
-    if not isinstance(table, dict):
-        raise UserError(f"{where} is {table!r}; write a table [systems.{name}]")
-    for key in table:
-        if key not in _System.model_fields:
-            raise UnknownName("key", key, list(_System.model_fields), where=where)
-    try:
-        facts = {"name": name, **_System.model_validate(table).model_dump(exclude_none=True)}
-    except ValidationError as error:
-        [first, *_] = error.errors()
-        key = ".".join(str(part) for part in first["loc"])
-        raise UserError(
-            f"{where}: {key} = {first.get('input')!r} is wrong: {first['msg']}"
-        ) from error
-    return {"system": check_slug(facts.pop("name"), "system"), **facts}
+def _check(options: ImportOptions) -> None:
+    """Refuse names that do not parse, before any file is read."""
+    checks: Mapping[str, Callable[[Any], object]] = {
+        "system": lambda name: check_slug(name, "system"),
+        "sweep": lambda name: check_slug(name, "sweep"),
+        "collective": lambda name: Collective.parse(name, where="option collective"),
+        "algorithm": lambda name: Algorithm.parse(name, where="option algorithm"),
+        "protocol": lambda name: Protocol.parse(name, where="option protocol"),
+        "nccl_version": NcclVersion.parse,
+    }
+    for name, check in checks.items():
+        if (value := getattr(options, name)) is not None:
+            check(value)
+    for name in ("num_ranks", "num_nodes", "num_channels"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise UserError(f"option {name} is {value}; give a whole number from 1 on")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,58 +142,6 @@ class _Input:
     traces: tuple[TraceFile, ...] = ()
     #: Why it cannot be read, where that is known from its beginning.
     problem: DataError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What the caller knows."""
-
-    options: ImportOptions
-    #: The columns of a system, by its name.
-    columns_of: Callable[[str], dict[str, Any]]
-
-    @classmethod
-    def of(cls, options: ImportOptions) -> "_Known":
-        """Refuse names that do not parse, before any file is read."""
-        checks: tuple[tuple[str, Callable[[Any], object]], ...] = (
-            ("system", partial(check_slug, what="system")),
-            ("sweep", partial(check_slug, what="sweep")),
-            ("collective", partial(Collective.parse, where="option collective")),
-            ("algorithm", partial(Algorithm.parse, where="option algorithm")),
-            ("protocol", partial(Protocol.parse, where="option protocol")),
-            ("nccl_version", NcclVersion.parse),
-        )
-        for name, check in checks:
-            value = getattr(options, name)
-            if value is not None:
-                check(value)
-        for name in ("num_ranks", "num_nodes", "num_channels"):
-            value = getattr(options, name)
-            if value is not None and value < 1:
-                raise UserError(f"option {name} is {value}; give a whole number from 1 on")
-        return cls(options, load_systems(options.systems_file))
-
-    def base_of(self, item: _Input) -> dict[str, Any]:
-        """The columns that all rows of a benchmark's output share."""
-        return {
-            **self.columns_of(self.options.system or ""),
-            "sweep": self.options.sweep or slug(item.path.resolve().parent.name),
-            "run": f"{slug(item.path.stem)[:80]}-{item.sha256[:8]}",
-            "source_file": str(item.path),
-        }
-
-    def base_of_jobs(self, items: Sequence[_Input]) -> dict[str, Any]:
-        """The columns of all calls of jobs; what the caller says wins over what they tell."""
-        version = self.options.nccl_version
-        told = {
-            "gpu": self.options.gpu,
-            "nccl_version": None if version is None else str(NcclVersion.parse(version)),
-        }
-        return {
-            **self.columns_of(self.options.system or ""),
-            "sweep": self.options.sweep or slug(items[0].path.resolve().parent.name),
-            **{name: value for name, value in told.items() if value is not None},
-        }
 
 
 @dataclass(slots=True, kw_only=True)
@@ -217,24 +171,17 @@ class ImportSummary:
 
     def add_up(self) -> None:
         """Count the rows of all files; joined calls belong to no single file."""
-        for name in ("rows_read", "measurements_written", "duplicates", "num_rejected"):
+        counts = (
+            "rows_read",
+            "measurements_written",
+            "duplicates",
+            "num_rejected",
+            "already_there",
+        )
+        for name in counts:
             setattr(self, name, sum(getattr(report, name) for report in self.files))
-        self.already_there = sum(report.already_there for report in self.files)
         self.dropped = sum(sum(report.dropped.values()) for report in self.files)
         self.rejected = [line for report in self.files for line in report.rejected]
-
-    def add_calls(self, table: pa.Table) -> None:
-        """Count the calls of jobs."""
-        self.calls_written += table.num_rows
-        self.calls_timed += table.num_rows - table["time_us"].null_count
-
-    def remarks(self) -> dict[str, list[str]]:
-        """Remark -> the files that it is about."""
-        found: dict[str, list[str]] = {}
-        for file in self.files:
-            for text in file.remarks:
-                found.setdefault(text, []).append(file.path)
-        return found
 
     @property
     def written_text(self) -> str:
@@ -244,7 +191,6 @@ class ImportSummary:
             (self.calls_written, f"calls{joined} ({self.calls_timed} with a time)"),
             (self.steps_written, "steps"),
             (sum(report.costs for report in self.files), "of NCCL's costs"),
-            (sum(report.decisions for report in self.files), "of NCCL's decisions"),
         )
         told = [f"{count} {what}" for count, what in counts if count]
         return ", ".join([f"{self.measurements_written} measurements", *told])
@@ -263,81 +209,61 @@ class ImportFailed(OutputError):
 
     def __init__(self, errors: Sequence[DataError], summary: ImportSummary) -> None:
         """Make a message with one line a failure, and what was written nevertheless."""
-        told = "; ".join(map(str, errors))
-        written = sum(report.measurements_written > 0 for report in summary.files)
-        if written:
+        told = list(map(str, errors))
+        if others := sum(bool(report.parts) for report in summary.files):
             measurements = f"{summary.measurements_written} measurements"
-            told += f"; {measurements} of {written} other files are written"
+            told.append(f"{measurements} of {others} other files are written")
         if summary.calls_written:
-            told += f"; {summary.calls_written} calls are written"
-        super().__init__(told)
+            told.append(f"{summary.calls_written} calls are written")
+        super().__init__("; ".join(told))
         self.summary = summary
 
 
-def _read_text(item: _Input, known: _Known) -> Iterator[Part]:
-    return read_text(item.path, known.base_of(item), known.options, item.report)
-
-
-def _read_json(item: _Input, known: _Known) -> Iterator[Part]:
-    return read_json_file(item.path, known.base_of(item), known.options, item.report)
-
-
-def _read_csv(item: _Input, known: _Known) -> Iterator[Part]:
-    sweep = known.options.sweep or slug(item.path.stem)
-    return read_tidy_csv(item.path, sweep, known.columns_of, known.options, item.report)
-
-
-_Reader = Callable[[_Input, _Known], Iterator[Part]]
-#: Kinds of files that are read one by one: whether the text of the first bytes is of the kind, and
-#: what reads it into tables. The first that fits is taken.
-FORMATS: Final[Mapping[str, tuple[Callable[[str], bool], _Reader]]] = {
-    JSON: (lambda text: text.startswith("{"), _read_json),
-    CSV: (lambda text: is_tidy_csv(text.split("\n", 1)[0]), _read_csv),
-    TEXT: (lambda _: True, _read_text),
-}
-
-
 def import_files(
-    paths: Sequence[Path],
-    out_dir: Path,
-    *,
-    options: ImportOptions | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    paths: Sequence[Path], out_dir: Path, *, options: ImportOptions | None = None
 ) -> ImportSummary:
     """Import `paths` into `out_dir`, and report what became of every row.
 
-    A directory stands for the files of known kinds below it. `progress` is called with the files
-    done and their total.
+    A directory stands for the files of known kinds below it.
     Raises UserError before anything is read when the options cannot work, and OutputError, which
     names the files, after all are written when some gave no row. A single file raises its own
     error, which may be a CorruptFile.
     """
-    known = _Known.of(options or ImportOptions())
+    options = options or ImportOptions()
+    _check(options)
+    columns_of = load_systems(options.systems_file)
     summary = ImportSummary()
     inputs = _inputs(paths, summary.skipped)
     if not inputs:
-        raise UserError(_no_file(paths, summary.skipped))
+        found = (
+            f"{len(summary.skipped)} files of other kinds" if summary.skipped else "no file at all"
+        )
+        raise UserError(
+            f"{', '.join(map(str, paths)) or 'no file to import'}: {found}, and no nccl-tests "
+            "output, CSV, calls file or trace; name files, or the directory that holds them"
+        )
     unknown = [item.path for item in inputs if item.format != CSV]
-    if known.options.system is None and unknown:
+    if options.system is None and unknown:
         raise UserError(
             f"{unknown[0]} does not say on which system it was measured; name it with --system"
         )
-    fresh = list(_without_repeats(inputs))
+    fresh = {item.sha256: item for item in reversed(inputs)}
     errors: list[DataError] = []
-    for done, item in enumerate(fresh, 1):
+    for item in inputs:
+        if fresh[item.sha256] is not item:
+            first = fresh[item.sha256].path
+            item.report.remark(f"the same bytes as {first}; not taken twice")
+            continue
         try:
-            _import_one(item, known, out_dir)
+            _import_one(item, options, columns_of, out_dir)
         except DataError as error:
             item.report.failure = str(error)
             errors.append(error)
-        if progress is not None:
-            progress(done, len(fresh))
     # A trace has reports of its own, one for each member of an archive.
     summary.files = [item.report for item in inputs if not item.traces or item.report.remarks]
-    errors += _import_calls([i for i in fresh if i.format == _CALLS], known, out_dir, summary)
-    traces = [item for item in fresh if item.traces]
-    if traces:
-        errors += _import_traces(traces, known, out_dir, summary, progress)
+    jobs = [item for item in inputs if fresh[item.sha256] is item and item.format in _JOINED]
+    if jobs:
+        _import_jobs(jobs, options, columns_of, out_dir, summary, errors)
     summary.add_up()
     if errors:
         raise errors[0] if len(inputs) == 1 else ImportFailed(errors, summary)
@@ -371,6 +297,7 @@ def _input(path: Path) -> _Input:
     try:
         with path.open("rb") as file:
             head = file.read(_SNIFF_BYTES)
+        text = head.decode("utf-8", errors="replace").lstrip("\ufeff \t\r\n")
         # By its name too: text would be refused for reasons that do not help.
         if head.startswith(MAGIC) or path.suffix == SUFFIX:
             kind = _CALLS
@@ -379,8 +306,8 @@ def _input(path: Path) -> _Input:
                 traces = tuple(trace_files(path))
             except DataError as error:
                 problem = error
-            text = head.decode("utf-8", errors="replace").lstrip("\ufeff \t\r\n")
-            found = next(name for name, (fits, _) in FORMATS.items() if fits(text))
+            is_csv = is_tidy_csv(text.split("\n", 1)[0])
+            found = JSON if text.startswith("{") else CSV if is_csv else TEXT
             kind = _TRACE if traces or problem else found
         sha256 = file_sha256(path)
     except OSError as error:
@@ -391,43 +318,34 @@ def _input(path: Path) -> _Input:
 def _has_output(path: Path) -> bool:
     """Whether a text file of a directory is a benchmark's output or NCCL's log."""
     with path.open(encoding="utf-8", errors="replace") as file:
-        return any("NCCL INFO" in line or looks_like_row(line.split()) for line in file)
+        return any("NCCL INFO" in line or looks_like_row(line) for line in file)
 
 
-def _no_file(paths: Sequence[Path], skipped: Mapping[str, str]) -> str:
-    if not paths:
-        return "no file to import; name at least one"
-    found = f"{len(skipped)} files of other kinds" if skipped else "no file at all"
-    return (
-        f"{', '.join(map(str, paths))}: {found}, and no nccl-tests output, CSV, calls file or "
-        "trace; name the directory that holds them"
-    )
-
-
-def _without_repeats(inputs: Sequence[_Input]) -> Iterator[_Input]:
-    """Leave out files that are read together with another one, and note it in their report."""
-    seen: dict[str, Path] = {}
-    named = {item.path.resolve() for item in inputs}
-    for item in inputs:
-        first = seen.setdefault(item.sha256, item.path)
-        if first is not item.path:
-            item.report.remark(f"the same bytes as {first}; not taken twice")
-        elif main_of(item.path) in named:
-            item.report.remark("NCCL's log of another file; read with that one")
-        else:
-            yield item
-
-
-def _import_one(item: _Input, known: _Known, out_dir: Path) -> None:
+def _import_one(
+    item: _Input,
+    options: ImportOptions,
+    columns_of: Callable[[str], dict[str, Any]],
+    out_dir: Path,
+) -> None:
+    """Write what a file tells that is read by itself; raises DataError where it is nothing."""
     if item.problem is not None:
         raise item.problem
-    if item.format not in FORMATS:
-        return  # read together with all others of its kind
+    if item.format in _JOINED:
+        return
     report = item.report
+    if item.format == CSV:
+        tables = read_tidy_csv(item.path, columns_of, options, report)
+    else:
+        base = {
+            **columns_of(options.system or ""),
+            "sweep": options.sweep or slug(item.path.resolve().parent.name),
+            "run": f"{slug(item.path.stem)[:80]}-{item.sha256[:8]}",
+            "source_file": str(item.path),
+        }
+        tables = read_file(item.path, base, options, report)
     before = set(part_paths(out_dir)) if out_dir.is_dir() else set()
     wrong = 0
-    _, read = FORMATS[item.format]
-    for kind, table in read(item, known):
+    for kind, table in tables:
         parts = write_part(out_dir, table, kind=kind, provenance=_record([item]))
         report.parts += [str(part) for part in parts]
         if kind == "measurements":
@@ -438,7 +356,8 @@ def _import_one(item: _Input, known: _Known, out_dir: Path) -> None:
     if wrong:
         report.remark(f"{wrong} measurements had wrong values: kept as such, and nothing uses them")
     if not report.parts:
-        raise OutputError(_nothing_usable(report))
+        reasons = [*report.dropped, *report.rejected[:1], *report.remarks]
+        raise OutputError(f"{item.path} holds no usable row: {'; '.join(map(str, reasons))}")
     _LOG.info("%s: %d measurements", item.path, report.measurements_written)
 
 
@@ -447,53 +366,42 @@ def _record(items: Sequence[_Input]) -> dict[str, Any]:
     return program_record("import", files={item.path.name: item.sha256 for item in items})
 
 
-def _nothing_usable(report: FileReport) -> str:
-    if report.contradiction:
-        return f"{report.path}: {report.contradiction}; leave --collective out, or correct it"
-    if "collective not known" in report.dropped:
-        return (
-            f"{report.path} does not say which collective it measured; name it with --collective "
-            f"(one of {', '.join(c.wire for c in Collective)})"
-        )
-    if report.rejected:
-        return f"{report.path} holds no usable row; {report.rejected[0]}"
-    return f"{report.path} holds no usable row; dropped: {json.dumps(report.dropped)}"
-
-
-def _import_calls(
-    items: Sequence[_Input], known: _Known, out_dir: Path, summary: ImportSummary
-) -> list[DataError]:
-    """Write the calls of the files of all ranks; returns the errors of single files."""
-    errors: list[DataError] = []
-    if not items:
-        return errors
-    files = [(item.path, item.report) for item in items]
-    for table in read_calls(files, known.base_of_jobs(items), errors):
-        write_part(out_dir, table, kind="calls", provenance=_record(items))
-        summary.add_calls(table)
-    return errors
-
-
-def _import_traces(
+def _import_jobs(
     items: Sequence[_Input],
-    known: _Known,
+    options: ImportOptions,
+    columns_of: Callable[[str], dict[str, Any]],
     out_dir: Path,
     summary: ImportSummary,
-    progress: Callable[[int, int], None] | None,
-) -> list[DataError]:
-    """Write the calls and steps of the traces of all ranks; returns the errors of single files."""
-    base = known.base_of_jobs(items)
-    options = known.options
-    base |= {"run": base["sweep"], "num_ranks": options.num_ranks, "num_nodes": options.num_nodes}
-    traces = read_files([trace for item in items for trace in item.traces], base, progress)
-    for kind, table in (("calls", traces.calls), ("steps", traces.steps)):
+    errors: list[DataError],
+) -> None:
+    """Write the calls and steps of the recorder's files, and of the traces, of all ranks."""
+    version = options.nccl_version
+    base = {
+        **columns_of(options.system or ""),
+        "sweep": options.sweep or slug(items[0].path.resolve().parent.name),
+        **({"gpu": options.gpu} if options.gpu else {}),
+        **({"nccl_version": str(NcclVersion.parse(version))} if version else {}),
+    }
+
+    def write(kind: str, table: pa.Table) -> None:
+        if kind == "calls":
+            summary.calls_written += table.num_rows
+            summary.calls_timed += table.num_rows - table["time_us"].null_count
         if table.num_rows:
             write_part(out_dir, table, kind=kind, provenance=_record(items))
-    summary.add_calls(traces.calls)
-    summary.files += traces.reports
-    summary.rank_records, summary.steps_written = traces.records, traces.steps.num_rows
-    summary.untimed = dict(traces.untimed.most_common())
-    return traces.errors
+
+    if files := [(item.path, item.report) for item in items if item.format == _CALLS]:
+        for table in read_calls(files, base, errors):
+            write("calls", table)
+    if found := [trace for item in items for trace in item.traces]:
+        group = {"num_ranks": options.num_ranks, "num_nodes": options.num_nodes}
+        traces = read_files(found, {**base, "run": base["sweep"], **group})
+        write("calls", traces.calls)
+        write("steps", traces.steps)
+        summary.files += traces.reports
+        summary.rank_records, summary.steps_written = traces.records, traces.steps.num_rows
+        summary.untimed = dict(traces.untimed.most_common())
+        errors += traces.errors
 
 
 def import_command(
@@ -561,29 +469,20 @@ def import_command(
     )
     kept = f"what was read so far is in {out}; the same command goes on, and takes nothing twice"
     with cli.interruptible(lambda: kept):
-        summary = import_files(files, out, options=options, progress=_said_now_and_then())
+        summary = import_files(files, out, options=options)
     if as_json:
         cli.print_json(summary.to_json())
     else:
         _show(summary, out)
 
 
-def _said_now_and_then() -> Callable[[int, int], None]:
-    """A progress callback (done, total) that logs a line every half a minute."""
-    last = time.monotonic()
-
-    def say(done: int, total: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= 30.0 and done < total:
-            last = time.monotonic()
-            _LOG.info("%d of %d files read", done, total)
-
-    return say
-
-
 def _show(summary: ImportSummary, out: Path) -> None:
     lines = [f"{line.path}:{line.line}: {line.reason}" for line in summary.rejected]
-    for remark, paths in summary.remarks().items():
+    of_remark: dict[str, list[str]] = {}
+    for file in summary.files:
+        for remark in file.remarks:
+            of_remark.setdefault(remark, []).append(file.path)
+    for remark, paths in of_remark.items():
         others = f" (and {len(paths) - 1} more files)" if len(paths) > 1 else ""
         lines.append(f"{paths[0]}{others}: {remark}")
     lines[_SHOWN:] = [f"... and {len(lines) - _SHOWN} more (with --json)"][: len(lines) > _SHOWN]

@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from dynamiccl.collect.disturb import Disturber
-from dynamiccl.collect.facts import hosts_of
 from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.launchers import Ranks, command, find_launcher, map_into_container
 from dynamiccl.collect.nodes import Nodes, SiteFacts, Watch
-from dynamiccl.collect.output import rank_lines
+from dynamiccl.collect.output import hosts_of, rank_lines
 from dynamiccl.collect.process import Finished, Interrupt, Limits, Line, run_process
 from dynamiccl.collect.programs import Program, Site, can_play, find_program
 from dynamiccl.collect.read_back import (

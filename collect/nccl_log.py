@@ -1,6 +1,12 @@
-"""What NCCL's log tells: releases, communicators, its cost model, and what it ran for each call.
+"""What NCCL was told (NCCL_* variables that a shell or NCCL itself shows), and what its log tells.
 
-What ran (NCCL_DEBUG_SUBSYS=TUNING, or COLL from 2.23 on), by release:
+**Variables.** An environment may hold secrets, so nothing is kept that is not on a literal list of
+names. What names one algorithm, protocol or channel count is the requested config; everything else
+that is kept becomes part of the launch profile, since it is fixed for the whole process. A variable
+whose value cannot be read (`$1`), or is said to be two things, is kept without a value. The config
+of its run is then *not known*: it is never taken for NCCL's own choice.
+
+**What ran** (NCCL_DEBUG_SUBSYS=TUNING, or COLL from 2.23 on), by release:
 
     2.20-2.22  <B> Bytes -> Algo <int> proto <int> time <float>
     2.23       <Func>: <B> Bytes -> Algo <int> proto <int> time <float>
@@ -9,8 +15,8 @@ What ran (NCCL_DEBUG_SUBSYS=TUNING, or COLL from 2.23 on), by release:
 From 2.24 on, B is count times type size: the bytes of one rank for AllGather and ReduceScatter.
 Symmetric kernels and the copy engine print another tail; they are none of the configs we know.
 
-The cost model (2.13 to 2.30, `src/graph/tuning.cc`), by rank 0 under NCCL_DEBUG_SUBSYS=TUNING, in
-blocks of three algorithms:
+**The cost model** (2.13 to 2.30, `src/graph/tuning.cc`), by rank 0 under NCCL_DEBUG_SUBSYS=TUNING,
+in blocks of three algorithms:
 
       Algorithm   |                            Tree                  |  ...
       Protocol    |             LL |          LL128 |         Simple |  ...
@@ -28,13 +34,52 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from dynamiccl.collect.settings import Settings, add_settings, kept
 from dynamiccl.datasets.provenance import program_record
-from dynamiccl.datasets.schema import COSTS, DECISIONS
+from dynamiccl.datasets.schema import COSTS, DEFAULT_PROFILE
 from dynamiccl.datasets.store import write_part
 from dynamiccl.errors import UnknownName
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
 from dynamiccl.simulator.group import CostLine
+
+#: Variables by name; None = set, to what is not known.
+Settings = dict[str, str | None]
+
+#: Every variable that is ever stored, without NCCL_; exact names, no patterns. None of them can
+#: hold a secret.
+_KEPT: Final = """
+    ALGO PROTO MIN_CTAS MAX_CTAS MIN_NCHANNELS MAX_NCHANNELS BUFFSIZE CHECKS_DISABLE
+    COLLNET_ENABLE CROSS_NIC CTA_POLICY CUMEM_ENABLE DMABUF_ENABLE GRAPH_REGISTER
+    IB_ADAPTIVE_ROUTING IB_DISABLE IB_QPS_PER_CONNECTION IB_SPLIT_DATA_ON_QPS IB_TC
+    LL_BUFFSIZE LL128_BUFFSIZE LOCAL_REGISTER MNNVL_ENABLE NCHANNELS_PER_NET_PEER NET
+    NET_GDR_LEVEL NET_GDR_READ NSOCKS_PERTHREAD NTHREADS NVLS_ENABLE P2P_DISABLE P2P_LEVEL
+    P2P_NET_CHUNKSIZE P2P_NVL_CHUNKSIZE P2P_PCI_CHUNKSIZE PXN_DISABLE SHM_DISABLE
+    SOCKET_NTHREADS WIN_ENABLE
+"""
+KEPT_NAMES: Final = frozenset(f"NCCL_{name}" for name in _KEPT.split())
+_REQUESTED: Final = ("requested_algorithm", "requested_protocol", "requested_num_channels")
+#: Long or odd values are not settings that we understand.
+_PLAIN_VALUE: Final = re.compile(r"[\w.,;:^/+-]{1,64}")
+
+#: nccl-tests binaries; `make NAME_SUFFIX=_mpi` and packagers put something behind `_perf`.
+_PROGRAM: Final = re.compile(r"(?:^|[\s/\"'=])([a-z][a-z_]*?)_perf[\w.-]*(?=$|[\s\"'])")
+
+#: What a shell prints before a command: `$ `, `+ ` of `set -x`, `user@node:~/tests$ `.
+_PROMPT: Final = re.compile(
+    r"\s*(?:\(\S{1,40}\) )?(?:\[?[\w.-]+@[\w.-]+[^$#>%]{0,100}[$#>%]\s+|([+$>% \t]+))?"
+)
+#: `NCCL_ALGO=Ring`, `--export=ALL,NCCL_ALGO=Ring,Tree,NCCL_PROTO=LL`, `"NCCL_ALGO=Ring"`; with the
+#: name and value apart, as MPICH, Intel MPI and csh have it.
+_ASSIGNED: Final = re.compile(
+    r"(?:^|[\s,=`(\"']|-x)(NCCL_\w+)=(\"[^\"]*\"|'[^']*'|(?:(?!,NCCL_)[^\s\"'])*)"
+    r"|(?:-genv|-env|setenv)\s+(NCCL_\w+)\s+(\S+)"
+)
+#: What is between two commands of a line, and in no quotation.
+_BETWEEN_COMMANDS: Final = re.compile(r"[;&|]+(?=(?:[^\"']|\"[^\"]*\"|'[^']*')*$)")
+_EXPORTS: Final = frozenset({"export", "declare", "typeset", "setenv"})
+#: A line that sets variables for what comes.
+_SETS: Final = re.compile(
+    r"(?:^|[;&|]\s*)(?:NCCL_\w+=|(?:export|declare|typeset|setenv|unset|unsetenv)\s.*NCCL_)"
+)
 
 _VERSION: Final = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)(?:\+cuda(\d+\.\d+))?")
 _RANKS: Final = re.compile(r"\bnranks (\d{1,7})\b", re.IGNORECASE)
@@ -64,6 +109,177 @@ Cell = tuple[Collective, Algorithm, Protocol]
 _Kind = TypeVar("_Kind", Algorithm, Protocol, Collective)
 
 
+# --- What it was told ---
+
+
+def program_in(line: str) -> str | None:
+    """The nccl-tests program that a line names, without `_perf`, or None.
+
+    >>> program_in("$ srun -N2 ./build/all_reduce_perf_mpi -b 1M -e 128M")
+    'all_reduce'
+    """
+    if "_perf" not in line:
+        return None
+    match = _PROGRAM.search(line)
+    return match.group(1) if match else None
+
+
+def sets_variables(line: str) -> bool:
+    """Whether a line of a shell, or of what `env` prints, sets NCCL_* variables for what comes."""
+    prompt = _PROMPT.match(line)
+    return "NCCL_" in line and _SETS.search(line[prompt.end() if prompt else 0 :]) is not None
+
+
+def collective_of_program(program: str) -> Collective | None:
+    """Collective of a program name; None for those that are not in NCCL's API (hypercube)."""
+    try:
+        return Collective.parse(program)
+    except UnknownName:
+        return None
+
+
+def kept(pairs: Iterable[tuple[str, str]]) -> Settings:
+    """The variables on the list; without a value where it is not a plain one."""
+    return {
+        name: value if _PLAIN_VALUE.fullmatch(value) else None
+        for name, value in pairs
+        if name in KEPT_NAMES
+    }
+
+
+def add_settings(known: Settings, told: Mapping[str, str | None]) -> None:
+    """Add settings to those of the same run; what is said to be two things loses its value."""
+    for name, value in told.items():
+        known[name] = value if known.get(name, value) == value else None
+
+
+@dataclass(slots=True)
+class Shell:
+    """The NCCL_* variables that a shell shows, line by line.
+
+    `export` persists, and so does what `env` prints; an assignment in a command's own line holds
+    for that command and wins. What is commented out or unset does not count. Of an assignment that
+    `set -x` prints by itself it is not known whether it persists.
+    """
+
+    exported: Settings = field(default_factory=dict)
+    #: Of the last command.
+    inline: Settings = field(default_factory=dict)
+
+    @property
+    def environment(self) -> Settings:
+        """What a benchmark that starts now finds set."""
+        return {**self.exported, **self.inline}
+
+    def read(self, line: str) -> None:
+        """Take in one line of a shell.
+
+        >>> shell = Shell()
+        >>> shell.read("export NCCL_ALGO=Tree; NCCL_PROTO=LL ./all_reduce_perf")
+        >>> shell.environment
+        {'NCCL_ALGO': 'Tree', 'NCCL_PROTO': 'LL'}
+        """
+        prompt = _PROMPT.match(line)
+        is_traced = prompt is not None and "+" in (prompt[1] or "")
+        text = line[prompt.end() :] if prompt else line
+        if program_in(text):
+            self.inline = {}
+        if text.startswith("#"):
+            # A comment, or a command behind the prompt of root: then it is not known which.
+            if program_in(text):
+                self.inline = dict.fromkeys(_assigned(text))
+            return
+        for command in _BETWEEN_COMMANDS.split(re.sub(r"\s#.*", "", text)):
+            self._command(command.strip(), is_traced=is_traced)
+
+    def _command(self, command: str, *, is_traced: bool) -> None:
+        assigned, words = _assigned(command), command.split()
+        if program_in(command):
+            # mpirun -x NAME: whatever the launcher's own environment has.
+            forwarded = KEPT_NAMES.intersection(words) - assigned.keys() - self.exported.keys()
+            self.inline |= {**assigned, **dict.fromkeys(forwarded)}
+        elif words[:1] in (["unset"], ["unsetenv"]):
+            for name in words[1:]:
+                self.exported.pop(name, None)
+        elif command.startswith("NCCL_"):
+            self.exported |= dict.fromkeys(assigned) if is_traced else assigned
+        elif words and words[0] in _EXPORTS:
+            self.exported |= assigned
+
+
+def _assigned(command: str) -> Settings:
+    """What a command sets. An open quotation, or two values of one variable, say nothing."""
+    is_whole = command.count('"') % 2 == command.count("'") % 2 == 0
+    found: Settings = {}
+    for name, value, apart, behind in _ASSIGNED.findall(command):
+        told = (value or behind).strip("\"'") if is_whole else "$"
+        add_settings(found, kept([(name or apart, told)]))
+    return found
+
+
+def requested_by(
+    settings: Mapping[str, str | None], collective: Collective, extra: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The requested config (which a tuner could set) and the launch profile, as columns.
+
+    `extra` are words for the profile that do not come from the environment (`blocking`). A list or
+    an exclusion (`Ring,Tree`, `^NVLS`) leaves the choice to NCCL within limits: it is a profile.
+
+    >>> tree = {"NCCL_ALGO": "allreduce:tree;broadcast:ring"}
+    >>> requested_by(tree, Collective.AllReduce)["requested_algorithm"]
+    'Tree'
+    >>> requested_by({"NCCL_ALGO": "^NVLS"}, Collective.AllReduce)["launch_profile"]
+    'algo=^NVLS'
+    >>> requested_by({"NCCL_ALGO": None}, Collective.AllReduce)["is_default"]
+    False
+    """
+    rest = {name: "?" if value is None else value for name, value in settings.items()}
+    is_known = None not in settings.values()
+    requested: dict[str, Any] = dict.fromkeys(_REQUESTED)
+    if is_known:
+        algorithm = _single(rest, "NCCL_ALGO", Algorithm, collective)
+        protocol = _single(rest, "NCCL_PROTO", Protocol, collective)
+        channels = _channels(rest, "CTAS") or _channels(rest, "NCHANNELS")
+        requested = dict(zip(_REQUESTED, (algorithm, protocol, channels), strict=True))
+    words = [f"{name.removeprefix('NCCL_').lower()}={rest[name]}" for name in sorted(rest)]
+    return {
+        **requested,
+        "is_default": is_known and not any(requested.values()),
+        "launch_profile": ",".join([*words, *extra]) or DEFAULT_PROFILE,
+    }
+
+
+def _single(
+    rest: dict[str, str],
+    name: str,
+    kind: type[Algorithm] | type[Protocol],
+    collective: Collective,
+) -> str | None:
+    """Take `name` out of `rest` when it names exactly one choice for `collective`."""
+    # `ring;allreduce:tree`: a part without a name holds for all others.
+    parts = [part.rpartition(":") for part in rest.get(name, "").split(";")]
+    by_name = {whose.lower(): choice for whose, _, choice in parts}
+    value = by_name.get(collective.wire.lower(), by_name.get(""))
+    try:
+        wire = kind.parse(value).wire if value is not None else None
+    except UnknownName:
+        return None
+    rest.pop(name, None)
+    return wire
+
+
+def _channels(rest: dict[str, str], noun: str) -> int | None:
+    low, high = f"NCCL_MIN_{noun}", f"NCCL_MAX_{noun}"
+    value = rest.get(low)
+    if value is None or value != rest.get(high) or not value.isdecimal() or not int(value):
+        return None
+    del rest[low], rest[high]
+    return int(value)
+
+
+# --- What it tells ---
+
+
 class Choice(NamedTuple):
     """What NCCL ran for one call; channels are None where its release does not print them."""
 
@@ -88,10 +304,7 @@ class LoggedCall:
 
 def logged_calls(lines: Iterable[str]) -> Iterator[LoggedCall]:
     """The calls of a log, in order."""
-    for line in lines:
-        call = _logged_call(line)
-        if call is not None:
-            yield call
+    yield from filter(None, map(_logged_call, lines))
 
 
 def _logged_call(line: str) -> LoggedCall | None:
@@ -148,8 +361,6 @@ class NcclLog:
     num_nodes: set[int] = field(default_factory=set)
     #: Variables that NCCL says it found set.
     settings: Settings = field(default_factory=dict)
-    #: Whether ranks were told to be hosts of their own (NCCL_HOSTID).
-    names_host_ids: bool = False
     calls: dict[LoggedCall, None] = field(default_factory=dict)
     #: Cost tables, one for each communicator that logged one.
     costs: list[dict[Cell, Cost]] = field(default_factory=list)
@@ -174,19 +385,9 @@ class NcclLog:
         if "nranks" in line or "nRanks" in line:
             self.num_ranks.update(int(n) for n in _RANKS.findall(line))
             self.num_nodes.update(int(n) for n in _NODES.findall(line))
-        self.names_host_ids = self.names_host_ids or "NCCL_HOSTID" in line
         told = _SET.search(line) if mark else None
         if told:
             add_settings(self.settings, kept([(told[1], told[2].strip().rstrip("."))]))
-
-    def merge(self, other: "NcclLog") -> None:
-        """Add what another log of the same run told; its own settings and costs come first."""
-        for name in ("versions", "cuda_versions", "num_ranks", "num_nodes"):
-            getattr(self, name).update(getattr(other, name))
-        self.names_host_ids = self.names_host_ids or other.names_host_ids
-        self.settings = {**other.settings, **self.settings}
-        self.calls |= other.calls
-        self.costs = self.costs or other.costs
 
     def choices(
         self, collective: Collective, num_ranks: int | None
@@ -222,7 +423,9 @@ class NcclLog:
             if Algorithm.Tree in self._algorithms or not self.costs:
                 self.costs.append({})
         elif threads := _COST_THREADS.match(text):
-            self._threads = [_count(word) for word in threads[1].replace("|", " ").split()]
+            # None: a number that was damaged in the log.
+            words = threads[1].replace("|", " ").split()
+            self._threads = [int(w) if re.fullmatch(r"[0-9]{1,9}", w) else None for w in words]
         elif (row := _COST_ROW.match(text)) and self.costs:
             collective = _named(Collective, row[1])
             if collective is not None:
@@ -237,11 +440,6 @@ class NcclLog:
             threads = self._threads[number] if number < len(self._threads) else None
             cost = Cost(float(latency), float(bandwidth), threads)
             self.costs[-1][collective, algorithm, _COST_PROTOCOLS[protocol]] = cost
-
-
-def _count(word: str) -> int | None:
-    """A number of threads; None for a word that was damaged in the log."""
-    return int(word) if re.fullmatch(r"[0-9]{1,9}", word) else None
 
 
 def as_logged(lines: Mapping[Cell, CostLine]) -> dict[Cell, Cost]:
@@ -275,22 +473,6 @@ def write_costs(
     """Write a group's cost table as parts of a data set; returns their paths."""
     rows = pa.Table.from_pylist(cost_rows(table, known), schema=COSTS)
     return write_part(out, rows, kind="costs", provenance=program_record(program))
-
-
-def decision_rows(
-    choices: Mapping[int, Choice], collective: Collective, known: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """Rows of the `decisions` table: what ran for each size, with the group's columns."""
-    shared = {name: known[name] for name in DECISIONS.names if name in known}
-    return [
-        {
-            **shared,
-            "collective": collective.wire,
-            "size_bytes": size_bytes,
-            **choice._asdict(),
-        }
-        for size_bytes, choice in sorted(choices.items())
-    ]
 
 
 def host_list(hosts: Iterable[str]) -> str:

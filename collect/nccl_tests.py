@@ -1,52 +1,65 @@
-"""Reads what nccl-tests left into measurements: text or JSON, and NCCL's log beside it.
+"""Makes measurements of what nccl-tests left, text or JSON.
 
-    text ── output.py ──> rows (dicts) and runs ── facts.py ──> columns of each run ──> measurements
+    text ── output.py ──> rows (dicts) and runs ── facts of each run ──> measurements, NCCL's costs
     JSON ── read_json ──> the same
 
+The rule is that nothing is guessed. A fact needs one value; where the output gives two, or a
+number that its own bandwidths contradict, the column stays null and the report says why. The
+collective comes from, in this order:
+1. the program's name inside the output (header, tail, or the one command shown);
+2. the columns and bandwidths, where they can be of one collective only;
+3. the option `collective`, unless the columns contradict it: then the run is refused;
+4. the name of the file, when it contains exactly one collective's name. This is reported.
+
 The rows of a launch of ours stay dicts (`parse_text`, `parse_json`). Those of a file to import
-become columns a chunk at a time (`read_text`, `read_json_file`), since there may be millions. What
-NCCL's log tells of its costs, and of a job without a benchmark of its decisions, comes with them.
+become columns a chunk at a time (`read_file`), since there may be millions.
 """
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from statistics import mean
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import polars as pl
 import pyarrow as pa
+from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
 
-from dynamiccl.collect.columns import RUN, Row, Torn
-from dynamiccl.collect.facts import Facts, ImportOptions, actual, group_facts, resolve_all
-from dynamiccl.collect.nccl_log import cost_rows, decision_rows
-from dynamiccl.collect.output import FileReport, RankLine, Rejected, Run, TextRuns
-from dynamiccl.collect.settings import kept
-from dynamiccl.datasets.rows import columns_table, measurements_table, trial_id
-from dynamiccl.datasets.schema import COSTS, DECISIONS, QUIET, Source, Statistic, Status
+from dynamiccl.collect.nccl_log import (
+    add_settings,
+    collective_of_program,
+    cost_rows,
+    kept,
+    requested_by,
+)
+from dynamiccl.collect.output import (
+    PER_ITERATION,
+    RUN,
+    FileReport,
+    Rejected,
+    Row,
+    Run,
+    TextRuns,
+    Torn,
+    hosts_of,
+)
+from dynamiccl.datasets.rows import columns_table, trial_id
+from dynamiccl.datasets.schema import COSTS, DEFAULT_PROFILE, QUIET, DefaultScope, Source, Status
 from dynamiccl.errors import CorruptFile, OutputError, UnknownName
-from dynamiccl.nccl import Collective, NcclVersion
+from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
 from dynamiccl.sizes import MAX_SIZE_BITS
 
 #: Rows of one table, by the kind of table; parts of a data set.
 Part = tuple[str, pa.Table]
 
-#: NCCL's log of the same run, beside the output: `x.log` and `x.nccl_debug.log`.
-_COMPANION: Final = ".nccl_debug"
 #: Rows in one part; all columns of them are about 50 MiB.
 PART_ROWS: Final = 131_072
 #: Rows that are held as dicts before they become columns.
 CHUNK_ROWS: Final = 32_768
-#: Versions of nccl-tests' JSON that are known.
-JSON_VERSIONS: Final = (1, 2, 3)
-_JSON_TIMES: Final = (
-    ("min_us", "time_min_us"),
-    ("max_us", "time_max_us"),
-    ("p99_us", "time_p99_us"),
-    ("cv_pct", "time_cv_percent"),
-)
 
 #: Columns that every row has, and those that some outputs have.
 _COLUMNS: Final[dict[str, Any]] = {
@@ -63,21 +76,66 @@ _COLUMNS: Final[dict[str, Any]] = {
     "wrong_values": pl.Int64,
 }
 _OPTIONAL: Final[dict[str, Any]] = {
-    "time_min_us": pl.Float64,
-    "time_max_us": pl.Float64,
-    "time_p99_us": pl.Float64,
-    "time_cv_percent": pl.Float64,
+    **dict.fromkeys(PER_ITERATION, pl.Float64),
     "iteration_times_us": pl.List(pl.Float64),
     "process_times_us": pl.List(pl.Float64),
 }
+_BANDWIDTHS: Final = ("algbw_gbytes_per_s", "busbw_gbytes_per_s")
 #: Columns that an output may fill with what is no number.
-_FINITE: Final = ("algbw_gbytes_per_s", "busbw_gbytes_per_s", *list(_OPTIONAL)[:4])
+_FINITE: Final = (*_BANDWIDTHS, *PER_ITERATION)
 #: What makes two rows of a run repeats of one measurement.
 _CELL: Final = (RUN, "size_bytes", "datatype", "in_place")
 
+#: Bandwidths below this have too few digits for a ratio.
+_MIN_BANDWIDTH: Final = 1.0
+#: From so many ranks on the ratios of bus to algorithm bandwidth are alike.
+_ALIKE_RANKS: Final = 257
+#: (Whether it has an operation, a root) -> the collectives whose rows are so. Older releases print
+#: for Reduce `redop` and `root`, for AllReduce and ReduceScatter `redop` alone, for Broadcast
+#: `root` alone, for AllGather and AlltoAll neither; newer ones both, `none` for no operation and -1
+#: for no root. AlltoAll may name the column `redop` in its header and print nothing below it.
+_BY_COLUMNS: Final = {
+    (True, True): (Collective.Reduce,),
+    (True, False): (Collective.AllReduce, Collective.ReduceScatter),
+    (False, True): (Collective.Broadcast, Collective.Scatter, Collective.Gather),
+    (False, False): (Collective.AllGather, Collective.AlltoAll, Collective.SendRecv),
+}
+_IN_FILE_NAME: Final = re.compile(
+    r"(?<![a-z])(all[_-]?reduce|all[_-]?gather|reduce[_-]?scatter|all[_-]?to[_-]?all|send[_-]?recv"
+    r"|broadcast|scatter|gather|reduce)(?![a-z])"
+)
 
-@dataclass(frozen=True, slots=True)
-class TextOutput:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportOptions:
+    """What the caller knows about the files. What a file itself says wins, except where noted."""
+
+    #: Hive directory. Benchmark output does not name its system, so it is required for it;
+    #: for tidy CSV it replaces the file's own `system` column.
+    system: str | None = None
+    #: Hive directory; None = the folder of a benchmark output, the stem of a CSV file.
+    sweep: str | None = None
+    #: For output that does not name its collective. Used before the name of the file is.
+    collective: str | None = None
+    num_ranks: int | None = None
+    #: NCCL's nNodes. Wins over the number of host names (NVL72, NCCL_HOSTID), not over NCCL's log.
+    num_nodes: int | None = None
+    nccl_version: str | None = None
+    gpu: str | None = None
+    #: Replaces the profile that is derived from NCCL_* settings shown in the output.
+    launch_profile: str | None = None
+    #: What was requested of NCCL, for output that does not show it.
+    algorithm: str | None = None
+    protocol: str | None = None
+    num_channels: int | None = None
+    #: TOML file with facts of known systems.
+    systems_file: Path | None = None
+
+
+# --- Outputs of launches, and files to import ---
+
+
+class TextOutput(NamedTuple):
     """Measurements of one output, one dict a row, and the rejected lines."""
 
     rows: list[Row]
@@ -97,53 +155,9 @@ def parse_text(text: str, *, where: str, collective: Collective | None = None) -
     """
     report = FileReport(path=where, format=Source.NCCL_TESTS_TEXT.value, most_rejected=len(text))
     text_runs = TextRuns(report)
-    rows = [row for halves in text_runs.rows(text.splitlines()) for row in halves]
-    found = _as_dicts(rows, text_runs.runs, report, collective, Source.NCCL_TESTS_TEXT)
+    rows = _gathered(text_runs.rows(text.splitlines()))
+    found = _as_dicts(rows, text_runs.runs, report, collective)
     return TextOutput(found, tuple(report.rejected), tuple(report.remarks))
-
-
-def main_of(companion: Path) -> Path | None:
-    """The output file that an NCCL log belongs to by its name, or None."""
-    if not companion.stem.endswith(_COMPANION):
-        return None
-    name = companion.stem.removesuffix(_COMPANION) + companion.suffix
-    return companion.resolve().with_name(name)
-
-
-def read_text(
-    path: Path, base: Mapping[str, Any], options: ImportOptions, report: FileReport
-) -> Iterator[Part]:
-    """Yield what one output file tells, its companion log read with it.
-
-    Raises OutputError, with the line that says why, when the file holds no row at all.
-    """
-    text_runs = TextRuns(report)
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        frame = _gathered(text_runs.rows(lines))
-    runs = text_runs.runs
-    companion = path.with_name(f"{path.stem}{_COMPANION}{path.suffix}")
-    if not report.rows_read:
-        yield from _log_alone(path, _merged(runs), base, options, report)
-        return
-    if companion.is_file():
-        told = TextRuns(FileReport(path=str(companion), format="nccl-log"))
-        with companion.open(encoding="utf-8", errors="replace") as lines:
-            for _ in told.rows(lines):
-                pass
-        for run in runs:
-            run.merge(_merged(told.runs))
-        report.remark(f"NCCL's log {companion.name} read with it")
-    shared = {**base, "source": Source.NCCL_TESTS_TEXT.value}
-    yield from measurement_parts(frame, runs, shared, options, report)
-
-
-def read_json_file(
-    path: Path, base: Mapping[str, Any], options: ImportOptions, report: FileReport
-) -> Iterator[Part]:
-    """Yield what one file of nccl-tests' JSON tells; raises as `read_json`."""
-    rows, run = read_json(path, report)
-    shared = {**base, "source": Source.NCCL_TESTS_JSON.value}
-    yield from measurement_parts(_gathered([rows]), [run], shared, options, report)
 
 
 def parse_json(path: Path, collective: Collective) -> list[Row]:
@@ -155,32 +169,55 @@ def parse_json(path: Path, collective: Collective) -> list[Row]:
     rows, run = read_json(path, report)
     if report.rejected:
         raise OutputError(str(report.rejected[0]))
-    return _as_dicts(rows, [run], report, collective, Source.NCCL_TESTS_JSON)
+    return _as_dicts(rows, [run], report, collective)
 
 
 def _as_dicts(
-    rows: list[Row],
-    runs: Sequence[Run],
-    report: FileReport,
-    started: Collective | None,
-    source: Source,
+    rows: pl.DataFrame, runs: Sequence[Run], report: FileReport, started: Collective | None
 ) -> list[Row]:
     """The rows with all that is known of their runs."""
-    known = resolve_all(_gathered([rows]), runs, ImportOptions(), report, started=started)
-    for facts in known.values():
-        facts.columns["source"] = source.value
-    return [known[row[RUN]].measurement(row) for row in rows if row[RUN] in known]
+    known = _Facts(ImportOptions(), report, started).of_runs(rows, runs)
+    facts = {number: {"source": report.format, **each} for number, each in known.items()}
+    found = _with_facts(rows, facts, _choices_of_runs(runs, facts, report)).drop(RUN).to_dicts()
+    return [{name: value for name, value in row.items() if value is not None} for row in found]
 
 
-def _merged(runs: Iterable[Run]) -> Run:
-    """What all runs of an output say, rows or not."""
-    whole = Run(-1)
-    for run in runs:
-        whole.merge(run)
-    return whole
+def read_file(
+    path: Path, base: Mapping[str, Any], options: ImportOptions, report: FileReport
+) -> Iterator[Part]:
+    """Yield what one file tells: text of nccl-tests or a log of NCCL's, or JSON (`report.format`).
+
+    Raises OutputError, with the line that says why, when it holds no row and no cost table, and
+    what `read_json` raises.
+    """
+    if report.format == Source.NCCL_TESTS_JSON.value:
+        rows, run = read_json(path, report)
+        yield from _parts(rows, [run], base, options, report)
+        return
+    text_runs = TextRuns(report)
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        rows = _gathered(text_runs.rows(lines))
+    if not report.rows_read:
+        if not any(run.nccl.costs for run in text_runs.runs):
+            raise OutputError(_no_row(path, text_runs.runs, report))
+        report.remark("no benchmark row; what NCCL logs of its costs is taken")
+    yield from _parts(rows, text_runs.runs, base, options, report)
 
 
-def measurement_parts(
+def _no_row(path: Path, runs: Iterable[Run], report: FileReport) -> str:
+    failures = [run.failure for run in runs if run.failure is not None]
+    if failures:
+        _, number, line = min(failures)
+        return f"{path}:{number}: no benchmark row; the run failed: {line[:300]}"
+    if report.rejected:
+        return f"{path} holds no whole benchmark row; first of the torn ones: {report.rejected[0]}"
+    return (
+        f"{path} holds no row of nccl-tests (size, count, type, ..., time, algbw, busbw); give the "
+        "text that an nccl-tests program prints, its -J JSON, or a tidy CSV file"
+    )
+
+
+def _parts(
     rows: pl.DataFrame,
     runs: Sequence[Run],
     base: Mapping[str, Any],
@@ -192,70 +229,42 @@ def measurement_parts(
     `base` holds the columns that the whole file shares: system, sweep, source and topology facts,
     and `run` as the stem of the runs' names.
     """
-    known = resolve_all(rows, runs, options, report)
-    names = _run_names(str(base["run"]), [run for run in runs if run.rows or run.died])
+    resolver = _Facts(options, report)
+    known = resolver.of_runs(rows, runs)
+    with_rows = [run.number for run in runs if run.rows]
     for number, facts in known.items():
-        facts.columns = {**base, **facts.columns, "run": names[number]}
-    unknown = rows.filter(~pl.col(RUN).is_in(list(known)))
-    if unknown.height:
-        lines = unknown.n_unique([RUN, "source_line"])
-        report.drop("collective not known", lines)
-        rows = rows.filter(pl.col(RUN).is_in(list(known)))
-    rows = _without_copies(rows, runs, report)
+        place = f".{with_rows.index(number) + 1}" if len(with_rows) > 1 else ""
+        known[number] = {**base, "source": report.format, **facts, "run": f"{base['run']}{place}"}
+    rows = rows.filter(pl.col(RUN).is_in(list(known)))
     rows = rows.with_columns(repeat=pl.int_range(pl.len()).over(_CELL))
+    choices = _choices_of_runs(runs, known, report)
     for part in rows.iter_slices(PART_ROWS):
-        yield "measurements", _table(part, known)
-    failed = [row for run in runs if (row := _failed_row(run, known)) is not None]
-    if failed:
-        yield "measurements", measurements_table(failed)
+        if part.height:
+            yield "measurements", _table(part, known, choices)
     costs: list[Row] = []
     for run in runs:
-        if run.number in known and run.rows:
-            costs += [
-                c for c in _costs_of(run, known[run.number].columns, report) if c not in costs
-            ]
+        if run.nccl.costs:
+            told = known.get(run.number) or {**base, **resolver.facts(run, None, None)}
+            costs += [cell for cell in _costs_of(run, told, report) if cell not in costs]
     if costs:
+        report.costs = len(costs)
         yield "costs", pa.Table.from_pylist(costs, schema=COSTS)
 
 
 def _gathered(rows: Iterable[list[Row]]) -> pl.DataFrame:
     """Rows as columns; the dicts live no longer than a chunk."""
-    chunks = [pl.DataFrame(schema=_COLUMNS)]
-    pending: list[Row] = []
+    chunks, pending = list[pl.DataFrame](), list[Row]()
     for several in rows:
         pending += several
         if len(pending) >= CHUNK_ROWS:
             chunks.append(_frame(pending))
             pending = []
-    chunks.append(_frame(pending))
-    return pl.concat(chunks, how="diagonal")
+    return pl.concat([*chunks, _frame(pending)], how="diagonal")
 
 
 def _frame(rows: list[Row]) -> pl.DataFrame:
     has_more = max(map(len, rows), default=0) > len(_COLUMNS)
-    frame = pl.DataFrame(rows, schema={**_COLUMNS, **_OPTIONAL} if has_more else _COLUMNS)
-    return frame.drop(
-        [name for name in _OPTIONAL if has_more and frame[name].null_count() == len(rows)]
-    )
-
-
-def _run_names(stem: str, runs: Sequence[Run]) -> dict[int, str]:
-    if len(runs) == 1:
-        return {runs[0].number: stem}
-    return {run.number: f"{stem}.{place}" for place, run in enumerate(runs, 1)}
-
-
-def _without_copies(rows: pl.DataFrame, runs: Iterable[Run], report: FileReport) -> pl.DataFrame:
-    """Leave out rows printed again by another process: same numbers, in a run with two headers."""
-    copies = [run.number for run in runs if run.rows and run.copies > 1]
-    if not copies:
-        return rows
-    copied = pl.col(RUN).is_in(copies)
-    report.remark("several processes wrote into one output; equal rows are taken once")
-    numbers = pl.struct(pl.exclude("source_line"))
-    kept = rows.filter(~copied | numbers.is_first_distinct())
-    report.duplicates += rows.height - kept.height
-    return kept
+    return pl.DataFrame(rows, schema={**_COLUMNS, **_OPTIONAL} if has_more else _COLUMNS)
 
 
 def with_trials(
@@ -271,31 +280,31 @@ def with_trials(
     return rows.join(cells, on=by, how="left", nulls_equal=True, maintain_order="left")
 
 
-def _table(rows: pl.DataFrame, known: Mapping[int, "Facts"]) -> pa.Table:
-    """Measurements of some rows, with the columns that all rows of their run share."""
-    told = [{RUN: number, **facts.columns} for number, facts in known.items()]
-    ran = [
-        {RUN: number, "size_bytes": size, **actual(choice)}
-        for number, facts in known.items()
-        for size, choice in facts.choices.items()
-    ]
-    of_runs = pl.DataFrame(told, schema_overrides={RUN: pl.UInt32}, infer_schema_length=None)
-    quiet = {"interference_kind": QUIET, "interference_level": 0.0}
-    whole = with_trials(
-        rows, _CELL, lambda cell: {**known[cell[RUN]].columns, **cell, **quiet}
-    ).join(of_runs, on=RUN, how="left", maintain_order="left")
-    if ran:
-        choices = pl.DataFrame(ran, schema_overrides={RUN: pl.UInt32}, infer_schema_length=None)
-        whole = whole.join(choices, on=[RUN, "size_bytes"], how="left", maintain_order="left")
-        whole = whole.with_columns(pl.col("verified").fill_null(value=False))
-    is_wrong = pl.col("wrong_values") > 0
+def _with_facts(
+    rows: pl.DataFrame, known: Mapping[int, Row], choices: pl.DataFrame
+) -> pl.DataFrame:
+    """The rows of known runs, with the columns of their run and what NCCL ran."""
+    told = [{RUN: number, **facts} for number, facts in known.items()]
+    schema = {RUN: pl.UInt32}
+    of_runs = pl.DataFrame(told, schema_overrides=schema, infer_schema_length=None)
+    of_runs = of_runs if told else pl.DataFrame(schema=schema)
+    whole = rows.join(of_runs, on=RUN, how="inner", maintain_order="left")
+    whole = whole.join(choices, on=[RUN, "size_bytes"], how="left", maintain_order="left")
+    is_wrong = pl.col("wrong_values").fill_null(0) > 0
     ok, wrong = pl.lit(Status.OK.value), pl.lit(Status.WRONG_VALUES.value)
-    whole = whole.with_columns(
+    return whole.with_columns(
         pl.col(pl.Categorical).cast(pl.String),
         *(pl.when(pl.col(name).is_finite()).then(name) for name in _FINITE if name in rows),
-        interference_level=0.0,
+        verified=pl.col("actual_algorithm").is_not_null(),
         status=pl.when(is_wrong).then(wrong).otherwise(ok),
     )
+
+
+def _table(rows: pl.DataFrame, known: Mapping[int, Row], choices: pl.DataFrame) -> pa.Table:
+    """Measurements of some rows, with the columns that all rows of their run share."""
+    quiet = {"interference_kind": QUIET, "interference_level": 0.0}
+    rows = with_trials(rows, _CELL, lambda cell: {**known[cell[RUN]], **cell, **quiet})
+    whole = _with_facts(rows, known, choices).with_columns(interference_level=0.0)
     return as_measurements(whole.drop(RUN))
 
 
@@ -305,140 +314,357 @@ def as_measurements(rows: pl.DataFrame) -> pa.Table:
     return columns_table({name: arrow[name] for name in arrow.column_names}, arrow.num_rows)
 
 
-def _failed_row(run: Run, known: Mapping[int, "Facts"]) -> Row | None:
-    """The row of a run that died before its first one: the first size that it was to measure."""
-    if run.number not in known or run.rows or not run.died:
-        return None
-    assert run.failure is not None
-    _, number, line = run.failure
-    return {
-        **known[run.number].columns,
-        "size_bytes": run.first_bytes,
-        "source_line": number,
-        "interference_level": 0.0,
-        "status": Status.FAILED.value,
-        "statistic": Statistic.NONE.value,
-        "reason": line[:300],
-    }
-
-
 def _costs_of(run: Run, known: Mapping[str, Any], report: FileReport) -> list[Row]:
     """NCCL's cost table of a run, if exactly one was logged of NCCL's own choice."""
     table = run.nccl.cost_table()
-    if run.nccl.costs and table is None:
-        report.remark("NCCL's cost tables left out: communicators logged different ones")
-    if table and not known["is_default"]:
-        report.remark("NCCL's cost table left out: it is of what was forced, not NCCL's own")
-        return []
-    rows = cost_rows(table or {}, known)
-    report.costs += len(rows)
-    return rows
+    if table and known["is_default"]:
+        return cost_rows(table, known)
+    forced = "it is of what was forced, not NCCL's own"
+    why = forced if table else "communicators logged different ones"
+    report.remark(f"NCCL's cost table left out: {why}")
+    return []
 
 
-def _log_alone(
-    path: Path,
-    told: Run,
-    base: Mapping[str, Any],
-    options: ImportOptions,
-    report: FileReport,
-) -> Iterator[Part]:
-    """What a job's log without benchmark rows tells of its only communicator."""
-    known = {**base, **group_facts(told, options, report)}
-    costs = _costs_of(told, known, report)
-    decisions = list(_decisions(told, known, options, report))
-    report.decisions += len(decisions)
-    if not costs and not decisions:
-        raise OutputError(_no_row(path, told, report))
-    report.remark("no benchmark row; what NCCL logs of its costs and decisions is taken")
-    if costs:
-        yield "costs", pa.Table.from_pylist(costs, schema=COSTS)
-    if decisions:
-        yield "decisions", pa.Table.from_pylist(decisions, schema=DECISIONS)
+# --- What is known of a run ---
 
 
-def _decisions(told: Run, known: Row, options: ImportOptions, report: FileReport) -> Iterator[Row]:
-    """What NCCL ran for each size, where the one group is known that it ran it for.
+class _Facts:
+    """The columns that all rows of a run share.
 
-    Sizes for which different things ran are left out, and the report says how many. Lines of NCCL
-    2.20 to 2.22 do not name their collective: they are those of `options.collective`.
+    A run that cannot be told what it is of is left out, and the report counts its rows; so it is
+    with one that failed before its first. `started` is what the caller ran, for output that does
+    not name it.
     """
-    log = told.nccl
-    unnamed = any(call.collective is None for call in log.calls)
-    named = {call.collective for call in log.calls if call.collective is not None}
-    if unnamed and options.collective is not None:
-        named.add(Collective.parse(options.collective))
-    ranks = ", ".join(map(str, sorted(log.num_ranks)))
-    for is_so, why in (
-        (len(log.num_ranks) > 1, f"communicators of {ranks} ranks made them"),
-        (known["num_ranks"] is None, "say of how many ranks they are (--ranks)"),
-        (not known["is_default"], "settings forced them"),
-        (unnamed and not named, "they name no collective, say which (--collective)"),
-    ):
-        if log.calls and is_so:
-            report.remark(f"NCCL's decisions left out: {why}")
-            return
-    for collective in sorted(named):
-        choices, differing = log.choices(collective, known["num_ranks"])
-        if differing:
-            report.remark(
-                f"{collective.wire}: sizes for which NCCL ran different things, or none of its "
-                f"configs, left out: {len(differing)}"
+
+    def __init__(
+        self, options: ImportOptions, report: FileReport, started: Collective | None = None
+    ) -> None:
+        self._options, self._report, self._started = options, report, started
+        self._remark = report.remark
+
+    def of_runs(self, rows: pl.DataFrame, runs: Iterable[Run]) -> dict[int, Row]:
+        """The columns by the number of the run."""
+        known: dict[int, Row] = {}
+        for run in runs:
+            if not run.rows:
+                if run.began and run.failure is not None:
+                    _, number, line = run.failure
+                    self._remark(f"line {number}: a run failed before its first row: {line[:200]}")
+                continue
+            is_alone = rows[RUN].min() == rows[RUN].max() == run.number
+            mine = rows if is_alone else rows.filter(pl.col(RUN) == run.number)
+            if mine.is_empty():
+                continue
+            told = _evidence(mine)
+            found = self._collective(run, told)
+            if max(run.marks.values(), default=1) > 1 and self._started is None:
+                found = "several processes wrote into one output: import that of each by itself"
+            if isinstance(found, Collective):
+                known[run.number] = self.facts(run, told, found)
+            else:
+                self._report.drop(found, mine["source_line"].n_unique())
+        return known
+
+    def facts(self, run: Run, of_rows: Row | None, collective: Collective | None) -> Row:
+        """The columns of a run; without rows, those that NCCL's log tells of its communicator."""
+        option = self._options.nccl_version
+        version = option and str(NcclVersion.parse(option))
+        num_ranks = self._num_ranks(run, of_rows, collective)
+        num_nodes = self._num_nodes(run, num_ranks)
+        request = self._request(run, collective)
+        if of_rows and request["is_default"] and not (run.settings or run.nccl.settings):
+            self._remark(
+                "the output shows no NCCL_* setting: taken as NCCL's own choice (say what was "
+                "forced with the options algorithm, protocol, num_channels)"
             )
-        yield from decision_rows(choices, collective, known)
+        if run.out_of_bounds:
+            self._remark(f"a run reports {run.out_of_bounds} values out of bounds (FAILED)")
+        return {
+            "collective": None if collective is None else collective.wire,
+            "gpu": self._one({r.gpu for r in run.ranks if r.gpu}, "GPU model") or self._options.gpu,
+            "nccl_version": self._one(run.nccl.versions, "NCCL version") or version,
+            "nccl_tests_version": self._one(run.tests_versions, "nccl-tests version"),
+            "cuda_version": self._one(run.nccl.cuda_versions, "CUDA version"),
+            **request,
+            "num_ranks": num_ranks,
+            "num_hosts": len({r.host for r in run.ranks}) if run.ranks and num_ranks else None,
+            "num_nodes": num_nodes,
+            "hosts": hosts_of(run.ranks) if len({r.group for r in run.ranks}) == 1 else None,
+            "ranks_per_node": ranks_per_node(num_ranks, num_nodes),
+            "reason": f"the run reports {run.out_of_bounds} values out of bounds"
+            if run.out_of_bounds
+            else None,
+        }
+
+    def _collective(self, run: Run, of_rows: Row) -> Collective | str:
+        """What a run measured, or why that is not known."""
+        option = self._options.collective
+        asked = None if option is None else Collective.parse(option)
+        program = run.program or (min(run.commands) if len(run.commands) == 1 else None)
+        if program is not None:
+            named = collective_of_program(program)
+            if named is None:
+                return f"'{program}' is no collective of NCCL's that DynamICCL tunes"
+            if asked not in {None, named}:
+                self._remark(f"the output says {named.wire}; the option's {asked} was not used")
+            return named
+        if self._started is not None:
+            return self._started
+        possible = _by_columns(of_rows)
+        if asked is not None:
+            names = _listed(possible) or "no collective with such bandwidths"
+            contradicted = f"the columns are of {names}, not of {asked.wire}: correct --collective"
+            return asked if asked in possible else contradicted
+        names_in_file = {m[1] for m in _IN_FILE_NAME.finditer(Path(self._report.path).name.lower())}
+        told = {Collective.parse(name) for name in names_in_file}.intersection(possible)
+        if len(possible) == 1 or (len(told) == len(names_in_file) == 1):
+            [found] = possible if len(possible) == 1 else told
+            how = "follows from the columns" if len(possible) == 1 else "taken from the file's name"
+            self._remark(f"collective {found.wire} {how}")
+            return found
+        return f"collective not known: name it with --collective ({_listed(Collective)})"
+
+    def _num_ranks(
+        self, run: Run, of_rows: Row | None, collective: Collective | None
+    ) -> int | None:
+        """The number of ranks, unless the list lacks one or the bandwidths contradict it."""
+        ranks = {line.rank for line in run.ranks}
+        found: int | None = len(ranks) or self._one(run.nccl.num_ranks, "number of ranks")
+        found = found or self._options.num_ranks
+        if found is None:
+            self._remark("number of ranks not known: the output lists none; say --ranks, --nodes")
+        elif any(line.group != run.ranks[0].group for line in run.ranks):
+            self._remark("number of ranks left out: several communicators ran at the same time")
+        elif ranks and not len(ranks) == len(run.ranks) == max(ranks) + 1:
+            self._remark("number of ranks left out: the list of ranks is not complete")
+        elif of_rows and collective is not None and not _ratio_fits(of_rows, collective, found):
+            algbw, busbw = (of_rows[name] for name in _BANDWIDTHS)
+            expected = algbw * collective.bus_factor(found)
+            self._remark(
+                f"number of ranks left out: {found} would make busbw {expected:.2f} of algbw "
+                f"{algbw}, and the output says {busbw}"
+            )
+        else:
+            return found
+        return None
+
+    def _num_nodes(self, run: Run, num_ranks: int | None) -> int | None:
+        """NCCL's nNodes: from its log, from the caller, or the number of hosts.
+
+        Ranks that seem to share a GPU have host ids of their own (NCCL_HOSTID), or each sees its
+        own GPU only: then hosts may not be nodes.
+        """
+        told: int | None = self._one(run.nccl.num_nodes, "number of nodes")
+        told = told or self._options.num_nodes
+        if told is not None or num_ranks is None:
+            return told
+        if not run.ranks:
+            return 1 if num_ranks == 1 else None
+        gpus = {(line.host, line.device, line.bus_id) for line in run.ranks}
+        if len(gpus) < len(run.ranks):
+            self._remark(
+                "number of nodes left out: ranks show the same GPU, so hosts may not be NCCL's "
+                "nodes; say --nodes"
+            )
+            return None
+        return len({line.host for line in run.ranks})
+
+    def _request(self, run: Run, collective: Collective | None) -> Row:
+        """The requested config and the profile, as shell, NCCL's log, or else the caller say."""
+        settings = dict(run.settings)
+        add_settings(settings, run.nccl.settings)
+        # The costs of a job's log are of all collectives; AllReduce stands for them.
+        asked_of = Collective.AllReduce if collective is None else collective
+        columns = requested_by(settings, asked_of, sorted(run.words))
+        algorithm, protocol = self._options.algorithm, self._options.protocol
+        told = {
+            "requested_algorithm": algorithm and Algorithm.parse(algorithm).wire,
+            "requested_protocol": protocol and Protocol.parse(protocol).wire,
+            "requested_num_channels": self._options.num_channels,
+        }
+        asked = {name: value for name, value in told.items() if value and not columns[name]}
+        columns |= {**asked, "is_default": columns["is_default"] and not asked}
+        if self._options.launch_profile is not None:
+            columns["launch_profile"] = self._options.launch_profile
+        for name, value in settings.items():
+            if value is None:
+                self._remark(f"{name} cannot be read, or is two things: the config is not known")
+        is_untouched = columns["launch_profile"] == DEFAULT_PROFILE
+        scope = DefaultScope.UNTOUCHED if is_untouched else DefaultScope.PROFILE
+        return {**columns, "default_scope": scope.value}
+
+    def _one(self, values: Collection[Any], what: str) -> Any:
+        """The one value; None where there is none, or several, which the report says."""
+        if len(values) > 1:
+            listed = ", ".join(map(str, sorted(values)[:4]))
+            self._remark(f"{what} left out: the output names several ({listed})")
+        return next(iter(values)) if len(values) == 1 else None
 
 
-def _no_row(path: Path, told: Run, report: FileReport) -> str:
-    if told.failure is not None:
-        _, number, line = told.failure
-        return f"{path}:{number}: no benchmark row; the run failed: {line[:300]}"
-    if report.rejected:
-        return f"{path} holds no whole benchmark row; first of the torn ones: {report.rejected[0]}"
-    if report.remarks:
-        return f"{path} holds no row of nccl-tests; {'; '.join(report.remarks)}"
-    return (
-        f"{path} holds no row of nccl-tests (size, count, type, ..., time, algbw, busbw); give the "
-        "text that an nccl-tests program prints, its -J JSON, or a tidy CSV file"
-    )
+def ranks_per_node(num_ranks: int | None, num_nodes: int | None) -> int | None:
+    """When all nodes have equally many; else None."""
+    if not num_ranks or not num_nodes or num_ranks % num_nodes:
+        return None
+    return num_ranks // num_nodes
 
 
-def read_json(path: Path, report: FileReport) -> tuple[list[Row], Run]:
+def _evidence(rows: pl.DataFrame) -> Row:
+    """What the rows of a run show: operations, roots, and the bandwidths with the most digits."""
+    # From 10^4 on bandwidths are printed without decimals.
+    exact = rows.select(pl.when(pl.col(_BANDWIDTHS[0]) < 1e4).then(_BANDWIDTHS[0])).to_series()
+    best = exact.arg_max()
+    return {
+        "operations": set(rows["reduction_op"].unique().cast(pl.String)),
+        "has_root": bool((rows["root"] >= 0).any()),
+        **{name: 0.0 if best is None else rows[name][best] or 0.0 for name in _BANDWIDTHS},
+    }
+
+
+def _listed(collectives: Iterable[Collective]) -> str:
+    return " or ".join(sorted(each.wire for each in collectives))
+
+
+def _by_columns(of_rows: Row) -> list[Collective]:
+    """The collectives that rows can be of, by their columns and the ratio of their bandwidths."""
+    operations = of_rows["operations"]
+    found = _BY_COLUMNS[not operations <= {None, "none"}, of_rows["has_root"]]
+    if of_rows["has_root"] and operations == {None}:
+        # Older columns, when nothing but Broadcast had a root and no operation.
+        found = (Collective.Broadcast,)
+    ranks = range(1, _ALIKE_RANKS)
+    return [each for each in found if any(_ratio_fits(of_rows, each, count) for count in ranks)]
+
+
+def _ratio_fits(of_rows: Row, collective: Collective, num_ranks: int) -> bool:
+    """Whether the bandwidths are of so many ranks, where they have digits enough to tell."""
+    algbw, busbw = (float(of_rows[name]) for name in _BANDWIDTHS)
+    expected = algbw * collective.bus_factor(num_ranks)
+    return algbw < _MIN_BANDWIDTH or abs(busbw - expected) <= 0.01 + 0.01 * algbw
+
+
+def _choices_of_runs(
+    runs: Iterable[Run], known: Mapping[int, Row], report: FileReport
+) -> pl.DataFrame:
+    """What NCCL ran for each size of each run, where its log says so without contradiction."""
+    found: list[tuple[Any, ...]] = []
+    for run in runs:
+        if run.number in known and run.nccl.calls:
+            facts = known[run.number]
+            collective = Collective.parse(facts["collective"])
+            choices, disagreeing = run.nccl.choices(collective, facts["num_ranks"])
+            if disagreeing:
+                sizes = ", ".join(str(size) for size in disagreeing[:4])
+                report.remark(
+                    f"actual config left out where NCCL's log disagrees, at sizes {sizes}"
+                )
+            found += [(run.number, size, *choice) for size, choice in choices.items()]
+    schema = {
+        RUN: pl.UInt32,
+        "size_bytes": pl.Int64,
+        "actual_algorithm": pl.String,
+        "actual_protocol": pl.String,
+        "actual_num_channels": pl.Int64,
+    }
+    return pl.DataFrame(found, schema=schema, orient="row")
+
+
+# --- JSON ---
+
+
+def _finite(value: object) -> object:
+    """None for what nccl-tests writes in place of a number that is none."""
+    if value in {"nan", "-nan", "inf", "-inf", "N/A"}:
+        return None
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+_Number = Annotated[float | None, BeforeValidator(_finite)]
+#: Columns by the keys of a half, and of its figures per iteration (-I).
+_JSON_HALF: Final = {
+    "time": "time_us",
+    "alg_bw": "algbw_gbytes_per_s",
+    "bus_bw": "busbw_gbytes_per_s",
+}
+_JSON_EACH: Final = {
+    "min_us": "time_min_us",
+    "max_us": "time_max_us",
+    "p99_us": "time_p99_us",
+    "cv_pct": "time_cv_percent",
+}
+_FIGURE: Final = TypeAdapter[float | None](_Number)
+_TIMES: Final = TypeAdapter[list[float | None] | None](list[_Number] | None)
+_TIMES_OF_PROCESSES: Final = TypeAdapter[list[list[float | None]]](list[list[_Number]])
+
+
+class _Result(BaseModel):
+    size: int = Field(ge=0, lt=1 << MAX_SIZE_BITS)
+    type: str | None = None
+    redop: str | None = None
+    root: int | None = Field(default=None, ge=-1, lt=1 << 30)
+    out_of_place: dict[str, _Number] | None = None
+    out_of_place_per_iter: dict[str, Any] = {}
+    in_place: dict[str, _Number] | None = None
+    in_place_per_iter: dict[str, Any] = {}
+
+
+class _Config(BaseModel):
+    nthreads: int = Field(default=1, le=1024)
+    ngpus: int = Field(default=1, le=1024)
+    aggregated_iterations: int = 1
+    graph: int = 0
+    unalign: int = 0
+    blocking_collectives: bool = False
+    devices: list[dict[str, Any] | None] = []
+
+
+class _Document(BaseModel):
+    version: Literal[1, 2, 3]
+    args: list[str] = []
+    env: list[str] = []
+    nccl_version: int | str = ""
+    config: _Config = _Config()
+    results: list[Any]
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first of a document's errors, on one line: the key, what is wrong, the value."""
+    [first, *_] = error.errors()
+    key = ".".join(str(part) for part in first["loc"]) or "all of it"
+    told = f"{key}: {first['msg'].removeprefix('Value error, ')}"
+    return told if first["type"] == "missing" else f"{told} (got '{str(first['input'])[:60]}')"
+
+
+def read_json(path: Path, report: FileReport) -> tuple[pl.DataFrame, Run]:
     """The rows of nccl-tests' JSON output (`-J`, since 2.17.3), versions 1 to 3, and their run.
 
     Written after the format in nccl-tests' sources (`src/util.cu`, 2.17.3 to 2.19.6): booleans are
-    the strings "true" and "false", a number that is not one is "nan", version 1 misspells
-    `average_bus_bandwidith`, and a crash leaves the text cut off.
+    the strings "true" and "false", a number that is not one is "nan", and a crash leaves the text
+    cut off.
 
     Raises CorruptFile with the byte offset when the text is cut off or no JSON, and OutputError
     when it is another kind of JSON or a version that is not known.
     """
-    content = _json_content(path)
-    run = _json_run(content)
-    rows: list[Row] = []
-    for number, result in enumerate(content["results"]):
+    document = _json_document(path)
+    run, rows = _json_run(document), list[Row]()
+    for number, result in enumerate(document.results):
         try:
-            halves = _json_halves(result)
-        except Torn as error:
-            told = f"results[{number}]: {error}"
-            report.reject(number + 1, told, json.dumps(result)[:200])
+            halves = _json_halves(_Result.model_validate(result))
+        except (ValidationError, Torn) as error:
+            why = first_problem(error) if isinstance(error, ValidationError) else str(error)
+            report.reject(number + 1, f"results[{number}]: {why}", json.dumps(result)[:200])
             continue
         report.rows_read += 1
         run.rows += 1
-        if _whole(result["size"]) == 0:
-            report.drop("size 0")
-            continue
         if not halves:
-            report.drop("no time")
+            report.drop("size 0" if result["size"] == 0 else "no time")
         rows += halves
-    for key in ("average_bus_bandwidth", "average_bus_bandwidith"):
-        if str(_object(content.get(key)).get("okay")).lower() == "false":
-            report.remark("average bus bandwidth below NCCL_TESTS_MIN_BW (FAILED)")
-    return rows, run
+    return _gathered([rows]), run
 
 
-def _json_content(path: Path) -> dict[str, Any]:
+def _json_document(path: Path) -> _Document:
     text = path.read_bytes().decode("utf-8", errors="replace")
     try:
-        content = json.loads(text, strict=False)
+        return _Document.model_validate(json.loads(text, strict=False))
     except json.JSONDecodeError as error:
         offset = len(text[: error.pos].encode())
         raise CorruptFile(
@@ -447,131 +673,70 @@ def _json_content(path: Path) -> dict[str, Any]:
         ) from error
     except RecursionError as error:
         raise CorruptFile(f"{path} is nested too deeply to be a benchmark's output") from error
-    if not isinstance(content, dict) or not isinstance(content.get("results"), list):
-        raise OutputError(f"{path} is JSON, but not of nccl-tests: it has no list 'results'")
-    version = content.get("version")
-    if version not in JSON_VERSIONS:
+    except ValidationError as error:
         raise OutputError(
-            f"{path} is nccl-tests JSON version {version!r}; known are "
-            f"{', '.join(map(str, JSON_VERSIONS))}: import the text output instead"
-        )
-    return content
+            f"{path} is no JSON of nccl-tests, version 1 to 3: {first_problem(error)}; import the "
+            "text output instead"
+        ) from error
 
 
-def _json_run(content: Mapping[str, Any]) -> Run:
-    run = Run(0)
-    arguments, config = _list(content.get("args")), _object(content.get("config"))
-    if arguments:
-        run.name_program(f"{arguments[0]} ")
-    # `env` is the whole environment of whoever ran it: only the listed settings are kept.
-    environment = [str(item).partition("=") for item in _list(content.get("env"))]
-    run.settings = kept((name, value) for name, _, value in environment)
-    run.nccl.names_host_ids = any(name == "NCCL_HOSTID" for name, _, _ in environment)
-    with suppress(UnknownName):
-        run.nccl.versions.add(str(NcclVersion.parse(str(content.get("nccl_version")))))
-    run.out_of_bounds = _whole(_object(content.get("out_of_bounds")).get("count")) or 0
-    # As the text has them.
-    run.note(
-        f"nThread {config.get('nthreads')} nGpus {config.get('ngpus')} minBytes "
-        f"agg iters: {config.get('aggregated_iterations')} graph: {config.get('graph')} "
-        f"unalign: {config.get('unalign')}",
-        0,
-    )
-    if str(config.get("blocking_collectives")).lower() == "true":
-        run.words.add("blocking")
-    run.ranks = [_json_rank(_object(device)) for device in _list(config.get("devices")) if device]
-    process = next(iter(run.per_process), 1)
-    if len(run.ranks) == 1 and 1 < process <= 1024:
+def _json_run(document: _Document) -> Run:
+    """What the document says of its run, by the lines that the text has in its place."""
+    run, config = Run(0), document.config
+    lines = [
+        f"Collective test starting: {' '.join(document.args[:1])}",
+        f"nThread 1 nGpus 1 minBytes agg iters: {config.aggregated_iterations} "
+        f"graph: {config.graph} unalign: {config.unalign}",
+        "Blocking Enabled" if config.blocking_collectives else "",
+    ]
+    for each in filter(None, config.devices):
+        where = f"on {each.get('hostname')} device {each.get('device')} [{each.get('device_hex')}]"
+        rank = f"Rank {each.get('rank')} Group {each.get('group', 0)}"
+        lines.append(f"{rank} {where} {each.get('device_info', '')}")
+    for line in lines:
+        run.note(line, 0)
+    if len(run.ranks) == 1:
         # Without MPI only rank 0 is listed; the process drives consecutive devices of its host.
-        only = run.ranks[0]
-        run.ranks = [replace(only, rank=i, device=only.device + i) for i in range(process)]
+        only, count = run.ranks[0], config.nthreads * config.ngpus
+        run.ranks = [only._replace(rank=i, device=only.device + i) for i in range(count)]
+    # `env` is the whole environment of whoever ran it: only the listed settings are kept.
+    environment = [item.partition("=") for item in document.env]
+    run.settings = kept((name, value) for name, _, value in environment)
+    with suppress(UnknownName):
+        run.nccl.versions.add(str(NcclVersion.parse(document.nccl_version)))
     return run
 
 
-def _json_rank(device: Mapping[str, Any]) -> RankLine:
-    return RankLine(
-        _whole(device.get("rank")) or 0,
-        _whole(device.get("group")) or 0,
-        str(device.get("hostname")),
-        _whole(device.get("device")) or 0,
-        str(device.get("device_info") or ""),
-        str(device.get("device_hex") or ""),
-        _whole(device.get("pid")),
-    )
-
-
-def _json_halves(result: object) -> list[Row]:
-    if not isinstance(result, dict):
-        raise Torn("not an object")
-    size, root = _whole(result.get("size")), _whole(result.get("root"))
-    if size is None or size < 0 or size >> MAX_SIZE_BITS:
-        raise Torn(f"size {result.get('size')!r} is no number of bytes")
-    if root is not None and not -1 <= root < 1 << 30:
-        raise Torn(f"root {root} is no rank")
-    words = (result.get("type"), result.get("redop"))
-    datatype, redop = (word if isinstance(word, str) else None for word in words)
-    halves = []
-    for in_place, name in ((False, "out_of_place"), (True, "in_place")):
-        timing, each = _object(result.get(name)), _object(result.get(f"{name}_per_iter"))
+def _json_halves(result: _Result) -> list[Row]:
+    halves: list[Row] = []
+    for in_place, timing, each in (
+        (False, result.out_of_place or {}, result.out_of_place_per_iter),
+        (True, result.in_place or {}, result.in_place_per_iter),
+    ):
         if "cpu_time" in timing:
             raise Torn("cpu_time (-C) is the cost of the launch and not the time of the call")
-        time_us, wrong = _number(timing.get("time")), _whole(timing.get("nwrong"))
-        if not time_us or time_us < 0.0:
+        time_us, wrong = timing.get("time") or 0.0, timing.get("nwrong")
+        if time_us <= 0.0 or not result.size:
             continue
+        processes = each.get("per_process_max_times_us") or []
+        known = [
+            [time for time in times if time is not None]
+            for times in _TIMES_OF_PROCESSES.validate_python(processes)
+        ]
         half = {
             RUN: 0,
             "source_line": None,
-            "size_bytes": size,
-            "datatype": datatype,
-            "reduction_op": redop,
-            "root": root,
+            "size_bytes": result.size,
+            "datatype": result.type,
+            "reduction_op": result.redop,
+            "root": result.root,
             "in_place": in_place,
-            "time_us": time_us,
-            "algbw_gbytes_per_s": _number(timing.get("alg_bw")),
-            "busbw_gbytes_per_s": _number(timing.get("bus_bw")),
-            "wrong_values": wrong if wrong is not None and 0 <= wrong < 1 << 62 else None,
-            **{column: _number(each.get(key)) for key, column in _JSON_TIMES},
-            "iteration_times_us": _numbers(each.get("times_us")),
-            "process_times_us": _process_means(each.get("per_process_max_times_us")),
+            **{column: timing.get(key) for key, column in _JSON_HALF.items()},
+            "wrong_values": int(wrong) if wrong is not None and 0 <= wrong < 1 << 62 else None,
+            **{name: _FIGURE.validate_python(each.get(key)) for key, name in _JSON_EACH.items()},
+            "iteration_times_us": _TIMES.validate_python(each.get("times_us")),
+            # The mean time of each process over its iterations.
+            "process_times_us": [mean(times) if times else None for times in known] or None,
         }
         halves.append(half)
     return halves
-
-
-def _process_means(listed: object) -> list[float | None] | None:
-    """The mean time of each process over its iterations."""
-    means: list[float | None] = []
-    for process in _list(listed):
-        known = [time for time in _numbers(process) or () if time is not None]
-        means.append(sum(known) / len(known) if known else None)
-    return means or None
-
-
-def _numbers(listed: object) -> list[float | None] | None:
-    return [_number(value) for value in listed] if isinstance(listed, list) else None
-
-
-def _number(value: object) -> float | None:
-    """A finite number, or None for what nccl-tests writes as "nan", null and everything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _whole(value: object) -> int | None:
-    number = _number(value)
-    if number is None or number != int(number):
-        return None
-    return value if isinstance(value, int) else int(number)
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _object(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

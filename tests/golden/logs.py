@@ -23,7 +23,7 @@ _COUNTS: Final = (
     *("rows_read", "measurements_written", "calls_written", "calls_timed", "rank_records"),
     *("steps_written", "untimed", "dropped", "duplicates", "already_there"),
 )
-_OF_A_FILE: Final = ("format", "dropped", "rejected", "remarks", "costs", "decisions")
+_OF_A_FILE: Final = ("format", "dropped", "rejected", "remarks", "costs")
 
 
 def imported(
