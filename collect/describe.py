@@ -46,7 +46,7 @@ def describe(directory: Path) -> list[dict[str, Any]]:
     `noise_*` are unitless spreads between independent repeats, null where unknown; `rows_left_out`
     counts rows with a time that nothing uses, by the column that says why: the GPUs were unwell.
     """
-    others = ("calls", "costs", "decisions", "steps")
+    others = ("calls", "costs", "steps")
     if not part_paths(directory) and any(part_paths(directory, kind) for kind in others):
         return []
     frame = read(directory)
@@ -119,7 +119,7 @@ def describe_calls(directory: Path) -> list[dict[str, Any]]:
 
 
 def other_lines(directory: Path) -> list[str]:
-    """Lines of text on what is no measurement: calls, NCCL's logged costs and choices, steps.
+    """Lines of text on what is no measurement: calls, NCCL's logged costs, steps.
 
     Raises what `store.scan` does.
     """
@@ -128,10 +128,9 @@ def other_lines(directory: Path) -> list[str]:
         f"{calls['calls_timed']} with a time from all ranks ({', '.join(calls['sources'])})"
         for calls in describe_calls(directory)
     ]
-    kinds = {"costs": "cells of NCCL's own cost model", "decisions": "of NCCL's own choices"}
-    for kind in (kind for kind in kinds if part_paths(directory, kind)):
-        counts = scan(directory, kind).group_by("system").len().sort("system").collect()
-        lines += [f"{system}: {count} {kinds[kind]}" for system, count in counts.iter_rows()]
+    if part_paths(directory, "costs"):
+        counts = scan(directory, "costs").group_by("system").len().sort("system").collect()
+        lines += [f"{system}: {n} cells of NCCL's own cost model" for system, n in counts.rows()]
     if part_paths(directory, "steps"):
         lines += _steps(scan(directory, "steps"))
     return lines

@@ -7,7 +7,7 @@ Format history
     4 (0.2.0)  hosts, job_id, partial_launch, process_times_us.
     5 (0.2.0)  num_comms, comm_split, nic_retries, nic_congestion, nic_worst. Files of versions 3
                and 4 are read, with nulls in what came later.
-    `calls`, `steps`, `costs` and `decisions` count for themselves:
+    `calls`, `steps` and `costs` count for themselves:
     1 (0.2.0)  first.
     2 (0.2.0)  `calls`: what a trace does not know may be null; source, source_file, group,
                group_ranks, group_sequence, step, root, kernel, asks_tuner, num_threads,
@@ -32,8 +32,6 @@ CALLS_VERSION: Final = 2
 STEPS_VERSION: Final = 1
 #: Version of `costs`, NCCL's own cost model.
 COSTS_VERSION: Final = 1
-#: Version of `decisions`, what NCCL ran for each size.
-DECISIONS_VERSION: Final = 1
 #: Keys of the Arrow schema metadata.
 META_SCHEMA: Final = b"dynamiccl.schema"
 META_VERSION: Final = b"dynamiccl.schema_version"
@@ -198,8 +196,7 @@ MEASUREMENTS: Final = _schema("measurements", MEASUREMENT_COLUMNS)
 CALLS: Final = _schema("calls", CALLS_COLUMNS, CALLS_VERSION)
 STEPS: Final = _schema("steps", STEPS_COLUMNS, STEPS_VERSION)
 
-#: Columns that identify the cell and group of a cost.
-_LOGGED: Final = (
+COSTS_COLUMNS: Final = (
     text("system", "short name of the cluster or machine (hive directory)", nullable=False),
     text("sweep", "short name of the sweep or import (hive directory)", nullable=False),
     text("source_file", "log that it was read from"),
@@ -212,9 +209,6 @@ _LOGGED: Final = (
     text("collective", "NCCL's spelling, e.g. AllReduce", nullable=False),
     text("algorithm", "NCCL's spelling", nullable=False),
     text("protocol", "NCCL's spelling", nullable=False),
-)
-COSTS_COLUMNS: Final = (
-    *_LOGGED,
     number("latency_us", "us", "as NCCL logs it, one decimal"),
     number(
         "bandwidth_gbytes_per_s",
@@ -224,13 +218,6 @@ COSTS_COLUMNS: Final = (
     count("max_threads", "threads of a channel at most"),
 )
 COSTS: Final = _schema("costs", COSTS_COLUMNS, COSTS_VERSION)
-
-DECISIONS_COLUMNS: Final = (
-    *_LOGGED,
-    count("size_bytes", "NCCL's nBytes, of all ranks together", nullable=False, unit="B"),
-    count("num_channels", "channels that ran; null = NCCL before 2.24, which does not say"),
-)
-DECISIONS: Final = _schema("decisions", DECISIONS_COLUMNS, DECISIONS_VERSION)
 
 #: Columns that make two rows the same task: what the job asked, where, and under which conditions.
 TASK_COLUMNS: Final = (

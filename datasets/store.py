@@ -4,7 +4,6 @@
     DIR/calls/system=NAME/sweep=NAME/part-<id>.parquet
     DIR/steps/system=NAME/sweep=NAME/part-<id>.parquet
     DIR/costs/system=NAME/sweep=NAME/part-<id>.parquet
-    DIR/decisions/system=NAME/sweep=NAME/part-<id>.parquet
 
 A part is written to a hidden name beside its place and renamed, so a reader never sees half a file
 and a crash loses nothing that was finished. A part's id is a hash of its content: the same part
@@ -27,7 +26,6 @@ from dynamiccl.datasets.call_columns import CallSource
 from dynamiccl.datasets.schema import (
     CALLS,
     COSTS,
-    DECISIONS,
     MEASUREMENTS,
     META_PROVENANCE,
     PARTITION_COLUMNS,
@@ -41,7 +39,6 @@ SCHEMAS: Final[Mapping[str, pa.Schema]] = {
     "calls": CALLS,
     "steps": STEPS,
     "costs": COSTS,
-    "decisions": DECISIONS,
 }
 _SLUG: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,119}")
 
