@@ -4,13 +4,15 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from dynamiccl.checks import Check, fail, ok, warn
+from dynamiccl.checks import Check, fail, ok
 from dynamiccl.collect.doctor.context import Context
-from dynamiccl.collect.programs import BINARIES, Program
+from dynamiccl.collect.launch import BINARIES
 from dynamiccl.machine import Machine, ProgramResult
 from dynamiccl.nccl import Collective
 
 _OPTION: Final = re.compile(r"\[-(\w),--\w+")
+#: What a sweep needs: cycles (-N, nccl-tests 2.13) and JSON (-J, 2.17.3) among them.
+_NEEDED: Final = frozenset("benwNJ")
 
 
 def find_binary(machine: Machine, context: Context, collective: Collective) -> str | None:
@@ -58,29 +60,17 @@ def check_benchmark(machine: Machine, context: Context) -> Iterator[Check]:
 
 def _options(ran: ProgramResult, path: str, context: Context) -> Check:
     name = "nccl-tests options"
-    program = Program(path, frozenset(_OPTION.findall(ran.output)))
-    if not program.options >= {"b", "e", "n", "w"}:
+    options = frozenset(_OPTION.findall(ran.output))
+    wanted = _NEEDED | {"I"} if context.wants_iteration_times else _NEEDED
+    if lacks := sorted(wanted - options):
         return fail(
             name,
-            f"{path} -h lists none (exit status {ran.returncode}): {ran.first_line or 'no output'}",
-            "run it by hand; 'error while loading shared libraries' wants LD_LIBRARY_PATH",
+            f"{path} -h lists no -{', -'.join(lacks)} (exit status {ran.returncode}): "
+            f"{ran.first_line or 'no output'}",
+            "build nccl-tests 2.17.3 or later (2.19.2 for per_iteration); 'error while loading "
+            "shared libraries' wants LD_LIBRARY_PATH",
         )
-    has = {
-        "cycles (-N)": program.has_cycles,
-        "JSON (-J)": program.has_json,
-        "per-iteration times (-I)": program.has_iteration_times,
-    }
-    found = ", ".join(f"{what}: {'yes' if there else 'no'}" for what, there in has.items())
-    if context.wants_sweep_mode and not program.has_cycles:
-        advice = "the sweep mode needs -N: build nccl-tests 2.13 or later"
-        if context.mode == "sweep":
-            return fail(name, found, advice)
-        return warn(name, found, f"one process for each config: {advice}")
-    if not program.has_json:
-        return warn(name, found, "times have two decimals; nccl-tests 2.17.3 has JSON with six")
-    if context.wants_iteration_times and not program.has_iteration_times:
-        return warn(name, found, "no spread of single calls; nccl-tests 2.19.2 has -I")
-    return ok(name, found)
+    return ok(name, f"{path} has all that a sweep needs")
 
 
 def _mpi(ran: ProgramResult, path: str) -> Check:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Final
 
 from dynamiccl.checks import Check, Verdict
+from dynamiccl.collect.launch import directory_inside
 from dynamiccl.collect.launchers import LauncherSettings, Ranks, command, map_into_container
 from dynamiccl.collect.process import Limits, run_process
-from dynamiccl.collect.programs import directory_inside
 from dynamiccl.errors import InvalidSweep, MachineError
 
 #: A first start pulls the image.

@@ -3,7 +3,7 @@
 import pytest
 
 from dynamiccl.collect.grid import Split
-from dynamiccl.collect.runner import trial_row
+from dynamiccl.collect.schedule import trial_row
 from dynamiccl.collect.sweep import parse_sweep, sweep_text
 from dynamiccl.errors import InvalidSweep
 from tests.collect.benchmark.sweeps import launch_of, sweep
