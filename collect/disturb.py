@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from dynamiccl.collect.ending import HELLO
 from dynamiccl.collect.grid import REAL, Setting
 from dynamiccl.collect.nodes import Nodes
-from dynamiccl.collect.process import HELLO
 from dynamiccl.datasets.schema import QUIET
 from dynamiccl.errors import InvalidSweep, MachineError, UnknownName, UserError
 

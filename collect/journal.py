@@ -16,37 +16,40 @@ which: no row is lost and none is there twice.
 """
 
 import errno
-import fcntl
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
 from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.schedule import Launch, LaunchMode
 from dynamiccl.collect.sweep import Sweep
-from dynamiccl.datasets.cells import UNWELL_COLUMNS, with_noise_band
+from dynamiccl.datasets.cells import UNWELL_COLUMNS, usable
 from dynamiccl.datasets.provenance import run_record
 from dynamiccl.datasets.rows import measurements_table
 from dynamiccl.datasets.schema import Status
 from dynamiccl.datasets.store import part_provenance, sweep_folder, sweep_parts, write_part
 from dynamiccl.errors import CorruptFile, MachineError, UserError
-
-_log = logging.getLogger(__name__)
+from dynamiccl.slurm import hold
 
 #: Changes with the layout of a round's launches, and of the journal (4: segments keep their name).
 _FORMAT: Final = "4"
 #: What a launch's rows keep of themselves once they are in a part.
 _ASKED_FOR: Final = ("status", "time_us", "in_place", *UNWELL_COLUMNS)
-#: Errors by which a file system says that it has no locks: Lustre without `-o flock` ENOSYS, NFS
-#: without a lock manager ENOLCK.
-_NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
+#: Rows with equal values here share a noise band: one setting in one round.
+_BAND_KEY: Final = (
+    "round", "collective", "num_nodes", "ranks_per_node", "num_comms", "comm_split", "datatype",
+    "launch_profile", "interference_kind", "interference_level",
+)  # fmt: skip
 
 Record = dict[str, Any]
 
@@ -95,7 +98,7 @@ def open_journal(
             "parts of this sweep and no journal says what they are; take another --out or name"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    with lock_sweep(folder, take_over=take_over):
+    with hold(folder, take_over=take_over):
         yield Journal(sweep, out, folder, runner, resume=resume)
 
 
@@ -201,13 +204,8 @@ class Journal:
         rows = [row for record in self._open for _, _, rows in record["measured"] for row in rows]
         if not rows:
             return
-        provenance = run_record(
-            "run",
-            sweep_file=self._sweep.text,
-            journal=self._identity,
-            segment=self._segment,
-            runner=self._runner,
-        )
+        whose = {"journal": self._identity, "segment": self._segment, "runner": self._runner}
+        provenance = run_record("run", sweep_file=self._sweep.text, **whose)
         table = with_noise_band(measurements_table(map(_with_time, rows)))
         try:
             write_part(self._out, table, provenance=provenance)
@@ -264,73 +262,38 @@ def progress_on_disk(folder: Path) -> tuple[int, int]:
     return launches, trials
 
 
-# --- One run at a time ---
+def with_noise_band(table: pa.Table) -> pa.Table:
+    """Fill `aa_noise_band`: by how much nine in ten A/A pairs of NCCL's default differ.
 
-
-@contextmanager
-def lock_sweep(folder: Path, *, take_over: bool) -> Iterator[None]:
-    """Hold a lock while a run lives, so that a sweep has one run at a time.
-
-    `flock` where the file system knows it: the kernel releases that when a run dies. Elsewhere a
-    file that one process alone can create names the owner, and stays when the owner dies: the same
-    Slurm job, started anew, takes it over, and others do with `take_over`.
-
-    Raises UserError when another run lives, or may live.
+    A pair is two measurements of the default at one size, in one setting and round: of one process,
+    or of two where it is measured untouched and under our plugin, since another process has other
+    queue pairs and another way through the network (ECMP). The band is the 90th percentile over
+    sizes and pairs of slower / faster - 1. Null where no size has a pair.
     """
-    me = f"process {os.getpid()} on {os.uname().nodename}"
-    # Unbuffered: what a full disk refuses is not tried again when the file is closed.
-    with (folder / "lock").open("a+b", buffering=0) as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            lock.seek(0)
-            owner = lock.read().decode(errors="replace").strip() or "another process"
-            raise UserError(
-                f"{owner} is running this sweep into this directory already; wait for it, stop it, "
-                "or take another --out"
-            ) from error
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            _log.info("no locks in %s (%s): an owner file instead", folder, error.strerror)
-        else:
-            lock.truncate(0)
-            lock.write(f"{me}\n".encode())
-            yield
-            return
-    path = folder / "owner"
-    mine = _own(path, me, take_over=take_over)
-    try:
-        yield
-    finally:
-        if _text(path) == mine:
-            path.unlink(missing_ok=True)
+    frame = pl.DataFrame(table)
+    is_pair = pl.col("is_default") & ~pl.col("in_place").fill_null(value=False)
+    bands = (
+        usable(frame)
+        .filter(is_pair)
+        .group_by([*_BAND_KEY, "size_bytes"])
+        .agg(pl.col("time_us"))
+        .with_columns(pl.col("time_us").map_elements(_spreads, return_dtype=pl.List(pl.Float64)))
+        .explode("time_us")
+        .group_by(_BAND_KEY)
+        .agg(_band=pl.col("time_us").quantile(0.9))
+    )
+    found = frame.select(_BAND_KEY).join(
+        bands, on=_BAND_KEY, how="left", nulls_equal=True, maintain_order="left"
+    )
+    index = table.schema.get_field_index("aa_noise_band")
+    return table.set_column(index, table.schema.field(index), found["_band"].to_arrow())
 
 
-def _own(path: Path, process: str, *, take_over: bool) -> str:
-    """Make the owner's file ours; returns what is in it."""
-    #   SLURM_RESTART_COUNT  Slurm: how often the job was requeued.
-    restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-    job = os.environ.get("SLURM_JOB_ID")
-    text = json.dumps({"job": job, "restart": restart, "process": process})
-    while not _create(path, text):
-        found = _text(path)
-        if found is None:
-            continue  # given back just now
-        owner = {"process": "another process"}
-        with suppress(json.JSONDecodeError):  # cut short by a full disk, say
-            owner |= json.loads(found)
-        is_ours = job is not None and owner.get("job") == job
-        if not take_over and not (is_ours and int(owner.get("restart", 0)) < restart):
-            raise UserError(
-                f"{owner['process']} (job {owner.get('job')}) may be running this sweep: {path} is "
-                "its, and there are no locks here that would tell; wait for it, or where you know "
-                "that it is gone, add --take-over"
-            )
-        _log.warning("taking this sweep over from %s", owner["process"])
-        _write_atomically(path, text)
-        break
-    return text
+def _spreads(times_us: pl.Series) -> list[float]:
+    times = np.sort(times_us.to_numpy())
+    ratios = times[None, :] / times[:, None]
+    found: list[float] = (ratios[np.triu_indices(len(times), k=1)] - 1.0).tolist()
+    return found
 
 
 # --- Files ---
@@ -393,27 +356,14 @@ def _append(path: Path, record: Record) -> None:
             raise _full(path, error) from error
 
 
-def _text(path: Path) -> str | None:
-    with suppress(FileNotFoundError):
-        return path.read_text(encoding="utf-8", errors="replace")
-    return None
-
-
-def _create(path: Path, text: str, mode: str = "x") -> bool:
-    """Write a file that is not there yet; False when it is."""
-    with suppress(FileExistsError), path.open(mode, encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-        return True
-    return False
-
-
 def _write_atomically(path: Path, text: str) -> None:
     """Write a file via a temporary name; raises MachineError on a full disk."""
     hidden = path.with_name(f".writing-{path.name}")
     try:
-        _create(hidden, text, "w")
+        with hidden.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         hidden.replace(path)
     except OSError as error:
         hidden.unlink(missing_ok=True)

@@ -219,9 +219,8 @@ class NcclTestsRunner:
         kind = setting.interference.kind
         if kind == "congestion" or (kind == "traffic" and container is not None):
             raise InvalidSweep(
-                f"interference kind '{kind}' cannot run here (congestion is the simulator's, and "
-                "traffic runs nccl-tests outside of a container); choose from none, cpu, gemm, or "
-                "traffic without a container"
+                f"interference kind '{kind}' cannot run here; choose from none, cpu, gemm, or, "
+                "outside of a container, traffic"
             )
         if setting.split and not self._launcher.needs_mpi:
             raise InvalidSweep(
@@ -311,12 +310,10 @@ class NcclTestsRunner:
         self, launch: Launch, grid: Grid, folder: Path, ran: "_Ran", alone: str | None
     ) -> Launch:
         """The rows of a launch; `alone` says why what was to run beside it did not."""
-        blocks = read_back.read_rows(
-            ran.texts,
-            folder / schedule.JSON_NAME,
-            collective=launch.setting.collective,
-            sizes=grid.benchmark_bytes,
-        )[: len(grid.blocks)]
+        json, collective = folder / schedule.JSON_NAME, launch.setting.collective
+        sizes = grid.benchmark_bytes
+        blocks = read_back.read_rows(ran.texts, json, collective=collective, sizes=sizes)
+        blocks = blocks[: len(grid.blocks)]
         facts = {"environment": found} if (found := read_back.environment_in(blocks)) else {}
         self.learn(facts)
         hosts = hosts_of(rank_lines(ran.texts))
@@ -331,9 +328,8 @@ class NcclTestsRunner:
         reached = len(blocks)
         rest = grid.asked_from(reached, launch)
         began = schedule.has_begun(launch, folder) if launch.is_scheduled else reached > 0
-        done = replace(
-            launch, measured=measured, left=(*rest, *grid.left_over), facts=facts, began=began
-        )
+        left = (*rest, *grid.left_over)
+        done = replace(launch, measured=measured, left=left, facts=facts, began=began)
         # If all rows were printed, one was torn by another rank's output: what follows runs again.
         if rest and not (ran.was_stopped or (reached and ran.came_to_its_end)):
             culprit = grid.blocks[reached]
@@ -351,9 +347,8 @@ class NcclTestsRunner:
                 done = replace(done, measured=(*measured, *rows), left=grid.left_over)
         if began or ran.was_stopped or alone is not None or read_back.is_impossible(ran.texts):
             return done
-        return replace(
-            done, never_began=verdicts[0]["reason"] if verdicts else ran.what_happened()[1]
-        )
+        why = verdicts[0]["reason"] if verdicts else ran.what_happened()[1]
+        return replace(done, never_began=why)
 
     def _rows(
         self,
@@ -366,6 +361,11 @@ class NcclTestsRunner:
     ) -> tuple[tuple[Trial, tuple[Row, ...]], ...]:
         stretches = ran.stretches_of(len(blocks))
         healths = self._watch.health(stretches)
+        if unwell := sum(bool(health.throttled or health.ecc_errors) for health in healths):
+            _log.warning(
+                "%s: heat, power or memory errors of GPUs in %d of %d blocks: not used",
+                *(launch.id, unwell, len(healths)),
+            )
         measured = []
         for number, block in enumerate(blocks):
             trial = grid.blocks[number]
@@ -488,10 +488,10 @@ class _Ran:
         assert self.finished is not None, "a launch that was told to stop has no culprit"
         words = read_back.last_words(self.texts)
         if self.finished.reason is not None:
-            limit_s, what = self.settings.startup_timeout_s, "row"
+            limit_s, what = self.settings.startup_timeout_s, "row within"
             if self.row_times:
-                limit_s, what = self.settings.stall_timeout_s, "new row"
-            return Status.TIMED_OUT, f"no {what} for {limit_s + self.more_s():.3g} s: {words}"
+                limit_s, what = self.settings.stall_timeout_s, "new row for"
+            return Status.TIMED_OUT, f"no {what} {limit_s + self.more_s():.3g} s: {words}"
         status = Status.INFEASIBLE if read_back.is_impossible(self.texts) else Status.FAILED
         return status, f"exit code {self.finished.returncode}: {words}"
 

@@ -9,7 +9,7 @@ srun    a step of the current Slurm allocation. Output keeps srun's line bufferi
         --unbuffered lines of several ranks mix. Variables go through srun's own environment:
         `--export=NAME=VALUE` cuts values at commas. How ranks find each other is the cluster's
         matter: for Open MPI, put `--mpi=pmix` into extra_args
-sbatch  srun, inside the batch job that runs the sweep (`sbatch.py`)
+sbatch  srun, inside the batch job that runs the sweep (`start.py`)
 
 Containers: Pyxis is a plugin of srun, and its options are srun's (github.com/NVIDIA/pyxis, wiki
 "Usage"). Enroot (github.com/NVIDIA/enroot, doc/cmd/start.md; its hook 50-slurm-pmi.sh lets ranks
@@ -44,7 +44,6 @@ class ContainerSettings(Table):
 class LauncherSettings(Table):
     """The `[launcher]` table of a sweep file; all options are passed through as written."""
 
-    #: One of `LAUNCHERS`, which a sweep file is checked against.
     kind: str = "local"
     extra_args: tuple[str, ...] = ()
     #: Words before the benchmark on every rank, e.g. numactl.
@@ -67,7 +66,7 @@ class Ranks:
     env: Mapping[str, str] = field(default_factory=dict)
     num_nodes: int = 1
     ranks_per_node: int = 1
-    #: Variables that must be absent on every rank.
+    #: What must be absent on every rank.
     unset: tuple[str, ...] = ()
     #: Whether it runs beside another step of the same allocation.
     overlap: bool = False

@@ -21,9 +21,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, Protocol, Self
 
+from dynamiccl.collect.ending import HELLO
 from dynamiccl.collect.launchers import LauncherSettings, Ranks, command, find_launcher
 from dynamiccl.collect.node_facts import node_argv, parse_facts, row_columns
-from dynamiccl.collect.process import HELLO, Limits, end_session, run_process, start_session
+from dynamiccl.collect.process import Limits, end_session, run_process, start_session
 from dynamiccl.collect.sampler import sampler_argv
 from dynamiccl.errors import CorruptFile, MachineError
 from dynamiccl.slurm import capture

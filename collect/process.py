@@ -4,8 +4,6 @@ In a session of its own a terminal's Ctrl-C does not reach the program, but only
 decide (`Interrupt`). To end it, a signal goes to the leader's process group first, since srun and
 mpirun end their ranks on other nodes when asked. What is left after that is killed by session:
 mpirun gives each local rank a group of its own.
-
-The other side is `Ending`: when a program of ours that runs beside trials must end.
 """
 
 import logging
@@ -20,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from queue import Empty, Full, Queue, SimpleQueue
+from queue import Empty, Full, Queue
 from types import FrameType
 from typing import IO, Any, Final, Self
 
@@ -29,9 +27,9 @@ from dynamiccl.errors import MachineError
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between looks at the clock, the leader and the interrupt while no output comes.
+#: Seconds between looks at the clock, the leader and the interrupt while no output comes, and at
+#: what is about to end.
 _LOOK_S: Final = 0.05
-#: The same at what is about to end: processes, and a leader whose output is closed.
 _SHORT_LOOK_S: Final = 0.005
 #: Seconds that output may still come after the leader's end, from a child that holds the pipe.
 _LINGER_S: Final = 0.5
@@ -43,10 +41,6 @@ KEPT_LINES: Final = 200_000
 #: fill our memory.
 MAX_LINE_BYTES: Final = 1 << 20
 _WAITING_LINES: Final = 10_000
-#: What a starter writes to say: end with me.
-HELLO: Final = b"\n"
-#: How often an `Ending` looks for its parent, in seconds.
-_PARENT_S: Final = 1.0
 
 
 class Interrupt:
@@ -242,10 +236,7 @@ def _members(session: int) -> list[int]:
 
 
 def _follow(
-    leader: subprocess.Popen[bytes],
-    output: "_Output",
-    limits: Limits,
-    interrupt: Interrupt | None,
+    leader: subprocess.Popen[bytes], output: "_Output", limits: Limits, interrupt: Interrupt | None
 ) -> StopReason | None:
     """Read until the program ends (None), hangs or is interrupted."""
     reason = StopReason.STARTUP
@@ -307,53 +298,3 @@ class _Output:
             with suppress(Full):
                 self._read.put(line, timeout=_LOOK_S)
                 return
-
-
-class Ending:
-    """Waits for the end of this process, which runs beside trials; a context manager.
-
-    It comes with SIGTERM or SIGINT, when the parent is gone, or when standard input ends after a
-    `HELLO` came through it. Through srun and mpirun the input is the only connection to a starter
-    on another node, which keeps the other end of the pipe open and writes a HELLO into it so that
-    its programs end with it. An input that ends without one has no meaning: srun and mpirun pass
-    such an input when they have none themselves.
-    """
-
-    def __init__(self, stdin: int = 0) -> None:
-        """`stdin` is the file descriptor of standard input."""
-        # Unlike an Event it may be put into from a signal's handler (docs of `queue`).
-        self._ended: SimpleQueue[None] = SimpleQueue()
-        self._is_over = False
-        self._parent = os.getppid()
-        self._before: dict[int, Any] = {}
-        threading.Thread(target=self._listen, args=(stdin,), daemon=True).start()
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, lambda *_: self._ended.put(None))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def wait(self, seconds: float) -> bool:
-        """Sleep so many seconds, or until the end; returns whether it has come."""
-        until = time.monotonic() + seconds
-        while not self._is_over:
-            left_s = until - time.monotonic()
-            with suppress(Empty):
-                self._ended.get(timeout=min(max(left_s, 0.0), _PARENT_S))
-                self._is_over = True
-            self._is_over |= os.getppid() != self._parent
-            if left_s <= _PARENT_S:
-                break
-        return self._is_over
-
-    def _listen(self, stdin: int) -> None:
-        greeted = False
-        with suppress(OSError):  # closed, a terminal that is not ours to read (EIO), a directory
-            while os.read(stdin, 4096):
-                greeted = True
-        if greeted:
-            self._ended.put(None)

@@ -185,10 +185,9 @@ def wrong_comms(setting: Setting, lines: Sequence[str]) -> str | None:
 
 
 def of_members(block: Sequence[_Row], setting: Setting) -> str | None:
-    """Make a block's times those of whole communicators, without ranks that belong to none.
+    """Make a block's times, means of all ranks, those of whole communicators, in place.
 
-    nccl-tests prints the mean over all ranks, these included. Changes the rows in place; returns
-    why it cannot, or None.
+    Returns why it cannot, or None.
     """
     if setting.comms is None or not setting.spare:
         return None
@@ -196,10 +195,7 @@ def of_members(block: Sequence[_Row], setting: Setting) -> str | None:
     for half in block:
         times_us = half.get("process_times_us")
         if not times_us:
-            return (
-                "processes are left over, whose times are in the mean, and nccl-tests printed no "
-                "times of processes: set runner.per_iteration"
-            )
+            return "times of processes that are left over are in the mean: set runner.per_iteration"
         time_us = sum(times_us[process] for process in members) / len(members)
         for name in ("algbw_gbytes_per_s", "busbw_gbytes_per_s"):
             half[name] *= half["time_us"] / time_us
@@ -213,9 +209,8 @@ def of_members(block: Sequence[_Row], setting: Setting) -> str | None:
 def comm_logs(folder: Path) -> list[list[str]]:
     """NCCL's log lines in a launch's folder, one list for each communicator.
 
-    Each rank writes a file of its own (`schedule.environment`). The first rank of a communicator
-    logs its calls: where one file does, all of them are one log; where several do, there are
-    several communicators.
+    Each rank writes a file of its own (`schedule.environment`), and the first rank of a
+    communicator logs its calls.
     """
     paths = sorted(folder.glob("nccl.*.log"))
     files = [path.read_text(errors="replace").splitlines() for path in paths]

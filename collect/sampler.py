@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dynamiccl import cli
-from dynamiccl.collect.process import Ending
+from dynamiccl.collect.ending import Ending
 
 SYSFS: Final = Path("/sys")
 PERIOD_S: Final = 0.2

@@ -27,12 +27,11 @@ from dynamiccl.errors import DataError
 from dynamiccl.nccl import ABSTAIN, Config, Protocol
 from dynamiccl.schedule import BlockState, PlayReport, Schedule
 
-#: Files of a launch in its folder.
+#: Files of a launch in its folder; each rank has a log of its own: host and process id.
 SCHEDULE_NAME: Final = "schedule"
 REPORT_NAME: Final = "report"
 JSON_NAME: Final = "rows.json"
 TOPOLOGY_NAME: Final = "topology.xml"
-#: Each rank has a log of its own: host and process id.
 _LOG_NAME: Final = "nccl.%h.%p.log"
 #: Out-of-place and in-place: every benchmark that NCCL asks a tuner about runs both.
 HALVES: Final = 2
@@ -87,7 +86,7 @@ class LaunchMode(StrEnum):
 class Launch:
     """One process (or its simulation), the trials that it measures, and what came of them."""
 
-    #: Unique within the sweep, and reproducible: laying out a round again gives the same ids.
+    #: Unique within the sweep; laying out a round again gives the same ids.
     id: str
     round: int
     setting: Setting
@@ -98,7 +97,7 @@ class Launch:
 
     # What follows is empty until it has run.
 
-    #: The rows of each trial: one for each buffer placement, or a single one with the failure.
+    #: The rows of each trial: one for each buffer placement, or one with the failure.
     measured: tuple[tuple[Trial, tuple[Row, ...]], ...] = ()
     #: Trials to run again: a config hung or crashed before them, or a stop was requested.
     left: tuple[Trial, ...] = ()
@@ -219,9 +218,8 @@ def _walked(
     base: Launch, name: str, trials: Sequence[Trial], small_bytes: int = 0
 ) -> Iterator[Launch]:
     """A launch like `base` for each walk over sizes, small ones and large ones apart."""
-    small = [trial for trial in trials if trial.size_bytes <= small_bytes]
-    large = [trial for trial in trials if trial.size_bytes > small_bytes]
-    for part in (small, large):
+    parts = grouped(trials, lambda trial: trial.size_bytes > small_bytes)
+    for _, part in sorted(parts.items()):
         for walk in walks(trial.size_bytes for trial in part):
             held = tuple(trial for trial in part if trial.size_bytes in walk.sizes)
             place = f"{name}:{walk.sizes[0]}-{walk.sizes[-1]}"
@@ -446,14 +444,13 @@ def judge(
 ) -> list[dict[str, Any]]:
     """For each of the first blocks the columns that tell whether its times are its config's.
 
-    `status` and `reason` are there where they are not. Without a schedule the config is forced by
-    environment, which NCCL obeys or refuses. With one, the plugin's report tells which configs were
-    applied: the times of a block that it does not confirm are not used.
+    `status` and `reason` are there where they are not: where the plugin's report does not confirm a
+    block. Without a schedule the config is forced by environment, which NCCL obeys or refuses.
 
-    A report that does not cover the last row is waited for, up to `patience_s`. A client of a
-    network file system may write the mapped pages of an ended process as late as 30 s after its end
-    (`vm.dirty_expire_centisecs`), and ours looks at the server again only after its attribute cache
-    has expired (nfs(5), `acregmax`).
+    A report that does not cover the last row is waited for, up to `patience_s`: a client of a
+    network file system may write the mapped pages of an ended process 30 s after its end
+    (`vm.dirty_expire_centisecs`), and ours looks again only after its attribute cache has expired
+    (nfs(5), `acregmax`).
     """
     if not launch.is_scheduled:
         return [{} for _ in range(num_rows)]
@@ -528,11 +525,10 @@ class Skips:
 
     def reason(self, trial: Trial, choices: Mapping[str, Choice | None]) -> str | None:
         """Why a trial is skipped, or None; `choices`: trial key -> what NCCL runs for it."""
-        if is_slow(trial.config) and trial.size_bytes > self._slow_max_bytes:
-            return (
-                f"left out above {self._slow_max_bytes} bytes, where LL and up to two channels "
-                "take long and do not win (runner.slow_max)"
-            )
+        most = self._slow_max_bytes
+        if is_slow(trial.config) and trial.size_bytes > most:
+            why = "where LL and up to two channels take long and do not win (runner.slow_max)"
+            return f"left out above {most} bytes, {why}"
         choice = choices.get(trial.key)
         if choice is None or trial.config.num_channels is None:
             return None

@@ -17,21 +17,15 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 
-from dynamiccl.collect.journal import (
-    Shard,
-    begin_again,
-    how_it_ended,
-    journal_folder,
-    progress_on_disk,
-)
+from dynamiccl.collect import journal
+from dynamiccl.collect.journal import Shard, journal_folder, progress_on_disk
 from dynamiccl.collect.launch import NcclTestsRunner, Site
 from dynamiccl.collect.launchers import LauncherSettings, find_launcher
 from dynamiccl.collect.nodes import Nodes, NodeWatch, NoWatch, Watch, ask_nodes, environment
@@ -42,7 +36,7 @@ from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep import Sweep, SweepFile
 from dynamiccl.errors import InvalidSweep, MachineError, MissingPath, UnknownName, UserError
 from dynamiccl.libraries import SWEEP_NAME, built
-from dynamiccl.slurm import NoAnswer, SlurmQueue, bare_option, option_name, quoted, summarise
+from dynamiccl.slurm import BatchScript, SlurmQueue, bare_option, option_name, quoted
 
 _log = logging.getLogger(__name__)
 
@@ -105,21 +99,19 @@ def start_sweep(sweep: Sweep, options: RunOptions, *, console: Console) -> RunSu
     try:
         with interrupt, ExitStack() as stack:
             site = Site(
-                out=options.out,
-                work=folder / "work",
-                nccl_tests_dir=options.nccl_tests_dir,
-                plugin=find_plugin(sweep.file),
-                launcher=launcher_of(sweep.file, options.launcher),
+                options.out,
+                folder / "work",
+                options.nccl_tests_dir,
+                find_plugin(sweep.file),
+                launcher_of(sweep.file, options.launcher),
             )
             runner: Runner = SimulatorRunner(sweep.file, options.out)
             if options.runner == NcclTestsRunner.name:
                 runner = _nccl_tests(sweep.file, site, interrupt, stack)
             progress = SweepProgress(sweep.file.name, console, lambda: interrupt.requested)
+            strategy = make_strategy(sweep.file, sweep.trials)
             summary = run_sweep(
-                sweep,
-                make_strategy(sweep.file, sweep.trials),
-                runner,
-                options.out,
+                *(sweep, strategy, runner, options.out),
                 resume=options.resume or options.retry_failed,
                 retry_failed=options.retry_failed,
                 take_over=options.take_over,
@@ -129,7 +121,7 @@ def start_sweep(sweep: Sweep, options: RunOptions, *, console: Console) -> RunSu
     except MachineError as error:
         if options.batch_script is not None and progress_on_disk(folder)[0] > launches:
             _log.warning("%s", error)
-            queue_again(options.batch_script, os.environ)
+            _queue_again(options.batch_script)
         raise
     # SIGTERM alone is somebody's scancel, or a preemption after which Slurm queues it itself.
     warned = summary.ended == "interrupted" and interrupt.cause == _WARNING
@@ -140,8 +132,12 @@ def start_sweep(sweep: Sweep, options: RunOptions, *, console: Console) -> RunSu
             "the time limit came before anything was measured, so the job is not queued again: "
             "give it more in launcher.sbatch_header (--time), then --resume"
         )
-    queue_again(options.batch_script, os.environ)
+    _queue_again(options.batch_script)
     return summary
+
+
+def _queue_again(script: Path) -> None:
+    _log.warning("work is left: %s", BatchScript(script, _QUEUE).submit_again(os.environ))
 
 
 def _nccl_tests(
@@ -227,14 +223,13 @@ def submit_sweep(sweep: Sweep, options: RunOptions) -> Submission:
     folders = [journal_folder(sweep, options.out, shard) for shard in shards]
     script = script_path(options.out, sweep.file.name)
     text = batch_script(sweep, options, launcher, script)
-    # Before the look at the queue: where another call submits meanwhile, this file is there.
-    numbers = script.with_suffix(".jobs") / str(_last_submission(script) + 1)
-    job = _find_job(script)
+    batch = BatchScript(script, _QUEUE)
+    job = batch.find()
     if job is not None and options.retry_failed:
         raise UserError(
             f"job {job[0]} of this sweep is {job[1]}: give --retry-failed when it has ended"
         )
-    ended = {how_it_ended(folder, sweep.text) for folder in folders}
+    ended = {journal.how_it_ended(folder, sweep.text) for folder in folders}
     if job is None and (None in ended or options.retry_failed):
         if any(f.is_dir() for f in folders) and not (options.resume or options.retry_failed):
             raise UserError(
@@ -243,8 +238,8 @@ def submit_sweep(sweep: Sweep, options: RunOptions) -> Submission:
                 "with --resume, or take another --out or name"
             )
         for folder in folders if options.retry_failed else ():
-            begin_again(folder)
-        job = _submit(script, text, numbers), "submitted"
+            journal.begin_again(folder)
+        job = batch.submit(text)
     number, state = job or (None, "budget" if "budget" in ended else "done")
     progress = [progress_on_disk(folder) for folder in folders]
     trials = make_strategy(sweep.file, sweep.trials).expected_picks()
@@ -309,75 +304,4 @@ def batch_script(
         f"#!/bin/bash\n{head}\n"
         "# Written by dynamiccl-collect. It resumes the sweep, so it may run any number of times.\n"
         f"exec {command}\n"
-    )
-
-
-def queue_again(script: Path, environ: Mapping[str, str]) -> None:
-    """Have Slurm run the job that we are in again; where that is refused, another one after it.
-
-    In an array only this element is queued again. Slurm ends this process soon after. `environ` is
-    the job's environment. Raises MachineError: Slurm refuses both, or does not answer.
-    """
-    number, options = environ["SLURM_JOB_ID"], []
-    if "SLURM_ARRAY_JOB_ID" in environ:
-        # The number of the last element is that of the whole array.
-        task = environ["SLURM_ARRAY_TASK_ID"]
-        number, options = f"{environ['SLURM_ARRAY_JOB_ID']}_{task}", [f"--array={task}"]
-    _log.warning("work is left: queueing job %s again", number)
-    refusal = _QUEUE.requeue(number)
-    if refusal is None:
-        return
-    follower = _QUEUE.submit(script, f"--dependency=afterany:{number}", *options)
-    numbers = script.with_suffix(".jobs") / str(_last_submission(script))
-    with numbers.open("a", encoding="utf-8") as file:
-        file.write(f"{follower}\n")
-    _log.warning("job %s follows, since Slurm says: %s", follower, refusal)
-
-
-def _find_job(script: Path) -> tuple[str, str] | None:
-    """Number and state of the job that waits or runs; None where all have ended."""
-    submission = _last_submission(script)
-    if submission == 0:
-        return None
-    path, numbers = script.with_suffix(".jobs") / str(submission), list[str]()
-    with suppress(FileNotFoundError):  # refused at this moment
-        numbers = path.read_text(encoding="utf-8").split()
-    if not numbers:
-        raise _being_submitted(path)
-    # Another cluster, or the same one years later, may know another job by this number.
-    found = [e for e in _QUEUE.elements(",".join(numbers)) if e.script == str(script)]
-    alive = tuple(element for element in found if not element.ended)
-    if not alive:
-        return None
-    jobs = dict.fromkeys(element.id.partition("_")[0] for element in alive)
-    return ",".join(jobs), summarise(alive)
-
-
-def _submit(script: Path, text: str, numbers: Path) -> str:
-    """Write the script and submit it; returns the job's number."""
-    numbers.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        numbers.touch(exist_ok=False)
-    except FileExistsError as error:
-        raise _being_submitted(numbers) from error
-    try:
-        script.write_text(text, encoding="utf-8")
-        number = _QUEUE.submit(script)
-    except NoAnswer:
-        raise  # it may be in the queue
-    except (OSError, MachineError):
-        numbers.unlink()
-        raise
-    numbers.write_text(f"{number}\n", encoding="utf-8")
-    return number
-
-
-def _last_submission(script: Path) -> int:
-    return max((int(path.name) for path in script.with_suffix(".jobs").glob("[0-9]*")), default=0)
-
-
-def _being_submitted(path: Path) -> UserError:
-    return UserError(
-        f"another call is submitting this sweep: {path} waits for its job's number; look again, or "
-        "where no call is, write the number that `squeue --me` shows into it, or remove it"
     )

@@ -29,7 +29,7 @@ from multiprocessing.synchronize import Semaphore
 from typing import Any, Final
 
 from dynamiccl import cli
-from dynamiccl.collect.process import Ending
+from dynamiccl.collect.ending import Ending
 from dynamiccl.errors import MachineError
 
 #: Length of a busy stretch, in seconds: shorter than a launch, longer than the clock's grain.

@@ -12,9 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
-import pyarrow as pa
 
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.datasets.schema import (
@@ -35,11 +33,6 @@ REPEAT_COLUMNS: Final = ("sweep", "run", "repeat", "default_scope")
 _MAX_PAIRED: Final = 256
 #: Columns of a group with its own noise band.
 NOISE_KEY: Final = ("system", "collective")
-#: Measured rows with equal values here share one: one setting in one round.
-_BAND_KEY: Final = (
-    "round", "collective", "num_nodes", "ranks_per_node", "num_comms", "comm_split", "datatype",
-    "launch_profile", "interference_kind", "interference_level",
-)  # fmt: skip
 #: Columns that show unhealthy GPUs if true or above 0; null (unknown) counts as healthy.
 UNWELL_COLUMNS: Final = ("throttled", "ecc_errors")
 _IS_TIMED: Final = (
@@ -165,7 +158,8 @@ def pair_spread(times_us: Sequence[float] | pl.Series) -> float | None:
         return None
     if len(times) > _MAX_PAIRED:
         times = np.quantile(times, np.linspace(0.0, 1.0, _MAX_PAIRED))
-    return float(np.median(_pair_ratios(times)) - 1.0)
+    ratios = times[None, :] / times[:, None]
+    return float(np.median(ratios[np.triu_indices(len(times), k=1)]) - 1.0)
 
 
 def noise_bands(frame: pl.DataFrame, by: Sequence[str] = ("system",)) -> pl.DataFrame:
@@ -180,41 +174,3 @@ def noise_bands(frame: pl.DataFrame, by: Sequence[str] = ("system",)) -> pl.Data
         .group_by(list(by), maintain_order=True)
         .agg(noise_band=pl.col("spread").quantile(0.9), noise_median=pl.col("spread").median())
     )
-
-
-def with_noise_band(table: pa.Table) -> pa.Table:
-    """Fill `aa_noise_band` of measurements: by how much nine in ten A/A pairs differ.
-
-    A pair is two measurements of NCCL's default at one size, in one setting and round: of one
-    process, or of two where it is measured untouched and under our plugin, since another process
-    has other queue pairs and another way through the network (ECMP). The band is the 90th
-    percentile over sizes and pairs of slower / faster - 1. Null where no size has a pair.
-    """
-    frame = pl.DataFrame(table)
-    defaults = usable(frame).filter(
-        pl.col("is_default") & ~pl.col("in_place").fill_null(value=False)
-    )
-    spreads = pl.col("time_us").map_elements(
-        lambda times: (_pair_ratios(times) - 1.0).tolist(), return_dtype=pl.List(pl.Float64)
-    )
-    bands = (
-        defaults.group_by([*_BAND_KEY, "size_bytes"])
-        .agg(pl.col("time_us"))
-        .filter(pl.col("time_us").list.len() >= 2)
-        .with_columns(spreads)
-        .explode("time_us")
-        .group_by(_BAND_KEY)
-        .agg(_band=pl.col("time_us").quantile(0.9))
-    )
-    found = frame.select(_BAND_KEY).join(
-        bands, on=_BAND_KEY, how="left", nulls_equal=True, maintain_order="left"
-    )
-    index = table.schema.get_field_index("aa_noise_band")
-    return table.set_column(index, table.schema.field(index), found["_band"].to_arrow())
-
-
-def _pair_ratios(times_us: npt.ArrayLike | pl.Series) -> npt.NDArray[np.float64]:
-    """Slower / faster of all pairs; time and memory grow with the square of their number."""
-    times = np.sort(np.asarray(times_us, dtype=np.float64))
-    ratios: npt.NDArray[np.float64] = times[None, :] / times[:, None]
-    return ratios[np.triu_indices(len(times), k=1)]

@@ -22,15 +22,18 @@ from dynamiccl.collect.journal import (
     begin_again,
     how_it_ended,
     journal_folder,
-    lock_sweep,
     open_journal,
     progress_on_disk,
+    with_noise_band,
 )
 from dynamiccl.collect.schedule import Launch, LaunchMode
 from dynamiccl.datasets import store
+from dynamiccl.datasets.rows import measurements_table
+from dynamiccl.datasets.schema import MEASUREMENTS
 from dynamiccl.errors import CorruptFile, MachineError, UserError
+from dynamiccl.slurm import hold
 from tests.collect.benchmark.sweeps import sweep
-from tests.rows import default, forced
+from tests.rows import MIB, default, forced
 
 MADE = sweep()
 TRIALS = MADE.trials
@@ -218,17 +221,64 @@ def test_full_disk_stops_cleanly_and_keeps_what_was_there(
         assert list(second.launches) == ["l0"]
 
 
+# --- The noise band ---
+
+
+def bands(*rows: dict[str, Any]) -> list[float | None]:
+    found: list[float | None] = with_noise_band(measurements_table(rows))[
+        "aa_noise_band"
+    ].to_pylist()
+    return found
+
+
+def test_band_is_how_much_nine_in_ten_pairs_of_defaults_differ() -> None:
+    rows = [default(100.0), default(103.0, repeat=1), forced("Ring", "LL", 50.0)]
+    assert bands(*rows) == pytest.approx([0.03] * 3)
+    # 100..104: ten pairs; the largest is 4 %, the ninth by size 3/101.
+    assert bands(*(default(100.0 + i, repeat=i) for i in range(5)))[0] == pytest.approx(0.03)
+    assert bands(default(1.0), default(2.0, size_bytes=2 * MIB)) == [None, None]
+    # Two processes make a pair: untouched, and under our plugin.
+    assert bands(default(1.0), default(2.0, default_scope="profile")) == [1.0, 1.0]
+    assert with_noise_band(measurements_table([])).schema == MEASUREMENTS
+    assert bands(default(None, status="failed")) == [None]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"in_place": True},
+        {"status": "wrong_values"},
+        {"time_us": None},
+        {"throttled": True},
+        {"is_default": False, "requested_algorithm": "Ring"},
+        {"round": 1},
+        {"num_nodes": 2},
+        {"datatype": "half"},
+        {"launch_profile": "net"},
+        {"interference_kind": "cpu", "interference_level": 0.5},
+    ],
+)
+def test_only_usable_defaults_of_one_setting_and_round_make_a_pair(other: dict[str, Any]) -> None:
+    assert bands(default(1.0), {**default(2.0, repeat=1), **other}) == [None, None]
+
+
+def test_unknown_conditions_are_equal_to_each_other() -> None:
+    unknown = {"num_nodes": None, "ranks_per_node": None, "datatype": None, "round": None}
+    rows = [default(100.0, **unknown), default(150.0, repeat=1, **unknown)]
+    assert bands(*rows) == pytest.approx([0.5, 0.5])
+
+
 # --- One run at a time ---
 
 HOLDS: Final = """
 import sys
 from pathlib import Path
-from dynamiccl.collect.journal import lock_sweep
+from dynamiccl.slurm import hold
 if sys.argv[2] == "without":
     import errno, fcntl
     def flock(*_): raise OSError(errno.ENOSYS, "Function not implemented")
     fcntl.flock = flock
-with lock_sweep(Path(sys.argv[1]), take_over=False):
+with hold(Path(sys.argv[1]), take_over=False):
     print("taken", flush=True)
     sys.stdin.read()
 """
@@ -259,7 +309,7 @@ def no_locks(monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOLCK) -> Non
 
 
 def lock(folder: Path, *, take_over: bool = False) -> AbstractContextManager[None]:
-    return lock_sweep(folder, take_over=take_over)
+    return hold(folder, take_over=take_over)
 
 
 def test_second_run_is_refused_while_the_first_lives(

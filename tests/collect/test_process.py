@@ -1,22 +1,16 @@
 """Real processes: hanging, dying, talking nonsense, leaving children behind."""
 
-import io
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from dynamiccl.collect.launchers import Command
 from dynamiccl.collect.process import (
-    HELLO,
     MAX_LINE_BYTES,
-    Ending,
     Finished,
     Interrupt,
     Limits,
@@ -48,23 +42,6 @@ def is_running(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state not in {"Z", "X"}
-
-
-def test_lines_of_both_streams_arrive_with_their_time() -> None:
-    seen: list[Line] = []
-
-    def on_line(line: Line) -> bool:
-        seen.append(line)
-        return True
-
-    before = time.time()
-    done = run_process(shell("echo one; sleep 0.2; echo two >&2; exit 3"), LIMITS, on_line)
-    assert (done.returncode, done.reason) == (3, None)
-    assert texts(done) == ["one", "two"] == [line.text for line in seen]
-    assert done.output == "one\ntwo\n"
-    first, second = (line.arrived_s for line in seen)
-    assert before <= first <= second - 0.15
-    assert done.seconds >= 0.1
 
 
 PYTHON = f"exec {sys.executable} -c"
@@ -232,50 +209,3 @@ def test_only_a_person_insists() -> None:
         assert interrupt.forced
         with pytest.raises(KeyboardInterrupt):
             interrupt.check()
-
-
-# --- The end of a process that runs beside trials ---
-
-
-@dataclass(frozen=True)
-class Pipe:
-    """The two ends; closing one twice is harmless."""
-
-    reading: io.FileIO
-    writing: io.FileIO
-
-
-@pytest.fixture
-def pipe() -> Iterator[Pipe]:
-    reading, writing = os.pipe()
-    with io.FileIO(reading, "r") as one, io.FileIO(writing, "w") as other:
-        yield Pipe(one, other)
-        other.close()
-
-
-def test_waiting_takes_as_long_as_was_asked_and_a_signal_cuts_it_short(pipe: Pipe) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with Ending(pipe.reading.fileno()) as ending:
-        began = time.monotonic()
-        assert not ending.wait(0.05)
-        assert time.monotonic() - began >= 0.05
-        threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
-        assert ending.wait(30.0)
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_a_greeted_input_that_ends_is_the_end(pipe: Pipe) -> None:
-    with Ending(pipe.reading.fileno()) as ending:
-        pipe.writing.write(HELLO)
-        assert not ending.wait(0.01)
-        pipe.writing.close()
-        assert ending.wait(30.0)
-        assert ending.wait(0.0)
-
-
-def test_an_input_that_ends_at_once_or_is_closed_is_not_the_end(pipe: Pipe) -> None:
-    pipe.writing.close()
-    # The second is a number that no file has: the limit of open files is far below.
-    for number in (pipe.reading.fileno(), 1 << 20):
-        with Ending(number) as ending:
-            assert not ending.wait(0.05)

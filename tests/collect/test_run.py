@@ -138,13 +138,6 @@ def test_progress_is_told_of_every_pick(tmp_path: Path) -> None:
     assert sum(not outcome.ok for outcome in progress.outcomes) == INFEASIBLE
 
 
-def test_shards_share_the_launches_and_together_are_the_sweep(tmp_path: Path) -> None:
-    for index in range(2):
-        run(tmp_path / "shards", shard=Shard(index, 2), resume=True)
-    run(tmp_path / "whole")
-    assert figures(tmp_path / "shards") == figures(tmp_path / "whole")
-
-
 # --- Resume ---
 
 
@@ -167,35 +160,6 @@ def test_resume_gives_the_figures_of_an_uninterrupted_run(stop: int, tmp_path: P
     run(tmp_path / "broken", resume=True)
     run(tmp_path / "whole")
     assert figures(tmp_path / "broken") == figures(tmp_path / "whole")
-
-
-def test_round_that_was_begun_is_not_picked_again(tmp_path: Path) -> None:
-    made = sweep()
-    with pytest.raises(Interrupted):
-        run(tmp_path, made, runner=StopsAfter(made, 0))
-    strategy = Cycles(made.trials, 3)
-    run_sweep(made, strategy, SimulatorRunner(made.file), tmp_path, resume=True)
-    # Round 0 was written down; the later ones know all outcomes of those before.
-    assert strategy.asked[3:] == [(1, 36), (2, 63), (3, 90)]
-
-
-def test_outcomes_are_the_same_after_a_resume(tmp_path: Path) -> None:
-    """They are read from the rows: of the journal while a round lasts, of what is left later."""
-    made = sweep()
-
-    class Keeps(Cycles):
-        known: list[Outcome]
-
-        def next_picks(self, number: int, history: Sequence[Outcome]) -> tuple[Trial, ...] | None:
-            self.known = list(history)
-            return super().next_picks(number, history)
-
-    whole = Keeps(made.trials, 3)
-    run_sweep(made, whole, SimulatorRunner(made.file), tmp_path, resume=False)
-    again = Keeps(made.trials, 3)
-    run_sweep(made, again, SimulatorRunner(made.file), tmp_path, resume=True)
-    assert len(whole.known) == 3 * PICKS + INFEASIBLE
-    assert again.known == whole.known
 
 
 def test_asked_to_stop_it_finishes_the_launch_and_writes_a_part(tmp_path: Path) -> None:

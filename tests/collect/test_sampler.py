@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from dynamiccl.collect.ending import HELLO
 from dynamiccl.collect.nodes import NodeReadings, parse_reading
-from dynamiccl.collect.process import HELLO
 from dynamiccl.collect.sampler import sampler_argv
 from tests.collect import sysfs
 from tests.collect.live_processes import await_true, is_running

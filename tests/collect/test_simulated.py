@@ -130,17 +130,6 @@ def test_every_shipped_system_runs(name: str) -> None:
     assert "simulated" in default["system_description"]
 
 
-def test_threads_and_transport_of_a_profile_change_the_time() -> None:
-    def row(profile: str) -> dict[str, Any]:
-        made = sweep(groups=NODE, simulator=B300, profiles=f"[{profile}]", num_channels="[0, 2]")
-        return measured(made)["Ring/Simple/2ch"]
-
-    usual = row('{ name = "default" }')["time_us"]
-    assert row('{ name = "few", threads = 64 }')["time_us"] > 1.2 * usual
-    assert row('{ name = "shm", transport = "SHM" }')["time_us"] > usual
-    assert row('{ name = "shm", transport = "SHM" }')["launch_profile"] == "shm"
-
-
 @pytest.mark.parametrize(
     ("profile", "said"),
     [

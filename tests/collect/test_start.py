@@ -26,7 +26,6 @@ from dynamiccl.collect.start import (
     find_plugin,
     launcher_of,
     parse_shard,
-    queue_again,
     script_path,
     start_sweep,
     submit_sweep,
@@ -37,6 +36,7 @@ from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets import store
 from dynamiccl.errors import InvalidSweep, MachineError, MissingPath, UnknownName, UserError
 from dynamiccl.libraries import SWEEP_NAME
+from dynamiccl.slurm import BatchScript
 from tests.collect.benchmark.sweeps import sweep
 
 NOWHERE = Console(file=io.StringIO())
@@ -375,7 +375,7 @@ def test_where_slurm_refuses_to_requeue_another_job_follows(
 ) -> None:
     played.submit()
     played.command("scontrol", "echo 'presently disabled' >&2; exit 1")
-    queue_again(played.script, environ)
+    BatchScript(played.script, start_module._QUEUE).submit_again(environ)
     assert played.asked("scontrol") == [f"scontrol requeue {name}"]
     wanted = f"sbatch --parsable --dependency=afterany:{name}{more} {played.script}"
     assert played.asked("sbatch")[1:] == [wanted]

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamiccl.collect import stress
-from dynamiccl.collect.process import HELLO
+from dynamiccl.collect.ending import HELLO
 from tests.collect.live_processes import (
     PATIENCE_S,
     await_true,

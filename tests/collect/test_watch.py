@@ -14,7 +14,7 @@ import pytest
 from dynamiccl.collect import nodes as watching
 from dynamiccl.collect.launch import NcclTestsRunner
 from dynamiccl.collect.launchers import LauncherSettings
-from dynamiccl.collect.nodes import UNKNOWN, Health, Nodes, NodeWatch, ask_nodes
+from dynamiccl.collect.nodes import UNKNOWN, Health, Nodes, NodeWatch, NoWatch, ask_nodes
 from dynamiccl.collect.run import run_sweep
 from dynamiccl.datasets import store
 from dynamiccl.datasets.cells import comparable, usable
@@ -51,6 +51,10 @@ def watched() -> NodeWatch:
 def sampler_pid(watch: NodeWatch) -> int:
     assert watch._process is not None
     return watch._process.pid
+
+
+def test_nobody_watches_and_nothing_is_known() -> None:
+    assert NoWatch().health([(0.0, 1.0), (1.0, 2.0)]) == [UNKNOWN, UNKNOWN]
 
 
 @pytest.mark.usefixtures("machine")
@@ -97,6 +101,16 @@ def test_node_that_is_silent_makes_the_verdict_unknown(machine: pytest.MonkeyPat
         assert two.health([stretch]) == [UNKNOWN]
 
 
+def test_machine_without_gpus_is_watched_without_a_fuss(
+    machine: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.delenv("LD_LIBRARY_PATH")
+    with watched() as watch:
+        now = time.time()
+        assert watch.health([(now - 0.1, now)]) == [UNKNOWN]
+    assert caplog.text == ""
+
+
 def test_sampler_that_does_not_start_is_told_and_no_error(
     machine: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -122,6 +136,24 @@ def test_sampler_that_never_writes_is_waited_for_a_while_and_ended(
         await_true(lambda: mark.is_file() and mark.read_text() != "")
     assert "no telemetry" in caplog.text
     assert not is_running(int(mark.read_text()))
+
+
+@pytest.mark.usefixtures("machine")
+def test_samplers_are_ended_when_the_run_fails() -> None:
+    with pytest.raises(ZeroDivisionError), watched() as watch:
+        raise ZeroDivisionError
+    assert not is_running(sampler_pid(watch))
+
+
+def test_samplers_are_ended_when_their_start_is_interrupted(machine: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    machine.setattr(NodeWatch, "_await_readings", interrupted)
+    watch = watched()
+    with pytest.raises(KeyboardInterrupt), watch:
+        pass
+    assert not is_running(sampler_pid(watch))
 
 
 HARNESS = """
@@ -168,7 +200,7 @@ def measured(folder: Path) -> pl.DataFrame:
 
 
 def test_verdicts_on_a_slow_machine_reach_the_data(
-    machine: pytest.MonkeyPatch, tmp_path: Path
+    machine: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine.setenv("FAKE_NVML_REASONS", "0x40")
     machine.setenv("FAKE_NVML_MIG", "1")
@@ -178,6 +210,7 @@ def test_verdicts_on_a_slow_machine_reach_the_data(
     assert set(rows["status"]) == {"ok"}
     assert rows["throttled"].all()
     assert usable(rows).is_empty()
+    assert "heat, power or memory errors of GPUs in 2 of 2 blocks" in caplog.text
     assert rows["mig"].all()
     assert comparable(rows).is_empty()
     assert set(rows["driver_version"]) == {"999.10.fake"}

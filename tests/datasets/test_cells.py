@@ -14,11 +14,8 @@ from dynamiccl.datasets.cells import (
     noise_bands,
     pair_spread,
     usable,
-    with_noise_band,
 )
-from dynamiccl.datasets.rows import measurements_table
-from dynamiccl.datasets.schema import MEASUREMENTS
-from tests.rows import MIB, default, forced, frame
+from tests.rows import default, forced, frame
 
 TIMES = st.lists(st.floats(1.0, 1e6), min_size=2, max_size=12)
 
@@ -261,44 +258,3 @@ def test_noise_is_not_what_the_two_defaults_differ_by() -> None:
     for ordered in (rows, rows[::-1]):
         [band] = noise_bands(frame(*ordered)).to_dicts()
         assert band["noise_band"] == pytest.approx(0.1)
-
-
-def bands(*rows: dict[str, Any]) -> list[float | None]:
-    """The band that is filled in for each row."""
-    found: list[float | None] = with_noise_band(measurements_table(rows))[
-        "aa_noise_band"
-    ].to_pylist()
-    return found
-
-
-def test_band_is_how_much_nine_in_ten_pairs_of_defaults_differ() -> None:
-    rows = [default(100.0), default(103.0, repeat=1), forced("Ring", "LL", 50.0)]
-    assert bands(*rows) == pytest.approx([0.03] * 3)
-    # 100..104: ten pairs; the largest is 4 %, the ninth by size 3/101.
-    assert bands(*(default(100.0 + i, repeat=i) for i in range(5)))[0] == pytest.approx(0.03)
-    assert bands(default(1.0), default(2.0, size_bytes=2 * MIB)) == [None, None]
-    # Two processes make a pair: untouched, and under our plugin.
-    assert bands(default(1.0), default(2.0, default_scope="profile")) == [1.0, 1.0]
-    assert with_noise_band(measurements_table([])).schema == MEASUREMENTS
-    unknown = {"num_nodes": None, "ranks_per_node": None, "datatype": None, "round": None}
-    rows = [default(100.0, **unknown), default(150.0, repeat=1, **unknown)]
-    assert bands(*rows) == pytest.approx([0.5, 0.5])
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"in_place": True},
-        {"status": "wrong_values"},
-        {"time_us": None},
-        {"throttled": True},
-        {"is_default": False, "requested_algorithm": "Ring"},
-        {"round": 1},
-        {"num_nodes": 2},
-        {"datatype": "half"},
-        {"launch_profile": "net"},
-        {"interference_kind": "cpu", "interference_level": 0.5},
-    ],
-)
-def test_only_usable_defaults_of_one_setting_and_round_make_a_pair(other: dict[str, Any]) -> None:
-    assert bands(default(1.0), {**default(2.0, repeat=1), **other}) == [None, None]

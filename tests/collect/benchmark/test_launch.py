@@ -6,13 +6,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dynamiccl.collect.launch import NcclTestsRunner
-from dynamiccl.collect.run import run_sweep
-from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.datasets import store
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.simulator import h100
-from tests.collect.benchmark.stand_in import rows, run, site, statuses, wanted
+from tests.collect.benchmark.stand_in import rows, run, statuses, wanted
 from tests.collect.benchmark.sweeps import sweep
 
 
@@ -149,32 +146,3 @@ def test_chunk_sizes_are_played_where_nccl_asks_for_them(
     assert (asked["actual_chunk_bytes"] <= asked["requested_chunk_bytes"]).all()
     left = forced.filter(pl.col("requested_chunk_bytes").is_null())
     assert left["actual_chunk_bytes"].null_count() == left.height
-
-
-@pytest.mark.parametrize("kind", [pytest.param("random", marks=pytest.mark.soak), "adaptive"])
-def test_what_is_picked_is_played_and_its_probability_recorded(
-    kind: str, tmp_path: Path, sweep_path: Path
-) -> None:
-    made = sweep(
-        strategy=f'{{ kind = "{kind}", max_rounds = 2 }}',
-        sizes='{ min = "64K", max = "8M" }',
-        num_channels="[0, 2, 4, 8]",
-        cycles="3",
-    )
-    where = site(made, tmp_path, sweep_path)
-    strategy = make_strategy(made.file, made.trials)
-    runner = NcclTestsRunner(made.file, where)
-    assert run_sweep(made, strategy, runner, where.out, resume=False).ended == "done"
-    found = rows(tmp_path).filter(~pl.col("in_place").fill_null(value=False))
-    forced = found.filter(~pl.col("is_default"), pl.col("status") == "ok")
-    assert forced["verified"].all()
-    odds = forced["behaviour_probability"]
-    assert odds.null_count() == 0
-    assert ((odds > 0) & (odds <= 1)).all()
-    # Less than the whole grid in every round, and the default pair in each.
-    assert (forced.group_by("round").len()["len"] < 8 * 16).all()
-    pairs = found.filter("is_default", pl.col("default_scope") == "profile", pl.col("repeat") < 2)
-    tasks = found.group_by("round").agg(
-        pl.col("size_bytes").filter(~pl.col("is_default")).n_unique()
-    )
-    assert pairs.height >= 2 * tasks["size_bytes"].sum()

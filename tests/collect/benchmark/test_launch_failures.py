@@ -122,14 +122,6 @@ def test_launch_that_never_began_twice_is_failed_when_the_next_one_begins(
     assert set(good["datatype"]) != set(bad["datatype"])
 
 
-def test_where_no_launch_is_left_nccls_own_choice_under_the_plugin_tells(
-    tmp_path: Path, sweep_path: Path
-) -> None:
-    twice = lost(tmp_path, "sweep", [1, 2])
-    summary = run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, sweep_path, loses=twice)
-    assert summary.rows_by_status == {"ok": 2 * 3 * 2, "failed": 3 * 10}
-
-
 def test_node_that_goes_in_the_night_marks_nothing(tmp_path: Path, sweep_path: Path) -> None:
     made = sweep(cycles="2", runner=TIMED_ONLY)
     gone = lost(tmp_path, "any", range(3, 100))

@@ -102,17 +102,6 @@ def figures(blocks: Blocks) -> list[list[tuple[Any, ...]]]:
     return [[tuple(half[name] for name in names) for half in block] for block in blocks]
 
 
-def test_blocks_come_in_the_order_of_the_walk_with_both_halves(recorded: Recorded) -> None:
-    for written in (None, recorded.json):
-        found = recorded.read(json=written)
-        assert sizes_of(found) == list(SIZES) * CYCLES
-        assert {tuple(half["in_place"] for half in block) for block in found} == {(False, True)}
-        for half in (half for block in found for half in block):
-            # Nothing that the harness knows better.
-            assert not half.keys() & {"system", "run", "repeat", "launch_profile", "trial"}
-            assert half["wrong_values"] == 0
-
-
 def test_json_has_the_digits_and_text_the_release(recorded: Recorded) -> None:
     text, json = recorded.read(), recorded.read(json=recorded.json)
     assert (source(text), source(json)) == ({"nccl-tests-text"}, {"nccl-tests-json"})
@@ -122,16 +111,6 @@ def test_json_has_the_digits_and_text_the_release(recorded: Recorded) -> None:
     facts = {"gpu": "FAKE H100", "nccl_version": "2.29.7", "nccl_tests_version": "2.19.6"}
     assert environment_in(json) == environment_in(text) == facts
     assert len(json[0][0]["iteration_times_us"]) == 3
-
-
-@given(data=st.data())
-@settings(deadline=None, max_examples=60)
-def test_json_that_is_cut_off_anywhere_gives_way_to_the_text(
-    data: st.DataObject, recorded: Recorded
-) -> None:
-    whole = recorded.json.rstrip()
-    cut = data.draw(st.integers(0, len(whole) - 1))
-    assert recorded.read(json=whole[:cut]) == recorded.read()
 
 
 def test_the_one_with_more_rows_is_taken(recorded: Recorded) -> None:
@@ -431,32 +410,3 @@ def test_features_of_real_machines(name: str, features: dict[str, Any]) -> None:
 
 def node(inside: str, cpu: str = "") -> str:
     return f'<system version="1"><cpu numaid="0" {cpu}>{inside}</cpu></system>'
-
-
-@pytest.mark.parametrize(
-    ("inside", "features"),
-    [
-        (
-            '<gpu sm="61"/>',
-            {"compute_capability": 6.1, "nvlinks_per_gpu": 0, "nvlink_generation": 0},
-        ),
-        ('<gpu sm="89"/>', {"compute_capability": 8.9, "nvlink_generation": 0}),
-        (
-            '<gpu sm="100"><nvlink count="18" tclass="0x068000"/></gpu>',
-            {"compute_capability": 10.0, "nvlink_generation": 5, "nvswitch": True},
-        ),
-        (
-            '<gpu sm="70"><nvlink count="2" tclass="0x030200"/><nvlink count="1"/></gpu>',
-            {"nvlink_generation": 2, "nvlinks_per_gpu": 3, "nvswitch": False},
-        ),
-        ('<net name="eno2"/><net name="enp1s0"/>', {"nic_kind": "socket", "nics_per_node": 2}),
-        ('<net name="efa_0-rdm"/>', {"nic_kind": "efa"}),
-        ('<net name="rdmap16s27"/>', {"nic_kind": "efa"}),
-        (
-            '<net name="a" speed="400000"/><net name="b" speed="400000"/><net name="c" speed="1"/>',
-            {"nic_gbits_per_s": 400.0, "nics_per_node": 3},
-        ),
-    ],
-)
-def test_features_of_a_node(inside: str, features: dict[str, Any]) -> None:
-    assert topology_features(node(inside)).items() >= features.items()

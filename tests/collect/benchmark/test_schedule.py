@@ -73,24 +73,6 @@ def test_one_process_measures_the_grid_and_one_the_untouched_default() -> None:
     assert Counter(t.size_bytes for t in reference.trials) == {1 << k: 2 for k in (20, 21, 22)}
 
 
-def test_without_a_plugin_each_config_has_its_process_and_the_default_is_the_reference() -> None:
-    launches = lay(plays=False)
-    assert modes(launches) == {"forced": 1 + 8}
-    assert all(len({trial.config for trial in launch.trials}) == 1 for launch in launches)
-
-
-def test_profile_has_its_own_process_and_profiles_share_one_reference() -> None:
-    launches = lay(plays=True, profiles=NET)
-    assert modes(launches) == {"sweep": 1, "reference": 1}
-    for launch in launches:
-        untouched = launch.mode is LaunchMode.REFERENCE
-        assert launch.setting.profile.name == ("default" if untouched else "net")
-    assert modes(lay(plays=False, profiles=NET)) == {"forced": 9, "reference": 1}
-    both = f'[{{ name = "default" }}, {NET[1:]}'
-    assert modes(lay(plays=True, profiles=both)) == {"sweep": 2, "reference": 1}
-    assert modes(lay(plays=False, profiles=both)) == {"forced": 18}
-
-
 def test_every_pick_is_in_one_timed_launch_and_ids_are_unique() -> None:
     trials = picked(sweep(collectives='["AllReduce", "AllGather"]', datatypes='["float", "half"]'))
     for plays in (True, False):
@@ -201,14 +183,6 @@ def test_sweep_loads_the_plugin_in_its_profile() -> None:
         "DYNAMICCL_SWEEP_REPORT": "/w/report",
     }
     assert unset == CONFIG_VARIABLES
-
-
-def test_read_back_has_a_log_and_dumps() -> None:
-    found, _ = environment(launch_of(NET_TRIALS, LaunchMode.READ_BACK), WORK, "/p/lib.so", "00ff")
-    assert found["NCCL_DEBUG_SUBSYS"] == "INIT,ENV,TUNING"
-    assert found["NCCL_DEBUG_FILE"] == "/w/nccl.%h.%p.log"
-    assert found["NCCL_TOPO_DUMP_FILE"] == "/w/topology.xml"
-    assert found["DYNAMICCL_MODE"] == "sweep"
 
 
 def test_forced_launch_leaves_no_other_choice_in_the_environment() -> None:
@@ -346,14 +320,6 @@ def leave(
     return folder
 
 
-def test_played_and_abstained_blocks_are_fine(tmp_path: Path) -> None:
-    assert judge(LAUNCH, leave(tmp_path, [PLAYED, ABSTAINED]), 2) == [FINE, FINE]
-    assert judge(LAUNCH, tmp_path, 0) == []
-    # A launch without a schedule needs no report.
-    assert judge(FORCED, tmp_path / "none", 2) == [{}, {}]
-    assert not has_begun(FORCED, tmp_path)
-
-
 @pytest.mark.parametrize(
     ("state", "status", "reason"),
     [
@@ -422,25 +388,6 @@ def why(config: str, size_bytes: int = 1 << 20, **ran: int | None) -> str | None
         for name, got in ran.items()
     }
     return Skips(64 << 20, CHANNELS.trials).reason(trial(config, size_bytes), choices)
-
-
-@pytest.mark.parametrize(
-    ("config", "slow"),
-    [
-        ("Ring/LL", True),
-        ("Ring/LL/32ch", True),
-        ("Ring/Simple/1ch", True),
-        ("Ring/Simple/8ch", False),
-        ("Ring/Simple", False),
-        ("ABSTAIN", False),
-    ],
-)
-def test_slowest_configs_are_left_out_above_a_size(config: str, slow: bool) -> None:
-    reason = why(config, 256 << 20)
-    assert (reason is not None) == slow
-    assert reason is None or "runner.slow_max" in reason
-    assert why(config) is None
-    assert Skips(16 << 30).reason(trial(config, 256 << 20), {}) is None
 
 
 def test_channel_counts_that_run_alike_are_measured_once() -> None:
