@@ -58,6 +58,7 @@ _LOCAL: Final = frozenset(("ext2/ext3", "xfs", "btrfs", "zfs", "tmpfs", "overlay
 #: What nccl-tests prints below its rows (v2.13 to v2.19.6, `src/common.cu`), and how near the end.
 _FOOTER: Final = "# Avg bus bandwidth"
 _FOOTER_LINES: Final = 50
+_TIMES: Final = ("time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s")
 #: Exit codes after SIGTERM or SIGKILL, as seen by us and as reported by a launcher.
 _ENDED_FROM_OUTSIDE: Final = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + 15, 128 + 9})
 #: Seconds that the same signal may take to reach us.
@@ -320,10 +321,8 @@ class NcclTestsRunner:
         wrong = alone or read_back.wrong_comms(launch.setting, ran.texts)
         patience_s = 0.0 if wrong or _is_local(folder) else _REPORT_S
         verdicts = schedule.judge(launch, folder, len(blocks), patience_s)
-        for number, block in enumerate(blocks):
-            why = wrong or read_back.of_members(block, launch.setting)
-            if why is not None:
-                verdicts[number] = schedule.failed(why)
+        if wrong is not None:
+            verdicts = [schedule.failed(wrong) for _ in blocks]
         measured = self._rows(launch, grid, ran, blocks, verdicts, hosts)
         reached = len(blocks)
         rest = grid.asked_from(reached, launch)
@@ -384,7 +383,9 @@ class NcclTestsRunner:
                 names = ("actual_algorithm", "actual_protocol", "actual_num_channels")
                 base |= dict(zip(names, choice or (), strict=False))
                 base["verified"] = choice is not None
-                rows = [base | half for half in block]
+                # With processes left over the mean of all is the time of no communicator.
+                no_time = dict.fromkeys(_TIMES) if launch.setting.spare else {}
+                rows = [base | half | no_time for half in block]
                 for row in rows:
                     if row.get("wrong_values"):
                         row["reason"] = f"{row['wrong_values']} wrong values"

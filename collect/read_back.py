@@ -1,7 +1,7 @@
 """Reads what a launch printed, logged and dumped: rows of its blocks, and what really ran.
 
     read_rows      the benchmark's text and JSON -> the halves of each block
-    wrong_comms, of_members    several communicators at once: are they the right ones, whose times
+    wrong_comms    several communicators at once: are they the right ones
     choices_of     NCCL's log of a read-back launch -> the config that ran in each block
     keep_set_up    NCCL's topology and cost table
 
@@ -182,25 +182,6 @@ def wrong_comms(setting: Setting, lines: Sequence[str]) -> str | None:
         f"({', '.join(f'{len(group)} ranks on {on} hosts' for group, on in found.items())}); build "
         "it with MPI, and start ranks node by node (srun --distribution=block, mpirun --map-by ppr)"
     )
-
-
-def of_members(block: Sequence[_Row], setting: Setting) -> str | None:
-    """Make a block's times, means of all ranks, those of whole communicators, in place.
-
-    Returns why it cannot, or None.
-    """
-    if setting.comms is None or not setting.spare:
-        return None
-    members = [process for comm in setting.comms.members for process in comm]
-    for half in block:
-        times_us = half.get("process_times_us")
-        if not times_us:
-            return "times of processes that are left over are in the mean: set runner.per_iteration"
-        time_us = sum(times_us[process] for process in members) / len(members)
-        for name in ("algbw_gbytes_per_s", "busbw_gbytes_per_s"):
-            half[name] *= half["time_us"] / time_us
-        half["time_us"] = time_us
-    return None
 
 
 # --- What ran ---

@@ -31,7 +31,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from dynamiccl.collect.grid import LaunchProfile, Setting, Trial
 from dynamiccl.collect.journal import Journal, Record, Shard, counts_as_picked, open_journal
-from dynamiccl.collect.schedule import Launch, LaunchMode, Row, grouped, lost_row, trial_row
+from dynamiccl.collect.schedule import Launch, LaunchMode, Row, deal, grouped, lost_row, trial_row
 from dynamiccl.collect.strategies.strategy import Outcome, Strategy, outcome_of
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.datasets.schema import Status
@@ -365,7 +365,10 @@ class _Run:
                 num_failed += not skipped
         paid, is_picked = kept, launch.mode not in _NOT_PICKED
         if is_picked and self._left < math.inf:
-            paid = kept[: max(0, int(self._left) - num_failed)]
+            left = int(self._left) - num_failed
+            paid = kept[: max(0, left)]
+            while len(paid) > 1 and self._num_blocks(launch, paid) > left:
+                paid.pop()
         done, began_s = launch, time.monotonic()
         if paid:
             self._launched += 1
@@ -375,6 +378,13 @@ class _Run:
         left = (*done.left, *kept[len(paid) :])
         done = replace(done, measured=(*lost, *done.measured), left=left)
         return done, time.monotonic() - began_s
+
+    def _num_blocks(self, launch: Launch, trials: Sequence[Trial]) -> int:
+        """What a launch of these trials measures, with what fills the gaps of its walk."""
+        if launch.mode is LaunchMode.SIMULATED:
+            return len(trials)
+        most = self._sweep.file.runner.max_blocks
+        return len(deal(replace(launch, trials=tuple(trials)), max_blocks=most).blocks)
 
     def _commit(self, launch: Launch, seconds: float) -> Record:
         """Write a launch that ended to the journal, and take in what it brought.

@@ -146,3 +146,11 @@ def test_chunk_sizes_are_played_where_nccl_asks_for_them(
     assert (asked["actual_chunk_bytes"] <= asked["requested_chunk_bytes"]).all()
     left = forced.filter(pl.col("requested_chunk_bytes").is_null())
     assert left["actual_chunk_bytes"].null_count() == left.height
+
+
+def test_what_fills_gaps_is_paid_by_the_budget_too(tmp_path: Path, sweep_path: Path) -> None:
+    made = sweep(cycles="4", budget="{ max_measurements = 35 }", runner="{ read_back = false }")
+    assert run(made, tmp_path, sweep_path).ended == "budget"
+    timed = rows(tmp_path).filter(pl.col("default_scope") == "profile")
+    # Each measurement is two rows: in place and out of place.
+    assert 2 * 30 < timed.height <= 2 * 35

@@ -17,7 +17,6 @@ from dynamiccl.collect.read_back import (
     environment_in,
     is_row,
     last_words,
-    of_members,
     read_rows,
     topology_features,
     wrong_comms,
@@ -257,23 +256,6 @@ def test_ranks_dealt_round_the_nodes_are_told(stand_in: StandIn) -> None:
     first = next(line for line in lines if "Rank  0" in line).split(" on ")[1].split()[0]
     away = [line.replace(f"{first}-n1", first) for line in lines]
     assert "node by node" in str(wrong_comms(setting_of(PAIRS), away))
-
-
-def test_times_of_processes_that_are_left_over_do_not_count() -> None:
-    spare = '[{ num_nodes = 3, ranks_per_node = 1, split = "AND 0x2", spare = true }]'
-    half: dict[str, Any] = {
-        "time_us": 68.0,
-        "algbw_gbytes_per_s": 10.0,
-        "busbw_gbytes_per_s": 10.0,
-        "process_times_us": [100.0, 100.0, 4.0],
-    }
-    assert of_members([half], setting_of(spare)) is None
-    assert half["time_us"] == 100.0
-    assert half["busbw_gbytes_per_s"] == half["algbw_gbytes_per_s"] == pytest.approx(6.8)
-    bare = {"time_us": 68.0}
-    assert "per_iteration" in str(of_members([bare], setting_of(spare)))
-    assert of_members([bare], setting_of(PAIRS)) is None
-    assert bare == {"time_us": 68.0}
 
 
 # --- What ran ---
