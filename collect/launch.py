@@ -420,13 +420,8 @@ class NcclTestsRunner:
             done = replace(done, culprit=(rest[0], row))
         elif rest:
             # The log has an unexpected format, or it never started: trying again would not help.
+            _log.warning("%s: of %d trials NCCL's log does not name what ran", launch.id, len(rest))
             done = replace(done, left=grid.left_over)
-            if not went_wrong:
-                _log.warning(
-                    "%s: NCCL's log does not name what ran from block %d of %d on (%s); those "
-                    "rows stay unverified",
-                    *(launch.id, len(found), len(grid.blocks), read_back.last_words(ran.texts)),
-                )
         again = {id(trial) for trial in done.left}
         choices: dict[str, Choice | None] = {
             trial.key: None for trial in launch.trials if id(trial) not in again

@@ -64,21 +64,10 @@ LINES: dict[str, tuple[Ranks, dict[str, Any], str]] = {
         f"{ENV} {MPIRUN} --bind-to none {PASSED} --mca btl '^openib' {DROP} numactl -l "
         "all_reduce_perf -g 1",
     ),
-    "mpirun sees the variables itself, too": (
-        Ranks(("x",), {"A": "1"}, ranks_per_node=4),
-        {"kind": "mpirun", "env": {"OMPI_MCA_btl": "self,tcp"}},
-        "env A=1 OMPI_MCA_btl=self,tcp mpirun -np 4 --map-by ppr:4:node --bind-to none -x A=1 "
-        "-x OMPI_MCA_btl=self,tcp x",
-    ),
     "mpirun leaves binding to the user": (
         ONE,
         {"kind": "mpirun", "extra_args": ["--bind-to", "numa"]},
         "mpirun -np 1 --map-by ppr:1:node --bind-to numa x",
-    ),
-    "mpirun leaves binding to a rank file": (
-        ONE,
-        {"kind": "mpirun", "extra_args": ["--rankfile", "r.txt"]},
-        "mpirun -np 1 --map-by ppr:1:node --rankfile r.txt x",
     ),
     "mpirun beside another may share its nodes": (
         Ranks(("x",), {"A": "1"}, 2, unset=("B",), overlap=True),
@@ -90,16 +79,6 @@ LINES: dict[str, tuple[Ranks, dict[str, Any], str]] = {
         RANKS,
         {"kind": "srun", "extra_args": ["--mpi=pmix"], "prefix": ["numactl", "-l"]},
         f"{ENV} {SRUN} --mpi=pmix numactl -l all_reduce_perf -g 1",
-    ),
-    "a batch job starts the same": (
-        RANKS,
-        {"kind": "sbatch"},
-        f"{ENV} {SRUN} all_reduce_perf -g 1",
-    ),
-    "srun keeps values off its command line": (
-        Ranks(("x",), {"A": "1,2", "B": "x y"}),
-        {"kind": "srun"},
-        f"env A=1,2 'B=x y' {SRUN_ONE} x",
     ),
     "a step beside another overlaps": (
         Ranks(("x",), num_nodes=1, overlap=True),
@@ -118,11 +97,6 @@ LINES: dict[str, tuple[Ranks, dict[str, Any], str]] = {
         f"{ENV} {SRUN} {PYXIS} --container-mounts=/home/me:/work,/scratch:/scratch:ro "
         f"--container-env=NCCL_ALGO,NCCL_PROTO --mpi=pmix {DROP} numactl all_reduce_perf -g 1",
     ),
-    "pyxis without anything to hand over": (
-        ONE,
-        {"kind": "sbatch", "container": container("pyxis", ())},
-        f"{SRUN_ONE} {PYXIS} x",
-    ),
     "enroot under srun": (
         RANKS,
         {"kind": "srun", "container": container("enroot")},
@@ -135,11 +109,6 @@ LINES: dict[str, tuple[Ranks, dict[str, Any], str]] = {
         f"env -u NCCL_TUNER_PLUGIN APPTAINERENV_NCCL_ALGO={ALGO} APPTAINERENV_NCCL_PROTO=LL "
         f"NCCL_ALGO={ALGO} NCCL_PROTO=LL {MPIRUN} --bind-to none -x APPTAINERENV_NCCL_ALGO={ALGO} "
         f"-x APPTAINERENV_NCCL_PROTO=LL {PASSED} {APPTAINER} {DROP} all_reduce_perf -g 1",
-    ),
-    "apptainer locally": (
-        Ranks(("x", "-g", "4"), {"A": "1"}, ranks_per_node=4),
-        {"kind": "local", "container": container("apptainer")},
-        f"env A=1 APPTAINERENV_A=1 {APPTAINER} x -g 4",
     ),
 }  # fmt: skip
 
